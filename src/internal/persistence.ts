@@ -1,0 +1,222 @@
+/**
+ * `effect/persistence/Redis` over a `Redis` of this package.
+ *
+ * On a Cluster, what Effect's modules send without a single key is spread here: scripts are loaded on every master,
+ * `MGET`, `DEL` and `UNLINK` are divided by key, and `KEYS` and `SCAN` visit every master.
+ */
+import * as Effect from "effect/Effect"
+import * as PersistenceRedis from "effect/persistence/Redis"
+import type * as Scope from "effect/Scope"
+import type { ClusterConnection } from "./cluster.ts"
+import {
+  blockingMillis,
+  type Connection,
+  type Connections,
+  keyOf,
+  sendProbing,
+  type SingleConnection,
+  slotOf
+} from "./connection.ts"
+import type { RedisError } from "./redisErrors.ts"
+
+type Send = (command: string, args: ReadonlyArray<string>) => Promise<unknown>
+
+type Listener = (message: PersistenceRedis.RedisMessage) => void
+
+const attempt = <A>(f: () => Promise<A>): Effect.Effect<A, PersistenceRedis.RedisError> =>
+  Effect.tryPromise({ try: f, catch: (cause) => new PersistenceRedis.RedisError({ cause }) })
+
+/** The cursor says which master it belongs to; 0 is the end, and also the beginning. */
+const scan = async (self: ClusterConnection, args: ReadonlyArray<string>, timeout: number): Promise<unknown> => {
+  const [cursor = "0", ...rest] = args
+  const [node, position] = cursor.includes(":") ? cursor.split(":").map(Number) as [number, number] : [0, 0]
+  const masters = self.masters()
+  const master = masters[node]
+  // Masters have left while we were scanning.
+  if (master === undefined) return ["0", []]
+  const [next, keys] = await master.send("SCAN", [position, ...rest], timeout) as [string, unknown]
+  if (next !== "0") return [`${node}:${next}`, keys]
+  return [node + 1 < masters.length ? `${node + 1}:0` : "0", keys]
+}
+
+/** A command of many keys as one of one key each, for keys in several slots. */
+const divided = async (send: Send, command: string, keys: ReadonlyArray<string>): Promise<unknown> => {
+  if (new Set(keys.map(slotOf)).size < 2) return send(command, keys)
+  const replies = await Promise.all(keys.map((key) => send(command, [key])))
+  return command === "MGET"
+    ? replies.flat()
+    : replies.reduce((sum: number, reply) => sum + Number(reply), 0)
+}
+
+const clusterSend = (self: ClusterConnection, timeout: number): Send => {
+  const send: Send = (command, args) => sendProbing(self, command, args, timeout)
+  const everywhere = (command: string, args: ReadonlyArray<string>) =>
+    Promise.all(self.masters().map((master) => master.send(command, args, timeout)))
+  return async (command, args) => {
+    const name = command.toUpperCase()
+    switch (name) {
+      case "SCRIPT":
+        return args[0]?.toUpperCase() === "LOAD" ? (await everywhere(command, args))[0] : send(command, args)
+      case "KEYS":
+        return (await everywhere(command, args)).flat()
+      case "SCAN":
+        return scan(self, args, timeout)
+      case "MGET":
+      case "DEL":
+      case "UNLINK":
+        return divided(send, name, args)
+      default:
+        return send(command, args)
+    }
+  }
+}
+
+const ready = (connection: Connection, timeout: number): Promise<void> =>
+  new Promise((resolve, reject) => {
+    const timer = setTimeout(() => {
+      off()
+      // Rejects with the reason why it is not ready.
+      connection.send("PING", [], timeout).then(() => resolve(), reject)
+    }, timeout)
+    const off = connection.onReady(() => {
+      clearTimeout(timer)
+      resolve()
+    })
+  })
+
+/**
+ * Connections that belong to one reservation. On a Cluster, which node is needed shows only with the first command on a
+ * key, so that there is one connection for each slot.
+ */
+const reserve = (connections: Connections) => {
+  const open = new Map<number | undefined, Connection>()
+  const clustered = connections.topology === "cluster"
+  const send: Send = async (command, args) => {
+    const key = clustered ? keyOf(command, args) : undefined
+    const slot = key === undefined ? undefined : slotOf(key)
+    let connection = open.get(slot)
+    if (connection === undefined) {
+      connection = connections.dedicated(key)
+      open.set(slot, connection)
+    }
+    if (!connection.isReady()) await ready(connection, connections.commandTimeout)
+    return connection.send(command, args, blockingMillis(command, args) + connections.commandTimeout)
+  }
+  return {
+    send,
+    close: async () => {
+      await Promise.all([...open.values()].map((connection) => connection.close()))
+    }
+  }
+}
+
+/** All channels on one connection, opened with the first. What is published while it reconnects is gone. */
+const subscriber = (connections: Connections) => {
+  const { commandTimeout } = connections
+  interface Channel {
+    readonly listeners: Set<Listener>
+    /** The last attempt to subscribe. */
+    subscribed: Promise<unknown>
+  }
+  const channels = new Map<string, Channel>()
+  let connection: SingleConnection | undefined
+  let heart: NodeJS.Timeout | undefined
+
+  const subscribe = (self: SingleConnection, name: string): Promise<unknown> => {
+    const subscribed = self.send("SUBSCRIBE", [name], commandTimeout)
+    subscribed.catch((error: RedisError) => {
+      if (error.reason._tag === "Timeout") self.reset()
+    })
+    return subscribed
+  }
+
+  const open = (): SingleConnection => {
+    if (connection !== undefined) return connection
+    const self = connection = connections.dedicated() as SingleConnection
+    self.client.on("message", (channel: string, message: string) => {
+      for (const listener of channels.get(channel)?.listeners ?? []) listener({ channel, message })
+    })
+    self.onReady(() => {
+      for (const [name, channel] of channels) channel.subscribed = subscribe(self, name)
+    })
+    // A subscriber is only spoken to: without this, a half-open connection would never be noticed.
+    heart = setInterval(() => {
+      if (!self.isReady()) return
+      self.send("PING", [], commandTimeout).catch((error: RedisError) => {
+        if (error.reason._tag === "Timeout") self.reset()
+      })
+    }, 5000)
+    heart.unref()
+    return self
+  }
+
+  const close = async () => {
+    clearInterval(heart)
+    const self = connection
+    connection = undefined
+    await self?.close()
+  }
+
+  const unsubscribe = async (name: string, listener: Listener): Promise<void> => {
+    const channel = channels.get(name)
+    if (channel === undefined || !channel.listeners.delete(listener) || channel.listeners.size > 0) return
+    channels.delete(name)
+    if (channels.size === 0) return close()
+    // When this fails, the connection is lost, and the next one does not subscribe to it.
+    await connection?.send("UNSUBSCRIBE", [name], commandTimeout).catch(() => connection?.reset())
+  }
+
+  return {
+    close,
+    unsubscribe,
+    subscribe: async (name: string, listener: Listener): Promise<void> => {
+      const self = open()
+      let channel = channels.get(name)
+      if (channel === undefined) {
+        channel = { listeners: new Set(), subscribed: Promise.resolve() }
+        channels.set(name, channel)
+        if (self.isReady()) channel.subscribed = subscribe(self, name)
+      }
+      channel.listeners.add(listener)
+      try {
+        await ready(self, commandTimeout)
+        await channel.subscribed
+      } catch (error) {
+        await unsubscribe(name, listener)
+        throw error
+      }
+    }
+  }
+}
+
+export const make = (
+  connections: Connections
+): Effect.Effect<PersistenceRedis.Redis["Service"], never, Scope.Scope> =>
+  Effect.gen(function*() {
+    const { commandTimeout, commands } = connections
+    const raw: Send = connections.topology === "cluster"
+      ? clusterSend(commands as ClusterConnection, commandTimeout)
+      : (command, args) => sendProbing(commands, command, args, commandTimeout)
+    const subscriptions = subscriber(connections)
+    yield* Effect.addFinalizer(() => Effect.promise(subscriptions.close))
+    return yield* PersistenceRedis.make({
+      send: <A = unknown>(command: string, ...args: ReadonlyArray<string>) =>
+        attempt(() => raw(command, args) as Promise<A>),
+      connect: Effect.sync(() => {
+        const connection = reserve(connections)
+        return {
+          send: <A = unknown>(command: string, ...args: ReadonlyArray<string>) =>
+            attempt(() => connection.send(command, args) as Promise<A>),
+          close: Effect.promise(connection.close)
+        }
+      }),
+      subscribe: (channel, onMessage) =>
+        Effect.as(
+          Effect.acquireRelease(
+            attempt(() => subscriptions.subscribe(channel, onMessage)),
+            () => Effect.promise(() => subscriptions.unsubscribe(channel, onMessage))
+          ),
+          Effect.never
+        )
+    })
+  })

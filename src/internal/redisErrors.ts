@@ -1,0 +1,378 @@
+/** What can go wrong with Redis. Public through `Redis`; here so that connections can raise it. */
+import * as Schema from "effect/Schema"
+
+const because = (detail: string | undefined): string => detail === undefined ? "" : ` (${detail})`
+
+/**
+ * The connection was lost, or given up for dead, while the command was in flight.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class ConnectionLost extends Schema.Error<ConnectionLost>("lockstep/Redis/ConnectionLost")({
+  _tag: Schema.tag("ConnectionLost"),
+  address: Schema.String,
+  detail: Schema.UndefinedOr(Schema.String)
+}) {
+  override get message(): string {
+    return `The connection to Redis at ${this.address} was lost${because(this.detail)} before the reply came: ` +
+      `the command may or may not have been executed.`
+  }
+}
+
+/**
+ * There is no connection. Nothing was sent.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class NotConnected extends Schema.Error<NotConnected>("lockstep/Redis/NotConnected")({
+  _tag: Schema.tag("NotConnected"),
+  address: Schema.String,
+  detail: Schema.UndefinedOr(Schema.String)
+}) {
+  override get message(): string {
+    return `There is no connection to Redis at ${this.address}${because(this.detail)}: ` +
+      (this.detail !== undefined && /CERT|TLS|SSL|SIGNED|ISSUER/.test(this.detail)
+        ? `give the authority of its certificate as \`tls: { ca }\` and connect to a name that is in it.`
+        : `check that it is running there and can be reached from here.`)
+  }
+}
+
+/**
+ * No reply came before the deadline.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class Timeout extends Schema.Error<Timeout>("lockstep/Redis/Timeout")({
+  _tag: Schema.tag("Timeout"),
+  command: Schema.String
+}) {
+  override get message(): string {
+    return `Redis did not answer ${this.command} in time: it is overloaded or unreachable, or not Redis, and the ` +
+      `command may or may not have been executed.`
+  }
+}
+
+/**
+ * Redis does not accept the user name or password.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class AuthenticationFailed extends Schema.Error<AuthenticationFailed>("lockstep/Redis/AuthenticationFailed")({
+  _tag: Schema.tag("AuthenticationFailed"),
+  code: Schema.String
+}) {
+  override get message(): string {
+    return this.code === "NOAUTH"
+      ? `Redis wants a password and none was given: set \`password\`, and \`username\` for a user other than "default".`
+      : `Redis does not accept these credentials (${this.code}): check \`username\` and \`password\`.`
+  }
+}
+
+/**
+ * The user may not run this command, or not on these keys.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class MissingPermission extends Schema.Error<MissingPermission>("lockstep/Redis/MissingPermission")({
+  _tag: Schema.tag("MissingPermission"),
+  command: Schema.String
+}) {
+  override get message(): string {
+    return `The Redis user has no permission for ${this.command} on these keys: extend its ACL.`
+  }
+}
+
+/**
+ * This is not a server that can be used.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class UnsupportedServer extends Schema.Error<UnsupportedServer>("lockstep/Redis/UnsupportedServer")({
+  _tag: Schema.tag("UnsupportedServer"),
+  detail: Schema.String
+}) {
+  override get message(): string {
+    return `This server cannot be used: ${this.detail}.`
+  }
+}
+
+/**
+ * The layer was pointed at a replica.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class ReadOnlyReplica extends Schema.Error<ReadOnlyReplica>("lockstep/Redis/ReadOnlyReplica")({
+  _tag: Schema.tag("ReadOnlyReplica"),
+  address: Schema.String
+}) {
+  override get message(): string {
+    return `The server at ${this.address} is a read-only replica: connect to its primary, or through Sentinel.`
+  }
+}
+
+/**
+ * Redis is over its `maxmemory`. Nothing was executed.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class OutOfMemory extends Schema.Error<OutOfMemory>("lockstep/Redis/OutOfMemory")({
+  _tag: Schema.tag("OutOfMemory"),
+  command: Schema.String
+}) {
+  override get message(): string {
+    return `Redis refused ${this.command} because it is over its maxmemory: free memory or raise the limit.`
+  }
+}
+
+/**
+ * Redis refuses for the time being: it is loading, busy, failing over, moving slots or short of replicas or of
+ * connections. Nothing was executed.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class Unavailable extends Schema.Error<Unavailable>("lockstep/Redis/Unavailable")({
+  _tag: Schema.tag("Unavailable"),
+  code: Schema.String
+}) {
+  override get message(): string {
+    return this.code === "MAXCLIENTS"
+      ? `Redis has no connection to spare: raise its maxclients or open fewer.`
+      : `Redis cannot serve this now (${this.code}): try again later.`
+  }
+}
+
+/**
+ * The server does not have the function or script (yet). Nothing was executed.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class FunctionMissing extends Schema.Error<FunctionMissing>("lockstep/Redis/FunctionMissing")({
+  _tag: Schema.tag("FunctionMissing"),
+  code: Schema.String
+}) {
+  override get message(): string {
+    return `Redis does not have this function or script (${this.code}): load it and repeat the call.`
+  }
+}
+
+/**
+ * Redis answered with another error.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class CommandFailed extends Schema.Error<CommandFailed>("lockstep/Redis/CommandFailed")({
+  _tag: Schema.tag("CommandFailed"),
+  command: Schema.String,
+  code: Schema.String,
+  /** The beginning of the error text when it is one of a few that cannot quote an argument. */
+  detail: Schema.UndefinedOr(Schema.String)
+}) {
+  override get message(): string {
+    return `Redis answered ${this.command} with the error ${this.code}${because(this.detail)}.`
+  }
+}
+
+/**
+ * The private server of `layerEmbedded` could not be started.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class EmbeddedFailed extends Schema.Error<EmbeddedFailed>("lockstep/Redis/EmbeddedFailed")({
+  _tag: Schema.tag("EmbeddedFailed"),
+  detail: Schema.String
+}) {
+  override get message(): string {
+    return `The embedded Redis server could not be started: ${this.detail}.`
+  }
+}
+
+/**
+ * Schema of all reasons that a `RedisError` can have.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export const RedisErrorReason: Schema.Union<[
+  typeof ConnectionLost,
+  typeof NotConnected,
+  typeof Timeout,
+  typeof AuthenticationFailed,
+  typeof MissingPermission,
+  typeof UnsupportedServer,
+  typeof ReadOnlyReplica,
+  typeof OutOfMemory,
+  typeof Unavailable,
+  typeof FunctionMissing,
+  typeof CommandFailed,
+  typeof EmbeddedFailed
+]> = Schema.Union([
+  ConnectionLost,
+  NotConnected,
+  Timeout,
+  AuthenticationFailed,
+  MissingPermission,
+  UnsupportedServer,
+  ReadOnlyReplica,
+  OutOfMemory,
+  Unavailable,
+  FunctionMissing,
+  CommandFailed,
+  EmbeddedFailed
+])
+
+/**
+ * Why a `RedisError` happened.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export type RedisErrorReason = typeof RedisErrorReason.Type
+
+const scripts = new Set(["EVAL", "EVALSHA", "FCALL"])
+
+/**
+ * A command or a connection failed. It has the name of the command, an error code and the address of the server, never
+ * arguments or credentials.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class RedisError extends Schema.Error<RedisError>("lockstep/Redis/RedisError")({
+  _tag: Schema.tag("RedisError"),
+  reason: RedisErrorReason
+}) {
+  override get message(): string {
+    return this.reason.message
+  }
+
+  /**
+   * Whether the command can have been executed: `"unknown"` after a lost connection, a deadline, or an error that a
+   * script raised itself.
+   */
+  get executed(): "no" | "unknown" {
+    const reason = this.reason
+    switch (reason._tag) {
+      case "ConnectionLost":
+      case "Timeout":
+        return "unknown"
+      case "CommandFailed":
+        return scripts.has(reason.command.toUpperCase()) ? "unknown" : "no"
+      default:
+        return "no"
+    }
+  }
+}
+
+// -----------------------------------------------------------------------------
+// From ioredis
+// -----------------------------------------------------------------------------
+
+const unavailable = new Set([
+  "ASK",
+  "BUSY",
+  "CLUSTERDOWN",
+  "LOADING",
+  "MASTERDOWN",
+  "MISCONF",
+  "MOVED",
+  "NOREPLICAS",
+  "READONLY",
+  "TRYAGAIN",
+  "UNBLOCKED"
+])
+
+// Texts of Redis that help and cannot quote an argument. Everything else is dropped: an error text may carry names,
+// payloads and, for HELLO and AUTH, the password.
+const harmless =
+  /^(syntax error|no such key|unknown command|unknown subcommand|wrong number of arguments|value is not an integer or out of range|value is not a valid float|timeout is (negative|not an integer or out of range)|index out of range|Operation against a key holding the wrong kind of value|DB index is out of range|Consumer Group name already exists|No such key|Invalid stream ID|The ID specified in XADD|Bad file format|Library [^']* already exists|Missing library meta)/i
+
+const safeDetail = (message: string): string | undefined => harmless.exec(message)?.[0]
+
+export const fail = (reason: RedisError["reason"]): RedisError => new RedisError({ reason })
+
+export const notCluster = (): UnsupportedServer =>
+  new UnsupportedServer({ detail: "it is not a Redis Cluster: use `url` or `host` instead of `cluster`" })
+
+const replyError = (message: string, code: string, command: string): RedisError => {
+  const text = message.slice(code.length + 1)
+  switch (code) {
+    case "NOAUTH":
+    case "WRONGPASS":
+      return fail(new AuthenticationFailed({ code }))
+    case "NOPERM":
+      return fail(new MissingPermission({ command }))
+    case "NOPROTO":
+      return fail(new UnsupportedServer({ detail: "it refuses the protocol" }))
+    case "NOSCRIPT":
+      return fail(new FunctionMissing({ code }))
+    case "OOM":
+      return fail(new OutOfMemory({ command }))
+    case "ERR":
+      if (text.startsWith("Function not found")) return fail(new FunctionMissing({ code }))
+      if (text.startsWith("max number of clients")) return fail(new Unavailable({ code: "MAXCLIENTS" }))
+      if (text.startsWith("This instance has cluster support disabled")) return fail(notCluster())
+      if (text.startsWith("Client sent AUTH")) return fail(new AuthenticationFailed({ code }))
+  }
+  return unavailable.has(code)
+    ? fail(new Unavailable({ code }))
+    : fail(new CommandFailed({ command, code, detail: safeDetail(text) }))
+}
+
+/**
+ * Reads an error of ioredis or of the socket. `sent` is whether the command may have left: only then is an outcome that
+ * is not a reply of Redis unknown.
+ */
+export const errorFrom = (error: unknown, command: string, sent: boolean, address: string): RedisError => {
+  if (error instanceof RedisError) return error
+  const failure = error instanceof Error ? error : new Error(String(error))
+  const message = failure.message
+  if (message.startsWith("Too many Cluster redirections")) {
+    const last = /Last error: (?:\w+: )?([A-Z]+)/.exec(message)?.[1] ?? ""
+    return fail(new Unavailable({ code: unavailable.has(last) ? last : "CLUSTERDOWN" }))
+  }
+  // A Cluster tells why none of its nodes could be asked in a property of its own.
+  const nodeError: unknown = (failure as { lastNodeError?: unknown }).lastNodeError
+  if (nodeError !== undefined && nodeError !== null) return errorFrom(nodeError, command, sent, address)
+  const code = /^[A-Z][A-Z0-9_]+(?=\s|$)/.exec(message)?.[0]
+  if (code !== undefined && !("code" in failure)) return replyError(message, code, command)
+  if (message.includes("Unknown RESP type")) {
+    return fail(new UnsupportedServer({ detail: "it does not answer in the Redis protocol" }))
+  }
+  const detail = systemCode(failure)
+  return sent
+    ? fail(new ConnectionLost({ address, detail }))
+    : fail(new NotConnected({ address, detail }))
+}
+
+const systemCode = (error: Error & { readonly code?: unknown }): string | undefined => {
+  if (typeof error.code === "string") return error.code
+  const sentinels = /^All sentinels are unreachable.*?(?:Last error: (.*))?$/.exec(error.message)
+  if (sentinels !== null) {
+    return sentinels[1] === undefined
+      ? "no Sentinel answers"
+      : `no Sentinel answers: ${sentinels[1]}`
+  }
+  const inner = error instanceof AggregateError ? error.errors[0] : undefined
+  return inner instanceof Error ? systemCode(inner) : undefined
+}
+
+/** For the log: what happened, without advice. */
+export const summary = (error: RedisError): string => {
+  const detail = detailOf(error) ?? ("code" in error.reason ? error.reason.code : undefined)
+  return detail === undefined ? error.reason._tag : `${error.reason._tag}: ${detail}`
+}
+
+export const detailOf = (error: RedisError | undefined): string | undefined =>
+  error !== undefined && "detail" in error.reason ? error.reason.detail : undefined

@@ -1,0 +1,150 @@
+import { type Duration, Effect, type Scope, Stream } from "effect"
+import { createInterface } from "node:readline"
+import { realSleep } from "./eventually.ts"
+import { variable } from "./program.ts"
+import { type Child, type Ended, workspace } from "./workspace.ts"
+
+/** A program in another process that reports with `emit` of `program.ts`. `Event` is trusted, not checked. */
+export interface Process<Event> {
+  readonly pid: number
+  readonly running: boolean
+  /** All events so far, oldest first. */
+  readonly received: ReadonlyArray<Event>
+  /** All events from the first on, for each reader; ends with the process. */
+  readonly events: Stream.Stream<Event>
+  /**
+   * The first event, among those received and those to come, that satisfies `predicate`. With `after: n` the first n are
+   * passed over: `after: process.received.length` waits for a new one. Dies when the process ends before, or at the
+   * timeout (20 s by default, real time).
+   */
+  readonly waitFor: {
+    <B extends Event>(predicate: (event: Event) => event is B, options?: WaitOptions): Effect.Effect<B>
+    (predicate: (event: Event) => boolean, options?: WaitOptions): Effect.Effect<Event>
+  }
+  /** Each of these acts at once; only `exit` waits. */
+  readonly kill9: Effect.Effect<void>
+  readonly sigstop: Effect.Effect<void>
+  readonly sigcont: Effect.Effect<void>
+  readonly signal: (signal: NodeJS.Signals) => Effect.Effect<void>
+  /** Waits until the process has ended and its last event is in. */
+  readonly exit: Effect.Effect<Ended>
+  /** Everything it printed that is not an event, and its standard error. */
+  readonly output: Effect.Effect<string>
+}
+
+export interface WaitOptions {
+  readonly timeout?: Duration.Input | undefined
+  readonly after?: number | undefined
+}
+
+/** What a process printed, and who waits for more of it. */
+const mailbox = <Event>(child: Child) => {
+  const received: Array<Event> = []
+  const waiters = new Set<() => void>()
+  let output = ""
+  const wake = () => {
+    for (const waiter of Array.from(waiters)) waiter()
+  }
+  const { stderr, stdout } = child.process
+  if (stdout === null || stderr === null) throw new Error("no pipes")
+  const lines = createInterface({ input: stdout })
+  lines.on("line", (line) => {
+    const event = parse<Event>(line)
+    if (event === undefined) output += `${line}\n`
+    else received.push(event)
+    wake()
+  })
+  stderr.setEncoding("utf8").on("data", (text: string) => {
+    output += text
+  })
+  let ended: Ended | undefined
+  const closed = Promise.all([
+    child.ended,
+    new Promise((resolve) => lines.once("close", resolve)),
+    new Promise((resolve) => stderr.once("close", resolve))
+  ]).then(([how]) => {
+    ended = how
+    wake()
+    return how
+  })
+  /** The event number `index`, or how the process ended before it. */
+  const at = (index: number): Effect.Effect<{ readonly event: Event } | { readonly ended: Ended }> =>
+    Effect.callback((resume) => {
+      const look = () => {
+        const event = received[index]
+        if (event === undefined && ended === undefined) return
+        waiters.delete(look)
+        resume(Effect.succeed(event !== undefined ? { event } : { ended: ended ?? { code: null, signal: null } }))
+      }
+      waiters.add(look)
+      look()
+      return Effect.sync(() => waiters.delete(look))
+    })
+  return { received, at, closed, output: () => output }
+}
+
+const parse = <Event>(line: string): Event | undefined => {
+  if (!line.startsWith("{")) return undefined
+  try {
+    return JSON.parse(line) as Event
+  } catch {
+    return undefined
+  }
+}
+
+/**
+ * Runs a TypeScript file with this Node until the scope closes, by SIGKILL if it still runs then. `argument` is read by
+ * `argument()` of `program.ts`. The file is a path or an `import.meta.url`-based URL.
+ */
+export const spawn = <Event extends object>(file: string | URL, options?: {
+  readonly argument?: unknown
+  readonly env?: Readonly<Record<string, string>> | undefined
+  readonly nodeArgs?: ReadonlyArray<string> | undefined
+}): Effect.Effect<Process<Event>, never, Scope.Scope> =>
+  Effect.gen(function*() {
+    const space = yield* workspace
+    const path = file instanceof URL ? file.pathname : file
+    const child = space.spawn(process.execPath, [...options?.nodeArgs ?? [], path], {
+      stdio: ["ignore", "pipe", "pipe"],
+      env: { ...process.env, ...options?.env, [variable]: JSON.stringify(options?.argument ?? null) }
+    })
+    const box = mailbox<Event>(child)
+    const report = () => `events: ${JSON.stringify(box.received.slice(-20))}\noutput:\n${box.output().slice(-4000)}`
+    const signal = (signal: NodeJS.Signals) => Effect.sync(() => child.signal(signal))
+
+    const waitFor = (predicate: (event: Event) => boolean, wait?: WaitOptions): Effect.Effect<Event> => {
+      const search = Effect.gen(function*() {
+        for (let index = wait?.after ?? 0;; index++) {
+          const next = yield* box.at(index)
+          if ("ended" in next) {
+            const how = `code ${next.ended.code}, signal ${next.ended.signal}`
+            return yield* Effect.die(new Error(`${path} ended (${how}) without the event; ${report()}`))
+          }
+          if (predicate(next.event)) return next.event
+        }
+      })
+      const expire = Effect.suspend(() => Effect.die(new Error(`${path}: no such event in time; ${report()}`)))
+      return Effect.raceFirst(search, Effect.andThen(realSleep(wait?.timeout ?? "20 seconds"), expire))
+    }
+
+    return {
+      pid: child.pid,
+      get running() {
+        return child.running
+      },
+      get received() {
+        return Array.from(box.received)
+      },
+      events: Stream.unfold(0, (index) =>
+        Effect.map(box.at(index), (next) => "ended" in next ? undefined : [next.event, index + 1] as const)),
+      waitFor: waitFor as Process<Event>["waitFor"],
+      kill9: signal("SIGKILL"),
+      sigstop: signal("SIGSTOP"),
+      sigcont: signal("SIGCONT"),
+      signal,
+      exit: Effect.promise(() =>
+        box.closed
+      ),
+      output: Effect.sync(() => box.output())
+    }
+  })

@@ -1,0 +1,6 @@
+import { argument, emit } from "../program.ts"
+
+const { last } = argument<{ readonly last: number }>()
+for (let n = 1; n <= last; n++) emit({ n })
+console.log("not an event")
+process.exitCode = 3

@@ -1,0 +1,328 @@
+import { Deferred, Effect, type Scope } from "effect"
+import * as net from "node:net"
+import { reservePort } from "./ports.ts"
+import { framer, words } from "./resp.ts"
+
+/** One command on its way to the server. */
+export interface Request {
+  /** Upper case; empty when the bytes are not RESP, as with TLS. */
+  readonly name: string
+  readonly args: ReadonlyArray<string>
+  readonly bytes: Buffer
+  /** Counted from 1, over all connections. */
+  readonly index: number
+  /** Number of the connection, counted from 1. */
+  readonly connection: number
+}
+
+/**
+ * What becomes of a request:
+ * - `pass`
+ * - `drop`: it never reaches the server; the connection is reset
+ * - `dropReply`: the server executes it; the connection is reset in place of the reply
+ * - `blackhole`: it never reaches the server; the connection stays open and silent from here on
+ * - `blackholeReply`: the server executes it; the connection stays open and silent in place of the reply
+ * - `duplicate`: the server executes it twice; the client gets the first reply
+ */
+export type Verdict = "pass" | "drop" | "dropReply" | "blackhole" | "blackholeReply" | "duplicate"
+
+export type Hook = (request: Request) => Verdict | Promise<Verdict>
+
+/** A request that waits in the proxy, and with it everything after it on that connection. */
+export interface Held {
+  /** Waits for its arrival. */
+  readonly request: Effect.Effect<Request>
+  /** Decides, now or before it arrives. */
+  readonly release: (verdict?: Verdict) => Effect.Effect<void>
+}
+
+/** A TCP proxy in front of a server port, with faults at command. */
+export interface Proxy {
+  readonly host: "127.0.0.1"
+  readonly port: number
+  readonly url: string
+  /** The mode at the start; also ends `delay`. A connection that has been silent stays silent: it lost bytes. */
+  readonly pass: Effect.Effect<void>
+  /** Requests are executed, replies vanish; each connection is reset once a request of it has been executed. */
+  readonly dropReplies: Effect.Effect<void>
+  /** Half-open: connections, also new ones, stay open and carry nothing, also not the news that a side has gone. */
+  readonly blackhole: Effect.Effect<void>
+  /** New connections are refused. Open ones go on. */
+  readonly refuse: Effect.Effect<void>
+  /** New connections are accepted and closed at once, as by a load balancer without a server. Open ones go on. */
+  readonly acceptThenClose: Effect.Effect<void>
+  /** Resets all connections, silent ones included. */
+  readonly closeAll: Effect.Effect<void>
+  /** Holds back every request or reply for so many milliseconds, in order. */
+  readonly delay: (milliseconds: { readonly requests?: number; readonly replies?: number }) => Effect.Effect<void>
+  /** Decides on each request for which nothing was arranged by `once` or `hold`. */
+  readonly onRequest: (hook: Hook | undefined) => Effect.Effect<void>
+  /** Arranges for the next request that satisfies `predicate`. The inner effect waits for it. */
+  readonly once: (
+    predicate: (request: Request) => boolean,
+    verdict: Verdict
+  ) => Effect.Effect<Effect.Effect<Request>>
+  /** Stops the next request that satisfies `predicate` before it reaches the server. */
+  readonly hold: (predicate: (request: Request) => boolean) => Effect.Effect<Held>
+  /** Another server for connections made from now on. */
+  readonly retarget: (port: number) => Effect.Effect<void>
+  readonly counters: {
+    /** Accepted so far. */
+    readonly connections: number
+    readonly open: number
+    readonly requests: number
+    readonly replies: number
+    /** Requests of one command, by its name in upper case. */
+    readonly of: (name: string) => number
+  }
+}
+
+type Mode = "pass" | "dropReplies" | "blackhole" | "refuse" | "acceptThenClose"
+
+interface Rule {
+  readonly predicate: (request: Request) => boolean
+  readonly hook: Hook
+}
+
+interface State {
+  target: number
+  mode: Mode
+  delays: { requests: number; replies: number }
+  hook: Hook | undefined
+  readonly rules: Array<Rule>
+  readonly links: Set<Link>
+  readonly names: Map<string, number>
+  connections: number
+  requests: number
+  replies: number
+}
+
+interface Link {
+  readonly silence: () => void
+  readonly reset: () => void
+}
+
+const subscription = /^[PS]?(UN)?SUBSCRIBE$/
+const published = /^(p|s)?((un)?subscribe|message)$/
+
+const arrival = (at: number) => {
+  const wait = at - performance.now()
+  return wait > 0 ? new Promise<void>((resolve) => setTimeout(resolve, wait)) : undefined
+}
+
+/** Runs tasks one after another. A task that throws fails the process: a test must not go on without its fault. */
+const serial = () => {
+  let tail: Promise<void> = Promise.resolve()
+  return (task: () => void | Promise<void>) => {
+    tail = tail.then(task)
+  }
+}
+
+const judge = (state: State, request: Request): Verdict | Promise<Verdict> => {
+  const at = state.rules.findIndex((rule) => rule.predicate(request))
+  const [rule] = at < 0 ? [] : state.rules.splice(at, 1)
+  return rule?.hook(request) ?? state.hook?.(request) ?? "pass"
+}
+
+const connect = (state: State, client: net.Socket): void => {
+  const connection = ++state.connections
+  const upstream = state.mode === "blackhole" ? undefined : net.connect(state.target, "127.0.0.1")
+  const waiting: Array<Exclude<Verdict, "drop" | "blackhole"> | "swallow"> = []
+  const requests = serial()
+  const replies = serial()
+  const cutRequests = framer()
+  const cutReplies = framer()
+  let opaque: boolean | undefined
+  let silent = upstream === undefined
+  let closed = false
+  // In RESP3 a subscription is answered by pushes only, so that it has no place among the waiting.
+  let subscribed = false
+  let onPush: Verdict = "pass"
+
+  const link: Link = {
+    silence: () => {
+      silent = true
+    },
+    reset: () => {
+      closed = true
+      state.links.delete(link)
+      client.resetAndDestroy()
+      upstream?.resetAndDestroy()
+    }
+  }
+  state.links.add(link)
+
+  const request = async (bytes: Buffer, at: number) => {
+    await arrival(at + state.delays.requests)
+    if (silent || closed) return
+    const args = opaque === true ? [] : words(bytes)
+    const name = (args[0] ?? "").toUpperCase()
+    state.names.set(name, (state.names.get(name) ?? 0) + 1)
+    const verdict = await judge(state, { name, args, bytes, index: ++state.requests, connection })
+    if (silent || closed) return
+    if (verdict === "drop") return link.reset()
+    if (verdict === "blackhole") return link.silence()
+    if (subscription.test(name)) {
+      subscribed = true
+      onPush = verdict
+    } else {
+      waiting.push(verdict)
+    }
+    upstream?.write(bytes)
+    if (verdict === "duplicate") {
+      if (!subscription.test(name)) waiting.push("swallow")
+      upstream?.write(bytes)
+    }
+  }
+
+  const reply = async (bytes: Buffer, at: number) => {
+    await arrival(at + state.delays.replies)
+    if (silent || closed) return
+    const push = bytes[0] === 0x3e || subscribed && bytes[0] === 0x2a && published.test(words(bytes)[0] ?? "")
+    const verdict = push ? onPush : waiting.shift() ?? "pass"
+    if (!push) state.replies++
+    if (verdict === "dropReply") return link.reset()
+    if (verdict === "blackholeReply") return link.silence()
+    if (state.mode === "dropReplies") return push ? undefined : link.reset()
+    if (verdict !== "swallow") client.write(bytes)
+  }
+
+  client.setNoDelay(true)
+  client.on("data", (chunk) => {
+    opaque ??= chunk[0] !== 0x2a
+    const at = performance.now()
+    for (const bytes of opaque ? [chunk] : cutRequests(chunk)) requests(() => request(bytes, at))
+  })
+  // What was sent before the end still arrives, as on a network.
+  client.on("close", () => requests(() => silent ? undefined : close()))
+  client.on("error", () => undefined)
+  upstream?.setNoDelay(true)
+  upstream?.on("data", (chunk) => {
+    const at = performance.now()
+    for (const bytes of opaque === true ? [chunk] : cutReplies(chunk)) replies(() => reply(bytes, at))
+  })
+  upstream?.on("close", () => replies(() => silent ? undefined : close()))
+  upstream?.on("error", () => undefined)
+
+  const close = () => {
+    closed = true
+    state.links.delete(link)
+    client.destroySoon()
+    upstream?.destroySoon()
+  }
+}
+
+const open = (state: State, port: number) =>
+  new Promise<net.Server>((resolve, reject) => {
+    const listener = net.createServer((client) => {
+      if (state.mode === "acceptThenClose") client.destroy()
+      else connect(state, client)
+    })
+    listener.once("error", reject)
+    listener.listen(port, "127.0.0.1", () => resolve(listener))
+  })
+
+const intercept = (state: State, predicate: (request: Request) => boolean, decided: Verdict | undefined) =>
+  Effect.gen(function*() {
+    const arrived = yield* Deferred.make<Request>()
+    const verdict = Promise.withResolvers<Verdict>()
+    if (decided !== undefined) verdict.resolve(decided)
+    state.rules.push({
+      predicate,
+      hook: (request) => {
+        Deferred.doneUnsafe(arrived, Effect.succeed(request))
+        return decided ?? verdict.promise
+      }
+    })
+    return {
+      request: Deferred.await(arrived),
+      release: (verdictNow: Verdict = "pass") => Effect.sync(() => verdict.resolve(verdictNow))
+    }
+  })
+
+/** Starts a proxy on a port of its own in front of `target`. */
+export const proxy = (target: { readonly port: number }): Effect.Effect<Proxy, never, Scope.Scope> =>
+  Effect.gen(function*() {
+    const port = yield* reservePort
+    const state: State = {
+      target: target.port,
+      mode: "pass",
+      delays: { requests: 0, replies: 0 },
+      hook: undefined,
+      rules: [],
+      links: new Set(),
+      names: new Map(),
+      connections: 0,
+      requests: 0,
+      replies: 0
+    }
+    let listener: net.Server | undefined = undefined
+    const listen = Effect.promise(async () => {
+      listener ??= await open(state, port)
+    })
+    const unlisten = Effect.sync(() => {
+      listener?.close()
+      listener = undefined
+    })
+    const closeAll = Effect.sync(() => {
+      for (const link of Array.from(state.links)) link.reset()
+    })
+    const enter = (mode: Mode) =>
+      Effect.andThen(
+        Effect.sync(() => {
+          state.mode = mode
+        }),
+        mode === "refuse" ? unlisten : listen
+      )
+    yield* Effect.acquireRelease(listen, () => Effect.andThen(unlisten, closeAll))
+    return {
+      host: "127.0.0.1",
+      port,
+      url: `redis://127.0.0.1:${port}`,
+      pass: Effect.andThen(
+        Effect.sync(() => {
+          state.delays = { requests: 0, replies: 0 }
+        }),
+        enter("pass")
+      ),
+      dropReplies: enter("dropReplies"),
+      blackhole: Effect.andThen(
+        enter("blackhole"),
+        Effect.sync(() => {
+          for (const link of state.links) link.silence()
+        })
+      ),
+      refuse: enter("refuse"),
+      acceptThenClose: enter("acceptThenClose"),
+      closeAll,
+      delay: ({ replies = 0, requests = 0 }) =>
+        Effect.sync(() => {
+          state.delays = { requests, replies }
+        }),
+      onRequest: (hook) =>
+        Effect.sync(() => {
+          state.hook = hook
+        }),
+      once: (predicate, verdict) => Effect.map(intercept(state, predicate, verdict), ({ request }) => request),
+      hold: (predicate) => intercept(state, predicate, undefined),
+      retarget: (port) =>
+        Effect.sync(() => {
+          state.target = port
+        }),
+      counters: {
+        get connections() {
+          return state.connections
+        },
+        get open() {
+          return state.links.size
+        },
+        get requests() {
+          return state.requests
+        },
+        get replies() {
+          return state.replies
+        },
+        of: (name) => state.names.get(name) ?? 0
+      }
+    }
+  })
