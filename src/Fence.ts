@@ -1,0 +1,155 @@
+/**
+ * The enforcing side of fencing tokens: Redis commands that are refused when a newer token has been seen.
+ *
+ * A lease can be lost without its holder knowing yet: the process was paused, or a packet was late. What it writes then
+ * has to be refused where it is written. Here that is one call: the token is compared, and the command runs, in one step.
+ *
+ * **Guarantees**
+ *
+ * - Once a command has run with a token, no command with a smaller token runs on that key through this module.
+ *
+ * **Gotchas**
+ *
+ * - Only what goes through this module is checked. All writers of a key have to use it, and tokens of one lock.
+ * - The newest token of a key is kept beside it, under `{tag}lockstep:fence:key`, for `remember` (default 24 hours) after
+ *   the last write. A writer that was away for longer than that is not refused any more.
+ * - Databases have the same in SQL: keep the token in the row, and write `UPDATE ... SET ..., token = ? WHERE id = ? AND
+ *   token <= ?`. No row was updated when a newer holder has written.
+ *
+ * **Example** (A write that a former holder cannot make)
+ *
+ * ```ts
+ * import { Fence, Lock } from "lockstep"
+ * import { Effect } from "effect"
+ *
+ * const program = Effect.scoped(Effect.gen(function*() {
+ *   const lease = yield* Lock.acquire("report")
+ *   yield* Fence.run(lease, "report:latest", "SET", "all is well")
+ * }))
+ * ```
+ *
+ * @since 0.1.0
+ */
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Schema from "effect/Schema"
+import { Coordinator } from "./Coordinator.ts"
+import { CoordinatorError } from "./internal/errors.ts"
+import { duration } from "./internal/held.ts"
+import { kernelOf } from "./internal/kernel.ts"
+import type { Lease } from "./Lease.ts"
+import { RedisError } from "./Redis.ts"
+
+/**
+ * A newer token has been seen: another has held the lease since, and has written. Nothing was written.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class StaleToken extends Schema.Error<StaleToken>("lockstep/Fence/StaleToken")({
+  _tag: Schema.tag("StaleToken"),
+  token: Schema.Number,
+  seen: Schema.Number
+}) {
+  override get message(): string {
+    return "A later holder has written already, so this write was refused."
+  }
+}
+
+/**
+ * Redis refused the command itself. Nothing was written.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class CommandRefused extends Schema.Error<CommandRefused>("lockstep/Fence/CommandRefused")({
+  _tag: Schema.tag("CommandRefused"),
+  command: Schema.String,
+  code: Schema.String
+}) {
+  override get message(): string {
+    return `Redis refused ${this.command} (${this.code}).`
+  }
+}
+
+/**
+ * @category errors
+ * @since 0.1.0
+ */
+export class FenceError extends Schema.Error<FenceError>("lockstep/Fence/FenceError")({
+  _tag: Schema.tag("FenceError"),
+  reason: Schema.Union([StaleToken, CommandRefused, CoordinatorError])
+}) {
+  override get message(): string {
+    return this.reason.message
+  }
+}
+
+const fail = (reason: FenceError["reason"]): FenceError => new FenceError({ reason })
+
+// The part of a key that Redis Cluster hashes; the whole key if it has no tag.
+const tagOf = (key: string): string => {
+  const open = key.indexOf("{")
+  const close = open < 0 ? -1 : key.indexOf("}", open)
+  if (close > open + 1) return key.slice(open + 1, close)
+  if (key.includes("}")) {
+    throw new RangeError("key has a } but no hash tag, so no other key can be put into its slot: use {tag} in it")
+  }
+  return key
+}
+
+/** The key that keeps the newest token seen for `key`. */
+const fenceKey = (key: string): string => `{${tagOf(key)}}lockstep:fence:${key}`
+
+/**
+ * Runs one Redis command on `key` unless a newer token than the lease's has been seen there: `command key ...args`.
+ * Answers what Redis answers. `withOptions` is the same with options.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const run = <A = unknown>(
+  lease: Pick<Lease, "token">,
+  key: string,
+  command: string,
+  ...args: ReadonlyArray<string | number>
+): Effect.Effect<A, FenceError, Coordinator> => withOptions({})(lease, key, command, ...args)
+
+/**
+ * @category combinators
+ * @since 0.1.0
+ */
+export const withOptions = (options: {
+  /** How long the newest token is kept after the last write. Default 24 hours. */
+  readonly remember?: Duration.Input | undefined
+}) =>
+<A = unknown>(
+  lease: Pick<Lease, "token">,
+  key: string,
+  command: string,
+  ...args: ReadonlyArray<string | number>
+): Effect.Effect<A, FenceError, Coordinator> =>
+  Effect.flatMap(Coordinator, (coordinator) => {
+    if (typeof key !== "string" || key.length === 0 || !key.isWellFormed()) {
+      throw new RangeError("key must be a non-empty string of well-formed Unicode")
+    }
+    const { token } = lease
+    const remember = Math.ceil(Duration.toMillis(duration(options.remember ?? "24 hours", "remember")))
+    const keys = [key, fenceKey(key)]
+    return Effect.flatMap(
+      Effect.tryPromise({
+        try: () => kernelOf(coordinator).invoke("_fence", keys, [token, remember, command, ...args]),
+        catch: (cause) =>
+          fail(cause instanceof RedisError ? new CoordinatorError({ reason: cause }) : cause as CoordinatorError)
+      }),
+      (reply) => {
+        const [tag, value] = reply as readonly [string, unknown]
+        if (tag === "done") return Effect.succeed(value as A)
+        return Effect.fail(fail(
+          tag === "stale"
+            ? new StaleToken({ token, seen: Number(value) })
+            : new CommandRefused({ command, code: String(value) })
+        ))
+      }
+    )
+  })

@@ -1,0 +1,274 @@
+/**
+ * A lock that several processes share: first in, first out, fenced, and never polled.
+ *
+ * **Guarantees**
+ *
+ * - One holder at a time, in the order in which Redis saw the requests. Every hold has a larger fencing token than all
+ *   before it.
+ * - `withLock` interrupts its effect when the lease is lost, and gives the lock back when the effect ends, however it
+ *   ends. Nothing has to be joined, renewed or released by hand.
+ * - A waiter that is interrupted, times out or dies leaves the queue. A holder that dies is succeeded when its lease has
+ *   run out.
+ * - Nesting the same key in one fiber, or in a child of it, never deadlocks: it shares the hold with `reentrant: true`
+ *   and fails with `AlreadyHeld` without.
+ *
+ * **Gotchas**
+ *
+ * - This is a lease: see `Lease` for what it cannot promise, and `Fence` for what to do about it.
+ * - Without `wait`, a lock is waited for as long as it takes, also while Redis is away.
+ * - Two locks that are nested in different orders by different fibers can deadlock. `withLocks` takes several without
+ *   that risk.
+ *
+ * **Example** (One of many processes at a time)
+ *
+ * ```ts
+ * import { Coordinator, Lock, Redis } from "lockstep"
+ * import { Effect, Layer } from "effect"
+ *
+ * const program = Effect.log("nobody else is here").pipe(
+ *   Lock.withLock("reports/daily", { wait: "10 seconds" })
+ * )
+ *
+ * program.pipe(
+ *   Effect.provide(Coordinator.layer().pipe(Layer.provide(Redis.layer({ url: "redis://localhost:6379" })))),
+ *   Effect.runPromise
+ * )
+ * ```
+ *
+ * @since 0.1.0
+ */
+import type * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import { dual } from "effect/Function"
+import * as Option from "effect/Option"
+import * as Schema from "effect/Schema"
+import type * as Scope from "effect/Scope"
+import { Coordinator } from "./Coordinator.ts"
+import { CoordinatorError } from "./internal/errors.ts"
+import * as held from "./internal/held.ts"
+import { type Kernel, kernelOf } from "./internal/kernel.ts"
+import { LeaseLost, WaitTimeout } from "./internal/loss.ts"
+import { spanned } from "./internal/span.ts"
+import type { Lease } from "./Lease.ts"
+
+/**
+ * @category models
+ * @since 0.1.0
+ */
+export interface Options {
+  /** How long to wait for it. Default: as long as it takes. Afterwards it fails with `WaitTimeout`. */
+  readonly wait?: Duration.Input | undefined
+  /** How long it may be held. Afterwards the holder is interrupted, and loses it with the reason `maxHold`. */
+  readonly maxHold?: Duration.Input | undefined
+  /** Share the hold that this fiber, or a parent, has already. Default `false`: nesting fails with `AlreadyHeld`. */
+  readonly reentrant?: boolean | undefined
+}
+
+/**
+ * The fiber, or a parent of it, holds this lock already, and `reentrant` was not set.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class AlreadyHeld extends Schema.Error<AlreadyHeld>("lockstep/Lock/AlreadyHeld")({
+  _tag: Schema.tag("AlreadyHeld"),
+  key: Schema.String
+}) {
+  override get message(): string {
+    return "This fiber holds the lock already, so waiting for it would never end: nest it with `reentrant: true`."
+  }
+}
+
+/**
+ * @category errors
+ * @since 0.1.0
+ */
+export class LockError extends Schema.Error<LockError>("lockstep/Lock/LockError")({
+  _tag: Schema.tag("LockError"),
+  reason: Schema.Union([LeaseLost, WaitTimeout, AlreadyHeld, CoordinatorError])
+}) {
+  override get message(): string {
+    return this.reason.message
+  }
+}
+
+const fail = (reason: LockError["reason"]): LockError => new LockError({ reason })
+
+// A lock is busy, or it is not: nothing else can be refused.
+const busy = () => Effect.succeed(undefined)
+
+const acquiring = (
+  kernel: Kernel,
+  key: string,
+  wait: boolean,
+  options: Options | undefined
+): held.Acquire<LockError> => ({
+  kernel,
+  target: { kind: "lock", name: key, weight: 1, capacity: 1 },
+  wait,
+  options,
+  fail,
+  refuse: busy
+})
+
+/** Shares the hold that the fiber has, or takes one. */
+const nested = <A, E, R>(
+  key: string,
+  options: Options | undefined,
+  share: (held: held.Held) => Effect.Effect<A, E, R>,
+  take: (kernel: Kernel) => Effect.Effect<A, E, R>
+): Effect.Effect<A, E | LockError, R | Coordinator> =>
+  Effect.flatMap(Coordinator, (coordinator) =>
+    Effect.withFiber<A, E | LockError, R>((fiber) => {
+      const kernel = kernelOf(coordinator)
+      const found = held.findHeld(fiber, held.keyOf(kernel, "lock", key, "key"), kernel)
+      if (found === undefined) return take(kernel)
+      return options?.reentrant === true ? share(found) : Effect.fail(fail(new AlreadyHeld({ key })))
+    }))
+
+/**
+ * Runs an effect while holding the lock. Fails with `LeaseLost` when the lock was lost meanwhile; the effect has then
+ * been interrupted.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const withLock: {
+  (
+    key: string,
+    options?: Options | undefined
+  ): <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.Effect<A, E | LockError, R | Coordinator>
+  <A, E, R>(
+    self: Effect.Effect<A, E, R>,
+    key: string,
+    options?: Options | undefined
+  ): Effect.Effect<A, E | LockError, R | Coordinator>
+} = dual(
+  (args) => Effect.isEffect(args[0]),
+  <A, E, R>(self: Effect.Effect<A, E, R>, key: string, options?: Options) =>
+    spanned(
+      nested<A, E | LockError, R>(
+        key,
+        options,
+        (shared) => held.withinHeld(self, shared, fail),
+        (kernel) => held.withHeld(self, acquiring(kernel, key, true, options)) as Effect.Effect<A, E | LockError, R>
+      ),
+      "lockstep.Lock.withLock",
+      key
+    )
+)
+
+/**
+ * As `withLock` if the lock is free now; otherwise `None`, and the effect does not run.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const withLockIfAvailable: {
+  (
+    key: string,
+    options?: Omit<Options, "wait"> | undefined
+  ): <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.Effect<Option.Option<A>, E | LockError, R | Coordinator>
+  <A, E, R>(
+    self: Effect.Effect<A, E, R>,
+    key: string,
+    options?: Omit<Options, "wait"> | undefined
+  ): Effect.Effect<Option.Option<A>, E | LockError, R | Coordinator>
+} = dual(
+  (args) => Effect.isEffect(args[0]),
+  <A, E, R>(self: Effect.Effect<A, E, R>, key: string, options?: Omit<Options, "wait">) =>
+    spanned(
+      nested<Option.Option<A>, E | LockError, R>(
+        key,
+        options,
+        (shared) => held.withinHeld(Effect.asSome(self), shared, fail),
+        (kernel) =>
+          Effect.map(
+            held.withHeld(Effect.asSome(self), acquiring(kernel, key, false, options)),
+            (result) => result ?? Option.none()
+          )
+      ),
+      "lockstep.Lock.withLockIfAvailable",
+      key
+    )
+)
+
+/**
+ * Acquires the lock for as long as the scope is open. Nothing is interrupted by itself: watch `lease.lost`, or run what
+ * must not go on after a loss under `Lease.protect`.
+ *
+ * @category constructors
+ * @since 0.1.0
+ */
+export const acquire = (
+  key: string,
+  options?: Options | undefined
+): Effect.Effect<Lease, LockError, Coordinator | Scope.Scope> =>
+  nested<Lease, LockError, Scope.Scope>(
+    key,
+    options,
+    (shared) => held.shareScoped(shared),
+    (kernel) =>
+      held.acquireScoped(acquiring(kernel, key, true, options)) as Effect.Effect<Lease, LockError, Scope.Scope>
+  )
+
+/**
+ * As `acquire` if the lock is free now; otherwise `None`.
+ *
+ * @category constructors
+ * @since 0.1.0
+ */
+export const acquireIfAvailable = (
+  key: string,
+  options?: Omit<Options, "wait"> | undefined
+): Effect.Effect<Option.Option<Lease>, LockError, Coordinator | Scope.Scope> =>
+  nested<Option.Option<Lease>, LockError, Scope.Scope>(
+    key,
+    options,
+    (shared) => Effect.asSome(held.shareScoped(shared)),
+    (kernel) => Effect.map(held.acquireScoped(acquiring(kernel, key, false, options)), Option.fromUndefinedOr)
+  )
+
+/**
+ * Runs an effect while holding several locks, in whatever order they are named: all of them, or none. They are taken in
+ * one order everywhere, so that two of these never deadlock. `wait` is for all of them together.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const withLocks: {
+  (
+    keys: Iterable<string>,
+    options?: Options | undefined
+  ): <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.Effect<A, E | LockError, R | Coordinator>
+  <A, E, R>(
+    self: Effect.Effect<A, E, R>,
+    keys: Iterable<string>,
+    options?: Options | undefined
+  ): Effect.Effect<A, E | LockError, R | Coordinator>
+} = dual(
+  (args) => Effect.isEffect(args[0]),
+  <A, E, R>(self: Effect.Effect<A, E, R>, keys: Iterable<string>, options?: Options) => {
+    const ordered = [...new Set(keys)].sort((a, b) => a < b ? -1 : 1)
+    return spanned(
+      Effect.flatMap(Coordinator, (coordinator) =>
+        Effect.withFiber<A, E | LockError, R>((fiber) => {
+          const kernel = kernelOf(coordinator)
+          const missing: Array<held.Acquire<LockError>> = []
+          const shared: Array<held.Held> = []
+          for (const key of ordered) {
+            const found = held.findHeld(fiber, held.keyOf(kernel, "lock", key, "key"), kernel)
+            if (found === undefined) missing.push(acquiring(kernel, key, true, options))
+            else if (options?.reentrant === true) shared.push(found)
+            else return Effect.fail(fail(new AlreadyHeld({ key })))
+          }
+          return shared.reduce(
+            (body, one) => held.withinHeld(body, one, fail),
+            held.withAllHeld(self, missing, fail, options)
+          )
+        })),
+      "lockstep.Lock.withLocks",
+      ordered.join(" ")
+    )
+  }
+)

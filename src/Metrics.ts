@@ -1,0 +1,81 @@
+/**
+ * What a coordinator counts, as Effect metrics. Labels are never keys, so the number of series is fixed.
+ *
+ * @since 0.1.0
+ */
+import * as Metric from "effect/Metric"
+
+/**
+ * `lockstep_requests`: requests answered by partition actors.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const requests = Metric.counter("lockstep_requests", {
+  description: "Requests answered by partition actors",
+  incremental: true
+})
+
+/**
+ * `lockstep_batch_size`: requests per call.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const batchSize = Metric.histogram("lockstep_batch_size", {
+  description: "Requests per call to a partition actor",
+  boundaries: Metric.exponentialBoundaries({ start: 1, factor: 2, count: 10 })
+})
+
+/**
+ * `lockstep_round_trip_millis`: time from sending a batch to its reply, retries included.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const roundTrip = Metric.histogram("lockstep_round_trip_millis", {
+  description: "Milliseconds from sending a batch to its reply",
+  boundaries: Metric.exponentialBoundaries({ start: 0.0625, factor: 2, count: 16 })
+})
+
+/**
+ * `lockstep_waits`: requests that had to queue.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const waits = Metric.counter("lockstep_waits", {
+  description: "Requests that had to wait for another holder",
+  incremental: true
+})
+
+/**
+ * `lockstep_holds`: what this process holds now. Written with each batch.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const holds = Metric.gauge("lockstep_holds", { description: "Leases held by this process" })
+
+/**
+ * `lockstep_losses{reason}`: sessions that were lost.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const losses = (reason: "expired" | "unknown" | "rolledBack" | "closed") =>
+  Metric.withAttributes(
+    Metric.counter("lockstep_losses", { description: "Sessions lost, by reason", incremental: true }),
+    { reason }
+  )
+
+/**
+ * `lockstep_overruns`: protected programs that still ran when the margin after a loss had passed.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const overruns = Metric.counter("lockstep_overruns", {
+  description: "Protected programs that ran on after their lease was lost and the margin had passed",
+  incremental: true
+})

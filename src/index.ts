@@ -1,0 +1,8 @@
+export * as Coordinator from "./Coordinator.ts"
+export * as Fence from "./Fence.ts"
+export * as Lease from "./Lease.ts"
+export * as Lock from "./Lock.ts"
+export * as Metrics from "./Metrics.ts"
+export * as ReadWriteLock from "./ReadWriteLock.ts"
+export * as Redis from "./Redis.ts"
+export * as Semaphore from "./Semaphore.ts"

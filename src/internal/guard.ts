@@ -1,0 +1,40 @@
+import type * as Fiber from "effect/Fiber"
+import type * as Scheduler from "effect/Scheduler"
+import type { Session } from "./partition.ts"
+
+/**
+ * A scheduler that looks at the lease before every operation of a protected program. A process that was paused, or whose
+ * event loop was blocked, runs whatever timer or reply comes first when it goes on, and that may be the program's own;
+ * this way the program is interrupted before it can do more.
+ */
+class Guard implements Scheduler.Scheduler {
+  readonly executionMode: "sync" | "async"
+  readonly base: Scheduler.Scheduler
+  readonly session: Session
+
+  constructor(base: Scheduler.Scheduler, session: Session) {
+    this.base = base
+    this.session = session
+    this.executionMode = base.executionMode
+  }
+
+  shouldYield(fiber: Fiber.Fiber<unknown, unknown>): boolean {
+    // Yielding at that moment keeps the operation at hand from running: the interruption comes first.
+    return this.session.expireIfDue() || this.base.shouldYield(fiber)
+  }
+
+  makeDispatcher(): Scheduler.SchedulerDispatcher {
+    return this.base.makeDispatcher()
+  }
+}
+
+const guards = new WeakMap<Session, WeakMap<Scheduler.Scheduler, Guard>>()
+
+export const guard = (base: Scheduler.Scheduler, session: Session): Scheduler.Scheduler => {
+  if (base instanceof Guard && base.session === session) return base
+  let known = guards.get(session)
+  if (known === undefined) guards.set(session, known = new WeakMap())
+  let found = known.get(base)
+  if (found === undefined) known.set(base, found = new Guard(base, session))
+  return found
+}

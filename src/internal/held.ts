@@ -1,0 +1,425 @@
+/**
+ * Everything that is held goes through here: the one place that waits, and the one that protects.
+ */
+import * as Cause from "effect/Cause"
+import * as Context from "effect/Context"
+import * as DateTime from "effect/DateTime"
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import * as Fiber from "effect/Fiber"
+import * as Scheduler from "effect/Scheduler"
+import * as Scope from "effect/Scope"
+import type { Lease } from "../Lease.ts"
+import type { CoordinatorError } from "./errors.ts"
+import { guard } from "./guard.ts"
+import type { Kernel } from "./kernel.ts"
+import { checkName } from "./keys.ts"
+import { LeaseLost, WaitTimeout } from "./loss.ts"
+import { Claim, type Outcome } from "./partition.ts"
+
+export type Kind = "lock" | "rw" | "sem"
+
+export interface WaitOptions {
+  readonly wait?: Duration.Input | undefined
+  readonly maxHold?: Duration.Input | undefined
+}
+
+/** A hold as the fibers under it see it. It ends with its last user, so a child that outlives its parent is still safe. */
+export class Held implements Lease {
+  readonly "~lockstep/Lease" = "~lockstep/Lease" as const
+  users = 1
+  readonly claim: Claim
+  readonly key: string
+
+  constructor(claim: Claim, key: string) {
+    this.claim = claim
+    this.key = key
+  }
+
+  get token(): number {
+    return this.claim.token
+  }
+
+  get acquiredAt(): DateTime.Utc {
+    return DateTime.makeUnsafe(this.claim.acquiredAt)
+  }
+
+  get active(): boolean {
+    return this.claim.state === "held" && this.claim.lost === undefined
+  }
+
+  get isHeld(): Effect.Effect<boolean> {
+    return Effect.sync(() => {
+      this.claim.session?.expireIfDue()
+      return this.active
+    })
+  }
+
+  get lost(): Effect.Effect<never, LeaseLost> {
+    return Effect.callback<never, LeaseLost>((resume) => {
+      const off = this.claim.onLoss(() => resume(Effect.fail(this.loss())))
+      return Effect.sync(off)
+    })
+  }
+
+  /** Why it is no longer held; `given` is said of one that was given back. */
+  loss(given: LeaseLost["reason"] = "closed"): LeaseLost {
+    return new LeaseLost({ key: this.key, token: this.claim.token, reason: this.claim.lost ?? given })
+  }
+}
+
+interface Holding {
+  readonly held: Held
+  readonly outer: Holding | undefined
+}
+
+const Holdings = Context.Reference<Holding | undefined>("lockstep/Holdings", { defaultValue: () => undefined })
+
+const prune = (holding: Holding | undefined): Holding | undefined => {
+  while (holding !== undefined && !holding.held.active) holding = holding.outer
+  return holding
+}
+
+/** The hold of this key that the fiber runs under. */
+export const findHeld = (fiber: Fiber.Fiber<unknown, unknown>, key: string, kernel: Kernel): Held | undefined => {
+  for (let at = fiber.getRef(Holdings); at !== undefined; at = at.outer) {
+    const { claim } = at.held
+    if (claim.key === key && at.held.active && claim.partition.kernel === kernel) return at.held
+  }
+  return undefined
+}
+
+export const current: Effect.Effect<Lease | undefined> = Effect.withFiber((fiber) =>
+  Effect.succeed(prune(fiber.getRef(Holdings))?.held)
+)
+
+// -----------------------------------------------------------------------------
+// Acquire and release
+// -----------------------------------------------------------------------------
+
+export const duration = (input: Duration.Input, what: string): Duration.Duration => {
+  const parsed = Duration.fromInputUnsafe(input)
+  if (!(Duration.toMillis(parsed) > 0)) throw new RangeError(`${what} must be longer than zero`)
+  return parsed
+}
+
+export interface Target {
+  readonly kind: Kind
+  readonly name: string
+  readonly weight: number
+  readonly capacity: number
+}
+
+export const keyOf = (kernel: Kernel, kind: Kind, name: string, what: string): string => {
+  checkName(name, what)
+  return `${kernel.partitionFor(name).prefix}${kind}:${name}`
+}
+
+const claimOf = (kernel: Kernel, target: Target, wait: boolean): Claim => {
+  const partition = kernel.partitionFor(target.name)
+  return new Claim(partition, {
+    key: `${partition.prefix}${target.kind}:${target.name}`,
+    verb: "semaphore.take",
+    weight: target.weight,
+    capacity: target.capacity,
+    wait,
+    standing: false
+  })
+}
+
+const settled = (claim: Claim): Effect.Effect<Exclude<Outcome, readonly ["failed", ...any]>, CoordinatorError> =>
+  Effect.callback((resume) => {
+    claim.settle = (outcome) => resume(outcome[0] === "failed" ? Effect.fail(outcome[1]) : Effect.succeed(outcome))
+    claim.partition.claim(claim)
+  })
+
+const ignore = () => {}
+
+/** Gives the hold back and returns when that is certain. */
+export const giveBack = (claim: Claim): Effect.Effect<void> =>
+  Effect.callback((resume) => claim.partition.release(claim, () => resume(Effect.void)))
+
+/** One user less; the last one gives it back. */
+export const leave = (held: Held): Effect.Effect<void> =>
+  Effect.suspend(() => --held.users > 0 ? Effect.void : giveBack(held.claim))
+
+/**
+ * Asks for a hold and waits for it. Whatever goes wrong on the way, also an interruption at the very moment of the
+ * grant, the claim does not outlive it.
+ */
+const obtain = (
+  claim: Claim,
+  key: string,
+  restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>,
+  wait: Duration.Input | undefined
+): Effect.Effect<Exclude<Outcome, readonly ["failed", ...any]>, CoordinatorError | WaitTimeout> => {
+  let waiting: Effect.Effect<Exclude<Outcome, readonly ["failed", ...any]>, CoordinatorError | WaitTimeout> = settled(
+    claim
+  )
+  if (wait !== undefined) {
+    const limit = duration(wait, "wait")
+    waiting = Effect.timeoutOrElse(waiting, {
+      duration: limit,
+      orElse: () => Effect.fail(new WaitTimeout({ key, wait: limit }))
+    })
+  }
+  return Effect.onExitPrimitive(restore(waiting), (exit) => {
+    if (Exit.isFailure(exit)) claim.partition.release(claim, ignore)
+    return undefined
+  }, true)
+}
+
+export type Refusal = Exclude<Outcome, readonly ["failed", ...any] | readonly [tag: "granted"]>
+
+export interface Acquire<E> {
+  readonly kernel: Kernel
+  readonly target: Target
+  /** Whether to queue when it is taken. */
+  readonly wait: boolean
+  readonly options: WaitOptions | undefined
+  readonly fail: (error: CoordinatorError | LeaseLost | WaitTimeout) => E
+  readonly refuse: (refusal: Refusal) => Effect.Effect<undefined, E>
+}
+
+/** Runs under `uninterruptibleMask`. Answers `undefined` when it was refused and that is no error. */
+export const acquire = <E>(
+  { fail, kernel, options, refuse, target, wait }: Acquire<E>,
+  restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
+): Effect.Effect<Held | undefined, E> =>
+  Effect.suspend(() => {
+    const claim = claimOf(kernel, target, wait)
+    if (options?.maxHold !== undefined) duration(options.maxHold, "maxHold")
+    return Effect.matchEffect(obtain(claim, target.name, restore, options?.wait), {
+      onFailure: (error) => Effect.fail(fail(error)),
+      onSuccess: (outcome) => outcome[0] === "granted" ? Effect.succeed(new Held(claim, target.name)) : refuse(outcome)
+    })
+  })
+
+/** Acquires into the scope of the caller; the rest of the fiber runs under it. */
+export const acquireScoped = <E>(acquiring: Acquire<E>): Effect.Effect<Held | undefined, E, Scope.Scope> =>
+  Effect.uninterruptibleMask((restore) =>
+    Effect.flatMap(Effect.scope, (scope) =>
+      Effect.flatMap(acquire(acquiring, restore), (held) => {
+        if (held === undefined) return Effect.succeed(held)
+        return Effect.as(
+          Effect.andThen(Scope.addFinalizer(scope, leave(held)), enter(held, acquiring.options?.maxHold, scope)),
+          held
+        )
+      }))
+  )
+
+/** One more user of a hold, until the scope of the caller closes. */
+export const shareScoped = (held: Held): Effect.Effect<Lease, never, Scope.Scope> =>
+  Effect.uninterruptible(
+    Effect.flatMap(Effect.scope, (scope) => {
+      held.users++
+      return Effect.as(Scope.addFinalizer(scope, leave(held)), held)
+    })
+  )
+
+/** Makes the rest of the fiber, up to the end of the surrounding region, run under the hold. */
+const enter = (held: Held, maxHold: Duration.Input | undefined, scope: Scope.Scope): Effect.Effect<void> =>
+  Effect.withFiber((fiber) => {
+    fiber.setContext(Context.add(fiber.context, Holdings, { held, outer: prune(fiber.getRef(Holdings)) }))
+    if (maxHold === undefined) return Effect.void
+    return Effect.asVoid(Effect.forkIn(limit(held, maxHold), scope))
+  })
+
+// The margin gives the holder's finalizers time, as after any loss; then it is given back for them.
+const limit = (held: Held, maxHold: Duration.Input): Effect.Effect<void> =>
+  Effect.gen(function*() {
+    yield* Effect.sleep(duration(maxHold, "maxHold"))
+    const { claim } = held
+    const { kernel } = claim.partition
+    if (!held.active) return
+    kernel.log("Warn", `a hold has been interrupted after its maxHold`)
+    claim.lose("maxHold")
+    kernel.watchOverruns([claim])
+    yield* Effect.sleep(Duration.millis(kernel.settings.margin))
+    if (claim.state === "held") yield* giveBack(claim)
+  })
+
+// -----------------------------------------------------------------------------
+// Protect
+// -----------------------------------------------------------------------------
+
+/** Acquires, runs the effect under the hold, and gives back. */
+export const withHeld = <A, E, R, E2>(
+  self: Effect.Effect<A, E, R>,
+  acquiring: Acquire<E2>
+): Effect.Effect<A | undefined, E | E2, R> =>
+  Effect.uninterruptibleMask((restore) =>
+    Effect.flatMap(acquire(acquiring, restore), (held) => {
+      if (held === undefined) return Effect.succeed(undefined)
+      return Effect.onExitPrimitive(
+        protect(self, held, restore, acquiring.fail, acquiring.options?.maxHold),
+        () => leave(held),
+        true
+      )
+    })
+  )
+
+/** Acquires all, one after the other, and runs the effect under all of them. */
+export const withAllHeld = <A, E, R, E2>(
+  self: Effect.Effect<A, E, R>,
+  acquiring: ReadonlyArray<Acquire<E2>>,
+  fail: (error: LeaseLost) => E2,
+  options: WaitOptions | undefined
+): Effect.Effect<A, E | E2, R> =>
+  Effect.uninterruptibleMask((restore) =>
+    Effect.clockWith((clock) => {
+      const deadline = options?.wait === undefined
+        ? undefined
+        : clock.currentTimeMillisUnsafe() + Duration.toMillis(duration(options.wait, "wait"))
+      const taken: Array<Held> = []
+      const next = (at: number): Effect.Effect<A, E | E2, R> => {
+        if (at === acquiring.length) {
+          let body: Effect.Effect<A, E | E2, R> = self
+          for (const inner of taken.slice(1)) {
+            const outer = body
+            body = Effect.uninterruptibleMask((restore) => protect(outer, inner, restore, fail, options?.maxHold))
+          }
+          const first = taken[0]
+          return first === undefined ? restore(body) : protect(body, first, restore, fail, options?.maxHold)
+        }
+        // Each has what is left of the time, and at least a try.
+        const wait = deadline === undefined ? undefined : Math.max(1, deadline - clock.currentTimeMillisUnsafe())
+        return Effect.flatMap(
+          acquire({ ...acquiring[at]!, options: { ...options, wait } }, restore),
+          (held) => {
+            taken.push(held!)
+            return next(at + 1)
+          }
+        )
+      }
+      return Effect.onExitPrimitive(
+        next(0),
+        () => Effect.forEach(taken, leave, { concurrency: "unbounded", discard: true }),
+        true
+      )
+    })
+  )
+
+/** Runs the effect under a hold that the fiber has already. */
+export const withinHeld = <A, E, R, E2>(
+  self: Effect.Effect<A, E, R>,
+  held: Held,
+  fail: (error: LeaseLost) => E2
+): Effect.Effect<A, E | E2, R> =>
+  Effect.uninterruptibleMask((restore) => {
+    held.users++
+    return Effect.onExitPrimitive(protect(self, held, restore, fail, undefined), () => leave(held), true)
+  })
+
+export const protectLease = <A, E, R>(
+  self: Effect.Effect<A, E, R>,
+  lease: Lease
+): Effect.Effect<A, E | LeaseLost, R> => {
+  if (!(lease instanceof Held)) throw new TypeError("This lease was not made by Lockstep")
+  return Effect.uninterruptibleMask((restore) => protect(self, lease, restore, (error) => error, undefined))
+}
+
+// The body runs in a fiber of its own, so that it can be interrupted without the fiber that holds.
+const protect = <A, E, R, E2>(
+  self: Effect.Effect<A, E, R>,
+  held: Held,
+  restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>,
+  fail: (error: LeaseLost) => E2,
+  maxHold: Duration.Input | undefined
+): Effect.Effect<A, E | E2, R> =>
+  Effect.withFiber<A, E | E2, R>((parent) => {
+    const { claim } = held
+    if (!held.active) return Effect.fail(fail(held.loss()))
+    const body = Effect.updateContext(self, (context: Context.Context<R>) =>
+      Context.add(
+        Context.add(context, Holdings, { held, outer: prune(parent.getRef(Holdings)) }),
+        Scheduler.Scheduler,
+        guard(parent.getRef(Scheduler.Scheduler), claim.session!)
+      ) as Context.Context<R>)
+    return Effect.flatMap(Effect.forkChild(body, { startImmediately: true }), (child) => {
+      claim.protecting++
+      const off = claim.onLoss(() => child.interruptUnsafe(parent.id))
+      const timer = maxHold === undefined ? undefined : Effect.forkChild(limit(held, maxHold))
+      const joined = Effect.onExitPrimitive(
+        Effect.flatMap(restore(join(child)), (exit) => {
+          if (claim.lost === undefined) return exit
+          const lost = Cause.fail(fail(held.loss()))
+          return Exit.isSuccess(exit) || Cause.hasInterruptsOnly(exit.cause)
+            ? Effect.failCause(lost)
+            : Effect.failCause(Cause.combine(lost, exit.cause))
+        }),
+        () => {
+          claim.protecting--
+          off()
+          return undefined
+        },
+        true
+      )
+      return timer === undefined
+        ? joined
+        : Effect.flatMap(timer, (fiber) => Effect.onExit(joined, () => Effect.sync(() => fiber.interruptUnsafe())))
+    })
+  })
+
+const join = <A, E>(fiber: Fiber.Fiber<A, E>): Effect.Effect<Exit.Exit<A, E>> =>
+  Effect.callback((resume) => {
+    fiber.addObserver((exit) => resume(Effect.succeed(exit)))
+    return Effect.asVoid(Fiber.interrupt(fiber))
+  })
+
+// -----------------------------------------------------------------------------
+// Weight
+// -----------------------------------------------------------------------------
+
+/** Makes a hold lighter or heavier. Heavier fails with "conflict" unless it is possible at once. */
+export const reweigh = (
+  held: Held,
+  weight: number
+): Effect.Effect<"granted" | "conflict" | "absent", CoordinatorError> =>
+  Effect.callback((resume) => {
+    const { claim } = held
+    if (!held.active || claim.session === undefined) return resume(Effect.succeed("absent"))
+    claim.partition.request({
+      verb: "semaphore.reweigh",
+      keys: [claim.key],
+      args: [claim.id, weight],
+      session: claim.session,
+      moot: () => resume(Effect.succeed("absent")),
+      settle: (reply) => {
+        if (reply[0] === "granted") {
+          claim.weight = weight
+          claim.token = Number(reply[1])
+        }
+        resume(Effect.succeed(reply[0]))
+      },
+      fail: (error) => resume(Effect.fail(error))
+    })
+  })
+
+// -----------------------------------------------------------------------------
+// Standing claims
+// -----------------------------------------------------------------------------
+
+/** Joins something for as long as a scope is open; after a loss of the session it is joined again by itself. */
+export const membership = (
+  kernel: Kernel,
+  key: string,
+  verb: "semaphore.create" | "semaphore.attach",
+  capacity: number,
+  name: string,
+  wait: Duration.Input | undefined
+): Effect.Effect<
+  readonly [Claim, Exclude<Outcome, readonly ["failed", ...any]>],
+  CoordinatorError | WaitTimeout,
+  Scope.Scope
+> =>
+  Effect.uninterruptibleMask((restore) =>
+    Effect.flatMap(Effect.scope, (scope) => {
+      const claim = new Claim(kernel.partitionFor(name), { key, verb, weight: 0, capacity, wait: true, standing: true })
+      return Effect.flatMap(
+        obtain(claim, name, restore, wait),
+        (outcome) => Effect.as(Scope.addFinalizer(scope, giveBack(claim)), [claim, outcome] as const)
+      )
+    })
+  )

@@ -1,0 +1,422 @@
+/**
+ * One coordinator's runtime: it calls the partition actors, loads them where they are missing, reads the mailboxes and
+ * reaps dead sessions. The only place that calls Redis scripts.
+ */
+import { createHash, randomBytes } from "node:crypto"
+import { RedisError } from "../Redis.ts"
+import type { Connections } from "./connection.ts"
+import { ActorDefect, CoordinatorError } from "./errors.ts"
+import { partitionOf } from "./keys.ts"
+import { allowOom, body, library, replies as shapes, type Requests } from "./lua.ts"
+import { type Claim, type LossReason, Partition, type Phase, type Session, type Verb } from "./partition.ts"
+import { Reader } from "./reader.ts"
+
+export interface Settings {
+  readonly namespace: string
+  readonly name: string
+  /** All in milliseconds. */
+  readonly lease: number
+  readonly margin: number
+  readonly requestTimeout: number
+  readonly partitions: number
+  readonly maxBatch: number
+  readonly maxPending: number
+}
+
+export interface Hooks {
+  readonly log: (level: "Debug" | "Info" | "Warn" | "Error", message: string, cause?: unknown) => void
+  readonly transition: (
+    partition: number,
+    session: string | undefined,
+    from: Phase,
+    to: Phase,
+    reason: LossReason | undefined
+  ) => void
+  readonly metrics: {
+    readonly batch: (requests: number, millis: number) => void
+    readonly waiting: () => void
+    readonly granted: () => void
+    readonly released: () => void
+    readonly lost: (reason: LossReason, holds: number) => void
+    readonly overrun: (holds: number) => void
+  }
+}
+
+type Message<V extends Verb = Verb> = {
+  readonly verb: V
+  readonly keys: ReadonlyArray<string>
+  readonly args: ReadonlyArray<string | number | boolean>
+}
+
+type Reply = Requests[Verb]["reply"] | readonly ["failed", string]
+
+type Variant = "" | "_oom" | "_ro" | "_fence"
+
+const variants: { readonly [variant in Variant]: { readonly entry: string; readonly flags: string } } = {
+  "": { entry: "run", flags: "" },
+  "_oom": { entry: "run", flags: "allow-oom" },
+  "_ro": { entry: "inspect", flags: "no-writes" },
+  "_fence": { entry: "fence", flags: "" }
+}
+
+const functions = () =>
+  `#!lua name=${library}\n${body}\n` +
+  Object.entries(variants).map(([variant, { entry, flags }]) =>
+    `redis.register_function{function_name='${library}${variant}', callback=${entry}, flags={${
+      flags === "" ? "" : `'${flags}'`
+    }}}`
+  ).join("\n")
+
+// The same source for servers that have no functions, or do not let us use them.
+const scripts = new Map<Variant, { readonly sha: string; readonly source: string }>()
+
+const script = (variant: Variant) => {
+  let found = scripts.get(variant)
+  if (found === undefined) {
+    const { entry, flags } = variants[variant]
+    const source = `#!lua${flags === "" ? "" : ` flags=${flags}`}\n${body}\nreturn ${entry}(KEYS, ARGV)`
+    found = { source, sha: createHash("sha1").update(source).digest("hex") }
+    scripts.set(variant, found)
+  }
+  return found
+}
+
+const transient: ReadonlySet<string> = new Set([
+  "ConnectionLost",
+  "NotConnected",
+  "Timeout",
+  "Unavailable",
+  "FunctionMissing"
+])
+
+// A server that forgets the library as fast as it is loaded is not worth more tries in one call.
+const maxLoads = 5
+
+export class Kernel {
+  readonly partitions: Array<Partition | undefined>
+  closed = false
+  readonly settings: Settings
+  readonly about: string
+  readonly metrics: Hooks["metrics"]
+
+  readonly #connections: Connections
+  readonly #hooks: Hooks
+  readonly #node = randomBytes(9).toString("base64url")
+  readonly #reaping = new Map<string, Promise<void>>()
+  readonly #readers = new Map<number, Reader>()
+  readonly #unsubscribe: () => void
+  readonly #timers = new Set<NodeJS.Timeout>()
+  #sessions = 0
+  #claims = 0
+  #ready: { readonly promise: Promise<void>; readonly resolve: () => void } | undefined = undefined
+
+  constructor(connections: Connections, settings: Settings, about: string, hooks: Hooks) {
+    this.#connections = connections
+    this.settings = settings
+    this.about = about
+    this.#hooks = hooks
+    this.metrics = hooks.metrics
+    this.partitions = new Array(settings.partitions).fill(undefined)
+    let first = true
+    this.#unsubscribe = connections.commands.onReady(() => {
+      this.#ready?.resolve()
+      this.#ready = undefined
+      // Every reconnect asks at once, so that a roll-back is noticed in a round trip and not at the next renewal.
+      if (!first) { for (const partition of this.partitions) partition?.resync() }
+      first = false
+    })
+  }
+
+  nextId(): string {
+    return (++this.#claims).toString(36)
+  }
+
+  newSession(): string {
+    return `${this.#node}${(++this.#sessions).toString(36)}`
+  }
+
+  partitionAt(index: number): Partition {
+    return this.partitions[index] ??= new Partition(this, index)
+  }
+
+  partitionFor(name: string): Partition {
+    return this.partitionAt(partitionOf(name, this.settings.partitions))
+  }
+
+  // ---------------------------------------------------------------------------------------------------------------
+  // Calls
+  // ---------------------------------------------------------------------------------------------------------------
+
+  async call(
+    partition: Partition,
+    session: string,
+    messages: ReadonlyArray<Message>,
+    header: ReadonlyArray<string | number>,
+    oom: boolean
+  ): Promise<readonly [status: string, replies?: ReadonlyArray<Reply>]> {
+    const { prefix } = partition
+    const keys = [`${prefix}sessions`, `${prefix}rec:${session}`, `${prefix}own:${session}`, `${prefix}mail:${session}`]
+    const requests: Array<ReadonlyArray<unknown>> = []
+    for (const { args, keys: own, verb } of messages) {
+      for (const key of own) keys.push(key)
+      requests.push([verb, own.length, ...args])
+    }
+    const raw = await this.invoke(oom ? "_oom" : "", keys, [...header, JSON.stringify(requests)])
+    return this.#decode(messages, raw)
+  }
+
+  /** Requests that need no session: they are idempotent. The keys of a session still have to be declared. */
+  async ask(partition: Partition, session: string, messages: ReadonlyArray<Message>): Promise<ReadonlyArray<Reply>> {
+    const oom = messages.every(({ verb }) => allowOom.has(verb))
+    const [, replies] = await this.call(partition, session, messages, ["", 0, 0, ""], oom)
+    return replies!
+  }
+
+  async inspect<V extends Verb>(
+    partition: Partition,
+    message: { readonly verb: V; readonly keys: ReadonlyArray<string>; readonly args: Requests[V]["args"] }
+  ): Promise<Requests[V]["reply"]> {
+    const { prefix } = partition
+    const keys = [`${prefix}sessions`, `${prefix}rec:`, `${prefix}own:`, `${prefix}mail:`, ...message.keys]
+    const request = JSON.stringify([[message.verb, message.keys.length, ...message.args]])
+    const raw = await this.invoke("_ro", keys, ["", 0, 0, "", request])
+    const [reply] = this.#decode([message], raw)[1]!
+    if (reply![0] === "failed") throw this.defect(message.verb, String(reply![1]))
+    return reply as Requests[V]["reply"]
+  }
+
+  /** Calls a function of the library, or its script where there are no functions; loads it where it is missing. */
+  async invoke(
+    variant: Variant,
+    keys: ReadonlyArray<string>,
+    args: ReadonlyArray<string | number>
+  ): Promise<unknown> {
+    const { commands, features } = this.#connections
+    for (let load = 0;; load++) {
+      try {
+        return features.functions
+          ? await commands.send(
+            "FCALL",
+            [`${library}${variant}`, keys.length, ...keys, ...args],
+            this.settings.requestTimeout
+          )
+          : await commands.send(
+            "EVALSHA",
+            [script(variant).sha, keys.length, ...keys, ...args],
+            this.settings.requestTimeout
+          )
+      } catch (cause) {
+        if (!(cause instanceof RedisError) || cause.reason._tag !== "FunctionMissing" || load === maxLoads) throw cause
+        // EVAL carries a key, so on a cluster it reaches the node that lacks the script; functions go to every primary.
+        if (!features.functions) {
+          return await commands.send(
+            "EVAL",
+            [script(variant).source, keys.length, ...keys, ...args],
+            this.settings.requestTimeout
+          )
+        }
+        await this.#load()
+      }
+    }
+  }
+
+  // To every master that can be reached. Two coordinators may load it at the same time; what is there already is what
+  // was about to be loaded. Where it could not be loaded, the next call finds it missing again.
+  async #load(): Promise<void> {
+    const results = await Promise.allSettled(
+      this.#connections.masters().map((master) =>
+        master.send("FUNCTION", ["LOAD", functions()], this.settings.requestTimeout)
+      )
+    )
+    const failures = results.flatMap((result) =>
+      result.status === "rejected" && !alreadyLoaded(result.reason) ? [result.reason] : []
+    )
+    if (failures.length === results.length) throw failures[0]
+  }
+
+  #decode(
+    messages: ReadonlyArray<Message>,
+    raw: unknown
+  ): readonly [status: string, replies?: ReadonlyArray<Reply>] {
+    const decoded = typeof raw === "string" ? JSON.parse(raw) : undefined
+    if (!Array.isArray(decoded) || typeof decoded[0] !== "string") throw this.defect("batch", "malformed reply")
+    if (decoded[0] === "ok") {
+      for (let at = 0; at < messages.length; at++) {
+        const reply = decoded[1][at]
+        const shape = shapes[messages[at]!.verb]![reply[0]]
+        if (reply[0] !== "failed" && (shape === undefined || !matches(shape, reply))) {
+          throw this.defect(messages[at]!.verb, "malformed reply")
+        }
+      }
+    }
+    return decoded as unknown as readonly [string, ReadonlyArray<Reply>]
+  }
+
+  defect(verb: string, detail: string): CoordinatorError {
+    return new CoordinatorError({ reason: new ActorDefect({ request: verb, detail }) })
+  }
+
+  isTransient(error: RedisError): boolean {
+    return transient.has(error.reason._tag)
+  }
+
+  /** Waits before the next try: for the connection if it is gone, or longer each time. */
+  async backoff(attempt: number, cause: RedisError): Promise<void> {
+    // Half-open: the other side is gone, and the socket does not know.
+    if (cause.reason._tag === "Timeout") this.#connections.commands.reset()
+    if (!this.#connections.commands.isReady()) {
+      return (this.#ready ??= Promise.withResolvers<void>()).promise
+    }
+    const limit = Math.min(500, 5 * 2 ** Math.min(attempt, 10))
+    return this.sleep(limit / 2 + Math.random() * limit / 2)
+  }
+
+  sleep(millis: number): Promise<void> {
+    return new Promise((resolve) => {
+      const timer = setTimeout(() => {
+        this.#timers.delete(timer)
+        resolve()
+      }, millis)
+      this.#timers.add(timer)
+    })
+  }
+
+  // ---------------------------------------------------------------------------------------------------------------
+  // Reaping
+  // ---------------------------------------------------------------------------------------------------------------
+
+  /**
+   * Releases what a dead session owned, a part at a time: its resources have to be declared as keys, so they are read
+   * first. Whoever notices does it; doing it twice changes nothing, and what is left undone the next one finds.
+   */
+  reap(partition: Partition, session: string): Promise<void> {
+    let running = this.#reaping.get(session)
+    if (running === undefined) {
+      running = this.#reap(partition, session).catch((cause) => {
+        this.log("Debug", `partition ${partition.index}: reaping was cut short`, cause)
+      }).finally(() => this.#reaping.delete(session))
+      this.#reaping.set(session, running)
+    }
+    return running
+  }
+
+  async #reap(partition: Partition, session: string): Promise<void> {
+    for (;;) {
+      const [owned] = await this.ask(partition, session, [{ verb: "session.owned", keys: [], args: [session] }])
+      if (owned![0] !== "owns") return
+      const replies = await this.ask(
+        partition,
+        session,
+        (owned as ReadonlyArray<string>).slice(1).map((entry) => ({
+          verb: "session.reap",
+          keys: [partition.prefix + entry.slice(entry.indexOf(":") + 1)],
+          args: [session, entry]
+        }))
+      )
+      if (replies.some((reply) => reply[0] !== "reaped")) return
+    }
+  }
+
+  // ---------------------------------------------------------------------------------------------------------------
+  // Mailboxes
+  // ---------------------------------------------------------------------------------------------------------------
+
+  /** Has the mailbox of a partition read for as long as something waits there. */
+  listen(partition: Partition): void {
+    // XREAD cannot span slots: on a cluster every partition in use has a reader of its own.
+    const clustered = this.#connections.topology === "cluster"
+    const index = clustered ? partition.index : -1
+    let reader = this.#readers.get(index)
+    if (reader === undefined) {
+      reader = new Reader(
+        this,
+        () => this.#connections.dedicated(`${partition.prefix}sessions`),
+        () => clustered ? [partition] : this.partitions
+      )
+      this.#readers.set(index, reader)
+    }
+    reader.include(partition)
+  }
+
+  // ---------------------------------------------------------------------------------------------------------------
+  // What others see
+  // ---------------------------------------------------------------------------------------------------------------
+
+  log(level: "Debug" | "Info" | "Warn" | "Error", message: string, cause?: unknown): void {
+    this.#hooks.log(level, message, cause)
+  }
+
+  transition(
+    partition: Partition,
+    session: Session | undefined,
+    from: Phase,
+    to: Phase,
+    reason: LossReason | undefined
+  ): void {
+    this.#hooks.transition(partition.index, session?.id, from, to, reason)
+  }
+
+  lost(partition: Partition, session: Session, reason: LossReason, holds: number): void {
+    this.metrics.lost(reason, holds)
+    const message = `partition ${partition.index}: session ${session.id} was lost (${reason}) with ${holds} holds`
+    this.log(holds > 0 ? "Error" : "Warn", message)
+    for (const reader of this.#readers.values()) reader.exclude(session)
+  }
+
+  /** The margin is the time that finalizers have before anyone else can be granted. Who needs longer is told. */
+  watchOverruns(claims: ReadonlyArray<Claim>): void {
+    void this.sleep(this.settings.margin).then(() => {
+      const late = claims.filter((claim) => claim.protecting > 0).length
+      if (late === 0) return
+      this.metrics.overrun(late)
+      this.log(
+        "Error",
+        `${late} protected programs were still running ${this.settings.margin} ms after their lease was lost`
+      )
+    })
+  }
+
+  /** Releases everything. Bounded: what cannot be released in time expires with the lease. */
+  async close(): Promise<void> {
+    if (this.closed) return
+    this.closed = true
+    this.#unsubscribe()
+    for (const reader of this.#readers.values()) void reader.close()
+    const closing = this.partitions.map((partition) => partition?.close())
+    await Promise.race([
+      Promise.allSettled(closing).then((results) => {
+        for (const result of results) {
+          if (result.status === "rejected") {
+            this.log("Warn", "a session could not be ended and will expire", result.reason)
+          }
+        }
+      }),
+      this.sleep(this.settings.requestTimeout)
+    ])
+    for (const timer of this.#timers) clearTimeout(timer)
+    await Promise.allSettled([...this.#readers.values()].map((reader) => reader.close()))
+  }
+}
+
+const alreadyLoaded = (cause: unknown): boolean =>
+  cause instanceof RedisError && cause.reason._tag === "CommandFailed" && cause.message.includes("already exists")
+
+const matches = (shape: ReadonlyArray<string>, reply: ReadonlyArray<unknown>): boolean => {
+  if (shape.at(-1) === "...") return reply.every((value) => typeof value === "string")
+  if (shape.length !== reply.length - 1) return false
+  for (let at = 0; at < shape.length; at++) if (typeof reply[at + 1] !== shape[at]) return false
+  return true
+}
+
+const registry = new WeakMap<object, Kernel>()
+
+export const register = (coordinator: object, kernel: Kernel): void => {
+  registry.set(coordinator, kernel)
+}
+
+/** The kernel behind a `Coordinator` service. */
+export const kernelOf = (coordinator: object): Kernel => {
+  const kernel = registry.get(coordinator)
+  if (kernel === undefined) throw new TypeError("This Coordinator was not made by lockstep/Coordinator")
+  return kernel
+}

@@ -1,0 +1,29 @@
+import type * as Context from "effect/Context"
+import * as Metrics from "../Metrics.ts"
+import type { Hooks } from "./kernel.ts"
+
+/** Writes the kernel's counts into the metrics of the context that the coordinator was made in. */
+export const kernelMetrics = (context: Context.Context<never>): Hooks["metrics"] => {
+  let held = 0
+  return {
+    batch: (requests, millis) => {
+      Metrics.requests.updateUnsafe(requests, context)
+      Metrics.batchSize.updateUnsafe(requests, context)
+      Metrics.roundTrip.updateUnsafe(millis, context)
+      if (held !== 0) {
+        Metrics.holds.modifyUnsafe(held, context)
+        held = 0
+      }
+    },
+    waiting: () => Metrics.waits.updateUnsafe(1, context),
+    // Counted here and written with the batch: a grant must not cost a look-up.
+    granted: () => void held++,
+    released: () => void held--,
+    lost: (reason, holds) => {
+      Metrics.losses(reason).updateUnsafe(1, context)
+      Metrics.holds.modifyUnsafe(held - holds, context)
+      held = 0
+    },
+    overrun: (holds) => Metrics.overruns.updateUnsafe(holds, context)
+  }
+}

@@ -1,0 +1,665 @@
+/**
+ * The client's half of a partition actor: one session, one batch in flight, and the claims (holds and waits) that hang
+ * off the session. Plain callbacks and the monotonic clock: this is the hot path, and a test's `TestClock` must not
+ * lose sessions.
+ */
+import { RedisError } from "../Redis.ts"
+import { CoordinatorClosed, CoordinatorError, Incompatible, Overloaded } from "./errors.ts"
+import type { Kernel } from "./kernel.ts"
+import { prefixOf } from "./keys.ts"
+import { allowOom, protocol, type Requests } from "./lua.ts"
+
+/** Why a session, and with it every hold, was lost. */
+export type LossReason = "expired" | "unknown" | "rolledBack" | "closed"
+
+/** What a session can be, for users to see. */
+export type Phase = "opening" | "open" | "suspended" | "lost" | "closed"
+
+export type Verb = keyof Requests
+
+export interface Request<V extends Verb = Verb> {
+  readonly verb: V
+  readonly keys: ReadonlyArray<string>
+  readonly args: Requests[V]["args"]
+  /** The session it is bound to: with that, it is moot. */
+  readonly session?: Session | undefined
+  /** Called instead of a reply when the session it is bound to was lost. Other requests go to the next session. */
+  readonly moot?: (() => void) | undefined
+  readonly settle: (reply: Requests[V]["reply"]) => void
+  readonly fail: (error: CoordinatorError) => void
+  cancelled?: boolean | undefined
+}
+
+export type Outcome =
+  | Extract<
+    Requests["semaphore.take" | "semaphore.create"]["reply"],
+    readonly ["busy"] | readonly ["missing"] | readonly [tag: "tooBig" | "mismatch", capacity: number]
+  >
+  | readonly [tag: "granted"]
+  | readonly [tag: "failed", error: CoordinatorError]
+
+/** A request to hold, from before it is sent until it is given back. */
+export class Claim {
+  state: "idle" | "pending" | "queued" | "held" | "done" = "idle"
+  session: Session | undefined = undefined
+  token = 0
+  capacity = 0
+  /** Milliseconds since the epoch, for people. */
+  acquiredAt = 0
+  lost: LossReason | "maxHold" | undefined = undefined
+  lostAt = 0
+  /** Its body is still running: it is late when the margin has passed after a loss. */
+  protecting = 0
+  request: Request | undefined = undefined
+  observers: Array<() => void> | undefined = undefined
+
+  readonly partition: Partition
+  readonly id: string
+  readonly key: string
+  verb: "semaphore.take" | "semaphore.create" | "semaphore.attach"
+  weight: number
+  total: number
+  readonly wait: boolean
+  /** Held by the coordinator rather than by a fiber: after a loss it is taken again. */
+  readonly standing: boolean
+  settle: (outcome: Outcome) => void
+
+  constructor(
+    partition: Partition,
+    options: {
+      readonly key: string
+      readonly verb: Claim["verb"]
+      readonly weight: number
+      readonly capacity: number
+      readonly wait: boolean
+      readonly standing: boolean
+    }
+  ) {
+    this.partition = partition
+    this.id = partition.kernel.nextId()
+    this.key = options.key
+    this.verb = options.verb
+    this.weight = options.weight
+    this.total = options.capacity
+    this.wait = options.wait
+    this.standing = options.standing
+    this.settle = () => {}
+  }
+
+  onLoss(f: () => void): () => void {
+    if (this.lost !== undefined) {
+      f()
+      return () => {}
+    }
+    const observers = this.observers ??= []
+    observers.push(f)
+    return () => {
+      const at = observers.indexOf(f)
+      if (at >= 0) observers.splice(at, 1)
+    }
+  }
+
+  lose(reason: LossReason | "maxHold"): void {
+    if (this.lost !== undefined) return
+    this.lost = reason
+    this.lostAt = performance.now()
+    const observers = this.observers
+    this.observers = undefined
+    if (observers !== undefined) { for (const f of observers) f() }
+  }
+}
+
+/** The coordinator's lease with one partition. */
+export class Session {
+  readonly id: string
+  readonly mailbox: string
+  readonly openedAt = Date.now()
+  number = 0
+  /** Monotonic: until then, nobody else can have been granted what we hold. */
+  trustedUntil: number
+  /** Mailbox position: read so far, and acknowledged so far. */
+  read: string
+  acknowledged: string
+  lost: LossReason | undefined = undefined
+  /** Has ever waited for something, so that its mailbox is worth reading. */
+  waited = false
+
+  readonly partition: Partition
+
+  constructor(partition: Partition, id: string, position: string, trustedUntil: number) {
+    this.partition = partition
+    this.id = id
+    this.mailbox = `${partition.prefix}mail:${id}`
+    this.read = position
+    this.acknowledged = position
+    this.trustedUntil = trustedUntil
+  }
+
+  /** Gives up a session whose trust has run out. True at the moment when it does. */
+  expireIfDue(): boolean {
+    if (this.lost !== undefined || performance.now() < this.trustedUntil) return false
+    this.partition.lose(this, "expired")
+    return true
+  }
+}
+
+export class Partition {
+  readonly prefix: string
+  readonly index: number
+  session: Session | undefined = undefined
+  phase: Phase = "closed"
+  readonly claims = new Map<string, Claim>()
+  readonly kernel: Kernel
+
+  #queue: Array<Request> = []
+  #inFlight: ReadonlyArray<Request> | undefined = undefined
+  #scheduled = false
+  #opening = false
+  #previous = ""
+  #heartbeat: NodeJS.Timeout | undefined = undefined
+  #trust: NodeJS.Timeout | undefined = undefined
+  #reap: NodeJS.Timeout | undefined = undefined
+  #nearest = Number.POSITIVE_INFINITY
+  #waiting = 0
+
+  constructor(kernel: Kernel, index: number) {
+    this.kernel = kernel
+    this.index = index
+    this.prefix = prefixOf(kernel.settings.namespace, index)
+  }
+
+  // ---------------------------------------------------------------------------------------------------------------
+  // Requests
+  // ---------------------------------------------------------------------------------------------------------------
+
+  request<V extends Verb>(request: Request<V>): void {
+    if (this.kernel.closed) {
+      if (request.moot !== undefined) return request.moot()
+      return request.fail(new CoordinatorError({ reason: new CoordinatorClosed({}) }))
+    }
+    if (this.#queue.length >= this.kernel.settings.maxPending && !allowOom.has(request.verb)) {
+      return request.fail(new CoordinatorError({ reason: new Overloaded({ pending: this.#queue.length }) }))
+    }
+    this.#queue.push(request as unknown as Request)
+    this.#schedule()
+  }
+
+  // All that is asked in one turn of the event loop goes into one batch.
+  #schedule(): void {
+    if (this.#scheduled || this.#inFlight !== undefined) return
+    this.#scheduled = true
+    queueMicrotask(() => {
+      this.#scheduled = false
+      this.#flush()
+    })
+  }
+
+  #flush(): void {
+    if (this.#inFlight !== undefined || this.#queue.length === 0) return
+    if (this.session === undefined) return this.#open()
+    const limit = this.kernel.settings.maxBatch
+    let batch = this.#queue
+    if (batch.length > limit) {
+      this.#queue = batch.slice(limit)
+      batch = batch.slice(0, limit)
+    } else {
+      this.#queue = []
+    }
+    batch = batch.filter((request) => request.cancelled !== true)
+    if (batch.length === 0) return this.#flush()
+    this.#inFlight = batch
+    void this.#transmit(this.session, batch)
+  }
+
+  async #transmit(session: Session, batch: ReadonlyArray<Request>): Promise<void> {
+    const kernel = this.kernel
+    const number = session.number + 1
+    const read = session.read === session.acknowledged ? "" : session.read
+    let requests = batch
+    let attempt = 0
+    while (session.lost === undefined) {
+      const sentAt = performance.now()
+      try {
+        const raw = await kernel.call(
+          this,
+          session.id,
+          requests,
+          [session.id, number, kernel.settings.lease, read],
+          requests.every((request) => allowOom.has(request.verb))
+        )
+        if (session.lost !== undefined) return
+        const [status, replies] = raw
+        if (status !== "ok") {
+          return this.lose(session, status === "expired" || status === "unknown" ? status : "rolledBack")
+        }
+        session.number = number
+        if (read !== "") session.acknowledged = read
+        this.#renewed(session, sentAt)
+        kernel.metrics.batch(requests.length, performance.now() - sentAt)
+        this.#inFlight = undefined
+        for (let at = 0; at < requests.length; at++) this.#settle(requests[at]!, replies![at]!)
+        // Requests that these replies have led to still join the next batch.
+        if (this.#queue.length > 0) this.#schedule()
+        return
+      } catch (cause) {
+        if (session.lost !== undefined) return
+        if (!(cause instanceof RedisError)) {
+          for (const request of requests) request.fail(cause as CoordinatorError)
+          return this.#settled()
+        }
+        if (cause.reason._tag === "OutOfMemory") {
+          // Refused before any write, so the number is still free: what needs no memory is sent alone.
+          const [kept, refused] = partitionBy(requests, (request) => allowOom.has(request.verb))
+          requests = kept
+          for (const request of refused) request.fail(new CoordinatorError({ reason: cause }))
+          if (kept.length > 0) continue
+          return this.#settled()
+        }
+        if (!kernel.isTransient(cause)) {
+          for (const request of requests) request.fail(new CoordinatorError({ reason: cause }))
+          return this.#settled()
+        }
+        if (attempt === 0) this.#suspend(session, cause)
+        await kernel.backoff(attempt++, cause)
+      }
+    }
+  }
+
+  #settled(): void {
+    this.#inFlight = undefined
+    if (this.#queue.length > 0) this.#schedule()
+  }
+
+  #settle(request: Request, reply: Requests[Verb]["reply"] | readonly ["failed", string]): void {
+    if (reply[0] === "failed") {
+      request.fail(this.kernel.defect(request.verb, reply[1] as string))
+    } else {
+      request.settle(reply as Requests[Verb]["reply"])
+    }
+  }
+
+  // ---------------------------------------------------------------------------------------------------------------
+  // Session
+  // ---------------------------------------------------------------------------------------------------------------
+
+  /** Opens a session unless there is one, and tells how that went. */
+  opened(): Promise<void> {
+    return new Promise((resolve, reject) => {
+      this.request({ verb: "session.renew", keys: [], args: [], settle: () => resolve(), fail: reject })
+    })
+  }
+
+  #open(): void {
+    if (this.#opening || this.kernel.closed) return
+    this.#opening = true
+    this.#enter("opening")
+    void this.#handshake()
+  }
+
+  async #handshake(): Promise<void> {
+    const kernel = this.kernel
+    const { lease, partitions } = kernel.settings
+    let attempt = 0
+    while (!kernel.closed) {
+      // An id for each attempt: one whose reply was lost may have begun its lease long before the next is sent.
+      const id = kernel.newSession()
+      const sentAt = performance.now()
+      try {
+        const [reply] = await kernel.ask(this, id, [{
+          verb: "session.open",
+          keys: [],
+          args: [id, this.#previous, lease, protocol, partitions, kernel.about]
+        }])
+        if (kernel.closed) return
+        if (reply![0] === "mismatch") {
+          return this.#refuse(
+            new CoordinatorError({
+              reason: new Incompatible({
+                protocol: reply![1] as number,
+                partitions: reply![2] as number,
+                expectedProtocol: protocol,
+                expectedPartitions: partitions
+              })
+            })
+          )
+        }
+        if (reply![0] !== "opened") throw kernel.defect("session.open", String(reply![1]))
+        const session = new Session(this, id, reply![1] as string, sentAt)
+        const replaced = this.#previous
+        this.#previous = id
+        this.#opening = false
+        this.session = session
+        this.#renewed(session, sentAt)
+        this.#beat(session)
+        this.request(this.#renewal(session))
+        if (replaced !== "") void kernel.reap(this, replaced)
+        this.#enter("open")
+        this.#reenter()
+        this.#flush()
+        return
+      } catch (cause) {
+        if (cause instanceof RedisError && kernel.isTransient(cause)) {
+          await kernel.backoff(attempt++, cause)
+        } else {
+          return this.#refuse(
+            cause instanceof RedisError ? new CoordinatorError({ reason: cause }) : cause as CoordinatorError
+          )
+        }
+      }
+    }
+  }
+
+  // No session can be had: everybody who waits for one is told, and the next request tries again.
+  #refuse(error: CoordinatorError): void {
+    this.#opening = false
+    this.#enter("closed")
+    const queue = this.#queue
+    this.#queue = []
+    for (const request of queue) request.fail(error)
+    for (const claim of [...this.claims.values()]) this.#fail(claim, error)
+  }
+
+  #renewed(session: Session, sentAt: number): void {
+    const { lease, margin } = this.kernel.settings
+    session.trustedUntil = sentAt + lease - margin
+    if (this.phase === "suspended") this.#enter("open")
+    if (this.#trust === undefined) this.#watch(session)
+  }
+
+  // One timer that is re-armed when it fires: a renewal must not cost a timer.
+  #watch(session: Session): void {
+    this.#trust = setTimeout(() => {
+      this.#trust = undefined
+      if (session.lost === undefined && !session.expireIfDue()) this.#watch(session)
+    }, Math.max(1, session.trustedUntil - performance.now()))
+  }
+
+  #beat(session: Session, count = 1): void {
+    // A third of the lease, so that two renewals may fail; jittered, so that a fleet does not beat as one.
+    const delay = this.kernel.settings.lease / 3 * (0.9 + 0.1 * Math.random())
+    this.#heartbeat = setTimeout(() => {
+      if (session.lost !== undefined) return
+      this.#beat(session, count + 1)
+      if (session.expireIfDue()) return
+      if (count % 3 === 0) this.resync()
+      else this.request(this.#renewal(session))
+    }, delay)
+  }
+
+  #renewal(session: Session): Request<"session.renew"> {
+    return {
+      verb: "session.renew",
+      keys: [],
+      args: [],
+      session,
+      moot: () => {},
+      settle: ([, nearest, ended]) => {
+        for (const id of ended.split(" ")) if (id !== "" && id !== session.id) void this.kernel.reap(this, id)
+        this.expect(nearest)
+      },
+      fail: (error) => this.kernel.log("Warn", "a renewal was refused", error)
+    }
+  }
+
+  /** Asks for a reaping when the nearest deadline of another session has passed, if somebody waits here. */
+  expect(nearest: number): void {
+    if (nearest < 0 || !this.isWaiting()) return
+    // Whoever is first does the work; the others find nothing left to do.
+    const at = performance.now() + nearest + 1 + Math.random() * 10
+    if (this.#reap !== undefined) {
+      if (this.#nearest <= at) return
+      clearTimeout(this.#reap)
+    }
+    this.#nearest = at
+    this.#reap = setTimeout(() => {
+      this.#reap = undefined
+      if (this.session !== undefined && this.isWaiting()) this.request(this.#renewal(this.session))
+    }, at - performance.now())
+  }
+
+  isWaiting(): boolean {
+    return this.#waiting > 0
+  }
+
+  /** Renews, and asks what has become of everything that waits: a lost event is a delay, never a hang. */
+  resync(): void {
+    const session = this.session
+    if (session === undefined || session.expireIfDue()) return
+    this.request(this.#renewal(session))
+    for (const claim of this.claims.values()) {
+      if (claim.state !== "queued") continue
+      this.request({
+        verb: "semaphore.check",
+        keys: [claim.key],
+        args: [claim.id],
+        session,
+        moot: () => {},
+        settle: (reply) => {
+          if (claim.state !== "queued" || claim.session !== session) return
+          if (reply[0] === "granted") return this.#grant(claim, session, Number(reply[1]), reply[2])
+          if (reply[0] === "queued") return this.expect(reply[2])
+          // The actor does not know it, though nobody took it out: it takes its place again.
+          this.#send(claim)
+        },
+        fail: (error) => this.kernel.log("Warn", "a resync was refused", error)
+      })
+    }
+  }
+
+  #suspend(session: Session, cause: RedisError): void {
+    if (this.phase !== "open") return
+    this.#enter("suspended", undefined, session)
+    this.kernel.log("Warn", `partition ${this.index}: the session is suspended`, cause)
+  }
+
+  /** The session is over: whatever it held is lost, and whoever waited waits in the next one. */
+  lose(session: Session, reason: LossReason): void {
+    if (session.lost !== undefined) return
+    session.lost = reason
+    this.session = undefined
+    clearTimeout(this.#trust)
+    clearTimeout(this.#heartbeat)
+    clearTimeout(this.#reap)
+    this.#trust = this.#heartbeat = this.#reap = undefined
+    this.#nearest = Number.POSITIVE_INFINITY
+
+    const requests = [...this.#inFlight ?? [], ...this.#queue]
+    this.#inFlight = undefined
+    this.#queue = []
+    this.#enter(reason === "closed" ? "closed" : "lost", reason, session)
+
+    const held: Array<Claim> = []
+    for (const claim of [...this.claims.values()]) {
+      claim.request = undefined
+      if (claim.state === "held" && !claim.standing) {
+        this.claims.delete(claim.id)
+        held.push(claim)
+      } else if (reason === "closed") {
+        this.#fail(claim, new CoordinatorError({ reason: new CoordinatorClosed({}) }))
+      } else {
+        this.#become(claim, "idle")
+      }
+    }
+    for (const request of requests) {
+      if (request.cancelled === true) continue
+      if (request.session !== undefined) request.moot?.()
+      else if (reason === "closed") request.fail(new CoordinatorError({ reason: new CoordinatorClosed({}) }))
+      else this.#queue.push(request)
+    }
+    if (reason !== "closed") {
+      this.kernel.lost(this, session, reason, held.length)
+      if (this.claims.size > 0 || this.#queue.length > 0 || !this.kernel.closed) this.#open()
+    }
+    for (const claim of held) claim.lose(reason)
+    if (held.length > 0) this.kernel.watchOverruns(held)
+  }
+
+  #enter(phase: Phase, reason?: LossReason, session = this.session): void {
+    const from = this.phase
+    if (from === phase) return
+    this.phase = phase
+    this.kernel.transition(this, session, from, phase, reason)
+  }
+
+  // ---------------------------------------------------------------------------------------------------------------
+  // Claims
+  // ---------------------------------------------------------------------------------------------------------------
+
+  #become(claim: Claim, state: Claim["state"]): void {
+    this.#waiting += waits(state) - waits(claim.state)
+    claim.state = state
+    if (state === "done") this.claims.delete(claim.id)
+  }
+
+  claim(claim: Claim): void {
+    this.claims.set(claim.id, claim)
+    this.#send(claim)
+  }
+
+  #reenter(): void {
+    const claims = [...this.claims.values()].filter((claim) => claim.state === "idle")
+    // Who makes a semaphore exist goes first.
+    claims.sort((a, b) => Number(b.standing) - Number(a.standing))
+    for (const claim of claims) this.#send(claim)
+  }
+
+  #send(claim: Claim): void {
+    this.#become(claim, "pending")
+    const answer = (reply: Requests["semaphore.take" | "semaphore.create" | "semaphore.attach"]["reply"]) => {
+      claim.request = undefined
+      const session = this.session!
+      switch (reply[0]) {
+        case "granted":
+          return this.#grant(claim, session, Number(reply[1]), reply[2])
+        case "queued":
+          // The grant can have come through the mailbox before this reply.
+          if (claim.state !== "pending") return
+          this.#become(claim, "queued")
+          claim.session = session
+          session.waited = true
+          this.kernel.metrics.waiting()
+          this.kernel.listen(this)
+          return this.expect(reply[2])
+        default:
+          if (claim.state !== "pending") return
+          if (reply[0] === "mismatch" && claim.capacity > 0) {
+            // Joined again after a loss, and others were faster with another size: theirs is in force.
+            claim.verb = "semaphore.attach"
+            return this.#send(claim)
+          }
+          this.#become(claim, "done")
+          claim.settle(reply as Outcome)
+      }
+    }
+    const fail = (error: CoordinatorError) => this.#fail(claim, error)
+    claim.session = this.session
+    // A request to take is never moot: the claim itself goes to the next session.
+    const common = { keys: [claim.key], settle: answer, fail, session: this.session, moot: () => {} }
+    const request: Request = (claim.verb === "semaphore.take"
+      ? { ...common, verb: claim.verb, args: [claim.id, claim.weight, claim.total, claim.wait] }
+      : claim.verb === "semaphore.create"
+      ? { ...common, verb: claim.verb, args: [claim.id, claim.total] }
+      : { ...common, verb: claim.verb, args: [claim.id] }) as unknown as Request
+    claim.request = request
+    if (this.session === undefined) {
+      // It is sent when the session is open, see #reenter.
+      this.#become(claim, "idle")
+      if (this.kernel.closed) return fail(new CoordinatorError({ reason: new CoordinatorClosed({}) }))
+      return this.#open()
+    }
+    this.request(request)
+  }
+
+  #grant(claim: Claim, session: Session, token: number, capacity: number): void {
+    if (claim.state === "held") {
+      // Granted again what we hold: Redis has forgotten the first grant.
+      if (claim.token !== token && claim.session === session) this.lose(session, "rolledBack")
+      return
+    }
+    // Given up meanwhile: its release is on the way. And nothing is granted on a lease that has run out meanwhile.
+    if (claim.state === "done" || session.lost !== undefined || session.expireIfDue()) return
+    this.#become(claim, "held")
+    claim.session = session
+    claim.token = token
+    claim.capacity = capacity
+    if (claim.standing) {
+      // After a loss, whoever is back first creates it again as it was.
+      claim.verb = "semaphore.create"
+      claim.total = capacity
+    }
+    claim.acquiredAt = Date.now()
+    claim.request = undefined
+    this.kernel.metrics.granted()
+    claim.settle(granted)
+  }
+
+  #fail(claim: Claim, error: CoordinatorError): void {
+    if (claim.state === "done" || claim.state === "held") return
+    this.#become(claim, "done")
+    claim.request = undefined
+    claim.settle(["failed", error])
+  }
+
+  /** Gives a hold back, or leaves the queue, and says when that is certain. */
+  release(claim: Claim, done: () => void): void {
+    const { session, state } = claim
+    this.#become(claim, "done")
+    if (state === "idle" || state === "done" || session === undefined || session.lost !== undefined) return done()
+    if (state === "pending" && claim.request !== undefined && this.#queue.includes(claim.request)) {
+      claim.request.cancelled = true
+      return done()
+    }
+    if (state === "held") this.kernel.metrics.released()
+    this.request({
+      verb: "semaphore.release",
+      keys: [claim.key],
+      args: [claim.id],
+      session,
+      moot: done,
+      settle: done,
+      fail: (error) => {
+        // The session's end will release it.
+        this.kernel.log("Error", "a release was refused", error)
+        done()
+      }
+    })
+  }
+
+  // ---------------------------------------------------------------------------------------------------------------
+  // Mailbox
+  // ---------------------------------------------------------------------------------------------------------------
+
+  deliver(session: Session, id: string, event: ReadonlyArray<string | number>): void {
+    if (session.lost !== undefined) return
+    session.read = id
+    const claim = this.claims.get(String(event[1]))
+    if (claim === undefined || session.expireIfDue()) return
+    switch (event[0]) {
+      case "granted":
+        return this.#grant(claim, session, Number(event[2]), Number(event[3]))
+      case "refused": {
+        if (claim.state !== "queued" && claim.state !== "pending") return
+        this.#become(claim, "done")
+        return claim.settle(["tooBig", Number(event[2])])
+      }
+    }
+  }
+
+  /** Ends the session on our own word, and releases what it owns. */
+  async close(): Promise<void> {
+    const session = this.session
+    if (session === undefined) return this.#refuse(new CoordinatorError({ reason: new CoordinatorClosed({}) }))
+    this.lose(session, "closed")
+    await this.kernel.ask(this, session.id, [{ verb: "session.end", keys: [], args: [session.id] }])
+    await this.kernel.reap(this, session.id)
+  }
+}
+
+const granted: Outcome = ["granted"]
+
+const waits = (state: Claim["state"]): number => state === "pending" || state === "queued" ? 1 : 0
+
+const partitionBy = <A>(items: ReadonlyArray<A>, f: (item: A) => boolean): [Array<A>, Array<A>] => [
+  items.filter(f),
+  items.filter((item) => !f(item))
+]

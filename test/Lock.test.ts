@@ -1,0 +1,452 @@
+import { assert, layer } from "@effect/vitest"
+import { Deferred, Duration, Effect, Exit, Fiber, Option } from "effect"
+import { TestClock } from "effect/testing"
+import { Coordinator, Lease, Lock, Redis } from "../src/index.ts"
+import { eventually, realSleep } from "./support/eventually.ts"
+import { assertEmpty, freshNamespace, node, short, TestServer, withNode } from "./support/live.ts"
+
+const live = { excludeTestServices: true, timeout: "60 seconds" } as const
+
+/** Commands on the keys of a namespace, for looking in from outside. */
+const keys = Effect.fnUntraced(function*(namespace: string) {
+  const redis = yield* Redis.Redis
+  return (yield* redis.send<Array<string>>("KEYS", `{${namespace}:*`)).filter((key) =>
+    !/:(sessions|rec:.*|mail:.*)$/.test(key)
+  )
+})
+
+const waiters = (namespace: string, key: string) =>
+  Effect.gen(function*() {
+    const redis = yield* Redis.Redis
+    for (const name of yield* redis.send<Array<string>>("KEYS", `{${namespace}:*`)) {
+      if (!name.endsWith(`:lock:${key}`)) continue
+      return (yield* redis.send<Array<string>>("HKEYS", name)).filter((field) => field.startsWith("q")).length
+    }
+    return 0
+  })
+
+layer(TestServer.layer, live)("Lock", (it) => {
+  it.effect("lets one in at a time, over several coordinators, with increasing tokens", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const nodes = yield* Effect.all([1, 2, 3].map(() => node(server.url, { namespace })))
+        let inside = 0
+        let last = 0
+        let entered = 0
+        const enter = Effect.gen(function*() {
+          const lease = Option.getOrThrow(yield* Lease.current)
+          assert.isAbove(lease.token, last)
+          last = lease.token
+          assert.strictEqual(++inside, 1)
+          yield* Effect.yieldNow
+          assert.strictEqual(inside--, 1)
+          entered++
+        })
+        yield* Effect.forEach(
+          nodes,
+          (context) =>
+            Effect.forEach(
+              Array.from({ length: 10 }),
+              () => Effect.forEach(Array.from({ length: 10 }), () => Lock.withLock(enter, "one")),
+              { concurrency: "unbounded" }
+            ).pipe(Effect.provideContext(context)),
+          { concurrency: "unbounded" }
+        )
+        assert.strictEqual(entered, 300)
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("grants in the order of the requests, over several coordinators", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const nodes = yield* Effect.all([1, 2, 3].map(() => node(server.url, { namespace })))
+        const order: Array<number> = []
+        const release = yield* Deferred.make<void>()
+        const fibers: Array<Fiber.Fiber<unknown, unknown>> = []
+        const held = yield* Deferred.make<void>()
+        fibers.push(
+          yield* Effect.forkChild(
+            Effect.andThen(Deferred.succeed(held, undefined), Deferred.await(release)).pipe(
+              Lock.withLock("queue"),
+              Effect.provideContext(nodes[0]!)
+            )
+          )
+        )
+        yield* Deferred.await(held)
+        for (let at = 0; at < 12; at++) {
+          fibers.push(
+            yield* Effect.forkChild(
+              Effect.sync(() => order.push(at)).pipe(Lock.withLock("queue"), Effect.provideContext(nodes[at % 3]!))
+            )
+          )
+          yield* eventually(
+            Effect.map(waiters(namespace, "queue"), (count) => count === at + 1).pipe(Effect.provideContext(nodes[0]!)),
+            { interval: 1 }
+          )
+        }
+        yield* Deferred.succeed(release, undefined)
+        yield* Effect.forEach(fibers, Fiber.join)
+        assert.deepStrictEqual(order, Array.from({ length: 12 }, (_, at) => at))
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("answers at once whether it is available", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        assert.deepStrictEqual(yield* Lock.withLockIfAvailable(Effect.succeed(1), "a"), Option.some(1))
+        yield* Effect.scoped(Effect.gen(function*() {
+          const lease = Option.getOrThrow(yield* Lock.acquireIfAvailable("a"))
+          assert.strictEqual(lease.key, "a")
+          const nested = Lock.withLockIfAvailable(Effect.die("must not run"), "a")
+          assert.strictEqual((yield* Effect.flip(nested)).reason._tag, "AlreadyHeld")
+        }))
+        assert.deepStrictEqual(yield* Lock.withLockIfAvailable(Effect.succeed(2), "a"), Option.some(2))
+      })
+    ))
+
+  it.effect("is not available while another coordinator holds it", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const other = yield* node(server.url, { namespace })
+        yield* Effect.scoped(Effect.gen(function*() {
+          yield* Lock.acquire("a")
+          const result = yield* Lock.withLockIfAvailable(Effect.die("must not run"), "a").pipe(
+            Effect.provideContext(other)
+          )
+          assert.isTrue(Option.isNone(result))
+          const scoped = yield* Effect.scoped(Lock.acquireIfAvailable("a")).pipe(Effect.provideContext(other))
+          assert.isTrue(Option.isNone(scoped))
+        }))
+        assert.isTrue(
+          Option.isSome(yield* Lock.withLockIfAvailable(Effect.void, "a").pipe(Effect.provideContext(other)))
+        )
+      })
+    ))
+
+  it.effect("fails with WaitTimeout after the time to wait, and leaves the queue", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const other = yield* node(server.url, { namespace })
+        yield* Effect.scoped(Effect.gen(function*() {
+          yield* Lock.acquire("a")
+          const error = yield* Effect.flip(
+            Lock.withLock(Effect.die("must not run"), "a", { wait: "50 millis" }).pipe(Effect.provideContext(other))
+          )
+          assert.strictEqual(error.reason._tag, "WaitTimeout")
+          yield* eventually(Effect.map(waiters(namespace, "a"), (count) => count === 0))
+        }))
+        assert.deepStrictEqual(yield* keys(namespace), [])
+      })
+    ))
+
+  it.effect("nests in one fiber and its children when reentrant, and fails clearly when not", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const nested = Effect.gen(function*() {
+          const error = yield* Effect.flip(Lock.withLock(Effect.void, "a"))
+          assert.strictEqual(error.reason._tag, "AlreadyHeld")
+          const outer = Option.getOrThrow(yield* Lease.current)
+          const token = yield* Lock.withLock(
+            Effect.map(Lease.current, (lease) => Option.getOrThrow(lease).token),
+            "a",
+            { reentrant: true }
+          )
+          assert.strictEqual(token, outer.token)
+          const child = yield* Effect.forkChild(Lock.withLock(Effect.succeed("child"), "a", { reentrant: true }))
+          assert.strictEqual(yield* Fiber.join(child), "child")
+          assert.strictEqual(yield* Lock.withLock(Effect.succeed("other"), "b"), "other")
+        })
+        yield* Lock.withLock(nested, "a")
+        assert.deepStrictEqual(yield* keys(namespace), [])
+        // A hold of another fiber is not one's own.
+        const holder = yield* Effect.forkChild(Lock.withLock(Effect.never, "a"))
+        yield* eventually(Effect.map(keys(namespace), (keys) => keys.length > 0))
+        assert.isTrue(Option.isNone(yield* Lock.withLockIfAvailable(Effect.void, "a", { reentrant: true })))
+        yield* Fiber.interrupt(holder)
+      })
+    ))
+
+  it.effect("is held until its last user has left", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const other = yield* node(server.url, { namespace })
+        const go = yield* Deferred.make<void>()
+        const inside = yield* Deferred.make<void>()
+        const detached = yield* Lock.withLock(
+          Effect.gen(function*() {
+            const fiber = yield* Effect.forkDetach(
+              Lock.withLock(Effect.andThen(Deferred.succeed(inside, undefined), Deferred.await(go)), "a", {
+                reentrant: true
+              })
+            )
+            yield* Deferred.await(inside)
+            return fiber
+          }),
+          "a"
+        )
+        const available = Lock.withLockIfAvailable(Effect.void, "a").pipe(Effect.provideContext(other))
+        assert.isTrue(Option.isNone(yield* available))
+        yield* Deferred.succeed(go, undefined)
+        yield* Fiber.join(detached)
+        assert.isTrue(Option.isSome(yield* available))
+      })
+    ))
+
+  it.effect("acquires into a scope, and the rest of the fiber runs under it", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        yield* Effect.scoped(Effect.gen(function*() {
+          const lease = yield* Lock.acquire("a")
+          assert.isTrue(yield* lease.isHeld)
+          assert.strictEqual((yield* Effect.flip(Lock.withLock(Effect.void, "a"))).reason._tag, "AlreadyHeld")
+          const again = yield* Effect.scoped(Lock.acquire("a", { reentrant: true }))
+          assert.strictEqual(again.token, lease.token)
+          assert.isTrue(yield* lease.isHeld)
+          assert.strictEqual(Option.getOrThrow(yield* Lease.current).token, lease.token)
+        }))
+        assert.isTrue(Option.isNone(yield* Lease.current))
+        assert.deepStrictEqual(yield* keys(namespace), [])
+        yield* Lock.withLock(Effect.void, "a")
+      })
+    ))
+
+  it.effect("interrupts who holds it for longer than maxHold", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        let cleaned = false
+        const error = yield* Effect.never.pipe(
+          Effect.onInterrupt(() => Effect.sync(() => void (cleaned = true))),
+          Lock.withLock("a", { maxHold: "50 millis" }),
+          Effect.flip
+        )
+        assert.isTrue(cleaned)
+        assert.strictEqual(error.reason._tag, "LeaseLost")
+        assert.strictEqual(error.reason._tag === "LeaseLost" && error.reason.reason, "maxHold")
+        assert.deepStrictEqual(yield* keys(namespace), [])
+        // In a scope it is lost, and given back when the margin has passed though nobody listens.
+        yield* Effect.scoped(Effect.gen(function*() {
+          const lease = yield* Lock.acquire("a", { maxHold: "50 millis" })
+          assert.strictEqual((yield* Effect.flip(lease.lost)).reason, "maxHold")
+          assert.isFalse(yield* lease.isHeld)
+          yield* eventually(Effect.map(keys(namespace), (keys) => keys.length === 0))
+        }))
+        // Who is done in time is not disturbed.
+        assert.strictEqual(yield* Lock.withLock(Effect.succeed(1), "a", { maxHold: "1 minute" }), 1)
+      }), { lease: "2 seconds", margin: "200 millis" }))
+
+  it.effect("takes several at once, in whatever order they are named", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const nodes = [yield* node(server.url, { namespace }), yield* node(server.url, { namespace })]
+        const names = ["a", "b", "c", "d", "e"]
+        const holders = new Map<string, number>()
+        yield* Effect.forEach(
+          Array.from({ length: 60 }, (_, at) => at),
+          (at) => {
+            const wanted = names.filter(() => Math.random() < 0.6).sort(() => Math.random() - 0.5)
+            return Effect.gen(function*() {
+              for (const name of wanted) {
+                assert.strictEqual(holders.get(name) ?? 0, 0)
+                holders.set(name, 1)
+              }
+              yield* Effect.yieldNow
+              for (const name of wanted) holders.set(name, 0)
+            }).pipe(Lock.withLocks(wanted), Effect.provideContext(nodes[at % 2]!))
+          },
+          { concurrency: "unbounded" }
+        )
+        assert.deepStrictEqual(yield* keys(namespace), [])
+        // All or none: the time to wait is for all of them.
+        yield* Effect.scoped(Effect.gen(function*() {
+          yield* Lock.acquire("c")
+          const error = yield* Lock.withLocks(Effect.die("must not run"), names, { wait: "100 millis" }).pipe(
+            Effect.provideContext(nodes[0]!),
+            Effect.flip
+          )
+          assert.strictEqual(error.reason._tag, "WaitTimeout")
+          yield* eventually(
+            Effect.map(keys(namespace), (keys) => keys.filter((key) => key.includes(":lock:")).length === 1)
+          )
+        }))
+      })
+    ))
+
+  it.effect("interrupts through several locks", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const started = yield* Deferred.make<void>()
+        const fiber = yield* Effect.forkChild(
+          Lock.withLocks(Effect.andThen(Deferred.succeed(started, undefined), Effect.never), ["a", "b", "c"])
+        )
+        yield* Deferred.await(started)
+        yield* Fiber.interrupt(fiber)
+        assert.deepStrictEqual(yield* keys(namespace), [])
+      })
+    ))
+
+  it.effect("keeps names apart, whatever is in them", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const other = yield* node(server.url, { namespace })
+        const names = [
+          "a",
+          "A",
+          "a ",
+          " a",
+          "a\n",
+          "a\r\n+OK\r\n",
+          "a\u0000",
+          "\u0000a",
+          "{a}",
+          "{}a",
+          "}a{",
+          "a:b",
+          ":a",
+          "a:",
+          "😀",
+          "é",
+          "e\u0301",
+          "lock:a",
+          "sem:a",
+          "__proto__",
+          "constructor",
+          "%s%d",
+          "[]",
+          "'\"",
+          "\\",
+          "null",
+          "undefined",
+          "x".repeat(512),
+          "😀".repeat(128),
+          "*",
+          "?",
+          "0"
+        ]
+        yield* Effect.scoped(Effect.gen(function*() {
+          for (const name of names) yield* Lock.acquire(name)
+          for (const name of names) {
+            const found = yield* Effect.scoped(Lock.acquireIfAvailable(name)).pipe(Effect.provideContext(other))
+            assert.isTrue(Option.isNone(found), JSON.stringify(name))
+          }
+        }))
+        yield* Effect.scoped(Effect.forEach(names, (name) => Lock.acquire(name)))
+      })
+    ))
+
+  it.effect("refuses bad arguments as defects, before anything is sent", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const bad: Array<Effect.Effect<unknown, unknown, Coordinator.Coordinator>> = [
+          Lock.withLock(Effect.void, ""),
+          Lock.withLock(Effect.void, "\ud800"),
+          Lock.withLock(Effect.void, "x".repeat(513)),
+          Lock.withLock(Effect.void, "é".repeat(257)),
+          Lock.withLock(Effect.void, 5 as never),
+          Lock.withLock(Effect.void, undefined as never),
+          Lock.withLock(Effect.void, "a", { wait: 0 }),
+          Lock.withLock(Effect.void, "a", { wait: Number.NaN }),
+          Lock.withLock(Effect.void, "a", { maxHold: -1 }),
+          Lock.withLocks(Effect.void, ["a", ""]),
+          Effect.scoped(Lock.acquire("")),
+          Effect.scoped(Lock.acquireIfAvailable(""))
+        ]
+        for (const [at, effect] of bad.entries()) {
+          const exit = yield* Effect.exit(effect)
+          assert.isTrue(Exit.hasDies(exit), String(at))
+          const defect = Exit.isFailure(exit) ? exit.cause.reasons.find((reason) => reason._tag === "Die") : undefined
+          assert.instanceOf(defect?._tag === "Die" ? defect.defect : undefined, RangeError)
+        }
+        assert.deepStrictEqual(yield* keys(namespace), [])
+      })
+    ))
+
+  it.effect("fails, dies and is interrupted as its effect is, and is free afterwards", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        assert.strictEqual(yield* Effect.flip(Lock.withLock(Effect.fail("no"), "a")), "no")
+        assert.isTrue(Exit.hasDies(yield* Effect.exit(Lock.withLock(Effect.die("no"), "a"))))
+        assert.isTrue(Exit.hasInterrupts(yield* Effect.exit(Lock.withLock(Effect.interrupt, "a"))))
+        const order: Array<string> = []
+        const fiber = yield* Effect.forkChild(
+          Effect.never.pipe(
+            Effect.onInterrupt(() =>
+              Effect.gen(function*() {
+                order.push(`finalizer, ${(yield* keys(namespace)).length} held`)
+              })
+            ),
+            Lock.withLock("a"),
+            Effect.onExit(() => Effect.map(keys(namespace), (keys) => order.push(`after, ${keys.length} held`)))
+          )
+        )
+        yield* eventually(Effect.map(keys(namespace), (keys) => keys.length > 0))
+        yield* Fiber.interrupt(fiber)
+        assert.deepStrictEqual(order, ["finalizer, 2 held", "after, 0 held"])
+      })
+    ))
+
+  it.effect("wakes the next one at once when a coordinator is closed", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const waiting = yield* Effect.scoped(Effect.gen(function*() {
+          const other = yield* node(server.url, { namespace })
+          const held = yield* Deferred.make<void>()
+          const lost = yield* Effect.forkDetach(
+            Effect.andThen(Deferred.succeed(held, undefined), Effect.never).pipe(
+              Lock.withLock("a"),
+              Effect.provideContext(other),
+              Effect.flip
+            )
+          )
+          yield* Deferred.await(held)
+          const waiting = yield* Effect.forkDetach(
+            Effect.sync(() => performance.now()).pipe(
+              Lock.withLock("a"),
+              Effect.provideContext(yield* Effect.context<never>())
+            )
+          )
+          yield* eventually(Effect.map(waiters(namespace, "a"), (count) => count === 1))
+          return { waiting, lost }
+        }))
+        const closed = performance.now()
+        assert.isBelow((yield* Fiber.join(waiting.waiting)) - closed, 1000)
+        const error = yield* Fiber.join(waiting.lost)
+        assert.strictEqual(
+          error._tag === "LockError" && error.reason._tag === "LeaseLost" && error.reason.reason,
+          "closed"
+        )
+      })
+    ))
+
+  it.effect("keeps its leases under a TestClock", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        yield* Lock.withLock(
+          Effect.gen(function*() {
+            yield* TestClock.adjust(Duration.days(1))
+            yield* realSleep("3 seconds")
+            assert.isTrue(yield* Option.getOrThrow(yield* Lease.current).isHeld)
+          }),
+          "a"
+        )
+        // The time to wait is of the program's clock.
+        const holder = yield* Effect.forkChild(Lock.withLock(Effect.never, "a"))
+        yield* realSleep("50 millis")
+        const waiting = yield* Effect.forkChild(Effect.flip(Lock.withLock(Effect.void, "a", { wait: "1 hour" })))
+        yield* realSleep("50 millis")
+        yield* TestClock.adjust("1 hour")
+        assert.strictEqual((yield* Fiber.join(waiting)).reason._tag, "WaitTimeout")
+        yield* Fiber.interrupt(holder)
+      }).pipe(Effect.provide(TestClock.layer())), short))
+})

@@ -1,0 +1,217 @@
+import { assert, layer } from "@effect/vitest"
+import { Deferred, Effect, Exit, Fiber, Option } from "effect"
+import { Lease, ReadWriteLock, Redis } from "../src/index.ts"
+import { eventually } from "./support/eventually.ts"
+import { assertEmpty, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
+
+const token = Effect.map(Lease.current, (lease) => Option.getOrThrow(lease).token)
+
+const waiting = (namespace: string, count: number) =>
+  eventually(
+    Effect.gen(function*() {
+      const redis = yield* Redis.Redis
+      const keys = yield* redis.send<Array<string>>("KEYS", `{${namespace}:*:rw:a`)
+      const fields = keys.length === 0 ? [] : yield* redis.send<Array<string>>("HKEYS", keys[0]!)
+      return fields.filter((field) => field.startsWith("q")).length === count
+    }),
+    { interval: 1 }
+  )
+
+layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("ReadWriteLock", (it) => {
+  it.effect("lets in many readers or one writer, over several coordinators", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const nodes = yield* Effect.all([1, 2, 3].map(() => node(server.url, { namespace })))
+        let readers = 0
+        let writers = 0
+        let most = 0
+        let last = 0
+        const read = Effect.gen(function*() {
+          readers++
+          most = Math.max(most, readers)
+          assert.strictEqual(writers, 0)
+          yield* Effect.sleep(1)
+          assert.strictEqual(writers, 0)
+          readers--
+        })
+        const write = Effect.gen(function*() {
+          const mine = yield* token
+          assert.isAbove(mine, last)
+          last = mine
+          assert.deepStrictEqual([++writers, readers], [1, 0])
+          yield* Effect.yieldNow
+          assert.deepStrictEqual([writers--, readers], [1, 0])
+        })
+        yield* Effect.forEach(
+          Array.from({ length: 200 }, (_, at) => at),
+          (at) =>
+            (at % 4 === 0 ? ReadWriteLock.withWriteLock(write, "a") : ReadWriteLock.withReadLock(read, "a")).pipe(
+              Effect.provideContext(nodes[at % 3]!)
+            ),
+          { concurrency: "unbounded", discard: true }
+        )
+        assert.isAbove(most, 1)
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("lets no reader overtake a waiting writer, and no writer starve readers", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const order: Array<string> = []
+        const enter = (name: string) => Effect.sync(() => void order.push(name))
+        const fibers: Array<Fiber.Fiber<unknown, unknown>> = []
+        yield* Effect.scoped(Effect.gen(function*() {
+          const server = yield* TestServer
+          const other = yield* node(server.url, { namespace })
+          yield* Effect.provideContext(ReadWriteLock.acquireRead("a"), other)
+          const wait = ["writer 1", "reader 1", "reader 2", "writer 2", "reader 3"]
+          for (const [at, name] of wait.entries()) {
+            const form = name.startsWith("writer") ? ReadWriteLock.withWriteLock : ReadWriteLock.withReadLock
+            fibers.push(yield* Effect.forkDetach(form(enter(name), "a")))
+            yield* waiting(namespace, at + 1)
+          }
+          assert.deepStrictEqual(order, [])
+        }))
+        yield* Effect.forEach(fibers, Fiber.join)
+        assert.strictEqual(order[0], "writer 1")
+        assert.sameMembers(order.slice(1, 3), ["reader 1", "reader 2"])
+        assert.deepStrictEqual(order.slice(3), ["writer 2", "reader 3"])
+      })
+    ))
+
+  it.effect("shares reading inside one's own reading and writing", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const read = ReadWriteLock.withReadLock(token, "a")
+        const server = yield* TestServer
+        const other = yield* node(server.url, { namespace })
+        const writer = yield* ReadWriteLock.withReadLock(
+          Effect.gen(function*() {
+            // A writer in between must not make the inner reader wait behind it, and so for itself.
+            const writer = yield* Effect.forkDetach(
+              ReadWriteLock.withWriteLock(Effect.succeed("written"), "a").pipe(Effect.provideContext(other))
+            )
+            yield* waiting(namespace, 1)
+            assert.strictEqual(yield* token, yield* read)
+            return writer
+          }),
+          "a"
+        )
+        assert.strictEqual(yield* Fiber.join(writer), "written")
+        yield* ReadWriteLock.withWriteLock(
+          Effect.map(Effect.all([token, read]), ([a, b]) => assert.strictEqual(a, b)),
+          "a"
+        )
+        const error = yield* Effect.flip(
+          ReadWriteLock.withWriteLock(ReadWriteLock.withWriteLock(Effect.void, "a"), "a")
+        )
+        assert.strictEqual(error.reason._tag, "AlreadyWriting")
+        yield* ReadWriteLock.withWriteLock(ReadWriteLock.withWriteLock(Effect.void, "a", { reentrant: true }), "a")
+      })
+    ))
+
+  it.effect("upgrades the sole reader, with a new token, and is a reader again afterwards", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const other = yield* node(server.url, { namespace })
+        const reading = ReadWriteLock.withReadLockIfAvailable(Effect.void, "a").pipe(Effect.provideContext(other))
+        yield* ReadWriteLock.withReadLock(
+          Effect.gen(function*() {
+            const before = yield* token
+            assert.isTrue(Option.isSome(yield* reading))
+            const during = yield* ReadWriteLock.withWriteLock(
+              Effect.gen(function*() {
+                assert.isTrue(Option.isNone(yield* reading))
+                return yield* token
+              }),
+              "a"
+            )
+            assert.isAbove(during, before)
+            assert.isTrue(Option.isSome(yield* reading))
+            // Scoped, too.
+            yield* Effect.scoped(Effect.gen(function*() {
+              yield* ReadWriteLock.acquireWrite("a")
+              assert.isTrue(Option.isNone(yield* reading))
+            }))
+            assert.isTrue(Option.isSome(yield* reading))
+          }),
+          "a"
+        )
+      })
+    ))
+
+  it.effect("fails with UpgradeConflict when others read, and changes nothing", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const other = yield* node(server.url, { namespace })
+        const upgrading = ReadWriteLock.withReadLock(
+          Effect.gen(function*() {
+            const error = yield* Effect.flip(ReadWriteLock.withWriteLock(Effect.die("must not run"), "a"))
+            assert.strictEqual(error.reason._tag, "UpgradeConflict")
+            assert.isTrue(yield* Option.getOrThrow(yield* Lease.current).isHeld)
+          }),
+          "a"
+        )
+        // Both at once: neither deadlocks.
+        const ready = [yield* Deferred.make<void>(), yield* Deferred.make<void>()] as const
+        const both = yield* Effect.all(
+          [0, 1].map((at) =>
+            ReadWriteLock.withReadLock(
+              Effect.gen(function*() {
+                yield* Deferred.succeed(ready[at]!, undefined)
+                yield* Deferred.await(ready[1 - at]!)
+                return yield* Effect.exit(ReadWriteLock.withWriteLock(Effect.void, "a"))
+              }),
+              "a"
+            ).pipe(Effect.provideContext(other))
+          ),
+          { concurrency: "unbounded" }
+        )
+        assert.isTrue(both.some(Exit.isFailure))
+        yield* Effect.scoped(Effect.andThen(
+          Effect.provideContext(ReadWriteLock.acquireRead("a"), other),
+          upgrading
+        ))
+      })
+    ))
+
+  it.effect("downgrades without letting another writer in between", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const other = yield* node(server.url, { namespace })
+        yield* Effect.scoped(Effect.gen(function*() {
+          const lease = yield* ReadWriteLock.acquireWrite("a")
+          const reader = yield* Effect.forkDetach(
+            ReadWriteLock.withReadLock(Effect.succeed("read"), "a").pipe(Effect.provideContext(other))
+          )
+          yield* waiting(namespace, 1)
+          yield* ReadWriteLock.downgrade(lease)
+          assert.strictEqual(yield* Fiber.join(reader), "read")
+          const writing = ReadWriteLock.withWriteLockIfAvailable(Effect.void, "a").pipe(Effect.provideContext(other))
+          assert.isTrue(Option.isNone(yield* writing))
+          assert.isTrue(yield* lease.isHeld)
+          assert.strictEqual((yield* Effect.flip(ReadWriteLock.downgrade(lease))).reason._tag, "NotWriting")
+        }))
+        assert.isTrue(
+          Option.isSome(
+            yield* ReadWriteLock.withWriteLockIfAvailable(Effect.void, "a").pipe(Effect.provideContext(other))
+          )
+        )
+      })
+    ))
+
+  it.effect("does not mix with a lock of the same name", () =>
+    withNode(() =>
+      Effect.scoped(Effect.gen(function*() {
+        yield* ReadWriteLock.acquireWrite("a")
+        const { Lock } = yield* Effect.promise(() => import("../src/index.ts"))
+        assert.isTrue(Option.isSome(yield* Lock.acquireIfAvailable("a")))
+      }))
+    ))
+})

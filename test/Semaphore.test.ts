@@ -1,0 +1,342 @@
+import { assert, layer } from "@effect/vitest"
+import { Context, Deferred, Effect, Exit, Fiber, Layer, Option } from "effect"
+import * as fc from "fast-check"
+import { Coordinator, Lease, Redis, Semaphore } from "../src/index.ts"
+import { eventually } from "./support/eventually.ts"
+import { assertEmpty, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
+
+class Pool extends Semaphore.Service<Pool>()("pool", { permits: 5 }) {}
+
+class Guests extends Semaphore.Service<Guests>()("pool", {}) {}
+
+const waiting = (namespace: string, count: number) =>
+  eventually(
+    Effect.gen(function*() {
+      const redis = yield* Redis.Redis
+      const keys = yield* redis.send<Array<string>>("KEYS", `{${namespace}:*:sem:*`)
+      const fields = keys.length === 0 ? [] : yield* redis.send<Array<string>>("HKEYS", keys[0]!)
+      return fields.filter((field) => field.startsWith("q")).length === count
+    }),
+    { interval: 1, message: `${count} waiters` }
+  )
+
+layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("Semaphore", (it) => {
+  it.effect("never lets more in than it has permits, over several coordinators", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const nodes = yield* Effect.all([1, 2, 3].map(() => node(server.url, { namespace })))
+        let taken = 0
+        let most = 0
+        yield* Effect.forEach(
+          nodes,
+          (context) =>
+            Effect.gen(function*() {
+              const semaphore = yield* Semaphore.make({ name: "s", permits: 5 })
+              yield* Effect.forEach(
+                Array.from({ length: 60 }, (_, at) => 1 + at % 5),
+                (permits) =>
+                  Effect.gen(function*() {
+                    taken += permits
+                    most = Math.max(most, taken)
+                    assert.isAtMost(taken, 5)
+                    yield* Effect.yieldNow
+                    taken -= permits
+                  }).pipe(semaphore.withPermits(permits)),
+                { concurrency: "unbounded" }
+              )
+            }).pipe(Effect.scoped, Effect.provideContext(context)),
+          { concurrency: "unbounded" }
+        )
+        assert.strictEqual(most, 5)
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("is created once and joined by all, and refuses another number", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        yield* Effect.scoped(Effect.gen(function*() {
+          const [a, b] = yield* Effect.all([
+            Semaphore.make({ name: "s", permits: 3 }),
+            Semaphore.make({ name: "s", permits: 3 })
+          ], { concurrency: "unbounded" })
+          const error = yield* Effect.flip(Semaphore.make({ name: "s", permits: 4 }))
+          assert.strictEqual(error.reason._tag, "PermitsMismatch")
+          assert.strictEqual(error.reason._tag === "PermitsMismatch" && error.reason.existing, 3)
+          const lease = yield* a.take(2)
+          assert.strictEqual(yield* b.available, 1)
+          yield* b.release(lease)
+          yield* b.release(lease)
+          assert.strictEqual(yield* a.available, 3)
+        }))
+        // Nobody has it open any more, so that it can be made with another number.
+        yield* Effect.scoped(Semaphore.make({ name: "s", permits: 4 }))
+      })
+    ))
+
+  it.effect("is attached to without knowing the number, before and after it is made", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const other = yield* node(server.url, { namespace })
+        yield* Effect.scoped(Effect.gen(function*() {
+          const error = yield* Effect.flip(Semaphore.attach({ name: "s", timeout: "50 millis" }))
+          assert.strictEqual(error.reason._tag, "WaitTimeout")
+          const early = yield* Effect.forkChild(Semaphore.attach({ name: "s" }).pipe(Effect.provideContext(other)))
+          yield* waiting(namespace, 1)
+          yield* Semaphore.make({ name: "s", permits: 7 })
+          assert.strictEqual(yield* (yield* Fiber.join(early)).available, 7)
+          const late = yield* Semaphore.attach({ name: "s", timeout: "1 second" })
+          assert.strictEqual(yield* late.withPermits(7)(late.available), 0)
+        }))
+      })
+    ))
+
+  it.effect("does not let small takes overtake a big one", () =>
+    withNode((namespace) =>
+      Effect.scoped(Effect.gen(function*() {
+        const semaphore = yield* Semaphore.make({ name: "s", permits: 3 })
+        const order: Array<string> = []
+        const first = yield* semaphore.take(1)
+        const enter = (name: string, permits: number) =>
+          Effect.sync(() => void order.push(name)).pipe(semaphore.withPermits(permits))
+        const big = yield* Effect.forkChild(enter("big", 3))
+        yield* waiting(namespace, 1)
+        assert.isTrue(Option.isNone(yield* semaphore.takeIfAvailable(1)))
+        const small = yield* Effect.forkChild(enter("small", 1))
+        yield* waiting(namespace, 2)
+        yield* semaphore.release(first)
+        yield* Fiber.join(big)
+        yield* Fiber.join(small)
+        assert.deepStrictEqual(order, ["big", "small"])
+      }))
+    ))
+
+  it.effect("lets small ones go on when the big one in front gives up", () =>
+    withNode((namespace) =>
+      Effect.scoped(Effect.gen(function*() {
+        const semaphore = yield* Semaphore.make({ name: "s", permits: 3 })
+        yield* semaphore.takeScoped(1)
+        const big = yield* Effect.forkChild(semaphore.withPermits(3)(Effect.void))
+        yield* waiting(namespace, 1)
+        const small = yield* Effect.forkChild(semaphore.withPermit(Effect.succeed("in")))
+        yield* waiting(namespace, 2)
+        yield* Fiber.interrupt(big)
+        assert.strictEqual(yield* Fiber.join(small), "in")
+      }))
+    ))
+
+  it.effect("wakes whoever fits when it is resized, and revokes nothing when it shrinks", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const other = yield* node(server.url, { namespace })
+        yield* Effect.scoped(Effect.gen(function*() {
+          const semaphore = yield* Semaphore.make({ name: "s", permits: 1 })
+          const theirs = yield* Effect.provideContext(Semaphore.attach({ name: "s" }), other)
+          const mine = yield* semaphore.take(1)
+          const waiters = yield* Effect.forEach([1, 2, 3], () => Effect.forkChild(theirs.take(1)))
+          yield* waiting(namespace, 3)
+          yield* semaphore.resize(3)
+          const granted = [yield* Fiber.join(waiters[0]!), yield* Fiber.join(waiters[1]!)]
+          yield* waiting(namespace, 1)
+          // They can now take more than they knew of.
+          assert.strictEqual(yield* theirs.permits, 3)
+          yield* semaphore.resize(1)
+          assert.strictEqual(yield* semaphore.available, -2)
+          assert.isTrue(yield* mine.isHeld)
+          yield* semaphore.release(mine)
+          yield* theirs.release(granted[0]!)
+          yield* waiting(namespace, 1)
+          yield* theirs.release(granted[1]!)
+          yield* theirs.release(yield* Fiber.join(waiters[2]!))
+          // Who waits for more than there will ever be is told.
+          yield* semaphore.resize(2)
+          const one = yield* semaphore.take(1)
+          const two = yield* Effect.forkChild(Effect.flip(semaphore.take(2)))
+          yield* waiting(namespace, 1)
+          yield* semaphore.resize(1)
+          assert.strictEqual((yield* Fiber.join(two)).reason._tag, "PermitsExceeded")
+          yield* semaphore.release(one)
+          const exceeded = yield* Effect.flip(theirs.take(3))
+          assert.strictEqual(exceeded.reason._tag, "PermitsExceeded")
+        }))
+      })
+    ))
+
+  it.effect("is a typed service", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const pool = yield* Pool
+        const guests = yield* Guests
+        assert.strictEqual(yield* pool.withPermits(2)(guests.available), 3)
+        const lease = yield* Effect.map(Lease.current, Option.getOrThrow).pipe(pool.withPermit)
+        assert.strictEqual(lease.key, "pool")
+        assert.deepStrictEqual(yield* pool.withPermitsIfAvailable(5)(Effect.succeed(1)), Option.some(1))
+      }).pipe(Effect.provide(Layer.mergeAll(Pool.layer, Guests.layer)))
+    ))
+
+  it.effect("refuses bad numbers as defects, before anything is sent", () =>
+    withNode(() =>
+      Effect.scoped(Effect.gen(function*() {
+        const semaphore = yield* Semaphore.make({ name: "s", permits: 3 })
+        const bad: Array<Effect.Effect<unknown, unknown, unknown>> = [
+          ...[0, -1, 1.5, Number.NaN, Infinity, 4, 2 ** 31, "1" as never].flatMap((permits) => [
+            semaphore.take(permits),
+            semaphore.takeIfAvailable(permits),
+            semaphore.withPermits(permits)(Effect.void),
+            semaphore.withPermitsIfAvailable(permits)(Effect.void),
+            Effect.scoped(semaphore.takeScoped(permits))
+          ]),
+          ...[0, -1, 1.5, Number.NaN, 2 ** 31].flatMap((permits) => [
+            semaphore.resize(permits),
+            Semaphore.make({ name: "t", permits })
+          ]),
+          Semaphore.make({ name: "", permits: 1 }),
+          Semaphore.attach({ name: "" }),
+          Semaphore.attach({ name: "t", timeout: 0 })
+        ]
+        for (const [at, effect] of bad.entries()) {
+          const exit = yield* Effect.exit(effect as Effect.Effect<unknown>)
+          assert.isTrue(Exit.hasDies(exit), String(at))
+          const defect = Exit.isFailure(exit) ? exit.cause.reasons.find((reason) => reason._tag === "Die") : undefined
+          assert.instanceOf(defect?._tag === "Die" ? defect.defect : undefined, RangeError, String(at))
+        }
+        assert.strictEqual(yield* semaphore.available, 3)
+      }))
+    ))
+
+  it.effect("says that it is gone outside of its scope", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const semaphore = yield* Effect.scoped(Semaphore.make({ name: "s", permits: 3 }))
+        assert.strictEqual((yield* Effect.flip(semaphore.take(1))).reason._tag, "SemaphoreGone")
+        assert.strictEqual((yield* Effect.flip(semaphore.resize(1))).reason._tag, "SemaphoreGone")
+      })
+    ))
+
+  it.effect("comes back with its permits after Redis has lost its data", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const other = yield* node(server.url, { namespace, lease: "2 seconds", margin: "400 millis" })
+        yield* Effect.scoped(Effect.gen(function*() {
+          const semaphore = yield* Semaphore.make({ name: "s", permits: 2 })
+          const theirs = yield* Effect.provideContext(Semaphore.attach({ name: "s" }), other)
+          const before = yield* semaphore.take(2)
+          const waiter = yield* Effect.forkChild(theirs.withPermits(2)(Effect.map(Lease.current, Option.getOrThrow)))
+          yield* waiting(namespace, 1)
+          yield* server.cli("FLUSHALL")
+          assert.strictEqual((yield* Effect.flip(before.lost)).reason, "unknown")
+          const after = yield* Fiber.join(waiter)
+          assert.isAbove(after.token, before.token)
+          yield* eventually(Effect.map(semaphore.available, (available) => available === 2))
+        }))
+      }), { lease: "2 seconds", margin: "400 millis" }))
+
+  const action = fc.record({
+    node: fc.nat({ max: 2 }),
+    permits: fc.integer({ min: 1, max: 4 }),
+    hold: fc.integer({ min: 0, max: 3 }),
+    end: fc.constantFrom("normal", "normal", "interrupt", "wait", "fail")
+  })
+
+  it.effect(
+    "keeps its promises under random use, interruption, time-outs and closing coordinators",
+    () =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const run = (actions: ReadonlyArray<typeof action extends fc.Arbitrary<infer A> ? A : never>, close: number) =>
+          Effect.gen(function*() {
+            const namespace = freshNamespace()
+            yield* Effect.scoped(Effect.gen(function*() {
+              let taken = 0
+              let last = 0
+              const members = yield* Effect.forEach([0, 1, 2], () =>
+                Effect.gen(function*() {
+                  const closed = yield* Deferred.make<void>()
+                  const ready = yield* Deferred.make<Semaphore.Semaphore>()
+                  const fiber = yield* Effect.forkChild(
+                    Effect.scoped(Effect.gen(function*() {
+                      const context = yield* node(server.url, { namespace })
+                      const semaphore = yield* Semaphore.make({ name: "s", permits: 4 }).pipe(
+                        Effect.provideContext(context)
+                      )
+                      yield* Deferred.succeed(ready, semaphore)
+                      yield* Deferred.await(closed)
+                    }))
+                  )
+                  return { closed, fiber, semaphore: yield* Deferred.await(ready) }
+                }))
+              const users = yield* Effect.forEach(actions, (action, at) =>
+                Effect.gen(function*() {
+                  const { semaphore } = members[action.node]!
+                  const body = Effect.gen(function*() {
+                    const { token } = Option.getOrThrow(yield* Lease.current)
+                    assert.notStrictEqual(token, last)
+                    last = token
+                    taken += action.permits
+                    assert.isAtMost(taken, 4)
+                    yield* Effect.sleep(action.hold)
+                    if (action.end === "fail") return yield* Effect.fail("no")
+                  }).pipe(Effect.onExit(() => Effect.sync(() => void (taken -= action.permits))))
+                  const fiber = yield* Effect.forkChild(
+                    semaphore.withPermits(action.permits, action.end === "wait" ? { wait: action.hold + 1 } : {})(body)
+                  )
+                  if (action.end === "interrupt") {
+                    yield* Effect.sleep(action.hold)
+                    yield* Effect.forkChild(Fiber.interrupt(fiber))
+                  }
+                  if (at === close) yield* Deferred.succeed(members[action.node]!.closed, undefined)
+                  return fiber
+                }))
+              // Everybody gets to an end: nothing is left waiting for what was leaked.
+              const exits = yield* Effect.forEach(users, Fiber.await)
+              for (const exit of exits) {
+                assert.isFalse(Exit.hasDies(exit), Exit.isFailure(exit) ? String(exit.cause) : "")
+              }
+              const alive = yield* Effect.filter(members, ({ closed }) =>
+                Effect.map(Deferred.isDone(closed), (done) => !done))
+              for (const { semaphore } of alive) {
+                yield* eventually(
+                  Effect.map(semaphore.available, (available) =>
+                    available === 4),
+                  { interval: 1 }
+                )
+              }
+              for (const { closed, fiber } of members) {
+                yield* Deferred.succeed(closed, undefined)
+                yield* Fiber.join(fiber)
+              }
+            }))
+            yield* assertEmpty(server, namespace)
+          })
+        const context = yield* Effect.context<TestServer>()
+        yield* Effect.promise(() =>
+          fc.assert(
+            fc.asyncProperty(
+              fc.array(action, { minLength: 1, maxLength: 40, size: "max" }),
+              fc.nat({ max: 80 }),
+              (actions, close) =>
+                Effect.runPromise(Effect.provideContext(run(actions, close), context as Context.Context<never>))
+            ),
+            { numRuns: 40 }
+          )
+        )
+      }),
+    120_000
+  )
+
+  it.effect("has a Coordinator that says what it has open", () =>
+    withNode(() =>
+      Effect.scoped(Effect.gen(function*() {
+        const semaphore = yield* Semaphore.make({ name: "s", permits: 1 })
+        yield* semaphore.takeScoped(1)
+        const sessions = yield* Effect.flatMap(Coordinator.Coordinator, (coordinator) => coordinator.sessions)
+        assert.strictEqual(sessions.reduce((sum, { claims }) => sum + claims, 0), 2)
+        assert.isTrue(sessions.every(({ state }) => state === "open"))
+      }))
+    ))
+})

@@ -1,0 +1,161 @@
+/**
+ * Interruption at every point of acquire and release: before each operation of the fiber, and while each request is on
+ * its way to Redis, executed but not answered, or answered. Nothing may leak and nobody may be left in the queue.
+ */
+import { assert, layer } from "@effect/vitest"
+import { Deferred, Effect, Exit, Fiber, Option, Scheduler } from "effect"
+import { Coordinator, Lock, ReadWriteLock, Redis, Semaphore } from "../src/index.ts"
+import { eventually } from "./support/eventually.ts"
+import { assertEmpty, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
+import { proxy, type Request } from "./support/proxy.ts"
+
+/** Interrupts a fiber before its operation number `at`, its children's not counted. */
+class Interrupter extends Scheduler.MixedScheduler {
+  count = 0
+  target: Fiber.Fiber<unknown, unknown> | undefined = undefined
+  readonly at: number
+
+  constructor(at: number) {
+    super()
+    this.at = at
+  }
+
+  override shouldYield(fiber: Fiber.Fiber<unknown, unknown>): boolean {
+    if (fiber === this.target && ++this.count === this.at) {
+      fiber.interruptUnsafe()
+      return true
+    }
+    return super.shouldYield(fiber)
+  }
+}
+
+const holds = (namespace: string) =>
+  Effect.gen(function*() {
+    const redis = yield* Redis.Redis
+    const keys = yield* redis.send<Array<string>>("KEYS", `{${namespace}:*`)
+    return keys.filter((key) => /:(lock|rw|own)[:]/.test(key) || /:sem:/.test(key))
+  })
+
+type Program = Effect.Effect<unknown, unknown, Coordinator.Coordinator>
+
+const programs: Record<string, Program> = {
+  "Lock.withLock": Lock.withLock(Effect.yieldNow, "x"),
+  "Lock.withLock with a time to wait": Lock.withLock(Effect.yieldNow, "x", { wait: "1 minute", maxHold: "1 minute" }),
+  "Lock.withLockIfAvailable": Lock.withLockIfAvailable(Effect.yieldNow, "x"),
+  "Lock.acquire": Effect.scoped(Effect.andThen(Lock.acquire("x"), Effect.yieldNow)),
+  "Lock.withLocks": Lock.withLocks(Effect.yieldNow, ["x", "y"]),
+  "ReadWriteLock, upgraded": ReadWriteLock.withReadLock(ReadWriteLock.withWriteLock(Effect.yieldNow, "x"), "x"),
+  "ReadWriteLock, downgraded": Effect.scoped(
+    Effect.gen(function*() {
+      const lease = yield* ReadWriteLock.acquireWrite("x")
+      yield* ReadWriteLock.downgrade(lease)
+    })
+  ),
+  "Semaphore.withPermits": Effect.scoped(
+    Effect.flatMap(Semaphore.make({ name: "x", permits: 2 }), (semaphore) => semaphore.withPermits(2)(Effect.yieldNow))
+  )
+}
+
+layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("interruption", (it) => {
+  for (const [name, program] of Object.entries(programs)) {
+    it.effect(`before every operation of ${name}`, () =>
+      withNode((namespace) =>
+        Effect.gen(function*() {
+          let interrupted = 0
+          for (let at = 1;; at++) {
+            const scheduler = new Interrupter(at)
+            const fiber = yield* Effect.forkChild(
+              Effect.withFiber((fiber) => {
+                scheduler.target = fiber
+                return program
+              }).pipe(Effect.provideService(Scheduler.Scheduler, scheduler))
+            )
+            const exit = yield* Fiber.await(fiber)
+            yield* eventually(Effect.map(holds(namespace), (keys) => keys.length === 0), {
+              interval: 1,
+              message: `at ${at}`
+            })
+            if (scheduler.count < at) {
+              assert.isTrue(Exit.isSuccess(exit))
+              break
+            }
+            if (Exit.hasInterrupts(exit)) interrupted++
+          }
+          assert.isAbove(interrupted, 5)
+        })
+      ))
+  }
+
+  it.effect("at every moment of waiting behind another holder", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const other = yield* node(server.url, { namespace })
+        let granted = 0
+        for (let delay = 0; delay < 120; delay++) {
+          const held = yield* Deferred.make<void>()
+          const go = yield* Deferred.make<void>()
+          const holder = yield* Effect.forkChild(
+            Effect.andThen(Deferred.succeed(held, undefined), Deferred.await(go)).pipe(Lock.withLock("x"))
+          )
+          yield* Deferred.await(held)
+          const waiter = yield* Effect.forkChild(
+            Effect.sync(() => void granted++).pipe(Lock.withLock("x"), Effect.provideContext(other)),
+            { startImmediately: true }
+          )
+          yield* Deferred.succeed(go, undefined)
+          // The grant is on its way through Redis; the interruption meets it somewhere.
+          yield* Effect.callback<void>((resume) => {
+            const end = performance.now() + delay * 0.02
+            const look = () => performance.now() < end ? setImmediate(look) : resume(Effect.void)
+            look()
+          })
+          yield* Fiber.interrupt(waiter)
+          yield* Fiber.join(holder)
+          // Free at once, without waiting for a lease to run out.
+          const free = yield* Lock.withLock(Effect.succeed("free"), "x", { wait: "2 seconds" })
+          assert.strictEqual(free, "free")
+          yield* eventually(Effect.map(holds(namespace), (keys) => keys.length === 0), { interval: 1 })
+        }
+        // Early ones were interrupted before the grant, late ones after it.
+        assert.isBelow(granted, 120)
+      })
+    ))
+
+  const verbs = ["semaphore.take", "semaphore.release"]
+  for (const verb of verbs) {
+    for (const verdict of ["pass", "dropReply", "drop"] as const) {
+      it.effect(`while ${verb} is on its way, which then suffers "${verdict}"`, () =>
+        Effect.gen(function*() {
+          const server = yield* TestServer
+          const namespace = freshNamespace()
+          yield* Effect.scoped(Effect.gen(function*() {
+            const wire = yield* proxy(server)
+            const context = yield* node(wire.url, { namespace })
+            const direct = yield* node(server.url, { namespace })
+            yield* Lock.withLock(Effect.void, "x").pipe(Effect.provideContext(context))
+            const isIt = (request: Request) => request.args.some((arg) => arg.includes(`"${verb}"`))
+            const held = yield* wire.hold(isIt)
+            const fiber = yield* Effect.forkChild(
+              Lock.withLock(Effect.void, "x").pipe(Effect.provideContext(context))
+            )
+            yield* held.request
+            const interruption = yield* Effect.forkChild(Fiber.interrupt(fiber))
+            yield* held.release(verdict)
+            yield* Fiber.join(interruption)
+            const free = yield* Lock.withLock(Effect.succeed("free"), "x", { wait: "4 seconds" }).pipe(
+              Effect.provideContext(direct)
+            )
+            assert.strictEqual(free, "free")
+            yield* eventually(
+              Effect.map(holds(namespace), (keys) => keys.length === 0).pipe(Effect.provideContext(direct))
+            )
+            assert.isTrue(
+              Option.isSome(yield* Lock.withLockIfAvailable(Effect.void, "x").pipe(Effect.provideContext(context)))
+            )
+          }))
+          yield* assertEmpty(server, namespace)
+        }))
+    }
+  }
+})

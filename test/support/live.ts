@@ -1,0 +1,58 @@
+import { assert } from "@effect/vitest"
+import { Context, Effect, Layer, type Scope } from "effect"
+import { randomBytes } from "node:crypto"
+import { Coordinator, Redis } from "../../src/index.ts"
+import { eventually } from "./eventually.ts"
+import { type Server, type ServerOptions, standalone } from "./servers.ts"
+
+/** The server that the tests of a file share. */
+export class TestServer extends Context.Service<TestServer, Server>()("test/TestServer") {
+  static readonly layer = Layer.effect(TestServer, standalone())
+  static readonly layerWith = (options: ServerOptions) => Layer.effect(TestServer, standalone(options))
+}
+
+export const freshNamespace = (): string => `t${randomBytes(6).toString("hex")}`
+
+export type Node = Context.Context<Coordinator.Coordinator | Redis.Redis>
+
+/** A coordinator with a connection of its own, as another process would have. */
+export const node = (
+  url: string,
+  options: Coordinator.Options
+): Effect.Effect<Node, unknown, Scope.Scope> =>
+  Layer.build(Coordinator.layer(options).pipe(Layer.provideMerge(Redis.layer({ url })), Layer.fresh))
+
+/** Short enough for tests that lose it, long enough for a busy machine. */
+export const short = { lease: "2 seconds", margin: "400 millis" } as const
+
+const metadata = new Set(["protocol", "partitions", "token"])
+
+/** Nothing may stay behind in a namespace but the numbers of its partitions. */
+export const assertEmpty = (server: Server, namespace: string): Effect.Effect<void> =>
+  eventually(
+    Effect.gen(function*() {
+      const keys = (yield* server.cli("KEYS", `{${namespace}:*`)).split("\n").filter((key) => key !== "")
+      assert.deepStrictEqual(keys.filter((key) => !/^\{[^}]+\}:sessions$/.test(key)), [])
+      for (const key of keys) {
+        const members = (yield* server.cli("ZRANGE", key, 0, -1)).split("\n")
+        assert.deepStrictEqual(members.filter((member) => !metadata.has(member)), [])
+      }
+    }),
+    { message: "the namespace is empty" }
+  )
+
+/** Runs a test in a namespace of its own, with one coordinator, and checks that nothing stays behind. */
+export const withNode = <A, E, R>(
+  self: (namespace: string) => Effect.Effect<A, E, R>,
+  options?: Coordinator.Options
+): Effect.Effect<A, unknown, Exclude<Exclude<R, Scope.Scope>, Coordinator.Coordinator | Redis.Redis> | TestServer> =>
+  Effect.gen(function*() {
+    const server = yield* TestServer
+    const namespace = freshNamespace()
+    const result = yield* Effect.scoped(
+      Effect.flatMap(node(server.url, { ...options, namespace }), (context) =>
+        Effect.provideContext(Effect.scoped(self(namespace)), context))
+    )
+    yield* assertEmpty(server, namespace)
+    return result
+  }) as never
