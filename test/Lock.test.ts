@@ -1,7 +1,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Duration, Effect, Exit, Fiber, Option } from "effect"
 import { TestClock } from "effect/testing"
-import { Coordinator, Lease, Lock, Redis } from "../src/index.ts"
+import { type Coordinator, Lease, Lock, Redis } from "../src/index.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, short, TestServer, withNode } from "./support/live.ts"
 

@@ -1,5 +1,5 @@
 import { assert, layer } from "@effect/vitest"
-import { Context, Deferred, Effect, Exit, Fiber, Layer, Option } from "effect"
+import { type Context, Deferred, Effect, Exit, Fiber, Layer, Option } from "effect"
 import * as fc from "fast-check"
 import { Coordinator, Lease, Redis, Semaphore } from "../src/index.ts"
 import { eventually } from "./support/eventually.ts"

@@ -4,7 +4,7 @@
  */
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Exit, Fiber, Option, Scheduler } from "effect"
-import { Coordinator, Lock, ReadWriteLock, Redis, Semaphore } from "../src/index.ts"
+import { type Coordinator, Lock, ReadWriteLock, Redis, Semaphore } from "../src/index.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
 import { proxy, type Request } from "./support/proxy.ts"

@@ -141,7 +141,7 @@ export const giveBack = (claim: Claim): Effect.Effect<void> =>
   Effect.callback((resume) => claim.partition.release(claim, () => resume(Effect.void)))
 
 /** One user less; the last one gives it back. */
-export const leave = (held: Held): Effect.Effect<void> =>
+const leave = (held: Held): Effect.Effect<void> =>
   Effect.suspend(() => --held.users > 0 ? Effect.void : giveBack(held.claim))
 
 /**

@@ -152,7 +152,9 @@ export class Kernel {
     session: string,
     messages: ReadonlyArray<Message>,
     header: ReadonlyArray<string | number>,
-    oom: boolean
+    oom: boolean,
+    // What may be answered instead, because it was sent before under the same number.
+    before: ReadonlyArray<Message> = messages
   ): Promise<readonly [status: string, replies?: ReadonlyArray<Reply>]> {
     const { prefix } = partition
     const keys = [`${prefix}sessions`, `${prefix}rec:${session}`, `${prefix}own:${session}`, `${prefix}mail:${session}`]
@@ -162,7 +164,7 @@ export class Kernel {
       requests.push([verb, own.length, ...args])
     }
     const raw = await this.invoke(oom ? "_oom" : "", keys, [...header, JSON.stringify(requests)])
-    return this.#decode(messages, raw)
+    return this.#decode(messages, raw, before)
   }
 
   /** Requests that need no session: they are idempotent. The keys of a session still have to be declared. */
@@ -236,16 +238,21 @@ export class Kernel {
 
   #decode(
     messages: ReadonlyArray<Message>,
-    raw: unknown
+    raw: unknown,
+    before: ReadonlyArray<Message> = messages
   ): readonly [status: string, replies?: ReadonlyArray<Reply>] {
     const decoded = typeof raw === "string" ? JSON.parse(raw) : undefined
     if (!Array.isArray(decoded) || typeof decoded[0] !== "string") throw this.defect("batch", "malformed reply")
     if (decoded[0] === "ok") {
-      for (let at = 0; at < messages.length; at++) {
-        const reply = decoded[1][at]
-        const shape = shapes[messages[at]!.verb]![reply[0]]
+      // No replies are an empty table in Lua, hence an object.
+      const replies: ReadonlyArray<any> = Array.isArray(decoded[1]) ? decoded[1] : decoded[1] = []
+      const asked = replies.length === before.length ? before : messages
+      if (replies.length !== asked.length) throw this.defect("batch", "malformed reply")
+      for (let at = 0; at < asked.length; at++) {
+        const reply = replies[at]
+        const shape = shapes[asked[at]!.verb]![reply[0]]
         if (reply[0] !== "failed" && (shape === undefined || !matches(shape, reply))) {
-          throw this.defect(messages[at]!.verb, "malformed reply")
+          throw this.defect(asked[at]!.verb, "malformed reply")
         }
       }
     }

@@ -3,7 +3,7 @@
  * off the session. Plain callbacks and the monotonic clock: this is the hot path, and a test's `TestClock` must not
  * lose sessions.
  */
-import { RedisError } from "../Redis.ts"
+import { MissingPermission, RedisError } from "../Redis.ts"
 import { CoordinatorClosed, CoordinatorError, Incompatible, Overloaded } from "./errors.ts"
 import type { Kernel } from "./kernel.ts"
 import { prefixOf } from "./keys.ts"
@@ -155,7 +155,9 @@ export class Partition {
   #inFlight: ReadonlyArray<Request> | undefined = undefined
   #scheduled = false
   #opening = false
-  #previous = ""
+  #asking: Promise<unknown> | undefined = undefined
+  // Sessions that are over, or may never have begun, and when they may be ended: Redis may still have them.
+  readonly #former = new Map<string, number>()
   #heartbeat: NodeJS.Timeout | undefined = undefined
   #trust: NodeJS.Timeout | undefined = undefined
   #reap: NodeJS.Timeout | undefined = undefined
@@ -217,6 +219,9 @@ export class Partition {
     const read = session.read === session.acknowledged ? "" : session.read
     let requests = batch
     let attempt = 0
+    // Whether an attempt may have been executed without an answer, and why requests that need memory were left out.
+    let uncertain = false
+    let refusal: RedisError | undefined
     while (session.lost === undefined) {
       const sentAt = performance.now()
       try {
@@ -225,7 +230,8 @@ export class Partition {
           session.id,
           requests,
           [session.id, number, kernel.settings.lease, read],
-          requests.every((request) => allowOom.has(request.verb))
+          requests.every((request) => allowOom.has(request.verb)),
+          batch
         )
         if (session.lost !== undefined) return
         const [status, replies] = raw
@@ -235,29 +241,40 @@ export class Partition {
         session.number = number
         if (read !== "") session.acknowledged = read
         this.#renewed(session, sentAt)
-        kernel.metrics.batch(requests.length, performance.now() - sentAt)
+        kernel.metrics.batch(replies!.length, performance.now() - sentAt)
         this.#inFlight = undefined
-        for (let at = 0; at < requests.length; at++) this.#settle(requests[at]!, replies![at]!)
+        // The reply is that of the first attempt if that was executed after all.
+        const answered = replies!.length === batch.length ? batch : requests
+        if (refusal !== undefined) this.#refuseAll(batch.filter((request) => !answered.includes(request)), refusal)
+        for (let at = 0; at < answered.length; at++) this.#settle(session, answered[at]!, replies![at]!)
         // Requests that these replies have led to still join the next batch.
         if (this.#queue.length > 0) this.#schedule()
         return
       } catch (cause) {
         if (session.lost !== undefined) return
         if (!(cause instanceof RedisError)) {
-          for (const request of requests) request.fail(cause as CoordinatorError)
+          // An answer, though not one that can be read: the number is used up.
+          session.number = number
+          for (const request of batch) request.fail(cause as CoordinatorError)
           return this.#settled()
         }
-        if (cause.reason._tag === "OutOfMemory") {
-          // Refused before any write, so the number is still free: what needs no memory is sent alone.
-          const [kept, refused] = partitionBy(requests, (request) => allowOom.has(request.verb))
+        const kept = requests.filter((request) => allowOom.has(request.verb))
+        if (cause.reason._tag === "OutOfMemory" && kept.length < requests.length) {
+          // Refused before any write, so the number is still free: what needs no memory is sent alone. If an earlier
+          // attempt was executed, that is answered with the reply to all of it; so it is sent even if it is nothing.
+          refusal = cause
           requests = kept
-          for (const request of refused) request.fail(new CoordinatorError({ reason: cause }))
-          if (kept.length > 0) continue
+          if (kept.length > 0 || uncertain) continue
+          this.#refuseAll(batch, cause)
           return this.#settled()
         }
-        if (!kernel.isTransient(cause)) {
-          for (const request of requests) request.fail(new CoordinatorError({ reason: cause }))
-          return this.#settled()
+        uncertain ||= cause.reason._tag === "ConnectionLost" || cause.reason._tag === "Timeout"
+        if (!kernel.isTransient(cause) && cause.reason._tag !== "OutOfMemory") {
+          this.#refuseAll(batch, cause)
+          this.#settled()
+          // The number may be used up, and the reply to this batch must not be taken for that to the next one.
+          if (uncertain) this.lose(session, "unknown")
+          return
         }
         if (attempt === 0) this.#suspend(session, cause)
         await kernel.backoff(attempt++, cause)
@@ -270,8 +287,15 @@ export class Partition {
     if (this.#queue.length > 0) this.#schedule()
   }
 
-  #settle(request: Request, reply: Requests[Verb]["reply"] | readonly ["failed", string]): void {
-    if (reply[0] === "failed") {
+  #refuseAll(requests: ReadonlyArray<Request>, cause: RedisError): void {
+    for (const request of requests) request.fail(new CoordinatorError({ reason: cause }))
+  }
+
+  #settle(session: Session, request: Request, reply: Requests[Verb]["reply"] | readonly ["failed", string]): void {
+    if (session.lost !== undefined && request.session !== undefined) {
+      // A reply before this one has shown that the session is over.
+      request.moot?.()
+    } else if (reply[0] === "failed") {
       request.fail(this.kernel.defect(request.verb, reply[1] as string))
     } else {
       request.settle(reply as Requests[Verb]["reply"])
@@ -304,13 +328,23 @@ export class Partition {
       // An id for each attempt: one whose reply was lost may have begun its lease long before the next is sent.
       const id = kernel.newSession()
       const sentAt = performance.now()
+      const replaced = this.#ending()
       try {
-        const [reply] = await kernel.ask(this, id, [{
+        const asking = kernel.ask(this, id, [{
           verb: "session.open",
           keys: [],
-          args: [id, this.#previous, lease, protocol, partitions, kernel.about]
+          args: [id, replaced.join(" "), lease, protocol, partitions, kernel.about]
         }])
-        if (kernel.closed) return
+        this.#asking = asking
+        const [reply] = await asking
+        if (kernel.closed) return void this.#former.set(id, 0)
+        if (reply![0] === "denied") {
+          return this.#refuse(
+            new CoordinatorError({
+              reason: new RedisError({ reason: new MissingPermission({ command: reply![1] as string }) })
+            })
+          )
+        }
         if (reply![0] === "mismatch") {
           return this.#refuse(
             new CoordinatorError({
@@ -325,20 +359,20 @@ export class Partition {
         }
         if (reply![0] !== "opened") throw kernel.defect("session.open", String(reply![1]))
         const session = new Session(this, id, reply![1] as string, sentAt)
-        const replaced = this.#previous
-        this.#previous = id
+        for (const former of replaced) this.#former.delete(former)
         this.#opening = false
         this.session = session
         this.#renewed(session, sentAt)
         this.#beat(session)
         this.request(this.#renewal(session))
-        if (replaced !== "") void kernel.reap(this, replaced)
+        for (const former of replaced) void kernel.reap(this, former)
         this.#enter("open")
         this.#reenter()
         this.#flush()
         return
       } catch (cause) {
         if (cause instanceof RedisError && kernel.isTransient(cause)) {
+          if (cause.executed === "unknown") this.#former.set(id, 0)
           await kernel.backoff(attempt++, cause)
         } else {
           return this.#refuse(
@@ -357,6 +391,34 @@ export class Partition {
     this.#queue = []
     for (const request of queue) request.fail(error)
     for (const claim of [...this.claims.values()]) this.#fail(claim, error)
+    if (this.claims.size === 0) return
+    void this.kernel.sleep(this.kernel.settings.lease / 3).then(() => {
+      if (this.session === undefined && this.claims.size > 0) this.#open()
+    })
+  }
+
+  // Few at a time: the others expire by themselves.
+  #ending(): ReadonlyArray<string> {
+    const now = performance.now()
+    return [...this.#former].filter(([, at]) => at <= now).map(([id]) => id).slice(-32)
+  }
+
+  /** Ends sessions that are over, so that nobody has to wait for their deadlines. */
+  async #retire(): Promise<void> {
+    await Promise.all(this.#ending().map(async (id) => {
+      try {
+        await this.#end(id)
+      } catch (cause) {
+        // The next session does it, or it expires.
+        this.kernel.log("Debug", `partition ${this.index}: a former session could not be ended`, cause)
+      }
+    }))
+  }
+
+  async #end(id: string): Promise<void> {
+    await this.kernel.ask(this, id, [{ verb: "session.end", keys: [], args: [id] }])
+    this.#former.delete(id)
+    await this.kernel.reap(this, id)
   }
 
   #renewed(session: Session, sentAt: number): void {
@@ -381,6 +443,7 @@ export class Partition {
       if (session.lost !== undefined) return
       this.#beat(session, count + 1)
       if (session.expireIfDue()) return
+      this.#reenter()
       if (count % 3 === 0) this.resync()
       else this.request(this.#renewal(session))
     }, delay)
@@ -487,6 +550,10 @@ export class Partition {
       else this.#queue.push(request)
     }
     if (reason !== "closed") {
+      // Ended at once, it would cost the finalizers of what was held their margin: the next in line would be granted.
+      const { margin } = this.kernel.settings
+      this.#former.set(session.id, held.length > 0 ? performance.now() + margin : 0)
+      if (held.length > 0) void this.kernel.sleep(margin + 1).then(() => this.#retire())
       this.kernel.lost(this, session, reason, held.length)
       if (this.claims.size > 0 || this.#queue.length > 0 || !this.kernel.closed) this.#open()
     }
@@ -573,7 +640,8 @@ export class Partition {
   #grant(claim: Claim, session: Session, token: number, capacity: number): void {
     if (claim.state === "held") {
       // Granted again what we hold: Redis has forgotten the first grant.
-      if (claim.token !== token && claim.session === session) this.lose(session, "rolledBack")
+      // An older one is an event that comes late, after the hold was made heavier.
+      if (token > claim.token && claim.session === session) this.lose(session, "rolledBack")
       return
     }
     // Given up meanwhile: its release is on the way. And nothing is granted on a lease that has run out meanwhile.
@@ -595,8 +663,13 @@ export class Partition {
 
   #fail(claim: Claim, error: CoordinatorError): void {
     if (claim.state === "done" || claim.state === "held") return
-    this.#become(claim, "done")
     claim.request = undefined
+    if (claim.standing && claim.token > 0 && !this.kernel.closed) {
+      // It was granted once, so nobody waits for the answer: it is tried again with the next heartbeat.
+      this.kernel.log("Warn", `partition ${this.index}: what was open before could not be opened again`, error)
+      return this.#become(claim, "idle")
+    }
+    this.#become(claim, "done")
     claim.settle(["failed", error])
   }
 
@@ -648,18 +721,25 @@ export class Partition {
   /** Ends the session on our own word, and releases what it owns. */
   async close(): Promise<void> {
     const session = this.session
-    if (session === undefined) return this.#refuse(new CoordinatorError({ reason: new CoordinatorClosed({}) }))
-    this.lose(session, "closed")
-    await this.kernel.ask(this, session.id, [{ verb: "session.end", keys: [], args: [session.id] }])
-    await this.kernel.reap(this, session.id)
+    if (session === undefined) this.#refuse(new CoordinatorError({ reason: new CoordinatorClosed({}) }))
+    else this.lose(session, "closed")
+    // One that is being opened would outlive us.
+    await this.#asking?.catch(() => {})
+    const ids = [...this.#former.keys()]
+    if (session !== undefined) ids.push(session.id)
+    await Promise.all(ids.map(async (id) => {
+      for (let attempt = 0;; attempt++) {
+        try {
+          return await this.#end(id)
+        } catch (cause) {
+          if (!(cause instanceof RedisError) || !this.kernel.isTransient(cause)) throw cause
+          await this.kernel.backoff(attempt, cause)
+        }
+      }
+    }))
   }
 }
 
 const granted: Outcome = ["granted"]
 
 const waits = (state: Claim["state"]): number => state === "pending" || state === "queued" ? 1 : 0
-
-const partitionBy = <A>(items: ReadonlyArray<A>, f: (item: A) => boolean): [Array<A>, Array<A>] => [
-  items.filter(f),
-  items.filter((item) => !f(item))
-]

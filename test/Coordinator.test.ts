@@ -1,0 +1,261 @@
+/** What a coordinator shows of itself, and what it refuses. */
+import { assert, layer } from "@effect/vitest"
+import {
+  Cause,
+  Config,
+  ConfigProvider,
+  Context,
+  Effect,
+  Exit,
+  Fiber,
+  Layer,
+  Logger,
+  Metric,
+  Option,
+  Stream,
+  Tracer
+} from "effect"
+import { Coordinator, Fence, Lock, Metrics, Redis } from "../src/index.ts"
+import { eventually } from "./support/eventually.ts"
+import { freshNamespace, node, short, TestServer, withNode } from "./support/live.ts"
+
+layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("Coordinator", (it) => {
+  it.effect("shows its sessions and their transitions", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const coordinator = yield* Coordinator.Coordinator
+        const seen: Array<Coordinator.SessionTransition> = []
+        yield* Effect.forkScoped(
+          Stream.runForEach(coordinator.changes, (change) => Effect.sync(() => void seen.push(change))),
+          { startImmediately: true }
+        )
+        yield* Lock.withLock(Effect.void, "a")
+        yield* eventually(Effect.sync(() => seen.some(({ to }) => to === "open")))
+        yield* server.cli("FLUSHALL")
+        yield* eventually(Effect.sync(() => seen.some(({ reason, to }) => to === "lost" && reason === "unknown")))
+        yield* eventually(Effect.map(coordinator.sessions, (all) => all.every(({ state }) => state === "open")))
+        assert.isTrue(seen.every(({ partition }) => partition >= 0 && partition < 16))
+      }), short))
+
+  it.effect("counts", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.gen(function*() {
+        const context = yield* node(server.url, { namespace, ...short })
+        yield* Effect.gen(function*() {
+          yield* Effect.forEach(
+            [1, 2, 3],
+            () =>
+              Lock.withLock(
+                Effect.gen(function*() {
+                  yield* Effect.sleep(5)
+                }),
+                "a"
+              ),
+            { concurrency: "unbounded" }
+          )
+          yield* Lock.withLock(
+            Effect.gen(function*() {
+              yield* Lock.withLock(Effect.void, "b")
+              yield* eventually(Effect.map(Metric.value(Metrics.holds), ({ value }) => value === 1))
+              // A finalizer that takes longer than the margin.
+              yield* server.cli("FLUSHALL")
+              yield* Effect.never
+            }).pipe(Effect.onInterrupt(() => Effect.sleep("800 millis"))),
+            "c"
+          ).pipe(Effect.flip)
+          yield* eventually(Effect.map(Metric.value(Metrics.overruns), ({ count }) => count === 1))
+          assert.isAbove((yield* Metric.value(Metrics.requests)).count, 10)
+          assert.strictEqual((yield* Metric.value(Metrics.waits)).count, 2)
+          assert.isAtLeast((yield* Metric.value(Metrics.losses("unknown"))).count, 1)
+          assert.isAbove((yield* Metric.value(Metrics.batchSize)).count, 5)
+          assert.isAbove((yield* Metric.value(Metrics.roundTrip)).count, 5)
+          yield* eventually(Effect.map(Metric.value(Metrics.holds), ({ value }) => value === 0))
+        }).pipe(Effect.provideContext(context))
+      }).pipe(Effect.scoped, Effect.provideService(Metric.MetricRegistry, new Map()))
+    }))
+
+  it.effect("makes spans where a tracer is provided, and only there", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const spans: Array<Tracer.NativeSpan> = []
+        const tracer = Tracer.make({
+          span: (options) => {
+            const span = new Tracer.NativeSpan(options)
+            spans.push(span)
+            return span
+          }
+        })
+        yield* Lock.withLock(Effect.void, "a")
+        yield* Lock.withLock(Effect.void, "a").pipe(Effect.provideService(Tracer.Tracer, tracer))
+        assert.deepStrictEqual(spans.map(({ name }) => name), ["lockstep.Lock.withLock"])
+        assert.strictEqual(spans[0]!.attributes.get("lockstep.key"), "a")
+      })
+    ))
+
+  it.effect("says who it is in its log lines", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const lines: Array<string> = []
+      const logger = Logger.make((options) => void lines.push(JSON.stringify(Logger.formatStructured.log(options))))
+      yield* Effect.gen(function*() {
+        const context = yield* node(server.url, { namespace, name: "me", ...short })
+        yield* Lock.withLock(Effect.andThen(server.cli("FLUSHALL"), Effect.never), "a").pipe(
+          Effect.provideContext(context),
+          Effect.flip
+        )
+      }).pipe(Effect.scoped, Effect.provide(Logger.layer([logger])))
+      const line = lines.find((line) => line.includes("was lost (unknown)"))
+      assert.include(line, namespace)
+      assert.include(line, "\"me\"")
+    }))
+
+  it.effect("reads its options from Config", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const provider = ConfigProvider.fromUnknown({ NAMESPACE: namespace, LEASE: "20 seconds" })
+      const context = yield* Layer.build(
+        Coordinator.layerConfig({ namespace: Config.String("NAMESPACE"), lease: Config.Duration("LEASE") }).pipe(
+          Layer.provide(Redis.layer({ url: server.url })),
+          Layer.provide(ConfigProvider.layer(provider))
+        )
+      )
+      const coordinator = Context.get(context, Coordinator.Coordinator)
+      assert.strictEqual(coordinator.namespace, namespace)
+      assert.strictEqual(String(coordinator.lease), "Duration(20s)")
+    }).pipe(Effect.scoped))
+
+  it.effect("refuses bad options as defects", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const bad: Array<Coordinator.Options> = [
+        { namespace: "" },
+        { namespace: "a{b" },
+        { namespace: "a".repeat(65) },
+        { namespace: "ä" },
+        { lease: "50 millis" },
+        { lease: "1 second" },
+        { lease: "10 seconds", margin: "6 seconds" },
+        { lease: "10 seconds", requestTimeout: "4 seconds" },
+        { partitions: 0 },
+        { partitions: 1.5 },
+        { partitions: 2000 },
+        { name: "" },
+        { batch: { maxRequests: 0 } },
+        { batch: { maxPending: 0 } }
+      ]
+      for (const options of bad) {
+        const exit = yield* Effect.exit(Effect.scoped(node(server.url, options)))
+        const defect = Exit.isFailure(exit) ? Cause.squash(exit.cause) : undefined
+        assert.instanceOf(defect, RangeError, JSON.stringify(options))
+      }
+    }))
+
+  it.effect("refuses a namespace that is divided otherwise", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const exit = yield* Effect.exit(Effect.scoped(node(server.url, { namespace, partitions: 8 })))
+        const error = Exit.isFailure(exit) ? Cause.squash(exit.cause) : undefined
+        assert.instanceOf(error, Coordinator.CoordinatorError)
+        assert.strictEqual((error as Coordinator.CoordinatorError).reason._tag, "Incompatible")
+      })
+    ))
+
+  it.effect("fails requests beyond maxPending with Overloaded, and serves the others", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const exits = yield* Effect.forEach(
+          Array.from({ length: 200 }, (_, at) => at),
+          (at) => Effect.exit(Lock.withLock(Effect.void, `k${at}`)),
+          { concurrency: "unbounded" }
+        )
+        const reasons = exits.flatMap((exit) => {
+          const error = Option.getOrUndefined(Exit.findErrorOption(exit))
+          return error?.reason._tag === "CoordinatorError" ? [error.reason.reason._tag] : []
+        })
+        assert.isAbove(reasons.length, 0)
+        assert.isBelow(reasons.length, 200)
+        assert.isTrue(reasons.every((reason) => reason === "Overloaded"))
+        yield* Lock.withLock(Effect.void, "k0")
+      }), { partitions: 1, batch: { maxPending: 20, maxRequests: 10 } }))
+
+  it.effect("fails what is asked of it after it was closed", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const context = yield* Effect.scoped(node(server.url, { namespace: freshNamespace() }))
+      const error = yield* Lock.withLock(Effect.void, "a").pipe(Effect.provideContext(context), Effect.flip)
+      assert.strictEqual(error.reason._tag === "CoordinatorError" && error.reason.reason._tag, "CoordinatorClosed")
+    }))
+
+  it.effect("keeps one session, whatever the number of holds", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        yield* Effect.scoped(Effect.gen(function*() {
+          const leases = yield* Effect.forEach(
+            Array.from({ length: 2000 }, (_, at) => `k${at}`),
+            (key) => Lock.acquire(key),
+            {
+              concurrency: "unbounded"
+            }
+          )
+          const calls = Effect.map(
+            server.cli("INFO", "commandstats"),
+            (text) =>
+              [...text.matchAll(/cmdstat_fcall:calls=(\d+)/g)].reduce((sum, [, calls]) => sum + Number(calls), 0)
+          )
+          const before = yield* calls
+          // Two seconds of a lease of two seconds: three heartbeats for each of 16 partitions.
+          yield* Effect.sleep("2 seconds")
+          assert.isBelow((yield* calls) - before, 16 * 5)
+          for (const lease of leases) assert.isTrue(yield* lease.isHeld)
+        }))
+      }), short))
+
+  it.effect("guards a key against former holders", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const redis = yield* Redis.Redis
+        for (const key of [`${namespace}`, `{${namespace}}x`, `${namespace} é\n:{`, `a{${namespace}}{b}`]) {
+          assert.strictEqual(yield* Fence.run({ token: 5 }, key, "SET", "five"), "OK")
+          assert.strictEqual(yield* Fence.run({ token: 5 }, key, "APPEND", "!"), 5)
+          const stale = yield* Effect.flip(Fence.run({ token: 4 }, key, "SET", "four"))
+          assert.deepStrictEqual(
+            stale.reason._tag === "StaleToken" && [stale.reason.token, stale.reason.seen],
+            [4, 5]
+          )
+          assert.strictEqual(yield* redis.send("GET", key), "five!")
+          // What Redis refuses neither writes nor counts as seen.
+          const refused = yield* Effect.flip(Fence.run({ token: 9 }, key, "HSET", "a", "b"))
+          assert.strictEqual(refused.reason._tag, "CommandRefused")
+          assert.strictEqual(yield* Fence.run({ token: 6 }, key, "GET"), "five!")
+          yield* redis.send("DEL", key)
+          yield* redis.send("DEL", ...(yield* redis.send<Array<string>>("KEYS", "*lockstep:fence:*")))
+        }
+        for (const key of ["", "a}b", "{}a", "\ud800"]) {
+          assert.isTrue(Exit.hasDies(yield* Effect.exit(Fence.run({ token: 1 }, key, "SET", "x"))))
+        }
+      })
+    ))
+
+  it.effect("runs programs that fail to be interrupted for a moment without losing the word of it", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        // The body cannot be interrupted, and finishes: its result must not look like a success under the lock.
+        const fiber = yield* Effect.forkChild(
+          Lock.withLock(
+            Effect.uninterruptible(Effect.andThen(server.cli("FLUSHALL"), Effect.sleep("1500 millis"))),
+            "a"
+          )
+        )
+        const exit = yield* Fiber.await(fiber)
+        const error = Option.getOrUndefined(Exit.findErrorOption(exit))
+        assert.strictEqual(error?._tag === "LockError" && error.reason._tag, "LeaseLost")
+      }), short))
+})
