@@ -5,6 +5,7 @@ import {
   Config,
   ConfigProvider,
   Context,
+  Duration,
   Effect,
   Exit,
   Fiber,
@@ -126,7 +127,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
       )
       const coordinator = Context.get(context, Coordinator.Coordinator)
       assert.strictEqual(coordinator.namespace, namespace)
-      assert.strictEqual(String(coordinator.lease), "Duration(20s)")
+      assert.strictEqual(Duration.toSeconds(coordinator.lease), 20)
     }).pipe(Effect.scoped))
 
   it.effect("refuses bad options as defects", () =>
