@@ -74,7 +74,7 @@ local function enqueue(ctx, key, state, id, weight)
   call('HSET', key, 'w' .. place, owner .. ' ' .. text(weight), 'q' .. owner, place)
   save(key, state)
   call('SADD', ctx.owned, entryOf(ctx, key, id))
-  return { 'queued', state.last - state.first, nearest(ctx) }
+  return { 'queued', state.last - state.first, due(ctx) }
 end
 
 local function grant(ctx, key, state, id, weight)
@@ -149,7 +149,7 @@ handlers['semaphore.check'] = function(ctx, keys, args)
   end
   if found[3] then
     local state = load(keys[1], 0)
-    return { 'queued', tonumber(found[3]) - state.first, nearest(ctx) }
+    return { 'queued', tonumber(found[3]) - state.first, due(ctx) }
   end
   return { 'absent' }
 end

@@ -82,7 +82,8 @@ const verbs = sources.flatMap(([, source]) => [...source.matchAll(/^handlers\['(
 if (verbs.length !== handlers.length) fail("a handler is not written as handlers['verb'] = function(...)")
 // Comments and blank lines would be parsed by Redis at every load and sent with it; they stay in lua/.
 const body = sources.map(([, source]) => source).join("\n")
-  .split("\n").map((line) => line.replace(/^\s+| +-- .*$/g, "")).filter((line) => line !== "" && !line.startsWith("--")).join("\n")
+  .split("\n").map((line) => line.replace(/^\s+| +-- .*$/g, "")).filter((line) => line !== "" && !line.startsWith("--"))
+  .join("\n")
 const protocol = /^local PROTOCOL = (\d+)$/m.exec(body)?.[1] ?? fail("PROTOCOL is missing")
 const hash = createHash("sha1").update(body).digest("hex").slice(0, 12)
 

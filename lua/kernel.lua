@@ -52,29 +52,52 @@ local function post(ctx, session, event)
 end
 
 -- Milliseconds until the nearest deadline of another session, -1 if there is none.
-local function nearest(ctx)
-  local found = call('ZRANGEBYSCORE', ctx.sessions, '(' .. text(ctx.now), text(DEADLINE_MAX), 'WITHSCORES', 'LIMIT', 0, 2)
+local function nearest(ctx, after)
+  local found = call('ZRANGEBYSCORE', ctx.sessions, after, text(DEADLINE_MAX), 'WITHSCORES', 'LIMIT', 0, 2)
   for i = 1, #found, 2 do
-    if found[i] ~= ctx.session then return tonumber(found[i + 1]) - ctx.now end
+    if found[i] ~= ctx.session then return math.max(0, tonumber(found[i + 1]) - ctx.now) end
   end
   return -1
 end
 
--- session.open: opens a session and ends the one it replaces; every attempt uses an id of its own
+-- When whoever waits should ask for a reaping: at once if a session that is over has not been reaped yet.
+local function due(ctx)
+  return nearest(ctx, text(ENDED))
+end
+
+-- Every command that an actor or a reader needs. What a user may not do has to be known before anything is written.
+local NEEDED = {
+  { 'DEL' }, { 'GET' }, { 'HDEL', 'f' }, { 'HGET', 'f' }, { 'HLEN' }, { 'HMGET', 'f' }, { 'HSET', 'f', 'v' },
+  { 'SADD', 'm' }, { 'SET', 'v' }, { 'SRANDMEMBER' }, { 'SREM', 'm' }, { 'XADD', '*', 'f', 'v' }, { 'XRANGE', '-', '+' },
+  { 'XTRIM', 'MINID', '0' }, { 'ZADD', '0', 'm' }, { 'ZMSCORE', 'm' }, { 'ZRANGEBYSCORE', '0', '0' }, { 'ZREM', 'm' },
+  { 'ZSCORE', 'm' }
+}
+
+local function denied(ctx)
+  for i = 1, #NEEDED do
+    local command = NEEDED[i]
+    if not redis.acl_check_cmd(command[1], ctx.record, unpack(command, 2)) then return command[1] end
+  end
+  if not redis.acl_check_cmd('XREAD', 'STREAMS', ctx.mailbox, '0') then return 'XREAD' end
+end
+
+-- session.open: opens a session and ends those it replaces; every attempt uses an id of its own
 -- keys: none
 -- args: session string, replaces string, lease number, protocol number, partitions number, about string
--- reply: ["opened", mailbox string] | ["mismatch", protocol number, partitions number]
+-- reply: ["opened", mailbox string] | ["mismatch", protocol number, partitions number] | ["denied", command string]
 handlers['session.open'] = function(ctx, _, args)
   local session, replaces, lease, protocol, partitions, about = unpack(args)
   local known = call('ZMSCORE', ctx.sessions, 'protocol', 'partitions')
   if known[1] and (tonumber(known[1]) ~= protocol or tonumber(known[2]) ~= partitions) then
     return { 'mismatch', tonumber(known[1]), tonumber(known[2]) }
   end
+  local command = denied(ctx)
+  if command then return { 'denied', command } end
   if not known[1] then
     call('ZADD', ctx.sessions, PROTOCOL, 'protocol', partitions, 'partitions')
   end
-  if replaces ~= '' then
-    call('ZADD', ctx.sessions, 'XX', ENDED, replaces)
+  for former in string.gmatch(replaces, '%S+') do
+    call('ZADD', ctx.sessions, 'XX', ENDED, former)
   end
   call('ZADD', ctx.sessions, ctx.now + lease, session)
   local mailbox = call('XADD', ctx.mailbox, '*', 'e', '["opened"]')
@@ -89,7 +112,7 @@ end
 -- flags: allow-oom
 handlers['session.renew'] = function(ctx)
   local ended = call('ZRANGEBYSCORE', ctx.sessions, text(ENDED), text(ctx.now), 'LIMIT', 0, REAP_SESSIONS)
-  return { 'renewed', nearest(ctx), table.concat(ended, ' ') }
+  return { 'renewed', nearest(ctx, '(' .. text(ctx.now)), table.concat(ended, ' ') }
 end
 
 -- session.wake: posts an event to the session's own mailbox, so that its reader looks up
@@ -179,7 +202,9 @@ local function dispatch(ctx, keys, requests)
         replies[i] = reply
       else
         redis.log(redis.LOG_WARNING, 'lockstep: a request failed: ' .. request[1])
-        replies[i] = { 'failed', 'defect' }
+        local message = tostring(type(reply) == 'table' and reply.err or reply)
+        local denial = string.find(message, 'The user executing the script', 1, true)
+        replies[i] = { 'failed', denial and 'denied' or 'defect' }
       end
     end
   end
@@ -202,7 +227,11 @@ local function run(keys, argv)
   if deadline <= ctx.now then return '["expired"]' end
   local record = call('HMGET', ctx.record, 'n', 'a')
   local last = tonumber(record[1] or -1)
-  if number == last then return call('HGET', ctx.record, 'r') end
+  if number == last then
+    -- Answered already, and renewed all the same: the coordinator counts its trust from this sending of the batch.
+    call('ZADD', ctx.sessions, text(ctx.now + lease), session)
+    return call('HGET', ctx.record, 'r')
+  end
   if number < last then return '["stale"]' end
   if number > last + 1 or last < 0 then return '["gap"]' end
   if read ~= '' and read ~= record[2] then

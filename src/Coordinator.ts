@@ -137,7 +137,7 @@ export interface Options {
   readonly lease?: Duration.Input | undefined
   /**
    * How long before its end a lease is given up, so that finalizers are done before anyone else is granted. Default 10 %
-   * of the lease, at least 1 second. At most half of the lease.
+   * of the lease, at least 1 second, and at most half of the lease.
    */
   readonly margin?: Duration.Input | undefined
   /** How many parts the namespace has, 1 to 1,024. Default 16. The same for all coordinators of a namespace. */
@@ -166,7 +166,12 @@ const settingsOf = (options: Options) => {
     return Math.ceil(value)
   }
   const lease = millis(options.lease ?? "15 seconds", "lease", 100, 86_400_000)
-  const margin = millis(options.margin ?? Math.max(1000, lease / 10), "margin (of this lease)", 0, lease / 2)
+  const margin = millis(
+    options.margin ?? Math.min(lease / 2, Math.max(1000, lease / 10)),
+    "margin (of this lease)",
+    0,
+    lease / 2
+  )
   const name = options.name ?? `${hostname()}:${process.pid}`
   if (typeof name !== "string" || name.length === 0 || name.length > 256 || !name.isWellFormed()) {
     throw new RangeError("name must be 1 to 256 characters of well-formed Unicode")

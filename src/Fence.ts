@@ -87,6 +87,9 @@ export class FenceError extends Schema.Error<FenceError>("lockstep/Fence/FenceEr
 
 const fail = (reason: FenceError["reason"]): FenceError => new FenceError({ reason })
 
+// Lua passes no more than some 8,000 values at once.
+const mostArguments = 7000
+
 // The part of a key that Redis Cluster hashes; the whole key if it has no tag.
 const tagOf = (key: string): string => {
   const open = key.indexOf("{")
@@ -102,8 +105,8 @@ const tagOf = (key: string): string => {
 const fenceKey = (key: string): string => `{${tagOf(key)}}lockstep:fence:${key}`
 
 /**
- * Runs one Redis command on `key` unless a newer token than the lease's has been seen there: `command key ...args`.
- * Answers what Redis answers. `withOptions` is the same with options.
+ * Runs one Redis command on `key` unless a newer token than the lease's has been seen there: `command key ...args`, with
+ * at most 7,000 arguments. Answers what Redis answers. `withOptions` is the same with options.
  *
  * @category combinators
  * @since 0.1.0
@@ -133,6 +136,7 @@ export const withOptions = (options: {
     if (typeof key !== "string" || key.length === 0 || !key.isWellFormed()) {
       throw new RangeError("key must be a non-empty string of well-formed Unicode")
     }
+    if (args.length > mostArguments) throw new RangeError(`args must not be more than ${mostArguments}`)
     const { token } = lease
     const remember = Math.ceil(Duration.toMillis(duration(options.remember ?? "24 hours", "remember")))
     const keys = [key, fenceKey(key)]

@@ -111,7 +111,19 @@ export const protect: {
  * }).pipe(Lock.withLock("report"))
  * ```
  *
+ * It may be of any kind: inside `withPermit` inside `withLock` it is that of the permit. Use `currentOf` for the token of
+ * a certain key.
+ *
  * @category accessors
  * @since 0.1.0
  */
 export const current: Effect.Effect<Option.Option<Lease>> = Effect.map(internal.current, Option.fromUndefinedOr)
+
+/**
+ * The innermost lease of this key that the current fiber runs under.
+ *
+ * @category accessors
+ * @since 0.1.0
+ */
+export const currentOf = (key: string): Effect.Effect<Option.Option<Lease>> =>
+  Effect.map(internal.currentOf(key), Option.fromUndefinedOr)

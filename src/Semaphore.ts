@@ -237,8 +237,9 @@ class SemaphoreImpl implements Semaphore {
     this.member.capacity = this.member.total = permits
   }
 
-  withPermits(permits: number, options?: TakeOptions | undefined) {
-    return <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E | SemaphoreError, R> =>
+  readonly withPermits =
+    (permits: number, options?: TakeOptions | undefined) =>
+    <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E | SemaphoreError, R> =>
       spanned(
         Effect.suspend(() =>
           held.withHeld(self, this.#acquiring(permits, true, options)) as Effect.Effect<A, E | SemaphoreError, R>
@@ -246,13 +247,13 @@ class SemaphoreImpl implements Semaphore {
         "lockstep.Semaphore.withPermits",
         this.name
       )
-  }
 
   readonly withPermit = <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E | SemaphoreError, R> =>
     this.withPermits(1)(self)
 
-  withPermitsIfAvailable(permits: number, options?: Omit<TakeOptions, "wait"> | undefined) {
-    return <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<Option.Option<A>, E | SemaphoreError, R> =>
+  readonly withPermitsIfAvailable =
+    (permits: number, options?: Omit<TakeOptions, "wait"> | undefined) =>
+    <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<Option.Option<A>, E | SemaphoreError, R> =>
       spanned(
         Effect.suspend(() =>
           Effect.map(
@@ -263,18 +264,20 @@ class SemaphoreImpl implements Semaphore {
         "lockstep.Semaphore.withPermitsIfAvailable",
         this.name
       )
-  }
 
-  take(permits: number, options?: Omit<TakeOptions, "maxHold"> | undefined): Effect.Effect<Lease, SemaphoreError> {
+  readonly take = (
+    permits: number,
+    options?: Omit<TakeOptions, "maxHold"> | undefined
+  ): Effect.Effect<Lease, SemaphoreError> => {
     return Effect.uninterruptibleMask((restore) =>
       held.acquire(this.#acquiring(permits, true, options), restore)
     ) as Effect.Effect<Lease, SemaphoreError>
   }
 
-  takeScoped(
+  readonly takeScoped = (
     permits: number,
     options?: TakeOptions | undefined
-  ): Effect.Effect<Lease, SemaphoreError, Scope.Scope> {
+  ): Effect.Effect<Lease, SemaphoreError, Scope.Scope> => {
     return Effect.suspend(() => held.acquireScoped(this.#acquiring(permits, true, options))) as Effect.Effect<
       Lease,
       SemaphoreError,
@@ -282,14 +285,14 @@ class SemaphoreImpl implements Semaphore {
     >
   }
 
-  takeIfAvailable(permits: number): Effect.Effect<Option.Option<Lease>, SemaphoreError> {
+  readonly takeIfAvailable = (permits: number): Effect.Effect<Option.Option<Lease>, SemaphoreError> => {
     return Effect.map(
       Effect.uninterruptibleMask((restore) => held.acquire(this.#acquiring(permits, false, undefined), restore)),
       Option.fromUndefinedOr
     )
   }
 
-  release(lease: Lease): Effect.Effect<void> {
+  readonly release = (lease: Lease): Effect.Effect<void> => {
     return Effect.suspend(() => {
       if (!(lease instanceof held.Held) || lease.claim.key !== this.key) {
         throw new TypeError("This lease was not taken from this semaphore")
@@ -322,7 +325,7 @@ class SemaphoreImpl implements Semaphore {
     })
   }
 
-  resize(permits: number): Effect.Effect<void, SemaphoreError> {
+  readonly resize = (permits: number): Effect.Effect<void, SemaphoreError> => {
     return Effect.suspend(() => {
       checkPermits(permits, mostPermits)
       return Effect.callback<void, SemaphoreError>((resume) => {

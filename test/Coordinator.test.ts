@@ -139,7 +139,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
         { namespace: "a".repeat(65) },
         { namespace: "ä" },
         { lease: "50 millis" },
-        { lease: "1 second" },
+        { lease: "1 second", margin: "1 second" },
         { lease: "10 seconds", margin: "6 seconds" },
         { lease: "10 seconds", requestTimeout: "4 seconds" },
         { partitions: 0 },

@@ -94,6 +94,13 @@ export const current: Effect.Effect<Lease | undefined> = Effect.withFiber((fiber
   Effect.succeed(prune(fiber.getRef(Holdings))?.held)
 )
 
+export const currentOf = (key: string): Effect.Effect<Lease | undefined> =>
+  Effect.withFiber((fiber) => {
+    let at = fiber.getRef(Holdings)
+    while (at !== undefined && !(at.held.key === key && at.held.active)) at = at.outer
+    return Effect.succeed(at?.held)
+  })
+
 // -----------------------------------------------------------------------------
 // Acquire and release
 // -----------------------------------------------------------------------------
@@ -233,7 +240,7 @@ const limit = (held: Held, maxHold: Duration.Input): Effect.Effect<void> =>
     const { claim } = held
     const { kernel } = claim.partition
     if (!held.active) return
-    kernel.log("Warn", `a hold has been interrupted after its maxHold`)
+    kernel.log("Warn", `a hold of ${JSON.stringify(held.key)} was interrupted after its maxHold`)
     claim.lose("maxHold")
     kernel.watchOverruns([claim])
     yield* Effect.sleep(Duration.millis(kernel.settings.margin))

@@ -3,7 +3,7 @@
  * reaps dead sessions. The only place that calls Redis scripts.
  */
 import { createHash, randomBytes } from "node:crypto"
-import { RedisError } from "../Redis.ts"
+import { MissingPermission, RedisError } from "../Redis.ts"
 import type { Connections } from "./connection.ts"
 import { ActorDefect, CoordinatorError } from "./errors.ts"
 import { partitionOf } from "./keys.ts"
@@ -91,6 +91,8 @@ const transient: ReadonlySet<string> = new Set([
 
 // A server that forgets the library as fast as it is loaded is not worth more tries in one call.
 const maxLoads = 5
+// Of requests for which nobody waits, and which somebody else makes when we do not.
+const maxAttempts = 10
 
 export class Kernel {
   readonly partitions: Array<Partition | undefined>
@@ -174,6 +176,18 @@ export class Kernel {
     return replies!
   }
 
+  /** As `ask`, and again when the connection was lost meanwhile. */
+  async insist(partition: Partition, session: string, messages: ReadonlyArray<Message>): Promise<ReadonlyArray<Reply>> {
+    for (let attempt = 0;; attempt++) {
+      try {
+        return await this.ask(partition, session, messages)
+      } catch (cause) {
+        if (!(cause instanceof RedisError) || !this.isTransient(cause) || attempt === maxAttempts) throw cause
+        await this.backoff(attempt, cause)
+      }
+    }
+  }
+
   async inspect<V extends Verb>(
     partition: Partition,
     message: { readonly verb: V; readonly keys: ReadonlyArray<string>; readonly args: Requests[V]["args"] }
@@ -183,7 +197,7 @@ export class Kernel {
     const request = JSON.stringify([[message.verb, message.keys.length, ...message.args]])
     const raw = await this.invoke("_ro", keys, ["", 0, 0, "", request])
     const [reply] = this.#decode([message], raw)[1]!
-    if (reply![0] === "failed") throw this.defect(message.verb, String(reply![1]))
+    if (reply![0] === "failed") throw this.failed(message.verb, String(reply![1]))
     return reply as Requests[V]["reply"]
   }
 
@@ -194,6 +208,7 @@ export class Kernel {
     args: ReadonlyArray<string | number>
   ): Promise<unknown> {
     const { commands, features } = this.#connections
+    let refusal: unknown
     for (let load = 0;; load++) {
       try {
         return features.functions
@@ -208,7 +223,8 @@ export class Kernel {
             this.settings.requestTimeout
           )
       } catch (cause) {
-        if (!(cause instanceof RedisError) || cause.reason._tag !== "FunctionMissing" || load === maxLoads) throw cause
+        if (!(cause instanceof RedisError) || cause.reason._tag !== "FunctionMissing") throw cause
+        if (load === maxLoads) throw refusal ?? cause
         // EVAL carries a key, so on a cluster it reaches the node that lacks the script; functions go to every primary.
         if (!features.functions) {
           return await commands.send(
@@ -217,23 +233,23 @@ export class Kernel {
             this.settings.requestTimeout
           )
         }
-        await this.#load()
+        refusal = await this.#load()
       }
     }
   }
 
-  // To every master that can be reached. Two coordinators may load it at the same time; what is there already is what
-  // was about to be loaded. Where it could not be loaded, the next call finds it missing again.
-  async #load(): Promise<void> {
+  // To every master that can be reached. Two coordinators may load it at the same time: the second is refused, and the
+  // next call finds it. Where it could not be loaded, that finds it missing again.
+  async #load(): Promise<unknown> {
     const results = await Promise.allSettled(
       this.#connections.masters().map((master) =>
         master.send("FUNCTION", ["LOAD", functions()], this.settings.requestTimeout)
       )
     )
-    const failures = results.flatMap((result) =>
-      result.status === "rejected" && !alreadyLoaded(result.reason) ? [result.reason] : []
-    )
-    if (failures.length === results.length) throw failures[0]
+    const failures = results.flatMap((result) => result.status === "rejected" ? [result.reason] : [])
+    const refusal = failures.find((cause) => cause instanceof RedisError && cause.reason._tag === "CommandFailed")
+    if (refusal === undefined && failures.length === results.length) throw failures[0]
+    return refusal
   }
 
   #decode(
@@ -257,6 +273,13 @@ export class Kernel {
       }
     }
     return decoded as unknown as readonly [string, ReadonlyArray<Reply>]
+  }
+
+  /** What it means that an actor could not do what it was asked. */
+  failed(verb: string, detail: string): CoordinatorError {
+    return detail === "denied"
+      ? new CoordinatorError({ reason: new RedisError({ reason: new MissingPermission({ command: verb }) }) })
+      : this.defect(verb, detail)
   }
 
   defect(verb: string, detail: string): CoordinatorError {
@@ -309,9 +332,9 @@ export class Kernel {
 
   async #reap(partition: Partition, session: string): Promise<void> {
     for (;;) {
-      const [owned] = await this.ask(partition, session, [{ verb: "session.owned", keys: [], args: [session] }])
+      const [owned] = await this.insist(partition, session, [{ verb: "session.owned", keys: [], args: [session] }])
       if (owned![0] !== "owns") return
-      const replies = await this.ask(
+      const replies = await this.insist(
         partition,
         session,
         (owned as ReadonlyArray<string>).slice(1).map((entry) => ({
@@ -365,8 +388,10 @@ export class Kernel {
 
   lost(partition: Partition, session: Session, reason: LossReason, holds: number): void {
     this.metrics.lost(reason, holds)
-    const message = `partition ${partition.index}: session ${session.id} was lost (${reason}) with ${holds} holds`
-    this.log(holds > 0 ? "Error" : "Warn", message)
+    this.log(
+      holds > 0 ? "Error" : "Info",
+      `partition ${partition.index}: session ${session.id} was lost (${reason}), leases lost: ${holds}`
+    )
     for (const reader of this.#readers.values()) reader.exclude(session)
   }
 
@@ -387,7 +412,6 @@ export class Kernel {
   async close(): Promise<void> {
     if (this.closed) return
     this.closed = true
-    this.#unsubscribe()
     for (const reader of this.#readers.values()) void reader.close()
     const closing = this.partitions.map((partition) => partition?.close())
     await Promise.race([
@@ -400,13 +424,11 @@ export class Kernel {
       }),
       this.sleep(this.settings.requestTimeout)
     ])
+    this.#unsubscribe()
     for (const timer of this.#timers) clearTimeout(timer)
     await Promise.allSettled([...this.#readers.values()].map((reader) => reader.close()))
   }
 }
-
-const alreadyLoaded = (cause: unknown): boolean =>
-  cause instanceof RedisError && cause.reason._tag === "CommandFailed" && cause.message.includes("already exists")
 
 const matches = (shape: ReadonlyArray<string>, reply: ReadonlyArray<unknown>): boolean => {
   if (shape.at(-1) === "...") return reply.every((value) => typeof value === "string")

@@ -296,7 +296,7 @@ export class Partition {
       // A reply before this one has shown that the session is over.
       request.moot?.()
     } else if (reply[0] === "failed") {
-      request.fail(this.kernel.defect(request.verb, reply[1] as string))
+      request.fail(this.kernel.failed(request.verb, reply[1] as string))
     } else {
       request.settle(reply as Requests[Verb]["reply"])
     }
@@ -357,7 +357,7 @@ export class Partition {
             })
           )
         }
-        if (reply![0] !== "opened") throw kernel.defect("session.open", String(reply![1]))
+        if (reply![0] !== "opened") throw kernel.failed("session.open", String(reply![1]))
         const session = new Session(this, id, reply![1] as string, sentAt)
         for (const former of replaced) this.#former.delete(former)
         this.#opening = false
@@ -405,18 +405,20 @@ export class Partition {
 
   /** Ends sessions that are over, so that nobody has to wait for their deadlines. */
   async #retire(): Promise<void> {
-    await Promise.all(this.#ending().map(async (id) => {
-      try {
-        await this.#end(id)
-      } catch (cause) {
-        // The next session does it, or it expires.
-        this.kernel.log("Debug", `partition ${this.index}: a former session could not be ended`, cause)
-      }
-    }))
+    await Promise.all(
+      this.#ending().map(async (id) => {
+        try {
+          await this.#end(id)
+        } catch (cause) {
+          // The next session does it, or it expires.
+          this.kernel.log("Debug", `partition ${this.index}: a former session could not be ended`, cause)
+        }
+      })
+    )
   }
 
   async #end(id: string): Promise<void> {
-    await this.kernel.ask(this, id, [{ verb: "session.end", keys: [], args: [id] }])
+    await this.kernel.insist(this, id, [{ verb: "session.end", keys: [], args: [id] }])
     this.#former.delete(id)
     await this.kernel.reap(this, id)
   }
@@ -727,16 +729,7 @@ export class Partition {
     await this.#asking?.catch(() => {})
     const ids = [...this.#former.keys()]
     if (session !== undefined) ids.push(session.id)
-    await Promise.all(ids.map(async (id) => {
-      for (let attempt = 0;; attempt++) {
-        try {
-          return await this.#end(id)
-        } catch (cause) {
-          if (!(cause instanceof RedisError) || !this.kernel.isTransient(cause)) throw cause
-          await this.kernel.backoff(attempt, cause)
-        }
-      }
-    }))
+    await Promise.all(ids.map((id) => this.#end(id)))
   }
 }
 

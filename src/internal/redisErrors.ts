@@ -296,7 +296,7 @@ const unavailable = new Set([
 // Texts of Redis that help and cannot quote an argument. Everything else is dropped: an error text may carry names,
 // payloads and, for HELLO and AUTH, the password.
 const harmless =
-  /^(syntax error|no such key|unknown command|unknown subcommand|wrong number of arguments|value is not an integer or out of range|value is not a valid float|timeout is (negative|not an integer or out of range)|index out of range|Operation against a key holding the wrong kind of value|DB index is out of range|Consumer Group name already exists|No such key|Invalid stream ID|The ID specified in XADD|Bad file format|Library [^']* already exists|Missing library meta)/i
+  /^(syntax error|no such key|unknown command|unknown subcommand|wrong number of arguments|value is not an integer or out of range|value is not a valid float|timeout is (negative|not an integer or out of range)|index out of range|Operation against a key holding the wrong kind of value|DB index is out of range|Consumer Group name already exists|No such key|Invalid stream ID|The ID specified in XADD|Bad file format|Library '[^']*' already exists|Missing library meta)/i
 
 const safeDetail = (message: string): string | undefined => harmless.exec(message)?.[0]
 
@@ -323,6 +323,7 @@ const replyError = (message: string, code: string, command: string): RedisError 
       if (text.startsWith("Function not found")) return fail(new FunctionMissing({ code }))
       if (text.startsWith("max number of clients")) return fail(new Unavailable({ code: "MAXCLIENTS" }))
       if (text.startsWith("This instance has cluster support disabled")) return fail(notCluster())
+      if (text.startsWith("The user executing the script")) return fail(new MissingPermission({ command }))
       if (text.startsWith("Client sent AUTH")) return fail(new AuthenticationFailed({ code }))
   }
   return unavailable.has(code)

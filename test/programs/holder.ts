@@ -64,7 +64,9 @@ const program = Effect.gen(function*() {
       yield* say({ event: "lost", reason, at: now() })
       // What a paused process would write after it goes on has to be refused.
       if (error?.reason._tag === "LeaseLost") {
-        const fenced = yield* Effect.exit(Fence.run({ token: error.reason.token }, `${namespace}:written`, "SET", "late"))
+        const fenced = yield* Effect.exit(
+          Fence.run({ token: error.reason.token }, `${namespace}:written`, "SET", "late")
+        )
         yield* say({ event: "fenced", fine: Exit.isSuccess(fenced) })
       }
     }

@@ -50,8 +50,10 @@ export const withNode = <A, E, R>(
     const server = yield* TestServer
     const namespace = freshNamespace()
     const result = yield* Effect.scoped(
-      Effect.flatMap(node(server.url, { ...options, namespace }), (context) =>
-        Effect.provideContext(Effect.scoped(self(namespace)), context))
+      Effect.flatMap(
+        node(server.url, { ...options, namespace }),
+        (context) => Effect.provideContext(Effect.scoped(self(namespace)), context)
+      )
     )
     yield* assertEmpty(server, namespace)
     return result

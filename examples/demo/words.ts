@@ -1,0 +1,37 @@
+/** The work itself: which files there are, and how often each word occurs in one. */
+import { Effect, FileSystem, Path } from "effect"
+
+export type Counts = Map<string, number>
+
+const text = /\.(c|cpp|css|csv|go|h|html|java|js|json|lua|md|py|rs|rst|scala|sh|sql|ts|tsx|txt|xml|ya?ml)$/
+const skipped = /(^|[\\/])(node_modules|\.[^\\/]+)[\\/]/
+
+export const list = Effect.fnUntraced(function*(folder: string) {
+  const fs = yield* FileSystem.FileSystem
+  const names = yield* fs.readDirectory(folder, { recursive: true })
+  return names.filter((name) => text.test(name) && !skipped.test(name)).sort()
+})
+
+export const count = Effect.fnUntraced(function*(folder: string, file: string) {
+  const fs = yield* FileSystem.FileSystem
+  const path = yield* Path.Path
+  const content = yield* fs.readFileString(path.join(folder, file))
+  const counts: Counts = new Map()
+  for (const [word] of content.toLowerCase().matchAll(/[\p{L}\p{N}_]+/gu)) counts.set(word, (counts.get(word) ?? 0) + 1)
+  return counts
+})
+
+/** Always the same parts for the same file, so that a successor can go on where the predecessor has stopped. */
+export const partsOf = (counts: Counts): ReadonlyArray<ReadonlyArray<readonly [word: string, times: number]>> => {
+  const entries = [...counts].sort(([a], [b]) => a < b ? -1 : 1)
+  const parts = [entries.slice(0, 400)]
+  for (let at = 400; at < entries.length; at += 400) parts.push(entries.slice(at, at + 400))
+  return parts
+}
+
+/** How the counts differ, for people: empty when they are the same. */
+export const differences = (expected: Counts, actual: Counts): ReadonlyArray<string> =>
+  [...new Set([...expected.keys(), ...actual.keys()])].flatMap((word) => {
+    const [right, found] = [expected.get(word) ?? 0, actual.get(word) ?? 0]
+    return right === found ? [] : [`"${word}" occurs ${right} times, and ${found} were counted`]
+  })

@@ -1,0 +1,8 @@
+/** Where the examples find Redis: the server that REDIS_URL names, or else a private one that ends with the program. */
+import { Layer } from "effect"
+import { Coordinator, Redis } from "../src/index.ts"
+
+export const layer = (options?: Coordinator.Options) =>
+  Coordinator.layer({ namespace: `example-${process.pid}`, ...options }).pipe(
+    Layer.provideMerge(process.env["REDIS_URL"] === undefined ? Redis.layerEmbedded() : Redis.layerConfig())
+  )

@@ -1,0 +1,33 @@
+import { execFile } from "node:child_process"
+import { readdirSync } from "node:fs"
+import { fileURLToPath } from "node:url"
+import { promisify } from "node:util"
+import { describe, expect, it } from "vitest"
+
+const folder = fileURLToPath(new URL("../examples/", import.meta.url))
+
+/** A line of the output of each example. The examples assert what they show; this is to see that they got there. */
+const lines: Record<string, string> = {
+  "10-lock.ts": "with a lock, 20 sales leave 80 of 100",
+  "20-read-write-lock.ts": "version 4 was read while its writer was still busy",
+  "30-semaphore.ts": "ten were printed, at most 5 at a time",
+  "40-many-locks.ts": "alice 88, bob 94, carol 118",
+  "50-fencing.ts": "SQL has what was written by the second, Redis has what was written by the second",
+  "60-reentrant-and-max-hold.ts": "and the lock is free again",
+  "70-loss.ts": "the next time: started, written, cleaned up"
+}
+
+describe("examples", () => {
+  it("are all known here", () => {
+    const files = readdirSync(folder).filter((file) => /^\d.*\.ts$/.test(file))
+    expect(files.sort()).toEqual(Object.keys(lines))
+  })
+
+  for (const [file, line] of Object.entries(lines)) {
+    it(file, async () => {
+      // Rejects, with the output, when the exit code is not 0, and when the program does not exit by itself.
+      const { stdout } = await promisify(execFile)(process.execPath, [file], { cwd: folder, timeout: 30_000 })
+      expect(stdout.split("\n")).toContain(line)
+    })
+  }
+})
