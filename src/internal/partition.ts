@@ -105,7 +105,8 @@ export class Claim {
     this.lostAt = performance.now()
     const observers = this.observers
     this.observers = undefined
-    if (observers !== undefined) { for (const f of observers) f() }
+    // A copy: observers take themselves out while they are called.
+    if (observers !== undefined) { for (const f of [...observers]) f() }
   }
 }
 
@@ -384,13 +385,13 @@ export class Partition {
   }
 
   // No session can be had: everybody who waits for one is told, and the next request tries again.
-  #refuse(error: CoordinatorError): void {
+  #refuse(refusal: CoordinatorError): void {
     this.#opening = false
     this.#enter("closed")
     const queue = this.#queue
     this.#queue = []
-    for (const request of queue) request.fail(error)
-    for (const claim of [...this.claims.values()]) this.#fail(claim, error)
+    for (const request of queue) request.fail(refusal)
+    for (const claim of [...this.claims.values()]) this.#fail(claim, refusal)
     if (this.claims.size === 0) return
     void this.kernel.sleep(this.kernel.settings.lease / 3).then(() => {
       if (this.session === undefined && this.claims.size > 0) this.#open()

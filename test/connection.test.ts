@@ -1,0 +1,488 @@
+/**
+ * The network between a coordinator and Redis: lost replies, duplicates, half-open connections, outages. No data is lost
+ * here, so mutual exclusion has to be exact.
+ */
+import { assert, layer } from "@effect/vitest"
+import { Deferred, Effect, Exit, Fiber, Option, Stream } from "effect"
+import * as net from "node:net"
+import { Coordinator, Lease, Lock, Semaphore } from "../src/index.ts"
+import { eventually, realSleep } from "./support/eventually.ts"
+import { exclusion } from "./support/exclusion.ts"
+import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
+import { proxy, type Request, type Verdict } from "./support/proxy.ts"
+import { words } from "./support/resp.ts"
+import type { Server } from "./support/servers.ts"
+
+const live = { excludeTestServices: true, timeout: "60 seconds" } as const
+
+/** A call of the actor that carries this request, perhaps among others. */
+const asks = (verb: string, key = "") => (request: Request): boolean =>
+  request.name === "FCALL" && request.args.at(-1)!.includes(`"${verb}"`) &&
+  (key === "" || request.args.some((arg) => arg.endsWith(`:${key}`)))
+
+/** Fields of the resource behind a name: `h` holds, `q` waits. */
+const fields = (server: Server, namespace: string, key: string, kind: "h" | "q") =>
+  Effect.gen(function*() {
+    const names = (yield* server.cli("KEYS", `{${namespace}:*}:${key}`)).split("\n").filter((name) => name !== "")
+    const all = yield* Effect.forEach(names, (name) => server.cli("HKEYS", name))
+    return all.flatMap((text) => text.split("\n")).filter((field) => field.startsWith(kind)).length
+  })
+
+const waits = (server: Server, namespace: string, key: string, count: number) =>
+  eventually(Effect.map(fields(server, namespace, key, "q"), (found) => found === count), {
+    message: `${count} wait for ${key}`
+  })
+
+const within = <A, E, R>(effect: Effect.Effect<A, E, R>, millis: number, what: string) =>
+  Effect.gen(function*() {
+    const started = performance.now()
+    const result = yield* Effect.raceFirst(
+      effect,
+      Effect.andThen(realSleep(millis), Effect.die(new Error(`${what}: not within ${millis} ms`)))
+    )
+    return { result, millis: performance.now() - started }
+  })
+
+/** Holds a lock in a fiber until it is told to leave. */
+const holding = Effect.fnUntraced(function*(key: string) {
+  const inside = yield* Deferred.make<Lease.Lease>()
+  const leave = yield* Deferred.make<void>()
+  const fiber = yield* Effect.forkChild(
+    Effect.flatMap(Lease.current, (lease) => Deferred.succeed(inside, Option.getOrThrow(lease))).pipe(
+      Effect.andThen(Deferred.await(leave)),
+      Lock.withLock(key)
+    )
+  )
+  const lease = yield* Deferred.await(inside)
+  return { lease, fiber, leave: Effect.andThen(Deferred.succeed(leave, undefined), Fiber.join(fiber)) }
+})
+
+/** Every kind of request once, and after each the state that it must have led to. */
+const everyRequest = (server: Server, namespace: string, own: string) =>
+  Effect.gen(function*() {
+    const other = yield* node(server.url, { namespace, partitions: 1, lease: "4 seconds" })
+    const mine = yield* node(own, { namespace, partitions: 1, lease: "4 seconds", requestTimeout: "1 second" })
+    yield* Effect.scoped(Effect.gen(function*() {
+      const pool = yield* Semaphore.make({ name: "pool", permits: 2 })
+      yield* pool.resize(3)
+      assert.strictEqual(yield* pool.permits, 3)
+      const theirs = yield* Effect.provideContext(Semaphore.attach({ name: "pool" }), other)
+
+      const token = yield* Effect.gen(function*() {
+        assert.strictEqual(yield* fields(server, namespace, "lock:free", "h"), 1)
+        const taken = yield* Effect.provideContext(Lock.withLockIfAvailable(Effect.void, "free"), other)
+        assert.isTrue(Option.isNone(taken))
+        return Option.getOrThrow(yield* Lease.current).token
+      }).pipe(Lock.withLock("free"))
+      assert.strictEqual(yield* fields(server, namespace, "lock:free", "h"), 0)
+      const next = yield* Effect.map(Lease.current, (lease) => Option.getOrThrow(lease).token).pipe(
+        Lock.withLock("free"),
+        Effect.provideContext(other)
+      )
+      assert.isAbove(next, token)
+
+      const held = yield* Effect.provideContext(holding("taken"), other)
+      const waiting = yield* Effect.forkChild(
+        Lock.withLock(fields(server, namespace, "lock:taken", "h"), "taken")
+      )
+      yield* waits(server, namespace, "lock:taken", 1)
+      yield* held.leave
+      assert.strictEqual(yield* Fiber.join(waiting), 1)
+      assert.strictEqual(yield* fields(server, namespace, "lock:taken", "h"), 0)
+
+      yield* pool.withPermits(3)(Effect.gen(function*() {
+        assert.strictEqual(yield* theirs.available, 0)
+        assert.isTrue(Option.isNone(yield* theirs.takeIfAvailable(1)))
+      }))
+      assert.strictEqual(yield* theirs.available, 3)
+      const all = Option.getOrThrow(yield* theirs.takeIfAvailable(3))
+      assert.strictEqual(yield* pool.available, 0)
+      yield* theirs.release(all)
+      // Two members, and no hold that nobody knows of.
+      assert.strictEqual(yield* fields(server, namespace, "sem:pool", "h"), 2)
+      // What is held when the coordinator closes goes back as well.
+      yield* Effect.forkDetach(Lock.withLock(Effect.never, "kept"))
+      yield* eventually(Effect.map(fields(server, namespace, "lock:kept", "h"), (holds) => holds === 1))
+    })).pipe(Effect.provideContext(mine))
+  }).pipe(Effect.scoped)
+
+const requests = [
+  ["session.open", ""],
+  ["session.renew", ""],
+  ["semaphore.create", ""],
+  ["semaphore.resize", ""],
+  ["semaphore.take", "lock:free"],
+  ["semaphore.release", "lock:free"],
+  ["semaphore.take", "lock:taken"],
+  ["semaphore.release", "lock:taken"],
+  ["semaphore.take", "sem:pool"],
+  ["semaphore.release", "sem:pool"],
+  ["session.end", ""],
+  ["session.owned", ""],
+  ["session.reap", ""]
+] as const
+
+// The coordinator does not wait for these for longer than a request may take; then the lease ends it.
+const closing = new Set<string>(["session.end", "session.owned", "session.reap"])
+
+layer(TestServer.layer, live)("a connection", (it) => {
+  for (const verdict of ["dropReply", "drop", "duplicate", "blackholeReply"] satisfies Array<Verdict>) {
+    it.effect(`executes every request exactly once: ${verdict}`, () =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        yield* Effect.forEach(requests, ([verb, key]) =>
+          Effect.scoped(Effect.gen(function*() {
+            const namespace = freshNamespace()
+            const line = yield* proxy(server)
+            const met = yield* line.once(asks(verb, key), verdict)
+            yield* everyRequest(server, namespace, line.url).pipe(
+              Effect.catchCause((cause) => Effect.die(new Error(`${verb} ${key}`, { cause })))
+            )
+            yield* within(met, 100, `${verb} ${key} was sent`)
+            if (verdict !== "blackholeReply" || !closing.has(verb)) yield* assertEmpty(server, namespace)
+          })), { concurrency: 4 })
+      }))
+  }
+
+  it.effect("refuses what a dead connection delivers late, when another session has taken over", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const late = (bytes: Buffer) =>
+        Effect.callback<string>((resume) => {
+          const socket = net.connect(server.port, server.host, () => socket.write(bytes))
+          socket.once("data", (reply) => {
+            socket.destroy()
+            resume(Effect.succeed(reply.toString("utf8").split("\r\n")[1]!))
+          })
+        })
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const context = yield* node(line.url, {
+          namespace,
+          partitions: 1,
+          // Trust ends a second before Redis would end the session by itself.
+          lease: "2 seconds",
+          margin: "1 second",
+          requestTimeout: "100 millis"
+        })
+        yield* Effect.gen(function*() {
+          const seen: Array<Buffer> = []
+          yield* line.onRequest((request) => {
+            if (asks("semaphore.take")(request)) seen.push(request.bytes)
+            return "pass"
+          })
+          yield* Lock.withLock(Effect.void, "a")
+          // While the session lives: answered again, and not executed again.
+          assert.strictEqual(words(seen[0]!).at(-1)!.includes("semaphore.take"), true)
+          assert.include(["[\"stale\"]"], yield* late(seen[0]!))
+          assert.strictEqual(yield* fields(server, namespace, "lock:a", "h"), 0)
+
+          const lost = yield* line.once(asks("semaphore.take"), "drop")
+          yield* line.onRequest((request) => asks("semaphore.take")(request) ? "blackhole" : "pass")
+          const coordinator = yield* Coordinator.Coordinator
+          const [{ id }] = yield* coordinator.sessions as never as Effect.Effect<[Coordinator.Session]>
+          const waiting = yield* Effect.forkChild(Lock.withLock(Effect.void, "b"))
+          const batch = (yield* lost).bytes
+          yield* line.refuse
+          yield* line.closeAll
+          yield* eventually(Effect.map(coordinator.sessions, ([session]) => session!.id !== id))
+          yield* line.onRequest(undefined)
+          yield* line.pass
+          yield* Fiber.join(waiting)
+          const answer = yield* late(batch)
+          assert.include(["[\"expired\"]", "[\"unknown\"]"], answer)
+          assert.strictEqual(yield* fields(server, namespace, "lock:b", "h"), 0)
+        }).pipe(Effect.provideContext(context))
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("keeps mutual exclusion exact, and every wake-up, in a storm of reconnects", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const watch = exclusion()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const options = { namespace, partitions: 4, lease: "10 seconds" } as const
+        const nodes = [yield* node(line.url, options), yield* node(line.url, options), yield* node(server.url, options)]
+        let stormy = true
+        const work = (at: number) =>
+          Effect.gen(function*() {
+            const pool = yield* Semaphore.make({ name: "pool", permits: 3 })
+            const one = (
+              n: number
+            ): Effect.Effect<number, Lock.LockError | Semaphore.SemaphoreError, Coordinator.Coordinator> => {
+              const key = `key${n % 3}`
+              if (n % 4 === 3) {
+                const permits = 1 + n % 3
+                return pool.withPermits(permits)(watch.enter("pool", { permits, capacity: 3, millis: n % 3 }))
+              }
+              return Lock.withLock(watch.enter(key, { millis: n % 3 }), key)
+            }
+            yield* Effect.forEach(Array.from({ length: 8 }, (_, fiber) => fiber + at), (fiber) =>
+              Effect.gen(function*() {
+                let n = fiber
+                while (stormy) {
+                  // Half of them give up now and then, at any moment of the way.
+                  const interrupted = fiber % 2 === 1 && n % 5 === 0
+                  if (interrupted) yield* Effect.ignore(Effect.timeout(one(n), n % 7))
+                  else yield* one(n)
+                  n += 1 + fiber % 2
+                  assert.deepStrictEqual(watch.violations, [])
+                }
+              }), { concurrency: "unbounded" })
+          }).pipe(Effect.scoped, Effect.provideContext(nodes[at]!))
+        const workers = yield* Effect.forEach([0, 1, 2], (at) => Effect.forkChild(work(at)))
+        const until = performance.now() + 3000
+        while (performance.now() < until) {
+          yield* realSleep(30 + Math.random() * 40)
+          yield* line.closeAll
+        }
+        stormy = false
+        // Everybody who still waits is granted without further ado.
+        yield* within(Effect.forEach(workers, Fiber.join), 2500, "the end of the storm")
+        assert.isAbove(watch.entered, 100)
+        assert.isFalse(watch.busy)
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("notices a half-open command connection, and goes on with another", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const context = yield* node(line.url, { namespace, lease: "6 seconds", requestTimeout: "500 millis" })
+        yield* Effect.gen(function*() {
+          const held = yield* holding("a")
+          // What is open is silent from here on; what is opened from here on works.
+          yield* Effect.andThen(line.blackhole, line.pass)
+          const { millis } = yield* within(Lock.withLock(Effect.void, "b"), 1500, "another lock")
+          assert.isAbove(millis, 400)
+          assert.isTrue(yield* held.lease.isHeld)
+          yield* held.leave
+        }).pipe(Effect.provideContext(context))
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("notices a half-open reader, and a wake-up arrives", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      // The safety net of a short lease is a resync once per lease, that of a long one the deadline of the read.
+      yield* Effect.forEach([["1500 millis", 2500], ["1 minute", 7500]] as const, ([lease, bound]) =>
+        Effect.gen(function*() {
+          const namespace = freshNamespace()
+          yield* Effect.scoped(Effect.gen(function*() {
+            const line = yield* proxy(server)
+            const mine = yield* node(line.url, { namespace, lease, margin: "500 millis" })
+            const other = yield* node(server.url, { namespace, lease, margin: "500 millis" })
+            const held = yield* Effect.provideContext(holding("a"), other)
+            const silenced = yield* line.once((request) =>
+              request.name === "XREAD", "blackholeReply")
+            const waiting = yield* Effect.forkChild(Lock.withLock(Effect.void, "a").pipe(Effect.provideContext(mine)))
+            yield* silenced
+            yield* waits(server, namespace, "lock:a", 1)
+            yield* held.leave
+            yield* eventually(Effect.map(fields(server, namespace, "lock:a", "h"), (holds) => holds === 1))
+            yield* within(Fiber.join(waiting), bound, `a wake-up with a lease of ${lease}`)
+          }))
+          yield* assertEmpty(server, namespace)
+        }), { concurrency: "unbounded", discard: true })
+    }))
+
+  it.effect("reads every mailbox, also one that is first used while the reader connects", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const mine = yield* node(line.url, { namespace, lease: "1 minute" })
+        const other = yield* node(server.url, { namespace, lease: "1 minute" })
+        const keys = ["a", "b", "c", "d", "e", "f"]
+        const held = yield* Effect.provideContext(Effect.forEach(keys, holding), other)
+        yield* line.delay({ replies: 30 })
+        const waiting = yield* Effect.forEach(keys, (key, at) =>
+          realSleep(at * 15).pipe(
+            Effect.andThen(Lock.withLock(Effect.void, key)),
+            Effect.provideContext(mine),
+            Effect.forkChild
+          ))
+        yield* Effect.forEach(keys, (key) => waits(server, namespace, `lock:${key}`, 1))
+        yield* realSleep(200)
+        yield* line.pass
+        // The first one last: a reader that has only its mailbox must not be helped by it.
+        yield* Effect.forEach(held.slice(1), ({ leave }) => leave)
+        yield* within(Effect.forEach(waiting.slice(1), Fiber.join), 500, "all wake-ups")
+        yield* held[0]!.leave
+        yield* within(Fiber.join(waiting[0]!), 500, "the last wake-up")
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  for (const restored of [false, true]) {
+    it.effect(`interrupts before the lease ends when the network is silent${restored ? ", and keeps the margin when it is back at once" : ""}`, () =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const namespace = freshNamespace()
+        const options = {
+          namespace,
+          partitions: 1,
+          lease: "1500 millis",
+          margin: "700 millis",
+          requestTimeout: "200 millis"
+        } as const
+        yield* Effect.scoped(Effect.gen(function*() {
+          const line = yield* proxy(server)
+          const mine = yield* node(line.url, options)
+          const other = yield* node(server.url, options)
+          const watch = exclusion()
+          const inside = yield* Deferred.make<Lease.Lease>()
+          const [{ id }] = (yield* Effect.provideContext(
+            Effect.flatMap(Coordinator.Coordinator, ({ sessions }) => sessions),
+            mine
+          )) as readonly [Coordinator.Session]
+          let interruptedAt = Infinity
+          let cleanedAt = Infinity
+          const holder = yield* watch.enter("a", { millis: 60_000 }).pipe(
+            (body) =>
+              Effect.andThen(
+                Effect.flatMap(Lease.current, (lease) => Deferred.succeed(inside, Option.getOrThrow(lease))),
+                body
+              ),
+            Effect.onInterrupt(() =>
+              Effect.gen(function*() {
+                interruptedAt = Date.now()
+                if (restored) yield* Effect.andThen(line.pass, line.closeAll)
+                yield* realSleep(300)
+                cleanedAt = Date.now()
+              })
+            ),
+            Lock.withLock("a"),
+            Effect.provideContext(mine),
+            Effect.flip,
+            Effect.forkChild
+          )
+          const lease = yield* Deferred.await(inside)
+          const told = yield* Effect.forEach([1, 2, 3], () => Effect.forkChild(Effect.flip(lease.lost)))
+          const successor = yield* Effect.gen(function*() {
+            const at = Date.now()
+            return { at, token: yield* watch.enter("a") }
+          }).pipe(Lock.withLock("a"), Effect.provideContext(other), Effect.forkChild)
+          yield* waits(server, namespace, "lock:a", 1)
+          yield* line.blackhole
+          const deadline = Number(yield* server.cli("ZSCORE", `{${namespace}:00}:sessions`, id!))
+          const error = yield* Fiber.join(holder)
+          assert.isTrue(
+            error._tag === "LockError" && error.reason._tag === "LeaseLost" && error.reason.reason === "expired"
+          )
+          for (const fiber of told) assert.strictEqual((yield* Fiber.join(fiber)).reason, "expired")
+          assert.isBelow(interruptedAt, deadline - 300)
+          const next = yield* Fiber.join(successor)
+          assert.isAtLeast(next.at, cleanedAt)
+          assert.isAbove(next.token, lease.token)
+          assert.deepStrictEqual(watch.violations, [])
+          yield* Effect.andThen(line.pass, line.closeAll)
+          // And the loser is back by itself.
+          yield* within(Lock.withLock(Effect.void, "a").pipe(Effect.provideContext(mine)), 3000, "back")
+        }))
+        yield* assertEmpty(server, namespace)
+      }))
+  }
+
+  it.effect("gives at once what a dead session has kept, also to who comes after its end", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        // Its heartbeat, with which it would find out anyway, is far away.
+        const mine = yield* node(server.url, { namespace, partitions: 1, lease: "1 minute" })
+        const dying = yield* node(line.url, { namespace, partitions: 1, lease: "500 millis", margin: "100 millis" })
+        yield* Effect.provideContext(Effect.forkDetach(Lock.withLock(Effect.never, "a")), dying)
+        yield* eventually(Effect.map(fields(server, namespace, "lock:a", "h"), (holds) => holds === 1))
+        yield* line.blackhole
+        yield* eventually(
+          Effect.map(
+            Effect.suspend(() => server.cli("ZRANGE", `{${namespace}:00}:sessions`, 0, Date.now(), "BYSCORE")),
+            (ended) => ended.split("\n").some((member) => !["protocol", "partitions", ""].includes(member))
+          )
+        )
+        assert.strictEqual(yield* fields(server, namespace, "lock:a", "h"), 1)
+        yield* within(Lock.withLock(Effect.void, "a").pipe(Effect.provideContext(mine)), 1000, "the lock")
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("shows an outage as suspended, and open again when it is over in time", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const context = yield* node(line.url, { namespace, partitions: 1, lease: "3 seconds", margin: "500 millis" })
+        yield* Effect.gen(function*() {
+          const coordinator = yield* Coordinator.Coordinator
+          const seen: Array<string> = []
+          yield* Effect.forkScoped(Stream.runForEach(coordinator.changes, (change) =>
+            Effect.sync(() =>
+              seen.push(`${change.from}>${change.to}`)
+            )))
+          const held = yield* holding("a")
+          yield* line.refuse
+          yield* line.closeAll
+          const waiting = yield* Effect.forkChild(Lock.withLock(Effect.void, "b"))
+          yield* eventually(Effect.sync(() =>
+            seen.length > 0
+          ))
+          assert.deepStrictEqual(seen, ["open>suspended"])
+          assert.strictEqual((yield* coordinator.sessions)[0]!.state, "suspended")
+          assert.isTrue(yield* held.lease.isHeld)
+          yield* line.pass
+          yield* Fiber.join(waiting)
+          assert.deepStrictEqual(seen, ["open>suspended", "suspended>open"])
+          assert.isTrue(yield* held.lease.isHeld)
+          yield* held.leave
+        }).pipe(Effect.scoped, Effect.provideContext(context))
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("loses what it holds in an outage longer than the lease, and goes on waiting", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const options = { namespace, lease: "1200 millis", margin: "200 millis" } as const
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const mine = yield* node(line.url, options)
+        const other = yield* node(server.url, options)
+        const held = yield* Effect.provideContext(holding("theirs"), other)
+        yield* Effect.gen(function*() {
+          const own = yield* Effect.scoped(Effect.gen(function*() {
+            const pool = yield* Semaphore.make({ name: "pool", permits: 2 })
+            const lease = yield* pool.takeScoped(1)
+            const waiting = yield* Effect.forkChild(Lock.withLock(Effect.succeed("granted"), "theirs"))
+            yield* waits(server, namespace, "lock:theirs", 1)
+            yield* line.refuse
+            yield* line.closeAll
+            assert.strictEqual((yield* Effect.flip(lease.lost)).reason, "expired")
+            assert.isFalse(yield* lease.isHeld)
+            yield* realSleep(700)
+            yield* line.pass
+            // In its place again, and the semaphore exists again, without anybody doing anything.
+            yield* waits(server, namespace, "lock:theirs", 1)
+            yield* held.leave
+            assert.strictEqual(yield* Fiber.join(waiting), "granted")
+            assert.strictEqual(yield* pool.available, 2)
+            return yield* Effect.exit(pool.withPermits(2)(Effect.void))
+          }))
+          assert.isTrue(Exit.isSuccess(own))
+        }).pipe(Effect.provideContext(mine))
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+})

@@ -1,0 +1,352 @@
+/** What a server may refuse: memory, permissions, functions, plain text, and a namespace of another shape. */
+import { assert, layer } from "@effect/vitest"
+import { Deferred, Effect, Fiber, Layer, Option, type Scope } from "effect"
+import { Coordinator, Lease, Lock, ReadWriteLock, Redis, Semaphore } from "../src/index.ts"
+import { eventually, realSleep } from "./support/eventually.ts"
+import { exclusion } from "./support/exclusion.ts"
+import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
+import { proxy } from "./support/proxy.ts"
+import { type Server, standalone } from "./support/servers.ts"
+
+const live = { excludeTestServices: true, timeout: "60 seconds" } as const
+
+/**
+ * All that a user needs, for one namespace; `rules(namespace).join(" ")` goes behind `ACL SETUSER name on >password`.
+ * Nothing here is of @dangerous or @admin. Of `calling`, one of the two is enough; a Cluster also needs `+cluster|slots`,
+ * and `+client|setname` lets `connectionName` be seen.
+ */
+const keys = (namespace: string) => ["resetchannels", `~{${namespace}:*`, "-@all"]
+const calling = { functions: ["+fcall", "+function|load"], scripts: ["+eval", "+evalsha"] }
+const reading = ["+xread"]
+const inside = [
+  ...["+del", "+get", "+hdel", "+hget", "+hlen", "+hmget", "+hset", "+sadd", "+set", "+srandmember", "+srem", "+time"],
+  ...["+xadd", "+xrange", "+xtrim", "+zadd", "+zmscore", "+zrangebyscore", "+zrem", "+zscore"]
+]
+const rules = (namespace: string) => [
+  ...keys(namespace),
+  "+ping",
+  ...calling.functions,
+  ...calling.scripts,
+  ...reading,
+  ...inside
+]
+
+const over = (redis: Redis.Options, options: Coordinator.Options): Effect.Effect<Node, unknown, Scope.Scope> =>
+  Layer.build(Coordinator.layer(options).pipe(Layer.provideMerge(Redis.layer(redis)), Layer.fresh))
+
+/** Why a coordinator could not start. */
+const refusal = (redis: Redis.Options, options: Coordinator.Options) =>
+  Effect.map(Effect.flip(Effect.scoped(over(redis, options))), (error) => {
+    assert.instanceOf(error, Coordinator.CoordinatorError)
+    const { reason } = error as Coordinator.CoordinatorError
+    return reason._tag === "RedisError" ? reason.reason : reason
+  })
+
+const redisReason = (
+  error: Lock.LockError | Semaphore.SemaphoreError | ReadWriteLock.ReadWriteLockError
+): string => {
+  assert.strictEqual(error.reason._tag, "CoordinatorError")
+  const reason = error.reason._tag === "CoordinatorError" ? error.reason.reason : undefined
+  assert.strictEqual(reason?._tag, "RedisError")
+  return reason?._tag === "RedisError" ? reason.reason._tag : ""
+}
+
+const holding = Effect.fnUntraced(function*(key: string) {
+  const inside = yield* Deferred.make<Lease.Lease>()
+  const leave = yield* Deferred.make<void>()
+  const fiber = yield* Effect.forkChild(
+    Effect.flatMap(Lease.current, (lease) => Deferred.succeed(inside, Option.getOrThrow(lease))).pipe(
+      Effect.andThen(Deferred.await(leave)),
+      Lock.withLock(key)
+    )
+  )
+  const lease = yield* Deferred.await(inside)
+  return { lease, fiber, leave: Effect.andThen(Deferred.succeed(leave, undefined), Fiber.join(fiber)) }
+})
+
+const quickly = <A, E, R>(effect: Effect.Effect<A, E, R>, what: string, millis = 1000): Effect.Effect<A, E, R> =>
+  Effect.raceFirst(
+    effect,
+    Effect.andThen(realSleep(millis), Effect.die(new Error(`${what}: not within ${millis} ms`)))
+  )
+
+/** Locks, read-write locks and semaphores of two coordinators, and what a third leaves behind that goes silent. */
+const basics = (
+  server: Server,
+  redis: Redis.Options,
+  namespace: string
+): Effect.Effect<void, unknown> =>
+  Effect.gen(function*() {
+    const options = { namespace, lease: "1500 millis", margin: "300 millis", requestTimeout: "400 millis" } as const
+    const line = yield* proxy(server)
+    const nodes = [yield* over(redis, options), yield* over(redis, options)]
+    const { url, host: _host, port: _port, ...rest } = redis
+    const dying = yield* over({ ...rest, url: String(url).replace(`:${server.port}`, `:${line.port}`) }, options)
+    const watch = exclusion()
+    yield* Effect.forEach(nodes, (context) =>
+      Effect.gen(function*() {
+        const pool = yield* Semaphore.make({ name: "pool", permits: 2 })
+        const one = (n: number): Effect.Effect<number, unknown, Coordinator.Coordinator> =>
+          n % 4 === 0
+            ? Lock.withLock(watch.enter("lock"), "lock")
+            : n % 4 === 1
+            ? pool.withPermit(watch.enter("pool", { capacity: 2, millis: 1 }))
+            : n % 4 === 2
+            ? ReadWriteLock.withReadLock(watch.enter("rw", { capacity: 24, millis: 1 }), "rw")
+            : ReadWriteLock.withWriteLock(watch.enter("rw", { permits: 24, capacity: 24 }), "rw")
+        yield* Effect.forEach(Array.from({ length: 24 }, (_, n) => n), one, { concurrency: "unbounded" })
+      }).pipe(Effect.scoped, Effect.provideContext(context)), { concurrency: "unbounded" })
+    assert.strictEqual(watch.entered, 48)
+
+    const lost = yield* Effect.provideContext(holding("left"), dying)
+    const waiting = yield* Effect.forkChild(
+      Effect.map(Lease.current, (lease) => Option.getOrThrow(lease).token).pipe(
+        Lock.withLock("left"),
+        Effect.provideContext(nodes[0]!)
+      )
+    )
+    yield* line.blackhole
+    assert.isAbove(yield* quickly(Fiber.join(waiting), "a reaping", 4000), lost.lease.token)
+    assert.strictEqual((yield* Effect.flip(Fiber.join(lost.fiber)))._tag, "LockError")
+    assert.deepStrictEqual(watch.violations, [])
+  }).pipe(Effect.scoped, Effect.andThen(assertEmpty(server, namespace)))
+
+layer(TestServer.layer, live)("a server", (it) => {
+  it.effect("out of memory lets hold, wait and give back, refuses to take at once, and is forgiven", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone()
+      const namespace = freshNamespace()
+      const options = { namespace, lease: "1500 millis", margin: "300 millis" } as const
+      const full = server.cli("CONFIG", "SET", "maxmemory", 1)
+      const free = server.cli("CONFIG", "SET", "maxmemory", 0)
+      yield* Effect.scoped(Effect.gen(function*() {
+        const mine = yield* node(server.url, options)
+        const other = yield* node(server.url, options)
+        const held = yield* Effect.provideContext(holding("a"), mine)
+        const waiting = yield* Effect.forkChild(
+          Effect.succeed("granted").pipe(Lock.withLock("a"), Effect.provideContext(other))
+        )
+        yield* eventually(
+          Effect.map(server.cli("KEYS", `{${namespace}:*mail:*`), (keys) => keys.split("\n").length >= 2)
+        )
+        yield* Effect.gen(function*() {
+          const pool = yield* Semaphore.make({ name: "pool", permits: 2 })
+          yield* Effect.scoped(Effect.gen(function*() {
+            const permit = yield* pool.takeScoped(1)
+            yield* full
+            const until = performance.now() + 2500
+            while (performance.now() < until) {
+              for (const context of [mine, other]) {
+                const take = Effect.flip(Lock.withLock(Effect.die("must not run"), "b")).pipe(
+                  Effect.provideContext(context)
+                )
+                assert.strictEqual(redisReason(yield* quickly(take, "a refusal")), "OutOfMemory")
+              }
+              assert.strictEqual(redisReason(yield* quickly(Effect.flip(pool.take(1)), "a refusal")), "OutOfMemory")
+              const made = Effect.flip(Effect.scoped(Semaphore.make({ name: "other", permits: 1 })))
+              assert.strictEqual(redisReason(yield* quickly(made, "a refusal")), "OutOfMemory")
+              assert.isTrue((yield* held.lease.isHeld) && (yield* permit.isHeld))
+              yield* realSleep(50)
+            }
+            const started = yield* refusal({ url: server.url }, options)
+            assert.strictEqual(started._tag, "OutOfMemory")
+          }))
+          // Giving back works, and so does the wake-up of who waits.
+          yield* held.leave
+          assert.strictEqual(yield* quickly(Fiber.join(waiting), "the next in line"), "granted")
+          assert.strictEqual(yield* pool.available, 2)
+
+          // A session cannot be opened now, so that the semaphore cannot exist; it does as soon as one can.
+          yield* server.cli("FLUSHALL")
+          const coordinator = yield* Coordinator.Coordinator
+          yield* eventually(Effect.map(
+            coordinator.sessions,
+            (sessions) => sessions.every(({ state }) => state !== "open" && state !== "suspended")
+          ))
+          assert.strictEqual(redisReason(yield* Effect.flip(pool.take(1))), "OutOfMemory")
+          yield* free
+          yield* eventually(Effect.map(pool.available, (available) => available === 2))
+          yield* pool.withPermits(2)(Lock.withLock(Effect.void, "b"))
+          yield* Effect.provideContext(Lock.withLock(Effect.void, "b"), other)
+        }).pipe(Effect.scoped, Effect.provideContext(mine))
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  for (const executed of [true, false]) {
+    it.effect(`out of memory does not hide that a take ${executed ? "was" : "was not"} executed before`, () =>
+      Effect.gen(function*() {
+        const server = yield* standalone()
+        const namespace = freshNamespace()
+        yield* Effect.scoped(Effect.gen(function*() {
+          const line = yield* proxy(server)
+          const context = yield* node(line.url, { namespace, partitions: 1 })
+          yield* Effect.gen(function*() {
+            const met = yield* line.once(
+              (request) => request.args.at(-1)?.includes("semaphore.take") === true,
+              executed ? "dropReply" : "drop"
+            )
+            const held = yield* Deferred.make<void>()
+            const leave = yield* Deferred.make<void>()
+            const taking = yield* Effect.forkChild(
+              Lock.withLock(Effect.andThen(Deferred.succeed(held, undefined), Deferred.await(leave)), "a")
+            )
+            yield* met
+            yield* line.refuse
+            if (executed) {
+              yield* eventually(Effect.map(server.cli("EXISTS", `{${namespace}:00}:lock:a`), (found) => found === "1"))
+            }
+            yield* server.cli("CONFIG", "SET", "maxmemory", 1)
+            yield* line.closeAll
+            yield* line.pass
+            if (executed) {
+              yield* quickly(Deferred.await(held), "the grant")
+              assert.strictEqual(yield* server.cli("HLEN", `{${namespace}:00}:lock:a`), "2")
+              yield* Deferred.succeed(leave, undefined)
+              yield* Fiber.join(taking)
+            } else {
+              assert.strictEqual(
+                redisReason(yield* quickly(Effect.flip(Fiber.join(taking)), "a refusal")),
+                "OutOfMemory"
+              )
+            }
+            assert.strictEqual(yield* server.cli("EXISTS", `{${namespace}:00}:lock:a`), "0")
+            yield* server.cli("CONFIG", "SET", "maxmemory", 0)
+            // The numbers of both sides still agree.
+            const tokens = yield* Effect.forEach(
+              ["a", "b"],
+              (key) => Lock.withLock(Effect.map(Lease.current, (lease) => Option.getOrThrow(lease).token), key)
+            )
+            assert.isAbove(tokens[1]!, tokens[0]!)
+          }).pipe(Effect.provideContext(context))
+        }))
+        yield* assertEmpty(server, namespace)
+      }))
+  }
+
+  it.effect("may refuse what it has executed before, and what follows is not confused with it", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone({ acl: ["user app on >secret ~* +@all"] })
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const url = `redis://app:secret@127.0.0.1:${line.port}`
+        const context = yield* over({ url }, { namespace, partitions: 1 })
+        yield* Effect.gen(function*() {
+          const met = yield* line.once(
+            (request) => request.args.at(-1)?.includes("semaphore.take") === true,
+            "dropReply"
+          )
+          const taking = yield* Effect.forkChild(Effect.flip(Lock.withLock(Effect.die("must not run"), "a")))
+          yield* met
+          yield* line.refuse
+          yield* eventually(Effect.map(server.cli("EXISTS", `{${namespace}:00}:lock:a`), (found) => found === "1"))
+          yield* server.cli("ACL", "SETUSER", "app", "-fcall")
+          yield* line.closeAll
+          yield* line.pass
+          assert.strictEqual(redisReason(yield* quickly(Fiber.join(taking), "a refusal")), "MissingPermission")
+          yield* server.cli("ACL", "SETUSER", "app", "+fcall")
+          // The reply to the take of `a` waits in Redis under the number that this one would have.
+          yield* Lock.withLock(
+            Effect.map(server.cli("HLEN", `{${namespace}:00}:lock:b`), (count) => assert.strictEqual(count, "2")),
+            "b"
+          )
+          yield* quickly(Lock.withLock(Effect.void, "a"), "what was taken and refused")
+        }).pipe(Effect.provideContext(context))
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("needs to grant no more than the documented permissions, and each of them", () =>
+    Effect.gen(function*() {
+      const namespace = "some:app"
+      const server = yield* standalone({ acl: [`user app on >secret ${rules(namespace).join(" ")}`] })
+      const url = `redis://app:secret@127.0.0.1:${server.port}`
+      const dangerous = new Set([
+        ...(yield* server.cli("ACL", "CAT", "dangerous")).split("\n"),
+        ...(yield* server.cli("ACL", "CAT", "admin")).split("\n")
+      ])
+      for (const rule of rules(namespace)) assert.isFalse(dangerous.has(rule.slice(1)), rule)
+      yield* basics(server, { url }, namespace)
+
+      const without = (...rules: ReadonlyArray<string>) =>
+        Effect.gen(function*() {
+          yield* server.cli("ACL", "SETUSER", "app", ...rules.map((rule) => rule.replace("+", "-")))
+          const reason = yield* quickly(refusal({ url }, { namespace }), `without ${rules.join(" ")}`)
+          yield* server.cli("ACL", "SETUSER", "app", ...rules)
+          assert.strictEqual(reason._tag, "MissingPermission", rules.join(" "))
+          return reason._tag === "MissingPermission" ? reason.command : ""
+        })
+      for (const rule of [...reading, ...inside]) {
+        const command = yield* without(rule)
+        // These two are needed before it is known who asks.
+        if (rule === "+time" || rule === "+zmscore") assert.match(command, /^(FCALL|EVAL)/)
+        else assert.strictEqual(command, rule.slice(1).toUpperCase())
+      }
+      yield* without("+fcall", ...calling.scripts)
+      yield* without("+function|load", ...calling.scripts)
+      assert.strictEqual((yield* refusal({ url }, { namespace: "another" }))._tag, "MissingPermission")
+      yield* assertEmpty(server, namespace)
+      yield* assertEmpty(server, "another")
+
+      // Permissions that are taken away later.
+      yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* over({ url }, { namespace, partitions: 16 })
+        yield* server.cli("ACL", "SETUSER", "app", "-hset")
+        const error = yield* Effect.flip(Effect.provideContext(Lock.withLock(Effect.void, "a"), context))
+        assert.strictEqual(redisReason(error), "MissingPermission")
+        yield* server.cli("ACL", "SETUSER", "app", "+hset")
+        yield* Effect.provideContext(Lock.withLock(Effect.void, "a"), context)
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("may deny functions: scripts do the same", () =>
+    Effect.gen(function*() {
+      const namespace = freshNamespace()
+      const denied = rules(namespace).filter((rule) => !calling.functions.includes(rule))
+      const server = yield* standalone({ acl: [`user app on >secret ${denied.join(" ")}`] })
+      yield* basics(server, { url: `redis://app:secret@127.0.0.1:${server.port}` }, namespace)
+      assert.strictEqual(yield* server.cli("FUNCTION", "LIST"), "")
+    }))
+
+  it.effect("may have renamed functions: scripts do the same, also after SCRIPT FLUSH", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone({
+        config: { "rename-command": ["FUNCTION \"\"", "FCALL \"\"", "FCALL_RO \"\""] }
+      })
+      const namespace = freshNamespace()
+      const flushing = yield* Effect.forkChild(
+        Effect.forever(Effect.andThen(server.cli("SCRIPT", "FLUSH"), realSleep(20)))
+      )
+      yield* basics(server, { url: server.url }, namespace)
+      yield* Fiber.interrupt(flushing)
+    }))
+
+  it.effect("may want TLS", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone({ tls: true })
+      yield* basics(server, { url: server.url, tls: { ca: server.tls!.ca } }, freshNamespace())
+    }))
+
+  it.effect("has one number of partitions for a namespace", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* node(server.url, { namespace, partitions: 4 })
+        for (const partitions of [1, 3, 5, 16]) {
+          const reason = yield* refusal({ url: server.url }, { namespace, partitions })
+          assert.isTrue(reason._tag === "Incompatible")
+          if (reason._tag === "Incompatible") {
+            assert.deepStrictEqual([reason.partitions, reason.expectedPartitions], [4, partitions])
+          }
+        }
+        yield* node(server.url, { namespace, partitions: 4 })
+        yield* Lock.withLock(Effect.void, "a").pipe(Effect.provideContext(context))
+      }))
+      // Also when nobody is there.
+      assert.strictEqual((yield* refusal({ url: server.url }, { namespace, partitions: 5 }))._tag, "Incompatible")
+      yield* assertEmpty(server, namespace)
+    }))
+})
