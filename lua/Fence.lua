@@ -4,7 +4,7 @@
 -- ARGV  1 token  2 how long to remember it, in ms  3 command  4.. its arguments after the key
 -- reply {"stale", seen} | {"failed", code} | {"done", reply of the command}
 local function fence(keys, argv)
-  call = redis.call
+  if not call then bind() end
   local token = tonumber(argv[1])
   local seen = call('GET', keys[2])
   if seen and tonumber(seen) > token then
@@ -12,7 +12,7 @@ local function fence(keys, argv)
   end
   local reply = redis.pcall(argv[3], keys[1], unpack(argv, 4))
   if type(reply) == 'table' and reply.err then
-    return { 'failed', string.match(reply.err, '^[%u]+') or 'ERR' }
+    return { 'failed', match(reply.err, '^[%u]+') or 'ERR' }
   end
   call('SET', keys[2], text(token), 'PX', argv[2])
   return { 'done', reply }

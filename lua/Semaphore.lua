@@ -3,7 +3,7 @@
 --
 -- A resource is one hash, deleted with its last hold and waiter:
 --   s                  state, packed: capacity, weight taken, number of holds, first and last place in the queue
---   h<session>/<id>    a hold: "<weight> <token> <since_ms>"
+--   h<session>/<id>    a hold: "<weight> <token> <since, in seconds>"
 --   w<place>           a waiter: "<session>/<id> <weight>"
 --   q<session>/<id>    the place of a waiter
 -- Capacity 0 means that nobody has created the semaphore yet. A hold of weight 0 is membership: it keeps a created
@@ -11,13 +11,18 @@
 -- Invariant: the first place is a waiter's, or the queue is empty (first > last).
 
 local FORMAT = '<ddddd'
+local RELEASED, ABSENT = '["released"]', '["absent"]'
+
+local function granted(token, capacity)
+  return format('["granted","%s",%d]', token, capacity)
+end
 
 local function load(key, capacity)
   local packed = call('HGET', key, 's')
   if not packed then
     return { capacity = capacity, taken = 0, holds = 0, first = 1, last = 0 }
   end
-  local c, u, n, f, l = struct.unpack(FORMAT, packed)
+  local c, u, n, f, l = unpackStruct(FORMAT, packed)
   return { capacity = c, taken = u, holds = n, first = f, last = l }
 end
 
@@ -26,7 +31,7 @@ local function save(key, state)
     call('DEL', key)
   else
     call('HSET', key, 's',
-      struct.pack(FORMAT, state.capacity, state.taken, state.holds, state.first, state.last))
+      pack(FORMAT, state.capacity, state.taken, state.holds, state.first, state.last))
   end
 end
 
@@ -37,8 +42,8 @@ end
 local function hold(ctx, state, weight)
   state.taken = state.taken + weight
   state.holds = state.holds + 1
-  local token = text(nextToken(ctx))
-  return token, string.format('%.0f %s %.0f', weight, token, ctx.now)
+  local token = nextToken(ctx)
+  return token, format('%d %s %d', weight, token, ctx.now / 1000)
 end
 
 -- Grants to waiters from the front for as long as they fit; waiters of dead sessions are skipped, and the reaper finds
@@ -47,24 +52,29 @@ local function serve(ctx, key, state)
   while state.first <= state.last do
     local waiter = call('HGET', key, 'w' .. text(state.first))
     if waiter then
-      local owner, session, id, weight = string.match(waiter, '^(([^/]*)/(%S*)) (%S+)$')
+      local owner, session, id, weight = match(waiter, '^(([^/]*)/(%S*)) (%S+)$')
       weight = tonumber(weight)
       if not isAlive(ctx, session) then
         call('HDEL', key, 'w' .. text(state.first), 'q' .. owner)
       elseif state.capacity > 0 and weight > state.capacity then
         call('HDEL', key, 'w' .. text(state.first), 'q' .. owner)
-        post(ctx, session, { 'refused', id, state.capacity })
+        post(ctx, session, format('["refused","%s",%d]', id, state.capacity))
       elseif state.capacity > 0 and state.taken + weight <= state.capacity then
         local token, value = hold(ctx, state, weight)
         call('HDEL', key, 'w' .. text(state.first), 'q' .. owner)
         call('HSET', key, 'h' .. owner, value)
-        post(ctx, session, { 'granted', id, token, state.capacity })
+        post(ctx, session, format('["granted","%s","%s",%d]', id, token, state.capacity))
       else
         return
       end
     end
     state.first = state.first + 1
   end
+end
+
+-- If a session that is over has not been reaped yet, whoever waits has to ask for that at once.
+local function queued(ctx, ahead)
+  return format('["queued",%d,%d]', ahead, nearest(ctx, 0))
 end
 
 local function enqueue(ctx, key, state, id, weight)
@@ -74,15 +84,15 @@ local function enqueue(ctx, key, state, id, weight)
   call('HSET', key, 'w' .. place, owner .. ' ' .. text(weight), 'q' .. owner, place)
   save(key, state)
   call('SADD', ctx.owned, entryOf(ctx, key, id))
-  return { 'queued', state.last - state.first, due(ctx) }
+  return queued(ctx, state.last - state.first)
 end
 
 local function grant(ctx, key, state, id, weight)
   local token, value = hold(ctx, state, weight)
   call('HSET', key, 'h' .. ctx.session .. '/' .. id, value, 's',
-    struct.pack(FORMAT, state.capacity, state.taken, state.holds, state.first, state.last))
+    pack(FORMAT, state.capacity, state.taken, state.holds, state.first, state.last))
   call('SADD', ctx.owned, entryOf(ctx, key, id))
-  return { 'granted', token, state.capacity }
+  return granted(token, state.capacity)
 end
 
 -- Ends a hold or a wait, whichever it is by now. Answers whether it was there.
@@ -90,9 +100,9 @@ local function drop(ctx, key, session, id)
   local owner = session .. '/' .. id
   local found = call('HMGET', key, 's', 'h' .. owner, 'q' .. owner)
   if not found[2] and not found[3] then return false end
-  local c, u, n, f, l = struct.unpack(FORMAT, found[1])
+  local c, u, n, f, l = unpackStruct(FORMAT, found[1])
   if found[2] then
-    local weight = tonumber(string.match(found[2], '^%S+'))
+    local weight = tonumber(match(found[2], '^%S+'))
     u, n = u - weight, n - 1
     if n == 0 and f > l then
       call('DEL', key)
@@ -112,16 +122,15 @@ end
 -- keys: resource
 -- args: id string, weight number, capacity number, wait boolean
 -- reply: ["granted", token string, capacity number] | ["queued", ahead number, nearest number] | ["busy"] | ["missing"] | ["tooBig", capacity number]
-handlers['semaphore.take'] = function(ctx, keys, args)
-  local id, weight, capacity, wait = args[1], args[2], args[3], args[4]
-  local key = keys[1]
-  local state = load(key, capacity)
-  if state.capacity == 0 then return { 'missing' } end
-  if weight > state.capacity then return { 'tooBig', state.capacity } end
+handlers['semaphore.take'] = function(ctx, key, id, weight, capacity, wait)
+  weight = tonumber(weight)
+  local state = load(key, tonumber(capacity))
+  if state.capacity == 0 then return '["missing"]' end
+  if weight > state.capacity then return format('["tooBig",%d]', state.capacity) end
   if state.first > state.last and state.taken + weight <= state.capacity then
     return grant(ctx, key, state, id, weight)
   end
-  if not wait then return { 'busy' } end
+  if wait == '' then return '["busy"]' end
   return enqueue(ctx, key, state, id, weight)
 end
 
@@ -130,10 +139,10 @@ end
 -- args: id string
 -- reply: ["released"] | ["absent"]
 -- flags: allow-oom
-handlers['semaphore.release'] = function(ctx, keys, args)
-  local found = drop(ctx, keys[1], ctx.session, args[1])
-  call('SREM', ctx.owned, entryOf(ctx, keys[1], args[1]))
-  return { found and 'released' or 'absent' }
+handlers['semaphore.release'] = function(ctx, key, id)
+  local found = drop(ctx, key, ctx.session, id)
+  call('SREM', ctx.owned, entryOf(ctx, key, id))
+  return found and RELEASED or ABSENT
 end
 
 -- semaphore.check: what has become of a request to take
@@ -141,28 +150,22 @@ end
 -- args: id string
 -- reply: ["granted", token string, capacity number] | ["queued", ahead number, nearest number] | ["absent"]
 -- flags: allow-oom
-handlers['semaphore.check'] = function(ctx, keys, args)
-  local owner = ctx.session .. '/' .. args[1]
-  local found = call('HMGET', keys[1], 's', 'h' .. owner, 'q' .. owner)
-  if found[2] then
-    return { 'granted', string.match(found[2], '^%S+ (%S+)'), (struct.unpack(FORMAT, found[1])) }
-  end
-  if found[3] then
-    local state = load(keys[1], 0)
-    return { 'queued', tonumber(found[3]) - state.first, due(ctx) }
-  end
-  return { 'absent' }
+handlers['semaphore.check'] = function(ctx, key, id)
+  local owner = ctx.session .. '/' .. id
+  local found = call('HMGET', key, 's', 'h' .. owner, 'q' .. owner)
+  if found[2] then return granted(match(found[2], '^%S+ (%S+)'), (unpackStruct(FORMAT, found[1]))) end
+  if found[3] then return queued(ctx, tonumber(found[3]) - load(key, 0).first) end
+  return ABSENT
 end
 
 -- semaphore.create: creates the semaphore, or joins it when it has as many permits
 -- keys: resource
 -- args: id string, permits number
 -- reply: ["granted", token string, capacity number] | ["mismatch", capacity number]
-handlers['semaphore.create'] = function(ctx, keys, args)
-  local id, permits = args[1], args[2]
-  local key = keys[1]
+handlers['semaphore.create'] = function(ctx, key, id, permits)
+  permits = tonumber(permits)
   local state = load(key, 0)
-  if state.capacity ~= 0 and state.capacity ~= permits then return { 'mismatch', state.capacity } end
+  if state.capacity ~= 0 and state.capacity ~= permits then return format('["mismatch",%d]', state.capacity) end
   state.capacity = permits
   local reply = grant(ctx, key, state, id, 0)
   serve(ctx, key, state)
@@ -174,44 +177,44 @@ end
 -- keys: resource
 -- args: id string
 -- reply: ["granted", token string, capacity number] | ["queued", ahead number, nearest number]
-handlers['semaphore.attach'] = function(ctx, keys, args)
-  local state = load(keys[1], 0)
-  if state.capacity == 0 then return enqueue(ctx, keys[1], state, args[1], 0) end
-  return grant(ctx, keys[1], state, args[1], 0)
+handlers['semaphore.attach'] = function(ctx, key, id)
+  local state = load(key, 0)
+  if state.capacity == 0 then return enqueue(ctx, key, state, id, 0) end
+  return grant(ctx, key, state, id, 0)
 end
 
 -- semaphore.resize: changes the number of permits, and grants to whoever now fits
 -- keys: resource
 -- args: permits number
 -- reply: ["resized", capacity number] | ["missing"]
-handlers['semaphore.resize'] = function(ctx, keys, args)
-  local state = load(keys[1], 0)
-  if state.capacity == 0 then return { 'missing' } end
-  state.capacity = args[1]
-  serve(ctx, keys[1], state)
-  save(keys[1], state)
-  return { 'resized', state.capacity }
+handlers['semaphore.resize'] = function(ctx, key, permits)
+  local state = load(key, 0)
+  if state.capacity == 0 then return '["missing"]' end
+  state.capacity = tonumber(permits)
+  serve(ctx, key, state)
+  save(key, state)
+  return format('["resized",%d]', state.capacity)
 end
 
 -- semaphore.reweigh: makes a hold lighter, or heavier when nobody else is in the way; a heavier one gets a new token
 -- keys: resource
 -- args: id string, weight number
 -- reply: ["granted", token string, capacity number] | ["conflict"] | ["absent"]
-handlers['semaphore.reweigh'] = function(ctx, keys, args)
-  local key, weight = keys[1], args[2]
-  local field = 'h' .. ctx.session .. '/' .. args[1]
+handlers['semaphore.reweigh'] = function(ctx, key, id, weight)
+  weight = tonumber(weight)
+  local field = 'h' .. ctx.session .. '/' .. id
   local found = call('HGET', key, field)
-  if not found then return { 'absent' } end
-  local before, token, since = string.match(found, '^(%S+) (%S+) (%S+)$')
+  if not found then return ABSENT end
+  local before, token, since = match(found, '^(%S+) (%S+) (%S+)$')
   before = tonumber(before)
   local state = load(key, 0)
-  if weight > before and state.taken - before + weight > state.capacity then return { 'conflict' } end
-  if weight > before then token = text(nextToken(ctx)) end
+  if weight > before and state.taken - before + weight > state.capacity then return '["conflict"]' end
+  if weight > before then token = nextToken(ctx) end
   state.taken = state.taken - before + weight
   call('HSET', key, field, text(weight) .. ' ' .. token .. ' ' .. since)
   serve(ctx, key, state)
   save(key, state)
-  return { 'granted', token, state.capacity }
+  return granted(token, state.capacity)
 end
 
 -- semaphore.state: how many permits there are, are taken, and how many wait
@@ -219,15 +222,15 @@ end
 -- args:
 -- reply: ["state", capacity number, taken number, holds number, waiting number]
 -- flags: no-writes
-handlers['semaphore.state'] = function(_, keys)
-  local state = load(keys[1], 0)
+handlers['semaphore.state'] = function(_, key)
+  local state = load(key, 0)
   local waiting = 0
   if state.first <= state.last then
     -- Places in the queue can be empty (their waiters left), so the fields are counted instead: one of state, one a hold,
     -- two a waiter.
-    waiting = (call('HLEN', keys[1]) - 1 - state.holds) / 2
+    waiting = (call('HLEN', key) - 1 - state.holds) / 2
   end
-  return { 'state', state.capacity, state.taken, state.holds, waiting }
+  return format('["state",%d,%d,%d,%d]', state.capacity, state.taken, state.holds, waiting)
 end
 
 reapers.lock = drop

@@ -43,12 +43,10 @@ import { dual } from "effect/Function"
 import * as Option from "effect/Option"
 import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
-import { Coordinator } from "./Coordinator.ts"
+import type { Coordinator } from "./Coordinator.ts"
 import { CoordinatorError } from "./internal/errors.ts"
 import * as held from "./internal/held.ts"
-import { type Kernel, kernelOf } from "./internal/kernel.ts"
 import { LeaseLost, WaitTimeout } from "./internal/loss.ts"
-import { spanned } from "./internal/span.ts"
 import type { Lease } from "./Lease.ts"
 
 /**
@@ -97,14 +95,10 @@ const fail = (reason: LockError["reason"]): LockError => new LockError({ reason 
 // A lock is busy, or it is not: nothing else can be refused.
 const busy = () => Effect.succeed(undefined)
 
-const acquiring = (
-  kernel: Kernel,
-  key: string,
-  wait: boolean,
-  options: Options | undefined
-): held.Acquire<LockError> => ({
-  kernel,
-  target: { kind: "lock", name: key, weight: 1, capacity: 1 },
+const acquiring = (place: held.Place, wait: boolean, options: Options | undefined): held.Acquire<LockError> => ({
+  place,
+  weight: 1,
+  capacity: 1,
   wait,
   options,
   fail,
@@ -113,18 +107,18 @@ const acquiring = (
 
 /** Shares the hold that the fiber has, or takes one. */
 const nested = <A, E, R>(
+  span: string | undefined,
   key: string,
   options: Options | undefined,
   share: (held: held.Held) => Effect.Effect<A, E, R>,
-  take: (kernel: Kernel) => Effect.Effect<A, E, R>
+  take: (place: held.Place) => Effect.Effect<A, E, R>
 ): Effect.Effect<A, E | LockError, R | Coordinator> =>
-  Effect.flatMap(Coordinator, (coordinator) =>
-    Effect.withFiber<A, E | LockError, R>((fiber) => {
-      const kernel = kernelOf(coordinator)
-      const found = held.findHeld(fiber, held.keyOf(kernel, "lock", key, "key"), kernel)
-      if (found === undefined) return take(kernel)
-      return options?.reentrant === true ? share(found) : Effect.fail(fail(new AlreadyHeld({ key })))
-    }))
+  held.use<A, E | LockError, R>(span, key, (fiber, kernel) => {
+    const place = held.placeOf(kernel, "lock", key, "key")
+    const found = held.findHeld(fiber, place)
+    if (found === undefined) return take(place)
+    return options?.reentrant === true ? share(found) : Effect.fail(fail(new AlreadyHeld({ key })))
+  })
 
 /**
  * Runs an effect while holding the lock. Fails with `LeaseLost` when the lock was lost meanwhile; the effect has then
@@ -146,15 +140,12 @@ export const withLock: {
 } = dual(
   (args) => Effect.isEffect(args[0]),
   <A, E, R>(self: Effect.Effect<A, E, R>, key: string, options?: Options) =>
-    spanned(
-      nested<A, E | LockError, R>(
-        key,
-        options,
-        (shared) => held.withinHeld(self, shared, fail),
-        (kernel) => held.withHeld(self, acquiring(kernel, key, true, options)) as Effect.Effect<A, E | LockError, R>
-      ),
+    nested<A, E | LockError, R>(
       "lockstep.Lock.withLock",
-      key
+      key,
+      options,
+      (shared) => held.withinHeld(self, shared, fail),
+      (place) => held.withHeld(self, acquiring(place, true, options)) as Effect.Effect<A, E | LockError, R>
     )
 )
 
@@ -177,19 +168,16 @@ export const withLockIfAvailable: {
 } = dual(
   (args) => Effect.isEffect(args[0]),
   <A, E, R>(self: Effect.Effect<A, E, R>, key: string, options?: Omit<Options, "wait">) =>
-    spanned(
-      nested<Option.Option<A>, E | LockError, R>(
-        key,
-        options,
-        (shared) => held.withinHeld(Effect.asSome(self), shared, fail),
-        (kernel) =>
-          Effect.map(
-            held.withHeld(Effect.asSome(self), acquiring(kernel, key, false, options)),
-            (result) => result ?? Option.none()
-          )
-      ),
+    nested<Option.Option<A>, E | LockError, R>(
       "lockstep.Lock.withLockIfAvailable",
-      key
+      key,
+      options,
+      (shared) => held.withinHeld(Effect.asSome(self), shared, fail),
+      (place) =>
+        Effect.map(
+          held.withHeld(Effect.asSome(self), acquiring(place, false, options)),
+          (result) => result ?? Option.none()
+        )
     )
 )
 
@@ -205,11 +193,11 @@ export const acquire = (
   options?: Options | undefined
 ): Effect.Effect<Lease, LockError, Coordinator | Scope.Scope> =>
   nested<Lease, LockError, Scope.Scope>(
+    undefined,
     key,
     options,
     (shared) => held.shareScoped(shared),
-    (kernel) =>
-      held.acquireScoped(acquiring(kernel, key, true, options)) as Effect.Effect<Lease, LockError, Scope.Scope>
+    (place) => held.acquireScoped(acquiring(place, true, options)) as Effect.Effect<Lease, LockError, Scope.Scope>
   )
 
 /**
@@ -223,10 +211,11 @@ export const acquireIfAvailable = (
   options?: Omit<Options, "wait"> | undefined
 ): Effect.Effect<Option.Option<Lease>, LockError, Coordinator | Scope.Scope> =>
   nested<Option.Option<Lease>, LockError, Scope.Scope>(
+    undefined,
     key,
     options,
     (shared) => Effect.asSome(held.shareScoped(shared)),
-    (kernel) => Effect.map(held.acquireScoped(acquiring(kernel, key, false, options)), Option.fromUndefinedOr)
+    (place) => Effect.map(held.acquireScoped(acquiring(place, false, options)), Option.fromUndefinedOr)
   )
 
 /**
@@ -250,25 +239,24 @@ export const withLocks: {
   (args) => Effect.isEffect(args[0]),
   <A, E, R>(self: Effect.Effect<A, E, R>, keys: Iterable<string>, options?: Options) => {
     const ordered = [...new Set(keys)].sort((a, b) => a < b ? -1 : 1)
-    return spanned(
-      Effect.flatMap(Coordinator, (coordinator) =>
-        Effect.withFiber<A, E | LockError, R>((fiber) => {
-          const kernel = kernelOf(coordinator)
-          const missing: Array<held.Acquire<LockError>> = []
-          const shared: Array<held.Held> = []
-          for (const key of ordered) {
-            const found = held.findHeld(fiber, held.keyOf(kernel, "lock", key, "key"), kernel)
-            if (found === undefined) missing.push(acquiring(kernel, key, true, options))
-            else if (options?.reentrant === true) shared.push(found)
-            else return Effect.fail(fail(new AlreadyHeld({ key })))
-          }
-          return shared.reduce(
-            (body, one) => held.withinHeld(body, one, fail),
-            held.withAllHeld(self, missing, fail, options)
-          )
-        })),
+    return held.use(
       "lockstep.Lock.withLocks",
-      ordered.join(" ")
+      ordered.join(" "),
+      (fiber, kernel): Effect.Effect<A, E | LockError, R> => {
+        const missing: Array<held.Acquire<LockError>> = []
+        const shared: Array<held.Held> = []
+        for (const key of ordered) {
+          const place = held.placeOf(kernel, "lock", key, "key")
+          const found = held.findHeld(fiber, place)
+          if (found === undefined) missing.push(acquiring(place, true, options))
+          else if (options?.reentrant === true) shared.push(found)
+          else return Effect.fail(fail(new AlreadyHeld({ key })))
+        }
+        return shared.reduce(
+          (body, one) => held.withinHeld(body, one, fail),
+          held.withAllHeld(self, missing, fail, options)
+        )
+      }
     )
   }
 )

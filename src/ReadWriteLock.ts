@@ -31,12 +31,10 @@ import { dual } from "effect/Function"
 import * as Option from "effect/Option"
 import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
-import { Coordinator } from "./Coordinator.ts"
+import type { Coordinator } from "./Coordinator.ts"
 import { CoordinatorError } from "./internal/errors.ts"
 import * as held from "./internal/held.ts"
-import { type Kernel, kernelOf } from "./internal/kernel.ts"
 import { LeaseLost, WaitTimeout } from "./internal/loss.ts"
-import { spanned } from "./internal/span.ts"
 import type { Lease } from "./Lease.ts"
 
 /**
@@ -120,14 +118,14 @@ const fail = (reason: ReadWriteLockError["reason"]): ReadWriteLockError => new R
 const busy = () => Effect.succeed(undefined)
 
 const acquiring = (
-  kernel: Kernel,
-  key: string,
+  place: held.Place,
   mode: Mode,
   wait: boolean,
   options: Options | undefined
 ): held.Acquire<ReadWriteLockError> => ({
-  kernel,
-  target: { kind: "rw", name: key, weight: mode === "read" ? 1 : everything, capacity: everything },
+  place,
+  weight: mode === "read" ? 1 : everything,
+  capacity: everything,
   wait,
   options,
   fail,
@@ -148,25 +146,25 @@ const lighten = (writing: held.Held): Effect.Effect<void> => Effect.ignore(held.
 
 interface Cases<A, E, R> {
   readonly share: (held: held.Held) => Effect.Effect<A, E, R>
-  readonly take: (kernel: Kernel) => Effect.Effect<A, E, R>
+  readonly take: (place: held.Place) => Effect.Effect<A, E, R>
+  readonly upgraded: (held: held.Held) => Effect.Effect<A, E, R>
 }
 
 const nested = <A, E, R>(
+  span: string | undefined,
   key: string,
   mode: Mode,
   options: Options | undefined,
-  { share, take }: Cases<A, E, R>,
-  upgraded: (held: held.Held) => Effect.Effect<A, E, R>
+  { share, take, upgraded }: Cases<A, E, R>
 ): Effect.Effect<A, E | ReadWriteLockError, R | Coordinator> =>
-  Effect.flatMap(Coordinator, (coordinator) =>
-    Effect.withFiber<A, E | ReadWriteLockError, R>((fiber) => {
-      const kernel = kernelOf(coordinator)
-      const found = held.findHeld(fiber, held.keyOf(kernel, "rw", key, "key"), kernel)
-      if (found === undefined) return take(kernel)
-      if (mode === "read") return share(found)
-      if (found.claim.weight !== everything) return upgraded(found)
-      return options?.reentrant === true ? share(found) : Effect.fail(fail(new AlreadyWriting({ key })))
-    }))
+  held.use<A, E | ReadWriteLockError, R>(span, key, (fiber, kernel) => {
+    const place = held.placeOf(kernel, "rw", key, "key")
+    const found = held.findHeld(fiber, place)
+    if (found === undefined) return take(place)
+    if (mode === "read") return share(found)
+    if (found.claim.weight !== everything) return upgraded(found)
+    return options?.reentrant === true ? share(found) : Effect.fail(fail(new AlreadyWriting({ key })))
+  })
 
 const withMode = <A, E, R>(
   self: Effect.Effect<A, E, R>,
@@ -176,29 +174,17 @@ const withMode = <A, E, R>(
   options: Options | undefined
 ): Effect.Effect<Option.Option<A>, E | ReadWriteLockError, R | Coordinator> => {
   const body = Effect.asSome(self)
-  return spanned(
-    nested<Option.Option<A>, E | ReadWriteLockError, R>(
-      key,
-      mode,
-      options,
-      {
-        share: (shared) => held.withinHeld(body, shared, fail),
-        take: (kernel) =>
-          Effect.map(
-            held.withHeld(body, acquiring(kernel, key, mode, wait, options)),
-            (result) => result ?? Option.none()
-          )
-      },
-      (reading) =>
-        Effect.acquireUseRelease(
-          upgrade(reading),
-          () => held.withinHeld(body, reading, fail),
-          () => lighten(reading)
-        )
-    ),
-    `lockstep.ReadWriteLock.${mode}`,
-    key
-  )
+  return nested<Option.Option<A>, E | ReadWriteLockError, R>(`lockstep.ReadWriteLock.${mode}`, key, mode, options, {
+    share: (shared) => held.withinHeld(body, shared, fail),
+    take: (place) =>
+      Effect.map(held.withHeld(body, acquiring(place, mode, wait, options)), (result) => result ?? Option.none()),
+    upgraded: (reading) =>
+      Effect.acquireUseRelease(
+        upgrade(reading),
+        () => held.withinHeld(body, reading, fail),
+        () => lighten(reading)
+      )
+  })
 }
 
 const acquireMode = (
@@ -207,20 +193,14 @@ const acquireMode = (
   wait: boolean,
   options: Options | undefined
 ): Effect.Effect<Option.Option<Lease>, ReadWriteLockError, Coordinator | Scope.Scope> =>
-  nested<Option.Option<Lease>, ReadWriteLockError, Scope.Scope>(
-    key,
-    mode,
-    options,
-    {
-      share: (shared) => Effect.asSome(held.shareScoped(shared)),
-      take: (kernel) =>
-        Effect.map(held.acquireScoped(acquiring(kernel, key, mode, wait, options)), Option.fromUndefinedOr)
-    },
-    (reading) =>
+  nested<Option.Option<Lease>, ReadWriteLockError, Scope.Scope>(undefined, key, mode, options, {
+    share: (shared) => Effect.asSome(held.shareScoped(shared)),
+    take: (place) => Effect.map(held.acquireScoped(acquiring(place, mode, wait, options)), Option.fromUndefinedOr),
+    upgraded: (reading) =>
       Effect.asSome(
         Effect.andThen(Effect.acquireRelease(upgrade(reading), () => lighten(reading)), held.shareScoped(reading))
       )
-  )
+  })
 
 /** What waits is granted in the end. */
 const granted = <A, E, R>(self: Effect.Effect<Option.Option<A>, E, R>): Effect.Effect<A, E, R> =>

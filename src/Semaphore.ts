@@ -49,7 +49,7 @@ import type * as Scope from "effect/Scope"
 import { Coordinator } from "./Coordinator.ts"
 import { CoordinatorError } from "./internal/errors.ts"
 import * as held from "./internal/held.ts"
-import { type Kernel, kernelOf } from "./internal/kernel.ts"
+import { kernelOf } from "./internal/kernel.ts"
 import { LeaseLost, WaitTimeout } from "./internal/loss.ts"
 import type { Claim } from "./internal/partition.ts"
 import { spanned } from "./internal/span.ts"
@@ -199,22 +199,21 @@ const checkPermits = (permits: number, most: number): number => {
 class SemaphoreImpl implements Semaphore {
   readonly "~lockstep/Semaphore" = "~lockstep/Semaphore" as const
   readonly name: string
-  readonly kernel: Kernel
-  readonly key: string
+  readonly place: held.Place
   readonly member: Claim
 
-  constructor(name: string, kernel: Kernel, key: string, member: Claim) {
-    this.name = name
-    this.kernel = kernel
-    this.key = key
+  constructor(place: held.Place, member: Claim) {
+    this.name = place.name
+    this.place = place
     this.member = member
   }
 
   #acquiring(permits: number, wait: boolean, options: TakeOptions | undefined): held.Acquire<SemaphoreError> {
     checkPermits(permits, this.member.capacity)
     return {
-      kernel: this.kernel,
-      target: { kind: "sem", name: this.name, weight: permits, capacity: 0 },
+      place: this.place,
+      weight: permits,
+      capacity: 0,
       wait,
       options,
       fail,
@@ -240,12 +239,13 @@ class SemaphoreImpl implements Semaphore {
   readonly withPermits =
     (permits: number, options?: TakeOptions | undefined) =>
     <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E | SemaphoreError, R> =>
-      spanned(
-        Effect.suspend(() =>
-          held.withHeld(self, this.#acquiring(permits, true, options)) as Effect.Effect<A, E | SemaphoreError, R>
-        ),
-        "lockstep.Semaphore.withPermits",
-        this.name
+      Effect.withFiber((fiber) =>
+        spanned(
+          fiber,
+          held.withHeld(self, this.#acquiring(permits, true, options)) as Effect.Effect<A, E | SemaphoreError, R>,
+          "lockstep.Semaphore.withPermits",
+          this.name
+        )
       )
 
   readonly withPermit = <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E | SemaphoreError, R> =>
@@ -254,15 +254,16 @@ class SemaphoreImpl implements Semaphore {
   readonly withPermitsIfAvailable =
     (permits: number, options?: Omit<TakeOptions, "wait"> | undefined) =>
     <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<Option.Option<A>, E | SemaphoreError, R> =>
-      spanned(
-        Effect.suspend(() =>
+      Effect.withFiber((fiber) =>
+        spanned(
+          fiber,
           Effect.map(
             held.withHeld(Effect.asSome(self), this.#acquiring(permits, false, options)),
             (result) => result ?? Option.none()
-          )
-        ),
-        "lockstep.Semaphore.withPermitsIfAvailable",
-        this.name
+          ),
+          "lockstep.Semaphore.withPermitsIfAvailable",
+          this.name
+        )
       )
 
   readonly take = (
@@ -294,7 +295,7 @@ class SemaphoreImpl implements Semaphore {
 
   readonly release = (lease: Lease): Effect.Effect<void> => {
     return Effect.suspend(() => {
-      if (!(lease instanceof held.Held) || lease.claim.key !== this.key) {
+      if (!(lease instanceof held.Held) || lease.claim.key !== this.place.key) {
         throw new TypeError("This lease was not taken from this semaphore")
       }
       return held.giveBack(lease.claim)
@@ -304,9 +305,9 @@ class SemaphoreImpl implements Semaphore {
   get #state() {
     return Effect.tryPromise({
       try: () =>
-        this.kernel.inspect(this.kernel.partitionFor(this.name), {
+        this.place.partition.kernel.inspect(this.place.partition, {
           verb: "semaphore.state",
-          keys: [this.key],
+          keys: [this.place.key],
           args: []
         }),
       catch: (cause) =>
@@ -329,9 +330,9 @@ class SemaphoreImpl implements Semaphore {
     return Effect.suspend(() => {
       checkPermits(permits, mostPermits)
       return Effect.callback<void, SemaphoreError>((resume) => {
-        this.kernel.partitionFor(this.name).request({
+        this.place.partition.request({
           verb: "semaphore.resize",
-          keys: [this.key],
+          keys: [this.place.key],
           args: [permits],
           settle: (reply) => {
             if (reply[0] === "missing") return resume(Effect.fail(fail(new SemaphoreGone({ name: this.name }))))
@@ -352,13 +353,12 @@ const open = (
   wait: Duration.Input | undefined
 ): Effect.Effect<Semaphore, SemaphoreError, Coordinator | Scope.Scope> =>
   Effect.flatMap(Coordinator, (coordinator) => {
-    const kernel = kernelOf(coordinator)
-    const key = held.keyOf(kernel, "sem", name, "name")
+    const place = held.placeOf(kernelOf(coordinator), "sem", name, "name")
     return Effect.flatMap(
-      Effect.mapError(held.membership(kernel, key, verb, permits, name, wait), fail),
+      held.membership(place, verb, permits, wait, fail),
       ([claim, outcome]) =>
         outcome[0] === "granted"
-          ? Effect.succeed(new SemaphoreImpl(name, kernel, key, claim))
+          ? Effect.succeed(new SemaphoreImpl(place, claim))
           : Effect.fail(fail(
             outcome[0] === "mismatch"
               ? new PermitsMismatch({ name, permits, existing: outcome[1] })

@@ -11,7 +11,7 @@ const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 const keys = Effect.fnUntraced(function*(namespace: string) {
   const redis = yield* Redis.Redis
   return (yield* redis.send<Array<string>>("KEYS", `{${namespace}:*`)).filter((key) =>
-    !/:(sessions|rec:.*|mail:.*)$/.test(key)
+    !/:(sessions|due|mail:.*)$/.test(key)
   )
 })
 

@@ -134,7 +134,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
             const context = yield* node(wire.url, { namespace })
             const direct = yield* node(server.url, { namespace })
             yield* Lock.withLock(Effect.void, "x").pipe(Effect.provideContext(context))
-            const isIt = (request: Request) => request.args.some((arg) => arg.includes(`"${verb}"`))
+            const isIt = (request: Request) => request.args.includes(verb)
             const held = yield* wire.hold(isIt)
             const fiber = yield* Effect.forkChild(
               Lock.withLock(Effect.void, "x").pipe(Effect.provideContext(context))

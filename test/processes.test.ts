@@ -41,7 +41,7 @@ const scenario = <A, E, R>(self: (scenario: Case) => Effect.Effect<A, E, R>) =>
       // Whoever is left cleans up behind the dead.
       yield* eventually(
         Effect.gen(function*() {
-          const keys = (yield* server.cli("KEYS", `{${namespace}:*:rec:*`)).split("\n").filter((key) => key !== "")
+          const keys = (yield* server.cli("KEYS", `{${namespace}:*:mail:*`)).split("\n").filter((key) => key !== "")
           const own = yield* Effect.provideContext(Effect.flatMap(Coordinator.Coordinator, (it) => it.sessions), here)
           return keys.every((key) => own.some(({ id }) => id !== undefined && key.endsWith(id)))
         }),

@@ -1,5 +1,6 @@
+import * as Context from "effect/Context"
 import type * as Fiber from "effect/Fiber"
-import type * as Scheduler from "effect/Scheduler"
+import * as Scheduler from "effect/Scheduler"
 import type { Session } from "./partition.ts"
 
 /**
@@ -30,11 +31,26 @@ class Guard implements Scheduler.Scheduler {
 
 const guards = new WeakMap<Session, WeakMap<Scheduler.Scheduler, Guard>>()
 
-export const guard = (base: Scheduler.Scheduler, session: Session): Scheduler.Scheduler => {
+const guard = (base: Scheduler.Scheduler, session: Session): Scheduler.Scheduler => {
   if (base instanceof Guard && base.session === session) return base
   let known = guards.get(session)
   if (known === undefined) guards.set(session, known = new WeakMap())
   let found = known.get(base)
   if (found === undefined) known.set(base, found = new Guard(base, session))
+  return found
+}
+
+// A context with another scheduler costs a fiber a dozen look-ups, and a fiber that locks once often does so again.
+const contexts = new WeakMap<Session, WeakMap<Context.Context<never>, Context.Context<never>>>()
+
+/** The context of a program that is protected by a session. */
+export const guarded = (context: Context.Context<never>, session: Session): Context.Context<never> => {
+  let known = contexts.get(session)
+  if (known === undefined) contexts.set(session, known = new WeakMap())
+  let found = known.get(context)
+  if (found === undefined) {
+    found = Context.add(context, Scheduler.Scheduler, guard(Context.get(context, Scheduler.Scheduler), session))
+    known.set(context, found)
+  }
   return found
 }

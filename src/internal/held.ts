@@ -8,15 +8,16 @@ import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Fiber from "effect/Fiber"
-import * as Scheduler from "effect/Scheduler"
 import * as Scope from "effect/Scope"
+import { Coordinator } from "../Coordinator.ts"
 import type { Lease } from "../Lease.ts"
 import type { CoordinatorError } from "./errors.ts"
-import { guard } from "./guard.ts"
-import type { Kernel } from "./kernel.ts"
+import { guarded } from "./guard.ts"
+import { type Kernel, kernelOf } from "./kernel.ts"
 import { checkName } from "./keys.ts"
 import { LeaseLost, WaitTimeout } from "./loss.ts"
-import { Claim, type Outcome } from "./partition.ts"
+import { Claim, type Outcome, type Partition } from "./partition.ts"
+import { spanned } from "./span.ts"
 
 export type Kind = "lock" | "rw" | "sem"
 
@@ -81,11 +82,11 @@ const prune = (holding: Holding | undefined): Holding | undefined => {
   return holding
 }
 
-/** The hold of this key that the fiber runs under. */
-export const findHeld = (fiber: Fiber.Fiber<unknown, unknown>, key: string, kernel: Kernel): Held | undefined => {
+/** The hold of this place that the fiber runs under. */
+export const findHeld = (fiber: Fiber.Fiber<unknown, unknown>, { key, partition }: Place): Held | undefined => {
   for (let at = fiber.getRef(Holdings); at !== undefined; at = at.outer) {
     const { claim } = at.held
-    if (claim.key === key && at.held.active && claim.partition.kernel === kernel) return at.held
+    if (claim.key === key && at.held.active && claim.partition === partition) return at.held
   }
   return undefined
 }
@@ -111,77 +112,27 @@ export const duration = (input: Duration.Input, what: string): Duration.Duration
   return parsed
 }
 
-export interface Target {
-  readonly kind: Kind
+/** A name, checked, and where it lives. */
+export interface Place {
+  readonly partition: Partition
   readonly name: string
-  readonly weight: number
-  readonly capacity: number
+  readonly key: string
 }
 
-export const keyOf = (kernel: Kernel, kind: Kind, name: string, what: string): string => {
+export const placeOf = (kernel: Kernel, kind: Kind, name: string, what: string): Place => {
   checkName(name, what)
-  return `${kernel.partitionFor(name).prefix}${kind}:${name}`
+  const partition = kernel.partitionFor(name)
+  return { partition, name, key: `${partition.prefix}${kind}:${name}` }
 }
 
-const claimOf = (kernel: Kernel, target: Target, wait: boolean): Claim => {
-  const partition = kernel.partitionFor(target.name)
-  return new Claim(partition, {
-    key: `${partition.prefix}${target.kind}:${target.name}`,
-    verb: "semaphore.take",
-    weight: target.weight,
-    capacity: target.capacity,
-    wait,
-    standing: false
-  })
-}
+type Settled = Exclude<Outcome, readonly ["failed", ...any]>
 
-const settled = (claim: Claim): Effect.Effect<Exclude<Outcome, readonly ["failed", ...any]>, CoordinatorError> =>
-  Effect.callback((resume) => {
-    claim.settle = (outcome) => resume(outcome[0] === "failed" ? Effect.fail(outcome[1]) : Effect.succeed(outcome))
-    claim.partition.claim(claim)
-  })
-
-const ignore = () => {}
-
-/** Gives the hold back and returns when that is certain. */
-export const giveBack = (claim: Claim): Effect.Effect<void> =>
-  Effect.callback((resume) => claim.partition.release(claim, () => resume(Effect.void)))
-
-/** One user less; the last one gives it back. */
-const leave = (held: Held): Effect.Effect<void> =>
-  Effect.suspend(() => --held.users > 0 ? Effect.void : giveBack(held.claim))
-
-/**
- * Asks for a hold and waits for it. Whatever goes wrong on the way, also an interruption at the very moment of the
- * grant, the claim does not outlive it.
- */
-const obtain = (
-  claim: Claim,
-  key: string,
-  restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>,
-  wait: Duration.Input | undefined
-): Effect.Effect<Exclude<Outcome, readonly ["failed", ...any]>, CoordinatorError | WaitTimeout> => {
-  let waiting: Effect.Effect<Exclude<Outcome, readonly ["failed", ...any]>, CoordinatorError | WaitTimeout> = settled(
-    claim
-  )
-  if (wait !== undefined) {
-    const limit = duration(wait, "wait")
-    waiting = Effect.timeoutOrElse(waiting, {
-      duration: limit,
-      orElse: () => Effect.fail(new WaitTimeout({ key, wait: limit }))
-    })
-  }
-  return Effect.onExitPrimitive(restore(waiting), (exit) => {
-    if (Exit.isFailure(exit)) claim.partition.release(claim, ignore)
-    return undefined
-  }, true)
-}
-
-export type Refusal = Exclude<Outcome, readonly ["failed", ...any] | readonly [tag: "granted"]>
+export type Refusal = Exclude<Settled, readonly [tag: "granted"]>
 
 export interface Acquire<E> {
-  readonly kernel: Kernel
-  readonly target: Target
+  readonly place: Place
+  readonly weight: number
+  readonly capacity: number
   /** Whether to queue when it is taken. */
   readonly wait: boolean
   readonly options: WaitOptions | undefined
@@ -189,19 +140,85 @@ export interface Acquire<E> {
   readonly refuse: (refusal: Refusal) => Effect.Effect<undefined, E>
 }
 
+const ignore = () => {}
+
+/**
+ * The entrance of a combinator: the fiber and the kernel, and a span if it has a name and somebody looks: a tracer is
+ * provided, or a span is open. Otherwise none is made, which is most of what an uncontended lock would cost.
+ */
+export const use = <A, E, R>(
+  span: string | undefined,
+  key: string,
+  f: (fiber: Fiber.Fiber<unknown, unknown>, kernel: Kernel) => Effect.Effect<A, E, R>
+): Effect.Effect<A, E, R | Coordinator> =>
+  Effect.withFiber<A, E, R>((fiber) => {
+    const self = f(fiber, kernelOf(Context.get(fiber.context as Context.Context<Coordinator>, Coordinator)))
+    return span === undefined ? self : spanned(fiber, self, span, key)
+  })
+
+/** Gives the hold back and returns when that is certain. */
+export const giveBack = (claim: Claim): Effect.Effect<void> =>
+  Effect.callback((resume) => claim.partition.release(claim, () => resume(Effect.void)))
+
+/** One user less; the last one gives it back. */
+const leave = (held: Held): Effect.Effect<void> | undefined => --held.users > 0 ? undefined : giveBack(held.claim)
+
+const leaving = (held: Held): Effect.Effect<void> => Effect.suspend(() => leave(held) ?? Effect.void)
+
+/**
+ * Asks for a hold and waits for it. Whatever goes wrong on the way, also an interruption at the very moment of the
+ * grant, the claim does not outlive it.
+ */
+const obtain = <E>(
+  claim: Claim,
+  name: string,
+  restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>,
+  wait: Duration.Input | undefined,
+  fail: (error: CoordinatorError | WaitTimeout) => E
+): Effect.Effect<Settled, E> => {
+  const asked = Effect.callback<Settled, E>((resume) => {
+    claim.settle = (outcome) =>
+      resume(outcome[0] === "failed" ? Effect.fail(fail(outcome[1])) : Effect.succeed(outcome))
+    claim.partition.claim(claim)
+  })
+  return Effect.onExitPrimitive(restore(wait === undefined ? asked : within(asked, name, wait, fail)), (exit) => {
+    if (Exit.isFailure(exit)) claim.partition.release(claim, ignore)
+    return undefined
+  }, true)
+}
+
+const within = <A, E>(
+  self: Effect.Effect<A, E>,
+  key: string,
+  wait: Duration.Input,
+  fail: (error: WaitTimeout) => E
+): Effect.Effect<A, E> => {
+  const limit = duration(wait, "wait")
+  return Effect.timeoutOrElse(self, {
+    duration: limit,
+    orElse: () => Effect.fail(fail(new WaitTimeout({ key, wait: limit })))
+  })
+}
+
 /** Runs under `uninterruptibleMask`. Answers `undefined` when it was refused and that is no error. */
 export const acquire = <E>(
-  { fail, kernel, options, refuse, target, wait }: Acquire<E>,
+  { capacity, fail, options, place, refuse, wait, weight }: Acquire<E>,
   restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
-): Effect.Effect<Held | undefined, E> =>
-  Effect.suspend(() => {
-    const claim = claimOf(kernel, target, wait)
-    if (options?.maxHold !== undefined) duration(options.maxHold, "maxHold")
-    return Effect.matchEffect(obtain(claim, target.name, restore, options?.wait), {
-      onFailure: (error) => Effect.fail(fail(error)),
-      onSuccess: (outcome) => outcome[0] === "granted" ? Effect.succeed(new Held(claim, target.name)) : refuse(outcome)
-    })
+): Effect.Effect<Held | undefined, E> => {
+  if (options?.maxHold !== undefined) duration(options.maxHold, "maxHold")
+  const claim = new Claim(place.partition, {
+    key: place.key,
+    verb: "semaphore.take",
+    weight,
+    capacity,
+    wait,
+    standing: false
   })
+  return Effect.flatMap(
+    obtain(claim, place.name, restore, options?.wait, fail),
+    (outcome) => outcome[0] === "granted" ? Effect.succeed(new Held(claim, place.name)) : refuse(outcome)
+  )
+}
 
 /** Acquires into the scope of the caller; the rest of the fiber runs under it. */
 export const acquireScoped = <E>(acquiring: Acquire<E>): Effect.Effect<Held | undefined, E, Scope.Scope> =>
@@ -210,7 +227,7 @@ export const acquireScoped = <E>(acquiring: Acquire<E>): Effect.Effect<Held | un
       Effect.flatMap(acquire(acquiring, restore), (held) => {
         if (held === undefined) return Effect.succeed(held)
         return Effect.as(
-          Effect.andThen(Scope.addFinalizer(scope, leave(held)), enter(held, acquiring.options?.maxHold, scope)),
+          Effect.andThen(Scope.addFinalizer(scope, leaving(held)), enter(held, acquiring.options?.maxHold, scope)),
           held
         )
       }))
@@ -221,7 +238,7 @@ export const shareScoped = (held: Held): Effect.Effect<Lease, never, Scope.Scope
   Effect.uninterruptible(
     Effect.flatMap(Effect.scope, (scope) => {
       held.users++
-      return Effect.as(Scope.addFinalizer(scope, leave(held)), held)
+      return Effect.as(Scope.addFinalizer(scope, leaving(held)), held)
     })
   )
 
@@ -302,7 +319,7 @@ export const withAllHeld = <A, E, R, E2>(
       }
       return Effect.onExitPrimitive(
         next(0),
-        () => Effect.forEach(taken, leave, { concurrency: "unbounded", discard: true }),
+        () => Effect.forEach(taken, leaving, { concurrency: "unbounded", discard: true }),
         true
       )
     })
@@ -338,13 +355,15 @@ const protect = <A, E, R, E2>(
   Effect.withFiber<A, E | E2, R>((parent) => {
     const { claim } = held
     if (!held.active) return Effect.fail(fail(held.loss()))
-    const body = Effect.updateContext(self, (context: Context.Context<R>) =>
-      Context.add(
-        Context.add(context, Holdings, { held, outer: prune(parent.getRef(Holdings)) }),
-        Scheduler.Scheduler,
-        guard(parent.getRef(Scheduler.Scheduler), claim.session!)
-      ) as Context.Context<R>)
+    const holding: Holding = { held, outer: prune(parent.getRef(Holdings)) }
+    const body = Effect.updateContext(
+      self,
+      (context: Context.Context<R>) =>
+        Context.add(guarded(context, claim.session!), Holdings, holding) as Context.Context<R>
+    )
     return Effect.flatMap(Effect.forkChild(body, { startImmediately: true }), (child) => {
+      const done = child.pollUnsafe()
+      if (done !== undefined && claim.lost === undefined) return done
       claim.protecting++
       const off = claim.onLoss(() => child.interruptUnsafe(parent.id))
       const timer = maxHold === undefined ? undefined : Effect.forkChild(limit(held, maxHold))
@@ -409,23 +428,25 @@ export const reweigh = (
 // -----------------------------------------------------------------------------
 
 /** Joins something for as long as a scope is open; after a loss of the session it is joined again by itself. */
-export const membership = (
-  kernel: Kernel,
-  key: string,
+export const membership = <E>(
+  place: Place,
   verb: "semaphore.create" | "semaphore.attach",
   capacity: number,
-  name: string,
-  wait: Duration.Input | undefined
-): Effect.Effect<
-  readonly [Claim, Exclude<Outcome, readonly ["failed", ...any]>],
-  CoordinatorError | WaitTimeout,
-  Scope.Scope
-> =>
+  wait: Duration.Input | undefined,
+  fail: (error: CoordinatorError | WaitTimeout) => E
+): Effect.Effect<readonly [Claim, Settled], E, Scope.Scope> =>
   Effect.uninterruptibleMask((restore) =>
     Effect.flatMap(Effect.scope, (scope) => {
-      const claim = new Claim(kernel.partitionFor(name), { key, verb, weight: 0, capacity, wait: true, standing: true })
+      const claim = new Claim(place.partition, {
+        key: place.key,
+        verb,
+        weight: 0,
+        capacity,
+        wait: true,
+        standing: true
+      })
       return Effect.flatMap(
-        obtain(claim, name, restore, wait),
+        obtain(claim, place.name, restore, wait, fail),
         (outcome) => Effect.as(Scope.addFinalizer(scope, giveBack(claim)), [claim, outcome] as const)
       )
     })

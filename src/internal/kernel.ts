@@ -159,13 +159,14 @@ export class Kernel {
     before: ReadonlyArray<Message> = messages
   ): Promise<readonly [status: string, replies?: ReadonlyArray<Reply>]> {
     const { prefix } = partition
-    const keys = [`${prefix}sessions`, `${prefix}rec:${session}`, `${prefix}own:${session}`, `${prefix}mail:${session}`]
-    const requests: Array<ReadonlyArray<unknown>> = []
+    const keys = [`${prefix}sessions`, `${prefix}due`, `${prefix}own:${session}`, `${prefix}mail:${session}`]
+    const argv = [...header]
     for (const { args, keys: own, verb } of messages) {
       for (const key of own) keys.push(key)
-      requests.push([verb, own.length, ...args])
+      argv.push(verb)
+      for (const arg of args) argv.push(encode(arg))
     }
-    const raw = await this.invoke(oom ? "_oom" : "", keys, [...header, JSON.stringify(requests)])
+    const raw = await this.invoke(oom ? "_oom" : "", keys, argv)
     return this.#decode(messages, raw, before)
   }
 
@@ -193,9 +194,8 @@ export class Kernel {
     message: { readonly verb: V; readonly keys: ReadonlyArray<string>; readonly args: Requests[V]["args"] }
   ): Promise<Requests[V]["reply"]> {
     const { prefix } = partition
-    const keys = [`${prefix}sessions`, `${prefix}rec:`, `${prefix}own:`, `${prefix}mail:`, ...message.keys]
-    const request = JSON.stringify([[message.verb, message.keys.length, ...message.args]])
-    const raw = await this.invoke("_ro", keys, ["", 0, 0, "", request])
+    const keys = [`${prefix}sessions`, `${prefix}due`, `${prefix}own:`, `${prefix}mail:`, ...message.keys]
+    const raw = await this.invoke("_ro", keys, ["", 0, 0, "", message.verb, ...message.args.map(encode)])
     const [reply] = this.#decode([message], raw)[1]!
     if (reply![0] === "failed") throw this.failed(message.verb, String(reply![1]))
     return reply as Requests[V]["reply"]
@@ -429,6 +429,8 @@ export class Kernel {
     await Promise.allSettled([...this.#readers.values()].map((reader) => reader.close()))
   }
 }
+
+const encode = (arg: string | number | boolean): string | number => typeof arg === "boolean" ? arg ? "1" : "" : arg
 
 const matches = (shape: ReadonlyArray<string>, reply: ReadonlyArray<unknown>): boolean => {
   if (shape.at(-1) === "...") return reply.every((value) => typeof value === "string")

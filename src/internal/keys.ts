@@ -33,7 +33,8 @@ export const checkName = (name: string, what: string): string => {
   }
   // A lone surrogate would become U+FFFD on the way to Redis, and two names one key.
   if (!name.isWellFormed()) throw new RangeError(`${what} must be well-formed Unicode`)
-  if (name.length > maxNameBytes || Buffer.byteLength(name) > maxNameBytes) {
+  // A UTF-16 unit is at most three bytes of UTF-8.
+  if (name.length * 3 > maxNameBytes && Buffer.byteLength(name) > maxNameBytes) {
     throw new RangeError(`${what} must not be longer than ${maxNameBytes} bytes of UTF-8`)
   }
   return name

@@ -34,11 +34,24 @@ export const assertEmpty = (server: Server, namespace: string): Effect.Effect<vo
       const keys = (yield* server.cli("KEYS", `{${namespace}:*`)).split("\n").filter((key) => key !== "")
       assert.deepStrictEqual(keys.filter((key) => !/^\{[^}]+\}:sessions$/.test(key)), [])
       for (const key of keys) {
-        const members = (yield* server.cli("ZRANGE", key, 0, -1)).split("\n")
+        const members = (yield* server.cli("HKEYS", key)).split("\n")
         assert.deepStrictEqual(members.filter((member) => !metadata.has(member)), [])
       }
     }),
     { message: "the namespace is empty" }
+  )
+
+/** When a session of partition 0 ends, in milliseconds of the server's clock. */
+export const deadlineOf = (server: Server, namespace: string, session: string): Effect.Effect<number, unknown> =>
+  Effect.map(
+    server.cli(
+      "EVAL",
+      "local _, deadline = struct.unpack('<dds', redis.call('HGET', KEYS[1], 's' .. ARGV[1])) return deadline",
+      1,
+      `{${namespace}:00}:sessions`,
+      session
+    ),
+    Number
   )
 
 /** Runs a test in a namespace of its own, with one coordinator, and checks that nothing stays behind. */
