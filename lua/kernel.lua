@@ -13,8 +13,8 @@
 --
 -- Fields of `sessions`:
 --   protocol, partitions, token   numbers of the partition; the token is the last one given
---   s<session>   number of the last batch, deadline in server ms (0 when it has been ended), mailbox id acknowledged
---   r<session>   the reply to the last batch
+--   s<session>   number of the last batch, deadline in server ms (0 when it has been ended), mailbox id acknowledged, and
+--                behind them the reply to the last batch
 --   about<session>   who it is, as JSON
 --
 -- All sessions live in one key, declared in every call: while a slot migrates, an undeclared key can look absent, and a
@@ -83,8 +83,8 @@ end
 local function finish(ctx, session)
   local state = call('HGET', ctx.sessions, 's' .. session)
   if not state then return end
-  local number, _, read = unpackStruct(STATE, state)
-  call('HSET', ctx.sessions, 's' .. session, pack(STATE, number, 0, read))
+  local number, _, read, at = unpackStruct(STATE, state)
+  call('HSET', ctx.sessions, 's' .. session, pack(STATE, number, 0, read) .. string.sub(state, at))
   call('ZADD', ctx.due, 0, session)
 end
 
@@ -173,7 +173,7 @@ handlers['session.owned'] = function(ctx, _, session)
   if isAlive(ctx, session) then return '["alive"]' end
   local entries = call('SRANDMEMBER', ctx.owned, REAP_ENTRIES)
   if #entries == 0 then
-    call('HDEL', ctx.sessions, 's' .. session, 'r' .. session, 'about' .. session)
+    call('HDEL', ctx.sessions, 's' .. session, 'about' .. session)
     call('ZREM', ctx.due, session)
     call('DEL', ctx.owned, ctx.mailbox)
     return '["forgotten"]'
@@ -249,13 +249,14 @@ local function run(keys, argv)
   end
 
   if not known[2] then return '["unknown"]' end
-  local last, deadline, acknowledged = unpackStruct(STATE, known[2])
+  local last, deadline, acknowledged, at = unpackStruct(STATE, known[2])
   if deadline <= ctx.now then return '["expired"]' end
   ctx.deadline = ctx.now + lease
   if number == last then
     -- Answered already, and renewed all the same: the coordinator counts its trust from this sending of the batch.
-    call('HSET', keys[1], 's' .. session, pack(STATE, number, ctx.deadline, acknowledged))
-    return call('HGET', keys[1], 'r' .. session)
+    local reply = string.sub(known[2], at)
+    call('HSET', keys[1], 's' .. session, pack(STATE, number, ctx.deadline, acknowledged) .. reply)
+    return reply
   end
   if number < last then return '["stale"]' end
   if number > last + 1 then return '["gap"]' end
@@ -267,11 +268,11 @@ local function run(keys, argv)
   end
 
   local reply = dispatch(ctx, keys, argv)
-  local state = pack(STATE, number, ctx.deadline, acknowledged)
+  local state = pack(STATE, number, ctx.deadline, acknowledged) .. reply
   if ctx.granted then
-    call('HSET', keys[1], 's' .. session, state, 'r' .. session, reply, 'token', text(ctx.token))
+    call('HSET', keys[1], 's' .. session, state, 'token', text(ctx.token))
   else
-    call('HSET', keys[1], 's' .. session, state, 'r' .. session, reply)
+    call('HSET', keys[1], 's' .. session, state)
   end
   return reply
 end

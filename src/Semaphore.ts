@@ -47,11 +47,11 @@ import * as Option from "effect/Option"
 import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
 import { Coordinator } from "./Coordinator.ts"
+import type { Claim } from "./internal/claim.ts"
 import { CoordinatorError } from "./internal/errors.ts"
 import * as held from "./internal/held.ts"
 import { kernelOf } from "./internal/kernel.ts"
 import { LeaseLost, WaitTimeout } from "./internal/loss.ts"
-import type { Claim } from "./internal/partition.ts"
 import { spanned } from "./internal/span.ts"
 import type { Lease } from "./Lease.ts"
 import { RedisError } from "./Redis.ts"
@@ -307,7 +307,7 @@ class SemaphoreImpl implements Semaphore {
       try: () =>
         this.place.partition.kernel.inspect(this.place.partition, {
           verb: "semaphore.state",
-          keys: [this.place.key],
+          key: this.place.key,
           args: []
         }),
       catch: (cause) =>
@@ -332,7 +332,7 @@ class SemaphoreImpl implements Semaphore {
       return Effect.callback<void, SemaphoreError>((resume) => {
         this.place.partition.request({
           verb: "semaphore.resize",
-          keys: [this.place.key],
+          key: this.place.key,
           args: [permits],
           settle: (reply) => {
             if (reply[0] === "missing") return resume(Effect.fail(fail(new SemaphoreGone({ name: this.name }))))

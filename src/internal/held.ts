@@ -11,12 +11,13 @@ import * as Fiber from "effect/Fiber"
 import * as Scope from "effect/Scope"
 import { Coordinator } from "../Coordinator.ts"
 import type { Lease } from "../Lease.ts"
+import { Claim, type Outcome } from "./claim.ts"
 import type { CoordinatorError } from "./errors.ts"
 import { guarded } from "./guard.ts"
 import { type Kernel, kernelOf } from "./kernel.ts"
 import { checkName } from "./keys.ts"
 import { LeaseLost, WaitTimeout } from "./loss.ts"
-import { Claim, type Outcome, type Partition } from "./partition.ts"
+import type { Partition } from "./partition.ts"
 import { spanned } from "./span.ts"
 
 export type Kind = "lock" | "rw" | "sem"
@@ -408,7 +409,7 @@ export const reweigh = (
     if (!held.active || claim.session === undefined) return resume(Effect.succeed("absent"))
     claim.partition.request({
       verb: "semaphore.reweigh",
-      keys: [claim.key],
+      key: claim.key,
       args: [claim.id, weight],
       session: claim.session,
       moot: () => resume(Effect.succeed("absent")),

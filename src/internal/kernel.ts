@@ -4,11 +4,12 @@
  */
 import { createHash, randomBytes } from "node:crypto"
 import { MissingPermission, RedisError } from "../Redis.ts"
+import type { Claim, LossReason, Phase, Session, Verb } from "./claim.ts"
 import type { Connections } from "./connection.ts"
 import { ActorDefect, CoordinatorError } from "./errors.ts"
 import { partitionOf } from "./keys.ts"
 import { allowOom, body, library, replies as shapes, type Requests } from "./lua.ts"
-import { type Claim, type LossReason, Partition, type Phase, type Session, type Verb } from "./partition.ts"
+import { Partition } from "./partition.ts"
 import { Reader } from "./reader.ts"
 
 export interface Settings {
@@ -44,7 +45,7 @@ export interface Hooks {
 
 type Message<V extends Verb = Verb> = {
   readonly verb: V
-  readonly keys: ReadonlyArray<string>
+  readonly key?: string | undefined
   readonly args: ReadonlyArray<string | number | boolean>
 }
 
@@ -161,8 +162,8 @@ export class Kernel {
     const { prefix } = partition
     const keys = [`${prefix}sessions`, `${prefix}due`, `${prefix}own:${session}`, `${prefix}mail:${session}`]
     const argv = [...header]
-    for (const { args, keys: own, verb } of messages) {
-      for (const key of own) keys.push(key)
+    for (const { args, key, verb } of messages) {
+      if (key !== undefined) keys.push(key)
       argv.push(verb)
       for (const arg of args) argv.push(encode(arg))
     }
@@ -191,10 +192,10 @@ export class Kernel {
 
   async inspect<V extends Verb>(
     partition: Partition,
-    message: { readonly verb: V; readonly keys: ReadonlyArray<string>; readonly args: Requests[V]["args"] }
+    message: { readonly verb: V; readonly key: string; readonly args: Requests[V]["args"] }
   ): Promise<Requests[V]["reply"]> {
     const { prefix } = partition
-    const keys = [`${prefix}sessions`, `${prefix}due`, `${prefix}own:`, `${prefix}mail:`, ...message.keys]
+    const keys = [`${prefix}sessions`, `${prefix}due`, `${prefix}own:`, `${prefix}mail:`, message.key]
     const raw = await this.invoke("_ro", keys, ["", 0, 0, "", message.verb, ...message.args.map(encode)])
     const [reply] = this.#decode([message], raw)[1]!
     if (reply![0] === "failed") throw this.failed(message.verb, String(reply![1]))
@@ -332,14 +333,14 @@ export class Kernel {
 
   async #reap(partition: Partition, session: string): Promise<void> {
     for (;;) {
-      const [owned] = await this.insist(partition, session, [{ verb: "session.owned", keys: [], args: [session] }])
+      const [owned] = await this.insist(partition, session, [{ verb: "session.owned", args: [session] }])
       if (owned![0] !== "owns") return
       const replies = await this.insist(
         partition,
         session,
         (owned as ReadonlyArray<string>).slice(1).map((entry) => ({
           verb: "session.reap",
-          keys: [partition.prefix + entry.slice(entry.indexOf(":") + 1)],
+          key: partition.prefix + entry.slice(entry.indexOf(":") + 1),
           args: [session, entry]
         }))
       )

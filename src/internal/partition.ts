@@ -4,145 +4,21 @@
  * lose sessions.
  */
 import { MissingPermission, RedisError } from "../Redis.ts"
+import {
+  Asking,
+  type Claim,
+  type LossReason,
+  type Outcome,
+  type Phase,
+  Releasing,
+  type Request,
+  Session,
+  type Verb
+} from "./claim.ts"
 import { CoordinatorClosed, CoordinatorError, Incompatible, Overloaded } from "./errors.ts"
 import type { Kernel } from "./kernel.ts"
 import { prefixOf } from "./keys.ts"
 import { allowOom, protocol, type Requests } from "./lua.ts"
-
-/** Why a session, and with it every hold, was lost. */
-export type LossReason = "expired" | "unknown" | "rolledBack" | "closed"
-
-/** What a session can be, for users to see. */
-export type Phase = "opening" | "open" | "suspended" | "lost" | "closed"
-
-export type Verb = keyof Requests
-
-export interface Request<V extends Verb = Verb> {
-  readonly verb: V
-  readonly keys: ReadonlyArray<string>
-  readonly args: Requests[V]["args"]
-  /** The session it is bound to: with that, it is moot. */
-  readonly session?: Session | undefined
-  /** Called instead of a reply when the session it is bound to was lost. Other requests go to the next session. */
-  readonly moot?: (() => void) | undefined
-  readonly settle: (reply: Requests[V]["reply"]) => void
-  readonly fail: (error: CoordinatorError) => void
-  cancelled?: boolean | undefined
-}
-
-export type Outcome =
-  | Extract<
-    Requests["semaphore.take" | "semaphore.create"]["reply"],
-    readonly ["busy"] | readonly ["missing"] | readonly [tag: "tooBig" | "mismatch", capacity: number]
-  >
-  | readonly [tag: "granted"]
-  | readonly [tag: "failed", error: CoordinatorError]
-
-/** A request to hold, from before it is sent until it is given back. */
-export class Claim {
-  state: "idle" | "pending" | "queued" | "held" | "done" = "idle"
-  session: Session | undefined = undefined
-  token = 0
-  capacity = 0
-  /** Milliseconds since the epoch, for people. */
-  acquiredAt = 0
-  lost: LossReason | "maxHold" | undefined = undefined
-  lostAt = 0
-  /** Its body is still running: it is late when the margin has passed after a loss. */
-  protecting = 0
-  request: Request | undefined = undefined
-  observers: Array<() => void> | undefined = undefined
-
-  readonly partition: Partition
-  readonly id: string
-  readonly key: string
-  verb: "semaphore.take" | "semaphore.create" | "semaphore.attach"
-  weight: number
-  total: number
-  readonly wait: boolean
-  /** Held by the coordinator rather than by a fiber: after a loss it is taken again. */
-  readonly standing: boolean
-  settle: (outcome: Outcome) => void
-
-  constructor(
-    partition: Partition,
-    options: {
-      readonly key: string
-      readonly verb: Claim["verb"]
-      readonly weight: number
-      readonly capacity: number
-      readonly wait: boolean
-      readonly standing: boolean
-    }
-  ) {
-    this.partition = partition
-    this.id = partition.kernel.nextId()
-    this.key = options.key
-    this.verb = options.verb
-    this.weight = options.weight
-    this.total = options.capacity
-    this.wait = options.wait
-    this.standing = options.standing
-    this.settle = () => {}
-  }
-
-  onLoss(f: () => void): () => void {
-    if (this.lost !== undefined) {
-      f()
-      return () => {}
-    }
-    const observers = this.observers ??= []
-    observers.push(f)
-    return () => {
-      const at = observers.indexOf(f)
-      if (at >= 0) observers.splice(at, 1)
-    }
-  }
-
-  lose(reason: LossReason | "maxHold"): void {
-    if (this.lost !== undefined) return
-    this.lost = reason
-    this.lostAt = performance.now()
-    const observers = this.observers
-    this.observers = undefined
-    // A copy: observers take themselves out while they are called.
-    if (observers !== undefined) { for (const f of [...observers]) f() }
-  }
-}
-
-/** The coordinator's lease with one partition. */
-export class Session {
-  readonly id: string
-  readonly mailbox: string
-  readonly openedAt = Date.now()
-  number = 0
-  /** Monotonic: until then, nobody else can have been granted what we hold. */
-  trustedUntil: number
-  /** Mailbox position: read so far, and acknowledged so far. */
-  read: string
-  acknowledged: string
-  lost: LossReason | undefined = undefined
-  /** Has ever waited for something, so that its mailbox is worth reading. */
-  waited = false
-
-  readonly partition: Partition
-
-  constructor(partition: Partition, id: string, position: string, trustedUntil: number) {
-    this.partition = partition
-    this.id = id
-    this.mailbox = `${partition.prefix}mail:${id}`
-    this.read = position
-    this.acknowledged = position
-    this.trustedUntil = trustedUntil
-  }
-
-  /** Gives up a session whose trust has run out. True at the moment when it does. */
-  expireIfDue(): boolean {
-    if (this.lost !== undefined || performance.now() < this.trustedUntil) return false
-    this.partition.lose(this, "expired")
-    return true
-  }
-}
 
 export class Partition {
   readonly prefix: string
@@ -310,7 +186,7 @@ export class Partition {
   /** Opens a session unless there is one, and tells how that went. */
   opened(): Promise<void> {
     return new Promise((resolve, reject) => {
-      this.request({ verb: "session.renew", keys: [], args: [], settle: () => resolve(), fail: reject })
+      this.request({ verb: "session.renew", args: [], settle: () => resolve(), fail: reject })
     })
   }
 
@@ -333,7 +209,6 @@ export class Partition {
       try {
         const asking = kernel.ask(this, id, [{
           verb: "session.open",
-          keys: [],
           args: [id, replaced.join(" "), lease, protocol, partitions, kernel.about]
         }])
         this.#asking = asking
@@ -391,7 +266,7 @@ export class Partition {
     const queue = this.#queue
     this.#queue = []
     for (const request of queue) request.fail(refusal)
-    for (const claim of [...this.claims.values()]) this.#fail(claim, refusal)
+    for (const claim of [...this.claims.values()]) this.fail(claim, refusal)
     if (this.claims.size === 0) return
     void this.kernel.sleep(this.kernel.settings.lease / 3).then(() => {
       if (this.session === undefined && this.claims.size > 0) this.#open()
@@ -419,7 +294,7 @@ export class Partition {
   }
 
   async #end(id: string): Promise<void> {
-    await this.kernel.insist(this, id, [{ verb: "session.end", keys: [], args: [id] }])
+    await this.kernel.insist(this, id, [{ verb: "session.end", args: [id] }])
     this.#former.delete(id)
     await this.kernel.reap(this, id)
   }
@@ -455,7 +330,6 @@ export class Partition {
   #renewal(session: Session): Request<"session.renew"> {
     return {
       verb: "session.renew",
-      keys: [],
       args: [],
       session,
       moot: () => {},
@@ -496,7 +370,7 @@ export class Partition {
       if (claim.state !== "queued") continue
       this.request({
         verb: "semaphore.check",
-        keys: [claim.key],
+        key: claim.key,
         args: [claim.id],
         session,
         moot: () => {},
@@ -541,7 +415,7 @@ export class Partition {
         this.claims.delete(claim.id)
         held.push(claim)
       } else if (reason === "closed") {
-        this.#fail(claim, new CoordinatorError({ reason: new CoordinatorClosed({}) }))
+        this.fail(claim, new CoordinatorError({ reason: new CoordinatorClosed({}) }))
       } else {
         this.#become(claim, "idle")
       }
@@ -594,50 +468,44 @@ export class Partition {
   }
 
   #send(claim: Claim): void {
-    this.#become(claim, "pending")
-    const answer = (reply: Requests["semaphore.take" | "semaphore.create" | "semaphore.attach"]["reply"]) => {
-      claim.request = undefined
-      const session = this.session!
-      switch (reply[0]) {
-        case "granted":
-          return this.#grant(claim, session, Number(reply[1]), reply[2])
-        case "queued":
-          // The grant can have come through the mailbox before this reply.
-          if (claim.state !== "pending") return
-          this.#become(claim, "queued")
-          claim.session = session
-          session.waited = true
-          this.kernel.metrics.waiting()
-          this.kernel.listen(this)
-          return this.expect(reply[2])
-        default:
-          if (claim.state !== "pending") return
-          if (reply[0] === "mismatch" && claim.capacity > 0) {
-            // Joined again after a loss, and others were faster with another size: theirs is in force.
-            claim.verb = "semaphore.attach"
-            return this.#send(claim)
-          }
-          this.#become(claim, "done")
-          claim.settle(reply as Outcome)
-      }
-    }
-    const fail = (error: CoordinatorError) => this.#fail(claim, error)
-    claim.session = this.session
-    // A request to take is never moot: the claim itself goes to the next session.
-    const common = { keys: [claim.key], settle: answer, fail, session: this.session, moot: () => {} }
-    const request: Request = (claim.verb === "semaphore.take"
-      ? { ...common, verb: claim.verb, args: [claim.id, claim.weight, claim.total, claim.wait] }
-      : claim.verb === "semaphore.create"
-      ? { ...common, verb: claim.verb, args: [claim.id, claim.total] }
-      : { ...common, verb: claim.verb, args: [claim.id] }) as unknown as Request
-    claim.request = request
-    if (this.session === undefined) {
+    const session = this.session
+    claim.session = session
+    if (session === undefined) {
       // It is sent when the session is open, see #reenter.
       this.#become(claim, "idle")
-      if (this.kernel.closed) return fail(new CoordinatorError({ reason: new CoordinatorClosed({}) }))
+      if (this.kernel.closed) return this.fail(claim, new CoordinatorError({ reason: new CoordinatorClosed({}) }))
       return this.#open()
     }
-    this.request(request)
+    this.#become(claim, "pending")
+    this.request(claim.request = new Asking(claim, session))
+  }
+
+  /** What a request to take has come to. */
+  answer(claim: Claim, reply: Requests[Claim["verb"]]["reply"]): void {
+    claim.request = undefined
+    const session = this.session!
+    switch (reply[0]) {
+      case "granted":
+        return this.#grant(claim, session, Number(reply[1]), reply[2])
+      case "queued":
+        // The grant can have come through the mailbox before this reply.
+        if (claim.state !== "pending") return
+        this.#become(claim, "queued")
+        claim.session = session
+        session.waited = true
+        this.kernel.metrics.waiting()
+        this.kernel.listen(this)
+        return this.expect(reply[2])
+      default:
+        if (claim.state !== "pending") return
+        if (reply[0] === "mismatch" && claim.capacity > 0) {
+          // Joined again after a loss, and others were faster with another size: theirs is in force.
+          claim.verb = "semaphore.attach"
+          return this.#send(claim)
+        }
+        this.#become(claim, "done")
+        claim.settle(reply as Outcome)
+    }
   }
 
   #grant(claim: Claim, session: Session, token: number, capacity: number): void {
@@ -664,7 +532,8 @@ export class Partition {
     claim.settle(granted)
   }
 
-  #fail(claim: Claim, error: CoordinatorError): void {
+  /** A request to take could not be answered. */
+  fail(claim: Claim, error: CoordinatorError): void {
     if (claim.state === "done" || claim.state === "held") return
     claim.request = undefined
     if (claim.standing && claim.token > 0 && !this.kernel.closed) {
@@ -681,24 +550,14 @@ export class Partition {
     const { session, state } = claim
     this.#become(claim, "done")
     if (state === "idle" || state === "done" || session === undefined || session.lost !== undefined) return done()
-    if (state === "pending" && claim.request !== undefined && this.#queue.includes(claim.request)) {
+    if (
+      state === "pending" && claim.request !== undefined && this.#queue.includes(claim.request as unknown as Request)
+    ) {
       claim.request.cancelled = true
       return done()
     }
     if (state === "held") this.kernel.metrics.released()
-    this.request({
-      verb: "semaphore.release",
-      keys: [claim.key],
-      args: [claim.id],
-      session,
-      moot: done,
-      settle: done,
-      fail: (error) => {
-        // The session's end will release it.
-        this.kernel.log("Error", "a release was refused", error)
-        done()
-      }
-    })
+    this.request(new Releasing(claim, done))
   }
 
   // ---------------------------------------------------------------------------------------------------------------

@@ -2,9 +2,10 @@
  * Reads mailboxes on a connection of its own: one `XREAD BLOCK` over all of them, issued only while something waits.
  */
 import { RedisError } from "../Redis.ts"
+import type { Session } from "./claim.ts"
 import type { Connection } from "./connection.ts"
 import type { Kernel } from "./kernel.ts"
-import type { Partition, Session } from "./partition.ts"
+import type { Partition } from "./partition.ts"
 
 // Below the idle limits of load balancers, and how long a half-open connection can go unnoticed at most.
 const blockMillis = 5000
@@ -56,7 +57,6 @@ export class Reader {
     if (session === undefined) return this.#connection?.reset()
     session.partition.request({
       verb: "session.wake",
-      keys: [],
       args: [],
       session,
       moot: () => {},
