@@ -200,6 +200,7 @@ end
 -- keys: resource
 -- args: id string, weight number
 -- reply: ["granted", token string, capacity number] | ["conflict"] | ["absent"]
+-- flags: allow-oom
 handlers['semaphore.reweigh'] = function(ctx, key, id, weight)
   weight = tonumber(weight)
   local field = 'h' .. ctx.session .. '/' .. id

@@ -118,7 +118,7 @@ export interface Semaphore {
   readonly available: Effect.Effect<number, SemaphoreError>
   /** How many permits there are now. */
   readonly permits: Effect.Effect<number, SemaphoreError>
-  /** Changes the number of permits, for everybody. */
+  /** Changes the number of permits, for everybody. If the session is lost meanwhile, it may be done a second time. */
   readonly resize: (permits: number) => Effect.Effect<void, SemaphoreError>
 }
 

@@ -20,7 +20,7 @@ const calling = { functions: ["+fcall", "+function|load"], scripts: ["+eval", "+
 const reading = ["+xread"]
 const inside = [
   ...["+del", "+hdel", "+hget", "+hlen", "+hmget", "+hset", "+sadd", "+srandmember", "+srem", "+time"],
-  ...["+xadd", "+xrange", "+xtrim", "+zadd", "+zrangebyscore", "+zrem"]
+  ...["+xadd", "+xlen", "+xrange", "+xtrim", "+zadd", "+zrangebyscore", "+zrem"]
 ]
 const rules = (namespace: string) => [
   ...keys(namespace),

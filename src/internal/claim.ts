@@ -1,7 +1,7 @@
 /**
  * What hangs off a session: claims (holds and waits), and the requests that are made for them.
  */
-import { CoordinatorError } from "./errors.ts"
+import type { CoordinatorError } from "./errors.ts"
 import type { Requests } from "./lua.ts"
 import type { Partition } from "./partition.ts"
 

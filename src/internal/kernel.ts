@@ -180,9 +180,13 @@ export class Kernel {
 
   /** As `ask`, and again when the connection was lost meanwhile. */
   async insist(partition: Partition, session: string, messages: ReadonlyArray<Message>): Promise<ReadonlyArray<Reply>> {
+    return this.#again(() => this.ask(partition, session, messages))
+  }
+
+  async #again<A>(f: () => Promise<A>): Promise<A> {
     for (let attempt = 0;; attempt++) {
       try {
-        return await this.ask(partition, session, messages)
+        return await f()
       } catch (cause) {
         if (!(cause instanceof RedisError) || !this.isTransient(cause) || attempt === maxAttempts) throw cause
         await this.backoff(attempt, cause)
@@ -196,7 +200,8 @@ export class Kernel {
   ): Promise<Requests[V]["reply"]> {
     const { prefix } = partition
     const keys = [`${prefix}sessions`, `${prefix}due`, `${prefix}own:`, `${prefix}mail:`, message.key]
-    const raw = await this.invoke("_ro", keys, ["", 0, 0, "", message.verb, ...message.args.map(encode)])
+    const argv = ["", 0, 0, "", message.verb, ...message.args.map(encode)]
+    const raw = await this.#again(() => this.invoke("_ro", keys, argv))
     const [reply] = this.#decode([message], raw)[1]!
     if (reply![0] === "failed") throw this.failed(message.verb, String(reply![1]))
     return reply as Requests[V]["reply"]

@@ -334,8 +334,12 @@ export class Partition {
       session,
       moot: () => {},
       settle: ([, nearest, ended]) => {
-        for (const id of ended.split(" ")) if (id !== "" && id !== session.id) void this.kernel.reap(this, id)
         this.expect(nearest)
+        if (ended === "") return
+        const ids = ended.split(" ").filter((id) => id !== session.id)
+        const reaped = Promise.all(ids.map((id) => this.kernel.reap(this, id)))
+        // There may be more than one answer names.
+        if (ids.length >= 16) void reaped.then(() => session.lost ?? this.request(this.#renewal(session)))
       },
       fail: (error) => this.kernel.log("Warn", "a renewal was refused", error)
     }

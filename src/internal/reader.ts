@@ -97,7 +97,8 @@ export class Reader {
       } catch (cause) {
         this.#reading = []
         if (this.#closed) break
-        this.#kernel.log("Debug", "a read of the mailboxes failed", cause)
+        const passing = cause instanceof RedisError && this.#kernel.isTransient(cause)
+        this.#kernel.log(passing ? "Debug" : "Warn", "a read of the mailboxes failed", cause)
         missed = true
         if (!(cause instanceof RedisError) || cause.reason._tag === "Timeout") connection.reset()
         if (attempt > 0) {

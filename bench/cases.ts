@@ -1,0 +1,582 @@
+/** The cases: what is run, and which figures are taken from it. */
+import type { Entered, HoldResult, Job, LoopsResult, MemoryResult, Name } from "./case.ts"
+import * as child from "./child.ts"
+import { type Cores, now, sleep } from "./machine.ts"
+import * as server from "./server.ts"
+
+export type Column = "lockstep" | "ioredis" | "ioredis-auto" | "redlock" | "redis-semaphore"
+
+export interface Floor {
+  readonly text: string
+  /** Decides by the medians, and the median ratios to other columns. */
+  readonly met: (median: (column: Column) => number, ratio: (column: Column) => number) => boolean
+}
+
+export interface Row {
+  readonly case: number
+  readonly what: string
+  readonly measure: string
+  readonly digits: number
+  /** One figure for each round. */
+  readonly figures: { readonly [column in Column]?: ReadonlyArray<number> }
+  readonly floor?: Floor | undefined
+}
+
+export interface Context {
+  readonly cores: Cores
+  readonly quick: boolean
+  readonly nodeOptions: ReadonlyArray<string>
+  readonly progress: (text: string) => void
+  readonly noteServer: (version: string) => void
+}
+
+type Figures = { [column in Column]?: Array<number> }
+
+/** What contestants send to Redis, as opposed to what their scripts call there. */
+const commands: { readonly [column in Column]: ReadonlyArray<string> } = {
+  lockstep: ["fcall", "evalsha", "eval", "xread", "ping", "function|load", "script|load"],
+  ioredis: ["set", "evalsha", "eval", "ping"],
+  "ioredis-auto": ["set", "evalsha", "eval", "ping"],
+  redlock: ["evalsha", "eval", "ping"],
+  "redis-semaphore": ["set", "evalsha", "eval", "ping"]
+}
+
+const median = (figures: ReadonlyArray<number>): number => {
+  const sorted = [...figures].sort((a, b) => a - b)
+  const middle = sorted.length >> 1
+  return sorted.length % 2 === 1 ? sorted[middle]! : (sorted[middle - 1]! + sorted[middle]!) / 2
+}
+
+const withServer = async <A>(
+  context: Context,
+  core: number | undefined,
+  use: (redis: server.Server) => Promise<A>
+): Promise<A> => {
+  const redis = await server.start(core)
+  context.noteServer(redis.version)
+  try {
+    return await use(redis)
+  } finally {
+    await redis.stop()
+  }
+}
+
+const add = (figures: Figures, column: Column, figure: number): void => {
+  ;(figures[column] ??= []).push(figure)
+}
+
+/** Contestants in turn, round after round, so that what changes with time changes for all. */
+const rounds = async (
+  context: Context,
+  count: number,
+  columns: ReadonlyArray<Column>,
+  run: (column: Column, round: number) => Promise<void>
+): Promise<void> => {
+  for (let round = 0; round < count; round++) {
+    for (const column of columns) {
+      context.progress(`round ${round + 1} of ${count}: ${column}`)
+      await run(column, round)
+    }
+  }
+}
+
+// -----------------------------------------------------------------------------
+// Loops
+// -----------------------------------------------------------------------------
+
+interface Loops {
+  readonly processes: number
+  readonly keys: (process: number) => ReadonlyArray<string>
+  readonly stay: number
+  readonly pause: number
+  readonly permits?: number
+  readonly autoPipelining: boolean
+  readonly warmup: number
+  readonly measure: number
+}
+
+interface Measured {
+  readonly results: ReadonlyArray<LoopsResult>
+  readonly calls: number
+  readonly clientCpu: number
+  readonly serverCpu: number
+}
+
+const runLoops = async (
+  context: Context,
+  redis: server.Server,
+  column: Column,
+  options: Loops,
+  core: (process: number) => number | undefined
+): Promise<Measured> => {
+  const { autoPipelining, keys, measure, pause, permits, processes, stay, warmup } = options
+  await redis.client.flushall()
+  const children = Array.from({ length: processes }, (_, process) => {
+    const task = { is: "loops", keys: keys(process), stay, pause, ...permits === undefined ? {} : { permits } } as const
+    const job: Job = {
+      contestant: column,
+      port: redis.port,
+      lease: 15_000,
+      autoPipelining: column === "ioredis-auto" || (column !== "ioredis" && autoPipelining),
+      task
+    }
+    return child.start(core(process), job, column === "lockstep" ? context.nodeOptions : [])
+  })
+  for (const one of children) await one.next()
+  const from = now() + warmup
+  const to = from + measure
+  for (const one of children) one.send({ from, to })
+  await sleep(from - now())
+  const before = await redis.info()
+  await sleep(to - now())
+  const after = await redis.info()
+  const results: Array<LoopsResult> = []
+  for (const one of children) results.push(await one.next<LoopsResult>())
+  await Promise.all(children.map((one) => one.ended))
+  return {
+    results: results.map((result) => ({
+      ...result,
+      stays: result.stays.filter(([, entered, left]) => entered >= from && left <= to)
+    })),
+    calls: server.calls(after, commands[column]) - server.calls(before, commands[column]),
+    clientCpu: results.reduce((sum, { cpuMillis }) => sum + cpuMillis / 1000, 0),
+    serverCpu: server.cpuSeconds(after) - server.cpuSeconds(before)
+  }
+}
+
+const total = ({ results }: Measured): number =>
+  results.reduce((sum, { counts }) => sum + counts.reduce((a, b) => a + b, 0), 0)
+
+const perSecond = (measured: Measured): number => total(measured) / measured.results[0]!.millis * 1000
+
+/** How much more often the luckiest worker had it than the unluckiest. */
+const unfairness = ({ results }: Measured): number => {
+  const counts = results.flatMap(({ counts }) => counts)
+  return Math.max(...counts) / Math.min(...counts)
+}
+
+interface Stay {
+  readonly worker: string
+  readonly entered: number
+  readonly left: number
+}
+
+const staysOf = ({ results }: Measured): ReadonlyArray<Stay> =>
+  results
+    .flatMap(({ stays }, process) =>
+      stays.map(([worker, entered, left]) => ({ worker: `${process}/${worker}`, entered, left }))
+    )
+    .sort((a, b) => a.entered - b.entered)
+
+/** The most that were inside at one moment. */
+const mostInside = (stays: ReadonlyArray<Stay>): number => {
+  const events = stays.flatMap(({ entered, left }) => [[entered, 1], [left, -1]] as const)
+  let inside = 0
+  let most = 0
+  // Who leaves at the same instant has left before.
+  for (const [, change] of events.sort((a, b) => a[0] - b[0] || a[1] - b[1])) {
+    inside += change
+    most = Math.max(most, inside)
+  }
+  return most
+}
+
+/** The longest that a waiter was without, in milliseconds; the whole measurement if it never had it. */
+const longestAbsence = ({ results }: Measured): number =>
+  Math.max(...results.flatMap(({ counts, millis, stays }) =>
+    counts.map((_, worker) => {
+      const own = stays.filter(([at]) => at === worker)
+      return own.length === 0 ? millis : Math.max(...own.slice(1).map(([, entered], at) => entered - own[at]![2]))
+    })
+  ))
+
+// -----------------------------------------------------------------------------
+// 1 and 2: throughput
+// -----------------------------------------------------------------------------
+
+const throughput = async (
+  context: Context,
+  options: {
+    readonly case: number
+    readonly what: string
+    readonly keys: number
+    readonly sameCore: boolean
+    readonly autoPipelining: boolean
+    readonly warmup: number
+    readonly floor: Floor | undefined
+  }
+): Promise<ReadonlyArray<Row>> => {
+  const { cores, quick } = context
+  const columns: ReadonlyArray<Column> = ["lockstep", "ioredis", "ioredis-auto", "redlock", "redis-semaphore"]
+  const pairs: Figures = {}
+  const client: Figures = {}
+  const ofServer: Figures = {}
+  const core = options.sameCore ? cores.client(0) : cores.server
+  await withServer(context, core, (redis) =>
+    rounds(context, quick ? 2 : 7, columns, async (column) => {
+      const measured = await runLoops(context, redis, column, {
+        processes: 1,
+        keys: () => Array.from({ length: options.keys }, (_, at) => `bench:${at}`),
+        stay: 0,
+        pause: 0,
+        autoPipelining: options.autoPipelining,
+        warmup: quick ? 700 : options.warmup,
+        measure: quick ? 1000 : 2500
+      }, cores.client)
+      add(pairs, column, perSecond(measured))
+      add(client, column, measured.clientCpu / total(measured) * 1e6)
+      add(ofServer, column, measured.serverCpu / total(measured) * 1e6)
+    }))
+  const { what } = options
+  return [
+    { case: options.case, what, measure: "pairs/s", digits: 0, figures: pairs, floor: options.floor },
+    { case: options.case, what, measure: "client CPU per pair, us", digits: 1, figures: client },
+    { case: options.case, what, measure: "Redis CPU per pair, us", digits: 1, figures: ofServer }
+  ]
+}
+
+const sequential = async (context: Context): Promise<ReadonlyArray<Row>> => {
+  const run = (what: string, sameCore: boolean) =>
+    throughput(context, {
+      case: 1,
+      what,
+      keys: 1,
+      sameCore,
+      autoPipelining: false,
+      warmup: 1500,
+      floor: sameCore
+        ? undefined
+        : { text: ">= 0.75 of ioredis, auto-pipelined", met: (_, ratio) => ratio("ioredis-auto") >= 0.75 }
+    })
+  const apart = await run("one lock, in turn", false)
+  return context.cores.server === undefined
+    ? apart
+    : [...apart, ...await run("one lock, in turn, all on one core", true)]
+}
+
+const concurrent = (context: Context): Promise<ReadonlyArray<Row>> =>
+  throughput(context, {
+    case: 2,
+    what: "1,000 locks at once",
+    keys: 1000,
+    sameCore: false,
+    autoPipelining: true,
+    warmup: 2500,
+    floor: { text: ">= 1.0 of ioredis, auto-pipelined", met: (_, ratio) => ratio("ioredis-auto") >= 1 }
+  })
+
+// -----------------------------------------------------------------------------
+// 3 and 4: contention
+// -----------------------------------------------------------------------------
+
+const contention = async (context: Context, pause: number): Promise<ReadonlyArray<Row>> => {
+  const { cores, quick } = context
+  const rate: Figures = {}
+  const handOff: Figures = {}
+  const slowest: Figures = {}
+  const longest: Figures = {}
+  const fairness: Figures = {}
+  const calls: Figures = {}
+  const inside: Figures = {}
+  await withServer(
+    context,
+    cores.server,
+    (redis) =>
+      rounds(context, quick ? 1 : 3, ["lockstep", "redlock", "redis-semaphore"], async (column) => {
+        const measured = await runLoops(context, redis, column, {
+          processes: 2,
+          keys: () => Array.from({ length: 8 }, () => "bench:contended"),
+          stay: 1,
+          pause,
+          autoPipelining: true,
+          warmup: quick ? 1000 : 2000,
+          measure: quick ? 3000 : 10_000
+        }, cores.client)
+        const stays = staysOf(measured)
+        // To the next holder, where that is another one.
+        const gaps = stays.slice(1)
+          .flatMap((stay, at) => stay.worker === stays[at]!.worker ? [] : [stay.entered - stays[at]!.left])
+          .sort((a, b) => a - b)
+        add(rate, column, perSecond(measured))
+        add(handOff, column, median(gaps))
+        add(slowest, column, gaps[Math.floor(gaps.length * 0.99)]!)
+        add(longest, column, longestAbsence(measured))
+        add(fairness, column, unfairness(measured))
+        add(calls, column, measured.calls / gaps.length)
+        add(inside, column, mostInside(stays))
+      })
+  )
+  const what = `16 waiters in 2 processes, 1 ms inside${pause === 0 ? "" : `, each back after ${pause} ms`}`
+  const floor = (text: string, met: (figure: number) => boolean): Floor => ({
+    text,
+    met: (median) => met(median("lockstep"))
+  })
+  return [
+    { case: 3, what, measure: "median hand-off, ms", digits: 2, figures: handOff },
+    { case: 3, what, measure: "99th percentile of hand-off, ms", digits: 2, figures: slowest },
+    { case: 3, what, measure: "acquisitions/s", digits: 0, figures: rate },
+    { case: 3, what, measure: "longest time between two turns of a waiter, ms", digits: 0, figures: longest },
+    {
+      case: 3,
+      what,
+      measure: "most / fewest acquisitions of a waiter",
+      digits: 2,
+      figures: fairness,
+      floor: floor("<= 1.2", (most) => most <= 1.2)
+    },
+    {
+      case: 3,
+      what,
+      measure: "Redis calls per hand-off",
+      digits: 1,
+      figures: calls,
+      floor: pause === 0 ? floor("<= 4", (calls) => calls <= 4) : undefined
+    },
+    {
+      case: 3,
+      what,
+      measure: "most inside at once",
+      digits: 0,
+      figures: inside,
+      floor: floor("1", (most) => most === 1)
+    }
+  ]
+}
+
+const contended = async (context: Context): Promise<ReadonlyArray<Row>> => [
+  ...await contention(context, 0),
+  ...await contention(context, 20)
+]
+
+const permits = 5
+
+const semaphore = async (context: Context): Promise<ReadonlyArray<Row>> => {
+  const { cores, quick } = context
+  const rate: Figures = {}
+  const fairness: Figures = {}
+  const inside: Figures = {}
+  const calls: Figures = {}
+  await withServer(
+    context,
+    cores.server,
+    (redis) =>
+      rounds(context, quick ? 1 : 3, ["lockstep", "redis-semaphore"], async (column) => {
+        const measured = await runLoops(context, redis, column, {
+          processes: 2,
+          keys: () => Array.from({ length: 32 }, () => "bench:semaphore"),
+          stay: 1,
+          pause: 0,
+          permits,
+          autoPipelining: true,
+          warmup: quick ? 1000 : 2000,
+          measure: quick ? 3000 : 10_000
+        }, cores.client)
+        add(rate, column, perSecond(measured))
+        add(fairness, column, unfairness(measured))
+        add(inside, column, mostInside(staysOf(measured)))
+        add(calls, column, measured.calls / total(measured))
+      })
+  )
+  const what = `semaphore of ${permits}, 64 waiters in 2 processes, 1 ms inside`
+  return [
+    { case: 4, what, measure: "acquisitions/s", digits: 0, figures: rate },
+    {
+      case: 4,
+      what,
+      measure: "most / fewest acquisitions of a waiter",
+      digits: 2,
+      figures: fairness
+    },
+    { case: 4, what, measure: "Redis calls per acquisition", digits: 1, figures: calls },
+    {
+      case: 4,
+      what,
+      measure: "most inside at once",
+      digits: 0,
+      figures: inside,
+      floor: { text: `<= ${permits}`, met: (median) => median("lockstep") <= permits }
+    }
+  ]
+}
+
+// -----------------------------------------------------------------------------
+// 5 and 6: what holding costs
+// -----------------------------------------------------------------------------
+
+const holding = async (context: Context): Promise<ReadonlyArray<Row>> => {
+  const { cores, quick } = context
+  const seconds = quick ? 15 : 30
+  const calls: Figures = {}
+  const client: Figures = {}
+  const ofServer: Figures = {}
+  await rounds(
+    context,
+    1,
+    ["lockstep", "redlock", "redis-semaphore"],
+    (column) =>
+      withServer(context, cores.server, async (redis) => {
+        const task = { is: "hold", count: 10_000 } as const
+        const job: Job = { contestant: column, port: redis.port, lease: 15_000, autoPipelining: true, task }
+        const one = child.start(cores.client(0), job)
+        await one.next()
+        const from = now() + 500
+        const to = from + seconds * 1000
+        one.send({ from, to })
+        await sleep(from - now())
+        const before = await redis.info()
+        await sleep(to - now())
+        const after = await redis.info()
+        const { cpuMillis } = await one.next<HoldResult>()
+        await one.ended
+        add(calls, column, (server.calls(after, commands[column]) - server.calls(before, commands[column])) / seconds)
+        add(client, column, cpuMillis / seconds)
+        add(ofServer, column, (server.cpuSeconds(after) - server.cpuSeconds(before)) / seconds * 1000)
+      })
+  )
+  const what = `10,000 locks held for ${seconds} s, lease 15 s`
+  return [
+    {
+      case: 5,
+      what,
+      measure: "Redis calls/s",
+      digits: 1,
+      figures: calls,
+      floor: { text: "<= 10", met: (median) => median("lockstep") <= 10 }
+    },
+    { case: 5, what, measure: "client CPU, ms/s", digits: 2, figures: client },
+    { case: 5, what, measure: "Redis CPU, ms/s", digits: 2, figures: ofServer }
+  ]
+}
+
+const memory = async (context: Context): Promise<ReadonlyArray<Row>> => {
+  const { cores, quick } = context
+  const sizes = quick ? [1000, 10_000] : [1000, 10_000, 100_000]
+  // So many first that every partition has a session, every script is loaded and the code has been compiled.
+  const base = 500
+  const runs: ReadonlyArray<readonly [Name, Column]> = [
+    ["lockstep", "lockstep"],
+    ["lockstep-scoped", "lockstep"],
+    ["ioredis", "ioredis"],
+    ["redlock", "redlock"],
+    ["redis-semaphore", "redis-semaphore"]
+  ]
+  const rows: Array<Row> = []
+  const figuresOf = (size: number, measure: string): Figures => {
+    const what = `${size.toLocaleString("en")} locks held`
+    const row = rows.find((row) => row.what === what && row.measure === measure)
+    if (row !== undefined) return row.figures as Figures
+    const figures: Figures = {}
+    rows.push({ case: 6, what, measure, digits: 0, figures })
+    return figures
+  }
+  for (const [contestant, column] of runs) {
+    context.progress(contestant)
+    await withServer(context, cores.server, async (redis) => {
+      const counts = [base, ...sizes.map((size) => size + base)]
+      // Lockstep's last replies stay in Redis until its next heartbeat, which comes within a third of the lease.
+      const lease = column === "lockstep" ? 6000 : 600_000
+      const task = { is: "memory", counts, settle: quick ? 2500 : 4000 } as const
+      const one = child.start(cores.client(0), { contestant, port: redis.port, lease, autoPipelining: true, task })
+      let first: { readonly own: MemoryResult; readonly redis: number } | undefined
+      for (const count of counts) {
+        const own = await one.next<MemoryResult>()
+        const inRedis = server.dataBytes(await redis.info())
+        one.send({ more: true })
+        if (first === undefined) {
+          first = { own, redis: inRedis }
+          continue
+        }
+        const size = count - base
+        const heap = (own.heap - first.own.heap) / size
+        if (contestant === "lockstep-scoped") {
+          add(figuresOf(size, "process heap with Lock.acquire, bytes each"), column, heap)
+        } else {
+          add(figuresOf(size, "Redis, bytes each"), column, (inRedis - first.redis) / size)
+          add(figuresOf(size, "process heap, bytes each"), column, heap)
+          add(figuresOf(size, "process RSS, bytes each"), column, (own.rss - first.own.rss) / size)
+        }
+      }
+      await one.ended
+    })
+  }
+  // In the order of the sizes; what `sort` leaves as it is.
+  const sizeOf = (row: Row) => Number.parseInt(row.what.replaceAll(",", ""), 10)
+  return rows.sort((a, b) => sizeOf(a) - sizeOf(b))
+}
+
+// -----------------------------------------------------------------------------
+// 7: failover
+// -----------------------------------------------------------------------------
+
+/** Milliseconds until the lock that is held by others than `except` runs out in Redis. */
+const remaining = async (redis: server.Server, column: Column, key: string): Promise<number> => {
+  if (column !== "lockstep") {
+    return Number(await redis.client.pttl(key.replace(/^/, column === "redis-semaphore" ? "mutex:" : "")))
+  }
+  const [found] = await redis.client.keys(`*:lock:${key}`)
+  const holder = Object.keys(await redis.client.hgetall(found!)).find((field) => field.startsWith("h"))!
+  const session = holder.slice(1, holder.lastIndexOf("/"))
+  const deadline = Number(
+    await redis.client.eval(
+      "local _, deadline = struct.unpack('<dds', redis.call('HGET', KEYS[1], 's' .. ARGV[1])) return deadline",
+      1,
+      `${found!.slice(0, found!.indexOf("}"))}}:sessions`,
+      session
+    )
+  )
+  const [seconds, micros] = await redis.client.time()
+  return deadline - (Number(seconds) * 1000 + Number(micros) / 1000)
+}
+
+const failover = async (context: Context): Promise<ReadonlyArray<Row>> => {
+  const { cores, quick } = context
+  const lease = 2000
+  const after: Figures = {}
+  const left: Figures = {}
+  const late: Figures = {}
+  await withServer(
+    context,
+    cores.server,
+    (redis) =>
+      rounds(context, quick ? 2 : 7, ["lockstep", "redlock", "redis-semaphore"], async (column, round) => {
+        await redis.client.flushall()
+        const common = { contestant: column, port: redis.port, lease, autoPipelining: true }
+        const holder = child.start(cores.client(0), { ...common, task: { is: "hold", count: 1 } })
+        await holder.next()
+        const key = "bench:000000"
+        const waiter = child.start(cores.client(1), { ...common, task: { is: "wait", key } })
+        await waiter.next()
+        // At another moment between two renewals each time.
+        await sleep(800 + round * 370 % 1000)
+        const rest = await remaining(redis, column, key)
+        const killed = now()
+        holder.kill()
+        const { at } = await waiter.next<Entered>()
+        await Promise.all([holder.ended, waiter.ended])
+        add(after, column, at - killed)
+        add(left, column, rest)
+        add(late, column, at - killed - rest)
+      })
+  )
+  const what = "holder killed, lease 2 s"
+  return [
+    { case: 7, what, measure: "next holder enters after, ms", digits: 0, figures: after },
+    { case: 7, what, measure: "what was left of the lease, ms", digits: 0, figures: left },
+    { case: 7, what, measure: "later than the end of the lease by, ms", digits: 0, figures: late }
+  ]
+}
+
+export const cases: ReadonlyArray<{
+  readonly title: string
+  readonly run: (context: Context) => Promise<ReadonlyArray<Row>>
+}> = [
+  { title: "one lock, in turn", run: sequential },
+  { title: "1,000 locks at once", run: concurrent },
+  { title: "16 waiters for one lock", run: contended },
+  { title: "64 waiters for a semaphore", run: semaphore },
+  { title: "10,000 locks held", run: holding },
+  { title: "memory", run: memory },
+  { title: "failover", run: failover }
+]
+
+export { median }

@@ -1,0 +1,91 @@
+/**
+ * Compares lockstep with what one would use otherwise, side by side in one run.
+ *
+ *     node bench/main.ts [--quick] [--write] [--cpu-prof] [case ...]
+ *
+ * `--quick` shortens everything, `--write` writes RESULTS.md, `--cpu-prof` leaves profiles of lockstep's processes in
+ * cases 1 to 4 in the current directory. Cases are numbers from 1 to 7; without any, all of them run.
+ */
+import { readFileSync, writeFileSync } from "node:fs"
+import { createRequire } from "node:module"
+import { dirname, join } from "node:path"
+import { parseArgs } from "node:util"
+import { cases, type Row } from "./cases.ts"
+import { describe, findCores } from "./machine.ts"
+import { isMet, results, table } from "./report.ts"
+
+const { positionals, values } = parseArgs({
+  allowPositionals: true,
+  options: {
+    quick: { type: "boolean", default: false },
+    write: { type: "boolean", default: false },
+    "cpu-prof": { type: "boolean", default: false }
+  }
+})
+const wanted = positionals.length === 0 ? cases.map((_, at) => at + 1) : positionals.map(Number)
+for (const at of wanted) if (cases[at - 1] === undefined) throw new RangeError(`there is no case ${at}`)
+
+/** The version of a package as it is seen from a file. */
+const versionOf = (name: string, from: string): string => {
+  let folder = dirname(createRequire(from).resolve(name))
+  for (;;) {
+    try {
+      const found = JSON.parse(readFileSync(join(folder, "package.json"), "utf8")) as {
+        name?: string
+        version?: string
+      }
+      if (found.name === name && found.version !== undefined) return found.version.replace(/^v/, "")
+    } catch {
+      // Further up.
+    }
+    if (folder === dirname(folder)) return "unknown"
+    folder = dirname(folder)
+  }
+}
+
+const library = new URL("../package.json", import.meta.url)
+const versions: Array<readonly [string, string]> = [
+  ["Node", process.versions.node],
+  ["lockstep", (JSON.parse(readFileSync(library, "utf8")) as { version: string }).version],
+  ["effect", versionOf("effect", library.pathname)],
+  ["ioredis", versionOf("ioredis", library.pathname)],
+  ["redlock", versionOf("redlock", import.meta.url)],
+  ["redis-semaphore", versionOf("redis-semaphore", import.meta.url)]
+]
+
+const cores = findCores()
+const started = performance.now()
+console.log(`${describe()}\n${cores.description}`)
+
+const rows: Array<Row> = []
+for (const at of wanted) {
+  const { run, title } = cases[at - 1]!
+  rows.push(
+    ...await run({
+      cores,
+      quick: values.quick,
+      nodeOptions: values["cpu-prof"] ? ["--cpu-prof"] : [],
+      progress: (text) => console.error(`case ${at}, ${title}, ${text}`),
+      noteServer: (version) => {
+        const [name, number] = version.split(" ") as [string, string]
+        if (!versions.some(([known]) => known === name)) versions.splice(1, 0, [name, number])
+      }
+    })
+  )
+}
+
+console.log(`\n${table(rows)}\n`)
+console.log(versions.map(([name, version]) => `${name} ${version}`).join(", "))
+console.log("In brackets: lockstep's figure divided by this one.")
+if (values.write) {
+  const file = new URL("RESULTS.md", import.meta.url)
+  const minutes = Math.ceil((performance.now() - started) / 60_000)
+  const date = new Date().toISOString().slice(0, 10)
+  writeFileSync(
+    file,
+    results(rows, { date, machine: describe(), cores: cores.description, versions, quick: values.quick, minutes })
+  )
+}
+const missed = rows.filter((row) => isMet(row) === false)
+for (const row of missed) console.log(`NOT met: ${row.what}: ${row.measure} ${row.floor!.text}`)
+process.exitCode = missed.length === 0 ? 0 : 1

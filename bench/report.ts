@@ -1,0 +1,149 @@
+/** The table, on the console and in RESULTS.md. */
+import type { Column, Row } from "./cases.ts"
+import { median } from "./cases.ts"
+
+const columns: ReadonlyArray<readonly [Column, string]> = [
+  ["lockstep", "lockstep"],
+  ["ioredis", "ioredis"],
+  ["ioredis-auto", "ioredis, auto-pipelined"],
+  ["redlock", "redlock"],
+  ["redis-semaphore", "redis-semaphore"]
+]
+
+const number = (value: number, digits: number): string =>
+  value === Number.POSITIVE_INFINITY
+    ? "never / some"
+    : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })
+
+/** Of one round to the same round of the other, then the median: what changes from round to round cancels out. */
+const ratio = (row: Row, column: Column): number => {
+  const own = row.figures.lockstep ?? []
+  const others = row.figures[column] ?? []
+  return median(own.map((figure, round) => figure / others[round]!))
+}
+
+const cell = (row: Row, column: Column): string => {
+  const figures = row.figures[column]
+  if (figures === undefined) return ""
+  const text = number(median(figures), row.digits)
+  if (column === "lockstep") return text
+  const quotient = ratio(row, column)
+  if (!Number.isFinite(quotient) || quotient <= 0) return text
+  return `${text} (${quotient.toLocaleString("en", { maximumSignificantDigits: 2 })})`
+}
+
+export const isMet = (row: Row): boolean | undefined =>
+  row.floor?.met((column) => median(row.figures[column] ?? [Number.NaN]), (column) => ratio(row, column))
+
+const verdict = (row: Row): string => {
+  const met = isMet(row)
+  return met === undefined ? "" : met ? "yes" : "NO"
+}
+
+const layOut = (table: ReadonlyArray<ReadonlyArray<string>>): string => {
+  const widths = table[0]!.map((_, at) => Math.max(...table.map((line) => line[at]!.length)))
+  const lines = table.map((line) =>
+    `| ${line.map((text, at) => at < 3 ? text.padEnd(widths[at]!) : text.padStart(widths[at]!)).join(" | ")} |`
+  )
+  lines.splice(
+    1,
+    0,
+    `|${widths.map((width, at) => at < 3 ? "-".repeat(width + 2) : `${"-".repeat(width + 1)}:`).join("|")}|`
+  )
+  return lines.join("\n")
+}
+
+const columnsOf = (rows: ReadonlyArray<Row>) =>
+  columns.filter(([column]) => rows.some((row) => row.figures[column] !== undefined))
+
+/** What it is about, where that is not what the row before is about. */
+const about = (row: Row, before: Row | undefined): ReadonlyArray<string> =>
+  before?.case === row.case && before.what === row.what ? ["", ""] : [String(row.case), row.what]
+
+export const table = (rows: ReadonlyArray<Row>): string => {
+  const used = columnsOf(rows)
+  return layOut([
+    ["", "case", "measure", ...used.map(([, title]) => title), "required", "met"],
+    ...rows.map((row, at) => [
+      ...about(row, rows[at - 1]),
+      row.measure,
+      ...used.map(([column]) => cell(row, column)),
+      row.floor?.text ?? "",
+      verdict(row)
+    ])
+  ])
+}
+
+/** The rounds behind the medians. */
+const spread = (all: ReadonlyArray<Row>): string => {
+  const rows = all.filter((row) => (row.figures.lockstep?.length ?? 0) > 1)
+  const used = columnsOf(rows)
+  return layOut([
+    ["", "case", "measure", ...used.map(([, title]) => title)],
+    ...rows.map((row, at) => [
+      ...about(row, rows[at - 1]),
+      row.measure,
+      ...used.map(([column]) => {
+        const figures = row.figures[column]
+        if (figures === undefined) return ""
+        return `${number(Math.min(...figures), row.digits)} to ${number(Math.max(...figures), row.digits)}`
+      })
+    ])
+  ])
+}
+
+export const results = (
+  rows: ReadonlyArray<Row>,
+  about: {
+    readonly date: string
+    readonly machine: string
+    readonly cores: string
+    readonly versions: ReadonlyArray<readonly [name: string, version: string]>
+    readonly quick: boolean
+    readonly minutes: number
+  }
+): string => {
+  const floors = rows.filter((row) => row.floor !== undefined)
+  const missed = floors.filter((row) => isMet(row) === false)
+  return `# Results
+
+Written by \`node bench/main.ts --write\`; \`npm run bench\` repeats it on your machine.
+
+* Date: ${about.date}${about.quick ? " (**quick run**: too short to be relied on)" : ""}, ${about.minutes} minutes
+* Machine: ${about.machine}
+* Cores: ${about.cores}
+* Versions: ${about.versions.map(([name, version]) => `${name} ${version}`).join(", ")}
+* Floors: ${floors.length - missed.length} of ${floors.length} met${
+    missed.length === 0 ? "" : `; missed: ${missed.map((row) => `${row.what}: ${row.measure}`).join("; ")}`
+  }
+
+${table(rows)}
+
+## How to read it
+
+* A figure is the median of the rounds. In brackets: lockstep's figure divided by this one, as the median over the
+  rounds. Above 1 is good where more is better (pairs/s, acquisitions/s), below 1 is good everywhere else.
+* All contestants use one private Redis without persistence over loopback TCP. They run in turn, round after round
+  (A B C A B C ...), each time in a new process that is warmed up first.
+* \`ioredis\` is \`SET key token NX PX 15000\` and a compare-and-delete script by \`EVALSHA\`: no waiting, no renewal, no
+  fairness, no fencing. It is what a lock costs at least. The second column of it has \`enableAutoPipelining\`.
+* \`lockstep\` is \`Lock.withLock\` and \`Semaphore.withPermits\` in Effect fibers, with the coordinator's defaults: first
+  in, first out, fenced, renewed, protected against loss. In cases 1 and 2 the others are called in their cheapest form,
+  without renewal for redlock.
+* redlock and redis-semaphore have auto-pipelining except in case 1, where it would slow them down, and their default
+  settings, except that they wait for as long as it takes. They poll: redlock every 100 to 300 ms, redis-semaphore every
+  10 ms. Whoever has just released wins the next try, hence what they show in case 3 and 4: many acquisitions by few.
+  "never / some" means that a waiter had none in the whole measurement.
+* A hand-off is measured from the last instruction under the lock to the first one of the next holder under it, on the
+  machine's monotonic clock, when that is another waiter; Redis calls per hand-off count only such hand-offs.
+* Redis calls are the commands that clients send, by \`INFO commandstats\`, not what scripts and functions call.
+* Memory is what so many locks more cost, after 500 that all of them start with; Redis without the buffers of its
+  clients, the process after garbage collection. \`Lock.withLock\` has two fibers per lock; \`Lock.acquire\` in one scope
+  has none.
+* What was left of the lease is what Redis said right before the holder was killed.
+
+## Lowest and highest round
+
+${spread(rows)}
+`
+}
