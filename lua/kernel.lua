@@ -229,7 +229,9 @@ local function dispatch(ctx, keys, requests)
       replies[count] = reply
     else
       redis.log(redis.LOG_WARNING, 'lockstep: a request failed: ' .. verb)
-      replies[count] = '["failed","defect"]'
+      local message = tostring(type(reply) == 'table' and reply.err or reply)
+      local denial = string.find(message, 'The user executing the script', 1, true)
+      replies[count] = denial and '["failed","denied"]' or '["failed","defect"]'
     end
     key = key + shape[1]
     at = at + 1 + shape[2]

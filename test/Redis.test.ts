@@ -367,7 +367,7 @@ describe("Redis", () => {
           `port ${port}\ndir ${directory}\nsentinel monitor primary 127.0.0.1 ${primary.port} 1\n`
         )
         yield* Effect.acquireRelease(
-          Effect.sync(() => spawn("redis-sentinel", [config], { stdio: "ignore" })),
+          Effect.sync(() => spawn("redis-server", [config, "--sentinel"], { stdio: "ignore" })),
           (child) => Effect.promise(() => stopServer(child))
         )
         yield* eventually("the Sentinel listens", () => accepts({ port }))
@@ -622,7 +622,7 @@ describe("Redis", () => {
             `sentinel down-after-milliseconds primary 500\nsentinel failover-timeout primary 5000\n`
         )
         yield* Effect.acquireRelease(
-          Effect.sync(() => spawn("redis-sentinel", [config], { stdio: "ignore" })),
+          Effect.sync(() => spawn("redis-server", [config, "--sentinel"], { stdio: "ignore" })),
           (child) => Effect.promise(() => stopServer(child))
         )
         yield* eventually("the Sentinel listens", () => accepts({ port }))

@@ -266,8 +266,7 @@ export class Kernel {
     const decoded = typeof raw === "string" ? JSON.parse(raw) : undefined
     if (!Array.isArray(decoded) || typeof decoded[0] !== "string") throw this.defect("batch", "malformed reply")
     if (decoded[0] === "ok") {
-      // No replies are an empty table in Lua, hence an object.
-      const replies: ReadonlyArray<any> = Array.isArray(decoded[1]) ? decoded[1] : decoded[1] = []
+      const replies: ReadonlyArray<any> = decoded[1]
       const asked = replies.length === before.length ? before : messages
       if (replies.length !== asked.length) throw this.defect("batch", "malformed reply")
       for (let at = 0; at < asked.length; at++) {
