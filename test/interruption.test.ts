@@ -9,7 +9,7 @@ import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
 import { proxy, type Request } from "./support/proxy.ts"
 
-/** Interrupts a fiber before its operation number `at`, its children's not counted. */
+/** Interrupts a fiber before operation number `at`, its own or of the fibers that work for it. */
 class Interrupter extends Scheduler.MixedScheduler {
   count = 0
   target: Fiber.Fiber<unknown, unknown> | undefined = undefined
@@ -21,9 +21,9 @@ class Interrupter extends Scheduler.MixedScheduler {
   }
 
   override shouldYield(fiber: Fiber.Fiber<unknown, unknown>): boolean {
-    if (fiber === this.target && ++this.count === this.at) {
-      fiber.interruptUnsafe()
-      return true
+    if (this.target !== undefined && ++this.count === this.at) {
+      this.target.interruptUnsafe()
+      return fiber === this.target
     }
     return super.shouldYield(fiber)
   }

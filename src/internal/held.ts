@@ -333,8 +333,17 @@ export const withinHeld = <A, E, R, E2>(
   fail: (error: LeaseLost) => E2
 ): Effect.Effect<A, E | E2, R> =>
   Effect.uninterruptibleMask((restore) => {
-    held.users++
-    return Effect.onExitPrimitive(protect(self, held, restore, fail, undefined), () => leave(held), true)
+    // An interruption that arrives with this very operation still skips the next one, so nothing is counted before that.
+    let counted = false
+    return Effect.onExitPrimitive(
+      Effect.suspend(() => {
+        counted = true
+        held.users++
+        return protect(self, held, restore, fail, undefined)
+      }),
+      () => counted ? leave(held) : undefined,
+      true
+    )
   })
 
 export const protectLease = <A, E, R>(
@@ -345,7 +354,8 @@ export const protectLease = <A, E, R>(
   return Effect.uninterruptibleMask((restore) => protect(self, lease, restore, (error) => error, undefined))
 }
 
-// The body runs in a fiber of its own, so that it can be interrupted without the fiber that holds.
+// The body runs in a fiber of its own, so that it can be interrupted without the fiber that holds. That one does not end
+// before it, so it needs no supervision beyond being joined.
 const protect = <A, E, R, E2>(
   self: Effect.Effect<A, E, R>,
   held: Held,
@@ -356,38 +366,44 @@ const protect = <A, E, R, E2>(
   Effect.withFiber<A, E | E2, R>((parent) => {
     const { claim } = held
     if (!held.active) return Effect.fail(fail(held.loss()))
-    const holding: Holding = { held, outer: prune(parent.getRef(Holdings)) }
-    const body = Effect.updateContext(
-      self,
-      (context: Context.Context<R>) =>
-        Context.add(guarded(context, claim.session!), Holdings, holding) as Context.Context<R>
+    const context = Context.add(
+      guarded(parent.context, claim.session!),
+      Holdings,
+      { held, outer: prune(parent.getRef(Holdings)) }
     )
-    return Effect.flatMap(Effect.forkChild(body, { startImmediately: true }), (child) => {
-      const done = child.pollUnsafe()
-      if (done !== undefined && claim.lost === undefined) return done
-      claim.protecting++
-      const off = claim.onLoss(() => child.interruptUnsafe(parent.id))
-      const timer = maxHold === undefined ? undefined : Effect.forkChild(limit(held, maxHold))
-      const joined = Effect.onExitPrimitive(
-        Effect.flatMap(restore(join(child)), (exit) => {
-          if (claim.lost === undefined) return exit
-          const lost = Cause.fail(fail(held.loss()))
-          return Exit.isSuccess(exit) || Cause.hasInterruptsOnly(exit.cause)
-            ? Effect.failCause(lost)
-            : Effect.failCause(Cause.combine(lost, exit.cause))
-        }),
-        () => {
-          claim.protecting--
-          off()
-          return undefined
-        },
-        true
-      )
-      return timer === undefined
-        ? joined
-        : Effect.flatMap(timer, (fiber) => Effect.onExit(joined, () => Effect.sync(() => fiber.interruptUnsafe())))
-    })
+    claim.protecting++
+    const child = Effect.runForkWith(context as Context.Context<R>)(self)
+    const done = child.pollUnsafe()
+    if (done !== undefined) {
+      claim.protecting--
+      return outcome(held, done, fail)
+    }
+    const off = claim.onLoss(() => child.interruptUnsafe(parent.id))
+    const timer = maxHold === undefined ? undefined : Effect.runForkWith(parent.context)(limit(held, maxHold))
+    return Effect.onExitPrimitive(
+      Effect.flatMap(restore(join(child)), (exit) => outcome(held, exit, fail)),
+      () => {
+        claim.protecting--
+        off()
+        timer?.interruptUnsafe()
+        return undefined
+      },
+      true
+    )
   })
+
+/** How a body has ended, if it was still under the hold then. */
+const outcome = <A, E, E2>(
+  held: Held,
+  exit: Exit.Exit<A, E>,
+  fail: (error: LeaseLost) => E2
+): Exit.Exit<A, E | E2> => {
+  if (held.claim.lost === undefined) return exit
+  const lost = Cause.fail(fail(held.loss()))
+  return Exit.failCause(
+    Exit.isSuccess(exit) || Cause.hasInterruptsOnly(exit.cause) ? lost : Cause.combine(lost, exit.cause)
+  )
+}
 
 const join = <A, E>(fiber: Fiber.Fiber<A, E>): Effect.Effect<Exit.Exit<A, E>> =>
   Effect.callback((resume) => {
