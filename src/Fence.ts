@@ -34,11 +34,10 @@ import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Schema from "effect/Schema"
 import { Coordinator } from "./Coordinator.ts"
-import { CoordinatorError } from "./internal/errors.ts"
+import { CoordinatorError, coordinatorError } from "./internal/errors.ts"
 import { duration } from "./internal/held.ts"
 import { kernelOf } from "./internal/kernel.ts"
 import type { Lease } from "./Lease.ts"
-import { RedisError } from "./Redis.ts"
 
 /**
  * A newer token has been seen: another has held the lease since, and has written. Nothing was written.
@@ -143,8 +142,7 @@ export const withOptions = (options: {
     return Effect.flatMap(
       Effect.tryPromise({
         try: () => kernelOf(coordinator).invoke("_fence", keys, [token, remember, command, ...args]),
-        catch: (cause) =>
-          fail(cause instanceof RedisError ? new CoordinatorError({ reason: cause }) : cause as CoordinatorError)
+        catch: (cause) => fail(coordinatorError(cause))
       }),
       (reply) => {
         const [tag, value] = reply as readonly [string, unknown]

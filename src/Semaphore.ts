@@ -48,13 +48,12 @@ import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
 import { Coordinator } from "./Coordinator.ts"
 import type { Claim } from "./internal/claim.ts"
-import { CoordinatorError } from "./internal/errors.ts"
+import { CoordinatorError, coordinatorError } from "./internal/errors.ts"
 import * as held from "./internal/held.ts"
 import { kernelOf } from "./internal/kernel.ts"
 import { LeaseLost, WaitTimeout } from "./internal/loss.ts"
 import { spanned } from "./internal/span.ts"
 import type { Lease } from "./Lease.ts"
-import { RedisError } from "./Redis.ts"
 
 /**
  * @category type IDs
@@ -310,8 +309,7 @@ class SemaphoreImpl implements Semaphore {
           key: this.place.key,
           args: []
         }),
-      catch: (cause) =>
-        fail(cause instanceof RedisError ? new CoordinatorError({ reason: cause }) : cause as CoordinatorError)
+      catch: (cause) => fail(coordinatorError(cause))
     })
   }
 

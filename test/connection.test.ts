@@ -8,7 +8,7 @@ import * as net from "node:net"
 import { Coordinator, Lease, Lock, Semaphore } from "../src/index.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"
-import { assertEmpty, deadlineOf, freshNamespace, node, TestServer } from "./support/live.ts"
+import { assertEmpty, deadlineOf, freshNamespace, holding, node, TestServer } from "./support/live.ts"
 import { proxy, type Request, type Verdict } from "./support/proxy.ts"
 import { words } from "./support/resp.ts"
 import type { Server } from "./support/servers.ts"
@@ -42,20 +42,6 @@ const within = <A, E, R>(effect: Effect.Effect<A, E, R>, millis: number, what: s
     )
     return { result, millis: performance.now() - started }
   })
-
-/** Holds a lock in a fiber until it is told to leave. */
-const holding = Effect.fnUntraced(function*(key: string) {
-  const inside = yield* Deferred.make<Lease.Lease>()
-  const leave = yield* Deferred.make<void>()
-  const fiber = yield* Effect.forkChild(
-    Effect.flatMap(Lease.current, (lease) => Deferred.succeed(inside, Option.getOrThrow(lease))).pipe(
-      Effect.andThen(Deferred.await(leave)),
-      Lock.withLock(key)
-    )
-  )
-  const lease = yield* Deferred.await(inside)
-  return { lease, fiber, leave: Effect.andThen(Deferred.succeed(leave, undefined), Fiber.join(fiber)) }
-})
 
 /** Every kind of request once, and after each the state that it must have led to. */
 const everyRequest = (server: Server, namespace: string, own: string) =>

@@ -4,7 +4,7 @@ import { Deferred, Effect, Fiber, Layer, Option, type Scope } from "effect"
 import { Coordinator, Lease, Lock, ReadWriteLock, Redis, Semaphore } from "../src/index.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"
-import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
+import { assertEmpty, freshNamespace, holding, type Node, node, TestServer } from "./support/live.ts"
 import { proxy } from "./support/proxy.ts"
 import { type Server, standalone } from "./support/servers.ts"
 
@@ -50,19 +50,6 @@ const redisReason = (
   assert.strictEqual(reason?._tag, "RedisError")
   return reason?._tag === "RedisError" ? reason.reason._tag : ""
 }
-
-const holding = Effect.fnUntraced(function*(key: string) {
-  const inside = yield* Deferred.make<Lease.Lease>()
-  const leave = yield* Deferred.make<void>()
-  const fiber = yield* Effect.forkChild(
-    Effect.flatMap(Lease.current, (lease) => Deferred.succeed(inside, Option.getOrThrow(lease))).pipe(
-      Effect.andThen(Deferred.await(leave)),
-      Lock.withLock(key)
-    )
-  )
-  const lease = yield* Deferred.await(inside)
-  return { lease, fiber, leave: Effect.andThen(Deferred.succeed(leave, undefined), Fiber.join(fiber)) }
-})
 
 const quickly = <A, E, R>(effect: Effect.Effect<A, E, R>, what: string, millis = 1000): Effect.Effect<A, E, R> =>
   Effect.raceFirst(

@@ -44,7 +44,6 @@ export class Claim {
   /** Milliseconds since the epoch, for people. */
   acquiredAt = 0
   lost: LossReason | "maxHold" | undefined = undefined
-  lostAt = 0
   /** Its body is still running: it is late when the margin has passed after a loss. */
   protecting = 0
   request: Asking | undefined = undefined
@@ -99,7 +98,6 @@ export class Claim {
   lose(reason: LossReason | "maxHold"): void {
     if (this.lost !== undefined) return
     this.lost = reason
-    this.lostAt = performance.now()
     const observers = this.observers
     this.observers = undefined
     // A copy: observers take themselves out while they are called.
@@ -111,7 +109,6 @@ export class Claim {
 export class Session {
   readonly id: string
   readonly mailbox: string
-  readonly openedAt = Date.now()
   number = 0
   /** Monotonic: until then, nobody else can have been granted what we hold. */
   trustedUntil: number

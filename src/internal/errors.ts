@@ -79,3 +79,7 @@ export class CoordinatorError extends Schema.Error<CoordinatorError>("lockstep/C
     return this.reason.message
   }
 }
+
+/** What the kernel rejects with, as the error that users see. */
+export const coordinatorError = (cause: unknown): CoordinatorError =>
+  cause instanceof RedisError ? new CoordinatorError({ reason: cause }) : cause as CoordinatorError

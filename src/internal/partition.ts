@@ -15,7 +15,7 @@ import {
   Session,
   type Verb
 } from "./claim.ts"
-import { CoordinatorClosed, CoordinatorError, Incompatible, Overloaded } from "./errors.ts"
+import { CoordinatorClosed, CoordinatorError, coordinatorError, Incompatible, Overloaded } from "./errors.ts"
 import type { Kernel } from "./kernel.ts"
 import { prefixOf } from "./keys.ts"
 import { allowOom, protocol, type Requests } from "./lua.ts"
@@ -252,7 +252,7 @@ export class Partition {
           await kernel.backoff(attempt++, cause)
         } else {
           return this.#refuse(
-            cause instanceof RedisError ? new CoordinatorError({ reason: cause }) : cause as CoordinatorError
+            coordinatorError(cause)
           )
         }
       }
@@ -339,7 +339,7 @@ export class Partition {
         const ids = ended.split(" ").filter((id) => id !== session.id)
         const reaped = Promise.all(ids.map((id) => this.kernel.reap(this, id)))
         // There may be more than one answer names.
-        if (ids.length >= 16) void reaped.then(() => session.lost ?? this.request(this.#renewal(session)))
+        if (ids.length >= mostNamed) void reaped.then(() => session.lost ?? this.request(this.#renewal(session)))
       },
       fail: (error) => this.kernel.log("Warn", "a renewal was refused", error)
     }
@@ -596,6 +596,9 @@ export class Partition {
     await Promise.all(ids.map((id) => this.#end(id)))
   }
 }
+
+// As many sessions as one renewal names: REAP_SESSIONS in lua/kernel.lua.
+const mostNamed = 16
 
 const granted: Outcome = ["granted"]
 

@@ -1,7 +1,7 @@
 import { assert } from "@effect/vitest"
-import { Context, Effect, Layer, type Scope } from "effect"
+import { Context, Deferred, Effect, Fiber, Layer, Option, type Scope } from "effect"
 import { randomBytes } from "node:crypto"
-import { Coordinator, Redis } from "../../src/index.ts"
+import { Coordinator, Lease, Lock, Redis } from "../../src/index.ts"
 import { eventually } from "./eventually.ts"
 import { type Server, type ServerOptions, standalone } from "./servers.ts"
 
@@ -71,3 +71,17 @@ export const withNode = <A, E, R>(
     yield* assertEmpty(server, namespace)
     return result
   }) as never
+
+/** Holds a lock in a fiber until it is told to leave. */
+export const holding = Effect.fnUntraced(function*(key: string) {
+  const inside = yield* Deferred.make<Lease.Lease>()
+  const leave = yield* Deferred.make<void>()
+  const fiber = yield* Effect.forkChild(
+    Effect.flatMap(Lease.current, (lease) => Deferred.succeed(inside, Option.getOrThrow(lease))).pipe(
+      Effect.andThen(Deferred.await(leave)),
+      Lock.withLock(key)
+    )
+  )
+  const lease = yield* Deferred.await(inside)
+  return { lease, fiber, leave: Effect.andThen(Deferred.succeed(leave, undefined), Fiber.join(fiber)) }
+})
