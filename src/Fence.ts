@@ -37,6 +37,7 @@ import { Coordinator } from "./Coordinator.ts"
 import { CoordinatorError, coordinatorError } from "./internal/errors.ts"
 import { duration } from "./internal/held.ts"
 import { kernelOf } from "./internal/kernel.ts"
+import { call } from "./internal/wire.ts"
 import type { Lease } from "./Lease.ts"
 
 /**
@@ -138,10 +139,10 @@ export const withOptions = (options: {
     if (args.length > mostArguments) throw new RangeError(`args must not be more than ${mostArguments}`)
     const { token } = lease
     const remember = Math.ceil(Duration.toMillis(duration(options.remember ?? "24 hours", "remember")))
-    const keys = [key, fenceKey(key)]
+    const write = call([key, fenceKey(key)], [token, remember, command, ...args])
     return Effect.flatMap(
       Effect.tryPromise({
-        try: () => kernelOf(coordinator).invoke("_fence", keys, [token, remember, command, ...args]),
+        try: () => kernelOf(coordinator).invoke("_fence", write),
         catch: (cause) => fail(coordinatorError(cause))
       }),
       (reply) => {

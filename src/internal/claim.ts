@@ -4,6 +4,7 @@
 import type { CoordinatorError } from "./errors.ts"
 import type { Requests } from "./lua.ts"
 import type { Partition } from "./partition.ts"
+import { type Address, addressOf } from "./wire.ts"
 
 /** Why a session, and with it every hold, was lost. */
 export type LossReason = "expired" | "unknown" | "rolledBack" | "closed"
@@ -109,6 +110,7 @@ export class Claim {
 export class Session {
   readonly id: string
   readonly mailbox: string
+  readonly address: Address
   number = 0
   /** Monotonic: until then, nobody else can have been granted what we hold. */
   trustedUntil: number
@@ -125,6 +127,7 @@ export class Session {
     this.partition = partition
     this.id = id
     this.mailbox = `${partition.prefix}mail:${id}`
+    this.address = addressOf(partition.prefix, id)
     this.read = position
     this.acknowledged = position
     this.trustedUntil = trustedUntil

@@ -204,15 +204,19 @@ export const cluster = (options: ClusterOptions): ClusterConnection => {
     return sample === undefined ? undefined : { host: sample.host!, port: sample.port! }
   }
 
+  const unready = () => fail(new NotConnected({ address, detail: detailOf(lastError) }))
+
   const send: Connection["send"] = (name, args, deadlineMillis) =>
-    listeners.state() === "ready"
-      ? inFlight.send(name, args, deadlineMillis)
-      : Promise.reject(fail(new NotConnected({ address, detail: detailOf(lastError) })))
+    listeners.state() === "ready" ? inFlight.send(name, args, deadlineMillis) : Promise.reject(unready())
+
+  const run: Connection["run"] = (name, script, call, deadlineMillis) =>
+    listeners.state() === "ready" ? inFlight.run(name, script, call, deadlineMillis) : Promise.reject(unready())
 
   return {
     client,
     dedicated,
     send,
+    run,
     server: async (deadlineMillis) =>
       checkServer(await helloOf((name, ...args) => send(name, args, deadlineMillis)), "cluster", address),
     failure: () => lastError,

@@ -19,6 +19,7 @@ import {
   Timeout,
   UnsupportedServer
 } from "./redisErrors.ts"
+import { type Call, message } from "./wire.ts"
 
 /**
  * How the shared connection is doing. `"connecting"` until it is ready for the first time, `"closed"` when the layer's
@@ -31,9 +32,13 @@ export type ConnectionState = "connecting" | "ready" | "reconnecting" | "closed"
 
 export type Topology = "standalone" | "sentinel" | "cluster"
 
+export type ScriptCommand = "FCALL" | "EVALSHA" | "EVAL"
+
 export interface Connection {
   /** Sends one command now: never queued offline, never resent. Rejects with `RedisError`, never throws. */
   readonly send: (command: string, args: ReadonlyArray<string | number>, deadlineMillis: number) => Promise<unknown>
+  /** Calls a script: as `send`, but encoded by us. */
+  readonly run: (command: ScriptCommand, script: string, call: Call, deadlineMillis: number) => Promise<unknown>
   readonly isReady: () => boolean
   readonly state: () => ConnectionState
   /** Why the last attempt to connect failed. */
@@ -96,6 +101,20 @@ interface Entry {
 const wireName = (command: string): string => {
   const name = command.toLowerCase()
   return name === "hgetall" ? "HGETALL" : name
+}
+
+/** ioredis sees of its arguments what it needs to find the slot. */
+class EncodedCommand extends IoRedis.Command {
+  readonly #text: string
+
+  constructor(name: ScriptCommand, script: string, call: Call) {
+    super(wireName(name), [script, "1", call.key], { replyEncoding: "utf8" })
+    this.#text = message(name, script, call)
+  }
+
+  override toWritable(): string {
+    return this.#text
+  }
 }
 
 /**
@@ -163,9 +182,18 @@ export const makeInFlight = (options: {
     }
   }
 
+  const send = (name: string, args: ReadonlyArray<string | number>, deadlineMillis: number): Promise<unknown> =>
+    dispatch(
+      name,
+      new IoRedis.Command(wireName(name), args as Array<string | number>, { replyEncoding: "utf8" }),
+      deadlineMillis
+    )
+
+  const run = (name: ScriptCommand, script: string, call: Call, deadlineMillis: number): Promise<unknown> =>
+    dispatch(name, new EncodedCommand(name, script, call), deadlineMillis)
+
   // The promise of the command is the one that is handed out; only what settles it is ours.
-  const send = (name: string, args: ReadonlyArray<string | number>, deadlineMillis: number): Promise<unknown> => {
-    const command = new IoRedis.Command(wireName(name), args as Array<string | number>, { replyEncoding: "utf8" })
+  const dispatch = (name: string, command: IoRedis.Command, deadlineMillis: number): Promise<unknown> => {
     const { reject, resolve } = command
     let sent = true
     const entry: Entry = {
@@ -206,7 +234,7 @@ export const makeInFlight = (options: {
     timerAt = Infinity
   }
 
-  return { send, rejectAll }
+  return { send, run, rejectAll }
 }
 
 /** What single and cluster connections share: who wants to know that it is up or down. */
@@ -515,12 +543,14 @@ export const single = (options: SingleOptions): SingleConnection => {
   })
   client.connect().catch(() => {})
 
+  const unready = () => fail(new NotConnected({ address, detail: detailOf(failure) }))
+
   return {
     client,
     send: (name, args, deadlineMillis) =>
-      listeners.state() === "ready"
-        ? inFlight.send(name, args, deadlineMillis)
-        : Promise.reject(fail(new NotConnected({ address, detail: detailOf(failure) }))),
+      listeners.state() === "ready" ? inFlight.send(name, args, deadlineMillis) : Promise.reject(unready()),
+    run: (name, script, call, deadlineMillis) =>
+      listeners.state() === "ready" ? inFlight.run(name, script, call, deadlineMillis) : Promise.reject(unready()),
     server: async () => info,
     isReady: () => listeners.state() === "ready",
     state: listeners.state,

@@ -11,6 +11,7 @@ import { partitionOf } from "./keys.ts"
 import { allowOom, body, library, replies as shapes, type Requests } from "./lua.ts"
 import { Partition } from "./partition.ts"
 import { Reader } from "./reader.ts"
+import { type Address, addressOf, ascii, batch, type Call } from "./wire.ts"
 
 export interface Settings {
   readonly namespace: string
@@ -60,10 +61,17 @@ const variants: { readonly [variant in Variant]: { readonly entry: string; reado
   "_fence": { entry: "fence", flags: "" }
 }
 
+const functionNames: { readonly [variant in Variant]: string } = {
+  "": library,
+  "_oom": `${library}_oom`,
+  "_ro": `${library}_ro`,
+  "_fence": `${library}_fence`
+}
+
 const functions = () =>
   `#!lua name=${library}\n${body}\n` +
   Object.entries(variants).map(([variant, { entry, flags }]) =>
-    `redis.register_function{function_name='${library}${variant}', callback=${entry}, flags={${
+    `redis.register_function{function_name='${functionNames[variant as Variant]}', callback=${entry}, flags={${
       flags === "" ? "" : `'${flags}'`
     }}}`
   ).join("\n")
@@ -81,6 +89,9 @@ const script = (variant: Variant) => {
   }
   return found
 }
+
+// The batch number, the lease and the mailbox id of requests that belong to no session.
+const unnumbered = ascii("0") + ascii("0") + ascii("")
 
 const transient: ReadonlySet<string> = new Set([
   "ConnectionLost",
@@ -101,6 +112,8 @@ export class Kernel {
   readonly settings: Settings
   readonly about: string
   readonly metrics: Hooks["metrics"]
+  /** The lease, as an argument. */
+  readonly lease: string
 
   readonly #connections: Connections
   readonly #hooks: Hooks
@@ -117,6 +130,7 @@ export class Kernel {
     this.#connections = connections
     this.settings = settings
     this.about = about
+    this.lease = ascii(String(settings.lease))
     this.#hooks = hooks
     this.metrics = hooks.metrics
     this.partitions = new Array(settings.partitions).fill(undefined)
@@ -151,30 +165,22 @@ export class Kernel {
   // ---------------------------------------------------------------------------------------------------------------
 
   async call(
-    partition: Partition,
-    session: string,
+    address: Address,
     messages: ReadonlyArray<Message>,
-    header: ReadonlyArray<string | number>,
+    /** Batch number, lease, and mailbox id read so far, as arguments. */
+    header: string,
     oom: boolean,
     // What may be answered instead, because it was sent before under the same number.
     before: ReadonlyArray<Message> = messages
   ): Promise<readonly [status: string, replies?: ReadonlyArray<Reply>]> {
-    const { prefix } = partition
-    const keys = [`${prefix}sessions`, `${prefix}due`, `${prefix}own:${session}`, `${prefix}mail:${session}`]
-    const argv = [...header]
-    for (const { args, key, verb } of messages) {
-      if (key !== undefined) keys.push(key)
-      argv.push(verb)
-      for (const arg of args) argv.push(encode(arg))
-    }
-    const raw = await this.invoke(oom ? "_oom" : "", keys, argv)
+    const raw = await this.invoke(oom ? "_oom" : "", batch(address, header, messages))
     return this.#decode(messages, raw, before)
   }
 
   /** Requests that need no session: they are idempotent. The keys of a session still have to be declared. */
   async ask(partition: Partition, session: string, messages: ReadonlyArray<Message>): Promise<ReadonlyArray<Reply>> {
     const oom = messages.every(({ verb }) => allowOom.has(verb))
-    const [, replies] = await this.call(partition, session, messages, ["", 0, 0, ""], oom)
+    const [, replies] = await this.call(addressOf(partition.prefix, session, ""), messages, unnumbered, oom)
     return replies!
   }
 
@@ -198,47 +204,28 @@ export class Kernel {
     partition: Partition,
     message: { readonly verb: V; readonly key: string; readonly args: Requests[V]["args"] }
   ): Promise<Requests[V]["reply"]> {
-    const { prefix } = partition
-    const keys = [`${prefix}sessions`, `${prefix}due`, `${prefix}own:`, `${prefix}mail:`, message.key]
-    const argv = ["", 0, 0, "", message.verb, ...message.args.map(encode)]
-    const raw = await this.#again(() => this.invoke("_ro", keys, argv))
+    const call = batch(addressOf(partition.prefix, ""), unnumbered, [message])
+    const raw = await this.#again(() => this.invoke("_ro", call))
     const [reply] = this.#decode([message], raw)[1]!
     if (reply![0] === "failed") throw this.failed(message.verb, String(reply![1]))
     return reply as Requests[V]["reply"]
   }
 
   /** Calls a function of the library, or its script where there are no functions; loads it where it is missing. */
-  async invoke(
-    variant: Variant,
-    keys: ReadonlyArray<string>,
-    args: ReadonlyArray<string | number>
-  ): Promise<unknown> {
+  async invoke(variant: Variant, call: Call): Promise<unknown> {
     const { commands, features } = this.#connections
+    const { requestTimeout } = this.settings
     let refusal: unknown
     for (let load = 0;; load++) {
       try {
         return features.functions
-          ? await commands.send(
-            "FCALL",
-            [`${library}${variant}`, keys.length, ...keys, ...args],
-            this.settings.requestTimeout
-          )
-          : await commands.send(
-            "EVALSHA",
-            [script(variant).sha, keys.length, ...keys, ...args],
-            this.settings.requestTimeout
-          )
+          ? await commands.run("FCALL", functionNames[variant], call, requestTimeout)
+          : await commands.run("EVALSHA", script(variant).sha, call, requestTimeout)
       } catch (cause) {
         if (!(cause instanceof RedisError) || cause.reason._tag !== "FunctionMissing") throw cause
         if (load === maxLoads) throw refusal ?? cause
         // EVAL carries a key, so on a cluster it reaches the node that lacks the script; functions go to every primary.
-        if (!features.functions) {
-          return await commands.send(
-            "EVAL",
-            [script(variant).source, keys.length, ...keys, ...args],
-            this.settings.requestTimeout
-          )
-        }
+        if (!features.functions) return await commands.run("EVAL", script(variant).source, call, requestTimeout)
         refusal = await this.#load()
       }
     }
@@ -434,8 +421,6 @@ export class Kernel {
     await Promise.allSettled([...this.#readers.values()].map((reader) => reader.close()))
   }
 }
-
-const encode = (arg: string | number | boolean): string | number => typeof arg === "boolean" ? arg ? "1" : "" : arg
 
 const matches = (shape: ReadonlyArray<string>, reply: ReadonlyArray<unknown>): boolean => {
   if (shape.at(-1) === "...") return reply.every((value) => typeof value === "string")

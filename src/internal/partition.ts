@@ -19,6 +19,7 @@ import { CoordinatorClosed, CoordinatorError, coordinatorError, Incompatible, Ov
 import type { Kernel } from "./kernel.ts"
 import { prefixOf } from "./keys.ts"
 import { allowOom, protocol, type Requests } from "./lua.ts"
+import { ascii } from "./wire.ts"
 
 export class Partition {
   readonly prefix: string
@@ -94,6 +95,7 @@ export class Partition {
     const kernel = this.kernel
     const number = session.number + 1
     const read = session.read === session.acknowledged ? "" : session.read
+    const header = ascii(String(number)) + kernel.lease + ascii(read)
     let requests = batch
     let attempt = 0
     // Whether an attempt may have been executed without an answer, and why requests that need memory were left out.
@@ -103,10 +105,9 @@ export class Partition {
       const sentAt = performance.now()
       try {
         const raw = await kernel.call(
-          this,
-          session.id,
+          session.address,
           requests,
-          [session.id, number, kernel.settings.lease, read],
+          header,
           requests.every((request) => allowOom.has(request.verb)),
           batch
         )
