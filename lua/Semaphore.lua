@@ -14,7 +14,8 @@ local FORMAT = '<ddddd'
 local RELEASED, ABSENT = '["released"]', '["absent"]'
 
 local function granted(token, capacity)
-  return format('["granted","%s",%d]', token, capacity)
+  -- Concatenation is several times faster than a format.
+  return '["granted","' .. token .. '",' .. (capacity == 1 and '1' or text(capacity)) .. ']'
 end
 
 local function load(key, capacity)
@@ -43,7 +44,7 @@ local function hold(ctx, state, weight)
   state.taken = state.taken + weight
   state.holds = state.holds + 1
   local token = nextToken(ctx)
-  return token, format('%d %s %d', weight, token, ctx.now / 1000)
+  return token, (weight == 1 and '1' or text(weight)) .. ' ' .. token .. ' ' .. ctx.seconds
 end
 
 -- Grants to waiters from the front for as long as they fit; waiters of dead sessions are skipped, and the reaper finds
@@ -83,7 +84,7 @@ local function enqueue(ctx, key, state, id, weight)
   local place = text(state.last)
   call('HSET', key, 'w' .. place, owner .. ' ' .. text(weight), 'q' .. owner, place)
   save(key, state)
-  call('SADD', ctx.owned, entryOf(ctx, key, id))
+  ctx.added[#ctx.added + 1] = entryOf(ctx, key, id)
   return queued(ctx, state.last - state.first)
 end
 
@@ -91,26 +92,29 @@ local function grant(ctx, key, state, id, weight)
   local token, value = hold(ctx, state, weight)
   call('HSET', key, 'h' .. ctx.session .. '/' .. id, value, 's',
     pack(FORMAT, state.capacity, state.taken, state.holds, state.first, state.last))
-  call('SADD', ctx.owned, entryOf(ctx, key, id))
+  ctx.added[#ctx.added + 1] = entryOf(ctx, key, id)
   return granted(token, state.capacity)
 end
 
 -- Ends a hold or a wait, whichever it is by now. Answers whether it was there.
 local function drop(ctx, key, session, id)
-  local owner = session .. '/' .. id
-  local found = call('HMGET', key, 's', 'h' .. owner, 'q' .. owner)
-  if not found[2] and not found[3] then return false end
-  local c, u, n, f, l = unpackStruct(FORMAT, found[1])
-  if found[2] then
-    local weight = tonumber(match(found[2], '^%S+'))
-    u, n = u - weight, n - 1
+  local field = 'h' .. session .. '/' .. id
+  local found = call('HMGET', key, 's', field)
+  local packed, value = found[1], found[2]
+  if not packed then return false end
+  local c, u, n, f, l = unpackStruct(FORMAT, packed)
+  if value then
+    u, n = u - tonumber(match(value, '^%S+')), n - 1
     if n == 0 and f > l then
       call('DEL', key)
       return true
     end
-    call('HDEL', key, 'h' .. owner)
+    call('HDEL', key, field)
   else
-    call('HDEL', key, 'q' .. owner, 'w' .. found[3])
+    local seat = 'q' .. session .. '/' .. id
+    local place = call('HGET', key, seat)
+    if not place then return false end
+    call('HDEL', key, seat, 'w' .. place)
   end
   local state = { capacity = c, taken = u, holds = n, first = f, last = l }
   serve(ctx, key, state)
@@ -141,7 +145,7 @@ end
 -- flags: allow-oom
 handlers['semaphore.release'] = function(ctx, key, id)
   local found = drop(ctx, key, ctx.session, id)
-  call('SREM', ctx.owned, entryOf(ctx, key, id))
+  ctx.removed[#ctx.removed + 1] = entryOf(ctx, key, id)
   return found and RELEASED or ABSENT
 end
 

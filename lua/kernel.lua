@@ -13,8 +13,8 @@
 --
 -- Fields of `sessions`:
 --   protocol, partitions, token   numbers of the partition; the token is the last one given
---   s<session>   number of the last batch, deadline in server ms (0 when it has been ended), mailbox id acknowledged, and
---                behind them the reply to the last batch
+--   s<session>   number of the last batch, deadline in server ms (0 when it has been ended), mailbox id acknowledged
+--   r<session>   the reply to the last batch
 --   about<session>   who it is, as JSON
 --
 -- All sessions live in one key, declared in every call: while a slot migrates, an undeclared key can look absent, and a
@@ -83,8 +83,8 @@ end
 local function finish(ctx, session)
   local state = call('HGET', ctx.sessions, 's' .. session)
   if not state then return end
-  local number, _, read, at = unpackStruct(STATE, state)
-  call('HSET', ctx.sessions, 's' .. session, pack(STATE, number, 0, read) .. string.sub(state, at))
+  local number, _, read = unpackStruct(STATE, state)
+  call('HSET', ctx.sessions, 's' .. session, pack(STATE, number, 0, read))
   call('ZADD', ctx.due, 0, session)
 end
 
@@ -173,7 +173,7 @@ handlers['session.owned'] = function(ctx, _, session)
   if isAlive(ctx, session) then return '["alive"]' end
   local entries = call('SRANDMEMBER', ctx.owned, REAP_ENTRIES)
   if #entries == 0 then
-    call('HDEL', ctx.sessions, 's' .. session, 'about' .. session)
+    call('HDEL', ctx.sessions, 's' .. session, 'r' .. session, 'about' .. session)
     call('ZREM', ctx.due, session)
     call('DEL', ctx.owned, ctx.mailbox)
     return '["forgotten"]'
@@ -194,6 +194,12 @@ handlers['session.reap'] = function(ctx, key, session, entry)
   return '["reaped"]'
 end
 
+-- What the session owns is written once a call. An id is never owned again after it was removed, so additions go first.
+local function writeOwned(ctx)
+  if ctx.added[1] then call('SADD', ctx.owned, unpack(ctx.added)) end
+  if ctx.removed[1] then call('SREM', ctx.owned, unpack(ctx.removed)) end
+end
+
 local function context(keys, session)
   if not call then bind() end
   local time = call('TIME')
@@ -205,6 +211,9 @@ local function context(keys, session)
     mailbox = keys[4],
     prefix = string.sub(keys[1], 1, -9), -- without "sessions"
     session = session,
+    added = {},
+    removed = {},
+    seconds = time[1],
     micros = micros,
     now = math.floor(micros / 1000)
   }
@@ -236,7 +245,13 @@ local function dispatch(ctx, keys, requests)
     key = key + shape[1]
     at = at + 1 + shape[2]
   end
-  return '["ok",[' .. table.concat(replies, ',') .. ']]'
+  -- One concatenation: Redis's Lua hashes every string that it makes.
+  if count > 0 then
+    replies[1] = '["ok",[' .. replies[1]
+    replies[count] = replies[count] .. ']]'
+    return table.concat(replies, ',')
+  end
+  return '["ok",[]]'
 end
 
 local function run(keys, argv)
@@ -251,14 +266,13 @@ local function run(keys, argv)
   end
 
   if not known[2] then return '["unknown"]' end
-  local last, deadline, acknowledged, at = unpackStruct(STATE, known[2])
+  local last, deadline, acknowledged = unpackStruct(STATE, known[2])
   if deadline <= ctx.now then return '["expired"]' end
   ctx.deadline = ctx.now + lease
   if number == last then
     -- Answered already, and renewed all the same: the coordinator counts its trust from this sending of the batch.
-    local reply = string.sub(known[2], at)
-    call('HSET', keys[1], 's' .. session, pack(STATE, number, ctx.deadline, acknowledged) .. reply)
-    return reply
+    call('HSET', keys[1], 's' .. session, pack(STATE, number, ctx.deadline, acknowledged))
+    return call('HGET', keys[1], 'r' .. session)
   end
   if number < last then return '["stale"]' end
   if number > last + 1 then return '["gap"]' end
@@ -271,11 +285,12 @@ local function run(keys, argv)
   end
 
   local reply = dispatch(ctx, keys, argv)
-  local state = pack(STATE, number, ctx.deadline, acknowledged) .. reply
+  writeOwned(ctx)
+  local state = pack(STATE, number, ctx.deadline, acknowledged)
   if ctx.granted then
-    call('HSET', keys[1], 's' .. session, state, 'token', text(ctx.token))
+    call('HSET', keys[1], 's' .. session, state, 'r' .. session, reply, 'token', text(ctx.token))
   else
-    call('HSET', keys[1], 's' .. session, state)
+    call('HSET', keys[1], 's' .. session, state, 'r' .. session, reply)
   end
   return reply
 end

@@ -8,7 +8,7 @@ const heads = Array.from({ length: 512 }, (_, length) => `$${length}\r\n`)
 const head = (length: number): string => heads[length] ?? `$${length}\r\n`
 
 /** One argument of any text. */
-export const bulk = (text: string): string => `${head(Buffer.byteLength(text))}${text}\r\n`
+const bulk = (text: string): string => `${head(Buffer.byteLength(text))}${text}\r\n`
 
 /** One argument of ASCII text. */
 export const ascii = (text: string): string => `${head(text.length)}${text}\r\n`
