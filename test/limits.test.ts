@@ -2,10 +2,10 @@
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Fiber, Layer, Option, type Scope } from "effect"
 import { Coordinator, Lease, Lock, ReadWriteLock, Redis, Semaphore } from "../src/index.ts"
+import { proxy } from "./support/proxy.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"
 import { assertEmpty, freshNamespace, holding, type Node, node, TestServer } from "./support/live.ts"
-import { proxy } from "./support/proxy.ts"
 import { type Server, standalone } from "./support/servers.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
@@ -284,6 +284,28 @@ layer(TestServer.layer, live)("a server", (it) => {
         assert.strictEqual(redisReason(error), "MissingPermission")
         yield* server.cli("ACL", "SETUSER", "app", "+hset")
         yield* Effect.provideContext(Lock.withLock(Effect.void, "a"), context)
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("a release that is refused for a while is made up for, while the session lives on", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone({ acl: [`user app on >secret ${keys("t*").join(" ")} +@all`] })
+      const namespace = freshNamespace()
+      const options = { namespace, partitions: 1, lease: "6 seconds" } as const
+      yield* Effect.scoped(Effect.gen(function*() {
+        const mine = yield* over({ url: `redis://app:secret@127.0.0.1:${server.port}` }, options)
+        const other = yield* over({ url: server.url }, options)
+        const held = yield* Effect.provideContext(holding("a"), mine)
+        const before = yield* Effect.provideContext(Effect.flatMap(Coordinator.Coordinator, (it) => it.sessions), mine)
+        yield* server.cli("ACL", "SETUSER", "app", "-fcall")
+        const leaving = yield* Effect.forkChild(held.leave)
+        const next = yield* Effect.forkChild(Lock.withLock(Effect.void, "a").pipe(Effect.provideContext(other)))
+        yield* eventually(Effect.map(server.cli("ACL", "LOG"), (log) => log.includes("fcall")))
+        yield* server.cli("ACL", "SETUSER", "app", "+fcall")
+        yield* quickly(Effect.andThen(Fiber.join(leaving), Fiber.join(next)), "the release", 4000)
+        const after = yield* Effect.provideContext(Effect.flatMap(Coordinator.Coordinator, (it) => it.sessions), mine)
+        assert.strictEqual(after[0]!.id, before[0]!.id)
       }))
       yield* assertEmpty(server, namespace)
     }))

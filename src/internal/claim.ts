@@ -195,8 +195,14 @@ export class Releasing implements Request<"semaphore.release"> {
   }
 
   fail(error: CoordinatorError): void {
-    // The session's end will release it.
-    this.claim.partition.kernel.log("Error", "a release was refused", error)
+    const { partition } = this.claim
+    if (error.reason._tag === "RedisError") {
+      // The session lives on, and with it what it holds.
+      partition.kernel.log("Warn", "a release was refused, and is tried again with the next heartbeat", error)
+      return partition.owe(this)
+    }
+    // The actor cannot do it, nor could it the next time.
+    partition.kernel.log("Error", "a release has failed", error)
     this.settle()
   }
 }

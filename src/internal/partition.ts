@@ -31,6 +31,8 @@ export class Partition {
 
   #queue: Array<Request> = []
   #inFlight: ReadonlyArray<Request> | undefined = undefined
+  // Refused, and yet to be done.
+  #owed: Array<Request> = []
   #scheduled = false
   #opening = false
   #asking: Promise<unknown> | undefined = undefined
@@ -62,6 +64,12 @@ export class Partition {
     }
     this.#queue.push(request as unknown as Request)
     this.#schedule()
+  }
+
+  /** Asks again with the next heartbeat; the end of the session settles it as well. */
+  owe(request: Releasing): void {
+    if (this.session === undefined || request.session !== this.session) return request.moot()
+    this.#owed.push(request as unknown as Request)
   }
 
   // All that is asked in one turn of the event loop goes into one batch.
@@ -131,10 +139,10 @@ export class Partition {
       } catch (cause) {
         if (session.lost !== undefined) return
         if (!(cause instanceof RedisError)) {
-          // An answer, though not one that can be read: the number is used up.
-          session.number = number
+          // An answer, though not one that can be read: nobody knows what was granted.
           for (const request of batch) request.fail(cause as CoordinatorError)
-          return this.#settled()
+          this.#settled()
+          return this.lose(session, "unknown")
         }
         const kept = requests.filter((request) => allowOom.has(request.verb))
         if (cause.reason._tag === "OutOfMemory" && kept.length < requests.length) {
@@ -323,6 +331,7 @@ export class Partition {
       this.#beat(session, count + 1)
       if (session.expireIfDue()) return
       this.#reenter()
+      this.#queue.push(...this.#owed.splice(0))
       if (count % 3 === 0) this.resync()
       else this.request(this.#renewal(session))
     }, delay)
@@ -408,8 +417,9 @@ export class Partition {
     this.#trust = this.#heartbeat = this.#reap = undefined
     this.#nearest = Number.POSITIVE_INFINITY
 
-    const requests = [...this.#inFlight ?? [], ...this.#queue]
+    const requests = [...this.#inFlight ?? [], ...this.#queue, ...this.#owed]
     this.#inFlight = undefined
+    this.#owed = []
     this.#queue = []
     this.#enter(reason === "closed" ? "closed" : "lost", reason, session)
 
