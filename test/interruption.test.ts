@@ -5,9 +5,9 @@
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Exit, Fiber, Option, Scheduler } from "effect"
 import { type Coordinator, Lock, ReadWriteLock, Redis, Semaphore } from "../src/index.ts"
+import { make as proxy, type Request } from "../src/testing/Proxy.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
-import { proxy, type Request } from "./support/proxy.ts"
 
 /** Interrupts a fiber before operation number `at`, its own or of the fibers that work for it. */
 class Interrupter extends Scheduler.MixedScheduler {

@@ -2,7 +2,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Fiber, Layer, Option, type Scope } from "effect"
 import { Coordinator, Lease, Lock, ReadWriteLock, Redis, Semaphore } from "../src/index.ts"
-import { proxy } from "./support/proxy.ts"
+import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"
 import { assertEmpty, freshNamespace, holding, type Node, node, TestServer } from "./support/live.ts"

@@ -3,10 +3,10 @@ import { assert, layer } from "@effect/vitest"
 import { Effect, Fiber, Option } from "effect"
 import type { Scope } from "effect"
 import { Coordinator, Fence, Lease, Lock, Semaphore } from "../src/index.ts"
+import { spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/holder.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
-import { spawn } from "./support/processes.ts"
 import type { Server } from "./support/servers.ts"
 
 const lease = 1500

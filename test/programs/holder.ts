@@ -1,7 +1,7 @@
 /** Another process of the tests: takes a lock or permits again and again, and reports what happens to it. */
 import { Effect, Exit, Layer, Option } from "effect"
 import { Coordinator, Fence, Lease, Lock, Redis, Semaphore } from "../../src/index.ts"
-import { argument, emit } from "../support/program.ts"
+import { argument, emit } from "../../src/testing/Program.ts"
 
 export interface Argument {
   readonly url: string

@@ -1,7 +1,7 @@
 import { Effect, type Scope } from "effect"
+import { type Workspace, workspace } from "../../src/internal/testing/workspace.ts"
 import { eventually } from "./eventually.ts"
 import { awaitInSync, type CommandError, launch, type Server, type ServerOptions } from "./servers.ts"
-import { type Workspace, workspace } from "./workspace.ts"
 
 /** Moves one slot in the steps an operator takes, so that a test can act between them. */
 export interface Migration {
@@ -213,7 +213,10 @@ export const cluster = (
       })
       const move: Migration["move"] = Effect.fnUntraced(function*(which) {
         const keys = "count" in which
-          ? (yield* from.cli("CLUSTER", "GETKEYSINSLOT", slot, which.count)).split("\n").filter((key) => key !== "")
+          // As JSON: there can be line ends in a key.
+          ? JSON.parse(yield* from.cli("--json", "CLUSTER", "GETKEYSINSLOT", slot, which.count)) as ReadonlyArray<
+            string
+          >
           : which
         if (keys.length === 0) return 0
         yield* from.cli("MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "REPLACE", "KEYS", ...keys)

@@ -1,14 +1,7 @@
 import { Cause, Duration, Effect, Exit } from "effect"
+import { realSleep } from "../../src/internal/testing/sleep.ts"
 
-// Taken at import, so that neither a `TestClock` nor a test runner's fake timers can stop the deadline.
-const { setTimeout, clearTimeout } = globalThis
-
-/** Sleeps in real time, whatever clock the fiber has. */
-export const realSleep = (duration: Duration.Input): Effect.Effect<void> =>
-  Effect.callback<void>((resume) => {
-    const timer = setTimeout(() => resume(Effect.void), Duration.toMillis(duration))
-    return Effect.sync(() => clearTimeout(timer))
-  })
+export { realSleep }
 
 /**
  * Runs `effect` until it succeeds with something other than `false`, and returns that. Failures and defects mean "not

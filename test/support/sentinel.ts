@@ -1,8 +1,8 @@
 import { Effect, type Scope } from "effect"
+import { workspace } from "../../src/internal/testing/workspace.ts"
 import { eventually } from "./eventually.ts"
 import { awaitInSync, launchReplicated, launchSentinel } from "./servers.ts"
 import type { CommandError, Server, ServerOptions } from "./servers.ts"
-import { workspace } from "./workspace.ts"
 
 /** A primary, two replicas and three sentinels. */
 export interface Sentinel {

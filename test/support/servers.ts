@@ -3,10 +3,10 @@ import { execFile } from "node:child_process"
 import { randomBytes } from "node:crypto"
 import * as fs from "node:fs"
 import * as path from "node:path"
+import { reservePort } from "../../src/internal/testing/ports.ts"
+import { type Child, type Workspace, workspace } from "../../src/internal/testing/workspace.ts"
 import { eventually } from "./eventually.ts"
-import { reservePort } from "./ports.ts"
 import { type TlsMaterial, tlsMaterial } from "./tls.ts"
-import { type Child, type Workspace, workspace } from "./workspace.ts"
 
 /** Directives of the configuration file, by name; an array repeats the directive. */
 export type Config = Readonly<Record<string, string | number | ReadonlyArray<string>>>

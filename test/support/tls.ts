@@ -3,7 +3,7 @@ import { execFile } from "node:child_process"
 import * as fs from "node:fs/promises"
 import * as path from "node:path"
 import { promisify } from "node:util"
-import { workspace } from "./workspace.ts"
+import { workspace } from "../../src/internal/testing/workspace.ts"
 
 const run = promisify(execFile)
 

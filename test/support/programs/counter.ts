@@ -1,4 +1,4 @@
-import { argument, emit } from "../program.ts"
+import { argument, emit } from "../../../src/testing/Program.ts"
 
 const { last } = argument<{ readonly last: number }>()
 for (let n = 1; n <= last; n++) emit({ n })

@@ -1,7 +1,7 @@
 import { Effect } from "effect"
 import * as path from "node:path"
-import { spawn } from "../processes.ts"
-import { emit } from "../program.ts"
+import { spawn } from "../../../src/testing/Process.ts"
+import { emit } from "../../../src/testing/Program.ts"
 import { standalone } from "../servers.ts"
 
 // Owns two servers, one of them stopped, and a program until it is killed.

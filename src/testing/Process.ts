@@ -1,10 +1,39 @@
-import { type Duration, Effect, type Scope, Stream } from "effect"
+/**
+ * Programs in processes of their own, to be killed and paused: what no test inside of one process can show.
+ *
+ * A process that was started here never outlives the scope, nor the process that started it, however that ends.
+ *
+ * **Example** (Killing a holder)
+ *
+ * ```ts
+ * import { Effect } from "effect"
+ * import { Process } from "lockstep/testing"
+ *
+ * const program = Effect.gen(function*() {
+ *   const holder = yield* Process.spawn<{ readonly event: string }>(new URL("./holder.ts", import.meta.url))
+ *   yield* holder.waitFor(({ event }) => event === "held")
+ *   yield* holder.kill9
+ *   yield* holder.exit
+ * })
+ * ```
+ *
+ * @since 0.1.0
+ */
+import type * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import type * as Scope from "effect/Scope"
+import * as Stream from "effect/Stream"
 import { createInterface } from "node:readline"
-import { realSleep } from "./eventually.ts"
-import { variable } from "./program.ts"
-import { type Child, type Ended, workspace } from "./workspace.ts"
+import { realSleep } from "../internal/testing/sleep.ts"
+import { type Child, type Ended, workspace } from "../internal/testing/workspace.ts"
+import { variable } from "./Program.ts"
 
-/** A program in another process that reports with `emit` of `program.ts`. `Event` is trusted, not checked. */
+/**
+ * A program in another process that reports with `Program.emit`. `Event` is trusted, not checked.
+ *
+ * @category models
+ * @since 0.1.0
+ */
 export interface Process<Event> {
   readonly pid: number
   readonly running: boolean
@@ -32,6 +61,10 @@ export interface Process<Event> {
   readonly output: Effect.Effect<string>
 }
 
+/**
+ * @category models
+ * @since 0.1.0
+ */
 export interface WaitOptions {
   readonly timeout?: Duration.Input | undefined
   readonly after?: number | undefined
@@ -94,7 +127,10 @@ const parse = <Event>(line: string): Event | undefined => {
 
 /**
  * Runs a TypeScript file with this Node until the scope closes, by SIGKILL if it still runs then. `argument` is read by
- * `argument()` of `program.ts`. The file is a path or an `import.meta.url`-based URL.
+ * `Program.argument`. The file is a path or an `import.meta.url`-based URL.
+ *
+ * @category constructors
+ * @since 0.1.0
  */
 export const spawn = <Event extends object>(file: string | URL, options?: {
   readonly argument?: unknown

@@ -1,9 +1,39 @@
-import { Deferred, Effect, type Scope } from "effect"
+/**
+ * A TCP proxy in front of a Redis server, with faults at command: what a network does, when a test wants it to.
+ *
+ * It cuts the stream into RESP requests and replies, so that a fault can be aimed at one of them: before the server sees
+ * it, after it was executed, or for good. With TLS it sees bytes only, and each chunk counts as one request.
+ *
+ * **Example** (A reply that is lost after the server has executed the request)
+ *
+ * ```ts
+ * import { Effect } from "effect"
+ * import { Proxy } from "lockstep/testing"
+ *
+ * const program = Effect.gen(function*() {
+ *   const proxy = yield* Proxy.make({ port: 6379 })
+ *   const arrived = yield* proxy.once((request) => request.name === "FCALL", "dropReply")
+ *   // ... a program that connects to `proxy.url` ...
+ *   const request = yield* arrived
+ *   return request.args
+ * })
+ * ```
+ *
+ * @since 0.1.0
+ */
+import * as Deferred from "effect/Deferred"
+import * as Effect from "effect/Effect"
+import type * as Scope from "effect/Scope"
 import * as net from "node:net"
-import { reservePort } from "./ports.ts"
-import { framer, words } from "./resp.ts"
+import { reservePort } from "../internal/testing/ports.ts"
+import { framer, words } from "../internal/testing/resp.ts"
 
-/** One command on its way to the server. */
+/**
+ * One command on its way to the server.
+ *
+ * @category models
+ * @since 0.1.0
+ */
 export interface Request {
   /** Upper case; empty when the bytes are not RESP, as with TLS. */
   readonly name: string
@@ -23,12 +53,26 @@ export interface Request {
  * - `blackhole`: it never reaches the server; the connection stays open and silent from here on
  * - `blackholeReply`: the server executes it; the connection stays open and silent in place of the reply
  * - `duplicate`: the server executes it twice; the client gets the first reply
+ *
+ * @category models
+ * @since 0.1.0
  */
 export type Verdict = "pass" | "drop" | "dropReply" | "blackhole" | "blackholeReply" | "duplicate"
 
+/**
+ * Decides what becomes of each request.
+ *
+ * @category models
+ * @since 0.1.0
+ */
 export type Hook = (request: Request) => Verdict | Promise<Verdict>
 
-/** A request that waits in the proxy, and with it everything after it on that connection. */
+/**
+ * A request that waits in the proxy, and with it everything after it on that connection.
+ *
+ * @category models
+ * @since 0.1.0
+ */
 export interface Held {
   /** Waits for its arrival. */
   readonly request: Effect.Effect<Request>
@@ -36,7 +80,10 @@ export interface Held {
   readonly release: (verdict?: Verdict) => Effect.Effect<void>
 }
 
-/** A TCP proxy in front of a server port, with faults at command. */
+/**
+ * @category models
+ * @since 0.1.0
+ */
 export interface Proxy {
   readonly host: "127.0.0.1"
   readonly port: number
@@ -240,8 +287,13 @@ const intercept = (state: State, predicate: (request: Request) => boolean, decid
     }
   })
 
-/** Starts a proxy on a port of its own in front of `target`. */
-export const proxy = (target: { readonly port: number }): Effect.Effect<Proxy, never, Scope.Scope> =>
+/**
+ * Starts a proxy on a port of its own of 127.0.0.1, in front of another one; it is closed with the scope.
+ *
+ * @category constructors
+ * @since 0.1.0
+ */
+export const make = (target: { readonly port: number }): Effect.Effect<Proxy, never, Scope.Scope> =>
   Effect.gen(function*() {
     const port = yield* reservePort
     const state: State = {

@@ -1,4 +1,5 @@
-import { Effect, type Scope } from "effect"
+import * as Effect from "effect/Effect"
+import type * as Scope from "effect/Scope"
 import { type ChildProcess, spawn, type StdioOptions } from "node:child_process"
 import { randomBytes } from "node:crypto"
 import * as fs from "node:fs"

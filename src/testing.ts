@@ -1,0 +1,11 @@
+/**
+ * What Lockstep is tortured with, for torturing your own programs: a proxy that breaks connections at command, processes
+ * to kill and to pause, histories that survive both, and a checker for them.
+ *
+ * @since 0.1.0
+ */
+export * as History from "./testing/History.ts"
+export * as Linearizability from "./testing/Linearizability.ts"
+export * as Process from "./testing/Process.ts"
+export * as Program from "./testing/Program.ts"
+export * as Proxy from "./testing/Proxy.ts"

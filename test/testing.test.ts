@@ -1,0 +1,159 @@
+/** `lockstep/testing`: the checker against brute force, and histories that outlive their process. */
+import { assert, it } from "@effect/vitest"
+import { Effect } from "effect"
+import * as fc from "fast-check"
+import * as path from "node:path"
+import { workspace } from "../src/internal/testing/workspace.ts"
+import { History, Linearizability, Process } from "../src/testing.ts"
+import { exclusive, fifo, linearizable, type Run, tokens } from "./torture/checks.ts"
+import type { Hold } from "./torture/history.ts"
+
+type Input = readonly ["take" | "give" | "busy", number]
+
+/** A semaphore of two. */
+const model: Linearizability.Model<number, Input> = {
+  initial: 0,
+  step: (taken, [op, weight]) => {
+    const after = op === "take" ? taken + weight : op === "give" ? taken - weight : taken
+    return after < 0 || after > 2 || op === "busy" && taken === 0 ? undefined : after
+  }
+}
+
+/** Tries every order. */
+const brute = (operations: ReadonlyArray<Linearizability.Operation<Input>>): boolean => {
+  const search = (state: number, left: ReadonlyArray<Linearizability.Operation<Input>>): boolean => {
+    if (left.every(({ end }) => end === undefined)) return true
+    const earliest = Math.min(...left.map(({ end }) => end ?? Number.POSITIVE_INFINITY))
+    return left.some((one) => {
+      if (one.start > earliest) return false
+      const next = model.step(state, one.input)
+      return next !== undefined && search(next, left.filter((other) => other !== one))
+    })
+  }
+  return search(0, operations)
+}
+
+const operation: fc.Arbitrary<Linearizability.Operation<Input>> = fc.record({
+  input: fc.tuple(
+    fc.constantFrom("take" as const, "take" as const, "give" as const, "busy" as const),
+    fc.integer({ min: 1, max: 2 })
+  ),
+  start: fc.integer({ min: 0, max: 20 }),
+  length: fc.option(fc.integer({ min: 0, max: 8 }), { freq: 6, nil: undefined })
+}).map(({ input, length, start }) => ({ input, start, end: length === undefined ? undefined : start + length }))
+
+it("the search agrees with trying every order", () => {
+  let refused = 0
+  fc.assert(
+    fc.property(fc.array(operation, { maxLength: 7 }), (operations) => {
+      const found = Linearizability.check(model, operations)
+      assert.strictEqual(found._tag === "Linearizable", brute(operations))
+      if (found._tag === "NotLinearizable") refused++
+    }),
+    { numRuns: 5000 }
+  )
+  assert.isAbove(refused, 500)
+})
+
+it("the search is fast enough for ten thousand operations of five processes", () => {
+  const operations: Array<Linearizability.Operation<Input>> = []
+  for (let at = 0; at < 5000; at++) {
+    // Each asks long before it is granted, as four others do.
+    operations.push({ input: ["take", 2], start: at * 10 - 45, end: at * 10 + 3 })
+    operations.push({ input: ["give", 2], start: at * 10 + 4, end: at * 10 + 12 })
+  }
+  const began = performance.now()
+  assert.strictEqual(Linearizability.check(model, operations)._tag, "Linearizable")
+  const broken = operations.toSpliced(6001, 1)
+  assert.strictEqual(Linearizability.check(model, broken)._tag, "NotLinearizable")
+  assert.isBelow(performance.now() - began, 10_000)
+})
+
+const run: Run = { lease: 2e6, forgets: [], disturbed: new Map(), lost: new Map() }
+
+const hold = (from: Partial<Hold> & { readonly asked: number }): Hold => ({
+  client: "a",
+  id: "1",
+  kind: "lock",
+  key: "k",
+  weight: 1,
+  wait: true,
+  repeated: false,
+  entered: from.asked + 10,
+  token: from.asked,
+  steps: [from.asked + 20],
+  refused: undefined,
+  left: from.asked + 30,
+  ended: from.asked + 40,
+  outcome: "released",
+  ...from
+})
+
+const found = (anomalies: ReadonlyArray<{ readonly check: string }>) => anomalies.map(({ check }) => check)
+
+it("the checks accept what is fine", () => {
+  const holds = [hold({ asked: 0 }), hold({ asked: 25, entered: 45, token: 35, steps: [50], left: 55, ended: 60 })]
+  assert.deepStrictEqual(
+    found([...tokens(holds), ...exclusive(holds, 1, run), ...fifo(holds, run), ...linearizable(holds, 1, run)]),
+    []
+  )
+})
+
+it("the checks find two at once, and tell it from what Redis forgot", () => {
+  const holds = [hold({ asked: 0, left: 100, ended: 110 }), hold({ asked: 5, entered: 60, left: 90, ended: 95 })]
+  assert.deepStrictEqual(found(exclusive(holds, 1, run)), ["exclusive"])
+  assert.deepStrictEqual(found(exclusive(holds, 2, run)), [])
+  assert.deepStrictEqual(found(exclusive(holds, 1, { ...run, forgets: [{ from: 50, to: 70 }] })), [])
+  assert.deepStrictEqual(found(linearizable(holds, 1, run)), ["linearizable"])
+})
+
+it("the checks forgive one late step after a loss, and no second one", () => {
+  const next = hold({ asked: 5, entered: 60, steps: [70], left: 90, ended: 95 })
+  const late = (steps: Array<number>) => hold({ asked: 0, steps, left: undefined, ended: 100, outcome: "lost expired" })
+  assert.deepStrictEqual(found(exclusive([late([20, 80]), next], 1, run)), [])
+  assert.deepStrictEqual(found(exclusive([late([20, 80, 85]), next], 1, run)), ["exclusive"])
+})
+
+it("the checks find tokens that are given twice, or fall", () => {
+  assert.deepStrictEqual(found(tokens([hold({ asked: 0, token: 7 }), hold({ asked: 5, token: 7 })])), ["tokens"])
+  assert.deepStrictEqual(found(tokens([hold({ asked: 0, token: 7 }), hold({ asked: 50, token: 6 })])), ["tokens"])
+})
+
+it("the checks find who is overtaken", () => {
+  const early = hold({ asked: 0, entered: 2e6, token: 9 })
+  const late = hold({ asked: 1e6, entered: 1.5e6, token: 8 })
+  assert.deepStrictEqual(found(fifo([early, late], run)), ["fifo"])
+  assert.deepStrictEqual(found(fifo([early, late], { ...run, disturbed: new Map([["a", [{ from: 0, to: 1 }]]]) })), [])
+})
+
+it("a free lock that was found busy has no explanation", () => {
+  const busy = hold({
+    asked: 100,
+    entered: undefined,
+    token: undefined,
+    steps: [],
+    left: undefined,
+    outcome: "busy",
+    ended: 110
+  })
+  assert.deepStrictEqual(found(linearizable([hold({ asked: 0 }), busy], 1, run)), ["linearizable"])
+  assert.deepStrictEqual(found(linearizable([hold({ asked: 90 }), busy], 1, run)), [])
+})
+
+it.live("what was recorded outlives a SIGKILL", () =>
+  Effect.gen(function*() {
+    const { directory } = yield* workspace
+    const file = path.join(directory, "history.jsonl")
+    const child = yield* Process.spawn<{ readonly n: number }>(
+      new URL("./support/programs/recorder.ts", import.meta.url),
+      { argument: file }
+    )
+    const last = yield* child.waitFor(({ n }) => n >= 200)
+    yield* child.kill9
+    yield* child.exit
+    const events = History.read<{ readonly n: number }>(file)
+    assert.isAtLeast(events.length, last.n)
+    assert.deepStrictEqual(events.map(({ n }) => n), Array.from({ length: events.length }, (_, at) => at + 1))
+    assert.isTrue(events.every(({ at }, index) => index === 0 || at >= events[index - 1]!.at))
+    assert.isAtMost(events.at(-1)!.at, History.now())
+  }).pipe(Effect.scoped))

@@ -1,0 +1,218 @@
+/**
+ * What must be true of a history. Where the order of the tokens decides, that is an invariant in n log n; the rest is for
+ * the search.
+ */
+import { Linearizability } from "../../src/testing.ts"
+import { type Hold, lastRun } from "./history.ts"
+
+export interface Anomaly {
+  readonly check: string
+  readonly detail: string
+  readonly holds: ReadonlyArray<Hold>
+}
+
+/** A stretch of time, in microseconds. */
+export interface Span {
+  readonly from: number
+  readonly to: number
+}
+
+export interface Run {
+  /** In microseconds. */
+  readonly lease: number
+  /** When Redis may have forgotten what it had acknowledged: asynchronous replication and flushes promise no more. */
+  readonly forgets: ReadonlyArray<Span>
+  /** When something may have kept a client from asking, by client; those of all clients are under "". */
+  readonly disturbed: ReadonlyMap<string, ReadonlyArray<Span>>
+  /** When the sessions of a client were lost. */
+  readonly lost: ReadonlyMap<string, ReadonlyArray<number>>
+}
+
+const millis = (micros: number): string => `${(micros / 1000).toFixed(3)} ms`
+
+const overlaps = (spans: ReadonlyArray<Span> | undefined, from: number, to: number): boolean =>
+  spans?.some((span) => span.from <= to && from <= span.to) === true
+
+const isDisturbed = (run: Run, client: string, from: number, to: number): boolean =>
+  overlaps(run.disturbed.get(client), from, to) || overlaps(run.disturbed.get(""), from, to)
+
+const isLost = (run: Run, client: string, from: number, to: number): boolean =>
+  run.lost.get(client)?.some((at) => from <= at && at <= to) === true
+
+const granted = (holds: ReadonlyArray<Hold>): ReadonlyArray<Hold> =>
+  holds.filter(({ entered }) => entered !== undefined)
+
+/** Tokens are never given twice, and one that was seen before another was asked for is smaller. */
+export const tokens = (holds: ReadonlyArray<Hold>): ReadonlyArray<Anomaly> => {
+  const found: Array<Anomaly> = []
+  const known = new Map<number, Hold>()
+  for (const hold of granted(holds)) {
+    const other = known.get(hold.token!)
+    if (other !== undefined) {
+      found.push({ check: "tokens", detail: "a token was given twice", holds: [other, hold] })
+    }
+    known.set(hold.token!, hold)
+  }
+  const byEntry = [...granted(holds)].sort((a, b) => a.entered! - b.entered!)
+  const byAsking = [...granted(holds)].sort((a, b) => a.asked - b.asked)
+  let largest: Hold | undefined
+  let next = 0
+  for (const hold of byAsking) {
+    while (next < byEntry.length && byEntry[next]!.entered! < hold.asked) {
+      const before = byEntry[next++]!
+      if (largest === undefined || before.token! > largest.token!) largest = before
+    }
+    if (largest !== undefined && largest.token! >= hold.token!) {
+      found.push({
+        check: "tokens",
+        detail: "a token is smaller than one that was known before",
+        holds: [largest, hold]
+      })
+    }
+  }
+  return found
+}
+
+/** How long two bodies ran at once after Redis had forgotten one of them, in microseconds. */
+export const exposures: Array<number> = []
+
+/** The weights of the bodies that run at the same time never exceed the capacity, except after Redis has forgotten. */
+export const exclusive = (holds: ReadonlyArray<Hold>, capacity: number, run: Run): ReadonlyArray<Anomaly> => {
+  const found: Array<Anomaly> = []
+  const inside = new Set<Hold>()
+  const moments = granted(holds).flatMap((hold) => [
+    { at: hold.entered!, hold, enters: true },
+    { at: lastRun(hold), hold, enters: false }
+  ]).sort((a, b) => a.at - b.at || Number(a.enters) - Number(b.enters))
+  let total = 0
+  for (const { at, enters, hold } of moments) {
+    if (!enters) {
+      if (inside.delete(hold)) total -= hold.weight
+      continue
+    }
+    if (lastRun(hold) <= at) continue
+    inside.add(hold)
+    total += hold.weight
+    if (total <= capacity) continue
+    const others = [...inside]
+    const excess = Math.min(...others.filter((one) => one !== hold).map(lastRun)) - at
+    if (overlaps(run.forgets, at - run.lease, at)) {
+      exposures.push(excess)
+      continue
+    }
+    found.push({
+      check: "exclusive",
+      detail: `${total} of ${capacity} at once, for ${millis(excess)} or more`,
+      holds: others
+    })
+  }
+  return found
+}
+
+/** Whoever has been in the queue for a while goes before those who come now. */
+export const fifo = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> => {
+  const slack = 500_000
+  const found: Array<Anomaly> = []
+  let first: Hold | undefined
+  for (const hold of [...granted(holds)].sort((a, b) => b.token! - a.token!)) {
+    if (first !== undefined && hold.asked > first.asked + slack) {
+      found.push({
+        check: "fifo",
+        detail: `one that asked ${millis(hold.asked - first.asked)} later was first`,
+        holds: [first, hold]
+      })
+    }
+    // Its place was certain only if it had one, all the time.
+    const queued = hold.wait && !isDisturbed(run, hold.client, hold.asked - 1_000_000, hold.asked + slack) &&
+      !isLost(run, hold.client, hold.asked, hold.entered!) &&
+      !overlaps(run.forgets, hold.asked - run.lease, hold.entered!)
+    if (queued && (first === undefined || hold.asked < first.asked)) first = hold
+  }
+  return found
+}
+
+interface Step {
+  readonly op: "take" | "give" | "busy"
+  readonly hold: Hold
+}
+
+interface State {
+  readonly total: number
+  readonly holders: ReadonlySet<Hold>
+}
+
+/** Searched and given up. */
+export const undecided = { count: 0 }
+
+/** One order of takes and releases explains what all clients saw. Not asked after Redis has forgotten something. */
+export const linearizable = (holds: ReadonlyArray<Hold>, capacity: number, run: Run): ReadonlyArray<Anomaly> => {
+  if (run.forgets.length > 0) return []
+  // May have been granted and given back unseen, so that others found it busy.
+  const ghosts = holds.filter(({ entered, outcome }) => entered === undefined && outcome !== "busy")
+  const operations = holds.flatMap((hold): ReadonlyArray<Linearizability.Operation<Step>> => {
+    if (hold.entered !== undefined) {
+      // Certain once the caller was told, unless a lost session left it to the lease.
+      const certain = hold.ended !== undefined && (hold.outcome === "released" || hold.outcome === "interrupted") &&
+        !isLost(run, hold.client, hold.asked, hold.ended)
+      return [
+        { input: { op: "take", hold }, start: hold.asked, end: hold.entered },
+        {
+          input: { op: "give", hold },
+          start: Math.max(lastRun(hold), hold.entered),
+          end: certain ? hold.ended : undefined
+        }
+      ]
+    }
+    const plain = hold.outcome === "busy" && capacity === 1 &&
+      !ghosts.some((ghost) =>
+        ghost.asked <= hold.ended! && hold.asked <= (ghost.ended ?? Number.POSITIVE_INFINITY) + 2 * run.lease
+      )
+    return plain ? [{ input: { op: "busy", hold }, start: hold.asked, end: hold.ended }] : []
+  })
+  const names = new Map<Hold, number>()
+  const nameOf = (hold: Hold) => names.get(hold) ?? (names.set(hold, names.size), names.size - 1)
+  const result = Linearizability.check<State, Step>(
+    {
+      initial: { total: 0, holders: new Set() },
+      step: ({ holders, total }, { hold, op }) => {
+        if (op === "busy") return total > 0 ? { total, holders } : undefined
+        if (op === "take") {
+          return total + hold.weight > capacity
+            ? undefined
+            : { total: total + hold.weight, holders: new Set(holders).add(hold) }
+        }
+        if (!holders.has(hold)) return undefined
+        const rest = new Set(holders)
+        rest.delete(hold)
+        return { total: total - hold.weight, holders: rest }
+      },
+      key: ({ holders }) => Array.from(holders, nameOf).sort((a, b) => a - b).join(" ")
+    },
+    operations,
+    { maxSteps: 1_000_000 }
+  )
+  if (result._tag === "Unknown") undecided.count++
+  return result._tag !== "NotLinearizable" ? [] : [{
+    check: "linearizable",
+    detail: `no order explains ${result.stuck.input.op}`,
+    holds: [...new Set([result.stuck.input.hold, ...result.around.map(({ input }) => input.hold)])].slice(0, 12)
+  }]
+}
+
+/** A write of a valid holder was refused: somebody later has written already. */
+export const refused = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> =>
+  holds.flatMap((hold) =>
+    hold.refused !== undefined && hold.outcome === "released" &&
+      !overlaps(run.forgets, hold.entered! - run.lease, hold.ended!)
+      ? [{ check: "refused", detail: "a write under a hold that was never lost was refused", holds: [hold] }]
+      : []
+  )
+
+/** A body runs once, and what was asked is answered if its process lived. */
+export const settled = (holds: ReadonlyArray<Hold>, ended: ReadonlySet<string>): ReadonlyArray<Anomaly> =>
+  holds.flatMap((hold) => [
+    ...(hold.repeated ? [{ check: "once", detail: "a body ran twice", holds: [hold] }] : []),
+    ...(hold.ended === undefined && ended.has(hold.client)
+      ? [{ check: "settled", detail: "was never answered", holds: [hold] }]
+      : [])
+  ])

@@ -1,0 +1,182 @@
+/** A process that is tortured: a real coordinator under generated workloads, until it is told to stop. */
+import { Cause, Effect, Exit, Layer, Option, Schedule, Stream } from "effect"
+import type * as Lockstep from "../../src/index.ts"
+import { History, Program } from "../../src/testing.ts"
+import type { Event, Outcome } from "./history.ts"
+import { writer } from "./resource.ts"
+import { workloads } from "./workloads.ts"
+
+export interface Argument {
+  /** The library under test: a copy of it may have another version, or a bug. */
+  readonly library: string
+  readonly redis: Lockstep.Redis.Options
+  readonly namespace: string
+  readonly lease: number
+  readonly margin: number
+  readonly partitions: number
+  readonly seed: number
+  readonly only: ReadonlyArray<string>
+  /** How many of the bodies are long ones, 0 to 1. */
+  readonly long: number
+  readonly file: string
+  /** Path of the socket of the fenced resource. */
+  readonly resource: string
+}
+
+export interface Request {
+  readonly kind: string
+  readonly key: string
+  readonly weight: number
+  readonly wait: boolean
+}
+
+/** What a workload is given. */
+export interface Client {
+  readonly lockstep: typeof Lockstep
+  /** 0 to 1. */
+  readonly random: () => number
+  readonly pick: <A>(items: ReadonlyArray<A>) => A
+  readonly stopping: () => boolean
+  /**
+   * Runs a request to hold one thing, or all of several: `take` is given the body, and is a form of the library that runs it
+   * while they are held. Its outcome is recorded and never fails.
+   */
+  readonly hold: (
+    requests: ReadonlyArray<Request>,
+    take: (body: Effect.Effect<void>) => Effect.Effect<unknown, unknown, Lockstep.Coordinator.Coordinator>
+  ) => Effect.Effect<void, never, Lockstep.Coordinator.Coordinator>
+}
+
+/** Deterministic: the sequence of choices is that of the seed, though their times are not. */
+export const randomOf = (seed: number): () => number => {
+  let state = seed >>> 0
+  return () => {
+    state = (state + 0x6d2b79f5) | 0
+    let mixed = Math.imul(state ^ (state >>> 15), 1 | state)
+    mixed = (mixed + Math.imul(mixed ^ (mixed >>> 7), 61 | mixed)) ^ mixed
+    return ((mixed ^ (mixed >>> 14)) >>> 0) / 4294967296
+  }
+}
+
+const sleep = Effect.sleep
+
+const gaveUp = { reason: { _tag: "GaveUp" } }
+
+const main = async () => {
+  const argument = Program.argument<Argument>()
+  const lockstep: typeof Lockstep = await import(argument.library)
+  const random = randomOf(argument.seed)
+  let stopping = false
+  let asked = 0
+  process.on("SIGUSR2", () => {
+    stopping = true
+  })
+  // A blocked event loop, for as long as the lease and more.
+  process.on("SIGHUP", () => {
+    const end = performance.now() + argument.lease * (1 + random() / 2)
+    while (performance.now() < end);
+  })
+
+  Program.emit({ event: "started" })
+
+  const program = Effect.gen(function*() {
+    const { record } = yield* History.recorder<Event>(argument.file)
+    const write = yield* writer(argument.resource)
+
+    const body = (requests: ReadonlyArray<Request & { readonly id: string }>): Effect.Effect<void> =>
+      Effect.gen(function*() {
+        const held: Array<{ readonly id: string; readonly key: string; readonly token: number }> = []
+        for (const { id, key } of requests) {
+          const { token } = Option.getOrThrow(yield* lockstep.Lease.currentOf(key))
+          held.push({ id, key, token })
+          record({ event: "enter", id, token })
+        }
+        // Some hold for about as long as a lease.
+        const long = random() < argument.long
+        const steps = 1 + Math.floor(random() * (long ? 100 : 5))
+        const writes = random() < 0.5
+        for (let step = 0; step < steps && !(long && stopping); step++) {
+          if (random() < 0.3) yield* Effect.yieldNow
+          else yield* sleep(random() * (long ? argument.lease / 25 : 6))
+          for (const { id } of held) record({ event: "step", id })
+        }
+        for (const { id, key, token } of held) {
+          // Locks only: those that share write in any order.
+          if (writes && key.startsWith("exclusive")) record({ event: "write", id, accepted: yield* write(key, token) })
+        }
+        for (const { id } of held) record({ event: "leave", id })
+      })
+
+    const client: Client = {
+      lockstep,
+      random,
+      pick: (items) => items[Math.floor(random() * items.length)]!,
+      stopping: () => stopping,
+      hold: (requests, take) =>
+        Effect.gen(function*() {
+          const all = requests.map((request) => ({ id: `${++asked}`, ...request }))
+          for (const one of all) record({ event: "ask", ...one })
+          const chance = random()
+          const held = take(body(all))
+          // Some give up: while they ask, wait, hold or give back.
+          const limit = Math.round(random() * random() * argument.lease)
+          const exit = yield* Effect.exit(
+            chance < 0.12
+              ? Effect.timeoutOrElse(held, { duration: limit, orElse: () => Effect.fail(gaveUp) })
+              : held
+          )
+          for (const { id } of all) record({ event: "end", id, outcome: outcomeOf(exit) })
+          if (Exit.isFailure(exit)) yield* sleep(20 + random() * 50)
+          else if (random() < 0.5) yield* sleep(random() * 15)
+        })
+    }
+    const chosen = workloads.filter(({ name }) => argument.only.length === 0 || argument.only.includes(name))
+    const { changes } = yield* lockstep.Coordinator.Coordinator
+    yield* Effect.forkScoped(Stream.runForEach(changes, (change) =>
+      Effect.sync(() => {
+        if (change.to === "lost") record({ event: "lost", reason: change.reason ?? "", holds: 0 })
+      })))
+    Program.emit({ event: "ready" })
+    yield* Effect.forEach(chosen, (workload) => workload.run(client), { concurrency: "unbounded", discard: true })
+  }).pipe(
+    Effect.scoped,
+    Effect.provide(
+      lockstep.Coordinator.layer({
+        namespace: argument.namespace,
+        lease: argument.lease,
+        margin: argument.margin,
+        partitions: argument.partitions
+      }).pipe(Layer.provideMerge(lockstep.Redis.layer(argument.redis)))
+    ),
+    // It is started while things are broken, too.
+    Effect.tapCause((cause) => Effect.sync(() => console.error(Cause.pretty(cause)))),
+    Effect.retry(Schedule.spaced(200))
+  )
+  await Effect.runPromise(program)
+  Program.emit({ event: "stopped" })
+  process.exit(0)
+}
+
+const outcomeOf = (exit: Exit.Exit<unknown, unknown>): Outcome => {
+  if (Exit.isSuccess(exit)) {
+    return exit.value !== null && typeof exit.value === "object" && "_tag" in exit.value && exit.value._tag === "None"
+      ? "busy"
+      : "released"
+  }
+  const error = Option.getOrUndefined(Exit.findErrorOption(exit)) as
+    | { readonly _tag?: string; readonly reason?: { readonly _tag: string; readonly reason?: unknown } }
+    | undefined
+  if (error?._tag === "LeaseLost") return `lost ${String(error.reason)}`
+  if (error === undefined) {
+    return Cause.hasInterruptsOnly(exit.cause)
+      ? "interrupted"
+      : `failed ${Cause.pretty(exit.cause)}`
+  }
+  const reason = error.reason
+  if (reason?._tag === "LeaseLost") return `lost ${String(reason.reason)}`
+  if (reason?._tag === "WaitTimeout") return "timeout"
+  if (error === gaveUp) return "interrupted"
+  return `failed ${Cause.pretty(exit.cause).split("\n")[0]!}`
+}
+
+if (import.meta.main) await main()

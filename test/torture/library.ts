@@ -1,0 +1,141 @@
+/** Copies of the library with something changed: another version of it, or a bug that has to be found. */
+import * as fs from "node:fs"
+import * as path from "node:path"
+import { fileURLToPath, pathToFileURL } from "node:url"
+import { body, library } from "../../src/internal/lua.ts"
+
+const root = fileURLToPath(new URL("../..", import.meta.url))
+
+export const original = new URL("../../src/index.ts", import.meta.url).href
+
+export interface Patch {
+  /** In the script, without comments and indentation. */
+  readonly lua?: ReadonlyArray<readonly [from: string, to: string]> | undefined
+  /** In the sources. */
+  readonly sources?: ReadonlyArray<readonly [file: string, from: string, to: string]> | undefined
+}
+
+const replaced = (text: string, from: string, to: string): string => {
+  if (text.split(from).length !== 2) throw new Error(`the patch does not fit: ${from}`)
+  return text.replace(from, () => to)
+}
+
+/** Writes the copy into a directory of its own, and returns what to import. */
+export const copy = (directory: string, name: string, patch: Patch): string => {
+  const folder = path.join(directory, name)
+  fs.cpSync(path.join(root, "src"), path.join(folder, "src"), { recursive: true })
+  fs.copyFileSync(path.join(root, "package.json"), path.join(folder, "package.json"))
+  fs.symlinkSync(path.join(root, "node_modules"), path.join(folder, "node_modules"))
+  const edit = (file: string, f: (text: string) => string) => {
+    const target = path.join(folder, "src", file)
+    fs.writeFileSync(target, f(fs.readFileSync(target, "utf8")))
+  }
+  const changed = (patch.lua ?? []).reduce((text, [from, to]) => replaced(text, from, to), body)
+  edit("internal/lua.ts", (text) =>
+    replaced(
+      replaced(text, JSON.stringify(body), JSON.stringify(changed)),
+      JSON.stringify(library),
+      JSON.stringify(`${library}_${name}`)
+    ))
+  for (const [file, from, to] of patch.sources ?? []) edit(file, (text) => replaced(text, from, to))
+  return pathToFileURL(path.join(folder, "src", "index.ts")).href
+}
+
+/** A clock that jumps: an offset in seconds that Redis keeps under this key is added to its time. */
+export const clockKey = "torture:clock"
+
+export const jumping: Patch = {
+  lua: [[
+    "local time = call('TIME')",
+    `local time = call('TIME')\ntime[1] = format('%d', time[1] + (call('GET', '${clockKey}') or 0))`
+  ]]
+}
+
+/** A bug, and what provokes it where the usual mixture seldom would. */
+export interface Bug extends Patch {
+  readonly faults?: ReadonlyArray<string> | undefined
+  readonly long?: number | undefined
+}
+
+/** Bugs that the checks have to find. */
+export const bugs: { readonly [name: string]: Bug } = {
+  // A session that is alive is taken for dead now and then.
+  prematureReaping: {
+    lua: [[
+      "handlers['session.owned'] = function(ctx, _, session)\nif isAlive(ctx, session) then return '[\"alive\"]' end",
+      "handlers['session.owned'] = function(ctx, _, session)"
+    ], [
+      "handlers['session.reap'] = function(ctx, key, session, entry)\nif isAlive(ctx, session) then return '[\"alive\"]' end",
+      "handlers['session.reap'] = function(ctx, key, session, entry)"
+    ], [
+      "if deadline > ctx.now then\ncall('ZADD', ctx.due, text(deadline), session)\nelse",
+      "if deadline > ctx.now and ctx.micros % 4 > 0 then\ncall('ZADD', ctx.due, text(deadline), session)\nelse"
+    ], [
+      "local function nearest(ctx, after)",
+      "local function nearest(ctx, after)\ndo return 50 end"
+    ], [
+      "'LIMIT', 0, REAP_SESSIONS)) do\nlocal state",
+      "'LIMIT', 0, REAP_SESSIONS)) do\nlocal state"
+    ], [
+      "call('ZRANGEBYSCORE', ctx.due, 0, text(ctx.now), 'LIMIT', 0, REAP_SESSIONS)",
+      "call('ZRANGEBYSCORE', ctx.due, 0, '+inf', 'LIMIT', 0, REAP_SESSIONS)"
+    ]]
+  },
+  // One waiter in ten is forgotten when its turn comes.
+  lostWakeUp: {
+    lua: [[
+      "local token, value = hold(ctx, state, weight)\ncall('HDEL', key, 'w' .. text(state.first), 'q' .. owner)",
+      "if ctx.micros % 10 == 0 then\ncall('HDEL', key, 'w' .. text(state.first))\nstate.first = state.first + 1\nreturn serve(ctx, key, state)\nend\nlocal token, value = hold(ctx, state, weight)\ncall('HDEL', key, 'w' .. text(state.first), 'q' .. owner)"
+    ], ["local function serve(ctx, key, state)", "local serve\nserve = function(ctx, key, state)"]]
+  },
+  // One take in fifty does not look whether there is room.
+  grantedTwice: {
+    lua: [[
+      "if state.first > state.last and state.taken + weight <= state.capacity then",
+      "if ctx.micros % 50 == 0 or state.first > state.last and state.taken + weight <= state.capacity then"
+    ]]
+  },
+  // A batch that is sent again is executed again.
+  resentBatch: {
+    faults: ["lost replies", "lost and repeated requests"],
+    lua: [["if number == last then", "if false then"], ["if number < last then", "if number < last - 1 then"]]
+  },
+  // The last in the queue is served first.
+  lastInFirstOut: {
+    lua: [[
+      "local waiter = call('HGET', key, 'w' .. text(state.first))",
+      "local top = call('HGET', key, 'w' .. text(state.last))\nlocal bottom = call('HGET', key, 'w' .. text(state.first))\nif top and bottom and state.last > state.first then\ncall('HSET', key, 'w' .. text(state.first), top, 'w' .. text(state.last), bottom)\ncall('HSET', key, 'q' .. match(top, '^%S+'), text(state.first), 'q' .. match(bottom, '^%S+'), text(state.last))\nend\nlocal waiter = call('HGET', key, 'w' .. text(state.first))"
+    ]]
+  },
+  // A token can be smaller than the one before it.
+  smallerToken: {
+    lua: [[
+      "if ctx.micros > token then token = ctx.micros end",
+      "token = ctx.micros - (ctx.micros % 7 == 0 and 3e6 or 0)"
+    ]]
+  },
+  // Some permits that are given back stay taken.
+  leakedPermit: {
+    lua: [[
+      "u, n = u - tonumber(match(value, '^%S+')), n - 1",
+      "u, n = u - (ctx.micros % 40 == 0 and 0 or tonumber(match(value, '^%S+'))), n - 1"
+    ]]
+  },
+  // The client does not notice that its lease has run out.
+  lateLoss: {
+    faults: ["partition"],
+    long: 0.3,
+    sources: [
+      ["internal/claim.ts", "performance.now() < this.trustedUntil", "performance.now() < this.trustedUntil + 60_000"],
+      ["internal/partition.ts", "Math.max(1, session.trustedUntil - performance.now())", "60_000"]
+    ]
+  },
+  // A release whose request is lost with its connection is not sent again.
+  forgottenRelease: {
+    sources: [[
+      "internal/partition.ts",
+      "    this.request(new Releasing(claim, done))",
+      "    if (Math.random() < 0.02) return done()\n    this.request(new Releasing(claim, done))"
+    ]]
+  }
+}

@@ -1,0 +1,25 @@
+import { Effect } from "effect"
+import type { Coordinator } from "../../src/index.ts"
+import type { Anomaly, Run } from "./checks.ts"
+import type { Client } from "./client.ts"
+import type { Hold } from "./history.ts"
+
+export interface Workload {
+  readonly name: string
+  /** Runs until `client.stopping()`. */
+  readonly run: (client: Client) => Effect.Effect<void, never, Coordinator.Coordinator>
+  /** What is wrong with the holds of its kind on one key. */
+  readonly check: (holds: ReadonlyArray<Hold>, run: Run) => ReadonlyArray<Anomaly>
+}
+
+/** So many fibers at once, each again and again. */
+export const fibers = (
+  count: number,
+  client: Client,
+  once: Effect.Effect<void, never, Coordinator.Coordinator>
+): Effect.Effect<void, never, Coordinator.Coordinator> =>
+  Effect.forEach(
+    Array.from({ length: count }),
+    () => Effect.whileLoop({ while: () => !client.stopping(), body: () => once, step: () => {} }),
+    { concurrency: "unbounded", discard: true }
+  )

@@ -1,0 +1,7 @@
+/** All workloads. One is a small file: what clients do, and what must be true of the history. */
+import type { Workload } from "./workload.ts"
+import { lock } from "./workloads/lock.ts"
+import { readWriteLock } from "./workloads/readWriteLock.ts"
+import { semaphore } from "./workloads/semaphore.ts"
+
+export const workloads: ReadonlyArray<Workload> = [lock, readWriteLock, semaphore]
