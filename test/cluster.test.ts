@@ -185,7 +185,7 @@ it.live("a Cluster whose replica has missed the last writes tells the holders", 
       yield* replica!.resume
       yield* nodes.awaitPromotion(tag, victim)
       // It is told as soon as there is a connection to the new primary, long before the next heartbeat.
-      assert.strictEqual((yield* within(Effect.flip(held.lease.lost), 7000, "the loss")).reason, "rolledBack")
+      assert.strictEqual((yield* within(Effect.flip(held.lease.lost), 3000, "the loss")).reason, "rolledBack")
       assert.isAbove(yield* within(Fiber.join(next), 7000, "the next in line"), held.lease.token)
       assert.deepStrictEqual(losses.filter(({ partition }) => partition !== partitionOf("a", partitions)), [])
       assert.deepStrictEqual(losses.filter(({ reason }) => reason !== "rolledBack"), [])

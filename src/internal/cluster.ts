@@ -80,7 +80,11 @@ export const cluster = (options: ClusterOptions): ClusterConnection => {
 
   const ownerOf = (slot: number): { readonly host: string; readonly port: number } | undefined => {
     const name = client.slots[slot]?.[0]
-    if (name === undefined) return undefined
+    return name === undefined ? undefined : reachedBy(name)
+  }
+
+  /** Where a node is that the cluster has this name for. */
+  const reachedBy = (name: string): { readonly host: string; readonly port: number } => {
     const known = client.nodes("master").find((node) => hostPort(node) === name)
     if (known !== undefined) return { host: known.options.host!, port: known.options.port! }
     const natMap = client.options.natMap
@@ -90,13 +94,40 @@ export const cluster = (options: ClusterOptions): ClusterConnection => {
     return { host: name.slice(0, colon), port: Number(name.slice(colon + 1)) }
   }
 
-  let refreshing = false
-  const refresh = (): void => {
-    if (refreshing || closed || client.status !== "ready") return
-    refreshing = true
-    client.refreshSlotsCache(() => {
-      refreshing = false
+  const isServed = (): boolean => {
+    const connected = new Set(client.nodes("master").filter(({ status }) => status === "ready").map(hostPort))
+    return [...new Set(client.slots.map((names) => names?.[0]))].every((name) => {
+      if (name === undefined) return true
+      const { host, port } = reachedBy(name)
+      return connected.has(`${host}:${port}`)
     })
+  }
+
+  // Until a primary is there in place of the one that is gone: who only holds sends nothing that would find it.
+  let chase: NodeJS.Timeout | undefined
+  let chased = 0
+  let refreshedAt = Number.NEGATIVE_INFINITY
+  const refresh = (): void => {
+    if (chase !== undefined || closed || client.status !== "ready") return
+    // A node that is gone is tried again with every refresh, and its failure asks for the next one.
+    const pause = chased++ < 40 ? 250 : 2000
+    chase = setTimeout(() => {
+      chase = undefined
+      refreshedAt = performance.now()
+      if (!closed && client.status === "ready") client.refreshSlotsCache(() => look() || refresh())
+    }, refreshedAt + pause - performance.now())
+  }
+
+  let primaries = ""
+  /** Whether every slot is served. A replica that was connected before and is a primary now may have missed something. */
+  const look = (): boolean => {
+    if (!isServed()) return false
+    chased = 0
+    const found = client.nodes("master").map(hostPort).sort().join()
+    const changed = found !== primaries && primaries !== ""
+    primaries = found
+    if (changed && listeners.state() === "ready") listeners.up()
+    return true
   }
 
   const inFlight = makeInFlight({
@@ -143,6 +174,7 @@ export const cluster = (options: ClusterOptions): ClusterConnection => {
   }
 
   client.on("+node", watch)
+  client.on("refresh", () => void look())
   client.on("error", (error: unknown) => {
     lastError = errorFrom(error, "CLUSTER", false, address)
   })
@@ -247,6 +279,7 @@ export const cluster = (options: ClusterOptions): ClusterConnection => {
       if (closed) return
       closed = true
       clearTimeout(revival)
+      clearTimeout(chase)
       inFlight.rejectAll(fail(new ConnectionLost({ address, detail: "closed" })))
       const nodes = client.nodes("all")
       client.disconnect()
