@@ -36,10 +36,6 @@ local function save(key, state)
   end
 end
 
-local function entryOf(ctx, key, id)
-  return id .. ':' .. string.sub(key, #ctx.prefix + 1)
-end
-
 local function hold(ctx, state, weight)
   state.taken = state.taken + weight
   state.holds = state.holds + 1

@@ -56,6 +56,11 @@ local function nextToken(ctx)
   return text(token)
 end
 
+-- What stands in the set of a session for something that it owns.
+local function entryOf(ctx, key, id)
+  return id .. ':' .. string.sub(key, #ctx.prefix + 1)
+end
+
 local function isAlive(ctx, session)
   if session == ctx.session then return true end
   local state = call('HGET', ctx.sessions, 's' .. session)
@@ -90,7 +95,8 @@ end
 
 -- Every command that an actor or a reader needs. What a user may not do has to be known before anything is written.
 local NEEDED = {
-  { 'DEL' }, { 'HDEL', 'f' }, { 'HGET', 'f' }, { 'HLEN' }, { 'HMGET', 'f' }, { 'HSET', 'f', 'v' }, { 'SADD', 'm' },
+  { 'DEL' }, { 'HDEL', 'f' }, { 'HGET', 'f' }, { 'HKEYS' }, { 'HLEN' }, { 'HMGET', 'f' }, { 'HSET', 'f', 'v' }, { 'PERSIST' },
+  { 'PEXPIRE', '1' }, { 'SADD', 'm' },
   { 'SRANDMEMBER' }, { 'SREM', 'm' }, { 'XADD', '*', 'f', 'v' }, { 'XLEN' }, { 'XRANGE', '-', '+' }, { 'XTRIM', 'MINID', '0' },
   { 'ZADD', '0', 'm' }, { 'ZRANGEBYSCORE', '0', '0' }, { 'ZREM', 'm' }
 }
@@ -192,6 +198,18 @@ handlers['session.reap'] = function(ctx, key, session, entry)
   reapers[kind](ctx, key, session, id)
   call('SREM', ctx.owned, entry)
   return '["reaped"]'
+end
+
+-- session.leave: gives up a membership of the session's own
+-- keys: resource
+-- args: id string
+-- reply: ["left"]
+-- flags: allow-oom
+handlers['session.leave'] = function(ctx, key, id)
+  local entry = entryOf(ctx, key, id)
+  reapers[match(entry, '^[^:]*:([^:]*):')](ctx, key, ctx.session, id)
+  ctx.removed[#ctx.removed + 1] = entry
+  return '["left"]'
 end
 
 -- What the session owns is written once a call. An id is never owned again after it was removed, so additions go first.

@@ -1,5 +1,7 @@
 export * as Coordinator from "./Coordinator.ts"
+export * as CountDownLatch from "./CountDownLatch.ts"
 export * as Fence from "./Fence.ts"
+export * as Gate from "./Gate.ts"
 export * as Lease from "./Lease.ts"
 export * as Lock from "./Lock.ts"
 export * as Metrics from "./Metrics.ts"

@@ -16,7 +16,7 @@ import {
   Stream,
   Tracer
 } from "effect"
-import { Coordinator, Fence, Lock, Metrics, Redis } from "../src/index.ts"
+import { Coordinator, CountDownLatch, Fence, Lock, Metrics, Redis } from "../src/index.ts"
 import { eventually } from "./support/eventually.ts"
 import { freshNamespace, node, short, TestServer, withNode } from "./support/live.ts"
 
@@ -188,9 +188,18 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
   it.effect("fails what is asked of it after it was closed", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
-      const context = yield* Effect.scoped(node(server.url, { namespace: freshNamespace() }))
+      const { context, latch } = yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* node(server.url, { namespace: freshNamespace() })
+        const latch = yield* CountDownLatch.make({ name: "ready", count: 1 }).pipe(Effect.provideContext(context))
+        return { context, latch }
+      }))
       const error = yield* Lock.withLock(Effect.void, "a").pipe(Effect.provideContext(context), Effect.flip)
       assert.strictEqual(error.reason._tag === "CoordinatorError" && error.reason.reason._tag, "CoordinatorClosed")
+      // Requests and questions alike.
+      for (const asked of [latch.countDown(), latch.count, latch.isOpen, latch.reset]) {
+        const { reason } = yield* Effect.flip(asked)
+        assert.strictEqual(reason._tag === "CoordinatorError" && reason.reason._tag, "CoordinatorClosed")
+      }
     }))
 
   it.effect("keeps one session, whatever the number of holds", () =>

@@ -5,7 +5,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Exit, Fiber, Option, Stream } from "effect"
 import * as net from "node:net"
-import { Coordinator, Lease, Lock, ReadWriteLock, Semaphore } from "../src/index.ts"
+import { Coordinator, CountDownLatch, Lease, Lock, ReadWriteLock, Semaphore } from "../src/index.ts"
 import type { Requests } from "../src/internal/lua.ts"
 import { words } from "../src/internal/testing/resp.ts"
 import { make as proxy, type Proxy, type Request, type Verdict } from "../src/testing/Proxy.ts"
@@ -115,6 +115,22 @@ const everyRequest = (server: Server, namespace: string, line: Proxy) =>
       yield* theirs.release(all)
       // Two members, and no hold that nobody knows of.
       assert.strictEqual(yield* fields(server, namespace, "sem:pool", "h"), 2)
+
+      yield* Effect.scoped(Effect.gen(function*() {
+        const latch = yield* CountDownLatch.make({ name: "ready", count: 2, keep: "100 millis" })
+        const same = yield* Effect.provideContext(
+          CountDownLatch.make({ name: "ready", count: 2, keep: "100 millis" }),
+          other
+        )
+        const passing = yield* Effect.forkChild(same.await)
+        assert.strictEqual(yield* latch.countDown(), 1)
+        assert.strictEqual(yield* latch.count, 1)
+        assert.strictEqual(yield* latch.countDown(), 0)
+        yield* Fiber.join(passing)
+        yield* latch.reset
+        assert.strictEqual(yield* same.count, 2)
+        assert.strictEqual(yield* same.countDown(), 1)
+      }))
       // What is held when the coordinator closes goes back as well.
       yield* Effect.forkDetach(Lock.withLock(Effect.never, "kept"))
       yield* eventually(Effect.map(fields(server, namespace, "lock:kept", "h"), (holds) => holds === 1))
@@ -137,6 +153,11 @@ const requests = [
   ["semaphore.reweigh", "rw:book"],
   ["semaphore.check", "lock:taken"],
   ["session.wake", ""],
+  ["latch.join", "latch:ready"],
+  ["latch.count", "latch:ready"],
+  ["latch.state", "latch:ready"],
+  ["latch.reset", "latch:ready"],
+  ["session.leave", "latch:ready"],
   ["session.end", ""],
   ["session.owned", ""],
   ["session.reap", ""]

@@ -14,7 +14,8 @@ const lines: Record<string, string> = {
   "40-many-locks.ts": "alice 88, bob 94, carol 118",
   "50-fencing.ts": "SQL has what was written by the second, Redis has what was written by the second",
   "60-reentrant-and-max-hold.ts": "and the lock is free again",
-  "70-loss.ts": "the next time: started, written, cleaned up"
+  "70-loss.ts": "the next time: started, written, cleaned up",
+  "80-latch-and-gate.ts": "3 have begun, and all have finished"
 }
 
 describe("examples", () => {

@@ -19,7 +19,8 @@ const keys = (namespace: string) => ["resetchannels", `~{${namespace}:*`, "-@all
 const calling = { functions: ["+fcall", "+function|load"], scripts: ["+eval", "+evalsha"] }
 const reading = ["+xread"]
 const inside = [
-  ...["+del", "+hdel", "+hget", "+hlen", "+hmget", "+hset", "+sadd", "+srandmember", "+srem", "+time"],
+  ...["+del", "+hdel", "+hget", "+hkeys", "+hlen", "+hmget", "+hset", "+persist", "+pexpire", "+sadd"],
+  ...["+srandmember", "+srem", "+time"],
   ...["+xadd", "+xlen", "+xrange", "+xtrim", "+zadd", "+zrangebyscore", "+zrem"]
 ]
 const rules = (namespace: string) => [

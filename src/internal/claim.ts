@@ -30,11 +30,17 @@ export interface Request<V extends Verb = Verb> {
 
 export type Outcome =
   | Extract<
-    Requests["semaphore.take" | "semaphore.create"]["reply"],
+    Requests["semaphore.take" | "semaphore.create" | "latch.join"]["reply"],
     readonly ["busy"] | readonly ["missing"] | readonly [tag: "tooBig" | "mismatch", capacity: number]
   >
   | readonly [tag: "granted"]
   | readonly [tag: "failed", error: CoordinatorError]
+
+/** What a membership hears: how it is when it joins, every change, and how it is whenever it may have missed one. */
+export interface Observation {
+  readonly keep: number
+  readonly observe: (state: ReadonlyArray<string | number>) => void
+}
 
 /** A request to hold, from before it is sent until it is given back. */
 export class Claim {
@@ -53,12 +59,14 @@ export class Claim {
   readonly partition: Partition
   readonly id: string
   readonly key: string
-  verb: "semaphore.take" | "semaphore.create" | "semaphore.attach"
+  verb: "semaphore.take" | "semaphore.create" | "semaphore.attach" | "latch.join"
   weight: number
   total: number
   readonly wait: boolean
   /** Held by the coordinator rather than by a fiber: after a loss it is taken again. */
   readonly standing: boolean
+  /** Of a membership that hears of changes. */
+  readonly observation: Observation | undefined
   settle: (outcome: Outcome) => void
 
   constructor(
@@ -70,6 +78,7 @@ export class Claim {
       readonly capacity: number
       readonly wait: boolean
       readonly standing: boolean
+      readonly observation?: Observation | undefined
     }
   ) {
     this.partition = partition
@@ -80,6 +89,7 @@ export class Claim {
     this.total = options.capacity
     this.wait = options.wait
     this.standing = options.standing
+    this.observation = options.observation
     this.settle = () => {}
   }
 
@@ -162,6 +172,8 @@ export class Asking implements Request<Claim["verb"]> {
       ? [claim.id, claim.weight, claim.total, claim.wait]
       : claim.verb === "semaphore.create"
       ? [claim.id, claim.total]
+      : claim.verb === "latch.join"
+      ? [claim.id, claim.total, claim.observation!.keep]
       : [claim.id]
   }
 
@@ -175,10 +187,10 @@ export class Asking implements Request<Claim["verb"]> {
 }
 
 /** A request to give back or to leave the queue. With the session, the claim is over anyway. */
-export class Releasing implements Request<"semaphore.release"> {
+export class Releasing implements Request<"semaphore.release" | "session.leave"> {
   readonly claim: Claim
   readonly session: Session | undefined
-  readonly verb = "semaphore.release"
+  readonly verb: "semaphore.release" | "session.leave"
   readonly key: string
   readonly args: [string]
   readonly moot: () => void
@@ -188,6 +200,7 @@ export class Releasing implements Request<"semaphore.release"> {
   constructor(claim: Claim, done: () => void) {
     this.claim = claim
     this.session = claim.session
+    this.verb = claim.observation === undefined ? "semaphore.release" : "session.leave"
     this.key = claim.key
     this.args = [claim.id]
     this.moot = done

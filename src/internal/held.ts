@@ -11,7 +11,7 @@ import * as Fiber from "effect/Fiber"
 import * as Scope from "effect/Scope"
 import { Coordinator } from "../Coordinator.ts"
 import type { Lease } from "../Lease.ts"
-import { Claim, type Outcome } from "./claim.ts"
+import { Claim, type Observation, type Outcome } from "./claim.ts"
 import type { CoordinatorError } from "./errors.ts"
 import { guarded } from "./guard.ts"
 import { type Kernel, kernelOf } from "./kernel.ts"
@@ -20,7 +20,7 @@ import { LeaseLost, WaitTimeout } from "./loss.ts"
 import type { Partition } from "./partition.ts"
 import { spanned } from "./span.ts"
 
-export type Kind = "lock" | "rw" | "sem"
+export type Kind = "lock" | "rw" | "sem" | "latch" | "gate"
 
 export interface WaitOptions {
   readonly wait?: Duration.Input | undefined
@@ -447,10 +447,11 @@ export const reweigh = (
 /** Joins something for as long as a scope is open; after a loss of the session it is joined again by itself. */
 export const membership = <E>(
   place: Place,
-  verb: "semaphore.create" | "semaphore.attach",
+  verb: "semaphore.create" | "semaphore.attach" | "latch.join",
   capacity: number,
   wait: Duration.Input | undefined,
-  fail: (error: CoordinatorError | WaitTimeout) => E
+  fail: (error: CoordinatorError | WaitTimeout) => E,
+  observation?: Observation | undefined
 ): Effect.Effect<readonly [Claim, Settled], E, Scope.Scope> =>
   Effect.uninterruptibleMask((restore) =>
     Effect.flatMap(Effect.scope, (scope) => {
@@ -460,7 +461,8 @@ export const membership = <E>(
         weight: 0,
         capacity,
         wait: true,
-        standing: true
+        standing: true,
+        observation
       })
       return Effect.flatMap(
         obtain(claim, place.name, restore, wait, fail),

@@ -6,7 +6,7 @@ import { createHash, randomBytes } from "node:crypto"
 import { MissingPermission, RedisError } from "../Redis.ts"
 import type { Claim, LossReason, Phase, Session, Verb } from "./claim.ts"
 import type { Connections } from "./connection.ts"
-import { ActorDefect, CoordinatorError } from "./errors.ts"
+import { ActorDefect, CoordinatorClosed, CoordinatorError } from "./errors.ts"
 import { partitionOf } from "./keys.ts"
 import { allowOom, body, library, replies as shapes, type Requests } from "./lua.ts"
 import { Partition } from "./partition.ts"
@@ -122,6 +122,8 @@ export class Kernel {
   readonly #readers = new Map<number, Reader>()
   readonly #unsubscribe: () => void
   readonly #timers = new Set<NodeJS.Timeout>()
+  // Whoever waits for another try has to hear that there is none.
+  readonly #retrying = new Set<() => void>()
   #sessions = 0
   #claims = 0
   #ready: { readonly promise: Promise<void>; readonly resolve: () => void } | undefined = undefined
@@ -205,7 +207,10 @@ export class Kernel {
     message: { readonly verb: V; readonly key: string; readonly args: Requests[V]["args"] }
   ): Promise<Requests[V]["reply"]> {
     const call = batch(addressOf(partition.prefix, ""), unnumbered, [message])
-    const raw = await this.#again(() => this.invoke("_ro", call))
+    const raw = await this.#again(() => {
+      if (this.closed) throw new CoordinatorError({ reason: new CoordinatorClosed({}) })
+      return this.invoke("_ro", call)
+    })
     const [reply] = this.#decode([message], raw)[1]!
     if (reply![0] === "failed") throw this.failed(message.verb, String(reply![1]))
     return reply as Requests[V]["reply"]
@@ -286,11 +291,18 @@ export class Kernel {
   async backoff(attempt: number, cause: RedisError): Promise<void> {
     // Half-open: the other side is gone, and the socket does not know.
     if (cause.reason._tag === "Timeout") this.#connections.commands.reset()
-    if (!this.#connections.commands.isReady()) {
-      return (this.#ready ??= Promise.withResolvers<void>()).promise
-    }
     const limit = Math.min(500, 5 * 2 ** Math.min(attempt, 10))
-    return this.sleep(limit / 2 + Math.random() * limit / 2)
+    const wait = this.#connections.commands.isReady()
+      ? this.sleep(limit / 2 + Math.random() * limit / 2)
+      : (this.#ready ??= Promise.withResolvers<void>()).promise
+    return new Promise((resolve) => {
+      const go = () => {
+        this.#retrying.delete(go)
+        resolve()
+      }
+      this.#retrying.add(go)
+      void wait.then(go)
+    })
   }
 
   sleep(millis: number): Promise<void> {
@@ -418,6 +430,7 @@ export class Kernel {
     ])
     this.#unsubscribe()
     for (const timer of this.#timers) clearTimeout(timer)
+    for (const go of [...this.#retrying]) go()
     await Promise.allSettled([...this.#readers.values()].map((reader) => reader.close()))
   }
 }

@@ -43,6 +43,7 @@ export class Partition {
   #reap: NodeJS.Timeout | undefined = undefined
   #nearest = Number.POSITIVE_INFINITY
   #waiting = 0
+  #observing = 0
 
   constructor(kernel: Kernel, index: number) {
     this.kernel = kernel
@@ -375,12 +376,18 @@ export class Partition {
     return this.#waiting > 0
   }
 
+  /** Whether anything can come to its mailbox. */
+  isListening(): boolean {
+    return this.#waiting > 0 || this.#observing > 0
+  }
+
   /** Renews, and asks what has become of everything that waits: a lost event is a delay, never a hang. */
   resync(): void {
     const session = this.session
     if (session === undefined || session.expireIfDue()) return
     this.request(this.#renewal(session))
     for (const claim of this.claims.values()) {
+      if (claim.observation !== undefined && claim.state === "held") this.#look(claim, session)
       if (claim.state !== "queued") continue
       this.request({
         verb: "semaphore.check",
@@ -398,6 +405,21 @@ export class Partition {
         fail: (error) => this.kernel.log("Warn", "a resync was refused", error)
       })
     }
+  }
+
+  // To join again is to be told how it is.
+  #look(claim: Claim, session: Session): void {
+    this.request({
+      verb: claim.verb,
+      key: claim.key,
+      args: new Asking(claim, session).args,
+      session,
+      moot: () => {},
+      settle: (reply) => {
+        if (reply[0] === "observing" && claim.state === "held") claim.observation!.observe(reply.slice(1))
+      },
+      fail: (error) => this.kernel.log("Warn", "a membership could not be checked", error)
+    })
   }
 
   #suspend(session: Session, cause: RedisError): void {
@@ -466,6 +488,7 @@ export class Partition {
 
   #become(claim: Claim, state: Claim["state"]): void {
     this.#waiting += waits(state) - waits(claim.state)
+    if (claim.observation !== undefined) this.#observing += Number(state === "held") - Number(claim.state === "held")
     claim.state = state
     if (state === "done") this.claims.delete(claim.id)
   }
@@ -511,12 +534,25 @@ export class Partition {
         this.kernel.metrics.waiting()
         this.kernel.listen(this)
         return this.expect(reply[2])
+      case "observing":
+        if (claim.state !== "pending") return
+        session.waited = true
+        // Whoever is told that it has joined knows how it is.
+        claim.observation!.observe(reply.slice(1))
+        this.#grant(claim, session, 1, claim.total)
+        return this.kernel.listen(this)
       default:
         if (claim.state !== "pending") return
-        if (reply[0] === "mismatch" && claim.capacity > 0) {
+        if (reply[0] === "mismatch" && claim.capacity > 0 && claim.observation === undefined) {
           // Joined again after a loss, and others were faster with another size: theirs is in force.
           claim.verb = "semaphore.attach"
           return this.#send(claim)
+        }
+        if (claim.standing && claim.token > 0) {
+          this.kernel.log(
+            "Warn",
+            `partition ${this.index}: what was open before could not be opened again: ${reply[0]}`
+          )
         }
         this.#become(claim, "done")
         claim.settle(reply as Outcome)
@@ -536,7 +572,7 @@ export class Partition {
     claim.session = session
     claim.token = token
     claim.capacity = capacity
-    if (claim.standing) {
+    if (claim.standing && claim.observation === undefined) {
       // After a loss, whoever is back first creates it again as it was.
       claim.verb = "semaphore.create"
       claim.total = capacity
@@ -587,6 +623,8 @@ export class Partition {
     switch (event[0]) {
       case "granted":
         return this.#grant(claim, session, Number(event[2]), Number(event[3]))
+      case "changed":
+        return claim.observation?.observe(event.slice(2))
       case "refused": {
         if (claim.state !== "queued" && claim.state !== "pending") return
         this.#become(claim, "done")

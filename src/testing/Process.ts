@@ -28,6 +28,8 @@ import { realSleep } from "../internal/testing/sleep.ts"
 import { type Child, type Ended, workspace } from "../internal/testing/workspace.ts"
 import { variable } from "./Program.ts"
 
+export type { Ended } from "../internal/testing/workspace.ts"
+
 /**
  * A program in another process that reports with `Program.emit`. `Event` is trusted, not checked.
  *

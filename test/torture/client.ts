@@ -37,6 +37,11 @@ export interface Client {
   readonly random: () => number
   readonly pick: <A>(items: ReadonlyArray<A>) => A
   readonly stopping: () => boolean
+  /** Runs something that holds nothing, and records when it was asked and answered; whether it succeeded. */
+  readonly attempt: <A, E>(
+    request: Request,
+    effect: Effect.Effect<A, E, Lockstep.Coordinator.Coordinator>
+  ) => Effect.Effect<boolean, never, Lockstep.Coordinator.Coordinator>
   /**
    * Runs a request to hold one thing, or all of several: `take` is given the body, and is a form of the library that runs it
    * while they are held. Its outcome is recorded and never fails.
@@ -112,6 +117,19 @@ const main = async () => {
       random,
       pick: (items) => items[Math.floor(random() * items.length)]!,
       stopping: () => stopping,
+      attempt: (request, effect) =>
+        Effect.gen(function*() {
+          const id = `${++asked}`
+          record({ event: "ask", id, ...request })
+          const exit = yield* Effect.exit(
+            Effect.onExit(effect, (exit) =>
+              Effect.sync(() => {
+                if (Exit.isSuccess(exit)) record({ event: "enter", id, token: 0 })
+                record({ event: "end", id, outcome: outcomeOf(exit) })
+              }))
+          )
+          return Exit.isSuccess(exit)
+        }),
       hold: (requests, take) =>
         Effect.gen(function*() {
           const all = requests.map((request) => ({ id: `${++asked}`, ...request }))

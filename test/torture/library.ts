@@ -114,6 +114,10 @@ export const bugs: { readonly [name: string]: Bug } = {
       "token = ctx.micros - (ctx.micros % 7 == 0 and 3e6 or 0)"
     ]]
   },
+  // A latch opens when one is still to come.
+  earlyLatch: {
+    lua: [["if latch.left == 0 then\nlatch.opened", "if latch.left <= 1 then\nlatch.opened"]]
+  },
   // Some permits that are given back stay taken.
   leakedPermit: {
     lua: [[

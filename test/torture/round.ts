@@ -155,13 +155,17 @@ export const round = (options: Options): Effect.Effect<Report, unknown, Scope.Sc
     // A bug has to be found without the help of faults that excuse it.
     const allowed = options.bug === undefined ? possible : possible.filter(({ forgets }) => forgets !== true)
     // A round without forgetting is judged more strictly; half of them are.
-    const faithful = options.faults === undefined && random() < 0.5
+    const faithful = options.faults === undefined && options.deployment !== "clock" && random() < 0.5
     const chosen = faithful ? allowed.filter(({ forgets }) => forgets !== true) : allowed
     while (performance.now() < end) {
       yield* realSleep(50 + random() * 900)
       const victim = victims[Math.floor(random() * victims.length)]!
       // Each side has its share, however many kinds it has.
-      const side = chosen.filter(({ of }) => of === (random() < 0.7 ? "client" : "server"))
+      const of = random() < 0.7 ? "client" : "server"
+      const forgets = random() < 0.3
+      const all = chosen.filter((fault) => fault.of === of)
+      const forgetting = all.filter((fault) => fault.forgets === true)
+      const side = forgets && forgetting.length > 0 ? forgetting : all
       const fault = side[Math.floor(random() * side.length)]
       if (fault === undefined) continue
       const place = fault.of === "client" ? victim.name : ""
@@ -271,7 +275,7 @@ export const round = (options: Options): Effect.Effect<Report, unknown, Scope.Sc
       lost
     }
     for (const workload of workloads) {
-      const mine = holds.filter(({ kind }) => kind === workload.name)
+      const mine = holds.filter(({ kind }) => kind.split(" ")[0] === workload.name)
       for (const key of new Set(mine.map(({ key }) => key))) {
         anomalies.push(...workload.check(mine.filter((hold) => hold.key === key), run))
       }
@@ -302,7 +306,7 @@ export const round = (options: Options): Effect.Effect<Report, unknown, Scope.Sc
 
 // What a user has to reckon with; everything else is a defect.
 const isTyped = (outcome: string): boolean =>
-  /^failed lockstep\/(Lock|ReadWriteLock|Semaphore)\/\w+Error: /.test(outcome) && !/defect/i.test(outcome)
+  /^failed lockstep\/\w+\/\w+Error: /.test(outcome) && !/defect/i.test(outcome)
 
 /** All that Redis has of a namespace, for people. */
 const dump = (namespace: string, { primaries }: Deployment): Effect.Effect<string, unknown> =>

@@ -1,7 +1,8 @@
 /** All workloads. One is a small file: what clients do, and what must be true of the history. */
 import type { Workload } from "./workload.ts"
+import { latch } from "./workloads/latch.ts"
 import { lock } from "./workloads/lock.ts"
 import { readWriteLock } from "./workloads/readWriteLock.ts"
 import { semaphore } from "./workloads/semaphore.ts"
 
-export const workloads: ReadonlyArray<Workload> = [lock, readWriteLock, semaphore]
+export const workloads: ReadonlyArray<Workload> = [lock, readWriteLock, semaphore, latch]
