@@ -118,15 +118,19 @@ export const cluster = (options: ClusterOptions): ClusterConnection => {
     }, refreshedAt + pause - performance.now())
   }
 
+  // As of the last `up`: who hears it asks the sessions, so later changes are those that nobody has asked about.
   let primaries = ""
+  const primariesNow = (): string => client.nodes("master").map(hostPort).sort().join()
+  const up = (): void => {
+    primaries = primariesNow()
+    listeners.up()
+  }
+
   /** Whether every slot is served. A replica that was connected before and is a primary now may have missed something. */
   const look = (): boolean => {
     if (!isServed()) return false
     chased = 0
-    const found = client.nodes("master").map(hostPort).sort().join()
-    const changed = found !== primaries && primaries !== ""
-    primaries = found
-    if (changed && listeners.state() === "ready") listeners.up()
+    if (listeners.state() === "ready" && primariesNow() !== primaries) up()
     return true
   }
 
@@ -148,7 +152,7 @@ export const cluster = (options: ClusterOptions): ClusterConnection => {
     node.on("ready", () => {
       clearTimeout(watchdog)
       // A master that is new or back may have forgotten something.
-      if (listeners.state() === "ready") listeners.up()
+      if (listeners.state() === "ready") up()
     })
     node.on("close", () => {
       clearTimeout(watchdog)
@@ -188,7 +192,7 @@ export const cluster = (options: ClusterOptions): ClusterConnection => {
     await mastersConnected()
     if (mine !== epoch || closed) return
     lastError = undefined
-    listeners.up()
+    up()
   })
   // ioredis goes from "close" to "reconnecting" by itself.
   client.on("close", () => {
