@@ -30,16 +30,7 @@ local function saveLatch(key, latch)
 end
 
 local function describeLatch(latch)
-  return format('%d,%d,%d,%d,', latch.total, latch.left, latch.opened, latch.resets) .. text(latch.epoch) .. ']'
-end
-
--- One event for each member, however many fibers wait behind it.
-local function announceLatch(ctx, key, latch)
-  local state = describeLatch(latch)
-  for _, field in ipairs(call('HKEYS', key)) do
-    local session, id = match(field, '^o([^/]*)/(.*)$')
-    if session then post(ctx, session, '["changed","' .. id .. '",' .. state) end
-  end
+  return format('%d,%d,%d,%d,', latch.total, latch.left, latch.opened, latch.resets) .. text(latch.epoch)
 end
 
 local function leaveLatch(ctx, key, session, id)
@@ -57,13 +48,10 @@ end
 handlers['latch.join'] = function(ctx, key, id, total, keep)
   local latch = loadLatch(ctx, key, total, keep)
   if latch.total ~= tonumber(total) then return format('["mismatch",%d]', latch.total) end
-  if call('HSET', key, 'o' .. ctx.session .. '/' .. id, '') == 1 then
-    latch.members = latch.members + 1
-    ctx.added[#ctx.added + 1] = entryOf(ctx, key, id)
-  end
+  if enrol(ctx, key, id, '') then latch.members = latch.members + 1 end
   latch.keep = tonumber(keep)
   saveLatch(key, latch)
-  return '["observing",' .. describeLatch(latch)
+  return '["observing",' .. describeLatch(latch) .. ']'
 end
 
 -- latch.count: counts down, once for each count id, and opens the latch when nothing is left
@@ -78,11 +66,11 @@ handlers['latch.count'] = function(ctx, key, count, by, total, keep)
     call('HSET', key, 'c' .. count, '')
     if latch.left == 0 then
       latch.opened = latch.opened + 1
-      announceLatch(ctx, key, latch)
+      announce(ctx, key, describeLatch(latch))
     end
     saveLatch(key, latch)
   end
-  return '["counted",' .. describeLatch(latch)
+  return '["counted",' .. describeLatch(latch) .. ']'
 end
 
 -- latch.reset: closes the latch, with everything left to count
@@ -96,9 +84,9 @@ handlers['latch.reset'] = function(ctx, key, total, keep)
     if string.byte(field) == 99 then call('HDEL', key, field) end
   end
   latch.left, latch.resets = latch.total, latch.resets + 1
-  if latch.members > 0 then announceLatch(ctx, key, latch) end
+  if latch.members > 0 then announce(ctx, key, describeLatch(latch)) end
   saveLatch(key, latch)
-  return '["reset",' .. describeLatch(latch)
+  return '["reset",' .. describeLatch(latch) .. ']'
 end
 
 -- latch.state: how it is

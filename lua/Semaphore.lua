@@ -80,7 +80,7 @@ local function enqueue(ctx, key, state, id, weight)
   local place = text(state.last)
   call('HSET', key, 'w' .. place, owner .. ' ' .. text(weight), 'q' .. owner, place)
   save(key, state)
-  ctx.added[#ctx.added + 1] = entryOf(ctx, key, id)
+  own(ctx, key, id)
   return queued(ctx, state.last - state.first)
 end
 
@@ -88,7 +88,7 @@ local function grant(ctx, key, state, id, weight)
   local token, value = hold(ctx, state, weight)
   call('HSET', key, 'h' .. ctx.session .. '/' .. id, value, 's',
     pack(FORMAT, state.capacity, state.taken, state.holds, state.first, state.last))
-  ctx.added[#ctx.added + 1] = entryOf(ctx, key, id)
+  own(ctx, key, id)
   return granted(token, state.capacity)
 end
 
@@ -141,7 +141,7 @@ end
 -- flags: allow-oom
 handlers['semaphore.release'] = function(ctx, key, id)
   local found = drop(ctx, key, ctx.session, id)
-  ctx.removed[#ctx.removed + 1] = entryOf(ctx, key, id)
+  disown(ctx, key, id)
   return found and RELEASED or ABSENT
 end
 

@@ -28,10 +28,10 @@ const fail = (message: string): never => {
 
 const typeOf = (field: string): string => {
   const [name, type] = field.trim().split(/\s+/)
-  if (name === undefined || type === undefined || !/^(string|number|boolean|strings)$/.test(type)) {
-    return fail(`"${field}" is not "<name> string|number|boolean"`)
+  if (name === undefined || type === undefined || !/^(string|number|boolean|strings|json)$/.test(type)) {
+    return fail(`"${field}" is not "<name> string|number|boolean|json"`)
   }
-  return `${name.replace("...", "")}: ${type === "strings" ? "string" : type}`
+  return `${name.replace("...", "")}: ${type === "strings" ? "string" : type === "json" ? "unknown" : type}`
 }
 
 const parse = (file: string, source: string): ReadonlyArray<Handler> => {
@@ -56,6 +56,7 @@ const parse = (file: string, source: string): ReadonlyArray<Handler> => {
     if (parameters.join() !== names.map((name) => name.split(":")[0]).join()) {
       fail(`${where} takes (${parameters.join(", ")}), and its header declares "${args}"`)
     }
+    if (keys !== "none" && keys !== "resource" && keys !== "resource, items") fail(`${where} has keys "${keys}"`)
     if (names.length > maxArguments) fail(`${where} has more than ${maxArguments} arguments`)
     for (const used of body.matchAll(/'\["(\w+)"/g)) {
       if (!reply.includes(`"${used[1]}"`)) fail(`${where} answers "${used[1]}", which its header does not declare`)
@@ -122,6 +123,11 @@ ${
 /** Requests that may run when the server is out of memory: they only renew, release or acknowledge. */
 export const allowOom: ReadonlySet<string> = new Set(${
   JSON.stringify(handlers.filter(({ oom }) => oom).map(({ verb }) => verb))
+})
+
+/** Requests about a resource that may carry a stream: they name its hash and its items. */
+export const carriers: ReadonlySet<string> = new Set(${
+  JSON.stringify(handlers.filter(({ keys }) => keys === 2).map(({ verb }) => verb))
 })
 
 /** The shape of each reply: its tags, and the types behind each tag ("..." repeats the last). */

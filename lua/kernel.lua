@@ -5,7 +5,7 @@
 --         2 due       zset: session -> a time in server ms before which it cannot be due to be reaped
 --         3 owned     set of the session: "<hold id>:<kind>:<name>" of everything it holds or waits for
 --         4 mailbox   stream of the session
---         5.. the keys of the requests, in order
+--         5.. the keys of the requests, in order; a resource that carries a stream has two, its hash and its items
 --   ARGV  1 session id, or "" for requests that need no session (they are idempotent)
 --         2 batch number  3 lease_ms  4 mailbox id read so far, or ""
 --         5.. the requests: verb, its arguments, verb, its arguments, ... (text: parsing JSON would cost more than the rest)
@@ -61,6 +61,14 @@ local function entryOf(ctx, key, id)
   return id .. ':' .. string.sub(key, #ctx.prefix + 1)
 end
 
+local function own(ctx, key, id)
+  ctx.added[#ctx.added + 1] = entryOf(ctx, key, id)
+end
+
+local function disown(ctx, key, id)
+  ctx.removed[#ctx.removed + 1] = entryOf(ctx, key, id)
+end
+
 local function isAlive(ctx, session)
   if session == ctx.session then return true end
   local state = call('HGET', ctx.sessions, 's' .. session)
@@ -72,6 +80,21 @@ end
 local function post(ctx, session, event)
   -- pcall: on a migrating slot another session's mailbox may be out of reach, which is a delay and not a failure.
   redis.pcall('XADD', ctx.prefix .. 'mail:' .. session, 'NOMKSTREAM', 'MAXLEN', '~', MAILBOX_LENGTH, '*', 'e', event)
+end
+
+-- Members of a resource hear of its changes: a field of its hash for each, "o<session>/<id>". Answers whether it is new.
+local function enrol(ctx, key, id, about)
+  if call('HSET', key, 'o' .. ctx.session .. '/' .. id, about) == 0 then return false end
+  own(ctx, key, id)
+  return true
+end
+
+-- One event for each member, however many fibers wait behind it. The detail is JSON, without the brackets.
+local function announce(ctx, key, detail)
+  for _, field in ipairs(call('HKEYS', key)) do
+    local session, id = match(field, '^o([^/]*)/(.*)$')
+    if session then post(ctx, session, '["changed","' .. id .. '",' .. detail .. ']') end
+  end
 end
 
 -- Milliseconds until another session may be due, of those that are due later than `after`: 0 if it may be already, -1 if
@@ -188,7 +211,7 @@ handlers['session.owned'] = function(ctx, _, session)
 end
 
 -- session.reap: releases one thing that a dead session owned, and wakes who is next
--- keys: resource
+-- keys: resource, items
 -- args: session string, entry string
 -- reply: ["reaped"] | ["alive"]
 -- flags: allow-oom
@@ -200,15 +223,14 @@ handlers['session.reap'] = function(ctx, key, session, entry)
   return '["reaped"]'
 end
 
--- session.leave: gives up a membership of the session's own
--- keys: resource
+-- session.leave: gives up something of the session's own, as if the session had ended
+-- keys: resource, items
 -- args: id string
 -- reply: ["left"]
 -- flags: allow-oom
 handlers['session.leave'] = function(ctx, key, id)
-  local entry = entryOf(ctx, key, id)
-  reapers[match(entry, '^[^:]*:([^:]*):')](ctx, key, ctx.session, id)
-  ctx.removed[#ctx.removed + 1] = entry
+  reapers[match(key, '^([^:]*):', #ctx.prefix + 1)](ctx, key, ctx.session, id)
+  disown(ctx, key, id)
   return '["left"]'
 end
 
@@ -249,6 +271,7 @@ local function dispatch(ctx, keys, requests)
       replies[count] = '["failed","unknown request"]'
       break
     end
+    ctx.items = keys[key + 1]
     -- No handler has more arguments than six; those that belong to the next request are ignored.
     local fine, reply = pcall(handlers[verb], ctx, keys[key], requests[at + 1], requests[at + 2], requests[at + 3],
       requests[at + 4], requests[at + 5], requests[at + 6])

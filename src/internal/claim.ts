@@ -28,18 +28,29 @@ export interface Request<V extends Verb = Verb> {
   cancelled?: boolean | undefined
 }
 
-export type Outcome =
-  | Extract<
-    Requests["semaphore.take" | "semaphore.create" | "latch.join"]["reply"],
-    readonly ["busy"] | readonly ["missing"] | readonly [tag: "tooBig" | "mismatch", capacity: number]
-  >
-  | readonly [tag: "granted"]
-  | readonly [tag: "failed", error: CoordinatorError]
+/** The requests that can grant something, or let it be observed. */
+export type ClaimVerb = {
+  [V in Verb]: Extract<Requests[V]["reply"], readonly ["queued" | "observing", ...any]> extends never
+    ? V extends "semaphore.create" ? V : never
+    : V extends `${string}.check` ? never
+    : V
+}[Verb]
 
-/** What a membership hears: how it is when it joins, every change, and how it is whenever it may have missed one. */
+/** The requests that ask what has become of one that waits. */
+export type CheckVerb = Extract<Verb, `${string}.check`>
+
+type ClaimReply = Requests[ClaimVerb]["reply"]
+
+export type Refusal = Exclude<ClaimReply, readonly ["granted" | "queued" | "observing", ...any]>
+
+export type Outcome = Refusal | readonly [tag: "granted"] | readonly [tag: "failed", error: CoordinatorError]
+
+/** What a membership hears. */
 export interface Observation {
-  readonly keep: number
-  readonly observe: (state: ReadonlyArray<string | number>) => void
+  /** How it is when it joins, every change, and how it is whenever it may have missed one. */
+  readonly observe: (state: ReadonlyArray<unknown>) => void
+  /** The session was lost: what it had there is going to be reaped, and it joins again with the next one. */
+  readonly lost?: (() => void) | undefined
 }
 
 /** A request to hold, from before it is sent until it is given back. */
@@ -48,6 +59,8 @@ export class Claim {
   session: Session | undefined = undefined
   token = 0
   capacity = 0
+  /** What came with the grant, if anything did. */
+  payload: ReadonlyArray<unknown> = []
   /** Milliseconds since the epoch, for people. */
   acquiredAt = 0
   lost: LossReason | "maxHold" | undefined = undefined
@@ -59,7 +72,7 @@ export class Claim {
   readonly partition: Partition
   readonly id: string
   readonly key: string
-  verb: "semaphore.take" | "semaphore.create" | "semaphore.attach" | "latch.join"
+  verb: ClaimVerb
   weight: number
   total: number
   readonly wait: boolean
@@ -67,6 +80,9 @@ export class Claim {
   readonly standing: boolean
   /** Of a membership that hears of changes. */
   readonly observation: Observation | undefined
+  /** What the actor is told besides the id, if it is not about a semaphore. */
+  readonly details: ReadonlyArray<string | number | boolean>
+  readonly check: CheckVerb
   settle: (outcome: Outcome) => void
 
   constructor(
@@ -79,6 +95,8 @@ export class Claim {
       readonly wait: boolean
       readonly standing: boolean
       readonly observation?: Observation | undefined
+      readonly details?: ReadonlyArray<string | number | boolean> | undefined
+      readonly check?: CheckVerb | undefined
     }
   ) {
     this.partition = partition
@@ -90,6 +108,8 @@ export class Claim {
     this.wait = options.wait
     this.standing = options.standing
     this.observation = options.observation
+    this.details = options.details ?? none
+    this.check = options.check ?? "semaphore.check"
     this.settle = () => {}
   }
 
@@ -152,14 +172,35 @@ export class Session {
 }
 
 const nothing = () => {}
+const none: ReadonlyArray<never> = []
+
+/** What a claim asks for. */
+export const argsOf = (claim: Claim): ReadonlyArray<string | number | boolean> => {
+  switch (claim.verb) {
+    case "semaphore.take":
+      return [claim.id, claim.weight, claim.total, claim.wait]
+    case "semaphore.create":
+      return [claim.id, claim.total]
+    case "semaphore.attach":
+      return [claim.id]
+    default:
+      return [claim.id, ...claim.details]
+  }
+}
+
+/** Most things that are held are semaphores to their actor; the others know what giving them up means. */
+const releases = (verb: ClaimVerb): "semaphore.release" | "session.leave" =>
+  verb === "semaphore.take" || verb === "semaphore.create" || verb === "semaphore.attach"
+    ? "semaphore.release"
+    : "session.leave"
 
 /** A request to take, which is never moot: the claim itself goes to the next session. */
-export class Asking implements Request<Claim["verb"]> {
+export class Asking implements Request<ClaimVerb> {
   readonly claim: Claim
   readonly session: Session | undefined
-  readonly verb: Claim["verb"]
+  readonly verb: ClaimVerb
   readonly key: string
-  readonly args: Requests[Claim["verb"]]["args"]
+  readonly args: Requests[ClaimVerb]["args"]
   readonly moot = nothing
   cancelled = false
 
@@ -168,16 +209,10 @@ export class Asking implements Request<Claim["verb"]> {
     this.session = session
     this.verb = claim.verb
     this.key = claim.key
-    this.args = claim.verb === "semaphore.take"
-      ? [claim.id, claim.weight, claim.total, claim.wait]
-      : claim.verb === "semaphore.create"
-      ? [claim.id, claim.total]
-      : claim.verb === "latch.join"
-      ? [claim.id, claim.total, claim.observation!.keep]
-      : [claim.id]
+    this.args = argsOf(claim) as Requests[ClaimVerb]["args"]
   }
 
-  settle(reply: Requests[Claim["verb"]]["reply"]): void {
+  settle(reply: ClaimReply): void {
     this.claim.partition.answer(this.claim, reply)
   }
 
@@ -200,7 +235,7 @@ export class Releasing implements Request<"semaphore.release" | "session.leave">
   constructor(claim: Claim, done: () => void) {
     this.claim = claim
     this.session = claim.session
-    this.verb = claim.observation === undefined ? "semaphore.release" : "session.leave"
+    this.verb = releases(claim.verb)
     this.key = claim.key
     this.args = [claim.id]
     this.moot = done

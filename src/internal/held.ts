@@ -11,7 +11,7 @@ import * as Fiber from "effect/Fiber"
 import * as Scope from "effect/Scope"
 import { Coordinator } from "../Coordinator.ts"
 import type { Lease } from "../Lease.ts"
-import { Claim, type Observation, type Outcome } from "./claim.ts"
+import { type CheckVerb, Claim, type ClaimVerb, type Observation, type Outcome, type Refusal } from "./claim.ts"
 import type { CoordinatorError } from "./errors.ts"
 import { guarded } from "./guard.ts"
 import { type Kernel, kernelOf } from "./kernel.ts"
@@ -128,10 +128,12 @@ export const placeOf = (kernel: Kernel, kind: Kind, name: string, what: string):
 
 type Settled = Exclude<Outcome, readonly ["failed", ...any]>
 
-export type Refusal = Exclude<Settled, readonly [tag: "granted"]>
-
 export interface Acquire<E> {
   readonly place: Place
+  /** Default: to take from a semaphore. */
+  readonly verb?: ClaimVerb | undefined
+  readonly details?: ReadonlyArray<string | number | boolean> | undefined
+  readonly check?: CheckVerb | undefined
   readonly weight: number
   readonly capacity: number
   /** Whether to queue when it is taken. */
@@ -203,17 +205,19 @@ const within = <A, E>(
 
 /** Runs under `uninterruptibleMask`. Answers `undefined` when it was refused and that is no error. */
 export const acquire = <E>(
-  { capacity, fail, options, place, refuse, wait, weight }: Acquire<E>,
+  { capacity, check, details, fail, options, place, refuse, verb = "semaphore.take", wait, weight }: Acquire<E>,
   restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
 ): Effect.Effect<Held | undefined, E> => {
   if (options?.maxHold !== undefined) duration(options.maxHold, "maxHold")
   const claim = new Claim(place.partition, {
     key: place.key,
-    verb: "semaphore.take",
+    verb,
     weight,
     capacity,
     wait,
-    standing: false
+    standing: false,
+    details,
+    check
   })
   return Effect.flatMap(
     obtain(claim, place.name, restore, options?.wait, fail),
@@ -447,11 +451,11 @@ export const reweigh = (
 /** Joins something for as long as a scope is open; after a loss of the session it is joined again by itself. */
 export const membership = <E>(
   place: Place,
-  verb: "semaphore.create" | "semaphore.attach" | "latch.join",
+  verb: ClaimVerb,
   capacity: number,
   wait: Duration.Input | undefined,
   fail: (error: CoordinatorError | WaitTimeout) => E,
-  observation?: Observation | undefined
+  options?: { readonly observation?: Observation; readonly details?: ReadonlyArray<string | number | boolean> }
 ): Effect.Effect<readonly [Claim, Settled], E, Scope.Scope> =>
   Effect.uninterruptibleMask((restore) =>
     Effect.flatMap(Effect.scope, (scope) => {
@@ -462,7 +466,7 @@ export const membership = <E>(
         capacity,
         wait: true,
         standing: true,
-        observation
+        ...options
       })
       return Effect.flatMap(
         obtain(claim, place.name, restore, wait, fail),

@@ -438,7 +438,9 @@ export class Kernel {
 const matches = (shape: ReadonlyArray<string>, reply: ReadonlyArray<unknown>): boolean => {
   if (shape.at(-1) === "...") return reply.every((value) => typeof value === "string")
   if (shape.length !== reply.length - 1) return false
-  for (let at = 0; at < shape.length; at++) if (typeof reply[at + 1] !== shape[at]) return false
+  for (let at = 0; at < shape.length; at++) {
+    if (typeof reply[at + 1] !== shape[at] && shape[at] !== "unknown") return false
+  }
   return true
 }
 

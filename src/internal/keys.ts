@@ -26,6 +26,13 @@ export const partitionOf = (name: string, partitions: number): number => {
 export const prefixOf = (namespace: string, partition: number): string =>
   `{${namespace}:${partition < 10 ? "0" : ""}${partition}}:`
 
+/** The stream of a resource that carries one, beside its hash. */
+export const itemsOf = (key: string): string => {
+  const kind = key.indexOf(":", key.indexOf("}"))
+  const name = key.indexOf(":", kind + 1)
+  return `${key.slice(0, name)}-items${key.slice(name)}`
+}
+
 /** Checks a name that a user gave, as a defect. */
 export const checkName = (name: string, what: string): string => {
   if (typeof name !== "string" || name.length === 0) {

@@ -22,7 +22,7 @@ interface State {
   readonly epoch: number
 }
 
-const stateOf = ([_total, left, opened, resets, epoch]: ReadonlyArray<string | number>): State => ({
+const stateOf = ([_total, left, opened, resets, epoch]: ReadonlyArray<unknown>): State => ({
   left: Number(left),
   opened: Number(opened),
   resets: Number(resets),
@@ -51,10 +51,7 @@ export class Latch<E> {
 
   /** Has it open for as long as the scope is. */
   join(): Effect.Effect<this, E, Scope.Scope> {
-    const observation = {
-      keep: this.keep,
-      observe: (state: ReadonlyArray<string | number>) => this.#observe(stateOf(state))
-    }
+    const observation = { observe: (state: ReadonlyArray<unknown>) => this.#observe(stateOf(state)) }
     return Effect.flatMap(
       membership(
         this.place,
@@ -62,7 +59,7 @@ export class Latch<E> {
         this.total,
         undefined,
         (error: CoordinatorError | WaitTimeout) => this.#fail(error as CoordinatorError),
-        observation
+        { observation, details: [this.total, this.keep] }
       ),
       ([, outcome]) =>
         outcome[0] === "mismatch" ? Effect.fail(this.#fail({ existing: outcome[1] })) : Effect.succeed(this)

@@ -5,8 +5,10 @@
  */
 import { MissingPermission, RedisError } from "../Redis.ts"
 import {
+  argsOf,
   Asking,
   type Claim,
+  type ClaimVerb,
   type LossReason,
   type Outcome,
   type Phase,
@@ -376,6 +378,18 @@ export class Partition {
     return this.#waiting > 0
   }
 
+  /** From now until the result is called, the end of another session is something that is waited for. */
+  watch(): () => void {
+    this.#waiting++
+    if (this.session !== undefined) this.request(this.#renewal(this.session))
+    let over = false
+    return () => {
+      if (over) return
+      over = true
+      this.#waiting--
+    }
+  }
+
   /** Whether anything can come to its mailbox. */
   isListening(): boolean {
     return this.#waiting > 0 || this.#observing > 0
@@ -390,14 +404,14 @@ export class Partition {
       if (claim.observation !== undefined && claim.state === "held") this.#look(claim, session)
       if (claim.state !== "queued") continue
       this.request({
-        verb: "semaphore.check",
+        verb: claim.check,
         key: claim.key,
         args: [claim.id],
         session,
         moot: () => {},
         settle: (reply) => {
           if (claim.state !== "queued" || claim.session !== session) return
-          if (reply[0] === "granted") return this.#grant(claim, session, Number(reply[1]), reply[2])
+          if (reply[0] === "granted") return this.#grant(claim, session, reply)
           if (reply[0] === "queued") return this.expect(reply[2])
           // The actor does not know it, though nobody took it out: it takes its place again.
           this.#send(claim)
@@ -412,7 +426,7 @@ export class Partition {
     this.request({
       verb: claim.verb,
       key: claim.key,
-      args: new Asking(claim, session).args,
+      args: argsOf(claim) as Requests[ClaimVerb]["args"],
       session,
       moot: () => {},
       settle: (reply) => {
@@ -454,7 +468,9 @@ export class Partition {
       } else if (reason === "closed") {
         this.fail(claim, new CoordinatorError({ reason: new CoordinatorClosed({}) }))
       } else {
+        const observed = claim.state === "held"
         this.#become(claim, "idle")
+        if (observed) claim.observation?.lost?.()
       }
     }
     for (const request of requests) {
@@ -519,12 +535,12 @@ export class Partition {
   }
 
   /** What a request to take has come to. */
-  answer(claim: Claim, reply: Requests[Claim["verb"]]["reply"]): void {
+  answer(claim: Claim, reply: Requests[ClaimVerb]["reply"]): void {
     claim.request = undefined
     const session = this.session!
     switch (reply[0]) {
       case "granted":
-        return this.#grant(claim, session, Number(reply[1]), reply[2])
+        return this.#grant(claim, session, reply)
       case "queued":
         // The grant can have come through the mailbox before this reply.
         if (claim.state !== "pending") return
@@ -539,7 +555,7 @@ export class Partition {
         session.waited = true
         // Whoever is told that it has joined knows how it is.
         claim.observation!.observe(reply.slice(1))
-        this.#grant(claim, session, 1, claim.total)
+        this.#grant(claim, session, observing)
         return this.kernel.listen(this)
       default:
         if (claim.state !== "pending") return
@@ -559,7 +575,9 @@ export class Partition {
     }
   }
 
-  #grant(claim: Claim, session: Session, token: number, capacity: number): void {
+  #grant(claim: Claim, session: Session, reply: ReadonlyArray<unknown>): void {
+    const token = Number(reply[1])
+    const capacity = Number(reply[2])
     if (claim.state === "held") {
       // Granted again what we hold: Redis has forgotten the first grant.
       // An older one is an event that comes late, after the hold was made heavier.
@@ -572,6 +590,7 @@ export class Partition {
     claim.session = session
     claim.token = token
     claim.capacity = capacity
+    if (reply.length > 3) claim.payload = reply.slice(3)
     if (claim.standing && claim.observation === undefined) {
       // After a loss, whoever is back first creates it again as it was.
       claim.verb = "semaphore.create"
@@ -615,14 +634,14 @@ export class Partition {
   // Mailbox
   // ---------------------------------------------------------------------------------------------------------------
 
-  deliver(session: Session, id: string, event: ReadonlyArray<string | number>): void {
+  deliver(session: Session, id: string, event: ReadonlyArray<unknown>): void {
     if (session.lost !== undefined) return
     session.read = id
     const claim = this.claims.get(String(event[1]))
     if (claim === undefined || session.expireIfDue()) return
     switch (event[0]) {
       case "granted":
-        return this.#grant(claim, session, Number(event[2]), Number(event[3]))
+        return this.#grant(claim, session, event.slice(1))
       case "changed":
         return claim.observation?.observe(event.slice(2))
       case "refused": {
@@ -650,5 +669,8 @@ export class Partition {
 const mostNamed = 16
 
 const granted: Outcome = ["granted"]
+
+// To the kernel, to be a member is to hold something that nobody else can take.
+const observing = ["granted", 1, 1] as const
 
 const waits = (state: Claim["state"]): number => state === "pending" || state === "queued" ? 1 : 0

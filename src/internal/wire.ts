@@ -3,6 +3,9 @@
  * while a call is under way: encoding is most of what a request costs in the client.
  */
 
+import { itemsOf } from "./keys.ts"
+import { carriers } from "./lua.ts"
+
 const heads = Array.from({ length: 512 }, (_, length) => `$${length}\r\n`)
 
 const head = (length: number): string => heads[length] ?? `$${length}\r\n`
@@ -73,6 +76,11 @@ export const batch = (
       keys += bulk(key)
       keyCount++
       count++
+      if (carriers.has(verb)) {
+        keys += bulk(itemsOf(key))
+        keyCount++
+        count++
+      }
     }
     args += ascii(verb)
     for (const arg of own) args += encode(arg)

@@ -1,0 +1,33 @@
+/** Requests on their way between a coordinator and Redis, and what they leave in Redis. */
+import { Effect } from "effect"
+import type { Request } from "../../src/testing/Proxy.ts"
+import { eventually, realSleep } from "./eventually.ts"
+import type { Server } from "./servers.ts"
+
+/** A call of the actor that carries this request, perhaps among others. */
+export const asks = (verb: string, key = "") => (request: Request): boolean =>
+  request.name === "FCALL" && request.args.includes(verb) &&
+  (key === "" || request.args.some((arg) => arg.endsWith(`:${key}`)))
+
+/** Fields of the resource behind a name: `h` holds, `q` waits. */
+export const fields = (server: Server, namespace: string, key: string, kind: "h" | "q") =>
+  Effect.gen(function*() {
+    const names = (yield* server.cli("KEYS", `{${namespace}:*}:${key}`)).split("\n").filter((name) => name !== "")
+    const all = yield* Effect.forEach(names, (name) => server.cli("HKEYS", name))
+    return all.flatMap((text) => text.split("\n")).filter((field) => field.startsWith(kind)).length
+  })
+
+export const waits = (server: Server, namespace: string, key: string, count: number) =>
+  eventually(Effect.map(fields(server, namespace, key, "q"), (found) => found === count), {
+    message: `${count} wait for ${key}`
+  })
+
+export const within = <A, E, R>(effect: Effect.Effect<A, E, R>, millis: number, what: string) =>
+  Effect.gen(function*() {
+    const started = performance.now()
+    const result = yield* Effect.raceFirst(
+      effect,
+      Effect.andThen(realSleep(millis), Effect.die(new Error(`${what}: not within ${millis} ms`)))
+    )
+    return { result, millis: performance.now() - started }
+  })
