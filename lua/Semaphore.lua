@@ -60,6 +60,7 @@ local function serve(ctx, key, state)
         local token, value = hold(ctx, state, weight)
         call('HDEL', key, 'w' .. text(state.first), 'q' .. owner)
         call('HSET', key, 'h' .. owner, value)
+        ctx.served = owner
         post(ctx, session, format('["granted","%s","%s",%d]', id, token, state.capacity))
       else
         return

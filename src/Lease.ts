@@ -66,6 +66,7 @@ export {
    * - `rolledBack`: Redis has forgotten what it had acknowledged (fail-over to a replica that had missed it).
    * - `closed`: the coordinator was closed.
    * - `maxHold`: held for longer than `maxHold` allows.
+   * - `resigned`: a leader has resigned, or has handed over to another.
    *
    * @category errors
    * @since 0.1.0

@@ -8,10 +8,12 @@ import type { Requests } from "../src/internal/lua.ts"
 import { make as proxy, type Verdict } from "../src/testing/Proxy.ts"
 import * as held from "./matrix/held.ts"
 import * as latch from "./matrix/latch.ts"
+import * as leader from "./matrix/leader.ts"
+import * as singleton from "./matrix/singleton.ts"
 import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
 import { asks, within } from "./support/requests.ts"
 
-const programs = { held, latch }
+const programs = { held, latch, leader, singleton }
 
 type Missing = Exclude<keyof Requests, typeof programs[keyof typeof programs]["requests"][number][0]>
 

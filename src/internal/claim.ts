@@ -63,11 +63,13 @@ export class Claim {
   payload: ReadonlyArray<unknown> = []
   /** Milliseconds since the epoch, for people. */
   acquiredAt = 0
-  lost: LossReason | "maxHold" | undefined = undefined
+  lost: LossReason | "maxHold" | "resigned" | undefined = undefined
   /** Its body is still running: it is late when the margin has passed after a loss. */
   protecting = 0
   request: Asking | undefined = undefined
+  releasing: Releasing | undefined = undefined
   observers: Array<() => void> | undefined = undefined
+  #calm: Array<() => void> | undefined = undefined
 
   readonly partition: Partition
   readonly id: string
@@ -126,7 +128,21 @@ export class Claim {
     }
   }
 
-  lose(reason: LossReason | "maxHold"): void {
+  /** A body has ended. */
+  unprotect(): void {
+    if (--this.protecting > 0) return
+    const waiting = this.#calm
+    this.#calm = undefined
+    if (waiting !== undefined) { for (const f of waiting) f() }
+  }
+
+  /** When no body is running under it any more. */
+  calm(): Promise<void> {
+    if (this.protecting === 0) return Promise.resolve()
+    return new Promise((resolve) => (this.#calm ??= []).push(resolve))
+  }
+
+  lose(reason: LossReason | "maxHold" | "resigned"): void {
     if (this.lost !== undefined) return
     this.lost = reason
     const observers = this.observers
@@ -228,8 +244,9 @@ export class Releasing implements Request<"semaphore.release" | "session.leave">
   readonly verb: "semaphore.release" | "session.leave"
   readonly key: string
   readonly args: [string]
-  readonly moot: () => void
-  readonly settle: () => void
+  readonly #done: () => void
+  #also: Array<() => void> | undefined = undefined
+  #settled = false
   cancelled = false
 
   constructor(claim: Claim, done: () => void) {
@@ -238,8 +255,23 @@ export class Releasing implements Request<"semaphore.release" | "session.leave">
     this.verb = releases(claim.verb)
     this.key = claim.key
     this.args = [claim.id]
-    this.moot = done
-    this.settle = done
+    this.#done = done
+  }
+
+  /** Who gives it back a second time waits for the same answer. */
+  also(done: () => void): void {
+    if (this.#settled) done()
+    else (this.#also ??= []).push(done)
+  }
+
+  settle(): void {
+    this.#settled = true
+    this.#done()
+    if (this.#also !== undefined) { for (const done of this.#also) done() }
+  }
+
+  moot(): void {
+    this.settle()
   }
 
   fail(error: CoordinatorError): void {

@@ -20,7 +20,7 @@ import { LeaseLost, WaitTimeout } from "./loss.ts"
 import type { Partition } from "./partition.ts"
 import { spanned } from "./span.ts"
 
-export type Kind = "lock" | "rw" | "sem" | "latch" | "gate"
+export type Kind = "lock" | "rw" | "sem" | "latch" | "gate" | "leader" | "singleton" | "tick"
 
 export interface WaitOptions {
   readonly wait?: Duration.Input | undefined
@@ -269,6 +269,26 @@ const limit = (held: Held, maxHold: Duration.Input): Effect.Effect<void> =>
     if (claim.state === "held") yield* giveBack(claim)
   })
 
+/**
+ * Gives a hold up whoever uses it: what runs under it is interrupted, and it is given back when that has ended, or after
+ * the margin.
+ */
+export const surrender = (held: Held): Effect.Effect<void> => {
+  const { claim } = held
+  const { kernel } = claim.partition
+  const surrendering = Effect.suspend(() => {
+    if (!held.active) return Effect.void
+    claim.lose("resigned")
+    kernel.watchOverruns([claim])
+    return Effect.andThen(
+      Effect.promise(() => Promise.race([claim.calm(), kernel.sleep(kernel.settings.margin)])),
+      Effect.suspend(() => giveBack(claim))
+    )
+  })
+  // In a fiber of its own: this one may be the one that is interrupted.
+  return Effect.flatMap(Effect.forkDetach(Effect.uninterruptible(surrendering)), Fiber.join)
+}
+
 // -----------------------------------------------------------------------------
 // Protect
 // -----------------------------------------------------------------------------
@@ -379,7 +399,7 @@ const protect = <A, E, R, E2>(
     const child = Effect.runForkWith(context as Context.Context<R>)(self)
     const done = child.pollUnsafe()
     if (done !== undefined) {
-      claim.protecting--
+      claim.unprotect()
       return outcome(held, done, fail)
     }
     const off = claim.onLoss(() => child.interruptUnsafe(parent.id))
@@ -387,7 +407,7 @@ const protect = <A, E, R, E2>(
     return Effect.onExitPrimitive(
       Effect.flatMap(restore(join(child)), (exit) => outcome(held, exit, fail)),
       () => {
-        claim.protecting--
+        claim.unprotect()
         off()
         timer?.interruptUnsafe()
         return undefined

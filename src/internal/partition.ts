@@ -618,6 +618,7 @@ export class Partition {
   /** Gives a hold back, or leaves the queue, and says when that is certain. */
   release(claim: Claim, done: () => void): void {
     const { session, state } = claim
+    if (claim.releasing !== undefined) return claim.releasing.also(done)
     this.#become(claim, "done")
     if (state === "idle" || state === "done" || session === undefined || session.lost !== undefined) return done()
     if (
@@ -627,7 +628,7 @@ export class Partition {
       return done()
     }
     if (state === "held") this.kernel.metrics.released()
-    this.request(new Releasing(claim, done))
+    this.request(claim.releasing = new Releasing(claim, done))
   }
 
   // ---------------------------------------------------------------------------------------------------------------

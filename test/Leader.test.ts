@@ -1,0 +1,363 @@
+/** Elections: one leads at a time, everybody sees who, and whoever leads no more has been interrupted. */
+import { assert, layer } from "@effect/vitest"
+import { Deferred, Effect, Exit, Fiber, Logger, Option, Schema, Scope, Stream } from "effect"
+import { hostname } from "node:os"
+import { Coordinator, Leader, Lease } from "../src/index.ts"
+import { make as proxy } from "../src/testing/Proxy.ts"
+import { eventually } from "./support/eventually.ts"
+import { assertEmpty, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
+import { waits, within } from "./support/requests.ts"
+import type { Server } from "./support/servers.ts"
+
+const live = { excludeTestServices: true, timeout: "60 seconds" } as const
+
+const several = <A, E, R>(
+  count: number,
+  self: (nodes: ReadonlyArray<Node>, namespace: string, server: Server) => Effect.Effect<A, E, R>
+) =>
+  Effect.gen(function*() {
+    const server = yield* TestServer
+    const namespace = freshNamespace()
+    yield* Effect.scoped(Effect.gen(function*() {
+      const nodes = yield* Effect.forEach(
+        Array.from({ length: count }),
+        (_, at) =>
+          node(server.url, { namespace, partitions: 1, lease: "3 seconds", margin: "500 millis", name: `node${at}` })
+      )
+      yield* Effect.scoped(self(nodes, namespace, server))
+    }))
+    yield* assertEmpty(server, namespace)
+  })
+
+const electionOn = (context: Node, value: string, callbacks?: Leader.Callbacks) =>
+  Effect.provideContext(Leader.make({ ...callbacks, name: "chief", schema: Schema.String, value }), context)
+
+const promptly = <A, E, R>(effect: Effect.Effect<A, E, R>, what: string) =>
+  Effect.map(within(effect, 2000, what), ({ result }) => result)
+
+/** Leads until it is told to end. */
+const leading = Effect.fnUntraced(function*(leader: Leader.Leader<string>, options?: { readonly again: true }) {
+  const began: Array<number> = []
+  const ended: Array<number> = []
+  const leave = yield* Deferred.make<void>()
+  const body = Effect.flatMap(Lease.current, (lease) => {
+    const { token } = Option.getOrThrow(lease)
+    began.push(token)
+    return Effect.onExit(Deferred.await(leave), () => Effect.sync(() => ended.push(token)))
+  })
+  const fiber: Fiber.Fiber<void, Leader.LeaderError> = yield* Effect.forkChild(
+    options === undefined ? leader.lead(body) : leader.lead(body, options)
+  )
+  return { began, ended, fiber, leave: Deferred.succeed(leave, undefined) }
+})
+
+const begun = (term: { readonly began: ReadonlyArray<number> }, times = 1) =>
+  promptly(eventually(Effect.sync(() => assert.strictEqual(term.began.length, times))), "the term")
+
+/** What an observer has seen: values, and `undefined` while nobody leads. */
+const watching = Effect.fnUntraced(function*(leader: Leader.Leader<string>) {
+  const seen: Array<Leader.Info<string> | undefined> = []
+  const fiber = yield* Effect.forkChild(
+    Stream.runForEach(leader.observe, (info) => Effect.sync(() => seen.push(Option.getOrUndefined(info))))
+  )
+  yield* eventually(Effect.sync(() => assert.isAtLeast(seen.length, 1)))
+  return {
+    seen,
+    fiber,
+    saw: (values: ReadonlyArray<string | undefined>) =>
+      promptly(
+        eventually(Effect.sync(() => assert.deepStrictEqual(seen.map((info) => info?.value), values))),
+        `to see ${values.join()}`
+      )
+  }
+})
+
+const reasonOf = (error: Leader.LeaderError) => error.reason._tag
+
+layer(TestServer.layer, live)("a leader", (it) => {
+  it.effect("is one of all, first in first out, and everybody knows who", () =>
+    several(3, ([a, b, c], namespace, server) =>
+      Effect.gen(function*() {
+        const elections = [
+          yield* electionOn(a!, "a"),
+          yield* electionOn(b!, "b"),
+          yield* electionOn(c!, "c")
+        ] as const
+        assert.isTrue(Option.isNone(yield* elections[0].leader))
+        const terms = []
+        for (const [at, election] of elections.entries()) {
+          terms.push(yield* leading(election))
+          if (at > 0) yield* waits(server, namespace, "leader:chief", at)
+          else yield* begun(terms[0]!)
+        }
+        const info = Option.getOrThrow(yield* elections[2].leader)
+        assert.deepInclude(info, { node: "node0", host: hostname(), pid: process.pid, value: "a" })
+        assert.strictEqual(info.term, terms[0]!.began[0])
+        assert.deepStrictEqual((yield* elections[0].candidates).map(({ value }) => value), ["b", "c"])
+        assert.deepStrictEqual(
+          yield* Effect.forEach(elections, (election) => election.isLeader),
+          [true, false, false]
+        )
+        yield* terms[0]!.leave
+        yield* Fiber.join(terms[0]!.fiber)
+        yield* begun(terms[1]!)
+        yield* Fiber.interrupt(terms[1]!.fiber)
+        yield* begun(terms[2]!)
+        assert.isAbove(terms[1]!.began[0]!, terms[0]!.began[0]!)
+        assert.isAbove(terms[2]!.began[0]!, terms[1]!.began[0]!)
+        assert.isFalse(yield* elections[0].isLeader)
+        yield* terms[2]!.leave
+        yield* Fiber.join(terms[2]!.fiber)
+      })))
+
+  it.effect("is interrupted when its lease is lost, and campaigns again", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const [mine, theirs] = [yield* electionOn(a!, "a"), yield* electionOn(b!, "b")]
+        const own = yield* leading(mine)
+        yield* begun(own)
+        const next = yield* leading(theirs)
+        yield* waits(server, namespace, "leader:chief", 1)
+        const [{ id }] = (yield* Effect.provideContext(
+          Effect.flatMap(Coordinator.Coordinator, (coordinator) => coordinator.sessions),
+          a!
+        )) as readonly [Coordinator.Session]
+        // As a fail-over to a replica that does not know it.
+        yield* server.cli("HDEL", `{${namespace}:00}:sessions`, `s${id}`)
+        yield* promptly(eventually(Effect.sync(() => assert.deepStrictEqual(own.ended, own.began))), "the interruption")
+        yield* begun(next)
+        assert.isFalse(yield* mine.isLeader)
+        yield* waits(server, namespace, "leader:chief", 1)
+        yield* next.leave
+        yield* begun(own, 2)
+        yield* own.leave
+        yield* Fiber.join(own.fiber)
+      })))
+
+  it.effect("resigns when its effect ends: for good, or until the next time", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const election = yield* electionOn(a!, "a")
+        assert.strictEqual(yield* election.lead(Effect.succeed(42)), 42)
+        assert.strictEqual(yield* Effect.flip(election.lead(Effect.fail("no"))), "no")
+        let rounds = 0
+        const error = yield* Effect.flip(
+          election.lead(Effect.suspend(() => ++rounds === 3 ? Effect.fail("enough") : Effect.void), { again: true })
+        )
+        assert.strictEqual(error, "enough")
+        assert.strictEqual(rounds, 3)
+        assert.isTrue(Option.isNone(yield* election.leader))
+      })))
+
+  it.effect("resigns at any time: what runs under it ends first, and the next one follows at once", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const [mine, theirs] = [yield* electionOn(a!, "a"), yield* electionOn(b!, "b")]
+        yield* mine.resign
+        const order: Array<string> = []
+        const inside = yield* Deferred.make<void>()
+        const first = yield* Effect.forkChild(
+          mine.lead(
+            Effect.onExit(
+              Effect.andThen(Deferred.succeed(inside, undefined), Effect.never),
+              () => Effect.andThen(Effect.sleep("30 millis"), Effect.sync(() => order.push("ended")))
+            )
+          )
+        )
+        yield* Deferred.await(inside)
+        const second = yield* Effect.forkChild(
+          theirs.lead(Effect.andThen(Effect.sync(() => order.push("next")), Effect.never))
+        )
+        yield* waits(server, namespace, "leader:chief", 1)
+        yield* mine.resign
+        yield* promptly(eventually(Effect.sync(() => assert.deepStrictEqual(order, ["ended", "next"]))), "the next")
+        // It is a candidate again.
+        yield* waits(server, namespace, "leader:chief", 1)
+        yield* Fiber.interrupt(first)
+        yield* Fiber.interrupt(second)
+        // From inside, and with a lease that nothing runs under.
+        const again = yield* Effect.flip(
+          mine.lead(Effect.suspend(() => order.push("x") === 4 ? Effect.fail("second") : mine.resign), { again: true })
+        )
+        assert.strictEqual(again, "second")
+        yield* Effect.scoped(Effect.gen(function*() {
+          const lease = yield* mine.campaign()
+          yield* mine.resign
+          assert.strictEqual((yield* Effect.flip(lease.lost)).reason, "resigned")
+          assert.isFalse(yield* lease.isHeld)
+          yield* promptly(theirs.lead(Effect.void), "another")
+        }))
+      })))
+
+  it.effect("hands over to whom it chooses, with a larger term, or not at all", () =>
+    several(3, ([a, b, c], namespace, server) =>
+      Effect.gen(function*() {
+        const [mine, first, second] = [
+          yield* electionOn(a!, "a"),
+          yield* electionOn(b!, "b"),
+          yield* electionOn(c!, "c")
+        ]
+        assert.strictEqual(reasonOf(yield* Effect.flip(mine.transferTo("x/y"))), "NotLeading")
+        assert.strictEqual(reasonOf(yield* Effect.flip(mine.proclaim("z"))), "NotLeading")
+        const own = yield* leading(mine)
+        yield* begun(own)
+        assert.strictEqual(reasonOf(yield* Effect.flip(mine.transferTo("x/y"))), "CandidateGone")
+        assert.isTrue(yield* mine.isLeader)
+        const one = yield* leading(first)
+        yield* waits(server, namespace, "leader:chief", 1)
+        const two = yield* leading(second)
+        yield* waits(server, namespace, "leader:chief", 2)
+        const watch = yield* watching(first)
+        const candidates = yield* mine.candidates
+        yield* mine.transferTo(candidates[1]!)
+        yield* begun(two)
+        assert.isAbove(two.began[0]!, own.began[0]!)
+        assert.deepStrictEqual(own.ended, own.began)
+        // No gap: nobody has seen it vacant, and the others have kept their places.
+        yield* watch.saw(["a", "c"])
+        yield* waits(server, namespace, "leader:chief", 2)
+        assert.deepStrictEqual((yield* mine.candidates).map(({ value }) => value), ["b", "a"])
+        assert.strictEqual(reasonOf(yield* Effect.flip(second.transferTo(candidates[1]!))), "CandidateGone")
+        yield* two.leave
+        yield* begun(one)
+        yield* one.leave
+        yield* begun(own, 2)
+        yield* own.leave
+        yield* Fiber.interrupt(watch.fiber)
+      })))
+
+  it.effect("is observed from the first to the last change, in order, across lost connections", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const settings = { namespace, partitions: 1, lease: "5 seconds" } as const
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const watcher = yield* node(line.url, settings)
+        const candidate = yield* node(server.url, settings)
+        const election = yield* electionOn(candidate, "0")
+        const watch = yield* watching(yield* electionOn(watcher, "watcher"))
+        const expected: Array<string | undefined> = [undefined]
+        for (let round = 1; round <= 8; round++) {
+          yield* election.lead(Effect.gen(function*() {
+            yield* line.closeAll
+            yield* election.proclaim(`${round}`)
+            if (round % 2 === 0) yield* line.closeAll
+          }))
+          expected.push("0", `${round}`, undefined)
+        }
+        yield* watch.saw(expected)
+        const terms = watch.seen.flatMap((info) => info === undefined ? [] : [info.term])
+        assert.deepStrictEqual(terms, terms.toSorted((x, y) => x - y))
+        assert.strictEqual(new Set(terms).size, 8)
+        yield* Fiber.interrupt(watch.fiber)
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("is observed by many at the price of one, also by who comes later", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const [mine, theirs] = [yield* electionOn(a!, "a"), yield* electionOn(b!, "b")]
+        const lease = yield* Scope.make()
+        yield* Scope.provide(mine.campaign(), lease)
+        const watches = yield* Effect.forEach(Array.from({ length: 10 }), () => watching(theirs))
+        const members = (yield* server.cli("HKEYS", `{${namespace}:00}:leader:chief`)).split("\n")
+        assert.strictEqual(members.filter((field) => field.startsWith("o")).length, 1)
+        yield* mine.proclaim("b")
+        yield* Scope.close(lease, Exit.void)
+        for (const watch of watches) yield* watch.saw(["a", "b", undefined])
+        yield* Effect.forEach(watches, ({ fiber }) => Fiber.interrupt(fiber))
+        // Nobody leads, nobody waits, nobody looks.
+        yield* eventually(
+          Effect.map(server.cli("EXISTS", `{${namespace}:00}:leader:chief`), (keys) => assert.strictEqual(keys, "0"))
+        )
+      })))
+
+  it.effect("calls back when it leads and when it does not any more, also at the end of its scope", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const calls: Array<string> = []
+        const record = (what: string) => Effect.sync(() => calls.push(what))
+        const messages: Array<unknown> = []
+        const logger = Logger.make(({ message }) => void messages.push(message))
+        yield* Effect.scoped(
+          Effect.gen(function*() {
+            const election = yield* electionOn(a!, "a", {
+              onAcquired: ({ token }) => token > 0 ? record("acquired") : Effect.void,
+              onLost: (_, reason) => Effect.andThen(record(reason), Effect.fail("oops"))
+            })
+            const transitions: Array<string> = []
+            const following = yield* Effect.forkChild(
+              Stream.runForEach(election.transitions, ({ _tag }) => Effect.sync(() => transitions.push(_tag)))
+            )
+            yield* Effect.yieldNow
+            yield* election.lead(Effect.void)
+            yield* eventually(Effect.sync(() => assert.deepStrictEqual(calls, ["acquired", "resigned"])))
+            assert.deepStrictEqual(transitions, ["Acquired", "Lost"])
+            yield* Fiber.interrupt(following)
+            yield* election.campaign()
+          }).pipe(Effect.provide(Logger.layer([logger])))
+        )
+        assert.deepStrictEqual(calls, ["acquired", "resigned", "acquired", "resigned"])
+        assert.include(JSON.stringify(messages), "the callback has failed")
+      })))
+
+  it.effect("refuses to wait for itself, and says what does not fit", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const election = yield* electionOn(a!, "line\r\n\"quoted\" \u0000 é {}")
+        const numbers = yield* Effect.provideContext(
+          Leader.make({ name: "chief", schema: Schema.Number, value: 1 }),
+          b!
+        )
+        yield* Effect.gen(function*() {
+          assert.strictEqual(reasonOf(yield* Effect.flip(election.lead(Effect.void))), "AlreadyLeading")
+          assert.strictEqual(reasonOf(yield* Effect.flip(Effect.scoped(election.campaign()))), "AlreadyLeading")
+          assert.strictEqual(Option.getOrThrow(yield* election.leader).value, "line\r\n\"quoted\" \u0000 é {}")
+          assert.strictEqual(reasonOf(yield* Effect.flip(numbers.leader)), "InvalidValue")
+          assert.strictEqual(reasonOf(yield* Effect.flip(Stream.runDrain(numbers.observe))), "InvalidValue")
+          const waited = yield* Effect.flip(numbers.lead(Effect.void, { wait: "30 millis" }))
+          assert.strictEqual(reasonOf(waited), "WaitTimeout")
+          yield* eventually(Effect.map(election.candidates, (found) => assert.deepStrictEqual(found, [])))
+        }).pipe((self) => election.lead(self))
+        for (const name of ["", "\ud800", "x".repeat(513)]) {
+          const exit = yield* Effect.exit(Effect.provideContext(Leader.make({ name }), a!))
+          assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"))
+        }
+      })))
+
+  it.effect("leads again, and is seen again, after Redis has lost its data", () =>
+    several(2, ([a, b], _, server) =>
+      Effect.gen(function*() {
+        const [mine, theirs] = [yield* electionOn(a!, "a"), yield* electionOn(b!, "b")]
+        const own = yield* leading(mine)
+        yield* begun(own)
+        const watch = yield* watching(theirs)
+        yield* server.cli("FLUSHALL")
+        yield* eventually(Effect.sync(() => assert.strictEqual(own.began.length, 2)), { timeout: "5 seconds" })
+        assert.isAbove(own.began[1]!, own.began[0]!)
+        yield* eventually(
+          Effect.sync(() => assert.strictEqual(watch.seen.at(-1)?.term, own.began[1])),
+          { timeout: "5 seconds" }
+        )
+        yield* own.leave
+        yield* Fiber.join(own.fiber)
+        yield* promptly(eventually(Effect.sync(() => assert.isUndefined(watch.seen.at(-1)))), "the vacancy")
+        yield* Fiber.interrupt(watch.fiber)
+      })))
+
+  it.effect("is a typed service", () => {
+    class Chief extends Leader.Service<Chief>()("chief", { schema: Schema.Number, value: 7 }) {}
+    class Plain extends Leader.Service<Plain>()("plain") {}
+    return withNode(() =>
+      Effect.gen(function*() {
+        const chief = yield* Chief
+        const info = yield* chief.lead(chief.leader)
+        assert.strictEqual(Option.getOrThrow(info).value, 7)
+        const plain = yield* Plain
+        assert.isUndefined(Option.getOrThrow(yield* plain.lead(plain.leader)).value)
+      }).pipe(Effect.provide(Chief.layer), Effect.provide(Plain.layer))
+    )
+  })
+})

@@ -1,0 +1,256 @@
+/** Programs and ticks that run on one of several coordinators. */
+import { assert, layer } from "@effect/vitest"
+import { Clock, Cron, Deferred, Duration, Effect, Fiber, Layer, Option, Schedule } from "effect"
+import { Coordinator, Lease, Singleton } from "../src/index.ts"
+import { eventually } from "./support/eventually.ts"
+import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
+import { within } from "./support/requests.ts"
+import type { Server } from "./support/servers.ts"
+
+const live = { excludeTestServices: true, timeout: "60 seconds" } as const
+const keep = "100 millis"
+
+const several = <A, E, R>(
+  count: number,
+  self: (nodes: ReadonlyArray<Node>, namespace: string, server: Server) => Effect.Effect<A, E, R>
+) =>
+  Effect.gen(function*() {
+    const server = yield* TestServer
+    const namespace = freshNamespace()
+    yield* Effect.scoped(Effect.gen(function*() {
+      const nodes = yield* Effect.forEach(
+        Array.from({ length: count }),
+        () => node(server.url, { namespace, partitions: 1, lease: "3 seconds", margin: "500 millis" })
+      )
+      yield* Effect.scoped(self(nodes, namespace, server))
+    }))
+    yield* assertEmpty(server, namespace)
+  })
+
+/** As a process that provides the layer; interrupting it is the end of that process. */
+const launch = (context: Node, singleton: Layer.Layer<never, never, Coordinator.Coordinator>) =>
+  Effect.forkChild(Effect.provideContext(Layer.launch(singleton), context))
+
+const until = (condition: () => boolean, what: string) =>
+  within(eventually(Effect.sync(() => assert.isTrue(condition()))), 5000, what)
+
+/** A clock that moves when it is told to, and knows who sleeps. */
+const manualClock = () => {
+  let now = 0
+  const sleepers = new Set<{ readonly at: number; readonly wake: () => void }>()
+  const nanos = () => BigInt(now) * 1_000_000n
+  const clock: Clock.Clock = {
+    currentTimeMillisUnsafe: () => now,
+    currentTimeMillis: Effect.sync(() => now),
+    currentTimeNanosUnsafe: nanos,
+    currentTimeNanos: Effect.sync(nanos),
+    monotonicTimeNanosUnsafe: nanos,
+    monotonicTimeNanos: Effect.sync(nanos),
+    sleep: (duration) =>
+      Effect.callback((resume) => {
+        const sleeper = { at: now + Duration.toMillis(duration), wake: () => resume(Effect.void) }
+        if (sleeper.at <= now) return resume(Effect.void)
+        sleepers.add(sleeper)
+        return Effect.sync(() => sleepers.delete(sleeper))
+      })
+  }
+  return {
+    clock,
+    set: (millis: number) => {
+      now = millis
+      for (const sleeper of [...sleepers]) {
+        if (sleeper.at <= now && sleepers.delete(sleeper)) sleeper.wake()
+      }
+    },
+    asleep: () => sleepers.size > 0
+  }
+}
+
+layer(TestServer.layer, live)("a singleton", (it) => {
+  it.effect("runs on one of all, and on the next when that ends", () =>
+    several(3, (nodes) =>
+      Effect.gen(function*() {
+        const running = new Set<number>()
+        const began: Array<number> = []
+        const program = (at: number) =>
+          Singleton.make(
+            "one",
+            Effect.gen(function*() {
+              assert.strictEqual(running.size, 0)
+              running.add(at)
+              began.push(at)
+              assert.isTrue(Option.isSome(yield* Lease.current))
+              yield* Effect.addFinalizer(() => Effect.sync(() => running.delete(at)))
+              yield* Effect.never
+            })
+          )
+        const fibers: Array<Fiber.Fiber<never>> = []
+        for (const [at, context] of nodes.entries()) fibers.push(yield* launch(context, program(at)))
+        for (let round = 1; round <= 3; round++) {
+          yield* until(() => began.length === round, "somebody runs it")
+          yield* Fiber.interrupt(fibers[began.at(-1)!]!)
+        }
+        assert.deepStrictEqual(began.toSorted(), [0, 1, 2])
+        assert.strictEqual(running.size, 0)
+      })))
+
+  it.effect("stays where it has ended, and is run again where it has failed, by whoever is next", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const ended: Array<string> = []
+        const done = (who: string) => Singleton.make("done", Effect.sync(() => ended.push(who)))
+        const first = yield* launch(a!, done("a"))
+        yield* until(() => ended.length === 1, "the end")
+        const second = yield* launch(b!, done("b"))
+        const failed: Array<string> = []
+        const failing = (who: string) =>
+          Singleton.make(
+            "failing",
+            Effect.suspend(() => failed.push(who) < 5 ? Effect.fail("no") : Effect.never),
+            { restart: Schedule.spaced("20 millis") }
+          )
+        const others = [yield* launch(a!, failing("a")), yield* launch(b!, failing("b"))]
+        yield* until(() => failed.length === 5, "five tries")
+        assert.strictEqual(new Set(failed).size, 2)
+        yield* Fiber.interruptAll(others)
+        assert.deepStrictEqual(ended, ["a"])
+        yield* Fiber.interrupt(first)
+        yield* until(() => ended.length === 2, "the other one")
+        yield* Fiber.interrupt(second)
+      })))
+
+  it.effect("is interrupted when its lease is lost, and runs elsewhere after that", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const events: Array<string> = []
+        const program = (who: string) =>
+          Singleton.make(
+            "one",
+            Effect.onExit(
+              Effect.andThen(Effect.sync(() => events.push(`+${who}`)), Effect.never),
+              () => Effect.sync(() => events.push(`-${who}`))
+            )
+          )
+        const first = yield* launch(a!, program("a"))
+        yield* until(() => events.length === 1, "the first")
+        const second = yield* launch(b!, program("b"))
+        const [{ id }] = (yield* Effect.provideContext(
+          Effect.flatMap(Coordinator.Coordinator, (coordinator) => coordinator.sessions),
+          a!
+        )) as readonly [Coordinator.Session]
+        yield* server.cli("HDEL", `{${namespace}:00}:sessions`, `s${id}`)
+        yield* until(() => events.length === 3, "the second")
+        assert.deepStrictEqual(events, ["+a", "-a", "+b"])
+        yield* Fiber.interruptAll([first, second])
+      })))
+})
+
+layer(TestServer.layer, live)("a schedule", (it) => {
+  it.effect("runs each tick once, however often the process that runs it changes", () =>
+    several(3, (nodes) =>
+      Effect.gen(function*() {
+        const tokens: Array<number> = []
+        let busy = false
+        let failures = 0
+        const tick = Effect.gen(function*() {
+          assert.isFalse(busy)
+          busy = true
+          yield* Effect.addFinalizer(() => Effect.sync(() => void (busy = false)))
+          tokens.push(Option.getOrThrow(yield* Lease.current).token)
+          if (tokens.length % 3 === 0) {
+            failures++
+            return yield* Effect.fail("a tick may fail")
+          }
+        })
+        const scheduled = Singleton.schedule("tick", tick, Schedule.spaced("15 millis"), { keep })
+        const fibers = yield* Effect.forEach(nodes, (context) => launch(context, scheduled))
+        yield* until(() => tokens.length >= 4, "ticks of the first")
+        const before = new Set(tokens).size
+        yield* Fiber.interrupt(fibers[0]!)
+        yield* until(() => new Set(tokens).size > before, "ticks of the next")
+        assert.isAbove(failures, 0)
+        assert.deepStrictEqual(tokens, tokens.toSorted((x, y) => x - y))
+        yield* Fiber.interruptAll(fibers)
+      })))
+
+  it.effect("keeps the times of a Cron: the same for all, none twice, missed ones left out or made up for once", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const cron = Cron.parseUnsafe("*/10 * * * *", "UTC")
+        const at = (time: string) => Date.parse(`2030-01-01T${time}Z`)
+        for (const missed of ["skip", "once"] as const) {
+          const runs: Array<number> = []
+          const tick = Effect.clockWith((clock) => Effect.sync(() => runs.push(clock.currentTimeMillisUnsafe())))
+          const scheduled = Singleton.schedule(missed, tick, cron, { missed, keep: "10 seconds" })
+          const { asleep, clock, set } = manualClock()
+          yield* Effect.gen(function*() {
+            const go = (millis: number, count: number) =>
+              Effect.gen(function*() {
+                yield* until(asleep, "the schedule sleeps")
+                set(millis)
+                yield* until(() => runs.length === count, `${count} runs`)
+              })
+            set(at("00:05"))
+            const first = yield* launch(a!, scheduled)
+            yield* go(at("00:10"), 1)
+            yield* go(at("00:20"), 2)
+            yield* Fiber.interrupt(first)
+            // Three ticks are due while nobody is there.
+            set(at("00:55"))
+            const second = yield* launch(b!, scheduled)
+            if (missed === "once") yield* until(() => runs.length === 3, "what was missed")
+            yield* go(at("01:00"), missed === "once" ? 4 : 3)
+            yield* Fiber.interrupt(second)
+            assert.deepStrictEqual(
+              runs,
+              missed === "once"
+                ? [at("00:10"), at("00:20"), at("00:55"), at("01:00")]
+                : [at("00:10"), at("00:20"), at("01:00")]
+            )
+            // A clock that is behind does not repeat what another has run.
+            set(at("00:59"))
+            const third = yield* launch(a!, scheduled)
+            yield* go(at("01:10"), runs.length + 1)
+            assert.strictEqual(runs.at(-1), at("01:10"))
+            yield* Fiber.interrupt(third)
+          }).pipe(Effect.provideService(Clock.Clock, clock))
+          yield* server.cli("DEL", `{${namespace}:00}:tick:${missed}`)
+        }
+      })))
+
+  it.effect("claims before it runs, and does not run what another has claimed", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const runs: Array<string> = []
+        const inside = yield* Deferred.make<void>()
+        const scheduled = (who: string) =>
+          Singleton.schedule(
+            "tick",
+            Effect.andThen(
+              Effect.sync(() => runs.push(who)),
+              who === "a" ? Effect.andThen(Deferred.succeed(inside, undefined), Effect.never) : Effect.void
+            ),
+            Schedule.spaced("200 millis"),
+            { keep: "2 seconds" }
+          )
+        const first = yield* launch(a!, scheduled("a"))
+        yield* Deferred.await(inside)
+        const claimed = Number(yield* server.cli("HGET", `{${namespace}:00}:tick:tick`, "t"))
+        // It dies in the middle of its tick.
+        yield* Fiber.interrupt(first)
+        const second = yield* launch(b!, scheduled("b"))
+        yield* until(() => runs.length === 2, "the next tick")
+        const next = Number(yield* server.cli("HGET", `{${namespace}:00}:tick:tick`, "t"))
+        // As long after it as the schedule says, and not at once.
+        assert.isAtLeast(next - claimed, 200)
+        yield* Fiber.interrupt(second)
+        yield* server.cli("DEL", `{${namespace}:00}:tick:tick`)
+      })))
+
+  it.effect("refuses bad options at once", () =>
+    Effect.sync(() => {
+      for (const bad of [0, -1, Number.NaN]) {
+        assert.throws(() => Singleton.schedule("x", Effect.void, Schedule.forever, { keep: bad }), RangeError)
+      }
+    }))
+})
