@@ -23,7 +23,7 @@ local function describeLeader(ctx, key)
   return found[1] .. ',"' .. term .. '","' .. owner .. '",' .. since .. ',' .. aboutOf(ctx, owner) .. ',' .. (fields[2] or 'null')
 end
 
-local function tell(ctx, key)
+local function tellObservers(ctx, key)
   call('HSET', key, 'n', nextToken(ctx))
   announce(ctx, key, describeLeader(ctx, key))
 end
@@ -31,7 +31,7 @@ end
 -- Whoever was served last leads, if anybody was.
 local function crown(ctx, key, owner)
   if owner then call('HSET', key, 'l', owner) else call('HDEL', key, 'l') end
-  tell(ctx, key)
+  tellObservers(ctx, key)
 end
 
 local function leaveLeader(ctx, key, session, id)
@@ -91,7 +91,7 @@ handlers['leader.proclaim'] = function(ctx, key, id, value)
   local owner = ctx.session .. '/' .. id
   if call('HGET', key, 'l') ~= owner then return '["absent"]' end
   call('HSET', key, 'v' .. owner, value)
-  tell(ctx, key)
+  tellObservers(ctx, key)
   return '["proclaimed"]'
 end
 

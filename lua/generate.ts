@@ -86,6 +86,12 @@ const sources = files.map((file) => [file, readFileSync(new URL(file, import.met
 const handlers = sources.flatMap(([file, source]) => parse(file, source))
 const verbs = sources.flatMap(([, source]) => [...source.matchAll(/^handlers\['([\w.]+)'\]/gm)])
 if (verbs.length !== handlers.length) fail("a handler is not written as handlers['verb'] = function(...)")
+// All files are one chunk, so a name that is taken twice would change what the first file means by it.
+const locals = sources.flatMap(([, source]) =>
+  [...source.matchAll(/^local (?:function )?([\w, ]+)/gm)].flatMap((found) => found[1]!.trim().split(/, */))
+)
+const twice = locals.find((name, at) => locals.indexOf(name) !== at)
+if (twice !== undefined) fail(`${twice} is declared twice`)
 // Comments and blank lines would be parsed by Redis at every load and sent with it; they stay in lua/.
 const body = [
   // How many keys and arguments each request has.
