@@ -2,7 +2,6 @@
 import { Effect } from "effect"
 import type { Proxy, Verdict } from "../../src/testing/Proxy.ts"
 import { eventually, realSleep } from "../support/eventually.ts"
-import type { Server } from "../support/servers.ts"
 import type { Deployment, Name } from "./deployments.ts"
 import { clockKey } from "./library.ts"
 
@@ -10,7 +9,6 @@ import { clockKey } from "./library.ts"
 export interface Victim {
   readonly name: string
   readonly proxies: ReadonlyArray<Proxy>
-  readonly kill9: Effect.Effect<void>
   readonly sigstop: Effect.Effect<void>
   readonly sigcont: Effect.Effect<void>
   readonly block: Effect.Effect<void>
@@ -94,9 +92,15 @@ const isPlain = (name: Name) => name === "standalone" || name === "aof" || name 
 
 const pick = <A>(scene: Scene, items: ReadonlyArray<A>): A => items[Math.floor(scene.random() * items.length)]!
 
-const promote = (scene: Scene, primary: Server, stale: boolean) =>
-  Effect.gen(function*() {
-    const { cluster, deployment, sentinel } = { ...scene.deployment, deployment: scene.deployment }
+/** A primary dies and a replica takes over; a stale one has missed the last writes. */
+const failOver = (name: string, stale: boolean): Fault => ({
+  name,
+  of: "server",
+  on: (name) => name === "sentinel" || name === "cluster",
+  forgets: true,
+  run: Effect.fnUntraced(function*(scene) {
+    const { cluster, primaries, sentinel } = scene.deployment
+    const primary = pick(scene, yield* primaries)
     const replicas = cluster === undefined ? yield* sentinel!.replicas : yield* cluster.replicasOf(primary)
     const cut = stale && replicas.length > 0
     // Misses what is written from now on; the others are stopped, so that it is the one that takes over.
@@ -113,9 +117,10 @@ const promote = (scene: Scene, primary: Server, stale: boolean) =>
       yield* cluster.awaitPromotion(slot!, primary)
     } else yield* realSleep(4000)
     yield* primary.start()
-    yield* settled(deployment)
+    yield* settled(scene.deployment)
     yield* realSleep(1000)
   })
+})
 
 export const faults: ReadonlyArray<Fault> = [
   {
@@ -293,28 +298,8 @@ export const faults: ReadonlyArray<Fault> = [
     forgets: true,
     run: (scene) => onPrimaries(scene, "FLUSHALL")
   },
-  {
-    name: "fail-over",
-    of: "server",
-    on: (name) => name === "sentinel" || name === "cluster",
-    forgets: true,
-    run: (scene) =>
-      Effect.gen(function*() {
-        const primaries = yield* scene.deployment.primaries
-        yield* promote(scene, pick(scene, primaries), false)
-      })
-  },
-  {
-    name: "fail-over to a stale replica",
-    of: "server",
-    on: (name) => name === "sentinel" || name === "cluster",
-    forgets: true,
-    run: (scene) =>
-      Effect.gen(function*() {
-        const primaries = yield* scene.deployment.primaries
-        yield* promote(scene, pick(scene, primaries), true)
-      })
-  },
+  failOver("fail-over", false),
+  failOver("fail-over to a stale replica", true),
   {
     name: "slot migration",
     of: "server",

@@ -124,7 +124,6 @@ export const round = (options: Options): Effect.Effect<Report, unknown, Scope.Sc
       victims.push({
         name: client,
         proxies: link.proxies,
-        kill9: Effect.suspend(() => current.process.kill9),
         sigstop: Effect.suspend(() => current.process.sigstop),
         sigcont: Effect.suspend(() => current.process.sigcont),
         block: Effect.suspend(() => Effect.andThen(listening(current.process), current.process.signal("SIGHUP"))),
