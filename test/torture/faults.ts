@@ -1,7 +1,8 @@
 /** What is done to clients, connections and servers. Each fault ends by itself. */
 import { Effect } from "effect"
 import type { Proxy, Verdict } from "../../src/testing/Proxy.ts"
-import { eventually, realSleep } from "../support/eventually.ts"
+import { realSleep } from "../support/eventually.ts"
+import { awaitInSync, type Server } from "../support/servers.ts"
 import type { Deployment, Name } from "./deployments.ts"
 import { clockKey } from "./library.ts"
 
@@ -65,16 +66,6 @@ const onPrimaries = (scene: Scene, ...command: ReadonlyArray<string | number>) =
     (primaries) => Effect.forEach(primaries, (server) => server.cli(...command), { discard: true })
   )
 
-const settled = (deployment: Deployment): Effect.Effect<void> =>
-  eventually(
-    Effect.gen(function*() {
-      for (const server of yield* deployment.primaries) {
-        if ((yield* server.cli("PING")) !== "PONG") return yield* Effect.fail("no answer")
-      }
-    }),
-    { timeout: "30 seconds", message: "the servers answer" }
-  )
-
 const forAWhileOnServers = (
   scene: Scene,
   low: number,
@@ -92,6 +83,10 @@ const isPlain = (name: Name) => name === "standalone" || name === "aof" || name 
 
 const pick = <A>(scene: Scene, items: ReadonlyArray<A>): A => items[Math.floor(scene.random() * items.length)]!
 
+/** One of those that a node of a cluster serves. */
+const slotOf = (primary: Server) =>
+  Effect.map(primary.cli("CLUSTER", "NODES"), (text) => Number(/myself.* connected (\d+)/.exec(text)![1]))
+
 /** A primary dies and a replica takes over; a stale one has missed the last writes. */
 const failOver = (name: string, stale: boolean): Fault => ({
   name,
@@ -102,23 +97,21 @@ const failOver = (name: string, stale: boolean): Fault => ({
     const { cluster, primaries, sentinel } = scene.deployment
     const primary = pick(scene, yield* primaries)
     const replicas = cluster === undefined ? yield* sentinel!.replicas : yield* cluster.replicasOf(primary)
-    const cut = stale && replicas.length > 0
-    // Misses what is written from now on; the others are stopped, so that it is the one that takes over.
-    if (cut) {
-      if (cluster !== undefined) yield* cluster.cut(replicas[0]!)
-      else for (const replica of replicas) yield* replica.pause
+    const promotion = cluster === undefined
+      ? sentinel!.awaitFailover(primary)
+      : cluster.awaitPromotion(yield* slotOf(primary), primary)
+    const cut = Effect.gen(function*() {
+      for (const replica of replicas) yield* cluster === undefined ? replica.pause : cluster.cut(replica)
       yield* realSleep(between(scene, 100, 400))
-    }
-    const slot = cluster === undefined ? undefined : yield* cluster.slotOf(`{${scene.namespace}:00}:sessions`)
-    yield* primary.stop()
-    if (cut) { for (const replica of replicas) yield* replica.resume }
-    if (cluster === undefined) yield* sentinel!.awaitFailover(primary)
-    else if ((yield* cluster.serving(slot!).pipe(Effect.catch(() => Effect.succeed(primary)))) === primary) {
-      yield* cluster.awaitPromotion(slot!, primary)
-    } else yield* realSleep(4000)
-    yield* primary.start()
-    yield* settled(scene.deployment)
-    yield* realSleep(1000)
+    })
+    const successor = yield* (stale ? cut : Effect.void).pipe(
+      Effect.andThen(primary.stop()),
+      Effect.ensuring(Effect.forEach(replicas, (replica) => replica.resume, { discard: true })),
+      Effect.andThen(promotion),
+      Effect.ensuring(primary.start())
+    )
+    // The next fault finds the deployment whole.
+    yield* awaitInSync(successor, [primary])
   })
 })
 
