@@ -101,7 +101,8 @@ const failOver = (name: string, stale: boolean): Fault => ({
       ? sentinel!.awaitFailover(primary)
       : cluster.awaitPromotion(yield* slotOf(primary), primary)
     const cut = Effect.gen(function*() {
-      for (const replica of replicas) yield* cluster === undefined ? replica.pause : cluster.cut(replica)
+      // All of them, as the one that knows most is promoted.
+      for (const replica of replicas) yield* (cluster ?? sentinel!).cut(replica)
       yield* realSleep(between(scene, 100, 400))
     })
     const successor = yield* (stale ? cut : Effect.void).pipe(
