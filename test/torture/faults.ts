@@ -73,10 +73,11 @@ const forAWhileOnServers = (
   begin: ReadonlyArray<string | number>,
   end: ReadonlyArray<string | number>
 ) =>
-  Effect.acquireUseRelease(
-    onPrimaries(scene, ...begin),
-    () => realSleep(between(scene, low, high)),
-    () => Effect.ignore(Effect.forEach(scene.deployment.servers, (server) => server.cli(...end), { discard: true }))
+  onPrimaries(scene, ...begin).pipe(
+    Effect.andThen(realSleep(between(scene, low, high))),
+    Effect.ensuring(
+      Effect.forEach(scene.deployment.servers, (server) => Effect.ignore(server.cli(...end)), { discard: true })
+    )
   )
 
 const isPlain = (name: Name) => name === "standalone" || name === "aof" || name === "rolling"
