@@ -152,7 +152,7 @@ const main = async () => {
     const { changes } = yield* lockstep.Coordinator.Coordinator
     yield* Effect.forkScoped(Stream.runForEach(changes, (change) =>
       Effect.sync(() => {
-        if (change.to === "lost") record({ event: "lost", reason: change.reason ?? "", holds: 0 })
+        if (change.to === "lost") record({ event: "lost", reason: change.reason ?? "" })
       })))
     Program.emit({ event: "ready" })
     yield* Effect.forEach(chosen, (workload) => workload.run(client), { concurrency: "unbounded", discard: true })
@@ -171,7 +171,6 @@ const main = async () => {
     Effect.retry(Schedule.spaced(200))
   )
   await Effect.runPromise(program)
-  Program.emit({ event: "stopped" })
   process.exit(0)
 }
 

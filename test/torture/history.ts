@@ -18,8 +18,7 @@ export type Event =
   | { readonly event: "write"; readonly id: string; readonly accepted: boolean }
   | { readonly event: "leave"; readonly id: string }
   | { readonly event: "end"; readonly id: string; readonly outcome: Outcome }
-  | { readonly event: "lost"; readonly reason: string; readonly holds: number }
-  | { readonly event: "stuck"; readonly detail: string }
+  | { readonly event: "lost"; readonly reason: string }
 
 /** One request to hold, from the question to the end, in microseconds of the machine's clock. */
 export interface Hold {
@@ -70,7 +69,7 @@ export const fold = (client: string, events: ReadonlyArray<History.Timed<Event>>
       })
       continue
     }
-    if (event.event === "lost" || event.event === "stuck") continue
+    if (event.event === "lost") continue
     const hold = holds.get(event.id)!
     switch (event.event) {
       case "enter":
