@@ -3,6 +3,7 @@ import { Context, Deferred, Effect, Fiber, Layer, Option, type Scope } from "eff
 import { randomBytes } from "node:crypto"
 import { Coordinator, Lease, Lock, Redis } from "../../src/index.ts"
 import { eventually } from "./eventually.ts"
+import { remainsOf } from "./namespace.ts"
 import { type Server, type ServerOptions, standalone } from "./servers.ts"
 
 /** The server that the tests of a file share. */
@@ -25,19 +26,10 @@ export const node = (
 /** Short enough for tests that lose it, long enough for a busy machine. */
 export const short = { lease: "2 seconds", margin: "400 millis" } as const
 
-const metadata = new Set(["protocol", "partitions", "token"])
-
 /** Nothing may stay behind in a namespace but the numbers of its partitions. */
-export const assertEmpty = (server: Server, namespace: string): Effect.Effect<void> =>
+export const assertEmpty = (where: Server | ReadonlyArray<Server>, namespace: string): Effect.Effect<void> =>
   eventually(
-    Effect.gen(function*() {
-      const keys = (yield* server.cli("KEYS", `{${namespace}:*`)).split("\n").filter((key) => key !== "")
-      assert.deepStrictEqual(keys.filter((key) => !/^\{[^}]+\}:sessions$/.test(key)), [])
-      for (const key of keys) {
-        const members = (yield* server.cli("HKEYS", key)).split("\n")
-        assert.deepStrictEqual(members.filter((member) => !metadata.has(member)), [])
-      }
-    }),
+    Effect.map(remainsOf([where].flat(), namespace), (left) => assert.deepStrictEqual(left, [])),
     { message: "the namespace is empty" }
   )
 

@@ -6,6 +6,7 @@ import { Coordinator, Lock, Redis } from "../../src/index.ts"
 import { workspace } from "../../src/internal/testing/workspace.ts"
 import { History, Process } from "../../src/testing.ts"
 import { eventually, realSleep } from "../support/eventually.ts"
+import { keysOf, remainsOf } from "../support/namespace.ts"
 import { type Anomaly, refused, type Run, settled, type Span } from "./checks.ts"
 import { type Argument, randomOf } from "./client.ts"
 import { deploy, type Deployment, type Name } from "./deployments.ts"
@@ -318,7 +319,7 @@ const dump = (namespace: string, { primaries }: Deployment): Effect.Effect<strin
       stream: ["XRANGE", "-", "+"]
     }
     for (const server of yield* primaries) {
-      for (const key of (yield* server.cli("KEYS", `{${namespace}:*`)).split("\n").filter((key) => key !== "")) {
+      for (const key of yield* keysOf(server, namespace)) {
         const [command, ...args] = commands[yield* server.cli("TYPE", key)] ?? ["TYPE"]
         lines.push(`${server.port} ${JSON.stringify(key)}`, yield* server.cli(command, key, ...args))
       }
@@ -335,23 +336,8 @@ const leaks = (
   Effect.gen(function*() {
     let left: ReadonlyArray<string> = []
     const look = Effect.gen(function*() {
-      left = []
-      const found: Array<string> = []
-      for (const server of yield* deployment.primaries) {
-        for (const key of (yield* server.cli("KEYS", `{${namespace}:*`)).split("\n").filter((key) => key !== "")) {
-          if (!/^\{[^}]+\}:sessions$/.test(key)) found.push(key)
-          else {
-            const fields = (yield* server.cli("HKEYS", key)).split("\n")
-            found.push(
-              ...fields.filter((field) => !/^(protocol|partitions|token)$/.test(field)).map((field) =>
-                `${key} ${field}`
-              )
-            )
-          }
-        }
-      }
-      left = found
-      return found.length === 0
+      left = yield* remainsOf(yield* deployment.primaries, namespace)
+      return left.length === 0
     })
     // Whoever is left has to find the dead; with a coordinator of its own in each partition the harness is.
     const swept = yield* Effect.exit(
