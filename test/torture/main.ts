@@ -68,9 +68,10 @@ const counted = (items: ReadonlyArray<string>): string => {
 /** Everything that one needs to look into it. */
 const explain = (report: Report, found: ReadonlyArray<Anomaly>, again: string): string => {
   const folder = fs.mkdtempSync(path.join(tmpdir(), "lockstep-torture-"))
-  for (const [name, text] of report.files) {
-    fs.writeFileSync(path.join(folder, name.includes(".") ? `${name}.jsonl` : name), text)
+  for (const [name, events] of report.histories) {
+    fs.writeFileSync(path.join(folder, `${name}.jsonl`), events.map((event) => `${JSON.stringify(event)}\n`).join(""))
   }
+  if (report.redis !== undefined) fs.writeFileSync(path.join(folder, "redis"), report.redis)
   const { origin } = report
   const schedule = [...report.injected].sort((a, b) => a.from - b.from).map(({ client, failure, fault, from, to }) =>
     `  ${seconds(from - origin)} to ${seconds(to - origin)} s  ${fault.name}${client === "" ? "" : ` of ${client}`}${
@@ -151,7 +152,7 @@ for (let at = first; values.round === undefined ? performance.now() - began < mi
   totals.holds += report.holds.length
   totals.granted += granted
   injected.push(...report.injected.map(({ fault }) => fault.name))
-  reasons.push(...report.lost.map(({ reason }) => reason))
+  reasons.push(...report.lost)
   for (const [fault, after] of report.interrupted) interrupted.set(fault, [...interrupted.get(fault) ?? [], after])
   const undone = report.injected.filter(({ failure }) => failure !== undefined)
   const faithful = !report.injected.some(({ fault }) => fault.forgets === true)

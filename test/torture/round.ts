@@ -41,13 +41,16 @@ export interface Report {
   readonly clients: number
   readonly holds: ReadonlyArray<Hold>
   readonly injected: ReadonlyArray<Injected>
-  readonly lost: ReadonlyArray<{ readonly reason: string; readonly at: number }>
+  /** Why sessions were lost. */
+  readonly lost: ReadonlyArray<string>
   readonly anomalies: ReadonlyArray<Anomaly>
   /** How long after the beginning of a fault by which Redis forgot them holders took their last step, in microseconds. */
   readonly interrupted: ReadonlyArray<readonly [fault: string, after: number]>
   readonly origin: number
-  /** Events of each process by its name, as lines. */
-  readonly files: ReadonlyMap<string, string>
+  /** What each process recorded, by its name. */
+  readonly histories: ReadonlyMap<string, ReadonlyArray<History.Timed<Event>>>
+  /** What Redis had when some did not stop. */
+  readonly redis: string | undefined
 }
 
 const lease = 2000
@@ -231,19 +234,20 @@ export const round = (options: Options): Effect.Effect<Report, unknown, Scope.Sc
       }
     }
 
-    const files = new Map<string, string>()
+    const histories = new Map<string, ReadonlyArray<History.Timed<Event>>>()
+    let redis: string | undefined
     const lost = new Map<string, Array<number>>()
-    const losses: Array<{ readonly reason: string; readonly at: number }> = []
+    const reasons: Array<string> = []
     const holds: Array<Hold> = []
     for (const { file, name } of incarnations) {
       const events = History.read<Event>(file)
-      files.set(name, fs.readFileSync(file, "utf8"))
+      histories.set(name, events)
       holds.push(...fold(name, events))
       const mine: Array<number> = []
       for (const event of events) {
         if (event.event !== "lost") continue
         mine.push(event.at)
-        losses.push({ reason: event.reason, at: event.at })
+        reasons.push(event.reason)
       }
       lost.set(name, mine)
     }
@@ -251,7 +255,7 @@ export const round = (options: Options): Effect.Effect<Report, unknown, Scope.Sc
       const open = holds.filter((hold) =>
         hold.ended === undefined && alive.some(({ name, process }) => name === hold.client && process.running)
       )
-      files.set("redis", yield* dump(namespace, deployment))
+      redis = yield* dump(namespace, deployment)
       anomalies.push({
         check: "hang",
         detail: `some were still waiting ${(lease * 3 + 5000) / 1000} s after they were told to stop`,
@@ -301,7 +305,7 @@ export const round = (options: Options): Effect.Effect<Report, unknown, Scope.Sc
         hold.ended! < to + 2 * micros
       ).map((hold) => [fault.name, Math.max(0, lastRun(hold) - from)] as const)
     )
-    return { interrupted, clients: count, holds, injected, lost: losses, anomalies, origin, files }
+    return { interrupted, clients: count, holds, injected, lost: reasons, anomalies, origin, histories, redis }
   })
 
 // What a user has to reckon with; everything else is a defect.
