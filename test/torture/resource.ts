@@ -4,20 +4,8 @@ import * as net from "node:net"
 import { createInterface } from "node:readline"
 import { DatabaseSync } from "node:sqlite"
 
-export interface Write {
-  readonly key: string
-  readonly token: number
-  readonly accepted: boolean
-}
-
-export interface Resource {
-  readonly path: string
-  /** In the order in which they were made. */
-  readonly writes: ReadonlyArray<Write>
-}
-
 /** Starts it on a unix socket. */
-export const resource = (path: string): Effect.Effect<Resource, never, Scope.Scope> =>
+export const resource = (path: string): Effect.Effect<void, never, Scope.Scope> =>
   Effect.gen(function*() {
     const database = yield* Effect.acquireRelease(
       Effect.sync(() => new DatabaseSync(":memory:")),
@@ -26,7 +14,6 @@ export const resource = (path: string): Effect.Effect<Resource, never, Scope.Sco
     database.exec("CREATE TABLE protected (name TEXT PRIMARY KEY, token INTEGER NOT NULL)")
     const insert = database.prepare("INSERT INTO protected VALUES (?, 0) ON CONFLICT DO NOTHING")
     const update = database.prepare("UPDATE protected SET token = ? WHERE name = ? AND token <= ?")
-    const writes: Array<Write> = []
     const sockets = new Set<net.Socket>()
     yield* Effect.acquireRelease(
       Effect.callback<net.Server>((resume) => {
@@ -37,7 +24,6 @@ export const resource = (path: string): Effect.Effect<Resource, never, Scope.Sco
             const [id, key, token] = JSON.parse(line) as [number, string, number]
             insert.run(key)
             const accepted = update.run(token, key, token).changes === 1
-            writes.push({ key, token, accepted })
             socket.write(`${id} ${accepted ? 1 : 0}\n`)
           })
         })
@@ -49,7 +35,6 @@ export const resource = (path: string): Effect.Effect<Resource, never, Scope.Sco
           server.close(() => resume(Effect.void))
         })
     )
-    return { path, writes }
   })
 
 /** A client of it: whether the write was accepted. */

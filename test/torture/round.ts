@@ -83,7 +83,8 @@ export const round = (options: Options): Effect.Effect<Report, unknown, Scope.Sc
       : options.deployment === "clock"
       ? [copy(space.directory, "clock", jumping)]
       : [original]
-    const fenced = yield* resource(path.join(space.directory, "resource"))
+    const fenced = path.join(space.directory, "resource")
+    yield* resource(fenced)
     const scope = yield* Effect.scope
 
     const incarnations: Array<Incarnation> = []
@@ -103,7 +104,7 @@ export const round = (options: Options): Effect.Effect<Report, unknown, Scope.Sc
         only: options.only,
         long: options.long ?? 0.02,
         file,
-        resource: fenced.path
+        resource: fenced
       }
       const process = yield* Scope.provide(
         Process.spawn<{ readonly event: string }>(new URL("./client.ts", import.meta.url), {
