@@ -6,14 +6,19 @@ import type { Event, Outcome } from "./history.ts"
 import { writer } from "./resource.ts"
 import { workloads } from "./workloads.ts"
 
-export interface Argument {
-  /** The library under test: a copy of it may have another version, or a bug. */
-  readonly library: string
-  readonly redis: Lockstep.Redis.Options
+/** Of every coordinator of a round; times in milliseconds. */
+export interface Settings {
   readonly namespace: string
   readonly lease: number
   readonly margin: number
   readonly partitions: number
+}
+
+export interface Argument {
+  /** The library under test: a copy of it may have another version, or a bug. */
+  readonly library: string
+  readonly redis: Lockstep.Redis.Options
+  readonly settings: Settings
   readonly seed: number
   readonly only: ReadonlyArray<string>
   /** How many of the bodies are long ones, 0 to 1. */
@@ -78,7 +83,7 @@ const main = async () => {
   })
   // A blocked event loop, for as long as the lease and more.
   process.on("SIGHUP", () => {
-    const end = performance.now() + argument.lease * (1 + random() / 2)
+    const end = performance.now() + argument.settings.lease * (1 + random() / 2)
     while (performance.now() < end);
   })
 
@@ -102,7 +107,7 @@ const main = async () => {
         const writes = random() < 0.5
         for (let step = 0; step < steps && !(long && stopping); step++) {
           if (random() < 0.3) yield* Effect.yieldNow
-          else yield* sleep(random() * (long ? argument.lease / 25 : 6))
+          else yield* sleep(random() * (long ? argument.settings.lease / 25 : 6))
           for (const { id } of held) record({ event: "step", id })
         }
         for (const { id, key, token } of held) {
@@ -137,7 +142,7 @@ const main = async () => {
           const chance = random()
           const held = take(body(all))
           // Some give up: while they ask, wait, hold or give back.
-          const limit = Math.round(random() * random() * argument.lease)
+          const limit = Math.round(random() * random() * argument.settings.lease)
           const exit = yield* Effect.exit(
             chance < 0.12
               ? Effect.timeoutOrElse(held, { duration: limit, orElse: () => Effect.fail(gaveUp) })
@@ -159,12 +164,9 @@ const main = async () => {
   }).pipe(
     Effect.scoped,
     Effect.provide(
-      lockstep.Coordinator.layer({
-        namespace: argument.namespace,
-        lease: argument.lease,
-        margin: argument.margin,
-        partitions: argument.partitions
-      }).pipe(Layer.provideMerge(lockstep.Redis.layer(argument.redis)))
+      lockstep.Coordinator.layer(argument.settings).pipe(
+        Layer.provideMerge(lockstep.Redis.layer(argument.redis))
+      )
     ),
     // It is started while things are broken, too.
     Effect.tapCause((cause) => Effect.sync(() => console.error(Cause.pretty(cause)))),

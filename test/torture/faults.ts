@@ -3,6 +3,7 @@ import { Effect } from "effect"
 import type { Proxy, Verdict } from "../../src/testing/Proxy.ts"
 import { realSleep } from "../support/eventually.ts"
 import { awaitInSync, type Server } from "../support/servers.ts"
+import type { Settings } from "./client.ts"
 import type { Deployment, Name } from "./deployments.ts"
 import { clockKey } from "./library.ts"
 
@@ -17,14 +18,10 @@ export interface Victim {
   readonly replace: (after: number) => Effect.Effect<void>
 }
 
-export interface Scene {
+export interface Scene extends Settings {
   readonly deployment: Deployment
   readonly victim: Victim
   readonly random: () => number
-  /** In milliseconds. */
-  readonly lease: number
-  readonly partitions: number
-  readonly namespace: string
 }
 
 export interface Fault {

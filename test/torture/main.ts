@@ -17,7 +17,7 @@ import { type Name, names } from "./deployments.ts"
 import { faults } from "./faults.ts"
 import { describe } from "./history.ts"
 import { bugs } from "./library.ts"
-import { type Report, round } from "./round.ts"
+import { type Options, type Report, round } from "./round.ts"
 import { workloads } from "./workloads.ts"
 
 const { values } = parseArgs({
@@ -92,7 +92,7 @@ const explain = (report: Report, found: ReadonlyArray<Anomaly>, again: string): 
   ].join("\n")
 }
 
-const attempt = async (options: Parameters<typeof round>[0]): Promise<Report> => {
+const attempt = async (options: Options): Promise<Report> => {
   const exit = await Effect.runPromiseExit(Effect.scoped(round(options)))
   if (Exit.isSuccess(exit)) return exit.value
   throw new Error(`the harness failed: ${Cause.pretty(exit.cause)}`)
