@@ -26,6 +26,15 @@ export interface Run {
   readonly disturbed: ReadonlyMap<string, ReadonlyArray<Span>>
   /** When the sessions of a client were lost. */
   readonly lost: ReadonlyMap<string, ReadonlyArray<number>>
+  readonly tally?: Tally | undefined
+}
+
+/** What is no anomaly, and worth counting. */
+export interface Tally {
+  /** How long two bodies ran at once after Redis had forgotten one of them, in microseconds. */
+  readonly exposures: Array<number>
+  /** Histories that were searched, and given up. */
+  undecided: number
 }
 
 const millis = (micros: number): string => `${(micros / 1000).toFixed(3)} ms`
@@ -73,9 +82,6 @@ export const tokens = (holds: ReadonlyArray<Hold>): ReadonlyArray<Anomaly> => {
   return found
 }
 
-/** How long two bodies ran at once after Redis had forgotten one of them, in microseconds. */
-export const exposures: Array<number> = []
-
 /** The weights of the bodies that run at the same time never exceed the capacity, except after Redis has forgotten. */
 export const exclusive = (holds: ReadonlyArray<Hold>, capacity: number, run: Run): ReadonlyArray<Anomaly> => {
   const found: Array<Anomaly> = []
@@ -97,7 +103,7 @@ export const exclusive = (holds: ReadonlyArray<Hold>, capacity: number, run: Run
     const others = [...inside]
     const excess = Math.min(...others.filter((one) => one !== hold).map(lastRun)) - at
     if (overlaps(run.forgets, at - run.lease, at)) {
-      exposures.push(excess)
+      run.tally?.exposures.push(excess)
       continue
     }
     found.push({
@@ -140,9 +146,6 @@ interface State {
   readonly total: number
   readonly holders: ReadonlySet<Hold>
 }
-
-/** Searched and given up. */
-export const undecided = { count: 0 }
 
 /** One order of takes and releases explains what all clients saw. Not asked after Redis has forgotten something. */
 export const linearizable = (holds: ReadonlyArray<Hold>, capacity: number, run: Run): ReadonlyArray<Anomaly> => {
@@ -191,7 +194,7 @@ export const linearizable = (holds: ReadonlyArray<Hold>, capacity: number, run: 
     operations,
     { maxSteps: 1_000_000 }
   )
-  if (result._tag === "Unknown") undecided.count++
+  if (result._tag === "Unknown" && run.tally !== undefined) run.tally.undecided++
   return result._tag !== "NotLinearizable" ? [] : [{
     check: "linearizable",
     detail: `no order explains ${result.stuck.input.op}`,

@@ -1,5 +1,5 @@
 /** What the histories of a round amount to. */
-import { type Anomaly, refused, type Run, settled, type Span } from "./checks.ts"
+import { type Anomaly, refused, type Run, settled, type Span, type Tally } from "./checks.ts"
 import type { Ended, Histories } from "./clients.ts"
 import { fold, type Hold, lastRun } from "./history.ts"
 import type { Injected } from "./schedule.ts"
@@ -17,7 +17,7 @@ export interface Evidence {
   readonly lease: number
 }
 
-export interface Judgement {
+export interface Judgement extends Readonly<Tally> {
   readonly holds: ReadonlyArray<Hold>
   /** Why sessions were lost. */
   readonly lost: ReadonlyArray<string>
@@ -81,23 +81,27 @@ export const judge = (evidence: Evidence): Judgement => {
   const lease = evidence.lease * 1000
   const holds = Array.from(histories, ([name, events]) => fold(name, events)).flat()
   const lost = losses(histories)
+  const tally: Tally = { exposures: [], undecided: 0 }
   const run: Run = {
     lease,
     forgets: injected.filter(({ fault }) => fault.forgets).map(({ from, to }) => ({ from, to: to + lease })),
     disturbed: disturbances(evidence),
-    lost: new Map(lost.map(([name, events]) => [name, events.map(({ at }) => at)]))
+    lost: new Map(lost.map(([name, events]) => [name, events.map(({ at }) => at)])),
+    tally
   }
+  const anomalies = [
+    ...ended.crashes,
+    ...hangs(evidence, holds),
+    ...works(holds, run, healed),
+    ...refused(holds, run),
+    ...settled(holds, ended.well),
+    ...errors(holds)
+  ]
   return {
     holds,
     lost: lost.flatMap(([, events]) => events.map(({ reason }) => reason)),
-    anomalies: [
-      ...ended.crashes,
-      ...hangs(evidence, holds),
-      ...works(holds, run, healed),
-      ...refused(holds, run),
-      ...settled(holds, ended.well),
-      ...errors(holds)
-    ],
-    interrupted: interruptions(holds, injected, lease)
+    anomalies,
+    interrupted: interruptions(holds, injected, lease),
+    ...tally
   }
 }

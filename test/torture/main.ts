@@ -12,7 +12,7 @@ import * as fs from "node:fs"
 import { availableParallelism, tmpdir } from "node:os"
 import * as path from "node:path"
 import { parseArgs } from "node:util"
-import { type Anomaly, exposures, undecided } from "./checks.ts"
+import type { Anomaly } from "./checks.ts"
 import { type Name, names } from "./deployments.ts"
 import { faults } from "./faults.ts"
 import { describe } from "./history.ts"
@@ -135,6 +135,8 @@ const totals = { rounds: 0, holds: 0, granted: 0, failed: 0 }
 const injected: Array<string> = []
 const reasons: Array<string> = []
 const interrupted = new Map<string, Array<number>>()
+const exposures: Array<number> = []
+let undecided = 0
 const first = values.round === undefined ? 0 : Number(values.round)
 for (let at = first; values.round === undefined ? performance.now() - began < minutes * 60_000 : at === first; at++) {
   const deployment = deployments[at % deployments.length]!
@@ -153,6 +155,8 @@ for (let at = first; values.round === undefined ? performance.now() - began < mi
   totals.granted += granted
   injected.push(...report.injected.map(({ fault }) => fault.name))
   reasons.push(...report.lost)
+  exposures.push(...report.exposures)
+  undecided += report.undecided
   for (const [fault, after] of report.interrupted) interrupted.set(fault, [...interrupted.get(fault) ?? [], after])
   const undone = report.injected.filter(({ failure }) => failure !== undefined)
   const faithful = !report.injected.some(({ fault }) => fault.forgets === true)
@@ -198,7 +202,7 @@ console.log(
       const [middle, last] = [sorted[sorted.length >> 1]!, sorted.at(-1)!].map((time) => (time / 1000).toFixed(0))
       return `expected: ${times.length} holders lost their leases around ${fault}; their last step was ${middle} ms after its beginning in the median, ${last} ms at most`
     }),
-    `histories too entangled to be searched: ${undecided.count}`
+    `histories too entangled to be searched: ${undecided}`
   ].join("\n")
 )
 process.exit(totals.failed === 0 ? 0 : 1)
