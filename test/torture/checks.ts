@@ -202,6 +202,14 @@ export const linearizable = (holds: ReadonlyArray<Hold>, capacity: number, run: 
   }]
 }
 
+/** For whatever has a capacity, each hold with a token. */
+export const bounded = (capacity: number) => (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> => [
+  ...tokens(holds),
+  ...exclusive(holds, capacity, run),
+  ...fifo(holds, run),
+  ...linearizable(holds, capacity, run)
+]
+
 /** A write of a valid holder was refused: somebody later has written already. */
 export const refused = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> =>
   holds.flatMap((hold) =>

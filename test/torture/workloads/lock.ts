@@ -1,5 +1,5 @@
 import { Effect } from "effect"
-import { exclusive, fifo, linearizable, tokens } from "../checks.ts"
+import { bounded } from "../checks.ts"
 import { fibers, type Workload } from "../workload.ts"
 
 const keys = ["exclusive a", "exclusive {b}:\n", "exclusive \u{1f512}"]
@@ -31,10 +31,5 @@ export const lock: Workload = {
         )
       })
     ),
-  check: (holds, run) => [
-    ...tokens(holds),
-    ...exclusive(holds, 1, run),
-    ...fifo(holds, run),
-    ...linearizable(holds, 1, run)
-  ]
+  check: bounded(1)
 }

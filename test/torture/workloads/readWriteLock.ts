@@ -1,5 +1,5 @@
 import { Effect } from "effect"
-import { exclusive, fifo, linearizable, tokens } from "../checks.ts"
+import { bounded } from "../checks.ts"
 import { fibers, type Workload } from "../workload.ts"
 
 const keys = ["library", "archive"]
@@ -23,10 +23,5 @@ export const readWriteLock: Workload = {
           writes ? ReadWriteLock.withWriteLock(body, key) : ReadWriteLock.withReadLock(body, key))
       })
     ),
-  check: (holds, run) => [
-    ...tokens(holds),
-    ...exclusive(holds, writer, run),
-    ...fifo(holds, run),
-    ...linearizable(holds, writer, run)
-  ]
+  check: bounded(writer)
 }

@@ -1,5 +1,5 @@
 import { Effect } from "effect"
-import { exclusive, fifo, linearizable, tokens } from "../checks.ts"
+import { bounded } from "../checks.ts"
 import { fibers, type Workload } from "../workload.ts"
 
 const name = "connections"
@@ -30,10 +30,5 @@ export const semaphore: Workload = {
       Effect.repeat({ while: () => !client.stopping() }),
       Effect.asVoid
     ),
-  check: (holds, run) => [
-    ...tokens(holds),
-    ...exclusive(holds, permits, run),
-    ...fifo(holds, run),
-    ...linearizable(holds, permits, run)
-  ]
+  check: bounded(permits)
 }
