@@ -74,9 +74,6 @@ export const bugs: { readonly [name: string]: Bug } = {
       "local function nearest(ctx, after)",
       "local function nearest(ctx, after)\ndo return 50 end"
     ], [
-      "'LIMIT', 0, REAP_SESSIONS)) do\nlocal state",
-      "'LIMIT', 0, REAP_SESSIONS)) do\nlocal state"
-    ], [
       "call('ZRANGEBYSCORE', ctx.due, 0, text(ctx.now), 'LIMIT', 0, REAP_SESSIONS)",
       "call('ZRANGEBYSCORE', ctx.due, 0, '+inf', 'LIMIT', 0, REAP_SESSIONS)"
     ]]
