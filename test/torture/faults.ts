@@ -1,5 +1,6 @@
 /** What is done to clients, connections and servers. Each fault ends by itself. */
 import { Effect } from "effect"
+import { prefixOf } from "../../src/internal/keys.ts"
 import type { Proxy, Verdict } from "../../src/testing/Proxy.ts"
 import { realSleep } from "../support/eventually.ts"
 import { awaitInSync, type Server } from "../support/servers.ts"
@@ -299,7 +300,7 @@ export const faults: ReadonlyArray<Fault> = [
     run: (scene) =>
       Effect.gen(function*() {
         const { cluster } = scene.deployment
-        const key = `{${scene.namespace}:${String(between(scene, 0, scene.partitions - 1)).padStart(2, "0")}}:sessions`
+        const key = prefixOf(scene.namespace, between(scene, 0, scene.partitions - 1))
         const from = yield* cluster!.serving(key)
         const others = (yield* cluster!.primaries).filter((server) => server !== from)
         const migration = yield* cluster!.migration(key, pick(scene, others))
