@@ -82,7 +82,7 @@ const isPlain = (name: Name) => name === "standalone" || name === "aof" || name 
 
 const pick = <A>(scene: Scene, items: ReadonlyArray<A>): A => items[Math.floor(scene.random() * items.length)]!
 
-/** One of those that a node of a cluster serves. */
+/** The first slot that a node of a cluster serves. */
 const slotOf = (primary: Server) =>
   Effect.map(primary.cli("CLUSTER", "NODES"), (text) => Number(/myself.* connected (\d+)/.exec(text)![1]))
 
@@ -228,15 +228,14 @@ export const faults: ReadonlyArray<Fault> = [
     name: "paused server",
     of: "server",
     on: isPlain,
-    run: (scene) =>
-      Effect.gen(function*() {
-        const server = scene.deployment.servers[0]!
-        yield* Effect.acquireUseRelease(
-          server.pause,
-          () => realSleep(between(scene, 100, scene.lease * 0.9)),
-          () => server.resume
-        )
-      })
+    run: (scene) => {
+      const server = scene.deployment.servers[0]!
+      return Effect.acquireUseRelease(
+        server.pause,
+        () => realSleep(between(scene, 100, scene.lease * 0.9)),
+        () => server.resume
+      )
+    }
   },
   { name: "FUNCTION FLUSH", of: "server", on: everywhere, run: (scene) => onPrimaries(scene, "FUNCTION", "FLUSH") },
   {
@@ -297,19 +296,18 @@ export const faults: ReadonlyArray<Fault> = [
     name: "slot migration",
     of: "server",
     on: (name) => name === "cluster",
-    run: (scene) =>
-      Effect.gen(function*() {
-        const { cluster } = scene.deployment
-        const key = prefixOf(scene.namespace, between(scene, 0, scene.partitions - 1))
-        const from = yield* cluster!.serving(key)
-        const others = (yield* cluster!.primaries).filter((server) => server !== from)
-        const migration = yield* cluster!.migration(key, pick(scene, others))
-        yield* migration.begin
-        yield* realSleep(between(scene, 0, 500))
-        yield* migration.move({ count: 2 })
-        yield* realSleep(between(scene, 0, 500))
-        yield* migration.complete
-      })
+    run: Effect.fnUntraced(function*(scene) {
+      const cluster = scene.deployment.cluster!
+      const key = prefixOf(scene.namespace, between(scene, 0, scene.partitions - 1))
+      const from = yield* cluster.serving(key)
+      const others = (yield* cluster.primaries).filter((server) => server !== from)
+      const migration = yield* cluster.migration(key, pick(scene, others))
+      yield* migration.begin
+      yield* realSleep(between(scene, 0, 500))
+      yield* migration.move({ count: 2 })
+      yield* realSleep(between(scene, 0, 500))
+      yield* migration.complete
+    })
   },
   {
     name: "clock jump",
