@@ -84,7 +84,7 @@ export const judge = (evidence: Evidence): Judgement => {
   const tally: Tally = { exposures: [], undecided: 0 }
   const run: Run = {
     lease,
-    forgets: injected.filter(({ fault }) => fault.forgets).map(({ from, to }) => ({ from, to: to + lease })),
+    forgets: injected.filter(({ fault }) => fault.forgets),
     disturbed: disturbances(evidence),
     lost: new Map(lost.map(([name, events]) => [name, events.map(({ at }) => at)])),
     tally
