@@ -68,113 +68,7 @@ export const randomOf = (seed: number): () => number => {
   }
 }
 
-const sleep = Effect.sleep
-
 const gaveUp = { reason: { _tag: "GaveUp" } }
-
-const main = async () => {
-  const argument = Program.argument<Argument>()
-  const lockstep: typeof Lockstep = await import(argument.library)
-  const random = randomOf(argument.seed)
-  let stopping = false
-  let asked = 0
-  process.on("SIGUSR2", () => {
-    stopping = true
-  })
-  // A blocked event loop, for as long as the lease and more.
-  process.on("SIGHUP", () => {
-    const end = performance.now() + argument.settings.lease * (1 + random() / 2)
-    while (performance.now() < end);
-  })
-
-  Program.emit({ event: "started" })
-
-  const program = Effect.gen(function*() {
-    const { record } = yield* History.recorder<Event>(argument.file)
-    const write = yield* writer(argument.resource)
-
-    const body = (requests: ReadonlyArray<Request & { readonly id: string }>): Effect.Effect<void> =>
-      Effect.gen(function*() {
-        const held: Array<{ readonly id: string; readonly key: string; readonly token: number }> = []
-        for (const { id, key } of requests) {
-          const { token } = Option.getOrThrow(yield* lockstep.Lease.currentOf(key))
-          held.push({ id, key, token })
-          record({ event: "enter", id, token })
-        }
-        // Some hold for about as long as a lease.
-        const long = random() < argument.long
-        const steps = 1 + Math.floor(random() * (long ? 100 : 5))
-        const writes = random() < 0.5
-        for (let step = 0; step < steps && !(long && stopping); step++) {
-          if (random() < 0.3) yield* Effect.yieldNow
-          else yield* sleep(random() * (long ? argument.settings.lease / 25 : 6))
-          for (const { id } of held) record({ event: "step", id })
-        }
-        for (const { id, key, token } of held) {
-          // Locks only: those that share write in any order.
-          if (writes && key.startsWith("exclusive")) record({ event: "write", id, accepted: yield* write(key, token) })
-        }
-        for (const { id } of held) record({ event: "leave", id })
-      })
-
-    const client: Client = {
-      lockstep,
-      random,
-      pick: (items) => items[Math.floor(random() * items.length)]!,
-      stopping: () => stopping,
-      attempt: (request, effect) =>
-        Effect.gen(function*() {
-          const id = `${++asked}`
-          record({ event: "ask", id, ...request })
-          const exit = yield* Effect.exit(
-            Effect.onExit(effect, (exit) =>
-              Effect.sync(() => {
-                if (Exit.isSuccess(exit)) record({ event: "enter", id, token: 0 })
-                record({ event: "end", id, outcome: outcomeOf(exit) })
-              }))
-          )
-          return Exit.isSuccess(exit)
-        }),
-      hold: (requests, take) =>
-        Effect.gen(function*() {
-          const all = requests.map((request) => ({ id: `${++asked}`, ...request }))
-          for (const one of all) record({ event: "ask", ...one })
-          const chance = random()
-          const held = take(body(all))
-          // Some give up: while they ask, wait, hold or give back.
-          const limit = Math.round(random() * random() * argument.settings.lease)
-          const exit = yield* Effect.exit(
-            chance < 0.12
-              ? Effect.timeoutOrElse(held, { duration: limit, orElse: () => Effect.fail(gaveUp) })
-              : held
-          )
-          for (const { id } of all) record({ event: "end", id, outcome: outcomeOf(exit) })
-          if (Exit.isFailure(exit)) yield* sleep(20 + random() * 50)
-          else if (random() < 0.5) yield* sleep(random() * 15)
-        })
-    }
-    const chosen = workloads.filter(({ name }) => argument.only.length === 0 || argument.only.includes(name))
-    const { changes } = yield* lockstep.Coordinator.Coordinator
-    yield* Effect.forkScoped(Stream.runForEach(changes, (change) =>
-      Effect.sync(() => {
-        if (change.to === "lost") record({ event: "lost", reason: change.reason ?? "" })
-      })))
-    Program.emit({ event: "ready" })
-    yield* Effect.forEach(chosen, (workload) => workload.run(client), { concurrency: "unbounded", discard: true })
-  }).pipe(
-    Effect.scoped,
-    Effect.provide(
-      lockstep.Coordinator.layer(argument.settings).pipe(
-        Layer.provideMerge(lockstep.Redis.layer(argument.redis))
-      )
-    ),
-    // It is started while things are broken, too.
-    Effect.tapCause((cause) => Effect.sync(() => console.error(Cause.pretty(cause)))),
-    Effect.retry(Schedule.spaced(200))
-  )
-  await Effect.runPromise(program)
-  process.exit(0)
-}
 
 const outcomeOf = (exit: Exit.Exit<unknown, unknown>): Outcome => {
   if (Exit.isSuccess(exit)) {
@@ -196,6 +90,128 @@ const outcomeOf = (exit: Exit.Exit<unknown, unknown>): Outcome => {
   if (reason?._tag === "WaitTimeout") return "timeout"
   if (error === gaveUp) return "interrupted"
   return `failed ${Cause.pretty(exit.cause).split("\n")[0]!}`
+}
+
+/** What a process has once it is at work. */
+interface Tools extends Pick<Client, "lockstep" | "random" | "stopping"> {
+  readonly argument: Argument
+  readonly record: (event: Event) => void
+  /** To the fenced resource. */
+  readonly write: (key: string, token: number) => Effect.Effect<boolean>
+}
+
+interface Asked extends Request {
+  readonly id: string
+}
+
+/** What is done while they are held. */
+const body = Effect.fnUntraced(function*(tools: Tools, requests: ReadonlyArray<Asked>) {
+  const { argument, lockstep, random, record, stopping, write } = tools
+  const held: Array<{ readonly id: string; readonly key: string; readonly token: number }> = []
+  for (const { id, key } of requests) {
+    const { token } = Option.getOrThrow(yield* lockstep.Lease.currentOf(key))
+    held.push({ id, key, token })
+    record({ event: "enter", id, token })
+  }
+  // Some hold for about as long as a lease.
+  const long = random() < argument.long
+  const steps = 1 + Math.floor(random() * (long ? 100 : 5))
+  const writes = random() < 0.5
+  for (let step = 0; step < steps && !(long && stopping()); step++) {
+    if (random() < 0.3) yield* Effect.yieldNow
+    else yield* Effect.sleep(random() * (long ? argument.settings.lease / 25 : 6))
+    for (const { id } of held) record({ event: "step", id })
+  }
+  for (const { id, key, token } of held) {
+    // Locks only: those that share write in any order.
+    if (writes && key.startsWith("exclusive")) record({ event: "write", id, accepted: yield* write(key, token) })
+  }
+  for (const { id } of held) record({ event: "leave", id })
+})
+
+const clientOf = (tools: Tools): Client => {
+  const { argument, lockstep, random, record, stopping } = tools
+  let asked = 0
+  const ask = (request: Request): Asked => {
+    const id = `${++asked}`
+    record({ event: "ask", id, ...request })
+    return { id, ...request }
+  }
+  return {
+    lockstep,
+    random,
+    pick: (items) => items[Math.floor(random() * items.length)]!,
+    stopping,
+    attempt: Effect.fnUntraced(function*(request, effect) {
+      const { id } = ask(request)
+      const exit = yield* Effect.exit(
+        Effect.onExit(effect, (exit) =>
+          Effect.sync(() => {
+            if (Exit.isSuccess(exit)) record({ event: "enter", id, token: 0 })
+            record({ event: "end", id, outcome: outcomeOf(exit) })
+          }))
+      )
+      return Exit.isSuccess(exit)
+    }),
+    hold: Effect.fnUntraced(function*(requests, take) {
+      const all = requests.map(ask)
+      const chance = random()
+      const held = take(body(tools, all))
+      // Some give up: while they ask, wait, hold or give back.
+      const limit = Math.round(random() * random() * argument.settings.lease)
+      const exit = yield* Effect.exit(
+        chance < 0.12
+          ? Effect.timeoutOrElse(held, { duration: limit, orElse: () => Effect.fail(gaveUp) })
+          : held
+      )
+      for (const { id } of all) record({ event: "end", id, outcome: outcomeOf(exit) })
+      if (Exit.isFailure(exit)) yield* Effect.sleep(20 + random() * 50)
+      else if (random() < 0.5) yield* Effect.sleep(random() * 15)
+    })
+  }
+}
+
+const main = async () => {
+  const argument = Program.argument<Argument>()
+  const lockstep: typeof Lockstep = await import(argument.library)
+  const random = randomOf(argument.seed)
+  let stop = false
+  process.on("SIGUSR2", () => {
+    stop = true
+  })
+  // A blocked event loop, for as long as the lease and more.
+  process.on("SIGHUP", () => {
+    const end = performance.now() + argument.settings.lease * (1 + random() / 2)
+    while (performance.now() < end);
+  })
+
+  Program.emit({ event: "started" })
+
+  const program = Effect.gen(function*() {
+    const { record } = yield* History.recorder<Event>(argument.file)
+    const write = yield* writer(argument.resource)
+    const client = clientOf({ argument, lockstep, random, stopping: () => stop, record, write })
+    const chosen = workloads.filter(({ name }) => argument.only.length === 0 || argument.only.includes(name))
+    const { changes } = yield* lockstep.Coordinator.Coordinator
+    yield* Effect.forkScoped(Stream.runForEach(changes, (change) =>
+      Effect.sync(() => {
+        if (change.to === "lost") record({ event: "lost", reason: change.reason ?? "" })
+      })))
+    Program.emit({ event: "ready" })
+    yield* Effect.forEach(chosen, (workload) => workload.run(client), { concurrency: "unbounded", discard: true })
+  }).pipe(
+    Effect.scoped,
+    Effect.provide(
+      lockstep.Coordinator.layer(argument.settings).pipe(
+        Layer.provideMerge(lockstep.Redis.layer(argument.redis))
+      )
+    ),
+    // It is started while things are broken, too.
+    Effect.tapCause((cause) => Effect.sync(() => console.error(Cause.pretty(cause)))),
+    Effect.retry(Schedule.spaced(200))
+  )
+  await Effect.runPromise(program)
+  process.exit(0)
 }
 
 if (import.meta.main) await main()
