@@ -12,7 +12,6 @@ export interface Link {
 }
 
 export interface Deployment {
-  readonly name: Name
   readonly servers: ReadonlyArray<Server>
   readonly sentinel?: sentinels.Sentinel | undefined
   readonly cluster?: clusters.Cluster | undefined
@@ -28,9 +27,8 @@ export const names = ["standalone", "aof", "sentinel", "cluster", "rolling", "cl
 
 export type Name = typeof names[number]
 
-const single = (name: Name, persistence: "none" | "aof") =>
+const single = (persistence: "none" | "aof") =>
   Effect.map(standalone({ persistence }), (server): Deployment => ({
-    name,
     servers: [server],
     direct: { url: server.url },
     link: Effect.map(Proxy.make(server), (proxy) => ({ options: { url: proxy.url }, proxies: [proxy] })),
@@ -50,12 +48,11 @@ const behind = (servers: ReadonlyArray<Server>) =>
 export const deploy = (name: Name): Effect.Effect<Deployment, never, Scope.Scope> => {
   switch (name) {
     case "aof":
-      return single(name, "aof")
+      return single("aof")
     case "sentinel":
       return Effect.map(sentinels.sentinel(), (sentinel): Deployment => {
         const addresses = sentinel.sentinels.map(({ host, port }) => ({ host, port }))
         return {
-          name,
           servers: sentinel.servers,
           sentinel,
           direct: { sentinels: addresses, name: sentinel.name },
@@ -68,7 +65,6 @@ export const deploy = (name: Name): Effect.Effect<Deployment, never, Scope.Scope
       })
     case "cluster":
       return Effect.map(clusters.cluster({ replicas: 1 }), (cluster): Deployment => ({
-        name,
         servers: cluster.servers,
         cluster,
         direct: { cluster: cluster.startupNodes },
@@ -79,6 +75,6 @@ export const deploy = (name: Name): Effect.Effect<Deployment, never, Scope.Scope
         primaries: cluster.primaries
       }))
     default:
-      return single(name, "none")
+      return single("none")
   }
 }

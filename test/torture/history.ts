@@ -1,7 +1,7 @@
 /** What clients record, and the holds that it amounts to. */
 import type { History } from "../../src/testing.ts"
 
-/** Why a client could not have or keep it, or that it gave up by itself. */
+/** How a request ended. */
 export type Outcome = "released" | "busy" | "timeout" | "interrupted" | `lost ${string}` | `failed ${string}`
 
 export type Event =
@@ -107,10 +107,13 @@ export const lastRun = (hold: Hold): number => {
 /** One line for people. */
 export const describe = (hold: Hold, origin: number): string => {
   const at = (time: number | undefined) => time === undefined ? "-" : `${((time - origin) / 1e6).toFixed(6)}s`
-  return `${hold.client} ${hold.kind} ${JSON.stringify(hold.key)} weight ${hold.weight}${
-    hold.wait ? "" : " if available"
-  }` +
-    `: asked ${at(hold.asked)}, entered ${at(hold.entered)}, token ${hold.token ?? "-"}, last step ${
-      at(hold.steps.at(-1))
-    }, left ${at(hold.left)}, ended ${at(hold.ended)}: ${hold.outcome ?? "its process died"}`
+  const request = `${hold.client} ${hold.kind} ${JSON.stringify(hold.key)} weight ${hold.weight}`
+  return [
+    `${request}${hold.wait ? "" : " if available"}: asked ${at(hold.asked)}`,
+    `entered ${at(hold.entered)}`,
+    `token ${hold.token ?? "-"}`,
+    `last step ${at(hold.steps.at(-1))}`,
+    `left ${at(hold.left)}`,
+    `ended ${at(hold.ended)}: ${hold.outcome ?? "its process died"}`
+  ].join(", ")
 }

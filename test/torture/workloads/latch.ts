@@ -5,6 +5,16 @@ import { fibers, type Workload } from "../workload.ts"
 
 const total = 4
 
+/** Nobody passes before enough has been counted. That everybody passes afterwards is for `hang` to say. */
+const early = (holds: ReadonlyArray<Hold>): ReadonlyArray<Anomaly> => {
+  const counts = holds.filter(({ kind }) => kind === "latch count")
+  return holds.filter(({ entered, kind }) => kind === "latch" && entered !== undefined).flatMap((pass) => {
+    const before = counts.filter(({ asked }) => asked < pass.entered!)
+    const sum = before.reduce((sum, { weight }) => sum + weight, 0)
+    return sum >= total ? [] : [{ check: "early", detail: `passed after ${sum} of ${total}`, holds: [pass, ...before] }]
+  })
+}
+
 /** Latches that everybody who comes at the same time counts down and waits for; the last one does what is left. */
 export const latch: Workload = {
   name: "latch",
@@ -21,8 +31,8 @@ export const latch: Workload = {
         yield* Effect.sleep(client.random() * 20)
         yield* count(1)
         const limit = 50 + client.random() * 500
-        const early = yield* Effect.timeoutOption(client.attempt(request, shared.await), limit)
-        if (Option.isNone(early)) {
+        const opened = yield* Effect.timeoutOption(client.attempt(request, shared.await), limit)
+        if (Option.isNone(opened)) {
           while (!(yield* count(total))) yield* Effect.sleep(50)
           yield* client.attempt(request, shared.await)
         }
@@ -33,15 +43,5 @@ export const latch: Workload = {
         Effect.asVoid
       )
     ),
-  check: opensInTime
-}
-
-/** Nobody passes before enough has been counted. That everybody passes afterwards is for `hang` to say. */
-function opensInTime(holds: ReadonlyArray<Hold>): ReadonlyArray<Anomaly> {
-  const counts = holds.filter(({ kind }) => kind === "latch count")
-  return holds.filter(({ entered, kind }) => kind === "latch" && entered !== undefined).flatMap((pass) => {
-    const before = counts.filter(({ asked }) => asked < pass.entered!)
-    const sum = before.reduce((sum, { weight }) => sum + weight, 0)
-    return sum >= total ? [] : [{ check: "early", detail: `passed after ${sum} of ${total}`, holds: [pass, ...before] }]
-  })
+  check: early
 }
