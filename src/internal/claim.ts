@@ -41,7 +41,10 @@ export type CheckVerb = Extract<Verb, `${string}.check`>
 
 type ClaimReply = Requests[ClaimVerb]["reply"]
 
-export type Refusal = Exclude<ClaimReply, readonly ["granted" | "queued" | "observing", ...any]>
+/** What a claim can come to instead of being granted; it is "closed" by this side. */
+export type Refusal =
+  | Exclude<ClaimReply, readonly ["granted" | "queued" | "observing", ...any]>
+  | readonly [tag: "closed"]
 
 export type Outcome = Refusal | readonly [tag: "granted"] | readonly [tag: "failed", error: CoordinatorError]
 
@@ -64,6 +67,8 @@ export class Claim {
   /** Milliseconds since the epoch, for people. */
   acquiredAt = 0
   lost: LossReason | "maxHold" | undefined = undefined
+  /** Given back, or given up. */
+  released = false
   /** Its body is still running: it is late when the margin has passed after a loss. */
   protecting = 0
   request: Asking | undefined = undefined
@@ -83,6 +88,8 @@ export class Claim {
   /** What the actor is told besides the id, if it is not about a semaphore. */
   readonly details: ReadonlyArray<string | number | boolean>
   readonly check: CheckVerb
+  /** The membership that it ends with. */
+  readonly member: Claim | undefined
   settle: (outcome: Outcome) => void
 
   constructor(
@@ -97,6 +104,7 @@ export class Claim {
       readonly observation?: Observation | undefined
       readonly details?: ReadonlyArray<string | number | boolean> | undefined
       readonly check?: CheckVerb | undefined
+      readonly member?: Claim | undefined
     }
   ) {
     this.partition = partition
@@ -110,6 +118,7 @@ export class Claim {
     this.observation = options.observation
     this.details = options.details ?? none
     this.check = options.check ?? "semaphore.check"
+    this.member = options.member
     this.settle = () => {}
   }
 
