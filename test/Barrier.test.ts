@@ -175,6 +175,38 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         assert.strictEqual((yield* promptly(Fiber.join(second), "the second")).index, 1)
       })))
 
+  it.effect("is left by who is interrupted at any moment of arriving, and of passing", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* barrierOn(a!, 2), yield* barrierOn(b!, 2, { action: () => Effect.yieldNow })]
+        const outcomes = new Set<string>()
+        for (let delay = 0; delay < 100; delay++) {
+          const both = delay % 2 === 0
+          const other = both ? yield* Effect.forkChild(Effect.exit(one.await("other"))) : undefined
+          const given = yield* Effect.forkChild(two.await("given up"), { startImmediately: true })
+          yield* Effect.callback<void>((resume) => {
+            const end = performance.now() + delay * 0.02
+            const look = () => performance.now() < end ? setImmediate(look) : resume(Effect.void)
+            look()
+          })
+          yield* Fiber.interrupt(given)
+          if (other !== undefined) {
+            // It passes with the other, or is broken by it; or the other was never there.
+            yield* arrived(one, 0).pipe(Effect.raceFirst(Fiber.join(other)))
+            outcomes.add(
+              other.pollUnsafe() === undefined
+                ? "alone"
+                : Exit.isSuccess(yield* Fiber.join(other))
+                ? "passed"
+                : "broken"
+            )
+            yield* Fiber.interrupt(other)
+          }
+          yield* arrived(one, 0)
+        }
+        assert.includeMembers([...outcomes], ["passed"])
+      })))
+
   it.effect("is reset, and numbers its generations on", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
