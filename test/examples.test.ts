@@ -15,7 +15,9 @@ const lines: Record<string, string> = {
   "50-fencing.ts": "SQL has what was written by the second, Redis has what was written by the second",
   "60-reentrant-and-max-hold.ts": "and the lock is free again",
   "70-loss.ts": "the next time: started, written, cleaned up",
-  "80-latch-and-gate.ts": "3 have begun, and all have finished"
+  "80-latch-and-gate.ts": "3 have begun, and all have finished",
+  "90-barrier.ts":
+    "6, 15, 24; and then: Generation 4 was broken, because a party has left (missing parties: 2): await again, or give up."
 }
 
 describe("examples", () => {
