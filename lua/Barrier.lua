@@ -1,24 +1,27 @@
 -- A barrier: parties wait until all of them have arrived, again and again.
 --
 -- A resource is one hash, deleted with its last member:
---   s                   state, packed: parties, generation, arrived, last place, members
+--   s                   state, packed: parties, generation, arrived, last place, members, epoch
 --   o<session>/<id>     a member: somebody who has it open; who arrives belongs to one, and is reaped with it
 --   a<arrival>          who has arrived: "<place> <session> <member> <claim> <mode> <contribution>"; session "-" has left
 --   q<session>/<claim>  the arrival that a claim waits for
 --   x                   all have arrived, and one of them runs the action first: "<arrival> <last place> <token>"
 --   e<arrival>, r       place in the generation that ended last, and how it ended
 -- An arrival outlives the session that it was made in: its claim asks again in the next one, and hears how the generation
--- has ended if it has.
+-- has ended if it has. What happened longer ago is forgotten: who may have arrived then is told that it is broken, since to
+-- arrive a second time could be to count twice. Another epoch means that Redis has forgotten the barrier meanwhile.
 
-local BARRIER = '<ddddd'
+local BARRIER = '<dddddd'
 local ARRIVAL = '^(%S+) (%S+) (%S+) (%S+) (%S+) (.*)$'
 
 -- The state, and the values of the fields.
 local function loadBarrier(key, ...)
   local found = call('HMGET', key, 's', 'x', ...)
   if not found[1] then return nil end
-  local parties, generation, arrived, last, members = unpackStruct(BARRIER, found[1])
-  local state = { parties = parties, generation = generation, arrived = arrived, last = last, members = members }
+  local parties, generation, arrived, last, members, epoch = unpackStruct(BARRIER, found[1])
+  local state = {
+    parties = parties, generation = generation, arrived = arrived, last = last, members = members, epoch = epoch
+  }
   if found[2] then
     local runner, bound, token = match(found[2], '^(%S+) (%S+) (%S+)$')
     state.runner, state.bound, state.token = runner, tonumber(bound), token
@@ -26,15 +29,17 @@ local function loadBarrier(key, ...)
   return state, unpack(found, 3)
 end
 
-local function newBarrier(parties)
-  return { parties = tonumber(parties), generation = 1, arrived = 0, last = 0, members = 0 }
+local function newBarrier(ctx, parties)
+  local epoch = tonumber(nextToken(ctx))
+  return { parties = tonumber(parties), generation = 1, arrived = 0, last = 0, members = 0, epoch = epoch }
 end
 
 local function saveBarrier(key, state)
   if state.members == 0 then
     call('DEL', key)
   else
-    call('HSET', key, 's', pack(BARRIER, state.parties, state.generation, state.arrived, state.last, state.members))
+    call('HSET', key, 's', pack(BARRIER, state.parties, state.generation, state.arrived, state.last, state.members,
+      state.epoch))
   end
 end
 
@@ -193,26 +198,32 @@ end
 -- barrier.join: creates the barrier, or joins it when it has as many parties
 -- keys: resource
 -- args: id string, parties number
--- reply: ["observing"] | ["mismatch", parties number]
+-- reply: ["observing", generation number, epoch number] | ["mismatch", parties number]
 handlers['barrier.join'] = function(ctx, key, id, parties)
-  local state = loadBarrier(key) or newBarrier(parties)
+  local state = loadBarrier(key) or newBarrier(ctx, parties)
   if state.parties ~= tonumber(parties) then return format('["mismatch",%d]', state.parties) end
   if enrol(ctx, key, id, '') then
     state.members = state.members + 1
     saveBarrier(key, state)
   end
-  return '["observing"]'
+  return '["observing",' .. state.generation .. ',' .. text(state.epoch) .. ']'
 end
 
--- barrier.arrive: arrives, once for each arrival; the last one ends the generation, or is granted to run the action first
+-- barrier.arrive: arrives, once for each arrival; the last one ends the generation, or is granted to run the action first.
+-- The mode is b (breaks) or w (withdraws), 1 or 0 for an action, and the epoch and the generation at the first time, if this
+-- is not the first time.
 -- keys: resource
 -- args: id string, arrival string, member string, contribution string, parties number, mode string
 -- reply: ["queued", ahead number, nearest number] | ["granted", token string, capacity number, generation number, contributions json, index number] | ["passed", generation number, contributions json, index number] | ["broken", generation number, missing number, why string, index number] | ["mismatch", parties number]
 handlers['barrier.arrive'] = function(ctx, key, id, arrival, member, contribution, parties, mode)
   local state, value, index, enrolled = loadBarrier(key, 'a' .. arrival, 'e' .. arrival, 'o' .. ctx.session .. '/' .. member)
-  if not state then state = newBarrier(parties) end
+  if not state then state = newBarrier(ctx, parties) end
   if state.parties ~= tonumber(parties) then return format('["mismatch",%d]', state.parties) end
   if index then return verdict(key, index) end
+  local epoch, since = match(mode, ' (%S+) (%S+)$')
+  if not value and epoch == text(state.epoch) and state.generation > since + 1 then
+    return format('["broken",%d,1,"left",0]', tonumber(since))
+  end
   if not enrolled then
     enrol(ctx, key, member, '')
     state.members = state.members + 1
@@ -229,7 +240,8 @@ handlers['barrier.arrive'] = function(ctx, key, id, arrival, member, contributio
     state.last, state.arrived = place, state.arrived + 1
     place = text(place)
   end
-  call('HSET', key, 'a' .. arrival, place .. ' ' .. ctx.session .. ' ' .. member .. ' ' .. id .. ' ' .. mode .. ' ' .. contribution,
+  call('HSET', key, 'a' .. arrival, place .. ' ' .. ctx.session .. ' ' .. member .. ' ' .. id .. ' ' .. string.sub(mode, 1, 2) .. ' '
+    .. contribution,
     'q' .. ctx.session .. '/' .. id, arrival)
   if state.runner == arrival then
     answer = charged(key, state)

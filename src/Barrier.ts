@@ -140,7 +140,8 @@ export interface Options<S extends Schema.Constraint = typeof Schema.Void, E = n
  *
  * `why` it was broken:
  *
- * - `left`: a party that waited was interrupted, timed out or died, or its session was lost.
+ * - `left`: a party that waited was interrupted, timed out or died, or its session was lost. Also said to a party that lost
+ *   its own session, when so much has happened meanwhile that it is not known any more how its generation ended.
  * - `action`: the action did not succeed.
  * - `reset`: somebody has reset the barrier.
  *
@@ -204,6 +205,12 @@ const fail = (reason: BarrierError["reason"]): BarrierError => new BarrierError(
 
 type Passed = readonly [generation: number, contributions: unknown, index: number]
 
+/** How far a barrier has come, as far as is known here. */
+interface Progress {
+  epoch: number
+  generation: number
+}
+
 class BarrierImpl<S extends Schema.Constraint, E, R> implements Barrier<S["Type"], E> {
   readonly "~lockstep/Barrier" = "~lockstep/Barrier" as const
   readonly name: string
@@ -211,6 +218,7 @@ class BarrierImpl<S extends Schema.Constraint, E, R> implements Barrier<S["Type"
 
   readonly #place: held.Place
   readonly #member: Claim
+  readonly #progress: Progress
   readonly #context: Context.Context<R | S["DecodingServices"] | S["EncodingServices"]>
   readonly #action: Options<S, E, R>["action"]
   readonly #mode: string
@@ -222,6 +230,7 @@ class BarrierImpl<S extends Schema.Constraint, E, R> implements Barrier<S["Type"
   constructor(
     place: held.Place,
     member: Claim,
+    progress: Progress,
     { action, onDeparture, parties, schema }: Options<S, E, R>,
     context: Context.Context<R | S["DecodingServices"] | S["EncodingServices"]>
   ) {
@@ -229,6 +238,7 @@ class BarrierImpl<S extends Schema.Constraint, E, R> implements Barrier<S["Type"
     this.parties = parties
     this.#place = place
     this.#member = member
+    this.#progress = progress
     this.#context = context
     this.#action = action
     this.#mode = (onDeparture === "withdraw" ? "w" : "b") + (action === undefined ? "0" : "1")
@@ -256,6 +266,7 @@ class BarrierImpl<S extends Schema.Constraint, E, R> implements Barrier<S["Type"
   ): Effect.Effect<Arrival<S["Type"]>, BarrierError | E, R | S["DecodingServices"]> {
     // Whatever asks for it and however often, it is one arrival.
     const arrival = randomUUID()
+    let since = ""
     let passed: Passed
     return Effect.flatMap(
       held.acquire({
@@ -263,13 +274,18 @@ class BarrierImpl<S extends Schema.Constraint, E, R> implements Barrier<S["Type"
         member: this.#member,
         verb: "barrier.arrive",
         check: "barrier.check",
-        details: [arrival, this.#member.id, contribution, this.parties, this.#mode],
+        details: () => {
+          const mode = this.#mode + since
+          if (since === "") since = ` ${this.#progress.epoch} ${this.#progress.generation}`
+          return [arrival, this.#member.id, contribution, this.parties, mode]
+        },
         weight: 1,
         capacity: 0,
         wait: true,
         options: undefined,
         fail: (error) => fail(error as CoordinatorError),
         refuse: (reply) => {
+          if (reply[0] === "passed" || reply[0] === "broken") this.#advance(reply[1])
           if (reply[0] !== "passed") return this.#refused(reply)
           const [, ...rest] = reply
           passed = rest
@@ -284,6 +300,11 @@ class BarrierImpl<S extends Schema.Constraint, E, R> implements Barrier<S["Type"
             held.giveBack(lease.claim)
           )
     )
+  }
+
+  // What comes later is of a later generation.
+  #advance(ended: number): void {
+    this.#progress.generation = Math.max(this.#progress.generation, ended + 1)
   }
 
   #refused(reply: Refusal): Effect.Effect<never, BarrierError> {
@@ -331,7 +352,10 @@ class BarrierImpl<S extends Schema.Constraint, E, R> implements Barrier<S["Type"
               session: claim.session,
               // Lost with the session, which interrupts this.
               moot: () => {},
-              settle: (reply) => resume(reply[0] === "passed" ? Effect.succeed(complete) : this.#refused(reply)),
+              settle: (reply) => {
+                this.#advance(reply[1])
+                resume(reply[0] === "passed" ? Effect.succeed(complete) : this.#refused(reply))
+              },
               fail: (error) => resume(Effect.fail(fail(error)))
             })
           )
@@ -382,8 +406,14 @@ export const make = <S extends Schema.Constraint = typeof Schema.Void, E = never
     const parties = checkParties(options.parties)
     const place = held.placeOf(kernelOf(yield* Coordinator), "barrier", options.name, "name")
     const context = yield* Effect.context<R | S["DecodingServices"] | S["EncodingServices"]>()
-    const member = yield* join(place, "barrier.join", parties, fail)
-    return new BarrierImpl<S, E, R>(place, member, options, context)
+    const progress: Progress = { epoch: 0, generation: 0 }
+    const member = yield* join(place, "barrier.join", parties, fail, ([generation, epoch]) => {
+      progress.generation = epoch === progress.epoch
+        ? Math.max(progress.generation, Number(generation))
+        : Number(generation)
+      progress.epoch = Number(epoch)
+    })
+    return new BarrierImpl<S, E, R>(place, member, progress, options, context)
   })
 
 /**

@@ -72,7 +72,11 @@ class BarrierModel extends Mail {
     }
   }
 
+  /** All who have ever passed. */
+  readonly passed: Array<string> = []
+
   pass(asker?: string): void {
+    this.passed.push(...this.group.map(({ id }) => id))
     this.#conclude(["passed", this.generation, this.group.map(({ value }) => value)], asker)
   }
 
@@ -120,7 +124,7 @@ class BarrierModel extends Mail {
     return undefined
   }
 
-  arrive(next: Arrival): Reply {
+  arrive(next: Arrival, since?: number): Reply {
     if (this.ended.has(next.id)) return this.verdict(next.id)
     const known = this.arrivals.find(({ id }) => id === next.id)
     if (known !== undefined) {
@@ -128,6 +132,8 @@ class BarrierModel extends Mail {
       Object.assign(known, { session, member, claim, withdraws, acts, gone })
       return known === this.runner ? this.granted(known) : ["queued"]
     }
+    // It may have been of a generation that is forgotten.
+    if (since !== undefined && this.generation > since + 1) return ["broken", since, 1, "left", 0]
     if (this.runner === undefined && this.arrivals.length + 1 >= this.parties) this.#sweep()
     this.arrivals.push(next)
     return this.advance(next) ?? ["queued"]
@@ -280,9 +286,11 @@ const world = async (redis: IoRedis, verb: string, resource: string, parties: nu
   const names = ["S0", "S1", "S2"]
   const graves: Array<string> = []
   let count = 0
+  let joined: Reply = []
   const enrol = async (name: string) => {
     for (const id of members.slice(0, 2)) {
-      assert.deepStrictEqual(await driver.send(name, verb, [id, parties]), ["observing"])
+      joined = await driver.send(name, verb, [id, parties])
+      assert.strictEqual(joined[0], "observing")
     }
   }
   for (const name of names) {
@@ -298,6 +306,7 @@ const world = async (redis: IoRedis, verb: string, resource: string, parties: nu
     ...driver,
     names,
     graves,
+    joined,
     reap,
     fresh: () => `${++count}`,
     die: async (at: number, expires: boolean) => {
@@ -369,7 +378,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
     () =>
       property(barrierStep, async (redis, parties, steps) => {
         const model = new BarrierModel(parties)
-        const { ask, die, finish, fresh, graves, key, names, reap, send, told } = await world(
+        const { ask, die, finish, fresh, graves, joined, key, names, reap, send, told } = await world(
           redis,
           "barrier.join",
           "barrier:x\u0000}{:\n",
@@ -377,12 +386,13 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
           model
         )
         const claims: Array<readonly [session: string, claim: string]> = []
-        const known: Array<Arrival> = []
-        const arrive = async (arrival: Arrival) => {
+        const known: Array<Arrival & { readonly since: number }> = []
+        const arrive = async (arrival: Arrival, since?: number) => {
           claims.push([arrival.session, arrival.claim])
           const { acts, claim, id, member, session, value, withdraws } = arrival
-          const args = [claim, id, member, value, parties, `${withdraws ? "w" : "b"}${acts ? 1 : 0}`]
-          assert.deepStrictEqual(plain(await send(session, "barrier.arrive", args)), model.arrive(arrival))
+          const again = since === undefined ? "" : ` ${joined[2]} ${since}`
+          const args = [claim, id, member, value, parties, `${withdraws ? "w" : "b"}${acts ? 1 : 0}${again}`]
+          assert.deepStrictEqual(plain(await send(session, "barrier.arrive", args)), model.arrive(arrival, since))
         }
         for (const step of steps) {
           const name = step.do === "reap" ? "" : names[step.session]!
@@ -399,14 +409,14 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
                 acts: step.acts === 0,
                 gone: false
               }
-              known.push({ ...arrival })
+              known.push({ ...arrival, since: model.generation })
               await arrive(arrival)
               break
             }
             case "again": {
               const before = known[step.pick % Math.max(1, known.length)]
               if (before === undefined) break
-              await arrive({ ...before, session: name, member: `m${step.member}`, claim: fresh() })
+              await arrive({ ...before, session: name, member: `m${step.member}`, claim: fresh() }, before.since)
               break
             }
             case "leave":
@@ -445,7 +455,11 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
               model.leaveMember(name, `m${step.member}`)
               model.advance()
               if (step.member === 2) break
-              assert.deepStrictEqual(await send(name, "barrier.join", [`m${step.member}`, parties]), ["observing"])
+              assert.deepStrictEqual<Reply>(
+                await send(name, "barrier.join", [`m${step.member}`, parties]),
+                // For as long as anybody has it open, there are members.
+                ["observing", model.generation, joined[2]]
+              )
               break
             case "die":
               await die(step.session, step.expires)
@@ -464,6 +478,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
           }
           await told()
           assert.deepStrictEqual(await ask("", "barrier.state", [], [key]), ["state", model.group.length])
+          assert.strictEqual(new Set(model.passed).size, model.passed.length, "nobody counts twice")
         }
         await finish()
       }),

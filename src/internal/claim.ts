@@ -56,6 +56,11 @@ export interface Observation {
   readonly lost?: (() => void) | undefined
 }
 
+/** What the actor is told besides the id; a function is asked each time. */
+export type Details =
+  | ReadonlyArray<string | number | boolean>
+  | (() => ReadonlyArray<string | number | boolean>)
+
 /** A request to hold, from before it is sent until it is given back. */
 export class Claim {
   state: "idle" | "pending" | "queued" | "held" | "done" = "idle"
@@ -85,8 +90,8 @@ export class Claim {
   readonly standing: boolean
   /** Of a membership that hears of changes. */
   readonly observation: Observation | undefined
-  /** What the actor is told besides the id, if it is not about a semaphore. */
-  readonly details: ReadonlyArray<string | number | boolean>
+  /** If it is not about a semaphore. */
+  readonly details: Details
   readonly check: CheckVerb
   /** The membership that it ends with. */
   readonly member: Claim | undefined
@@ -102,7 +107,7 @@ export class Claim {
       readonly wait: boolean
       readonly standing: boolean
       readonly observation?: Observation | undefined
-      readonly details?: ReadonlyArray<string | number | boolean> | undefined
+      readonly details?: Details | undefined
       readonly check?: CheckVerb | undefined
       readonly member?: Claim | undefined
     }
@@ -193,7 +198,7 @@ export const argsOf = (claim: Claim): ReadonlyArray<string | number | boolean> =
     case "semaphore.attach":
       return [claim.id]
     default:
-      return [claim.id, ...claim.details]
+      return [claim.id, ...typeof claim.details === "function" ? claim.details() : claim.details]
   }
 }
 

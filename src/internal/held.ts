@@ -11,7 +11,15 @@ import * as Fiber from "effect/Fiber"
 import * as Scope from "effect/Scope"
 import { Coordinator } from "../Coordinator.ts"
 import type { Lease } from "../Lease.ts"
-import { type CheckVerb, Claim, type ClaimVerb, type Observation, type Outcome, type Refusal } from "./claim.ts"
+import {
+  type CheckVerb,
+  Claim,
+  type ClaimVerb,
+  type Details,
+  type Observation,
+  type Outcome,
+  type Refusal
+} from "./claim.ts"
 import type { CoordinatorError } from "./errors.ts"
 import { guarded } from "./guard.ts"
 import { type Kernel, kernelOf } from "./kernel.ts"
@@ -132,7 +140,7 @@ export interface Acquire<E> {
   readonly place: Place
   /** Default: to take from a semaphore. */
   readonly verb?: ClaimVerb | undefined
-  readonly details?: ReadonlyArray<string | number | boolean> | undefined
+  readonly details?: Details | undefined
   readonly check?: CheckVerb | undefined
   /** The membership that it ends with, if any: it is refused as "closed" then. */
   readonly member?: Claim | undefined
@@ -459,7 +467,7 @@ export const membership = <E>(
   capacity: number,
   wait: Duration.Input | undefined,
   fail: (error: CoordinatorError | WaitTimeout) => E,
-  options?: { readonly observation?: Observation; readonly details?: ReadonlyArray<string | number | boolean> }
+  options?: { readonly observation?: Observation; readonly details?: Details }
 ): Effect.Effect<readonly [Claim, Settled], E, Scope.Scope> =>
   Effect.uninterruptibleMask((restore) =>
     Effect.flatMap(Effect.scope, (scope) => {

@@ -2,7 +2,7 @@
 import * as Effect from "effect/Effect"
 import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
-import type { Claim } from "./claim.ts"
+import type { Claim, Observation } from "./claim.ts"
 import type { CoordinatorError } from "./errors.ts"
 import { membership, type Place } from "./held.ts"
 
@@ -27,19 +27,17 @@ export const checkParties = (parties: number): number => {
   return parties
 }
 
-/** Nobody observes it: all that is to be heard is heard by who waits. */
-const observation = { observe: () => {} }
-
-/** Has it open for as long as the scope is. */
+/** Has it open for as long as the scope is. What is to be heard is heard by who waits, for the most part. */
 export const join = <E>(
   place: Place,
   verb: "barrier.join" | "phase.join",
   parties: number,
-  fail: (reason: CoordinatorError | PartiesMismatch) => E
+  fail: (reason: CoordinatorError | PartiesMismatch) => E,
+  observe: Observation["observe"] = () => {}
 ): Effect.Effect<Claim, E, Scope.Scope> =>
   Effect.flatMap(
     membership(place, verb, parties, undefined, (error) => fail(error as CoordinatorError), {
-      observation,
+      observation: { observe },
       details: [parties]
     }),
     ([claim, outcome]) =>
