@@ -10,7 +10,16 @@ import { readFileSync, writeFileSync } from "node:fs"
 // What dispatch() in kernel.lua passes on.
 const maxArguments = 6
 
-const files = ["kernel.lua", "Semaphore.lua", "Latch.lua", "Leader.lua", "Singleton.lua", "Fence.lua"]
+const files = [
+  "kernel.lua",
+  "Semaphore.lua",
+  "Latch.lua",
+  "Leader.lua",
+  "Singleton.lua",
+  "Barrier.lua",
+  "DoubleBarrier.lua",
+  "Fence.lua"
+]
 const target = new URL("../src/internal/lua.ts", import.meta.url)
 
 interface Handler {

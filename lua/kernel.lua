@@ -97,6 +97,23 @@ local function announce(ctx, key, detail)
   end
 end
 
+-- Answers claims that wait, by one event for each session however many of its claims hear it. Each of them is a table of
+-- its session, its id, and what only it is told (JSON, or nil); the reply is JSON, without the brackets.
+local function tell(ctx, claims, reply)
+  local heard = {}
+  for _, claim in ipairs(claims) do
+    local told = heard[claim.session]
+    if not told then
+      told = {}
+      heard[claim.session] = told
+    end
+    told[#told + 1] = '["' .. claim.id .. '"' .. (claim.own and ',' .. claim.own or '') .. ']'
+  end
+  for session, told in pairs(heard) do
+    post(ctx, session, '["each",[' .. table.concat(told, ',') .. '],' .. reply .. ']')
+  end
+end
+
 -- Milliseconds until another session may be due, of those that are due later than `after`: 0 if it may be already, -1 if
 -- there is none.
 local function nearest(ctx, after)
@@ -118,7 +135,7 @@ end
 
 -- Every command that an actor or a reader needs. What a user may not do has to be known before anything is written.
 local NEEDED = {
-  { 'DEL' }, { 'HDEL', 'f' }, { 'HGET', 'f' }, { 'HKEYS' }, { 'HLEN' }, { 'HMGET', 'f' }, { 'HSET', 'f', 'v' }, { 'PERSIST' },
+  { 'DEL' }, { 'HDEL', 'f' }, { 'HGET', 'f' }, { 'HGETALL' }, { 'HKEYS' }, { 'HLEN' }, { 'HMGET', 'f' }, { 'HSET', 'f', 'v' }, { 'PERSIST' },
   { 'PEXPIRE', '1' }, { 'SADD', 'm' },
   { 'SRANDMEMBER' }, { 'SREM', 'm' }, { 'XADD', '*', 'f', 'v' }, { 'XLEN' }, { 'XRANGE', '-', '+' }, { 'XTRIM', 'MINID', '0' },
   { 'ZADD', '0', 'm' }, { 'ZRANGEBYSCORE', '0', '0' }, { 'ZREM', 'm' }

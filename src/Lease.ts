@@ -94,7 +94,7 @@ export const protect: {
 } = dual(
   2,
   <A, E, R>(self: Effect.Effect<A, E, R>, lease: Lease): Effect.Effect<A, E | LeaseLost, R> =>
-    internal.protectLease(self, lease)
+    internal.protectLease(self, lease, (error) => error)
 )
 
 /**

@@ -1,5 +1,7 @@
+export * as Barrier from "./Barrier.ts"
 export * as Coordinator from "./Coordinator.ts"
 export * as CountDownLatch from "./CountDownLatch.ts"
+export * as DoubleBarrier from "./DoubleBarrier.ts"
 export * as Fence from "./Fence.ts"
 export * as Gate from "./Gate.ts"
 export * as Leader from "./Leader.ts"

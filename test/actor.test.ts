@@ -6,7 +6,7 @@ import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
 import { Redis as IoRedis } from "ioredis"
-import { body, library } from "../src/internal/lua.ts"
+import { actor, testLibrary } from "./support/actor.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 type Event = readonly ["granted" | "refused", string]
@@ -150,58 +150,6 @@ const step: fc.Arbitrary<Step> = fc.oneof(
   { weight: 1, arbitrary: fc.record({ do: fc.constant("die" as const), session }) }
 )
 
-/** Speaks to one partition actor as the kernel does, without any of its code. */
-const actor = (redis: IoRedis, namespace: string, resource: string) => {
-  const prefix = `{${namespace}:00}:`
-  const key = prefix + resource
-  const keys = (id: string) => [`${prefix}sessions`, `${prefix}due`, `${prefix}own:${id}`, `${prefix}mail:${id}`]
-  const numbers = new Map<string, number>()
-  const last = new Map<string, ReadonlyArray<string | number>>()
-  const replied = new Map<string, unknown>()
-  const call = async (args: ReadonlyArray<string | number>): Promise<[string, Array<Array<string | number>>]> =>
-    JSON.parse(await redis.call("FCALL", [`${library}_test`, ...args.map(String)]) as string)
-  const ask = async (
-    id: string,
-    verb: string,
-    args: ReadonlyArray<string | number>,
-    own: ReadonlyArray<string> = []
-  ) => {
-    const [, replies] = await call([4 + own.length, ...keys(id), ...own, "", 0, 0, "", verb, ...args])
-    return replies[0]!
-  }
-  const send = async (id: string, verb: string, args: ReadonlyArray<string | number>) => {
-    const number = (numbers.get(id) ?? 0) + 1
-    numbers.set(id, number)
-    const message = [5, ...keys(id), key, id, number, 60_000, "", verb, ...args]
-    last.set(id, message)
-    const [status, replies] = await call(message)
-    assert.strictEqual(status, "ok")
-    replied.set(id, replies[0]!)
-    return replies[0]!
-  }
-  return {
-    key,
-    keys,
-    replied,
-    open: (id: string) => ask(id, "session.open", [id, "", 60_000, 1, 16, "{}"]),
-    send,
-    repeat: (id: string) => last.has(id) ? call(last.get(id)!) : undefined,
-    end: (id: string) => ask(id, "session.end", [id]),
-    reap: async (id: string) => {
-      for (;;) {
-        const [tag, ...entries] = await ask(id, "session.owned", [id]) as Array<string>
-        if (tag !== "owns") return tag
-        for (const entry of entries) {
-          await ask(id, "session.reap", [id, entry], [prefix + entry.slice(entry.indexOf(":") + 1)])
-        }
-      }
-    },
-    mail: async (id: string): Promise<Array<Array<string | number>>> =>
-      (await redis.xrange(`${prefix}mail:${id}`, "-", "+")).map(([, fields]) => JSON.parse(fields[1]!)),
-    state: () => ask("", "semaphore.state", [], [key])
-  }
-}
-
 layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (it) => {
   it.effect("answers, grants in order, keeps within capacity, and leaves nothing behind", () =>
     Effect.gen(function*() {
@@ -210,13 +158,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
         Effect.sync(() => new IoRedis(server.port, server.host)),
         (redis) => Effect.sync(() => redis.disconnect())
       )
-      yield* Effect.promise(() =>
-        redis.call(
-          "FUNCTION",
-          "LOAD",
-          `#!lua name=${library}_test\n${body}\nredis.register_function('${library}_test', run)`
-        )
-      )
+      yield* testLibrary(redis)
       yield* Effect.promise(() =>
         fc.assert(
           fc.asyncProperty(
@@ -224,7 +166,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
             fc.boolean(),
             async (steps, isLock) => {
               const namespace = freshNamespace()
-              const { end, key, keys, mail, open, reap, repeat, replied, send, state } = actor(
+              const { ask, end, key, keys, mail, open, reap, repeat, replied, send } = actor(
                 redis,
                 namespace,
                 isLock ? "lock:x\u0000}{:\n" : "sem:é😀"
@@ -351,7 +293,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
                 }
                 if (reply !== undefined) assert.strictEqual(reply[0], expected, JSON.stringify(step))
                 await collect()
-                const [, capacity, taken, holds, waiting] = await state()
+                const [, capacity, taken, holds, waiting] = await ask("", "semaphore.state", [], [key])
                 assert.deepStrictEqual([taken, holds, waiting], [model.taken, model.holds.size, model.queue.length])
                 if (!isLock) assert.strictEqual(capacity, model.capacity)
               }

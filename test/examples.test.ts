@@ -16,6 +16,8 @@ const lines: Record<string, string> = {
   "60-reentrant-and-max-hold.ts": "and the lock is free again",
   "70-loss.ts": "the next time: started, written, cleaned up",
   "80-latch-and-gate.ts": "3 have begun, and all have finished",
+  "81-barrier.ts":
+    "6, 15, 24; and then: Generation 4 was broken, because a party has left (missing parties: 2): await again, or give up.",
   "90-leader.ts": "leads: 10.0.0.2:8080",
   "91-singleton.ts": "reports are made by a only"
 }

@@ -4,7 +4,7 @@
  */
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Exit, Fiber, Option, Scheduler } from "effect"
-import { type Coordinator, Lock, ReadWriteLock, Redis, Semaphore } from "../src/index.ts"
+import { Barrier, type Coordinator, DoubleBarrier, Lock, ReadWriteLock, Redis, Semaphore } from "../src/index.ts"
 import { make as proxy, type Request } from "../src/testing/Proxy.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
@@ -33,7 +33,7 @@ const holds = (namespace: string) =>
   Effect.gen(function*() {
     const redis = yield* Redis.Redis
     const keys = yield* redis.send<Array<string>>("KEYS", `{${namespace}:*`)
-    return keys.filter((key) => /:(lock|rw|own)[:]/.test(key) || /:sem:/.test(key))
+    return keys.filter((key) => /:(lock|rw|own)[:]/.test(key) || /:(sem|barrier|phase):/.test(key))
   })
 
 type Program = Effect.Effect<unknown, unknown, Coordinator.Coordinator>
@@ -53,6 +53,27 @@ const programs: Record<string, Program> = {
   ),
   "Semaphore.withPermits": Effect.scoped(
     Effect.flatMap(Semaphore.make({ name: "x", permits: 2 }), (semaphore) => semaphore.withPermits(2)(Effect.yieldNow))
+  ),
+  "Barrier.await": Effect.scoped(
+    Effect.flatMap(
+      Barrier.make({ name: "x", parties: 2 }),
+      (barrier) => Effect.all([barrier.await(), barrier.await()], { concurrency: "unbounded" })
+    )
+  ),
+  "Barrier.await, with an action": Effect.scoped(
+    Effect.flatMap(
+      Barrier.make({ name: "x", parties: 1, action: () => Effect.yieldNow }),
+      (barrier) => barrier.await()
+    )
+  ),
+  "DoubleBarrier.withPhase": Effect.scoped(
+    Effect.flatMap(DoubleBarrier.make({ name: "x", parties: 1 }), (barrier) => barrier.withPhase(Effect.yieldNow))
+  ),
+  "DoubleBarrier.enter and leave": Effect.scoped(
+    Effect.flatMap(DoubleBarrier.make({ name: "x", parties: 2 }), (barrier) => {
+      const both = Effect.flatMap(barrier.enter, barrier.leave)
+      return Effect.all([both, both], { concurrency: "unbounded" })
+    })
   )
 }
 

@@ -19,7 +19,7 @@ const keys = (namespace: string) => ["resetchannels", `~{${namespace}:*`, "-@all
 const calling = { functions: ["+fcall", "+function|load"], scripts: ["+eval", "+evalsha"] }
 const reading = ["+xread"]
 const inside = [
-  ...["+del", "+hdel", "+hget", "+hkeys", "+hlen", "+hmget", "+hset", "+persist", "+pexpire", "+sadd"],
+  ...["+del", "+hdel", "+hget", "+hgetall", "+hkeys", "+hlen", "+hmget", "+hset", "+persist", "+pexpire", "+sadd"],
   ...["+srandmember", "+srem", "+time"],
   ...["+xadd", "+xlen", "+xrange", "+xtrim", "+zadd", "+zrangebyscore", "+zrem"]
 ]

@@ -6,6 +6,8 @@ import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import type { Requests } from "../src/internal/lua.ts"
 import { make as proxy, type Verdict } from "../src/testing/Proxy.ts"
+import * as barrier from "./matrix/barrier.ts"
+import * as doubleBarrier from "./matrix/doubleBarrier.ts"
 import * as held from "./matrix/held.ts"
 import * as latch from "./matrix/latch.ts"
 import * as leader from "./matrix/leader.ts"
@@ -13,7 +15,7 @@ import * as singleton from "./matrix/singleton.ts"
 import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
 import { asks, within } from "./support/requests.ts"
 
-const programs = { held, latch, leader, singleton }
+const programs = { held, latch, leader, singleton, barrier, doubleBarrier }
 
 type Missing = Exclude<keyof Requests, typeof programs[keyof typeof programs]["requests"][number][0]>
 

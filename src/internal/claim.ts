@@ -41,7 +41,10 @@ export type CheckVerb = Extract<Verb, `${string}.check`>
 
 type ClaimReply = Requests[ClaimVerb]["reply"]
 
-export type Refusal = Exclude<ClaimReply, readonly ["granted" | "queued" | "observing", ...any]>
+/** What a claim can come to instead of being granted; it is "closed" by this side. */
+export type Refusal =
+  | Exclude<ClaimReply, readonly ["granted" | "queued" | "observing", ...any]>
+  | readonly [tag: "closed"]
 
 export type Outcome = Refusal | readonly [tag: "granted"] | readonly [tag: "failed", error: CoordinatorError]
 
@@ -52,6 +55,11 @@ export interface Observation {
   /** The session was lost: what it had there is going to be reaped, and it joins again with the next one. */
   readonly lost?: (() => void) | undefined
 }
+
+/** What the actor is told besides the id; a function is asked each time. */
+export type Details =
+  | ReadonlyArray<string | number | boolean>
+  | (() => ReadonlyArray<string | number | boolean>)
 
 /** A request to hold, from before it is sent until it is given back. */
 export class Claim {
@@ -64,6 +72,8 @@ export class Claim {
   /** Milliseconds since the epoch, for people. */
   acquiredAt = 0
   lost: LossReason | "maxHold" | "resigned" | undefined = undefined
+  /** Given back, or given up. */
+  released = false
   /** Its body is still running: it is late when the margin has passed after a loss. */
   protecting = 0
   request: Asking | undefined = undefined
@@ -82,9 +92,11 @@ export class Claim {
   readonly standing: boolean
   /** Of a membership that hears of changes. */
   readonly observation: Observation | undefined
-  /** What the actor is told besides the id, if it is not about a semaphore. */
-  readonly details: ReadonlyArray<string | number | boolean>
+  /** If it is not about a semaphore. */
+  readonly details: Details
   readonly check: CheckVerb
+  /** The membership that it ends with. */
+  readonly member: Claim | undefined
   settle: (outcome: Outcome) => void
 
   constructor(
@@ -97,8 +109,9 @@ export class Claim {
       readonly wait: boolean
       readonly standing: boolean
       readonly observation?: Observation | undefined
-      readonly details?: ReadonlyArray<string | number | boolean> | undefined
+      readonly details?: Details | undefined
       readonly check?: CheckVerb | undefined
+      readonly member?: Claim | undefined
     }
   ) {
     this.partition = partition
@@ -112,6 +125,7 @@ export class Claim {
     this.observation = options.observation
     this.details = options.details ?? none
     this.check = options.check ?? "semaphore.check"
+    this.member = options.member
     this.settle = () => {}
   }
 
@@ -200,7 +214,7 @@ export const argsOf = (claim: Claim): ReadonlyArray<string | number | boolean> =
     case "semaphore.attach":
       return [claim.id]
     default:
-      return [claim.id, ...claim.details]
+      return [claim.id, ...typeof claim.details === "function" ? claim.details() : claim.details]
   }
 }
 

@@ -11,7 +11,15 @@ import * as Fiber from "effect/Fiber"
 import * as Scope from "effect/Scope"
 import { Coordinator } from "../Coordinator.ts"
 import type { Lease } from "../Lease.ts"
-import { type CheckVerb, Claim, type ClaimVerb, type Observation, type Outcome, type Refusal } from "./claim.ts"
+import {
+  type CheckVerb,
+  Claim,
+  type ClaimVerb,
+  type Details,
+  type Observation,
+  type Outcome,
+  type Refusal
+} from "./claim.ts"
 import type { CoordinatorError } from "./errors.ts"
 import { guarded } from "./guard.ts"
 import { type Kernel, kernelOf } from "./kernel.ts"
@@ -20,7 +28,7 @@ import { LeaseLost, WaitTimeout } from "./loss.ts"
 import type { Partition } from "./partition.ts"
 import { spanned } from "./span.ts"
 
-export type Kind = "lock" | "rw" | "sem" | "latch" | "gate" | "leader" | "singleton" | "tick"
+export type Kind = "lock" | "rw" | "sem" | "latch" | "gate" | "leader" | "singleton" | "tick" | "barrier" | "phase"
 
 export interface WaitOptions {
   readonly wait?: Duration.Input | undefined
@@ -132,8 +140,10 @@ export interface Acquire<E> {
   readonly place: Place
   /** Default: to take from a semaphore. */
   readonly verb?: ClaimVerb | undefined
-  readonly details?: ReadonlyArray<string | number | boolean> | undefined
+  readonly details?: Details | undefined
   readonly check?: CheckVerb | undefined
+  /** The membership that it ends with, if any: it is refused as "closed" then. */
+  readonly member?: Claim | undefined
   readonly weight: number
   readonly capacity: number
   /** Whether to queue when it is taken. */
@@ -205,7 +215,7 @@ const within = <A, E>(
 
 /** Runs under `uninterruptibleMask`. Answers `undefined` when it was refused and that is no error. */
 export const acquire = <E>(
-  { capacity, check, details, fail, options, place, refuse, verb = "semaphore.take", wait, weight }: Acquire<E>,
+  { capacity, check, details, fail, member, options, place, refuse, verb = "semaphore.take", wait, weight }: Acquire<E>,
   restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
 ): Effect.Effect<Held | undefined, E> => {
   if (options?.maxHold !== undefined) duration(options.maxHold, "maxHold")
@@ -217,7 +227,8 @@ export const acquire = <E>(
     wait,
     standing: false,
     details,
-    check
+    check,
+    member
   })
   return Effect.flatMap(
     obtain(claim, place.name, restore, options?.wait, fail),
@@ -370,12 +381,13 @@ export const withinHeld = <A, E, R, E2>(
     )
   })
 
-export const protectLease = <A, E, R>(
+export const protectLease = <A, E, R, E2>(
   self: Effect.Effect<A, E, R>,
-  lease: Lease
-): Effect.Effect<A, E | LeaseLost, R> => {
+  lease: Lease,
+  fail: (error: LeaseLost) => E2
+): Effect.Effect<A, E | E2, R> => {
   if (!(lease instanceof Held)) throw new TypeError("This lease was not made by Lockstep")
-  return Effect.uninterruptibleMask((restore) => protect(self, lease, restore, (error) => error, undefined))
+  return Effect.uninterruptibleMask((restore) => protect(self, lease, restore, fail, undefined))
 }
 
 // The body runs in a fiber of its own, so that it can be interrupted without the fiber that holds. That one does not end
@@ -475,7 +487,7 @@ export const membership = <E>(
   capacity: number,
   wait: Duration.Input | undefined,
   fail: (error: CoordinatorError | WaitTimeout) => E,
-  options?: { readonly observation?: Observation; readonly details?: ReadonlyArray<string | number | boolean> }
+  options?: { readonly observation?: Observation; readonly details?: Details }
 ): Effect.Effect<readonly [Claim, Settled], E, Scope.Scope> =>
   Effect.uninterruptibleMask((restore) =>
     Effect.flatMap(Effect.scope, (scope) => {

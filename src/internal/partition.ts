@@ -510,6 +510,10 @@ export class Partition {
   }
 
   claim(claim: Claim): void {
+    if (claim.member?.released === true) {
+      claim.state = "done"
+      return claim.settle(closed)
+    }
     this.claims.set(claim.id, claim)
     this.#send(claim)
   }
@@ -620,6 +624,8 @@ export class Partition {
     const { session, state } = claim
     if (claim.releasing !== undefined) return claim.releasing.also(done)
     this.#become(claim, "done")
+    claim.released = true
+    if (claim.standing) this.#dismiss(claim)
     if (state === "idle" || state === "done" || session === undefined || session.lost !== undefined) return done()
     if (
       state === "pending" && claim.request !== undefined && this.#queue.includes(claim.request as unknown as Request)
@@ -631,6 +637,19 @@ export class Partition {
     this.request(claim.releasing = new Releasing(claim, done))
   }
 
+  // What was asked for under a membership ends before it does.
+  #dismiss(member: Claim): void {
+    for (const claim of [...this.claims.values()]) {
+      if (claim.member !== member) continue
+      if (claim.state === "held") {
+        claim.lose("closed")
+      } else {
+        this.release(claim, () => {})
+        claim.settle(closed)
+      }
+    }
+  }
+
   // ---------------------------------------------------------------------------------------------------------------
   // Mailbox
   // ---------------------------------------------------------------------------------------------------------------
@@ -638,8 +657,16 @@ export class Partition {
   deliver(session: Session, id: string, event: ReadonlyArray<unknown>): void {
     if (session.lost !== undefined) return
     session.read = id
+    if (session.expireIfDue()) return
+    if (event[0] === "each") {
+      const [, claims, tag, ...rest] = event
+      for (const [claim, ...own] of claims as ReadonlyArray<ReadonlyArray<unknown>>) {
+        this.#tell(String(claim), session, [tag, ...rest, ...own])
+      }
+      return
+    }
     const claim = this.claims.get(String(event[1]))
-    if (claim === undefined || session.expireIfDue()) return
+    if (claim === undefined) return
     switch (event[0]) {
       case "granted":
         return this.#grant(claim, session, event.slice(1))
@@ -651,6 +678,16 @@ export class Partition {
         return claim.settle(["tooBig", Number(event[2])])
       }
     }
+  }
+
+  // One of the claims that an event is about: it has the answer that it waits for.
+  #tell(id: string, session: Session, reply: ReadonlyArray<unknown>): void {
+    const claim = this.claims.get(id)
+    if (claim === undefined) return
+    if (reply[0] === "granted") return this.#grant(claim, session, reply)
+    if (waits(claim.state) === 0) return
+    this.#become(claim, "done")
+    claim.settle(reply as unknown as Outcome)
   }
 
   /** Ends the session on our own word, and releases what it owns. */
@@ -670,6 +707,8 @@ export class Partition {
 const mostNamed = 16
 
 const granted: Outcome = ["granted"]
+
+const closed: Outcome = ["closed"]
 
 // To the kernel, to be a member is to hold something that nobody else can take.
 const observing = ["granted", 1, 1] as const

@@ -1,0 +1,445 @@
+/**
+ * A barrier that several processes share: everybody waits until all parties have arrived, and then all go on, with what each
+ * of them has brought. It is used again and again; each time is a generation.
+ *
+ * A barrier exists for as long as somebody has it open. `make` creates it, or joins one for as many parties.
+ *
+ * **Guarantees**
+ *
+ * - Nobody passes before all parties have arrived. All of a generation get the same contributions, in order of arrival, by
+ *   one push to each process however many fibers wait there. Nothing polls.
+ * - Each `await` arrives once, also when connections break and sessions are lost on the way.
+ * - A party that is interrupted, times out (`Effect.timeout`), or dies while it waits breaks the generation for those who
+ *   wait with it (`BarrierBroken`), or is taken out of it, with `onDeparture: "withdraw"`. It leaves nothing behind, and the
+ *   next generation begins at once.
+ * - The `action` is run by exactly one party of a generation, before anybody passes. It runs under a lease
+ *   (`Lease.current`), and is interrupted when that is lost.
+ * - After Redis has lost its data, those who wait arrive again by themselves.
+ *
+ * **Gotchas**
+ *
+ * - A process that dies is noticed when its lease has run out. Before that, its arrival counts.
+ * - Generations are numbered from 1 for as long as somebody has the barrier open, and Redis its data.
+ * - Everybody gets everything that was brought: keep contributions small, or bring names of what is large.
+ * - Who comes while an action runs, or in excess of the parties, belongs to a later generation. While an action runs, nobody
+ *   but its runner, and `reset`, breaks the generation: all have arrived.
+ * - If the process of the action dies after it has succeeded and before that was known, the generation is broken all the
+ *   same. A later generation runs an action of its own.
+ *
+ * **Example** (Exchanging partial results)
+ *
+ * ```ts
+ * import { Barrier, Coordinator } from "lockstep"
+ * import { Effect, Schema } from "effect"
+ *
+ * const program = Effect.gen(function*() {
+ *   const barrier = yield* Barrier.make({ name: "sums", parties: 3, schema: Schema.Number })
+ *   const shard = Effect.fnUntraced(function*(sum: number) {
+ *     const { contributions } = yield* barrier.await(sum)
+ *     return contributions.reduce((total, one) => total + one, 0)
+ *   })
+ *   return yield* Effect.forEach([1, 2, 3], shard, { concurrency: "unbounded" }) // [6, 6, 6]
+ * })
+ *
+ * program.pipe(Effect.scoped, Effect.provide(Coordinator.layerEmbedded()), Effect.runPromise)
+ * ```
+ *
+ * @since 0.1.0
+ */
+import * as Context from "effect/Context"
+import * as Effect from "effect/Effect"
+import * as Layer from "effect/Layer"
+import * as Schema from "effect/Schema"
+import type * as Scope from "effect/Scope"
+import { randomUUID } from "node:crypto"
+import { Coordinator } from "./Coordinator.ts"
+import type { Claim, Refusal } from "./internal/claim.ts"
+import { CoordinatorError, coordinatorError } from "./internal/errors.ts"
+import * as held from "./internal/held.ts"
+import { kernelOf } from "./internal/kernel.ts"
+import { LeaseLost } from "./internal/loss.ts"
+import { checkParties, join, PartiesMismatch } from "./internal/parties.ts"
+
+/**
+ * @category type IDs
+ * @since 0.1.0
+ */
+export const TypeId: TypeId = "~lockstep/Barrier"
+
+/**
+ * @category type IDs
+ * @since 0.1.0
+ */
+export type TypeId = "~lockstep/Barrier"
+
+/**
+ * A generation that is complete, as one of its parties sees it.
+ *
+ * @category models
+ * @since 0.1.0
+ */
+export interface Arrival<out A> {
+  /** From 1 on. */
+  readonly generation: number
+  /** How many had arrived before: 0 for the first. What this party has brought is `contributions[index]`. */
+  readonly index: number
+  /** What all have brought, in order of arrival. */
+  readonly contributions: ReadonlyArray<A>
+}
+
+/**
+ * Named as `java.util.concurrent.CyclicBarrier`.
+ *
+ * @category models
+ * @since 0.1.0
+ */
+export interface Barrier<in out A, out E = never> {
+  readonly [TypeId]: TypeId
+  readonly name: string
+  readonly parties: number
+  /**
+   * Arrives, and waits until all parties have. Fails with `BarrierBroken` when one of those who wait leaves, with the error of
+   * the action when it was this party that ran it, and with `LeaseLost` when the session was lost while it did. It is
+   * interrupted when the scope of the barrier is closed.
+   */
+  readonly await: (contribution: A) => Effect.Effect<Arrival<A>, BarrierError | E>
+  /** How many wait in the present generation now, by Redis's word. */
+  readonly arrived: Effect.Effect<number, BarrierError>
+  /**
+   * Breaks the present generation if anybody waits; an action that runs is not interrupted. If the session is lost
+   * meanwhile, it may be done a second time.
+   */
+  readonly reset: Effect.Effect<void, BarrierError>
+}
+
+/**
+ * @category options
+ * @since 0.1.0
+ */
+export interface Options<S extends Schema.Constraint = typeof Schema.Void, E = never, R = never> {
+  /** A whole number from 1 to 1,024. */
+  readonly parties: number
+  /** Of the contributions, which travel as JSON. The same for all parties. Default: they bring nothing. */
+  readonly schema?: S | undefined
+  /**
+   * What it means that this party is interrupted or dies while it waits: `break` fails the others, `withdraw` takes it out,
+   * and they wait for somebody else. Default `break`.
+   */
+  readonly onDeparture?: "break" | "withdraw" | undefined
+  /**
+   * Run once all have arrived, by the last one that has an action, before anybody passes. If it does not succeed, its party
+   * departs: the generation is broken, or another party has to come, and runs it.
+   */
+  readonly action?: ((arrival: Arrival<S["Type"]>) => Effect.Effect<unknown, E, R>) | undefined
+}
+
+/**
+ * The generation cannot be completed any more. The next one has begun: `await` again, or give up.
+ *
+ * **Details**
+ *
+ * `why` it was broken:
+ *
+ * - `left`: a party that waited was interrupted, timed out or died, or its session was lost. Also said to a party that lost
+ *   its own session, when so much has happened meanwhile that it is not known any more how its generation ended.
+ * - `action`: the action did not succeed.
+ * - `reset`: somebody has reset the barrier.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class BarrierBroken extends Schema.Error<BarrierBroken>("lockstep/Barrier/BarrierBroken")({
+  _tag: Schema.tag("BarrierBroken"),
+  name: Schema.String,
+  generation: Schema.Number,
+  /** How many of the parties were not there any more, or not yet. */
+  missing: Schema.Number,
+  why: Schema.Literals(["left", "action", "reset"])
+}) {
+  override get message(): string {
+    const why = { left: "a party has left", action: "its action did not succeed", reset: "it was reset" }[this.why]
+    return `Generation ${this.generation} was broken, because ${why} (missing parties: ${this.missing}): await again, or give up.`
+  }
+}
+
+/**
+ * A contribution is not what the schema says. If it is another party's, that one uses another schema.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class InvalidContribution extends Schema.Error<InvalidContribution>("lockstep/Barrier/InvalidContribution")({
+  _tag: Schema.tag("InvalidContribution"),
+  name: Schema.String,
+  issue: Schema.String
+}) {
+  override get message(): string {
+    return `A contribution does not fit the schema, which has to be the same for all parties: ${this.issue}`
+  }
+}
+
+export {
+  /**
+   * It exists for another number of parties.
+   *
+   * @category errors
+   * @since 0.1.0
+   */
+  PartiesMismatch
+} from "./internal/parties.ts"
+
+/**
+ * @category errors
+ * @since 0.1.0
+ */
+export class BarrierError extends Schema.Error<BarrierError>("lockstep/Barrier/BarrierError")({
+  _tag: Schema.tag("BarrierError"),
+  reason: Schema.Union([BarrierBroken, PartiesMismatch, InvalidContribution, LeaseLost, CoordinatorError])
+}) {
+  override get message(): string {
+    return this.reason.message
+  }
+}
+
+const fail = (reason: BarrierError["reason"]): BarrierError => new BarrierError({ reason })
+
+type Passed = readonly [generation: number, contributions: unknown, index: number]
+
+/** How far a barrier has come, as far as is known here. */
+interface Progress {
+  epoch: number
+  generation: number
+}
+
+class BarrierImpl<S extends Schema.Constraint, E, R> implements Barrier<S["Type"], E> {
+  readonly "~lockstep/Barrier" = "~lockstep/Barrier" as const
+  readonly name: string
+  readonly parties: number
+
+  readonly #place: held.Place
+  readonly #member: Claim
+  readonly #progress: Progress
+  readonly #context: Context.Context<R | S["DecodingServices"] | S["EncodingServices"]>
+  readonly #action: Options<S, E, R>["action"]
+  readonly #mode: string
+  readonly #encode: (value: S["Type"]) => Effect.Effect<Schema.Json, Schema.SchemaError, S["EncodingServices"]>
+  readonly #decode: (
+    value: unknown
+  ) => Effect.Effect<ReadonlyArray<S["Type"]>, Schema.SchemaError, S["DecodingServices"]>
+
+  constructor(
+    place: held.Place,
+    member: Claim,
+    progress: Progress,
+    { action, onDeparture, parties, schema }: Options<S, E, R>,
+    context: Context.Context<R | S["DecodingServices"] | S["EncodingServices"]>
+  ) {
+    this.name = place.name
+    this.parties = parties
+    this.#place = place
+    this.#member = member
+    this.#progress = progress
+    this.#context = context
+    this.#action = action
+    this.#mode = (onDeparture === "withdraw" ? "w" : "b") + (action === undefined ? "0" : "1")
+    const codec = Schema.toCodecJson(schema ?? Schema.Void as unknown as S)
+    this.#encode = Schema.encodeEffect(codec)
+    this.#decode = Schema.decodeUnknownEffect(Schema.Array(codec))
+  }
+
+  readonly await = (contribution: S["Type"]): Effect.Effect<Arrival<S["Type"]>, BarrierError | E> =>
+    Effect.updateContext(
+      Effect.flatMap(
+        this.#checked(this.#encode(contribution)),
+        (json) => Effect.uninterruptibleMask((restore) => this.#arrive(JSON.stringify(json), restore))
+      ),
+      (input: Context.Context<never>) => Context.merge(this.#context, input)
+    )
+
+  #checked<A, R2>(self: Effect.Effect<A, Schema.SchemaError, R2>): Effect.Effect<A, BarrierError, R2> {
+    return Effect.mapError(self, (error) => fail(new InvalidContribution({ name: this.name, issue: error.message })))
+  }
+
+  #arrive(
+    contribution: string,
+    restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
+  ): Effect.Effect<Arrival<S["Type"]>, BarrierError | E, R | S["DecodingServices"]> {
+    // Whatever asks for it and however often, it is one arrival.
+    const arrival = randomUUID()
+    let since = ""
+    let passed: Passed
+    return Effect.flatMap(
+      held.acquire({
+        place: this.#place,
+        member: this.#member,
+        verb: "barrier.arrive",
+        check: "barrier.check",
+        details: () => {
+          const mode = this.#mode + since
+          if (since === "") since = ` ${this.#progress.epoch} ${this.#progress.generation}`
+          return [arrival, this.#member.id, contribution, this.parties, mode]
+        },
+        weight: 1,
+        capacity: 0,
+        wait: true,
+        options: undefined,
+        fail: (error) => fail(error as CoordinatorError),
+        refuse: (reply) => {
+          if (reply[0] === "passed" || reply[0] === "broken") this.#advance(reply[1])
+          if (reply[0] !== "passed") return this.#refused(reply)
+          const [, ...rest] = reply
+          passed = rest
+          return Effect.succeed(undefined)
+        }
+      }, restore),
+      (lease) =>
+        lease === undefined
+          ? restore(this.#complete(passed))
+          : Effect.ensuring(
+            restore(held.protectLease(this.#act(arrival, lease), lease, fail)),
+            held.giveBack(lease.claim)
+          )
+    )
+  }
+
+  // What comes later is of a later generation.
+  #advance(ended: number): void {
+    this.#progress.generation = Math.max(this.#progress.generation, ended + 1)
+  }
+
+  #refused(reply: Refusal): Effect.Effect<never, BarrierError> {
+    switch (reply[0]) {
+      case "broken": {
+        const [, generation, missing, why] = reply
+        return Effect.fail(
+          fail(new BarrierBroken({ name: this.name, generation, missing, why: why as BarrierBroken["why"] }))
+        )
+      }
+      case "mismatch":
+        return Effect.fail(fail(new PartiesMismatch({ name: this.name, parties: this.parties, existing: reply[1] })))
+      default:
+        return Effect.interrupt
+    }
+  }
+
+  #complete([generation, contributions, index]: Passed): Effect.Effect<
+    Arrival<S["Type"]>,
+    BarrierError,
+    S["DecodingServices"]
+  > {
+    return Effect.map(
+      this.#checked(this.#decode(contributions)),
+      (contributions) => ({ generation, index, contributions })
+    )
+  }
+
+  /** Runs the action, and lets everybody pass. */
+  #act(arrival: string, { claim }: held.Held): Effect.Effect<
+    Arrival<S["Type"]>,
+    BarrierError | E,
+    R | S["DecodingServices"]
+  > {
+    return Effect.flatMap(
+      this.#complete(claim.payload as Passed),
+      (complete) =>
+        Effect.andThen(
+          this.#action!(complete),
+          Effect.callback<Arrival<S["Type"]>, BarrierError>((resume) =>
+            claim.partition.request({
+              verb: "barrier.release",
+              key: claim.key,
+              args: [arrival, complete.generation],
+              session: claim.session,
+              // Lost with the session, which interrupts this.
+              moot: () => {},
+              settle: (reply) => {
+                this.#advance(reply[1])
+                resume(reply[0] === "passed" ? Effect.succeed(complete) : this.#refused(reply))
+              },
+              fail: (error) => resume(Effect.fail(fail(error)))
+            })
+          )
+        )
+    )
+  }
+
+  get arrived(): Effect.Effect<number, BarrierError> {
+    const { key, partition } = this.#place
+    return Effect.map(
+      Effect.tryPromise({
+        try: () => partition.kernel.inspect(partition, { verb: "barrier.state", key, args: [] }),
+        catch: (cause) => fail(coordinatorError(cause))
+      }),
+      // Not there for a moment after Redis has lost its data.
+      (reply) => reply[0] === "missing" ? 0 : reply[1]
+    )
+  }
+
+  get reset(): Effect.Effect<void, BarrierError> {
+    return Effect.callback((resume) =>
+      this.#place.partition.request({
+        verb: "barrier.reset",
+        key: this.#place.key,
+        args: [],
+        settle: () => resume(Effect.void),
+        fail: (error) => resume(Effect.fail(fail(error)))
+      })
+    )
+  }
+}
+
+/**
+ * Creates the barrier, or joins it when it is for as many parties; with another number it fails with `PartiesMismatch`. It
+ * stays open with the scope.
+ *
+ * @category constructors
+ * @since 0.1.0
+ */
+export const make = <S extends Schema.Constraint = typeof Schema.Void, E = never, R = never>(
+  options: Options<S, E, R> & { readonly name: string }
+): Effect.Effect<
+  Barrier<S["Type"], E>,
+  BarrierError,
+  Coordinator | Scope.Scope | R | S["DecodingServices"] | S["EncodingServices"]
+> =>
+  Effect.gen(function*() {
+    const parties = checkParties(options.parties)
+    const place = held.placeOf(kernelOf(yield* Coordinator), "barrier", options.name, "name")
+    const context = yield* Effect.context<R | S["DecodingServices"] | S["EncodingServices"]>()
+    const progress: Progress = { epoch: 0, generation: 0 }
+    const member = yield* join(place, "barrier.join", parties, fail, ([generation, epoch]) => {
+      progress.generation = epoch === progress.epoch
+        ? Math.max(progress.generation, Number(generation))
+        : Number(generation)
+      progress.epoch = Number(epoch)
+    })
+    return new BarrierImpl<S, E, R>(place, member, progress, options, context)
+  })
+
+/**
+ * The class that `Service` makes.
+ *
+ * @category models
+ * @since 0.1.0
+ */
+export interface ServiceClass<in out Self, in out Id extends string, in out A, out E = never, out R = never>
+  extends Context.ServiceClass<Self, Id, Barrier<A, E>>
+{
+  readonly layer: Layer.Layer<Self, BarrierError, Coordinator | R>
+}
+
+/**
+ * A barrier as a typed service: `class Sums extends Barrier.Service<Sums>()("sums", { parties: 3 }) {}`, with `Sums.layer`.
+ *
+ * @category constructors
+ * @since 0.1.0
+ */
+export const Service =
+  <Self>() =>
+  <const Id extends string, S extends Schema.Constraint = typeof Schema.Void, E = never, R = never>(
+    name: Id,
+    options: Options<S, E, R>
+  ): ServiceClass<Self, Id, S["Type"], E, Exclude<R, Scope.Scope> | S["DecodingServices"] | S["EncodingServices"]> => {
+    const tag = Context.Service<Self, Barrier<S["Type"], E>>()(name)
+    return Object.assign(tag, { layer: Layer.effect(tag, make({ ...options, name })) }) as never
+  }

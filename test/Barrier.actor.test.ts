@@ -1,0 +1,568 @@
+/**
+ * The actors of barriers and double barriers themselves: random histories of requests, sent straight to the partition actor
+ * and compared, reply by reply and event by event, with small models in memory. Sessions die, and arrivals are asked for
+ * again by others, at any moment.
+ */
+import { assert, layer } from "@effect/vitest"
+import { Effect } from "effect"
+import * as fc from "fast-check"
+import { Redis as IoRedis } from "ioredis"
+import { actor, testLibrary } from "./support/actor.ts"
+import { freshNamespace, TestServer } from "./support/live.ts"
+
+type Reply = ReadonlyArray<unknown>
+
+/** Who is told what, and which sessions are over. */
+class Mail {
+  readonly events = new Map<string, Array<Reply>>()
+  readonly dead = new Map<string, "ended" | "expired">()
+
+  tell(session: string, event: Reply): void {
+    this.events.set(session, [...this.events.get(session) ?? [], event])
+  }
+}
+
+interface Arrival {
+  readonly id: string
+  readonly value: number
+  session: string
+  member: string
+  claim: string
+  withdraws: boolean
+  acts: boolean
+  gone: boolean
+}
+
+/** What a barrier is to do, in as few words as possible. */
+class BarrierModel extends Mail {
+  generation = 1
+  /** In order; the first ones are the present generation. */
+  arrivals: Array<Arrival> = []
+  runner: Arrival | undefined
+  ended = new Map<string, number>()
+  result: Reply = []
+  readonly parties: number
+
+  constructor(parties: number) {
+    super()
+    this.parties = parties
+  }
+
+  get group(): Array<Arrival> {
+    return this.arrivals.slice(0, this.parties)
+  }
+
+  verdict(id: string): Reply {
+    return [...this.result, this.ended.get(id)!]
+  }
+
+  granted(one: Arrival): Reply {
+    return ["granted", this.generation, this.group.map(({ value }) => value), this.group.indexOf(one)]
+  }
+
+  #conclude(result: Reply, asker?: string): void {
+    const { group } = this
+    this.arrivals = this.arrivals.slice(group.length)
+    this.ended = new Map(group.map(({ id }, index) => [id, index]))
+    this.result = result
+    this.generation++
+    this.runner = undefined
+    for (const { claim, gone, id, session } of group) {
+      if (id !== asker && !gone) this.tell(session, [result[0], claim, ...result.slice(1), this.ended.get(id)!])
+    }
+  }
+
+  /** All who have ever passed. */
+  readonly passed: Array<string> = []
+
+  pass(asker?: string): void {
+    this.passed.push(...this.group.map(({ id }) => id))
+    this.#conclude(["passed", this.generation, this.group.map(({ value }) => value)], asker)
+  }
+
+  #break(left: number, why: string): void {
+    const here = this.group.filter(({ gone }) => !gone).length - left
+    this.#conclude(["broken", this.generation, this.parties - here, why])
+  }
+
+  depart(one: Arrival, why: string): void {
+    const at = this.arrivals.indexOf(one)
+    if (at < 0) return
+    const runs = this.runner === one
+    if (this.runner !== undefined && !runs && at < this.parties) {
+      one.gone = true
+    } else if (!one.withdraws && (runs || this.runner === undefined)) {
+      this.#break(1, why)
+    } else {
+      this.arrivals.splice(at, 1)
+      if (!runs) return
+      this.runner = undefined
+      this.arrivals = this.arrivals.filter(({ gone }) => !gone)
+    }
+  }
+
+  #sweep(): void {
+    for (const one of [...this.arrivals]) {
+      if (this.dead.get(one.session) === "expired") this.depart(one, "left")
+    }
+  }
+
+  advance(asker?: Arrival): Reply | undefined {
+    while (this.runner === undefined && this.arrivals.length >= this.parties) {
+      if (asker === undefined) this.#sweep()
+      if (this.arrivals.length < this.parties) return undefined
+      this.runner = this.group.findLast(({ acts }) => acts)
+      if (this.runner !== undefined) {
+        if (this.runner === asker) return this.granted(asker)
+        const [, ...rest] = this.granted(this.runner)
+        this.tell(this.runner.session, ["granted", this.runner.claim, ...rest])
+      } else {
+        this.pass(asker?.id)
+        if (asker !== undefined) return this.verdict(asker.id)
+      }
+    }
+    return undefined
+  }
+
+  arrive(next: Arrival, since?: number): Reply {
+    if (this.ended.has(next.id)) return this.verdict(next.id)
+    const known = this.arrivals.find(({ id }) => id === next.id)
+    if (known !== undefined) {
+      const { acts, claim, gone, member, session, withdraws } = next
+      Object.assign(known, { session, member, claim, withdraws, acts, gone })
+      return known === this.runner ? this.granted(known) : ["queued"]
+    }
+    // It may have been of a generation that is forgotten.
+    if (since !== undefined && this.generation > since + 1) return ["broken", since, 1, "left", 0]
+    if (this.runner === undefined && this.arrivals.length + 1 >= this.parties) this.#sweep()
+    this.arrivals.push(next)
+    return this.advance(next) ?? ["queued"]
+  }
+
+  find(session: string, claim: string): Arrival | undefined {
+    return this.arrivals.find((one) => one.session === session && one.claim === claim && !one.gone)
+  }
+
+  leave(session: string, claim: string): void {
+    const one = this.find(session, claim)
+    if (one === undefined) return
+    this.depart(one, this.runner === one ? "action" : "left")
+    this.advance()
+  }
+
+  leaveMember(session: string, member: string): void {
+    for (const one of [...this.arrivals]) {
+      if (one.session === session && one.member === member && !one.gone) this.depart(one, "left")
+    }
+  }
+
+  reset(): void {
+    if (this.arrivals.length === 0) return
+    this.#break(0, "reset")
+    this.advance()
+  }
+
+  release(arrival: string, generation: number): Reply {
+    if (this.runner?.id === arrival) {
+      this.pass(arrival)
+      const reply = this.verdict(arrival)
+      this.advance()
+      return reply
+    }
+    return this.ended.has(arrival) ? this.verdict(arrival) : ["broken", generation, 0, "reset", 0]
+  }
+}
+
+type Owner = readonly [session: string, claim: string]
+
+const same = ([session, claim]: Owner) => (other: Owner) => other[0] === session && other[1] === claim
+
+/** What a double barrier is to do. */
+class PhaseModel extends Mail {
+  number = 0
+  waiting: Array<Owner> = []
+  inside: Array<Owner> = []
+  leavers: Array<Owner> = []
+  readonly parties: number
+
+  constructor(parties: number) {
+    super()
+    this.parties = parties
+  }
+
+  #open(asker?: Owner): Reply {
+    if (this.inside.length > 0 || this.waiting.length < this.parties) return ["queued"]
+    // The dead ones at the front do not count any more.
+    const living: Array<Owner> = []
+    while (living.length < this.parties && this.waiting.length > 0) {
+      const one = this.waiting.shift()!
+      if (!this.dead.has(one[0])) living.push(one)
+    }
+    if (living.length < this.parties) {
+      this.waiting = living
+      return ["queued"]
+    }
+    this.inside = living
+    this.number++
+    for (const one of living) {
+      if (one !== asker) this.tell(one[0], ["granted", one[1], this.number])
+    }
+    return asker !== undefined && living.includes(asker) ? ["granted", this.number] : ["queued"]
+  }
+
+  enter(owner: Owner): Reply {
+    this.waiting.push(owner)
+    return this.#open(owner)
+  }
+
+  leave(owner: Owner, number: number): Reply {
+    if (number !== this.number || this.inside.length === 0) return ["left"]
+    this.leavers.push(owner)
+    return ["queued"]
+  }
+
+  drop(gone: (owner: Owner) => boolean): void {
+    const wasInside = this.inside.length > 0
+    this.waiting = this.waiting.filter((owner) => !gone(owner))
+    this.leavers = this.leavers.filter((owner) => !gone(owner))
+    this.inside = this.inside.filter((owner) => !gone(owner))
+    if (!wasInside || this.inside.length > 0) return
+    for (const [session, claim] of this.leavers.sort((a, b) => Number(a[1]) - Number(b[1]))) {
+      this.tell(session, ["left", claim])
+    }
+    this.leavers = []
+    this.#open()
+  }
+
+  check(owner: Owner): Reply {
+    if (this.inside.some(same(owner))) return ["granted", this.number]
+    return [...this.waiting, ...this.leavers].some(same(owner)) ? ["queued"] : ["absent"]
+  }
+}
+
+const session = fc.nat({ max: 2 })
+const member = fc.nat({ max: 2 })
+const pick = fc.nat({ max: 30 })
+
+const barrierStep = fc.oneof(
+  {
+    weight: 10,
+    arbitrary: fc.record({
+      do: fc.constant("arrive" as const),
+      session,
+      member,
+      withdraws: fc.boolean(),
+      acts: fc.integer({ min: 0, max: 3 })
+    })
+  },
+  { weight: 3, arbitrary: fc.record({ do: fc.constant("again" as const), session, member, pick }) },
+  { weight: 4, arbitrary: fc.record({ do: fc.constant("leave" as const), session, pick }) },
+  { weight: 2, arbitrary: fc.record({ do: fc.constant("check" as const), session, pick }) },
+  { weight: 5, arbitrary: fc.record({ do: fc.constant("release" as const), session }) },
+  { weight: 1, arbitrary: fc.record({ do: fc.constant("late" as const), session, pick }) },
+  { weight: 1, arbitrary: fc.record({ do: fc.constant("reset" as const), session }) },
+  { weight: 1, arbitrary: fc.record({ do: fc.constant("close" as const), session, member }) },
+  { weight: 1, arbitrary: fc.record({ do: fc.constant("die" as const), session, expires: fc.boolean() }) },
+  { weight: 2, arbitrary: fc.record({ do: fc.constant("reap" as const) }) }
+)
+
+const phaseStep = fc.oneof(
+  { weight: 8, arbitrary: fc.record({ do: fc.constant("enter" as const), session }) },
+  { weight: 4, arbitrary: fc.record({ do: fc.constant("wait" as const), session, late: fc.boolean() }) },
+  { weight: 8, arbitrary: fc.record({ do: fc.constant("leave" as const), session, pick }) },
+  { weight: 2, arbitrary: fc.record({ do: fc.constant("check" as const), session, pick }) },
+  { weight: 1, arbitrary: fc.record({ do: fc.constant("close" as const), session, member }) },
+  { weight: 1, arbitrary: fc.record({ do: fc.constant("die" as const), session, expires: fc.boolean() }) },
+  { weight: 2, arbitrary: fc.record({ do: fc.constant("reap" as const) }) }
+)
+
+/** The last one does not join: it is enrolled when it arrives. */
+const members = ["m0", "m1", "m2"]
+
+/** Three sessions with their members, and those of them that are over and have not been reaped. */
+const world = async (redis: IoRedis, verb: string, resource: string, parties: number, mailbox: Mail) => {
+  const namespace = freshNamespace()
+  const driver = actor(redis, namespace, resource)
+  const names = ["S0", "S1", "S2"]
+  const graves: Array<string> = []
+  let count = 0
+  let joined: Reply = []
+  const enrol = async (name: string) => {
+    for (const id of members.slice(0, 2)) {
+      joined = await driver.send(name, verb, [id, parties])
+      assert.strictEqual(joined[0], "observing")
+    }
+  }
+  for (const name of names) {
+    await driver.open(name)
+    await enrol(name)
+  }
+  const reap = async (name: string) => {
+    assert.strictEqual(await driver.reap(name), "forgotten")
+    assert.strictEqual(await redis.exists(driver.keys(name).slice(2)), 0)
+    mailbox.events.delete(name)
+  }
+  return {
+    ...driver,
+    names,
+    graves,
+    joined,
+    reap,
+    fresh: () => `${++count}`,
+    die: async (at: number, expires: boolean) => {
+      const name = names[at]!
+      if (expires) await driver.send(name, "session.renew", [], 0)
+      else await driver.end(name)
+      mailbox.dead.set(name, expires ? "expired" : "ended")
+      graves.push(name)
+      names[at] = `N${++count}`
+      await driver.open(names[at]!)
+      await enrol(names[at]!)
+    },
+    /** What the living have been told, one by one. */
+    told: async () => {
+      for (const name of names) {
+        const events: Array<Reply> = []
+        for (const event of await driver.mail(name)) {
+          if (event[0] === "granted") events.push(["granted", event[1], ...event.slice(4)])
+          if (event[0] !== "each") continue
+          const [, claims, tag, ...rest] = event
+          if (tag === "left") claims.sort((a: Reply, b: Reply) => Number(a[0]) - Number(b[0]))
+          for (const [id, ...own] of claims) {
+            events.push(tag === "granted" ? [tag, id, ...rest.slice(2)] : [tag, id, ...rest, ...own])
+          }
+        }
+        assert.deepStrictEqual(events, mailbox.events.get(name) ?? [])
+      }
+    },
+    /** When everybody has gone, nothing is left. */
+    finish: async () => {
+      for (const name of names) await driver.end(name)
+      for (const name of [...graves, ...names]) await reap(name)
+      assert.deepStrictEqual(await redis.keys(`{${namespace}:*`), [`{${namespace}:00}:sessions`])
+      assert.includeMembers(["partitions", "protocol", "token"], await redis.hkeys(`{${namespace}:00}:sessions`))
+    }
+  }
+}
+
+/** Without what the model does not know: tokens, and how long to wait. */
+const plain = (reply: Reply): Reply =>
+  reply[0] === "granted" ? ["granted", ...reply.slice(3)] : reply[0] === "queued" ? ["queued"] : reply
+
+const property = <A>(step: fc.Arbitrary<A>, run: (redis: IoRedis, parties: number, steps: Array<A>) => Promise<void>) =>
+  Effect.gen(function*() {
+    const server = yield* TestServer
+    const redis = yield* Effect.acquireRelease(
+      Effect.sync(() => new IoRedis(server.port, server.host)),
+      (redis) => Effect.sync(() => redis.disconnect())
+    )
+    yield* testLibrary(redis)
+    // Fields come in no order.
+    yield* Effect.promise(() => redis.config("SET", "hash-max-listpack-entries", 0))
+    yield* Effect.promise(() =>
+      fc.assert(
+        fc.asyncProperty(
+          fc.integer({ min: 1, max: 4 }),
+          fc.array(step, { minLength: 1, maxLength: 60, size: "max" }),
+          (parties, steps) => run(redis, parties, steps)
+        ),
+        { numRuns: 150 }
+      )
+    )
+    yield* Effect.promise(() => redis.call("FUNCTION", "FLUSH"))
+  })
+
+layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("the actor", (it) => {
+  it.effect(
+    "of a barrier lets all pass or none, has one run the action, and leaves nothing behind",
+    () =>
+      property(barrierStep, async (redis, parties, steps) => {
+        const model = new BarrierModel(parties)
+        const { ask, die, finish, fresh, graves, joined, key, names, reap, send, told } = await world(
+          redis,
+          "barrier.join",
+          "barrier:x\u0000}{:\n",
+          parties,
+          model
+        )
+        const claims: Array<readonly [session: string, claim: string]> = []
+        const known: Array<Arrival & { readonly since: number }> = []
+        const arrive = async (arrival: Arrival, since?: number) => {
+          claims.push([arrival.session, arrival.claim])
+          const { acts, claim, id, member, session, value, withdraws } = arrival
+          const again = since === undefined ? "" : ` ${joined[2]} ${since}`
+          const args = [claim, id, member, value, parties, `${withdraws ? "w" : "b"}${acts ? 1 : 0}${again}`]
+          assert.deepStrictEqual(plain(await send(session, "barrier.arrive", args)), model.arrive(arrival, since))
+        }
+        for (const step of steps) {
+          const name = step.do === "reap" ? "" : names[step.session]!
+          switch (step.do) {
+            case "arrive": {
+              const id = `a-${fresh()}`
+              const arrival: Arrival = {
+                id,
+                value: known.length,
+                session: name,
+                member: `m${step.member}`,
+                claim: fresh(),
+                withdraws: step.withdraws,
+                acts: step.acts === 0,
+                gone: false
+              }
+              known.push({ ...arrival, since: model.generation })
+              await arrive(arrival)
+              break
+            }
+            case "again": {
+              const before = known[step.pick % Math.max(1, known.length)]
+              if (before === undefined) break
+              await arrive({ ...before, session: name, member: `m${step.member}`, claim: fresh() }, before.since)
+              break
+            }
+            case "leave":
+            case "check": {
+              const claim = claims.filter(([session]) => session === name).at(-1 - step.pick % 6)?.[1] ?? "none"
+              if (step.do === "leave") {
+                assert.deepStrictEqual(await send(name, "session.leave", [claim]), ["left"])
+                model.leave(name, claim)
+              } else {
+                const one = model.find(name, claim)
+                assert.deepStrictEqual(
+                  plain(await send(name, "barrier.check", [claim])),
+                  one === undefined ? ["absent"] : one === model.runner ? model.granted(one) : ["queued"]
+                )
+              }
+              break
+            }
+            case "release": {
+              if (model.runner === undefined) break
+              const args = [model.runner.id, model.generation] as const
+              assert.deepStrictEqual<Reply>(await send(name, "barrier.release", args), model.release(...args))
+              break
+            }
+            case "late": {
+              const { id } = known[step.pick % Math.max(1, known.length)] ?? { id: "none" }
+              if (model.runner?.id === id) break
+              assert.deepStrictEqual<Reply>(await send(name, "barrier.release", [id, 7]), model.release(id, 7))
+              break
+            }
+            case "reset":
+              assert.deepStrictEqual(await send(name, "barrier.reset", []), ["reset"])
+              model.reset()
+              break
+            case "close":
+              assert.deepStrictEqual(await send(name, "session.leave", [`m${step.member}`]), ["left"])
+              model.leaveMember(name, `m${step.member}`)
+              model.advance()
+              if (step.member === 2) break
+              assert.deepStrictEqual<Reply>(
+                await send(name, "barrier.join", [`m${step.member}`, parties]),
+                // For as long as anybody has it open, there are members.
+                ["observing", model.generation, joined[2]]
+              )
+              break
+            case "die":
+              await die(step.session, step.expires)
+              break
+            case "reap": {
+              const dead = graves.shift()
+              if (dead === undefined) break
+              for (const member of members) {
+                // In the order of the model.
+                await ask(dead, "session.reap", [dead, `${member}:${key.slice(key.indexOf("}:") + 2)}`], [key])
+                model.leaveMember(dead, member)
+                model.advance()
+              }
+              await reap(dead)
+            }
+          }
+          await told()
+          assert.deepStrictEqual(await ask("", "barrier.state", [], [key]), ["state", model.group.length])
+          assert.strictEqual(new Set(model.passed).size, model.passed.length, "nobody counts twice")
+        }
+        await finish()
+      }),
+    120_000
+  )
+
+  it.effect(
+    "of a double barrier opens one phase after the other, for the living, and leaves nothing behind",
+    () =>
+      property(phaseStep, async (redis, parties, steps) => {
+        const model = new PhaseModel(parties)
+        const { ask, die, finish, fresh, graves, key, names, reap, send, told } = await world(
+          redis,
+          "phase.join",
+          "phase:é😀",
+          parties,
+          model
+        )
+        const claims: Array<Owner> = []
+        const tokens = [0]
+        const claim = (owner: Owner) => (claims.push(owner), owner)
+        for (const step of steps) {
+          const name = step.do === "reap" ? "" : names[step.session]!
+          switch (step.do) {
+            case "enter": {
+              const owner = claim([name, fresh()])
+              assert.deepStrictEqual(plain(await send(name, "phase.enter", [owner[1], parties])), model.enter(owner))
+              break
+            }
+            case "wait": {
+              const owner = claim([name, fresh()])
+              const number = Math.max(0, model.number - Number(step.late))
+              const reply = await send(name, "phase.leave", [owner[1], tokens[number]!])
+              assert.deepStrictEqual(plain(reply), model.leave(owner, number))
+              break
+            }
+            case "leave":
+            case "check": {
+              const mine = claims.filter(([session]) => session === name)
+              const owner: Owner = [name, mine.at(-1 - step.pick % 6)?.[1] ?? "none"]
+              if (step.do === "check") {
+                assert.deepStrictEqual(plain(await send(name, "phase.check", [owner[1]])), model.check(owner))
+              } else {
+                assert.deepStrictEqual(await send(name, "session.leave", [owner[1]]), ["left"])
+                model.drop(same(owner))
+              }
+              break
+            }
+            case "close":
+              assert.deepStrictEqual(await send(name, "session.leave", [`m${step.member}`]), ["left"])
+              if (step.member === 2) break
+              assert.deepStrictEqual(await send(name, "phase.join", [`m${step.member}`, parties]), ["observing"])
+              break
+            case "die":
+              await die(step.session, step.expires)
+              break
+            case "reap": {
+              const dead = graves.shift()
+              if (dead === undefined) break
+              for (const owner of claims.filter(([session]) => session === dead)) {
+                // In the order of the model. Who waits to leave owns nothing, and ends with its phase.
+                if (model.leavers.some(same(owner))) continue
+                await ask(dead, "session.reap", [dead, `${owner[1]}:${key.slice(key.indexOf("}:") + 2)}`], [key])
+                model.drop(same(owner))
+              }
+              await reap(dead)
+            }
+          }
+          await told()
+          const [, inside, waiting] = await ask("", "phase.state", [], [key])
+          assert.deepStrictEqual([inside, waiting], [model.inside.length, model.waiting.length])
+          if (tokens.length <= model.number) {
+            // Several phases can have come and gone in one step.
+            const [first] = model.inside
+            const before = tokens.at(-1)!
+            const token = first === undefined
+              ? before
+              : Number((await send(first[0], "phase.check", [first[1]]))[1])
+            if (first !== undefined) assert.isAbove(token, before)
+            while (tokens.length <= model.number) tokens.push(token)
+          }
+        }
+        await finish()
+      }),
+    120_000
+  )
+})

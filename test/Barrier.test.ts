@@ -1,0 +1,560 @@
+/** Barriers: all pass or none, with the same contributions, whatever happens to some of them. */
+import { assert, layer } from "@effect/vitest"
+import { Cause, Deferred, Effect, Exit, Fiber, Option, Schema, Scope } from "effect"
+import * as fc from "fast-check"
+import { Barrier, Lease } from "../src/index.ts"
+import { eventually } from "./support/eventually.ts"
+import { freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
+import { eventsOf, lose, on, pending, promptly, several } from "./support/several.ts"
+
+const live = { excludeTestServices: true, timeout: "60 seconds" } as const
+
+const barrierOn = <E = never>(
+  context: Node,
+  parties: number,
+  options?: Omit<Barrier.Options<typeof Schema.String, E>, "parties" | "schema">
+) => on(context, Barrier.make({ name: "all", parties, schema: Schema.String, ...options }))
+
+const arrived = (barrier: Barrier.Barrier<string, unknown>, count: number) =>
+  eventually(Effect.map(barrier.arrived, (found) => found === count), { message: `${count} have arrived` })
+
+/** Has one wait, and makes sure that it does. */
+const waiting = <E>(barrier: Barrier.Barrier<string, E>, contribution: string, count: number) =>
+  Effect.tap(Effect.forkChild(barrier.await(contribution)), () => arrived(barrier, count))
+
+const reasonOf = <A>(fiber: Fiber.Fiber<A, Barrier.BarrierError>) =>
+  Effect.map(promptly(Effect.flip(Fiber.join(fiber)), "the failure"), ({ reason }) => reason)
+
+layer(TestServer.layer, live)("a barrier", (it) => {
+  it.effect("lets all pass with what all have brought, generation by generation, in all processes", () =>
+    several(3, (nodes) =>
+      Effect.gen(function*() {
+        const barriers = yield* Effect.forEach(nodes, (context) => barrierOn(context, 3))
+        for (let generation = 1; generation <= 5; generation++) {
+          const first = yield* waiting(barriers[generation % 3]!, `a${generation}`, 1)
+          const second = yield* waiting(barriers[0]!, `b${generation}`, 2)
+          yield* pending(first)
+          const third = yield* barriers[(generation + 1) % 3]!.await(`c${generation}`)
+          const contributions = ["a", "b", "c"].map((one) => `${one}${generation}`)
+          assert.deepStrictEqual(third, { generation, index: 2, contributions })
+          assert.deepStrictEqual(yield* promptly(Fiber.join(first), "the first"), {
+            generation,
+            index: 0,
+            contributions
+          })
+          assert.deepStrictEqual(yield* promptly(Fiber.join(second), "the second"), {
+            generation,
+            index: 1,
+            contributions
+          })
+          assert.strictEqual(yield* barriers[0]!.arrived, 0)
+        }
+      })))
+
+  it.effect("keeps in step those who come again and again at the same time", () =>
+    several(3, (nodes) =>
+      Effect.gen(function*() {
+        const seen = new Map<number, Set<string>>()
+        yield* Effect.forEach(
+          nodes.flatMap((context, at) => [[context, at] as const, [context, at + 3] as const]),
+          ([context, at]) =>
+            Effect.gen(function*() {
+              const barrier = yield* on(context, Barrier.make({ name: "steps", parties: 6, schema: Schema.Number }))
+              for (let round = 1; round <= 50; round++) {
+                const { contributions, generation, index } = yield* barrier.await(round * 10 + at)
+                assert.strictEqual(generation, round)
+                assert.strictEqual(contributions[index], round * 10 + at)
+                seen.set(round, (seen.get(round) ?? new Set()).add(contributions.join()))
+              }
+            }).pipe(Effect.scoped),
+          { concurrency: "unbounded" }
+        )
+        assert.strictEqual(seen.size, 50)
+        for (const same of seen.values()) assert.strictEqual(same.size, 1)
+      })))
+
+  it.effect("refuses another number of parties, and bad arguments as defects", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        yield* barrierOn(a!, 2)
+        const error = yield* Effect.flip(barrierOn(b!, 3))
+        assert.deepInclude(error.reason, { _tag: "PartiesMismatch", name: "all", parties: 3, existing: 2 })
+        for (const parties of [0, -1, 1.5, Number.NaN, 1025]) {
+          const exit = yield* Effect.exit(barrierOn(b!, parties))
+          assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"))
+        }
+        const exit = yield* Effect.exit(on(b!, Barrier.make({ name: "", parties: 1 })))
+        assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"))
+      })))
+
+  it.effect("carries whatever the schema allows, under whatever name", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const schema = Schema.Struct({ at: Schema.Date, text: Schema.String, big: Schema.BigInt })
+        const name = "}{:\n\u0000'\"\\ ü😀 each"
+        const [one, two] = [
+          yield* on(a!, Barrier.make({ name, parties: 2, schema })),
+          yield* on(b!, Barrier.make({ name, parties: 2, schema }))
+        ]
+        const values = ["]]],\"each\"\u0000\n\u2028\ud83d\ude00", "x".repeat(100_000)].map((text, at) => ({
+          text,
+          at: new Date(at),
+          big: 2n ** 80n
+        }))
+        const results = yield* Effect.all([one.await(values[0]!), two.await(values[1]!)], { concurrency: "unbounded" })
+        for (const [at, { contributions, index }] of results.entries()) {
+          assert.deepStrictEqual(contributions[index], values[at])
+          assert.deepStrictEqual(contributions[1 - index], values[1 - at])
+        }
+        const other = yield* on(b!, Barrier.make({ name, parties: 2, schema: Schema.Number }))
+        const waits = yield* Effect.forkChild(one.await(values[0]!))
+        yield* eventually(Effect.map(one.arrived, (count) => count === 1))
+        assert.strictEqual((yield* Effect.flip(other.await(1))).reason._tag, "InvalidContribution")
+        assert.strictEqual((yield* reasonOf(waits))._tag, "InvalidContribution")
+        const even = yield* on(
+          a!,
+          Barrier.make({ name: "even", parties: 1, schema: Schema.Number.check(Schema.isMultipleOf(2)) })
+        )
+        assert.strictEqual((yield* Effect.flip(even.await(1))).reason._tag, "InvalidContribution")
+        assert.strictEqual((yield* even.await(2)).generation, 1)
+      })))
+
+  it.effect("costs one event for each process, however many wait there", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* barrierOn(a!, 65), yield* barrierOn(b!, 65)]
+        const all = yield* Effect.forEach(
+          Array.from({ length: 64 }),
+          (_, at) => Effect.forkChild(two.await(String(at)))
+        )
+        yield* arrived(two, 64)
+        const before = yield* eventsOf(b!, namespace, server)
+        yield* one.await("last")
+        const results = yield* promptly(Effect.forEach(all, Fiber.join), "all of them")
+        assert.strictEqual(new Set(results.map(({ index }) => index)).size, 64)
+        assert.strictEqual(yield* eventsOf(b!, namespace, server), before + 1)
+      })))
+
+  it.effect("is broken by who is interrupted or times out, and the next generation begins", () =>
+    several(3, ([a, b, c]) =>
+      Effect.gen(function*() {
+        const [one, two, three] = [yield* barrierOn(a!, 4), yield* barrierOn(b!, 4), yield* barrierOn(c!, 4)]
+        const first = yield* waiting(one, "first", 1)
+        const second = yield* waiting(two, "second", 2)
+        const third = yield* waiting(three, "third", 3)
+        yield* Fiber.interrupt(second)
+        const broken = { _tag: "BarrierBroken", generation: 1, missing: 2, why: "left" } as const
+        assert.deepInclude(yield* reasonOf(first), broken)
+        assert.deepInclude(yield* reasonOf(third), broken)
+        const fourth = yield* waiting(one, "fourth", 1)
+        assert.isTrue(Option.isNone(yield* Effect.timeoutOption(two.await("fifth"), "30 millis")))
+        assert.deepInclude(yield* reasonOf(fourth), { generation: 2, missing: 3 })
+        assert.strictEqual(yield* three.arrived, 0)
+        const results = yield* promptly(
+          Effect.all([one, two, three, one].map((barrier) => barrier.await("")), { concurrency: "unbounded" }),
+          "the next generation"
+        )
+        assert.deepStrictEqual(results.map(({ generation }) => generation), [3, 3, 3, 3])
+      })))
+
+  it.effect("goes on without who withdraws", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const [one, two] = [
+          yield* barrierOn(a!, 3),
+          yield* barrierOn(b!, 3, { onDeparture: "withdraw" })
+        ]
+        const gone = yield* waiting(two, "gone", 1)
+        const stays = yield* waiting(one, "stays", 2)
+        yield* Fiber.interrupt(gone)
+        yield* arrived(one, 1)
+        yield* pending(stays)
+        const second = yield* waiting(two, "second", 2)
+        assert.deepStrictEqual((yield* two.await("third")).contributions, ["stays", "second", "third"])
+        assert.strictEqual((yield* promptly(Fiber.join(stays), "who stays")).index, 0)
+        assert.strictEqual((yield* promptly(Fiber.join(second), "the second")).index, 1)
+      })))
+
+  it.effect("is left by who is interrupted at any moment of arriving, and of passing", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* barrierOn(a!, 2), yield* barrierOn(b!, 2, { action: () => Effect.yieldNow })]
+        const outcomes = new Set<string>()
+        for (let delay = 0; delay < 100; delay++) {
+          const both = delay % 2 === 0
+          const other = both ? yield* Effect.forkChild(Effect.exit(one.await("other"))) : undefined
+          const given = yield* Effect.forkChild(two.await("given up"), { startImmediately: true })
+          yield* Effect.callback<void>((resume) => {
+            const end = performance.now() + delay * 0.02
+            const look = () => performance.now() < end ? setImmediate(look) : resume(Effect.void)
+            look()
+          })
+          yield* Fiber.interrupt(given)
+          if (other !== undefined) {
+            // It passes with the other, or is broken by it; or the other was never there.
+            yield* arrived(one, 0).pipe(Effect.raceFirst(Fiber.join(other)))
+            outcomes.add(
+              other.pollUnsafe() === undefined
+                ? "alone"
+                : Exit.isSuccess(yield* Fiber.join(other))
+                ? "passed"
+                : "broken"
+            )
+            yield* Fiber.interrupt(other)
+          }
+          yield* arrived(one, 0)
+        }
+        assert.includeMembers([...outcomes], ["passed"])
+      })))
+
+  it.effect("is reset, and numbers its generations on", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* barrierOn(a!, 2), yield* barrierOn(b!, 2)]
+        yield* one.reset
+        const waits = yield* waiting(one, "", 1)
+        yield* two.reset
+        const error = yield* reasonOf(waits)
+        assert.deepInclude(error, { _tag: "BarrierBroken", generation: 1, missing: 1, why: "reset" })
+        assert.include((error as Barrier.BarrierBroken).message, "it was reset")
+        const [{ generation }] = yield* Effect.all([one.await(""), two.await("")], { concurrency: "unbounded" })
+        assert.strictEqual(generation, 2)
+      })))
+
+  it.effect("has the last one run the action before anybody passes, under a lease", () =>
+    several(3, ([a, b, c]) =>
+      Effect.gen(function*() {
+        const runs: Array<{ readonly who: string; readonly all: ReadonlyArray<string>; readonly token: number }> = []
+        const gate = yield* Deferred.make<void>()
+        const action = (who: string) => ({ contributions }: Barrier.Arrival<string>) =>
+          Effect.gen(function*() {
+            const { token } = Option.getOrThrow(yield* Lease.currentOf("all"))
+            runs.push({ who, all: contributions, token })
+            yield* Deferred.await(gate)
+          })
+        const [one, two, three] = [
+          yield* barrierOn(a!, 2, { action: action("one") }),
+          yield* barrierOn(b!, 2, { action: action("two") }),
+          yield* barrierOn(c!, 2)
+        ]
+        const first = yield* waiting(one, "1", 1)
+        const second = yield* Effect.forkChild(two.await("2"))
+        yield* eventually(Effect.sync(() => runs.length === 1))
+        // Surplus: of the next generation.
+        const third = yield* Effect.forkChild(three.await("3"))
+        const fourth = yield* Effect.forkChild(one.await("4"))
+        const given = yield* Effect.forkChild(one.await("given up"))
+        yield* Effect.yieldNow
+        yield* Fiber.interrupt(given)
+        assert.strictEqual(yield* three.arrived, 2)
+        // All have arrived, so leaving changes nothing for the others.
+        yield* Fiber.interrupt(first)
+        for (const fiber of [second, third, fourth]) yield* pending(fiber)
+        yield* Deferred.succeed(gate, undefined)
+        assert.deepStrictEqual(yield* promptly(Fiber.join(second), "the second"), {
+          generation: 1,
+          index: 1,
+          contributions: ["1", "2"]
+        })
+        const [last] = [
+          yield* promptly(Fiber.join(fourth), "the fourth"),
+          yield* promptly(Fiber.join(third), "the third")
+        ]
+        assert.strictEqual(last.generation, 2)
+        // By the one that has an action, of those two.
+        assert.deepStrictEqual(runs.map(({ all, who }) => [who, [...all].sort()]), [["two", ["1", "2"]], ["one", [
+          "3",
+          "4"
+        ]]])
+        assert.isAbove(runs[1]!.token, runs[0]!.token)
+      })))
+
+  it.effect("is broken when the action fails, and its party has the failure", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const [one, two] = [
+          yield* barrierOn(a!, 2),
+          yield* barrierOn(b!, 2, { action: () => Effect.fail("no" as const) })
+        ]
+        const waits = yield* waiting(one, "", 1)
+        assert.strictEqual(yield* Effect.flip(two.await("")), "no")
+        assert.deepInclude(yield* reasonOf(waits), { _tag: "BarrierBroken", generation: 1, missing: 1, why: "action" })
+        const never = yield* on(b!, Barrier.make({ name: "never", parties: 2, action: () => Effect.never }))
+        const other = yield* on(a!, Barrier.make({ name: "never", parties: 2 }))
+        const also = yield* Effect.forkChild(other.await())
+        yield* eventually(Effect.map(other.arrived, (count) => count === 1))
+        assert.isTrue(Option.isNone(yield* Effect.timeoutOption(never.await(), "50 millis")))
+        assert.strictEqual((yield* reasonOf(also))._tag, "BarrierBroken")
+        assert.strictEqual(yield* other.arrived, 0)
+      })))
+
+  it.effect("has another one run the action when its party withdraws", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        let failing = true
+        const action = () => Effect.suspend(() => failing ? Effect.fail("no" as const) : Effect.void)
+        const [one, two] = [
+          yield* barrierOn(a!, 2),
+          yield* barrierOn(b!, 2, { action, onDeparture: "withdraw" })
+        ]
+        const waits = yield* waiting(one, "waits", 1)
+        assert.strictEqual(yield* Effect.flip(two.await("")), "no")
+        yield* pending(waits)
+        yield* arrived(one, 1)
+        failing = false
+        assert.deepStrictEqual((yield* two.await("again")).contributions, ["waits", "again"])
+        assert.strictEqual((yield* promptly(Fiber.join(waits), "who waits")).generation, 1)
+      })))
+
+  it.effect("does not tell who was reset while it ran the action that it has passed", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const running = yield* Deferred.make<void>()
+        const gate = yield* Deferred.make<void>()
+        const one = yield* barrierOn(a!, 1, {
+          action: () => Effect.andThen(Deferred.succeed(running, undefined), Deferred.await(gate))
+        })
+        const two = yield* barrierOn(b!, 1)
+        const runs = yield* Effect.forkChild(one.await(""))
+        yield* Deferred.await(running)
+        yield* two.reset
+        assert.strictEqual((yield* two.await("")).generation, 2)
+        yield* Deferred.succeed(gate, undefined)
+        assert.deepInclude(yield* reasonOf(runs), { _tag: "BarrierBroken", generation: 1, why: "reset" })
+      })))
+
+  it.effect("keeps its waiters when their sessions are lost, and each arrives once", () =>
+    several(3, ([a, b, c], namespace, server) =>
+      Effect.gen(function*() {
+        const [one, two, three] = [
+          yield* barrierOn(a!, 3),
+          yield* barrierOn(b!, 3, { onDeparture: "withdraw" }),
+          yield* barrierOn(c!, 3)
+        ]
+        const first = yield* waiting(one, "1", 1)
+        const second = yield* waiting(two, "2", 2)
+        for (let times = 0; times < 3; times++) {
+          yield* lose(a!, namespace, server)
+          yield* lose(b!, namespace, server)
+        }
+        assert.strictEqual(yield* three.arrived, 2)
+        assert.deepStrictEqual((yield* three.await("3")).contributions, ["1", "2", "3"])
+        assert.strictEqual((yield* promptly(Fiber.join(first), "the first")).index, 0)
+        assert.strictEqual((yield* promptly(Fiber.join(second), "the second")).index, 1)
+      })))
+
+  it.effect("tells who lost its session meanwhile that the generation has passed", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* barrierOn(a!, 2), yield* barrierOn(b!, 2)]
+        const first = yield* waiting(one, "1", 1)
+        // The event goes to a mailbox that is gone.
+        const [session] = (yield* server.cli("HKEYS", `{${namespace}:00}:barrier:all`)).split("\n").flatMap((field) =>
+          field.startsWith("q") ? [field.slice(1).split("/")[0]!] : []
+        )
+        yield* server.cli("DEL", `{${namespace}:00}:mail:${session}`)
+        assert.strictEqual((yield* two.await("2")).generation, 1)
+        const third = yield* waiting(two, "3", 1)
+        yield* pending(first)
+        yield* lose(a!, namespace, server)
+        assert.deepStrictEqual(yield* promptly(Fiber.join(first), "the first"), {
+          generation: 1,
+          index: 0,
+          contributions: ["1", "2"]
+        })
+        yield* pending(third)
+        assert.strictEqual((yield* one.await("4")).generation, 2)
+        yield* promptly(Fiber.join(third), "the third")
+      })))
+
+  it.effect("interrupts the action when its session is lost, and fails with LeaseLost", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const running = yield* Deferred.make<void>()
+        const interrupted = yield* Deferred.make<void>()
+        const [one, two] = [
+          yield* barrierOn(a!, 2, {
+            action: () =>
+              Deferred.succeed(running, undefined).pipe(
+                Effect.andThen(Effect.never),
+                Effect.onInterrupt(() => Deferred.succeed(interrupted, undefined))
+              )
+          }),
+          yield* barrierOn(b!, 2)
+        ]
+        const waits = yield* waiting(two, "", 1)
+        const runs = yield* Effect.forkChild(one.await(""))
+        yield* promptly(Deferred.await(running), "the action")
+        yield* lose(a!, namespace, server)
+        yield* promptly(Deferred.await(interrupted), "the interruption")
+        assert.strictEqual((yield* reasonOf(runs))._tag, "LeaseLost")
+        assert.deepInclude(yield* reasonOf(waits), { _tag: "BarrierBroken", generation: 1 })
+      })))
+
+  it.effect("is made again after Redis has lost its data, by those who wait", () =>
+    several(3, ([a, b, c], _, server) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* barrierOn(a!, 3), yield* barrierOn(b!, 3)]
+        const first = yield* waiting(one, "1", 1)
+        const second = yield* waiting(two, "2", 2)
+        yield* server.cli("FLUSHALL")
+        const three = yield* barrierOn(c!, 3)
+        yield* arrived(three, 2)
+        const { contributions } = yield* three.await("3")
+        assert.deepStrictEqual([...contributions].sort(), ["1", "2", "3"])
+        for (const fiber of [first, second]) {
+          assert.deepStrictEqual((yield* promptly(Fiber.join(fiber), "who waited")).contributions, contributions)
+        }
+      })))
+
+  it.effect("ends with its scope, and with the coordinator, for those who still wait", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const two = yield* barrierOn(b!, 3)
+        const waits = yield* waiting(two, "", 1)
+        const scope = yield* Scope.make()
+        const one = yield* Scope.provide(barrierOn(a!, 3), scope)
+        const inside = yield* waiting(one, "", 2)
+        yield* Scope.close(scope, Exit.void)
+        const exit = yield* promptly(Fiber.await(inside), "who waited inside")
+        assert.isTrue(Exit.isFailure(exit) && Cause.hasInterruptsOnly(exit.cause))
+        assert.strictEqual((yield* reasonOf(waits))._tag, "BarrierBroken")
+        const late = yield* Effect.exit(one.await(""))
+        assert.isTrue(Exit.isFailure(late) && Cause.hasInterruptsOnly(late.cause))
+        assert.strictEqual(yield* two.arrived, 0)
+
+        const closing = yield* Scope.make()
+        const server = yield* TestServer
+        const context = yield* Scope.provide(node(server.url, { namespace: freshNamespace() }), closing)
+        const alone = yield* barrierOn(context, 2)
+        const left = yield* waiting(alone, "", 1)
+        yield* Scope.close(closing, Exit.void)
+        assert.strictEqual((yield* reasonOf(left))._tag, "CoordinatorError")
+        assert.strictEqual((yield* Effect.flip(alone.await(""))).reason._tag, "CoordinatorError")
+        assert.strictEqual((yield* Effect.flip(alone.arrived)).reason._tag, "CoordinatorError")
+      })))
+
+  it.effect("is a typed service, with the context and the error of its action", () => {
+    class Sums extends Barrier.Service<Sums>()("sums", {
+      parties: 2,
+      schema: Schema.Number,
+      action: ({ contributions }) => contributions.includes(0) ? Effect.fail("zero" as const) : Effect.void
+    }) {}
+    class Plain extends Barrier.Service<Plain>()("plain", { parties: 1 }) {}
+    return withNode(() =>
+      Effect.gen(function*() {
+        const sums = yield* Sums
+        const [one] = yield* Effect.all([sums.await(1), sums.await(2)], { concurrency: "unbounded" })
+        assert.deepStrictEqual(one.contributions, [1, 2])
+        const failures = yield* Effect.all([Effect.flip(sums.await(0)), Effect.flip(sums.await(1))], {
+          concurrency: "unbounded"
+        })
+        assert.isTrue(failures.some((failure: "zero" | Barrier.BarrierError) => failure === "zero"))
+        assert.deepStrictEqual(yield* (yield* Plain).await(), { generation: 1, index: 0, contributions: [undefined] })
+      }).pipe(Effect.provide(Sums.layer), Effect.provide(Plain.layer))
+    )
+  })
+
+  it.effect("does what its model does, whoever waits, gives up, resets, loses its session or closes", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const who = fc.nat(2)
+      const step = fc.oneof(
+        { weight: 8, arbitrary: fc.record({ op: fc.constant("await" as const), who }) },
+        { weight: 3, arbitrary: fc.record({ op: fc.constant("interrupt" as const), who, pick: fc.nat(10) }) },
+        { weight: 1, arbitrary: fc.record({ op: fc.constant("reset" as const), who }) },
+        { weight: 1, arbitrary: fc.record({ op: fc.constant("lose" as const), who }) },
+        { weight: 1, arbitrary: fc.record({ op: fc.constant("close" as const), who }) }
+      )
+      interface Waiter {
+        readonly fiber: Fiber.Fiber<Barrier.Arrival<string>, Barrier.BarrierError>
+        readonly who: number
+        readonly value: string
+      }
+      yield* Effect.promise(() =>
+        fc.assert(
+          fc.asyncProperty(fc.integer({ min: 1, max: 4 }), fc.array(step, { maxLength: 20 }), (parties, steps) =>
+            Effect.runPromise(Effect.scoped(Effect.gen(function*() {
+              const namespace = freshNamespace()
+              // The last one withdraws.
+              const open = (at: number) =>
+                Effect.gen(function*() {
+                  const scope = yield* Scope.make()
+                  yield* Effect.addFinalizer(() =>
+                    Scope.close(scope, Exit.void)
+                  )
+                  return yield* Effect.gen(function*() {
+                    const context = yield* node(server.url, { namespace, partitions: 1, lease: "10 seconds" })
+                    const barrier = yield* barrierOn(context, parties, { onDeparture: at === 2 ? "withdraw" : "break" })
+                    return { context, barrier, close: Scope.close(scope, Exit.void) }
+                  }).pipe(Scope.provide(scope))
+                })
+              const nodes = [yield* open(0), yield* open(1), yield* open(2)]
+              let generation = 1
+              let count = 0
+              let waiters: Array<Waiter> = []
+              const broken = (left: ReadonlyArray<Waiter>, why: string) =>
+                Effect.gen(function*() {
+                  const rest = waiters.filter((one) => !left.includes(one))
+                  for (const { fiber } of rest) {
+                    const { _tag, generation: broken, ...reason } = (yield* reasonOf(fiber)) as Barrier.BarrierBroken
+                    assert.deepStrictEqual([_tag, broken, reason.why], ["BarrierBroken", generation, why])
+                  }
+                  waiters = []
+                  generation++
+                })
+              const leave = (one: Waiter) =>
+                Effect.gen(function*() {
+                  if (!waiters.includes(one)) return
+                  if (one.who !== 2) yield* broken([one], "left")
+                  waiters = waiters.filter((other) => other !== one)
+                })
+              for (const step of steps) {
+                const { barrier, close, context } = nodes[step.who]!
+                const mine = waiters.filter(({ who }) => who === step.who)
+                if (step.op === "await") {
+                  const value = String(count++)
+                  const fiber = yield* Effect.forkChild(barrier.await(value))
+                  waiters.push({ fiber, who: step.who, value })
+                  if (waiters.length === parties) {
+                    const contributions = waiters.map(({ value }) => value)
+                    for (const [index, { fiber }] of waiters.entries()) {
+                      const passed = yield* promptly(Fiber.join(fiber), "who passes")
+                      assert.deepStrictEqual(passed, { generation, index, contributions })
+                    }
+                    waiters = []
+                    generation++
+                  }
+                } else if (step.op === "interrupt") {
+                  const one = mine[step.pick % Math.max(1, mine.length)]
+                  if (one === undefined) continue
+                  yield* Fiber.interrupt(one.fiber)
+                  yield* leave(one)
+                } else if (step.op === "reset") {
+                  yield* barrier.reset
+                  if (waiters.length > 0) yield* broken([], "reset")
+                } else if (step.op === "lose") {
+                  yield* lose(context, namespace, server)
+                } else {
+                  yield* close
+                  // As each of them is released, one after the other.
+                  const others = waiters.filter(({ who }) => who !== step.who)
+                  if (mine.length > 0 && step.who !== 2) {
+                    waiters = [...others]
+                    yield* broken([], "left")
+                  } else {
+                    waiters = others
+                  }
+                  for (const { fiber } of mine) assert.isTrue(Exit.isFailure(yield* Fiber.await(fiber)))
+                  nodes[step.who] = yield* open(step.who)
+                }
+                yield* arrived(nodes[step.who]!.barrier, waiters.length)
+                for (const { fiber } of waiters) yield* pending(fiber)
+              }
+              for (const { fiber } of waiters) yield* Fiber.interrupt(fiber)
+            })))),
+          { numRuns: 40 }
+        )
+      )
+    }))
+})

@@ -1,0 +1,67 @@
+/** Handlers driven directly, without any code of the kernel's. */
+import { assert } from "@effect/vitest"
+import { Effect } from "effect"
+import type { Redis as IoRedis } from "ioredis"
+import { body, library } from "../../src/internal/lua.ts"
+
+/** Loads the actors under a name of their own. */
+export const testLibrary = (redis: IoRedis) =>
+  Effect.promise(() =>
+    redis.call(
+      "FUNCTION",
+      "LOAD",
+      `#!lua name=${library}_test\n${body}\nredis.register_function('${library}_test', run)`
+    )
+  )
+
+/** Speaks to one partition actor as the kernel does, without any of its code. */
+export const actor = (redis: IoRedis, namespace: string, resource: string) => {
+  const prefix = `{${namespace}:00}:`
+  const key = prefix + resource
+  const keys = (id: string) => [`${prefix}sessions`, `${prefix}due`, `${prefix}own:${id}`, `${prefix}mail:${id}`]
+  const numbers = new Map<string, number>()
+  const last = new Map<string, ReadonlyArray<string | number>>()
+  const replied = new Map<string, unknown>()
+  const call = async (args: ReadonlyArray<string | number>): Promise<[string, Array<Array<any>>]> =>
+    JSON.parse(await redis.call("FCALL", [`${library}_test`, ...args.map(String)]) as string)
+  const ask = async (
+    id: string,
+    verb: string,
+    args: ReadonlyArray<string | number>,
+    own: ReadonlyArray<string> = []
+  ) => {
+    const [, replies] = await call([4 + own.length, ...keys(id), ...own, "", 0, 0, "", verb, ...args])
+    return replies[0]!
+  }
+  const send = async (id: string, verb: string, args: ReadonlyArray<string | number>, lease = 60_000) => {
+    const number = (numbers.get(id) ?? 0) + 1
+    numbers.set(id, number)
+    const message = [5, ...keys(id), key, id, number, lease, "", verb, ...args]
+    last.set(id, message)
+    const [status, replies] = await call(message)
+    assert.strictEqual(status, "ok")
+    replied.set(id, replies[0]!)
+    return replies[0]!
+  }
+  return {
+    key,
+    keys,
+    replied,
+    open: (id: string) => ask(id, "session.open", [id, "", 60_000, 1, 16, "{}"]),
+    send,
+    repeat: (id: string) => last.has(id) ? call(last.get(id)!) : undefined,
+    end: (id: string) => ask(id, "session.end", [id]),
+    reap: async (id: string) => {
+      for (;;) {
+        const [tag, ...entries] = await ask(id, "session.owned", [id]) as Array<string>
+        if (tag !== "owns") return tag
+        for (const entry of entries) {
+          await ask(id, "session.reap", [id, entry], [prefix + entry.slice(entry.indexOf(":") + 1)])
+        }
+      }
+    },
+    mail: async (id: string): Promise<Array<Array<any>>> =>
+      (await redis.xrange(`${prefix}mail:${id}`, "-", "+")).map(([, fields]) => JSON.parse(fields[1]!)),
+    ask
+  }
+}

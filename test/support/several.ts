@@ -1,0 +1,60 @@
+/** Several coordinators in one process, as several processes would have them. */
+import { assert } from "@effect/vitest"
+import { Effect, type Fiber, type Scope } from "effect"
+import { Coordinator, Lock } from "../../src/index.ts"
+import { realSleep } from "./eventually.ts"
+import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./live.ts"
+import type { Server } from "./servers.ts"
+
+/** Runs a test with so many of them in a namespace of its own, with one partition, and checks that nothing stays behind. */
+export const several = <A, E, R>(
+  count: number,
+  self: (nodes: ReadonlyArray<Node>, namespace: string, server: Server) => Effect.Effect<A, E, R>,
+  options: Coordinator.Options = { lease: "3 seconds", margin: "500 millis" }
+) =>
+  Effect.gen(function*() {
+    const server = yield* TestServer
+    const namespace = freshNamespace()
+    yield* Effect.scoped(Effect.gen(function*() {
+      const nodes = yield* Effect.forEach(
+        Array.from({ length: count }),
+        () => node(server.url, { ...options, namespace, partitions: 1 })
+      )
+      yield* Effect.scoped(self(nodes, namespace, server))
+    }))
+    yield* assertEmpty(server, namespace)
+  })
+
+export const on = <A, E>(context: Node, effect: Effect.Effect<A, E, Coordinator.Coordinator | Scope.Scope>) =>
+  Effect.provideContext(effect as Effect.Effect<A, E, Coordinator.Coordinator>, context) as Effect.Effect<
+    A,
+    E,
+    Scope.Scope
+  >
+
+export const promptly = <A, E, R>(effect: Effect.Effect<A, E, R>, what: string): Effect.Effect<A, E, R> =>
+  Effect.raceFirst(effect, Effect.andThen(realSleep("3 seconds"), Effect.die(new Error(`${what}: not in time`))))
+
+export const pending = <A, E>(fiber: Fiber.Fiber<A, E>) => Effect.sync(() => assert.isUndefined(fiber.pollUnsafe()))
+
+const sessionOf = (context: Node) =>
+  Effect.provideContext(
+    Effect.flatMap(Coordinator.Coordinator, ({ sessions }) => Effect.map(sessions, ([session]) => session!.id!)),
+    context
+  )
+
+/** Has Redis forget the session of a coordinator, and the coordinator notice it. */
+export const lose = (context: Node, namespace: string, server: Server) =>
+  Effect.gen(function*() {
+    yield* server.cli("HDEL", `{${namespace}:00}:sessions`, `s${yield* sessionOf(context)}`)
+    yield* on(context, Lock.withLockIfAvailable(Effect.void, "to be told"))
+  })
+
+/** How many events the mailbox of a coordinator has had. */
+export const eventsOf = (context: Node, namespace: string, server: Server) =>
+  Effect.gen(function*() {
+    const lines = (yield* server.cli("XINFO", "STREAM", `{${namespace}:00}:mail:${yield* sessionOf(context)}`)).split(
+      "\n"
+    )
+    return Number(lines[lines.indexOf("entries-added") + 1])
+  })
