@@ -10,7 +10,7 @@ import { readFileSync, writeFileSync } from "node:fs"
 // What dispatch() in kernel.lua passes on.
 const maxArguments = 6
 
-const files = ["kernel.lua", "Semaphore.lua", "Latch.lua", "Fence.lua"]
+const files = ["kernel.lua", "Semaphore.lua", "Latch.lua", "TaskGroup.lua", "Fence.lua"]
 const target = new URL("../src/internal/lua.ts", import.meta.url)
 
 interface Handler {
@@ -125,7 +125,7 @@ export const allowOom: ReadonlySet<string> = new Set(${
   JSON.stringify(handlers.filter(({ oom }) => oom).map(({ verb }) => verb))
 })
 
-/** Requests about a resource that may carry a stream: they name its hash and its items. */
+/** Requests about a resource that may carry items: they name its hash and those. */
 export const carriers: ReadonlySet<string> = new Set(${
   JSON.stringify(handlers.filter(({ keys }) => keys === 2).map(({ verb }) => verb))
 })

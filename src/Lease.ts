@@ -66,6 +66,7 @@ export {
    * - `rolledBack`: Redis has forgotten what it had acknowledged (fail-over to a replica that had missed it).
    * - `closed`: the coordinator was closed.
    * - `maxHold`: held for longer than `maxHold` allows.
+   * - `revoked`: ended by somebody else, as the registrations of a task group are by its reset.
    *
    * @category errors
    * @since 0.1.0

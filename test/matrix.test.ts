@@ -8,10 +8,11 @@ import type { Requests } from "../src/internal/lua.ts"
 import { make as proxy, type Verdict } from "../src/testing/Proxy.ts"
 import * as held from "./matrix/held.ts"
 import * as latch from "./matrix/latch.ts"
+import * as tasks from "./matrix/tasks.ts"
 import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
 import { asks, within } from "./support/requests.ts"
 
-const programs = { held, latch }
+const programs = { held, latch, tasks }
 
 type Missing = Exclude<keyof Requests, typeof programs[keyof typeof programs]["requests"][number][0]>
 

@@ -20,7 +20,7 @@ import { LeaseLost, WaitTimeout } from "./loss.ts"
 import type { Partition } from "./partition.ts"
 import { spanned } from "./span.ts"
 
-export type Kind = "lock" | "rw" | "sem" | "latch" | "gate"
+export type Kind = "lock" | "rw" | "sem" | "latch" | "gate" | "tasks"
 
 export interface WaitOptions {
   readonly wait?: Duration.Input | undefined
