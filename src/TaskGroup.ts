@@ -166,7 +166,10 @@ export interface TaskGroup<in out A, in out E> {
    * it goes on, until somebody has registered the shard again and submitted), and with `GroupReset` after a reset.
    */
   readonly awaitAll: (options?: AwaitOptions | undefined) => Effect.Effect<ReadonlyMap<string, A>, TaskGroupError<E>>
-  /** How it is as far as this process knows, and then every change. Ends when the group is closed. */
+  /**
+   * How it is now, and then every change. If Redis is out of reach it begins with what this process knows. Ends when the
+   * group is closed.
+   */
   readonly progress: Stream.Stream<Progress>
   /** How it is now, by Redis's word. */
   readonly snapshot: Effect.Effect<Progress, TaskGroupError>
@@ -652,26 +655,43 @@ class TaskGroupImpl<A, E> implements TaskGroup<A, E> {
 
   get progress(): Stream.Stream<Progress> {
     const { tasks } = this
-    return Stream.map(
-      Stream.callback<State>((queue) =>
-        Effect.acquireRelease(
+    const changes = Stream.callback<State>((queue) => {
+      // What is heard before it is known how it was is for later, or known by then.
+      let early: Array<State> | undefined = []
+      let known = 0
+      const show = (state: State) => {
+        if (state.version <= known) return
+        known = 0
+        Queue.offerUnsafe(queue, state)
+      }
+      const see = (state: State | undefined) => {
+        if (state === undefined) Queue.endUnsafe(queue)
+        else if (early === undefined) show(state)
+        else early.push(state)
+      }
+      const subscribed = Effect.acquireRelease(
+        Effect.sync(() => {
+          if (tasks.closed) see(undefined)
+          tasks.streams.add(see)
+          return tasks.place.partition.watch()
+        }),
+        (end) =>
           Effect.sync(() => {
-            const see = (state: State | undefined) =>
-              state === undefined ? Queue.endUnsafe(queue) : Queue.offerUnsafe(queue, state)
-            if (tasks.closed) Queue.endUnsafe(queue)
-            // What has changed before is not for it to say.
-            else see({ ...tasks.state, changed: undefined })
-            tasks.streams.add(see)
-            const end = tasks.place.partition.watch()
-            return () => {
-              end()
-              tasks.streams.delete(see)
-            }
-          }),
-          (end) => Effect.sync(end)
-        ), { bufferSize: Number.POSITIVE_INFINITY }),
-      progressOf
-    )
+            end()
+            tasks.streams.delete(see)
+          })
+      )
+      return Effect.gen(function*() {
+        yield* subscribed
+        const page = yield* Effect.orElseSucceed(tasks.read(1, ""), () => undefined)
+        const first = page?.state ?? tasks.state
+        Queue.offerUnsafe(queue, { ...first, changed: undefined })
+        known = first.version
+        early?.forEach(show)
+        early = undefined
+      })
+    }, { bufferSize: Number.POSITIVE_INFINITY })
+    return Stream.map(changes, progressOf)
   }
 
   get snapshot(): Effect.Effect<Progress, TaskGroupError> {

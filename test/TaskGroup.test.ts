@@ -1,8 +1,9 @@
 /** Task groups: one worker for each shard, all the results for who waits, and word of workers that died. */
 import { assert, layer } from "@effect/vitest"
-import { Cause, Deferred, Effect, Exit, Fiber, Option, Queue, Schema, Scope, Stream } from "effect"
+import { Cause, Deferred, Effect, Exit, Fiber, Option, Queue, Scheduler, Schema, Scope, Stream } from "effect"
 import * as fc from "fast-check"
 import { Coordinator, TaskGroup } from "../src/index.ts"
+import { kernelOf } from "../src/internal/kernel.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
@@ -270,9 +271,9 @@ layer(TestServer.layer, live)("a task group", (it) => {
           const [one, two] = [yield* groupOn(mine), yield* groupOn(other, { shards: 40 })]
           const seen: Array<TaskGroup.Progress> = []
           const watching = yield* Effect.forkChild(
-            Stream.runForEach(one.progress, (progress) => Effect.sync(() => seen.push(progress))),
-            { startImmediately: true }
+            Stream.runForEach(one.progress, (progress) => Effect.sync(() => seen.push(progress)))
           )
+          yield* eventually(Effect.sync(() => seen.length === 1))
           yield* Effect.forEach(Array.from({ length: 40 }, (_, n) => n), (n) =>
             Effect.gen(function*() {
               if (n % 5 === 0) yield* line.closeAll
@@ -443,7 +444,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
           return [group, waiting, watching] as const
         }))
         assert.strictEqual((yield* reasonOf(Fiber.join(waiting)))._tag, "GroupGone")
-        assert.strictEqual((yield* Fiber.join(watching)).at(-1)!.done, 1)
+        assert.strictEqual((yield* Fiber.join(watching)).map(({ done }) => done).join(), "1")
         for (const key of keys) {
           const ttl = Number(yield* server.cli("PTTL", key))
           assert.isTrue(ttl > 50_000 && ttl <= 60_000, `${key} ${ttl}`)
@@ -555,6 +556,95 @@ layer(TestServer.layer, live)("a task group", (it) => {
       }).pipe(Effect.provide(Count.layer))
     )
   })
+})
+
+/** Interrupts a fiber before operation number `at`, its own or of the fibers that work for it. */
+class Interrupter extends Scheduler.MixedScheduler {
+  count = 0
+  target: Fiber.Fiber<unknown, unknown> | undefined = undefined
+  readonly at: number
+
+  constructor(at: number) {
+    super()
+    this.at = at
+  }
+
+  override shouldYield(fiber: Fiber.Fiber<unknown, unknown>): boolean {
+    if (this.target !== undefined && ++this.count === this.at) {
+      this.target.interruptUnsafe()
+      return fiber === this.target
+    }
+    return super.shouldYield(fiber)
+  }
+}
+
+layer(TestServer.layer, live)("a task group, interrupted before every operation of", (it) => {
+  const programs: Record<
+    string,
+    (
+      group: TaskGroup.TaskGroup<number, string>,
+      shard: string
+    ) => Effect.Effect<unknown, unknown, Coordinator.Coordinator | Scope.Scope>
+  > = {
+    "run": (group, shard) => group.run(shard, Effect.as(Effect.yieldNow, 1)),
+    "register": (group, shard) =>
+      Effect.scoped(Effect.flatMap(group.register(shard), (task) => Effect.andThen(Effect.yieldNow, task.submit(1)))),
+    "awaitAll": (group, shard) =>
+      Effect.all([group.awaitAll({ onWorkerLost: "wait" }), Effect.delay(group.run(shard, Effect.succeed(1)), 1)], {
+        concurrency: "unbounded"
+      }),
+    "progress": (group, shard) =>
+      Effect.all([
+        Stream.runHead(Stream.filter(group.progress, ({ changed }) => changed?.shard === shard)),
+        Effect.delay(Effect.scoped(group.register(shard)), 1)
+      ], { concurrency: "unbounded" }),
+    "make": (_, shard) =>
+      Effect.scoped(
+        Effect.flatMap(TaskGroup.make({ name: `other ${shard}`, result: Schema.Number, keep }), (other) =>
+          other.run("x", Effect.succeed(1)))
+      )
+  }
+  for (const [name, program] of Object.entries(programs)) {
+    it.effect(name, () =>
+      withNode((namespace) =>
+        Effect.gen(function*() {
+          const server = yield* TestServer
+          const group = yield* TaskGroup.make({ name: "job", result: Schema.Number, keep })
+          const owned = Effect.map(server.cli("KEYS", `{${namespace}:*}:own:*`), (keys) => keys.split("\n"))
+          let interrupted = 0
+          for (let at = 1;; at++) {
+            const scheduler = new Interrupter(at)
+            const fiber = yield* Effect.forkChild(
+              Effect.withFiber((fiber) => {
+                scheduler.target = fiber
+                return Effect.scoped(program(group, `shard ${at}`))
+              }).pipe(Effect.provideService(Scheduler.Scheduler, scheduler))
+            )
+            const exit = yield* Fiber.await(fiber)
+            // Nobody works, nobody is watched for, and the session owns nothing but the membership.
+            yield* eventually(
+              Effect.gen(function*() {
+                const { running } = yield* group.snapshot
+                const sizes = yield* Effect.forEach(yield* owned, (key) => server.cli("SCARD", key))
+                return running === 0 && sizes.join() === "1"
+              }),
+              { interval: 1, message: `at ${at}` }
+            )
+            const { claims } = (yield* Effect.flatMap(Coordinator.Coordinator, (it) => it.sessions))[0]!
+            assert.strictEqual(claims, 1)
+            const coordinator = yield* Coordinator.Coordinator
+            assert.isFalse(kernelOf(coordinator).partitionAt(0).isWaiting())
+            if (scheduler.count < at) {
+              assert.isTrue(Exit.isSuccess(exit))
+              break
+            }
+            if (Exit.hasInterrupts(exit)) interrupted++
+            // What was lost this time is not to be waited for the next time.
+            yield* group.reset
+          }
+          assert.isAbove(interrupted, 5)
+        }), { partitions: 1 }))
+  }
 })
 
 interface Shard {

@@ -15,7 +15,8 @@ const lines: Record<string, string> = {
   "50-fencing.ts": "SQL has what was written by the second, Redis has what was written by the second",
   "60-reentrant-and-max-hold.ts": "and the lock is free again",
   "70-loss.ts": "the next time: started, written, cleaned up",
-  "80-latch-and-gate.ts": "3 have begun, and all have finished"
+  "80-latch-and-gate.ts": "3 have begun, and all have finished",
+  "85-task-group.ts": "6 shards, 179700 in all, and one of them by its second worker"
 }
 
 describe("examples", () => {
