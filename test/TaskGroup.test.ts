@@ -518,6 +518,72 @@ layer(TestServer.layer, live)("a task group", (it) => {
         assert.isNotEmpty(namespace)
       })))
 
+  it.effect("makes up for events that were lost, with the next reconnect", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const [mine, other] = [
+          yield* node(line.url, { namespace, ...timing, lease: "30 seconds" }),
+          yield* node(server.url, { namespace, ...timing })
+        ]
+        yield* Effect.scoped(Effect.gen(function*() {
+          const [one, two] = [yield* groupOn(mine), yield* groupOn(other)]
+          const task = yield* two.register("x")
+          const waiting = yield* awaiting(one)
+          // The reader is not looking while they come and go.
+          const reading = yield* line.hold(({ name }) => name === "XREAD")
+          yield* Effect.scoped(two.register("y"))
+          yield* two.run("y", Effect.succeed(2))
+          yield* reading.request
+          const mailbox = `{${namespace}:00}:mail:${yield* sessionOf(mine)}`
+          const before = (yield* server.cli("XREVRANGE", mailbox, "+", "-", "COUNT", 1)).split("\n")[0]!
+          yield* task.submit(1)
+          const ids = (yield* server.cli("XRANGE", mailbox, `(${before}`, "+")).split("\n")
+            .filter((line) => /^\d+-\d+$/.test(line))
+          assert.isNotEmpty(ids)
+          yield* server.cli("XDEL", mailbox, ...ids)
+          yield* reading.release()
+          yield* line.closeAll
+          assert.deepStrictEqual(arrayOf(yield* promptly(Fiber.join(waiting), "who waits")), [["x", 1], ["y", 2]])
+        }))
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("goes back with a Redis that has forgotten the last changes", () =>
+    several(2, ({ namespace, nodes: [a, b], server }) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* groupOn(a!), yield* groupOn(b!)]
+        const shown: Array<TaskGroup.Progress> = []
+        yield* Effect.forkScoped(Stream.runForEach(two.progress, (it) => Effect.sync(() => shown.push(it))))
+        yield* one.run("x", Effect.succeed(1))
+        const keys = ["tasks:job", "tasks-items:job"].map((key) => `{${namespace}:00}:${key}`)
+        for (const key of keys) yield* server.cli("COPY", key, `${key}:before`)
+        // By somebody who will not be there to say it again.
+        yield* Effect.scoped(Effect.gen(function*() {
+          const gone = yield* groupOn(a!)
+          for (const shard of ["y", "z"]) yield* gone.run(shard, Effect.succeed(2))
+        }))
+        yield* eventually(Effect.sync(() => shown.at(-1)?.done === 3))
+        for (const key of keys) yield* server.cli("RENAME", `${key}:before`, key)
+        for (const context of [a!, b!]) {
+          yield* server.cli("HDEL", `{${namespace}:00}:sessions`, `s${yield* sessionOf(context)}`)
+        }
+        yield* eventually(Effect.sync(() => shown.at(-1)?.done === 1), { message: "the older state" })
+        // How many there have been is remembered: these two are not all.
+        yield* two.run("w", Effect.succeed(4))
+        const waiting = yield* awaiting(one)
+        yield* pending(waiting)
+        yield* two.run("y", Effect.succeed(3))
+        assert.deepStrictEqual(arrayOf(yield* promptly(Fiber.join(waiting), "who waits")), [
+          ["x", 1],
+          ["w", 4],
+          ["y", 3]
+        ])
+      })))
+
   it.effect("does what its model does, whoever registers, submits, dies, resets or waits", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
