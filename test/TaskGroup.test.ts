@@ -534,7 +534,6 @@ layer(TestServer.layer, live)("a task group", (it) => {
           const waiting = yield* awaiting(one)
           // The reader is not looking while they come and go.
           const reading = yield* line.hold(({ name }) => name === "XREAD")
-          yield* Effect.scoped(two.register("y"))
           yield* two.run("y", Effect.succeed(2))
           yield* reading.request
           const mailbox = `{${namespace}:00}:mail:${yield* sessionOf(mine)}`
