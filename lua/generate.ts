@@ -18,6 +18,7 @@ const files = [
   "Singleton.lua",
   "Barrier.lua",
   "DoubleBarrier.lua",
+  "TaskGroup.lua",
   "Fence.lua"
 ]
 const target = new URL("../src/internal/lua.ts", import.meta.url)
@@ -140,7 +141,7 @@ export const allowOom: ReadonlySet<string> = new Set(${
   JSON.stringify(handlers.filter(({ oom }) => oom).map(({ verb }) => verb))
 })
 
-/** Requests about a resource that may carry a stream: they name its hash and its items. */
+/** Requests about a resource that may carry items: they name its hash and those. */
 export const carriers: ReadonlySet<string> = new Set(${
   JSON.stringify(handlers.filter(({ keys }) => keys === 2).map(({ verb }) => verb))
 })

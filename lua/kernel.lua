@@ -5,7 +5,7 @@
 --         2 due       zset: session -> a time in server ms before which it cannot be due to be reaped
 --         3 owned     set of the session: "<hold id>:<kind>:<name>" of everything it holds or waits for
 --         4 mailbox   stream of the session
---         5.. the keys of the requests, in order; a resource that carries a stream has two, its hash and its items
+--         5.. the keys of the requests, in order; a resource that carries items has two, its hash and those
 --   ARGV  1 session id, or "" for requests that need no session (they are idempotent)
 --         2 batch number  3 lease_ms  4 mailbox id read so far, or ""
 --         5.. the requests: verb, its arguments, verb, its arguments, ... (text: parsing JSON would cost more than the rest)

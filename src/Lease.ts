@@ -67,6 +67,7 @@ export {
    * - `closed`: the coordinator was closed.
    * - `maxHold`: held for longer than `maxHold` allows.
    * - `resigned`: a leader has resigned, or has handed over to another.
+   * - `revoked`: ended by somebody else, as the registrations of a task group are by its reset.
    *
    * @category errors
    * @since 0.1.0

@@ -9,6 +9,9 @@ import { type Address, addressOf } from "./wire.ts"
 /** Why a session, and with it every hold, was lost. */
 export type LossReason = "expired" | "unknown" | "rolledBack" | "closed"
 
+/** Why something is not held any more. */
+type EndReason = LossReason | "maxHold" | "resigned" | "revoked"
+
 /** What a session can be, for users to see. */
 export type Phase = "opening" | "open" | "suspended" | "lost" | "closed"
 
@@ -31,7 +34,7 @@ export interface Request<V extends Verb = Verb> {
 /** The requests that can grant something, or let it be observed. */
 export type ClaimVerb = {
   [V in Verb]: Extract<Requests[V]["reply"], readonly ["queued" | "observing", ...any]> extends never
-    ? V extends "semaphore.create" ? V : never
+    ? V extends "semaphore.create" | "tasks.register" ? V : never
     : V extends `${string}.check` ? never
     : V
 }[Verb]
@@ -71,7 +74,7 @@ export class Claim {
   payload: ReadonlyArray<unknown> = []
   /** Milliseconds since the epoch, for people. */
   acquiredAt = 0
-  lost: LossReason | "maxHold" | "resigned" | undefined = undefined
+  lost: EndReason | undefined = undefined
   /** Given back, or given up. */
   released = false
   /** Its body is still running: it is late when the margin has passed after a loss. */
@@ -156,7 +159,7 @@ export class Claim {
     return new Promise((resolve) => (this.#calm ??= []).push(resolve))
   }
 
-  lose(reason: LossReason | "maxHold" | "resigned"): void {
+  lose(reason: EndReason): void {
     if (this.lost !== undefined) return
     this.lost = reason
     const observers = this.observers

@@ -28,7 +28,18 @@ import { LeaseLost, WaitTimeout } from "./loss.ts"
 import type { Partition } from "./partition.ts"
 import { spanned } from "./span.ts"
 
-export type Kind = "lock" | "rw" | "sem" | "latch" | "gate" | "leader" | "singleton" | "tick" | "barrier" | "phase"
+export type Kind =
+  | "lock"
+  | "rw"
+  | "sem"
+  | "latch"
+  | "gate"
+  | "leader"
+  | "singleton"
+  | "tick"
+  | "barrier"
+  | "phase"
+  | "tasks"
 
 export interface WaitOptions {
   readonly wait?: Duration.Input | undefined

@@ -26,7 +26,7 @@ export const partitionOf = (name: string, partitions: number): number => {
 export const prefixOf = (namespace: string, partition: number): string =>
   `{${namespace}:${partition < 10 ? "0" : ""}${partition}}:`
 
-/** The stream of a resource that carries one, beside its hash. */
+/** What a resource carries beside its hash: a stream, or another hash. */
 export const itemsOf = (key: string): string => {
   const kind = key.indexOf(":", key.indexOf("}"))
   const name = key.indexOf(":", kind + 1)

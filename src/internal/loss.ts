@@ -4,7 +4,7 @@ export class LeaseLost extends Schema.Error<LeaseLost>("lockstep/Lease/LeaseLost
   _tag: Schema.tag("LeaseLost"),
   key: Schema.String,
   token: Schema.Number,
-  reason: Schema.Literals(["expired", "unknown", "rolledBack", "closed", "maxHold", "resigned"])
+  reason: Schema.Literals(["expired", "unknown", "rolledBack", "closed", "maxHold", "resigned", "revoked"])
 }) {
   override get message(): string {
     return `The lease was lost (${this.reason}); another may hold it by now.`

@@ -42,10 +42,14 @@ export interface Client {
   readonly random: () => number
   readonly pick: <A>(items: ReadonlyArray<A>) => A
   readonly stopping: () => boolean
-  /** Runs something that holds nothing, and records when it was asked and answered; whether it succeeded. */
+  /**
+   * Runs something that holds nothing, and records when it was asked and answered, and the token in the answer if there is
+   * one; whether it succeeded.
+   */
   readonly attempt: <A, E>(
     request: Request,
-    effect: Effect.Effect<A, E, Lockstep.Coordinator.Coordinator>
+    effect: Effect.Effect<A, E, Lockstep.Coordinator.Coordinator>,
+    tokenOf?: (answer: A) => number
   ) => Effect.Effect<boolean, never, Lockstep.Coordinator.Coordinator>
   /**
    * Runs a request to hold one thing, or all of several: `take` is given the body, and is a form of the library that runs it
@@ -142,12 +146,12 @@ const clientOf = (tools: Tools): Client => {
     random,
     pick: (items) => items[Math.floor(random() * items.length)]!,
     stopping,
-    attempt: Effect.fnUntraced(function*(request, effect) {
+    attempt: Effect.fnUntraced(function*(request, effect, tokenOf) {
       const { id } = ask(request)
       const exit = yield* Effect.exit(
         Effect.onExit(effect, (exit) =>
           Effect.sync(() => {
-            if (Exit.isSuccess(exit)) record({ event: "enter", id, token: 0 })
+            if (Exit.isSuccess(exit)) record({ event: "enter", id, token: tokenOf?.(exit.value) ?? 0 })
             record({ event: "end", id, outcome: outcomeOf(exit) })
           }))
       )

@@ -115,6 +115,14 @@ export const bugs: { readonly [name: string]: Bug } = {
   earlyLatch: {
     lua: [["if latch.left == 0 then\nlatch.opened", "if latch.left <= 1 then\nlatch.opened"]]
   },
+  // A worker that was taken for dead overwrites what its successor has submitted.
+  overwrittenResult: {
+    faults: ["partition", "half-open"],
+    lua: [[
+      "if not group or newest ~= token or status == 'l' then return REFUSED end",
+      "if not group then return REFUSED end\nif status == 'd' and fine ~= '' then call('HSET', ctx.items, 'v' .. shard, value) end"
+    ]]
+  },
   // Some permits that are given back stay taken.
   leakedPermit: {
     lua: [[

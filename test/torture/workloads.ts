@@ -4,5 +4,6 @@ import { latch } from "./workloads/latch.ts"
 import { lock } from "./workloads/lock.ts"
 import { readWriteLock } from "./workloads/readWriteLock.ts"
 import { semaphore } from "./workloads/semaphore.ts"
+import { tasks } from "./workloads/tasks.ts"
 
-export const workloads: ReadonlyArray<Workload> = [lock, readWriteLock, semaphore, latch]
+export const workloads: ReadonlyArray<Workload> = [lock, readWriteLock, semaphore, latch, tasks]
