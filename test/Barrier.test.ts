@@ -191,15 +191,10 @@ layer(TestServer.layer, live)("a barrier", (it) => {
           })
           yield* Fiber.interrupt(given)
           if (other !== undefined) {
-            // It passes with the other, or is broken by it; or the other was never there.
-            yield* arrived(one, 0).pipe(Effect.raceFirst(Fiber.join(other)))
-            outcomes.add(
-              other.pollUnsafe() === undefined
-                ? "alone"
-                : Exit.isSuccess(yield* Fiber.join(other))
-                ? "passed"
-                : "broken"
-            )
+            // It passes with the other, or is broken by it; or it waits alone, when the other had left before it came.
+            yield* Effect.raceFirst(Fiber.join(other), arrived(one, 1))
+            const exit = other.pollUnsafe()
+            outcomes.add(exit === undefined ? "alone" : Exit.isSuccess(yield* Fiber.join(other)) ? "passed" : "broken")
             yield* Fiber.interrupt(other)
           }
           yield* arrived(one, 0)

@@ -78,6 +78,7 @@ const hold = (from: Partial<Hold> & { readonly asked: number }): Hold => ({
   key: "k",
   weight: 1,
   wait: true,
+  saw: undefined,
   repeated: false,
   entered: from.asked + 10,
   token: from.asked,

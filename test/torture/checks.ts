@@ -39,7 +39,7 @@ export interface Tally {
 
 const millis = (micros: number): string => `${(micros / 1000).toFixed(3)} ms`
 
-const overlaps = (spans: ReadonlyArray<Span> | undefined, from: number, to: number): boolean =>
+export const overlaps = (spans: ReadonlyArray<Span> | undefined, from: number, to: number): boolean =>
   spans?.some((span) => span.from <= to && from <= span.to) === true
 
 const isDisturbed = (run: Run, client: string, from: number, to: number): boolean =>

@@ -49,7 +49,9 @@ export interface Client {
   readonly attempt: <A, E>(
     request: Request,
     effect: Effect.Effect<A, E, Lockstep.Coordinator.Coordinator>,
-    tokenOf?: (answer: A) => number
+    tokenOf?: (answer: A) => number,
+    /** What a barrier has told of all of its generation. */
+    saw?: (answer: A) => ReadonlyArray<number>
   ) => Effect.Effect<boolean, never, Lockstep.Coordinator.Coordinator>
   /**
    * Runs a request to hold one thing, or all of several: `take` is given the body, and is a form of the library that runs it
@@ -146,12 +148,15 @@ const clientOf = (tools: Tools): Client => {
     random,
     pick: (items) => items[Math.floor(random() * items.length)]!,
     stopping,
-    attempt: Effect.fnUntraced(function*(request, effect, tokenOf) {
+    attempt: Effect.fnUntraced(function*(request, effect, tokenOf, saw) {
       const { id } = ask(request)
       const exit = yield* Effect.exit(
         Effect.onExit(effect, (exit) =>
           Effect.sync(() => {
-            if (Exit.isSuccess(exit)) record({ event: "enter", id, token: tokenOf?.(exit.value) ?? 0 })
+            if (Exit.isSuccess(exit)) {
+              record({ event: "enter", id, token: tokenOf?.(exit.value) ?? 0 })
+              if (saw !== undefined) record({ event: "saw", id, others: saw(exit.value) })
+            }
             record({ event: "end", id, outcome: outcomeOf(exit) })
           }))
       )

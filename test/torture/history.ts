@@ -14,6 +14,7 @@ export type Event =
     readonly wait: boolean
   }
   | { readonly event: "enter"; readonly id: string; readonly token: number }
+  | { readonly event: "saw"; readonly id: string; readonly others: ReadonlyArray<number> }
   | { readonly event: "step"; readonly id: string }
   | { readonly event: "write"; readonly id: string; readonly accepted: boolean }
   | { readonly event: "leave"; readonly id: string }
@@ -32,6 +33,8 @@ export interface Hold {
   /** When its body began to run, if it did. */
   entered: number | undefined
   token: number | undefined
+  /** What a barrier has told it of all of its generation. */
+  saw: ReadonlyArray<number> | undefined
   /** Its body ran more than once. */
   repeated: boolean
   /** Each is a moment when its body was running. */
@@ -60,6 +63,7 @@ export const fold = (client: string, events: ReadonlyArray<History.Timed<Event>>
         asked: event.at,
         entered: undefined,
         token: undefined,
+        saw: undefined,
         repeated: false,
         steps: [],
         refused: undefined,
@@ -76,6 +80,9 @@ export const fold = (client: string, events: ReadonlyArray<History.Timed<Event>>
         if (hold.entered !== undefined) hold.repeated = true
         hold.entered = event.at
         hold.token = event.token
+        break
+      case "saw":
+        hold.saw = event.others
         break
       case "step":
         hold.steps.push(event.at)

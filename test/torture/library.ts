@@ -123,6 +123,21 @@ export const bugs: { readonly [name: string]: Bug } = {
       "if not group then return REFUSED end\nif status == 'd' and fine ~= '' then call('HSET', ctx.items, 'v' .. shard, value) end"
     ]]
   },
+  // Who asks a barrier again after it has lost its session arrives a second time, for the last generation too.
+  countedTwice: {
+    faults: ["SIGSTOP", "blocked event loop"],
+    lua: [[
+      "if index then return verdict(key, index) end\nlocal epoch",
+      "local epoch"
+    ], [
+      "and state.generation > since + 1 then",
+      "and false then"
+    ]]
+  },
+  // A phase opens while others are still inside of the one before.
+  overlappingPhases: {
+    lua: [["if state.inside > 0 or state.waiting < state.parties then", "if state.waiting < state.parties then"]]
+  },
   // Some permits that are given back stay taken.
   leakedPermit: {
     lua: [[

@@ -1,9 +1,11 @@
 /** All workloads. One is a small file: what clients do, and what must be true of the history. */
 import type { Workload } from "./workload.ts"
+import { barrier } from "./workloads/barrier.ts"
+import { doubleBarrier } from "./workloads/doubleBarrier.ts"
 import { latch } from "./workloads/latch.ts"
 import { lock } from "./workloads/lock.ts"
 import { readWriteLock } from "./workloads/readWriteLock.ts"
 import { semaphore } from "./workloads/semaphore.ts"
 import { tasks } from "./workloads/tasks.ts"
 
-export const workloads: ReadonlyArray<Workload> = [lock, readWriteLock, semaphore, latch, tasks]
+export const workloads: ReadonlyArray<Workload> = [lock, readWriteLock, semaphore, latch, tasks, barrier, doubleBarrier]
