@@ -9,7 +9,8 @@
  *
  * - A shard has one worker at a time. It can be registered again when its worker has failed, or is lost: its scope was
  *   closed, or its process died. Then its former worker can submit nothing any more; each registration has a fencing token.
- * - `run` interrupts its effect before another worker can be granted the shard. What was submitted is never overwritten.
+ * - `run` interrupts its effect when the lease is lost, before another worker can be granted the shard. A result that was
+ *   accepted is never overwritten.
  * - `awaitAll` answers when all shards are done, and fails when it finds one that has failed or, unless it was told to wait,
  *   one whose worker is lost: in the moment when the lease of a dead process runs out. Nothing polls; a change is one event
  *   to each process that has the group open, however many fibers wait there.
@@ -25,9 +26,12 @@
  * - What was submitted by processes that have closed the group is gone when Redis loses its data. Then `awaitAll` waits until
  *   as many shards as before are done again; use `Effect.timeout`.
  * - Each process keeps the results that it has submitted in memory, for as long as it has the group open and until `reset`.
- * - A worker that loses its lease can find its shard taken for another `margin`: by itself, as far as Redis knows.
- * - `awaitAll` asks how the group is when it is called, and when it hears of a change. A shard that was lost or had failed for a moment,
- *   and was registered again at once, can go unnoticed by it; `progress` shows it.
+ * - Who has lost a lease and registers the shard again at once can still find it taken: by itself, as far as Redis knows,
+ *   until the lease has run out there.
+ * - `reset` does not wait for the workers of the former round: they are interrupted when they hear of it, and the next
+ *   worker of a shard may have begun by then.
+ * - `awaitAll` looks at the group when it is called and when it hears of a change. A shard that was lost or had failed for a
+ *   moment, and was registered again at once, can go unnoticed by it; `progress` shows it.
  *
  * **Example** (Two shards, in whatever processes their workers are)
  *

@@ -6,7 +6,7 @@ import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
 import { Redis as IoRedis } from "ioredis"
-import { body, library } from "../src/internal/lua.ts"
+import { actor, testLibrary } from "./support/actor.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 type Status = "r" | "d" | "f" | "l"
@@ -132,11 +132,6 @@ class Model {
     }
     return "reset"
   }
-
-  /** Everything of a session, in the order in which it was named. */
-  reap(session: string, ids: ReadonlyArray<string>): void {
-    for (const id of ids) this.leave(`${session}/${id}`)
-  }
 }
 
 const names = ["a", "b\"]\\", "c\n/:\u0000{}é😀"]
@@ -158,53 +153,6 @@ const step = fc.oneof(
   { weight: 2, arbitrary: fc.record({ do: fc.constant("die" as const), session, shard, pick, more }) }
 )
 
-type Reply = ReadonlyArray<string | number>
-
-/** Speaks to one partition actor as the kernel does, without any of its code. */
-const actor = (redis: IoRedis, namespace: string) => {
-  const prefix = `{${namespace}:00}:`
-  const resource = [`${prefix}tasks:x\u0000}{:\n`, `${prefix}tasks-items:x\u0000}{:\n`]
-  const keys = (id: string) => [`${prefix}sessions`, `${prefix}due`, `${prefix}own:${id}`, `${prefix}mail:${id}`]
-  const numbers = new Map<string, number>()
-  const last = new Map<string, ReadonlyArray<string | number>>()
-  const replied = new Map<string, Reply>()
-  const call = async (args: ReadonlyArray<string | number>): Promise<[string, Array<Reply>]> =>
-    JSON.parse(await redis.call("FCALL", [`${library}_tasks`, ...args.map(String)]) as string)
-  const ask = async (id: string, verb: string, args: Reply, own: ReadonlyArray<string> = []) => {
-    const [, replies] = await call([4 + own.length, ...keys(id), ...own, "", 0, 0, "", verb, ...args])
-    return replies[0]!
-  }
-  return {
-    resource,
-    replied,
-    keys,
-    open: (id: string) => ask(id, "session.open", [id, "", 60_000, 1, 16, "{}"]),
-    send: async (id: string, verb: string, args: Reply): Promise<Reply> => {
-      const number = (numbers.get(id) ?? 0) + 1
-      numbers.set(id, number)
-      const message = [6, ...keys(id), ...resource, id, number, 60_000, "", verb, ...args]
-      last.set(id, message)
-      const [status, replies] = await call(message)
-      assert.strictEqual(status, "ok")
-      replied.set(id, replies[0]!)
-      return replies[0]!
-    },
-    repeat: (id: string) => last.has(id) ? call(last.get(id)!) : undefined,
-    end: (id: string) => ask(id, "session.end", [id]),
-    owned: async (id: string) =>
-      (await redis.smembers(`${prefix}own:${id}`)).map((entry) => entry.slice(0, entry.indexOf(":"))),
-    reap: async (id: string, ids: ReadonlyArray<string>) => {
-      for (const one of ids) {
-        await ask(id, "session.reap", [id, `${one}:tasks:x\u0000}{:\n`], resource)
-      }
-      return (await ask(id, "session.owned", [id]))[0]
-    },
-    mail: async (id: string): Promise<Array<Reply>> =>
-      (await redis.xrange(`${prefix}mail:${id}`, "-", "+")).map(([, fields]) => JSON.parse(fields[1]!)),
-    read: (from: number, wanted: string) => ask("", "tasks.read", [from, wanted], resource)
-  }
-}
-
 layer(TestServer.layer, { excludeTestServices: true })("the task group actor", (it) => {
   it.effect(
     "answers, tells everybody of every change, never overwrites, and leaves nothing behind",
@@ -215,21 +163,18 @@ layer(TestServer.layer, { excludeTestServices: true })("the task group actor", (
           Effect.sync(() => new IoRedis(server.port, server.host)),
           (redis) => Effect.sync(() => redis.disconnect())
         )
-        yield* Effect.promise(() =>
-          redis.call(
-            "FUNCTION",
-            "LOAD",
-            `#!lua name=${library}_tasks\n${body}\nredis.register_function('${library}_tasks', run)`
-          )
-        )
+        yield* testLibrary(redis)
         yield* Effect.promise(() =>
           fc.assert(
             fc.asyncProperty(fc.array(step, { minLength: 1, maxLength: 60, size: "max" }), async (steps) => {
               const namespace = freshNamespace()
-              const { end, keys, mail, open, owned, read, reap, repeat, replied, resource, send } = actor(
+              const { ask, end, itemKeys, key, keys, mail, open, reap, repeat, replied, send } = actor(
                 redis,
-                namespace
+                namespace,
+                "tasks:x\u0000}{:\n",
+                "tasks-items:x\u0000}{:\n"
               )
+              const resource = [key, ...itemKeys]
               const model = new Model()
               const sessions = ["S0", "S1", "S2"]
               const given: Array<{ readonly name: string; readonly token: number; readonly owner: string }> = []
@@ -256,7 +201,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the task group actor", (
               }
 
               const check = async () => {
-                const [tag, ...page] = await read(1, "dfl") as unknown as [
+                const [tag, ...page] = await ask("", "tasks.read", [1, "dfl"], resource) as unknown as [
                   string,
                   ...Array<number>,
                   ReadonlyArray<readonly [string, Status, unknown]>
@@ -359,9 +304,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the task group actor", (
                       const reply = await send(other, "tasks.submit", [pickOne.name, pickOne.token, "1", "\"late\""])
                       assert.strictEqual(reply[0], model.submit(pickOne.name, pickOne.token, true, "\"late\""))
                     }
-                    const ids = await owned(id)
-                    model.reap(id, ids)
-                    assert.strictEqual(await reap(id, ids), "forgotten")
+                    assert.strictEqual(await reap(id, (own) => model.leave(`${id}/${own}`)), "forgotten")
                     assert.strictEqual(await redis.exists(keys(id).slice(2)), 0)
                     sessions[one.session] = `N${++count}`
                     await open(sessions[one.session]!)
@@ -371,9 +314,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the task group actor", (
               }
               for (const id of sessions) {
                 await end(id)
-                const ids = await owned(id)
-                assert.strictEqual(await reap(id, ids), "forgotten")
-                model.reap(id, ids)
+                assert.strictEqual(await reap(id, (own) => model.leave(`${id}/${own}`)), "forgotten")
               }
               // Remembered for as long as it was told, if there is anything to remember.
               for (const key of resource) {

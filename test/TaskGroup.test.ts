@@ -9,6 +9,7 @@ import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
 import { asks } from "./support/requests.ts"
 import type { Server } from "./support/servers.ts"
+import { eventsOf, on, pending, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -16,40 +17,8 @@ const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 const keep = "100 millis"
 const timing = { partitions: 1, lease: "3 seconds", margin: "500 millis" } as const
 
-interface Case {
-  readonly nodes: ReadonlyArray<Node>
-  readonly namespace: string
-  readonly server: Server
-}
-
-const several = <A, E, R>(count: number, self: (scenario: Case) => Effect.Effect<A, E, R>) =>
-  Effect.gen(function*() {
-    const server = yield* TestServer
-    const namespace = freshNamespace()
-    yield* Effect.scoped(Effect.gen(function*() {
-      const nodes = yield* Effect.forEach(
-        Array.from({ length: count }),
-        () => node(server.url, { namespace, ...timing })
-      )
-      yield* Effect.scoped(self({ nodes, namespace, server }))
-    }))
-    yield* assertEmpty(server, namespace)
-  })
-
-const on = <A, E>(context: Node, effect: Effect.Effect<A, E, Coordinator.Coordinator | Scope.Scope>) =>
-  Effect.provideContext(effect as Effect.Effect<A, E, Coordinator.Coordinator>, context) as Effect.Effect<
-    A,
-    E,
-    Scope.Scope
-  >
-
 const groupOn = (context: Node, options?: { readonly shards?: number; readonly name?: string }) =>
   on(context, TaskGroup.make({ name: "job", result: Schema.Number, keep, ...options }))
-
-const promptly = <A, E, R>(effect: Effect.Effect<A, E, R>, what: string): Effect.Effect<A, E, R> =>
-  Effect.raceFirst(effect, Effect.andThen(realSleep("2 seconds"), Effect.die(new Error(`${what}: not in time`))))
-
-const pending = <A, E>(fiber: Fiber.Fiber<A, E>) => Effect.sync(() => assert.isUndefined(fiber.pollUnsafe()))
 
 const reasonOf = <A, E>(effect: Effect.Effect<A, TaskGroup.TaskGroupError<E>, Scope.Scope>) =>
   Effect.map(Effect.flip(effect), ({ reason }) => reason)
@@ -88,7 +57,7 @@ const endSession = (server: Server, namespace: string, context: Node) =>
 
 layer(TestServer.layer, live)("a task group", (it) => {
   it.effect("answers all results, to who waited and to who comes later", () =>
-    several(3, ({ nodes }) =>
+    several(3, (nodes) =>
       Effect.gen(function*() {
         const groups = yield* Effect.forEach(nodes, (context) => groupOn(context, { shards: 3 }))
         const waiting = yield* Effect.forEach(groups, (group) => Effect.forkChild(group.awaitAll()))
@@ -116,7 +85,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
       })))
 
   it.effect("has one worker for each shard, and none for one that is done", () =>
-    several(2, ({ nodes: [a, b] }) =>
+    several(2, ([a, b]) =>
       Effect.gen(function*() {
         const [one, two] = [yield* groupOn(a!), yield* groupOn(b!)]
         const task = yield* one.register("x")
@@ -134,7 +103,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
       })))
 
   it.effect("tells of a worker that failed, with its error, and lets another one try", () =>
-    several(2, ({ nodes: [a, b] }) =>
+    several(2, ([a, b]) =>
       Effect.gen(function*() {
         const options = {
           name: "job",
@@ -161,7 +130,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
       })))
 
   it.effect("tells of a worker that is gone, at once or not at all", () =>
-    several(2, ({ nodes: [a, b] }) =>
+    several(2, ([a, b]) =>
       Effect.gen(function*() {
         const [one, two] = [yield* groupOn(a!, { shards: 2 }), yield* groupOn(b!)]
         const failing = yield* Effect.forkChild(two.awaitAll())
@@ -184,7 +153,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
       })))
 
   it.effect("refuses the late result of a worker that was taken for dead", () =>
-    several(2, ({ namespace, nodes: [a, b], server }) =>
+    several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const [one, two] = [yield* groupOn(a!), yield* groupOn(b!)]
         const former = yield* one.register("x")
@@ -229,7 +198,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
     }))
 
   it.effect("begins a new round with a reset", () =>
-    several(2, ({ nodes: [a, b] }) =>
+    several(2, ([a, b]) =>
       Effect.gen(function*() {
         const [one, two] = [yield* groupOn(a!, { shards: 2 }), yield* groupOn(b!)]
         const waiting = yield* Effect.forkChild(two.awaitAll())
@@ -309,7 +278,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
     }))
 
   it.effect("costs one event for each process and change, however many wait, and nothing for who gives up", () =>
-    several(2, ({ namespace, nodes: [a, b], server }) =>
+    several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const [one, two] = [yield* groupOn(a!), yield* groupOn(b!)]
         const task = yield* one.register("x")
@@ -320,11 +289,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         yield* Fiber.interrupt(given)
         const fields = yield* server.cli("HKEYS", `{${namespace}:00}:tasks:job`)
         assert.strictEqual(fields.split("\n").length, 3)
-        const mailbox = `{${namespace}:00}:mail:${yield* sessionOf(b!)}`
-        const added = Effect.map(server.cli("XINFO", "STREAM", mailbox), (text) => {
-          const lines = text.split("\n")
-          return Number(lines[lines.indexOf("entries-added") + 1])
-        })
+        const added = eventsOf(b!, namespace, server)
         const before = yield* added
         yield* task.submit(1)
         yield* promptly(Effect.forEach(waiting, Fiber.join), "all of them")
@@ -332,7 +297,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
       })))
 
   it.effect("takes any text for a shard, and any payload, in any size and number", () =>
-    several(2, ({ nodes: [a, b] }) =>
+    several(2, ([a, b]) =>
       Effect.gen(function*() {
         const payload = Schema.Struct({ text: Schema.String, nested: Schema.Unknown })
         const options = { name: "job \"\\\n:/{}\u0000é😀", keep, result: payload, error: payload } as const
@@ -382,7 +347,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
       })))
 
   it.effect("refuses another number of shards, bad arguments as defects, and payloads that do not fit", () =>
-    several(2, ({ nodes: [a, b] }) =>
+    several(2, ([a, b]) =>
       Effect.gen(function*() {
         const defective = <A, E, R>(effect: Effect.Effect<A, E, R>) =>
           Effect.map(Effect.exit(effect), (exit) =>
@@ -417,7 +382,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
       })))
 
   it.effect("is told how many shards there are by anybody", () =>
-    several(2, ({ nodes: [a, b] }) =>
+    several(2, ([a, b]) =>
       Effect.gen(function*() {
         const one = yield* groupOn(a!)
         yield* one.run("x", Effect.succeed(1))
@@ -429,7 +394,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
       })))
 
   it.effect("is remembered while nobody has it open, and useless outside of its scope", () =>
-    several(2, ({ namespace, nodes: [a, b], server }) =>
+    several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const keys = ["tasks:job", "tasks-items:job"].map((key) => `{${namespace}:00}:${key}`)
         const [gone, waiting, watching] = yield* Effect.scoped(Effect.gen(function*() {
@@ -465,7 +430,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
       })))
 
   it.effect("is restored after Redis has lost its data, with all that was submitted and word of what was lost", () =>
-    several(3, ({ nodes: [a, b, c], server }) =>
+    several(3, ([a, b, c], _, server) =>
       Effect.gen(function*() {
         // Without a number of shards, so that it must not be taken for complete while one is missing.
         const [one, two, three] = [yield* groupOn(a!), yield* groupOn(b!), yield* groupOn(c!)]
@@ -493,7 +458,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
       })))
 
   it.effect("never takes what is left after a loss for everything", () =>
-    several(2, ({ namespace, nodes: [a, b], server }) =>
+    several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const one = yield* groupOn(a!)
         const waiting = yield* Effect.gen(function*() {
@@ -552,7 +517,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
     }))
 
   it.effect("goes back with a Redis that has forgotten the last changes", () =>
-    several(2, ({ namespace, nodes: [a, b], server }) =>
+    several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const [one, two] = [yield* groupOn(a!), yield* groupOn(b!)]
         const shown: Array<TaskGroup.Progress> = []

@@ -76,16 +76,19 @@ export class Tasks {
   readonly streams = new Set<(state: State | undefined) => void>()
 
   readonly #mine = new Map<string, Registration>()
-  // Asked for with every joining; the last two are what is known by then.
-  readonly #details: [shards: number, keep: number, round: number, known: number]
+  readonly #shards: number
+  readonly #keep: number
 
   constructor(place: Place, shards: number, keep: number) {
     this.place = place
-    this.#details = [shards, keep, 0, 0]
+    this.#shards = shards
+    this.#keep = keep
   }
 
   /** Has it open for as long as the scope is. Answers how many shards others expect if it is not the same number. */
   join<E>(fail: (error: CoordinatorError) => E): Effect.Effect<number | undefined, E, Scope.Scope> {
+    // Who joins again says what it knows: Redis may have forgotten it.
+    const details = () => [this.#shards, this.#keep, this.state.round, registeredIn(this.state)]
     const observation = {
       observe: (raw: ReadonlyArray<unknown>) => this.#observe(stateOf(raw)),
       lost: () => this.#lost()
@@ -99,7 +102,7 @@ export class Tasks {
           0,
           undefined,
           (error: CoordinatorError | WaitTimeout) => fail(error as CoordinatorError),
-          { observation, details: this.#details }
+          { observation, details }
         ),
         ([, outcome]) => outcome[0] === "mismatch" ? outcome[1] : undefined
       )
@@ -111,8 +114,6 @@ export class Tasks {
     // What resync asked for can be known already.
     if (next.version > this.state.version) {
       this.state = next
-      this.#details[2] = next.round
-      this.#details[3] = registeredIn(next)
       for (const registration of this.#mine.values()) this.#end(registration)
       for (const see of this.streams) see(next)
     }

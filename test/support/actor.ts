@@ -14,10 +14,11 @@ export const testLibrary = (redis: IoRedis) =>
     )
   )
 
-/** Speaks to one partition actor as the kernel does, without any of its code. */
-export const actor = (redis: IoRedis, namespace: string, resource: string) => {
+/** Speaks to one partition actor as the kernel does, without any of its code. `items` are those of the resource, if any. */
+export const actor = (redis: IoRedis, namespace: string, resource: string, items?: string) => {
   const prefix = `{${namespace}:00}:`
   const key = prefix + resource
+  const itemKeys = items === undefined ? [] : [prefix + items]
   const keys = (id: string) => [`${prefix}sessions`, `${prefix}due`, `${prefix}own:${id}`, `${prefix}mail:${id}`]
   const numbers = new Map<string, number>()
   const last = new Map<string, ReadonlyArray<string | number>>()
@@ -36,7 +37,7 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
   const send = async (id: string, verb: string, args: ReadonlyArray<string | number>, lease = 60_000) => {
     const number = (numbers.get(id) ?? 0) + 1
     numbers.set(id, number)
-    const message = [5, ...keys(id), key, id, number, lease, "", verb, ...args]
+    const message = [5 + itemKeys.length, ...keys(id), key, ...itemKeys, id, number, lease, "", verb, ...args]
     last.set(id, message)
     const [status, replies] = await call(message)
     assert.strictEqual(status, "ok")
@@ -45,18 +46,20 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
   }
   return {
     key,
+    itemKeys,
     keys,
     replied,
     open: (id: string) => ask(id, "session.open", [id, "", 60_000, 1, 16, "{}"]),
     send,
     repeat: (id: string) => last.has(id) ? call(last.get(id)!) : undefined,
     end: (id: string) => ask(id, "session.end", [id]),
-    reap: async (id: string) => {
+    reap: async (id: string, reaped?: (id: string) => void) => {
       for (;;) {
         const [tag, ...entries] = await ask(id, "session.owned", [id]) as Array<string>
         if (tag !== "owns") return tag
         for (const entry of entries) {
-          await ask(id, "session.reap", [id, entry], [prefix + entry.slice(entry.indexOf(":") + 1)])
+          await ask(id, "session.reap", [id, entry], [prefix + entry.slice(entry.indexOf(":") + 1), ...itemKeys])
+          reaped?.(entry.slice(0, entry.indexOf(":")))
         }
       }
     },
