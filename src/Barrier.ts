@@ -59,6 +59,7 @@ import * as held from "./internal/held.ts"
 import { kernelOf } from "./internal/kernel.ts"
 import { LeaseLost } from "./internal/loss.ts"
 import { checkParties, join, PartiesMismatch } from "./internal/parties.ts"
+import { InvalidPayload, type Payload, payload } from "./internal/payload.ts"
 
 /**
  * @category type IDs
@@ -162,21 +163,15 @@ export class BarrierBroken extends Schema.Error<BarrierBroken>("lockstep/Barrier
   }
 }
 
-/**
- * A contribution is not what the schema says. If it is another party's, that one uses another schema.
- *
- * @category errors
- * @since 0.1.0
- */
-export class InvalidContribution extends Schema.Error<InvalidContribution>("lockstep/Barrier/InvalidContribution")({
-  _tag: Schema.tag("InvalidContribution"),
-  name: Schema.String,
-  issue: Schema.String
-}) {
-  override get message(): string {
-    return `A contribution does not fit the schema, which has to be the same for all parties: ${this.issue}`
-  }
-}
+export {
+  /**
+   * A value does not fit the schema: one's own, or another's, who uses another schema.
+   *
+   * @category errors
+   * @since 0.1.0
+   */
+  InvalidPayload
+} from "./internal/payload.ts"
 
 export {
   /**
@@ -194,7 +189,7 @@ export {
  */
 export class BarrierError extends Schema.Error<BarrierError>("lockstep/Barrier/BarrierError")({
   _tag: Schema.tag("BarrierError"),
-  reason: Schema.Union([BarrierBroken, PartiesMismatch, InvalidContribution, LeaseLost, CoordinatorError])
+  reason: Schema.Union([BarrierBroken, PartiesMismatch, InvalidPayload, LeaseLost, CoordinatorError])
 }) {
   override get message(): string {
     return this.reason.message
@@ -222,10 +217,7 @@ class BarrierImpl<S extends Schema.Constraint, E, R> implements Barrier<S["Type"
   readonly #context: Context.Context<R | S["DecodingServices"] | S["EncodingServices"]>
   readonly #action: Options<S, E, R>["action"]
   readonly #mode: string
-  readonly #encode: (value: S["Type"]) => Effect.Effect<Schema.Json, Schema.SchemaError, S["EncodingServices"]>
-  readonly #decode: (
-    value: unknown
-  ) => Effect.Effect<ReadonlyArray<S["Type"]>, Schema.SchemaError, S["DecodingServices"]>
+  readonly #payload: Payload<S["Type"], S["EncodingServices"], S["DecodingServices"]>
 
   constructor(
     place: held.Place,
@@ -242,23 +234,17 @@ class BarrierImpl<S extends Schema.Constraint, E, R> implements Barrier<S["Type"
     this.#context = context
     this.#action = action
     this.#mode = (onDeparture === "withdraw" ? "w" : "b") + (action === undefined ? "0" : "1")
-    const codec = Schema.toCodecJson(schema ?? Schema.Void as unknown as S)
-    this.#encode = Schema.encodeEffect(codec)
-    this.#decode = Schema.decodeUnknownEffect(Schema.Array(codec))
+    this.#payload = payload(schema ?? Schema.Void as unknown as S)
   }
 
   readonly await = (contribution: S["Type"]): Effect.Effect<Arrival<S["Type"]>, BarrierError | E> =>
     Effect.updateContext(
       Effect.flatMap(
-        this.#checked(this.#encode(contribution)),
-        (json) => Effect.uninterruptibleMask((restore) => this.#arrive(JSON.stringify(json), restore))
+        Effect.mapError(this.#payload.encode(contribution, "A contribution"), fail),
+        (json) => Effect.uninterruptibleMask((restore) => this.#arrive(json, restore))
       ),
       (input: Context.Context<never>) => Context.merge(this.#context, input)
     )
-
-  #checked<A, R2>(self: Effect.Effect<A, Schema.SchemaError, R2>): Effect.Effect<A, BarrierError, R2> {
-    return Effect.mapError(self, (error) => fail(new InvalidContribution({ name: this.name, issue: error.message })))
-  }
 
   #arrive(
     contribution: string,
@@ -328,7 +314,10 @@ class BarrierImpl<S extends Schema.Constraint, E, R> implements Barrier<S["Type"
     S["DecodingServices"]
   > {
     return Effect.map(
-      this.#checked(this.#decode(contributions)),
+      Effect.forEach(
+        contributions as ReadonlyArray<unknown>,
+        (contribution) => Effect.mapError(this.#payload.decode(contribution, "A contribution"), fail)
+      ),
       (contributions) => ({ generation, index, contributions })
     )
   }

@@ -59,7 +59,7 @@ import * as held from "./internal/held.ts"
 import { kernelOf } from "./internal/kernel.ts"
 import * as leading from "./internal/leading.ts"
 import { LeaseLost, WaitTimeout } from "./internal/loss.ts"
-import { nothing, type Payload, payload as payloadOf } from "./internal/payload.ts"
+import { InvalidPayload, payload } from "./internal/payload.ts"
 import type { Lease } from "./Lease.ts"
 
 /**
@@ -239,20 +239,15 @@ export class CandidateGone extends Schema.Error<CandidateGone>("lockstep/Leader/
   }
 }
 
-/**
- * A value does not fit the schema: one's own, or that of a leader or candidate with another schema.
- *
- * @category errors
- * @since 0.1.0
- */
-export class InvalidValue extends Schema.Error<InvalidValue>("lockstep/Leader/InvalidValue")({
-  _tag: Schema.tag("InvalidValue"),
-  cause: Schema.Defect()
-}) {
-  override get message(): string {
-    return "A value does not fit the schema: use the same schema everywhere, or another name."
-  }
-}
+export {
+  /**
+   * A value does not fit the schema: one's own, or another's, who uses another schema.
+   *
+   * @category errors
+   * @since 0.1.0
+   */
+  InvalidPayload
+} from "./internal/payload.ts"
 
 /**
  * @category errors
@@ -266,7 +261,7 @@ export class LeaderError extends Schema.Error<LeaderError>("lockstep/Leader/Lead
     AlreadyLeading,
     NotLeading,
     CandidateGone,
-    InvalidValue,
+    InvalidPayload,
     CoordinatorError
   ])
 }) {
@@ -315,10 +310,10 @@ export const make: {
   const kernel = kernelOf(yield* Coordinator)
   const place = held.placeOf(kernel, "leader", name, "name")
   const { key, partition } = place
-  const invalid = (cause: Schema.SchemaError) => fail(new InvalidValue({ cause }))
-  const payload = (options.schema === undefined ? nothing : payloadOf(options.schema)) as Payload<A>
-  const value = yield* Effect.mapError(payload.encode(options.value as A), invalid)
-  const decode = (json: unknown): Effect.Effect<A, LeaderError> => Effect.mapError(payload.decode(json), invalid)
+  const codec = payload((options.schema ?? Schema.Void) as Schema.Codec<A>)
+  const encode = (it: A) => Effect.mapError(codec.encode(it, "A leader's value"), fail)
+  const decode = (json: unknown) => Effect.mapError(codec.decode(json, "A leader's or candidate's value"), fail)
+  const value = yield* encode(options.value as A)
 
   // ---------------------------------------------------------------------------------------------------------------
   // This process as a candidate
@@ -396,7 +391,7 @@ export const make: {
 
   const proclaim = (next: A): Effect.Effect<void, LeaderError> =>
     unlessNot((mine) =>
-      Effect.flatMap(Effect.mapError(payload.encode(next), invalid), (json) =>
+      Effect.flatMap(encode(next), (json) =>
         Effect.flatMap(
           ask("leader.proclaim", mine, json),
           (answer) => answer === "absent" ? Effect.fail(fail(new NotLeading({ name }))) : Effect.void

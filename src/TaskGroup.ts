@@ -75,6 +75,7 @@ import * as held from "./internal/held.ts"
 import { kernelOf } from "./internal/kernel.ts"
 import { checkName } from "./internal/keys.ts"
 import { LeaseLost, type WaitTimeout } from "./internal/loss.ts"
+import { InvalidPayload, type Payload, payload } from "./internal/payload.ts"
 import { spanned } from "./internal/span.ts"
 import {
   isComplete,
@@ -340,22 +341,15 @@ export class ShardsMismatch extends Schema.Error<ShardsMismatch>("lockstep/TaskG
   }
 }
 
-/**
- * A result or an error is not what its schema says: one that is submitted, or one that another program has submitted.
- *
- * @category errors
- * @since 0.1.0
- */
-export class InvalidPayload extends Schema.Error<InvalidPayload>("lockstep/TaskGroup/InvalidPayload")({
-  _tag: Schema.tag("InvalidPayload"),
-  name: Schema.String,
-  shard: Schema.String,
-  issue: Schema.String
-}) {
-  override get message(): string {
-    return `A result or an error does not fit its schema: ${this.issue}`
-  }
-}
+export {
+  /**
+   * A value does not fit the schema: one's own, or another's, who uses another schema.
+   *
+   * @category errors
+   * @since 0.1.0
+   */
+  InvalidPayload
+} from "./internal/payload.ts"
 
 /**
  * `E` is what workers fail with, where that can be the reason.
@@ -412,14 +406,8 @@ const progressOf = (state: State): Progress => ({
   changed: state.changed && { shard: state.changed.shard, status: statuses[state.changed.status] }
 })
 
-/** A schema as what goes to Redis and comes back. */
-const codecOf = <A>(schema: Schema.Codec<A, any>) => {
-  const json = Schema.toCodecJson(schema)
-  return {
-    encode: Schema.encodeEffect(Schema.fromJsonString(json)),
-    decode: Schema.decodeUnknownEffect(json)
-  }
-}
+const resultOf = (shard: string) => `The result of shard ${JSON.stringify(shard)}`
+const errorOf = (shard: string) => `The error of shard ${JSON.stringify(shard)}`
 
 class TaskImpl<A, E> implements Task<A, E> {
   readonly #group: TaskGroupImpl<A, E>
@@ -440,16 +428,17 @@ class TaskImpl<A, E> implements Task<A, E> {
   }
 
   readonly submit = (result: A): Effect.Effect<void, TaskGroupError> =>
-    this.#end(true, this.#group.result.encode(result))
+    this.#end(true, this.#group.result.encode(result, resultOf(this.shard)))
 
-  readonly fail = (error: E): Effect.Effect<void, TaskGroupError> => this.#end(false, this.#group.error.encode(error))
+  readonly fail = (error: E): Effect.Effect<void, TaskGroupError> =>
+    this.#end(false, this.#group.error.encode(error, errorOf(this.shard)))
 
   #end(
     fine: boolean,
-    encoded: Effect.Effect<string, Schema.SchemaError>
+    encoded: Effect.Effect<string, InvalidPayload>
   ): Effect.Effect<void, TaskGroupError> {
     const { name, tasks } = this.#group
-    return Effect.flatMap(this.#group.checked(this.shard, encoded), (value) =>
+    return Effect.flatMap(Effect.mapError(encoded, failure), (value) =>
       Effect.callback((resume) => {
         const refuse = () =>
           resume(Effect.fail(failure(
@@ -472,21 +461,14 @@ class TaskGroupImpl<A, E> implements TaskGroup<A, E> {
   readonly "~lockstep/TaskGroup" = "~lockstep/TaskGroup" as const
   readonly name: string
   readonly tasks: Tasks
-  readonly result: ReturnType<typeof codecOf<A>>
-  readonly error: ReturnType<typeof codecOf<E>>
+  readonly result: Payload<A>
+  readonly error: Payload<E>
 
   constructor(tasks: Tasks, options: Options<A, E>) {
     this.name = tasks.place.name
     this.tasks = tasks
-    this.result = codecOf(options.result)
-    this.error = codecOf(options.error ?? (Schema.String as unknown as Schema.Codec<E>))
-  }
-
-  checked<B>(shard: string, effect: Effect.Effect<B, Schema.SchemaError>): Effect.Effect<B, TaskGroupError> {
-    return Effect.mapError(
-      effect,
-      ({ message }) => failure(new InvalidPayload({ name: this.name, shard, issue: message }))
-    )
+    this.result = payload(options.result)
+    this.error = payload(options.error ?? (Schema.String as unknown as Schema.Codec<E>))
   }
 
   /** `done` is given the result of a shard that has one. */
@@ -530,7 +512,7 @@ class TaskGroupImpl<A, E> implements TaskGroup<A, E> {
         Effect.uninterruptibleMask((restore) => {
           let former: A
           const acquiring = this.#acquiring(shard, (result) =>
-            Effect.map(this.checked(shard, this.result.decode(result)), (result) => {
+            Effect.map(Effect.mapError(this.result.decode(result, resultOf(shard)), failure), (result) => {
               former = result
               return undefined
             }))
@@ -629,7 +611,7 @@ class TaskGroupImpl<A, E> implements TaskGroup<A, E> {
       const page = yield* this.#page(from, "d")
       if (page === undefined || page.state.round !== round) return undefined
       for (const [shard, , value] of page.shards) {
-        results.set(shard, yield* this.checked(shard, this.result.decode(value)))
+        results.set(shard, yield* Effect.mapError(this.result.decode(value, resultOf(shard)), failure))
       }
       from = page.next
     }
@@ -650,7 +632,7 @@ class TaskGroupImpl<A, E> implements TaskGroup<A, E> {
       if (first !== undefined) {
         const [shard, status, value] = first
         if (status === "l") return yield* Effect.fail(failure(new WorkerLost({ name, shard })))
-        const error = yield* this.checked(shard, this.error.decode(value))
+        const error = yield* Effect.mapError(this.error.decode(value, errorOf(shard)), failure)
         return yield* Effect.fail(failure<E>(new WorkerFailed({ name, shard, error }) as WorkerFailed<E>))
       }
       from = page.next

@@ -109,13 +109,13 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         const other = yield* on(b!, Barrier.make({ name, parties: 2, schema: Schema.Number }))
         const waits = yield* Effect.forkChild(one.await(values[0]!))
         yield* eventually(Effect.map(one.arrived, (count) => count === 1))
-        assert.strictEqual((yield* Effect.flip(other.await(1))).reason._tag, "InvalidContribution")
-        assert.strictEqual((yield* reasonOf(waits))._tag, "InvalidContribution")
+        assert.strictEqual((yield* Effect.flip(other.await(1))).reason._tag, "InvalidPayload")
+        assert.strictEqual((yield* reasonOf(waits))._tag, "InvalidPayload")
         const even = yield* on(
           a!,
           Barrier.make({ name: "even", parties: 1, schema: Schema.Number.check(Schema.isMultipleOf(2)) })
         )
-        assert.strictEqual((yield* Effect.flip(even.await(1))).reason._tag, "InvalidContribution")
+        assert.strictEqual((yield* Effect.flip(even.await(1))).reason._tag, "InvalidPayload")
         assert.strictEqual((yield* even.await(2)).generation, 1)
       })))
 

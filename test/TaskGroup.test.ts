@@ -376,7 +376,10 @@ layer(TestServer.layer, live)("a task group", (it) => {
         // It is still registered.
         yield* task.submit(1)
         yield* one.run("y", Effect.succeed(0.5))
-        assert.deepInclude(yield* reasonOf(two.awaitAll()), { _tag: "InvalidPayload", shard: "y" })
+        assert.deepInclude(yield* reasonOf(two.awaitAll()), {
+          _tag: "InvalidPayload",
+          what: "The result of shard \"y\""
+        })
         assert.deepStrictEqual(arrayOf(yield* one.awaitAll()), [["x", 1], ["y", 0.5]])
         assert.strictEqual((yield* reasonOf(two.run("y", Effect.succeed(1))))._tag, "InvalidPayload")
       })))
