@@ -106,7 +106,7 @@ export const cluster = (options: ClusterOptions): ClusterConnection => {
   // Until a primary is there in place of the one that is gone: who only holds sends nothing that would find it.
   let chase: NodeJS.Timeout | undefined
   let chased = 0
-  let refreshedAt = Number.NEGATIVE_INFINITY
+  let refreshedAt = 0
   const refresh = (): void => {
     if (chase !== undefined || closed || client.status !== "ready") return
     // A node that is gone is tried again with every refresh, and its failure asks for the next one.
