@@ -4,9 +4,9 @@
  */
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Exit, Fiber, Option, Scheduler } from "effect"
-import { type Coordinator, Lock, ReadWriteLock, Redis, Semaphore } from "../src/index.ts"
+import { type Coordinator, Lease, Lock, ReadWriteLock, Redis, Semaphore } from "../src/index.ts"
 import { make as proxy, type Request } from "../src/testing/Proxy.ts"
-import { eventually } from "./support/eventually.ts"
+import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
 
 /** Interrupts a fiber before operation number `at`, its own or of the fibers that work for it. */
@@ -85,6 +85,33 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
         })
       ))
   }
+
+  it.effect("by the body itself, which still ends before its hold does", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const events: Array<string> = []
+        const held = (body: Effect.Effect<void>) => ({
+          withLock: Lock.withLock(body, "x"),
+          withLocks: Lock.withLocks(body, ["x", "y"]),
+          protect: Effect.scoped(Effect.flatMap(Lock.acquire("x"), (lease) => Lease.protect(body, lease))),
+          reentrant: Lock.withLock(Lock.withLock(body, "x", { reentrant: true }), "x")
+        })
+        for (const name of ["withLock", "withLocks", "protect", "reentrant"] as const) {
+          const fiber = yield* Effect.forkChild(Effect.withFiber((fiber) => {
+            // As by an abort signal that the body triggers.
+            const body = Effect.sync(() => fiber.interruptUnsafe()).pipe(
+              Effect.andThen(realSleep(30)),
+              Effect.onExit((exit) =>
+                Effect.sync(() => events.push(Exit.hasInterrupts(exit) ? "interrupted" : "ran on"))
+              )
+            )
+            return held(body)[name]
+          }))
+          assert.isTrue(Exit.hasInterrupts(yield* Fiber.await(fiber)))
+          assert.deepStrictEqual(events.splice(0), ["interrupted"], name)
+        }
+      })
+    ))
 
   it.effect("at every moment of waiting behind another holder", () =>
     withNode((namespace) =>

@@ -404,12 +404,17 @@ const protect = <A, E, R, E2>(
     }
     const off = claim.onLoss(() => child.interruptUnsafe(parent.id))
     const timer = maxHold === undefined ? undefined : Effect.runForkWith(parent.context)(limit(held, maxHold))
+    const end = () => {
+      claim.unprotect()
+      off()
+      timer?.interruptUnsafe()
+    }
     return Effect.onExitPrimitive(
       Effect.flatMap(restore(join(child)), (exit) => outcome(held, exit, fail)),
       () => {
-        claim.unprotect()
-        off()
-        timer?.interruptUnsafe()
+        // An interruption that came with the body's first steps skips joining it.
+        if (child.pollUnsafe() === undefined) return Effect.andThen(Fiber.interrupt(child), Effect.sync(end))
+        end()
         return undefined
       },
       true
