@@ -136,7 +136,7 @@ export const schedule = <E, R, R2 = never>(
   times: Schedule.Schedule<unknown, void, never, R2> | Cron.Cron,
   options?: ScheduleOptions
 ): Layer.Layer<never, never, Coordinator | Exclude<R, Scope.Scope> | R2> => {
-  const keep = options?.keep === undefined ? undefined : held.duration(options.keep, "keep")
+  const keep = options?.keep === undefined ? undefined : held.millis(options.keep, "keep")
   const tick = Effect.catchCause(
     Effect.scoped(run),
     (cause) =>
@@ -161,8 +161,8 @@ export const schedule = <E, R, R2 = never>(
         if (found === undefined) return
         const due: number = found.due >= now ? found.due : options?.missed === "once" ? now : found.later
         yield* Effect.sleep(Duration.millis(Math.max(0, due - now)))
-        const memory = keep === undefined ? Math.max(day, 2 * (due - (last ?? now))) : Duration.toMillis(keep)
-        const taken: number | undefined = yield* claim(place, term, last, due, Math.ceil(memory))
+        const memory = keep ?? Math.max(day, Math.ceil(2 * (due - (last ?? now))))
+        const taken: number | undefined = yield* claim(place, term, last, due, memory)
         mine = taken === undefined
         last = mine ? due : taken
         if (mine) yield* tick

@@ -249,7 +249,7 @@ layer(TestServer.layer, live)("a schedule", (it) => {
 
   it.effect("refuses bad options at once", () =>
     Effect.sync(() => {
-      for (const bad of [0, -1, Number.NaN]) {
+      for (const bad of [0, -1, Number.NaN, "Infinity"] as const) {
         assert.throws(() => Singleton.schedule("x", Effect.void, Schedule.forever, { keep: bad }), RangeError)
       }
     }))

@@ -115,6 +115,13 @@ export const duration = (input: Duration.Input, what: string): Duration.Duration
 
 /** A name, checked, and where it lives. */
 export interface Place {
+/** As whole milliseconds, not more than Redis can count. */
+export const millis = (input: Duration.Input, what: string): number => {
+  const found = Math.ceil(Duration.toMillis(duration(input, what)))
+  if (!Number.isSafeInteger(found)) throw new RangeError(`${what} must be finite`)
+  return found
+}
+
   readonly partition: Partition
   readonly name: string
   readonly key: string
