@@ -55,8 +55,8 @@ import type { LeaseLost, WaitTimeout } from "./internal/loss.ts"
  */
 export interface Options<R = never> {
   /**
-   * When a program that has failed is run again, by whoever is next in line. Default: after 1 second, then twice as long
-   * each time, up to 1 minute.
+   * When a program that has failed is run again, by whoever is next in line; a defect counts as a failure. Default: after 1
+   * second, then twice as long each time, up to 1 minute.
    */
   readonly restart?: Schedule.Schedule<unknown, unknown, never, R> | undefined
 }
@@ -111,9 +111,9 @@ export const make = <E, R, R2 = never>(
         end: nothing,
         fail: (error: CoordinatorError | LeaseLost | WaitTimeout) => error
       }).pipe(
-        Effect.tapCause((cause) =>
-          Cause.hasInterruptsOnly(cause) ? Effect.void : Effect.logError(`the singleton ${quoted} has failed`, cause)
-        ),
+        Effect.tapCause((cause) => Effect.logError(`the singleton ${quoted} has failed`, cause)),
+        // Also after a defect, or having interrupted itself: otherwise no process would run it any more.
+        Effect.catchCause((cause) => Effect.fail(Cause.squash(cause))),
         Effect.retry((options?.restart ?? defaultRestart) as Schedule.Schedule<unknown, unknown, never, R2>),
         Effect.exit,
         Effect.forkScoped
