@@ -107,8 +107,7 @@ export const make = <E, R, R2 = never>(
         wait: undefined,
         again: false,
         span: "lockstep.Singleton",
-        begin: nothing,
-        end: nothing,
+        begin: () => nothing,
         fail: (error: CoordinatorError | LeaseLost | WaitTimeout) => error
       }).pipe(
         Effect.tapCause((cause) => Effect.logError(`the singleton ${quoted} has failed`, cause)),
