@@ -23,7 +23,7 @@ local function describeLeader(ctx, key)
   return found[1] .. ',"' .. term .. '","' .. owner .. '",' .. since .. ',' .. aboutOf(ctx, owner) .. ',' .. (fields[2] or 'null')
 end
 
-local function tellObservers(ctx, key)
+local function announceLeader(ctx, key)
   call('HSET', key, 'n', nextToken(ctx))
   announce(ctx, key, describeLeader(ctx, key))
 end
@@ -31,7 +31,7 @@ end
 -- Whoever was served last leads, if anybody was.
 local function crown(ctx, key, owner)
   if owner then call('HSET', key, 'l', owner) else call('HDEL', key, 'l') end
-  tellObservers(ctx, key)
+  announceLeader(ctx, key)
 end
 
 local function leaveLeader(ctx, key, session, id)
@@ -91,7 +91,7 @@ handlers['leader.proclaim'] = function(ctx, key, id, value)
   local owner = ctx.session .. '/' .. id
   if call('HGET', key, 'l') ~= owner then return '["absent"]' end
   call('HSET', key, 'v' .. owner, value)
-  tellObservers(ctx, key)
+  announceLeader(ctx, key)
   return '["proclaimed"]'
 end
 
@@ -130,18 +130,20 @@ end
 -- flags: no-writes
 handlers['leader.candidates'] = function(ctx, key)
   local state = load(key, 1)
-  local found = {}
-  -- Places can be empty, so they are looked at many at a time.
-  for place = state.first, state.last, 100 do
-    local fields = {}
+  local found, place = {}, state.first
+  while place <= state.last and #found < MOST_CANDIDATES do
+    local fields, waiting = {}, 0
     for at = place, math.min(place + 99, state.last) do fields[#fields + 1] = 'w' .. text(at) end
     for _, waiter in ipairs(call('HMGET', key, unpack(fields))) do
-      local owner = waiter and match(waiter, '^%S+')
-      if owner and #found < MOST_CANDIDATES and isAlive(ctx, match(owner, '^[^/]*')) then
-        found[#found + 1] = '["' .. owner .. '",' .. aboutOf(ctx, owner) .. ',' .. (call('HGET', key, 'v' .. owner) or 'null') .. ']'
+      if waiter then
+        waiting = waiting + 1
+        local owner = match(waiter, '^%S+')
+        if #found < MOST_CANDIDATES and isAlive(ctx, match(owner, '^[^/]*')) then
+          found[#found + 1] = '["' .. owner .. '",' .. aboutOf(ctx, owner) .. ',' .. (call('HGET', key, 'v' .. owner) or 'null') .. ']'
+        end
       end
     end
-    if #found == MOST_CANDIDATES then break end
+    place = waiting > 0 and place + 100 or nextWaiter(key, place, state.last)
   end
   return '["candidates",[' .. table.concat(found, ',') .. ']]'
 end

@@ -11,6 +11,7 @@
 -- Invariant: the first place is a waiter's, or the queue is empty (first > last).
 
 local FORMAT = '<ddddd'
+local MANY_EMPTY = 32
 local RELEASED, ABSENT = '["released"]', '["absent"]'
 
 local function granted(token, capacity)
@@ -43,12 +44,25 @@ local function hold(ctx, state, weight)
   return token, (weight == 1 and '1' or text(weight)) .. ' ' .. token .. ' ' .. ctx.seconds
 end
 
+-- The first place from one on that is a waiter's. Who leaves the queue leaves an empty place, and behind somebody who waits
+-- for long there can be millions of them.
+local function nextWaiter(key, place, last)
+  local found = last + 1
+  for _, field in ipairs(call('HKEYS', key)) do
+    local at = tonumber(match(field, '^w(%-?%d+)$'))
+    if at and at >= place and at < found then found = at end
+  end
+  return found
+end
+
 -- Grants to waiters from the front for as long as they fit; waiters of dead sessions are skipped, and the reaper finds
 -- nothing of theirs.
 local function serve(ctx, key, state)
+  local empty = 0
   while state.first <= state.last do
     local waiter = call('HGET', key, 'w' .. text(state.first))
     if waiter then
+      empty = 0
       local owner, session, id, weight = match(waiter, '^(([^/]*)/(%S*)) (%S+)$')
       weight = tonumber(weight)
       if not isAlive(ctx, session) then
@@ -65,8 +79,11 @@ local function serve(ctx, key, state)
       else
         return
       end
+      state.first = state.first + 1
+    else
+      empty = empty + 1
+      state.first = empty < MANY_EMPTY and state.first + 1 or nextWaiter(key, state.first, state.last)
     end
-    state.first = state.first + 1
   end
 end
 

@@ -17,7 +17,8 @@
  *
  * - This is a lease: see `Lease` for what it cannot promise. A write that must not come from a former leader has to carry the
  *   term and be checked where it is written.
- * - An observer whose own lease is lost sees how things are when it is back, and not what happened meanwhile.
+ * - An observer whose own lease is lost sees how things are when it is back, and not what happened meanwhile. Until then
+ *   the last that was seen stays: `leader` asks Redis.
  * - A leader whose connection is gone leads on until its lease ends: watch `Coordinator.transitions` for `suspended` in order to
  *   step down before.
  * - Values are sent to all observers with every change: keep them small.
@@ -44,6 +45,7 @@ import * as Context from "effect/Context"
 import * as DateTime from "effect/DateTime"
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
 import * as Fiber from "effect/Fiber"
 import * as Layer from "effect/Layer"
 import * as Option from "effect/Option"
@@ -53,10 +55,11 @@ import * as RcRef from "effect/RcRef"
 import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
+import type * as Take from "effect/Take"
 import { Coordinator } from "./Coordinator.ts"
-import { CoordinatorError, coordinatorError } from "./internal/errors.ts"
+import { CoordinatorClosed, CoordinatorError, coordinatorError } from "./internal/errors.ts"
 import * as held from "./internal/held.ts"
-import { kernelOf } from "./internal/kernel.ts"
+import { type Kernel, kernelOf } from "./internal/kernel.ts"
 import * as leading from "./internal/leading.ts"
 import { LeaseLost, WaitTimeout } from "./internal/loss.ts"
 import { InvalidPayload, payload } from "./internal/payload.ts"
@@ -127,7 +130,8 @@ export interface Leader<A> {
   readonly campaign: (options?: CampaignOptions) => Effect.Effect<Lease, LeaderError, Scope.Scope>
   /**
    * Runs an effect while leading. When the lease is lost, or after `resign`, the effect is interrupted, and it campaigns
-   * again. When the effect ends it resigns: for good, or with `again` until it leads the next time.
+   * again; what its finalizers fail with is logged. When the effect ends it resigns: for good, or with `again` until it
+   * leads the next time. Fails with `LeaseLost` (`closed`) when the coordinator is closed, or the scope of `make`.
    */
   readonly lead: {
     <B, E, R>(
@@ -144,13 +148,19 @@ export interface Leader<A> {
       R
     >
   }
-  /** Gives up leading: what runs under it is interrupted first. Does nothing if it does not lead. */
+  /**
+   * Gives up leading: what runs under it is interrupted, and has the margin of the coordinator to end before the next one
+   * follows. Does nothing if it does not lead.
+   */
   readonly resign: Effect.Effect<void>
   /** Another value for the rest of this term. Fails with `NotLeading` if it does not lead. */
   readonly proclaim: (value: A) => Effect.Effect<void, LeaderError>
   /** Who leads, by Redis's word. */
   readonly leader: Effect.Effect<Option.Option<Info<A>>, LeaderError>
-  /** Who leads now, and every change from then on, in order. `None` while nobody does. */
+  /**
+   * Who leads now, and every change from then on, in order. `None` while nobody does. Ends with the scope of `make`, and
+   * fails when the coordinator is closed.
+   */
   readonly observe: Stream.Stream<Option.Option<Info<A>>, LeaderError>
   /** Whether it leads: what it believes, without asking Redis. */
   readonly isLeader: Effect.Effect<boolean>
@@ -184,7 +194,8 @@ export interface LeadOptions extends CampaignOptions {
 }
 
 /**
- * Run one after the other by a fiber of their own; one that fails is logged. The scope of `make` waits for them.
+ * Run one after the other by a fiber of their own; one that fails is logged. The scope of `make` waits for them, and
+ * interrupts them after the margin of the coordinator.
  *
  * @category options
  * @since 0.1.0
@@ -285,7 +296,8 @@ const candidateOf = <A>(id: string, about: unknown, value: A): Candidate<A> => {
 }
 
 /**
- * Joins an election. Nobody leads or is a candidate by that alone.
+ * Joins an election. Nobody leads or is a candidate by that alone. When the scope is closed, it leads no more: what runs
+ * under it is interrupted and fails with `LeaseLost` (`closed`).
  *
  * With a `schema`, each candidate brings a value (an address, a version), which all can see.
  *
@@ -320,22 +332,26 @@ export const make: {
   // ---------------------------------------------------------------------------------------------------------------
 
   const terms = new Set<held.Held>()
-  const transitions = yield* PubSub.unbounded<Transition>()
-  const announcing = yield* callbacks(options)
+  const transitions = yield* untilClosed<Transition>()
+  const announcing = yield* callbacks(options, kernel)
+  let closed = false
 
   const tell = (transition: Transition): void => {
-    PubSub.publishUnsafe(transitions, transition)
+    PubSub.publishUnsafe(transitions, [transition])
     announcing(transition)
   }
 
-  const begin = (term: held.Held): void => {
+  const begin = (term: held.Held): () => void => {
     terms.add(term)
     tell({ _tag: "Acquired", lease: term })
-    term.claim.onLoss(() => end(term))
-  }
-
-  const end = (term: held.Held): void => {
-    if (terms.delete(term)) tell({ _tag: "Lost", lease: term, reason: term.claim.lost ?? "resigned" })
+    if (closed) term.claim.lose("closed")
+    const lost = () => tell({ _tag: "Lost", lease: term, reason: term.claim.lost ?? "resigned" })
+    const off = term.claim.onLoss(lost)
+    return () => {
+      terms.delete(term)
+      off()
+      if (term.claim.lost === undefined) lost()
+    }
   }
 
   const term = (): held.Held | undefined => {
@@ -346,6 +362,16 @@ export const make: {
     return undefined
   }
 
+  const surrender = (reason: "resigned" | "closed"): Effect.Effect<void> =>
+    Effect.suspend(() =>
+      Effect.forEach([...terms], (one) => held.surrender(one, reason), { concurrency: "unbounded", discard: true })
+    )
+
+  yield* Effect.addFinalizer(() => {
+    closed = true
+    return surrender("closed")
+  })
+
   const unlessLeading = <B, E, R2>(self: Effect.Effect<B, E, R2>): Effect.Effect<B, E | LeaderError, R2> =>
     Effect.withFiber<B, E | LeaderError, R2>((fiber) =>
       held.findHeld(fiber, place) === undefined ? self : Effect.fail(fail(new AlreadyLeading({ name })))
@@ -353,18 +379,16 @@ export const make: {
 
   const campaign = (campaignOptions?: CampaignOptions): Effect.Effect<Lease, LeaderError, Scope.Scope> =>
     unlessLeading(
-      Effect.flatMap(held.acquireScoped(leading.campaigning(place, value, campaignOptions?.wait, fail)), (acquired) => {
-        const mine = acquired!
-        begin(mine)
-        return Effect.as(Effect.addFinalizer(() => Effect.sync(() => end(mine))), mine)
-      })
+      // It is waited for, so it is never refused.
+      Effect.map(held.acquireScoped(leading.campaigning(place, value, campaignOptions?.wait, fail), begin), (mine) =>
+        mine!)
     )
 
   const lead = <B, E, R2>(
     self: Effect.Effect<B, E, R2>,
     { again = false, wait }: LeadOptions = {}
   ): Effect.Effect<B, E | LeaderError, R2> =>
-    unlessLeading(leading.lead(self, { place, value, wait, again, span: "lockstep.Leader.lead", begin, end, fail }))
+    unlessLeading(leading.lead(self, { place, value, wait, again, span: "lockstep.Leader.lead", begin, fail }))
 
   const unlessNot = <B>(self: (mine: held.Held) => Effect.Effect<B, LeaderError>): Effect.Effect<B, LeaderError> =>
     Effect.suspend(() => {
@@ -404,7 +428,7 @@ export const make: {
       Effect.flatMap(ask("leader.nominate", mine, id), (answer) => {
         if (answer === "absent") return Effect.fail(fail(new NotLeading({ name })))
         if (answer === "gone") return Effect.fail(fail(new CandidateGone({ candidate: id })))
-        return held.surrender(mine)
+        return held.surrender(mine, "resigned")
       })
     )
   }
@@ -434,19 +458,28 @@ export const make: {
   // One membership, however many observe here.
   const changes = yield* RcRef.make({
     acquire: Effect.gen(function*() {
-      const seen = yield* PubSub.unbounded<State>({ replay: 1 })
+      const seen = yield* untilClosed<State, LeaderError>({ replay: 1 })
       let last = 0
+      let anew = false
       const observation = {
         observe: (state: ReadonlyArray<unknown>) => {
-          if ((state[0] as number) <= last) return
-          last = state[0] as number
-          PubSub.publishUnsafe(seen, state as unknown as State)
+          const change = state[0] as number
+          if (change === last || change < last && !anew) return
+          last = change
+          anew = false
+          PubSub.publishUnsafe(seen, [state as unknown as State])
+        },
+        // Redis may have lost its data, and its clock may be behind the one that has numbered the changes so far.
+        lost: () => {
+          anew = true
+        },
+        closed: () => {
+          PubSub.publishUnsafe(seen, Exit.fail(fail(new CoordinatorError({ reason: new CoordinatorClosed({}) }))))
         }
       }
       yield* held.membership(place, "leader.observe", 1, undefined, (error) => fail(error), { observation })
       // Of a leader that dies it is told when its lease ends, and not some time later.
-      const off = partition.watch()
-      yield* Effect.addFinalizer(() => Effect.sync(off))
+      yield* Effect.acquireRelease(Effect.sync(() => partition.watch()), (off) => Effect.sync(off))
       return seen
     })
   })
@@ -456,10 +489,10 @@ export const make: {
     name,
     campaign,
     lead: lead as Leader<A>["lead"],
-    resign: Effect.suspend(() => Effect.forEach([...terms], held.surrender, { discard: true })),
+    resign: surrender("resigned"),
     proclaim,
     leader: Effect.flatMap(inspect("leader.state"), ([, ...state]) => infoOf(state as unknown as State)),
-    observe: Stream.unwrap(Effect.map(RcRef.get(changes), Stream.fromPubSub)).pipe(Stream.mapEffect(infoOf)),
+    observe: Stream.unwrap(Effect.map(RcRef.get(changes), Stream.fromPubSubTake)).pipe(Stream.mapEffect(infoOf)),
     isLeader: Effect.sync(() => term() !== undefined),
     candidates: Effect.flatMap(
       inspect("leader.candidates"),
@@ -470,29 +503,39 @@ export const make: {
         )
     ),
     transferTo,
-    transitions: Stream.fromPubSub(transitions)
+    transitions: Stream.fromPubSubTake(transitions)
   }
   return leader
 }) as never
 
+/** Its streams end with the scope, behind all that was published. */
+const untilClosed = <A, E = never>(options?: { readonly replay: number }) =>
+  Effect.acquireRelease(PubSub.unbounded<Take.Take<A, E>>(options), (self) => PubSub.end(self, Exit.void))
+
 /** The callbacks in a fiber of their own; what has happened when the scope closes is still told. */
-const callbacks = Effect.fnUntraced(function*<R>({ onAcquired, onLost }: Callbacks<R>) {
+const callbacks = Effect.fnUntraced(function*<R>({ onAcquired, onLost }: Callbacks<R>, kernel: Kernel) {
   if (onAcquired === undefined && onLost === undefined) return () => {}
   const context = yield* Effect.context<R>()
   const queue = yield* Queue.unbounded<Transition, Cause.Done>()
-  const fiber = yield* Stream.fromQueue(queue).pipe(
-    Stream.runForEach((transition): Effect.Effect<unknown, never, R> => {
-      const callback = transition._tag === "Acquired"
-        ? onAcquired?.(transition.lease)
-        : onLost?.(transition.lease, transition.reason)
-      return callback === undefined
-        ? Effect.void
-        : Effect.catchCause(callback, (cause) => Effect.logError(`${transition._tag}: the callback has failed`, cause))
-    }),
-    Effect.provideContext(context),
-    Effect.forkDetach
+  const calling = Stream.fromQueue(queue).pipe(
+    Stream.runForEach((transition) =>
+      Effect.suspend((): Effect.Effect<unknown, unknown, R> =>
+        (transition._tag === "Acquired"
+          ? onAcquired?.(transition.lease)
+          : onLost?.(transition.lease, transition.reason)) ?? Effect.void
+      ).pipe(
+        Effect.catchCause((cause) => Effect.logError(`${transition._tag}: the callback has failed`, cause))
+      )
+    ),
+    Effect.provideContext(context)
   )
-  yield* Effect.addFinalizer(() => Effect.andThen(Queue.end(queue), Fiber.join(fiber)))
+  yield* Effect.acquireRelease(Effect.forkDetach(calling), (fiber) => {
+    const late = Effect.promise(() => kernel.sleep(kernel.settings.margin)).pipe(
+      Effect.andThen(Effect.logError("a callback of an election did not end, and is interrupted")),
+      Effect.andThen(Fiber.interrupt(fiber))
+    )
+    return Effect.andThen(Queue.end(queue), Effect.raceFirst(Fiber.await(fiber), late))
+  })
   return (transition: Transition) => {
     Queue.offerUnsafe(queue, transition)
   }

@@ -55,8 +55,8 @@ import type { LeaseLost, WaitTimeout } from "./internal/loss.ts"
  */
 export interface Options<R = never> {
   /**
-   * When a program that has failed is run again, by whoever is next in line. Default: after 1 second, then twice as long
-   * each time, up to 1 minute.
+   * When a program that has failed is run again, by whoever is next in line; a defect counts as a failure. Default: after 1
+   * second, then twice as long each time, up to 1 minute.
    */
   readonly restart?: Schedule.Schedule<unknown, unknown, never, R> | undefined
 }
@@ -107,13 +107,12 @@ export const make = <E, R, R2 = never>(
         wait: undefined,
         again: false,
         span: "lockstep.Singleton",
-        begin: nothing,
-        end: nothing,
+        begin: () => nothing,
         fail: (error: CoordinatorError | LeaseLost | WaitTimeout) => error
       }).pipe(
-        Effect.tapCause((cause) =>
-          Cause.hasInterruptsOnly(cause) ? Effect.void : Effect.logError(`the singleton ${quoted} has failed`, cause)
-        ),
+        Effect.tapCause((cause) => Effect.logError(`the singleton ${quoted} has failed`, cause)),
+        // Also after a defect, or having interrupted itself: otherwise no process would run it any more.
+        Effect.catchCause((cause) => Effect.fail(Cause.squash(cause))),
         Effect.retry((options?.restart ?? defaultRestart) as Schedule.Schedule<unknown, unknown, never, R2>),
         Effect.exit,
         Effect.forkScoped
@@ -136,7 +135,7 @@ export const schedule = <E, R, R2 = never>(
   times: Schedule.Schedule<unknown, void, never, R2> | Cron.Cron,
   options?: ScheduleOptions
 ): Layer.Layer<never, never, Coordinator | Exclude<R, Scope.Scope> | R2> => {
-  const keep = options?.keep === undefined ? undefined : held.duration(options.keep, "keep")
+  const keep = options?.keep === undefined ? undefined : held.millis(options.keep, "keep")
   const tick = Effect.catchCause(
     Effect.scoped(run),
     (cause) =>
@@ -161,8 +160,8 @@ export const schedule = <E, R, R2 = never>(
         if (found === undefined) return
         const due: number = found.due >= now ? found.due : options?.missed === "once" ? now : found.later
         yield* Effect.sleep(Duration.millis(Math.max(0, due - now)))
-        const memory = keep === undefined ? Math.max(day, 2 * (due - (last ?? now))) : Duration.toMillis(keep)
-        const taken: number | undefined = yield* claim(place, term, last, due, Math.ceil(memory))
+        const memory = keep ?? Math.max(day, Math.ceil(2 * (due - (last ?? now))))
+        const taken: number | undefined = yield* claim(place, term, last, due, memory)
         mine = taken === undefined
         last = mine ? due : taken
         if (mine) yield* tick

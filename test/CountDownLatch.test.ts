@@ -103,6 +103,8 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
           const exit = yield* Effect.exit(latch.countDown({ by }))
           assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"))
         }
+        const forEver = yield* Effect.exit(on(b!, CountDownLatch.make({ name: "ready", count: 2, keep: "Infinity" })))
+        assert.isTrue(Exit.isFailure(forEver) && String(forEver.cause).includes("RangeError"))
         const exit = yield* Effect.exit(latch.countDown({ id: "" }))
         assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"))
         assert.strictEqual(yield* latch.count, 2)

@@ -51,6 +51,23 @@ const leading = Effect.fnUntraced(function*(leader: Leader.Leader<string>, optio
   return { began, ended, fiber, leave: Deferred.succeed(leave, undefined) }
 })
 
+/** Leads until it is interrupted, and ends when the finalizer has. */
+const leadingUntil = Effect.fnUntraced(function*(leader: Leader.Leader<string>, finalizer: Effect.Effect<unknown>) {
+  const inside = yield* Deferred.make<void>()
+  let first = true
+  const body = Effect.suspend(() =>
+    first
+      ? Effect.onExit(Effect.andThen(Deferred.succeed(inside, undefined), Effect.never), () => {
+        first = false
+        return Effect.asVoid(finalizer)
+      })
+      : Effect.never
+  )
+  const fiber = yield* Effect.forkChild(leader.lead(body))
+  yield* promptly(Deferred.await(inside), "the term")
+  return fiber
+})
+
 const begun = (term: { readonly began: ReadonlyArray<number> }, times = 1) =>
   promptly(eventually(Effect.sync(() => assert.strictEqual(term.began.length, times))), "the term")
 
@@ -345,6 +362,241 @@ layer(TestServer.layer, live)("a leader", (it) => {
         yield* Fiber.join(own.fiber)
         yield* promptly(eventually(Effect.sync(() => assert.isUndefined(watch.seen.at(-1)))), "the vacancy")
         yield* Fiber.interrupt(watch.fiber)
+      })))
+
+  it.effect("resigns once, however many ask for it, and not before what runs under it has ended or had its time", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const [mine, theirs] = [yield* electionOn(a!, "a"), yield* electionOn(b!, "b")]
+        const order: Array<string> = []
+        const note = (what: string) => Effect.sync(() => order.push(what))
+        const slow = yield* leadingUntil(mine, Effect.andThen(Effect.sleep("100 millis"), note("ended")))
+        const next = yield* leading(theirs)
+        yield* waits(server, namespace, "leader:chief", 1)
+        // One of them from inside, and one in favour of somebody.
+        const candidate = (yield* mine.candidates)[0]!
+        yield* Effect.all(
+          [mine.transferTo(candidate), mine.resign, mine.resign].map(Effect.andThen(note("resigned"))),
+          { concurrency: "unbounded" }
+        )
+        assert.deepStrictEqual(order, ["ended", "resigned", "resigned", "resigned"])
+        yield* begun(next)
+        yield* Fiber.interrupt(slow)
+        yield* next.leave
+        yield* Fiber.join(next.fiber)
+        // One that does not end has the margin.
+        const go = yield* Deferred.make<void>()
+        const stuck = yield* leadingUntil(mine, Deferred.await(go))
+        const after = yield* leading(theirs)
+        yield* waits(server, namespace, "leader:chief", 1)
+        const { millis } = yield* within(mine.resign, 2000, "the resignation")
+        assert.isAbove(millis, 450)
+        yield* begun(after)
+        yield* Deferred.succeed(go, undefined)
+        yield* Fiber.interrupt(stuck)
+        yield* after.leave
+        yield* Fiber.join(after.fiber)
+      })))
+
+  it.effect("is succeeded though everything goes wrong while it resigns", () =>
+    several(3, ([a, b, c], namespace, server) =>
+      Effect.gen(function*() {
+        const mine = yield* electionOn(a!, "a")
+        const chosen = yield* electionOn(b!, "b")
+        const watch = yield* watching(yield* electionOn(c!, "c"))
+        const sessionOfA = Effect.map(
+          Effect.provideContext(Effect.flatMap(Coordinator.Coordinator, ({ sessions }) => sessions), a!),
+          ([session]) => session!.id!
+        )
+        const mishaps: ReadonlyArray<Effect.Effect<unknown, unknown>> = [
+          Effect.flatMap(sessionOfA, (id) => server.cli("HDEL", `{${namespace}:00}:sessions`, `s${id}`)),
+          server.cli("FLUSHALL"),
+          server.cli("DEL", `{${namespace}:00}:leader:chief`)
+        ]
+        for (const mishap of mishaps) {
+          const go = yield* Deferred.make<void>()
+          const own = yield* leadingUntil(mine, Deferred.await(go))
+          const next = yield* leading(chosen)
+          yield* waits(server, namespace, "leader:chief", 1)
+          const transferred = yield* Effect.forkChild(mine.transferTo((yield* mine.candidates)[0]!))
+          yield* promptly(eventually(Effect.map(mine.isLeader, (leads) => !leads)), "that it leads no more")
+          yield* mishap
+          yield* Deferred.succeed(go, undefined)
+          yield* promptly(Fiber.join(transferred), "the transfer")
+          yield* Fiber.interrupt(own)
+          yield* within(eventually(Effect.sync(() => assert.strictEqual(next.began.length, 1))), 5000, "the next term")
+          yield* within(
+            eventually(Effect.sync(() => assert.strictEqual(watch.seen.at(-1)?.term, next.began[0]))),
+            5000,
+            "to see it"
+          )
+          yield* next.leave
+          yield* Fiber.join(next.fiber)
+        }
+        yield* Fiber.interrupt(watch.fiber)
+      })))
+
+  it.effect("leads no more when what made it is closed, and who observes is told", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const calls: Array<string> = []
+        const scope = yield* Scope.make()
+        const mine = yield* Scope.provide(
+          electionOn(a!, "a", {
+            onAcquired: () => Effect.sync(() => calls.push("acquired")),
+            onLost: (_, reason) => Effect.sync(() => calls.push(reason))
+          }),
+          scope
+        )
+        const theirs = yield* electionOn(b!, "b")
+        const watch = yield* watching(mine)
+        const following = yield* Effect.forkChild(Stream.runCollect(mine.transitions))
+        const own = yield* leading(mine)
+        yield* begun(own)
+        const next = yield* leading(theirs)
+        yield* waits(server, namespace, "leader:chief", 1)
+        const waiting = yield* leading(mine)
+        yield* waits(server, namespace, "leader:chief", 2)
+        yield* promptly(Scope.close(scope, Exit.void), "the end of the scope")
+        assert.deepStrictEqual(own.ended, own.began)
+        assert.deepStrictEqual(calls, ["acquired", "closed"])
+        assert.deepStrictEqual(
+          (yield* promptly(Fiber.join(following), "the end of the transitions")).map(({ _tag }) => _tag),
+          ["Acquired", "Lost"]
+        )
+        yield* promptly(Fiber.join(watch.fiber), "the end of the changes")
+        yield* begun(next)
+        yield* next.leave
+        // Who waited for it does not begin, nor who comes later.
+        for (const fiber of [own.fiber, waiting.fiber, yield* Effect.forkChild(mine.lead(Effect.void))]) {
+          const { reason } = yield* promptly(Effect.flip(Fiber.join(fiber)), "the failure")
+          assert.deepInclude(reason, { _tag: "LeaseLost", reason: "closed" })
+        }
+        assert.deepStrictEqual(waiting.began, [])
+        yield* Fiber.join(next.fiber)
+      })))
+
+  it.effect("fails who observes, leads or resigns when the coordinator is closed", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const scope = yield* Scope.make()
+      const context = yield* Scope.provide(node(server.url, { namespace, partitions: 1 }), scope)
+      yield* Effect.scoped(Effect.gen(function*() {
+        const election = yield* electionOn(context, "a")
+        const watch = yield* watching(election)
+        const go = yield* Deferred.make<void>()
+        const stuck = yield* leadingUntil(election, Deferred.await(go))
+        yield* Effect.addFinalizer(() => Deferred.succeed(go, undefined))
+        const resigning = yield* Effect.forkChild(election.resign)
+        yield* promptly(eventually(Effect.map(election.isLeader, (leads) => !leads)), "that it leads no more")
+        yield* Scope.close(scope, Exit.void)
+        const isClosed = (error: Leader.LeaderError) =>
+          assert.isTrue(error.reason._tag === "CoordinatorError" && error.reason.reason._tag === "CoordinatorClosed")
+        yield* promptly(Fiber.join(resigning), "the resignation")
+        isClosed(yield* promptly(Effect.flip(Fiber.join(watch.fiber)), "the end of the changes"))
+        isClosed(yield* promptly(Effect.flip(Stream.runHead(election.observe)), "a late observer"))
+        isClosed(yield* promptly(Effect.flip(election.leader), "a question"))
+        yield* Deferred.succeed(go, undefined)
+        isClosed(yield* promptly(Effect.flip(Fiber.join(stuck)), "the end"))
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("outlives callbacks that throw or do not end, and says what has failed meanwhile", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const messages: Array<unknown> = []
+        const logger = Logger.make(({ cause, message }) => void messages.push(message, cause))
+        const calls: Array<string> = []
+        const used = Effect.scoped(
+          Effect.gen(function*() {
+            const election = yield* electionOn(a!, "a", {
+              onAcquired: () => {
+                throw new Error("thrown")
+              },
+              onLost: (_, reason) => {
+                calls.push(reason)
+                return Effect.never
+              }
+            })
+            let rounds = 0
+            const body = Effect.suspend(() =>
+              ++rounds === 2 ? Effect.void : Effect.onExit(election.resign, () => Effect.die("a finalizer"))
+            )
+            yield* election.lead(body)
+          }).pipe(Effect.provide(Logger.layer([logger])))
+        )
+        yield* promptly(used, "the end of the scope")
+        assert.deepStrictEqual(calls, ["resigned"])
+        const text = messages.map((message) => String(message)).join()
+        for (const part of ["the callback has failed", "thrown", "did not end", "a finalizer"]) {
+          assert.include(text, part)
+        }
+      })))
+
+  it.effect("is seen also when the clock of Redis is behind what it was", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const [mine, theirs] = [yield* electionOn(a!, "a"), yield* electionOn(b!, "b")]
+        yield* mine.lead(Effect.void)
+        // All numbers from here on are those of a clock that is a day ahead, until the data is lost.
+        yield* server.cli("HINCRBY", `{${namespace}:00}:sessions`, "token", 86_400_000_000)
+        const own = yield* leading(mine)
+        yield* begun(own)
+        const watch = yield* watching(theirs)
+        yield* server.cli("FLUSHALL")
+        yield* eventually(Effect.sync(() => assert.strictEqual(own.began.length, 2)), { timeout: "5 seconds" })
+        assert.isBelow(own.began[1]!, own.began[0]!)
+        yield* eventually(
+          Effect.sync(() => assert.strictEqual(watch.seen.at(-1)?.term, own.began[1])),
+          { timeout: "5 seconds" }
+        )
+        yield* own.leave
+        yield* promptly(eventually(Effect.sync(() => assert.isUndefined(watch.seen.at(-1)))), "the vacancy")
+        yield* Fiber.interrupt(watch.fiber)
+      })))
+
+  it.effect("is found among a thousand candidates, and behind millions that gave up", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const [mine, theirs] = [yield* electionOn(a!, "a"), yield* electionOn(b!, "b")]
+        const key = `{${namespace}:00}:leader:chief`
+        const own = yield* leading(mine)
+        yield* begun(own)
+        const first = yield* leading(theirs)
+        yield* waits(server, namespace, "leader:chief", 1)
+        yield* server.cli(
+          "EVAL",
+          "local c, u, n, f, l = struct.unpack('<ddddd', redis.call('HGET', KEYS[1], 's')) " +
+            "return redis.call('HSET', KEYS[1], 's', struct.pack('<ddddd', c, u, n, f, l + 5e6))",
+          1,
+          key
+        )
+        const second = yield* leading(mine)
+        yield* waits(server, namespace, "leader:chief", 2)
+        yield* server.cli("CONFIG", "RESETSTAT")
+        assert.deepStrictEqual((yield* mine.candidates).map(({ value }) => value), ["b", "a"])
+        yield* own.leave
+        yield* begun(first)
+        yield* first.leave
+        yield* begun(second)
+        const calls = /cmdstat_hget:calls=(\d+)/.exec(yield* server.cli("INFO", "commandstats"))![1]!
+        assert.isBelow(Number(calls), 1000)
+        const crowd = yield* Effect.forEach(
+          Array.from({ length: 1100 }),
+          () => Effect.forkChild(theirs.lead(Effect.never))
+        )
+        yield* waits(server, namespace, "leader:chief", 1100)
+        const candidates = yield* mine.candidates
+        assert.strictEqual(candidates.length, 1000)
+        assert.strictEqual(new Set(candidates.map(({ id }) => id)).size, 1000)
+        yield* mine.transferTo(candidates.at(-1)!)
+        yield* promptly(eventually(theirs.isLeader), "the successor")
+        assert.strictEqual(Option.getOrThrow(yield* mine.leader).id, candidates.at(-1)!.id)
+        yield* second.leave
+        yield* Fiber.interrupt(second.fiber)
+        yield* Fiber.interruptAll(crowd)
       })))
 
   it.effect("is a typed service", () => {

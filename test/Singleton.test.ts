@@ -119,6 +119,26 @@ layer(TestServer.layer, live)("a singleton", (it) => {
         yield* Fiber.interrupt(second)
       })))
 
+  it.effect("is run again whatever it has ended by, but for success", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const ends = [
+          Effect.fail("no"),
+          Effect.die("a defect"),
+          Effect.interrupt,
+          Effect.sync(() => {
+            throw new Error("thrown")
+          }),
+          Effect.void
+        ]
+        let runs = 0
+        const program = Effect.suspend((): Effect.Effect<void, string> => ends[runs++]!)
+        const fiber = yield* launch(a!, Singleton.make("one", program, { restart: Schedule.spaced("10 millis") }))
+        yield* until(() => runs === ends.length, "all runs")
+        yield* Fiber.interrupt(fiber)
+        assert.strictEqual(runs, ends.length)
+      })))
+
   it.effect("is interrupted when its lease is lost, and runs elsewhere after that", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
@@ -249,7 +269,7 @@ layer(TestServer.layer, live)("a schedule", (it) => {
 
   it.effect("refuses bad options at once", () =>
     Effect.sync(() => {
-      for (const bad of [0, -1, Number.NaN]) {
+      for (const bad of [0, -1, Number.NaN, "Infinity"] as const) {
         assert.throws(() => Singleton.schedule("x", Effect.void, Schedule.forever, { keep: bad }), RangeError)
       }
     }))

@@ -3,40 +3,42 @@
  * its way to Redis, executed but not answered, or answered. Nothing may leak and nobody may be left in the queue.
  */
 import { assert, layer } from "@effect/vitest"
-import { Deferred, Effect, Exit, Fiber, Option, Scheduler } from "effect"
-import { Barrier, type Coordinator, DoubleBarrier, Lock, ReadWriteLock, Redis, Semaphore } from "../src/index.ts"
+import { Deferred, Effect, Exit, Fiber, Option, type Scope, Stream } from "effect"
+import {
+  Barrier,
+  type Coordinator,
+  DoubleBarrier,
+  Leader,
+  Lease,
+  Lock,
+  ReadWriteLock,
+  Redis,
+  Semaphore
+} from "../src/index.ts"
 import { make as proxy, type Request } from "../src/testing/Proxy.ts"
-import { eventually } from "./support/eventually.ts"
+import { eventually, realSleep } from "./support/eventually.ts"
+import { interruptedAt } from "./support/interrupter.ts"
 import { assertEmpty, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
-
-/** Interrupts a fiber before operation number `at`, its own or of the fibers that work for it. */
-class Interrupter extends Scheduler.MixedScheduler {
-  count = 0
-  target: Fiber.Fiber<unknown, unknown> | undefined = undefined
-  readonly at: number
-
-  constructor(at: number) {
-    super()
-    this.at = at
-  }
-
-  override shouldYield(fiber: Fiber.Fiber<unknown, unknown>): boolean {
-    if (this.target !== undefined && ++this.count === this.at) {
-      this.target.interruptUnsafe()
-      return fiber === this.target
-    }
-    return super.shouldYield(fiber)
-  }
-}
 
 const holds = (namespace: string) =>
   Effect.gen(function*() {
     const redis = yield* Redis.Redis
     const keys = yield* redis.send<Array<string>>("KEYS", `{${namespace}:*`)
-    return keys.filter((key) => /:(lock|rw|own)[:]/.test(key) || /:(sem|barrier|phase):/.test(key))
+    return keys.filter((key) => /:(lock|rw|own|leader)[:]/.test(key) || /:(sem|barrier|phase):/.test(key))
   })
 
 type Program = Effect.Effect<unknown, unknown, Coordinator.Coordinator>
+
+/** Whoever was told that it leads is told that it does not any more. */
+const elected = (program: (leader: Leader.Leader<void>) => Effect.Effect<unknown, unknown, Scope.Scope>) =>
+  Effect.suspend(() => {
+    let terms = 0
+    const count = (by: number) => () => Effect.sync(() => terms += by)
+    return Effect.onExit(
+      Effect.scoped(Effect.flatMap(Leader.make({ name: "x", onAcquired: count(1), onLost: count(-1) }), program)),
+      () => Effect.sync(() => assert.strictEqual(terms, 0))
+    )
+  })
 
 const programs: Record<string, Program> = {
   "Lock.withLock": Lock.withLock(Effect.yieldNow, "x"),
@@ -74,7 +76,16 @@ const programs: Record<string, Program> = {
       const both = Effect.flatMap(barrier.enter, barrier.leave)
       return Effect.all([both, both], { concurrency: "unbounded" })
     })
-  )
+  ),
+  "Leader.lead": elected((leader) => leader.lead(Effect.yieldNow)),
+  "Leader.campaign": elected((leader) => Effect.andThen(Effect.scoped(leader.campaign()), Effect.yieldNow)),
+  "Leader.observe": elected((leader) => leader.lead(Stream.runHead(leader.observe))),
+  "Leader.resign": elected((leader) => {
+    let rounds = 0
+    return leader.lead(
+      Effect.suspend(() => ++rounds === 2 ? Effect.void : Effect.andThen(leader.resign, Effect.never))
+    )
+  })
 }
 
 layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("interruption", (it) => {
@@ -84,19 +95,13 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
         Effect.gen(function*() {
           let interrupted = 0
           for (let at = 1;; at++) {
-            const scheduler = new Interrupter(at)
-            const fiber = yield* Effect.forkChild(
-              Effect.withFiber((fiber) => {
-                scheduler.target = fiber
-                return program
-              }).pipe(Effect.provideService(Scheduler.Scheduler, scheduler))
-            )
-            const exit = yield* Fiber.await(fiber)
+            const { exit, reached } = yield* interruptedAt(at, program)
+            assert.isFalse(Exit.hasDies(exit), String(exit))
             yield* eventually(Effect.map(holds(namespace), (keys) => keys.length === 0), {
               interval: 1,
               message: `at ${at}`
             })
-            if (scheduler.count < at) {
+            if (!reached) {
               assert.isTrue(Exit.isSuccess(exit))
               break
             }
@@ -106,6 +111,33 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
         })
       ))
   }
+
+  it.effect("by the body itself, which still ends before its hold does", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const events: Array<string> = []
+        const held = (body: Effect.Effect<void>) => ({
+          withLock: Lock.withLock(body, "x"),
+          withLocks: Lock.withLocks(body, ["x", "y"]),
+          protect: Effect.scoped(Effect.flatMap(Lock.acquire("x"), (lease) => Lease.protect(body, lease))),
+          reentrant: Lock.withLock(Lock.withLock(body, "x", { reentrant: true }), "x")
+        })
+        for (const name of ["withLock", "withLocks", "protect", "reentrant"] as const) {
+          const fiber = yield* Effect.forkChild(Effect.withFiber((fiber) => {
+            // As by an abort signal that the body triggers.
+            const body = Effect.sync(() => fiber.interruptUnsafe()).pipe(
+              Effect.andThen(realSleep(30)),
+              Effect.onExit((exit) =>
+                Effect.sync(() => events.push(Exit.hasInterrupts(exit) ? "interrupted" : "ran on"))
+              )
+            )
+            return held(body)[name]
+          }))
+          assert.isTrue(Exit.hasInterrupts(yield* Fiber.await(fiber)))
+          assert.deepStrictEqual(events.splice(0), ["interrupted"], name)
+        }
+      })
+    ))
 
   it.effect("at every moment of waiting behind another holder", () =>
     withNode((namespace) =>

@@ -57,6 +57,8 @@ export interface Observation {
   readonly observe: (state: ReadonlyArray<unknown>) => void
   /** The session was lost: what it had there is going to be reaped, and it joins again with the next one. */
   readonly lost?: (() => void) | undefined
+  /** The coordinator was closed: there is no next session. */
+  readonly closed?: (() => void) | undefined
 }
 
 /** What the actor is told besides the id; a function is asked each time. */

@@ -50,6 +50,8 @@ export interface WaitOptions {
 export class Held implements Lease {
   readonly "~lockstep/Lease" = "~lockstep/Lease" as const
   users = 1
+  /** Settles when it has been given up, once somebody has begun with that. */
+  surrendering: Promise<void> | undefined = undefined
   readonly claim: Claim
   readonly key: string
 
@@ -130,6 +132,13 @@ export const duration = (input: Duration.Input, what: string): Duration.Duration
   const parsed = Duration.fromInputUnsafe(input)
   if (!(Duration.toMillis(parsed) > 0)) throw new RangeError(`${what} must be longer than zero`)
   return parsed
+}
+
+/** As whole milliseconds, not more than Redis can count. */
+export const millis = (input: Duration.Input, what: string): number => {
+  const found = Math.ceil(Duration.toMillis(duration(input, what)))
+  if (!Number.isSafeInteger(found)) throw new RangeError(`${what} must be finite`)
+  return found
 }
 
 /** A name, checked, and where it lives. */
@@ -247,14 +256,25 @@ export const acquire = <E>(
   )
 }
 
-/** Acquires into the scope of the caller; the rest of the fiber runs under it. */
-export const acquireScoped = <E>(acquiring: Acquire<E>): Effect.Effect<Held | undefined, E, Scope.Scope> =>
+/**
+ * Acquires into the scope of the caller; the rest of the fiber runs under it. `begin` is told at once, and answers what is
+ * to be called before it is given back.
+ */
+export const acquireScoped = <E>(
+  acquiring: Acquire<E>,
+  begin: (held: Held) => () => void = () => ignore
+): Effect.Effect<Held | undefined, E, Scope.Scope> =>
   Effect.uninterruptibleMask((restore) =>
     Effect.flatMap(Effect.scope, (scope) =>
       Effect.flatMap(acquire(acquiring, restore), (held) => {
         if (held === undefined) return Effect.succeed(held)
+        const end = begin(held)
+        const release = Effect.suspend(() => {
+          end()
+          return leave(held) ?? Effect.void
+        })
         return Effect.as(
-          Effect.andThen(Scope.addFinalizer(scope, leaving(held)), enter(held, acquiring.options?.maxHold, scope)),
+          Effect.andThen(Scope.addFinalizer(scope, release), enter(held, acquiring.options?.maxHold, scope)),
           held
         )
       }))
@@ -293,22 +313,21 @@ const limit = (held: Held, maxHold: Duration.Input): Effect.Effect<void> =>
 
 /**
  * Gives a hold up whoever uses it: what runs under it is interrupted, and it is given back when that has ended, or after
- * the margin.
+ * the margin. Whoever asks for that meanwhile waits for the same.
  */
-export const surrender = (held: Held): Effect.Effect<void> => {
-  const { claim } = held
-  const { kernel } = claim.partition
-  const surrendering = Effect.suspend(() => {
-    if (!held.active) return Effect.void
-    claim.lose("resigned")
-    kernel.watchOverruns([claim])
-    return Effect.andThen(
-      Effect.promise(() => Promise.race([claim.calm(), kernel.sleep(kernel.settings.margin)])),
-      Effect.suspend(() => giveBack(claim))
-    )
+export const surrender = (held: Held, reason: "resigned" | "closed"): Effect.Effect<void> =>
+  Effect.promise(() => {
+    if (held.active) held.surrendering = givingUp(held.claim, reason)
+    return held.surrendering ?? Promise.resolve()
   })
-  // In a fiber of its own: this one may be the one that is interrupted.
-  return Effect.flatMap(Effect.forkDetach(Effect.uninterruptible(surrendering)), Fiber.join)
+
+// No fiber: the one that asks for it may be the one that is interrupted.
+const givingUp = async (claim: Claim, reason: "resigned" | "closed"): Promise<void> => {
+  const { kernel } = claim.partition
+  claim.lose(reason)
+  kernel.watchOverruns([claim])
+  await Promise.race([claim.calm(), kernel.sleep(kernel.settings.margin)])
+  await new Promise<void>((resolve) => claim.partition.release(claim, resolve))
 }
 
 // -----------------------------------------------------------------------------
@@ -427,12 +446,17 @@ const protect = <A, E, R, E2>(
     }
     const off = claim.onLoss(() => child.interruptUnsafe(parent.id))
     const timer = maxHold === undefined ? undefined : Effect.runForkWith(parent.context)(limit(held, maxHold))
+    const end = () => {
+      claim.unprotect()
+      off()
+      timer?.interruptUnsafe()
+    }
     return Effect.onExitPrimitive(
       Effect.flatMap(restore(join(child)), (exit) => outcome(held, exit, fail)),
       () => {
-        claim.unprotect()
-        off()
-        timer?.interruptUnsafe()
+        // An interruption that came with the body's first steps skips joining it.
+        if (child.pollUnsafe() === undefined) return Effect.andThen(Fiber.interrupt(child), Effect.sync(end))
+        end()
         return undefined
       },
       true

@@ -121,7 +121,7 @@ export class Kernel {
   readonly #reaping = new Map<string, Promise<void>>()
   readonly #readers = new Map<number, Reader>()
   readonly #unsubscribe: () => void
-  readonly #timers = new Set<NodeJS.Timeout>()
+  readonly #sleeping = new Set<() => void>()
   // Whoever waits for another try has to hear that there is none.
   readonly #retrying = new Set<() => void>()
   #sessions = 0
@@ -305,13 +305,16 @@ export class Kernel {
     })
   }
 
+  /** Ends early when the coordinator is closed. */
   sleep(millis: number): Promise<void> {
     return new Promise((resolve) => {
-      const timer = setTimeout(() => {
-        this.#timers.delete(timer)
+      const wake = () => {
+        clearTimeout(timer)
+        this.#sleeping.delete(wake)
         resolve()
-      }, millis)
-      this.#timers.add(timer)
+      }
+      const timer = setTimeout(wake, millis)
+      this.#sleeping.add(wake)
     })
   }
 
@@ -402,6 +405,7 @@ export class Kernel {
   /** The margin is the time that finalizers have before anyone else can be granted. Who needs longer is told. */
   watchOverruns(claims: ReadonlyArray<Claim>): void {
     void this.sleep(this.settings.margin).then(() => {
+      if (this.closed) return
       const late = claims.filter((claim) => claim.protecting > 0).length
       if (late === 0) return
       this.metrics.overrun(late)
@@ -429,7 +433,7 @@ export class Kernel {
       this.sleep(this.settings.requestTimeout)
     ])
     this.#unsubscribe()
-    for (const timer of this.#timers) clearTimeout(timer)
+    for (const wake of [...this.#sleeping]) wake()
     for (const go of [...this.#retrying]) go()
     await Promise.allSettled([...this.#readers.values()].map((reader) => reader.close()))
   }

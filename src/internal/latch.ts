@@ -2,12 +2,12 @@
  * The client's half of the latch actor: what a countdown latch and a gate have in common. A membership hears of every
  * opening, so that waiting costs Redis nothing.
  */
-import * as Duration from "effect/Duration"
+import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import type * as Scope from "effect/Scope"
 import { randomUUID } from "node:crypto"
 import { type CoordinatorError, coordinatorError } from "./errors.ts"
-import { duration, membership, type Place } from "./held.ts"
+import { membership, millis, type Place } from "./held.ts"
 import type { WaitTimeout } from "./loss.ts"
 
 /** It exists with another count. */
@@ -45,7 +45,7 @@ export class Latch<E> {
   constructor(place: Place, total: number, keep: Duration.Input, fail: (reason: CoordinatorError | Mismatch) => E) {
     this.place = place
     this.total = total
-    this.keep = Math.ceil(Duration.toMillis(duration(keep, "keep")))
+    this.keep = millis(keep, "keep")
     this.#fail = fail
   }
 

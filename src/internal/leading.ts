@@ -16,8 +16,8 @@ export interface Leading<E> {
   readonly wait: Duration.Input | undefined
   readonly again: boolean
   readonly span: string
-  readonly begin: (term: held.Held) => void
-  readonly end: (term: held.Held) => void
+  /** Told when a term begins, and answers what is to be called when its effect has ended. */
+  readonly begin: (term: held.Held) => () => void
   readonly fail: (error: Failure) => E
 }
 
@@ -35,6 +35,14 @@ const endedIn = (cause: Cause.Cause<unknown>): Ended | undefined => {
   }
   return undefined
 }
+
+/** What else has gone wrong. */
+const failures = (cause: Cause.Cause<unknown>): Cause.Cause<unknown> =>
+  Cause.fromReasons(
+    cause.reasons.filter((reason) =>
+      !Cause.isInterruptReason(reason) && !(Cause.isFailReason(reason) && reason.error instanceof Ended)
+    )
+  )
 
 export const campaigning = <E>(
   place: held.Place,
@@ -57,16 +65,22 @@ export const campaigning = <E>(
 /** Runs an effect under a term, and under another one when that has ended before it. */
 export const lead = <A, E, R, E2>(
   self: Effect.Effect<A, E, R>,
-  { again, begin, end, fail, place, span, value, wait }: Leading<E2>
+  { again, begin, fail, place, span, value, wait }: Leading<E2>
 ): Effect.Effect<A, E | E2, R> => {
   const body = Effect.withFiber<A, E, R>((fiber) => {
     // It runs under its term from the first operation to the last.
     const mine = held.findHeld(fiber, place)!
-    begin(mine)
-    return Effect.onExitPrimitive(self, () => {
-      end(mine)
-      return undefined
-    })
+    let end: (() => void) | undefined
+    return Effect.onExitPrimitive(
+      Effect.suspend(() => {
+        end = begin(mine)
+        return mine.active ? self : Effect.interrupt
+      }),
+      () => {
+        end?.()
+        return undefined
+      }
+    )
   })
   const acquiring = campaigning(
     place,
@@ -86,7 +100,13 @@ export const lead = <A, E, R, E2>(
         const { reason, token } = ended.loss
         if (reason === "closed") return Effect.fail(fail(ended.loss))
         const message = `${JSON.stringify(place.name)}: term ${token} has ended (${reason}), campaigning again`
-        return Effect.andThen(Effect.logInfo(message), round)
+        const rest = failures(cause)
+        return Effect.andThen(
+          rest.reasons.length === 0
+            ? Effect.logInfo(message)
+            : Effect.logError(`${message}; its effect has failed meanwhile`, rest),
+          round
+        )
       }
     })
   )

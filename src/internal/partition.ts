@@ -466,6 +466,7 @@ export class Partition {
         this.claims.delete(claim.id)
         held.push(claim)
       } else if (reason === "closed") {
+        this.#become(claim, "idle")
         this.fail(claim, new CoordinatorError({ reason: new CoordinatorClosed({}) }))
       } else {
         const observed = claim.state === "held"
@@ -610,8 +611,13 @@ export class Partition {
   fail(claim: Claim, error: CoordinatorError): void {
     if (claim.state === "done" || claim.state === "held") return
     claim.request = undefined
-    if (claim.standing && claim.token > 0 && !this.kernel.closed) {
-      // It was granted once, so nobody waits for the answer: it is tried again with the next heartbeat.
+    if (claim.standing && claim.token > 0) {
+      // It was granted once, so nobody waits for the answer.
+      if (this.kernel.closed) {
+        this.#become(claim, "done")
+        return claim.observation?.closed?.()
+      }
+      // It is tried again with the next heartbeat.
       this.kernel.log("Warn", `partition ${this.index}: what was open before could not be opened again`, error)
       return this.#become(claim, "idle")
     }
