@@ -1,7 +1,7 @@
-/** Barriers on a Redis Cluster: parties in several places wait across the death of the primary that they wait at. */
+/** Barriers, latches and gates on a Redis Cluster: who waits waits across the death of the primary that it waits at. */
 import { assert, it } from "@effect/vitest"
 import { Effect, Fiber, Layer } from "effect"
-import { Barrier, Coordinator, DoubleBarrier, Redis } from "../src/index.ts"
+import { Barrier, Coordinator, CountDownLatch, DoubleBarrier, Gate, Redis } from "../src/index.ts"
 import { partitionOf } from "../src/internal/keys.ts"
 import { cluster } from "./support/cluster.ts"
 import { eventually } from "./support/eventually.ts"
@@ -9,6 +9,9 @@ import { assertEmpty, freshNamespace, type Node } from "./support/live.ts"
 import { on } from "./support/several.ts"
 
 const partitions = 4
+
+/** Short, so that the namespace is empty soon. */
+const keep = "100 millis"
 
 it.live("parties on a Cluster go on waiting when a primary dies", () =>
   Effect.gen(function*() {
@@ -41,6 +44,14 @@ it.live("parties on a Cluster go on waiting when a primary dies", () =>
         names,
         (name) => Effect.forEach(contexts, (context) => on(context, DoubleBarrier.make({ name, parties: 3 })))
       )
+      const latches = yield* Effect.forEach(
+        names,
+        (name) => Effect.forEach(contexts, (context) => on(context, CountDownLatch.make({ name, count: 3, keep })))
+      )
+      const gates = yield* Effect.forEach(
+        names,
+        (name) => Effect.forEach(contexts, (context) => on(context, Gate.make({ name, keep })))
+      )
       // Whoever finds it broken, since Redis may have forgotten an arrival, comes again.
       const pass = (barrier: Barrier.Barrier<void>): Effect.Effect<number, Barrier.BarrierError> =>
         Effect.map(barrier.await(), ({ generation }) => generation).pipe(
@@ -59,12 +70,25 @@ it.live("parties on a Cluster go on waiting when a primary dies", () =>
           arrived === 2))
         yield* eventually(Effect.map(phases[at]![0]!.waiting, (waiting) => waiting === 2))
       }
+      const opening = yield* Effect.forEach(
+        [...latches.map(([, latch]) => latch!.await), ...gates.map(([, gate]) => gate!.await)],
+        (wait) => Effect.forkChild(wait)
+      )
+      for (const [one] of latches) assert.strictEqual(yield* one!.countDown({ id: "one" }), 2)
       yield* victim.stop()
       yield* nodes.awaitPromotion(`{${namespace}:00}`, victim)
       yield* all(barriers.map(([, , three]) => pass(three!)))
       yield* all(phases.map(([, , three]) => three!.withPhase(Effect.void)))
       yield* Effect.forEach(waiting, Fiber.join)
       yield* Effect.forEach(entering, Fiber.join)
+      for (const [one, two, three] of latches) {
+        yield* two!.countDown({ id: "two" })
+        // Whoever has counted counts again by itself if that was forgotten.
+        yield* eventually(Effect.map(one!.count, (left) => left === 1))
+        yield* three!.countDown({ id: "three" })
+      }
+      for (const [, , gate] of gates) yield* gate!.open
+      yield* Effect.forEach(opening, Fiber.join)
     }))
     yield* Effect.flatMap(
       nodes.primaries,
