@@ -19,6 +19,7 @@ const files = [
   "Barrier.lua",
   "DoubleBarrier.lua",
   "TaskGroup.lua",
+  "Signal.lua",
   "Fence.lua"
 ]
 const target = new URL("../src/internal/lua.ts", import.meta.url)

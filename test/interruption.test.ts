@@ -3,31 +3,12 @@
  * its way to Redis, executed but not answered, or answered. Nothing may leak and nobody may be left in the queue.
  */
 import { assert, layer } from "@effect/vitest"
-import { Deferred, Effect, Exit, Fiber, Option, Scheduler } from "effect"
+import { Deferred, Effect, Exit, Fiber, Option } from "effect"
 import { Barrier, type Coordinator, DoubleBarrier, Lock, ReadWriteLock, Redis, Semaphore } from "../src/index.ts"
 import { make as proxy, type Request } from "../src/testing/Proxy.ts"
 import { eventually } from "./support/eventually.ts"
+import { interruptedAt } from "./support/interrupter.ts"
 import { assertEmpty, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
-
-/** Interrupts a fiber before operation number `at`, its own or of the fibers that work for it. */
-class Interrupter extends Scheduler.MixedScheduler {
-  count = 0
-  target: Fiber.Fiber<unknown, unknown> | undefined = undefined
-  readonly at: number
-
-  constructor(at: number) {
-    super()
-    this.at = at
-  }
-
-  override shouldYield(fiber: Fiber.Fiber<unknown, unknown>): boolean {
-    if (this.target !== undefined && ++this.count === this.at) {
-      this.target.interruptUnsafe()
-      return fiber === this.target
-    }
-    return super.shouldYield(fiber)
-  }
-}
 
 const holds = (namespace: string) =>
   Effect.gen(function*() {
@@ -84,19 +65,12 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
         Effect.gen(function*() {
           let interrupted = 0
           for (let at = 1;; at++) {
-            const scheduler = new Interrupter(at)
-            const fiber = yield* Effect.forkChild(
-              Effect.withFiber((fiber) => {
-                scheduler.target = fiber
-                return program
-              }).pipe(Effect.provideService(Scheduler.Scheduler, scheduler))
-            )
-            const exit = yield* Fiber.await(fiber)
+            const { exit, reached } = yield* interruptedAt(at, program)
             yield* eventually(Effect.map(holds(namespace), (keys) => keys.length === 0), {
               interval: 1,
               message: `at ${at}`
             })
-            if (scheduler.count < at) {
+            if (!reached) {
               assert.isTrue(Exit.isSuccess(exit))
               break
             }

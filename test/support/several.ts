@@ -35,6 +35,8 @@ export const on = <A, E>(context: Node, effect: Effect.Effect<A, E, Coordinator.
 export const promptly = <A, E, R>(effect: Effect.Effect<A, E, R>, what: string): Effect.Effect<A, E, R> =>
   Effect.raceFirst(effect, Effect.andThen(realSleep("3 seconds"), Effect.die(new Error(`${what}: not in time`))))
 
+export const isPending = <A, E>(fiber: Fiber.Fiber<A, E>): boolean => fiber.pollUnsafe() === undefined
+
 export const pending = <A, E>(fiber: Fiber.Fiber<A, E>) => Effect.sync(() => assert.isUndefined(fiber.pollUnsafe()))
 
 const sessionOf = (context: Node) =>
@@ -43,12 +45,16 @@ const sessionOf = (context: Node) =>
     context
   )
 
+/** Has Redis forget the session of a coordinator, which learns of it with its next request. */
+export const forgetSession = (context: Node, namespace: string, server: Server) =>
+  Effect.flatMap(sessionOf(context), (session) => server.cli("HDEL", `{${namespace}:00}:sessions`, `s${session}`))
+
 /** Has Redis forget the session of a coordinator, and the coordinator notice it. */
 export const lose = (context: Node, namespace: string, server: Server) =>
-  Effect.gen(function*() {
-    yield* server.cli("HDEL", `{${namespace}:00}:sessions`, `s${yield* sessionOf(context)}`)
-    yield* on(context, Lock.withLockIfAvailable(Effect.void, "to be told"))
-  })
+  Effect.andThen(
+    forgetSession(context, namespace, server),
+    on(context, Lock.withLockIfAvailable(Effect.void, "to be told"))
+  )
 
 /** How many events the mailbox of a coordinator has had. */
 export const eventsOf = (context: Node, namespace: string, server: Server) =>
