@@ -20,6 +20,7 @@ const files = [
   "DoubleBarrier.lua",
   "TaskGroup.lua",
   "Signal.lua",
+  "Rendezvous.lua",
   "Fence.lua"
 ]
 const target = new URL("../src/internal/lua.ts", import.meta.url)

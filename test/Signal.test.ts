@@ -8,12 +8,9 @@ import { eventually, realSleep } from "./support/eventually.ts"
 import { interruptedAt } from "./support/interrupter.ts"
 import { assertEmpty, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
 import { asks } from "./support/requests.ts"
-import { forgetSession, isPending, on, promptly, several } from "./support/several.ts"
+import { forgetSession, fragile, isPending, on, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
-
-/** Of coordinators that lose their sessions. */
-const brief = { lease: "1 second", margin: "200 millis", requestTimeout: "200 millis" } as const
 
 const hostile = "x\u0000}{:\r\n\"é😀"
 
@@ -169,7 +166,7 @@ layer(TestServer.layer, live)("a signal", (it) => {
         const line = yield* proxy(server)
         const scope = yield* Scope.make()
         const dying = yield* Scope.provide(
-          node(line.url, { namespace, partitions: 1, ...brief }),
+          fragile(server, line, namespace, 2),
           scope
         )
         const other = yield* on(dying, make)
@@ -196,7 +193,7 @@ layer(TestServer.layer, live)("a signal", (it) => {
       Effect.gen(function*() {
         const direct = yield* on(a!, make)
         const line = yield* proxy(server)
-        const context = yield* node(line.url, { namespace, partitions: 1, ...brief })
+        const context = yield* fragile(server, line, namespace, 1)
         const signal = yield* on(context, make)
         yield* signal.set
         for (const [executed, break_] of [[1, line.dropReplies], [0, line.blackhole]] as const) {
@@ -243,8 +240,8 @@ layer(TestServer.layer, live)("a signal", (it) => {
       yield* Effect.scoped(Effect.gen(function*() {
         const line = yield* proxy(server)
         const settings = { namespace, partitions: 1, lease: "4 seconds", requestTimeout: "200 millis" } as const
-        const one = yield* on(yield* node(line.url, settings), make)
         const two = yield* on(yield* node(server.url, settings), make)
+        const one = yield* on(yield* node(line.url, settings), make)
         for (const verb of ["signal.await", "signal.consume", "signal.set"]) {
           for (const verdict of ["drop", "dropReply", "blackholeReply", "duplicate"] as const) {
             const met = yield* line.once(asks(verb), verdict)

@@ -43,6 +43,7 @@ export type Kind =
   | "phase"
   | "tasks"
   | "signal"
+  | "rendezvous"
 
 export interface WaitOptions {
   readonly wait?: Duration.Input | undefined
@@ -406,7 +407,7 @@ export const protectLease = <A, E, R, E2>(
 
 // The body runs in a fiber of its own, so that it can be interrupted without the fiber that holds. That one does not end
 // before it, so it needs no supervision beyond being joined.
-const protect = <A, E, R, E2>(
+export const protect = <A, E, R, E2>(
   self: Effect.Effect<A, E, R>,
   held: Held,
   restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>,
@@ -466,7 +467,7 @@ const join = <A, E>(fiber: Fiber.Fiber<A, E>): Effect.Effect<Exit.Exit<A, E>> =>
 // -----------------------------------------------------------------------------
 
 /** Ends a hold by a request that says what has come of it, rather than by giving it back. */
-const conclude = <V extends Verb>(claim: Claim, request: {
+export const conclude = <V extends Verb>(claim: Claim, request: {
   readonly verb: V
   readonly args: Requests[V]["args"]
   readonly settle: (reply: Requests[V]["reply"]) => void

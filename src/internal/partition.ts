@@ -310,8 +310,8 @@ export class Partition {
     )
   }
 
-  async #end(id: string): Promise<void> {
-    await this.kernel.insist(this, id, [{ verb: "session.end", args: [id] }])
+  async #end(id: string, closed = false): Promise<void> {
+    await this.kernel.insist(this, id, [{ verb: "session.end", args: [id, closed] }])
     this.#former.delete(id)
     await this.kernel.reap(this, id)
   }
@@ -686,6 +686,10 @@ export class Partition {
         return this.#grant(claim, session, event.slice(1))
       case "changed":
         return claim.observation?.observe(event.slice(2))
+      case "again":
+        // Before the reply that it waits, a resync finds that.
+        if (claim.state === "queued") this.#send(claim)
+        return
       case "refused": {
         if (claim.state !== "queued" && claim.state !== "pending") return
         this.#become(claim, "done")
@@ -713,7 +717,7 @@ export class Partition {
     await this.#asking?.catch(() => {})
     const ids = [...this.#former.keys()]
     if (session !== undefined) ids.push(session.id)
-    await Promise.all(ids.map((id) => this.#end(id)))
+    await Promise.all(ids.map((id) => this.#end(id, true)))
   }
 }
 

@@ -2,7 +2,8 @@
 import { assert } from "@effect/vitest"
 import { Effect, type Fiber, type Scope } from "effect"
 import { Coordinator, Lock } from "../../src/index.ts"
-import { realSleep } from "./eventually.ts"
+import type { Proxy } from "../../src/testing/Proxy.ts"
+import { eventually, realSleep } from "./eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./live.ts"
 import type { Server } from "./servers.ts"
 
@@ -44,6 +45,31 @@ const sessionOf = (context: Node) =>
     Effect.flatMap(Coordinator.Coordinator, ({ sessions }) => Effect.map(sessions, ([session]) => session!.id!)),
     context
   )
+
+/**
+ * A coordinator whose connection may fail, so that it may not be able to say that it is closed: when the scope is, others
+ * that have a session clean up behind it.
+ */
+export const fragile = (
+  server: Server,
+  line: Proxy,
+  namespace: string,
+  others: number
+): Effect.Effect<Node, unknown, Scope.Scope> =>
+  Effect.gen(function*() {
+    yield* Effect.addFinalizer(() =>
+      eventually(Effect.map(server.cli("ZCARD", `{${namespace}:00}:due`), (left) => Number(left) <= others), {
+        message: "nothing is left of it"
+      })
+    )
+    return yield* node(line.url, {
+      namespace,
+      partitions: 1,
+      lease: "1 second",
+      margin: "200 millis",
+      requestTimeout: "200 millis"
+    })
+  })
 
 /** Has Redis forget the session of a coordinator, which learns of it with its next request. */
 export const forgetSession = (context: Node, namespace: string, server: Server) =>
