@@ -19,6 +19,8 @@ const files = [
   "Barrier.lua",
   "DoubleBarrier.lua",
   "TaskGroup.lua",
+  "Signal.lua",
+  "Rendezvous.lua",
   "Fence.lua"
 ]
 const target = new URL("../src/internal/lua.ts", import.meta.url)

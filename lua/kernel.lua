@@ -13,7 +13,8 @@
 --
 -- Fields of `sessions`:
 --   protocol, partitions, token   numbers of the partition; the token is the last one given
---   s<session>   number of the last batch, deadline in server ms (0 when it has been ended), mailbox id acknowledged
+--   s<session>   number of the last batch, deadline in server ms (0 when it has been ended, -1 when its coordinator was
+--                closed), mailbox id acknowledged
 --   r<session>   the reply to the last batch
 --   about<session>   who it is, as JSON
 --
@@ -30,6 +31,7 @@
 local MAILBOX_LENGTH = 16384
 local REAP_SESSIONS, REAP_ENTRIES = 16, 128
 local STATE = '<dds'
+local CLOSED = -1
 
 local handlers, reapers = {}, {}
 
@@ -75,6 +77,15 @@ local function isAlive(ctx, session)
   if not state then return false end
   local _, deadline = unpackStruct(STATE, state)
   return deadline > ctx.now
+end
+
+-- Whether nobody will come back for what a session has owned: it gives that up itself, or its coordinator was closed.
+local function hasLeft(ctx, session)
+  if session == ctx.session then return true end
+  local state = call('HGET', ctx.sessions, 's' .. session)
+  if not state then return false end
+  local _, deadline = unpackStruct(STATE, state)
+  return deadline == CLOSED
 end
 
 local function post(ctx, session, event)
@@ -124,21 +135,22 @@ local function nearest(ctx, after)
   return -1
 end
 
--- Ends a session: from now on its batches are refused, and what it owns can be reaped.
-local function finish(ctx, session)
+-- Ends a session: from now on its batches are refused, and what it owns can be reaped. The deadline says whether another
+-- one may follow it.
+local function finish(ctx, session, deadline)
   local state = call('HGET', ctx.sessions, 's' .. session)
   if not state then return end
   local number, _, read = unpackStruct(STATE, state)
-  call('HSET', ctx.sessions, 's' .. session, pack(STATE, number, 0, read))
+  call('HSET', ctx.sessions, 's' .. session, pack(STATE, number, deadline, read))
   call('ZADD', ctx.due, 0, session)
 end
 
 -- Every command that an actor or a reader needs. What a user may not do has to be known before anything is written.
 local NEEDED = {
-  { 'DEL' }, { 'HDEL', 'f' }, { 'HGET', 'f' }, { 'HGETALL' }, { 'HKEYS' }, { 'HLEN' }, { 'HMGET', 'f' }, { 'HSET', 'f', 'v' }, { 'PERSIST' },
-  { 'PEXPIRE', '1' }, { 'SADD', 'm' },
-  { 'SRANDMEMBER' }, { 'SREM', 'm' }, { 'XADD', '*', 'f', 'v' }, { 'XLEN' }, { 'XRANGE', '-', '+' }, { 'XTRIM', 'MINID', '0' },
-  { 'ZADD', '0', 'm' }, { 'ZRANGEBYSCORE', '0', '0' }, { 'ZREM', 'm' }
+  { 'DEL' }, { 'HDEL', 'f' }, { 'HGET', 'f' }, { 'HGETALL' }, { 'HKEYS' }, { 'HLEN' }, { 'HMGET', 'f' }, { 'HSET', 'f', 'v' },
+  { 'PERSIST' }, { 'PEXPIRE', '1' }, { 'SADD', 'm' }, { 'SRANDMEMBER' }, { 'SREM', 'm' }, { 'XACK', 'g', '0' },
+  { 'XADD', '*', 'f', 'v' }, { 'XCLAIM', 'g', 'c', '0', '0' }, { 'XDEL', '0' }, { 'XLEN' }, { 'XPENDING', 'g' },
+  { 'XRANGE', '-', '+' }, { 'XTRIM', 'MINID', '0' }, { 'ZADD', '0', 'm' }, { 'ZRANGEBYSCORE', '0', '0' }, { 'ZREM', 'm' }
 }
 
 local function denied(ctx)
@@ -146,7 +158,12 @@ local function denied(ctx)
     local command = NEEDED[i]
     if not redis.acl_check_cmd(command[1], ctx.sessions, unpack(command, 2)) then return command[1] end
   end
+  -- Those whose keys come later.
   if not redis.acl_check_cmd('XREAD', 'STREAMS', ctx.mailbox, '0') then return 'XREAD' end
+  if not redis.acl_check_cmd('XREADGROUP', 'GROUP', 'g', 'c', 'STREAMS', ctx.mailbox, '>') then return 'XREADGROUP' end
+  for _, subcommand in ipairs({ 'CREATE', 'DELCONSUMER' }) do
+    if not redis.acl_check_cmd('XGROUP', subcommand, ctx.mailbox, 'g', 'c') then return 'XGROUP|' .. subcommand end
+  end
 end
 
 -- session.open: opens a session and ends those it replaces; every attempt uses an id of its own
@@ -160,7 +177,7 @@ handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, 
   end
   local command = denied(ctx)
   if command then return '["denied","' .. command .. '"]' end
-  for former in string.gmatch(replaces, '%S+') do finish(ctx, former) end
+  for former in string.gmatch(replaces, '%S+') do finish(ctx, former, 0) end
   local mailbox = call('XADD', ctx.mailbox, '*', 'e', '["opened"]')
   local deadline = ctx.now + lease
   call('HSET', ctx.sessions, 'protocol', protocol, 'partitions', partitions,
@@ -202,11 +219,11 @@ end
 
 -- session.end: ends a session at once, on its own word; what it owned is then reaped
 -- keys: none
--- args: session string
+-- args: session string, closed boolean
 -- reply: ["ended"]
 -- flags: allow-oom
-handlers['session.end'] = function(ctx, _, session)
-  finish(ctx, session)
+handlers['session.end'] = function(ctx, _, session, closed)
+  finish(ctx, session, closed == '1' and CLOSED or 0)
   return '["ended"]'
 end
 

@@ -60,7 +60,7 @@
  * @since 0.1.0
  */
 import * as Context from "effect/Context"
-import * as Duration from "effect/Duration"
+import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Layer from "effect/Layer"
@@ -717,7 +717,7 @@ export const make = <A, E = string>(
     if (shards !== undefined && !(Number.isInteger(shards) && shards >= 1 && shards <= mostShards)) {
       throw new RangeError(`shards must be a whole number from 1 to ${mostShards}`)
     }
-    const millis = Math.ceil(Duration.toMillis(held.duration(keep, "keep")))
+    const millis = held.millis(keep, "keep")
     const tasks = new Tasks(held.placeOf(kernelOf(coordinator), "tasks", name, "name"), shards ?? 0, millis)
     return Effect.flatMap(tasks.join(failure), (existing) =>
       existing === undefined

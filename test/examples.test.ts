@@ -19,6 +19,8 @@ const lines: Record<string, string> = {
   "81-barrier.ts":
     "6, 15, 24; and then: Generation 4 was broken, because a party has left (missing parties: 2): await again, or give up.",
   "85-task-group.ts": "6 shards, 179700 in all, and one of them by its second worker",
+  "86-signal.ts": "woken: ann, cy",
+  "87-rendezvous.ts": "delivered by bob, and swapped a pear for an apple",
   "90-leader.ts": "leads: 10.0.0.2:8080",
   "91-singleton.ts": "reports are made by a only"
 }

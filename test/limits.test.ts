@@ -1,7 +1,7 @@
 /** What a server may refuse: memory, permissions, functions, plain text, and a namespace of another shape. */
 import { assert, layer } from "@effect/vitest"
-import { Deferred, Effect, Fiber, Layer, Option, type Scope } from "effect"
-import { Coordinator, Lease, Lock, ReadWriteLock, Redis, Semaphore } from "../src/index.ts"
+import { Deferred, Effect, Fiber, Layer, Option, Schema, type Scope } from "effect"
+import { Coordinator, Lease, Lock, ReadWriteLock, Redis, Rendezvous, Semaphore } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"
@@ -20,8 +20,8 @@ const calling = { functions: ["+fcall", "+function|load"], scripts: ["+eval", "+
 const reading = ["+xread"]
 const inside = [
   ...["+del", "+hdel", "+hget", "+hgetall", "+hkeys", "+hlen", "+hmget", "+hset", "+persist", "+pexpire", "+sadd"],
-  ...["+srandmember", "+srem", "+time"],
-  ...["+xadd", "+xlen", "+xrange", "+xtrim", "+zadd", "+zrangebyscore", "+zrem"]
+  ...["+srandmember", "+srem", "+time", "+xack", "+xadd", "+xclaim", "+xdel", "+xgroup|create", "+xgroup|delconsumer"],
+  ...["+xlen", "+xpending", "+xrange", "+xreadgroup", "+xtrim", "+zadd", "+zrangebyscore", "+zrem"]
 ]
 const rules = (namespace: string) => [
   ...keys(namespace),
@@ -59,6 +59,20 @@ const quickly = <A, E, R>(effect: Effect.Effect<A, E, R>, what: string, millis =
   )
 
 /** Locks, read-write locks and semaphores of two coordinators, and what a third leaves behind that goes silent. */
+/** All ways through a stream and its group. */
+const meeting = Effect.gen(function*() {
+  const place = yield* Rendezvous.make({ name: "place", schema: Schema.String })
+  const give = yield* Effect.forkChild(place.give("a"))
+  assert.strictEqual(yield* Effect.flip(place.takeWith((value) => Effect.fail(value))), "a")
+  assert.strictEqual(yield* place.takeWith((_, { attempts }) => Effect.succeed(attempts)), 2)
+  yield* Fiber.join(give)
+  assert.isTrue(Option.isNone(yield* Effect.timeoutOption(place.give("b"), 20)))
+  assert.deepStrictEqual(
+    yield* Effect.all([place.exchange("a"), place.exchange("b")], { concurrency: "unbounded" }),
+    ["b", "a"]
+  )
+})
+
 const basics = (
   server: Server,
   redis: Redis.Options,
@@ -85,6 +99,7 @@ const basics = (
         yield* Effect.forEach(Array.from({ length: 24 }, (_, n) => n), one, { concurrency: "unbounded" })
       }).pipe(Effect.scoped, Effect.provideContext(context)), { concurrency: "unbounded" })
     assert.strictEqual(watch.entered, 48)
+    yield* Effect.provideContext(meeting, nodes[0]!)
 
     const lost = yield* Effect.provideContext(holding("left"), dying)
     const waiting = yield* Effect.forkChild(

@@ -11,12 +11,14 @@ import * as doubleBarrier from "./matrix/doubleBarrier.ts"
 import * as held from "./matrix/held.ts"
 import * as latch from "./matrix/latch.ts"
 import * as leader from "./matrix/leader.ts"
+import * as rendezvous from "./matrix/rendezvous.ts"
+import * as signal from "./matrix/signal.ts"
 import * as singleton from "./matrix/singleton.ts"
 import * as tasks from "./matrix/tasks.ts"
 import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
 import { asks, within } from "./support/requests.ts"
 
-const programs = { held, latch, leader, singleton, barrier, doubleBarrier, tasks }
+const programs = { held, latch, leader, singleton, barrier, doubleBarrier, tasks, signal, rendezvous }
 
 type Missing = Exclude<keyof Requests, typeof programs[keyof typeof programs]["requests"][number][0]>
 

@@ -24,8 +24,12 @@ export interface Request<V extends Verb = Verb> {
   readonly args: Requests[V]["args"]
   /** The session it is bound to: with that, it is moot. */
   readonly session?: Session | undefined
-  /** Called instead of a reply when the session it is bound to was lost. Other requests go to the next session. */
-  readonly moot?: (() => void) | undefined
+  /**
+   * Called instead of a reply when the session was lost; `sent` says whether it can have been executed. Of requests that
+   * are bound to no session, it is called for those that were sent: they are not to be repeated. All others go to the
+   * next session.
+   */
+  readonly moot?: ((sent: boolean) => void) | undefined
   readonly settle: (reply: Requests[V]["reply"]) => void
   readonly fail: (error: CoordinatorError) => void
   cancelled?: boolean | undefined

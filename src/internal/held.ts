@@ -18,13 +18,15 @@ import {
   type Details,
   type Observation,
   type Outcome,
-  type Refusal
+  type Refusal,
+  type Verb
 } from "./claim.ts"
 import type { CoordinatorError } from "./errors.ts"
 import { guarded } from "./guard.ts"
 import { type Kernel, kernelOf } from "./kernel.ts"
 import { checkName } from "./keys.ts"
 import { LeaseLost, WaitTimeout } from "./loss.ts"
+import type { Requests } from "./lua.ts"
 import type { Partition } from "./partition.ts"
 import { spanned } from "./span.ts"
 
@@ -40,6 +42,8 @@ export type Kind =
   | "barrier"
   | "phase"
   | "tasks"
+  | "signal"
+  | "rendezvous"
 
 export interface WaitOptions {
   readonly wait?: Duration.Input | undefined
@@ -422,7 +426,7 @@ export const protectLease = <A, E, R, E2>(
 
 // The body runs in a fiber of its own, so that it can be interrupted without the fiber that holds. That one does not end
 // before it, so it needs no supervision beyond being joined.
-const protect = <A, E, R, E2>(
+export const protect = <A, E, R, E2>(
   self: Effect.Effect<A, E, R>,
   held: Held,
   restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>,
@@ -480,6 +484,81 @@ const join = <A, E>(fiber: Fiber.Fiber<A, E>): Effect.Effect<Exit.Exit<A, E>> =>
   Effect.callback((resume) => {
     fiber.addObserver((exit) => resume(Effect.succeed(exit)))
     return Effect.asVoid(Fiber.interrupt(fiber))
+  })
+
+// -----------------------------------------------------------------------------
+// Conclude
+// -----------------------------------------------------------------------------
+
+/** Ends a hold by a request that says what has come of it, rather than by giving it back. */
+export const conclude = <V extends Verb>(claim: Claim, request: {
+  readonly verb: V
+  readonly args: Requests[V]["args"]
+  readonly settle: (reply: Requests[V]["reply"]) => void
+  /** With the session, the hold was lost; whether the request can have been executed before. */
+  readonly moot: (sent: boolean) => void
+  readonly fail: (error: CoordinatorError) => void
+}): void => {
+  if (claim.lost !== undefined) return request.moot(false)
+  claim.partition.request({
+    ...request,
+    key: claim.key,
+    session: claim.session,
+    settle: (reply) => {
+      claim.partition.forget(claim)
+      request.settle(reply)
+    },
+    fail: (error) => {
+      claim.partition.release(claim, ignore)
+      request.fail(error)
+    }
+  })
+}
+
+/**
+ * Waits for a grant and consumes it. The caller has it exactly when this succeeds; interrupted before, it goes to the next,
+ * for which `restore` makes up when the consumption was on its way.
+ */
+export const consume = <E>(place: Place, options: {
+  readonly verb: ClaimVerb
+  readonly consumption: "signal.consume"
+  readonly restore: () => void
+  readonly fail: (error: CoordinatorError) => E
+}): Effect.Effect<void, E> =>
+  // One operation: between two of them an interruption could lose what the first has consumed.
+  Effect.callback((resume) => {
+    let interrupted = false
+    let claim: Claim
+    const done = () => interrupted ? options.restore() : resume(Effect.void)
+    const fail = (error: CoordinatorError) => resume(Effect.fail(options.fail(error)))
+    const ask = () => {
+      claim = new Claim(place.partition, {
+        key: place.key,
+        verb: options.verb,
+        weight: 1,
+        capacity: 0,
+        wait: true,
+        standing: false
+      })
+      claim.settle = (outcome) => {
+        if (outcome[0] === "failed") return fail(outcome[1])
+        conclude(claim, {
+          verb: options.consumption,
+          args: [claim.id],
+          settle: done,
+          // Not consumed for certain, so it is the next one's. Otherwise two may pass rather than none.
+          moot: (sent) => sent ? done() : interrupted || ask(),
+          fail
+        })
+      }
+      place.partition.claim(claim)
+    }
+    ask()
+    return Effect.sync(() => {
+      interrupted = true
+      // One that is held is being consumed.
+      if (claim.state !== "held") place.partition.release(claim, ignore)
+    })
   })
 
 // -----------------------------------------------------------------------------

@@ -59,7 +59,7 @@ export class Partition {
 
   request<V extends Verb>(request: Request<V>): void {
     if (this.kernel.closed) {
-      if (request.moot !== undefined) return request.moot()
+      if (request.session !== undefined) return request.moot?.(false)
       return request.fail(new CoordinatorError({ reason: new CoordinatorClosed({}) }))
     }
     if (this.#queue.length >= this.kernel.settings.maxPending && !allowOom.has(request.verb)) {
@@ -125,6 +125,11 @@ export class Partition {
         if (session.lost !== undefined) return
         const [status, replies] = raw
         if (status !== "ok") {
+          if (!uncertain) {
+            // Refused, and not executed before: as good as never sent.
+            this.#queue.unshift(...batch)
+            this.#inFlight = undefined
+          }
           return this.lose(session, status === "expired" || status === "unknown" ? status : "rolledBack")
         }
         session.number = number
@@ -183,7 +188,7 @@ export class Partition {
   #settle(session: Session, request: Request, reply: Requests[Verb]["reply"] | readonly ["failed", string]): void {
     if (session.lost !== undefined && request.session !== undefined) {
       // A reply before this one has shown that the session is over.
-      request.moot?.()
+      request.moot?.(true)
     } else if (reply[0] === "failed") {
       request.fail(this.kernel.failed(request.verb, reply[1] as string))
     } else {
@@ -305,8 +310,8 @@ export class Partition {
     )
   }
 
-  async #end(id: string): Promise<void> {
-    await this.kernel.insist(this, id, [{ verb: "session.end", args: [id] }])
+  async #end(id: string, closed = false): Promise<void> {
+    await this.kernel.insist(this, id, [{ verb: "session.end", args: [id, closed] }])
     this.#former.delete(id)
     await this.kernel.reap(this, id)
   }
@@ -453,6 +458,7 @@ export class Partition {
     this.#trust = this.#heartbeat = this.#reap = undefined
     this.#nearest = Number.POSITIVE_INFINITY
 
+    const sent = this.#inFlight?.length ?? 0
     const requests = [...this.#inFlight ?? [], ...this.#queue, ...this.#owed]
     this.#inFlight = undefined
     this.#owed = []
@@ -474,9 +480,9 @@ export class Partition {
         if (observed) claim.observation?.lost?.()
       }
     }
-    for (const request of requests) {
+    for (const [at, request] of requests.entries()) {
       if (request.cancelled === true) continue
-      if (request.session !== undefined) request.moot?.()
+      if (request.session !== undefined || request.moot !== undefined && at < sent) request.moot?.(at < sent)
       else if (reason === "closed") request.fail(new CoordinatorError({ reason: new CoordinatorClosed({}) }))
       else this.#queue.push(request)
     }
@@ -656,6 +662,14 @@ export class Partition {
     }
   }
 
+  /** It is over by the word of the actor, and nothing is left to give back. */
+  forget(claim: Claim): void {
+    if (claim.state !== "held") return
+    this.kernel.metrics.released()
+    this.#become(claim, "done")
+    claim.released = true
+  }
+
   // ---------------------------------------------------------------------------------------------------------------
   // Mailbox
   // ---------------------------------------------------------------------------------------------------------------
@@ -678,6 +692,10 @@ export class Partition {
         return this.#grant(claim, session, event.slice(1))
       case "changed":
         return claim.observation?.observe(event.slice(2))
+      case "again":
+        // Before the reply that it waits, a resync finds that.
+        if (claim.state === "queued") this.#send(claim)
+        return
       case "refused": {
         if (claim.state !== "queued" && claim.state !== "pending") return
         this.#become(claim, "done")
@@ -705,7 +723,7 @@ export class Partition {
     await this.#asking?.catch(() => {})
     const ids = [...this.#former.keys()]
     if (session !== undefined) ids.push(session.id)
-    await Promise.all(ids.map((id) => this.#end(id)))
+    await Promise.all(ids.map((id) => this.#end(id, true)))
   }
 }
 

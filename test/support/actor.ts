@@ -52,7 +52,7 @@ export const actor = (redis: IoRedis, namespace: string, resource: string, items
     open: (id: string) => ask(id, "session.open", [id, "", 60_000, 1, 16, "{}"]),
     send,
     repeat: (id: string) => last.has(id) ? call(last.get(id)!) : undefined,
-    end: (id: string) => ask(id, "session.end", [id]),
+    end: (id: string, closed = false) => ask(id, "session.end", [id, closed ? "1" : ""]),
     reap: async (id: string, reaped?: (id: string) => void) => {
       for (;;) {
         const [tag, ...entries] = await ask(id, "session.owned", [id]) as Array<string>

@@ -2,7 +2,8 @@
 import { assert } from "@effect/vitest"
 import { Effect, type Fiber, type Scope } from "effect"
 import { Coordinator, Lock } from "../../src/index.ts"
-import { realSleep } from "./eventually.ts"
+import type { Proxy } from "../../src/testing/Proxy.ts"
+import { eventually, realSleep } from "./eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./live.ts"
 import type { Server } from "./servers.ts"
 
@@ -35,6 +36,8 @@ export const on = <A, E>(context: Node, effect: Effect.Effect<A, E, Coordinator.
 export const promptly = <A, E, R>(effect: Effect.Effect<A, E, R>, what: string): Effect.Effect<A, E, R> =>
   Effect.raceFirst(effect, Effect.andThen(realSleep("3 seconds"), Effect.die(new Error(`${what}: not in time`))))
 
+export const isPending = <A, E>(fiber: Fiber.Fiber<A, E>): boolean => fiber.pollUnsafe() === undefined
+
 export const pending = <A, E>(fiber: Fiber.Fiber<A, E>) => Effect.sync(() => assert.isUndefined(fiber.pollUnsafe()))
 
 const sessionOf = (context: Node) =>
@@ -43,12 +46,41 @@ const sessionOf = (context: Node) =>
     context
   )
 
+/**
+ * A coordinator whose connection may fail, so that it may not be able to say that it is closed: when the scope is, others
+ * that have a session clean up behind it.
+ */
+export const fragile = (
+  server: Server,
+  line: Proxy,
+  namespace: string,
+  others: number
+): Effect.Effect<Node, unknown, Scope.Scope> =>
+  Effect.gen(function*() {
+    yield* Effect.addFinalizer(() =>
+      eventually(Effect.map(server.cli("ZCARD", `{${namespace}:00}:due`), (left) => Number(left) <= others), {
+        message: "nothing is left of it"
+      })
+    )
+    return yield* node(line.url, {
+      namespace,
+      partitions: 1,
+      lease: "1 second",
+      margin: "200 millis",
+      requestTimeout: "200 millis"
+    })
+  })
+
+/** Has Redis forget the session of a coordinator, which learns of it with its next request. */
+export const forgetSession = (context: Node, namespace: string, server: Server) =>
+  Effect.flatMap(sessionOf(context), (session) => server.cli("HDEL", `{${namespace}:00}:sessions`, `s${session}`))
+
 /** Has Redis forget the session of a coordinator, and the coordinator notice it. */
 export const lose = (context: Node, namespace: string, server: Server) =>
-  Effect.gen(function*() {
-    yield* server.cli("HDEL", `{${namespace}:00}:sessions`, `s${yield* sessionOf(context)}`)
-    yield* on(context, Lock.withLockIfAvailable(Effect.void, "to be told"))
-  })
+  Effect.andThen(
+    forgetSession(context, namespace, server),
+    on(context, Lock.withLockIfAvailable(Effect.void, "to be told"))
+  )
 
 /** How many events the mailbox of a coordinator has had. */
 export const eventsOf = (context: Node, namespace: string, server: Server) =>

@@ -137,6 +137,20 @@ export const bugs: { readonly [name: string]: Bug } = {
   overlappingPhases: {
     lua: [["if state.inside > 0 or state.waiting < state.parties then", "if state.waiting < state.parties then"]]
   },
+  // Some signals are consumed together with another one.
+  lostSignal: {
+    lua: [[
+      "addSignals(state, -1)",
+      "addSignals(state, ctx.micros % 10 == 0 and state.capacity > state.taken + 1 and -2 or -1)"
+    ]]
+  },
+  // Some items are handed out again after they were acknowledged.
+  takenTwice: {
+    lua: [[
+      "removeItem(ctx, key, item, entry, owner)\nstate.claims",
+      "if ctx.micros % 20 == 0 then\ncall('XCLAIM', ctx.items, GROUP, NOBODY, 0, entry, 'JUSTID')\ncall('HSET', key, 'g' .. item, entry .. ' ' .. giver .. ' ' .. NOBODY)\nstate.free, state.returned = state.free + 1, state.returned + 1\nelse removeItem(ctx, key, item, entry, owner) end\nstate.claims"
+    ]]
+  },
   // Some permits that are given back stay taken.
   leakedPermit: {
     lua: [[

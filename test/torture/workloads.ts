@@ -5,7 +5,19 @@ import { doubleBarrier } from "./workloads/doubleBarrier.ts"
 import { latch } from "./workloads/latch.ts"
 import { lock } from "./workloads/lock.ts"
 import { readWriteLock } from "./workloads/readWriteLock.ts"
+import { rendezvous } from "./workloads/rendezvous.ts"
 import { semaphore } from "./workloads/semaphore.ts"
+import { signal } from "./workloads/signal.ts"
 import { tasks } from "./workloads/tasks.ts"
 
-export const workloads: ReadonlyArray<Workload> = [lock, readWriteLock, semaphore, latch, tasks, barrier, doubleBarrier]
+export const workloads: ReadonlyArray<Workload> = [
+  lock,
+  readWriteLock,
+  semaphore,
+  latch,
+  tasks,
+  barrier,
+  doubleBarrier,
+  signal,
+  rendezvous
+]

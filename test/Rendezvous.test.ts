@@ -1,0 +1,548 @@
+/** Rendezvous: nobody leaves before the other one was there, and what one had goes to the next when that one dies. */
+import { assert, layer } from "@effect/vitest"
+import { Deferred, Effect, Exit, Fiber, Option, Schema, Scope } from "effect"
+import * as fc from "fast-check"
+import { Coordinator, Lease, Lock, Rendezvous } from "../src/index.ts"
+import { make as proxy } from "../src/testing/Proxy.ts"
+import { eventually, realSleep } from "./support/eventually.ts"
+import { interruptedAt } from "./support/interrupter.ts"
+import { assertEmpty, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
+import { asks } from "./support/requests.ts"
+import { forgetSession, fragile, isPending, on, promptly, several } from "./support/several.ts"
+
+const live = { excludeTestServices: true, timeout: "60 seconds" } as const
+
+const hostile = "x\u0000}{:\r\n\"é😀"
+
+const make = Rendezvous.make({ name: hostile, schema: Schema.String, keep: "5 seconds" })
+
+type Place = Rendezvous.Rendezvous<string>
+
+const waits = (place: Place, expected: Partial<Effect.Success<Place["waiting"]>>) =>
+  eventually(Effect.map(place.waiting, (waiting) => assert.deepInclude(waiting, expected)), { interval: 1 })
+
+const nobody = { givers: 0, takers: 0, exchangers: 0 }
+
+const reasonOf = <A>(effect: Effect.Effect<A, Rendezvous.RendezvousError>) =>
+  Effect.map(Effect.flip(effect), ({ reason }) => reason._tag)
+
+/** Takes, tells what it has, and has it until it is told how that ends. */
+const holding = Effect.fnUntraced(function*(place: Place) {
+  const begun = yield* Deferred.make<Rendezvous.Handover & { readonly value: string }>()
+  const end = yield* Deferred.make<void, "failed">()
+  const fiber = yield* Effect.forkChild(
+    place.takeWith((value, handover) =>
+      Effect.andThen(Deferred.succeed(begun, { value, ...handover }), Deferred.await(end))
+    )
+  )
+  return {
+    fiber,
+    begun: promptly(Deferred.await(begun), "an item"),
+    finish: Effect.andThen(Deferred.succeed(end, undefined), promptly(Fiber.join(fiber), "the taker")),
+    fail: Effect.andThen(Deferred.fail(end, "failed" as const), promptly(Fiber.await(fiber), "the taker"))
+  }
+})
+
+layer(TestServer.layer, live)("a rendezvous", (it) => {
+  it.effect("hands over in the order of coming, on both sides", () =>
+    several(3, (nodes) =>
+      Effect.gen(function*() {
+        const places = yield* Effect.forEach(nodes, (context) => on(context, make))
+        const numbers = [0, 1, 2, 3, 4]
+        const taking: Array<Fiber.Fiber<string, Rendezvous.RendezvousError>> = []
+        for (const n of numbers) {
+          taking.push(yield* Effect.forkChild(places[n % 3]!.take))
+          yield* waits(places[0]!, { takers: n + 1 })
+        }
+        for (const n of numbers) yield* promptly(places[(n + 1) % 3]!.give(`value ${n}`), "a giver")
+        for (const n of numbers) assert.strictEqual(yield* promptly(Fiber.join(taking[n]!), "a taker"), `value ${n}`)
+
+        const giving: Array<Fiber.Fiber<void, Rendezvous.RendezvousError>> = []
+        for (const n of numbers) {
+          giving.push(yield* Effect.forkChild(places[n % 3]!.give(`value ${n}`)))
+          yield* waits(places[0]!, { givers: n + 1 })
+        }
+        for (const n of numbers) {
+          assert.isTrue(giving.slice(n).every(isPending))
+          assert.strictEqual(yield* promptly(places[(n + 1) % 3]!.take, "a taker"), `value ${n}`)
+          yield* promptly(Fiber.join(giving[n]!), "a giver")
+        }
+        assert.deepStrictEqual(yield* places[0]!.waiting, nobody)
+      })))
+
+  it.effect("lets the giver go when the taker has finished, and under the lease of that", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* on(a!, make), yield* on(b!, make)]
+        const taker = yield* holding(two)
+        const giver = yield* Effect.forkChild(one.give(hostile))
+        assert.deepInclude(yield* taker.begun, { value: hostile, attempts: 1 })
+        assert.isTrue(isPending(giver))
+        assert.strictEqual((yield* one.waiting).givers, 1)
+        yield* taker.finish
+        yield* promptly(Fiber.join(giver), "the giver")
+
+        yield* Effect.forkChild(one.give("x"))
+        const lease = yield* two.takeWith(() => Lease.current)
+        assert.isTrue(Option.isSome(lease))
+        assert.strictEqual(Option.getOrThrow(lease).key, hostile)
+      })))
+
+  it.effect("hands what a taker has failed at to the next one, before all others", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* on(a!, make), yield* on(b!, make)]
+        const first = yield* Effect.forkChild(one.give("first"))
+        yield* waits(one, { givers: 1 })
+        const second = yield* Effect.forkChild(one.give("second"))
+        yield* waits(one, { givers: 2 })
+        const ids = new Set<string>()
+        for (const attempt of [1, 2]) {
+          const taker = yield* holding(two)
+          const { attempts, id, value } = yield* taker.begun
+          assert.deepStrictEqual([value, attempts], ["first", attempt])
+          ids.add(id)
+          if (attempt === 1) assert.isTrue(Exit.isFailure(yield* taker.fail))
+          else yield* Fiber.interrupt(taker.fiber)
+        }
+        // One that fails while others wait goes straight to them.
+        const taker = yield* holding(one)
+        const waiting = [yield* holding(two), yield* holding(two)]
+        ids.add((yield* taker.begun).id)
+        const values = [yield* waiting[0]!.begun]
+        yield* waits(one, { takers: 1 })
+        yield* taker.fail
+        values.push(yield* waiting[1]!.begun)
+        assert.deepStrictEqual(values.map(({ attempts, value }) => [value, attempts]), [["second", 1], ["first", 4]])
+        ids.add(values[1]!.id)
+        assert.strictEqual(ids.size, 1)
+        assert.isTrue(isPending(first) && isPending(second))
+        yield* waiting[1]!.finish
+        yield* promptly(Fiber.join(first), "the first giver")
+        yield* waiting[0]!.finish
+        yield* promptly(Fiber.join(second), "the second giver")
+      })))
+
+  it.effect("gives back to a giver that gives up, unless a taker has it", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* on(a!, make), yield* on(b!, make)]
+        assert.isTrue(Option.isNone(yield* Effect.timeoutOption(one.give("withdrawn"), "30 millis")))
+        yield* waits(one, nobody)
+        for (const fine of [true, false]) {
+          const giver = yield* Effect.forkChild(one.give("kept"))
+          const taker = yield* holding(two)
+          yield* taker.begun
+          yield* Fiber.interrupt(giver)
+          yield* waits(one, { givers: 0 })
+          const next = yield* Effect.forkChild(two.take)
+          yield* waits(one, { takers: 1 })
+          yield* fine ? taker.finish : taker.fail
+          // Nobody is there any more to give it to the next.
+          yield* waits(one, { takers: 1 })
+          assert.isTrue(isPending(next))
+          yield* one.give("another")
+          assert.strictEqual(yield* promptly(Fiber.join(next), "the next"), "another")
+        }
+      })))
+
+  it.effect("exchanges values between two at a time", () =>
+    several(3, (nodes) =>
+      Effect.gen(function*() {
+        const places = yield* Effect.forEach(nodes, (context) => on(context, make))
+        const waiting = yield* Effect.forkChild(places[0]!.exchange(hostile))
+        yield* waits(places[1]!, { exchangers: 1 })
+        assert.strictEqual(yield* promptly(places[1]!.exchange("x"), "the second"), hostile)
+        assert.strictEqual(yield* promptly(Fiber.join(waiting), "the first"), "x")
+        assert.isTrue(Option.isNone(yield* Effect.timeoutOption(places[2]!.exchange("alone"), "30 millis")))
+        yield* waits(places[0]!, nobody)
+        const values = Array.from({ length: 120 }, (_, n) => `${n}`)
+        const met = yield* promptly(
+          Effect.forEach(values, (value, n) => places[n % 3]!.exchange(value), { concurrency: "unbounded" }),
+          "all of them"
+        )
+        for (const [n, other] of met.entries()) assert.strictEqual(met[Number(other)], `${n}`)
+        assert.deepStrictEqual(yield* places[0]!.waiting, nobody)
+      })))
+
+  it.effect("exchanges with who is there, and not with who was", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* on(a!, make), yield* on(b!, make)]
+        const line = yield* proxy(server)
+        const dying = yield* on(yield* fragile(server, line, namespace, 2), make)
+        const lost = yield* Effect.forkChild(dying.exchange("lost"))
+        yield* waits(one, { exchangers: 1 })
+        yield* line.blackhole
+        // To Redis it is still there. Whoever comes does not leave with its value, and meets the next one to come.
+        const first = yield* Effect.forkChild(one.exchange("first"))
+        yield* waits(one, { exchangers: 0 })
+        assert.isTrue(isPending(first))
+        const second = yield* Effect.forkChild(two.exchange("second"))
+        assert.strictEqual(yield* Effect.timeout(Fiber.join(first), "4 seconds"), "second")
+        assert.strictEqual(yield* promptly(Fiber.join(second), "the second"), "first")
+        yield* line.pass
+        yield* line.closeAll
+        yield* waits(one, { exchangers: 1 })
+        assert.strictEqual(yield* promptly(one.exchange("third"), "the third"), "lost")
+        assert.strictEqual(yield* promptly(Fiber.join(lost), "who was lost"), "third")
+      })))
+
+  it.effect("hands what a taker had to the next one when the lease of that has run out", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* on(a!, make), yield* on(b!, make)]
+        const line = yield* proxy(server)
+        const context = yield* fragile(server, line, namespace, 2)
+        const taker = yield* holding(yield* on(context, make))
+        const waiting = yield* Effect.forkChild(Effect.flatMap(on(context, make), (dying) => dying.take))
+        yield* waits(one, { takers: 2 })
+        const giver = yield* Effect.forkChild(one.give("x"))
+        const before = yield* taker.begun
+        yield* line.blackhole
+        const next = yield* holding(two)
+        assert.strictEqual(
+          yield* Effect.map(
+            Effect.flip(Fiber.join(taker.fiber)),
+            (error) => error instanceof Rendezvous.RendezvousError ? error.reason._tag : error
+          ),
+          "LeaseLost"
+        )
+        assert.deepStrictEqual(yield* eventually(next.begun), { ...before, attempts: 2 })
+        yield* next.finish
+        yield* promptly(Fiber.join(giver), "the giver")
+        yield* line.pass
+        yield* line.closeAll
+        // One that waited there waits again.
+        yield* waits(one, { takers: 1 })
+        yield* one.give("y")
+        assert.strictEqual(yield* promptly(Fiber.join(waiting), "who waited"), "y")
+      })))
+
+  it.effect("refuses what the other one cannot read, and both hear of it", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const name = "mixed"
+        const text = yield* on(a!, Rendezvous.make({ name, schema: Schema.String }))
+        const number = yield* on(b!, Rendezvous.make({ name, schema: Schema.Number }))
+        const giver = yield* Effect.forkChild(reasonOf(text.give("x")))
+        assert.strictEqual(yield* reasonOf(number.take), "InvalidPayload")
+        assert.strictEqual(yield* promptly(Fiber.join(giver), "the giver"), "Refused")
+        yield* waits(text, nobody)
+        // One that waits is not met with what it cannot read, and the other waits on.
+        const waiting = yield* Effect.forkChild(reasonOf(number.exchange(1)))
+        yield* waits(text, { exchangers: 1 })
+        const fine = yield* Effect.forkChild(text.exchange("x"))
+        assert.strictEqual(yield* promptly(Fiber.join(waiting), "who cannot read it"), "InvalidPayload")
+        yield* waits(text, { exchangers: 1 })
+        assert.strictEqual(yield* text.exchange("y"), "x")
+        assert.strictEqual(yield* promptly(Fiber.join(fine), "who waited on"), "y")
+        assert.strictEqual(yield* reasonOf(text.give(1 as never)), "InvalidPayload")
+      })))
+
+  it.effect("takes whatever the schema has, and bad arguments for defects", () => {
+    const schema = Schema.Struct({ at: Schema.Date, of: Schema.optional(Schema.BigInt), none: Schema.Null })
+    class Things extends Rendezvous.Service<Things>()("things", { schema }) {}
+    return withNode(() =>
+      Effect.gen(function*() {
+        const things = yield* Things
+        const value = { at: new Date(0), of: 12345678901234567890n, none: null }
+        yield* Effect.forkChild(things.give(value))
+        assert.deepStrictEqual(yield* things.take, value)
+        const large = { at: new Date(1), none: null }
+        const values = yield* Effect.all([things.exchange(value), things.exchange(large)], { concurrency: "unbounded" })
+        assert.deepStrictEqual(values, [large, value])
+        for (const bad of [{ name: "", keep: 1 }, { name: "x", keep: 0 }]) {
+          const exit = yield* Effect.exit(Rendezvous.make({ ...bad, schema }))
+          assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"))
+        }
+        const nothing = yield* Rendezvous.make({ name: "void", schema: Schema.Void })
+        yield* Effect.forkChild(nothing.give())
+        assert.isUndefined(yield* nothing.take)
+        const text = yield* Rendezvous.make({ name: "text", schema: Schema.String })
+        for (const one of ["", "\u2028\u0000\\\"'", "\ud800", "é".repeat(20_000)]) {
+          yield* Effect.forkChild(text.give(one))
+          assert.strictEqual(yield* text.take, one)
+        }
+      }).pipe(Effect.provide(Things.layer))
+    )
+  })
+
+  it.effect("leaves nothing of who is interrupted, before whatever operation", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* on(a!, make), yield* on(b!, make)]
+        const programs: ReadonlyArray<
+          readonly [
+            mine: Effect.Effect<unknown, unknown>,
+            theirs: Effect.Effect<unknown, unknown>
+          ]
+        > = [
+          [one.give("x"), two.take],
+          [one.take, two.give("x")],
+          [one.takeWith(() => Effect.yieldNow), two.give("x")],
+          [one.exchange("x"), two.exchange("y")]
+        ]
+        for (const [mine, theirs] of programs) {
+          // Alone, and with somebody who has come before.
+          for (const accompanied of [false, true]) {
+            let interrupted = 0
+            for (let at = 1;; at++) {
+              const other = accompanied ? yield* Effect.forkChild(theirs) : undefined
+              if (accompanied) {
+                yield* eventually(Effect.map(two.waiting, (it) => it.givers + it.takers + it.exchangers > 0), {
+                  interval: 1
+                })
+              }
+              const { exit, reached } = yield* interruptedAt(
+                at,
+                accompanied ? mine : Effect.timeoutOption(mine, "20 millis")
+              )
+              if (Exit.isFailure(exit)) interrupted++
+              if (other !== undefined) {
+                yield* eventually(
+                  Effect.map(two.waiting, ({ givers, takers, exchangers }) => givers + takers + exchangers < 2)
+                )
+                yield* Fiber.interrupt(other)
+              }
+              yield* waits(two, nobody)
+              if (!reached) break
+            }
+            assert.isAbove(interrupted, 5)
+          }
+        }
+      })))
+
+  it.effect("can be waited at again after Redis has lost its data", () =>
+    several(2, ([a, b], _, server) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* on(a!, make), yield* on(b!, make)]
+        for (
+          const [mine, theirs] of [
+            [one.give("x"), two.take],
+            [one.take, two.give("x")],
+            [one.exchange("x"), two.exchange("y")]
+          ]
+        ) {
+          const waiting = yield* Effect.forkChild(mine!)
+          yield* eventually(Effect.map(two.waiting, (it) => it.givers + it.takers + it.exchangers === 1))
+          yield* server.cli("FLUSHALL")
+          yield* Effect.timeout(theirs!, "4 seconds")
+          yield* Effect.timeout(Fiber.join(waiting), "4 seconds")
+        }
+        const taker = yield* holding(one)
+        const giver = yield* Effect.forkChild(two.give("again"))
+        yield* taker.begun
+        yield* server.cli("FLUSHALL")
+        assert.isTrue(Exit.isFailure(yield* Effect.timeout(Fiber.await(taker.fiber), "4 seconds")))
+        assert.strictEqual(yield* Effect.timeout(one.take, "4 seconds"), "again")
+        yield* promptly(Fiber.join(giver), "the giver")
+      }), { lease: "1 second", margin: "200 millis" }))
+
+  // Each request is executed or not, and then its session is lost before the answer.
+  const losses: ReadonlyArray<
+    readonly [
+      verb: string,
+      executed: boolean,
+      lost: (place: Place) => Effect.Effect<string | void, Rendezvous.RendezvousError>,
+      others: ReadonlyArray<(place: Place) => Effect.Effect<string | void, Rendezvous.RendezvousError>>,
+      expected: string,
+      first?: boolean
+    ]
+  > = [
+    ["rendezvous.give", true, (it) => it.give("x"), [(it) => it.take], "undefined | x"],
+    ["rendezvous.give", false, (it) => it.give("x"), [(it) => it.take], "undefined | x"],
+    ["rendezvous.take", true, (it) => it.take, [(it) => it.give("x")], "x | undefined"],
+    ["rendezvous.take", false, (it) => it.take, [(it) => it.give("x")], "x | undefined"],
+    // It cannot know whether it was acknowledged.
+    ["rendezvous.acknowledge", true, (it) => it.take, [(it) => it.give("x")], "LeaseLost | undefined"],
+    [
+      "rendezvous.acknowledge",
+      false,
+      (it) => it.take,
+      [(it) => it.give("x"), (it) => it.take],
+      "LeaseLost | undefined | x",
+      true
+    ],
+    ["rendezvous.exchange", true, (it) => it.exchange("x"), [(it) => it.exchange("y")], "y | x"],
+    ["rendezvous.exchange", false, (it) => it.exchange("x"), [(it) => it.exchange("y")], "y | x"],
+    ["rendezvous.exchange", true, (it) => it.exchange("x"), [(it) => it.exchange("y")], "y | x", true],
+    ["rendezvous.accept", true, (it) => it.exchange("x"), [(it) => it.exchange("y")], "y | x", true],
+    ["rendezvous.accept", false, (it) => it.exchange("x"), [(it) => it.exchange("y")], "y | x", true]
+  ]
+
+  it.effect("hands over and exchanges exactly once when a session is lost with a request on its way", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      yield* Effect.forEach(losses, ([verb, executed, lost, others, expected, first]) =>
+        Effect.gen(function*() {
+          const namespace = freshNamespace()
+          const outcome = (effect: Effect.Effect<string | void, Rendezvous.RendezvousError>) =>
+            Effect.map(Effect.result(effect), (result) =>
+              result._tag === "Success" ? String(result.success) : result.failure.reason._tag)
+          const results = yield* Effect.scoped(Effect.gen(function*() {
+            const line = yield* proxy(server)
+            const other = yield* node(server.url, { namespace, partitions: 1, lease: "3 seconds" })
+            const context = yield* fragile(server, line, namespace, 1)
+            const [mine, theirs] = [
+              yield* on(context, make),
+              yield* on(other, make)
+            ]
+            yield* Effect.provideContext(Lock.withLock(Effect.void, "session"), context)
+            const asked = yield* line.hold(asks(verb))
+            const waiting: Array<Fiber.Fiber<string>> = []
+            const run = Effect.gen(function*() {
+              for (const other of others) {
+                waiting.push(yield* Effect.forkChild(outcome(other(theirs))))
+                yield* realSleep(20)
+              }
+            })
+            // Who is lost comes last, or waits for the others.
+            if (first !== true) {
+              yield* run
+            }
+            const fiber = yield* Effect.forkChild(outcome(lost(mine)))
+            if (first === true && verb !== "rendezvous.exchange") {
+              yield* eventually(Effect.map(theirs.waiting, (it) =>
+                it.takers + it.exchangers === 1))
+              yield* run
+            }
+            yield* asked.request
+            yield* (executed ? line.dropReplies : line.blackhole)
+            yield* asked.release(executed ? "pass" : "blackhole")
+            if (first === true && verb === "rendezvous.exchange") {
+              yield* run
+            }
+            yield* eventually(
+              on(
+                context,
+                Effect.flatMap(Coordinator.Coordinator, (it) => it.sessions)
+              ).pipe(
+                Effect.map((sessions) => sessions.every(({ state }) => state !== "open" && state !== "suspended"))
+              )
+            )
+            yield* line.pass
+            yield* line.closeAll
+            yield* Effect.provideContext(Lock.withLock(Effect.void, "session"), context)
+            return yield* Effect.forEach([fiber, ...waiting], (fiber) => Effect.timeout(Fiber.join(fiber), "6 seconds"))
+          })).pipe(Effect.catchCause((cause) => Effect.die(new Error(`${verb}, ${executed}`, { cause }))))
+          assert.strictEqual(results.join(" | "), expected, `${verb}, ${executed}`)
+          yield* assertEmpty(server, namespace)
+        }), { concurrency: "unbounded", discard: true })
+    }))
+
+  it.effect("hands over once and exchanges pairwise, whoever gives up, is closed or loses its session", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const who = fc.nat(2)
+      const pause = fc.nat(3)
+      const step = fc.oneof(
+        {
+          weight: 12,
+          arbitrary: fc.record({
+            op: fc.constantFrom("give", "take", "try", "fail", "exchange", "exchange"),
+            who,
+            pause
+          })
+        },
+        { weight: 3, arbitrary: fc.record({ op: fc.constant("interrupt"), who, pause, pick: fc.nat(30) }) },
+        { weight: 1, arbitrary: fc.record({ op: fc.constantFrom("lose", "close"), who, pause }) }
+      ) as fc.Arbitrary<{ op: string; who: number; pause: number; pick: number }>
+      yield* Effect.promise(() =>
+        fc.assert(
+          fc.asyncProperty(fc.array(step, { maxLength: 40, size: "max" }), (steps) =>
+            Effect.runPromise(Effect.gen(function*() {
+              const namespace = freshNamespace()
+              const asked: Array<{
+                readonly op: string
+                readonly value: string
+                readonly fiber: Fiber.Fiber<unknown, unknown>
+                seen: string | undefined
+              }> = []
+              yield* Effect.scoped(Effect.gen(function*() {
+                const open = Effect.gen(function*() {
+                  const scope = yield* Scope.make()
+                  yield* Effect.addFinalizer(() =>
+                    Scope.close(scope, Exit.void)
+                  )
+                  const settings = { namespace, partitions: 1, lease: "3 seconds", margin: "100 millis" } as const
+                  const context = yield* Scope.provide(node(server.url, settings), scope)
+                  const place = yield* on(
+                    context,
+                    Rendezvous.make({ name: "model", schema: Schema.String, keep: "1 second" })
+                  )
+                  return { context, place, close: Scope.close(scope, Exit.void) }
+                })
+                const parties = [yield* open, yield* open, yield* open]
+                for (const [n, { op, pause, pick, who }] of steps.entries()) {
+                  const { close, context, place } = parties[who]!
+                  const value = `${n}`
+                  const one = { op, value, seen: undefined as string | undefined }
+                  const see = (end: Effect.Effect<void, string>) => (value: string) => {
+                    one.seen = value
+                    return end
+                  }
+                  const program = op === "give"
+                    ? place.give(value)
+                    : op === "take"
+                    ? place.take
+                    : op === "try"
+                    ? Effect.andThen(place.takeWith(see(realSleep(1))), Effect.sync(() => one.seen))
+                    : op === "fail"
+                    ? place.takeWith(see(Effect.fail("failed")))
+                    : op === "exchange"
+                    ? place.exchange(value)
+                    : undefined
+                  if (program !== undefined) {
+                    asked.push(Object.assign(one, { fiber: yield* Effect.forkDetach(program) }))
+                  } else if (op === "interrupt") {
+                    const picked = asked[pick % Math.max(1, asked.length)]
+                    if (picked !== undefined) yield* Effect.forkChild(Fiber.interrupt(picked.fiber))
+                  } else if (op === "close") {
+                    yield* close
+                    parties[who] = yield* open
+                  } else {
+                    yield* forgetSession(context, namespace, server)
+                    yield* Effect.forkChild(Effect.provideContext(Lock.withLock(Effect.void, "session"), context))
+                  }
+                  if (pause > 0) yield* realSleep(pause - 1)
+                }
+                // Givers and takers that are left meet each other.
+                yield* eventually(
+                  Effect.map(parties[0]!.place.waiting, ({ exchangers, givers, takers }) => {
+                    const waiting = asked.filter(({ fiber }) => isPending(fiber)).length
+                    return Math.min(givers, takers) === 0 && givers + takers + exchangers === waiting
+                  }),
+                  { message: "those who are left wait" }
+                )
+                for (const { fiber } of asked) yield* Fiber.interrupt(fiber)
+              }))
+              const exits = yield* Effect.forEach(
+                asked,
+                ({ fiber, ...rest }) => Effect.map(Fiber.await(fiber), (exit) => ({ ...rest, exit }))
+              )
+              const takes = exits.filter(({ op }) => op === "take" || op === "try" || op === "fail")
+              // A taker that was told nothing may have acknowledged.
+              const certain = takes.every(({ exit, op }) => Exit.isSuccess(exit) || op === "fail")
+              for (const { exit, op, value } of exits) {
+                if (op === "give") {
+                  const taken = takes.filter(({ exit }) => Exit.isSuccess(exit) && exit.value === value).length
+                  assert.isAtMost(taken, 1)
+                  if (Exit.isSuccess(exit) && certain) assert.strictEqual(taken, 1)
+                }
+                if (op === "exchange" && Exit.isSuccess(exit)) {
+                  const other = exits.find((one) => one.op === "exchange" && one.value === exit.value)!
+                  if (Exit.isSuccess(other.exit)) assert.strictEqual(other.exit.value, value)
+                  const same = exits.filter((one) =>
+                    one.op === "exchange" && Exit.isSuccess(one.exit) && one.exit.value === exit.value
+                  )
+                  assert.lengthOf(same, 1)
+                }
+              }
+              yield* assertEmpty(server, namespace)
+            }))),
+          { numRuns: 25, endOnFailure: true }
+        )
+      )
+    }))
+})

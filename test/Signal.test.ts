@@ -1,0 +1,378 @@
+/** Signals: each wakes exactly one waiter, and none is lost with a waiter that gives up or dies. */
+import { assert, layer } from "@effect/vitest"
+import { Effect, Exit, Fiber, Option, Scope } from "effect"
+import * as fc from "fast-check"
+import { Signal } from "../src/index.ts"
+import { make as proxy } from "../src/testing/Proxy.ts"
+import { eventually, realSleep } from "./support/eventually.ts"
+import { interruptedAt } from "./support/interrupter.ts"
+import { assertEmpty, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
+import { asks } from "./support/requests.ts"
+import { forgetSession, fragile, isPending, on, promptly, several } from "./support/several.ts"
+
+const live = { excludeTestServices: true, timeout: "60 seconds" } as const
+
+const hostile = "x\u0000}{:\r\n\"é😀"
+
+const make = Signal.make({ name: hostile })
+
+const waits = (signal: Signal.Signal, count: number) =>
+  eventually(Effect.map(signal.waiting, (waiting) => waiting === count), { message: `${count} wait`, interval: 1 })
+
+const isRangeError = <A, E>(exit: Exit.Exit<A, E>) =>
+  assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"))
+
+layer(TestServer.layer, live)("a signal", (it) => {
+  it.effect("wakes one waiter each time it is set, in the order in which they came", () =>
+    several(3, (nodes) =>
+      Effect.gen(function*() {
+        const signals = yield* Effect.forEach(nodes, (context) => on(context, make))
+        const passed: Array<number> = []
+        const waiting: Array<Fiber.Fiber<void, Signal.SignalError>> = []
+        for (let n = 0; n < 6; n++) {
+          const signal = signals[n % 3]!
+          waiting.push(yield* Effect.forkChild(Effect.map(signal.await, () => void passed.push(n))))
+          yield* waits(signal, n + 1)
+        }
+        for (let n = 0; n < 6; n++) {
+          assert.isTrue(waiting.slice(n).every(isPending))
+          yield* signals[(n + 1) % 3]!.set
+          yield* promptly(Fiber.join(waiting[n]!), `waiter ${n}`)
+          assert.strictEqual(yield* signals[0]!.waiting, 5 - n)
+        }
+        assert.deepStrictEqual(passed, [0, 1, 2, 3, 4, 5])
+        assert.isFalse(yield* signals[0]!.isSet)
+      })))
+
+  it.effect("is kept and counted while nobody waits, and cleared", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* on(a!, make), yield* on(b!, make)]
+        assert.isFalse(yield* one.isSet)
+        assert.strictEqual(yield* one.clear, 0)
+        yield* one.set
+        yield* one.setMany(3)
+        assert.strictEqual(yield* two.count, 4)
+        assert.isTrue(yield* two.isSet)
+        yield* promptly(Effect.andThen(two.await, two.await), "two waits")
+        assert.strictEqual(yield* one.count, 2)
+        assert.strictEqual(yield* two.clear, 2)
+        assert.isFalse(yield* one.isSet)
+        assert.isTrue(Option.isNone(yield* Effect.timeoutOption(one.await, "30 millis")))
+        yield* waits(one, 0)
+      })))
+
+  it.effect("lets pass as many as it was set, whoever comes first", () =>
+    several(3, (nodes) =>
+      Effect.gen(function*() {
+        const signals = yield* Effect.forEach(nodes, (context) => on(context, make))
+        let passed = 0
+        const waiting = yield* Effect.forEach(
+          Array.from({ length: 90 }),
+          (_, n) => Effect.forkChild(Effect.map(signals[n % 3]!.await, () => void passed++))
+        )
+        yield* Effect.forEach(Array.from({ length: 100 }), (_, n) => signals[n % 3]!.set, { concurrency: 7 })
+        yield* promptly(Effect.forEach(waiting, Fiber.join), "all of them")
+        assert.strictEqual(passed, 90)
+        assert.strictEqual(yield* signals[0]!.clear, 10)
+      })))
+
+  it.effect("takes bad arguments for defects", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const signal = yield* Signal.make({ name: "x" })
+        for (const count of [0, -1, 1.5, Number.NaN, 2 ** 31]) isRangeError(yield* Effect.exit(signal.setMany(count)))
+        isRangeError(yield* Effect.exit(Signal.make({ name: "" })))
+        isRangeError(yield* Effect.exit(Signal.make({ name: "x", keep: 0 })))
+        assert.isFalse(yield* signal.isSet)
+      })
+    ))
+
+  it.effect("is kept for as long as it was told, and stays as long as somebody waits", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const key = `{${namespace}:00}:signal:x`
+        const ttl = Effect.map(server.cli("PTTL", key), Number)
+        const signal = yield* on(a!, Signal.make({ name: "x", keep: "1 minute" }))
+        yield* signal.setMany(2)
+        assert.isTrue((yield* ttl) > 50_000)
+        yield* signal.await
+        assert.isTrue((yield* ttl) > 50_000)
+        yield* signal.await
+        assert.strictEqual(yield* ttl, -2)
+        const waiting = yield* Effect.forkChild(signal.await)
+        yield* waits(signal, 1)
+        assert.strictEqual(yield* ttl, -1)
+        yield* Fiber.interrupt(waiting)
+        yield* waits(signal, 0)
+        assert.strictEqual(yield* ttl, -2)
+        const short = yield* on(a!, Signal.make({ name: "x", keep: "50 millis" }))
+        yield* short.set
+        yield* eventually(Effect.map(signal.isSet, (set) => !set))
+      })))
+
+  it.effect("is not consumed by a waiter that is interrupted, before whatever operation", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const signal = yield* make
+        const ends: Array<"passed" | "kept" | "gone"> = []
+        for (let at = 1;; at++) {
+          yield* signal.set
+          const { exit, reached } = yield* interruptedAt(at, signal.await)
+          const kept = yield* Effect.timeoutOption(
+            eventually(Effect.map(signal.count, (count) => count === 1), { interval: 1 }),
+            Exit.isSuccess(exit) ? 0 : 200
+          )
+          ends.push(Exit.isSuccess(exit) ? "passed" : Option.isSome(kept) ? "kept" : "gone")
+          yield* signal.clear
+          if (!reached) break
+        }
+        // Interrupted behind its last operation, it has waited to the end.
+        assert.deepStrictEqual(ends.slice(-2), ["gone", "passed"])
+        assert.isAbove(ends.length, 2)
+        assert.isTrue(ends.slice(0, -2).every((end) => end === "kept"))
+      })
+    ))
+
+  it.effect("is not consumed by a waiter that is interrupted, at whatever moment of its coming", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* on(a!, make), yield* on(b!, make)]
+        let passed = 0
+        for (let delay = 0; delay < 100; delay++) {
+          const waiting = yield* Effect.forkChild(two.await)
+          yield* waits(one, 1)
+          yield* Effect.forkChild(one.set, { startImmediately: true })
+          // It is on its way through Redis; the interruption meets it somewhere.
+          yield* Effect.callback<void>((resume) => {
+            const end = performance.now() + delay * 0.02
+            const look = () => performance.now() < end ? setImmediate(look) : resume(Effect.void)
+            look()
+          })
+          yield* Fiber.interrupt(waiting)
+          const exit = yield* Fiber.await(waiting)
+          if (Exit.isSuccess(exit)) passed++
+          else yield* promptly(one.await, `the next one, at ${delay}`)
+          yield* waits(one, 0)
+        }
+        assert.isTrue(passed > 0 && passed < 100)
+        assert.isFalse(yield* one.isSet)
+      })))
+
+  it.effect("goes to the next when the waiter's process ends with it, and waiters that ended are passed over", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const one = yield* on(a!, make)
+        const line = yield* proxy(server)
+        const scope = yield* Scope.make()
+        const dying = yield* Scope.provide(
+          fragile(server, line, namespace, 2),
+          scope
+        )
+        const other = yield* on(dying, make)
+        const lost = yield* Effect.forkChild(Effect.exit(other.await))
+        yield* waits(one, 1)
+        const next = yield* Effect.forkChild(Effect.andThen(on(b!, make), (signal) => signal.await))
+        yield* waits(one, 2)
+        // Its network fails before it can say that it has the signal.
+        yield* line.blackhole
+        yield* one.set
+        assert.strictEqual(yield* one.count, 0)
+        assert.isTrue(isPending(next))
+        yield* Effect.timeout(Fiber.join(next), "3 seconds")
+        yield* line.pass
+        yield* line.closeAll
+        yield* waits(one, 1)
+        yield* one.set
+        assert.isTrue(Exit.isSuccess(yield* promptly(Fiber.join(lost), "the first waiter, when it is back")))
+        yield* Scope.close(scope, Exit.void)
+      })))
+
+  it.effect("says that a set is uncertain when the session was lost on the way, and does not repeat it", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const direct = yield* on(a!, make)
+        const line = yield* proxy(server)
+        const context = yield* fragile(server, line, namespace, 1)
+        const signal = yield* on(context, make)
+        yield* signal.set
+        for (const [executed, break_] of [[1, line.dropReplies], [0, line.blackhole]] as const) {
+          assert.strictEqual(yield* direct.clear, executed === 1 ? 1 : 0)
+          yield* break_
+          const error = yield* Effect.flip(signal.set)
+          assert.strictEqual(error.reason._tag, "SetUncertain")
+          // One that was not sent yet is set in the next session.
+          const later = yield* Effect.forkChild(signal.set)
+          yield* line.pass
+          yield* line.closeAll
+          yield* Effect.timeout(Fiber.join(later), "5 seconds")
+          assert.strictEqual(yield* direct.clear, executed + 1)
+        }
+      })))
+
+  it.effect("is set in the next session when the last one had ended before", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const signal = yield* on(a!, make)
+        yield* signal.set
+        yield* forgetSession(a!, namespace, server)
+        yield* signal.set
+        assert.strictEqual(yield* signal.clear, 2)
+      })))
+
+  it.effect("can be waited for again after Redis has lost its data", () =>
+    several(2, ([a, b], _, server) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* on(a!, make), yield* on(b!, make)]
+        yield* two.set
+        const waiting = yield* Effect.forkChild(Effect.andThen(one.await, one.await))
+        yield* waits(two, 1)
+        yield* server.cli("FLUSHALL")
+        yield* two.set
+        yield* Effect.timeout(Fiber.join(waiting), "5 seconds")
+        assert.isFalse(yield* two.isSet)
+      })))
+
+  it.effect("has lost no wake-up when requests and replies were lost", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const settings = { namespace, partitions: 1, lease: "4 seconds", requestTimeout: "200 millis" } as const
+        const two = yield* on(yield* node(server.url, settings), make)
+        const one = yield* on(yield* node(line.url, settings), make)
+        for (const verb of ["signal.await", "signal.consume", "signal.set"]) {
+          for (const verdict of ["drop", "dropReply", "blackholeReply", "duplicate"] as const) {
+            const met = yield* line.once(asks(verb), verdict)
+            const waiting = yield* Effect.forkChild(one.await)
+            if (verb === "signal.set") yield* one.set
+            else {
+              yield* realSleep(1)
+              yield* two.set
+            }
+            yield* promptly(Fiber.join(waiting), `${verb}, ${verdict}`)
+            yield* promptly(met, `${verb} was sent`)
+            assert.deepStrictEqual([yield* two.count, yield* two.waiting], [0, 0])
+          }
+        }
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("is a typed service", () => {
+    class Jobs extends Signal.Service<Jobs>()("jobs", { keep: "1 minute" }) {}
+    return withNode(() =>
+      Effect.gen(function*() {
+        const jobs = yield* Jobs
+        assert.strictEqual(jobs.name, "jobs")
+        yield* jobs.set
+        yield* jobs.await
+      }).pipe(Effect.provide(Jobs.layer))
+    )
+  })
+
+  it.effect("agrees with a model, whatever happens to its waiters", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const who = fc.nat(2)
+      const step = fc.oneof(
+        {
+          weight: 5,
+          arbitrary: fc.record({ op: fc.constant("set" as const), who, by: fc.integer({ min: 1, max: 3 }) })
+        },
+        { weight: 8, arbitrary: fc.record({ op: fc.constant("await" as const), who }) },
+        { weight: 2, arbitrary: fc.record({ op: fc.constant("interrupt" as const), who, pick: fc.nat(20) }) },
+        { weight: 1, arbitrary: fc.record({ op: fc.constant("clear" as const), who }) },
+        { weight: 1, arbitrary: fc.record({ op: fc.constant("leave" as const), who }) },
+        { weight: 1, arbitrary: fc.record({ op: fc.constant("lose" as const), who }) }
+      )
+      yield* Effect.promise(() =>
+        fc.assert(
+          fc.asyncProperty(fc.array(step, { maxLength: 25 }), (steps) =>
+            Effect.runPromise(
+              Effect.gen(function*() {
+                const namespace = freshNamespace()
+                yield* Effect.scoped(Effect.gen(function*() {
+                  const open = Effect.gen(function*() {
+                    const scope = yield* Scope.make()
+                    yield* Effect.addFinalizer(() => Scope.close(scope, Exit.void))
+                    const context = yield* node(server.url, { namespace, partitions: 1, lease: "5 seconds" }).pipe(
+                      Scope.provide(scope)
+                    )
+                    return { context, signal: yield* on(context, make), close: Scope.close(scope, Exit.void) }
+                  })
+                  const parties = [yield* open, yield* open, yield* open]
+                  interface Waiter {
+                    readonly fiber: Fiber.Fiber<void, Signal.SignalError>
+                    readonly who: number
+                  }
+                  let queue: Array<Waiter> = []
+                  let count = 0
+                  const serve = () => {
+                    const passing = queue.slice(0, count)
+                    queue = queue.slice(count)
+                    count -= passing.length
+                    return promptly(Effect.forEach(passing, ({ fiber }) => Fiber.join(fiber)), "who may pass")
+                  }
+                  for (const one of steps) {
+                    const { close, context, signal } = parties[one.who]!
+                    switch (one.op) {
+                      case "set":
+                        yield* signal.setMany(one.by)
+                        count += one.by
+                        yield* serve()
+                        break
+                      case "await":
+                        queue.push({ fiber: yield* Effect.forkDetach(signal.await), who: one.who })
+                        yield* serve()
+                        break
+                      case "interrupt": {
+                        const picked = queue[one.pick % Math.max(1, queue.length)]
+                        if (picked === undefined) break
+                        yield* Fiber.interrupt(picked.fiber)
+                        queue = queue.filter((waiter) => waiter !== picked)
+                        break
+                      }
+                      case "clear":
+                        assert.strictEqual(yield* signal.clear, count)
+                        count = 0
+                        break
+                      case "leave": {
+                        // The whole coordinator, and with it those who wait there.
+                        yield* close
+                        for (const { fiber } of queue.filter(({ who }) => who === one.who)) {
+                          assert.isTrue(
+                            Exit.isFailure(yield* promptly(Fiber.await(fiber), "whose coordinator is closed"))
+                          )
+                        }
+                        queue = queue.filter(({ who }) => who !== one.who)
+                        parties[one.who] = yield* open
+                        break
+                      }
+                      case "lose":
+                        yield* forgetSession(context, namespace, server)
+                        // By this it learns of that; those who wait there come again, after the others.
+                        yield* signal.set
+                        count++
+                        queue = [
+                          ...queue.filter(({ who }) => who !== one.who),
+                          ...queue.filter(({ who }) => who === one.who)
+                        ]
+                        yield* serve()
+                    }
+                    assert.isTrue(queue.every(({ fiber }) => isPending(fiber)))
+                    yield* waits(parties[0]!.signal, queue.length)
+                    assert.strictEqual(yield* parties[0]!.signal.count, count)
+                  }
+                  for (const { fiber } of queue) yield* Fiber.interrupt(fiber)
+                  yield* parties[0]!.signal.clear
+                }))
+                yield* assertEmpty(server, namespace)
+              })
+            )),
+          { numRuns: 40, endOnFailure: true }
+        )
+      )
+    }))
+})

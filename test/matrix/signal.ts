@@ -1,0 +1,35 @@
+import { assert } from "@effect/vitest"
+import { Effect, Fiber } from "effect"
+import { Signal } from "../../src/index.ts"
+import { eventually } from "../support/eventually.ts"
+import type { Program, Rows } from "./matrix.ts"
+
+export const requests = [
+  ["signal.set", "signal:jobs"],
+  ["signal.await", "signal:jobs"],
+  ["signal.consume", "signal:jobs"],
+  ["signal.clear", "signal:jobs"],
+  ["signal.state", "signal:jobs"],
+  ["session.leave", "signal:jobs"]
+] as const satisfies Rows
+
+export const program: Program = ({ other }) =>
+  Effect.gen(function*() {
+    const jobs = yield* Signal.make({ name: "jobs" })
+    const theirs = yield* Effect.provideContext(Signal.make({ name: "jobs" }), other)
+    const waits = (count: number) => eventually(Effect.map(theirs.waiting, (waiting) => waiting === count))
+    const waiting = yield* Effect.forkChild(jobs.await)
+    yield* waits(1)
+    yield* theirs.set
+    yield* Fiber.join(waiting)
+    assert.strictEqual(yield* jobs.count, 0)
+    const interrupted = yield* Effect.forkChild(jobs.await)
+    yield* waits(1)
+    yield* Fiber.interrupt(interrupted)
+    yield* waits(0)
+    yield* jobs.setMany(3)
+    yield* jobs.await
+    assert.strictEqual(yield* theirs.count, 2)
+    assert.strictEqual(yield* jobs.clear, 2)
+    assert.isFalse(yield* theirs.isSet)
+  })
