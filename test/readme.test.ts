@@ -38,7 +38,7 @@ describe("README.md", () => {
       const file of fs.globSync(["*.ts", "internal/*.ts"], { cwd: path.join(root, "src") })
     ) {
       const source = fs.readFileSync(path.join(root, "src", file), "utf8")
-      for (const [, name] of source.matchAll(/export class (\w+) \s+extends Schema\.Error/g)) {
+      for (const [, name] of source.matchAll(/export class (\w+)(?:<[^>]*>)?\s+extends Schema\.Error/g)) {
         assert.include(readme, `\`${name}\``)
       }
     }
