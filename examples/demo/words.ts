@@ -21,11 +21,15 @@ export const count = Effect.fnUntraced(function*(folder: string, file: string) {
   return counts
 })
 
-/** Always the same parts for the same file, so that a successor can go on where the predecessor has stopped. */
+/**
+ * Always the same parts for the same file, so that a successor can go on where the predecessor has stopped: two at least,
+ * as something has to happen between them, and none of more words than one command should carry.
+ */
 export const partsOf = (counts: Counts): ReadonlyArray<ReadonlyArray<readonly [word: string, times: number]>> => {
   const entries = [...counts].sort(([a], [b]) => a < b ? -1 : 1)
-  const parts = [entries.slice(0, 400)]
-  for (let at = 400; at < entries.length; at += 400) parts.push(entries.slice(at, at + 400))
+  const size = Math.min(400, Math.max(1, Math.ceil(entries.length / 2)))
+  const parts = [entries.slice(0, size)]
+  for (let at = size; at < entries.length; at += size) parts.push(entries.slice(at, at + size))
   return parts
 }
 
