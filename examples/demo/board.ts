@@ -1,31 +1,37 @@
-/** What the parent knows of the workers, from what they tell. */
-import type { Event } from "./protocol.ts"
-import { permits } from "./protocol.ts"
+/** What the parent knows of the workers, from what they tell and from what the leader proclaims. */
+import { Option } from "effect"
+import type { Leader } from "../../src/index.ts"
+import { type Event, permits, type Phase } from "./protocol.ts"
 
 export interface Worker {
   state: "starting" | "working" | "killed" | "stopped" | "finished"
-  /** What it holds, with the fencing tokens. */
+  /** What it holds, with the fencing tokens. Of the lead that is the term. */
   readonly holds: Map<string, number>
   waits: string | undefined
 }
 
-export interface Takeover {
-  readonly what: string
-  readonly from: string
-  readonly to: string
-  readonly millis: number
-}
-
+/** What a worker held when it was killed or stopped. */
 interface Orphan {
   readonly what: string
   readonly token: number
   readonly from: string
+  readonly fate: "killed" | "stopped"
   readonly since: number
+}
+
+export interface Takeover extends Orphan {
+  readonly millis: number
 }
 
 const capacity = (what: string) => what === "permit" ? permits : 1
 
-const called = (what: string) => what === "permit" ? "a permit" : what === "totals" ? "the totals" : what
+const names = new Map([
+  ["permit", "a permit"],
+  ["totals", "the totals"],
+  ["lead", "the lead"],
+  ["barrier", "the others at the barrier"]
+])
+const called = (what: string) => names.get(what) ?? what
 
 export const seconds = (millis: number) => `${(millis / 1000).toFixed(1)} s`
 
@@ -34,11 +40,14 @@ export class Board {
   readonly takeovers: Array<Takeover> = []
   /** What a killed or stopped worker held, until others have it. */
   readonly orphans: Array<Orphan> = []
+  /** One for each leader there was. */
+  readonly terms: Array<number> = []
   readonly total: number
   files = 0
   words = 0
   checked = 0
   refused = 0
+  meetings = 0
 
   constructor(names: ReadonlyArray<string>, total: number) {
     this.total = total
@@ -59,10 +68,14 @@ export class Board {
       case "Waits":
         worker.waits = event.what
         return undefined
-      case "Holds":
+      case "Holds": {
         worker.waits = undefined
-        worker.holds.set(event.what, event.token)
-        return this.#takeover(name, event.what)
+        const takeover = this.#takes(name, event.what, event.token)
+        if (takeover === undefined) return undefined
+        const what = called(event.what)
+        const how = name === takeover.from ? `gets ${what} again` : `takes over ${what} from ${takeover.from}`
+        return `${name} ${how}, ${seconds(takeover.millis)} later`
+      }
       case "Freed":
         worker.waits = undefined
         worker.holds.delete(event.what)
@@ -80,48 +93,88 @@ export class Board {
         this.checked++
         this.refused++
         return `${name} writes late, with token ${event.token}; refused, as ${event.seen} has been seen`
+      case "Met":
+        this.meetings++
+        return `${event.parties} workers meet at the barrier, having written ${event.words.toLocaleString("en")} words`
+    }
+  }
+
+  /** Takes note of who leads and what the leader proclaims; answers what people may want to read of it. */
+  leads(info: Option.Option<Leader.Info<Phase>>): string | undefined {
+    if (Option.isNone(info)) {
+      for (const { holds } of this.workers.values()) holds.delete("lead")
+      return this.terms.length === 0 ? undefined : "nobody leads"
+    }
+    const { node: name, term, value: phase } = info.value
+    if (term !== this.terms.at(-1)) {
+      this.terms.push(term)
+      for (const { holds } of this.workers.values()) holds.delete("lead")
+      const takeover = this.#takes(name, "lead", term)
+      const since = takeover && `, ${seconds(takeover.millis)} after ${takeover.from} was ${takeover.fate}`
+      return `${name} leads, term ${term}${since ?? ""}`
+    }
+    switch (phase._tag) {
+      case "Map":
+        return undefined
+      case "Reduce":
+        return `${name} proclaims that ${phase.parties} workers are to find the most frequent words`
+      case "Done":
+        return `${name} proclaims the result`
     }
   }
 
   /** The worker will not go on: whatever it holds is left to others. */
-  orphan(name: string, state: "killed" | "stopped", now: number): string {
+  orphan(name: string, fate: "killed" | "stopped"): string {
     const worker = this.worker(name)
-    worker.state = state
-    for (const [what, token] of worker.holds) this.orphans.push({ what, token, from: name, since: now })
-    const holds = [...worker.holds.keys()].map(called)
+    worker.state = fate
+    const holds = [...worker.holds]
+    for (const [what, token] of holds) this.#leave(name, what, token, fate)
     worker.holds.clear()
     worker.waits = undefined
-    return holds.join(", ")
+    return holds.map(([what]) => called(what)).join(", ")
   }
 
-  // Of two permits one is still in use by others, so that only one holder too many has the orphan's.
-  #takeover(name: string, what: string): string | undefined {
-    const index = this.orphans.findIndex((orphan) => orphan.what === what)
+  #leave(from: string, what: string, token: number, fate: "killed" | "stopped"): void {
+    this.orphans.push({ what, token, from, fate, since: performance.now() })
+  }
+
+  #takes(name: string, what: string, token: number): Takeover | undefined {
+    const { holds, state } = this.worker(name)
+    holds.set(what, token)
+    const takeover = this.#takeover(what, token)
+    // Somebody who was next in line, and is chosen to lead before anybody knows that it cannot.
+    if (state === "killed" || state === "stopped") this.#leave(name, what, token, state)
+    return takeover
+  }
+
+  // Of two permits one is still in use by others, so that only one holder too many has the orphan's. What somebody held
+  // before the orphan did can be heard of after it: every worker has a pipe of its own. Its token is smaller.
+  #takeover(what: string, token: number): Takeover | undefined {
+    const index = this.orphans.findIndex((orphan) => orphan.what === what && orphan.token < token)
     const orphan = this.orphans[index]
     if (orphan === undefined) return undefined
     const holders = [...this.workers.values()].filter((worker) => worker.holds.has(what)).length
     const left = this.orphans.filter((orphan) => orphan.what === what).length
     if (holders <= capacity(what) - left) return undefined
     this.orphans.splice(index, 1)
-    const millis = performance.now() - orphan.since
-    this.takeovers.push({ what, from: orphan.from, to: name, millis })
-    const how = name === orphan.from ? `gets ${called(what)} again` : `takes over ${called(what)} from ${orphan.from}`
-    return `${name} ${how}, ${seconds(millis)} later`
+    const takeover = { ...orphan, millis: performance.now() - orphan.since }
+    this.takeovers.push(takeover)
+    return takeover
   }
 
   get progress(): string {
     return `${this.files} of ${this.total} files, ${this.words.toLocaleString("en")} words`
   }
 
-  /** Who has what, and who waits for what. */
+  /** Who leads, who has what, and who waits for what. */
   lines(): ReadonlyArray<string> {
     return [...this.workers].map(([name, { holds, state, waits }]) => {
       if (state !== "working") {
         const left = this.orphans.filter(({ from }) => from === name).map(({ what }) => called(what)).join(", ")
         return `${name}  ${state}${left === "" ? "" : `; its lease still covers ${left}`}`
       }
-      const held = [...holds.keys()].map(called).join(", ")
-      return `${name}  ${held === "" ? "holds nothing" : `holds ${held}`}${
+      const held = [...holds.keys()].filter((what) => what !== "lead").map(called).join(", ")
+      return `${name}  ${holds.has("lead") ? "leads; " : ""}${held === "" ? "holds nothing" : `holds ${held}`}${
         waits === undefined ? "" : `; waits for ${called(waits)}`
       }`
     })

@@ -1,6 +1,6 @@
-/** What the demo's processes have in common: their settings, and what the workers tell the parent. */
+/** What the demo's processes have in common: their settings, what the leader proclaims, and what the workers tell. */
 import { Schema } from "effect"
-import type { Coordinator } from "../../src/index.ts"
+import { type Coordinator, CountDownLatch, Leader } from "../../src/index.ts"
 
 /** How many files may be worked on at once, over all processes. */
 export const permits = 2
@@ -14,11 +14,33 @@ export class Settings extends Schema.Class<Settings>("Settings")({
   namespace: Schema.String,
   name: Schema.String,
   folder: Schema.String,
-  /** After so many finished files, the worker in the middle of a merge is killed. */
+  /** After so many finished files, the leader is killed in the middle of a merge. */
   killAt: Schema.Int,
-  /** After so many finished files, the worker in the middle of a merge is stopped (SIGSTOP) for a while. */
+  /** After so many finished files, the leader is stopped (SIGSTOP) for a while, also in the middle of a merge. */
   freezeAt: Schema.Int
 }) {}
+
+/** The most frequent words, the most frequent first. */
+export const Top = Schema.Array(Schema.Tuple([Schema.String, Schema.Int]))
+
+/** What there is to do, as the leader proclaims it. */
+export const Phase = Schema.Union([
+  Schema.TaggedStruct("Map", {}),
+  /** So many parties have to meet, and to share the words among them. */
+  Schema.TaggedStruct("Reduce", { parties: Schema.Int }),
+  Schema.TaggedStruct("Done", { top: Top })
+])
+export type Phase = typeof Phase.Type
+
+/** Every worker is a candidate. The parent only looks on. */
+export class Chief extends Leader.Service<Chief>()("chief", { schema: Phase, value: { _tag: "Map" } }) {}
+
+/** Ends the first phase: it opens when all files are in the totals. */
+export const mapped = (files: number) => CountDownLatch.make({ name: "mapped", count: files, keep: "1 second" })
+
+/** Ends the second phase of a term: it opens when each party has found the most frequent words of its share. */
+export const reduced = (term: number, parties: number) =>
+  CountDownLatch.make({ name: `reduced in term ${term}`, count: parties, keep: "1 second" })
 
 export const Fate = Schema.Literals(["kill", "freeze"])
 export type Fate = typeof Fate.Type
@@ -35,15 +57,11 @@ export const Event = Schema.Union([
   Schema.TaggedStruct("Wrote", { file: Schema.String, part: Schema.Int, parts: Schema.Int, words: Schema.Int }),
   Schema.TaggedStruct("Lost", { what: Schema.String, reason: Schema.String }),
   /** A write with a token that is no longer the newest: it was not executed. */
-  Schema.TaggedStruct("Refused", { token: Schema.Int, seen: Schema.Int })
+  Schema.TaggedStruct("Refused", { token: Schema.Int, seen: Schema.Int }),
+  /** The barrier's action, before anybody passes: so many have met, and have written so many words between them. */
+  Schema.TaggedStruct("Met", { parties: Schema.Int, words: Schema.Int })
 ])
 export type Event = typeof Event.Type
 
 export const EventLine = Schema.fromJsonString(Event)
 export const SettingsArgument = Schema.fromJsonString(Settings)
-
-// Words have no spaces, so these never collide with one. They are in the same hash as the counts, so that one command
-// writes both: either a part of a file is counted and marked, or it is neither.
-export const filesField = "number of files"
-export const fileField = (file: string) => `file ${file}`
-export const totalsKey = (namespace: string) => `${namespace}:totals`

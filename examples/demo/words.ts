@@ -33,6 +33,19 @@ export const partsOf = (counts: Counts): ReadonlyArray<ReadonlyArray<readonly [w
   return parts
 }
 
+/**
+ * The most frequent words; digits and single letters say little about a text. Of two that are equally frequent the
+ * alphabet decides, so that there is one right answer.
+ */
+export const top = (counts: Iterable<readonly [word: string, times: number]>) =>
+  [...counts].filter(([word]) => /^\p{L}{2,}$/u.test(word))
+    .sort(([a, m], [b, n]) => n - m || (a < b ? -1 : 1))
+    .slice(0, 5)
+
+/** Which one of so many parties a word belongs to. */
+export const partyOf = (word: string, parties: number) =>
+  [...word].reduce((hash, letter) => (hash * 31 + letter.codePointAt(0)!) >>> 0, 0) % parties
+
 /** How the counts differ, for people: empty when they are the same. */
 export const differences = (expected: Counts, actual: Counts): ReadonlyArray<string> =>
   [...new Set([...expected.keys(), ...actual.keys()])].flatMap((word) => {
