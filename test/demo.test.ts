@@ -1,10 +1,13 @@
+import { Effect } from "effect"
 import { type ChildProcess, spawn } from "node:child_process"
 import { once } from "node:events"
-import { cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs"
+import { cpSync, globSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs"
 import { tmpdir } from "node:os"
 import { join } from "node:path"
 import { fileURLToPath } from "node:url"
 import { afterAll, afterEach, describe, expect, it } from "vitest"
+import { eventually } from "./support/eventually.ts"
+import { standalone } from "./support/servers.ts"
 
 const main = fileURLToPath(new URL("../examples/demo/main.ts", import.meta.url))
 const root = mkdtempSync(join(tmpdir(), "lockstep-demo-"))
@@ -26,8 +29,8 @@ afterEach(() => {
   children.clear()
 })
 
-const run = (folder: string) => {
-  const child = spawn(process.execPath, [main, folder], { stdio: ["ignore", "pipe", "pipe"] })
+const run = (folder: string, env: NodeJS.ProcessEnv = process.env) => {
+  const child = spawn(process.execPath, [main, folder], { env, stdio: ["ignore", "pipe", "pipe"] })
   children.add(child)
   let output = ""
   const waiting = new Set<() => void>()
@@ -63,26 +66,63 @@ const isAlive = (pid: number) => {
   }
 }
 
+/** The five most frequent words of two letters or more, as the result has them. */
+const mostFrequent = (folder: string) => {
+  const counts = new Map<string, number>()
+  for (const file of globSync("**/*.{ts,json}", { cwd: folder })) {
+    const text = readFileSync(join(folder, file), "utf8").toLowerCase()
+    for (const word of text.split(/[^\p{L}\p{N}_]+/u)) {
+      if (/^\p{L}{2,}$/u.test(word)) counts.set(word, (counts.get(word) ?? 0) + 1)
+    }
+  }
+  const sorted = [...counts].sort(([a, m], [b, n]) => n - m || (a < b ? -1 : 1))
+  return sorted.slice(0, 5).map(([word, times]) => `${word} ${times.toLocaleString("en")}`).join(", ")
+}
+
 describe("demo", () => {
-  it("counts every word once though one worker is killed and one is stopped", async () => {
+  it("counts every word once though one leader is killed and one is stopped", async () => {
     const { ended, output } = run(sources)
     expect(await ended, output()).toBe(0)
     const text = output()
-    expect(text).toMatch(/worker-\d is killed \(kill -9\) while it holds file \S+, a permit, the totals/)
+    const [, killed, held] = /(worker-\d) is killed \(kill -9\) while it holds (.*)/.exec(text)!
+    for (const what of ["the lead", "file ", "a permit", "the totals"]) expect(held).toContain(what)
     expect(text).toMatch(/worker-\d takes over the totals from worker-\d, \d\.\d s later/)
     expect(text).toMatch(/worker-\d writes late, with token \d+; refused, as \d+ has been seen/)
     expect(text).toMatch(/^totals match/m)
+
+    const terms = [...text.matchAll(/(worker-\d) leads, term (\d+)(?:, (\d\.\d) s after (worker-\d) was killed)?/g)]
+    const numbers = terms.map(([, , term]) => Number(term))
+    expect(numbers).toEqual([...new Set(numbers)].sort((a, b) => a - b))
+    const [, successor, , vacant] = terms.find(([, , , , predecessor]) => predecessor === killed)!
+    expect(successor).not.toBe(killed)
+    // A lease of two seconds, which may have been renewed some time before.
+    expect(Number(vacant)).toBeGreaterThan(1)
+
+    const steps = [/The latch opens/, /worker-\d proclaims that \d workers/, /\d workers meet/, /proclaims the result/]
+    for (const step of steps) expect(text).toMatch(step)
+    expect(/^most frequent +(.*)$/m.exec(text)?.[1]).toBe(mostFrequent(sources))
     // On anything but a terminal: lines for people and files, without control characters.
     // oxlint-disable-next-line no-control-regex
     expect(text).not.toMatch(/[\u0000-\u0009\u000b-\u001f]/)
   })
 
-  it("works with a single file, smaller than one part", async () => {
+  it("works with a single file, smaller than one part, and leaves nothing in a Redis that was there before", async () => {
     const folder = folderOf("one")
     writeFileSync(join(folder, "one.txt"), "to be or not to be")
-    const { ended, output } = run(folder)
-    expect(await ended, output()).toBe(0)
-    expect(output()).toMatch(/^words +6, 4 different ones$/m)
+    const program = Effect.gen(function*() {
+      const server = yield* standalone()
+      const { ended, output } = run(folder, { ...process.env, REDIS_URL: server.url })
+      expect(yield* Effect.promise(() => ended), output()).toBe(0)
+      expect(output()).toMatch(/^words +6, 4 different ones$/m)
+      expect(output()).toMatch(/^most frequent +be 2, to 2, not 1, or 1$/m)
+      // The numbers of the partitions stay, and for a day the fence.
+      const left = Effect.map(server.cli("KEYS", "*"), (keys) => {
+        const more = keys.split("\n").filter((key) => !/:sessions$|lockstep:fence:/.test(key))
+        expect(more.filter((key) => key !== "")).toEqual([])
+      })
+      yield* eventually(left, { message: "nothing is left" })
+    })
+    await Effect.runPromise(Effect.scoped(program))
   })
 
   it("says what is wrong, and fails, when there is nothing to count", async () => {
