@@ -12,7 +12,7 @@
  * It starts a private Redis, or uses the one that REDIS_URL names.
  */
 import { NodeRuntime, NodeServices } from "@effect/platform-node"
-import { Cause, Effect, Layer, Option } from "effect"
+import { Cause, Effect, Layer, Option, References } from "effect"
 import { fileURLToPath } from "node:url"
 import { Coordinator, Redis } from "../../src/index.ts"
 import { Board, seconds } from "./board.ts"
@@ -105,6 +105,8 @@ demo.pipe(
       Layer.merge(NodeServices.layer)
     )
   ),
+  // Counting alone may keep this process too busy for its lease, which protects nothing any more.
+  Effect.provideService(References.MinimumLogLevel, "Error"),
   Effect.tapCause((cause) =>
     Cause.hasInterruptsOnly(cause)
       ? Effect.void
