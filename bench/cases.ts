@@ -1,194 +1,32 @@
-/** The cases: what is run, and which figures are taken from it. */
-import type { Entered, HoldResult, Job, LoopsResult, MemoryResult, Name } from "./case.ts"
+/** The cases of locks: what is run, and which figures are taken from it. */
+import type { Entered, HoldResult, Job, MemoryResult, Name } from "./case.ts"
 import * as child from "./child.ts"
-import { type Cores, now, sleep } from "./machine.ts"
+import {
+  add,
+  type Case,
+  type Column,
+  type Context,
+  type Figures,
+  type Floor,
+  median,
+  percentile,
+  rounds,
+  type Row,
+  withServer
+} from "./figures.ts"
+import {
+  commands,
+  handOffs,
+  longestAbsence,
+  mostInside,
+  perSecond,
+  runLoops,
+  staysOf,
+  total,
+  unfairness
+} from "./loops.ts"
+import { now, sleep } from "./machine.ts"
 import * as server from "./server.ts"
-
-export type Column = "lockstep" | "ioredis" | "ioredis-auto" | "redlock" | "redis-semaphore"
-
-export interface Floor {
-  readonly text: string
-  /** Decides by the medians, and the median ratios to other columns. */
-  readonly met: (median: (column: Column) => number, ratio: (column: Column) => number) => boolean
-}
-
-export interface Row {
-  readonly case: number
-  readonly what: string
-  readonly measure: string
-  readonly digits: number
-  /** One figure for each round. */
-  readonly figures: { readonly [column in Column]?: ReadonlyArray<number> }
-  readonly floor?: Floor | undefined
-}
-
-export interface Context {
-  readonly cores: Cores
-  readonly quick: boolean
-  readonly nodeOptions: ReadonlyArray<string>
-  readonly progress: (text: string) => void
-  readonly noteServer: (version: string) => void
-}
-
-type Figures = { [column in Column]?: Array<number> }
-
-/** What contestants send to Redis, as opposed to what their scripts call there. */
-const commands: { readonly [column in Column]: ReadonlyArray<string> } = {
-  lockstep: ["fcall", "evalsha", "eval", "xread", "ping", "function|load", "script|load"],
-  ioredis: ["set", "evalsha", "eval", "ping"],
-  "ioredis-auto": ["set", "evalsha", "eval", "ping"],
-  redlock: ["evalsha", "eval", "ping"],
-  "redis-semaphore": ["set", "evalsha", "eval", "ping"]
-}
-
-const median = (figures: ReadonlyArray<number>): number => {
-  const sorted = [...figures].sort((a, b) => a - b)
-  const middle = sorted.length >> 1
-  return sorted.length % 2 === 1 ? sorted[middle]! : (sorted[middle - 1]! + sorted[middle]!) / 2
-}
-
-const withServer = async <A>(
-  context: Context,
-  core: number | undefined,
-  use: (redis: server.Server) => Promise<A>
-): Promise<A> => {
-  const redis = await server.start(core)
-  context.noteServer(redis.version)
-  try {
-    return await use(redis)
-  } finally {
-    await redis.stop()
-  }
-}
-
-const add = (figures: Figures, column: Column, figure: number): void => {
-  ;(figures[column] ??= []).push(figure)
-}
-
-/** Contestants in turn, round after round, so that what changes with time changes for all. */
-const rounds = async (
-  context: Context,
-  count: number,
-  columns: ReadonlyArray<Column>,
-  run: (column: Column, round: number) => Promise<void>
-): Promise<void> => {
-  for (let round = 0; round < count; round++) {
-    for (const column of columns) {
-      context.progress(`round ${round + 1} of ${count}: ${column}`)
-      await run(column, round)
-    }
-  }
-}
-
-// -----------------------------------------------------------------------------
-// Loops
-// -----------------------------------------------------------------------------
-
-interface Loops {
-  readonly processes: number
-  readonly keys: (process: number) => ReadonlyArray<string>
-  readonly stay: number
-  readonly pause: number
-  readonly permits?: number
-  readonly autoPipelining: boolean
-  readonly warmup: number
-  readonly measure: number
-}
-
-interface Measured {
-  readonly results: ReadonlyArray<LoopsResult>
-  readonly calls: number
-  readonly clientCpu: number
-  readonly serverCpu: number
-}
-
-const runLoops = async (
-  context: Context,
-  redis: server.Server,
-  column: Column,
-  options: Loops,
-  core: (process: number) => number | undefined
-): Promise<Measured> => {
-  const { autoPipelining, keys, measure, pause, permits, processes, stay, warmup } = options
-  await redis.client.flushall()
-  const children = Array.from({ length: processes }, (_, process) => {
-    const task = { is: "loops", keys: keys(process), stay, pause, ...permits === undefined ? {} : { permits } } as const
-    const job: Job = {
-      contestant: column,
-      port: redis.port,
-      lease: 15_000,
-      autoPipelining: column === "ioredis-auto" || (column !== "ioredis" && autoPipelining),
-      task
-    }
-    return child.start(core(process), job, column === "lockstep" ? context.nodeOptions : [])
-  })
-  for (const one of children) await one.next()
-  const from = now() + warmup
-  const to = from + measure
-  for (const one of children) one.send({ from, to })
-  await sleep(from - now())
-  const before = await redis.info()
-  await sleep(to - now())
-  const after = await redis.info()
-  const results: Array<LoopsResult> = []
-  for (const one of children) results.push(await one.next<LoopsResult>())
-  await Promise.all(children.map((one) => one.ended))
-  return {
-    results: results.map((result) => ({
-      ...result,
-      stays: result.stays.filter(([, entered, left]) => entered >= from && left <= to)
-    })),
-    calls: server.calls(after, commands[column]) - server.calls(before, commands[column]),
-    clientCpu: results.reduce((sum, { cpuMillis }) => sum + cpuMillis / 1000, 0),
-    serverCpu: server.cpuSeconds(after) - server.cpuSeconds(before)
-  }
-}
-
-const total = ({ results }: Measured): number =>
-  results.reduce((sum, { counts }) => sum + counts.reduce((a, b) => a + b, 0), 0)
-
-const perSecond = (measured: Measured): number => total(measured) / measured.results[0]!.millis * 1000
-
-/** How much more often the luckiest worker had it than the unluckiest. */
-const unfairness = ({ results }: Measured): number => {
-  const counts = results.flatMap(({ counts }) => counts)
-  return Math.max(...counts) / Math.min(...counts)
-}
-
-interface Stay {
-  readonly worker: string
-  readonly entered: number
-  readonly left: number
-}
-
-const staysOf = ({ results }: Measured): ReadonlyArray<Stay> =>
-  results
-    .flatMap(({ stays }, process) =>
-      stays.map(([worker, entered, left]) => ({ worker: `${process}/${worker}`, entered, left }))
-    )
-    .sort((a, b) => a.entered - b.entered)
-
-/** The most that were inside at one moment. */
-const mostInside = (stays: ReadonlyArray<Stay>): number => {
-  const events = stays.flatMap(({ entered, left }) => [[entered, 1], [left, -1]] as const)
-  let inside = 0
-  let most = 0
-  // Who leaves at the same instant has left before.
-  for (const [, change] of events.sort((a, b) => a[0] - b[0] || a[1] - b[1])) {
-    inside += change
-    most = Math.max(most, inside)
-  }
-  return most
-}
-
-/** The longest that a waiter was without, in milliseconds; the whole measurement if it never had it. */
-const longestAbsence = ({ results }: Measured): number =>
-  Math.max(...results.flatMap(({ counts, millis, stays }) =>
-    counts.map((_, worker) => {
-      const own = stays.filter(([at]) => at === worker)
-      return own.length === 0 ? millis : Math.max(...own.slice(1).map(([, entered], at) => entered - own[at]![2]))
-    })
-  ))
 
 // -----------------------------------------------------------------------------
 // 1 and 2: throughput
@@ -293,13 +131,10 @@ const contention = async (context: Context, pause: number): Promise<ReadonlyArra
           measure: quick ? 3000 : 10_000
         }, cores.client)
         const stays = staysOf(measured)
-        // To the next holder, where that is another one.
-        const gaps = stays.slice(1)
-          .flatMap((stay, at) => stay.worker === stays[at]!.worker ? [] : [stay.entered - stays[at]!.left])
-          .sort((a, b) => a - b)
+        const gaps = handOffs(stays)
         add(rate, column, perSecond(measured))
         add(handOff, column, median(gaps))
-        add(slowest, column, gaps[Math.floor(gaps.length * 0.99)]!)
+        add(slowest, column, percentile(gaps, 99))
         add(longest, column, longestAbsence(measured))
         add(fairness, column, unfairness(measured))
         add(calls, column, measured.calls / gaps.length)
@@ -428,7 +263,7 @@ const holding = async (context: Context): Promise<ReadonlyArray<Row>> => {
         const after = await redis.info()
         const { cpuMillis } = await one.next<HoldResult>()
         await one.ended
-        add(calls, column, (server.calls(after, commands[column]) - server.calls(before, commands[column])) / seconds)
+        add(calls, column, (server.calls(after, commands[column]!) - server.calls(before, commands[column]!)) / seconds)
         add(client, column, cpuMillis / seconds)
         add(ofServer, column, (server.cpuSeconds(after) - server.cpuSeconds(before)) / seconds * 1000)
       })
@@ -513,19 +348,7 @@ const remaining = async (redis: server.Server, column: Column, key: string): Pro
   if (column !== "lockstep") {
     return Number(await redis.client.pttl(key.replace(/^/, column === "redis-semaphore" ? "mutex:" : "")))
   }
-  const [found] = await redis.client.keys(`*:lock:${key}`)
-  const holder = Object.keys(await redis.client.hgetall(found!)).find((field) => field.startsWith("h"))!
-  const session = holder.slice(1, holder.lastIndexOf("/"))
-  const deadline = Number(
-    await redis.client.eval(
-      "local _, deadline = struct.unpack('<dds', redis.call('HGET', KEYS[1], 's' .. ARGV[1])) return deadline",
-      1,
-      `${found!.slice(0, found!.indexOf("}"))}}:sessions`,
-      session
-    )
-  )
-  const [seconds, micros] = await redis.client.time()
-  return deadline - (Number(seconds) * 1000 + Number(micros) / 1000)
+  return server.leaseLeft(redis, "lock", key)
 }
 
 const failover = async (context: Context): Promise<ReadonlyArray<Row>> => {
@@ -566,10 +389,7 @@ const failover = async (context: Context): Promise<ReadonlyArray<Row>> => {
   ]
 }
 
-export const cases: ReadonlyArray<{
-  readonly title: string
-  readonly run: (context: Context) => Promise<ReadonlyArray<Row>>
-}> = [
+export const cases: ReadonlyArray<Case> = [
   { title: "one lock, in turn", run: sequential },
   { title: "1,000 locks at once", run: concurrent },
   { title: "16 waiters for one lock", run: contended },
@@ -578,5 +398,3 @@ export const cases: ReadonlyArray<{
   { title: "memory", run: memory },
   { title: "failover", run: failover }
 ]
-
-export { median }

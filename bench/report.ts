@@ -1,6 +1,6 @@
 /** The table, on the console and in RESULTS.md. */
-import type { Column, Row } from "./cases.ts"
-import { median } from "./cases.ts"
+import type { Column, Row } from "./figures.ts"
+import { median } from "./figures.ts"
 
 const columns: ReadonlyArray<readonly [Column, string]> = [
   ["lockstep", "lockstep"],

@@ -1,0 +1,84 @@
+/** What all cases have in common: figures of contestants, taken round after round. */
+import type { Cores } from "./machine.ts"
+import * as server from "./server.ts"
+
+export type Column =
+  | "lockstep"
+  | "ioredis"
+  | "ioredis-auto"
+  | "redlock"
+  | "redis-semaphore"
+
+export interface Floor {
+  readonly text: string
+  /** Decides by the medians, and the median ratios to other columns. */
+  readonly met: (median: (column: Column) => number, ratio: (column: Column) => number) => boolean
+}
+
+export interface Row {
+  readonly case: number
+  readonly what: string
+  readonly measure: string
+  readonly digits: number
+  /** One figure for each round. */
+  readonly figures: { readonly [column in Column]?: ReadonlyArray<number> }
+  readonly floor?: Floor | undefined
+}
+
+export interface Context {
+  readonly cores: Cores
+  readonly quick: boolean
+  readonly nodeOptions: ReadonlyArray<string>
+  readonly progress: (text: string) => void
+  readonly noteServer: (version: string) => void
+}
+
+export interface Case {
+  readonly title: string
+  readonly run: (context: Context) => Promise<ReadonlyArray<Row>>
+}
+
+export type Figures = { [column in Column]?: Array<number> }
+
+export const add = (figures: Figures, column: Column, figure: number): void => {
+  ;(figures[column] ??= []).push(figure)
+}
+
+export const median = (figures: ReadonlyArray<number>): number => {
+  const sorted = [...figures].sort((a, b) => a - b)
+  const middle = sorted.length >> 1
+  return sorted.length % 2 === 1 ? sorted[middle]! : (sorted[middle - 1]! + sorted[middle]!) / 2
+}
+
+/** The figure that so many of a hundred do not exceed. */
+export const percentile = (figures: ReadonlyArray<number>, percent: number): number =>
+  [...figures].sort((a, b) => a - b)[Math.floor(figures.length * percent / 100)]!
+
+export const withServer = async <A>(
+  context: Context,
+  core: number | undefined,
+  use: (redis: server.Server) => Promise<A>
+): Promise<A> => {
+  const redis = await server.start(core)
+  context.noteServer(redis.version)
+  try {
+    return await use(redis)
+  } finally {
+    await redis.stop()
+  }
+}
+
+/** Contestants in turn, round after round, so that what changes with time changes for all. */
+export const rounds = async (
+  context: Context,
+  count: number,
+  columns: ReadonlyArray<Column>,
+  run: (column: Column, round: number) => Promise<void>
+): Promise<void> => {
+  for (let round = 0; round < count; round++) {
+    for (const column of columns) {
+      context.progress(`round ${round + 1} of ${count}: ${column}`)
+      await run(column, round)
+    }
+  }
+}
