@@ -2,10 +2,11 @@
  * A process of one contestant: `node bench/case.ts <job as JSON>`, started by `main.ts` on a core of its own. It talks
  * to its parent by messages: it says `ready`, is told the times when the measurement begins and ends, and sends the result.
  */
-import type { Contestant, Open, Worker } from "./contestant.ts"
+import type { Contestant, Meeting, Open, Worker } from "./contestant.ts"
+import type { Column } from "./figures.ts"
 import { now, sleep } from "./machine.ts"
 
-export type Name = "lockstep" | "lockstep-scoped" | "ioredis" | "ioredis-auto" | "redlock" | "redis-semaphore"
+export type Name = Column | "lockstep-scoped"
 
 export interface Job {
   readonly contestant: Name
@@ -13,13 +14,14 @@ export interface Job {
   readonly lease: number
   readonly autoPipelining: boolean
   readonly task:
-    /** Every worker loops through its lock, or a permit of its semaphore. */
+    /** Every worker loops through its lock, or a permit of its semaphore, or leadership. */
     | {
       readonly is: "loops"
       readonly keys: ReadonlyArray<string>
       readonly stay: number
       readonly pause: number
       readonly permits?: number
+      readonly lead?: true
     }
     /** Holds so many locks. */
     | { readonly is: "hold"; readonly count: number }
@@ -27,6 +29,19 @@ export interface Job {
     | { readonly is: "memory"; readonly counts: ReadonlyArray<number>; readonly settle: number }
     /** Waits for one lock and says when it has it. */
     | { readonly is: "wait"; readonly key: string }
+    /** Is a candidate, says when it leads, and leads on. */
+    | { readonly is: "lead"; readonly key: string }
+    /** Its parties meet those of other processes. */
+    | {
+      readonly is: "meet"
+      readonly by: "barrier" | "latch" | "signal"
+      readonly key: string
+      readonly parties: number
+      readonly own: number
+      readonly process: number
+      /** The parties of a generation come at random within so many milliseconds, and one of them after that. */
+      readonly spread: number
+    }
 }
 
 export type ToChild = { readonly from: number; readonly to: number } | { readonly more: true }
@@ -49,6 +64,15 @@ export interface MemoryResult {
   readonly rss: number
 }
 
+/** What was seen here of a generation. */
+export interface Generation {
+  arrived: number
+  released: number
+  lastArrival: number
+  firstRelease: number
+  lastRelease: number
+}
+
 export interface Entered {
   readonly at: number
 }
@@ -66,6 +90,12 @@ const load = async (name: Name): Promise<Open> => {
       return (await import("./contestants/redlock.ts")).open
     case "redis-semaphore":
       return (await import("./contestants/redis-semaphore.ts")).open
+    case "polling":
+      return (await import("./contestants/polling.ts")).open
+    case "pubsub":
+      return (await import("./contestants/pubsub.ts")).open
+    case "list":
+      return (await import("./contestants/list.ts")).open
   }
 }
 
@@ -84,7 +114,7 @@ const name = (n: number): string => `bench:${String(n).padStart(6, "0")}`
 const names = (from: number, to: number) => Array.from({ length: to - from }, (_, at) => name(from + at))
 
 const loops = async (contestant: Contestant, task: Extract<Job["task"], { is: "loops" }>): Promise<LoopsResult> => {
-  const { keys, pause, permits, stay } = task
+  const { keys, lead = false, pause, permits, stay } = task
   const counts = keys.map(() => 0)
   const since = keys.map(() => 0)
   const stays: Array<readonly [number, number, number]> = []
@@ -103,7 +133,11 @@ const loops = async (contestant: Contestant, task: Extract<Job["task"], { is: "l
       },
     leaving: () => void stays.push([at, since[at]!, now()])
   }))
-  const done = permits === undefined ? contestant.locks(workers) : contestant.permits!(permits, workers)
+  const done = lead
+    ? contestant.lead!(workers)
+    : permits === undefined
+    ? contestant.locks!(workers)
+    : contestant.permits!(permits, workers)
   const go = receive()
   await send({ ready: true })
   const measure = async (): Promise<LoopsResult> => {
@@ -124,7 +158,7 @@ const loops = async (contestant: Contestant, task: Extract<Job["task"], { is: "l
 }
 
 const hold = async (contestant: Contestant, count: number): Promise<HoldResult> => {
-  await contestant.hold(names(0, count))
+  await contestant.hold!(names(0, count))
   const go = receive()
   await send({ ready: true })
   const { from, to } = await go as { from: number; to: number }
@@ -143,13 +177,82 @@ const collect = (): MemoryResult => {
 const memory = async (contestant: Contestant, counts: ReadonlyArray<number>, settle: number): Promise<void> => {
   let from = 0
   for (const count of counts) {
-    await contestant.hold(names(from, count))
+    await contestant.hold!(names(from, count))
     from = count
     await sleep(settle)
     const go = receive()
     await send(collect())
     await go
   }
+}
+
+/** When it is in, for the first time. */
+const entry = async (
+  under: (workers: ReadonlyArray<Worker>) => Promise<void>,
+  key: string,
+  stay: number
+): Promise<number> => {
+  const entered = new Promise<number>((resolve, reject) => {
+    const worker = { key, stay, pause: 0, running: () => true, entered: () => resolve(now()), leaving: () => {} }
+    under([worker]).catch(reject)
+  })
+  await send({ ready: true })
+  return entered
+}
+
+// Until the measurement begins, generations follow each other fast, to have the code compiled.
+const warmupSpread = 5
+
+const meet = async (
+  contestant: Contestant,
+  { by, key, own, parties, process, spread }: Extract<Job["task"], { is: "meet" }>
+): Promise<ReadonlyArray<Generation>> => {
+  const generations: Array<Generation> = []
+  const of = (generation: number): Generation =>
+    generations[generation] ??= {
+      arrived: 0,
+      released: 0,
+      lastArrival: 0,
+      firstRelease: Number.MAX_VALUE,
+      lastRelease: 0
+    }
+  const go = receive()
+  let from = Number.POSITIVE_INFINITY
+  const meeting: Meeting = {
+    key,
+    own,
+    parties,
+    process,
+    opened: async () => {
+      await send({ ready: true })
+      const told = await go as { from: number; to: number }
+      from = told.from
+    },
+    pause: (generation, party) => {
+      const within = now() < from ? warmupSpread : spread
+      return generation % parties === (process * own + party) % parties ? within * 1.1 : Math.random() * within
+    },
+    arriving: (generation) => {
+      const seen = of(generation)
+      seen.arrived++
+      seen.lastArrival = now()
+    },
+    released: (generation) => {
+      const at = now()
+      const seen = of(generation)
+      if (seen.released++ === 0) seen.firstRelease = at
+      seen.lastRelease = at
+    }
+  }
+  const measure = async () => {
+    const { to } = await go as { from: number; to: number }
+    await sleep(to - now())
+    return generations
+  }
+  return await Promise.race([
+    measure(),
+    contestant[by]!(meeting).then(() => Promise.reject(new Error("the meeting has ended")))
+  ])
 }
 
 const job = JSON.parse(process.argv[2]!) as Job
@@ -167,14 +270,15 @@ switch (job.task.is) {
   case "memory":
     await memory(contestant, job.task.counts, job.task.settle)
     break
-  case "wait": {
-    const { key } = job.task
-    const entered = new Promise<number>((resolve, reject) => {
-      const worker = { key, stay: 0, pause: 0, running: () => true, entered: () => resolve(now()), leaving: () => {} }
-      contestant.locks([worker]).catch(reject)
-    })
-    await send({ ready: true })
-    await send({ at: await entered } satisfies Entered)
-  }
+  case "wait":
+    await send({ at: await entry(contestant.locks!, job.task.key, 0) } satisfies Entered)
+    break
+  case "lead":
+    await send({ at: await entry(contestant.lead!, job.task.key, 3_600_000) } satisfies Entered)
+    // Until it is killed.
+    await new Promise(() => {})
+    break
+  case "meet":
+    await send(await meet(contestant, job.task))
 }
 process.exit(0)

@@ -1,4 +1,5 @@
 /** What a contestant does, in the way that its users would do it. */
+import { sleep } from "./machine.ts"
 
 export interface Settings {
   readonly port: number
@@ -21,13 +22,41 @@ export interface Worker {
   readonly leaving: () => void
 }
 
+/** Parties of several processes that meet, generation after generation. */
+export interface Meeting {
+  readonly key: string
+  /** In all processes together. */
+  readonly parties: number
+  /** In this one. */
+  readonly own: number
+  /** Which process this is, from 0 on. The first one is opened first, and prepares what the others need. */
+  readonly process: number
+  /** To be called once this process can begin. Returns when all can. */
+  readonly opened: () => Promise<void>
+  /** Milliseconds until a party of this process comes. */
+  readonly pause: (generation: number, party: number) => number
+  /** Called right before a party does what others may be waiting for. */
+  readonly arriving: (generation: number) => void
+  /** Called right after a party has got what it has waited for. */
+  readonly released: (generation: number) => void
+}
+
+/** None of these ends, except by failing, but `hold`. Nobody can do everything. */
 export interface Contestant {
   /** A loop of acquire and release for each worker, all at once. */
-  readonly locks: (workers: ReadonlyArray<Worker>) => Promise<void>
+  readonly locks?: (workers: ReadonlyArray<Worker>) => Promise<void>
   /** The same with one permit of the semaphore that is the key; all workers have the same. */
-  readonly permits?: ((count: number, workers: ReadonlyArray<Worker>) => Promise<void>) | undefined
+  readonly permits?: (count: number, workers: ReadonlyArray<Worker>) => Promise<void>
+  /** The same with leadership, which ends by resigning. */
+  readonly lead?: (workers: ReadonlyArray<Worker>) => Promise<void>
   /** Holds all of them from the time of its return on, renewed as need be. */
-  readonly hold: (keys: ReadonlyArray<string>) => Promise<void>
+  readonly hold?: (keys: ReadonlyArray<string>) => Promise<void>
+  /** Each party waits for all parties. */
+  readonly barrier?: (meeting: Meeting) => Promise<void>
+  /** Each party counts down a latch of as many as there are parties, another one for each generation, and waits for it. */
+  readonly latch?: (meeting: Meeting) => Promise<void>
+  /** The process with number 0 waits for a signal again and again, and the other one sets it. */
+  readonly signal?: (meeting: Meeting) => Promise<void>
 }
 
 export type Open = (settings: Settings) => Promise<Contestant>
@@ -42,3 +71,23 @@ export const all = async <A>(items: ReadonlyArray<A>, atOnce: number, f: (item: 
 
 /** How many locks are asked for at once when many are to be held. */
 export const holdsAtOnce = 500
+
+/** The parties of a meeting, where waiting is a promise. */
+export const meet = async (
+  { arriving, opened, own, pause, released }: Meeting,
+  pass: (generation: number, party: number) => Promise<unknown>,
+  prepare: (generation: number) => Promise<unknown> = async () => {}
+): Promise<void> => {
+  await prepare(0)
+  await opened()
+  for (let generation = 0;; generation++) {
+    // Nobody can be there before this process, too, has been in this generation.
+    await prepare(generation + 1)
+    await Promise.all(Array.from({ length: own }, async (_, party) => {
+      await sleep(pause(generation, party))
+      arriving(generation)
+      await pass(generation, party)
+      released(generation)
+    }))
+  }
+}

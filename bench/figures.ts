@@ -8,6 +8,9 @@ export type Column =
   | "ioredis-auto"
   | "redlock"
   | "redis-semaphore"
+  | "polling"
+  | "pubsub"
+  | "list"
 
 export interface Floor {
   readonly text: string

@@ -20,6 +20,7 @@ interface Loops {
   readonly stay: number
   readonly pause: number
   readonly permits?: number
+  readonly lead?: true
   readonly autoPipelining: boolean
   readonly warmup: number
   readonly measure: number
@@ -39,10 +40,17 @@ export const runLoops = async (
   options: Loops,
   core: (process: number) => number | undefined
 ): Promise<Measured> => {
-  const { autoPipelining, keys, measure, pause, permits, processes, stay, warmup } = options
+  const { autoPipelining, keys, lead, measure, pause, permits, processes, stay, warmup } = options
   await redis.client.flushall()
   const children = Array.from({ length: processes }, (_, process) => {
-    const task = { is: "loops", keys: keys(process), stay, pause, ...permits === undefined ? {} : { permits } } as const
+    const task = {
+      is: "loops",
+      keys: keys(process),
+      stay,
+      pause,
+      ...permits === undefined ? {} : { permits },
+      ...lead === undefined ? {} : { lead }
+    } as const
     const job: Job = {
       contestant: column,
       port: redis.port,

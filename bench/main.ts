@@ -4,16 +4,17 @@
  *     node bench/main.ts [--quick] [--write] [--cpu-prof] [case ...]
  *
  * `--quick` shortens everything, `--write` writes RESULTS.md, `--cpu-prof` leaves profiles of lockstep's processes in
- * cases 1 to 4 in the current directory. Cases are numbers from 1 to 7; without any, all of them run.
+ * cases 1 to 4 and 8 to 10 in the current directory. Cases are numbers from 1 to 11; without any, all of them run.
  */
 import { readFileSync, writeFileSync } from "node:fs"
 import { createRequire } from "node:module"
 import { dirname, join } from "node:path"
 import { parseArgs } from "node:util"
-import { cases } from "./cases.ts"
+import { cases as ofLocks } from "./cases.ts"
+import { coordination } from "./coordination.ts"
 import type { Row } from "./figures.ts"
 import { describe, findCores } from "./machine.ts"
-import { isMet, results, table } from "./report.ts"
+import { isMet, results, tables } from "./report.ts"
 
 const { positionals, values } = parseArgs({
   allowPositionals: true,
@@ -23,6 +24,7 @@ const { positionals, values } = parseArgs({
     "cpu-prof": { type: "boolean", default: false }
   }
 })
+const cases = [...ofLocks, ...coordination]
 const wanted = positionals.length === 0 ? cases.map((_, at) => at + 1) : positionals.map(Number)
 for (const at of wanted) if (cases[at - 1] === undefined) throw new RangeError(`there is no case ${at}`)
 
@@ -75,7 +77,7 @@ for (const at of wanted) {
   )
 }
 
-console.log(`\n${table(rows)}\n`)
+console.log(`\n${tables(rows)}\n`)
 console.log(versions.map(([name, version]) => `${name} ${version}`).join(", "))
 console.log("In brackets: lockstep's figure divided by this one.")
 if (values.write) {

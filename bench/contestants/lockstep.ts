@@ -1,6 +1,6 @@
-import { Effect, Layer, ManagedRuntime } from "effect"
-import { Coordinator, Lock, Redis, Semaphore } from "../../src/index.ts"
-import { all, holdsAtOnce, type Open, type Worker } from "../contestant.ts"
+import { Effect, Layer, ManagedRuntime, References } from "effect"
+import { Barrier, Coordinator, CountDownLatch, Leader, Lock, Redis, Semaphore, Signal } from "../../src/index.ts"
+import { all, holdsAtOnce, type Meeting, type Open, type Worker } from "../contestant.ts"
 
 const inside = (worker: Worker): Effect.Effect<void> =>
   worker.stay === 0
@@ -22,6 +22,65 @@ const loops = <E, R>(workers: ReadonlyArray<Worker>, under: (worker: Worker) => 
     { concurrency: "unbounded", discard: true }
   )
 
+/** All parties of this process, once. */
+const generation = <E>({ arriving, own, pause, released }: Meeting, number: number, pass: Effect.Effect<unknown, E>) =>
+  Effect.forEach(
+    Array.from({ length: own }, (_, party) => party),
+    (party) =>
+      Effect.sleep(pause(number, party)).pipe(
+        Effect.andThen(Effect.sync(() => arriving(number))),
+        Effect.andThen(pass),
+        Effect.andThen(Effect.sync(() => released(number)))
+      ),
+    { concurrency: "unbounded", discard: true }
+  )
+
+const forever = <E, R>(self: (number: number) => Effect.Effect<unknown, E, R>): Effect.Effect<never, E, R> =>
+  Effect.gen(function*() {
+    for (let number = 0;; number++) yield* self(number)
+  })
+
+const barrier = Effect.fnUntraced(function*(meeting: Meeting) {
+  const barrier = yield* Barrier.make({ name: meeting.key, parties: meeting.parties })
+  yield* Effect.promise(meeting.opened)
+  yield* forever((number) => generation(meeting, number, barrier.await()))
+}, Effect.scoped)
+
+const latch = Effect.fnUntraced(function*(meeting: Meeting) {
+  const { key, opened, parties } = meeting
+  yield* Effect.promise(opened)
+  yield* forever(Effect.fnUntraced(function*(number) {
+    const latch = yield* CountDownLatch.make({ name: `${key}:${number}`, count: parties, keep: "5 seconds" })
+    yield* generation(meeting, number, Effect.andThen(latch.countDown(), latch.await))
+  }, Effect.scoped))
+})
+
+const signal = Effect.fnUntraced(function*(meeting: Meeting) {
+  const signal = yield* Signal.make({ name: meeting.key })
+  yield* Effect.promise(meeting.opened)
+  yield* forever((number) =>
+    meeting.process === 0
+      ? Effect.andThen(signal.await, Effect.sync(() => meeting.released(number)))
+      : Effect.sleep(meeting.pause(number, 0)).pipe(
+        Effect.andThen(Effect.sync(() => meeting.arriving(number))),
+        Effect.andThen(signal.set)
+      )
+  )
+})
+
+const lead = Effect.fnUntraced(function*({ entered, key, leaving, stay }: Worker) {
+  const leader = yield* Leader.make({ name: key })
+  yield* leader.lead(
+    Effect.sync(entered).pipe(
+      Effect.andThen(Effect.sleep(stay)),
+      Effect.andThen(Effect.sync(leaving)),
+      // Interrupts this, after which it campaigns again.
+      Effect.andThen(leader.resign)
+    ),
+    { again: true }
+  )
+}, Effect.scoped)
+
 /** With `withLock` a hold is a fiber and the fiber that it protects; with `Lock.acquire` it is an entry of a scope. */
 const make = (scoped: boolean): Open => async ({ lease, port }) => {
   const runtime = ManagedRuntime.make(
@@ -29,7 +88,7 @@ const make = (scoped: boolean): Open => async ({ lease, port }) => {
   )
   await runtime.context()
   /** Settles only by failing. */
-  const forever = <E>(
+  const holding = <E>(
     make: (held: () => void) => Effect.Effect<unknown, E, Coordinator.Coordinator>
   ): Promise<void> =>
     new Promise((resolve, reject) => {
@@ -45,9 +104,19 @@ const make = (scoped: boolean): Open => async ({ lease, port }) => {
         const semaphore = yield* Semaphore.make({ name: workers[0]!.key, permits: count })
         yield* loops(workers, (worker) => semaphore.withPermits(1)(inside(worker)))
       }))),
+    lead: (workers) =>
+      runtime.runPromise(
+        // Each term that ends is worth a message.
+        Effect.forEach(workers, lead, { concurrency: "unbounded", discard: true }).pipe(
+          Effect.provideService(References.MinimumLogLevel, "Warn")
+        )
+      ),
+    barrier: (meeting) => runtime.runPromise(barrier(meeting)),
+    latch: (meeting) => runtime.runPromise(latch(meeting)),
+    signal: (meeting) => runtime.runPromise(signal(meeting)),
     hold: (keys) =>
       scoped
-        ? forever((held) =>
+        ? holding((held) =>
           Effect.forEach(keys, (key) => Lock.acquire(key), { concurrency: holdsAtOnce, discard: true }).pipe(
             Effect.andThen(Effect.sync(held)),
             Effect.andThen(Effect.never),
@@ -55,7 +124,7 @@ const make = (scoped: boolean): Open => async ({ lease, port }) => {
           )
         )
         : all(keys, holdsAtOnce, (key) =>
-          forever((held) =>
+          holding((held) =>
             Lock.withLock(Effect.andThen(Effect.sync(held), Effect.never), key)
           ))
   }
