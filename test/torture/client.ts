@@ -42,6 +42,8 @@ export interface Client {
   readonly random: () => number
   readonly pick: <A>(items: ReadonlyArray<A>) => A
   readonly stopping: () => boolean
+  /** How long what nobody has open is remembered, in milliseconds: longer than a fault keeps a client away. */
+  readonly keep: number
   /**
    * Runs something that holds nothing, and records when it was asked and answered, and the token in the answer if there is
    * one; whether it succeeded.
@@ -148,6 +150,7 @@ const clientOf = (tools: Tools): Client => {
     random,
     pick: (items) => items[Math.floor(random() * items.length)]!,
     stopping,
+    keep: argument.settings.lease * 3 + 1000,
     attempt: Effect.fnUntraced(function*(request, effect, tokenOf, saw) {
       const { id } = ask(request)
       const exit = yield* Effect.exit(

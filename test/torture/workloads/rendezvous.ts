@@ -18,7 +18,7 @@ export const rendezvous: Workload = {
       6,
       client,
       Effect.gen(function*() {
-        const place = yield* client.lockstep.Rendezvous.make({ name: key, schema: Schema.String, keep: "5 seconds" })
+        const place = yield* client.lockstep.Rendezvous.make({ name: key, schema: Schema.String, keep: client.keep })
         const value = randomUUID()
         const attempt = <A, E>(what: string, effect: Effect.Effect<A, E, Coordinator.Coordinator>) =>
           client.attempt({ kind: `rendezvous ${what}`, key, weight: 1, wait: true }, effect)

@@ -22,7 +22,7 @@ export const signal: Workload = {
       client,
       Effect.gen(function*() {
         const key = client.pick([paired, counted])
-        const shared = yield* client.lockstep.Signal.make({ name: key, keep: "5 seconds" })
+        const shared = yield* client.lockstep.Signal.make({ name: key, keep: client.keep })
         const set = client.attempt({ kind: "signal set", key, weight: 1, wait: false }, shared.set)
         const request = { kind: "signal", key, weight: 1, wait: true }
         if (key === paired) {
