@@ -2,7 +2,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Exit, Fiber, Logger, Option, Schema, Scope, Stream } from "effect"
 import { hostname } from "node:os"
-import { Coordinator, Leader, Lease } from "../src/index.ts"
+import { Coordinator, Leader, Lease, Lock } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
@@ -361,6 +361,23 @@ layer(TestServer.layer, live)("a leader", (it) => {
         yield* own.leave
         yield* Fiber.join(own.fiber)
         yield* promptly(eventually(Effect.sync(() => assert.isUndefined(watch.seen.at(-1)))), "the vacancy")
+        yield* Fiber.interrupt(watch.fiber)
+      })))
+
+  it.effect("is succeeded by nobody else's waiter when it resigns in one batch with a lock", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const [mine, theirs] = [yield* electionOn(a!, "a"), yield* electionOn(b!, "b")]
+        const watch = yield* watching(theirs)
+        const scope = yield* Scope.make()
+        yield* Effect.provideContext(Scope.provide(Lock.acquire("any"), scope), a!)
+        const own = yield* leading(mine)
+        yield* begun(own)
+        const taken = yield* Effect.forkChild(Effect.provideContext(Lock.withLock(Effect.void, "any"), b!))
+        yield* waits(server, namespace, "lock:any", 1)
+        yield* Effect.all([Scope.close(scope, Exit.void), own.leave], { concurrency: "unbounded" })
+        yield* promptly(Fiber.join(taken), "the lock")
+        yield* watch.saw([undefined, "a", undefined])
         yield* Fiber.interrupt(watch.fiber)
       })))
 
