@@ -23,7 +23,8 @@ export const barrier: Workload = {
         2,
         client,
         Effect.suspend(() => {
-          const mine = Math.floor(client.random() * 2 ** 48)
+          // Of two draws, as one has 32 bits only: no two arrivals may bring the same.
+          const mine = Math.floor(client.random() * 2 ** 26) * 2 ** 26 + Math.floor(client.random() * 2 ** 26)
           const at = Math.floor(client.random() * names.length)
           const request = { kind: "barrier", key: names[at]!, weight: mine, wait: true }
           // Nobody may come any more when the round is over.
