@@ -99,6 +99,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("p
     scenario(({ deadline, election, seen, start, waiting }) =>
       Effect.gen(function*() {
         const observer = yield* start("observe")
+        yield* observer.waitFor(saw(undefined))
         const leader = yield* start("lead", "a")
         const { term } = yield* leader.waitFor(is("led"))
         const next = yield* start("lead", "b")
