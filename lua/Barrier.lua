@@ -166,6 +166,8 @@ end
 
 -- Who has died leaves before others complete the generation, as if it had been reaped in time.
 local function sweep(ctx, key, state)
+  -- Mostly nobody has, and a look at all who have arrived is what an arrival would cost most.
+  if not isAnyDue(ctx) then return end
   for _, one in ipairs((census(key))) do
     if one.session ~= ctx.session and hasExpired(ctx, one.session) then depart(ctx, key, state, one.arrival, 'left') end
   end

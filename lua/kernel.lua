@@ -9,7 +9,7 @@
 --   ARGV  1 session id, or "" for requests that need no session (they are idempotent)
 --         2 batch number  3 lease_ms  4 mailbox id read so far, or ""
 --         5.. the requests: verb, its arguments, verb, its arguments, ... (text: parsing JSON would cost more than the rest)
---   reply JSON: ["ok", [reply, ...]] | ["unknown"] | ["expired"] | ["stale"] | ["gap"]
+--   reply JSON: ["ok", [reply, ...]] | ["ok", [reply, ...], [event, ...]] | ["unknown"] | ["expired"] | ["stale"] | ["gap"]
 --
 -- Fields of `sessions`:
 --   protocol, partitions, token   numbers of the partition; the token is the last one given
@@ -108,7 +108,8 @@ local function announce(ctx, key, detail)
   end
 end
 
--- Answers claims that wait, by one event for each session however many of its claims hear it. Each of them is a table of
+-- Answers claims that wait, by one event for each session however many of its claims hear it; that of the session which
+-- asks comes with the reply. Each of them is a table of
 -- its session, its id, and what only it is told (JSON, or nil); the reply is JSON, without the brackets.
 local function tell(ctx, claims, reply)
   local heard = {}
@@ -121,8 +122,18 @@ local function tell(ctx, claims, reply)
     told[#told + 1] = '["' .. claim.id .. '"' .. (claim.own and ',' .. claim.own or '') .. ']'
   end
   for session, told in pairs(heard) do
-    post(ctx, session, '["each",[' .. table.concat(told, ',') .. '],' .. reply .. ']')
+    local event = '["each",[' .. table.concat(told, ',') .. '],' .. reply .. ']'
+    if session == ctx.session then
+      ctx.events = ctx.events and ctx.events .. ',' .. event or event
+    else
+      post(ctx, session, event)
+    end
   end
+end
+
+-- Whether any session can have ended that is not forgotten yet.
+local function isAnyDue(ctx)
+  return #call('ZRANGEBYSCORE', ctx.due, 0, text(ctx.now), 'LIMIT', 0, 1) > 0
 end
 
 -- Milliseconds until another session may be due, of those that are due later than `after`: 0 if it may be already, -1 if
@@ -323,7 +334,7 @@ local function dispatch(ctx, keys, requests)
   -- One concatenation: Redis's Lua hashes every string that it makes.
   if count > 0 then
     replies[1] = '["ok",[' .. replies[1]
-    replies[count] = replies[count] .. ']]'
+    replies[count] = replies[count] .. (ctx.events and '],[' .. ctx.events .. ']]' or ']]')
     return table.concat(replies, ',')
   end
   return '["ok",[]]'

@@ -211,6 +211,8 @@ class BarrierImpl<S extends Schema.Constraint, E, R> implements Barrier<S["Type"
   readonly name: string
   readonly parties: number
 
+  // By one event for all who wait here, and so decoded once.
+  #decoded: { readonly from: unknown; readonly values: ReadonlyArray<S["Type"]> } | undefined = undefined
   readonly #place: held.Place
   readonly #member: Claim
   readonly #progress: Progress
@@ -313,12 +315,19 @@ class BarrierImpl<S extends Schema.Constraint, E, R> implements Barrier<S["Type"
     BarrierError,
     S["DecodingServices"]
   > {
+    const known = this.#decoded
+    if (known !== undefined && known.from === contributions) {
+      return Effect.succeed({ generation, index, contributions: known.values })
+    }
     return Effect.map(
       Effect.forEach(
         contributions as ReadonlyArray<unknown>,
         (contribution) => Effect.mapError(this.#payload.decode(contribution, "A contribution"), fail)
       ),
-      (contributions) => ({ generation, index, contributions })
+      (values) => {
+        this.#decoded = { from: contributions, values }
+        return { generation, index, contributions: values }
+      }
     )
   }
 

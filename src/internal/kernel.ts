@@ -52,6 +52,13 @@ type Message<V extends Verb = Verb> = {
 
 type Reply = Requests[Verb]["reply"] | readonly ["failed", string]
 
+/** The events are for claims of the session that has asked. */
+type Answer = readonly [
+  status: string,
+  replies?: ReadonlyArray<Reply>,
+  events?: ReadonlyArray<ReadonlyArray<unknown>>
+]
+
 type Variant = "" | "_oom" | "_ro" | "_fence"
 
 const variants: { readonly [variant in Variant]: { readonly entry: string; readonly flags: string } } = {
@@ -174,7 +181,7 @@ export class Kernel {
     oom: boolean,
     // What may be answered instead, because it was sent before under the same number.
     before: ReadonlyArray<Message> = messages
-  ): Promise<readonly [status: string, replies?: ReadonlyArray<Reply>]> {
+  ): Promise<Answer> {
     const raw = await this.invoke(oom ? "_oom" : "", batch(address, header, messages))
     return this.#decode(messages, raw, before)
   }
@@ -254,7 +261,7 @@ export class Kernel {
     messages: ReadonlyArray<Message>,
     raw: unknown,
     before: ReadonlyArray<Message> = messages
-  ): readonly [status: string, replies?: ReadonlyArray<Reply>] {
+  ): Answer {
     const decoded = typeof raw === "string" ? JSON.parse(raw) : undefined
     if (!Array.isArray(decoded) || typeof decoded[0] !== "string") throw this.defect("batch", "malformed reply")
     if (decoded[0] === "ok") {
@@ -269,7 +276,7 @@ export class Kernel {
         }
       }
     }
-    return decoded as unknown as readonly [string, ReadonlyArray<Reply>]
+    return decoded as unknown as Answer
   }
 
   /** What it means that an actor could not do what it was asked. */

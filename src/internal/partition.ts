@@ -123,7 +123,7 @@ export class Partition {
           batch
         )
         if (session.lost !== undefined) return
-        const [status, replies] = raw
+        const [status, replies, events] = raw
         if (status !== "ok") {
           if (!uncertain) {
             // Refused, and not executed before: as good as never sent.
@@ -141,6 +141,9 @@ export class Partition {
         const answered = replies!.length === batch.length ? batch : requests
         if (refusal !== undefined) this.#refuseAll(batch.filter((request) => !answered.includes(request)), refusal)
         for (let at = 0; at < answered.length; at++) this.#settle(session, answered[at]!, replies![at]!)
+        if (events !== undefined && session.lost === undefined) {
+          for (const event of events) this.#hear(session, event)
+        }
         // Requests that these replies have led to still join the next batch.
         if (this.#queue.length > 0) this.#schedule()
         return
@@ -678,6 +681,10 @@ export class Partition {
     if (session.lost !== undefined) return
     session.read = id
     if (session.expireIfDue()) return
+    this.#hear(session, event)
+  }
+
+  #hear(session: Session, event: ReadonlyArray<unknown>): void {
     if (event[0] === "each") {
       const [, claims, tag, ...rest] = event
       for (const [claim, ...own] of claims as ReadonlyArray<ReadonlyArray<unknown>>) {

@@ -23,7 +23,9 @@ export const actor = (redis: IoRedis, namespace: string, resource: string, items
   const numbers = new Map<string, number>()
   const last = new Map<string, ReadonlyArray<string | number>>()
   const replied = new Map<string, unknown>()
-  const call = async (args: ReadonlyArray<string | number>): Promise<[string, Array<Array<any>>]> =>
+  // Events that came with a reply, and how many were in the mailbox by then.
+  const answered = new Map<string, Array<readonly [at: number, event: Array<any>]>>()
+  const call = async (args: ReadonlyArray<string | number>): Promise<[string, Array<Array<any>>, Array<Array<any>>?]> =>
     JSON.parse(await redis.call("FCALL", [`${library}_test`, ...args.map(String)]) as string)
   const ask = async (
     id: string,
@@ -39,8 +41,10 @@ export const actor = (redis: IoRedis, namespace: string, resource: string, items
     numbers.set(id, number)
     const message = [5 + itemKeys.length, ...keys(id), key, ...itemKeys, id, number, lease, "", verb, ...args]
     last.set(id, message)
-    const [status, replies] = await call(message)
+    const [status, replies, events = []] = await call(message)
     assert.strictEqual(status, "ok")
+    const before = await redis.xlen(`${prefix}mail:${id}`)
+    answered.set(id, [...answered.get(id) ?? [], ...events.map((event) => [before, event] as const)])
     replied.set(id, replies[0]!)
     return replies[0]!
   }
@@ -51,7 +55,11 @@ export const actor = (redis: IoRedis, namespace: string, resource: string, items
     replied,
     open: (id: string) => ask(id, "session.open", [id, "", 60_000, 1, 16, "{}"]),
     send,
-    repeat: (id: string) => last.has(id) ? call(last.get(id)!) : undefined,
+    repeat: async (id: string): Promise<[string, Array<Array<any>>] | undefined> => {
+      if (!last.has(id)) return undefined
+      const [status, ...rest] = await call(last.get(id)!)
+      return [status, ...rest.slice(0, 1)] as [string, Array<Array<any>>]
+    },
     end: (id: string, closed = false) => ask(id, "session.end", [id, closed ? "1" : ""]),
     reap: async (id: string, reaped?: (id: string) => void) => {
       for (;;) {
@@ -63,8 +71,13 @@ export const actor = (redis: IoRedis, namespace: string, resource: string, items
         }
       }
     },
-    mail: async (id: string): Promise<Array<Array<any>>> =>
-      (await redis.xrange(`${prefix}mail:${id}`, "-", "+")).map(([, fields]) => JSON.parse(fields[1]!)),
+    /** All that a session has heard, in order, by its mailbox or with a reply. */
+    mail: async (id: string): Promise<Array<Array<any>>> => {
+      const entries = await redis.xrange(`${prefix}mail:${id}`, "-", "+")
+      const heard: Array<Array<any>> = entries.map(([, fields]) => JSON.parse(fields[1]!))
+      for (const [at, event] of (answered.get(id) ?? []).toReversed()) heard.splice(at, 0, event)
+      return heard
+    },
     ask
   }
 }
