@@ -45,7 +45,7 @@ export const overlaps = (spans: ReadonlyArray<Span> | undefined, from: number, t
 const isDisturbed = (run: Run, client: string, from: number, to: number): boolean =>
   overlaps(run.disturbed.get(client), from, to) || overlaps(run.disturbed.get(""), from, to)
 
-const isLost = (run: Run, client: string, from: number, to: number): boolean =>
+export const isLost = (run: Run, client: string, from: number, to: number): boolean =>
   run.lost.get(client)?.some((at) => from <= at && at <= to) === true
 
 const granted = (holds: ReadonlyArray<Hold>): ReadonlyArray<Hold> =>

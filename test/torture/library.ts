@@ -151,6 +151,20 @@ export const bugs: { readonly [name: string]: Bug } = {
       "if ctx.micros % 20 == 0 then\ncall('XCLAIM', ctx.items, GROUP, NOBODY, 0, entry, 'JUSTID')\ncall('HSET', key, 'g' .. item, entry .. ' ' .. giver .. ' ' .. NOBODY)\nstate.free, state.returned = state.free + 1, state.returned + 1\nelse removeItem(ctx, key, item, entry, owner) end\nstate.claims"
     ]]
   },
+  // A candidate leads as soon as it is chosen, and not when its predecessor has ended.
+  hastyNominee: {
+    lua: [[
+      "return '[\"nominated\"]'",
+      "state.taken = 0\nserve(ctx, key, state)\nsave(key, state)\nif ctx.served then crown(ctx, key, ctx.served) end\nreturn '[\"nominated\"]'"
+    ]]
+  },
+  // Some changes of the leader are not told.
+  untoldLeader: {
+    lua: [[
+      "announce(ctx, key, describeLeader(ctx, key))",
+      "if ctx.micros % 20 > 0 then announce(ctx, key, describeLeader(ctx, key)) end"
+    ]]
+  },
   // Some permits that are given back stay taken.
   leakedPermit: {
     lua: [[

@@ -3,6 +3,7 @@ import type { Workload } from "./workload.ts"
 import { barrier } from "./workloads/barrier.ts"
 import { doubleBarrier } from "./workloads/doubleBarrier.ts"
 import { latch } from "./workloads/latch.ts"
+import { leader } from "./workloads/leader.ts"
 import { lock } from "./workloads/lock.ts"
 import { readWriteLock } from "./workloads/readWriteLock.ts"
 import { rendezvous } from "./workloads/rendezvous.ts"
@@ -19,5 +20,6 @@ export const workloads: ReadonlyArray<Workload> = [
   barrier,
   doubleBarrier,
   signal,
-  rendezvous
+  rendezvous,
+  leader
 ]

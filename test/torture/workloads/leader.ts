@@ -1,0 +1,143 @@
+import { Effect, Option, Schema, Stream } from "effect"
+import type { Coordinator, Leader } from "../../../src/index.ts"
+import { type Anomaly, exclusive, fifo, isLost, linearizable, overlaps, type Run, tokens } from "../checks.ts"
+import type { Client } from "../client.ts"
+import type { Hold } from "../history.ts"
+import { fibers, type Workload } from "../workload.ts"
+
+/** Its leaders hand over to whom they choose. */
+const chosen = "exclusive chief"
+/** Its leaders only resign. */
+const inherited = "exclusive heir"
+
+type Election = Leader.Leader<number>
+
+/** As if the lease had been lost once, and nothing done with the next one. */
+const again = { reason: { _tag: "LeaseLost", reason: "again" } }
+
+/** One term of `lead`, which would run the body again. */
+const once = ({ lead }: Election, body: Effect.Effect<void>, wait: number | undefined) =>
+  Effect.suspend(() => {
+    let ran = false
+    return lead(
+      Effect.suspend((): Effect.Effect<void, typeof again> => {
+        if (ran) return Effect.fail(again)
+        ran = true
+        return body
+      }),
+      { wait }
+    )
+  })
+
+const candidate = (client: Client, election: Election) =>
+  Effect.suspend(() => {
+    const { Lease } = client.lockstep
+    const wait = client.random() < 0.2 ? 1 + client.random() * 300 : undefined
+    return client.hold(
+      [{ kind: "leader", key: election.name, weight: 1, wait: true }],
+      (body) =>
+        client.random() < 0.5
+          ? once(election, body, wait)
+          : Effect.scoped(Effect.flatMap(election.campaign({ wait }), (lease) => Lease.protect(body, lease)))
+    )
+  })
+
+/** What whoever leads here does besides. */
+const govern = (client: Client, election: Election) =>
+  Effect.gen(function*() {
+    yield* Effect.sleep(client.random() * 30)
+    if (!(yield* election.isLeader)) return
+    const attempt = <E>(what: string, effect: Effect.Effect<void, E, Coordinator.Coordinator>) =>
+      client.attempt({ kind: `leader ${what}`, key: election.name, weight: 0, wait: false }, effect)
+    const way = client.random()
+    if (way < 0.3) yield* attempt("resigns", election.resign)
+    else if (way < 0.6) yield* attempt("proclaims", election.proclaim(client.random()))
+    else if (election.name === chosen) {
+      yield* attempt(
+        "transfers",
+        Effect.flatMap(
+          election.candidates,
+          (found) => found.length === 0 ? Effect.void : election.transferTo(client.pick(found))
+        )
+      )
+    }
+  })
+
+let observations = 0
+
+/** Records the terms that it sees, and 0 for none. */
+const observe = (client: Client, election: Election) =>
+  Effect.suspend(() => {
+    const request = { kind: `leader saw ${++observations}`, key: election.name, weight: 0, wait: false }
+    return Stream.runForEach(election.observe, (info) =>
+      Effect.uninterruptible(
+        client.attempt(request, Effect.succeed(Option.getOrUndefined(info)?.term ?? 0), (term) => term)
+      ))
+  }).pipe(
+    Effect.catch(() => Effect.sleep(100)),
+    Effect.forever
+  )
+
+/** Elections in which everybody is a candidate and looks on; whoever leads resigns, hands over or proclaims meanwhile. */
+export const leader: Workload = {
+  name: "leader",
+  run: (client) =>
+    Effect.gen(function*() {
+      const elections: Array<Election> = []
+      for (const name of [chosen, inherited]) {
+        const election = yield* client.lockstep.Leader.make({ name, schema: Schema.Number, value: 0 })
+        yield* Effect.forkScoped(observe(client, election))
+        elections.push(election)
+      }
+      yield* Effect.forEach(
+        elections,
+        (election) =>
+          Effect.all(
+            [fibers(2, client, candidate(client, election)), fibers(1, client, govern(client, election))],
+            { concurrency: "unbounded", discard: true }
+          ),
+        { concurrency: "unbounded", discard: true }
+      )
+    }).pipe(Effect.scoped, Effect.orDie),
+  check: (holds, run) => {
+    const terms = holds.filter(({ kind }) => kind === "leader")
+    return [
+      ...tokens(terms),
+      ...exclusive(terms, 1, run),
+      ...linearizable(terms, 1, run),
+      ...(terms[0]?.key === inherited ? fifo(terms, run) : []),
+      ...overlooked(holds, run)
+    ]
+  }
+}
+
+/** Whoever observes sees every term, in order, unless its session was lost or Redis has forgotten something. */
+function overlooked(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
+  const found: Array<Anomaly> = []
+  const terms = holds.filter(({ entered, kind }) => kind === "leader" && entered !== undefined)
+    .sort((a, b) => a.token! - b.token!)
+  const last = new Map<string, { readonly term: Hold; readonly vacant: boolean }>()
+  const seen = holds.filter(({ entered, kind }) => kind.startsWith("leader saw") && entered !== undefined)
+  for (const now of seen.sort((a, b) => a.entered! - b.entered!)) {
+    const stream = `${now.client} ${now.kind}`
+    const before = last.get(stream)
+    if (now.token === 0) {
+      if (before !== undefined) last.set(stream, { ...before, vacant: true })
+      continue
+    }
+    last.set(stream, { term: now, vacant: false })
+    if (before === undefined) continue
+    const [from, to] = [before.term.entered! - 1_000_000, now.entered! + 1_000_000]
+    if (overlaps(run.forgets, from - run.lease, to)) continue
+    const [older, newer] = [before.term.token!, now.token!]
+    if (newer < older || newer === older && before.vacant) {
+      found.push({ check: "stale", detail: "a term was seen after a later one, or its end", holds: [before.term, now] })
+    } else if (!isLost(run, now.client, from, to)) {
+      const missed = terms.find(({ token }) => token! > older && token! < newer)
+      if (missed !== undefined) {
+        found.push({ check: "missed", detail: "a term was not seen", holds: [before.term, missed, now] })
+      }
+    }
+  }
+  return found
+}
