@@ -8,16 +8,16 @@
  * **Guarantees**
  *
  * - Waiters pass in the order in which they came, by a push. Nothing polls.
- * - A waiter has consumed a signal exactly when its `await` succeeds: the signal of one that is interrupted, times out
- *   (`Effect.timeout`) or dies before goes to the next waiter, or is kept.
+ * - The signal of a waiter that is interrupted, times out (`Effect.timeout`) or dies before it passes goes to the next
+ *   waiter, or is kept. One that has passed has consumed it.
  * - `set` counts once, also when connections break. If its session is lost before the answer, it fails with
  *   `SetUncertain` and is not repeated.
  *
  * **Gotchas**
  *
- * - No wake-up is lost as long as Redis keeps its data, and once in a while one too many is made: when the session of a
- *   waiter is lost, or the waiter is interrupted, while Redis is being told that it has its signal. Treat a signal as a
- *   hint to look.
+ * - No wake-up is lost as long as Redis keeps its data, and once in a while one too many is made: a waiter passes and Redis
+ *   is told a moment later; if its process is killed, or its session lost, in that moment, the next one passes as well.
+ *   Treat a signal as a hint to look.
  * - A waiter whose process dies has its signal until its lease has run out, and whose session is lost waits at the end of
  *   the line again.
  * - Signals that are set are gone when Redis loses its data; waiters wait on.
@@ -158,22 +158,7 @@ class SignalImpl implements Signal {
   }
 
   get await(): Effect.Effect<void, SignalError> {
-    return consume(this.#place, {
-      verb: "signal.await",
-      consumption: "signal.consume",
-      restore: () => {
-        const { key, partition } = this.#place
-        partition.request({
-          verb: "signal.set",
-          key,
-          args: [1, this.#keep],
-          settle: () => {},
-          fail: (error) =>
-            partition.kernel.log("Warn", "the signal of a waiter that gave up could not be set again", error)
-        })
-      },
-      fail
-    })
+    return consume(this.#place, "signal.await", "signal.consume", fail)
   }
 
   get clear(): Effect.Effect<number, SignalError> {

@@ -46,6 +46,8 @@ export class Partition {
   #nearest = Number.POSITIVE_INFINITY
   #waiting = 0
   #observing = 0
+  #concluding = 0
+  #concluded: (() => void) | undefined = undefined
 
   constructor(kernel: Kernel, index: number) {
     this.kernel = kernel
@@ -721,8 +723,17 @@ export class Partition {
     claim.settle(reply as unknown as Outcome)
   }
 
+  /** A session is not closed before what has come of its holds is known: until the result is called. */
+  concluding(): () => void {
+    this.#concluding++
+    return () => {
+      if (--this.#concluding === 0) this.#concluded?.()
+    }
+  }
+
   /** Ends the session on our own word, and releases what it owns. */
   async close(): Promise<void> {
+    if (this.#concluding > 0) await new Promise<void>((resolve) => this.#concluded = resolve)
     const session = this.session
     if (session === undefined) this.#refuse(new CoordinatorError({ reason: new CoordinatorClosed({}) }))
     else this.lose(session, "closed")
