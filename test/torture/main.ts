@@ -56,7 +56,7 @@ among("deployment", names)
 among("fault", faults.map(({ name }) => name))
 among("bug", Object.keys(bugs))
 const deployments = values.deployment.length === 0 ? names : values.deployment as ReadonlyArray<Name>
-const hunted = values.bugs ? Object.keys(bugs) : values.bug
+const hunted = values.bugs && values.bug.length === 0 ? Object.keys(bugs) : values.bug
 
 const seconds = (micros: number): string => (micros / 1e6).toFixed(3)
 
