@@ -76,7 +76,10 @@ export interface CountDownLatch {
     /** Counts once with this id until the next reset; up to 512 bytes. Default: each call has an id of its own. */
     readonly id?: string | undefined
   }) => Effect.Effect<number, CountDownLatchError>
-  /** Waits until it is open. A waiter that was there before passes also if it is reset right after it was opened. */
+  /**
+   * Waits until it is open. A waiter that was there before passes also if it is reset right after it was opened. It is
+   * interrupted when the scope of the latch, or the coordinator, is closed.
+   */
   readonly await: Effect.Effect<void>
   /** What is left to count. */
   readonly count: Effect.Effect<number, CountDownLatchError>

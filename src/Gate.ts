@@ -67,7 +67,7 @@ export interface Gate {
   readonly open: Effect.Effect<void, CoordinatorError>
   readonly close: Effect.Effect<void, CoordinatorError>
   readonly isOpen: Effect.Effect<boolean, CoordinatorError>
-  /** Waits until it is open. */
+  /** Waits until it is open. It is interrupted when the scope of the gate, or the coordinator, is closed. */
   readonly await: Effect.Effect<void>
   /** Waits until it is open, and then runs the effect. */
   readonly whenOpen: <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>

@@ -88,6 +88,27 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         yield* promptly(Fiber.join(after), "who came after")
       })))
 
+  it.effect("interrupts who waits when it is closed, or its coordinator", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const scope = yield* Scope.make()
+        const latch = yield* Scope.provide(latchOn(a!, 1), scope)
+        const waiting = yield* Effect.forkChild(latch.await)
+        yield* Effect.yieldNow
+        yield* Scope.close(scope, Exit.void)
+        assert.isTrue(Exit.hasInterrupts(yield* promptly(Fiber.await(waiting), "the end of the latch")))
+        assert.isTrue(Exit.hasInterrupts(yield* Effect.exit(latch.await)))
+
+        const outer = yield* Scope.make()
+        const context = yield* Scope.provide(node(server.url, { namespace: freshNamespace(), partitions: 1 }), outer)
+        const other = yield* latchOn(context, 1)
+        const left = yield* Effect.forkChild(other.await)
+        yield* Effect.yieldNow
+        yield* Scope.close(outer, Exit.void)
+        assert.isTrue(Exit.hasInterrupts(yield* promptly(Fiber.await(left), "the end of the coordinator")))
+      })))
+
   it.effect("refuses another count, and bad numbers as defects", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {

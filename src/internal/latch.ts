@@ -35,11 +35,12 @@ export class Latch<E> {
   readonly keep: number
 
   readonly #fail: (reason: CoordinatorError | Mismatch) => E
-  readonly #waiting = new Set<() => void>()
+  readonly #waiting = new Set<(result: Effect.Effect<void>) => void>()
   // What was counted here since the last reset, to be counted again if Redis forgets it.
   readonly #counted = new Map<string, { readonly by: number; readonly resets: number }>()
   // What is still to be counted again: tried again whenever the latch is looked at.
   readonly #owed = new Map<string, number>()
+  #closed = false
   #state: State = { left: 0, opened: 0, resets: 0, epoch: 0 }
 
   constructor(place: Place, total: number, keep: Duration.Input, fail: (reason: CoordinatorError | Mismatch) => E) {
@@ -51,8 +52,12 @@ export class Latch<E> {
 
   /** Has it open for as long as the scope is. */
   join(): Effect.Effect<this, E, Scope.Scope> {
-    const observation = { observe: (state: ReadonlyArray<unknown>) => this.#observe(stateOf(state)) }
-    return Effect.flatMap(
+    const observation = {
+      observe: (state: ReadonlyArray<unknown>) => this.#observe(stateOf(state)),
+      closed: () => this.#close()
+    }
+    const left = Effect.addFinalizer(() => Effect.sync(() => this.#close()))
+    const joined = Effect.flatMap(
       membership(
         this.place,
         "latch.join",
@@ -64,6 +69,13 @@ export class Latch<E> {
       ([, outcome]) =>
         outcome[0] === "mismatch" ? Effect.fail(this.#fail({ existing: outcome[1] })) : Effect.succeed(this)
     )
+    return Effect.andThen(left, joined)
+  }
+
+  // Nobody would tell who waits here any more.
+  #close(): void {
+    this.#closed = true
+    for (const end of [...this.#waiting]) end(Effect.interrupt)
   }
 
   #observe(next: State): void {
@@ -87,7 +99,7 @@ export class Latch<E> {
     }
     this.#restore()
     if (next.left === 0 || next.epoch === known.epoch && next.opened > known.opened) {
-      for (const pass of [...this.#waiting]) pass()
+      for (const end of [...this.#waiting]) end(Effect.void)
     }
   }
 
@@ -124,15 +136,16 @@ export class Latch<E> {
     })
   }
 
-  /** Passes at once when it is open, and otherwise when it is opened, also if it is reset right after. */
+  /** Passes at once when it is open, and otherwise when it is opened, also if it is reset right after; or is interrupted. */
   readonly await: Effect.Effect<void> = Effect.callback((resume) => {
     if (this.#state.left === 0) return resume(Effect.void)
-    const pass = () => {
-      this.#waiting.delete(pass)
-      resume(Effect.void)
+    if (this.#closed) return resume(Effect.interrupt)
+    const end = (result: Effect.Effect<void>) => {
+      this.#waiting.delete(end)
+      resume(result)
     }
-    this.#waiting.add(pass)
-    return Effect.sync(() => this.#waiting.delete(pass))
+    this.#waiting.add(end)
+    return Effect.sync(() => this.#waiting.delete(end))
   })
 
   /** Counts down, once for each id; answers what is left. */
