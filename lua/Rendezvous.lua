@@ -21,7 +21,7 @@
 -- Invariant: while a taker waits, there is no item that nobody has.
 
 local MEETING = '<ddddddddddd'
-local GROUP, NOBODY = 'takers', '-'
+local GROUP, NOBODY, QUEUED = 'takers', '-', 'queued'
 
 local function loadMeeting(key)
   local packed = call('HGET', key, 's')
@@ -247,6 +247,15 @@ local function separate(ctx, key, party)
   end
 end
 
+-- How it stands with a party that was asked for before by the same claim. One whose other has gone meanwhile, while what asks
+-- it may still be on its way, is told so, and begins anew under another claim: nobody is asked twice under one.
+local function standing(key, party, token)
+  local other, asked = match(call('HGET', key, 'e' .. party) or '', '^%S+ (%S+) (%d)')
+  if asked ~= '1' then return asked and QUEUED or nil end
+  if other == NOBODY then return told(token, 'null', 'null') end
+  return told(token, 'false', call('HGET', key, 'v' .. other))
+end
+
 -- rendezvous.exchange: meets the party that waits, which is asked whether it is still there, or waits for another
 -- keys: resource, items
 -- args: id string, party string, keep number, value string
@@ -262,6 +271,10 @@ handlers['rendezvous.exchange'] = function(ctx, key, id, party, keep, value)
     enter(ctx, key, state, id, 'e', party, token)
     saveMeeting(ctx, key, state)
     return told(token, 'true', result)
+  end
+  if match(call('HGET', key, 'e' .. party) or '', '^%S+') == owner then
+    local answer = standing(key, party, match(call('HGET', key, 'c' .. owner), '%S+$'))
+    return answer == QUEUED and queued(ctx, 0) or answer
   end
   separate(ctx, key, party)
   local other = call('HGET', key, 'x')
@@ -331,9 +344,8 @@ handlers['rendezvous.check'] = function(ctx, key, id)
     return call('HGET', key, 'g' .. what) and queued(ctx, 0) or ABSENT
   end
   if result then return told(token, 'true', result) end
-  local other, asked = match(call('HGET', key, 'e' .. what) or '', '^%S+ (%S+) (%d)')
-  if asked == '1' and other ~= NOBODY then return told(token, 'false', call('HGET', key, 'v' .. other)) end
-  return asked == '0' and queued(ctx, 0) or ABSENT
+  local answer = standing(key, what, token)
+  return answer == QUEUED and queued(ctx, 0) or answer or ABSENT
 end
 
 -- rendezvous.state: how many give, and how many wait to take and to exchange

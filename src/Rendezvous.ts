@@ -305,6 +305,8 @@ class RendezvousImpl<A> implements Rendezvous<A> {
       const attempt: Effect.Effect<A, RendezvousError> = Effect.flatMap(
         this.#meet("rendezvous.exchange", details, ({ claim }, restore) => {
           const [met, theirs] = claim.payload
+          // The other one has gone before this one was asked.
+          if (met === null) return Effect.succeedNone
           return Effect.flatMap(restore(this.#decode(theirs)), (value) =>
             Effect.map(
               met === true ? Effect.succeed(true) : restore(this.#accept(claim)),

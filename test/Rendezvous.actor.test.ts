@@ -186,7 +186,7 @@ class Model {
     const party = this.parties.get(what!)
     if (party === undefined) return ["absent"]
     if (!party.asked) return ["queued"]
-    return party.other === undefined ? ["absent"] : ["granted", false, valueOf(party.other)]
+    return party.other === undefined ? ["granted", null, null] : ["granted", false, valueOf(party.other)]
   }
 
   /** By a living session itself, or because it is dead. */
@@ -386,4 +386,28 @@ layer(TestServer.layer, { excludeTestServices: true })("the rendezvous actor", (
       }),
     120_000
   )
+
+  // What asks it may be in its mailbox, unread, when it asks after a reconnect: asked twice, it would answer the wrong one.
+  it.effect("asks a party once under one claim, also when the other one has gone meanwhile", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const redis = yield* Effect.acquireRelease(
+        Effect.sync(() => new IoRedis(server.port, server.host)),
+        (redis) => Effect.sync(() => redis.disconnect())
+      )
+      yield* Effect.promise(async () => {
+        const { mail, open, send } = actor(redis, freshNamespace(), "rendezvous:x", "rendezvous-items:x")
+        for (const name of ["A", "B", "C"]) await open(name)
+        const exchange = (name: string) => send(name, "rendezvous.exchange", ["1", name, 60_000, `"${name}"`])
+        await exchange("A")
+        await exchange("B")
+        await send("B", "session.leave", ["1"])
+        const { 0: tag, 4: about } = await send("A", "rendezvous.check", ["1"]) as unknown as Array<unknown>
+        assert.deepStrictEqual([tag, about ?? null], ["granted", null])
+        await exchange("A")
+        assert.strictEqual((await exchange("C"))[0], "queued")
+        assert.strictEqual((await mail("A")).filter(([event]) => event === "granted").length, 1)
+        assert.deepStrictEqual(await send("A", "rendezvous.accept", ["1"]), ["alone"])
+      })
+    }))
 })
