@@ -6,8 +6,8 @@
 import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
-import { Redis as IoRedis } from "ioredis"
-import { actor, testLibrary } from "./support/actor.ts"
+import type { Redis as IoRedis } from "ioredis"
+import { actor, client } from "./support/actor.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 type Reply = ReadonlyArray<unknown>
@@ -361,11 +361,7 @@ const plain = (reply: Reply): Reply =>
 const property = <A>(step: fc.Arbitrary<A>, run: (redis: IoRedis, parties: number, steps: Array<A>) => Promise<void>) =>
   Effect.gen(function*() {
     const server = yield* TestServer
-    const redis = yield* Effect.acquireRelease(
-      Effect.sync(() => new IoRedis(server.port, server.host)),
-      (redis) => Effect.sync(() => redis.disconnect())
-    )
-    yield* testLibrary(redis)
+    const redis = yield* client(server)
     // Fields come in no order.
     yield* Effect.promise(() => redis.config("SET", "hash-max-listpack-entries", 0))
     yield* Effect.promise(() =>

@@ -4,44 +4,18 @@ import { Deferred, Duration, Effect, Exit, Fiber, Option, Scope } from "effect"
 import * as fc from "fast-check"
 import { Coordinator, CountDownLatch, Gate } from "../src/index.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
-import type { Server } from "./support/servers.ts"
+import { freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
+import { on, pending, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
 /** Short, so that the namespace is empty soon. */
 const keep = "100 millis"
 
-const several = <A, E, R>(
-  count: number,
-  self: (nodes: ReadonlyArray<Node>, namespace: string, server: Server) => Effect.Effect<A, E, R>
-) =>
-  Effect.gen(function*() {
-    const server = yield* TestServer
-    const namespace = freshNamespace()
-    yield* Effect.scoped(Effect.gen(function*() {
-      const nodes = yield* Effect.forEach(
-        Array.from({ length: count }),
-        () => node(server.url, { namespace, partitions: 1, lease: "3 seconds", margin: "500 millis" })
-      )
-      yield* Effect.scoped(self(nodes, namespace, server))
-    }))
-    yield* assertEmpty(server, namespace)
-  })
-
-const on = <A, E>(context: Node, effect: Effect.Effect<A, E, Coordinator.Coordinator | Scope.Scope>) =>
-  Effect.provideContext(effect as Effect.Effect<A, E, Coordinator.Coordinator>, context) as Effect.Effect<
-    A,
-    E,
-    Scope.Scope
-  >
-
 const latchOn = (context: Node, count: number) => on(context, CountDownLatch.make({ name: "ready", count, keep }))
 
 const promptly = <A, E, R>(effect: Effect.Effect<A, E, R>, what: string): Effect.Effect<A, E, R> =>
   Effect.raceFirst(effect, Effect.andThen(realSleep("2 seconds"), Effect.die(new Error(`${what}: not in time`))))
-
-const pending = <A, E>(fiber: Fiber.Fiber<A, E>) => Effect.sync(() => assert.isUndefined(fiber.pollUnsafe()))
 
 layer(TestServer.layer, live)("a countdown latch", (it) => {
   it.effect("opens for all who wait, in all processes, and for who comes later", () =>

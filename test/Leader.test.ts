@@ -7,27 +7,9 @@ import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
 import { waits, within } from "./support/requests.ts"
-import type { Server } from "./support/servers.ts"
+import { several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
-
-const several = <A, E, R>(
-  count: number,
-  self: (nodes: ReadonlyArray<Node>, namespace: string, server: Server) => Effect.Effect<A, E, R>
-) =>
-  Effect.gen(function*() {
-    const server = yield* TestServer
-    const namespace = freshNamespace()
-    yield* Effect.scoped(Effect.gen(function*() {
-      const nodes = yield* Effect.forEach(
-        Array.from({ length: count }),
-        (_, at) =>
-          node(server.url, { namespace, partitions: 1, lease: "3 seconds", margin: "500 millis", name: `node${at}` })
-      )
-      yield* Effect.scoped(self(nodes, namespace, server))
-    }))
-    yield* assertEmpty(server, namespace)
-  })
 
 const electionOn = (context: Node, value: string, callbacks?: Leader.Callbacks) =>
   Effect.provideContext(Leader.make({ ...callbacks, name: "chief", schema: Schema.String, value }), context)

@@ -5,8 +5,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
-import { Redis as IoRedis } from "ioredis"
-import { actor, testLibrary } from "./support/actor.ts"
+import { actor, client } from "./support/actor.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 type Owner = string
@@ -245,11 +244,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the rendezvous actor", (
     () =>
       Effect.gen(function*() {
         const server = yield* TestServer
-        const redis = yield* Effect.acquireRelease(
-          Effect.sync(() => new IoRedis(server.port, server.host)),
-          (redis) => Effect.sync(() => redis.disconnect())
-        )
-        yield* testLibrary(redis)
+        const redis = yield* client(server)
         yield* Effect.promise(() =>
           fc.assert(
             fc.asyncProperty(fc.array(step, { minLength: 1, maxLength: 80, size: "max" }), async (steps) => {
@@ -391,10 +386,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the rendezvous actor", (
   it.effect("asks a party once under one claim, also when the other one has gone meanwhile", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
-      const redis = yield* Effect.acquireRelease(
-        Effect.sync(() => new IoRedis(server.port, server.host)),
-        (redis) => Effect.sync(() => redis.disconnect())
-      )
+      const redis = yield* client(server)
       yield* Effect.promise(async () => {
         const { mail, open, send } = actor(redis, freshNamespace(), "rendezvous:x", "rendezvous-items:x")
         for (const name of ["A", "B", "C"]) await open(name)

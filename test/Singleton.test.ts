@@ -3,29 +3,12 @@ import { assert, layer } from "@effect/vitest"
 import { Clock, Cron, Deferred, Duration, Effect, Fiber, Layer, Option, Schedule } from "effect"
 import { Coordinator, Lease, Singleton } from "../src/index.ts"
 import { eventually } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
+import { type Node, TestServer } from "./support/live.ts"
 import { within } from "./support/requests.ts"
-import type { Server } from "./support/servers.ts"
+import { several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 const keep = "100 millis"
-
-const several = <A, E, R>(
-  count: number,
-  self: (nodes: ReadonlyArray<Node>, namespace: string, server: Server) => Effect.Effect<A, E, R>
-) =>
-  Effect.gen(function*() {
-    const server = yield* TestServer
-    const namespace = freshNamespace()
-    yield* Effect.scoped(Effect.gen(function*() {
-      const nodes = yield* Effect.forEach(
-        Array.from({ length: count }),
-        () => node(server.url, { namespace, partitions: 1, lease: "3 seconds", margin: "500 millis" })
-      )
-      yield* Effect.scoped(self(nodes, namespace, server))
-    }))
-    yield* assertEmpty(server, namespace)
-  })
 
 /** As a process that provides the layer; interrupting it is the end of that process. */
 const launch = (context: Node, singleton: Layer.Layer<never, never, Coordinator.Coordinator>) =>

@@ -5,8 +5,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
-import { Redis as IoRedis } from "ioredis"
-import { actor, testLibrary } from "./support/actor.ts"
+import { actor, client } from "./support/actor.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 type Status = "r" | "d" | "f" | "l"
@@ -159,11 +158,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the task group actor", (
     () =>
       Effect.gen(function*() {
         const server = yield* TestServer
-        const redis = yield* Effect.acquireRelease(
-          Effect.sync(() => new IoRedis(server.port, server.host)),
-          (redis) => Effect.sync(() => redis.disconnect())
-        )
-        yield* testLibrary(redis)
+        const redis = yield* client(server)
         yield* Effect.promise(() =>
           fc.assert(
             fc.asyncProperty(fc.array(step, { minLength: 1, maxLength: 60, size: "max" }), async (steps) => {

@@ -1,18 +1,27 @@
 /** Handlers driven directly, without any code of the kernel's. */
 import { assert } from "@effect/vitest"
 import { Effect } from "effect"
-import type { Redis as IoRedis } from "ioredis"
+import { Redis as IoRedis } from "ioredis"
 import { body, library } from "../../src/internal/lua.ts"
+import type { Server } from "./servers.ts"
 
-/** Loads the actors under a name of their own. */
-export const testLibrary = (redis: IoRedis) =>
-  Effect.promise(() =>
-    redis.call(
-      "FUNCTION",
-      "LOAD",
-      `#!lua name=${library}_test\n${body}\nredis.register_function('${library}_test', run)`
+/** A client of a server that has the actors, under a name of their own. */
+export const client = (server: Server) =>
+  Effect.gen(function*() {
+    const redis = yield* Effect.acquireRelease(
+      Effect.sync(() => new IoRedis(server.port, server.host)),
+      (redis) => Effect.sync(() => redis.disconnect())
     )
-  )
+    yield* Effect.promise(() =>
+      redis.call(
+        "FUNCTION",
+        "LOAD",
+        "REPLACE",
+        `#!lua name=${library}_test\n${body}\nredis.register_function('${library}_test', run)`
+      )
+    )
+    return redis
+  })
 
 /** Speaks to one partition actor as the kernel does, without any of its code. `items` are those of the resource, if any. */
 export const actor = (redis: IoRedis, namespace: string, resource: string, items?: string) => {

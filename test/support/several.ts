@@ -19,7 +19,7 @@ export const several = <A, E, R>(
     yield* Effect.scoped(Effect.gen(function*() {
       const nodes = yield* Effect.forEach(
         Array.from({ length: count }),
-        () => node(server.url, { ...options, namespace, partitions: 1 })
+        (_, at) => node(server.url, { name: `node${at}`, ...options, namespace, partitions: 1 })
       )
       yield* Effect.scoped(self(nodes, namespace, server))
     }))
