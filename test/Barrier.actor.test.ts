@@ -280,9 +280,15 @@ const phaseStep = fc.oneof(
 const members = ["m0", "m1", "m2"]
 
 /** Three sessions with their members, and those of them that are over and have not been reaped. */
-const world = async (redis: IoRedis, verb: string, resource: string, parties: number, mailbox: Mail) => {
+const world = async (
+  redis: IoRedis,
+  verb: string,
+  [resource, items]: readonly [resource: string, items?: string],
+  parties: number,
+  mailbox: Mail
+) => {
   const namespace = freshNamespace()
-  const driver = actor(redis, namespace, resource)
+  const driver = actor(redis, namespace, resource, items)
   const names = ["S0", "S1", "S2"]
   const graves: Array<string> = []
   let count = 0
@@ -383,10 +389,10 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
     () =>
       property(barrierStep, async (redis, parties, steps) => {
         const model = new BarrierModel(parties)
-        const { ask, die, finish, fresh, graves, joined, key, names, reap, send, told } = await world(
+        const { ask, die, finish, fresh, graves, itemKeys, joined, key, names, reap, send, told } = await world(
           redis,
           "barrier.join",
-          "barrier:x\u0000}{:\n",
+          ["barrier:x\u0000}{:\n", "barrier-items:x\u0000}{:\n"],
           parties,
           model
         )
@@ -474,7 +480,10 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
               if (dead === undefined) break
               for (const member of members) {
                 // In the order of the model.
-                await ask(dead, "session.reap", [dead, `${member}:${key.slice(key.indexOf("}:") + 2)}`], [key])
+                await ask(dead, "session.reap", [dead, `${member}:${key.slice(key.indexOf("}:") + 2)}`], [
+                  key,
+                  ...itemKeys
+                ])
                 model.leaveMember(dead, member)
                 model.advance()
               }
@@ -498,7 +507,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
         const { ask, die, finish, fresh, graves, key, names, reap, send, told } = await world(
           redis,
           "phase.join",
-          "phase:é😀",
+          ["phase:é😀"],
           parties,
           model
         )

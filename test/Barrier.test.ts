@@ -344,9 +344,7 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         const [one, two] = [yield* barrierOn(a!, 2), yield* barrierOn(b!, 2)]
         const first = yield* waiting(one, "1", 1)
         // The event goes to a mailbox that is gone.
-        const [session] = (yield* server.cli("HKEYS", `{${namespace}:00}:barrier:all`)).split("\n").flatMap((field) =>
-          field.startsWith("q") ? [field.slice(1).split("/")[0]!] : []
-        )
+        const [session] = (yield* server.cli("HKEYS", `{${namespace}:00}:barrier-items:all`)).split("/")
         yield* server.cli("DEL", `{${namespace}:00}:mail:${session}`)
         assert.strictEqual((yield* two.await("2")).generation, 1)
         const third = yield* waiting(two, "3", 1)
