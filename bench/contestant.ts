@@ -72,6 +72,12 @@ export const all = async <A>(items: ReadonlyArray<A>, atOnce: number, f: (item: 
 /** How many locks are asked for at once when many are to be held. */
 export const holdsAtOnce = 500
 
+/**
+ * Milliseconds between two generations: a process that begins the next one would hold up another one that is still
+ * releasing this one on the same core.
+ */
+export const rest = 5
+
 /** The parties of a meeting, where waiting is a promise. */
 export const meet = async (
   { arriving, opened, own, pause, released }: Meeting,
@@ -89,5 +95,6 @@ export const meet = async (
       await pass(generation, party)
       released(generation)
     }))
+    await sleep(rest)
   }
 }

@@ -12,6 +12,8 @@
 -- arrive a second time could be to count twice. Another epoch means that Redis has forgotten the barrier meanwhile.
 
 local BARRIER = '<dddddd'
+-- Where one that has left would have its session.
+local GONE = '-/'
 local ARRIVAL = '^(%S+) (.)(.) (%S+) (%S+) (.*)$'
 
 -- The state, and the values of the fields.
@@ -49,19 +51,24 @@ end
 local function census(ctx)
   local all, arrivals, last, ordered = call('HGETALL', ctx.items), {}, 0, true
   for at = 1, #all, 2 do
-    local field = all[at]
-    local slash = string.find(field, '/', 1, true)
-    local place, departure, acts, arrival, member, contribution = match(all[at + 1], ARRIVAL)
+    local place, _, acts, arrival, member, contribution = match(all[at + 1], ARRIVAL)
     place = tonumber(place)
     ordered, last = ordered and place > last, place
     arrivals[#arrivals + 1] = {
-      field = field, session = string.sub(field, 1, slash - 1), id = string.sub(field, slash + 1), place = place,
-      breaks = departure == 'b', acts = acts == '1', arrival = arrival, member = member, contribution = contribution
+      owner = all[at], place = place, acts = acts == '1', arrival = arrival, member = member, contribution = contribution
     }
   end
   -- Redis keeps small hashes in the order of writing.
   if not ordered then table.sort(arrivals, function(one, other) return one.place < other.place end) end
   return arrivals
+end
+
+local function sessionAt(owner)
+  return match(owner, '^[^/]*')
+end
+
+local function hasGone(owner)
+  return string.sub(owner, 1, 2) == GONE
 end
 
 -- The present generation, of all who have arrived.
@@ -78,32 +85,29 @@ local function contributionsOf(group)
   return '[' .. table.concat(contributions, ',') .. ']'
 end
 
--- Ends the present generation, and tells all of it but the asker, who is going to be answered.
-local function conclude(ctx, key, state, group, result, asker)
-  local fields, ended, told = {}, {}, {}
+-- Ends the present generation, and tells all of it.
+local function conclude(ctx, key, state, group, result)
+  local owners, ended, told, places = {}, {}, {}, {}
   for index, one in ipairs(group) do
-    fields[index], ended[index] = one.field, one.arrival
-    if one.arrival ~= asker and one.session ~= '-' then
-      one.own = index - 1
-      told[#told + 1] = one
-    end
+    owners[index], ended[index] = one.owner, one.arrival
+    if not hasGone(one.owner) then told[#told + 1], places[#places + 1] = one.owner, index - 1 end
   end
-  if #group == state.arrived then call('DEL', ctx.items) else call('HDEL', ctx.items, unpack(fields)) end
+  if #group == state.arrived then call('DEL', ctx.items) else call('HDEL', ctx.items, unpack(owners)) end
   if state.runner then call('HDEL', key, 'x') end
   state.ended, state.result, state.concluded = table.concat(ended, ' '), result, true
   state.generation, state.arrived, state.runner = state.generation + 1, state.arrived - #group, nil
-  tell(ctx, told, result)
+  tell(ctx, told, result, places)
 end
 
-local function pass(ctx, key, state, group, asker)
-  conclude(ctx, key, state, group, '"passed",' .. state.generation .. ',' .. contributionsOf(group), asker)
+local function pass(ctx, key, state, group)
+  conclude(ctx, key, state, group, '"passed",' .. state.generation .. ',' .. contributionsOf(group))
 end
 
 local function breakUp(ctx, key, state, left, why)
   local group = groupOf(state, census(ctx))
   local missing = state.parties - #group + left
   for _, one in ipairs(group) do
-    if one.session == '-' then missing = missing + 1 end
+    if hasGone(one.owner) then missing = missing + 1 end
   end
   conclude(ctx, key, state, group, '"broken",' .. state.generation .. ',' .. missing .. ',"' .. why .. '"')
 end
@@ -127,33 +131,33 @@ local function charge(state, group)
   for at, one in ipairs(group) do
     if one.arrival == state.runner then index = at - 1 end
   end
-  return '"' .. state.token .. '",1,' .. state.generation .. ',' .. contributionsOf(group) .. ',' .. index
+  return '"granted","' .. state.token .. '",1,' .. state.generation .. ',' .. contributionsOf(group) .. ',' .. index
 end
 
 local function charged(ctx, state)
-  return '["granted",' .. charge(state, groupOf(state, census(ctx))) .. ']'
+  return '[' .. charge(state, groupOf(state, census(ctx))) .. ']'
 end
 
 -- Somebody does not wait any more: that breaks the generation, or it goes on without.
-local function depart(ctx, key, state, field, why)
-  local value = call('HGET', ctx.items, field)
+local function depart(ctx, key, state, owner, why)
+  local value = call('HGET', ctx.items, owner)
   if not value then return end
   local place, departure, _, arrival = match(value, ARRIVAL)
   local runs = state.runner == arrival
   if state.runner and not runs and tonumber(place) <= state.bound then
     -- The action is for all of them: who leaves while it runs has arrived nevertheless.
-    call('HDEL', ctx.items, field)
-    call('HSET', ctx.items, '-/' .. arrival, value)
+    call('HDEL', ctx.items, owner)
+    call('HSET', ctx.items, GONE .. arrival, value)
   elseif departure == 'b' and (runs or not state.runner) then
     breakUp(ctx, key, state, 1, why)
   else
-    call('HDEL', ctx.items, field)
+    call('HDEL', ctx.items, owner)
     state.arrived = state.arrived - 1
     if not runs then return end
     call('HDEL', key, 'x')
     state.runner = nil
     for _, one in ipairs(census(ctx)) do
-      if one.session == '-' then state.arrived = state.arrived - call('HDEL', ctx.items, one.field) end
+      if hasGone(one.owner) then state.arrived = state.arrived - call('HDEL', ctx.items, one.owner) end
     end
   end
 end
@@ -168,33 +172,33 @@ end
 
 -- Who has died leaves before others complete the generation, as if it had been reaped in time.
 local function sweep(ctx, key, state)
+  if state.swept then return end
+  state.swept = true
   -- Mostly nobody has, and a look at all who have arrived is what an arrival would cost most.
   if not isAnyDue(ctx) then return end
   for _, one in ipairs(census(ctx)) do
-    if one.session ~= ctx.session and hasExpired(ctx, one.session) then depart(ctx, key, state, one.field, 'left') end
+    local session = sessionAt(one.owner)
+    if session ~= ctx.session and hasExpired(ctx, session) then depart(ctx, key, state, one.owner, 'left') end
   end
 end
 
--- All have arrived: they pass, or the last of them that has an action runs it first. Answers what the asker hears, if it
--- is one of them; the others are told.
-local function advance(ctx, key, state, asker)
+-- All have arrived: they pass, or the last of them that has an action runs it first.
+local function advance(ctx, key, state)
   while not state.runner and state.arrived >= state.parties do
-    if not asker then sweep(ctx, key, state) end
-    if state.arrived < state.parties then return nil end
+    sweep(ctx, key, state)
+    if state.arrived < state.parties then return end
     local group = groupOf(state, census(ctx))
     local runner
     for _, one in ipairs(group) do
       if one.acts then runner = one end
     end
-    if runner then
+    if not runner then
+      pass(ctx, key, state, group)
+    else
       state.runner, state.bound, state.token = runner.arrival, group[#group].place, nextToken(ctx)
       call('HSET', key, 'x', state.runner .. ' ' .. text(state.bound) .. ' ' .. state.token)
-      if runner.arrival == asker then return '["granted",' .. charge(state, group) .. ']' end
-      post(ctx, runner.session, '["granted","' .. runner.id .. '",' .. charge(state, group) .. ']')
-      return nil
+      tell(ctx, { runner.owner }, charge(state, group))
     end
-    pass(ctx, key, state, group, asker)
-    if asker then return verdict(key, state, asker) end
   end
 end
 
@@ -242,7 +246,7 @@ handlers['barrier.arrive'] = function(ctx, key, id, arrival, member, contributio
   if known then
     -- Asked again, by another session: it is that one's from now on.
     place = known.place
-    call('HDEL', ctx.items, known.field)
+    call('HDEL', ctx.items, known.owner)
   else
     if not state.runner and state.arrived + 1 >= state.parties then sweep(ctx, key, state) end
     place = state.last + 1
@@ -254,10 +258,11 @@ handlers['barrier.arrive'] = function(ctx, key, id, arrival, member, contributio
   if state.runner == arrival then
     answer = charged(ctx, state)
   else
-    answer = advance(ctx, key, state, arrival)
+    advance(ctx, key, state)
+    answer = queued(ctx, state.arrived)
   end
   saveBarrier(ctx, key, state)
-  return answer or queued(ctx, state.arrived)
+  return answer
 end
 
 -- barrier.check: what has become of somebody who waits
@@ -282,7 +287,7 @@ end
 handlers['barrier.release'] = function(ctx, key, arrival, generation)
   local state = loadBarrier(key)
   if state and state.runner == arrival then
-    pass(ctx, key, state, groupOf(state, census(ctx)), arrival)
+    pass(ctx, key, state, groupOf(state, census(ctx)))
     local answer = verdict(key, state, arrival)
     advance(ctx, key, state)
     saveBarrier(ctx, key, state)
@@ -328,7 +333,7 @@ reapers.barrier = function(ctx, key, session, id)
     call('HDEL', key, 'o' .. owner)
     state.members = state.members - 1
     for _, one in ipairs(census(ctx)) do
-      if one.session == session and one.member == id then depart(ctx, key, state, one.field, 'left') end
+      if one.member == id and sessionAt(one.owner) == session then depart(ctx, key, state, one.owner, 'left') end
     end
   else
     return

@@ -38,8 +38,7 @@ local function claimsOf(key, kind)
   local all, claims = call('HGETALL', key), {}
   for at = 1, #all, 2 do
     if string.byte(all[at]) == kind then
-      local session, id = match(all[at], '^.([^/]*)/(.*)$')
-      claims[#claims + 1] = { field = all[at], session = session, id = id, place = tonumber(all[at + 1]) }
+      claims[#claims + 1] = { field = all[at], owner = string.sub(all[at], 2), place = tonumber(all[at + 1]) }
     end
   end
   return claims
@@ -49,36 +48,30 @@ local function entered(state)
   return '"granted","' .. text(state.token) .. '",1,' .. state.number
 end
 
--- Opens the next phase if it can be. Those of it are told, and whether the asker is one of them is answered.
-local function openPhase(ctx, key, state, asker)
-  if state.inside > 0 or state.waiting < state.parties then return false end
+-- Opens the next phase if it can be, and tells those of it.
+local function openPhase(ctx, key, state)
+  if state.inside > 0 or state.waiting < state.parties then return end
   local claims = claimsOf(key, 113)
   table.sort(claims, function(one, other) return one.place < other.place end)
-  local group, told, gone, inside, isIn = {}, {}, {}, {}, false
+  local group, gone, inside = {}, {}, {}
   for _, one in ipairs(claims) do
     if #group == state.parties then break end
-    if isAlive(ctx, one.session) then
-      group[#group + 1] = one
+    if isAlive(ctx, match(one.owner, '^[^/]*')) then
+      group[#group + 1], gone[#gone + 1] = one.owner, one.field
+      inside[#inside + 1] = 'h' .. one.owner
+      inside[#inside + 1] = ''
     else
       -- Its reaper finds nothing.
       call('HDEL', key, one.field)
       state.waiting = state.waiting - 1
     end
   end
-  if #group < state.parties then return false end
-  for index, one in ipairs(group) do
-    local owner = one.session .. '/' .. one.id
-    gone[index] = one.field
-    inside[#inside + 1] = 'h' .. owner
-    inside[#inside + 1] = ''
-    if owner == asker then isIn = true else told[#told + 1] = one end
-  end
+  if #group < state.parties then return end
   call('HDEL', key, unpack(gone))
   call('HSET', key, unpack(inside))
   state.number, state.token = state.number + 1, tonumber(nextToken(ctx))
   state.inside, state.waiting = #group, state.waiting - #group
-  tell(ctx, told, entered(state))
-  return isIn
+  tell(ctx, group, entered(state))
 end
 
 -- phase.join: creates the double barrier, or joins it when it has as many parties
@@ -98,17 +91,16 @@ end
 -- phase.enter: waits for a phase, and opens it when enough wait
 -- keys: resource
 -- args: id string, parties number
--- reply: ["queued", ahead number, nearest number] | ["granted", token string, capacity number, phase number] | ["mismatch", parties number]
+-- reply: ["queued", ahead number, nearest number] | ["mismatch", parties number]
 handlers['phase.enter'] = function(ctx, key, id, parties)
   local state = loadPhase(key) or newPhase(parties)
   if state.parties ~= tonumber(parties) then return format('["mismatch",%d]', state.parties) end
-  local owner = ctx.session .. '/' .. id
   state.last, state.waiting = state.last + 1, state.waiting + 1
-  call('HSET', key, 'q' .. owner, text(state.last))
+  call('HSET', key, 'q' .. ctx.session .. '/' .. id, text(state.last))
   own(ctx, key, id)
-  local isIn = openPhase(ctx, key, state, owner)
+  openPhase(ctx, key, state)
   savePhase(key, state)
-  return isIn and '[' .. entered(state) .. ']' or queued(ctx, state.waiting)
+  return queued(ctx, state.waiting)
 end
 
 -- phase.leave: waits until all have left the phase of this token
@@ -156,8 +148,11 @@ reapers.phase = function(ctx, key, session, id)
   if inside then
     state.inside = state.inside - 1
     if state.inside == 0 then
-      local leavers = claimsOf(key, 108)
-      for _, one in ipairs(leavers) do call('HDEL', key, one.field) end
+      local leavers = {}
+      for index, one in ipairs(claimsOf(key, 108)) do
+        leavers[index] = one.owner
+        call('HDEL', key, one.field)
+      end
       tell(ctx, leavers, '"left"')
       openPhase(ctx, key, state)
     end

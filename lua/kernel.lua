@@ -108,18 +108,19 @@ local function announce(ctx, key, detail)
   end
 end
 
--- Answers claims that wait, by one event for each session however many of its claims hear it; that of the session which
--- asks comes with the reply. Each of them is a table of
--- its session, its id, and what only it is told (JSON, or nil); the reply is JSON, without the brackets.
-local function tell(ctx, claims, reply)
+-- Answers claims that wait, each named "<session>/<id>", by one event for each session however many of its claims hear it;
+-- that of the session which asks comes with the reply. The reply is JSON, without the brackets; `own` has what only one of
+-- them is told, if anything is.
+local function tell(ctx, claims, reply, own)
   local heard = {}
-  for _, claim in ipairs(claims) do
-    local told = heard[claim.session]
+  for index, claim in ipairs(claims) do
+    local session, id = match(claim, '^([^/]*)/(.*)$')
+    local told = heard[session]
     if not told then
       told = {}
-      heard[claim.session] = told
+      heard[session] = told
     end
-    told[#told + 1] = '["' .. claim.id .. '"' .. (claim.own and ',' .. claim.own or '') .. ']'
+    told[#told + 1] = own and '["' .. id .. '",' .. own[index] .. ']' or '["' .. id .. '"]'
   end
   for session, told in pairs(heard) do
     local event = '["each",[' .. table.concat(told, ',') .. '],' .. reply .. ']'

@@ -48,10 +48,10 @@
  */
 import * as Context from "effect/Context"
 import * as Effect from "effect/Effect"
+import { identity } from "effect/Function"
 import * as Layer from "effect/Layer"
 import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
-import { randomUUID } from "node:crypto"
 import { Coordinator } from "./Coordinator.ts"
 import type { Claim, Refusal } from "./internal/claim.ts"
 import { CoordinatorError, coordinatorError } from "./internal/errors.ts"
@@ -117,11 +117,11 @@ export interface Barrier<in out A, out E = never> {
  * @category options
  * @since 0.1.0
  */
-export interface Options<S extends Schema.Constraint = typeof Schema.Void, E = never, R = never> {
+export interface Options<A = void, E = never, R = never> {
   /** A whole number from 1 to 1,024. */
   readonly parties: number
   /** Of the contributions, which travel as JSON. The same for all parties. Default: they bring nothing. */
-  readonly schema?: S | undefined
+  readonly schema?: Schema.Codec<A, any> | undefined
   /**
    * What it means that this party is interrupted or dies while it waits: `break` fails the others, `withdraw` takes it out,
    * and they wait for somebody else. Default `break`.
@@ -131,7 +131,7 @@ export interface Options<S extends Schema.Constraint = typeof Schema.Void, E = n
    * Run once all have arrived, by the last one that has an action, before anybody passes. If it does not succeed, its party
    * departs: the generation is broken, or another party has to come, and runs it.
    */
-  readonly action?: ((arrival: Arrival<S["Type"]>) => Effect.Effect<unknown, E, R>) | undefined
+  readonly action?: ((arrival: Arrival<A>) => Effect.Effect<unknown, E, R>) | undefined
 }
 
 /**
@@ -206,56 +206,49 @@ interface Progress {
   generation: number
 }
 
-class BarrierImpl<S extends Schema.Constraint, E, R> implements Barrier<S["Type"], E> {
+class BarrierImpl<A, E> implements Barrier<A, E> {
   readonly "~lockstep/Barrier" = "~lockstep/Barrier" as const
   readonly name: string
   readonly parties: number
 
   // By one event for all who wait here, and so decoded once.
-  #decoded: { readonly from: unknown; readonly values: ReadonlyArray<S["Type"]> } | undefined = undefined
+  #decoded: { readonly from: unknown; readonly values: ReadonlyArray<A> } | undefined = undefined
   readonly #place: held.Place
   readonly #member: Claim
   readonly #progress: Progress
-  readonly #context: Context.Context<R | S["DecodingServices"] | S["EncodingServices"]>
-  readonly #action: Options<S, E, R>["action"]
+  readonly #action: Options<A, E>["action"]
   readonly #mode: string
-  readonly #payload: Payload<S["Type"], S["EncodingServices"], S["DecodingServices"]>
+  readonly #payload: Payload<A>
 
   constructor(
     place: held.Place,
     member: Claim,
     progress: Progress,
-    { action, onDeparture, parties, schema }: Options<S, E, R>,
-    context: Context.Context<R | S["DecodingServices"] | S["EncodingServices"]>
+    { action, onDeparture, parties, schema }: Options<A, E>
   ) {
     this.name = place.name
     this.parties = parties
     this.#place = place
     this.#member = member
     this.#progress = progress
-    this.#context = context
     this.#action = action
     this.#mode = (onDeparture === "withdraw" ? "w" : "b") + (action === undefined ? "0" : "1")
-    this.#payload = payload(schema ?? Schema.Void as unknown as S)
+    this.#payload = payload(schema)
   }
 
-  readonly await = (contribution: S["Type"]): Effect.Effect<Arrival<S["Type"]>, BarrierError | E> =>
-    Effect.updateContext(
-      Effect.flatMap(
-        Effect.mapError(this.#payload.encode(contribution, "A contribution"), fail),
-        (json) => Effect.uninterruptibleMask((restore) => this.#arrive(json, restore))
-      ),
-      (input: Context.Context<never>) => Context.merge(this.#context, input)
+  readonly await = (contribution: A): Effect.Effect<Arrival<A>, BarrierError | E> =>
+    Effect.flatMap(
+      Effect.mapError(this.#payload.encode(contribution, "A contribution"), fail),
+      (json) => Effect.uninterruptibleMask((restore) => this.#arrive(json, restore))
     )
 
   #arrive(
     contribution: string,
     restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
-  ): Effect.Effect<Arrival<S["Type"]>, BarrierError | E, R | S["DecodingServices"]> {
+  ): Effect.Effect<Arrival<A>, BarrierError | E> {
     // Whatever asks for it and however often, it is one arrival.
-    const arrival = randomUUID()
+    const arrival = this.#place.partition.kernel.uniqueId()
     let since = ""
-    let passed: Passed
     return Effect.flatMap(
       held.acquire({
         place: this.#place,
@@ -275,18 +268,17 @@ class BarrierImpl<S extends Schema.Constraint, E, R> implements Barrier<S["Type"
         refuse: (reply) => {
           if (reply[0] === "passed" || reply[0] === "broken") this.#advance(reply[1])
           if (reply[0] !== "passed") return this.#refused(reply)
-          const [, ...rest] = reply
-          passed = rest
-          return Effect.succeed(undefined)
+          const [, ...passed] = reply
+          return this.#complete(passed, restore)
         }
       }, restore),
-      (lease) =>
-        lease === undefined
-          ? restore(this.#complete(passed))
-          : Effect.ensuring(
-            restore(held.protectLease(this.#act(arrival, lease), lease, fail)),
-            held.giveBack(lease.claim)
+      (outcome) =>
+        outcome instanceof held.Held
+          ? Effect.ensuring(
+            restore(held.protectLease(this.#act(arrival, outcome), outcome, fail)),
+            held.giveBack(outcome.claim)
           )
+          : Effect.succeed(outcome)
     )
   }
 
@@ -310,39 +302,31 @@ class BarrierImpl<S extends Schema.Constraint, E, R> implements Barrier<S["Type"
     }
   }
 
-  #complete([generation, contributions, index]: Passed): Effect.Effect<
-    Arrival<S["Type"]>,
-    BarrierError,
-    S["DecodingServices"]
-  > {
+  #complete(
+    [generation, contributions, index]: Passed,
+    restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
+  ): Effect.Effect<Arrival<A>, BarrierError> {
     const known = this.#decoded
     if (known !== undefined && known.from === contributions) {
       return Effect.succeed({ generation, index, contributions: known.values })
     }
-    return Effect.map(
-      Effect.forEach(
-        contributions as ReadonlyArray<unknown>,
-        (contribution) => Effect.mapError(this.#payload.decode(contribution, "A contribution"), fail)
-      ),
+    return restore(Effect.map(
+      Effect.mapError(this.#payload.decodeAll(contributions, "A contribution"), fail),
       (values) => {
         this.#decoded = { from: contributions, values }
         return { generation, index, contributions: values }
       }
-    )
+    ))
   }
 
   /** Runs the action, and lets everybody pass. */
-  #act(arrival: string, { claim }: held.Held): Effect.Effect<
-    Arrival<S["Type"]>,
-    BarrierError | E,
-    R | S["DecodingServices"]
-  > {
+  #act(arrival: string, { claim }: held.Held): Effect.Effect<Arrival<A>, BarrierError | E> {
     return Effect.flatMap(
-      this.#complete(claim.payload as Passed),
+      this.#complete(claim.payload as Passed, identity),
       (complete) =>
         Effect.andThen(
           this.#action!(complete),
-          Effect.callback<Arrival<S["Type"]>, BarrierError>((resume) =>
+          Effect.callback<Arrival<A>, BarrierError>((resume) =>
             claim.partition.request({
               verb: "barrier.release",
               key: claim.key,
@@ -393,17 +377,13 @@ class BarrierImpl<S extends Schema.Constraint, E, R> implements Barrier<S["Type"
  * @category constructors
  * @since 0.1.0
  */
-export const make = <S extends Schema.Constraint = typeof Schema.Void, E = never, R = never>(
-  options: Options<S, E, R> & { readonly name: string }
-): Effect.Effect<
-  Barrier<S["Type"], E>,
-  BarrierError,
-  Coordinator | Scope.Scope | R | S["DecodingServices"] | S["EncodingServices"]
-> =>
+export const make = <A = void, E = never, R = never>(
+  options: Options<A, E, R> & { readonly name: string }
+): Effect.Effect<Barrier<A, E>, BarrierError, Coordinator | Scope.Scope | R> =>
   Effect.gen(function*() {
     const parties = checkParties(options.parties)
     const place = held.placeOf(kernelOf(yield* Coordinator), "barrier", options.name, "name")
-    const context = yield* Effect.context<R | S["DecodingServices"] | S["EncodingServices"]>()
+    const context = yield* Effect.context<R>()
     const progress: Progress = { epoch: 0, generation: 0 }
     const member = yield* join(place, "barrier.join", parties, fail, ([generation, epoch]) => {
       progress.generation = epoch === progress.epoch
@@ -411,7 +391,16 @@ export const make = <S extends Schema.Constraint = typeof Schema.Void, E = never
         : Number(generation)
       progress.epoch = Number(epoch)
     })
-    return new BarrierImpl<S, E, R>(place, member, progress, options, context)
+    const { action } = options
+    return new BarrierImpl<A, E>(place, member, progress, {
+      ...options,
+      // What its party has around it comes first.
+      action: action && ((arrival) =>
+        Effect.updateContext(
+          action(arrival),
+          (around: Context.Context<never>) => Context.merge(context, around)
+        ))
+    })
   })
 
 /**
@@ -432,12 +421,11 @@ export interface ServiceClass<in out Self, in out Id extends string, in out A, o
  * @category constructors
  * @since 0.1.0
  */
-export const Service =
-  <Self>() =>
-  <const Id extends string, S extends Schema.Constraint = typeof Schema.Void, E = never, R = never>(
-    name: Id,
-    options: Options<S, E, R>
-  ): ServiceClass<Self, Id, S["Type"], E, Exclude<R, Scope.Scope> | S["DecodingServices"] | S["EncodingServices"]> => {
-    const tag = Context.Service<Self, Barrier<S["Type"], E>>()(name)
-    return Object.assign(tag, { layer: Layer.effect(tag, make({ ...options, name })) }) as never
-  }
+export const Service = <Self>() =>
+<const Id extends string, A = void, E = never, R = never>(
+  name: Id,
+  options: Options<A, E, R>
+): ServiceClass<Self, Id, A, E, Exclude<R, Scope.Scope>> => {
+  const tag = Context.Service<Self, Barrier<A, E>>()(name)
+  return Object.assign(tag, { layer: Layer.effect(tag, make({ ...options, name })) }) as never
+}

@@ -322,7 +322,7 @@ export const make: {
   const kernel = kernelOf(yield* Coordinator)
   const place = held.placeOf(kernel, "leader", name, "name")
   const { key, partition } = place
-  const codec = payload((options.schema ?? Schema.Void) as Schema.Codec<A>)
+  const codec = payload(options.schema)
   const encode = (it: A) => Effect.mapError(codec.encode(it, "A leader's value"), fail)
   const decode = (json: unknown) => Effect.mapError(codec.decode(json, "A leader's or candidate's value"), fail)
   const value = yield* encode(options.value as A)

@@ -53,7 +53,6 @@ import * as Exit from "effect/Exit"
 import * as Layer from "effect/Layer"
 import * as Option from "effect/Option"
 import * as Schema from "effect/Schema"
-import { randomUUID } from "node:crypto"
 import { Coordinator } from "./Coordinator.ts"
 import type { Claim, ClaimVerb } from "./internal/claim.ts"
 import { CoordinatorError, coordinatorError } from "./internal/errors.ts"
@@ -231,7 +230,7 @@ class RendezvousImpl<A> implements Rendezvous<A> {
     Effect.flatMap(
       this.#encode(value),
       (json) =>
-        this.#meet("rendezvous.give", [randomUUID(), this.#keep, json], ({ claim }) =>
+        this.#meet("rendezvous.give", [this.#place.partition.kernel.uniqueId(), this.#keep, json], ({ claim }) =>
           claim.payload[1] === true
             ? Effect.void
             : Effect.fail(fail(new Refused({ name: this.name }))))
@@ -301,7 +300,7 @@ class RendezvousImpl<A> implements Rendezvous<A> {
     value: A
   ): Effect.Effect<A, RendezvousError> =>
     Effect.flatMap(this.#encode(value), (json) => {
-      const details = [randomUUID(), this.#keep, json]
+      const details = [this.#place.partition.kernel.uniqueId(), this.#keep, json]
       const attempt: Effect.Effect<A, RendezvousError> = Effect.flatMap(
         this.#meet("rendezvous.exchange", details, ({ claim }, restore) => {
           const [met, theirs] = claim.payload

@@ -60,7 +60,7 @@ class BarrierModel extends Mail {
     return ["granted", this.generation, this.group.map(({ value }) => value), this.group.indexOf(one)]
   }
 
-  #conclude(result: Reply, asker?: string): void {
+  #conclude(result: Reply): void {
     const { group } = this
     this.arrivals = this.arrivals.slice(group.length)
     this.ended = new Map(group.map(({ id }, index) => [id, index]))
@@ -68,16 +68,16 @@ class BarrierModel extends Mail {
     this.generation++
     this.runner = undefined
     for (const { claim, gone, id, session } of group) {
-      if (id !== asker && !gone) this.tell(session, [result[0], claim, ...result.slice(1), this.ended.get(id)!])
+      if (!gone) this.tell(session, [result[0], claim, ...result.slice(1), this.ended.get(id)!])
     }
   }
 
   /** All who have ever passed. */
   readonly passed: Array<string> = []
 
-  pass(asker?: string): void {
+  pass(): void {
     this.passed.push(...this.group.map(({ id }) => id))
-    this.#conclude(["passed", this.generation, this.group.map(({ value }) => value)], asker)
+    this.#conclude(["passed", this.generation, this.group.map(({ value }) => value)])
   }
 
   #break(left: number, why: string): void {
@@ -107,21 +107,18 @@ class BarrierModel extends Mail {
     }
   }
 
-  advance(asker?: Arrival): Reply | undefined {
+  advance(): void {
     while (this.runner === undefined && this.arrivals.length >= this.parties) {
-      if (asker === undefined) this.#sweep()
-      if (this.arrivals.length < this.parties) return undefined
+      this.#sweep()
+      if (this.arrivals.length < this.parties) return
       this.runner = this.group.findLast(({ acts }) => acts)
       if (this.runner !== undefined) {
-        if (this.runner === asker) return this.granted(asker)
         const [, ...rest] = this.granted(this.runner)
         this.tell(this.runner.session, ["granted", this.runner.claim, ...rest])
       } else {
-        this.pass(asker?.id)
-        if (asker !== undefined) return this.verdict(asker.id)
+        this.pass()
       }
     }
-    return undefined
   }
 
   arrive(next: Arrival, since?: number): Reply {
@@ -136,7 +133,8 @@ class BarrierModel extends Mail {
     if (since !== undefined && this.generation > since + 1) return ["broken", since, 1, "left", 0]
     if (this.runner === undefined && this.arrivals.length + 1 >= this.parties) this.#sweep()
     this.arrivals.push(next)
-    return this.advance(next) ?? ["queued"]
+    this.advance()
+    return ["queued"]
   }
 
   find(session: string, claim: string): Arrival | undefined {
@@ -164,7 +162,7 @@ class BarrierModel extends Mail {
 
   release(arrival: string, generation: number): Reply {
     if (this.runner?.id === arrival) {
-      this.pass(arrival)
+      this.pass()
       const reply = this.verdict(arrival)
       this.advance()
       return reply
@@ -190,8 +188,8 @@ class PhaseModel extends Mail {
     this.parties = parties
   }
 
-  #open(asker?: Owner): Reply {
-    if (this.inside.length > 0 || this.waiting.length < this.parties) return ["queued"]
+  #open(): void {
+    if (this.inside.length > 0 || this.waiting.length < this.parties) return
     // The dead ones at the front do not count any more.
     const living: Array<Owner> = []
     while (living.length < this.parties && this.waiting.length > 0) {
@@ -200,19 +198,17 @@ class PhaseModel extends Mail {
     }
     if (living.length < this.parties) {
       this.waiting = living
-      return ["queued"]
+      return
     }
     this.inside = living
     this.number++
-    for (const one of living) {
-      if (one !== asker) this.tell(one[0], ["granted", one[1], this.number])
-    }
-    return asker !== undefined && living.includes(asker) ? ["granted", this.number] : ["queued"]
+    for (const one of living) this.tell(one[0], ["granted", one[1], this.number])
   }
 
   enter(owner: Owner): Reply {
     this.waiting.push(owner)
-    return this.#open(owner)
+    this.#open()
+    return ["queued"]
   }
 
   leave(owner: Owner, number: number): Reply {

@@ -12,7 +12,7 @@ const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 const barrierOn = <E = never>(
   context: Node,
   parties: number,
-  options?: Omit<Barrier.Options<typeof Schema.String, E>, "parties" | "schema">
+  options?: Omit<Barrier.Options<string, E>, "parties" | "schema">
 ) => on(context, Barrier.make({ name: "all", parties, schema: Schema.String, ...options }))
 
 const arrived = (barrier: Barrier.Barrier<string, unknown>, count: number) =>

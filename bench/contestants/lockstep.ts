@@ -1,6 +1,6 @@
 import { Effect, Layer, ManagedRuntime, References } from "effect"
 import { Barrier, Coordinator, CountDownLatch, Leader, Lock, Redis, Semaphore, Signal } from "../../src/index.ts"
-import { all, holdsAtOnce, type Meeting, type Open, type Worker } from "../contestant.ts"
+import { all, holdsAtOnce, type Meeting, type Open, rest, type Worker } from "../contestant.ts"
 
 const inside = (worker: Worker): Effect.Effect<void> =>
   worker.stay === 0
@@ -33,7 +33,7 @@ const generation = <E>({ arriving, own, pause, released }: Meeting, number: numb
         Effect.andThen(Effect.sync(() => released(number)))
       ),
     { concurrency: "unbounded", discard: true }
-  )
+  ).pipe(Effect.andThen(Effect.sleep(rest)))
 
 const forever = <E, R>(self: (number: number) => Effect.Effect<unknown, E, R>): Effect.Effect<never, E, R> =>
   Effect.gen(function*() {

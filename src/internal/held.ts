@@ -160,7 +160,8 @@ export const placeOf = (kernel: Kernel, kind: Kind, name: string, what: string):
 
 type Settled = Exclude<Outcome, readonly ["failed", ...any]>
 
-export interface Acquire<E> {
+/** What is asked for, and what it comes to when it is refused and that is no error. */
+export interface Acquire<E, A = undefined, R = never> {
   readonly place: Place
   /** Default: to take from a semaphore. */
   readonly verb?: ClaimVerb | undefined
@@ -174,7 +175,7 @@ export interface Acquire<E> {
   readonly wait: boolean
   readonly options: WaitOptions | undefined
   readonly fail: (error: CoordinatorError | LeaseLost | WaitTimeout) => E
-  readonly refuse: (refusal: Refusal) => Effect.Effect<undefined, E>
+  readonly refuse: (refusal: Refusal) => Effect.Effect<A, E, R>
 }
 
 const ignore = () => {}
@@ -237,11 +238,23 @@ const within = <A, E>(
   })
 }
 
-/** Runs under `uninterruptibleMask`. Answers `undefined` when it was refused and that is no error. */
-export const acquire = <E>(
-  { capacity, check, details, fail, member, options, place, refuse, verb = "semaphore.take", wait, weight }: Acquire<E>,
+/** Runs under `uninterruptibleMask`. */
+export const acquire = <E, A, R>(
+  {
+    capacity,
+    check,
+    details,
+    fail,
+    member,
+    options,
+    place,
+    refuse,
+    verb = "semaphore.take",
+    wait,
+    weight
+  }: Acquire<E, A, R>,
   restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
-): Effect.Effect<Held | undefined, E> => {
+): Effect.Effect<Held | A, E, R> => {
   if (options?.maxHold !== undefined) duration(options.maxHold, "maxHold")
   const claim = new Claim(place.partition, {
     key: place.key,
@@ -256,7 +269,8 @@ export const acquire = <E>(
   })
   return Effect.flatMap(
     obtain(claim, place.name, restore, options?.wait, fail),
-    (outcome) => outcome[0] === "granted" ? Effect.succeed(new Held(claim, place.name)) : refuse(outcome)
+    (outcome): Effect.Effect<Held | A, E, R> =>
+      outcome[0] === "granted" ? Effect.succeed(new Held(claim, place.name)) : refuse(outcome)
   )
 }
 

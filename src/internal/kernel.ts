@@ -157,6 +157,11 @@ export class Kernel {
     return (++this.#claims).toString(36)
   }
 
+  /** No other coordinator has it: for what outlives a session. */
+  uniqueId(): string {
+    return `${this.#node}.${this.nextId()}`
+  }
+
   newSession(): string {
     return `${this.#node}${(++this.#sessions).toString(36)}`
   }

@@ -5,7 +5,6 @@
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import type * as Scope from "effect/Scope"
-import { randomUUID } from "node:crypto"
 import { type CoordinatorError, coordinatorError } from "./errors.ts"
 import { membership, millis, type Place } from "./held.ts"
 import type { WaitTimeout } from "./loss.ts"
@@ -149,7 +148,7 @@ export class Latch<E> {
   })
 
   /** Counts down, once for each id; answers what is left. */
-  count(by: number, id: string = randomUUID()): Effect.Effect<number, E> {
+  count(by: number, id: string = this.place.partition.kernel.uniqueId()): Effect.Effect<number, E> {
     return Effect.callback((resume) =>
       this.#request(
         id,

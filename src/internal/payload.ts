@@ -12,22 +12,31 @@ export class InvalidPayload extends Schema.Error<InvalidPayload>("lockstep/Inval
   }
 }
 
-export interface Payload<A, RE = never, RD = never> {
-  readonly encode: (value: A, what: string) => Effect.Effect<string, InvalidPayload, RE>
+export interface Payload<in out A> {
+  readonly encode: (value: A, what: string) => Effect.Effect<string, InvalidPayload>
   /** From JSON that has been parsed already. */
-  readonly decode: (value: unknown, what: string) => Effect.Effect<A, InvalidPayload, RD>
+  readonly decode: (value: unknown, what: string) => Effect.Effect<A, InvalidPayload>
+  readonly decodeAll: (values: unknown, what: string) => Effect.Effect<ReadonlyArray<A>, InvalidPayload>
 }
 
-export const payload = <S extends Schema.Constraint>(
-  schema: S
-): Payload<S["Type"], S["EncodingServices"], S["DecodingServices"]> => {
-  const json = Schema.toCodecJson(schema)
-  const encode = Schema.encodeEffect(json)
-  const decode = Schema.decodeUnknownEffect(json)
-  const named = <A, R>(self: Effect.Effect<A, Schema.SchemaError, R>, what: string) =>
+// Who brings nothing does not wait for that to be decoded.
+const nothing: Payload<any> = {
+  encode: () => Effect.succeed("null"),
+  decode: () => Effect.void,
+  decodeAll: (values) => Effect.succeed((values as ReadonlyArray<unknown>).map(() => undefined))
+}
+
+/** Without a schema it is for values that say nothing. */
+export const payload = <A>(schema: Schema.Codec<A, any> | undefined): Payload<A> => {
+  if (schema === undefined) return nothing
+  const encode = Schema.encodeEffect(Schema.toCodecJson(schema))
+  const decode = Schema.decodeUnknownEffect(Schema.toCodecJson(schema))
+  const decodeAll = Schema.decodeUnknownEffect(Schema.toCodecJson(Schema.Array(schema)))
+  const named = <B>(self: Effect.Effect<B, Schema.SchemaError>, what: string) =>
     Effect.mapError(self, ({ message }) => new InvalidPayload({ what, issue: message }))
   return {
     encode: (value, what) => Effect.map(named(encode(value), what), (encoded) => JSON.stringify(encoded)),
-    decode: (value, what) => named(decode(value), what)
+    decode: (value, what) => named(decode(value), what),
+    decodeAll: (values, what) => named(decodeAll(values), what)
   }
 }

@@ -4,7 +4,6 @@
  */
 import * as Effect from "effect/Effect"
 import type * as Scope from "effect/Scope"
-import { randomUUID } from "node:crypto"
 import { RedisError } from "../Redis.ts"
 import { type CoordinatorError, coordinatorError } from "./errors.ts"
 import { type Held, membership, type Place } from "./held.ts"
@@ -209,7 +208,7 @@ export class Tasks {
     this.place.partition.request({
       verb: "tasks.reset",
       key: this.place.key,
-      args: [randomUUID()],
+      args: [this.place.partition.kernel.uniqueId()],
       settle: ([tag]) => done(tag === "reset"),
       fail
     })
