@@ -85,18 +85,29 @@ local function contributionsOf(group)
   return '[' .. table.concat(contributions, ',') .. ']'
 end
 
+-- To write a number costs more than to look up how it is written.
+local written = {}
+
+local function indexOf(at)
+  local index = written[at] or text(at - 1)
+  written[at] = index
+  return index
+end
+
 -- Ends the present generation, and tells all of it.
 local function conclude(ctx, key, state, group, result)
-  local owners, ended, told, places = {}, {}, {}, {}
-  for index, one in ipairs(group) do
-    owners[index], ended[index] = one.owner, one.arrival
-    if not hasGone(one.owner) then told[#told + 1], places[#places + 1] = one.owner, index - 1 end
+  local owners, ended, told, indices = {}, {}, {}, {}
+  for at, one in ipairs(group) do
+    owners[at], ended[at] = one.owner, one.arrival
+    if not (state.runner and hasGone(one.owner)) then
+      told[#told + 1], indices[#indices + 1] = one.owner, indexOf(at)
+    end
   end
   if #group == state.arrived then call('DEL', ctx.items) else call('HDEL', ctx.items, unpack(owners)) end
   if state.runner then call('HDEL', key, 'x') end
   state.ended, state.result, state.concluded = table.concat(ended, ' '), result, true
   state.generation, state.arrived, state.runner = state.generation + 1, state.arrived - #group, nil
-  tell(ctx, told, result, places)
+  tell(ctx, told, result, indices)
 end
 
 local function pass(ctx, key, state, group)

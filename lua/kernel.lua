@@ -117,13 +117,15 @@ local function tell(ctx, claims, reply, own)
     local session, id = match(claim, '^([^/]*)/(.*)$')
     local told = heard[session]
     if not told then
-      told = {}
+      told = { ids = {}, own = {} }
       heard[session] = told
     end
-    told[#told + 1] = own and '["' .. id .. '",' .. own[index] .. ']' or '["' .. id .. '"]'
+    local count = #told.ids + 1
+    told.ids[count], told.own[count] = id, own and own[index]
   end
   for session, told in pairs(heard) do
-    local event = '["each",[' .. table.concat(told, ',') .. '],' .. reply .. ']'
+    local ids, own = table.concat(told.ids, '","'), table.concat(told.own, ',')
+    local event = '["each",["' .. ids .. '"],[' .. own .. '],' .. reply .. ']'
     if session == ctx.session then
       ctx.events = ctx.events and ctx.events .. ',' .. event or event
     else

@@ -336,10 +336,10 @@ const world = async (
         for (const event of await driver.mail(name)) {
           if (event[0] === "granted") events.push(["granted", event[1], ...event.slice(4)])
           if (event[0] !== "each") continue
-          const [, claims, tag, ...rest] = event
-          if (tag === "left") claims.sort((a: Reply, b: Reply) => Number(a[0]) - Number(b[0]))
-          for (const [id, ...own] of claims) {
-            events.push(tag === "granted" ? [tag, id, ...rest.slice(2)] : [tag, id, ...rest, ...own])
+          const [, ids, own, tag, ...rest] = event
+          if (tag === "left") ids.sort((a: string, b: string) => Number(a) - Number(b))
+          for (const [at, id] of ids.entries()) {
+            events.push([tag, id, ...tag === "granted" ? rest.slice(2) : rest, ...own.slice(at, at + 1)])
           }
         }
         // What comes with a reply, and what comes by the mailbox, overtake each other.

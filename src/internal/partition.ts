@@ -688,9 +688,11 @@ export class Partition {
 
   #hear(session: Session, event: ReadonlyArray<unknown>): void {
     if (event[0] === "each") {
-      const [, claims, tag, ...rest] = event
-      for (const [claim, ...own] of claims as ReadonlyArray<ReadonlyArray<unknown>>) {
-        this.#tell(String(claim), session, [tag, ...rest, ...own])
+      const ids = event[1] as ReadonlyArray<string>
+      const own = event[2] as ReadonlyArray<unknown>
+      const reply = event.slice(3)
+      for (let at = 0; at < ids.length; at++) {
+        this.#tell(ids[at]!, session, own.length === 0 ? reply : [...reply, own[at]])
       }
       return
     }
