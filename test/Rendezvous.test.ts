@@ -313,6 +313,31 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         }
       })))
 
+  it.effect("asks anew when whom it has met leaves before it hears that it waits", () =>
+    several(1, ([c], namespace, server) =>
+      Effect.gen(function*() {
+        const lines = [yield* proxy(server), yield* proxy(server)] as const
+        const [a, b] = yield* Effect.forEach(lines, ({ url }) =>
+          node(url, { namespace, partitions: 1, lease: "30 seconds", requestTimeout: "200 millis" }))
+        const [one, two, three] = [yield* on(a!, make), yield* on(b!, make), yield* on(c!, make)]
+        // Its mailbox is read already.
+        const taker = yield* Effect.forkChild(one.take)
+        yield* waits(three, { takers: 1 })
+        const leaves = yield* Effect.forkChild(two.exchange("leaves"))
+        yield* waits(three, { exchangers: 1 })
+
+        yield* lines[1].delay({ replies: 500 })
+        const met = yield* lines[0].once(asks("rendezvous.exchange"), "blackholeReply")
+        const stays = yield* Effect.forkChild(one.exchange("stays"))
+        yield* met
+        yield* waits(three, { exchangers: 0 })
+        yield* Fiber.interrupt(leaves)
+        yield* lines[1].pass
+        assert.strictEqual(yield* promptly(three.exchange("comes"), "who comes then"), "stays")
+        assert.strictEqual(yield* promptly(Fiber.join(stays), "who has stayed"), "comes")
+        yield* Fiber.interrupt(taker)
+      })))
+
   it.effect("can be waited at again after Redis has lost its data", () =>
     several(2, ([a, b], _, server) =>
       Effect.gen(function*() {

@@ -81,6 +81,8 @@ export class Claim {
   /** Milliseconds since the epoch, for people. */
   acquiredAt = 0
   lost: EndReason | undefined = undefined
+  /** It was told to ask again before the reply that it waits. */
+  again = false
   /** Given back, or given up. */
   released = false
   /** Its body is still running: it is late when the margin has passed after a loss. */

@@ -547,6 +547,7 @@ export class Partition {
       return this.#open()
     }
     this.#become(claim, "pending")
+    claim.again = false
     this.request(claim.request = new Asking(claim, session))
   }
 
@@ -560,6 +561,7 @@ export class Partition {
       case "queued":
         // The grant can have come through the mailbox before this reply.
         if (claim.state !== "pending") return
+        if (claim.again) return this.#send(claim)
         this.#become(claim, "queued")
         claim.session = session
         session.waited = true
@@ -704,8 +706,9 @@ export class Partition {
       case "changed":
         return claim.observation?.observe(event.slice(2))
       case "again":
-        // Before the reply that it waits, a resync finds that.
         if (claim.state === "queued") this.#send(claim)
+        // The reply that it waits is still to come.
+        else if (claim.state === "pending") claim.again = true
         return
       case "refused": {
         if (claim.state !== "queued" && claim.state !== "pending") return
