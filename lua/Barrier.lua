@@ -290,21 +290,21 @@ handlers['barrier.check'] = function(ctx, key, id)
   return queued(ctx, state.arrived)
 end
 
--- barrier.release: the action has succeeded, and all pass; unless the generation was broken meanwhile
+-- barrier.release: the action has succeeded, and all pass; unless the generation was broken meanwhile. It is absent when so
+-- much has happened since that this is not known any more.
 -- keys: resource, items
--- args: arrival string, generation number
--- reply: ["passed", generation number, contributions json, index number] | ["broken", generation number, missing number, why string, index number]
+-- args: arrival string
+-- reply: ["passed", generation number, contributions json, index number] | ["broken", generation number, missing number, why string, index number] | ["absent"]
 -- flags: allow-oom
-handlers['barrier.release'] = function(ctx, key, arrival, generation)
+handlers['barrier.release'] = function(ctx, key, arrival)
   local state = loadBarrier(key)
-  if state and state.runner == arrival then
-    pass(ctx, key, state, groupOf(state, census(ctx)))
-    local answer = verdict(key, state, arrival)
-    advance(ctx, key, state)
-    saveBarrier(ctx, key, state)
-    return answer
-  end
-  return state and verdict(key, state, arrival) or format('["broken",%d,0,"reset",0]', tonumber(generation))
+  if not state then return ABSENT end
+  if state.runner ~= arrival then return verdict(key, state, arrival) or ABSENT end
+  pass(ctx, key, state, groupOf(state, census(ctx)))
+  local answer = verdict(key, state, arrival)
+  advance(ctx, key, state)
+  saveBarrier(ctx, key, state)
+  return answer
 end
 
 -- barrier.reset: breaks the present generation, if anybody waits

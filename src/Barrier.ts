@@ -13,7 +13,7 @@
  *   wait with it (`BarrierBroken`), or is taken out of it, with `onDeparture: "withdraw"`. It leaves nothing behind, and the
  *   next generation begins at once.
  * - The `action` is run by exactly one party of a generation, before anybody passes. It runs under a lease
- *   (`Lease.current`), and is interrupted when that is lost.
+ *   (`Lease.current`), and is interrupted when that is lost. When it has succeeded, its party passes if the others do.
  * - After Redis has lost its data, those who wait arrive again by themselves.
  *
  * **Gotchas**
@@ -274,10 +274,7 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
       }, restore),
       (outcome) =>
         outcome instanceof held.Held
-          ? Effect.ensuring(
-            restore(held.protectLease(this.#act(arrival, outcome), outcome, fail)),
-            held.giveBack(outcome.claim)
-          )
+          ? Effect.ensuring(restore(this.#act(arrival, outcome)), held.giveBack(outcome.claim))
           : Effect.succeed(outcome)
     )
   }
@@ -319,30 +316,44 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
     ))
   }
 
-  /** Runs the action, and lets everybody pass. */
-  #act(arrival: string, { claim }: held.Held): Effect.Effect<Arrival<A>, BarrierError | E> {
+  /** Runs the action under its lease, and lets everybody pass. */
+  #act(arrival: string, lease: held.Held): Effect.Effect<Arrival<A>, BarrierError | E> {
     return Effect.flatMap(
-      this.#complete(claim.payload as Passed, identity),
+      this.#complete(lease.claim.payload as Passed, identity),
       (complete) =>
         Effect.andThen(
-          this.#action!(complete),
-          Effect.callback<Arrival<A>, BarrierError>((resume) =>
-            claim.partition.request({
-              verb: "barrier.release",
-              key: claim.key,
-              args: [arrival, complete.generation],
-              session: claim.session,
-              // Lost with the session, which interrupts this.
-              moot: () => {},
-              settle: (reply) => {
-                this.#advance(reply[1])
-                resume(reply[0] === "passed" ? Effect.succeed(complete) : this.#refused(reply))
-              },
-              fail: (error) => resume(Effect.fail(fail(error)))
-            })
-          )
+          held.protectLease(this.#action!(complete), lease, fail),
+          this.#release(arrival, lease, complete)
         )
     )
+  }
+
+  // Bound to no session: when one is lost meanwhile, the next one hears whether the others have passed.
+  #release(arrival: string, lease: held.Held, complete: Arrival<A>): Effect.Effect<Arrival<A>, BarrierError> {
+    const { key, partition } = lease.claim
+    const { generation } = complete
+    return Effect.callback((resume) => {
+      const concluded = partition.concluding()
+      partition.request({
+        verb: "barrier.release",
+        key,
+        args: [arrival],
+        settle: (reply) => {
+          concluded()
+          partition.forget(lease.claim)
+          this.#advance(generation)
+          if (reply[0] === "passed") return resume(Effect.succeed(complete))
+          if (reply[0] === "broken") return resume(this.#refused(reply))
+          // Without a lost session, it can only have been broken before this came.
+          const reset = () => new BarrierBroken({ name: this.name, generation, missing: 0, why: "reset" })
+          resume(Effect.fail(fail(lease.claim.lost === undefined ? reset() : lease.loss())))
+        },
+        fail: (error) => {
+          concluded()
+          resume(Effect.fail(fail(error)))
+        }
+      })
+    })
   }
 
   get arrived(): Effect.Effect<number, BarrierError> {

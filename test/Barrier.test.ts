@@ -1,11 +1,13 @@
 /** Barriers: all pass or none, with the same contributions, whatever happens to some of them. */
 import { assert, layer } from "@effect/vitest"
-import { Cause, Deferred, Effect, Exit, Fiber, Option, Schema, Scope } from "effect"
+import { Cause, Deferred, Effect, Exit, Fiber, Option, Result, Schema, Scope } from "effect"
 import * as fc from "fast-check"
 import { Barrier, Lease } from "../src/index.ts"
+import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually } from "./support/eventually.ts"
 import { freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
-import { eventsOf, lose, on, pending, promptly, several } from "./support/several.ts"
+import { asks } from "./support/requests.ts"
+import { eventsOf, forgetSession, fragile, lose, on, pending, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -382,6 +384,30 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         yield* promptly(Deferred.await(interrupted), "the interruption")
         assert.strictEqual((yield* reasonOf(runs))._tag, "LeaseLost")
         assert.deepInclude(yield* reasonOf(waits), { _tag: "BarrierBroken", generation: 1 })
+      })))
+
+  it.effect("tells all the same when the session of who runs the action is lost as it lets them pass", () =>
+    several(1, ([other], namespace, server) =>
+      Effect.gen(function*() {
+        // Executed before it is lost, with a reply that does not come, or not at all.
+        for (const verdict of ["blackholeReply", "blackhole"] as const) {
+          yield* Effect.scoped(Effect.gen(function*() {
+            const line = yield* proxy(server)
+            const context = yield* fragile(server, line, namespace, 1)
+            const one = yield* barrierOn(context, 2, { action: () => Effect.void })
+            const two = yield* barrierOn(other!, 2)
+            const waits = yield* waiting(two, "waits", 1)
+            const met = yield* line.once(asks("barrier.release"), verdict)
+            const runs = yield* Effect.forkChild(Effect.result(one.await("runs")))
+            yield* met
+            yield* forgetSession(context, namespace, server)
+            const mine = yield* promptly(Fiber.join(runs), "who ran the action")
+            const theirs = yield* promptly(Effect.result(Fiber.join(waits)), "who waited")
+            assert.strictEqual(Result.isSuccess(mine), Result.isSuccess(theirs))
+            // Otherwise its next session lets them pass, unless what it was has been reaped before.
+            if (verdict === "blackholeReply") assert.isTrue(Result.isSuccess(mine))
+          }))
+        }
       })))
 
   it.effect("is made again after Redis has lost its data, by those who wait", () =>
