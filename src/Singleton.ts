@@ -46,7 +46,7 @@ import { Coordinator } from "./Coordinator.ts"
 import { type CoordinatorError, coordinatorError } from "./internal/errors.ts"
 import * as held from "./internal/held.ts"
 import { kernelOf } from "./internal/kernel.ts"
-import { lead } from "./internal/leading.ts"
+import { lead, restart } from "./internal/leading.ts"
 import type { LeaseLost, WaitTimeout } from "./internal/loss.ts"
 
 /**
@@ -56,7 +56,7 @@ import type { LeaseLost, WaitTimeout } from "./internal/loss.ts"
 export interface Options<R = never> {
   /**
    * When a program that has failed is run again, by whoever is next in line; a defect counts as a failure. Default: after 1
-   * second, then twice as long each time, up to 1 minute.
+   * second, then twice as long each time, up to 1 minute; after 1 second again when it has not failed for 2 minutes.
    */
   readonly restart?: Schedule.Schedule<unknown, unknown, never, R> | undefined
 }
@@ -79,8 +79,6 @@ export interface ScheduleOptions {
 }
 
 const day = 86_400_000
-
-const defaultRestart = Schedule.min([Schedule.exponential("1 second"), Schedule.spaced("1 minute")])
 
 const nothing = () => {}
 
@@ -113,7 +111,7 @@ export const make = <E, R, R2 = never>(
         Effect.tapCause((cause) => Effect.logError(`the singleton ${quoted} has failed`, cause)),
         // Also after a defect, or having interrupted itself: otherwise no process would run it any more.
         Effect.catchCause((cause) => Effect.fail(Cause.squash(cause))),
-        Effect.retry((options?.restart ?? defaultRestart) as Schedule.Schedule<unknown, unknown, never, R2>),
+        Effect.retry((options?.restart ?? restart) as Schedule.Schedule<unknown, unknown, never, R2>),
         Effect.exit,
         Effect.forkScoped
       )

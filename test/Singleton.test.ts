@@ -2,6 +2,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Clock, Cron, Deferred, Duration, Effect, Fiber, Layer, Option, Schedule } from "effect"
 import { Coordinator, Lease, Singleton } from "../src/index.ts"
+import { restart } from "../src/internal/leading.ts"
 import { eventually } from "./support/eventually.ts"
 import { type Node, TestServer } from "./support/live.ts"
 import { within } from "./support/requests.ts"
@@ -121,6 +122,18 @@ layer(TestServer.layer, live)("a singleton", (it) => {
         yield* Fiber.interrupt(fiber)
         assert.strictEqual(runs, ends.length)
       })))
+
+  it.effect("is run again later each time, unless it has not failed for long", () =>
+    Effect.gen(function*() {
+      const step = yield* Schedule.toStep(restart)
+      let now = 0
+      const fails = (after: number) =>
+        Effect.map(step(now += after, undefined), ([, delay]) => Duration.toSeconds(delay))
+      const delays = yield* Effect.forEach([0, 1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 120_000], fails)
+      assert.deepStrictEqual(delays, [1, 2, 4, 8, 16, 32, 60, 60, 60])
+      assert.strictEqual(yield* fails(120_001), 1)
+      assert.strictEqual(yield* fails(1000), 2)
+    }))
 
   it.effect("is interrupted when its lease is lost, and runs elsewhere after that", () =>
     several(2, ([a, b], namespace, server) =>
