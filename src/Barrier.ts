@@ -60,6 +60,7 @@ import { kernelOf } from "./internal/kernel.ts"
 import { LeaseLost } from "./internal/loss.ts"
 import { checkParties, join, PartiesMismatch } from "./internal/parties.ts"
 import { InvalidPayload, type Payload, payload } from "./internal/payload.ts"
+import { protectLease } from "./internal/protect.ts"
 
 /**
  * @category type IDs
@@ -322,7 +323,7 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
       this.#complete(lease.claim.payload as Passed, identity),
       (complete) =>
         Effect.andThen(
-          held.protectLease(this.#action!(complete), lease, fail),
+          protectLease(this.#action!(complete), lease, fail),
           this.#release(arrival, lease, complete)
         )
     )
@@ -340,7 +341,7 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
         args: [arrival],
         settle: (reply) => {
           concluded()
-          partition.forget(lease.claim)
+          partition.claims.forget(lease.claim)
           this.#advance(generation)
           if (reply[0] === "passed") return resume(Effect.succeed(complete))
           if (reply[0] === "broken") return resume(this.#refused(reply))

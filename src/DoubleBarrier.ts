@@ -50,6 +50,7 @@ import * as held from "./internal/held.ts"
 import { kernelOf } from "./internal/kernel.ts"
 import { LeaseLost } from "./internal/loss.ts"
 import { checkParties, join, PartiesMismatch } from "./internal/parties.ts"
+import { protectLease } from "./internal/protect.ts"
 import { spanned } from "./internal/span.ts"
 import type { Lease } from "./Lease.ts"
 
@@ -196,7 +197,7 @@ class DoubleBarrierImpl implements DoubleBarrier {
       const { claim } = phase
       if (claim.lost !== undefined) return Effect.fail(fail(phase.loss()))
       // In the same batch as what follows.
-      claim.partition.release(claim, () => {})
+      claim.partition.claims.release(claim, () => {})
       return Effect.asVoid(held.acquire(this.#waiting("phase.leave", String(claim.token)), restore))
     })
   }
@@ -210,7 +211,7 @@ class DoubleBarrierImpl implements DoubleBarrier {
             Effect.ensuring(
               restore(
                 Effect.flatMap(
-                  held.protectLease(self, phase!, fail),
+                  protectLease(self, phase!, fail),
                   (result) => Effect.as(this.#leave(phase!), result)
                 )
               ),

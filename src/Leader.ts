@@ -479,7 +479,7 @@ export const make: {
       }
       yield* held.membership(place, "leader.observe", 1, undefined, (error) => fail(error), { observation })
       // Of a leader that dies it is told when its lease ends, and not some time later.
-      yield* Effect.acquireRelease(Effect.sync(() => partition.watch()), (off) => Effect.sync(off))
+      yield* Effect.acquireRelease(Effect.sync(() => partition.claims.watch()), (off) => Effect.sync(off))
       return seen
     })
   })

@@ -22,6 +22,7 @@ import { dual } from "effect/Function"
 import * as Option from "effect/Option"
 import * as internal from "./internal/held.ts"
 import type { LeaseLost } from "./internal/loss.ts"
+import { protectLease } from "./internal/protect.ts"
 
 /**
  * @category type IDs
@@ -95,7 +96,7 @@ export const protect: {
 } = dual(
   2,
   <A, E, R>(self: Effect.Effect<A, E, R>, lease: Lease): Effect.Effect<A, E | LeaseLost, R> =>
-    internal.protectLease(self, lease, (error) => error)
+    protectLease(self, lease, (error) => error)
 )
 
 /**

@@ -47,6 +47,7 @@ import type { Coordinator } from "./Coordinator.ts"
 import { CoordinatorError } from "./internal/errors.ts"
 import * as held from "./internal/held.ts"
 import { LeaseLost, WaitTimeout } from "./internal/loss.ts"
+import { withAllHeld, withHeld, withinHeld } from "./internal/protect.ts"
 import type { Lease } from "./Lease.ts"
 
 /**
@@ -144,8 +145,8 @@ export const withLock: {
       "lockstep.Lock.withLock",
       key,
       options,
-      (shared) => held.withinHeld(self, shared, fail),
-      (place) => held.withHeld(self, acquiring(place, true, options)) as Effect.Effect<A, E | LockError, R>
+      (shared) => withinHeld(self, shared, fail),
+      (place) => withHeld(self, acquiring(place, true, options)) as Effect.Effect<A, E | LockError, R>
     )
 )
 
@@ -172,10 +173,10 @@ export const withLockIfAvailable: {
       "lockstep.Lock.withLockIfAvailable",
       key,
       options,
-      (shared) => held.withinHeld(Effect.asSome(self), shared, fail),
+      (shared) => withinHeld(Effect.asSome(self), shared, fail),
       (place) =>
         Effect.map(
-          held.withHeld(Effect.asSome(self), acquiring(place, false, options)),
+          withHeld(Effect.asSome(self), acquiring(place, false, options)),
           (result) => result ?? Option.none()
         )
     )
@@ -253,8 +254,8 @@ export const withLocks: {
           else return Effect.fail(fail(new AlreadyHeld({ key })))
         }
         return shared.reduce(
-          (body, one) => held.withinHeld(body, one, fail),
-          held.withAllHeld(self, missing, fail, options)
+          (body, one) => withinHeld(body, one, fail),
+          withAllHeld(self, missing, fail, options)
         )
       }
     )

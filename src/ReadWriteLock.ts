@@ -35,6 +35,7 @@ import type { Coordinator } from "./Coordinator.ts"
 import { CoordinatorError } from "./internal/errors.ts"
 import * as held from "./internal/held.ts"
 import { LeaseLost, WaitTimeout } from "./internal/loss.ts"
+import { withHeld, withinHeld } from "./internal/protect.ts"
 import type { Lease } from "./Lease.ts"
 
 /**
@@ -175,13 +176,13 @@ const withMode = <A, E, R>(
 ): Effect.Effect<Option.Option<A>, E | ReadWriteLockError, R | Coordinator> => {
   const body = Effect.asSome(self)
   return nested<Option.Option<A>, E | ReadWriteLockError, R>(`lockstep.ReadWriteLock.${mode}`, key, mode, options, {
-    share: (shared) => held.withinHeld(body, shared, fail),
+    share: (shared) => withinHeld(body, shared, fail),
     take: (place) =>
-      Effect.map(held.withHeld(body, acquiring(place, mode, wait, options)), (result) => result ?? Option.none()),
+      Effect.map(withHeld(body, acquiring(place, mode, wait, options)), (result) => result ?? Option.none()),
     upgraded: (reading) =>
       Effect.acquireUseRelease(
         upgrade(reading),
-        () => held.withinHeld(body, reading, fail),
+        () => withinHeld(body, reading, fail),
         () => lighten(reading)
       )
   })

@@ -60,6 +60,7 @@ import * as held from "./internal/held.ts"
 import { kernelOf } from "./internal/kernel.ts"
 import { LeaseLost, type WaitTimeout } from "./internal/loss.ts"
 import { InvalidPayload, payload } from "./internal/payload.ts"
+import { protect } from "./internal/protect.ts"
 import { spanned } from "./internal/span.ts"
 
 /**
@@ -218,7 +219,7 @@ class RendezvousImpl<A> implements Rendezvous<A> {
           () => {
             const { claim } = granted!
             // Nobody waits for that: there is nothing more to do under it.
-            if (claim.state === "held") claim.partition.release(claim, () => {})
+            if (claim.state === "held") claim.partition.claims.release(claim, () => {})
             return undefined
           },
           true
@@ -272,7 +273,7 @@ class RendezvousImpl<A> implements Rendezvous<A> {
         this.#take((value, granted, restore) => {
           const [id, attempts] = granted.claim.payload[0] as [string, number]
           return Effect.onExitPrimitive(
-            held.protect(Effect.suspend(() => f(value, { id, attempts })), granted, restore, fail, undefined),
+            protect(Effect.suspend(() => f(value, { id, attempts })), granted, restore, fail, undefined),
             (exit) => Exit.isFailure(exit) ? held.giveBack(granted.claim) : undefined,
             true
           )
@@ -329,7 +330,7 @@ class RendezvousImpl<A> implements Rendezvous<A> {
         session: claim.session,
         moot: () => resume(Effect.succeed(false)),
         settle: ([tag]) => {
-          if (tag === "alone") claim.partition.forget(claim)
+          if (tag === "alone") claim.partition.claims.forget(claim)
           resume(Effect.succeed(tag === "accepted"))
         },
         fail: (error) => resume(Effect.fail(fail(error)))

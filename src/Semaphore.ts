@@ -52,6 +52,7 @@ import { CoordinatorError, coordinatorError } from "./internal/errors.ts"
 import * as held from "./internal/held.ts"
 import { kernelOf } from "./internal/kernel.ts"
 import { LeaseLost, WaitTimeout } from "./internal/loss.ts"
+import { withHeld } from "./internal/protect.ts"
 import { spanned } from "./internal/span.ts"
 import type { Lease } from "./Lease.ts"
 
@@ -241,7 +242,7 @@ class SemaphoreImpl implements Semaphore {
       Effect.withFiber((fiber) =>
         spanned(
           fiber,
-          held.withHeld(self, this.#acquiring(permits, true, options)) as Effect.Effect<A, E | SemaphoreError, R>,
+          withHeld(self, this.#acquiring(permits, true, options)) as Effect.Effect<A, E | SemaphoreError, R>,
           "lockstep.Semaphore.withPermits",
           this.name
         )
@@ -257,7 +258,7 @@ class SemaphoreImpl implements Semaphore {
         spanned(
           fiber,
           Effect.map(
-            held.withHeld(Effect.asSome(self), this.#acquiring(permits, false, options)),
+            withHeld(Effect.asSome(self), this.#acquiring(permits, false, options)),
             (result) => result ?? Option.none()
           ),
           "lockstep.Semaphore.withPermitsIfAvailable",

@@ -76,6 +76,7 @@ import { kernelOf } from "./internal/kernel.ts"
 import { checkName } from "./internal/keys.ts"
 import { LeaseLost, type WaitTimeout } from "./internal/loss.ts"
 import { InvalidPayload, type Payload, payload } from "./internal/payload.ts"
+import { withinHeld } from "./internal/protect.ts"
 import { spanned } from "./internal/span.ts"
 import {
   isComplete,
@@ -521,7 +522,7 @@ class TaskGroupImpl<A, E> implements TaskGroup<A, E> {
               Effect.suspend(() => {
                 const task = this.#register(lease, shard)
                 return Effect.flatMap(
-                  Effect.exit(restore(held.withinHeld(effect, lease, failure))),
+                  Effect.exit(restore(withinHeld(effect, lease, failure))),
                   (exit) => this.#submit(task, exit, restore)
                 )
               }),
@@ -549,7 +550,7 @@ class TaskGroupImpl<A, E> implements TaskGroup<A, E> {
     options?: AwaitOptions | undefined
   ): Effect.Effect<ReadonlyMap<string, A>, TaskGroupError<E>> =>
     Effect.acquireUseRelease(
-      Effect.sync(() => this.tasks.place.partition.watch()),
+      Effect.sync(() => this.tasks.place.partition.claims.watch()),
       () => this.#all(options?.onWorkerLost === "wait" ? "f" : "fl"),
       (end) => Effect.sync(end)
     )
@@ -659,7 +660,7 @@ class TaskGroupImpl<A, E> implements TaskGroup<A, E> {
         Effect.sync(() => {
           if (tasks.closed) see(undefined)
           tasks.streams.add(see)
-          return tasks.place.partition.watch()
+          return tasks.place.partition.claims.watch()
         }),
         (end) =>
           Effect.sync(() => {

@@ -666,7 +666,7 @@ layer(TestServer.layer, live)("a task group, interrupted before every operation 
             const { claims } = (yield* Effect.flatMap(Coordinator.Coordinator, (it) => it.sessions))[0]!
             assert.strictEqual(claims, 1)
             const coordinator = yield* Coordinator.Coordinator
-            assert.isFalse(kernelOf(coordinator).partitionAt(0).isWaiting())
+            assert.isFalse(kernelOf(coordinator).partitionAt(0).claims.isWaiting())
             if (scheduler.count < at) {
               assert.isTrue(Exit.isSuccess(exit))
               break

@@ -254,11 +254,11 @@ export class Asking implements Request<ClaimVerb> {
   }
 
   settle(reply: ClaimReply): void {
-    this.claim.partition.answer(this.claim, reply)
+    this.claim.partition.claims.answer(this.claim, reply)
   }
 
   fail(error: CoordinatorError): void {
-    this.claim.partition.fail(this.claim, error)
+    this.claim.partition.claims.fail(this.claim, error)
   }
 }
 

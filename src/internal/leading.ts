@@ -6,6 +6,7 @@ import * as Schedule from "effect/Schedule"
 import type { CoordinatorError } from "./errors.ts"
 import * as held from "./held.ts"
 import { LeaseLost, type WaitTimeout } from "./loss.ts"
+import { withHeld } from "./protect.ts"
 import { spanned } from "./span.ts"
 
 type Failure = CoordinatorError | LeaseLost | WaitTimeout
@@ -104,7 +105,7 @@ export const lead = <A, E, R, E2>(
     (error) => error instanceof LeaseLost ? new Ended(error) : fail(error)
   )
   const once = Effect.withFiber<A, E | E2 | Ended, R>((fiber) =>
-    spanned(fiber, held.withHeld(body, acquiring) as Effect.Effect<A, E | E2 | Ended, R>, span, place.name)
+    spanned(fiber, withHeld(body, acquiring) as Effect.Effect<A, E | E2 | Ended, R>, span, place.name)
   )
   const round: Effect.Effect<A, E | E2, R> = Effect.suspend(() =>
     Effect.matchCauseEffect(once, {

@@ -1,22 +1,10 @@
 /**
- * The client's half of a partition actor: one session, one batch in flight, and the claims (holds and waits) that hang
- * off the session. Plain callbacks and the monotonic clock: this is the hot path, and a test's `TestClock` must not
- * lose sessions.
+ * The client's half of a partition actor: one session, and one batch in flight. Plain callbacks and the monotonic clock:
+ * this is the hot path, and a test's `TestClock` must not lose sessions.
  */
 import { MissingPermission, RedisError } from "../Redis.ts"
-import {
-  argsOf,
-  Asking,
-  type Claim,
-  type ClaimVerb,
-  type LossReason,
-  type Outcome,
-  type Phase,
-  Releasing,
-  type Request,
-  Session,
-  type Verb
-} from "./claim.ts"
+import { type LossReason, type Phase, type Releasing, type Request, Session, type Verb } from "./claim.ts"
+import { Claims } from "./claims.ts"
 import { CoordinatorClosed, CoordinatorError, coordinatorError, Incompatible, Overloaded } from "./errors.ts"
 import type { Kernel } from "./kernel.ts"
 import { prefixOf } from "./keys.ts"
@@ -28,7 +16,7 @@ export class Partition {
   readonly index: number
   session: Session | undefined = undefined
   phase: Phase = "closed"
-  readonly claims = new Map<string, Claim>()
+  readonly claims: Claims
   readonly kernel: Kernel
 
   #queue: Array<Request> = []
@@ -44,8 +32,6 @@ export class Partition {
   #trust: NodeJS.Timeout | undefined = undefined
   #reap: NodeJS.Timeout | undefined = undefined
   #nearest = Number.POSITIVE_INFINITY
-  #waiting = 0
-  #observing = 0
   #concluding = 0
   #concluded: (() => void) | undefined = undefined
 
@@ -53,6 +39,7 @@ export class Partition {
     this.kernel = kernel
     this.index = index
     this.prefix = prefixOf(kernel.settings.namespace, index)
+    this.claims = new Claims(this)
   }
 
   // ---------------------------------------------------------------------------------------------------------------
@@ -69,6 +56,13 @@ export class Partition {
     }
     this.#queue.push(request as unknown as Request)
     this.#schedule()
+  }
+
+  /** Takes it back if it has not been sent. */
+  withdraw(request: Request): boolean {
+    if (!this.#queue.includes(request)) return false
+    request.cancelled = true
+    return true
   }
 
   /** Asks again with the next heartbeat; the end of the session settles it as well. */
@@ -89,7 +83,7 @@ export class Partition {
 
   #flush(): void {
     if (this.#inFlight !== undefined || this.#queue.length === 0) return
-    if (this.session === undefined) return this.#open()
+    if (this.session === undefined) return this.open()
     const limit = this.kernel.settings.maxBatch
     let batch = this.#queue
     if (batch.length > limit) {
@@ -144,7 +138,7 @@ export class Partition {
         if (refusal !== undefined) this.#refuseAll(batch.filter((request) => !answered.includes(request)), refusal)
         for (let at = 0; at < answered.length; at++) this.#settle(session, answered[at]!, replies![at]!)
         if (events !== undefined && session.lost === undefined) {
-          for (const event of events) this.#hear(session, event)
+          for (const event of events) this.claims.hear(session, event)
         }
         // Requests that these replies have led to still join the next batch.
         if (this.#queue.length > 0) this.#schedule()
@@ -212,7 +206,7 @@ export class Partition {
     })
   }
 
-  #open(): void {
+  open(): void {
     if (this.#opening || this.kernel.closed) return
     this.#opening = true
     this.#enter("opening")
@@ -265,7 +259,7 @@ export class Partition {
         this.request(this.#renewal(session))
         for (const former of replaced) void kernel.reap(this, former)
         this.#enter("open")
-        this.#reenter()
+        this.claims.reenter()
         this.#flush()
         return
       } catch (cause) {
@@ -288,10 +282,10 @@ export class Partition {
     const queue = this.#queue
     this.#queue = []
     for (const request of queue) request.fail(refusal)
-    for (const claim of [...this.claims.values()]) this.fail(claim, refusal)
+    this.claims.failAll(refusal)
     if (this.claims.size === 0) return
     void this.kernel.sleep(this.kernel.settings.lease / 3).then(() => {
-      if (this.session === undefined && this.claims.size > 0) this.#open()
+      if (this.session === undefined && this.claims.size > 0) this.open()
     })
   }
 
@@ -343,11 +337,16 @@ export class Partition {
       if (session.lost !== undefined) return
       this.#beat(session, count + 1)
       if (session.expireIfDue()) return
-      this.#reenter()
+      this.claims.reenter()
       this.#queue.push(...this.#owed.splice(0))
       if (count % 3 === 0) this.resync()
       else this.request(this.#renewal(session))
     }, delay)
+  }
+
+  /** Extends the lease, and asks who else has ended. */
+  renew(): void {
+    if (this.session !== undefined) this.request(this.#renewal(this.session))
   }
 
   #renewal(session: Session): Request<"session.renew"> {
@@ -370,7 +369,7 @@ export class Partition {
 
   /** Asks for a reaping when the nearest deadline of another session has passed, if somebody waits here. */
   expect(nearest: number): void {
-    if (nearest < 0 || !this.isWaiting()) return
+    if (nearest < 0 || !this.claims.isWaiting()) return
     // Whoever is first does the work; the others find nothing left to do.
     const at = performance.now() + nearest + 1 + Math.random() * 10
     if (this.#reap !== undefined) {
@@ -380,70 +379,16 @@ export class Partition {
     this.#nearest = at
     this.#reap = setTimeout(() => {
       this.#reap = undefined
-      if (this.session !== undefined && this.isWaiting()) this.request(this.#renewal(this.session))
+      if (this.claims.isWaiting()) this.renew()
     }, at - performance.now())
-  }
-
-  isWaiting(): boolean {
-    return this.#waiting > 0
-  }
-
-  /** From now until the result is called, the end of another session is something that is waited for. */
-  watch(): () => void {
-    this.#waiting++
-    if (this.session !== undefined) this.request(this.#renewal(this.session))
-    let over = false
-    return () => {
-      if (over) return
-      over = true
-      this.#waiting--
-    }
-  }
-
-  /** Whether anything can come to its mailbox. */
-  isListening(): boolean {
-    return this.#waiting > 0 || this.#observing > 0
   }
 
   /** Renews, and asks what has become of everything that waits: a lost event is a delay, never a hang. */
   resync(): void {
     const session = this.session
     if (session === undefined || session.expireIfDue()) return
-    this.request(this.#renewal(session))
-    for (const claim of this.claims.values()) {
-      if (claim.observation !== undefined && claim.state === "held") this.#look(claim, session)
-      if (claim.state !== "queued") continue
-      this.request({
-        verb: claim.check,
-        key: claim.key,
-        args: [claim.id],
-        session,
-        moot: () => {},
-        settle: (reply) => {
-          if (claim.state !== "queued" || claim.session !== session) return
-          if (reply[0] === "granted") return this.#grant(claim, session, reply)
-          if (reply[0] === "queued") return this.expect(reply[2])
-          // The actor does not know it, though nobody took it out: it takes its place again.
-          this.#send(claim)
-        },
-        fail: (error) => this.kernel.log("Warn", "a resync was refused", error)
-      })
-    }
-  }
-
-  // To join again is to be told how it is.
-  #look(claim: Claim, session: Session): void {
-    this.request({
-      verb: claim.verb,
-      key: claim.key,
-      args: argsOf(claim) as Requests[ClaimVerb]["args"],
-      session,
-      moot: () => {},
-      settle: (reply) => {
-        if (reply[0] === "observing" && claim.state === "held") claim.observation!.observe(reply.slice(1))
-      },
-      fail: (error) => this.kernel.log("Warn", "a membership could not be checked", error)
-    })
+    this.renew()
+    this.claims.check(session)
   }
 
   #suspend(session: Session, cause: RedisError): void {
@@ -470,21 +415,7 @@ export class Partition {
     this.#queue = []
     this.#enter(reason === "closed" ? "closed" : "lost", reason, session)
 
-    const held: Array<Claim> = []
-    for (const claim of [...this.claims.values()]) {
-      claim.request = undefined
-      if (claim.state === "held" && !claim.standing) {
-        this.claims.delete(claim.id)
-        held.push(claim)
-      } else if (reason === "closed") {
-        this.#become(claim, "idle")
-        this.fail(claim, new CoordinatorError({ reason: new CoordinatorClosed({}) }))
-      } else {
-        const observed = claim.state === "held"
-        this.#become(claim, "idle")
-        if (observed) claim.observation?.lost?.()
-      }
-    }
+    const held = this.claims.leaveSession(reason)
     for (const [at, request] of requests.entries()) {
       if (request.cancelled === true) continue
       if (request.session !== undefined || request.moot !== undefined && at < sent) request.moot?.(at < sent)
@@ -497,7 +428,7 @@ export class Partition {
       this.#former.set(session.id, held.length > 0 ? performance.now() + margin : 0)
       if (held.length > 0) void this.kernel.sleep(margin + 1).then(() => this.#retire())
       this.kernel.lost(this, session, reason, held.length)
-      if (this.claims.size > 0 || this.#queue.length > 0 || !this.kernel.closed) this.#open()
+      if (this.claims.size > 0 || this.#queue.length > 0 || !this.kernel.closed) this.open()
     }
     for (const claim of held) claim.lose(reason)
     if (held.length > 0) this.kernel.watchOverruns(held)
@@ -511,173 +442,6 @@ export class Partition {
   }
 
   // ---------------------------------------------------------------------------------------------------------------
-  // Claims
-  // ---------------------------------------------------------------------------------------------------------------
-
-  #become(claim: Claim, state: Claim["state"]): void {
-    this.#waiting += waits(state) - waits(claim.state)
-    if (claim.observation !== undefined) this.#observing += Number(state === "held") - Number(claim.state === "held")
-    claim.state = state
-    if (state === "done") this.claims.delete(claim.id)
-  }
-
-  claim(claim: Claim): void {
-    if (claim.member?.released === true) {
-      claim.state = "done"
-      return claim.settle(closed)
-    }
-    this.claims.set(claim.id, claim)
-    this.#send(claim)
-  }
-
-  #reenter(): void {
-    const claims = [...this.claims.values()].filter((claim) => claim.state === "idle")
-    // Who makes a semaphore exist goes first.
-    claims.sort((a, b) => Number(b.standing) - Number(a.standing))
-    for (const claim of claims) this.#send(claim)
-  }
-
-  #send(claim: Claim): void {
-    const session = this.session
-    claim.session = session
-    if (session === undefined) {
-      // It is sent when the session is open, see #reenter.
-      this.#become(claim, "idle")
-      if (this.kernel.closed) return this.fail(claim, new CoordinatorError({ reason: new CoordinatorClosed({}) }))
-      return this.#open()
-    }
-    this.#become(claim, "pending")
-    claim.again = false
-    this.request(claim.request = new Asking(claim, session))
-  }
-
-  /** What a request to take has come to. */
-  answer(claim: Claim, reply: Requests[ClaimVerb]["reply"]): void {
-    claim.request = undefined
-    const session = this.session!
-    switch (reply[0]) {
-      case "granted":
-        return this.#grant(claim, session, reply)
-      case "queued":
-        // The grant can have come through the mailbox before this reply.
-        if (claim.state !== "pending") return
-        if (claim.again) return this.#send(claim)
-        this.#become(claim, "queued")
-        claim.session = session
-        session.waited = true
-        this.kernel.metrics.waiting()
-        this.kernel.listen(this)
-        return this.expect(reply[2])
-      case "observing":
-        if (claim.state !== "pending") return
-        session.waited = true
-        // Whoever is told that it has joined knows how it is.
-        claim.observation!.observe(reply.slice(1))
-        this.#grant(claim, session, observing)
-        return this.kernel.listen(this)
-      default:
-        if (claim.state !== "pending") return
-        if (reply[0] === "mismatch" && claim.capacity > 0 && claim.observation === undefined) {
-          // Joined again after a loss, and others were faster with another size: theirs is in force.
-          claim.verb = "semaphore.attach"
-          return this.#send(claim)
-        }
-        if (claim.standing && claim.token > 0) {
-          this.kernel.log(
-            "Warn",
-            `partition ${this.index}: what was open before could not be opened again: ${reply[0]}`
-          )
-        }
-        this.#become(claim, "done")
-        claim.settle(reply as Outcome)
-    }
-  }
-
-  #grant(claim: Claim, session: Session, reply: ReadonlyArray<unknown>): void {
-    const token = Number(reply[1])
-    const capacity = Number(reply[2])
-    if (claim.state === "held") {
-      // Granted again what we hold: Redis has forgotten the first grant.
-      // An older one is an event that comes late, after the hold was made heavier.
-      if (token > claim.token && claim.session === session) this.lose(session, "rolledBack")
-      return
-    }
-    // Given up meanwhile: its release is on the way. And nothing is granted on a lease that has run out meanwhile.
-    if (claim.state === "done" || session.lost !== undefined || session.expireIfDue()) return
-    this.#become(claim, "held")
-    claim.session = session
-    claim.token = token
-    claim.capacity = capacity
-    if (reply.length > 3) claim.payload = reply.slice(3)
-    if (claim.standing && claim.observation === undefined) {
-      // After a loss, whoever is back first creates it again as it was.
-      claim.verb = "semaphore.create"
-      claim.total = capacity
-    }
-    claim.acquiredAt = Date.now()
-    claim.request = undefined
-    this.kernel.metrics.granted()
-    claim.settle(granted)
-  }
-
-  /** A request to take could not be answered. */
-  fail(claim: Claim, error: CoordinatorError): void {
-    if (claim.state === "done" || claim.state === "held") return
-    claim.request = undefined
-    if (claim.standing && claim.token > 0) {
-      // It was granted once, so nobody waits for the answer.
-      if (this.kernel.closed) {
-        this.#become(claim, "done")
-        return claim.observation?.closed?.()
-      }
-      // It is tried again with the next heartbeat.
-      this.kernel.log("Warn", `partition ${this.index}: what was open before could not be opened again`, error)
-      return this.#become(claim, "idle")
-    }
-    this.#become(claim, "done")
-    claim.settle(["failed", error])
-  }
-
-  /** Gives a hold back, or leaves the queue, and says when that is certain. */
-  release(claim: Claim, done: () => void): void {
-    const { session, state } = claim
-    if (claim.releasing !== undefined) return claim.releasing.also(done)
-    this.#become(claim, "done")
-    claim.released = true
-    if (claim.standing) this.#dismiss(claim)
-    if (state === "idle" || state === "done" || session === undefined || session.lost !== undefined) return done()
-    if (
-      state === "pending" && claim.request !== undefined && this.#queue.includes(claim.request as unknown as Request)
-    ) {
-      claim.request.cancelled = true
-      return done()
-    }
-    if (state === "held") this.kernel.metrics.released()
-    this.request(claim.releasing = new Releasing(claim, done))
-  }
-
-  // What was asked for under a membership ends before it does.
-  #dismiss(member: Claim): void {
-    for (const claim of [...this.claims.values()]) {
-      if (claim.member !== member) continue
-      if (claim.state === "held") {
-        claim.lose("closed")
-      } else {
-        this.release(claim, () => {})
-        claim.settle(closed)
-      }
-    }
-  }
-
-  /** It is over by the word of the actor, and nothing is left to give back. */
-  forget(claim: Claim): void {
-    if (claim.state !== "held") return
-    this.kernel.metrics.released()
-    this.#become(claim, "done")
-    claim.released = true
-  }
-
-  // ---------------------------------------------------------------------------------------------------------------
   // Mailbox
   // ---------------------------------------------------------------------------------------------------------------
 
@@ -685,47 +449,7 @@ export class Partition {
     if (session.lost !== undefined) return
     session.read = id
     if (session.expireIfDue()) return
-    this.#hear(session, event)
-  }
-
-  #hear(session: Session, event: ReadonlyArray<unknown>): void {
-    if (event[0] === "each") {
-      const ids = event[1] as ReadonlyArray<string>
-      const own = event[2] as ReadonlyArray<unknown>
-      const reply = event.slice(3)
-      for (let at = 0; at < ids.length; at++) {
-        this.#tell(ids[at]!, session, own.length === 0 ? reply : [...reply, own[at]])
-      }
-      return
-    }
-    const claim = this.claims.get(String(event[1]))
-    if (claim === undefined) return
-    switch (event[0]) {
-      case "granted":
-        return this.#grant(claim, session, event.slice(1))
-      case "changed":
-        return claim.observation?.observe(event.slice(2))
-      case "again":
-        if (claim.state === "queued") this.#send(claim)
-        // The reply that it waits is still to come.
-        else if (claim.state === "pending") claim.again = true
-        return
-      case "refused": {
-        if (claim.state !== "queued" && claim.state !== "pending") return
-        this.#become(claim, "done")
-        return claim.settle(["tooBig", Number(event[2])])
-      }
-    }
-  }
-
-  // One of the claims that an event is about: it has the answer that it waits for.
-  #tell(id: string, session: Session, reply: ReadonlyArray<unknown>): void {
-    const claim = this.claims.get(id)
-    if (claim === undefined) return
-    if (reply[0] === "granted") return this.#grant(claim, session, reply)
-    if (waits(claim.state) === 0) return
-    this.#become(claim, "done")
-    claim.settle(reply as unknown as Outcome)
+    this.claims.hear(session, event)
   }
 
   /** A session is not closed before what has come of its holds is known: until the result is called. */
@@ -752,12 +476,3 @@ export class Partition {
 
 // As many sessions as one renewal names: REAP_SESSIONS in lua/kernel.lua.
 const mostNamed = 16
-
-const granted: Outcome = ["granted"]
-
-const closed: Outcome = ["closed"]
-
-// To the kernel, to be a member is to hold something that nobody else can take.
-const observing = ["granted", 1, 1] as const
-
-const waits = (state: Claim["state"]): number => state === "pending" || state === "queued" ? 1 : 0

@@ -69,7 +69,7 @@ export class Reader {
     let attempt = 0
     let missed = false
     while (!this.#closed) {
-      if (!this.#partitions().some((partition) => partition?.isListening() === true)) break
+      if (!this.#partitions().some((partition) => partition?.claims.isListening() === true)) break
       const connection = this.#connection ??= this.#connect()
       try {
         await ready(connection)

@@ -171,7 +171,7 @@ export class Tasks {
           registration.status = fine ? "d" : "f"
           registration.value = value
           // There is nothing left to hold.
-          this.place.partition.release(held.claim, () => {})
+          this.place.partition.claims.release(held.claim, () => {})
         }
         done(tag === "submitted")
       },

@@ -126,8 +126,8 @@ export const bugs: { readonly [name: string]: Bug } = {
   countedTwice: {
     faults: ["SIGSTOP", "blocked event loop"],
     lua: [[
-      "if index then return verdict(key, index) end\nlocal epoch",
-      "local epoch"
+      "if ended then return ended end",
+      ""
     ], [
       "and state.generation > since + 1 then",
       "and false then"
@@ -184,9 +184,9 @@ export const bugs: { readonly [name: string]: Bug } = {
   // One release in fifty is never sent.
   forgottenRelease: {
     sources: [[
-      "internal/partition.ts",
-      "if (state === \"held\") this.kernel.metrics.released()",
-      "if (state === \"held\") this.kernel.metrics.released()\n    if (Math.random() < 0.02) return done()"
+      "internal/claims.ts",
+      "if (state === \"held\") this.#kernel.metrics.released()",
+      "if (state === \"held\") this.#kernel.metrics.released()\n    if (Math.random() < 0.02) return done()"
     ]]
   }
 }
