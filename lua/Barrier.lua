@@ -119,6 +119,7 @@ local function breakUp(ctx, key, state, left, why)
   local missing = state.parties - #group + left
   for _, one in ipairs(group) do
     if hasGone(one.owner) then missing = missing + 1 end
+    if one.arrival == state.runner then revoke(ctx, one.owner) end
   end
   conclude(ctx, key, state, group, '"broken",' .. state.generation .. ',' .. missing .. ',"' .. why .. '"')
 end

@@ -134,6 +134,12 @@ local function tell(ctx, claims, reply, own)
   end
 end
 
+-- What a claim holds is ended by somebody else.
+local function revoke(ctx, claim)
+  local session, id = match(claim, '^([^/]*)/(.*)$')
+  post(ctx, session, '["revoked","' .. id .. '"]')
+end
+
 -- Whether any session can have ended that is not forgotten yet.
 local function isAnyDue(ctx)
   return #call('ZRANGEBYSCORE', ctx.due, 0, text(ctx.now), 'LIMIT', 0, 1) > 0

@@ -108,8 +108,8 @@ export interface Barrier<in out A, out E = never> {
   /** How many wait in the present generation now, by Redis's word. */
   readonly arrived: Effect.Effect<number, BarrierError>
   /**
-   * Breaks the present generation if anybody waits; an action that runs is not interrupted. If the session is lost
-   * meanwhile, it may be done a second time.
+   * Breaks the present generation if anybody waits; an action that runs is interrupted. If the session is lost meanwhile, it
+   * may be done a second time.
    */
   readonly reset: Effect.Effect<void, BarrierError>
 }
@@ -323,16 +323,24 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
       this.#complete(lease.claim.payload as Passed, identity),
       (complete) =>
         Effect.andThen(
-          protectLease(this.#action!(complete), lease, fail),
+          protectLease(this.#action!(complete), lease, (loss) => this.#lost(loss, complete)),
           this.#release(arrival, lease, complete)
         )
+    )
+  }
+
+  // Nobody but a reset ends it from outside.
+  #lost(loss: LeaseLost, { generation }: Arrival<A>): BarrierError {
+    return fail(
+      loss.reason === "revoked"
+        ? new BarrierBroken({ name: this.name, generation, missing: 0, why: "reset" })
+        : loss
     )
   }
 
   // Bound to no session: when one is lost meanwhile, the next one hears whether the others have passed.
   #release(arrival: string, lease: held.Held, complete: Arrival<A>): Effect.Effect<Arrival<A>, BarrierError> {
     const { key, partition } = lease.claim
-    const { generation } = complete
     return Effect.callback((resume) => {
       const concluded = partition.concluding()
       partition.request({
@@ -342,12 +350,11 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
         settle: (reply) => {
           concluded()
           partition.claims.forget(lease.claim)
-          this.#advance(generation)
+          this.#advance(complete.generation)
           if (reply[0] === "passed") return resume(Effect.succeed(complete))
           if (reply[0] === "broken") return resume(this.#refused(reply))
           // Without a lost session, it can only have been broken before this came.
-          const reset = () => new BarrierBroken({ name: this.name, generation, missing: 0, why: "reset" })
-          resume(Effect.fail(fail(lease.claim.lost === undefined ? reset() : lease.loss())))
+          resume(Effect.fail(this.#lost(lease.loss("revoked"), complete)))
         },
         fail: (error) => {
           concluded()

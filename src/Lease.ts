@@ -68,7 +68,7 @@ export {
    * - `closed`: the coordinator was closed.
    * - `maxHold`: held for longer than `maxHold` allows.
    * - `resigned`: a leader has resigned, or has handed over to another.
-   * - `revoked`: ended by somebody else, as the registrations of a task group are by its reset.
+   * - `revoked`: ended by somebody else, as the registrations of a task group, and the action of a barrier, are by a reset.
    *
    * @category errors
    * @since 0.1.0

@@ -303,21 +303,31 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         assert.strictEqual((yield* promptly(Fiber.join(waits), "who waits")).generation, 1)
       })))
 
-  it.effect("does not tell who was reset while it ran the action that it has passed", () =>
+  it.effect("is reset while its action runs, which is interrupted, or is over when it hears of that", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const running = yield* Deferred.make<void>()
         const gate = yield* Deferred.make<void>()
+        let interruptible = true
         const one = yield* barrierOn(a!, 1, {
-          action: () => Effect.andThen(Deferred.succeed(running, undefined), Deferred.await(gate))
+          action: () => {
+            const action = Effect.andThen(Deferred.succeed(running, undefined), Deferred.await(gate))
+            return interruptible ? action : Effect.uninterruptible(action)
+          }
         })
         const two = yield* barrierOn(b!, 1)
         const runs = yield* Effect.forkChild(one.await(""))
         yield* Deferred.await(running)
         yield* two.reset
-        assert.strictEqual((yield* two.await("")).generation, 2)
-        yield* Deferred.succeed(gate, undefined)
         assert.deepInclude(yield* reasonOf(runs), { _tag: "BarrierBroken", generation: 1, why: "reset" })
+
+        interruptible = false
+        const stays = yield* Effect.forkChild(one.await(""))
+        yield* eventually(Effect.map(two.arrived, (found) => found === 1))
+        yield* two.reset
+        assert.strictEqual((yield* two.await("")).generation, 3)
+        yield* Deferred.succeed(gate, undefined)
+        assert.deepInclude(yield* reasonOf(stays), { _tag: "BarrierBroken", generation: 2, why: "reset" })
       })))
 
   it.effect("keeps its waiters when their sessions are lost, and each arrives once", () =>

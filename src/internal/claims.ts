@@ -221,6 +221,13 @@ export class Claims {
     }
   }
 
+  /** Somebody else has ended it: what runs under it is interrupted. */
+  revoke(claim: Claim): void {
+    if (claim.state !== "held") return
+    claim.lose("revoked")
+    this.#kernel.watchOverruns([claim])
+  }
+
   /** It is over by the word of the actor, and nothing is left to give back. */
   forget(claim: Claim): void {
     if (claim.state !== "held") return
@@ -255,6 +262,8 @@ export class Claims {
         // The reply that it waits is still to come.
         else if (claim.state === "pending") claim.again = true
         return
+      case "revoked":
+        return this.revoke(claim)
       case "refused": {
         if (claim.state !== "queued" && claim.state !== "pending") return
         this.#become(claim, "done")

@@ -125,7 +125,7 @@ export class Tasks {
     const { held, round, shard, status } = registration
     if (round >= this.state.round) return
     if (this.#mine.get(shard) === registration) this.#mine.delete(shard)
-    if (status === "r") held.claim.lose("revoked")
+    if (status === "r") this.place.partition.claims.revoke(held.claim)
   }
 
   #lost(): void {
