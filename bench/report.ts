@@ -151,12 +151,13 @@ ${tables(rows)}
 * What was left of the lease is what Redis said right before the holder, or the leader, was killed.
 * A release (8, 9) is measured from the moment when the last party of both processes calls, to the moment when the last
   one goes on, on the same clock; every generation is checked for nobody going on before. The parties of a generation come
-  at random within 50 ms, and one of them 5 ms after them, so that all wait when it comes.
+  at random within 50 ms, and one of them 5 ms after them, so that all wait when it comes. Between two generations a
+  process rests for 5 ms: to begin the next one would hold up another process that still releases on the same core.
 * \`polling\` is the Node.js code of a guide to coordination with Redis, as it is: it asks every 100 ms. \`pub/sub\` is the
   least that it takes, on bare ioredis: each party does \`INCR\`, the last one \`PUBLISH\`, and the subscriber of each process
   lets all pass that wait there. It knows nothing of parties that die, and of messages that are lost.
-* A signal (10) is measured from the moment before it is set to the moment when who waited for it goes on, which has
-  been consumed by then; with \`BLPOP\` and pub/sub it can be lost on the way.
+* A signal (10) is measured from the moment before it is set to the moment when who waited for it goes on, while Redis is
+  told that it was consumed; with \`BLPOP\` and pub/sub it can be lost on the way.
 * A hand-over (11) is measured from the last instruction of the leader, after which it resigns, to the first one of the
   next leader.
 
