@@ -32,6 +32,8 @@ local function loadBarrier(key, ...)
 end
 
 local function newBarrier(ctx, parties)
+  -- Redis can have lost the one key and not the other.
+  call('DEL', ctx.items)
   local epoch = tonumber(nextToken(ctx))
   return { parties = tonumber(parties), generation = 1, arrived = 0, last = 0, members = 0, epoch = epoch }
 end
@@ -72,7 +74,9 @@ local function hasGone(owner)
 end
 
 -- The present generation, of all who have arrived.
-local function groupOf(state, arrivals)
+local function presentOf(ctx, state)
+  local arrivals = census(ctx)
+  state.arrived = #arrivals
   if #arrivals <= state.parties then return arrivals end
   local group = {}
   for index = 1, state.parties do group[index] = arrivals[index] end
@@ -115,7 +119,7 @@ local function pass(ctx, key, state, group)
 end
 
 local function breakUp(ctx, key, state, left, why)
-  local group = groupOf(state, census(ctx))
+  local group = presentOf(ctx, state)
   local missing = state.parties - #group + left
   for _, one in ipairs(group) do
     if hasGone(one.owner) then missing = missing + 1 end
@@ -147,7 +151,7 @@ local function charge(state, group)
 end
 
 local function charged(ctx, state)
-  return '[' .. charge(state, groupOf(state, census(ctx))) .. ']'
+  return '[' .. charge(state, presentOf(ctx, state)) .. ']'
 end
 
 -- Somebody does not wait any more: that breaks the generation, or it goes on without.
@@ -184,13 +188,20 @@ end
 
 -- Who has died leaves before others complete the generation, as if it had been reaped in time.
 local function sweep(ctx, key, state)
-  if state.swept then return end
-  state.swept = true
   -- Mostly nobody has, and a look at all who have arrived is what an arrival would cost most.
-  if not isAnyDue(ctx) then return end
+  if state.due == nil then state.due = isAnyDue(ctx) end
+  if not state.due then return end
+  local generation, living = state.generation, 0
   for _, one in ipairs(census(ctx)) do
     local session = sessionAt(one.owner)
-    if session ~= ctx.session and hasExpired(ctx, session) then depart(ctx, key, state, one.owner, 'left') end
+    if session ~= ctx.session and hasExpired(ctx, session) then
+      depart(ctx, key, state, one.owner, 'left')
+      if state.generation ~= generation then return end
+    else
+      living = living + 1
+      -- Who has come in excess is of a later generation.
+      if living == state.parties then return end
+    end
   end
 end
 
@@ -199,7 +210,8 @@ local function advance(ctx, key, state)
   while not state.runner and state.arrived >= state.parties do
     sweep(ctx, key, state)
     if state.arrived < state.parties then return end
-    local group = groupOf(state, census(ctx))
+    local group = presentOf(ctx, state)
+    if #group < state.parties then return end
     local runner
     for _, one in ipairs(group) do
       if one.acts then runner = one end
@@ -215,7 +227,7 @@ local function advance(ctx, key, state)
 end
 
 -- barrier.join: creates the barrier, or joins it when it has as many parties
--- keys: resource
+-- keys: resource, items
 -- args: id string, parties number
 -- reply: ["observing", generation number, epoch number] | ["mismatch", parties number]
 handlers['barrier.join'] = function(ctx, key, id, parties)
@@ -254,6 +266,10 @@ handlers['barrier.arrive'] = function(ctx, key, id, arrival, member, contributio
     enrol(ctx, key, member, '')
     state.members = state.members + 1
   end
+  if state.runner == arrival and not known then
+    call('HDEL', key, 'x')
+    state.runner = nil
+  end
   local place
   if known then
     -- Asked again, by another session: it is that one's from now on.
@@ -283,26 +299,32 @@ end
 -- reply: ["granted", token string, capacity number, generation number, contributions json, index number] | ["queued", ahead number, nearest number] | ["absent"]
 -- flags: allow-oom
 handlers['barrier.check'] = function(ctx, key, id)
-  local value = call('HGET', ctx.items, ctx.session .. '/' .. id)
-  if not value then return ABSENT end
-  local state = loadBarrier(key)
+  local state, value = loadBarrier(key), call('HGET', ctx.items, ctx.session .. '/' .. id)
+  if not (state and value) then return ABSENT end
   local _, _, _, arrival = match(value, ARRIVAL)
   if state.runner == arrival then return charged(ctx, state) end
   return queued(ctx, state.arrived)
+end
+
+-- What whoever ran the action is told: that it has passed, without what it knows already.
+local function released(key, state, arrival)
+  local ended = verdict(key, state, arrival)
+  return ended and string.find(ended, '["passed"', 1, true) and '["passed"]' or ended or ABSENT
 end
 
 -- barrier.release: the action has succeeded, and all pass; unless the generation was broken meanwhile. It is absent when so
 -- much has happened since that this is not known any more.
 -- keys: resource, items
 -- args: arrival string
--- reply: ["passed", generation number, contributions json, index number] | ["broken", generation number, missing number, why string, index number] | ["absent"]
+-- reply: ["passed"] | ["broken", generation number, missing number, why string, index number] | ["absent"]
 -- flags: allow-oom
 handlers['barrier.release'] = function(ctx, key, arrival)
   local state = loadBarrier(key)
   if not state then return ABSENT end
-  if state.runner ~= arrival then return verdict(key, state, arrival) or ABSENT end
-  pass(ctx, key, state, groupOf(state, census(ctx)))
-  local answer = verdict(key, state, arrival)
+  if state.runner ~= arrival then return released(key, state, arrival) end
+  local group = presentOf(ctx, state)
+  if #group == state.parties then pass(ctx, key, state, group) else breakUp(ctx, key, state, 0, 'left') end
+  local answer = released(key, state, arrival)
   advance(ctx, key, state)
   saveBarrier(ctx, key, state)
   return answer
@@ -337,6 +359,7 @@ end
 reapers.barrier = function(ctx, key, session, id)
   local owner = session .. '/' .. id
   local state, member = loadBarrier(key, 'o' .. owner)
+  if not state then return end
   local value = call('HGET', ctx.items, owner)
   if value then
     local _, _, _, arrival = match(value, ARRIVAL)

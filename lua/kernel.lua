@@ -109,23 +109,23 @@ local function announce(ctx, key, detail)
 end
 
 -- Answers claims that wait, each named "<session>/<id>", by one event for each session however many of its claims hear it;
--- that of the session which asks comes with the reply. The reply is JSON, without the brackets; `own` has what only one of
+-- that of the session which asks comes with the reply. The reply is JSON, without the brackets; `single` has what only one of
 -- them is told, if anything is.
-local function tell(ctx, claims, reply, own)
+local function tell(ctx, claims, reply, single)
   local heard = {}
   for index, claim in ipairs(claims) do
     local session, id = match(claim, '^([^/]*)/(.*)$')
     local told = heard[session]
     if not told then
-      told = { ids = {}, own = {} }
+      told = { ids = {}, single = {} }
       heard[session] = told
     end
     local count = #told.ids + 1
-    told.ids[count], told.own[count] = id, own and own[index]
+    told.ids[count], told.single[count] = id, single and single[index]
   end
   for session, told in pairs(heard) do
-    local ids, own = table.concat(told.ids, '","'), table.concat(told.own, ',')
-    local event = '["each",["' .. ids .. '"],[' .. own .. '],' .. reply .. ']'
+    local ids, singles = table.concat(told.ids, '","'), table.concat(told.single, ',')
+    local event = '["each",["' .. ids .. '"],[' .. singles .. '],' .. reply .. ']'
     if session == ctx.session then
       ctx.events = ctx.events and ctx.events .. ',' .. event or event
     else

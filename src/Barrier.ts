@@ -13,7 +13,7 @@
  *   wait with it (`BarrierBroken`), or is taken out of it, with `onDeparture: "withdraw"`. It leaves nothing behind, and the
  *   next generation begins at once.
  * - The `action` is run by exactly one party of a generation, before anybody passes. It runs under a lease
- *   (`Lease.current`), and is interrupted when that is lost. When it has succeeded, its party passes if the others do.
+ *   (`Lease.current`), and is interrupted when that is lost.
  * - After Redis has lost its data, those who wait arrive again by themselves.
  *
  * **Gotchas**
@@ -24,7 +24,8 @@
  * - Who comes while an action runs, or in excess of the parties, belongs to a later generation. While an action runs, nobody
  *   but its runner, and `reset`, breaks the generation: all have arrived.
  * - If the process of the action dies after it has succeeded and before that was known, the generation is broken all the
- *   same. A later generation runs an action of its own.
+ *   same. A later generation runs an action of its own. If only its session is lost then, it hears what the others hear, or
+ *   `LeaseLost` when so much has happened meanwhile that this is not known any more.
  *
  * **Example** (Exchanging partial results)
  *
@@ -121,7 +122,10 @@ export interface Barrier<in out A, out E = never> {
 export interface Options<A = void, E = never, R = never> {
   /** A whole number from 1 to 1,024. */
   readonly parties: number
-  /** Of the contributions, which travel as JSON. The same for all parties. Default: they bring nothing. */
+  /**
+   * Of the contributions, which travel as JSON. The same for all parties. Default: this party brings nothing, and does not look
+   * at what others bring.
+   */
   readonly schema?: Schema.Codec<A, any> | undefined
   /**
    * What it means that this party is interrupted or dies while it waits: `break` fails the others, `withdraw` takes it out,
@@ -389,6 +393,10 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
   }
 }
 
+type Typed<A, E, R> = Options<A, E, R> & { readonly schema: Schema.Codec<A, any> }
+
+type Untyped<E, R> = Options<void, E, R> & { readonly schema?: undefined }
+
 /**
  * Creates the barrier, or joins it when it is for as many parties; with another number it fails with `PartiesMismatch`. It
  * stays open with the scope.
@@ -396,31 +404,35 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
  * @category constructors
  * @since 0.1.0
  */
-export const make = <A = void, E = never, R = never>(
-  options: Options<A, E, R> & { readonly name: string }
-): Effect.Effect<Barrier<A, E>, BarrierError, Coordinator | Scope.Scope | R> =>
-  Effect.gen(function*() {
-    const parties = checkParties(options.parties)
-    const place = held.placeOf(kernelOf(yield* Coordinator), "barrier", options.name, "name")
-    const context = yield* Effect.context<R>()
-    const progress: Progress = { epoch: 0, generation: 0 }
-    const member = yield* join(place, "barrier.join", parties, fail, ([generation, epoch]) => {
-      progress.generation = epoch === progress.epoch
-        ? Math.max(progress.generation, Number(generation))
-        : Number(generation)
-      progress.epoch = Number(epoch)
-    })
-    const { action } = options
-    return new BarrierImpl<A, E>(place, member, progress, {
-      ...options,
-      // What its party has around it comes first.
-      action: action && ((arrival) =>
-        Effect.updateContext(
-          action(arrival),
-          (around: Context.Context<never>) => Context.merge(context, around)
-        ))
-    })
+export const make: {
+  <A, E = never, R = never>(
+    options: Typed<A, E, R> & { readonly name: string }
+  ): Effect.Effect<Barrier<A, E>, BarrierError, Coordinator | Scope.Scope | R>
+  <E = never, R = never>(
+    options: Untyped<E, R> & { readonly name: string }
+  ): Effect.Effect<Barrier<void, E>, BarrierError, Coordinator | Scope.Scope | R>
+} = Effect.fnUntraced(function*<A, E, R>(options: Options<A, E, R> & { readonly name: string }) {
+  const parties = checkParties(options.parties)
+  const place = held.placeOf(kernelOf(yield* Coordinator), "barrier", options.name, "name")
+  const context = yield* Effect.context<R>()
+  const progress: Progress = { epoch: 0, generation: 0 }
+  const member = yield* join(place, "barrier.join", parties, fail, ([generation, epoch]) => {
+    progress.generation = epoch === progress.epoch
+      ? Math.max(progress.generation, Number(generation))
+      : Number(generation)
+    progress.epoch = Number(epoch)
   })
+  const { action } = options
+  return new BarrierImpl<A, E>(place, member, progress, {
+    ...options,
+    // What its party has around it comes first.
+    action: action && ((arrival) =>
+      Effect.updateContext(
+        action(arrival),
+        (around: Context.Context<never>) => Context.merge(context, around)
+      ))
+  })
+})
 
 /**
  * The class that `Service` makes.
@@ -440,11 +452,17 @@ export interface ServiceClass<in out Self, in out Id extends string, in out A, o
  * @category constructors
  * @since 0.1.0
  */
-export const Service = <Self>() =>
-<const Id extends string, A = void, E = never, R = never>(
-  name: Id,
-  options: Options<A, E, R>
-): ServiceClass<Self, Id, A, E, Exclude<R, Scope.Scope>> => {
-  const tag = Context.Service<Self, Barrier<A, E>>()(name)
-  return Object.assign(tag, { layer: Layer.effect(tag, make({ ...options, name })) }) as never
+export const Service = <Self>(): {
+  <const Id extends string, A, E = never, R = never>(
+    name: Id,
+    options: Typed<A, E, R>
+  ): ServiceClass<Self, Id, A, E, Exclude<R, Scope.Scope>>
+  <const Id extends string, E = never, R = never>(
+    name: Id,
+    options: Untyped<E, R>
+  ): ServiceClass<Self, Id, void, E, Exclude<R, Scope.Scope>>
+} =>
+(name: string, options: Options<any, any, any>) => {
+  const tag = Context.Service<Self, Barrier<any, any>>()(name)
+  return Object.assign(tag, { layer: Layer.effect(tag, make({ ...options, name } as never)) }) as never
 }

@@ -46,8 +46,9 @@ import { Coordinator } from "./Coordinator.ts"
 import { type CoordinatorError, coordinatorError } from "./internal/errors.ts"
 import * as held from "./internal/held.ts"
 import { kernelOf } from "./internal/kernel.ts"
-import { lead, restart } from "./internal/leading.ts"
+import { lead } from "./internal/leading.ts"
 import type { LeaseLost, WaitTimeout } from "./internal/loss.ts"
+import { restart } from "./internal/restart.ts"
 
 /**
  * @category options

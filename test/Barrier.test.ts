@@ -1,8 +1,8 @@
 /** Barriers: all pass or none, with the same contributions, whatever happens to some of them. */
 import { assert, layer } from "@effect/vitest"
-import { Cause, Deferred, Effect, Exit, Fiber, Option, Result, Schema, Scope } from "effect"
+import { Cause, Deferred, Effect, Exit, Fiber, Metric, Option, Result, Schema, Scope } from "effect"
 import * as fc from "fast-check"
-import { Barrier, Lease } from "../src/index.ts"
+import { Barrier, Lease, Metrics } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually } from "./support/eventually.ts"
 import { freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
@@ -407,6 +407,8 @@ layer(TestServer.layer, live)("a barrier", (it) => {
             const one = yield* barrierOn(context, 2, { action: () => Effect.void })
             const two = yield* barrierOn(other!, 2)
             const waits = yield* waiting(two, "waits", 1)
+            const holds = Effect.map(on(context, Metric.value(Metrics.holds)), ({ value }) => value)
+            const before = yield* holds
             const met = yield* line.once(asks("barrier.release"), verdict)
             const runs = yield* Effect.forkChild(Effect.result(one.await("runs")))
             yield* met
@@ -416,9 +418,55 @@ layer(TestServer.layer, live)("a barrier", (it) => {
             assert.strictEqual(Result.isSuccess(mine), Result.isSuccess(theirs))
             // Otherwise its next session lets them pass, unless what it was has been reaped before.
             if (verdict === "blackholeReply") assert.isTrue(Result.isSuccess(mine))
+            yield* eventually(Effect.map(holds, (now) => assert.strictEqual(now, before)))
           }))
         }
       })))
+
+  it.effect("tells who lets them pass that the coordinator is closed, whatever has become of its session", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      for (const gone of ["the connection", "the connection for a while", "the session"] as const) {
+        const namespace = freshNamespace()
+        const line = yield* proxy(server)
+        const scope = yield* Scope.make()
+        const context = yield* Scope.provide(
+          node(line.url, {
+            namespace,
+            partitions: 1,
+            lease: "1 second",
+            margin: "200 millis",
+            requestTimeout: "300 millis"
+          }),
+          scope
+        )
+        const one = yield* Scope.provide(barrierOn(context, 1, { action: () => Effect.void }), scope)
+        const held = yield* line.hold(asks("barrier.release"))
+        const runs = yield* Effect.forkChild(Effect.exit(one.await("")))
+        yield* held.request
+        if (gone === "the session") yield* forgetSession(context, namespace, server)
+        else yield* line.blackhole
+        const closing = yield* Effect.forkChild(Scope.close(scope, Exit.void), { startImmediately: true })
+        if (gone === "the session") yield* held.release()
+        if (gone === "the connection for a while") yield* line.pass
+        yield* promptly(Fiber.join(runs), `who lets them pass, without ${gone}`)
+        yield* promptly(Fiber.join(closing), "the end of the coordinator")
+        yield* held.release()
+      }
+    }))
+
+  it.effect("is made again after Redis has lost a part of it", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* barrierOn(a!, 2), yield* barrierOn(b!, 2)]
+        for (const part of ["barrier", "barrier-items"]) {
+          const first = yield* waiting(one, "1", 1)
+          yield* server.cli("DEL", `{${namespace}:00}:${part}:all`)
+          const { contributions } = yield* promptly(two.await("2"), `who comes without its ${part}`)
+          assert.sameMembers([...contributions], ["1", "2"])
+          assert.deepStrictEqual((yield* Fiber.join(first)).contributions, contributions)
+        }
+      }), { lease: "1 second", margin: "200 millis" }))
 
   it.effect("is made again after Redis has lost its data, by those who wait", () =>
     several(3, ([a, b, c], _, server) =>

@@ -338,6 +338,41 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         yield* Fiber.interrupt(taker)
       })))
 
+  it.effect("leaves nothing of who gives up before it could ask anew", () =>
+    several(1, ([c], namespace, server) =>
+      Effect.gen(function*() {
+        const lines = [yield* proxy(server), yield* proxy(server)] as const
+        const [a, b] = yield* Effect.forEach(lines, ({ url }) =>
+          node(url, { namespace, partitions: 1, lease: "30 seconds" }))
+        const plain = Rendezvous.make({ name: "plain", schema: Schema.String })
+        const [one, two, three] = [yield* on(a!, plain), yield* on(b!, plain), yield* on(c!, plain)]
+        const leaves = yield* Effect.forkChild(two.exchange("leaves"))
+        yield* waits(three, { exchangers: 1 })
+        yield* lines[1].delay({ replies: 500 })
+        const stays = yield* Effect.forkChild(one.exchange("stays"))
+        yield* waits(three, { exchangers: 0 })
+        // What it is going to ask waits behind another request.
+        const held = yield* lines[0].hold(asks("semaphore.take"))
+        const lock = yield* Effect.forkChild(on(a!, Lock.withLock(Effect.void, "busy")))
+        yield* held.request
+        const { replies } = lines[0].counters
+        yield* Fiber.interrupt(leaves)
+        yield* eventually(
+          Effect.sync(() =>
+            lines[0].counters.replies > replies
+          ),
+          { message: "it hears of that" }
+        )
+        const gone = yield* Effect.forkChild(Fiber.interrupt(stays), { startImmediately: true })
+        yield* held.release()
+        yield* promptly(Effect.all([Fiber.join(lock), Fiber.join(gone)]), "the end")
+        yield* lines[1].pass
+        yield* eventually(
+          Effect.map(server.cli("EXISTS", `{${namespace}:00}:rendezvous:plain`), (found) => found === "0"),
+          { message: "nothing is left" }
+        )
+      })))
+
   it.effect("can be waited at again after Redis has lost its data", () =>
     several(2, ([a, b], _, server) =>
       Effect.gen(function*() {

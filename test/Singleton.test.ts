@@ -2,7 +2,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Clock, Cron, Deferred, Duration, Effect, Fiber, Layer, Option, Schedule } from "effect"
 import { Coordinator, Lease, Singleton } from "../src/index.ts"
-import { restart } from "../src/internal/leading.ts"
+import { restart } from "../src/internal/restart.ts"
 import { eventually } from "./support/eventually.ts"
 import { type Node, TestServer } from "./support/live.ts"
 import { within } from "./support/requests.ts"

@@ -81,6 +81,8 @@ export class Claim {
   /** Milliseconds since the epoch, for people. */
   acquiredAt = 0
   lost: EndReason | undefined = undefined
+  /** What was asked for in this session before is asked for again: the actor may know of it. */
+  known = false
   /** It was told to ask again before the reply that it waits. */
   again = false
   /** Given back, or given up. */

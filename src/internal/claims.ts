@@ -92,6 +92,7 @@ export class Claims {
       if (this.#kernel.closed) return this.fail(claim, new CoordinatorError({ reason: new CoordinatorClosed({}) }))
       return this.#partition.open()
     }
+    claim.known = claim.state !== "idle"
     this.#become(claim, "pending")
     claim.again = false
     this.#partition.request(claim.request = new Asking(claim, session))
@@ -150,6 +151,8 @@ export class Claims {
     }
     // Given up meanwhile: its release is on the way. And nothing is granted on a lease that has run out meanwhile.
     if (claim.state === "done" || session.lost !== undefined || session.expireIfDue()) return
+    // What is taken again after a loss was counted before.
+    if (claim.token === 0) this.#kernel.metrics.granted()
     this.#become(claim, "held")
     claim.session = session
     claim.token = token
@@ -162,7 +165,6 @@ export class Claims {
     }
     claim.acquiredAt = Date.now()
     claim.request = undefined
-    this.#kernel.metrics.granted()
     claim.settle(granted)
   }
 
@@ -202,7 +204,7 @@ export class Claims {
     if (claim.standing) this.#dismiss(claim)
     if (state === "idle" || state === "done" || session === undefined || session.lost !== undefined) return done()
     if (state === "pending" && claim.request !== undefined) {
-      if (this.#partition.withdraw(claim.request as unknown as Request)) return done()
+      if (this.#partition.withdraw(claim.request as unknown as Request) && !claim.known) return done()
     }
     if (state === "held") this.#kernel.metrics.released()
     this.#partition.request(claim.releasing = new Releasing(claim, done))
@@ -231,7 +233,8 @@ export class Claims {
   /** It is over by the word of the actor, and nothing is left to give back. */
   forget(claim: Claim): void {
     if (claim.state !== "held") return
-    this.#kernel.metrics.released()
+    // What was lost with its session is not counted any more.
+    if (claim.session?.lost === undefined) this.#kernel.metrics.released()
     this.#become(claim, "done")
     claim.released = true
   }

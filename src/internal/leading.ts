@@ -1,8 +1,7 @@
 /** To lead: what an election and a singleton have in common. */
 import * as Cause from "effect/Cause"
-import * as Duration from "effect/Duration"
+import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
-import * as Schedule from "effect/Schedule"
 import type { CoordinatorError } from "./errors.ts"
 import * as held from "./held.ts"
 import { LeaseLost, type WaitTimeout } from "./loss.ts"
@@ -63,20 +62,6 @@ export const campaigning = <E>(
   // It is waited for, so it is never refused.
   refuse: () => Effect.succeed(undefined)
 })
-
-const shortest = 1000
-const longest = 60_000
-
-/** Twice as long after each failure; from the shortest on again when the last one was long ago. */
-export const restart: Schedule.Schedule<void> = Schedule.fromStepWithMetadata(Effect.sync(() => {
-  let delay = 0
-  return ({ elapsedSincePrevious }) => {
-    // What it had to wait after the last failure is in this, too.
-    if (elapsedSincePrevious > 2 * longest) delay = 0
-    delay = Math.min(longest, Math.max(shortest, 2 * delay))
-    return Effect.succeed([undefined, Duration.millis(delay)])
-  }
-}))
 
 /** Runs an effect under a term, and under another one when that has ended before it. */
 export const lead = <A, E, R, E2>(

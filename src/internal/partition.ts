@@ -419,7 +419,7 @@ export class Partition {
     for (const [at, request] of requests.entries()) {
       if (request.cancelled === true) continue
       if (request.session !== undefined || request.moot !== undefined && at < sent) request.moot?.(at < sent)
-      else if (reason === "closed") request.fail(new CoordinatorError({ reason: new CoordinatorClosed({}) }))
+      else if (this.kernel.closed) request.fail(new CoordinatorError({ reason: new CoordinatorClosed({}) }))
       else this.#queue.push(request)
     }
     if (reason !== "closed") {
@@ -462,7 +462,9 @@ export class Partition {
 
   /** Ends the session on our own word, and releases what it owns. */
   async close(): Promise<void> {
-    if (this.#concluding > 0) await new Promise<void>((resolve) => this.#concluded = resolve)
+    if (this.#concluding > 0 && this.session !== undefined) {
+      await new Promise<void>((resolve) => this.#concluded = resolve)
+    }
     const session = this.session
     if (session === undefined) this.#refuse(new CoordinatorError({ reason: new CoordinatorClosed({}) }))
     else this.lose(session, "closed")

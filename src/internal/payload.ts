@@ -29,8 +29,9 @@ const nothing: Payload<any> = {
 /** Without a schema it is for values that say nothing. */
 export const payload = <A>(schema: Schema.Codec<A, any> | undefined): Payload<A> => {
   if (schema === undefined) return nothing
-  const encode = Schema.encodeEffect(Schema.toCodecJson(schema))
-  const decode = Schema.decodeUnknownEffect(Schema.toCodecJson(schema))
+  const json = Schema.toCodecJson(schema)
+  const encode = Schema.encodeEffect(json)
+  const decode = Schema.decodeUnknownEffect(json)
   const decodeAll = Schema.decodeUnknownEffect(Schema.toCodecJson(Schema.Array(schema)))
   const named = <B>(self: Effect.Effect<B, Schema.SchemaError>, what: string) =>
     Effect.mapError(self, ({ message }) => new InvalidPayload({ what, issue: message }))

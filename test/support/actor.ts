@@ -23,6 +23,8 @@ export const client = (server: Server) =>
     return redis
   })
 
+type Answer = [status: string, replies: Array<Array<any>>, events?: Array<Array<any>>]
+
 /** Speaks to one partition actor as the kernel does, without any of its code. `items` are those of the resource, if any. */
 export const actor = (redis: IoRedis, namespace: string, resource: string, items?: string) => {
   const prefix = `{${namespace}:00}:`
@@ -31,10 +33,10 @@ export const actor = (redis: IoRedis, namespace: string, resource: string, items
   const keys = (id: string) => [`${prefix}sessions`, `${prefix}due`, `${prefix}own:${id}`, `${prefix}mail:${id}`]
   const numbers = new Map<string, number>()
   const last = new Map<string, ReadonlyArray<string | number>>()
-  const replied = new Map<string, unknown>()
   // Events that came with a reply, and how many were in the mailbox by then.
   const answered = new Map<string, Array<readonly [at: number, event: Array<any>]>>()
-  const call = async (args: ReadonlyArray<string | number>): Promise<[string, Array<Array<any>>, Array<Array<any>>?]> =>
+  const answers = new Map<string, Answer>()
+  const call = async (args: ReadonlyArray<string | number>): Promise<Answer> =>
     JSON.parse(await redis.call("FCALL", [`${library}_test`, ...args.map(String)]) as string)
   const ask = async (
     id: string,
@@ -50,25 +52,22 @@ export const actor = (redis: IoRedis, namespace: string, resource: string, items
     numbers.set(id, number)
     const message = [5 + itemKeys.length, ...keys(id), key, ...itemKeys, id, number, lease, "", verb, ...args]
     last.set(id, message)
-    const [status, replies, events = []] = await call(message)
+    const answer = await call(message)
+    const [status, replies, events = []] = answer
     assert.strictEqual(status, "ok")
+    answers.set(id, answer)
     const before = await redis.xlen(`${prefix}mail:${id}`)
     answered.set(id, [...answered.get(id) ?? [], ...events.map((event) => [before, event] as const)])
-    replied.set(id, replies[0]!)
     return replies[0]!
   }
   return {
     key,
     itemKeys,
     keys,
-    replied,
+    answers,
     open: (id: string) => ask(id, "session.open", [id, "", 60_000, 1, 16, "{}"]),
     send,
-    repeat: async (id: string): Promise<[string, Array<Array<any>>] | undefined> => {
-      if (!last.has(id)) return undefined
-      const [status, ...rest] = await call(last.get(id)!)
-      return [status, ...rest.slice(0, 1)] as [string, Array<Array<any>>]
-    },
+    repeat: async (id: string): Promise<Answer | undefined> => last.has(id) ? await call(last.get(id)!) : undefined,
     end: (id: string, closed = false) => ask(id, "session.end", [id, closed ? "1" : ""]),
     reap: async (id: string, reaped?: (id: string) => void) => {
       for (;;) {
