@@ -2,7 +2,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Cause, Deferred, Effect, Exit, Fiber, Metric, Option, Result, Schema, Scope } from "effect"
 import * as fc from "fast-check"
-import { Barrier, Lease, Metrics } from "../src/index.ts"
+import { Barrier, Lease, Lock, Metrics } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually } from "./support/eventually.ts"
 import { freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
@@ -407,7 +407,11 @@ layer(TestServer.layer, live)("a barrier", (it) => {
             const one = yield* barrierOn(context, 2, { action: () => Effect.void })
             const two = yield* barrierOn(other!, 2)
             const waits = yield* waiting(two, "waits", 1)
-            const holds = Effect.map(on(context, Metric.value(Metrics.holds)), ({ value }) => value)
+            // It is written with the next request.
+            const holds = Effect.andThen(
+              Effect.forEach([other!, context], (node) => on(node, Lock.withLock(Effect.void, "written"))),
+              Effect.map(on(context, Metric.value(Metrics.holds)), ({ value }) => value)
+            )
             const before = yield* holds
             const met = yield* line.once(asks("barrier.release"), verdict)
             const runs = yield* Effect.forkChild(Effect.result(one.await("runs")))
