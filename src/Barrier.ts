@@ -58,7 +58,8 @@ import type { Claim, Refusal } from "./internal/claim.ts"
 import { CoordinatorError, coordinatorError } from "./internal/errors.ts"
 import * as held from "./internal/held.ts"
 import { kernelOf } from "./internal/kernel.ts"
-import { LeaseLost } from "./internal/loss.ts"
+import { LeaseLost, type WaitTimeout } from "./internal/loss.ts"
+import type { Requests } from "./internal/lua.ts"
 import { checkParties, join, PartiesMismatch } from "./internal/parties.ts"
 import { InvalidPayload, type Payload, payload } from "./internal/payload.ts"
 import { protectLease } from "./internal/protect.ts"
@@ -205,6 +206,8 @@ const fail = (reason: BarrierError["reason"]): BarrierError => new BarrierError(
 
 type Passed = readonly [generation: number, contributions: unknown, index: number]
 
+type Broken = Extract<Requests["barrier.release"]["reply"], readonly ["broken", ...any]>
+
 /** How far a barrier has come, as far as is known here. */
 interface Progress {
   epoch: number
@@ -244,38 +247,45 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
   readonly await = (contribution: A): Effect.Effect<Arrival<A>, BarrierError | E> =>
     Effect.flatMap(
       Effect.mapError(this.#payload.encode(contribution, "A contribution"), fail),
-      (json) => Effect.uninterruptibleMask((restore) => this.#arrive(json, restore))
+      (json): Effect.Effect<Arrival<A>, BarrierError | E> => {
+        // Whatever asks for it and however often, it is one arrival.
+        const arrival = this.#place.partition.kernel.uniqueId()
+        return this.#action === undefined
+          ? held.ask(this.#asking(arrival, json), (reply) => this.#ended(reply as Refusal, identity))
+          : Effect.uninterruptibleMask((restore) => this.#lead(arrival, json, restore))
+      }
     )
 
-  #arrive(
+  #asking(arrival: string, contribution: string) {
+    let since = ""
+    return {
+      place: this.#place,
+      member: this.#member,
+      verb: "barrier.arrive",
+      check: "barrier.check",
+      details: () => {
+        const mode = this.#mode + since
+        if (since === "") since = ` ${this.#progress.epoch} ${this.#progress.generation}`
+        return [arrival, this.#member.id, contribution, this.parties, mode]
+      },
+      fail: (error: CoordinatorError | LeaseLost | WaitTimeout) => fail(error as CoordinatorError)
+    } as const
+  }
+
+  /** Arrives as one that may have to run the action. */
+  #lead(
+    arrival: string,
     contribution: string,
     restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
   ): Effect.Effect<Arrival<A>, BarrierError | E> {
-    // Whatever asks for it and however often, it is one arrival.
-    const arrival = this.#place.partition.kernel.uniqueId()
-    let since = ""
     return Effect.flatMap(
       held.acquire({
-        place: this.#place,
-        member: this.#member,
-        verb: "barrier.arrive",
-        check: "barrier.check",
-        details: () => {
-          const mode = this.#mode + since
-          if (since === "") since = ` ${this.#progress.epoch} ${this.#progress.generation}`
-          return [arrival, this.#member.id, contribution, this.parties, mode]
-        },
+        ...this.#asking(arrival, contribution),
         weight: 1,
         capacity: 0,
         wait: true,
         options: undefined,
-        fail: (error) => fail(error as CoordinatorError),
-        refuse: (reply) => {
-          if (reply[0] === "passed" || reply[0] === "broken") this.#advance(reply[1])
-          if (reply[0] !== "passed") return this.#refused(reply)
-          const [, ...passed] = reply
-          return this.#complete(passed, restore)
-        }
+        refuse: (reply) => this.#ended(reply, restore)
       }, restore),
       (outcome) =>
         outcome instanceof held.Held
@@ -289,19 +299,30 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
     this.#progress.generation = Math.max(this.#progress.generation, ended + 1)
   }
 
-  #refused(reply: Refusal): Effect.Effect<never, BarrierError> {
+  #ended(
+    reply: Refusal,
+    restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
+  ): Effect.Effect<Arrival<A>, BarrierError> {
     switch (reply[0]) {
-      case "broken": {
-        const [, generation, missing, why] = reply
-        return Effect.fail(
-          fail(new BarrierBroken({ name: this.name, generation, missing, why: why as BarrierBroken["why"] }))
-        )
+      case "passed": {
+        const [, ...passed] = reply as readonly ["passed", ...Passed]
+        this.#advance(passed[0])
+        return this.#complete(passed, restore)
       }
+      case "broken":
+        this.#advance(reply[1])
+        return this.#broken(reply)
       case "mismatch":
         return Effect.fail(fail(new PartiesMismatch({ name: this.name, parties: this.parties, existing: reply[1] })))
       default:
         return Effect.interrupt
     }
+  }
+
+  #broken([, generation, missing, why]: Broken): Effect.Effect<never, BarrierError> {
+    return Effect.fail(
+      fail(new BarrierBroken({ name: this.name, generation, missing, why: why as BarrierBroken["why"] }))
+    )
   }
 
   #complete(
@@ -356,7 +377,7 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
           partition.claims.forget(lease.claim)
           this.#advance(complete.generation)
           if (reply[0] === "passed") return resume(Effect.succeed(complete))
-          if (reply[0] === "broken") return resume(this.#refused(reply))
+          if (reply[0] === "broken") return resume(this.#broken(reply))
           // Without a lost session, it can only have been broken before this came.
           resume(Effect.fail(this.#lost(lease.loss("revoked"), complete)))
         },

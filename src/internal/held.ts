@@ -383,6 +383,32 @@ export const conclude = <V extends Verb>(claim: Claim, request: {
   })
 }
 
+/** Asks for something that is not held: the answer is all there is to it. */
+export const ask = <A, E, R>(
+  { check, details, fail, member, place, verb }: Pick<
+    Acquire<E>,
+    "check" | "details" | "fail" | "member" | "place" | "verb"
+  >,
+  answer: (outcome: Settled, claim: Claim) => Effect.Effect<A, E, R>
+): Effect.Effect<A, E, R> =>
+  // One operation: between two of them an interruption could lose what the first has got.
+  Effect.callback((resume) => {
+    const claim = new Claim(place.partition, {
+      key: place.key,
+      verb: verb!,
+      weight: 1,
+      capacity: 0,
+      wait: true,
+      standing: false,
+      details,
+      check,
+      member
+    })
+    claim.settle = (outcome) => resume(outcome[0] === "failed" ? Effect.fail(fail(outcome[1])) : answer(outcome, claim))
+    place.partition.claims.take(claim)
+    return Effect.sync(() => place.partition.claims.release(claim, ignore))
+  })
+
 /**
  * Waits for a grant and consumes it. The caller has it as soon as it is granted, and Redis is told behind its back: one round
  * trip less, for the case that a session which is lost in that moment leaves it to the next as well.
@@ -393,29 +419,15 @@ export const consume = <E>(
   consumption: "signal.consume",
   fail: (error: CoordinatorError) => E
 ): Effect.Effect<void, E> =>
-  // One operation: between two of them an interruption could lose what the first has consumed.
-  Effect.callback((resume) => {
-    const claim = new Claim(place.partition, {
-      key: place.key,
-      verb,
-      weight: 1,
-      capacity: 0,
-      wait: true,
-      standing: false
+  ask({ place, verb, fail: (error) => fail(error as CoordinatorError) }, (_, claim) => {
+    conclude(claim, {
+      verb: consumption,
+      args: [claim.id],
+      settle: ignore,
+      moot: ignore,
+      fail: (error) => place.partition.kernel.log("Warn", "what was consumed is given back", error)
     })
-    claim.settle = (outcome) => {
-      if (outcome[0] === "failed") return resume(Effect.fail(fail(outcome[1])))
-      conclude(claim, {
-        verb: consumption,
-        args: [claim.id],
-        settle: ignore,
-        moot: ignore,
-        fail: (error) => place.partition.kernel.log("Warn", "what was consumed is given back", error)
-      })
-      resume(Effect.void)
-    }
-    place.partition.claims.take(claim)
-    return Effect.sync(() => place.partition.claims.release(claim, ignore))
+    return Effect.void
   })
 
 // -----------------------------------------------------------------------------
