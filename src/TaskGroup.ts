@@ -169,7 +169,8 @@ export interface TaskGroup<in out A, in out E> {
    * their results, in the order in which they were first registered.
    *
    * Fails with `WorkerFailed` when one has failed, with `WorkerLost` when a worker is lost (with `onWorkerLost: "wait"`
-   * it goes on, until somebody has registered the shard again and submitted), and with `GroupReset` after a reset.
+   * it goes on, until somebody has registered the shard again and submitted), of several with the one that was registered
+   * first; and with `GroupReset` after a reset.
    */
   readonly awaitAll: (options?: AwaitOptions | undefined) => Effect.Effect<ReadonlyMap<string, A>, TaskGroupError<E>>
   /**

@@ -732,8 +732,11 @@ const model = Effect.fnUntraced(function*(
   let round = 1
   const count = (status: Shard["status"]) => [...shards.values()].filter((shard) => shard.status === status).length
   const outcomeOf = (patient: boolean) => {
-    if (count("failed") > 0) return "WorkerFailed"
-    if (!patient && count("lost") > 0) return "WorkerLost"
+    // Of several, it is the one that was registered first.
+    for (const { status } of shards.values()) {
+      if (status === "failed") return "WorkerFailed"
+      if (status === "lost" && !patient) return "WorkerLost"
+    }
     const complete = shards.size >= (expected ?? 1) && count("done") === shards.size
     return complete ? [...shards].map(([shard, { value }]) => [shard, value] as const) : undefined
   }

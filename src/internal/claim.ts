@@ -77,7 +77,7 @@ export class Claim {
   token = 0
   capacity = 0
   /** What came with the grant, if anything did. */
-  payload: ReadonlyArray<unknown> = []
+  payload: ReadonlyArray<unknown> = none
   /** Milliseconds since the epoch, for people. */
   acquiredAt = 0
   lost: EndReason | undefined = undefined
