@@ -63,8 +63,12 @@ const said = (holds: ReadonlyArray<Hold>, what: string) =>
     return kind === what && hold.entered !== undefined ? [{ hold, values }] : []
   })
 
-const forgotten = (run: Run, first: Hold, last: Hold): boolean =>
-  run.forgets.some(({ from, to }) => from <= last.entered! && to >= first.entered! - run.lease)
+/** Whether Redis has forgotten anything between the two, or shortly before. */
+const forgotten = (run: Run, one: Hold, other: Hold): boolean => {
+  const first = Math.min(one.entered!, other.entered!)
+  const last = Math.max(one.entered!, other.entered!)
+  return run.forgets.some(({ from, to }) => from <= last && to >= first - run.lease)
+}
 
 /** What was given was taken, and nothing was taken twice. */
 function handedOverOnce(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
@@ -99,7 +103,7 @@ function metEachOther(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anoma
     const rival = byTheirs.get(one.theirs)
     byTheirs.set(one.theirs, one)
     const wrong = other !== undefined && other.theirs !== one.mine ? other : rival
-    return wrong === undefined || forgotten(run, one.hold, wrong.hold) || forgotten(run, wrong.hold, one.hold)
+    return wrong === undefined || forgotten(run, one.hold, wrong.hold)
       ? []
       : [{ check: "doubled", detail: "a party was met by two", holds: [one.hold, wrong.hold] }]
   })
