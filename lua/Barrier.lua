@@ -65,10 +65,6 @@ local function census(ctx)
   return arrivals
 end
 
-local function sessionAt(owner)
-  return match(owner, '^[^/]*')
-end
-
 local function hasGone(owner)
   return string.sub(owner, 1, 2) == GONE
 end
@@ -180,10 +176,8 @@ end
 
 -- A session that has ended on its own word has a successor, which is going to ask again, or it is being reaped right now.
 local function hasExpired(ctx, session)
-  local state = call('HGET', ctx.sessions, 's' .. session)
-  if not state then return true end
-  local _, deadline = unpackStruct(STATE, state)
-  return deadline > 0 and deadline <= ctx.now
+  local deadline = deadlineOf(ctx, session)
+  return not deadline or deadline > 0 and deadline <= ctx.now
 end
 
 -- Who has died leaves before others complete the generation, as if it had been reaped in time.
@@ -193,7 +187,7 @@ local function sweep(ctx, key, state)
   if not state.due then return end
   local generation, living = state.generation, 0
   for _, one in ipairs(census(ctx)) do
-    local session = sessionAt(one.owner)
+    local session = sessionOf(one.owner)
     if session ~= ctx.session and hasExpired(ctx, session) then
       depart(ctx, key, state, one.owner, 'left')
       if state.generation ~= generation then return end
@@ -368,7 +362,7 @@ reapers.barrier = function(ctx, key, session, id)
     call('HDEL', key, 'o' .. owner)
     state.members = state.members - 1
     for _, one in ipairs(census(ctx)) do
-      if one.member == id and sessionAt(one.owner) == session then depart(ctx, key, state, one.owner, 'left') end
+      if one.member == id and sessionOf(one.owner) == session then depart(ctx, key, state, one.owner, 'left') end
     end
   else
     return

@@ -56,7 +56,7 @@ local function openPhase(ctx, key, state)
   local group, gone, inside = {}, {}, {}
   for _, one in ipairs(claims) do
     if #group == state.parties then break end
-    if isAlive(ctx, match(one.owner, '^[^/]*')) then
+    if isAlive(ctx, sessionOf(one.owner)) then
       group[#group + 1], gone[#gone + 1] = one.owner, one.field
       inside[#inside + 1] = 'h' .. one.owner
       inside[#inside + 1] = ''

@@ -63,14 +63,6 @@ local function saveMeeting(ctx, key, state)
   end
 end
 
-local function sessionOf(owner)
-  return match(owner, '^[^/]*')
-end
-
-local function idOf(owner)
-  return match(owner, '/(.*)$')
-end
-
 local function enter(ctx, key, state, id, role, what, token)
   state.claims = state.claims + call('HSET', key, 'c' .. ctx.session .. '/' .. id, role .. ' ' .. what .. ' ' .. token)
   own(ctx, key, id)
@@ -140,6 +132,17 @@ local function keepResult(ctx, key, state, what)
   call('HSET', key, 'k' .. text(state.newest), text(ctx.now + state.keep) .. ' ' .. what)
 end
 
+-- A claim of an earlier session has come to this already, which `kept` says, if anything: the claim that asks now hears it.
+local function recall(ctx, key, state, id, role, what, about, kept)
+  local result = match(kept or '', ' (.*)$')
+  if not result then return nil end
+  local token = nextToken(ctx)
+  call('HSET', key, 'r' .. what, ctx.session .. '/' .. id .. ' ' .. result)
+  enter(ctx, key, state, id, role, what, token)
+  saveMeeting(ctx, key, state)
+  return told(token, about, result)
+end
+
 -- rendezvous.give: gives an item to whoever has waited longest, or offers it, and waits until somebody has accepted it
 -- keys: resource, items
 -- args: id string, item string, keep number, value string
@@ -149,14 +152,8 @@ handlers['rendezvous.give'] = function(ctx, key, id, item, keep, value)
   local state = loadMeeting(key)
   state.keep = tonumber(keep)
   local found = call('HMGET', key, 'r' .. item, 'g' .. item)
-  if found[1] then
-    local result = match(found[1], ' (.*)$')
-    local token = nextToken(ctx)
-    call('HSET', key, 'r' .. item, owner .. ' ' .. result)
-    enter(ctx, key, state, id, 'g', item, token)
-    saveMeeting(ctx, key, state)
-    return told(token, 'null', result)
-  end
+  local known = recall(ctx, key, state, id, 'g', item, 'null', found[1])
+  if known then return known end
   enter(ctx, key, state, id, 'g', item, '0')
   if found[2] then
     -- Of a session that is over: this one goes on with it.
@@ -264,14 +261,8 @@ handlers['rendezvous.exchange'] = function(ctx, key, id, party, keep, value)
   local owner = ctx.session .. '/' .. id
   local state = loadMeeting(key)
   state.keep = tonumber(keep)
-  local result = match(call('HGET', key, 'r' .. party) or '', ' (.*)$')
-  if result then
-    local token = nextToken(ctx)
-    call('HSET', key, 'r' .. party, owner .. ' ' .. result)
-    enter(ctx, key, state, id, 'e', party, token)
-    saveMeeting(ctx, key, state)
-    return told(token, 'true', result)
-  end
+  local known = recall(ctx, key, state, id, 'e', party, 'true', call('HGET', key, 'r' .. party))
+  if known then return known end
   if match(call('HGET', key, 'e' .. party) or '', '^%S+') == owner then
     local answer = standing(key, party, match(call('HGET', key, 'c' .. owner), '%S+$'))
     return answer == QUEUED and queued(ctx, 0) or answer

@@ -71,21 +71,30 @@ local function disown(ctx, key, id)
   ctx.removed[#ctx.removed + 1] = entryOf(ctx, key, id)
 end
 
-local function isAlive(ctx, session)
-  if session == ctx.session then return true end
+-- Nothing for a session that is forgotten.
+local function deadlineOf(ctx, session)
   local state = call('HGET', ctx.sessions, 's' .. session)
-  if not state then return false end
+  if not state then return nil end
   local _, deadline = unpackStruct(STATE, state)
-  return deadline > ctx.now
+  return deadline
+end
+
+local function isAlive(ctx, session)
+  return session == ctx.session or (deadlineOf(ctx, session) or 0) > ctx.now
 end
 
 -- Whether nobody will come back for what a session has owned: it gives that up itself, or its coordinator was closed.
 local function hasLeft(ctx, session)
-  if session == ctx.session then return true end
-  local state = call('HGET', ctx.sessions, 's' .. session)
-  if not state then return false end
-  local _, deadline = unpackStruct(STATE, state)
-  return deadline == CLOSED
+  return session == ctx.session or deadlineOf(ctx, session) == CLOSED
+end
+
+-- Of a claim, which is named "<session>/<id>".
+local function sessionOf(claim)
+  return match(claim, '^[^/]*')
+end
+
+local function idOf(claim)
+  return match(claim, '/(.*)$')
 end
 
 local function post(ctx, session, event)
@@ -136,8 +145,7 @@ end
 
 -- What a claim holds is ended by somebody else.
 local function revoke(ctx, claim)
-  local session, id = match(claim, '^([^/]*)/(.*)$')
-  post(ctx, session, '["revoked","' .. id .. '"]')
+  post(ctx, sessionOf(claim), '["revoked","' .. idOf(claim) .. '"]')
 end
 
 -- Whether any session can have ended that is not forgotten yet.
@@ -215,9 +223,7 @@ handlers['session.renew'] = function(ctx)
   if ctx.deadline then call('ZADD', ctx.due, text(ctx.deadline), ctx.session) end
   local ended = {}
   for _, session in ipairs(call('ZRANGEBYSCORE', ctx.due, 0, text(ctx.now), 'LIMIT', 0, REAP_SESSIONS)) do
-    local state = call('HGET', ctx.sessions, 's' .. session)
-    local deadline = 0
-    if state then _, deadline = unpackStruct(STATE, state) end
+    local deadline = deadlineOf(ctx, session) or 0
     if deadline > ctx.now then
       call('ZADD', ctx.due, text(deadline), session)
     else

@@ -363,30 +363,22 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
     )
   }
 
-  // Bound to no session: when one is lost meanwhile, the next one hears whether the others have passed.
+  // When its session is lost meanwhile, the next one hears whether the others have passed.
   #release(arrival: string, lease: held.Held, complete: Arrival<A>): Effect.Effect<Arrival<A>, BarrierError> {
-    const { key, partition } = lease.claim
-    return Effect.callback((resume) => {
-      const concluded = partition.concluding()
-      partition.request({
+    return Effect.callback((resume) =>
+      held.conclude(lease.claim, {
         verb: "barrier.release",
-        key,
         args: [arrival],
         settle: (reply) => {
-          concluded()
-          partition.claims.forget(lease.claim)
           this.#advance(complete.generation)
           if (reply[0] === "passed") return resume(Effect.succeed(complete))
           if (reply[0] === "broken") return resume(this.#broken(reply))
           // Without a lost session, it can only have been broken before this came.
           resume(Effect.fail(this.#lost(lease.loss("revoked"), complete)))
         },
-        fail: (error) => {
-          concluded()
-          resume(Effect.fail(fail(error)))
-        }
+        fail: (error) => resume(Effect.fail(fail(error)))
       })
-    })
+    )
   }
 
   get arrived(): Effect.Effect<number, BarrierError> {

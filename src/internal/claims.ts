@@ -267,11 +267,8 @@ export class Claims {
         return
       case "revoked":
         return this.revoke(claim)
-      case "refused": {
-        if (claim.state !== "queued" && claim.state !== "pending") return
-        this.#become(claim, "done")
-        return claim.settle(["tooBig", Number(event[2])])
-      }
+      case "refused":
+        return this.#settle(claim, ["tooBig", Number(event[2])])
     }
   }
 
@@ -280,9 +277,13 @@ export class Claims {
     const claim = this.#all.get(id)
     if (claim === undefined) return
     if (reply[0] === "granted") return this.#grant(claim, session, reply)
+    this.#settle(claim, reply as unknown as Outcome)
+  }
+
+  #settle(claim: Claim, outcome: Outcome): void {
     if (waits(claim.state) === 0) return
     this.#become(claim, "done")
-    claim.settle(reply as unknown as Outcome)
+    claim.settle(outcome)
   }
 
   /** Asks what has become of everything that waits, and how it is with what is observed. */

@@ -159,7 +159,7 @@ export const placeOf = (kernel: Kernel, kind: Kind, name: string, what: string):
 type Settled = Exclude<Outcome, readonly ["failed", ...any]>
 
 /** What is asked for, and what it comes to when it is refused and that is no error. */
-export interface Acquire<E, A = undefined, R = never> {
+export interface Acquire<E, A = undefined> {
   readonly place: Place
   /** Default: to take from a semaphore. */
   readonly verb?: ClaimVerb | undefined
@@ -173,7 +173,7 @@ export interface Acquire<E, A = undefined, R = never> {
   readonly wait: boolean
   readonly options: WaitOptions | undefined
   readonly fail: (error: CoordinatorError | LeaseLost | WaitTimeout) => E
-  readonly refuse: (refusal: Refusal) => Effect.Effect<A, E, R>
+  readonly refuse: (refusal: Refusal) => Effect.Effect<A, E>
 }
 
 const ignore = () => {}
@@ -238,7 +238,7 @@ const within = <A, E>(
 }
 
 /** Runs under `uninterruptibleMask`. */
-export const acquire = <E, A, R>(
+export const acquire = <E, A>(
   {
     capacity,
     check,
@@ -251,9 +251,9 @@ export const acquire = <E, A, R>(
     verb = "semaphore.take",
     wait,
     weight
-  }: Acquire<E, A, R>,
+  }: Acquire<E, A>,
   restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
-): Effect.Effect<Held | A, E, R> => {
+): Effect.Effect<Held | A, E> => {
   if (options?.maxHold !== undefined) duration(options.maxHold, "maxHold")
   const claim = new Claim(place.partition, {
     key: place.key,
@@ -268,7 +268,7 @@ export const acquire = <E, A, R>(
   })
   return Effect.flatMap(
     obtain(claim, place.name, restore, options?.wait, fail),
-    (outcome): Effect.Effect<Held | A, E, R> =>
+    (outcome): Effect.Effect<Held | A, E> =>
       outcome[0] === "granted" ? Effect.succeed(new Held(claim, place.name)) : refuse(outcome)
   )
 }
@@ -356,25 +356,29 @@ export const conclude = <V extends Verb>(claim: Claim, request: {
   readonly verb: V
   readonly args: Requests[V]["args"]
   readonly settle: (reply: Requests[V]["reply"]) => void
-  /** With the session, the hold was lost; whether the request can have been executed before. */
-  readonly moot: (sent: boolean) => void
+  /**
+   * With the session, the hold was lost; whether the request can have been executed before. Without this, the next session
+   * asks whether it was.
+   */
+  readonly moot?: (sent: boolean) => void
   readonly fail: (error: CoordinatorError) => void
 }): void => {
-  if (claim.lost !== undefined) return request.moot(false)
+  const { moot } = request
+  if (claim.lost !== undefined && moot !== undefined) return moot(false)
   const concluded = claim.partition.concluding()
   claim.partition.request({
     ...request,
     key: claim.key,
-    session: claim.session,
+    session: moot && claim.session,
     settle: (reply) => {
       concluded()
       claim.partition.claims.forget(claim)
       request.settle(reply)
     },
-    moot: (sent) => {
+    moot: moot && ((sent) => {
       concluded()
-      request.moot(sent)
-    },
+      moot(sent)
+    }),
     fail: (error) => {
       concluded()
       claim.partition.claims.release(claim, ignore)
@@ -384,18 +388,17 @@ export const conclude = <V extends Verb>(claim: Claim, request: {
 }
 
 /** Asks for something that is not held: the answer is all there is to it. */
-export const ask = <A, E, R>(
-  { check, details, fail, member, place, verb }: Pick<
-    Acquire<E>,
-    "check" | "details" | "fail" | "member" | "place" | "verb"
-  >,
-  answer: (outcome: Settled, claim: Claim) => Effect.Effect<A, E, R>
-): Effect.Effect<A, E, R> =>
+export const ask = <A, E>(
+  { check, details, fail, member, place, verb }:
+    & Pick<Acquire<E>, "check" | "details" | "fail" | "member" | "place">
+    & { readonly verb: ClaimVerb },
+  answer: (outcome: Settled, claim: Claim) => Effect.Effect<A, E>
+): Effect.Effect<A, E> =>
   // One operation: between two of them an interruption could lose what the first has got.
   Effect.callback((resume) => {
     const claim = new Claim(place.partition, {
       key: place.key,
-      verb: verb!,
+      verb,
       weight: 1,
       capacity: 0,
       wait: true,
