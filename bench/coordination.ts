@@ -69,11 +69,15 @@ const releases = async (
   return taken
 }
 
-const release = async (
+/** How long it takes, by contestants in turn on one server: the median and the slow end of each round, as rows. */
+const timed = async (
   context: Context,
-  options: { readonly case: number; readonly by: "barrier" | "latch"; readonly parties: number }
+  columns: ReadonlyArray<Column>,
+  about: { readonly case: number; readonly what: string; readonly of: string; readonly floor: Floor },
+  measure: (redis: Server, column: Column, times: { readonly warmup: number; readonly measure: number }) => Promise<
+    ReadonlyArray<number>
+  >
 ): Promise<ReadonlyArray<Row>> => {
-  const { by, parties } = options
   const { cores, quick } = context
   const medians: Figures = {}
   const slow: Figures = {}
@@ -81,31 +85,37 @@ const release = async (
     context,
     cores.server,
     (redis) =>
-      rounds(context, quick ? 2 : 5, ["lockstep", "polling", "pubsub"], async (column) => {
-        const own = parties / processes
-        const times = await releases(context, redis, column, {
-          by,
-          parties,
-          own,
-          spread: 50,
-          warmup: quick ? 1000 : 2000,
-          measure: quick ? 2000 : 5000
-        })
+      rounds(context, quick ? 2 : 5, columns, async (column) => {
+        const times = await measure(redis, column, { warmup: quick ? 1000 : 2000, measure: quick ? 2000 : 5000 })
         add(medians, column, median(times))
         add(slow, column, percentile(times, 95))
       })
   )
-  const what = `${by}, ${parties} parties in ${processes} processes`
+  const { floor, of, what } = about
+  return [
+    { case: about.case, what, measure: `median ${of}, ms`, digits: 2, figures: medians, floor },
+    { case: about.case, what, measure: `95th percentile of ${of}, ms`, digits: 2, figures: slow }
+  ]
+}
+
+const release = (
+  context: Context,
+  options: { readonly case: number; readonly by: "barrier" | "latch"; readonly parties: number }
+): Promise<ReadonlyArray<Row>> => {
+  const { by, parties } = options
   const floor: Floor = parties === 64
     ? {
       text: "<= 2.0 of pub/sub, < 3 ms",
       met: (median, ratio) => ratio("pubsub") <= 2 && median("lockstep") < 3
     }
     : { text: "<= 2.0 of pub/sub", met: (_, ratio) => ratio("pubsub") <= 2 }
-  return [
-    { case: options.case, what, measure: "median release, ms", digits: 2, figures: medians, floor },
-    { case: options.case, what, measure: "95th percentile of release, ms", digits: 2, figures: slow }
-  ]
+  return timed(
+    context,
+    ["lockstep", "polling", "pubsub"],
+    { case: options.case, what: `${by}, ${parties} parties in ${processes} processes`, of: "release", floor },
+    (redis, column, times) =>
+      releases(context, redis, column, { by, parties, own: parties / processes, spread: 50, ...times })
+  )
 }
 
 const sizes = [2, 16, 64]
@@ -117,66 +127,47 @@ const releasing =
     return rows
   }
 
-const signal = async (context: Context): Promise<ReadonlyArray<Row>> => {
-  const { cores, quick } = context
-  const medians: Figures = {}
-  const slow: Figures = {}
-  await withServer(
+const signal = (context: Context): Promise<ReadonlyArray<Row>> =>
+  timed(
     context,
-    cores.server,
-    (redis) =>
-      rounds(context, quick ? 2 : 5, ["lockstep", "pubsub", "list"], async (column) => {
-        const times = await releases(context, redis, column, {
-          by: "signal",
-          parties: 1,
-          own: 1,
-          spread: 10,
-          warmup: quick ? 1000 : 2000,
-          measure: quick ? 2000 : 5000
-        })
-        add(medians, column, median(times))
-        add(slow, column, percentile(times, 95))
-      })
+    ["lockstep", "pubsub", "list"],
+    {
+      case: 10,
+      what: "signal, set in one process, awaited in another",
+      of: "hand-off",
+      floor: { text: "< 1 ms", met: (median) => median("lockstep") < 1 }
+    },
+    (redis, column, times) =>
+      releases(context, redis, column, { by: "signal", parties: 1, own: 1, spread: 10, ...times })
   )
-  const what = "signal, set in one process, awaited in another"
-  const floor: Floor = { text: "< 1 ms", met: (median) => median("lockstep") < 1 }
-  return [
-    { case: 10, what, measure: "median hand-off, ms", digits: 2, figures: medians, floor },
-    { case: 10, what, measure: "95th percentile of hand-off, ms", digits: 2, figures: slow }
-  ]
-}
 
 // -----------------------------------------------------------------------------
 // 11: leaders
 // -----------------------------------------------------------------------------
 
-const resignation = async (context: Context): Promise<ReadonlyArray<Row>> => {
-  const { cores, quick } = context
-  const medians: Figures = {}
-  const slow: Figures = {}
-  await withServer(context, cores.server, (redis) =>
-    rounds(context, quick ? 2 : 5, ["lockstep"], async (column) => {
-      const measured = await runLoops(context, redis, column, {
-        processes,
-        keys: () => ["bench:leader"],
-        lead: true,
-        stay: 10,
-        pause: 0,
-        autoPipelining: false,
-        warmup: quick ? 1000 : 2000,
-        measure: quick ? 2000 : 5000
-      }, cores.client)
-      const times = handOffs(staysOf(measured))
-      add(medians, column, median(times))
-      add(slow, column, percentile(times, 95))
-    }))
-  const what = `leader resigns, ${processes} candidates in ${processes} processes`
-  const floor: Floor = { text: "< 5 ms", met: (median) => median("lockstep") < 5 }
-  return [
-    { case: 11, what, measure: "median hand-over, ms", digits: 2, figures: medians, floor },
-    { case: 11, what, measure: "95th percentile of hand-over, ms", digits: 2, figures: slow }
-  ]
-}
+const resignation = (context: Context): Promise<ReadonlyArray<Row>> =>
+  timed(
+    context,
+    ["lockstep"],
+    {
+      case: 11,
+      what: `leader resigns, ${processes} candidates in ${processes} processes`,
+      of: "hand-over",
+      floor: { text: "< 5 ms", met: (median) => median("lockstep") < 5 }
+    },
+    async (redis, column, times) =>
+      handOffs(staysOf(
+        await runLoops(context, redis, column, {
+          processes,
+          keys: () => ["bench:leader"],
+          lead: true,
+          stay: 10,
+          pause: 0,
+          autoPipelining: false,
+          ...times
+        }, context.cores.client)
+      ))
+  )
 
 const killed = async (context: Context): Promise<ReadonlyArray<Row>> => {
   const { cores, quick } = context

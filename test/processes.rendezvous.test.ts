@@ -1,12 +1,12 @@
 /** Signals and rendezvous between OS processes that are killed while they wait for each other. */
 import { assert, layer } from "@effect/vitest"
 import { Effect, Fiber, Schema, type Scope } from "effect"
-import { Coordinator, Rendezvous, Signal } from "../src/index.ts"
+import { type Coordinator, Rendezvous, Signal } from "../src/index.ts"
 import { spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/meeter.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
-import { isPending } from "./support/several.ts"
+import { deadForgotten, isPending } from "./support/several.ts"
 
 const timing = { lease: "1200 millis", margin: "300 millis" } as const
 
@@ -42,14 +42,7 @@ const scenario = <A, E, R>(self: (scenario: Case) => Effect.Effect<A, E, R>) =>
       }))
       // Whoever is left, and has a session there, cleans up behind the dead.
       yield* signal.clear
-      yield* eventually(
-        Effect.gen(function*() {
-          const keys = (yield* server.cli("KEYS", `{${namespace}:*:mail:*`)).split("\n").filter((key) => key !== "")
-          const own = yield* context(Effect.flatMap(Coordinator.Coordinator, (it) => it.sessions))
-          return keys.every((key) => own.some(({ id }) => id !== undefined && key.endsWith(id)))
-        }),
-        { message: "the dead are forgotten" }
-      )
+      yield* deadForgotten(here, namespace, server)
       // What was theirs is set again.
       yield* signal.clear
     }))

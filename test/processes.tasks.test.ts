@@ -1,11 +1,12 @@
 /** A task group over several OS processes, which are killed and paused while they work and wait. */
 import { assert, layer } from "@effect/vitest"
 import { Effect, Fiber, Schema, type Scope, Stream } from "effect"
-import { Coordinator, TaskGroup } from "../src/index.ts"
+import { TaskGroup } from "../src/index.ts"
 import { spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/tasks.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
+import { deadForgotten } from "./support/several.ts"
 
 const lease = 1500
 const timing = { lease: `${lease} millis`, margin: "400 millis" } as const
@@ -41,14 +42,7 @@ const scenario = <A, E, R>(shards: number, self: (scenario: Case) => Effect.Effe
         })
       })).pipe(Effect.provideContext(here))
       // Whoever is left cleans up behind the dead.
-      yield* eventually(
-        Effect.gen(function*() {
-          const keys = (yield* server.cli("KEYS", `{${namespace}:*:mail:*`)).split("\n").filter((key) => key !== "")
-          const own = yield* Effect.provideContext(Effect.flatMap(Coordinator.Coordinator, (it) => it.sessions), here)
-          return keys.every((key) => own.some(({ id }) => id !== undefined && key.endsWith(id)))
-        }),
-        { message: "the dead are forgotten" }
-      )
+      yield* deadForgotten(here, namespace, server)
     }))
     yield* assertEmpty(server, namespace)
   })

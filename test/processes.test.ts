@@ -2,12 +2,13 @@
 import { assert, layer } from "@effect/vitest"
 import { Effect, Fiber, Option } from "effect"
 import type { Scope } from "effect"
-import { Coordinator, Fence, Lease, Lock, Semaphore } from "../src/index.ts"
+import { Fence, Lease, Lock, Semaphore } from "../src/index.ts"
 import { spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/holder.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
 import type { Server } from "./support/servers.ts"
+import { deadForgotten } from "./support/several.ts"
 
 const lease = 1500
 const timing = { lease: `${lease} millis`, margin: "400 millis" } as const
@@ -39,14 +40,7 @@ const scenario = <A, E, R>(self: (scenario: Case) => Effect.Effect<A, E, R>) =>
           })
       })
       // Whoever is left cleans up behind the dead.
-      yield* eventually(
-        Effect.gen(function*() {
-          const keys = (yield* server.cli("KEYS", `{${namespace}:*:mail:*`)).split("\n").filter((key) => key !== "")
-          const own = yield* Effect.provideContext(Effect.flatMap(Coordinator.Coordinator, (it) => it.sessions), here)
-          return keys.every((key) => own.some(({ id }) => id !== undefined && key.endsWith(id)))
-        }),
-        { message: "the dead are forgotten" }
-      )
+      yield* deadForgotten(here, namespace, server)
     }))
     yield* server.cli("DEL", `${namespace}:written`, `{${namespace}:written}lockstep:fence:${namespace}:written`)
     yield* assertEmpty(server, namespace)

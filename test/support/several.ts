@@ -46,6 +46,17 @@ const sessionOf = (context: Node) =>
     context
   )
 
+/** Waits until no session is known any more but those of this coordinator. */
+export const deadForgotten = (context: Node, namespace: string, server: Server) =>
+  eventually(
+    Effect.gen(function*() {
+      const keys = (yield* server.cli("KEYS", `{${namespace}:*:mail:*`)).split("\n").filter((key) => key !== "")
+      const own = yield* Effect.provideContext(Effect.flatMap(Coordinator.Coordinator, (it) => it.sessions), context)
+      return keys.every((key) => own.some(({ id }) => id !== undefined && key.endsWith(id)))
+    }),
+    { message: "the dead are forgotten" }
+  )
+
 /**
  * A coordinator whose connection may fail, so that it may not be able to say that it is closed: when the scope is, others
  * that have a session clean up behind it.
