@@ -1,5 +1,5 @@
 /**
- * Assembles `lua/*.lua` into `src/internal/lua.ts`: the source as a string (bundlers must work, so nothing is read at
+ * Assembles `lua/*.lua` into `src/internal/actor/lua.ts`: the source as a string (bundlers must work, so nothing is read at
  * run time) and the types of all requests and replies, taken from the headers of the handlers.
  *
  * `node lua/generate.ts` writes, `node lua/generate.ts --check` fails when what is committed is stale.
@@ -23,7 +23,7 @@ const files = [
   "Rendezvous.lua",
   "Fence.lua"
 ]
-const target = new URL("../src/internal/lua.ts", import.meta.url)
+const target = new URL("../src/internal/actor/lua.ts", import.meta.url)
 
 interface Handler {
   readonly verb: string
@@ -164,7 +164,7 @@ ${
 
 if (process.argv.includes("--check")) {
   if (readFileSync(target, "utf8") !== output) {
-    console.error("src/internal/lua.ts is stale: run `node lua/generate.ts` and commit the result.")
+    console.error("src/internal/actor/lua.ts is stale: run `node lua/generate.ts` and commit the result.")
     process.exit(1)
   }
 } else {

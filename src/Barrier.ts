@@ -54,15 +54,15 @@ import * as Layer from "effect/Layer"
 import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
 import { Coordinator } from "./Coordinator.ts"
-import type { Claim, Refusal } from "./internal/claim.ts"
-import { CoordinatorError, coordinatorError } from "./internal/errors.ts"
-import * as held from "./internal/held.ts"
-import { kernelOf } from "./internal/kernel.ts"
-import { LeaseLost, type WaitTimeout } from "./internal/loss.ts"
-import type { Requests } from "./internal/lua.ts"
+import { CoordinatorError, coordinatorError } from "./internal/actor/errors.ts"
+import { kernelOf } from "./internal/actor/kernel.ts"
+import type { Requests } from "./internal/actor/lua.ts"
+import type { Claim, Refusal } from "./internal/hold/claim.ts"
+import * as held from "./internal/hold/held.ts"
+import { LeaseLost, type WaitTimeout } from "./internal/hold/loss.ts"
+import { InvalidPayload, type Payload, payload } from "./internal/hold/payload.ts"
+import { protectLease } from "./internal/hold/protect.ts"
 import { checkParties, join, PartiesMismatch } from "./internal/parties.ts"
-import { InvalidPayload, type Payload, payload } from "./internal/payload.ts"
-import { protectLease } from "./internal/protect.ts"
 
 /**
  * @category type IDs
@@ -177,7 +177,7 @@ export {
    * @since 0.1.0
    */
   InvalidPayload
-} from "./internal/payload.ts"
+} from "./internal/hold/payload.ts"
 
 export {
   /**

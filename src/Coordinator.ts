@@ -31,11 +31,11 @@ import * as PubSub from "effect/PubSub"
 import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
 import { hostname } from "node:os"
-import { connectionsOf } from "./internal/connection.ts"
-import { CoordinatorError } from "./internal/errors.ts"
-import { Kernel, register } from "./internal/kernel.ts"
-import { checkNamespace } from "./internal/keys.ts"
-import { kernelMetrics } from "./internal/metrics.ts"
+import { CoordinatorError } from "./internal/actor/errors.ts"
+import { Kernel, register } from "./internal/actor/kernel.ts"
+import { checkNamespace } from "./internal/actor/keys.ts"
+import { kernelMetrics } from "./internal/actor/metrics.ts"
+import { connectionsOf } from "./internal/redis/connection.ts"
 import * as Redis from "./Redis.ts"
 
 /**
@@ -119,7 +119,7 @@ export {
    * @since 0.1.0
    */
   Overloaded
-} from "./internal/errors.ts"
+} from "./internal/actor/errors.ts"
 
 /**
  * @category models

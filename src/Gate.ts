@@ -37,9 +37,9 @@ import * as Effect from "effect/Effect"
 import * as Layer from "effect/Layer"
 import type * as Scope from "effect/Scope"
 import { Coordinator } from "./Coordinator.ts"
-import type { CoordinatorError } from "./internal/errors.ts"
-import { placeOf } from "./internal/held.ts"
-import { kernelOf } from "./internal/kernel.ts"
+import type { CoordinatorError } from "./internal/actor/errors.ts"
+import { kernelOf } from "./internal/actor/kernel.ts"
+import { placeOf } from "./internal/hold/held.ts"
 import { Latch, type Mismatch } from "./internal/latch.ts"
 
 /**

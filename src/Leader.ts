@@ -57,12 +57,12 @@ import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
 import type * as Take from "effect/Take"
 import { Coordinator } from "./Coordinator.ts"
-import { CoordinatorClosed, CoordinatorError, coordinatorError } from "./internal/errors.ts"
-import * as held from "./internal/held.ts"
-import { type Kernel, kernelOf } from "./internal/kernel.ts"
+import { CoordinatorClosed, CoordinatorError, coordinatorError } from "./internal/actor/errors.ts"
+import { type Kernel, kernelOf } from "./internal/actor/kernel.ts"
+import * as held from "./internal/hold/held.ts"
+import { LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
+import { InvalidPayload, payload } from "./internal/hold/payload.ts"
 import * as leading from "./internal/leading.ts"
-import { LeaseLost, WaitTimeout } from "./internal/loss.ts"
-import { InvalidPayload, payload } from "./internal/payload.ts"
 import type { Lease } from "./Lease.ts"
 
 /**
@@ -258,7 +258,7 @@ export {
    * @since 0.1.0
    */
   InvalidPayload
-} from "./internal/payload.ts"
+} from "./internal/hold/payload.ts"
 
 /**
  * @category errors

@@ -20,9 +20,9 @@ import type * as DateTime from "effect/DateTime"
 import * as Effect from "effect/Effect"
 import { dual } from "effect/Function"
 import * as Option from "effect/Option"
-import * as internal from "./internal/held.ts"
-import type { LeaseLost } from "./internal/loss.ts"
-import { protectLease } from "./internal/protect.ts"
+import * as internal from "./internal/hold/held.ts"
+import type { LeaseLost } from "./internal/hold/loss.ts"
+import { protectLease } from "./internal/hold/protect.ts"
 
 /**
  * @category type IDs
@@ -81,7 +81,7 @@ export {
    * @since 0.1.0
    */
   WaitTimeout
-} from "./internal/loss.ts"
+} from "./internal/hold/loss.ts"
 
 /**
  * Runs an effect for as long as the lease is held: when the lease is lost the effect is interrupted, its finalizers run,

@@ -48,12 +48,12 @@ import type * as Stream from "effect/Stream"
 import * as SubscriptionRef from "effect/SubscriptionRef"
 import type * as IoRedis from "ioredis"
 import type { ConnectionOptions } from "node:tls"
-import * as clusterConnection from "./internal/cluster.ts"
-import * as connection from "./internal/connection.ts"
-import type { ConnectionState } from "./internal/connection.ts"
-import * as embedded from "./internal/embedded.ts"
-import * as persistence from "./internal/persistence.ts"
-import { EmbeddedFailed, RedisError, summary, Timeout } from "./internal/redisErrors.ts"
+import * as clusterConnection from "./internal/redis/cluster.ts"
+import * as connection from "./internal/redis/connection.ts"
+import type { ConnectionState } from "./internal/redis/connection.ts"
+import * as embedded from "./internal/redis/embedded.ts"
+import { EmbeddedFailed, RedisError, summary, Timeout } from "./internal/redis/errors.ts"
+import * as persistence from "./internal/redis/persistence.ts"
 
 /**
  * A connection that nobody else uses, for blocking commands. See `Redis.connect`.
@@ -127,7 +127,7 @@ export class EmbeddedServer extends Context.Service<EmbeddedServer, {
   readonly pid: number
 }>()("lockstep/Redis/EmbeddedServer") {}
 
-export type { ConnectionState } from "./internal/connection.ts"
+export type { ConnectionState } from "./internal/redis/connection.ts"
 export {
   AuthenticationFailed,
   CommandFailed,
@@ -143,7 +143,7 @@ export {
   Timeout,
   Unavailable,
   UnsupportedServer
-} from "./internal/redisErrors.ts"
+} from "./internal/redis/errors.ts"
 
 // -----------------------------------------------------------------------------
 // Options

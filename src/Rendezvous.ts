@@ -54,14 +54,14 @@ import * as Layer from "effect/Layer"
 import * as Option from "effect/Option"
 import * as Schema from "effect/Schema"
 import { Coordinator } from "./Coordinator.ts"
-import type { Claim, ClaimVerb } from "./internal/claim.ts"
-import { CoordinatorError, coordinatorError } from "./internal/errors.ts"
-import * as held from "./internal/held.ts"
-import { kernelOf } from "./internal/kernel.ts"
-import { LeaseLost, type WaitTimeout } from "./internal/loss.ts"
-import { InvalidPayload, payload } from "./internal/payload.ts"
-import { protect } from "./internal/protect.ts"
-import { spanned } from "./internal/span.ts"
+import { CoordinatorError, coordinatorError } from "./internal/actor/errors.ts"
+import { kernelOf } from "./internal/actor/kernel.ts"
+import type { Claim, ClaimVerb } from "./internal/hold/claim.ts"
+import * as held from "./internal/hold/held.ts"
+import { LeaseLost, type WaitTimeout } from "./internal/hold/loss.ts"
+import { InvalidPayload, payload } from "./internal/hold/payload.ts"
+import { protect } from "./internal/hold/protect.ts"
+import { spanned } from "./internal/hold/span.ts"
 
 /**
  * @category type IDs
@@ -138,7 +138,7 @@ export {
    * @since 0.1.0
    */
   InvalidPayload
-} from "./internal/payload.ts"
+} from "./internal/hold/payload.ts"
 
 /**
  * The taker could not decode the value.

@@ -46,9 +46,9 @@ import * as Effect from "effect/Effect"
 import * as Layer from "effect/Layer"
 import * as Schema from "effect/Schema"
 import { Coordinator } from "./Coordinator.ts"
-import { CoordinatorError, coordinatorError } from "./internal/errors.ts"
-import { consume, millis, type Place, placeOf } from "./internal/held.ts"
-import { kernelOf } from "./internal/kernel.ts"
+import { CoordinatorError, coordinatorError } from "./internal/actor/errors.ts"
+import { kernelOf } from "./internal/actor/kernel.ts"
+import { consume, millis, type Place, placeOf } from "./internal/hold/held.ts"
 
 /**
  * @category type IDs

@@ -70,14 +70,14 @@ import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
 import { Coordinator } from "./Coordinator.ts"
-import { CoordinatorError } from "./internal/errors.ts"
-import * as held from "./internal/held.ts"
-import { kernelOf } from "./internal/kernel.ts"
-import { checkName } from "./internal/keys.ts"
-import { LeaseLost, type WaitTimeout } from "./internal/loss.ts"
-import { InvalidPayload, type Payload, payload } from "./internal/payload.ts"
-import { withinHeld } from "./internal/protect.ts"
-import { spanned } from "./internal/span.ts"
+import { CoordinatorError } from "./internal/actor/errors.ts"
+import { kernelOf } from "./internal/actor/kernel.ts"
+import { checkName } from "./internal/actor/keys.ts"
+import * as held from "./internal/hold/held.ts"
+import { LeaseLost, type WaitTimeout } from "./internal/hold/loss.ts"
+import { InvalidPayload, type Payload, payload } from "./internal/hold/payload.ts"
+import { withinHeld } from "./internal/hold/protect.ts"
+import { spanned } from "./internal/hold/span.ts"
 import {
   isComplete,
   type Page,
@@ -351,7 +351,7 @@ export {
    * @since 0.1.0
    */
   InvalidPayload
-} from "./internal/payload.ts"
+} from "./internal/hold/payload.ts"
 
 /**
  * `E` is what workers fail with, where that can be the reason.

@@ -18,7 +18,7 @@ import * as fs from "node:fs"
 import * as net from "node:net"
 import * as os from "node:os"
 import * as path from "node:path"
-import { connectionsOf } from "../src/internal/connection.ts"
+import { connectionsOf } from "../src/internal/redis/connection.ts"
 import * as Redis from "../src/Redis.ts"
 
 const eventually = <A>(what: string, f: () => A | undefined | false | Promise<A | undefined | false>) =>

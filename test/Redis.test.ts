@@ -15,7 +15,7 @@ import * as net from "node:net"
 import * as os from "node:os"
 import * as path from "node:path"
 import { inspect } from "node:util"
-import { connectionsOf } from "../src/internal/connection.ts"
+import { connectionsOf } from "../src/internal/redis/connection.ts"
 import * as Redis from "../src/Redis.ts"
 
 const temporaryDirectory = Effect.acquireRelease(

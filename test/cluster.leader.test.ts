@@ -2,7 +2,7 @@
 import { assert, it } from "@effect/vitest"
 import { Deferred, Effect, Fiber, Layer, Option, Schema, Stream } from "effect"
 import { Coordinator, Leader, Redis } from "../src/index.ts"
-import { partitionOf } from "../src/internal/keys.ts"
+import { partitionOf } from "../src/internal/actor/keys.ts"
 import { cluster } from "./support/cluster.ts"
 import { eventually } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"

@@ -2,7 +2,7 @@
 import { assert, it } from "@effect/vitest"
 import { Effect, Fiber, Layer } from "effect"
 import { Barrier, Coordinator, CountDownLatch, DoubleBarrier, Gate, Redis } from "../src/index.ts"
-import { partitionOf } from "../src/internal/keys.ts"
+import { partitionOf } from "../src/internal/actor/keys.ts"
 import { cluster } from "./support/cluster.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node } from "./support/live.ts"

@@ -2,7 +2,7 @@
 import { assert, it } from "@effect/vitest"
 import { Effect, Fiber, Layer, Schema, Stream } from "effect"
 import { Coordinator, Redis, TaskGroup } from "../src/index.ts"
-import { partitionOf } from "../src/internal/keys.ts"
+import { partitionOf } from "../src/internal/actor/keys.ts"
 import { cluster } from "./support/cluster.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace } from "./support/live.ts"

@@ -2,7 +2,7 @@
 import { assert, it } from "@effect/vitest"
 import { Deferred, Effect, Fiber, Layer, Option, Result, Stream } from "effect"
 import { Coordinator, Lease, Lock, Redis, Semaphore } from "../src/index.ts"
-import { partitionOf } from "../src/internal/keys.ts"
+import { partitionOf } from "../src/internal/actor/keys.ts"
 import { type Cluster, cluster } from "./support/cluster.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"

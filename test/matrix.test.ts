@@ -4,7 +4,7 @@
  */
 import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
-import type { Requests } from "../src/internal/lua.ts"
+import type { Requests } from "../src/internal/actor/lua.ts"
 import { make as proxy, type Verdict } from "../src/testing/Proxy.ts"
 import * as barrier from "./matrix/barrier.ts"
 import * as doubleBarrier from "./matrix/doubleBarrier.ts"

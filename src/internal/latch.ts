@@ -5,9 +5,9 @@
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import type * as Scope from "effect/Scope"
-import { type CoordinatorError, coordinatorError } from "./errors.ts"
-import { membership, millis, type Place } from "./held.ts"
-import type { WaitTimeout } from "./loss.ts"
+import { type CoordinatorError, coordinatorError } from "./actor/errors.ts"
+import { membership, millis, type Place } from "./hold/held.ts"
+import type { WaitTimeout } from "./hold/loss.ts"
 
 /** It exists with another count. */
 export interface Mismatch {

@@ -2,11 +2,11 @@
 import * as Cause from "effect/Cause"
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
-import type { CoordinatorError } from "./errors.ts"
-import * as held from "./held.ts"
-import { LeaseLost, type WaitTimeout } from "./loss.ts"
-import { withHeld } from "./protect.ts"
-import { spanned } from "./span.ts"
+import type { CoordinatorError } from "./actor/errors.ts"
+import * as held from "./hold/held.ts"
+import { LeaseLost, type WaitTimeout } from "./hold/loss.ts"
+import { withHeld } from "./hold/protect.ts"
+import { spanned } from "./hold/span.ts"
 
 type Failure = CoordinatorError | LeaseLost | WaitTimeout
 

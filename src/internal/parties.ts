@@ -2,9 +2,9 @@
 import * as Effect from "effect/Effect"
 import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
-import type { Claim, Observation } from "./claim.ts"
-import type { CoordinatorError } from "./errors.ts"
-import { membership, type Place } from "./held.ts"
+import type { CoordinatorError } from "./actor/errors.ts"
+import type { Claim, Observation } from "./hold/claim.ts"
+import { membership, type Place } from "./hold/held.ts"
 
 export class PartiesMismatch extends Schema.Error<PartiesMismatch>("lockstep/Barrier/PartiesMismatch")({
   _tag: Schema.tag("PartiesMismatch"),

@@ -5,10 +5,10 @@
 import * as Effect from "effect/Effect"
 import type * as Scope from "effect/Scope"
 import { RedisError } from "../Redis.ts"
-import { type CoordinatorError, coordinatorError } from "./errors.ts"
-import { type Held, membership, type Place } from "./held.ts"
-import type { WaitTimeout } from "./loss.ts"
-import type { Requests } from "./lua.ts"
+import { type CoordinatorError, coordinatorError } from "./actor/errors.ts"
+import type { Requests } from "./actor/lua.ts"
+import { type Held, membership, type Place } from "./hold/held.ts"
+import type { WaitTimeout } from "./hold/loss.ts"
 
 /** As the actor writes it: registered and running, done, failed, lost. */
 export type Status = "r" | "d" | "f" | "l"

@@ -1,6 +1,6 @@
 import type { Effect, Scope } from "effect"
 import type { Coordinator } from "../../src/index.ts"
-import type { Requests } from "../../src/internal/lua.ts"
+import type { Requests } from "../../src/internal/actor/lua.ts"
 import type { Proxy } from "../../src/testing/Proxy.ts"
 import type { Node } from "../support/live.ts"
 import type { Server } from "../support/servers.ts"

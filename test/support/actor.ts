@@ -2,7 +2,7 @@
 import { assert } from "@effect/vitest"
 import { Effect } from "effect"
 import { Redis as IoRedis } from "ioredis"
-import { body, library } from "../../src/internal/lua.ts"
+import { body, library } from "../../src/internal/actor/lua.ts"
 import type { Server } from "./servers.ts"
 
 /** A client of a server that has the actors, under a name of their own. */

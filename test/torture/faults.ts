@@ -1,6 +1,6 @@
 /** What is done to clients, connections and servers. Each fault ends by itself. */
 import { Effect } from "effect"
-import { prefixOf } from "../../src/internal/keys.ts"
+import { prefixOf } from "../../src/internal/actor/keys.ts"
 import type { Proxy, Verdict } from "../../src/testing/Proxy.ts"
 import { realSleep } from "../support/eventually.ts"
 import { awaitInSync, type Server } from "../support/servers.ts"

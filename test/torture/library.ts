@@ -2,7 +2,7 @@
 import * as fs from "node:fs"
 import * as path from "node:path"
 import { fileURLToPath, pathToFileURL } from "node:url"
-import { body, library } from "../../src/internal/lua.ts"
+import { body, library } from "../../src/internal/actor/lua.ts"
 
 const root = fileURLToPath(new URL("../..", import.meta.url))
 

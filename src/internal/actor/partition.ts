@@ -2,9 +2,9 @@
  * The client's half of a partition actor: one session, and one batch in flight. Plain callbacks and the monotonic clock:
  * this is the hot path, and a test's `TestClock` must not lose sessions.
  */
-import { MissingPermission, RedisError } from "../Redis.ts"
-import { type LossReason, type Phase, type Releasing, type Request, Session, type Verb } from "./claim.ts"
-import { Claims } from "./claims.ts"
+import { MissingPermission, RedisError } from "../../Redis.ts"
+import { type LossReason, type Phase, type Releasing, type Request, Session, type Verb } from "../hold/claim.ts"
+import { Claims } from "../hold/claims.ts"
 import { CoordinatorClosed, CoordinatorError, coordinatorError, Incompatible, Overloaded } from "./errors.ts"
 import type { Kernel } from "./kernel.ts"
 import { prefixOf } from "./keys.ts"

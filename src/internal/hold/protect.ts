@@ -5,7 +5,7 @@ import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Fiber from "effect/Fiber"
-import type { Lease } from "../Lease.ts"
+import type { Lease } from "../../Lease.ts"
 import { guarded } from "./guard.ts"
 import {
   type Acquire,

@@ -6,7 +6,8 @@
  * that deadline, whichever is first; what ioredis does with it afterwards is ignored.
  */
 import * as IoRedis from "ioredis"
-import type { Redis } from "../Redis.ts"
+import type { Redis } from "../../Redis.ts"
+import { type Call, message } from "../actor/wire.ts"
 import {
   ConnectionLost,
   detailOf,
@@ -18,8 +19,7 @@ import {
   RedisError,
   Timeout,
   UnsupportedServer
-} from "./redisErrors.ts"
-import { type Call, message } from "./wire.ts"
+} from "./errors.ts"
 
 /**
  * How the shared connection is doing. `"connecting"` until it is ready for the first time, `"closed"` when the layer's

@@ -1,5 +1,5 @@
 import type * as Context from "effect/Context"
-import * as Metrics from "../Metrics.ts"
+import * as Metrics from "../../Metrics.ts"
 import type { Hooks } from "./kernel.ts"
 
 /** Writes the kernel's counts into the metrics of the context that the coordinator was made in. */

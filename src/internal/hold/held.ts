@@ -8,8 +8,13 @@ import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import type * as Fiber from "effect/Fiber"
 import * as Scope from "effect/Scope"
-import { Coordinator } from "../Coordinator.ts"
-import type { Lease } from "../Lease.ts"
+import { Coordinator } from "../../Coordinator.ts"
+import type { Lease } from "../../Lease.ts"
+import type { CoordinatorError } from "../actor/errors.ts"
+import { type Kernel, kernelOf } from "../actor/kernel.ts"
+import { checkName } from "../actor/keys.ts"
+import type { Requests } from "../actor/lua.ts"
+import type { Partition } from "../actor/partition.ts"
 import {
   type CheckVerb,
   Claim,
@@ -20,12 +25,7 @@ import {
   type Refusal,
   type Verb
 } from "./claim.ts"
-import type { CoordinatorError } from "./errors.ts"
-import { type Kernel, kernelOf } from "./kernel.ts"
-import { checkName } from "./keys.ts"
 import { LeaseLost, WaitTimeout } from "./loss.ts"
-import type { Requests } from "./lua.ts"
-import type { Partition } from "./partition.ts"
 import { spanned } from "./span.ts"
 
 export type Kind =

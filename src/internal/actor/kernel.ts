@@ -3,9 +3,9 @@
  * reaps dead sessions. The only place that calls Redis scripts.
  */
 import { createHash, randomBytes } from "node:crypto"
-import { MissingPermission, RedisError } from "../Redis.ts"
-import type { Claim, LossReason, Phase, Session, Verb } from "./claim.ts"
-import type { Connections } from "./connection.ts"
+import { MissingPermission, RedisError } from "../../Redis.ts"
+import type { Claim, LossReason, Phase, Session, Verb } from "../hold/claim.ts"
+import type { Connections } from "../redis/connection.ts"
 import { ActorDefect, CoordinatorClosed, CoordinatorError } from "./errors.ts"
 import { partitionOf } from "./keys.ts"
 import { allowOom, body, library, replies as shapes, type Requests } from "./lua.ts"

@@ -1,9 +1,9 @@
 /**
  * Reads mailboxes on a connection of its own: one `XREAD BLOCK` over all of them, issued only while something waits.
  */
-import { RedisError } from "../Redis.ts"
-import type { Session } from "./claim.ts"
-import type { Connection } from "./connection.ts"
+import { RedisError } from "../../Redis.ts"
+import type { Session } from "../hold/claim.ts"
+import type { Connection } from "../redis/connection.ts"
 import type { Kernel } from "./kernel.ts"
 import type { Partition } from "./partition.ts"
 

@@ -16,7 +16,7 @@ import {
   single,
   slotOf
 } from "./connection.ts"
-import { ConnectionLost, detailOf, errorFrom, fail, NotConnected, type RedisError } from "./redisErrors.ts"
+import { ConnectionLost, detailOf, errorFrom, fail, NotConnected, type RedisError } from "./errors.ts"
 
 interface ClusterOptions {
   readonly address: string

@@ -17,7 +17,7 @@ import {
   type SingleConnection,
   slotOf
 } from "./connection.ts"
-import type { RedisError } from "./redisErrors.ts"
+import type { RedisError } from "./errors.ts"
 
 type Send = (command: string, args: ReadonlyArray<string>) => Promise<unknown>
 

@@ -2,6 +2,10 @@
  * What hangs off the session of a partition: holds, waits and memberships, and what becomes of each of them. A claim that
  * outlives its session goes to the next one.
  */
+import { CoordinatorClosed, CoordinatorError } from "../actor/errors.ts"
+import type { Kernel } from "../actor/kernel.ts"
+import type { Requests } from "../actor/lua.ts"
+import type { Partition } from "../actor/partition.ts"
 import {
   argsOf,
   Asking,
@@ -13,10 +17,6 @@ import {
   type Request,
   type Session
 } from "./claim.ts"
-import { CoordinatorClosed, CoordinatorError } from "./errors.ts"
-import type { Kernel } from "./kernel.ts"
-import type { Requests } from "./lua.ts"
-import type { Partition } from "./partition.ts"
 
 export class Claims {
   readonly #all = new Map<string, Claim>()

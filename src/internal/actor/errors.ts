@@ -1,5 +1,5 @@
 import * as Schema from "effect/Schema"
-import { RedisError } from "../Redis.ts"
+import { RedisError } from "../../Redis.ts"
 
 /**
  * The namespace belongs to coordinators that speak another protocol or divide it otherwise.

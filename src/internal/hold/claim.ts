@@ -1,10 +1,10 @@
 /**
  * What hangs off a session: claims (holds and waits), and the requests that are made for them.
  */
-import type { CoordinatorError } from "./errors.ts"
-import type { Requests } from "./lua.ts"
-import type { Partition } from "./partition.ts"
-import { type Address, addressOf } from "./wire.ts"
+import type { CoordinatorError } from "../actor/errors.ts"
+import type { Requests } from "../actor/lua.ts"
+import type { Partition } from "../actor/partition.ts"
+import { type Address, addressOf } from "../actor/wire.ts"
 
 /** Why a session, and with it every hold, was lost. */
 export type LossReason = "expired" | "unknown" | "rolledBack" | "closed"
