@@ -36,8 +36,8 @@ import * as Schema from "effect/Schema"
 import { Coordinator } from "./Coordinator.ts"
 import { CoordinatorError, coordinatorError } from "./internal/actor/errors.ts"
 import { kernelOf } from "./internal/actor/kernel.ts"
-import { call } from "./internal/actor/wire.ts"
 import { duration } from "./internal/hold/held.ts"
+import { call } from "./internal/redis/resp.ts"
 import type { Lease } from "./Lease.ts"
 
 /**

@@ -6,12 +6,13 @@ import { createHash, randomBytes } from "node:crypto"
 import { MissingPermission, RedisError } from "../../Redis.ts"
 import type { Claim, LossReason, Phase, Session, Verb } from "../hold/claim.ts"
 import type { Connections } from "../redis/connection.ts"
+import { ascii, type Call } from "../redis/resp.ts"
 import { ActorDefect, CoordinatorClosed, CoordinatorError } from "./errors.ts"
 import { partitionOf } from "./keys.ts"
 import { allowOom, body, library, replies as shapes, type Requests } from "./lua.ts"
 import { Partition } from "./partition.ts"
 import { Reader } from "./reader.ts"
-import { type Address, addressOf, ascii, batch, type Call } from "./wire.ts"
+import { type Address, addressOf, batch } from "./wire.ts"
 
 export interface Settings {
   readonly namespace: string

@@ -5,11 +5,11 @@
 import { MissingPermission, RedisError } from "../../Redis.ts"
 import { type LossReason, type Phase, type Releasing, type Request, Session, type Verb } from "../hold/claim.ts"
 import { Claims } from "../hold/claims.ts"
+import { ascii } from "../redis/resp.ts"
 import { CoordinatorClosed, CoordinatorError, coordinatorError, Incompatible, Overloaded } from "./errors.ts"
 import type { Kernel } from "./kernel.ts"
 import { prefixOf } from "./keys.ts"
 import { allowOom, protocol, type Requests } from "./lua.ts"
-import { ascii } from "./wire.ts"
 
 export class Partition {
   readonly prefix: string

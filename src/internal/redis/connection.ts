@@ -7,7 +7,6 @@
  */
 import * as IoRedis from "ioredis"
 import type { Redis } from "../../Redis.ts"
-import { type Call, message } from "../actor/wire.ts"
 import {
   ConnectionLost,
   detailOf,
@@ -20,6 +19,7 @@ import {
   Timeout,
   UnsupportedServer
 } from "./errors.ts"
+import { type Call, message } from "./resp.ts"
 
 /**
  * How the shared connection is doing. `"connecting"` until it is ready for the first time, `"closed"` when the layer's

@@ -1,0 +1,37 @@
+/**
+ * The clocks, timers and randomness that everything in `internal/` uses. They come in through one record, so that a
+ * simulation decides what time it is, what fires next and what chance brings.
+ */
+import * as Context from "effect/Context"
+
+/** A timer that has been set. */
+export interface Timer {
+  readonly cancel: () => void
+}
+
+export interface Io {
+  /** Monotonic milliseconds. They may stand still while the machine is suspended. */
+  readonly now: () => number
+  /** Milliseconds since the epoch, which go on while the machine is suspended, and may be set. */
+  readonly wall: () => number
+  /** Calls back once, after so many milliseconds. Real timers: a test's `TestClock` must not lose sessions. */
+  readonly after: (millis: number, f: () => void) => Timer
+  /** Calls back at the end of this turn of the event loop. */
+  readonly defer: (f: () => void) => void
+  /** From 0 up to 1. */
+  readonly random: () => number
+}
+
+export const live: Io = {
+  now: () => performance.now(),
+  wall: () => Date.now(),
+  after: (millis, f) => {
+    const timer = setTimeout(f, millis)
+    return { cancel: () => clearTimeout(timer) }
+  },
+  defer: queueMicrotask,
+  random: Math.random
+}
+
+/** What connections and coordinators are made with. */
+export const CurrentIo = Context.Reference<Io>("lockstep/Io", { defaultValue: () => live })
