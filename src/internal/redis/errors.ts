@@ -73,17 +73,25 @@ export class AuthenticationFailed extends Schema.Error<AuthenticationFailed>("lo
 }
 
 /**
- * The user may not run this command, or not on these keys.
+ * The user may not run this command, or not on these keys or channels. When a script ran it, `script` is the command
+ * that called the script; Redis 7.0 does not tell which command inside was refused, so `command` is that of the call
+ * too.
  *
  * @category errors
  * @since 0.1.0
  */
 export class MissingPermission extends Schema.Error<MissingPermission>("lockstep/Redis/MissingPermission")({
   _tag: Schema.tag("MissingPermission"),
-  command: Schema.String
+  command: Schema.String,
+  script: Schema.optional(Schema.String)
 }) {
   override get message(): string {
-    return `The Redis user has no permission for ${this.command} on these keys: extend its ACL.`
+    const what = this.script === undefined
+      ? this.command
+      : this.script === this.command
+      ? `a command inside ${this.script}`
+      : `${this.command} inside ${this.script}`
+    return `The Redis user has no permission for ${what}, or not on these keys or channels: extend its ACL.`
   }
 }
 
@@ -198,26 +206,8 @@ export class EmbeddedFailed extends Schema.Error<EmbeddedFailed>("lockstep/Redis
   }
 }
 
-/**
- * Schema of all reasons that a `RedisError` can have.
- *
- * @category errors
- * @since 0.1.0
- */
-export const RedisErrorReason: Schema.Union<[
-  typeof ConnectionLost,
-  typeof NotConnected,
-  typeof Timeout,
-  typeof AuthenticationFailed,
-  typeof MissingPermission,
-  typeof UnsupportedServer,
-  typeof ReadOnlyReplica,
-  typeof OutOfMemory,
-  typeof Unavailable,
-  typeof FunctionMissing,
-  typeof CommandFailed,
-  typeof EmbeddedFailed
-]> = Schema.Union([
+/** The classes of all reasons, for other modules to include in their own. */
+export const redisReasons = [
   ConnectionLost,
   NotConnected,
   Timeout,
@@ -230,7 +220,15 @@ export const RedisErrorReason: Schema.Union<[
   FunctionMissing,
   CommandFailed,
   EmbeddedFailed
-])
+] as const
+
+/**
+ * Schema of all reasons that a `RedisError` can have.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export const RedisErrorReason: Schema.Union<typeof redisReasons> = Schema.Union(redisReasons)
 
 /**
  * Why a `RedisError` happened.
@@ -241,6 +239,24 @@ export const RedisErrorReason: Schema.Union<[
 export type RedisErrorReason = typeof RedisErrorReason.Type
 
 const scripts = new Set(["EVAL", "EVALSHA", "FCALL"])
+
+/**
+ * Whether the command can have been executed: after a lost connection, a deadline, or an error or a missing permission
+ * in the middle of a script.
+ */
+export const isExecutedUnknown = (reason: RedisErrorReason): boolean => {
+  switch (reason._tag) {
+    case "ConnectionLost":
+    case "Timeout":
+      return true
+    case "MissingPermission":
+      return reason.script !== undefined
+    case "CommandFailed":
+      return scripts.has(reason.command.toUpperCase())
+    default:
+      return false
+  }
+}
 
 /**
  * A command or a connection failed. It has the name of the command, an error code and the address of the server, never
@@ -258,20 +274,11 @@ export class RedisError extends Schema.Error<RedisError>("lockstep/Redis/RedisEr
   }
 
   /**
-   * Whether the command can have been executed: `"unknown"` after a lost connection, a deadline, or an error that a
-   * script raised itself.
+   * Whether the command can have been executed: `"unknown"` after a lost connection, a deadline, or an error or a
+   * missing permission in the middle of a script.
    */
   get executed(): "no" | "unknown" {
-    const reason = this.reason
-    switch (reason._tag) {
-      case "ConnectionLost":
-      case "Timeout":
-        return "unknown"
-      case "CommandFailed":
-        return scripts.has(reason.command.toUpperCase()) ? "unknown" : "no"
-      default:
-        return "no"
-    }
+    return isExecutedUnknown(this.reason) ? "unknown" : "no"
   }
 }
 
@@ -305,6 +312,18 @@ export const fail = (reason: RedisError["reason"]): RedisError => new RedisError
 export const notCluster = (): UnsupportedServer =>
   new UnsupportedServer({ detail: "it is not a Redis Cluster: use `url` or `host` instead of `cluster`" })
 
+// What Redis 7.0, Redis 7.2 and later with Valkey, and RM_Call of modules say when a script runs a refused command.
+const refusedInScript = /^(The user executing the script|ACL failure in script:|acl verification failed)/
+
+// The name of the command is one of the server's own, and no user's name has spaces: this never quotes a text of theirs.
+const refusedCommand = /: User \S+ has no permissions to run the '([\w.|-]+)' command/
+
+const permissionError = (text: string, command: string): RedisError => {
+  if (!refusedInScript.test(text)) return fail(new MissingPermission({ command }))
+  const inner = refusedCommand.exec(text)?.[1]?.toUpperCase().replace("|", " ")
+  return fail(new MissingPermission({ command: inner ?? command, script: command }))
+}
+
 const replyError = (message: string, code: string, command: string): RedisError => {
   const text = message.slice(code.length + 1)
   switch (code) {
@@ -312,7 +331,7 @@ const replyError = (message: string, code: string, command: string): RedisError 
     case "WRONGPASS":
       return fail(new AuthenticationFailed({ code }))
     case "NOPERM":
-      return fail(new MissingPermission({ command }))
+      return permissionError(text, command)
     case "NOPROTO":
       return fail(new UnsupportedServer({ detail: "it refuses the protocol" }))
     case "NOSCRIPT":
@@ -323,8 +342,8 @@ const replyError = (message: string, code: string, command: string): RedisError 
       if (text.startsWith("Function not found")) return fail(new FunctionMissing({ code }))
       if (text.startsWith("max number of clients")) return fail(new Unavailable({ code: "MAXCLIENTS" }))
       if (text.startsWith("This instance has cluster support disabled")) return fail(notCluster())
-      if (text.startsWith("The user executing the script")) return fail(new MissingPermission({ command }))
-      if (text.startsWith("Client sent AUTH")) return fail(new AuthenticationFailed({ code }))
+      if (refusedInScript.test(text)) return permissionError(text, command)
+      if (/^(Client sent AUTH|AUTH <password> called)/.test(text)) return fail(new AuthenticationFailed({ code }))
   }
   return unavailable.has(code)
     ? fail(new Unavailable({ code }))
