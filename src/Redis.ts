@@ -192,8 +192,11 @@ export interface Options extends Timeouts {
   readonly cluster?: ReadonlyArray<Address> | undefined
   /** From the addresses that the nodes announce, as `host:port`, to those by which they are reached from here. */
   readonly natMap?: Readonly<Record<string, { readonly host: string; readonly port: number }>> | undefined
-  /** Shown by `CLIENT LIST`. */
-  readonly connectionName?: string | undefined
+  /**
+   * The name that `CLIENT LIST` shows, default `"lockstep"`; connections of their own add their purpose to it, as in
+   * `"lockstep:reader"`. A user without permission for `client|setname` connects without a name.
+   */
+  readonly clientName?: string | undefined
 }
 
 /**
@@ -224,6 +227,7 @@ export interface EmbeddedOptions extends Timeouts {
 interface Source {
   readonly topology: connection.Topology
   readonly address: string
+  readonly clientName: string
   readonly single: IoRedis.RedisOptions
   readonly cluster?: {
     readonly nodes: ReadonlyArray<IoRedis.ClusterNode>
@@ -312,11 +316,12 @@ const resolve = (options: Options): Source => {
   if (!Number.isInteger(port) || port < 1 || port > 65535) throw new RangeError("Redis: port must be 1 to 65535")
   if (!Number.isInteger(db) || db < 0) throw new RangeError("Redis: db must be a non-negative integer")
   if (cluster !== undefined && db !== 0) throw new RangeError("Redis: a Cluster has only database 0")
+  const clientName = options.clientName ?? "lockstep"
+  if (!/^[!-~]+$/.test(clientName)) throw new RangeError("Redis: clientName must be ASCII without spaces")
   const tls = tlsOf(options.tls ?? parsed.tls)
   const common = definedOnly<IoRedis.RedisOptions>({
     username: options.username ?? parsed.username,
     password: options.password === undefined ? parsed.password : Redacted.value(options.password),
-    connectionName: options.connectionName,
     tls
   })
   const list = (addresses: ReadonlyArray<Address>, standard: number) =>
@@ -324,6 +329,7 @@ const resolve = (options: Options): Source => {
   if (cluster !== undefined) {
     return {
       topology: "cluster",
+      clientName,
       address: list(cluster, 6379).map((node) => `${node.host}:${node.port}`).join(","),
       single: {},
       cluster: {
@@ -340,6 +346,7 @@ const resolve = (options: Options): Source => {
   if (sentinels !== undefined) {
     return {
       topology: "sentinel",
+      clientName,
       address: `${options.name} of ${list(sentinels, 26379).map((node) => `${node.host}:${node.port}`).join(",")}`,
       single: {
         ...common,
@@ -361,8 +368,8 @@ const resolve = (options: Options): Source => {
     }
   }
   return path === undefined
-    ? { topology: "standalone", address: `${host}:${port}`, single: { ...common, host, port, db } }
-    : { topology: "standalone", address: path, single: { ...common, path, db } }
+    ? { topology: "standalone", clientName, address: `${host}:${port}`, single: { ...common, host, port, db } }
+    : { topology: "standalone", clientName, address: path, single: { ...common, path, db } }
 }
 
 const resolveClient = (client: IoRedis.Redis | IoRedis.Cluster): Source => {
@@ -375,7 +382,13 @@ const resolveClient = (client: IoRedis.Redis | IoRedis.Cluster): Source => {
     if (options.scaleReads !== undefined && options.scaleReads !== "master") {
       throw new RangeError("Redis: a client with scaleReads cannot be used, as replicas are behind: use \"master\"")
     }
-    return { topology: "cluster", address: "the given Cluster", single: {}, cluster: { nodes: [], base: {}, from } }
+    return {
+      topology: "cluster",
+      clientName: options.redisOptions?.connectionName ?? "lockstep",
+      address: "the given Cluster",
+      single: {},
+      cluster: { nodes: [], base: {}, from }
+    }
   }
   const options = (client as IoRedis.Redis).options
   if (options.keyPrefix) {
@@ -390,6 +403,7 @@ const resolveClient = (client: IoRedis.Redis | IoRedis.Cluster): Source => {
   }
   return {
     topology: sentinel ? "sentinel" : "standalone",
+    clientName: options.connectionName ?? "lockstep",
     address: sentinel ? `${options.name} of its Sentinels` : options.path ?? `${options.host}:${options.port}`,
     single: options
   }
@@ -432,6 +446,9 @@ const timedOut = (command: string): RedisError => new RedisError({ reason: new T
 
 const checkCommand = (command: string): void => {
   if (typeof command !== "string" || command === "") throw new RangeError("Redis: command must be a non-empty string")
+  if (command.toUpperCase() === "SELECT") {
+    throw new RangeError("Redis: SELECT would move a connection for good: use a layer with another `db`")
+  }
 }
 
 const sendShared = (self: connection.Connection, timeout: number): Redis["Service"]["send"] => (command, ...args) =>
@@ -458,19 +475,31 @@ const sendDedicated =
     })
 
 const make = Effect.fnUntraced(function*(source: () => Source, timeouts: Timeouts) {
-  const { address, cluster, single, topology } = source()
+  const { address, clientName, cluster, single, topology } = source()
   const connectTimeout = millis(timeouts.connectTimeout, "connectTimeout")
   const commandTimeout = millis(timeouts.commandTimeout, "commandTimeout")
   const runFork = Effect.runForkWith(yield* Effect.context<never>())
   const log = (effect: Effect.Effect<void>) =>
     void runFork(Effect.annotateLogs(effect, { module: "lockstep/Redis", address }))
 
-  const open = Effect.sync(() =>
-    cluster === undefined
-      ? connection.single({ base: single, address, connectTimeout, topology, sentinel: topology === "sentinel" })
-      : clusterConnection.cluster({ ...cluster, address, connectTimeout })
+  const onUnnamed = () => log(Effect.logDebug("Redis refuses CLIENT SETNAME, so this connection has no name"))
+  const open = (connectionName: string) =>
+    connection.single({
+      base: { ...single, connectionName },
+      address,
+      connectTimeout,
+      topology,
+      sentinel: topology === "sentinel",
+      onUnnamed
+    })
+  const commands = yield* Effect.acquireRelease(
+    Effect.sync(() =>
+      cluster === undefined
+        ? open(clientName)
+        : clusterConnection.cluster({ ...cluster, address, name: clientName, connectTimeout, onUnnamed })
+    ),
+    (self) => Effect.promise(self.close)
   )
-  const commands = yield* Effect.acquireRelease(open, (self) => Effect.promise(self.close))
   yield* connected(commands, connectTimeout, false)
   const server = yield* attempt(() => commands.server(connectTimeout))
   const functions = yield* attempt(() => connection.probeFunctions(commands, connectTimeout))
@@ -502,13 +531,11 @@ const make = Effect.fnUntraced(function*(source: () => Source, timeouts: Timeout
     })
   )
 
-  const dedicated = (key?: string | undefined): connection.Connection =>
-    "dedicated" in commands
-      ? commands.dedicated(key)
-      : connection.single({ base: single, address, connectTimeout, topology, sentinel: topology === "sentinel" })
+  const dedicated = (key?: string | undefined, role = "reader"): connection.Connection =>
+    "dedicated" in commands ? commands.dedicated(key, role) : open(`${clientName}:${role}`)
   const connect: Redis["Service"]["connect"] = Effect.fnUntraced(function*(options) {
     const self = yield* Effect.acquireRelease(
-      Effect.sync(() => dedicated(options?.key)),
+      Effect.sync(() => dedicated(options?.key, "blocking")),
       (self) => Effect.promise(self.close)
     )
     yield* connected(self, connectTimeout, true)
@@ -544,7 +571,8 @@ const make = Effect.fnUntraced(function*(source: () => Source, timeouts: Timeout
  * old, a replica, wrong credentials. Contradictory options are defects (`RangeError`). From then on it reconnects for
  * ever, waiting 2 seconds at most; `changes` shows it and the log says it once for each reason.
  *
- * The user needs no more than the permissions of the commands that are sent, and on a Cluster `CLUSTER SLOTS`. With
+ * The user needs no more than the permissions of the commands that are sent, with a `db` other than 0 `SELECT`, and on
+ * a Cluster `CLUSTER SLOTS`. A connection whose `SELECT` is refused is never used in another database. With
  * `client|setname` the connection shows its name. Without `FCALL` and `FUNCTION`, Lockstep uses `EVALSHA` and
  * `SCRIPT LOAD`.
  *

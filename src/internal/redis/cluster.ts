@@ -17,19 +17,24 @@ import {
   slotOf
 } from "./connection.ts"
 import { ConnectionLost, detailOf, errorFrom, fail, NotConnected, type RedisError } from "./errors.ts"
+import * as handshakes from "./handshake.ts"
 
 interface ClusterOptions {
   readonly address: string
+  /** The name of its connections. */
+  readonly name: string
   readonly connectTimeout: number
   readonly nodes: ReadonlyArray<IoRedis.ClusterNode>
   readonly base: IoRedis.ClusterOptions
   /** A client of the caller's, of which only a duplicate is used. */
   readonly from?: IoRedis.Cluster | undefined
+  /** A server has refused the name of a connection. */
+  readonly onUnnamed?: (() => void) | undefined
 }
 
 export interface ClusterConnection extends CommandConnection {
   readonly client: IoRedis.Cluster
-  readonly dedicated: (key: string | undefined) => Connection
+  readonly dedicated: (key: string | undefined, role: string) => Connection
   /** The masters, in an order that only changes when they do. */
   readonly masters: () => ReadonlyArray<{ readonly send: Connection["send"] }>
 }
@@ -70,6 +75,7 @@ export const cluster = (options: ClusterOptions): ClusterConnection => {
     redisOptions: {
       ...redisOptions,
       ...profile,
+      connectionName: options.name,
       connectTimeout: options.connectTimeout,
       reconnectOnError: (error: Error) => codeOf(error) === "READONLY" || codeOf(error) === "MASTERDOWN" ? 1 : false
     }
@@ -145,12 +151,14 @@ export const cluster = (options: ClusterOptions): ClusterConnection => {
 
   // Connects at once: while a lazily created node connects, ioredis refuses every command but the first.
   const watch = (node: IoRedis.Redis): void => {
+    const handshake = handshakes.watch(node, 0, hostPort(node))
     let watchdog: NodeJS.Timeout | undefined
     node.on("connect", () => {
       watchdog = setTimeout(() => node.stream.destroy(), options.connectTimeout)
     })
     node.on("ready", () => {
       clearTimeout(watchdog)
+      if (handshake.isUnnamed()) options.onUnnamed?.()
       // A master that is new or back may have forgotten something.
       if (listeners.state() === "ready") up()
     })
@@ -218,7 +226,7 @@ export const cluster = (options: ClusterOptions): ClusterConnection => {
     }
   }
 
-  const dedicated = (key: string | undefined): Connection => {
+  const dedicated = (key: string | undefined, role: string): Connection => {
     const slot = key === undefined ? undefined : slotOf(key)
     const base = client.nodes("master")[0]?.options ?? client.options.redisOptions ?? {}
     const { host: _host, path: _path, port: _port, ...rest } = base as IoRedis.RedisOptions
@@ -226,8 +234,13 @@ export const cluster = (options: ClusterOptions): ClusterConnection => {
       address: key === undefined ? address : `${address} (slot ${slot})`,
       connectTimeout: options.connectTimeout,
       topology: "cluster",
-      base: { ...rest, Connector: nodeConnector(() => owner(slot), rest.tls) as never },
-      onMoved: refresh
+      base: {
+        ...rest,
+        connectionName: `${options.name}:${role}`,
+        Connector: nodeConnector(() => owner(slot), rest.tls) as never
+      },
+      onMoved: refresh,
+      onUnnamed: options.onUnnamed
     })
     connection.onDown(refresh)
     return connection

@@ -19,6 +19,7 @@ import {
   Timeout,
   UnsupportedServer
 } from "./errors.ts"
+import { watch } from "./handshake.ts"
 import { type Call, message } from "./resp.ts"
 
 /**
@@ -59,8 +60,11 @@ export interface Connection {
 export interface Connections {
   readonly topology: Topology
   readonly commands: Connection
-  /** A connection of its own for blocking reads; on a cluster to the node of `key`, followed when the slot moves. */
-  readonly dedicated: (key?: string | undefined) => Connection
+  /**
+   * A connection of its own for blocking reads; on a cluster to the node of `key`, followed when the slot moves. Its
+   * name ends in its role, by default `reader`.
+   */
+  readonly dedicated: (key?: string | undefined, role?: string | undefined) => Connection
   /** The server, or each master of a cluster. */
   readonly masters: () => ReadonlyArray<Pick<Connection, "send">>
   /** The command connection's deadline, in milliseconds. */
@@ -97,7 +101,7 @@ interface Entry {
   settled: boolean
 }
 
-/** Replies that ioredis would reshape are asked for under a spelling that it leaves as RESP2 has them. */
+/** Replies that ioredis would reshape are requested under a spelling that it leaves as RESP2 has them. */
 const wireName = (command: string): string => {
   const name = command.toLowerCase()
   return name === "hgetall" ? "HGETALL" : name
@@ -344,6 +348,8 @@ interface SingleOptions {
   readonly topology: Topology
   /** The slot may be elsewhere. */
   readonly onMoved?: (() => void) | undefined
+  /** The server has refused the name of the connection. */
+  readonly onUnnamed?: (() => void) | undefined
 }
 
 /** The shared connection of a layer. */
@@ -441,6 +447,7 @@ export const single = (options: SingleOptions): SingleConnection => {
         : false
     }
   })
+  const handshake = watch(client, options.base.db ?? 0, address)
   const inFlight = makeInFlight({
     address: () => address,
     dispatch: (command) => client.sendCommand(command),
@@ -483,6 +490,8 @@ export const single = (options: SingleOptions): SingleConnection => {
     const mine = epoch
     try {
       await hello()
+      const refusal = handshake.failure()
+      if (refusal !== undefined) throw refusal
       await answering()
     } catch (error) {
       if (mine !== epoch || closed) return
@@ -495,6 +504,7 @@ export const single = (options: SingleOptions): SingleConnection => {
     clearTimeout(watchdog)
     refusals = 0
     lastError = failure = undefined
+    if (handshake.isUnnamed()) options.onUnnamed?.()
     listeners.up()
   }
 
@@ -512,6 +522,7 @@ export const single = (options: SingleOptions): SingleConnection => {
   }
 
   client.on("error", (error: unknown) => {
+    if (handshake.reports(error)) return
     lastError ??= errorFrom(error, "HELLO", false, address)
     // A Sentinel connector goes on by itself, without closing anything.
     if (options.sentinel === true && client.status === "connecting") {

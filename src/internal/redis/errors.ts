@@ -394,5 +394,9 @@ export const summary = (error: RedisError): string => {
   return detail === undefined ? error.reason._tag : `${error.reason._tag}: ${detail}`
 }
 
-export const detailOf = (error: RedisError | undefined): string | undefined =>
-  error !== undefined && "detail" in error.reason ? error.reason.detail : undefined
+export const detailOf = (error: RedisError | undefined): string | undefined => {
+  if (error === undefined) return undefined
+  const reason = error.reason
+  if (reason._tag === "MissingPermission") return `no permission for ${reason.command}`
+  return "detail" in reason ? reason.detail : undefined
+}

@@ -96,7 +96,7 @@ const reserve = (connections: Connections) => {
     const slot = key === undefined ? undefined : slotOf(key)
     let connection = open.get(slot)
     if (connection === undefined) {
-      connection = connections.dedicated(key)
+      connection = connections.dedicated(key, "reserved")
       open.set(slot, connection)
     }
     if (!connection.isReady()) await ready(connection, connections.commandTimeout)
@@ -132,7 +132,7 @@ const subscriber = (connections: Connections) => {
 
   const open = (): SingleConnection => {
     if (connection !== undefined) return connection
-    const self = connection = connections.dedicated() as SingleConnection
+    const self = connection = connections.dedicated(undefined, "subscriber") as SingleConnection
     self.client.on("message", (channel: string, message: string) => {
       for (const listener of channels.get(channel)?.listeners ?? []) listener({ channel, message })
     })
