@@ -48,6 +48,7 @@ import type * as Stream from "effect/Stream"
 import * as SubscriptionRef from "effect/SubscriptionRef"
 import type * as IoRedis from "ioredis"
 import type { ConnectionOptions } from "node:tls"
+import { CurrentIo } from "./internal/io.ts"
 import * as clusterConnection from "./internal/redis/cluster.ts"
 import * as connection from "./internal/redis/connection.ts"
 import type { ConnectionState } from "./internal/redis/connection.ts"
@@ -478,6 +479,7 @@ const make = Effect.fnUntraced(function*(source: () => Source, timeouts: Timeout
   const { address, clientName, cluster, single, topology } = source()
   const connectTimeout = millis(timeouts.connectTimeout, "connectTimeout")
   const commandTimeout = millis(timeouts.commandTimeout, "commandTimeout")
+  const io = yield* CurrentIo
   const runFork = Effect.runForkWith(yield* Effect.context<never>())
   const log = (effect: Effect.Effect<void>) =>
     void runFork(Effect.annotateLogs(effect, { module: "lockstep/Redis", address }))
@@ -554,7 +556,7 @@ const make = Effect.fnUntraced(function*(source: () => Source, timeouts: Timeout
   const masters = "masters" in commands ? commands.masters : () => [commands]
   const connections = { topology, commands, dedicated, masters, commandTimeout, features: { functions } }
   connection.register(redis, connections)
-  const effectRedis = yield* persistence.make(connections)
+  const effectRedis = yield* persistence.make(connections, io)
   return Context.make(Redis, redis).pipe(Context.add(PersistenceRedis.Redis, effectRedis))
 })
 

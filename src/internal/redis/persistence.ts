@@ -3,10 +3,14 @@
  *
  * On a Cluster, what Effect's modules send without a single key is spread here: scripts are loaded on every master,
  * `MGET`, `DEL` and `UNLINK` are divided by key, and `KEYS` and `SCAN` visit every master.
+ *
+ * Commands wait for a connection that is being made again. Effect's own client queues them, and its modules rely on
+ * that: a failed command ends the fiber with which `PersistedQueue` recovers elements.
  */
 import * as Effect from "effect/Effect"
 import * as PersistenceRedis from "effect/persistence/Redis"
 import type * as Scope from "effect/Scope"
+import type { Io, Timer } from "../io.ts"
 import type { ClusterConnection } from "./cluster.ts"
 import {
   blockingMillis,
@@ -18,23 +22,27 @@ import {
   slotOf
 } from "./connection.ts"
 import type { RedisError } from "./errors.ts"
+import { patient, untilReady } from "./waiting.ts"
 
-type Send = (command: string, args: ReadonlyArray<string>) => Promise<unknown>
+type Send = (command: string, args: ReadonlyArray<string>, signal?: AbortSignal | undefined) => Promise<unknown>
 
 type Listener = (message: PersistenceRedis.RedisMessage) => void
 
-const attempt = <A>(f: () => Promise<A>): Effect.Effect<A, PersistenceRedis.RedisError> =>
+const attempt = <A>(f: (signal: AbortSignal) => Promise<A>): Effect.Effect<A, PersistenceRedis.RedisError> =>
   Effect.tryPromise({ try: f, catch: (cause) => new PersistenceRedis.RedisError({ cause }) })
 
 /** The cursor says which master it belongs to; 0 is the end, and also the beginning. */
-const scan = async (self: ClusterConnection, args: ReadonlyArray<string>, timeout: number): Promise<unknown> => {
+const scan = async (
+  masters: ReturnType<ClusterConnection["masters"]>,
+  send: (master: Pick<Connection, "send">, args: ReadonlyArray<string | number>) => Promise<unknown>,
+  args: ReadonlyArray<string>
+): Promise<unknown> => {
   const [cursor = "0", ...rest] = args
   const [node, position] = cursor.includes(":") ? cursor.split(":").map(Number) as [number, number] : [0, 0]
-  const masters = self.masters()
   const master = masters[node]
   // Masters have left while we were scanning.
   if (master === undefined) return ["0", []]
-  const [next, keys] = await master.send("SCAN", [position, ...rest], timeout) as [string, unknown]
+  const [next, keys] = await send(master, [position, ...rest]) as [string, unknown]
   if (next !== "0") return [`${node}:${next}`, keys]
   return [node + 1 < masters.length ? `${node + 1}:0` : "0", keys]
 }
@@ -48,50 +56,48 @@ const divided = async (send: Send, command: string, keys: ReadonlyArray<string>)
     : replies.reduce((sum: number, reply) => sum + Number(reply), 0)
 }
 
-const clusterSend = (self: ClusterConnection, timeout: number): Send => {
-  const send: Send = (command, args) => sendProbing(self, command, args, timeout)
-  const everywhere = (command: string, args: ReadonlyArray<string>) =>
-    Promise.all(self.masters().map((master) => master.send(command, args, timeout)))
-  return async (command, args) => {
+const patientSend = (self: Connection, io: Io, timeout: number): Send => (command, args, signal) =>
+  patient(self, io, timeout, signal, () => sendProbing(self, command, args, timeout))
+
+const clusterSend = (self: ClusterConnection, io: Io, timeout: number): Send => {
+  const send = patientSend(self, io, timeout)
+  return async (command, args, signal) => {
+    const sendHere: Send = (command, args) => send(command, args, signal)
+    const sendTo = (master: Pick<Connection, "send">, name: string, args: ReadonlyArray<string | number>) =>
+      patient(self, io, timeout, signal, () => master.send(name, args, timeout))
+    const everywhere = async () => {
+      // The masters are known once there is a connection.
+      if (!self.isReady()) await untilReady(self, io, timeout, signal)
+      return Promise.all(self.masters().map((master) => sendTo(master, command, args)))
+    }
     const name = command.toUpperCase()
     switch (name) {
       case "SCRIPT":
-        return args[0]?.toUpperCase() === "LOAD" ? (await everywhere(command, args))[0] : send(command, args)
+        return args[0]?.toUpperCase() === "LOAD" ? (await everywhere())[0] : sendHere(command, args)
       case "KEYS":
-        return (await everywhere(command, args)).flat()
+        return (await everywhere()).flat()
       case "SCAN":
-        return scan(self, args, timeout)
+        if (!self.isReady()) await untilReady(self, io, timeout, signal)
+        return scan(self.masters(), (master, args) => sendTo(master, "SCAN", args), args)
       case "MGET":
       case "DEL":
       case "UNLINK":
-        return divided(send, name, args)
+        return divided(sendHere, name, args)
       default:
-        return send(command, args)
+        return sendHere(command, args)
     }
   }
 }
-
-const ready = (connection: Connection, timeout: number): Promise<void> =>
-  new Promise((resolve, reject) => {
-    const timer = setTimeout(() => {
-      off()
-      // Rejects with the reason why it is not ready.
-      connection.send("PING", [], timeout).then(() => resolve(), reject)
-    }, timeout)
-    const off = connection.onReady(() => {
-      clearTimeout(timer)
-      resolve()
-    })
-  })
 
 /**
  * Connections that belong to one reservation. On a Cluster, which node is needed shows only with the first command on a
  * key, so that there is one connection for each slot.
  */
-const reserve = (connections: Connections) => {
+const reserve = (connections: Connections, io: Io) => {
+  const { commandTimeout } = connections
   const open = new Map<number | undefined, Connection>()
   const clustered = connections.topology === "cluster"
-  const send: Send = async (command, args) => {
+  const send: Send = async (command, args, signal) => {
     const key = clustered ? keyOf(command, args) : undefined
     const slot = key === undefined ? undefined : slotOf(key)
     let connection = open.get(slot)
@@ -99,8 +105,14 @@ const reserve = (connections: Connections) => {
       connection = connections.dedicated(key, "reserved")
       open.set(slot, connection)
     }
-    if (!connection.isReady()) await ready(connection, connections.commandTimeout)
-    return connection.send(command, args, blockingMillis(command, args) + connections.commandTimeout)
+    const own = connection
+    return patient(
+      own,
+      io,
+      commandTimeout,
+      signal,
+      () => own.send(command, args, blockingMillis(command, args) + commandTimeout)
+    )
   }
   return {
     send,
@@ -111,7 +123,7 @@ const reserve = (connections: Connections) => {
 }
 
 /** All channels on one connection, opened with the first. What is published while it reconnects is gone. */
-const subscriber = (connections: Connections) => {
+const subscriber = (connections: Connections, io: Io) => {
   const { commandTimeout } = connections
   interface Channel {
     readonly listeners: Set<Listener>
@@ -120,7 +132,7 @@ const subscriber = (connections: Connections) => {
   }
   const channels = new Map<string, Channel>()
   let connection: SingleConnection | undefined
-  let heart: NodeJS.Timeout | undefined
+  let heart: Timer | undefined
 
   const subscribe = (self: SingleConnection, name: string): Promise<unknown> => {
     const subscribed = self.send("SUBSCRIBE", [name], commandTimeout)
@@ -128,6 +140,17 @@ const subscriber = (connections: Connections) => {
       if (error.reason._tag === "Timeout") self.reset()
     })
     return subscribed
+  }
+
+  // A subscriber is only spoken to: without this, a half-open connection would never be noticed.
+  const beat = (self: SingleConnection): void => {
+    heart = io.after(5000, () => {
+      beat(self)
+      if (!self.isReady()) return
+      self.send("PING", [], commandTimeout).catch((error: RedisError) => {
+        if (error.reason._tag === "Timeout") self.reset()
+      })
+    })
   }
 
   const open = (): SingleConnection => {
@@ -139,19 +162,12 @@ const subscriber = (connections: Connections) => {
     self.onReady(() => {
       for (const [name, channel] of channels) channel.subscribed = subscribe(self, name)
     })
-    // A subscriber is only spoken to: without this, a half-open connection would never be noticed.
-    heart = setInterval(() => {
-      if (!self.isReady()) return
-      self.send("PING", [], commandTimeout).catch((error: RedisError) => {
-        if (error.reason._tag === "Timeout") self.reset()
-      })
-    }, 5000)
-    heart.unref()
+    beat(self)
     return self
   }
 
   const close = async () => {
-    clearInterval(heart)
+    heart?.cancel()
     const self = connection
     connection = undefined
     await self?.close()
@@ -179,7 +195,7 @@ const subscriber = (connections: Connections) => {
       }
       channel.listeners.add(listener)
       try {
-        await ready(self, commandTimeout)
+        await untilReady(self, io, commandTimeout)
         await channel.subscribed
       } catch (error) {
         await unsubscribe(name, listener)
@@ -190,23 +206,24 @@ const subscriber = (connections: Connections) => {
 }
 
 export const make = (
-  connections: Connections
+  connections: Connections,
+  io: Io
 ): Effect.Effect<PersistenceRedis.Redis["Service"], never, Scope.Scope> =>
   Effect.gen(function*() {
     const { commandTimeout, commands } = connections
     const raw: Send = connections.topology === "cluster"
-      ? clusterSend(commands as ClusterConnection, commandTimeout)
-      : (command, args) => sendProbing(commands, command, args, commandTimeout)
-    const subscriptions = subscriber(connections)
+      ? clusterSend(commands as ClusterConnection, io, commandTimeout)
+      : patientSend(commands, io, commandTimeout)
+    const subscriptions = subscriber(connections, io)
     yield* Effect.addFinalizer(() => Effect.promise(subscriptions.close))
     return yield* PersistenceRedis.make({
       send: <A = unknown>(command: string, ...args: ReadonlyArray<string>) =>
-        attempt(() => raw(command, args) as Promise<A>),
+        attempt((signal) => raw(command, args, signal) as Promise<A>),
       connect: Effect.sync(() => {
-        const connection = reserve(connections)
+        const connection = reserve(connections, io)
         return {
           send: <A = unknown>(command: string, ...args: ReadonlyArray<string>) =>
-            attempt(() => connection.send(command, args) as Promise<A>),
+            attempt((signal) => connection.send(command, args, signal) as Promise<A>),
           close: Effect.promise(connection.close)
         }
       }),

@@ -1,0 +1,108 @@
+/** Effect's own modules while Redis is away: they wait as they do over Effect's own client. */
+
+import { assert, describe, it } from "@effect/vitest"
+import * as Context from "effect/Context"
+import type * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import * as Fiber from "effect/Fiber"
+import * as Layer from "effect/Layer"
+import * as PersistedQueue from "effect/persistence/PersistedQueue"
+import * as EffectRedis from "effect/persistence/Redis"
+import * as Schema from "effect/Schema"
+import * as Redis from "../src/Redis.ts"
+import { make as proxy } from "../src/testing/Proxy.ts"
+import { eventually, realSleep } from "./support/eventually.ts"
+import { standalone } from "./support/servers.ts"
+
+/** A server behind a line that can be cut, and both services over it. */
+const behindLine = Effect.fnUntraced(function*(commandTimeout: Duration.Input) {
+  const server = yield* standalone()
+  const line = yield* proxy({ port: server.port })
+  const context = yield* Layer.build(Redis.layer({ url: line.url, commandTimeout }))
+  const redis = Context.get(context, Redis.Redis)
+  const cut = line.refuse.pipe(
+    Effect.andThen(line.closeAll),
+    Effect.andThen(eventually(Effect.map(redis.state, (state) => state === "reconnecting")))
+  )
+  return { server, line, cut, context, redis, effect: Context.get(context, EffectRedis.Redis) }
+})
+
+describe("effect/persistence while Redis is away", () => {
+  it.live("commands and scripts wait for the connection, and are sent once", () =>
+    Effect.gen(function*() {
+      const { cut, effect, line, redis, server } = yield* behindLine("5 seconds")
+      const script = EffectRedis.script((key: string) => [key], {
+        lua: "return redis.call('INCR', KEYS[1])",
+        numberOfKeys: 1
+      }).withReturnType<number>()
+      yield* cut
+      const sent = yield* Effect.forkChild(effect.send("INCR", "sent"))
+      const scripted = yield* Effect.forkChild(effect.eval(script)("scripted"))
+      const abandoned = yield* Effect.forkChild(effect.send("INCR", "abandoned"))
+      // Those of this package still fail at once.
+      assert.strictEqual((yield* Effect.flip(redis.send("PING"))).reason._tag, "NotConnected")
+      yield* realSleep(200)
+      yield* Fiber.interrupt(abandoned)
+      yield* line.pass
+      assert.strictEqual(yield* Fiber.join(sent), 1)
+      assert.strictEqual(yield* Fiber.join(scripted), 1)
+      assert.strictEqual(yield* server.cli("MGET", "sent", "scripted", "abandoned"), "1\n1\n")
+    }).pipe(Effect.scoped), 20_000)
+
+  it.live(
+    "a command fails with the reason after commandTimeout, and when the layer is closed",
+    () =>
+      Effect.gen(function*() {
+        const { cut, effect } = yield* behindLine("400 millis")
+        yield* cut
+        const before = performance.now()
+        const error = yield* Effect.flip(effect.send("GET", "a"))
+        assert.isAtLeast(performance.now() - before, 350)
+        assert.isBelow(performance.now() - before, 2000)
+        assert.instanceOf(error.cause, Redis.RedisError)
+        assert.strictEqual((error.cause as Redis.RedisError).reason._tag, "NotConnected")
+
+        const waiting = yield* Effect.scoped(Effect.gen(function*() {
+          const { cut, effect } = yield* behindLine("1 minute")
+          yield* cut
+          const fiber = yield* Effect.forkDetach(effect.send("GET", "a"))
+          yield* realSleep(20)
+          return fiber
+        }))
+        const closed = performance.now()
+        assert.isTrue(Exit.isFailure(yield* Fiber.await(waiting)))
+        assert.isBelow(performance.now() - closed, 1000)
+      }).pipe(Effect.scoped),
+    20_000
+  )
+
+  it.live("PersistedQueue recovers elements of dead consumers after an outage", () =>
+    Effect.gen(function*() {
+      const { context, cut, line, server } = yield* behindLine("5 seconds")
+      yield* Effect.gen(function*() {
+        const queue = yield* PersistedQueue.make({ name: "numbers", schema: Schema.Number })
+        const recovery = yield* line.once((request) => request.name === "EVALSHA" && request.args.includes("6"), "pass")
+        yield* Effect.forkScoped(queue.take(Effect.succeed))
+        yield* recovery
+        // Between two rounds of its recovery, so that none of them is in flight.
+        yield* realSleep(50)
+        yield* cut
+        yield* realSleep(700)
+        yield* line.pass
+        yield* server.cli("HSET", "effectq:numbers:pending", "id", `{"id":"id","element":1}`)
+        yield* eventually(
+          Effect.map(server.cli("LLEN", "effectq:numbers"), (length) => length === "1"),
+          { timeout: "5 seconds" }
+        )
+      }).pipe(
+        Effect.scoped,
+        Effect.provide(PersistedQueue.layer.pipe(
+          Layer.provideMerge(
+            PersistedQueue.layerStoreRedis({ pollInterval: "10 minutes", lockRefreshInterval: "300 millis" })
+          )
+        )),
+        Effect.provideContext(context)
+      )
+    }).pipe(Effect.scoped), 20_000)
+})
