@@ -335,6 +335,23 @@ layer(Cluster.layer, { excludeTestServices: true, timeout: "60 seconds" })("Redi
         commands.send("GET", [slotKey("stopped")], 1000).then(() => true, () => false))
     }).pipe(Effect.scoped, Effect.provide(onCluster)))
 
+  it.effect("closing the last subscription sets no timer in the past", () =>
+    Effect.gen(function*() {
+      const warnings: Array<string> = []
+      const warned = (warning: Error) => void warnings.push(`${warning.name}: ${warning.message}`)
+      process.on("warning", warned)
+      yield* Effect.addFinalizer(() => Effect.sync(() => process.off("warning", warned)))
+      const redis = yield* EffectRedis.Redis
+      // The first chase for the owners of slots has no predecessor to keep a distance from.
+      yield* eventually("time has passed", () => performance.now() > 300)
+      yield* Effect.scoped(redis.subscribe("channel"))
+      yield* eventually(
+        "the warning would have been given",
+        () => new Promise<boolean>((resolve) => setImmediate(() => resolve(true)))
+      )
+      assert.deepStrictEqual(warnings, [])
+    }).pipe(Effect.scoped, Effect.provide(onCluster)))
+
   it.effect("from a Cluster client of the user's, which stays as it is", () =>
     Effect.gen(function*() {
       const { nodes } = yield* Cluster

@@ -121,7 +121,7 @@ export const cluster = (options: ClusterOptions): ClusterConnection => {
       chase = undefined
       refreshedAt = performance.now()
       if (!closed && client.status === "ready") client.refreshSlotsCache(() => look() || refresh())
-    }, refreshedAt + pause - performance.now())
+    }, Math.max(1, refreshedAt + pause - performance.now()))
   }
 
   // As of the last `up`: who hears it asks the sessions, so later changes are those that nobody has asked about.
@@ -242,7 +242,9 @@ export const cluster = (options: ClusterOptions): ClusterConnection => {
       onMoved: refresh,
       onUnnamed: options.onUnnamed
     })
-    connection.onDown(refresh)
+    connection.onDown(() => {
+      if (connection.state() !== "closed") refresh()
+    })
     return connection
   }
 
