@@ -19,7 +19,26 @@
  * - On a Cluster a script is sent to the node of its first key, so that all its keys need one hash tag. Of Effect's own
  *   modules, `PersistedQueue` needs a `prefix` with one (`"{queues}:"`), the token buckets of `RateLimiter` need keys
  *   with one (`"{user:1}"`), and `setMany` of `Persistence` a store id with one (`"{users}"`). The rest works without.
- * - Redis 7.0 or Valkey 7.2 is the oldest server supported. Nothing here needs `INFO`, `ROLE`, `CONFIG` or `KEYS`.
+ * - Effect's own modules wait up to `commandTimeout` for a connection that is lost. An outage that takes longer ends the
+ *   fiber with which `PersistedQueue` recovers elements of dead consumers; a queue that is idle for 30 seconds and then
+ *   used again starts another.
+ * - Redis 7.0 or Valkey 7.2 is the oldest server supported. Nothing here needs `INFO`, `ROLE` or `CONFIG`.
+ *
+ * **Permissions**
+ *
+ * A connection needs no permission of its own, except `SELECT` with a `db` other than 0 and `CLUSTER SLOTS` on a
+ * Cluster. With `+client|setname` it shows its name. Effect's own modules need `resetchannels -@all +script|load
+ * +evalsha`, and for keys that begin with `app:` each of them
+ *
+ * - `Persistence`: `~app%3A* +get +mget +set +pexpire +del +keys`. Its keys escape the `:` and `%` of a store id. Only
+ *   `clear` needs `+keys`.
+ * - `RateLimiter`: `~app:rate:* +get +set +pttl +pexpire +hget +hset +time` with the prefix `"app:rate:"`.
+ * - `CircuitBreaker`: `~app:breaker:* +hmget +hset +pexpire +time` with the prefix `"app:breaker:"`.
+ * - `PersistedQueue`: `~app:queue:* +scan +set +del +exists +hget +hgetall +hset +hdel +hincrby +lindex +lpop +lrange
+ *   +ltrim +rpush +zadd +zrangebyscore +zrem +zremrangebyscore` with the prefix `"app:queue:"`. Only `cleanup` needs
+ *   `+scan`.
+ *
+ * `subscribe` of `effect/persistence/Redis` needs `+subscribe` and the channel, as in `&app:*`.
  *
  * **Example** (Sending a command)
  *
