@@ -61,19 +61,21 @@ import * as Effect from "effect/Effect"
 import * as Layer from "effect/Layer"
 import * as Option from "effect/Option"
 import * as PersistenceRedis from "effect/persistence/Redis"
-import * as Redacted from "effect/Redacted"
 import type * as Scope from "effect/Scope"
 import type * as Stream from "effect/Stream"
 import * as SubscriptionRef from "effect/SubscriptionRef"
 import type * as IoRedis from "ioredis"
-import type { ConnectionOptions } from "node:tls"
-import { CurrentIo } from "./internal/io.ts"
-import * as clusterConnection from "./internal/redis/cluster.ts"
-import * as connection from "./internal/redis/connection.ts"
-import type { ConnectionState } from "./internal/redis/connection.ts"
+import { CurrentIo, type Io } from "./internal/io.ts"
+import { cluster } from "./internal/redis/cluster.ts"
+import { blockingMillis } from "./internal/redis/command.ts"
+import { type Connection, type ConnectionState, register } from "./internal/redis/connection.ts"
 import * as embedded from "./internal/redis/embedded.ts"
 import { EmbeddedFailed, RedisError, summary, Timeout } from "./internal/redis/errors.ts"
+import type { Address, EmbeddedOptions, Options, Timeouts } from "./internal/redis/options.ts"
 import * as persistence from "./internal/redis/persistence.ts"
+import { probeFunctions, sendProbing } from "./internal/redis/probe.ts"
+import { integer, resolve, resolveClient, type Source } from "./internal/redis/resolve.ts"
+import { single } from "./internal/redis/single.ts"
 
 /**
  * A connection that nobody else uses, for blocking commands. See `Redis.connect`.
@@ -164,270 +166,7 @@ export {
   Unavailable,
   UnsupportedServer
 } from "./internal/redis/errors.ts"
-
-// -----------------------------------------------------------------------------
-// Options
-// -----------------------------------------------------------------------------
-
-/**
- * @category options
- * @since 0.1.0
- */
-export interface Address {
-  readonly host: string
-  readonly port?: number | undefined
-}
-
-/**
- * Where Redis is: one of `url`, `path`, `host` and `port`, `sentinels` with `name`, or `cluster`. Without any of them,
- * `localhost:6379`.
- *
- * @category options
- * @since 0.1.0
- */
-export interface Options extends Timeouts {
-  /**
-   * `redis://user:password@host:6379/0`, `rediss://` for TLS, or `unix:///path/of/socket?db=0`. Options given apart from
-   * it win over what it says.
-   */
-  readonly url?: string | Redacted.Redacted<string> | undefined
-  readonly host?: string | undefined
-  readonly port?: number | undefined
-  /** Path of a unix socket. */
-  readonly path?: string | undefined
-  /** Database number, default 0. A Cluster has only 0. */
-  readonly db?: number | undefined
-  readonly username?: string | undefined
-  readonly password?: Redacted.Redacted<string> | undefined
-  /** `true` for TLS with the authorities that Node.js trusts, or options such as `{ ca }`. */
-  readonly tls?: boolean | ConnectionOptions | undefined
-  readonly sentinels?: ReadonlyArray<Address> | undefined
-  /** The name that the Sentinels know the primary by. */
-  readonly name?: string | undefined
-  readonly sentinelUsername?: string | undefined
-  readonly sentinelPassword?: Redacted.Redacted<string> | undefined
-  /** TLS to the Sentinels, default as `tls`. */
-  readonly sentinelTls?: boolean | ConnectionOptions | undefined
-  /** Some nodes of a Redis Cluster; the others are discovered. */
-  readonly cluster?: ReadonlyArray<Address> | undefined
-  /** From the addresses that the nodes announce, as `host:port`, to those by which they are reached from here. */
-  readonly natMap?: Readonly<Record<string, { readonly host: string; readonly port: number }>> | undefined
-  /**
-   * The name that `CLIENT LIST` shows, default `"lockstep"`; connections of their own add their purpose to it, as in
-   * `"lockstep:reader"`. A user without permission for `client|setname` connects without a name.
-   */
-  readonly clientName?: string | undefined
-}
-
-/**
- * @category options
- * @since 0.1.0
- */
-export interface Timeouts {
-  /** How long connecting and checking the server may take, default 5 seconds. */
-  readonly connectTimeout?: Duration.Input | undefined
-  /** How long a command may take, default 5 seconds. */
-  readonly commandTimeout?: Duration.Input | undefined
-}
-
-/**
- * @category options
- * @since 0.1.0
- */
-export interface EmbeddedOptions extends Timeouts {
-  /**
-   * The program to start, default `LOCKSTEP_REDIS_SERVER` of the environment or else `redis-server` or `valkey-server`,
-   * whichever is found first on `PATH`.
-   */
-  readonly binary?: string | undefined
-  /** More arguments for it, such as `["--appendonly", "yes"]`. */
-  readonly args?: ReadonlyArray<string> | undefined
-}
-
-interface Source {
-  readonly topology: connection.Topology
-  readonly address: string
-  readonly clientName: string
-  readonly single: IoRedis.RedisOptions
-  readonly cluster?: {
-    readonly nodes: ReadonlyArray<IoRedis.ClusterNode>
-    readonly base: IoRedis.ClusterOptions
-    readonly from?: IoRedis.Cluster
-  } | undefined
-}
-
-interface ParsedUrl {
-  readonly host?: string
-  readonly port?: number
-  readonly path?: string
-  readonly db?: number
-  readonly username?: string
-  readonly password?: string
-  readonly tls?: true
-}
-
-const integer = (name: string, text: string): number => {
-  if (!/^\d+$/.test(text)) throw new RangeError(`Redis: ${name} must be a number`)
-  return Number(text)
-}
-
-// What is wrong must not quote the URL: it may carry a password.
-const parseUrl = (text: string): ParsedUrl => {
-  if (text.startsWith("/")) return { path: text }
-  if (!URL.canParse(text)) throw new RangeError("Redis: url is not a URL such as redis://localhost:6379")
-  const url = new URL(text)
-  const db = url.searchParams.get("db")
-  const common = {
-    ...(url.username === "" ? undefined : { username: decodeURIComponent(url.username) }),
-    ...(url.password === "" ? undefined : { password: decodeURIComponent(url.password) }),
-    ...(db === null ? undefined : { db: integer("the database in url", db) })
-  }
-  switch (url.protocol) {
-    case "unix:":
-    case "redis+unix:":
-    case "redis+socket:":
-      if (url.host !== "" && url.host !== "localhost") {
-        throw new RangeError("Redis: url needs three slashes: unix:///path")
-      }
-      return { ...common, path: decodeURIComponent(url.pathname) }
-    case "redis:":
-    case "rediss:":
-    case "valkey:":
-    case "valkeys:": {
-      const database = url.pathname.slice(1)
-      return {
-        ...common,
-        host: url.hostname === "" ? "localhost" : url.hostname.replace(/^\[(.*)\]$/, "$1"),
-        ...(url.port === "" ? undefined : { port: Number(url.port) }),
-        ...(database === "" ? undefined : { db: integer("the database in url", database) }),
-        ...(url.protocol === "rediss:" || url.protocol === "valkeys:" ? { tls: true as const } : undefined)
-      }
-    }
-    default:
-      throw new RangeError("Redis: url must begin with redis://, rediss:// or unix://")
-  }
-}
-
-const tlsOf = (option: boolean | ConnectionOptions | undefined): ConnectionOptions | undefined =>
-  option === true ? {} : option === false ? undefined : option
-
-const definedOnly = <A extends object>(options: A): A => {
-  for (const key of Object.keys(options)) if (options[key as keyof A] === undefined) delete options[key as keyof A]
-  return options
-}
-
-const resolve = (options: Options): Source => {
-  const { cluster, sentinels } = options
-  const places = [options.url, options.path, options.host ?? options.port, sentinels, cluster]
-  if (places.filter((place) => place !== undefined).length > 1) {
-    throw new RangeError("Redis: give only one of url, path, host and port, sentinels, cluster")
-  }
-  if (sentinels !== undefined && (sentinels.length === 0 || options.name === undefined)) {
-    throw new RangeError("Redis: sentinels needs at least one address, and the name of the primary as `name`")
-  }
-  if (cluster !== undefined && cluster.length === 0) throw new RangeError("Redis: cluster needs at least one address")
-  const parsed: ParsedUrl = options.url === undefined
-    ? {}
-    : parseUrl(Redacted.isRedacted(options.url) ? Redacted.value(options.url) : options.url)
-  const path = options.path ?? parsed.path
-  const host = options.host ?? parsed.host ?? "localhost"
-  const port = options.port ?? parsed.port ?? 6379
-  const db = options.db ?? parsed.db ?? 0
-  if (!Number.isInteger(port) || port < 1 || port > 65535) throw new RangeError("Redis: port must be 1 to 65535")
-  if (!Number.isInteger(db) || db < 0) throw new RangeError("Redis: db must be a non-negative integer")
-  if (cluster !== undefined && db !== 0) throw new RangeError("Redis: a Cluster has only database 0")
-  const clientName = options.clientName ?? "lockstep"
-  if (!/^[!-~]+$/.test(clientName)) throw new RangeError("Redis: clientName must be ASCII without spaces")
-  const tls = tlsOf(options.tls ?? parsed.tls)
-  const common = definedOnly<IoRedis.RedisOptions>({
-    username: options.username ?? parsed.username,
-    password: options.password === undefined ? parsed.password : Redacted.value(options.password),
-    tls
-  })
-  const list = (addresses: ReadonlyArray<Address>, standard: number) =>
-    addresses.map((address) => ({ host: address.host, port: address.port ?? standard }))
-  if (cluster !== undefined) {
-    return {
-      topology: "cluster",
-      clientName,
-      address: list(cluster, 6379).map((node) => `${node.host}:${node.port}`).join(","),
-      single: {},
-      cluster: {
-        nodes: list(cluster, 6379),
-        base: {
-          redisOptions: common,
-          // The names in the certificate are those of the nodes.
-          ...(tls === undefined ? undefined : { dnsLookup: (name, callback) => callback(null, name) }),
-          ...(options.natMap === undefined ? undefined : { natMap: options.natMap })
-        }
-      }
-    }
-  }
-  if (sentinels !== undefined) {
-    return {
-      topology: "sentinel",
-      clientName,
-      address: `${options.name} of ${list(sentinels, 26379).map((node) => `${node.host}:${node.port}`).join(",")}`,
-      single: {
-        ...common,
-        db,
-        role: "master",
-        sentinels: list(sentinels, 26379),
-        ...definedOnly<IoRedis.RedisOptions>({
-          name: options.name,
-          sentinelUsername: options.sentinelUsername,
-          sentinelPassword: options.sentinelPassword === undefined
-            ? undefined
-            : Redacted.value(options.sentinelPassword),
-          sentinelTLS: tlsOf(options.sentinelTls ?? options.tls),
-          natMap: options.natMap
-        }),
-        // Without this, ioredis leaves the connection to the primary in plain text.
-        enableTLSForSentinelMode: tls !== undefined
-      }
-    }
-  }
-  return path === undefined
-    ? { topology: "standalone", clientName, address: `${host}:${port}`, single: { ...common, host, port, db } }
-    : { topology: "standalone", clientName, address: path, single: { ...common, path, db } }
-}
-
-const resolveClient = (client: IoRedis.Redis | IoRedis.Cluster): Source => {
-  if (client.isCluster) {
-    const from = client as IoRedis.Cluster
-    const options = from.options
-    if (options.keyPrefix || options.redisOptions?.keyPrefix) {
-      throw new RangeError("Redis: a client with keyPrefix cannot be used, as it does not reach all names: remove it")
-    }
-    if (options.scaleReads !== undefined && options.scaleReads !== "master") {
-      throw new RangeError("Redis: a client with scaleReads cannot be used, as replicas are behind: use \"master\"")
-    }
-    return {
-      topology: "cluster",
-      clientName: options.redisOptions?.connectionName ?? "lockstep",
-      address: "the given Cluster",
-      single: {},
-      cluster: { nodes: [], base: {}, from }
-    }
-  }
-  const options = (client as IoRedis.Redis).options
-  if (options.keyPrefix) {
-    throw new RangeError("Redis: a client with keyPrefix cannot be used, as it does not reach all names: remove it")
-  }
-  if (options.readOnly || options.role === "slave") {
-    throw new RangeError("Redis: a client that reads from replicas cannot be used: connect it to the primary")
-  }
-  const sentinel = options.sentinels !== undefined && options.sentinels !== null
-  if (sentinel && options.tls !== undefined && !options.enableTLSForSentinelMode) {
-    throw new RangeError("Redis: this client sends its password in plain text: set enableTLSForSentinelMode with tls")
-  }
-  return {
-    topology: sentinel ? "sentinel" : "standalone",
-    clientName: options.connectionName ?? "lockstep",
-    address: sentinel ? `${options.name} of its Sentinels` : options.path ?? `${options.host}:${options.port}`,
-    single: options
-  }
-}
+export type { Address, EmbeddedOptions, Options, Timeouts } from "./internal/redis/options.ts"
 
 // -----------------------------------------------------------------------------
 // Making
@@ -443,18 +182,19 @@ const attempt = <A>(f: () => Promise<A>): Effect.Effect<A, RedisError> =>
   Effect.tryPromise({ try: f, catch: (error) => error as RedisError })
 
 /** Waits for a connection that is being made: until it is ready, or for its first failure if `patient` is false. */
-const connected = (self: connection.Connection, timeout: number, patient: boolean): Effect.Effect<void, RedisError> =>
+const connected = (self: Connection, io: Io, timeout: number, patient: boolean): Effect.Effect<void, RedisError> =>
   Effect.callback((resume) => {
     const cleanup = () => {
-      clearTimeout(timer)
+      timer.cancel()
       offReady()
       offDown()
     }
     const done = (result: Effect.Effect<void, RedisError>) => {
-      queueMicrotask(cleanup)
+      // `onReady` may call back before it returns.
+      io.defer(cleanup)
       resume(result)
     }
-    const timer = setTimeout(() => done(Effect.fail(self.failure() ?? timedOut("HELLO"))), timeout)
+    const timer = io.after(timeout, () => done(Effect.fail(self.failure() ?? timedOut("HELLO"))))
     const offReady = self.onReady(() => done(Effect.void))
     const offDown = self.onDown((error) => {
       if (!patient || self.state() === "closed") done(Effect.fail(error ?? self.failure() ?? timedOut("HELLO")))
@@ -471,18 +211,18 @@ const checkCommand = (command: string): void => {
   }
 }
 
-const sendShared = (self: connection.Connection, timeout: number): Redis["Service"]["send"] => (command, ...args) =>
+const sendShared = (self: Connection, timeout: number): Redis["Service"]["send"] => (command, ...args) =>
   Effect.suspend(() => {
     checkCommand(command)
-    return attempt(() => connection.sendProbing(self, command, args, timeout) as Promise<never>)
+    return attempt(() => sendProbing(self, command, args, timeout) as Promise<never>)
   })
 
 const sendDedicated =
-  (self: connection.Connection, connectTimeout: number, timeout: number): Dedicated["send"] => (command, ...args) =>
+  (self: Connection, io: Io, connectTimeout: number, timeout: number): Dedicated["send"] => (command, ...args) =>
     Effect.suspend(() => {
       checkCommand(command)
       const send = Effect.callback<never, RedisError>((resume) => {
-        self.send(command, args, connection.blockingMillis(command, args) + timeout).then(
+        self.send(command, args, blockingMillis(command, args) + timeout).then(
           (value) => resume(Effect.succeed(value as never)),
           (error: RedisError) => {
             if (error.reason._tag === "Timeout") self.reset()
@@ -491,40 +231,13 @@ const sendDedicated =
         )
         return Effect.sync(self.reset)
       })
-      return self.isReady() ? send : Effect.andThen(connected(self, connectTimeout, true), send)
+      return self.isReady() ? send : Effect.andThen(connected(self, io, connectTimeout, true), send)
     })
 
-const make = Effect.fnUntraced(function*(source: () => Source, timeouts: Timeouts) {
-  const { address, clientName, cluster, single, topology } = source()
-  const connectTimeout = millis(timeouts.connectTimeout, "connectTimeout")
-  const commandTimeout = millis(timeouts.commandTimeout, "commandTimeout")
-  const io = yield* CurrentIo
-  const runFork = Effect.runForkWith(yield* Effect.context<never>())
-  const log = (effect: Effect.Effect<void>) =>
-    void runFork(Effect.annotateLogs(effect, { module: "lockstep/Redis", address }))
+type Log = (effect: Effect.Effect<void>) => void
 
-  const onUnnamed = () => log(Effect.logDebug("Redis refuses CLIENT SETNAME, so this connection has no name"))
-  const open = (connectionName: string) =>
-    connection.single({
-      base: { ...single, connectionName },
-      address,
-      connectTimeout,
-      topology,
-      sentinel: topology === "sentinel",
-      onUnnamed
-    })
-  const commands = yield* Effect.acquireRelease(
-    Effect.sync(() =>
-      cluster === undefined
-        ? open(clientName)
-        : clusterConnection.cluster({ ...cluster, address, name: clientName, connectTimeout, onUnnamed })
-    ),
-    (self) => Effect.promise(self.close)
-  )
-  yield* connected(commands, connectTimeout, false)
-  const server = yield* attempt(() => commands.server(connectTimeout))
-  const functions = yield* attempt(() => connection.probeFunctions(commands, connectTimeout))
-
+/** The state of the shared connection as a service shows it, and what the log says of it. */
+const observe = Effect.fnUntraced(function*(commands: Connection, log: Log) {
   const state = yield* SubscriptionRef.make<ConnectionState>("ready")
   const setState = (next: ConnectionState) => {
     if (SubscriptionRef.getUnsafe(state) !== next) Effect.runSync(SubscriptionRef.set(state, next))
@@ -551,16 +264,56 @@ const make = Effect.fnUntraced(function*(source: () => Source, timeouts: Timeout
       setState("closed")
     })
   )
+  return state
+})
 
-  const dedicated = (key?: string | undefined, role = "reader"): connection.Connection =>
-    "dedicated" in commands ? commands.dedicated(key, role) : open(`${clientName}:${role}`)
+/** The shared connection of a source, and how others of their own are opened. */
+const open = (source: Source, io: Io, connectTimeout: number, log: Log) => {
+  const { address, clientName, topology } = source
+  const onUnnamed = () => log(Effect.logDebug("Redis refuses CLIENT SETNAME, so this connection has no name"))
+  const one = (connectionName: string) =>
+    single({ io, base: { ...source.single, connectionName }, address, connectTimeout, topology, onUnnamed })
+  if (source.cluster === undefined) {
+    const commands = one(clientName)
+    return {
+      commands,
+      masters: () => [commands],
+      dedicated: (_key?: string | undefined, role = "reader"): Connection => one(`${clientName}:${role}`)
+    }
+  }
+  const commands = cluster({ ...source.cluster, io, address, name: clientName, connectTimeout, onUnnamed })
+  return {
+    commands,
+    masters: commands.masters,
+    dedicated: (key?: string | undefined, role = "reader") => commands.dedicated(key, role)
+  }
+}
+
+const make = Effect.fnUntraced(function*(resolved: () => Source, timeouts: Timeouts) {
+  const source = resolved()
+  const { address, identity, topology } = source
+  const connectTimeout = millis(timeouts.connectTimeout, "connectTimeout")
+  const commandTimeout = millis(timeouts.commandTimeout, "commandTimeout")
+  const io = yield* CurrentIo
+  const runFork = Effect.runForkWith(yield* Effect.context<never>())
+  const log: Log = (effect) => void runFork(Effect.annotateLogs(effect, { module: "lockstep/Redis", address }))
+
+  const { commands, dedicated, masters } = yield* Effect.acquireRelease(
+    Effect.sync(() => open(source, io, connectTimeout, log)),
+    ({ commands }) => Effect.promise(commands.close)
+  )
+  yield* connected(commands, io, connectTimeout, false)
+  const server = yield* attempt(() => commands.server(connectTimeout))
+  const functions = yield* attempt(() => probeFunctions(commands, connectTimeout))
+  const state = yield* observe(commands, log)
+
   const connect: Redis["Service"]["connect"] = Effect.fnUntraced(function*(options) {
     const self = yield* Effect.acquireRelease(
       Effect.sync(() => dedicated(options?.key, "blocking")),
       (self) => Effect.promise(self.close)
     )
-    yield* connected(self, connectTimeout, true)
-    return { send: sendDedicated(self, connectTimeout, commandTimeout) }
+    yield* connected(self, io, connectTimeout, true)
+    return { send: sendDedicated(self, io, connectTimeout, commandTimeout) }
   })
 
   const redis = Redis.of({
@@ -572,9 +325,8 @@ const make = Effect.fnUntraced(function*(source: () => Source, timeouts: Timeout
     changes: SubscriptionRef.changes(state),
     client: commands.client
   })
-  const masters = "masters" in commands ? commands.masters : () => [commands]
-  const connections = { topology, commands, dedicated, masters, commandTimeout, features: { functions } }
-  connection.register(redis, connections)
+  const connections = { topology, identity, commands, dedicated, masters, commandTimeout, features: { functions } }
+  register(redis, connections)
   const effectRedis = yield* persistence.make(connections, io)
   return Context.make(Redis, redis).pipe(Context.add(PersistenceRedis.Redis, effectRedis))
 })
@@ -670,6 +422,16 @@ export const layerFromClient = (
 ): Layer.Layer<Redis | PersistenceRedis.Redis, RedisError> =>
   Layer.effectContext(make(() => resolveClient(client), options))
 
+const startEmbedded = (options: EmbeddedOptions): Effect.Effect<embedded.Embedded, RedisError> =>
+  Effect.flatMap(CurrentIo, (io) =>
+    Effect.tryPromise({
+      try: () => embedded.start(options, millis(options.connectTimeout, "connectTimeout"), io),
+      catch: (error) =>
+        new RedisError({
+          reason: new EmbeddedFailed({ detail: error instanceof Error ? error.message : "it failed" })
+        })
+    }))
+
 /**
  * Starts a `redis-server` (or `valkey-server`) of its own for development and tests, and connects to it. It listens on
  * a unix socket only, keeps nothing on disk unless told to, and is gone with the scope or with this process, however it
@@ -683,16 +445,7 @@ export const layerEmbedded = (
 ): Layer.Layer<Redis | EmbeddedServer | PersistenceRedis.Redis, RedisError> =>
   Layer.unwrap(
     Effect.map(
-      Effect.acquireRelease(
-        Effect.tryPromise({
-          try: () => embedded.start(options, millis(options.connectTimeout, "connectTimeout")),
-          catch: (error) =>
-            new RedisError({
-              reason: new EmbeddedFailed({ detail: error instanceof Error ? error.message : "it failed" })
-            })
-        }),
-        (server) => Effect.promise(server.stop)
-      ),
+      Effect.acquireRelease(startEmbedded(options), (server) => Effect.promise(server.stop)),
       (server) =>
         Layer.merge(
           layer({ path: server.path, connectTimeout: options.connectTimeout, commandTimeout: options.commandTimeout }),

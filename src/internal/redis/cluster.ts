@@ -1,25 +1,20 @@
 /** A connection to a Redis Cluster, and to single nodes of it for blocking reads. */
 import * as IoRedis from "ioredis"
-import * as net from "node:net"
-import * as tls from "node:tls"
-import {
-  backoff,
-  checkServer,
-  codeOf,
-  type CommandConnection,
-  type Connection,
-  disconnectTimeout,
-  helloOf,
-  makeInFlight,
-  makeListeners,
-  profile,
-  single,
-  slotOf
-} from "./connection.ts"
-import { ConnectionLost, detailOf, errorFrom, fail, NotConnected, type RedisError } from "./errors.ts"
+import type { Io, Timer } from "../io.ts"
+import { slotOf } from "./command.ts"
+import type { ClusterConnection, Connection } from "./connection.ts"
+import { codeOf, ConnectionLost, detailOf, errorFrom, fail, NotConnected, type RedisError } from "./errors.ts"
 import * as handshakes from "./handshake.ts"
+import { InFlight } from "./inFlight.ts"
+import { makeListeners } from "./listeners.ts"
+import { nodeConnector } from "./nodeConnector.ts"
+import { checkServer, helloOf } from "./probe.ts"
+import { backoff, profile } from "./profile.ts"
+import { single } from "./single.ts"
+import { hostPort, isServed, nodeFor, ownerOf } from "./slots.ts"
 
-interface ClusterOptions {
+export interface ClusterOptions {
+  readonly io: Io
   readonly address: string
   /** The name of its connections. */
   readonly name: string
@@ -32,27 +27,12 @@ interface ClusterOptions {
   readonly onUnnamed?: (() => void) | undefined
 }
 
-export interface ClusterConnection extends CommandConnection {
-  readonly client: IoRedis.Cluster
-  readonly dedicated: (key: string | undefined, role: string) => Connection
-  /** The masters, in an order that only changes when they do. */
-  readonly masters: () => ReadonlyArray<{ readonly send: Connection["send"] }>
-}
+export const cluster = (options: ClusterOptions): ClusterConnection => new Cluster(options)
 
-const hostPort = (node: IoRedis.Redis): string => `${node.options.host}:${node.options.port}`
-
-export const cluster = (options: ClusterOptions): ClusterConnection => {
-  const { address } = options
-  const listeners = makeListeners()
-  let closed = false
-  let lastError: RedisError | undefined
-  let revival: NodeJS.Timeout | undefined
-  // Nodes that let a deadline pass since the last reset: those are the ones that a reset cuts off.
-  const suspects = new Set<string>()
-
-  const redisOptions = { ...(options.from?.options.redisOptions ?? options.base.redisOptions) }
+const makeClient = (options: ClusterOptions): IoRedis.Cluster => {
+  const { base, connectTimeout, from, io, name, nodes } = options
   const overrides = {
-    ...options.base,
+    ...base,
     lazyConnect: true,
     enableOfflineQueue: false,
     enableReadyCheck: false,
@@ -66,267 +46,273 @@ export const cluster = (options: ClusterOptions): ClusterConnection => {
     retryDelayOnClusterDown: 100,
     retryDelayOnMoved: 0,
     maxRedirections: 16,
-    slotsRefreshTimeout: Math.min(options.connectTimeout, 2000),
+    slotsRefreshTimeout: Math.min(connectTimeout, 2000),
     slotsRefreshInterval: 5000,
-    clusterRetryStrategy: backoff,
+    clusterRetryStrategy: backoff(io),
     clusterNodeRetryStrategy: null,
     himportFieldsets: undefined,
     scripts: undefined,
     redisOptions: {
-      ...redisOptions,
+      ...(from?.options.redisOptions ?? base.redisOptions),
       ...profile,
-      connectionName: options.name,
-      connectTimeout: options.connectTimeout,
+      connectionName: name,
+      connectTimeout,
       reconnectOnError: (error: Error) => codeOf(error) === "READONLY" || codeOf(error) === "MASTERDOWN" ? 1 : false
     }
   } satisfies IoRedis.ClusterOptions
-  const client = options.from === undefined
-    ? new IoRedis.Cluster([...options.nodes], overrides)
-    : options.from.duplicate([], overrides)
+  return from === undefined ? new IoRedis.Cluster([...nodes], overrides) : from.duplicate([], overrides)
+}
 
-  const ownerOf = (slot: number): { readonly host: string; readonly port: number } | undefined => {
-    const name = client.slots[slot]?.[0]
-    return name === undefined ? undefined : reachedBy(name)
-  }
+class Cluster implements ClusterConnection {
+  readonly client: IoRedis.Cluster
+  readonly #options: ClusterOptions
+  readonly #listeners = makeListeners()
+  readonly #inFlight: InFlight
+  readonly #masters = new Map<IoRedis.Redis, InFlight>()
+  #closed = false
+  #epoch = 0
+  #lastError: RedisError | undefined
+  #revival: Timer | undefined
+  // Nodes that let a deadline pass since the last reset: those are the ones that a reset cuts off.
+  readonly #suspects = new Set<string>()
+  // The next look for the owners of slots, how many there have been in a row, and when the last one was.
+  #chase: Timer | undefined
+  #chased = 0
+  #refreshedAt = -Infinity
+  // As of the last `up`: its listeners ask the sessions, so later changes are those that have not been checked.
+  #primaries = ""
 
-  /** Where a node is that the cluster has this name for. */
-  const reachedBy = (name: string): { readonly host: string; readonly port: number } => {
-    const known = client.nodes("master").find((node) => hostPort(node) === name)
-    if (known !== undefined) return { host: known.options.host!, port: known.options.port! }
-    const natMap = client.options.natMap
-    const mapped = typeof natMap === "function" ? natMap(name) : natMap?.[name]
-    if (mapped) return mapped
-    const colon = name.lastIndexOf(":")
-    return { host: name.slice(0, colon), port: Number(name.slice(colon + 1)) }
-  }
-
-  const isServed = (): boolean => {
-    const connected = new Set(client.nodes("master").filter(({ status }) => status === "ready").map(hostPort))
-    return [...new Set(client.slots.map((names) => names?.[0]))].every((name) => {
-      if (name === undefined) return true
-      const { host, port } = reachedBy(name)
-      return connected.has(`${host}:${port}`)
+  constructor(options: ClusterOptions) {
+    this.#options = options
+    this.client = makeClient(options)
+    this.#inFlight = new InFlight({
+      io: options.io,
+      address: options.address,
+      dispatch: (command) => this.client.sendCommand(command),
+      onExpired: (command) => {
+        const owner = command.getKeys().length === 0 ? undefined : ownerOf(this.client, command.getSlot())
+        if (owner !== undefined) this.#suspects.add(`${owner.host}:${owner.port}`)
+      }
     })
+    this.#listen()
+    this.client.connect().catch(() => {})
   }
 
-  // Until a primary is there in place of the one that is gone: who only holds sends nothing that would find it.
-  let chase: NodeJS.Timeout | undefined
-  let chased = 0
-  let refreshedAt = 0
-  const refresh = (): void => {
-    if (chase !== undefined || closed || client.status !== "ready") return
-    // A node that is gone is tried again with every refresh, and its failure asks for the next one.
-    const pause = chased++ < 40 ? 250 : 2000
-    chase = setTimeout(() => {
-      chase = undefined
-      refreshedAt = performance.now()
-      if (!closed && client.status === "ready") client.refreshSlotsCache(() => look() || refresh())
-    }, Math.max(1, refreshedAt + pause - performance.now()))
-  }
+  readonly send: Connection["send"] = (name, args, deadlineMillis) =>
+    this.isReady() ? this.#inFlight.send(name, args, deadlineMillis) : Promise.reject(this.#unready())
 
-  // As of the last `up`: who hears it asks the sessions, so later changes are those that nobody has asked about.
-  let primaries = ""
-  const primariesNow = (): string => client.nodes("master").map(hostPort).sort().join()
-  const up = (): void => {
-    primaries = primariesNow()
-    listeners.up()
-  }
+  readonly run: Connection["run"] = (name, script, call, deadlineMillis) =>
+    this.isReady() ? this.#inFlight.run(name, script, call, deadlineMillis) : Promise.reject(this.#unready())
 
-  /** Whether every slot is served. A replica that was connected before and is a primary now may have missed something. */
-  const look = (): boolean => {
-    if (!isServed()) return false
-    chased = 0
-    if (listeners.state() === "ready" && primariesNow() !== primaries) up()
-    return true
-  }
+  readonly server = async (deadlineMillis: number) =>
+    checkServer(
+      await helloOf((name, ...args) => this.send(name, args, deadlineMillis)),
+      "cluster",
+      this.#options.address
+    )
 
-  const inFlight = makeInFlight({
-    address: () => address,
-    dispatch: (command) => client.sendCommand(command),
-    onExpired: (command) => {
-      const owner = command.getKeys().length === 0 ? undefined : ownerOf(command.getSlot())
-      if (owner !== undefined) suspects.add(`${owner.host}:${owner.port}`)
-    }
-  })
+  readonly state = this.#listeners.state
+  readonly isReady = () => this.#listeners.state() === "ready"
+  readonly failure = () => this.#lastError
+  readonly onReady = this.#listeners.onReady
+  readonly onDown = this.#listeners.onDown
 
-  // Connects at once: while a lazily created node connects, ioredis refuses every command but the first.
-  const watch = (node: IoRedis.Redis): void => {
-    const handshake = handshakes.watch(node, 0, hostPort(node))
-    let watchdog: NodeJS.Timeout | undefined
-    node.on("connect", () => {
-      watchdog = setTimeout(() => node.stream.destroy(), options.connectTimeout)
+  readonly masters = () =>
+    this.client.nodes("master").sort((a, b) => hostPort(a) < hostPort(b) ? -1 : 1).map((node) => {
+      const known = this.#masters.get(node)
+      if (known !== undefined) return known
+      const inFlight = new InFlight({
+        io: this.#options.io,
+        address: hostPort(node),
+        dispatch: (command) => node.sendCommand(command),
+        onExpired: () => this.#suspects.add(hostPort(node))
+      })
+      this.#masters.set(node, inFlight)
+      return inFlight
     })
-    node.on("ready", () => {
-      clearTimeout(watchdog)
-      if (handshake.isUnnamed()) options.onUnnamed?.()
-      // A master that is new or back may have forgotten something.
-      if (listeners.state() === "ready") up()
-    })
-    node.on("close", () => {
-      clearTimeout(watchdog)
-      refresh()
-    })
-    setImmediate(() => connectNode(node))
-  }
 
-  const connectNode = (node: IoRedis.Redis): void => {
-    if (!closed && node.status === "wait" && !node.options.readOnly) node.connect().catch(() => {})
-  }
-
-  /** Until the masters are connected; one that is down holds up the others for a moment only. */
-  const mastersConnected = (): Promise<unknown> => {
-    const patience = new Promise((resolve) => setTimeout(resolve, Math.min(1000, options.connectTimeout / 2)).unref())
-    const nodes = client.nodes("master").map((node) => {
-      connectNode(node)
-      return node.status === "ready"
-        ? undefined
-        : new Promise((resolve) => node.once("ready", resolve).once("close", resolve))
-    })
-    return Promise.race([patience, Promise.all(nodes)])
-  }
-
-  client.on("+node", watch)
-  client.on("refresh", () => void look())
-  client.on("error", (error: unknown) => {
-    lastError = errorFrom(error, "CLUSTER", false, address)
-  })
-  client.on("node error", (error: unknown) => {
-    const nodeError = errorFrom(error, "CLUSTER", false, address)
-    if (nodeError.reason._tag !== "NotConnected" || lastError === undefined) lastError = nodeError
-  })
-  let epoch = 0
-  client.on("ready", async () => {
-    const mine = epoch
-    await mastersConnected()
-    if (mine !== epoch || closed) return
-    lastError = undefined
-    up()
-  })
-  // ioredis goes from "close" to "reconnecting" by itself.
-  client.on("close", () => {
-    epoch++
-    inFlight.rejectAll(fail(new ConnectionLost({ address, detail: detailOf(lastError) })))
-    listeners.down(lastError)
-    // ioredis has been seen to stay in this state for ever.
-    clearTimeout(revival)
-    if (!closed) revival = setTimeout(revive, 5000)
-  })
-  client.on("end", () => {
-    clearTimeout(revival)
-    if (!closed) revival = setTimeout(revive, 1000)
-  })
-  const revive = (): void => {
-    if (!closed && (client.status === "end" || client.status === "close")) client.connect().catch(() => {})
-  }
-  client.connect().catch(() => {})
-
-  const destroyAll = (names?: ReadonlySet<string>): void => {
-    for (const node of client.nodes("all")) {
-      if (names === undefined || names.has(hostPort(node))) node.stream?.destroy()
-    }
-  }
-
-  const dedicated = (key: string | undefined, role: string): Connection => {
+  readonly dedicated = (key: string | undefined, role: string): Connection => {
+    const { address, connectTimeout, io, name, onUnnamed } = this.#options
+    const { client } = this
     const slot = key === undefined ? undefined : slotOf(key)
     const base = client.nodes("master")[0]?.options ?? client.options.redisOptions ?? {}
     const { host: _host, path: _path, port: _port, ...rest } = base as IoRedis.RedisOptions
     const connection = single({
+      io,
       address: key === undefined ? address : `${address} (slot ${slot})`,
-      connectTimeout: options.connectTimeout,
+      connectTimeout,
       topology: "cluster",
       base: {
         ...rest,
-        connectionName: `${options.name}:${role}`,
-        Connector: nodeConnector(() => owner(slot), rest.tls) as never
+        connectionName: `${name}:${role}`,
+        Connector: nodeConnector(() => nodeFor(client, slot), rest.tls) as never
       },
-      onMoved: refresh,
-      onUnnamed: options.onUnnamed
+      onMoved: this.#refresh,
+      onUnnamed
     })
     connection.onDown(() => {
-      if (connection.state() !== "closed") refresh()
+      if (connection.state() !== "closed") this.#refresh()
     })
     return connection
   }
 
-  const owner = (slot: number | undefined) => {
-    const found = slot === undefined ? undefined : ownerOf(slot)
-    if (found !== undefined) return found
-    const sample = client.nodes("master")[0]?.options
-    return sample === undefined ? undefined : { host: sample.host!, port: sample.port! }
+  readonly reset = (): void => {
+    if (this.#closed) return
+    if (this.#suspects.size === 0) {
+      this.#inFlight.rejectAll(fail(new ConnectionLost({ address: this.#options.address, detail: "reset" })))
+      this.#destroy(() => true)
+    } else {
+      // What is in flight to these nodes rejects when their sockets close; the others are not disturbed.
+      this.#destroy((node) => this.#suspects.has(hostPort(node)))
+      this.#suspects.clear()
+    }
   }
 
-  const unready = () => fail(new NotConnected({ address, detail: detailOf(lastError) }))
+  readonly close = async (): Promise<void> => {
+    if (this.#closed) return
+    this.#closed = true
+    this.#revival?.cancel()
+    this.#chase?.cancel()
+    const error = fail(new ConnectionLost({ address: this.#options.address, detail: "closed" }))
+    for (const inFlight of [this.#inFlight, ...this.#masters.values()]) inFlight.rejectAll(error)
+    const nodes = this.client.nodes("all")
+    this.client.disconnect()
+    for (const node of nodes) node.stream?.destroy()
+    this.#revival?.cancel()
+    this.#listeners.close()
+  }
 
-  const send: Connection["send"] = (name, args, deadlineMillis) =>
-    listeners.state() === "ready" ? inFlight.send(name, args, deadlineMillis) : Promise.reject(unready())
+  #unready(): RedisError {
+    return fail(new NotConnected({ address: this.#options.address, detail: detailOf(this.#lastError) }))
+  }
 
-  const run: Connection["run"] = (name, script, call, deadlineMillis) =>
-    listeners.state() === "ready" ? inFlight.run(name, script, call, deadlineMillis) : Promise.reject(unready())
+  #destroy(which: (node: IoRedis.Redis) => boolean): void {
+    for (const node of this.client.nodes("all")) if (which(node)) node.stream?.destroy()
+  }
 
-  return {
-    client,
-    dedicated,
-    send,
-    run,
-    server: async (deadlineMillis) =>
-      checkServer(await helloOf((name, ...args) => send(name, args, deadlineMillis)), "cluster", address),
-    failure: () => lastError,
-    masters: () =>
-      client.nodes("master").sort((a, b) => hostPort(a) < hostPort(b) ? -1 : 1).map((node) =>
-        makeInFlight({
-          address: () => hostPort(node),
-          dispatch: (command) => node.sendCommand(command),
-          onExpired: () => suspects.add(hostPort(node))
-        })
-      ),
-    isReady: () => listeners.state() === "ready",
-    state: listeners.state,
-    onReady: listeners.onReady,
-    onDown: listeners.onDown,
-    reset: () => {
-      if (closed) return
-      if (suspects.size === 0) {
-        inFlight.rejectAll(fail(new ConnectionLost({ address, detail: "reset" })))
-        destroyAll()
-      } else {
-        // What is in flight to these nodes rejects when their sockets close; the others are not disturbed.
-        destroyAll(suspects)
-        suspects.clear()
-      }
-    },
-    close: async () => {
-      if (closed) return
-      closed = true
-      clearTimeout(revival)
-      clearTimeout(chase)
-      inFlight.rejectAll(fail(new ConnectionLost({ address, detail: "closed" })))
-      const nodes = client.nodes("all")
-      client.disconnect()
-      for (const node of nodes) node.stream?.destroy()
-      clearTimeout(revival)
-      listeners.close()
-    }
+  #listen(): void {
+    const { client } = this
+    const { address, io } = this.#options
+    client.on("+node", (node: IoRedis.Redis) => this.#watch(node))
+    client.on("-node", (node: IoRedis.Redis) => this.#forget(node))
+    client.on("refresh", () => void this.#look())
+    client.on("error", (error: unknown) => {
+      this.#lastError = errorFrom(error, "CLUSTER", false, address)
+    })
+    client.on("node error", (error: unknown) => {
+      const nodeError = errorFrom(error, "CLUSTER", false, address)
+      if (nodeError.reason._tag !== "NotConnected" || this.#lastError === undefined) this.#lastError = nodeError
+    })
+    client.on("ready", () => void this.#onClientReady())
+    // ioredis goes from "close" to "reconnecting" by itself.
+    client.on("close", () => {
+      this.#epoch++
+      this.#inFlight.rejectAll(fail(new ConnectionLost({ address, detail: detailOf(this.#lastError) })))
+      this.#listeners.down(this.#lastError)
+      // ioredis has been seen to stay in this state for ever.
+      this.#revival?.cancel()
+      if (!this.#closed) this.#revival = io.after(5000, this.#revive)
+    })
+    client.on("end", () => {
+      this.#revival?.cancel()
+      if (!this.#closed) this.#revival = io.after(1000, this.#revive)
+    })
+  }
+
+  readonly #revive = (): void => {
+    const { client } = this
+    if (!this.#closed && (client.status === "end" || client.status === "close")) client.connect().catch(() => {})
+  }
+
+  async #onClientReady(): Promise<void> {
+    const epoch = this.#epoch
+    await this.#mastersConnected()
+    if (epoch !== this.#epoch || this.#closed) return
+    this.#lastError = undefined
+    this.#up()
+  }
+
+  /** Until the masters are connected; one that is down holds up the others for a moment only. */
+  async #mastersConnected(): Promise<void> {
+    const { connectTimeout, io } = this.#options
+    const nodes = this.client.nodes("master").map((node) => {
+      this.#connectNode(node)
+      return node.status === "ready"
+        ? undefined
+        : new Promise((resolve) => node.once("ready", resolve).once("close", resolve))
+    })
+    await new Promise<void>((resolve) => {
+      const timer = io.after(Math.min(1000, connectTimeout / 2), resolve)
+      void Promise.all(nodes).then(() => {
+        timer.cancel()
+        resolve()
+      })
+    })
+  }
+
+  /** Connects at once: while a lazily created node connects, ioredis refuses every command but the first. */
+  #watch(node: IoRedis.Redis): void {
+    const { connectTimeout, io, onUnnamed } = this.#options
+    const handshake = handshakes.watch(node, 0, hostPort(node))
+    let watchdog: Timer | undefined
+    node.on("connect", () => {
+      watchdog = io.after(connectTimeout, () => node.stream.destroy())
+    })
+    node.on("ready", () => {
+      watchdog?.cancel()
+      if (handshake.isUnnamed()) onUnnamed?.()
+      // A master that is new or back may have forgotten something.
+      if (this.isReady()) this.#up()
+    })
+    node.on("close", () => {
+      watchdog?.cancel()
+      this.#forget(node)
+      this.#refresh()
+    })
+    // Once ioredis has added it.
+    io.defer(() => this.#connectNode(node))
+  }
+
+  #forget(node: IoRedis.Redis): void {
+    this.#masters.get(node)?.rejectAll(fail(new ConnectionLost({ address: hostPort(node), detail: undefined })))
+    this.#masters.delete(node)
+  }
+
+  #connectNode(node: IoRedis.Redis): void {
+    if (!this.#closed && node.status === "wait" && !node.options.readOnly) node.connect().catch(() => {})
+  }
+
+  /**
+   * Looks for the owners of slots until there is a primary in place of the one that is gone: a process that only holds
+   * sends nothing that would find it.
+   */
+  readonly #refresh = (): void => {
+    const { client } = this
+    if (this.#chase !== undefined || this.#closed || client.status !== "ready") return
+    const { io } = this.#options
+    // A node that is gone is tried again with every refresh, and its failure asks for the next one.
+    const pause = this.#chased++ < 40 ? 250 : 2000
+    this.#chase = io.after(Math.max(0, this.#refreshedAt + pause - io.now()), () => {
+      this.#chase = undefined
+      this.#refreshedAt = io.now()
+      if (!this.#closed && client.status === "ready") client.refreshSlotsCache(() => this.#look() || this.#refresh())
+    })
+  }
+
+  /** Whether every slot is served. A replica that was connected before and is a primary now may have missed something. */
+  #look(): boolean {
+    if (!isServed(this.client)) return false
+    this.#chased = 0
+    if (this.isReady() && this.#primariesNow() !== this.#primaries) this.#up()
+    return true
+  }
+
+  #primariesNow(): string {
+    return this.client.nodes("master").map(hostPort).sort().join()
+  }
+
+  #up(): void {
+    this.#primaries = this.#primariesNow()
+    this.#listeners.up()
   }
 }
-
-/** Looks the node up anew at every attempt, so that reconnecting follows a slot that has moved. */
-const nodeConnector = (
-  owner: () => { readonly host: string; readonly port: number } | undefined,
-  security: tls.ConnectionOptions | undefined
-) =>
-  class NodeConnector extends IoRedis.AbstractConnector {
-    constructor() {
-      super(disconnectTimeout)
-    }
-    override async connect() {
-      this.connecting = true
-      const node = owner()
-      // Ends ioredis's own attempts; `single` revives it.
-      if (node === undefined) throw new Error("No node of the cluster is known")
-      this.stream = security === undefined ? net.createConnection({ ...node }) : tls.connect({ ...security, ...node })
-      this.stream.once("error", (error) => {
-        this.firstError = error
-      })
-      return this.stream
-    }
-  }

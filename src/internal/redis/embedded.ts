@@ -4,12 +4,15 @@
  * Its parent is a shell that waits on a pipe from us. When we are gone, however that happened, the pipe closes, and the
  * shell ends the server and removes the directory.
  */
+
 import { spawn } from "node:child_process"
 import * as fs from "node:fs"
 import * as net from "node:net"
 import * as os from "node:os"
 import * as path from "node:path"
+import type { Io } from "../io.ts"
 
+/** Which server to start, and how. */
 export interface Options {
   readonly binary?: string | undefined
   readonly args?: ReadonlyArray<string> | undefined
@@ -79,7 +82,7 @@ const answers = (socket: string): Promise<boolean> =>
     connection.write("PING\r\n")
   })
 
-export const start = async (options: Options, timeoutMillis: number): Promise<Embedded> => {
+export const start = async (options: Options, timeoutMillis: number, io: Io): Promise<Embedded> => {
   const binary = find(options.binary)
   const directory = fs.mkdtempSync(path.join(os.tmpdir(), "lockstep-"))
   let socket = path.join(directory, "redis.sock")
@@ -123,20 +126,20 @@ export const start = async (options: Options, timeoutMillis: number): Promise<Em
   shell.unref()
   for (const stream of [shell.stdin, shell.stdout, shell.stderr]) (stream as unknown as net.Socket).unref()
 
-  const deadline = performance.now() + timeoutMillis
+  const deadline = io.now() + timeoutMillis
   const pidFile = path.join(directory, "pid")
   for (;;) {
     if (await answers(socket)) break
     const pid = readPid(pidFile)
     const dead = pid !== undefined && !isAlive(pid)
-    if (dead || performance.now() > deadline) {
+    if (dead || io.now() > deadline) {
       await stop()
       const last = output.trim().split("\n").at(-1)
       throw new Error(
         `${binary} ${dead ? "ended at once" : "did not answer in time"}${last ? `; it said: ${last}` : ""}`
       )
     }
-    await new Promise((resolve) => setTimeout(resolve, 5))
+    await new Promise<void>((resolve) => void io.after(5, resolve))
   }
   return { url: `unix://${socket}`, path: socket, pid: readPid(pidFile)!, stop }
 }

@@ -388,6 +388,10 @@ const systemCode = (error: Error & { readonly code?: unknown }): string | undefi
   return inner instanceof Error ? systemCode(inner) : undefined
 }
 
+/** The code at the beginning of an error reply. */
+export const codeOf = (error: unknown): string =>
+  (error instanceof Error ? /^\w+/.exec(error.message)?.[0] : undefined) ?? ""
+
 /** For the log: what happened, without advice. */
 export const summary = (error: RedisError): string => {
   const detail = detailOf(error) ?? ("code" in error.reason ? error.reason.code : undefined)

@@ -11,17 +11,10 @@ import * as Effect from "effect/Effect"
 import * as PersistenceRedis from "effect/persistence/Redis"
 import type * as Scope from "effect/Scope"
 import type { Io, Timer } from "../io.ts"
-import type { ClusterConnection } from "./cluster.ts"
-import {
-  blockingMillis,
-  type Connection,
-  type Connections,
-  keyOf,
-  sendProbing,
-  type SingleConnection,
-  slotOf
-} from "./connection.ts"
+import { blockingMillis, keyOf, slotOf } from "./command.ts"
+import type { ClusterConnection, Connection, Connections, SingleConnection } from "./connection.ts"
 import type { RedisError } from "./errors.ts"
+import { sendProbing } from "./probe.ts"
 import { patient, untilReady } from "./waiting.ts"
 
 type Send = (command: string, args: ReadonlyArray<string>, signal?: AbortSignal | undefined) => Promise<unknown>

@@ -1,0 +1,242 @@
+/** From the options of a layer, or the client of a caller, to what connections are made of. */
+import * as Redacted from "effect/Redacted"
+import type * as IoRedis from "ioredis"
+import type { ConnectionOptions } from "node:tls"
+import type { Topology } from "./connection.ts"
+import type { Address, Options } from "./options.ts"
+
+export interface Source {
+  readonly topology: Topology
+  /** For messages. */
+  readonly address: string
+  /** The same for all that reach the same server and database by the same settings. */
+  readonly identity: string
+  readonly clientName: string
+  readonly single: IoRedis.RedisOptions
+  readonly cluster?: {
+    readonly nodes: ReadonlyArray<IoRedis.ClusterNode>
+    readonly base: IoRedis.ClusterOptions
+    readonly from?: IoRedis.Cluster
+  } | undefined
+}
+
+interface ParsedUrl {
+  readonly host?: string
+  readonly port?: number
+  readonly path?: string
+  readonly db?: number
+  readonly username?: string
+  readonly password?: string
+  readonly tls?: true
+}
+
+export const integer = (name: string, text: string): number => {
+  if (!/^\d+$/.test(text)) throw new RangeError(`Redis: ${name} must be a number`)
+  return Number(text)
+}
+
+// What is wrong must not quote the URL: it may carry a password.
+const parseUrl = (text: string): ParsedUrl => {
+  if (text.startsWith("/")) return { path: text }
+  if (!URL.canParse(text)) throw new RangeError("Redis: url is not a URL such as redis://localhost:6379")
+  const url = new URL(text)
+  const db = url.searchParams.get("db")
+  const common = {
+    ...(url.username === "" ? undefined : { username: decodeURIComponent(url.username) }),
+    ...(url.password === "" ? undefined : { password: decodeURIComponent(url.password) }),
+    ...(db === null ? undefined : { db: integer("the database in url", db) })
+  }
+  switch (url.protocol) {
+    case "unix:":
+    case "redis+unix:":
+    case "redis+socket:":
+      if (url.host !== "" && url.host !== "localhost") {
+        throw new RangeError("Redis: url needs three slashes: unix:///path")
+      }
+      return { ...common, path: decodeURIComponent(url.pathname) }
+    case "redis:":
+    case "rediss:":
+    case "valkey:":
+    case "valkeys:": {
+      const database = url.pathname.slice(1)
+      return {
+        ...common,
+        host: url.hostname === "" ? "localhost" : url.hostname.replace(/^\[(.*)\]$/, "$1"),
+        ...(url.port === "" ? undefined : { port: Number(url.port) }),
+        ...(database === "" ? undefined : { db: integer("the database in url", database) }),
+        ...(url.protocol === "rediss:" || url.protocol === "valkeys:" ? { tls: true as const } : undefined)
+      }
+    }
+    default:
+      throw new RangeError("Redis: url must begin with redis://, rediss:// or unix://")
+  }
+}
+
+const tlsOf = (option: boolean | ConnectionOptions | undefined): ConnectionOptions | undefined =>
+  option === true ? {} : option === false ? undefined : option
+
+interface Place {
+  readonly host: string
+  readonly port: number
+}
+
+const named = (places: ReadonlyArray<Place>): string => places.map(({ host, port }) => `${host}:${port}`).join(",")
+
+// The order in which nodes are listed decides nothing.
+const sorted = (places: ReadonlyArray<Place>): string =>
+  places.map((place) => named([place]).toLowerCase()).sort().join(",")
+
+const serverIdentity = (place: string, db: number): string => `server ${place} ${db}`
+
+const sentinelIdentity = (name: string, places: ReadonlyArray<Place>, db: number): string =>
+  `sentinel ${name} ${sorted(places)} ${db}`
+
+const clusterIdentity = (places: ReadonlyArray<Place>): string => `cluster ${sorted(places)}`
+
+const definedOnly = <A extends object>(options: A): A => {
+  for (const key of Object.keys(options)) if (options[key as keyof A] === undefined) delete options[key as keyof A]
+  return options
+}
+
+export const resolve = (options: Options): Source => {
+  const { cluster, sentinels } = options
+  const places = [options.url, options.path, options.host ?? options.port, sentinels, cluster]
+  if (places.filter((place) => place !== undefined).length > 1) {
+    throw new RangeError("Redis: give only one of url, path, host and port, sentinels, cluster")
+  }
+  if (sentinels !== undefined && (sentinels.length === 0 || options.name === undefined)) {
+    throw new RangeError("Redis: sentinels needs at least one address, and the name of the primary as `name`")
+  }
+  if (cluster !== undefined && cluster.length === 0) throw new RangeError("Redis: cluster needs at least one address")
+  const parsed: ParsedUrl = options.url === undefined
+    ? {}
+    : parseUrl(Redacted.isRedacted(options.url) ? Redacted.value(options.url) : options.url)
+  const path = options.path ?? parsed.path
+  const host = options.host ?? parsed.host ?? "localhost"
+  const port = options.port ?? parsed.port ?? 6379
+  const db = options.db ?? parsed.db ?? 0
+  if (!Number.isInteger(port) || port < 1 || port > 65535) throw new RangeError("Redis: port must be 1 to 65535")
+  if (!Number.isInteger(db) || db < 0) throw new RangeError("Redis: db must be a non-negative integer")
+  if (cluster !== undefined && db !== 0) throw new RangeError("Redis: a Cluster has only database 0")
+  const clientName = options.clientName ?? "lockstep"
+  if (!/^[!-~]+$/.test(clientName)) throw new RangeError("Redis: clientName must be ASCII without spaces")
+  const tls = tlsOf(options.tls ?? parsed.tls)
+  const common = definedOnly<IoRedis.RedisOptions>({
+    username: options.username ?? parsed.username,
+    password: options.password === undefined ? parsed.password : Redacted.value(options.password),
+    tls
+  })
+  const list = (addresses: ReadonlyArray<Address>, standard: number) =>
+    addresses.map((address) => ({ host: address.host, port: address.port ?? standard }))
+  if (cluster !== undefined) {
+    return {
+      topology: "cluster",
+      clientName,
+      address: named(list(cluster, 6379)),
+      identity: clusterIdentity(list(cluster, 6379)),
+      single: {},
+      cluster: {
+        nodes: list(cluster, 6379),
+        base: {
+          redisOptions: common,
+          // The names in the certificate are those of the nodes.
+          ...(tls === undefined ? undefined : { dnsLookup: (name, callback) => callback(null, name) }),
+          ...(options.natMap === undefined ? undefined : { natMap: options.natMap })
+        }
+      }
+    }
+  }
+  if (sentinels !== undefined) {
+    return {
+      topology: "sentinel",
+      clientName,
+      address: `${options.name} of ${named(list(sentinels, 26379))}`,
+      identity: sentinelIdentity(options.name!, list(sentinels, 26379), db),
+      single: {
+        ...common,
+        db,
+        role: "master",
+        sentinels: list(sentinels, 26379),
+        ...definedOnly<IoRedis.RedisOptions>({
+          name: options.name,
+          sentinelUsername: options.sentinelUsername,
+          sentinelPassword: options.sentinelPassword === undefined
+            ? undefined
+            : Redacted.value(options.sentinelPassword),
+          sentinelTLS: tlsOf(options.sentinelTls ?? options.tls),
+          natMap: options.natMap
+        }),
+        // Without this, ioredis leaves the connection to the primary in plain text.
+        enableTLSForSentinelMode: tls !== undefined
+      }
+    }
+  }
+  return path === undefined
+    ? {
+      topology: "standalone",
+      clientName,
+      address: `${host}:${port}`,
+      identity: serverIdentity(sorted([{ host, port }]), db),
+      single: { ...common, host, port, db }
+    }
+    : {
+      topology: "standalone",
+      clientName,
+      address: path,
+      identity: serverIdentity(path, db),
+      single: { ...common, path, db }
+    }
+}
+
+/** Where a Cluster client of the caller's begins. Each is a port, a URL that may have a password, or an object. */
+const startupNodes = (client: IoRedis.Cluster): ReadonlyArray<Place> =>
+  (client as unknown as { readonly startupNodes: ReadonlyArray<IoRedis.ClusterNode> }).startupNodes.map((node) => {
+    if (typeof node === "number") return { host: "127.0.0.1", port: node }
+    if (typeof node === "object") return { host: node.host ?? "127.0.0.1", port: node.port ?? 6379 }
+    const [, host, port] = /^(?:\w+:\/\/)?(?:[^@]*@)?([^:/?]*)(?::(\d+))?/.exec(node) ?? []
+    return { host: host || "127.0.0.1", port: Number(port ?? 6379) }
+  })
+
+export const resolveClient = (client: IoRedis.Redis | IoRedis.Cluster): Source => {
+  if (client.isCluster) {
+    const from = client as IoRedis.Cluster
+    const options = from.options
+    const nodes = startupNodes(from)
+    if (options.keyPrefix || options.redisOptions?.keyPrefix) {
+      throw new RangeError("Redis: a client with keyPrefix cannot be used, as it does not reach all names: remove it")
+    }
+    if (options.scaleReads !== undefined && options.scaleReads !== "master") {
+      throw new RangeError("Redis: a client with scaleReads cannot be used, as replicas are behind: use \"master\"")
+    }
+    return {
+      topology: "cluster",
+      clientName: options.redisOptions?.connectionName ?? "lockstep",
+      address: named(nodes),
+      identity: clusterIdentity(nodes),
+      single: {},
+      cluster: { nodes: [], base: {}, from }
+    }
+  }
+  const options = (client as IoRedis.Redis).options
+  if (options.keyPrefix) {
+    throw new RangeError("Redis: a client with keyPrefix cannot be used, as it does not reach all names: remove it")
+  }
+  if (options.readOnly || options.role === "slave") {
+    throw new RangeError("Redis: a client that reads from replicas cannot be used: connect it to the primary")
+  }
+  const sentinel = options.sentinels !== undefined && options.sentinels !== null
+  if (sentinel && options.tls !== undefined && !options.enableTLSForSentinelMode) {
+    throw new RangeError("Redis: this client sends its password in plain text: set enableTLSForSentinelMode with tls")
+  }
+  const places = (options.sentinels ?? []).map((one) => ({ host: one.host ?? "localhost", port: one.port ?? 26379 }))
+  const place = options.path ?? `${options.host}:${options.port}`
+  return {
+    topology: sentinel ? "sentinel" : "standalone",
+    clientName: options.connectionName ?? "lockstep",
+    address: sentinel ? `${options.name} of ${named(places)}` : place,
+    identity: sentinel
+      ? sentinelIdentity(options.name ?? "", places, options.db ?? 0)
+      : serverIdentity(options.path ?? place.toLowerCase(), options.db ?? 0),
+    single: options
+  }
+}
