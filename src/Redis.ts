@@ -54,6 +54,7 @@
  *
  * @since 0.1.0
  */
+
 import * as Config from "effect/Config"
 import * as Context from "effect/Context"
 import * as Duration from "effect/Duration"

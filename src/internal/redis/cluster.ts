@@ -1,4 +1,5 @@
 /** A connection to a Redis Cluster, and to single nodes of it for blocking reads. */
+
 import * as IoRedis from "ioredis"
 import type { Io, Timer } from "../io.ts"
 import { slotOf } from "./command.ts"

@@ -1,4 +1,5 @@
 /** Commands as ioredis takes them, and what it knows of them. */
+
 import * as IoRedis from "ioredis"
 import type { ScriptCommand } from "./connection.ts"
 import { type Call, message } from "./resp.ts"

@@ -5,6 +5,7 @@
  * every command is registered with its own deadline and is settled by a reply, by the loss of the connection or by that
  * deadline, whichever is first; what ioredis does with it afterwards is ignored.
  */
+
 import type * as IoRedis from "ioredis"
 import type { RedisError } from "./errors.ts"
 import type { Call } from "./resp.ts"

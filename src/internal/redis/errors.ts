@@ -1,4 +1,5 @@
 /** What can go wrong with Redis. Public through `Redis`; here so that connections can raise it. */
+
 import * as Schema from "effect/Schema"
 
 const because = (detail: string | undefined): string => detail === undefined ? "" : ` (${detail})`

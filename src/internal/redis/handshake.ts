@@ -2,6 +2,7 @@
  * The steps that ioredis sends before a connection is ready. It only gives up for some that fail: after a refused
  * `SELECT` it goes on in database 0, and a refused `AUTH` of RESP2 can be a warning to it.
  */
+
 import type * as IoRedis from "ioredis"
 import { errorFrom, fail, type RedisError, UnsupportedServer } from "./errors.ts"
 

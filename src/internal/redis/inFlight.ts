@@ -1,4 +1,5 @@
 /** The commands in flight: each of them settles once, whatever ioredis does with its promise. */
+
 import * as IoRedis from "ioredis"
 import type { Io, Timer } from "../io.ts"
 import { EncodedCommand, wireName } from "./command.ts"

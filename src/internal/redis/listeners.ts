@@ -1,4 +1,5 @@
 /** What connections to one node and to a Cluster share: who wants to know that it is up or down. */
+
 import type { ConnectionState } from "./connection.ts"
 import type { RedisError } from "./errors.ts"
 

@@ -1,4 +1,5 @@
 /** The sockets of a connection to the node of a Cluster that serves a slot. */
+
 import * as IoRedis from "ioredis"
 import * as net from "node:net"
 import * as tls from "node:tls"

@@ -1,4 +1,5 @@
 /** Where Redis is and how long to wait for it. Public through `Redis`; here so that `resolve` can read them. */
+
 import type * as Duration from "effect/Duration"
 import type * as Redacted from "effect/Redacted"
 import type { ConnectionOptions } from "node:tls"

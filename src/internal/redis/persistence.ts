@@ -7,6 +7,7 @@
  * Commands wait for a connection that is being made again. Effect's own client queues them, and its modules rely on
  * that: a failed command ends the fiber with which `PersistedQueue` recovers elements.
  */
+
 import * as Effect from "effect/Effect"
 import * as PersistenceRedis from "effect/persistence/Redis"
 import type * as Scope from "effect/Scope"

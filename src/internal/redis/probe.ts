@@ -1,4 +1,5 @@
 /** What a server says of itself, whether it can be used, and what it can do. */
+
 import type { Connection, ServerInfo, Topology } from "./connection.ts"
 import { fail, notCluster, ReadOnlyReplica, RedisError, UnsupportedServer } from "./errors.ts"
 

@@ -1,4 +1,5 @@
 /** How ioredis is configured, and the pauses between attempts to connect. */
+
 import type * as IoRedis from "ioredis"
 import type { Io } from "../io.ts"
 

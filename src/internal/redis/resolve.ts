@@ -1,4 +1,5 @@
 /** From the options of a layer, or the client of a caller, to what connections are made of. */
+
 import * as Redacted from "effect/Redacted"
 import type * as IoRedis from "ioredis"
 import type { ConnectionOptions } from "node:tls"

@@ -2,6 +2,7 @@
  * How calls of scripts are written. What is the same in every call of a session is encoded once, and nothing is kept
  * twice while a call is under way: encoding is most of what a request costs in the client.
  */
+
 const heads = Array.from({ length: 512 }, (_, length) => `$${length}\r\n`)
 
 const head = (length: number): string => heads[length] ?? `$${length}\r\n`

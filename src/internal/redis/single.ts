@@ -1,4 +1,5 @@
 /** A connection to one node that connects again for ever, also by way of Sentinel. */
+
 import * as IoRedis from "ioredis"
 import type { Io, Timer } from "../io.ts"
 import type { Connection, ServerInfo, SingleConnection, Topology } from "./connection.ts"

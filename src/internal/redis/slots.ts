@@ -1,4 +1,5 @@
 /** Which node of a Cluster serves which slot, as ioredis knows it. */
+
 import type * as IoRedis from "ioredis"
 
 export interface Place {

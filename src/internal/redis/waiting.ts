@@ -1,4 +1,5 @@
 /** Waits for connections that are not ready yet. */
+
 import type { Io } from "../io.ts"
 import type { Connection } from "./connection.ts"
 import { RedisError } from "./errors.ts"
