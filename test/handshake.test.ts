@@ -96,13 +96,30 @@ describe("handshake", () => {
         assert.strictEqual(error.reason._tag, "NotConnected")
         yield* Effect.sleep(10)
       }
-      assert.include((yield* Effect.flip(redis.send("PING"))).message, "SELECT")
+      const { message } = yield* Effect.flip(redis.send("PING"))
+      assert.match(message, /no permission for SELECT.*ACL/)
+      assert.notInclude(message, "running")
       missing(yield* Effect.flip(own.send("PING")))
       assert.strictEqual(yield* server.cli("-n", 0, "EXISTS", "key"), "0")
       yield* server.cli("ACL", "SETUSER", "app", "+select")
       yield* eventually(Effect.map(redis.state, (state) => state === "ready"))
       assert.strictEqual(yield* database, "3")
       assert.include(yield* own.send<string>("CLIENT", "INFO"), " db=3 ")
+    }).pipe(Effect.scoped), 20_000)
+
+  it.live("says that the credentials are refused when the password has changed", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone({ acl: [user("app")] })
+      const redis = yield* build(Redis.layer({ url: `redis://app:${secret}@127.0.0.1:${server.port}` }))
+      yield* server.cli("ACL", "SETUSER", "app", "resetpass", ">another")
+      yield* server.cli("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+      yield* eventually(
+        Effect.map(Effect.flip(redis.send("PING")), (error) => {
+          assert.notInclude(JSON.stringify(error), secret)
+          return /WRONGPASS.*`password`/.test(error.message)
+        }),
+        { timeout: "5 seconds" }
+      )
     }).pipe(Effect.scoped), 20_000)
 
   it.live("does not let one user of a connection move the others to another database", () =>

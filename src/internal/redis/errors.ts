@@ -33,11 +33,16 @@ export class NotConnected extends Schema.Error<NotConnected>("lockstep/Redis/Not
   detail: Schema.UndefinedOr(Schema.String)
 }) {
   override get message(): string {
-    return `There is no connection to Redis at ${this.address}${because(this.detail)}: ` +
-      (this.detail !== undefined && /CERT|TLS|SSL|SIGNED|ISSUER/.test(this.detail)
-        ? `give the authority of its certificate as \`tls: { ca }\` and connect to a name that is in it.`
-        : `check that it is running there and can be reached from here.`)
+    return `There is no connection to Redis at ${this.address}${because(this.detail)}: ${advice(this.detail ?? "")}.`
   }
+}
+
+const advice = (detail: string): string => {
+  if (detail.startsWith("no permission")) return "extend the ACL of its user"
+  if (/^(WRONGPASS|NOAUTH)$/.test(detail)) return "check `username` and `password`"
+  return /CERT|TLS|SSL|SIGNED|ISSUER/.test(detail)
+    ? "give the authority of its certificate as `tls: { ca }` and connect to a name that is in it"
+    : "check that it is running there and can be reached from here"
 }
 
 /**
@@ -403,5 +408,6 @@ export const detailOf = (error: RedisError | undefined): string | undefined => {
   if (error === undefined) return undefined
   const reason = error.reason
   if (reason._tag === "MissingPermission") return `no permission for ${reason.command}`
+  if (reason._tag === "AuthenticationFailed") return reason.code
   return "detail" in reason ? reason.detail : undefined
 }
