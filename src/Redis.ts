@@ -8,6 +8,7 @@
  * - Every command settles: with its reply, when its connection is lost, or at its deadline.
  * - A command is sent at most once. Nothing is queued while Redis is away and nothing is resent; `RedisError.executed`
  *   says whether a failed command can have been executed.
+ * - A connection is only used in the database that its `db` says. One whose `SELECT` or `AUTH` is refused fails.
  * - Errors carry neither arguments nor passwords.
  * - Each layer also provides `effect/persistence/Redis`, so that Effect's own `RateLimiter`, `CircuitBreaker`,
  *   `PersistedQueue` and `Persistence` work over the same server.
@@ -19,9 +20,9 @@
  * - On a Cluster a script is sent to the node of its first key, so that all its keys need one hash tag. Of Effect's own
  *   modules, `PersistedQueue` needs a `prefix` with one (`"{queues}:"`), the token buckets of `RateLimiter` need keys
  *   with one (`"{user:1}"`), and `setMany` of `Persistence` a store id with one (`"{users}"`). The rest works without.
- * - Effect's own modules wait up to `commandTimeout` for a connection that is lost. An outage that takes longer ends the
- *   fiber with which `PersistedQueue` recovers elements of dead consumers; a queue that is idle for 30 seconds and then
- *   used again starts another.
+ * - Effect's own modules wait up to `commandTimeout` for a connection that is lost. A longer outage, or one that takes
+ *   the reply of its command with it, ends the fiber with which `PersistedQueue` recovers elements of dead consumers. A
+ *   queue that is idle for 30 seconds and then used again starts another.
  * - Redis 7.0 or Valkey 7.2 is the oldest server supported. Nothing here needs `INFO`, `ROLE` or `CONFIG`.
  *
  * **Permissions**
@@ -68,7 +69,7 @@ import * as SubscriptionRef from "effect/SubscriptionRef"
 import type * as IoRedis from "ioredis"
 import { CurrentIo, type Io } from "./internal/io.ts"
 import { cluster } from "./internal/redis/cluster.ts"
-import { blockingMillis } from "./internal/redis/command.ts"
+import { blockingMillis, checkCommand } from "./internal/redis/command.ts"
 import { type Connection, type ConnectionState, register } from "./internal/redis/connection.ts"
 import * as embedded from "./internal/redis/embedded.ts"
 import { EmbeddedFailed, RedisError, summary, Timeout } from "./internal/redis/errors.ts"
@@ -204,13 +205,6 @@ const connected = (self: Connection, io: Io, timeout: number, patient: boolean):
   })
 
 const timedOut = (command: string): RedisError => new RedisError({ reason: new Timeout({ command }) })
-
-const checkCommand = (command: string): void => {
-  if (typeof command !== "string" || command === "") throw new RangeError("Redis: command must be a non-empty string")
-  if (command.toUpperCase() === "SELECT") {
-    throw new RangeError("Redis: SELECT would move a connection for good: use a layer with another `db`")
-  }
-}
 
 const sendShared = (self: Connection, timeout: number): Redis["Service"]["send"] => (command, ...args) =>
   Effect.suspend(() => {

@@ -4,11 +4,13 @@ import { assert, describe, it } from "@effect/vitest"
 import * as Effect from "effect/Effect"
 import * as Layer from "effect/Layer"
 import * as Logger from "effect/Logger"
+import * as EffectRedis from "effect/persistence/Redis"
 import * as Redacted from "effect/Redacted"
 import * as References from "effect/References"
 import * as IoRedis from "ioredis"
 import * as net from "node:net"
 import * as Redis from "../src/Redis.ts"
+import { cluster } from "./support/cluster.ts"
 import { eventually } from "./support/eventually.ts"
 import { sentinel } from "./support/sentinel.ts"
 import { standalone } from "./support/servers.ts"
@@ -124,14 +126,24 @@ describe("handshake", () => {
 
   it.live("does not let one user of a connection move the others to another database", () =>
     Effect.gen(function*() {
-      const server = yield* standalone()
-      const redis = yield* build(Redis.layer({ url: `redis://127.0.0.1:${server.port}/3` }))
+      const redis = yield* Redis.Redis
       const own = yield* redis.connect()
-      for (const send of [redis.send("select", 5), own.send("SELECT", 5)]) {
+      const effect = yield* EffectRedis.Redis
+      const reserved = yield* effect.reserve
+      const sends: ReadonlyArray<Effect.Effect<unknown, unknown>> = [
+        redis.send("select", 5),
+        own.send("SELECT", 5),
+        effect.send("Select", "5"),
+        reserved.send("SELECT", "5")
+      ]
+      for (const send of sends) {
         const exit = yield* Effect.exit(send)
         assert.include(String(exit), "RangeError: Redis: SELECT")
       }
-    }).pipe(Effect.scoped), 20_000)
+    }).pipe(
+      Effect.scoped,
+      Effect.provide(Redis.layerEmbedded())
+    ), 20_000)
 
   it.live("fails when a server that cannot speak RESP3 refuses AUTH", () =>
     Effect.gen(function*() {
@@ -188,6 +200,16 @@ describe("handshake", () => {
         const exit = yield* Effect.exit(failure(Redis.layer({ url, clientName: "two words" })))
         assert.include(String(exit), "RangeError: Redis: clientName")
       }).pipe(Effect.scoped), 20_000)
+
+    it.live("shows on every node of a Cluster", () =>
+      Effect.gen(function*() {
+        const { servers, startupNodes } = yield* cluster()
+        const redis = yield* build(Redis.layer({ cluster: startupNodes, clientName: "orders" }))
+        yield* redis.connect({ key: "a" })
+        const lists = yield* Effect.forEach(servers, (server) => server.cli("CLIENT", "LIST"))
+        for (const list of lists) assert.include(list, " name=orders ")
+        assert.strictEqual(lists.filter((list) => list.includes(" name=orders:blocking ")).length, 1)
+      }).pipe(Effect.scoped), 60_000)
 
     it.live("needs no permission: a refusal decides nothing, and is logged at Debug", () =>
       Effect.gen(function*() {

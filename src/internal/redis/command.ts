@@ -51,3 +51,11 @@ export const blockingMillis = (command: string, args: ReadonlyArray<string | num
   const millis = new IoRedis.Command(name, [...args]).extractBlockingTimeout()
   return millis === undefined || millis === null ? 0 : millis === 0 ? Infinity : millis
 }
+
+/** Throws for what must not be sent on any connection. */
+export const checkCommand = (command: string): void => {
+  if (typeof command !== "string" || command === "") throw new RangeError("Redis: command must be a non-empty string")
+  if (command.toUpperCase() === "SELECT") {
+    throw new RangeError("Redis: SELECT would move a connection for good: use a layer with another `db`")
+  }
+}

@@ -1,4 +1,4 @@
-/** What connections to one node and to a Cluster share: who wants to know that it is up or down. */
+/** The state of a connection and the callbacks for its changes, for one node and for a Cluster. */
 
 import type { ConnectionState } from "./connection.ts"
 import type { RedisError } from "./errors.ts"

@@ -12,7 +12,7 @@ import * as Effect from "effect/Effect"
 import * as PersistenceRedis from "effect/persistence/Redis"
 import type * as Scope from "effect/Scope"
 import type { Io, Timer } from "../io.ts"
-import { blockingMillis, keyOf, slotOf } from "./command.ts"
+import { blockingMillis, checkCommand, keyOf, slotOf } from "./command.ts"
 import type { ClusterConnection, Connection, Connections, SingleConnection } from "./connection.ts"
 import type { RedisError } from "./errors.ts"
 import { sendProbing } from "./probe.ts"
@@ -21,6 +21,14 @@ import { patient, untilReady } from "./waiting.ts"
 type Send = (command: string, args: ReadonlyArray<string>, signal?: AbortSignal | undefined) => Promise<unknown>
 
 type Listener = (message: PersistenceRedis.RedisMessage) => void
+
+const sendWith =
+  (send: Send): PersistenceRedis.Redis["Service"]["send"] =>
+  <A = unknown>(command: string, ...args: ReadonlyArray<string>) =>
+    Effect.suspend(() => {
+      checkCommand(command)
+      return attempt((signal) => send(command, args, signal) as Promise<A>)
+    })
 
 const attempt = <A>(f: (signal: AbortSignal) => Promise<A>): Effect.Effect<A, PersistenceRedis.RedisError> =>
   Effect.tryPromise({ try: f, catch: (cause) => new PersistenceRedis.RedisError({ cause }) })
@@ -211,15 +219,10 @@ export const make = (
     const subscriptions = subscriber(connections, io)
     yield* Effect.addFinalizer(() => Effect.promise(subscriptions.close))
     return yield* PersistenceRedis.make({
-      send: <A = unknown>(command: string, ...args: ReadonlyArray<string>) =>
-        attempt((signal) => raw(command, args, signal) as Promise<A>),
+      send: sendWith(raw),
       connect: Effect.sync(() => {
         const connection = reserve(connections, io)
-        return {
-          send: <A = unknown>(command: string, ...args: ReadonlyArray<string>) =>
-            attempt((signal) => connection.send(command, args, signal) as Promise<A>),
-          close: Effect.promise(connection.close)
-        }
+        return { send: sendWith(connection.send), close: Effect.promise(connection.close) }
       }),
       subscribe: (channel, onMessage) =>
         Effect.as(
