@@ -20,6 +20,7 @@ import * as os from "node:os"
 import * as path from "node:path"
 import { connectionsOf } from "../src/internal/redis/connection.ts"
 import * as Redis from "../src/Redis.ts"
+import { cliBinary, serverBinary } from "./support/binaries.ts"
 
 const eventually = <A>(what: string, f: () => A | undefined | false | Promise<A | undefined | false>) =>
   Effect.promise(async () => {
@@ -68,7 +69,7 @@ class Cluster extends Context.Service<Cluster, { readonly nodes: ReadonlyArray<N
           const child = yield* Effect.acquireRelease(
             Effect.sync(() =>
               spawn(
-                "redis-server",
+                serverBinary(),
                 ["--port", `${port}`, "--save", "", "--dir", directory, "--cluster-enabled", "yes"].concat(
                   ["--cluster-config-file", `${port}.conf`, "--cluster-node-timeout", "5000"]
                 ),
@@ -91,8 +92,8 @@ class Cluster extends Context.Service<Cluster, { readonly nodes: ReadonlyArray<N
           yield* Effect.promise(() => client.ping())
           return { port, client, pid: child.pid! }
         }))
-      // What redis-cli says is part of the error when it fails.
-      execFileSync("redis-cli", [
+      // What the client says is part of the error when it fails.
+      execFileSync(cliBinary(), [
         ...["--cluster", "create", ...nodes.map((node) => `127.0.0.1:${node.port}`)],
         ...["--cluster-replicas", "0", "--cluster-yes"]
       ], { stdio: "pipe" })
@@ -260,7 +261,7 @@ layer(Cluster.layer, { excludeTestServices: true, timeout: "60 seconds" })("Redi
   const slotKey = (tag: string) => `{${tag}}:key`
   const slotOf = (key: string) => new IoRedis.Command("get", [key]).getSlot()
 
-  /** Moves a slot as redis-cli does, with the keys in it. */
+  /** Moves a slot as the client does, with the keys in it. */
   const move = async (nodes: ReadonlyArray<Node>, key: string) => {
     const slot = slotOf(key)
     const ids = await Promise.all(nodes.map(async (node) => String(await node.client.call("CLUSTER", "MYID"))))

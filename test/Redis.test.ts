@@ -17,6 +17,7 @@ import * as path from "node:path"
 import { inspect } from "node:util"
 import { connectionsOf } from "../src/internal/redis/connection.ts"
 import * as Redis from "../src/Redis.ts"
+import { identify, serverBinary } from "./support/binaries.ts"
 
 const temporaryDirectory = Effect.acquireRelease(
   Effect.sync(() => fs.mkdtempSync(path.join(os.tmpdir(), "lockstep-test-"))),
@@ -55,7 +56,7 @@ const accepts = (target: { readonly port: number } | { readonly path: string }) 
   })
 
 const spawnServer = (args: ReadonlyArray<string>, directory: string) =>
-  spawn("redis-server", ["--save", "", "--appendonly", "no", "--dir", directory, ...args], { stdio: "ignore" })
+  spawn(serverBinary(), ["--save", "", "--appendonly", "no", "--dir", directory, ...args], { stdio: "ignore" })
 
 const stopServer = (child: ReturnType<typeof spawn>) =>
   new Promise<void>((resolve) => {
@@ -172,8 +173,10 @@ describe("Redis", () => {
         yield* withRedis(Redis.layer({ port }), (redis) =>
           Effect.sync(() => {
             assert.strictEqual(redis.topology, "standalone")
-            assert.strictEqual(redis.server.flavor, "redis")
-            assert.match(redis.server.version, /^7\./)
+            const { name, version } = identify(serverBinary())
+            // Valkey 7.2 tells its clients that it is Redis.
+            const flavor = name === "valkey" && !version.startsWith("7.2.") ? "valkey" : "redis"
+            assert.deepStrictEqual(redis.server, { flavor, version })
           }))
       }), 20_000)
 
@@ -367,7 +370,7 @@ describe("Redis", () => {
           `port ${port}\ndir ${directory}\nsentinel monitor primary 127.0.0.1 ${primary.port} 1\n`
         )
         yield* Effect.acquireRelease(
-          Effect.sync(() => spawn("redis-server", [config, "--sentinel"], { stdio: "ignore" })),
+          Effect.sync(() => spawn(serverBinary(), [config, "--sentinel"], { stdio: "ignore" })),
           (child) => Effect.promise(() => stopServer(child))
         )
         yield* eventually("the Sentinel listens", () => accepts({ port }))
@@ -622,7 +625,7 @@ describe("Redis", () => {
             `sentinel down-after-milliseconds primary 500\nsentinel failover-timeout primary 5000\n`
         )
         yield* Effect.acquireRelease(
-          Effect.sync(() => spawn("redis-server", [config, "--sentinel"], { stdio: "ignore" })),
+          Effect.sync(() => spawn(serverBinary(), [config, "--sentinel"], { stdio: "ignore" })),
           (child) => Effect.promise(() => stopServer(child))
         )
         yield* eventually("the Sentinel listens", () => accepts({ port }))

@@ -5,6 +5,7 @@ import * as fs from "node:fs"
 import * as path from "node:path"
 import { reservePort } from "../../src/internal/testing/ports.ts"
 import { type Child, type Workspace, workspace } from "../../src/internal/testing/workspace.ts"
+import { cliBinary, serverBinary } from "./binaries.ts"
 import { eventually } from "./eventually.ts"
 import { type TlsMaterial, tlsMaterial } from "./tls.ts"
 
@@ -40,7 +41,7 @@ export interface Server {
   /** SIGSTOP: connections stay open, connects succeed, nothing answers. */
   readonly pause: Effect.Effect<void>
   readonly resume: Effect.Effect<void>
-  /** Runs one command with full rights and returns what `redis-cli` prints. */
+  /** Runs one command with full rights and returns what the command line client prints. */
   readonly cli: (...args: ReadonlyArray<string | number>) => Effect.Effect<string, CommandError>
   /** What the process wrote to its log so far. */
   readonly log: Effect.Effect<string>
@@ -58,19 +59,6 @@ export interface ServerOptions {
   /** `none` by default. `rdb` saves at SIGTERM and at SAVE only; `aof` is flushed to disk every second. */
   readonly persistence?: "none" | "rdb" | "aof" | undefined
 }
-
-const onPath = (names: ReadonlyArray<string>): string => {
-  for (const name of names) {
-    for (const directory of (process.env.PATH ?? "").split(path.delimiter)) {
-      const file = path.join(directory, name)
-      if (fs.existsSync(file)) return file
-    }
-  }
-  throw new Error(`not found on PATH: ${names.join(" or ")}`)
-}
-
-const serverCommand = Effect.sync(() => onPath(["redis-server", "valkey-server"]))
-const cliCommand = Effect.sync(() => onPath(["redis-cli", "valkey-cli"]))
 
 const persistence = {
   none: { save: "\"\"", appendonly: "no" },
@@ -98,8 +86,8 @@ const supervise = (spec: {
 }): Effect.Effect<Server> =>
   Effect.gen(function*() {
     const { home, port, space, tls } = spec
-    const command = yield* serverCommand
-    const client = yield* cliCommand
+    const command = serverBinary()
+    const client = cliBinary()
     const data = path.join(home, "data")
     const logFile = path.join(home, "log")
     const log = Effect.sync(() => fs.readFileSync(logFile, "utf8"))
