@@ -58,8 +58,11 @@ export const cliBinary = (): string => {
 
 /** What `--version` says. Valkey 7.2 leaves its name out, so that the name of the file has to do. */
 export const identify = (server: string): { readonly name: string; readonly version: string } => {
+  if (!isExecutable(server)) throw new Error(`${server} is not an executable file.`)
   const text = execFileSync(server, ["--version"], { encoding: "utf8" })
   const [, name, version] = /^(?:(\w+) )?server v=(\S+)/i.exec(text) ?? []
-  if (version === undefined) throw new Error(`${server} is no Redis or Valkey server; it said: ${text.trim()}`)
+  if (version === undefined) {
+    throw new Error(`${server} is not a Redis or Valkey server; it said: ${text.split("\n")[0]}`)
+  }
   return { name: name?.toLowerCase() ?? path.basename(server).replace(/-server$/, ""), version }
 }
