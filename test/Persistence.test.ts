@@ -70,9 +70,11 @@ class Cluster extends Context.Service<Cluster, { readonly nodes: ReadonlyArray<N
             Effect.sync(() =>
               spawn(
                 serverBinary(),
-                ["--port", `${port}`, "--save", "", "--dir", directory, "--cluster-enabled", "yes"].concat(
-                  ["--cluster-config-file", `${port}.conf`, "--cluster-node-timeout", "5000"]
-                ),
+                [
+                  ...["--bind", "127.0.0.1", "--port", `${port}`, "--save", "", "--dir", directory],
+                  ...["--cluster-enabled", "yes", "--cluster-config-file", `${port}.conf`],
+                  ...["--cluster-node-timeout", "5000"]
+                ],
                 { stdio: "ignore" }
               )
             ),

@@ -56,7 +56,11 @@ const accepts = (target: { readonly port: number } | { readonly path: string }) 
   })
 
 const spawnServer = (args: ReadonlyArray<string>, directory: string) =>
-  spawn(serverBinary(), ["--save", "", "--appendonly", "no", "--dir", directory, ...args], { stdio: "ignore" })
+  spawn(
+    serverBinary(),
+    ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", directory, ...args],
+    { stdio: "ignore" }
+  )
 
 const stopServer = (child: ReturnType<typeof spawn>) =>
   new Promise<void>((resolve) => {
@@ -367,7 +371,7 @@ describe("Redis", () => {
         const config = path.join(directory, "sentinel.conf")
         fs.writeFileSync(
           config,
-          `port ${port}\ndir ${directory}\nsentinel monitor primary 127.0.0.1 ${primary.port} 1\n`
+          `bind 127.0.0.1\nport ${port}\ndir ${directory}\nsentinel monitor primary 127.0.0.1 ${primary.port} 1\n`
         )
         yield* Effect.acquireRelease(
           Effect.sync(() => spawn(serverBinary(), [config, "--sentinel"], { stdio: "ignore" })),
@@ -621,7 +625,7 @@ describe("Redis", () => {
         const config = path.join(directory, "sentinel.conf")
         fs.writeFileSync(
           config,
-          `port ${port}\ndir ${directory}\nsentinel monitor primary 127.0.0.1 ${primary.port} 1\n` +
+          `bind 127.0.0.1\nport ${port}\ndir ${directory}\nsentinel monitor primary 127.0.0.1 ${primary.port} 1\n` +
             `sentinel down-after-milliseconds primary 500\nsentinel failover-timeout primary 5000\n`
         )
         yield* Effect.acquireRelease(
