@@ -6,12 +6,11 @@ import { spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/tasks.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
+import { now } from "./support/now.ts"
 import { deadForgotten } from "./support/several.ts"
 
 const lease = 1500
 const timing = { lease: `${lease} millis`, margin: "400 millis" } as const
-
-const now = () => performance.timeOrigin + performance.now()
 
 interface Case {
   readonly here: Node

@@ -7,13 +7,12 @@ import { spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/holder.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
+import { now } from "./support/now.ts"
 import type { Server } from "./support/servers.ts"
 import { deadForgotten } from "./support/several.ts"
 
 const lease = 1500
 const timing = { lease: `${lease} millis`, margin: "400 millis" } as const
-
-const now = () => performance.timeOrigin + performance.now()
 
 interface Case {
   readonly server: Server

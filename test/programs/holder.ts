@@ -2,6 +2,7 @@
 import { Effect, Exit, Layer, Option } from "effect"
 import { Coordinator, Fence, Lease, Lock, Redis, Semaphore } from "../../src/index.ts"
 import { argument, emit } from "../../src/testing/Program.ts"
+import { now } from "../support/now.ts"
 
 export interface Argument {
   readonly url: string
@@ -25,7 +26,6 @@ export type Event =
 
 const { lease, margin, millis, mode, namespace, url, what } = argument() as Argument
 
-const now = () => performance.timeOrigin + performance.now()
 const say = (event: Event) => Effect.sync(() => emit(event))
 
 const body = Effect.gen(function*() {

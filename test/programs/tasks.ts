@@ -2,6 +2,7 @@
 import { Effect, Exit, Layer, Option, Schema, Stream } from "effect"
 import { Coordinator, Redis, TaskGroup } from "../../src/index.ts"
 import { argument, emit } from "../../src/testing/Program.ts"
+import { now } from "../support/now.ts"
 
 export interface Argument {
   readonly url: string
@@ -26,8 +27,6 @@ export type Event =
 const { lease, margin, millis, mode, namespace, shards, url, worker } = argument() as Argument
 
 const say = (event: Event) => Effect.sync(() => emit(event))
-
-const now = () => performance.timeOrigin + performance.now()
 
 const program = Effect.gen(function*() {
   const group = yield* TaskGroup.make({ name: "shared", result: Schema.String, keep: "100 millis" })
