@@ -46,6 +46,8 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("p
             yield* paused.sigcont
             yield* within(paused.waitFor(is("passed")), 5000, "the one that was paused")
             if ("close" in opener) yield* opener.close
+            // The end of this scope would kill them before they close their sessions.
+            yield* Effect.all([other.exit, paused.exit])
           }))
         }))
         yield* assertEmpty(server, namespace)
