@@ -1,27 +1,11 @@
 /** Commands as ioredis takes them, and what it knows of them. */
 
 import * as IoRedis from "ioredis"
-import type { ScriptCommand } from "./connection.ts"
-import { type Call, message } from "./resp.ts"
 
 /** Replies that ioredis would reshape are requested under a spelling that it leaves as RESP2 has them. */
 export const wireName = (command: string): string => {
   const name = command.toLowerCase()
   return name === "hgetall" ? "HGETALL" : name
-}
-
-/** ioredis sees of its arguments what it needs to find the slot. */
-export class EncodedCommand extends IoRedis.Command {
-  readonly #text: string
-
-  constructor(name: ScriptCommand, script: string, call: Call) {
-    super(wireName(name), [script, "1", call.key], { replyEncoding: "utf8" })
-    this.#text = message(name, script, call)
-  }
-
-  override toWritable(): string {
-    return this.#text
-  }
 }
 
 const blocking = new Set([
@@ -37,7 +21,9 @@ const blocking = new Set([
   "XREADGROUP"
 ])
 
-export const slotOf = (key: string): number => new IoRedis.Command("get", [key]).getSlot()
+/** Borrows the method of ioredis: each script call on a cluster needs its slot, and the constructor is expensive. */
+export const slotOf = (key: string): number =>
+  IoRedis.Command.prototype.getSlot.call({ getKeys: () => [key] } as IoRedis.Command)
 
 /** The first key of a command, if it is one that ioredis knows. */
 export const keyOf = (command: string, args: ReadonlyArray<string | number>): string | undefined =>

@@ -2,18 +2,24 @@
 
 import * as IoRedis from "ioredis"
 import type { Io, Timer } from "../io.ts"
-import { EncodedCommand, wireName } from "./command.ts"
-import type { Connection } from "./connection.ts"
+import { slotOf, wireName } from "./command.ts"
+import type { Connection, ScriptCommand } from "./connection.ts"
 import { errorFrom, fail, type RedisError, Timeout } from "./errors.ts"
+import { type Call, message } from "./resp.ts"
+
+/** What ioredis needs to find the node of a command. */
+type Routed = Pick<IoRedis.Command, "getKeys" | "getSlot">
 
 interface Entry {
   readonly expiresAt: number
-  readonly command: IoRedis.Command
-  readonly name: string
-  readonly reject: (error: RedisError) => void
+  readonly command: Routed
+  /** The command's name as the caller spells it, for errors. */
+  readonly label: string
+  /** Rejects the caller's promise. A `Cluster` of ioredis replaces `reject` of the command to redirect it. */
+  readonly rejectWith: (error: RedisError) => void
   previous: Entry | undefined
   next: Entry | undefined
-  settled: boolean
+  isSettled: boolean
 }
 
 // The longest time that a timer of Node.js can be set to.
@@ -53,8 +59,8 @@ class Deadlines {
 
   /** Whether the entry had not settled before. */
   settle(entry: Entry): boolean {
-    if (entry.settled) return false
-    entry.settled = true
+    if (entry.isSettled) return false
+    entry.isSettled = true
     if (entry.previous === undefined) this.#head = entry.next
     else entry.previous.next = entry.next
     if (entry.next === undefined) this.#tail = entry.previous
@@ -97,7 +103,107 @@ interface InFlightOptions {
   readonly io: Io
   readonly address: string
   readonly dispatch: (command: IoRedis.Command) => unknown
-  readonly onExpired?: ((command: IoRedis.Command) => void) | undefined
+  readonly onExpired?: ((command: Routed) => void) | undefined
+}
+
+const wireNames = { FCALL: "fcall", EVALSHA: "evalsha", EVAL: "eval" } as const
+
+/** Decodes byte strings as UTF-8, also inside arrays. */
+const decode = (reply: unknown): unknown =>
+  reply instanceof Buffer ? reply.toString() : Array.isArray(reply) ? reply.map(decode) : reply
+
+/** What ioredis may use of a command that it sends. A member that a later ioredis adds fails to compile here. */
+type Sendable = Omit<IoRedis.Command, "isResolved" | "stringifyArguments" | "transformReply">
+
+/**
+ * One call of a script: its entry, and the command that ioredis sees. `IoRedis.Command` costs about 10 microseconds per
+ * call in its constructor and closures, and leaves objects that survive minor collections.
+ */
+class ScriptCall implements Entry, Sendable {
+  readonly label: ScriptCommand
+  readonly name: string
+  readonly expiresAt: number
+  readonly promise: Promise<unknown>
+  previous: Entry | undefined = undefined
+  next: Entry | undefined = undefined
+  isSettled = false
+  isSent = false
+  inTransaction = false
+  isTraced = false
+  readonly #deadlines: Deadlines
+  readonly #address: string
+  readonly #script: string
+  readonly #call: Call
+  readonly #resolve: (reply: unknown) => void
+  readonly #reject: (error: RedisError) => void
+  #slot: number | undefined = undefined
+
+  constructor(
+    deadlines: Deadlines,
+    address: string,
+    command: ScriptCommand,
+    script: string,
+    call: Call,
+    expiresAt: number
+  ) {
+    this.label = command
+    this.name = wireNames[command]
+    this.expiresAt = expiresAt
+    this.#deadlines = deadlines
+    this.#address = address
+    this.#script = script
+    this.#call = call
+    const { promise, reject, resolve } = Promise.withResolvers<unknown>()
+    this.promise = promise
+    this.#resolve = resolve
+    this.#reject = reject
+  }
+
+  get command(): Routed {
+    return this
+  }
+
+  /** ioredis puts these into traces and debug output. Arguments of the script stay out of both. */
+  get args(): Array<string> {
+    return [this.#script, "1", this.#call.key]
+  }
+
+  getKeys(): Array<string> {
+    return [this.#call.key]
+  }
+
+  getSlot(): number {
+    return this.#slot ??= slotOf(this.#call.key)
+  }
+
+  // Not encoded before: the text would be kept until the reply. A redirected call is encoded again.
+  toWritable(): string {
+    return message(this.label, this.#script, this.#call)
+  }
+
+  resolve(reply: unknown): void {
+    if (!this.#deadlines.settle(this)) return
+    try {
+      this.#resolve(decode(reply))
+    } catch (error) {
+      // The reply is longer than a string can be. ioredis would throw the error as an uncaught exception.
+      this.rejectWith(errorFrom(error, this.label, true, this.#address))
+    }
+  }
+
+  reject(error: Error): void {
+    if (this.#deadlines.settle(this)) this.rejectWith(errorFrom(error, this.label, this.isSent, this.#address))
+  }
+
+  rejectWith(error: RedisError): void {
+    this.#reject(error)
+  }
+
+  // `profile` fixes the shape of replies, and the deadline is ours: ioredis has nothing to set.
+  setReplyContext(): void {}
+  setTimeout(): void {}
+  setBlockingTimeout(): void {}
+  extractBlockingTimeout(): undefined {}
 }
 
 export class InFlight {
@@ -108,7 +214,7 @@ export class InFlight {
     this.#options = options
     this.#deadlines = new Deadlines(options.io, (entry) => {
       options.onExpired?.(entry.command)
-      entry.reject(fail(new Timeout({ command: entry.name })))
+      entry.rejectWith(fail(new Timeout({ command: entry.label })))
     })
   }
 
@@ -119,33 +225,45 @@ export class InFlight {
       deadlineMillis
     )
 
-  readonly run: Connection["run"] = (name, script, call, deadlineMillis) =>
-    this.#dispatch(name, new EncodedCommand(name, script, call), deadlineMillis)
+  readonly run: Connection["run"] = (name, script, call, deadlineMillis) => {
+    const { address, dispatch, io } = this.#options
+    const command = new ScriptCall(this.#deadlines, address, name, script, call, io.now() + deadlineMillis)
+    this.#deadlines.insert(command)
+    try {
+      // A rejection before the call returns means that ioredis had nowhere to send it.
+      dispatch(command as Sendable as IoRedis.Command)
+      command.isSent = true
+    } catch (error) {
+      command.isSent = true
+      command.reject(error as Error)
+    }
+    return command.promise
+  }
 
   rejectAll(error: RedisError): void {
-    this.#deadlines.settleAll((entry) => entry.reject(error))
+    this.#deadlines.settleAll((entry) => entry.rejectWith(error))
   }
 
   // The promise of the command is the one that is handed out; only what settles it is ours.
-  #dispatch(name: string, command: IoRedis.Command, deadlineMillis: number): Promise<unknown> {
+  #dispatch(label: string, command: IoRedis.Command, deadlineMillis: number): Promise<unknown> {
     const { address, dispatch, io } = this.#options
     const { reject, resolve } = command
     let sent = true
     const entry: Entry = {
       expiresAt: io.now() + deadlineMillis,
       command,
-      name,
-      reject,
+      label,
+      rejectWith: reject,
       previous: undefined,
       next: undefined,
-      settled: false
+      isSettled: false
     }
     this.#deadlines.insert(entry)
     command.resolve = (value) => {
       if (this.#deadlines.settle(entry)) resolve(value)
     }
     command.reject = (error) => {
-      if (this.#deadlines.settle(entry)) reject(errorFrom(error, name, sent, address))
+      if (this.#deadlines.settle(entry)) reject(errorFrom(error, label, sent, address))
     }
     try {
       // A rejection before the call returns means that ioredis had nowhere to send it.
