@@ -45,8 +45,9 @@ const program = Effect.gen(function*() {
   const waiting = yield* Effect.forkChild(Effect.flip(sums.await(1)))
   yield* sums.await(2).pipe(Effect.timeoutOption("20 millis"))
   const { reason } = yield* Fiber.join(waiting)
-  assert.equal(reason._tag, "BarrierBroken")
-  yield* Console.log(`${totals.join(", ")}; and then: ${reason.message}`)
+  assert(reason._tag === "BarrierBroken")
+  const { generation, missing, why } = reason
+  yield* Console.log(`${totals.join(", ")}; and then: generation ${generation} broken (${why}), ${missing} missing`)
 })
 
 program.pipe(

@@ -22,7 +22,7 @@ const program = Effect.gen(function*() {
   const impatient = yield* Effect.forkScoped(sums.awaitAll())
   const patient = yield* Effect.forkScoped(sums.awaitAll({ onWorkerLost: "wait" }))
   const shown = yield* Effect.forkScoped(
-    Stream.runCollect(Stream.takeUntil(sums.progress, ({ done }) => done === 6))
+    Stream.runCollect(Stream.takeUntil(sums.changes, ({ done }) => done === 6))
   )
 
   // Each shard has one worker, whoever asks for it; who asks for one that is done is given its result.
@@ -52,9 +52,9 @@ const program = Effect.gen(function*() {
   assert.equal(total, 600 * 599 / 2)
   const changes = (yield* Fiber.join(shown)).flatMap(({ changed }) => changed ?? [])
   assert.deepEqual(changes.filter(({ shard }) => shard === "5").map(({ status }) => status), [
-    "registered",
+    "running",
     "lost",
-    "registered",
+    "running",
     "done"
   ])
   yield* Console.log(`${results.size} shards, ${total} in all, and one of them by its second worker`)

@@ -24,7 +24,7 @@ const program = Effect.gen(function*() {
     while ((yield* work.waiting) < workers.length) yield* Effect.yieldNow
   }
 
-  // Who has waited longest is first. One that gives up takes no signal with it.
+  // The worker that has waited longest is first. One that gives up takes no signal with it.
   yield* work.set
   yield* Fiber.join(workers[0]!)
   yield* Fiber.interrupt(workers[1]!)
@@ -32,9 +32,9 @@ const program = Effect.gen(function*() {
   yield* Fiber.join(workers[2]!)
   assert.deepEqual(woken, ["ann", "cy"])
 
-  // Nobody waits, so they are kept.
+  // Without a waiter, signals are kept.
   yield* work.setMany(2)
-  assert.equal(yield* work.count, 2)
+  assert.equal(yield* work.pending, 2)
   yield* work.await
   assert.equal(yield* work.clear, 1)
   assert.ok(Option.isNone(yield* Effect.timeoutOption(work.await, "50 millis")))

@@ -1,81 +1,97 @@
 -- A barrier: parties wait until all of them have arrived, again and again.
 --
+-- kinds: barrier: hash, items
+--
 -- A resource is two hashes, deleted with its last member; its own
---   s                   state, packed: parties, generation, arrived, last place, members, epoch
---   o<session>/<id>     a member: somebody who has it open; who arrives belongs to one, and is reaped with it
---   x                   all have arrived, and one of them runs the action first: "<arrival> <last place> <token>"
+--   s                   record Barrier
+--   o<session>/<id>     a member; an arrival belongs to one, and is reaped with it
+--   x                   all have arrived, and one party runs the action first: "<arrival> <last place> <token> <parties>"
 --   e, r                the arrivals of the generation that ended last, in order, and how it ended
 -- and its items, apart, so that a whole generation is read and deleted at once:
---   <session>/<claim>   who has arrived: "<place> <mode> <arrival> <member> <contribution>"; session "-" has left
+--   <session>/<id>      an arrival: "<place> <mode> <arrival> <member> <contribution>"; session "-": its party has left
 -- An arrival outlives the session that it was made in: its claim asks again in the next one, and hears how the generation
--- has ended if it has. What happened longer ago is forgotten: who may have arrived then is told that it is broken, since to
--- arrive a second time could be to count twice. Another epoch means that Redis has forgotten the barrier meanwhile.
+-- has ended if it has. Only the last result is known. A claim of an older generation is told that it is broken, since to
+-- arrive a second time could be to count twice. Another epoch means that Redis has forgotten the barrier meanwhile. `change`
+-- is the token of the last change of `parties`.
+-- record Barrier 1: parties, generation, arrived, last, members, epoch, change
 
-local BARRIER = '<dddddd'
--- Where one that has left would have its session.
-local GONE = '-/'
 local ARRIVAL = '^(%S+) (.)(.) (%S+) (%S+) (.*)$'
 
 -- The state, and the values of the fields.
 local function loadBarrier(key, ...)
   local found = call('HMGET', key, 's', 'x', ...)
-  if not found[1] then return nil end
-  local parties, generation, arrived, last, members, epoch = unpackStruct(BARRIER, found[1])
-  local state = {
-    parties = parties, generation = generation, arrived = arrived, last = last, members = members, epoch = epoch
-  }
+  local state = found[1] and unpackBarrier(found[1])
+  if not state then return nil end
   if found[2] then
-    local runner, bound, token = match(found[2], '^(%S+) (%S+) (%S+)$')
-    state.runner, state.bound, state.token = runner, tonumber(bound), token
+    local runner, bound, token, size = match(found[2], '^(%S+) (%S+) (%S+) (%S+)$')
+    state.runner, state.bound, state.token, state.size = runner, tonumber(bound), token, tonumber(size)
   end
   return state, unpack(found, 3)
 end
 
 local function newBarrier(ctx, parties)
-  -- Redis can have lost the one key and not the other.
+  -- Redis can have lost the one key and not the other: claims that have arrived ask again.
+  for _, owner in ipairs(call('HKEYS', ctx.items)) do deliver(ctx, holderOf(owner), reply('again', idOf(owner))) end
   call('DEL', ctx.items)
   local epoch = tonumber(nextToken(ctx))
-  return { parties = tonumber(parties), generation = 1, arrived = 0, last = 0, members = 0, epoch = epoch }
+  return {
+    parties = tonumber(parties), generation = 1, arrived = 0, last = 0, members = 0, epoch = epoch, change = epoch
+  }
 end
 
 local function saveBarrier(ctx, key, state)
-  local packed = pack(BARRIER, state.parties, state.generation, state.arrived, state.last, state.members, state.epoch)
   if state.members == 0 then
     call('DEL', key, ctx.items)
   elseif state.concluded then
-    call('HSET', key, 's', packed, 'e', state.ended, 'r', state.result)
+    call('HSET', key, 's', packBarrier(state), 'e', state.ended, 'r', state.result)
   else
-    call('HSET', key, 's', packed)
+    call('HSET', key, 's', packBarrier(state))
   end
 end
 
--- Who has arrived, in that order.
-local function census(ctx)
-  local all, arrivals, last, ordered = call('HGETALL', ctx.items), {}, 0, true
-  for at = 1, #all, 2 do
-    local place, _, acts, arrival, member, contribution = match(all[at + 1], ARRIVAL)
+-- What members know of a barrier.
+local function progressOf(state)
+  return continued(state.generation, state.epoch, state.parties, state.change)
+end
+
+-- Redis has lost arrivals: in another epoch, members have them made again.
+local function beginAgain(ctx, key, state)
+  state.epoch = tonumber(nextToken(ctx))
+  announce(ctx, key, json(progressOf(state)))
+end
+
+-- All arrivals in order, read once in a call. Of them, `from` belong to generations that this call has ended.
+local function census(ctx, state)
+  if state.all then return state.all end
+  local fields, arrivals, last, ordered = call('HGETALL', ctx.items), {}, 0, true
+  for at = 1, #fields, 2 do
+    local owner, value = fields[at], fields[at + 1]
+    -- This is most of what a complete generation costs, so nothing is captured that is seldom needed.
+    local place, acts, arrival, contribution = match(value, '^(%S+) .(.) (%S+) %S+ (.*)$')
     place = tonumber(place)
     ordered, last = ordered and place > last, place
-    arrivals[#arrivals + 1] = {
-      owner = all[at], place = place, acts = acts == '1', arrival = arrival, member = member, contribution = contribution
+    arrivals[(at + 1) / 2] = {
+      owner = owner, value = value, place = place, acts = acts == '1', arrival = arrival, contribution = contribution,
+      gone = state.runner and find(owner, '-/', 1, true) == 1
     }
   end
   -- Redis keeps small hashes in the order of writing.
   if not ordered then table.sort(arrivals, function(one, other) return one.place < other.place end) end
+  state.all, state.from = arrivals, 0
   return arrivals
 end
 
-local function hasGone(owner)
-  return string.sub(owner, 1, 2) == GONE
-end
-
--- The present generation, of all who have arrived.
+-- The arrivals of the present generation. While an action runs, it is the one that was complete then.
 local function presentOf(ctx, state)
-  local arrivals = census(ctx)
-  state.arrived = #arrivals
-  if #arrivals <= state.parties then return arrivals end
-  local group = {}
-  for index = 1, state.parties do group[index] = arrivals[index] end
+  local all = census(ctx, state)
+  local from, group = state.from, {}
+  state.arrived = #all - from
+  if not state.runner and from == 0 and #all <= state.parties then return all end
+  for index = 1, state.arrived do
+    local one = all[from + index]
+    if state.runner and one.place > state.bound or not state.runner and index > state.parties then break end
+    group[index] = one
+  end
   return group
 end
 
@@ -88,43 +104,45 @@ end
 -- To write a number costs more than to look up how it is written.
 local written = {}
 
-local function indexOf(at)
-  local index = written[at] or text(at - 1)
-  written[at] = index
-  return index
-end
-
 -- Ends the present generation, and tells all of it.
 local function conclude(ctx, key, state, group, result)
-  local owners, ended, told, indices = {}, {}, {}, {}
-  for at, one in ipairs(group) do
+  local owners, ended, told, indices, count = {}, {}, {}, {}, 0
+  for at = 1, #group do
+    local one = group[at]
     owners[at], ended[at] = one.owner, one.arrival
-    if not (state.runner and hasGone(one.owner)) then
-      told[#told + 1], indices[#indices + 1] = one.owner, indexOf(at)
+    if not one.gone then
+      local index = written[at] or text(at - 1)
+      written[at], count = index, count + 1
+      told[count], indices[count] = one.owner, index
     end
   end
-  if #group == state.arrived then call('DEL', ctx.items) else call('HDEL', ctx.items, unpack(owners)) end
+  if #group == state.arrived then
+    call('DEL', ctx.items)
+  elseif #group > 0 then
+    call('HDEL', ctx.items, unpack(owners))
+  end
   if state.runner then call('HDEL', key, 'x') end
   state.ended, state.result, state.concluded = table.concat(ended, ' '), result, true
   state.generation, state.arrived, state.runner = state.generation + 1, state.arrived - #group, nil
+  state.from = state.from + #group
   tell(ctx, told, result, indices)
 end
 
 local function pass(ctx, key, state, group)
-  conclude(ctx, key, state, group, '"passed",' .. state.generation .. ',' .. contributionsOf(group))
+  conclude(ctx, key, state, group, '"passed",' .. text(state.generation) .. ',' .. contributionsOf(group))
 end
 
 local function breakUp(ctx, key, state, left, why)
   local group = presentOf(ctx, state)
-  local missing = state.parties - #group + left
+  local missing = (state.runner and state.size or state.parties) - #group + left
   for _, one in ipairs(group) do
-    if hasGone(one.owner) then missing = missing + 1 end
+    if one.gone then missing = missing + 1 end
     if one.arrival == state.runner then revoke(ctx, one.owner) end
   end
-  conclude(ctx, key, state, group, '"broken",' .. state.generation .. ',' .. missing .. ',"' .. why .. '"')
+  conclude(ctx, key, state, group, continued('broken', state.generation, missing, why))
 end
 
--- How the last generation ended for one of it, if it was one of it.
+-- How the last generation ended for an arrival, if it was one of it.
 local function verdict(key, state, arrival)
   if not state.ended then
     local known = call('HMGET', key, 'e', 'r')
@@ -132,68 +150,63 @@ local function verdict(key, state, arrival)
   end
   local index = 0
   for one in string.gmatch(state.ended, '%S+') do
-    if one == arrival then return '[' .. state.result .. ',' .. index .. ']' end
+    if one == arrival then return '[' .. state.result .. ',' .. text(index) .. ']' end
     index = index + 1
   end
 end
 
--- What the one is told that runs the action.
-local function charge(state, group)
+-- The generation, the contributions, and the place of the party that runs the action.
+local function chargeOf(state, group)
   local index
   for at, one in ipairs(group) do
     if one.arrival == state.runner then index = at - 1 end
   end
-  return '"granted","' .. state.token .. '",1,' .. state.generation .. ',' .. contributionsOf(group) .. ',' .. index
+  return state.generation, json(contributionsOf(group)), index
 end
 
-local function charged(ctx, state)
-  return '[' .. charge(state, presentOf(ctx, state)) .. ']'
-end
-
--- Somebody does not wait any more: that breaks the generation, or it goes on without.
-local function depart(ctx, key, state, owner, why)
+-- A party does not wait any more: that breaks its generation, or the generation goes on without it.
+local function quit(ctx, key, state, owner, why)
   local value = call('HGET', ctx.items, owner)
   if not value then return end
   local place, departure, _, arrival = match(value, ARRIVAL)
+  place = tonumber(place)
   local runs = state.runner == arrival
-  if state.runner and not runs and tonumber(place) <= state.bound then
-    -- The action is for all of them: who leaves while it runs has arrived nevertheless.
+  if state.runner and not runs and place <= state.bound then
+    -- The action is for all of them: a party that leaves while it runs has arrived nevertheless.
+    call('HSET', ctx.items, '-/' .. arrival, value)
     call('HDEL', ctx.items, owner)
-    call('HSET', ctx.items, GONE .. arrival, value)
-  elseif departure == 'b' and (runs or not state.runner) then
-    breakUp(ctx, key, state, 1, why)
-  else
-    call('HDEL', ctx.items, owner)
-    state.arrived = state.arrived - 1
-    if not runs then return end
-    call('HDEL', key, 'x')
-    state.runner = nil
-    for _, one in ipairs(census(ctx)) do
-      if hasGone(one.owner) then state.arrived = state.arrived - call('HDEL', ctx.items, one.owner) end
-    end
+    state.all = nil
+    return
   end
+  if departure == 'b' and (runs or not state.runner) then
+    local group = presentOf(ctx, state)
+    if runs or place <= group[#group].place then return breakUp(ctx, key, state, 1, why) end
+  end
+  call('HDEL', ctx.items, owner)
+  state.arrived, state.all = state.arrived - 1, nil
+  if not runs then return end
+  local all = census(ctx, state)
+  call('HDEL', key, 'x')
+  state.runner = nil
+  for _, one in ipairs(all) do
+    if one.gone then state.arrived = state.arrived - call('HDEL', ctx.items, one.owner) end
+  end
+  state.all = nil
 end
 
--- A session that has ended on its own word has a successor, which is going to ask again, or it is being reaped right now.
-local function hasExpired(ctx, session)
-  local deadline = deadlineOf(ctx, session)
-  return not deadline or deadline > 0 and deadline <= ctx.now
-end
-
--- Who has died leaves before others complete the generation, as if it had been reaped in time.
+-- Parties of expired sessions leave before others complete the generation, as if they had been reaped in time.
 local function sweep(ctx, key, state)
-  -- Mostly nobody has, and a look at all who have arrived is what an arrival would cost most.
-  if state.due == nil then state.due = isAnyDue(ctx) end
-  if not state.due then return end
-  local generation, living = state.generation, 0
-  for _, one in ipairs(census(ctx)) do
-    local session = sessionOf(one.owner)
-    if session ~= ctx.session and hasExpired(ctx, session) then
-      depart(ctx, key, state, one.owner, 'left')
+  -- Mostly no session has expired, and a census is what an arrival would cost most.
+  if not isAnyDue(ctx) then return end
+  local all, generation, living = census(ctx, state), state.generation, 0
+  for index = state.from + 1, #all do
+    local one = all[index]
+    if hasExpired(ctx, holderOf(one.owner)) then
+      quit(ctx, key, state, one.owner, 'left')
       if state.generation ~= generation then return end
     else
       living = living + 1
-      -- Who has come in excess is of a later generation.
+      -- An arrival in excess is of a later generation.
       if living == state.parties then return end
     end
   end
@@ -201,11 +214,14 @@ end
 
 -- All have arrived: they pass, or the last of them that has an action runs it first.
 local function advance(ctx, key, state)
+  local steps = 0
   while not state.runner and state.arrived >= state.parties do
+    if steps >= SERVED then return alarm(ctx, key, 0) end
+    steps = steps + state.parties
     sweep(ctx, key, state)
     if state.arrived < state.parties then return end
     local group = presentOf(ctx, state)
-    if #group < state.parties then return end
+    if #group < state.parties then return beginAgain(ctx, key, state) end
     local runner
     for _, one in ipairs(group) do
       if one.acts then runner = one end
@@ -214,118 +230,127 @@ local function advance(ctx, key, state)
       pass(ctx, key, state, group)
     else
       state.runner, state.bound, state.token = runner.arrival, group[#group].place, nextToken(ctx)
-      call('HSET', key, 'x', state.runner .. ' ' .. text(state.bound) .. ' ' .. state.token)
-      tell(ctx, { runner.owner }, charge(state, group))
+      state.size = #group
+      call('HSET', key, 'x', table.concat({ state.runner, text(state.bound), state.token, text(state.size) }, ' '))
+      inform(ctx, runner.owner, state.token, chargeOf(state, group))
     end
   end
 end
 
--- barrier.join: creates the barrier, or joins it when it has as many parties
--- keys: resource, items
--- args: id string, parties number
--- reply: ["observing", generation number, epoch number] | ["mismatch", parties number]
-handlers['barrier.join'] = function(ctx, key, id, parties)
-  local state = loadBarrier(key) or newBarrier(ctx, parties)
-  if state.parties ~= tonumber(parties) then return format('["mismatch",%d]', state.parties) end
-  if enrol(ctx, key, id, '') then
-    state.members = state.members + 1
-    saveBarrier(ctx, key, state)
+-- barrier.join: creates the barrier, or joins it. When it is for another number of parties, `mismatch` decides: "fail",
+-- unless no other session has it open; "keep" that number; or "resize" it, for the present generation too unless its action
+-- runs. "firm" is as "fail", though an expired session may stand in the way.
+-- keys: hash, items
+-- args: id string, parties number, mismatch string
+-- reply: ["joined", generation number, epoch number, parties number, change number] | ["mismatch", parties number] | ["stale"]
+handlers['barrier.join'] = function(ctx, key, id, parties, mismatch)
+  parties = tonumber(parties)
+  local state, member = loadBarrier(key, 'o' .. claimOf(ctx, id))
+  state = state or newBarrier(ctx, parties)
+  -- A member that asks again only wants to know how the barrier is.
+  if not member and state.parties ~= parties and mismatch ~= 'keep' then
+    if mismatch ~= 'resize' then
+      return mismatch == 'fail' and isStale(ctx) and STALE or reply('mismatch', state.parties)
+    end
+    state.parties, state.change = parties, tonumber(nextToken(ctx))
+    advance(ctx, key, state)
+    announce(ctx, key, json(progressOf(state)))
   end
-  return '["observing",' .. state.generation .. ',' .. text(state.epoch) .. ']'
+  if enrol(ctx, key, id) then state.members = state.members + 1 end
+  saveBarrier(ctx, key, state)
+  return reply('joined', json(progressOf(state)))
 end
 
 -- barrier.arrive: arrives, once for each arrival; the last one ends the generation, or is granted to run the action first.
 -- The mode is b (breaks) or w (withdraws), 1 or 0 for an action, and the epoch and the generation at the first time, if this
--- is not the first time.
--- keys: resource, items
+-- is not the first time. `parties` is for a barrier that Redis has forgotten.
+-- keys: hash, items
 -- args: id string, arrival string, member string, contribution string, parties number, mode string
--- reply: ["queued", ahead number, nearest number] | ["granted", token string, capacity number, generation number, contributions json, index number] | ["passed", generation number, contributions json, index number] | ["broken", generation number, missing number, why string, index number] | ["mismatch", parties number]
+-- reply: ["queued", ahead number] | ["granted", token string, generation number, contributions json, index number] | ["passed", generation number, contributions json, index number] | ["broken", generation number, missing number, why string, index number]
 handlers['barrier.arrive'] = function(ctx, key, id, arrival, member, contribution, parties, mode)
-  local state, enrolled = loadBarrier(key, 'o' .. ctx.session .. '/' .. member)
-  if not state then state = newBarrier(ctx, parties) end
-  if state.parties ~= tonumber(parties) then return format('["mismatch",%d]', state.parties) end
+  local state, enrolled = loadBarrier(key, 'o' .. claimOf(ctx, member))
+  state = state or newBarrier(ctx, parties)
+  local claim, known = claimOf(ctx, id), nil
   local epoch, since = match(mode, ' (%S+) (%S+)$')
-  local known
   if epoch then
     local ended = verdict(key, state, arrival)
     if ended then return ended end
-    for _, one in ipairs(census(ctx)) do
-      if one.arrival == arrival then known = one end
+    local value = call('HGET', ctx.items, claim)
+    if value then
+      known = { owner = claim }
+    else
+      for _, one in ipairs(census(ctx, state)) do
+        if one.arrival == arrival then known = one end
+      end
     end
     if not known and epoch == text(state.epoch) and state.generation > since + 1 then
-      return format('["broken",%d,1,"left",0]', tonumber(since))
+      return reply('broken', tonumber(since), 1, 'left', 0)
     end
   end
   if not enrolled then
-    enrol(ctx, key, member, '')
+    -- Redis has lost the barrier since this member joined it.
+    enrol(ctx, key, member)
     state.members = state.members + 1
+    post(ctx, ctx.session, reply('changed', member, json(progressOf(state))))
   end
   if state.runner == arrival and not known then
     call('HDEL', key, 'x')
     state.runner = nil
   end
-  local place
-  if known then
-    -- Asked again, by another session: it is that one's from now on.
-    place = known.place
-    call('HDEL', ctx.items, known.owner)
-  else
+  if not known then
     if not state.runner and state.arrived + 1 >= state.parties then sweep(ctx, key, state) end
-    place = state.last + 1
-    state.last, state.arrived = place, state.arrived + 1
+    state.last, state.arrived = state.last + 1, state.arrived + 1
   end
-  call('HSET', ctx.items, ctx.session .. '/' .. id,
-    text(place) .. ' ' .. string.sub(mode, 1, 2) .. ' ' .. arrival .. ' ' .. member .. ' ' .. contribution)
+  if not known or known.owner ~= claim then
+    -- An arrival that was made in another session keeps its place, and is this one's from now on.
+    call('HSET', ctx.items, claim,
+      text(known and known.place or state.last) .. ' ' .. string.sub(mode, 1, 2) .. ' ' .. arrival .. ' ' .. member .. ' '
+        .. contribution)
+    if known then call('HDEL', ctx.items, known.owner) elseif state.arrived == 1 then keep(ctx.items) end
+    state.all = nil
+  end
   local answer
   if state.runner == arrival then
-    answer = charged(ctx, state)
+    answer = reply('granted', state.token, chargeOf(state, presentOf(ctx, state)))
   else
     advance(ctx, key, state)
-    answer = queued(ctx, state.arrived)
+    -- No party waits behind a complete generation, so nothing is expected.
+    answer = state.arrived == 0 and reply('queued', 0) or queued(ctx, state.arrived)
   end
   saveBarrier(ctx, key, state)
   return answer
 end
 
--- barrier.check: what has become of somebody who waits
--- keys: resource, items
--- args: id string
--- reply: ["granted", token string, capacity number, generation number, contributions json, index number] | ["queued", ahead number, nearest number] | ["absent"]
--- flags: allow-oom
-handlers['barrier.check'] = function(ctx, key, id)
-  local state, value = loadBarrier(key), call('HGET', ctx.items, ctx.session .. '/' .. id)
-  if not (state and value) then return ABSENT end
-  local _, _, _, arrival = match(value, ARRIVAL)
-  if state.runner == arrival then return charged(ctx, state) end
-  return queued(ctx, state.arrived)
-end
-
--- What whoever ran the action is told: that it has passed, without what it knows already.
-local function released(key, state, arrival)
-  local ended = verdict(key, state, arrival)
-  return ended and string.find(ended, '["passed"', 1, true) and '["passed"]' or ended or ABSENT
-end
-
 -- barrier.release: the action has succeeded, and all pass; unless the generation was broken meanwhile. It is absent when so
 -- much has happened since that this is not known any more.
--- keys: resource, items
+-- keys: hash, items
 -- args: arrival string
 -- reply: ["passed"] | ["broken", generation number, missing number, why string, index number] | ["absent"]
 -- flags: allow-oom
 handlers['barrier.release'] = function(ctx, key, arrival)
   local state = loadBarrier(key)
   if not state then return ABSENT end
-  if state.runner ~= arrival then return released(key, state, arrival) end
-  local group = presentOf(ctx, state)
-  if #group == state.parties then pass(ctx, key, state, group) else breakUp(ctx, key, state, 0, 'left') end
-  local answer = released(key, state, arrival)
-  advance(ctx, key, state)
-  saveBarrier(ctx, key, state)
-  return answer
+  local released = state.runner == arrival
+  if released then
+    local group = presentOf(ctx, state)
+    if #group == state.size then
+      pass(ctx, key, state, group)
+    else
+      breakUp(ctx, key, state, 0, 'left')
+      beginAgain(ctx, key, state)
+    end
+  end
+  local ended = verdict(key, state, arrival)
+  if released then
+    advance(ctx, key, state)
+    saveBarrier(ctx, key, state)
+  end
+  -- The party that ran the action knows the rest already.
+  return ended and (find(ended, '["passed"', 1, true) and '["passed"]' or ended) or ABSENT
 end
 
--- barrier.reset: breaks the present generation, if anybody waits
--- keys: resource, items
+-- barrier.reset: breaks the present generation, if any party has arrived
+-- keys: hash, items
 -- args:
 -- reply: ["reset"]
 -- flags: allow-oom
@@ -339,15 +364,16 @@ handlers['barrier.reset'] = function(ctx, key)
   return '["reset"]'
 end
 
--- barrier.state: how many have arrived
--- keys: resource
+-- barrier.state: how many have arrived, and of how many parties
+-- keys: hash
 -- args:
--- reply: ["state", arrived number] | ["missing"]
+-- reply: ["state", arrived number, parties number] | ["missing"] | ["stale"]
 -- flags: no-writes
-handlers['barrier.state'] = function(_, key)
+handlers['barrier.state'] = function(ctx, key)
+  if isStale(ctx) then return STALE end
   local state = loadBarrier(key)
-  if not state then return '["missing"]' end
-  return format('["state",%d]', math.min(state.arrived, state.parties))
+  if not state then return MISSING end
+  return reply('state', math.min(state.arrived, state.runner and state.size or state.parties), state.parties)
 end
 
 reapers.barrier = function(ctx, key, session, id)
@@ -357,16 +383,27 @@ reapers.barrier = function(ctx, key, session, id)
   local value = call('HGET', ctx.items, owner)
   if value then
     local _, _, _, arrival = match(value, ARRIVAL)
-    depart(ctx, key, state, owner, state.runner == arrival and 'action' or 'left')
+    quit(ctx, key, state, owner, state.runner == arrival and 'action' or 'left')
   elseif member then
     call('HDEL', key, 'o' .. owner)
     state.members = state.members - 1
-    for _, one in ipairs(census(ctx)) do
-      if one.member == id and sessionOf(one.owner) == session then depart(ctx, key, state, one.owner, 'left') end
+    local all = census(ctx, state)
+    for index = 1, #all do
+      local one = all[index]
+      local _, _, _, _, joined = match(one.value, ARRIVAL)
+      if joined == id and holderOf(one.owner) == session then quit(ctx, key, state, one.owner, 'left') end
     end
   else
     return
   end
   if state.members > 0 then advance(ctx, key, state) end
+  saveBarrier(ctx, key, state)
+end
+
+-- Goes on with generations that were too many for one call.
+alarms.barrier = function(ctx, key)
+  local state = loadBarrier(key)
+  if not state then return end
+  advance(ctx, key, state)
   saveBarrier(ctx, key, state)
 end

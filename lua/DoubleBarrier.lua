@@ -1,54 +1,52 @@
 -- A double barrier: parties enter a phase together, and leave it together.
 --
--- A resource is one hash, deleted with the last one that has anything to do with it:
---   s                state, packed: parties, number of the phase, inside, waiting, last place, members, token of the phase
---   o<session>/<id>  a member: somebody who has it open
---   q<session>/<id>  waits to enter: its place
---   h<session>/<id>  is inside
---   l<session>/<id>  has left, and waits until all have
--- A phase opens when nobody is inside and enough wait.
-
-local PHASE = '<ddddddd'
+-- kinds: doubleBarrier: hash
+--
+-- A resource is one hash, deleted with its last member, waiter and party inside:
+--   s                record DoubleBarrier
+--   o<session>/<id>  a member
+--   q<session>/<id>  a waiter that wants to enter: its place
+--   h<session>/<id>  a party inside
+--   l<session>/<id>  a party that has left, and waits until all have
+-- A phase opens when no party is inside and enough wait. `token` is that of the phase, `change` that of the last change of
+-- `parties`.
+-- record DoubleBarrier 1: parties, number, inside, waiting, last, members, token, change
 
 -- The state, and the values of the fields.
 local function loadPhase(key, ...)
   local found = call('HMGET', key, 's', ...)
-  if not found[1] then return nil end
-  local parties, number, inside, waiting, last, members, token = unpackStruct(PHASE, found[1])
-  return {
-    parties = parties, number = number, inside = inside, waiting = waiting, last = last, members = members, token = token
-  }, unpack(found, 2)
+  local state = found[1] and unpackDoubleBarrier(found[1])
+  if not state then return nil end
+  return state, unpack(found, 2)
 end
 
-local function newPhase(parties)
-  return { parties = tonumber(parties), number = 0, inside = 0, waiting = 0, last = 0, members = 0, token = 0 }
+local function newPhase(ctx, parties)
+  local change = tonumber(nextToken(ctx))
+  return {
+    parties = tonumber(parties), number = 0, inside = 0, waiting = 0, last = 0, members = 0, token = 0, change = change
+  }
 end
 
 local function savePhase(key, state)
   if state.members + state.inside + state.waiting == 0 then
     call('DEL', key)
   else
-    call('HSET', key, 's',
-      pack(PHASE, state.parties, state.number, state.inside, state.waiting, state.last, state.members, state.token))
+    call('HSET', key, 's', packDoubleBarrier(state))
   end
 end
 
--- Those of a kind, by the first byte of their fields.
-local function claimsOf(key, kind)
+-- Claims of one sort, by the first byte of their fields.
+local function claimsOf(key, sort)
   local all, claims = call('HGETALL', key), {}
   for at = 1, #all, 2 do
-    if string.byte(all[at]) == kind then
+    if string.byte(all[at]) == sort then
       claims[#claims + 1] = { field = all[at], owner = string.sub(all[at], 2), place = tonumber(all[at + 1]) }
     end
   end
   return claims
 end
 
-local function entered(state)
-  return '"granted","' .. text(state.token) .. '",1,' .. state.number
-end
-
--- Opens the next phase if it can be, and tells those of it.
+-- Opens the next phase if it can be, and tells its parties.
 local function openPhase(ctx, key, state)
   if state.inside > 0 or state.waiting < state.parties then return end
   local claims = claimsOf(key, 113)
@@ -56,7 +54,7 @@ local function openPhase(ctx, key, state)
   local group, gone, inside = {}, {}, {}
   for _, one in ipairs(claims) do
     if #group == state.parties then break end
-    if isAlive(ctx, sessionOf(one.owner)) then
+    if isAlive(ctx, holderOf(one.owner)) then
       group[#group + 1], gone[#gone + 1] = one.owner, one.field
       inside[#inside + 1] = 'h' .. one.owner
       inside[#inside + 1] = ''
@@ -71,78 +69,80 @@ local function openPhase(ctx, key, state)
   call('HSET', key, unpack(inside))
   state.number, state.token = state.number + 1, tonumber(nextToken(ctx))
   state.inside, state.waiting = #group, state.waiting - #group
-  tell(ctx, group, entered(state))
+  tell(ctx, group, continued('granted', text(state.token), state.number))
 end
 
--- phase.join: creates the double barrier, or joins it when it has as many parties
--- keys: resource
--- args: id string, parties number
--- reply: ["observing"] | ["mismatch", parties number]
-handlers['phase.join'] = function(ctx, key, id, parties)
-  local state = loadPhase(key) or newPhase(parties)
-  if state.parties ~= tonumber(parties) then return format('["mismatch",%d]', state.parties) end
-  if enrol(ctx, key, id, '') then
-    state.members = state.members + 1
-    savePhase(key, state)
+-- doubleBarrier.join: creates the double barrier, or joins it. When it is for another number of parties, `mismatch` decides:
+-- "fail", unless no other session has it open; "keep" that number; or "resize" it, from the next phase on. "firm" is as
+-- "fail", though an expired session may stand in the way.
+-- keys: hash
+-- args: id string, parties number, mismatch string
+-- reply: ["joined", parties number, change number] | ["mismatch", parties number] | ["stale"]
+handlers['doubleBarrier.join'] = function(ctx, key, id, parties, mismatch)
+  parties = tonumber(parties)
+  local state, member = loadPhase(key, 'o' .. claimOf(ctx, id))
+  state = state or newPhase(ctx, parties)
+  -- A member that asks again only wants to know the number.
+  if not member and state.parties ~= parties and mismatch ~= 'keep' then
+    if mismatch ~= 'resize' and state.members > 0 then
+      return mismatch == 'fail' and isStale(ctx) and STALE or reply('mismatch', state.parties)
+    end
+    state.parties, state.change = parties, tonumber(nextToken(ctx))
+    openPhase(ctx, key, state)
+    announce(ctx, key, state.parties, state.change)
   end
-  return '["observing"]'
+  if enrol(ctx, key, id) then state.members = state.members + 1 end
+  savePhase(key, state)
+  return reply('joined', state.parties, state.change)
 end
 
--- phase.enter: waits for a phase, and opens it when enough wait
--- keys: resource
+-- doubleBarrier.enter: waits for a phase, and opens it when enough wait. `parties` is for a double barrier that Redis has
+-- forgotten.
+-- keys: hash
 -- args: id string, parties number
--- reply: ["queued", ahead number, nearest number] | ["mismatch", parties number]
-handlers['phase.enter'] = function(ctx, key, id, parties)
-  local state = loadPhase(key) or newPhase(parties)
-  if state.parties ~= tonumber(parties) then return format('["mismatch",%d]', state.parties) end
+-- reply: ["queued", ahead number] | ["granted", token string, number number]
+handlers['doubleBarrier.enter'] = function(ctx, key, id, parties)
+  local claim = claimOf(ctx, id)
+  local state, inside, waits = loadPhase(key, 'h' .. claim, 'q' .. claim)
+  state = state or newPhase(ctx, parties)
+  if inside then return reply('granted', text(state.token), state.number) end
+  if waits then return queued(ctx, state.waiting) end
   state.last, state.waiting = state.last + 1, state.waiting + 1
-  call('HSET', key, 'q' .. ctx.session .. '/' .. id, text(state.last))
+  call('HSET', key, 'q' .. claim, text(state.last))
   own(ctx, key, id)
   openPhase(ctx, key, state)
   savePhase(key, state)
   return queued(ctx, state.waiting)
 end
 
--- phase.leave: waits until all have left the phase of this token
--- keys: resource
+-- doubleBarrier.leave: waits until all have left the phase of this token
+-- keys: hash
 -- args: id string, token string
--- reply: ["queued", ahead number, nearest number] | ["left"]
-handlers['phase.leave'] = function(ctx, key, id, token)
+-- reply: ["queued", ahead number] | ["left"]
+handlers['doubleBarrier.leave'] = function(ctx, key, id, token)
   local state = loadPhase(key)
   if not state or state.inside == 0 or text(state.token) ~= token then return '["left"]' end
-  call('HSET', key, 'l' .. ctx.session .. '/' .. id, '')
+  call('HSET', key, 'l' .. claimOf(ctx, id), '')
   return queued(ctx, state.inside)
 end
 
--- phase.check: what has become of somebody who waits
--- keys: resource
--- args: id string
--- reply: ["granted", token string, capacity number, phase number] | ["queued", ahead number, nearest number] | ["absent"]
--- flags: allow-oom
-handlers['phase.check'] = function(ctx, key, id)
-  local owner = ctx.session .. '/' .. id
-  local state, inside, waits, leaves = loadPhase(key, 'h' .. owner, 'q' .. owner, 'l' .. owner)
-  if inside then return '[' .. entered(state) .. ']' end
-  if waits or leaves then return queued(ctx, state.waiting) end
-  return ABSENT
-end
-
--- phase.state: how many are inside, and wait
--- keys: resource
+-- doubleBarrier.state: how many are inside, how many wait, and how many parties there are
+-- keys: hash
 -- args:
--- reply: ["state", inside number, waiting number] | ["missing"]
+-- reply: ["state", inside number, waiting number, parties number] | ["missing"] | ["stale"]
 -- flags: no-writes
-handlers['phase.state'] = function(_, key)
+handlers['doubleBarrier.state'] = function(ctx, key)
+  if isStale(ctx) then return STALE end
   local state = loadPhase(key)
-  if not state then return '["missing"]' end
-  return format('["state",%d,%d]', state.inside, state.waiting)
+  if not state then return MISSING end
+  return reply('state', state.inside, state.waiting, state.parties)
 end
 
-reapers.phase = function(ctx, key, session, id)
-  local owner = session .. '/' .. id
-  local state, inside, waits, leaves, member = loadPhase(key, 'h' .. owner, 'q' .. owner, 'l' .. owner, 'o' .. owner)
-  if not state then return end
-  call('HDEL', key, 'h' .. owner, 'q' .. owner, 'l' .. owner, 'o' .. owner)
+reapers.doubleBarrier = function(ctx, key, session, id)
+  local claim = session .. '/' .. id
+  local state, inside, waits, leaves, member = loadPhase(key, 'h' .. claim, 'q' .. claim, 'l' .. claim, 'o' .. claim)
+  if not (inside or waits or leaves or member) then return end
+  call('HDEL', key, 'h' .. claim, 'q' .. claim, 'l' .. claim, 'o' .. claim)
   if waits then state.waiting = state.waiting - 1 end
   if member then state.members = state.members - 1 end
   if inside then

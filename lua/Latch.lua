@@ -1,105 +1,227 @@
--- A countdown latch, and a gate, which is one of count 1: it is open while nothing is left to count.
+-- A countdown latch, and a latch that is opened and closed, which has a count of 1: it is open while nothing remains.
 --
--- A resource is one hash. While a session has it open it stays; afterwards for as long as it says, if there is anything to
--- remember:
---   s                 state, packed: total, left, how often it was opened, how often it was reset, epoch, ms to keep, members
---   c<id>             has been counted
---   o<session>/<id>   a member; it hears of every opening and every reset
--- Another epoch means that Redis has forgotten the latch meanwhile: members then count again what they had counted.
+-- kinds: countDownLatch: hash, items
+-- kinds: latch: hash
+--
+-- The hash outlives its last member by `timeToLive`, if there is anything to remember:
+--   s                 record Latch
+--   run               the run that it belongs to, or ""
+--   o<session>/<id>   a member; it hears of every change but counts
+-- `passes` says how often the waiters passed. `changes` orders what members are told. Another epoch means that Redis has
+-- forgotten the latch meanwhile: members then count again what they had counted.
+--
+-- Counts are kept apart, because opening must not read them; an open latch counts nothing, so it drops them:
+--   i<id>             this id was counted
+--   n<member>         the last number of a member's counts without an id, and the numbers before it that have not arrived
+-- record Latch 1: total, remaining, passes, resets, changes, epoch, timeToLive, members
 
-local LATCH = '<ddddddd'
+-- Numbers of one member arrive almost in order, so only a few are missing at a time.
+local MOST_MISSING, MISSING_LENGTH = 64, 1024
 
-local function loadLatch(ctx, key, total, keep)
-  local packed = call('HGET', key, 's')
-  if not packed then
-    total = tonumber(total)
-    local epoch = tonumber(nextToken(ctx))
-    return { total = total, left = total, opened = 0, resets = 0, epoch = epoch, keep = tonumber(keep), members = 0 }
-  end
-  local t, l, o, r, e, k, m = unpackStruct(LATCH, packed)
-  return { total = t, left = l, opened = o, resets = r, epoch = e, keep = k, members = m }
+-- UNLINK frees the memory in the background: DEL of 100,000 ids would block Redis for tens of milliseconds.
+local function forgetCounts(ctx)
+  if ctx.items then call('UNLINK', ctx.items) end
 end
 
-local function saveLatch(key, latch)
-  if latch.members == 0 and latch.left == latch.total and latch.opened == 0 then
+local function loadLatch(ctx, key, total, remaining, life, run)
+  local found = call('HMGET', key, 's', 'run')
+  local latch = found[1] and unpackLatch(found[1])
+  if latch then
+    latch.run = found[2] or ''
+    return latch, true
+  end
+  -- They may expire after the hash.
+  forgetCounts(ctx)
+  return {
+    total = total, remaining = remaining, passes = 0, resets = 0, changes = 0, epoch = tonumber(nextToken(ctx)),
+    timeToLive = tonumber(life), members = 0, run = run
+  }, false
+end
+
+local function saveLatch(ctx, key, latch)
+  if latch.members == 0 and latch.remaining == latch.total and latch.changes == 0 then
     call('DEL', key)
     return
   end
-  call('HSET', key, 's', pack(LATCH, latch.total, latch.left, latch.opened, latch.resets, latch.epoch, latch.keep, latch.members))
-  if latch.members == 0 then call('PEXPIRE', key, text(latch.keep)) else call('PERSIST', key) end
+  call('HSET', key, 's', packLatch(latch), 'run', latch.run)
+  if latch.members > 0 then return end
+  call('PEXPIRE', key, text(latch.timeToLive))
+  if ctx.items then call('PEXPIRE', ctx.items, text(latch.timeToLive)) end
 end
 
-local function describeLatch(latch)
-  return format('%d,%d,%d,%d,', latch.total, latch.left, latch.opened, latch.resets) .. text(latch.epoch)
+local function stateOfLatch(latch)
+  return latch.total, latch.remaining, latch.passes, latch.resets, latch.changes, latch.epoch, latch.run
+end
+
+local function changeLatch(ctx, key, latch)
+  latch.changes = latch.changes + 1
+  if latch.members > 0 then announce(ctx, key, stateOfLatch(latch)) end
+end
+
+local function openLatch(ctx, key, latch)
+  latch.remaining, latch.passes = 0, latch.passes + 1
+  forgetCounts(ctx)
+  changeLatch(ctx, key, latch)
+end
+
+local function resetLatch(ctx, key, latch, total, remaining, run)
+  latch.total, latch.remaining, latch.resets, latch.run = total, remaining, latch.resets + 1, run
+  forgetCounts(ctx)
+  changeLatch(ctx, key, latch)
+end
+
+-- The remaining count moves with the total; an open latch stays open.
+local function resizeLatch(ctx, key, latch, total)
+  local more = total - latch.total
+  latch.total = total
+  if latch.remaining > 0 and latch.remaining + more <= 0 then return openLatch(ctx, key, latch) end
+  if latch.remaining > 0 then latch.remaining = latch.remaining + more end
+  changeLatch(ctx, key, latch)
+end
+
+-- Whether the latch belongs to a later run than that of the member. A latch of no run adopts one: after a loss of data, it
+-- was created by a member that has none.
+local function isSuperseded(latch, run)
+  if run == '' or latch.run == run then return false end
+  if latch.run ~= '' then return true end
+  latch.run = run
+  return false
 end
 
 local function leaveLatch(ctx, key, session, id)
-  if call('HDEL', key, 'o' .. session .. '/' .. id) == 1 then
-    local latch = loadLatch(ctx, key, 0, 0)
-    latch.members = latch.members - 1
-    saveLatch(key, latch)
+  if call('HDEL', key, 'o' .. session .. '/' .. id) == 0 then return end
+  local latch, known = loadLatch(ctx, key, 0, 0, 0, '')
+  if not known then return end
+  latch.members = latch.members - 1
+  saveLatch(ctx, key, latch)
+end
+
+-- Whether a count was not counted before: an id, or a number of the member's.
+local function isFirstCount(ctx, count, number)
+  if number == 0 then return call('HSET', ctx.items, count, '') == 1 end
+  local last, missing = match(call('HGET', ctx.items, count) or '0 ,', '^(%d+) (.*)$')
+  last = tonumber(last)
+  if number <= last then
+    local from, to = find(missing, ',' .. text(number) .. ',', 1, true)
+    if not from then return false end
+    missing = string.sub(missing, 1, from) .. string.sub(missing, to + 1)
+  else
+    for before = math.max(last + 1, number - MOST_MISSING), number - 1 do missing = missing .. text(before) .. ',' end
+    if #missing > MISSING_LENGTH then missing = match(string.sub(missing, -MISSING_LENGTH), ',.*$') end
+    last = number
   end
+  call('HSET', ctx.items, count, text(last) .. ' ' .. missing)
+  return true
 end
 
--- latch.join: creates the latch, or joins it when it has the same count; a member of it just hears how it is
--- keys: resource
--- args: id string, total number, keep number
--- reply: ["observing", total number, left number, opened number, resets number, epoch number] | ["mismatch", total number]
-handlers['latch.join'] = function(ctx, key, id, total, keep)
-  local latch = loadLatch(ctx, key, total, keep)
-  if latch.total ~= tonumber(total) then return format('["mismatch",%d]', latch.total) end
-  if enrol(ctx, key, id, '') then latch.members = latch.members + 1 end
-  latch.keep = tonumber(keep)
-  saveLatch(key, latch)
-  return '["observing",' .. describeLatch(latch) .. ']'
-end
-
--- latch.count: counts down, once for each count id, and opens the latch when nothing is left
--- keys: resource
--- args: count string, by number, total number, keep number
--- reply: ["counted", total number, left number, opened number, resets number, epoch number] | ["mismatch", total number]
-handlers['latch.count'] = function(ctx, key, count, by, total, keep)
-  local latch = loadLatch(ctx, key, total, keep)
-  if latch.total ~= tonumber(total) then return format('["mismatch",%d]', latch.total) end
-  if latch.left > 0 and not call('HGET', key, 'c' .. count) then
-    latch.left = math.max(0, latch.left - tonumber(by))
-    call('HSET', key, 'c' .. count, '')
-    if latch.left == 0 then
-      latch.opened = latch.opened + 1
-      announce(ctx, key, describeLatch(latch))
+-- latch.join: creates the latch, or joins it. A member of another run creates it anew, and so does a `fresh` one when no
+-- other has it open. When it has another count, `mismatch` decides: "fail", unless no other member has it open; "keep" that
+-- count; or "resize". A member that joins `again`, after a loss of its session, joins the latch as it is.
+-- keys: all
+-- args: id string, total number, remaining number, life number, run string, mismatch string, fresh boolean, again boolean, anyway boolean
+-- reply: ["joined", total number, remaining number, passes number, resets number, changes number, epoch number, run string] | ["mismatch", total number] | ["stale"]
+handlers['latch.join'] = function(ctx, key, id, total, remaining, life, run, mismatch, fresh, again, anyway)
+  total, remaining = tonumber(total), tonumber(remaining)
+  local latch, known = loadLatch(ctx, key, total, remaining, life, run)
+  if known and not call('HGET', key, 'o' .. claimOf(ctx, id)) then
+    if again == '1' then
+      isSuperseded(latch, run)
+    elseif run ~= '' and latch.run ~= run then
+      resetLatch(ctx, key, latch, total, remaining, run)
+    elseif fresh == '1' or latch.total ~= total then
+      local used = latch.members > 0
+      if used and (fresh == '1' or mismatch == 'fail') and anyway == '' and isStale(ctx) then return STALE end
+      if fresh == '1' and not used then
+        resetLatch(ctx, key, latch, total, remaining, run)
+      elseif latch.total ~= total and mismatch ~= 'keep' then
+        if used and mismatch == 'fail' then return reply('mismatch', latch.total) end
+        resizeLatch(ctx, key, latch, total)
+      end
     end
-    saveLatch(key, latch)
   end
-  return '["counted",' .. describeLatch(latch) .. ']'
+  latch.timeToLive = tonumber(life)
+  if enrol(ctx, key, id, latch.timeToLive) then latch.members = latch.members + 1 end
+  saveLatch(ctx, key, latch)
+  return reply('joined', stateOfLatch(latch))
 end
 
--- latch.reset: closes the latch, with everything left to count
--- keys: resource
--- args: total number, keep number
--- reply: ["reset", total number, left number, opened number, resets number, epoch number] | ["mismatch", total number]
-handlers['latch.reset'] = function(ctx, key, total, keep)
-  local latch = loadLatch(ctx, key, total, keep)
-  if latch.total ~= tonumber(total) then return format('["mismatch",%d]', latch.total) end
-  for _, field in ipairs(call('HKEYS', key)) do
-    if string.byte(field) == 99 then call('HDEL', key, field) end
+-- latch.count: counts down, once for each id, or for each number of a member, and opens the latch when nothing remains
+-- keys: hash, items
+-- args: count string, number number, by number, total number, life number, run string
+-- reply: ["counted", total number, remaining number, passes number, resets number, changes number, epoch number, run string] | ["superseded", run string]
+handlers['latch.count'] = function(ctx, key, count, number, by, total, life, run)
+  total = tonumber(total)
+  local latch = loadLatch(ctx, key, total, total, life, run)
+  if isSuperseded(latch, run) then return reply('superseded', latch.run) end
+  if latch.remaining > 0 and isFirstCount(ctx, count, tonumber(number)) then
+    keep(ctx.items, latch.timeToLive)
+    latch.remaining = math.max(0, latch.remaining - tonumber(by))
+    if latch.remaining == 0 then openLatch(ctx, key, latch) end
+    saveLatch(ctx, key, latch)
   end
-  latch.left, latch.resets = latch.total, latch.resets + 1
-  if latch.members > 0 then announce(ctx, key, describeLatch(latch)) end
-  saveLatch(key, latch)
-  return '["reset",' .. describeLatch(latch) .. ']'
+  return reply('counted', stateOfLatch(latch))
 end
 
--- latch.state: how it is
--- keys: resource
+-- latch.open: opens the latch; answers whether it was closed
+-- keys: all
+-- args: total number, life number, run string
+-- reply: ["opened", changed boolean, total number, remaining number, passes number, resets number, changes number, epoch number, run string] | ["superseded", run string]
+handlers['latch.open'] = function(ctx, key, total, life, run)
+  total = tonumber(total)
+  local latch = loadLatch(ctx, key, total, total, life, run)
+  if isSuperseded(latch, run) then return reply('superseded', latch.run) end
+  local changed = latch.remaining > 0
+  if changed then
+    openLatch(ctx, key, latch)
+    saveLatch(ctx, key, latch)
+  end
+  return reply('opened', changed, stateOfLatch(latch))
+end
+
+-- latch.reset: closes the latch, with everything to count; one that is closed already only if `always`. Answers whether it
+-- was open.
+-- keys: all
+-- args: total number, life number, run string, always boolean
+-- reply: ["reset", changed boolean, total number, remaining number, passes number, resets number, changes number, epoch number, run string] | ["superseded", run string]
+handlers['latch.reset'] = function(ctx, key, total, life, run, always)
+  total = tonumber(total)
+  local latch = loadLatch(ctx, key, total, total, life, run)
+  if isSuperseded(latch, run) then return reply('superseded', latch.run) end
+  local changed = latch.remaining == 0
+  if changed or always == '1' then
+    resetLatch(ctx, key, latch, latch.total, latch.total, latch.run)
+    saveLatch(ctx, key, latch)
+  end
+  return reply('reset', changed, stateOfLatch(latch))
+end
+
+-- latch.release: lets the present waiters pass, and leaves the latch closed; answers whether it was closed
+-- keys: hash
+-- args: total number, life number, run string
+-- reply: ["released", changed boolean, total number, remaining number, passes number, resets number, changes number, epoch number, run string] | ["superseded", run string]
+handlers['latch.release'] = function(ctx, key, total, life, run)
+  total = tonumber(total)
+  local latch = loadLatch(ctx, key, total, total, life, run)
+  if isSuperseded(latch, run) then return reply('superseded', latch.run) end
+  local changed = latch.remaining > 0
+  if changed then
+    latch.passes = latch.passes + 1
+    changeLatch(ctx, key, latch)
+    saveLatch(ctx, key, latch)
+  end
+  return reply('released', changed, stateOfLatch(latch))
+end
+
+-- latch.state: what remains to be counted, and the run
+-- keys: hash
 -- args:
--- reply: ["state", left number] | ["missing"]
+-- reply: ["state", remaining number, run string] | ["missing"]
 -- flags: no-writes
 handlers['latch.state'] = function(_, key)
-  local packed = call('HGET', key, 's')
-  if not packed then return '["missing"]' end
-  local _, left = unpackStruct(LATCH, packed)
-  return format('["state",%d]', left)
+  local found = call('HMGET', key, 's', 'run')
+  local latch = found[1] and unpackLatch(found[1])
+  if not latch then return MISSING end
+  return reply('state', latch.remaining, found[2] or '')
 end
 
-reapers.latch = leaveLatch
-reapers.gate = leaveLatch
+reapers.countDownLatch, reapers.latch = leaveLatch, leaveLatch

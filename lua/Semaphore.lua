@@ -1,40 +1,45 @@
 -- The one actor behind everything that is held: a weighted first-in-first-out semaphore with capacity C.
 -- A lock has C = 1; a semaphore has C = n; a read-write lock weighs a reader 1 and a writer C.
 --
--- A resource is one hash, deleted with its last hold and waiter:
---   s                  state, packed: capacity, weight taken, number of holds, first and last place in the queue
+-- kinds: lock, readWriteLock, semaphore: hash
+--
+-- A resource is one hash, deleted with its last hold, member and waiter: a queue (see kernel.lua), and
+--   s                  record Semaphore
 --   h<session>/<id>    a hold: "<weight> <token> <since, in seconds>"
---   w<place>           a waiter: "<session>/<id> <weight>"
---   q<session>/<id>    the place of a waiter
--- Capacity 0 means that nobody has created the semaphore yet. A hold of weight 0 is membership: it keeps a created
--- semaphore alive, and waiting for it is waiting for the creation.
--- Invariant: the first place is a waiter's, or the queue is empty (first > last).
+--   o<session>/<id>    a member: it keeps a semaphore alive, and hears how many permits there are
+-- Waiters wait for a weight, or, with weight 0, to become a member of a semaphore that does not exist yet: capacity 0.
+-- record Semaphore 1: capacity, taken, holds, members, first, last
 
-local FORMAT = '<ddddd'
-local MANY_EMPTY = 32
-local RELEASED, ABSENT = '["released"]', '["absent"]'
-
-local function granted(token, capacity)
-  -- Concatenation is several times faster than a format.
-  return '["granted","' .. token .. '",' .. (capacity == 1 and '1' or text(capacity)) .. ']'
-end
+local MOST_LISTED = 1000
 
 local function load(key, capacity)
   local packed = call('HGET', key, 's')
-  if not packed then
-    return { capacity = capacity, taken = 0, holds = 0, first = 1, last = 0 }
-  end
-  local c, u, n, f, l = unpackStruct(FORMAT, packed)
-  return { capacity = c, taken = u, holds = n, first = f, last = l }
+  local state = packed and unpackSemaphore(packed)
+  return state or { capacity = capacity, taken = 0, holds = 0, members = 0, first = 1, last = 0 }
 end
 
 local function save(key, state)
-  if state.holds == 0 and state.first > state.last then
+  if state.holds + state.members == 0 and state.first > state.last then
     call('DEL', key)
   else
-    call('HSET', key, 's',
-      pack(FORMAT, state.capacity, state.taken, state.holds, state.first, state.last))
+    call('HSET', key, 's', packSemaphore(state))
   end
+end
+
+local function granted(token)
+  -- Concatenation is several times faster than `reply`, and this is the most frequent one.
+  return '["granted","' .. token .. '"]'
+end
+
+-- The packed state of a lock with a holder and no waiter, which is what most locks are: it need not be unpacked.
+local lone
+
+local function holdAlone(ctx, key, id)
+  lone = lone or packSemaphore({ capacity = 1, taken = 1, holds = 1, members = 0, first = 1, last = 0 })
+  local token = nextToken(ctx)
+  call('HSET', key, 'h' .. ctx.session .. '/' .. id, '1 ' .. token .. ' ' .. ctx.seconds, 's', lone)
+  own(ctx, key, id)
+  return granted(token)
 end
 
 local function hold(ctx, state, weight)
@@ -44,59 +49,31 @@ local function hold(ctx, state, weight)
   return token, (weight == 1 and '1' or text(weight)) .. ' ' .. token .. ' ' .. ctx.seconds
 end
 
--- The first place from one on that is a waiter's. Who leaves the queue leaves an empty place, and behind somebody who waits
--- for long there can be millions of them.
-local function nextWaiter(key, place, last)
-  local found = last + 1
-  for _, field in ipairs(call('HKEYS', key)) do
-    local at = tonumber(match(field, '^w(%-?%d+)$'))
-    if at and at >= place and at < found then found = at end
-  end
-  return found
-end
-
--- Grants to waiters from the front for as long as they fit; waiters of dead sessions are skipped, and the reaper finds
--- nothing of theirs.
+-- Grants to waiters from the front for as long as they fit.
 local function serve(ctx, key, state)
-  local empty = 0
   while state.first <= state.last do
-    local waiter = call('HGET', key, 'w' .. text(state.first))
-    if waiter then
-      empty = 0
-      local owner, session, id, weight = match(waiter, '^(([^/]*)/(%S*)) (%S+)$')
-      weight = tonumber(weight)
-      if not isAlive(ctx, session) then
-        call('HDEL', key, 'w' .. text(state.first), 'q' .. owner)
-      elseif state.capacity > 0 and weight > state.capacity then
-        call('HDEL', key, 'w' .. text(state.first), 'q' .. owner)
-        post(ctx, session, format('["refused","%s",%d]', id, state.capacity))
-      elseif state.capacity > 0 and state.taken + weight <= state.capacity then
-        local token, value = hold(ctx, state, weight)
-        call('HDEL', key, 'w' .. text(state.first), 'q' .. owner)
-        call('HSET', key, 'h' .. owner, value)
-        ctx.served = owner
-        post(ctx, session, format('["granted","%s","%s",%d]', id, token, state.capacity))
-      else
-        return
-      end
-      state.first = state.first + 1
+    local claim, weight = front(ctx, key, state)
+    if not claim then return end
+    weight = tonumber(weight)
+    if state.capacity == 0 or weight <= state.capacity and state.taken + weight > state.capacity then return end
+    depart(key, state, claim, text(state.first))
+    if weight > state.capacity then
+      tell(ctx, { claim }, continued('exceeds', state.capacity))
+    elseif weight == 0 then
+      call('HSET', key, 'o' .. claim, '')
+      state.members = state.members + 1
+      tell(ctx, { claim }, continued('joined', state.capacity))
     else
-      empty = empty + 1
-      state.first = empty < MANY_EMPTY and state.first + 1 or nextWaiter(key, state.first, state.last)
+      local token, value = hold(ctx, state, weight)
+      call('HSET', key, 'h' .. claim, value)
+      ctx.served = claim
+      inform(ctx, claim, token)
     end
   end
 end
 
--- If a session that is over has not been reaped yet, whoever waits has to ask for that at once.
-local function queued(ctx, ahead)
-  return format('["queued",%d,%d]', ahead, nearest(ctx, 0))
-end
-
 local function enqueue(ctx, key, state, id, weight)
-  local owner = ctx.session .. '/' .. id
-  state.last = state.last + 1
-  local place = text(state.last)
-  call('HSET', key, 'w' .. place, owner .. ' ' .. text(weight), 'q' .. owner, place)
+  join(key, state, claimOf(ctx, id), text(weight))
   save(key, state)
   own(ctx, key, id)
   return queued(ctx, state.last - state.first)
@@ -104,56 +81,71 @@ end
 
 local function grant(ctx, key, state, id, weight)
   local token, value = hold(ctx, state, weight)
-  call('HSET', key, 'h' .. ctx.session .. '/' .. id, value, 's',
-    pack(FORMAT, state.capacity, state.taken, state.holds, state.first, state.last))
+  call('HSET', key, 'h' .. claimOf(ctx, id), value, 's', packSemaphore(state))
   own(ctx, key, id)
-  return granted(token, state.capacity)
+  return granted(token)
 end
 
--- Ends a hold or a wait, whichever it is by now. Answers whether it was there.
+-- The state, and what has become of a claim that has asked before.
+local function recallClaim(ctx, key, id, capacity, packed)
+  local state = packed and unpackSemaphore(packed) or load(key, capacity)
+  -- Mostly there is nothing yet.
+  if state.holds == 0 and state.first > state.last then return state end
+  local claim = claimOf(ctx, id)
+  local found = call('HMGET', key, 'h' .. claim, 'q' .. claim)
+  if found[1] then return state, granted(match(found[1], '^%S+ (%S+)')) end
+  if found[2] then return state, queued(ctx, tonumber(found[2]) - state.first) end
+  return state
+end
+
+-- Ends a hold, a wait or a membership, whichever it is by now. Answers whether it was there.
 local function drop(ctx, key, session, id)
-  local field = 'h' .. session .. '/' .. id
-  local found = call('HMGET', key, 's', field)
-  local packed, value = found[1], found[2]
-  if not packed then return false end
-  local c, u, n, f, l = unpackStruct(FORMAT, packed)
-  if value then
-    u, n = u - tonumber(match(value, '^%S+')), n - 1
-    if n == 0 and f > l then
+  local claim = session .. '/' .. id
+  local found = call('HMGET', key, 's', 'h' .. claim)
+  if found[2] and found[1] == lone then
+    call('DEL', key)
+    return true
+  end
+  local state = found[1] and unpackSemaphore(found[1])
+  if not state then return false end
+  if found[2] then
+    state.taken, state.holds = state.taken - tonumber(match(found[2], '^%S+')), state.holds - 1
+    if state.holds + state.members == 0 and state.first > state.last then
       call('DEL', key)
       return true
     end
-    call('HDEL', key, field)
-  else
-    local seat = 'q' .. session .. '/' .. id
-    local place = call('HGET', key, seat)
-    if not place then return false end
-    call('HDEL', key, seat, 'w' .. place)
+    call('HDEL', key, 'h' .. claim)
+  elseif not depart(key, state, claim) then
+    if call('HDEL', key, 'o' .. claim) == 0 then return false end
+    state.members = state.members - 1
   end
-  local state = { capacity = c, taken = u, holds = n, first = f, last = l }
   serve(ctx, key, state)
   save(key, state)
   return true
 end
 
--- semaphore.take: takes a weight, or queues for it
--- keys: resource
--- args: id string, weight number, capacity number, wait boolean
--- reply: ["granted", token string, capacity number] | ["queued", ahead number, nearest number] | ["busy"] | ["missing"] | ["tooBig", capacity number]
+-- semaphore.take: takes a weight, or queues for it. `wait` is 1; 0 for not at all; 2 for not at all, though an expired session
+-- may stand in the way.
+-- keys: hash
+-- args: id string, weight number, capacity number, wait number
+-- reply: ["granted", token string] | ["queued", ahead number] | ["busy"] | ["missing"] | ["exceeds", capacity number] | ["stale"]
 handlers['semaphore.take'] = function(ctx, key, id, weight, capacity, wait)
+  local packed = call('HGET', key, 's')
+  if not packed and weight == '1' and capacity == '1' then return holdAlone(ctx, key, id) end
   weight = tonumber(weight)
-  local state = load(key, tonumber(capacity))
-  if state.capacity == 0 then return '["missing"]' end
-  if weight > state.capacity then return format('["tooBig",%d]', state.capacity) end
+  local state, known = recallClaim(ctx, key, id, tonumber(capacity), packed)
+  if known then return known end
+  if state.capacity == 0 then return MISSING end
+  if weight > state.capacity then return reply('exceeds', state.capacity) end
   if state.first > state.last and state.taken + weight <= state.capacity then
     return grant(ctx, key, state, id, weight)
   end
-  if wait == '' then return '["busy"]' end
-  return enqueue(ctx, key, state, id, weight)
+  if wait == '1' then return enqueue(ctx, key, state, id, weight) end
+  return wait == '0' and isStale(ctx) and STALE or '["busy"]'
 end
 
--- semaphore.release: gives back a hold, or leaves the queue, whichever it is by now
--- keys: resource
+-- semaphore.release: releases a hold, or leaves the queue, whichever it is by now
+-- keys: hash
 -- args: id string
 -- reply: ["released"] | ["absent"]
 -- flags: allow-oom
@@ -163,95 +155,131 @@ handlers['semaphore.release'] = function(ctx, key, id)
   return found and RELEASED or ABSENT
 end
 
--- semaphore.check: what has become of a request to take
--- keys: resource
--- args: id string
--- reply: ["granted", token string, capacity number] | ["queued", ahead number, nearest number] | ["absent"]
--- flags: allow-oom
-handlers['semaphore.check'] = function(ctx, key, id)
-  local owner = ctx.session .. '/' .. id
-  local found = call('HMGET', key, 's', 'h' .. owner, 'q' .. owner)
-  if found[2] then return granted(match(found[2], '^%S+ (%S+)'), (unpackStruct(FORMAT, found[1]))) end
-  if found[3] then return queued(ctx, tonumber(found[3]) - load(key, 0).first) end
-  return ABSENT
-end
-
--- semaphore.create: creates the semaphore, or joins it when it has as many permits
--- keys: resource
--- args: id string, permits number
--- reply: ["granted", token string, capacity number] | ["mismatch", capacity number]
-handlers['semaphore.create'] = function(ctx, key, id, permits)
+-- semaphore.join: creates the semaphore, or joins it. When it has another number of permits, `mismatch` decides: "fail",
+-- unless no other process has it open; "keep" that number; or "resize". With "attach", it waits until a process creates it.
+-- "firm" is as "fail", though an expired session may stand in the way.
+-- keys: hash
+-- args: id string, permits number, mismatch string
+-- reply: ["joined", capacity number] | ["queued", ahead number] | ["mismatch", capacity number] | ["stale"]
+handlers['semaphore.join'] = function(ctx, key, id, permits, mismatch)
   permits = tonumber(permits)
   local state = load(key, 0)
-  if state.capacity ~= 0 and state.capacity ~= permits then return format('["mismatch",%d]', state.capacity) end
-  state.capacity = permits
-  local reply = grant(ctx, key, state, id, 0)
+  local claim = claimOf(ctx, id)
+  if state.capacity == 0 and mismatch == 'attach' then
+    local place = call('HGET', key, 'q' .. claim)
+    if place then return queued(ctx, tonumber(place) - state.first) end
+    return enqueue(ctx, key, state, id, 0)
+  end
+  local differs = state.capacity ~= 0 and state.capacity ~= permits
+  local member = call('HGET', key, 'o' .. claim)
+  if differs and (mismatch == 'fail' or mismatch == 'firm') and not member and state.members > 0 then
+    if mismatch == 'fail' and isStale(ctx) then return STALE end
+    return reply('mismatch', state.capacity)
+  end
+  -- A member that asks again only wants to know the number.
+  local resized = differs and not member and mismatch ~= 'keep' and mismatch ~= 'attach'
+  if state.capacity == 0 or resized then state.capacity = permits end
+  if resized then announce(ctx, key, state.capacity) end
+  if enrol(ctx, key, id) then state.members = state.members + 1 end
   serve(ctx, key, state)
   save(key, state)
-  return reply
+  return reply('joined', state.capacity)
 end
 
--- semaphore.attach: joins a semaphore, or queues until somebody creates it
--- keys: resource
--- args: id string
--- reply: ["granted", token string, capacity number] | ["queued", ahead number, nearest number]
-handlers['semaphore.attach'] = function(ctx, key, id)
-  local state = load(key, 0)
-  if state.capacity == 0 then return enqueue(ctx, key, state, id, 0) end
-  return grant(ctx, key, state, id, 0)
-end
-
--- semaphore.resize: changes the number of permits, and grants to whoever now fits
--- keys: resource
+-- semaphore.resize: changes the number of permits, and grants to waiters that fit now
+-- keys: hash
 -- args: permits number
 -- reply: ["resized", capacity number] | ["missing"]
 handlers['semaphore.resize'] = function(ctx, key, permits)
   local state = load(key, 0)
-  if state.capacity == 0 then return '["missing"]' end
+  if state.capacity == 0 then return MISSING end
   state.capacity = tonumber(permits)
+  announce(ctx, key, state.capacity)
   serve(ctx, key, state)
   save(key, state)
-  return format('["resized",%d]', state.capacity)
+  return reply('resized', state.capacity)
 end
 
--- semaphore.reweigh: makes a hold lighter, or heavier when nobody else is in the way; a heavier one gets a new token
--- keys: resource
--- args: id string, weight number
--- reply: ["granted", token string, capacity number] | ["conflict"] | ["absent"]
+-- semaphore.reweigh: makes a hold lighter, or heavier when no other hold is in the way; a heavier one gets a new token
+-- keys: hash
+-- args: id string, weight number, anyway boolean
+-- reply: ["granted", token string] | ["conflict"] | ["absent"] | ["stale"]
 -- flags: allow-oom
-handlers['semaphore.reweigh'] = function(ctx, key, id, weight)
+handlers['semaphore.reweigh'] = function(ctx, key, id, weight, anyway)
   weight = tonumber(weight)
-  local field = 'h' .. ctx.session .. '/' .. id
+  local field = 'h' .. claimOf(ctx, id)
   local found = call('HGET', key, field)
   if not found then return ABSENT end
   local before, token, since = match(found, '^(%S+) (%S+) (%S+)$')
   before = tonumber(before)
   local state = load(key, 0)
-  if weight > before and state.taken - before + weight > state.capacity then return '["conflict"]' end
+  if weight > before and state.taken - before + weight > state.capacity then
+    return anyway == '' and isStale(ctx) and STALE or '["conflict"]'
+  end
   if weight > before then token = nextToken(ctx) end
   state.taken = state.taken - before + weight
   call('HSET', key, field, text(weight) .. ' ' .. token .. ' ' .. since)
   serve(ctx, key, state)
   save(key, state)
-  return granted(token, state.capacity)
+  return granted(token)
 end
 
--- semaphore.state: how many permits there are, are taken, and how many wait
--- keys: resource
+-- semaphore.state: how many permits there are and are taken, and how many claims hold and wait
+-- keys: hash
 -- args:
--- reply: ["state", capacity number, taken number, holds number, waiting number]
+-- reply: ["state", capacity number, taken number, holds number, waiting number] | ["stale"]
 -- flags: no-writes
-handlers['semaphore.state'] = function(_, key)
+handlers['semaphore.state'] = function(ctx, key)
+  if isStale(ctx) then return STALE end
   local state = load(key, 0)
   local waiting = 0
   if state.first <= state.last then
-    -- Places in the queue can be empty (their waiters left), so the fields are counted instead: one of state, one a hold,
-    -- two a waiter.
-    waiting = (call('HLEN', key) - 1 - state.holds) / 2
+    -- Places in the queue can be empty, so the fields are counted instead: one of state, one a hold or member, two a waiter.
+    waiting = (call('HLEN', key) - 1 - state.holds - state.members) / 2
   end
-  return format('["state",%d,%d,%d,%d]', state.capacity, state.taken, state.holds, waiting)
+  return reply('state', state.capacity, state.taken, state.holds, waiting)
 end
 
-reapers.lock = drop
-reapers.rw = drop
-reapers.sem = drop
+-- semaphore.holders: up to 1,000 holds: for each its weight, token, since when in seconds, and the process
+-- keys: hash
+-- args:
+-- reply: ["holders", holders json] | ["stale"]
+-- flags: no-writes
+handlers['semaphore.holders'] = function(ctx, key)
+  if isStale(ctx) then return STALE end
+  local fields, holders = call('HGETALL', key), {}
+  for index = 1, #fields, 2 do
+    local claim = match(fields[index], '^h(.*)$')
+    if claim and #holders < MOST_LISTED then
+      local weight, token, since = match(fields[index + 1], '^(%S+) (%S+) (%S+)$')
+      holders[#holders + 1] = list({ json(weight), token, json(since), aboutOf(ctx, claim) })
+    end
+  end
+  return reply('holders', list(holders))
+end
+
+-- semaphore.waiters: up to 1,000 waiters, the next first: for each its weight, and the process
+-- keys: hash
+-- args:
+-- reply: ["waiters", waiters json] | ["stale"]
+-- flags: no-writes
+handlers['semaphore.waiters'] = function(ctx, key)
+  if isStale(ctx) then return STALE end
+  local claims, weights = waitersOf(ctx, key, load(key, 0), MOST_LISTED)
+  local waiters = {}
+  for index, claim in ipairs(claims) do
+    waiters[index] = list({ json(weights[index]), aboutOf(ctx, claim) })
+  end
+  return reply('waiters', list(waiters))
+end
+
+local function serveOn(ctx, key)
+  local state = load(key, 0)
+  if state.first > state.last then return end
+  serve(ctx, key, state)
+  save(key, state)
+end
+
+reapers.lock, alarms.lock = drop, serveOn
+reapers.readWriteLock, alarms.readWriteLock = drop, serveOn
+reapers.semaphore, alarms.semaphore = drop, serveOn

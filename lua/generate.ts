@@ -1,50 +1,40 @@
 /**
- * Assembles `lua/*.lua` into `src/internal/actor/lua.ts`: the source as a string (bundlers must work, so nothing is read at
- * run time) and the types of all requests and replies, taken from the headers of the handlers.
+ * Assembles `lua/*.lua` into `src/internal/actor/lua.ts`: the source as a string (bundlers must work, so nothing is read
+ * at run time) and the types of all requests and replies, taken from the headers of the handlers.
+ *
+ * Beside handlers, a file declares the records that it packs (`-- record Name version: field, ...`) and the kinds of
+ * resources that it acts for, with the keys of each (`-- kinds: lock, semaphore: hash`).
  *
  * `node lua/generate.ts` writes, `node lua/generate.ts --check` fails when what is committed is stale.
  */
 import { createHash } from "node:crypto"
-import { readFileSync, writeFileSync } from "node:fs"
+import { readdirSync, readFileSync, writeFileSync } from "node:fs"
 
-// What dispatch() in kernel.lua passes on.
-const maxArguments = 6
-
-const files = [
-  "kernel.lua",
-  "Semaphore.lua",
-  "Latch.lua",
-  "Leader.lua",
-  "Singleton.lua",
-  "Barrier.lua",
-  "DoubleBarrier.lua",
-  "TaskGroup.lua",
-  "Signal.lua",
-  "Rendezvous.lua",
-  "Fence.lua"
-]
 const target = new URL("../src/internal/actor/lua.ts", import.meta.url)
+
+type Type = "string" | "number" | "boolean" | "strings" | "json"
 
 interface Handler {
   readonly verb: string
-  readonly keys: number
-  readonly args: ReadonlyArray<string>
-  readonly replies: ReadonlyArray<string>
+  /** Empty for none; undefined for all of the kind. */
+  readonly roles: ReadonlyArray<string> | undefined
+  readonly args: ReadonlyArray<readonly [name: string, type: Type]>
   readonly oom: boolean
-  readonly tags: ReadonlyArray<readonly [tag: string, types: ReadonlyArray<string>, rest: boolean]>
+  readonly replies: ReadonlyArray<readonly [tag: string, fields: ReadonlyArray<readonly [name: string, type: Type]>]>
 }
 
 const fail = (message: string): never => {
   throw new Error(`lua: ${message}`)
 }
 
-const typeOf = (field: string): string => {
-  const [name, type] = field.trim().split(/\s+/)
-  if (name === undefined || type === undefined || !/^(string|number|boolean|strings|json)$/.test(type)) {
-    return fail(`"${field}" is not "<name> string|number|boolean|json"`)
-  }
-  return `${name.replace("...", "")}: ${type === "strings" ? "string" : type === "json" ? "unknown" : type}`
+const fieldOf = (text: string): readonly [string, Type] => {
+  const found = /^(\w+) (string|number|boolean|strings|json)$/.exec(text.trim())
+  return found === null
+    ? fail(`"${text}" is not "<name> string|number|boolean|strings|json"`)
+    : [found[1]!, found[2] as Type]
 }
+
+const fieldsOf = (text: string) => text.trim() === "" ? [] : text.split(",").map(fieldOf)
 
 const parse = (file: string, source: string): ReadonlyArray<Handler> => {
   const handlers: Array<Handler> = []
@@ -59,43 +49,85 @@ const parse = (file: string, source: string): ReadonlyArray<Handler> => {
     if (!header[0]?.startsWith(`${verb}: `)) fail(`${where} has no header`)
     const field = (name: string) => header.find((text) => text.startsWith(`${name}:`))?.slice(name.length + 1).trim()
     const keys = field("keys") ?? fail(`${where} declares no keys`)
-    const args = field("args") ?? fail(`${where} declares no args`)
+    const args = fieldsOf(field("args") ?? fail(`${where} declares no args`))
     const reply = field("reply") ?? fail(`${where} declares no reply`)
-    const names = args === "" ? [] : args.split(",").map(typeOf)
     const end = lines.findIndex((text, at) => at > index && text === "end")
-    const body = lines.slice(index, end).filter((text) => !text.includes("post(")).join("\n")
+    const body = lines.slice(index, end).join("\n")
     const parameters = found[2]!.split(/, ?/).filter((name) => name !== "").slice(1)
-    if (parameters.join() !== names.map((name) => name.split(":")[0]).join()) {
-      fail(`${where} takes (${parameters.join(", ")}), and its header declares "${args}"`)
+    if (parameters.join() !== args.map(([name]) => name).join()) {
+      fail(`${where} takes (${parameters.join(", ")}), and its header declares "${field("args")}"`)
     }
-    if (keys !== "none" && keys !== "resource" && keys !== "resource, items") fail(`${where} has keys "${keys}"`)
-    if (names.length > maxArguments) fail(`${where} has more than ${maxArguments} arguments`)
-    for (const used of body.matchAll(/'\["(\w+)"/g)) {
-      if (!reply.includes(`"${used[1]}"`)) fail(`${where} answers "${used[1]}", which its header does not declare`)
+    const roles = keys === "none" ? [] : keys === "all" ? undefined : keys.split(",").map((role) => role.trim())
+    if (roles !== undefined && roles.some((role, at) => !/^[a-z]+$/.test(role) || (at === 0) !== (role === "hash"))) {
+      fail(`${where} has keys "${keys}": the first one is the hash`)
     }
-    const tags = reply.split(" | ").map((tuple) => {
+    const replies = reply.split(" | ").map((tuple) => {
       const [tag, ...fields] = tuple.trim().replace(/^\[|\]$/g, "").split(",").map((part) => part.trim())
-      const rest = fields.at(-1)?.startsWith("...") === true
-      return [tag!, fields.map(typeOf), rest] as const
+      return [JSON.parse(tag!) as string, fields.map(fieldOf)] as const
     })
-    handlers.push({
-      verb,
-      keys: keys === "none" ? 0 : keys.split(",").length,
-      args: names,
-      replies: tags.map(([tag, fields, rest]) =>
-        rest
-          ? `readonly [tag: ${tag}, ...${fields[0]!.replace(": ", ": ReadonlyArray<").replace("...", "")}>]`
-          : `readonly [${[`tag: ${tag}`, ...fields].join(", ")}]`
-      ),
-      oom: field("flags") === "allow-oom",
-      tags: tags.map(([tag, fields, rest]) => [tag, fields.map((text) => text.split(": ")[1]!), rest])
-    })
+    for (const used of body.matchAll(/return (?:reply\(|'\[")'?(\w+)/g)) {
+      if (!replies.some(([tag]) => tag === used[1])) {
+        fail(`${where} answers "${used[1]}", which its header does not declare`)
+      }
+    }
+    handlers.push({ verb, roles, args, oom: field("flags") === "allow-oom", replies })
   }
   return handlers
 }
 
-const sources = files.map((file) => [file, readFileSync(new URL(file, import.meta.url), "utf8").trimEnd()] as const)
+/** A record of numbers, packed behind its version: one of another version cannot be read, and is as good as none. */
+const recordOf = (file: string, name: string, version: string, fields: ReadonlyArray<string>): string => {
+  if (fields.some((field) => !/^[a-z]\w*$/i.test(field))) fail(`${file}: record ${name} has fields "${fields.join()}"`)
+  const shape = `'<B${"d".repeat(fields.length)}'`
+  const letters = fields.map((_, at) => `v${at}`)
+  return [
+    `local function pack${name}(r)`,
+    `  return pack(${shape}, ${version}, ${fields.map((field) => `r.${field}`).join(", ")})`,
+    "end",
+    `local function unpack${name}(packed)`,
+    `  if byte(packed) ~= ${version} or #packed ~= ${1 + 8 * fields.length} then return nil end`,
+    `  local _, ${letters.join(", ")} = unpackStruct(${shape}, packed)`,
+    `  return { ${fields.map((field, at) => `${field} = ${letters[at]}`).join(", ")} }`,
+    "end"
+  ].join("\n")
+}
+
+const expandRecords = (file: string, source: string): string =>
+  source.replace(
+    /^-- record (\w+) (\d+): (.*(?:\n--   .*)*)$/gm,
+    (_, name: string, version: string, fields: string) =>
+      recordOf(file, name, version, fields.replace(/\n--/g, " ").split(",").map((field) => field.trim()))
+  )
+
+/** The keys of a resource of each kind, by role. */
+const kindsOf = (file: string, source: string): ReadonlyArray<readonly [kind: string, roles: ReadonlyArray<string>]> =>
+  [...source.matchAll(/^-- kinds: (.*): (.*)$/gm)].flatMap(([, kinds, roles]) =>
+    kinds!.split(",").map((kind) => {
+      if (!/^[a-zA-Z]+$/.test(kind.trim())) fail(`${file}: "${kind}" is not a kind`)
+      return [kind.trim(), roles!.split(",").map((role) => role.trim())] as const
+    })
+  )
+
+// The kernel comes first; a file may say behind which other ones it comes.
+const read = (file: string) => readFileSync(new URL(file, import.meta.url), "utf8").trimEnd()
+const texts = new Map(
+  readdirSync(new URL(".", import.meta.url)).filter((file) => file.endsWith(".lua")).sort().map((file) =>
+    [file, read(file)] as const
+  )
+)
+const ordered: Array<string> = []
+const add = (file: string): void => {
+  if (ordered.includes(file)) return
+  const source = texts.get(file) ?? fail(`${file} is missing`)
+  for (const [, needed] of source.matchAll(/^-- after (\w+\.lua)$/gm)) add(needed!)
+  ordered.push(file)
+}
+add("kernel.lua")
+for (const file of texts.keys()) add(file)
+
+const sources = ordered.map((file) => [file, expandRecords(file, texts.get(file)!)] as const)
 const handlers = sources.flatMap(([file, source]) => parse(file, source))
+const kinds = sources.flatMap(([file, source]) => kindsOf(file, source))
 const verbs = sources.flatMap(([, source]) => [...source.matchAll(/^handlers\['([\w.]+)'\]/gm)])
 if (verbs.length !== handlers.length) fail("a handler is not written as handlers['verb'] = function(...)")
 // All files are one chunk, so a name that is taken twice would change what the first file means by it.
@@ -104,18 +136,33 @@ const locals = sources.flatMap(([, source]) =>
 )
 const twice = locals.find((name, at) => locals.indexOf(name) !== at)
 if (twice !== undefined) fail(`${twice} is declared twice`)
+if (locals.length > 195) fail(`${locals.length} names: a Lua function has room for 200`)
+
+const rolesInLua = (roles: ReadonlyArray<string>) => `{ ${roles.map((role) => `'${role}'`).join(", ")} }`
+const shapeInLua = ({ args, roles }: Handler): string =>
+  `{ keys = ${roles === undefined ? -1 : roles.length}, args = ${args.length}${
+    roles !== undefined && roles.length > 1 ? `, roles = ${rolesInLua(roles)}` : ""
+  } }`
+
 // Comments and blank lines would be parsed by Redis at every load and sent with it; they stay in lua/.
 const body = [
-  // How many keys and arguments each request has.
-  `local SHAPES = { ${
-    handlers.map(({ args, keys, verb }) => `['${verb}'] = { ${keys}, ${args.length} }`).join(", ")
-  } }`,
+  `local SHAPES = { ${handlers.map((handler) => `['${handler.verb}'] = ${shapeInLua(handler)}`).join(", ")} }`,
+  `local ROLES = { none = { 'hash' }, ${kinds.map(([kind, roles]) => `${kind} = ${rolesInLua(roles)}`).join(", ")} }`,
   ...sources.map(([, source]) => source)
 ].join("\n")
   .split("\n").map((line) => line.replace(/^\s+| +-- .*$/g, "")).filter((line) => line !== "" && !line.startsWith("--"))
   .join("\n")
 const protocol = /^-- PROTOCOL (\d+):/m.exec(sources[0]![1])?.[1] ?? fail("PROTOCOL is missing")
 const hash = createHash("sha1").update(body).digest("hex").slice(0, 12)
+
+const inTypeScript: Record<Type, string> = {
+  string: "string",
+  number: "number",
+  boolean: "boolean",
+  strings: "ReadonlyArray<string>",
+  json: "unknown"
+}
+const typed = (fields: Handler["args"]) => fields.map(([name, type]) => `${name}: ${inTypeScript[type]}`)
 
 const output = `// Generated by lua/generate.ts from lua/*.lua. Do not edit.
 /** The protocol between coordinators and partition actors. Two that differ must not share a namespace. */
@@ -130,9 +177,9 @@ export const body = ${JSON.stringify(body)}
 /** What a handler is called with, and what it can answer. */
 export interface Requests {
 ${
-  handlers.map(({ args, keys, replies, verb }) =>
-    `  "${verb}": {\n    readonly keys: ${keys}\n    readonly args: [${args.join(", ")}]\n    readonly reply: ${
-      replies.join(" | ")
+  handlers.map(({ args, replies, verb }) =>
+    `  "${verb}": {\n    readonly args: [${typed(args).join(", ")}]\n    readonly reply: ${
+      replies.map(([tag, fields]) => `readonly [${[`tag: "${tag}"`, ...typed(fields)].join(", ")}]`).join(" | ")
     }\n  }`
   ).join("\n")
 }
@@ -143,19 +190,26 @@ export const allowOom: ReadonlySet<string> = new Set(${
   JSON.stringify(handlers.filter(({ oom }) => oom).map(({ verb }) => verb))
 })
 
-/** Requests about a resource that may carry items: they name its hash and those. */
-export const carriers: ReadonlySet<string> = new Set(${
-  JSON.stringify(handlers.filter(({ keys }) => keys === 2).map(({ verb }) => verb))
-})
+/** The keys of a resource of each kind, by role. */
+export const kinds = {
+${kinds.map(([kind, roles]) => `  ${kind}: ${JSON.stringify(roles)}`).join(",\n")}
+} as const
 
-/** The shape of each reply: its tags, and the types behind each tag ("..." repeats the last). */
+/** Requests that name more than the hash of their resource, and what they name; null for all keys of its kind. */
+export const roles: { readonly [verb: string]: ReadonlyArray<string> | null } = {
+${
+  handlers.filter(({ roles }) => roles === undefined || roles.length > 1).map(({ roles, verb }) =>
+    `  "${verb}": ${JSON.stringify(roles ?? null)}`
+  ).join(",\n")
+}
+}
+
+/** The shape of each reply: its tags, and the types behind each tag. */
 export const replies: { readonly [verb: string]: { readonly [tag: string]: ReadonlyArray<string> } } = {
 ${
-  handlers.map(({ tags, verb }) =>
+  handlers.map(({ replies, verb }) =>
     `  "${verb}": { ${
-      tags.map(([tag, types, rest]) =>
-        `${JSON.parse(tag)}: [${[...types, ...(rest ? ["..."] : [])].map((type) => `"${type}"`).join(", ")}]`
-      ).join(", ")
+      replies.map(([tag, fields]) => `${tag}: [${fields.map(([, type]) => `"${type}"`).join(", ")}]`).join(", ")
     } }`
   ).join(",\n")
 }

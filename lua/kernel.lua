@@ -1,95 +1,166 @@
--- The partition actor's core: session check, exactly-once batches, dispatch, fencing tokens, mailboxes, reaping.
+-- The partition actor's core: sessions, exactly-once batches, dispatch, fencing tokens, mailboxes, alarms, reaping.
 --
 -- One call is one message to the actor of one partition:
 --   KEYS  1 sessions  hash of all sessions of the partition (see below)
---         2 due       zset: session -> a time in server ms before which it cannot be due to be reaped
---         3 owned     set of the session: "<hold id>:<kind>:<name>" of everything it holds or waits for
---         4 mailbox   stream of the session
---         5.. the keys of the requests, in order; a resource that carries items has two, its hash and those
+--         2 due       zset: a session, or "@<kind>:<name>" for the alarm of a resource -> server ms before which nothing is
+--                     to be done about it
+--         3 floor     a fencing token that is larger than all that were given
+--         4 owned     set of the session: "<claim id>:<kind>:<name>" of everything that it holds or waits for
+--         5 mailbox   stream of the session
+--         6.. the keys of the requests, in order: for each role that the verb declares, one
 --   ARGV  1 session id, or "" for requests that need no session (they are idempotent)
---         2 batch number  3 lease_ms  4 mailbox id read so far, or ""
+--         2 batch number  3 lease_ms  4 number of the last event read from the mailbox, or ""
 --         5.. the requests: verb, its arguments, verb, its arguments, ... (text: parsing JSON would cost more than the rest)
---   reply JSON: ["ok", [reply, ...]] | ["ok", [reply, ...], [event, ...]] | ["unknown"] | ["expired"] | ["stale"] | ["gap"]
+--   reply JSON: ["ok", [reply, ...], [event, ...], next number] | ["unknown"] | ["expired"] | ["stale"] | ["gap"]
+--         The events are for claims of the session that asks. `next` is in how many ms the partition has something to do, -1
+--         for nothing. Both are left out where they are not needed.
 --
 -- Fields of `sessions`:
---   protocol, partitions, token   numbers of the partition; the token is the last one given
---   s<session>   number of the last batch, deadline in server ms (0 when it has been ended, -1 when its coordinator was
---                closed), mailbox id acknowledged
---   r<session>   the reply to the last batch
---   about<session>   who it is, as JSON
+--   protocol, partitions    settings of the partition
+--   token                   the last token given
+--   library<name>           a function library that some coordinator of this namespace has called
+--   s<session>              record Session
+--   r<session>              the reply to its last batch
+--   about<session>          who it is, as JSON
+--   library/<session>       the library that its coordinator calls
 --
 -- All sessions live in one key, declared in every call: while a slot migrates, an undeclared key can look absent, and a
--- live session would look dead. The only undeclared keys are the mailboxes of other sessions: a lost wake-up is only a
--- delay, because coordinators resync. `due` only says where to look; `sessions` has the word.
+-- live session would look dead. The only undeclared keys are the mailboxes of other sessions: a lost event is only a
+-- delay, because events are numbered and coordinators resync. `due` only says where to look; `sessions` has the word.
 --
--- A handler gets the context, its key and its arguments, and returns its reply as JSON. Calls of Redis and the formatting
--- of numbers are what this costs, so there are as few of them as possible.
+-- Every key expires a day after the last session that needs it has done anything, except `floor`.
 --
--- PROTOCOL 1: to be raised when coordinators of two releases must not share a namespace any more.
+-- A handler gets the context, its first key and its arguments, and returns what `reply` makes. The keys of its other roles
+-- are in the context, by role. Calls of Redis and the formatting of numbers are what a call costs, so there are as few of
+-- them as possible.
+--
+-- PROTOCOL 2: to be raised when coordinators of two releases must not share a namespace any more.
 
--- Events beyond it are dropped: a resync repairs that, an endless stream repairs nothing.
-local MAILBOX_LENGTH = 16384
-local REAP_SESSIONS, REAP_ENTRIES = 16, 128
-local STATE = '<dds'
+-- A deadline of 0: the session was ended. This one: its coordinator was closed, so no other session follows it.
 local CLOSED = -1
+-- Events beyond it are dropped: a resync repairs that, an endless stream repairs nothing.
+local MAILBOX_LENGTH = '16384'
+-- Streams are trimmed by whole nodes, so trimming after each event would only cost.
+local TRIM_EVERY = 64
+local REAP_SESSIONS, REAP_ENTRIES, REAP_SAMPLE = 16, 128, 512
+-- How long the keys of a session outlive its deadline, in ms. Whatever it owns is touched four times as often.
+local ABANDONED, A_DAY = 86400000, '86400000'
+-- In microseconds.
+local TOKENS_AHEAD = 20000000
+-- What this release cannot reap, or ring, another one may: it is looked at again after a minute.
+local ASIDE = 60000
 
-local handlers, reapers = {}, {}
+local handlers, reapers, alarms = {}, {}, {}
 
 -- What a library cannot reach while it is loaded, bound when it is first called.
-local call, format, match, pack, unpackStruct, WHOLE
+local call, format, match, find, sub, byte, concat, floor, pack, unpackStruct, WHOLE
 
 local function bind()
-  call, format, match = redis.call, string.format, string.match
+  call, format, match, find, sub, byte = redis.call, string.format, string.match, string.find, string.sub, string.byte
+  concat, floor = table.concat, math.floor
   pack, unpackStruct = struct.pack, struct.unpack
   -- Integers print several times faster than doubles, where they are wide enough for a token.
   WHOLE = format('%d', 2 ^ 52 + 1) == '4503599627370497' and '%d' or '%.0f'
 end
 
+-- record Session 2: number, deadline, read, posted
+
 local function text(number)
   return format(WHOLE, number)
 end
 
+-- -----------------------------------------------------------------------------
+-- Replies and events
+-- -----------------------------------------------------------------------------
+
+-- Text that is JSON already.
+local function json(value)
+  return { value }
+end
+
+local function encoded(value)
+  local kind = type(value)
+  if kind == 'string' then
+    return find(value, '[%c"\\]') and cjson.encode(value) or '"' .. value .. '"'
+  elseif kind == 'number' then
+    return text(value)
+  elseif kind == 'table' then
+    return value[1]
+  end
+  return value and 'true' or 'false'
+end
+
+-- A list of texts, numbers and booleans as JSON.
+local function list(values)
+  local parts = {}
+  for index, value in ipairs(values) do parts[index] = encoded(value) end
+  return json('[' .. concat(parts, ',') .. ']')
+end
+
+-- A reply or an event: a tag, and what belongs to it.
+local function reply(tag, ...)
+  local parts = { tag, ... }
+  for index = 1, #parts do parts[index] = encoded(parts[index]) end
+  return '[' .. concat(parts, ',') .. ']'
+end
+
+-- The part of an answer that several claims share, as JSON without brackets.
+local function continued(...)
+  local parts = { ... }
+  for index = 1, #parts do parts[index] = encoded(parts[index]) end
+  return concat(parts, ',')
+end
+
+-- An answer that an expired session stands in the way of: it has to be reaped first.
+local STALE, RELEASED, ABSENT, MISSING = '["stale"]', '["released"]', '["absent"]', '["missing"]'
+
+-- -----------------------------------------------------------------------------
+-- Tokens, sessions, claims
+-- -----------------------------------------------------------------------------
+
 -- Strictly increasing in the partition, hence per resource, even after the resource was deleted. It starts from the
 -- clock, hence also after the partition lost its data.
 local function nextToken(ctx)
-  local token = ctx.token + 1
+  local token = (ctx.token or tonumber(ctx.last)) + 1
   if ctx.micros > token then token = ctx.micros end
-  ctx.token, ctx.granted = token, true
-  return text(token)
+  ctx.token, ctx.last = token, text(token)
+  return ctx.last
 end
 
--- What stands in the set of a session for something that it owns.
-local function entryOf(ctx, key, id)
-  return id .. ':' .. string.sub(key, #ctx.prefix + 1)
-end
-
-local function own(ctx, key, id)
-  ctx.added[#ctx.added + 1] = entryOf(ctx, key, id)
-end
-
-local function disown(ctx, key, id)
-  ctx.removed[#ctx.removed + 1] = entryOf(ctx, key, id)
-end
-
--- Nothing for a session that is forgotten.
-local function deadlineOf(ctx, session)
-  local state = call('HGET', ctx.sessions, 's' .. session)
-  if not state then return nil end
-  local _, deadline = unpackStruct(STATE, state)
-  return deadline
+-- The record of a session, read once in a call; false for one that is forgotten.
+local function sessionOf(ctx, session)
+  if session == ctx.session then return ctx.own end
+  local known = ctx.known[session]
+  if known == nil then
+    local packed = call('HGET', ctx.sessions, 's' .. session)
+    known = packed and unpackSession(packed) or false
+    ctx.known[session] = known
+  end
+  return known
 end
 
 local function isAlive(ctx, session)
-  return session == ctx.session or (deadlineOf(ctx, session) or 0) > ctx.now
+  if session == ctx.session then return true end
+  local known = sessionOf(ctx, session)
+  return known and known.deadline > ctx.now
 end
 
--- Whether nobody will come back for what a session has owned: it gives that up itself, or its coordinator was closed.
+-- Whether no later session will come back for what this one has owned: it gives that up itself, or its coordinator was
+-- closed.
 local function hasLeft(ctx, session)
-  return session == ctx.session or deadlineOf(ctx, session) == CLOSED
+  local known = sessionOf(ctx, session)
+  return session == ctx.session or known and known.deadline == CLOSED
+end
+
+-- A session that was ended early has a successor, which asks again, or is being reaped right now.
+local function hasExpired(ctx, session)
+  if session == ctx.session then return false end
+  local known = sessionOf(ctx, session)
+  return not known or known.deadline > 0 and known.deadline <= ctx.now
 end
 
 -- Of a claim, which is named "<session>/<id>".
-local function sessionOf(claim)
+local function holderOf(claim)
   return match(claim, '^[^/]*')
 end
 
@@ -97,93 +168,311 @@ local function idOf(claim)
   return match(claim, '/(.*)$')
 end
 
-local function post(ctx, session, event)
-  -- pcall: on a migrating slot another session's mailbox may be out of reach, which is a delay and not a failure.
-  redis.pcall('XADD', ctx.prefix .. 'mail:' .. session, 'NOMKSTREAM', 'MAXLEN', '~', MAILBOX_LENGTH, '*', 'e', event)
+local function claimOf(ctx, id)
+  return ctx.session .. '/' .. id
 end
 
--- Members of a resource hear of its changes: a field of its hash for each, "o<session>/<id>". Answers whether it is new.
-local function enrol(ctx, key, id, about)
-  if call('HSET', key, 'o' .. ctx.session .. '/' .. id, about) == 0 then return false end
-  own(ctx, key, id)
+local function aboutOf(ctx, claim)
+  return json(call('HGET', ctx.sessions, 'about' .. holderOf(claim)) or 'null')
+end
+
+-- What stands in the set of a session for something that it owns.
+local function entryOf(ctx, key, id)
+  return id .. ':' .. sub(key, #ctx.prefix + 1)
+end
+
+-- A key stays for a day after it was touched last; sessions touch what they own more often than that.
+local function keep(key, millis)
+  call('PEXPIRE', key, millis and millis > ABANDONED and text(millis) or A_DAY)
+end
+
+-- The session owns a hold or a wait of a resource that has been written already.
+local function own(ctx, key, id, millis)
+  local added = ctx.added
+  if added then added[#added + 1] = entryOf(ctx, key, id) else ctx.added = { entryOf(ctx, key, id) } end
+  keep(key, millis)
+  if ctx.items then keep(ctx.items, millis) end
+end
+
+local function disown(ctx, key, id)
+  local removed = ctx.removed
+  if removed then removed[#removed + 1] = entryOf(ctx, key, id) else ctx.removed = { entryOf(ctx, key, id) } end
+end
+
+-- -----------------------------------------------------------------------------
+-- Mailboxes
+-- -----------------------------------------------------------------------------
+
+-- All that is posted to a session in one call is one event of its mailbox.
+local function post(ctx, session, event)
+  local mail = ctx.mail
+  if not mail then
+    mail = {}
+    ctx.mail, ctx.addressees = mail, {}
+  end
+  local events = mail[session]
+  if events then
+    events[#events + 1] = event
+  else
+    mail[session] = { event }
+    ctx.addressees[#ctx.addressees + 1] = session
+  end
+end
+
+-- Entries are numbered: their number is their id, so that a coordinator notices what it has missed.
+local function writeMail(ctx)
+  if not ctx.mail then return end
+  for _, session in ipairs(ctx.addressees) do
+    local state = sessionOf(ctx, session)
+    if state then
+      state.posted = state.posted + 1
+      if session ~= ctx.session then call('HSET', ctx.sessions, 's' .. session, packSession(state)) end
+      -- pcall: on a migrating slot another session's mailbox may be out of reach, which is a delay and not a failure.
+      redis.pcall('XADD', ctx.prefix .. 'mail:' .. session, 'NOMKSTREAM', 'MAXLEN', '~', MAILBOX_LENGTH,
+        text(state.posted) .. '-0', 'e', '[' .. concat(ctx.mail[session], ',') .. ']')
+    end
+  end
+end
+
+-- To claims of other sessions through their mailboxes, to one of the session that asks with the reply.
+local function deliver(ctx, session, event)
+  if session == ctx.session then
+    ctx.events = ctx.events or {}
+    ctx.events[#ctx.events + 1] = event
+  else
+    post(ctx, session, event)
+  end
+end
+
+-- Grants a claim that waits.
+local function inform(ctx, claim, token, ...)
+  deliver(ctx, holderOf(claim), reply('granted', idOf(claim), token, ...))
+end
+
+-- A hold is ended by another session's request.
+local function revoke(ctx, claim)
+  deliver(ctx, holderOf(claim), reply('revoked', idOf(claim)))
+end
+
+-- A member of a resource hears of its changes: a field "o<session>/<id>" of its hash. Answers whether it is new.
+local function enrol(ctx, key, id, millis)
+  if call('HSET', key, 'o' .. claimOf(ctx, id), '') == 0 then return false end
+  own(ctx, key, id, millis)
   return true
 end
 
--- One event for each member, however many fibers wait behind it. The detail is JSON, without the brackets.
-local function announce(ctx, key, detail)
+-- Tells every member of a resource, in the order of the changes, how it is now.
+local function announce(ctx, key, ...)
+  local state = continued(...)
   for _, field in ipairs(call('HKEYS', key)) do
     local session, id = match(field, '^o([^/]*)/(.*)$')
-    if session then post(ctx, session, '["changed","' .. id .. '",' .. detail .. ']') end
+    if session then post(ctx, session, '["changed","' .. id .. '",' .. state .. ']') end
   end
 end
 
--- Answers claims that wait, each named "<session>/<id>", by one event for each session however many of its claims hear it;
--- that of the session which asks comes with the reply. The reply is JSON, without the brackets; `single` has what only one of
--- them is told, if anything is.
-local function tell(ctx, claims, reply, single)
-  local heard = {}
+-- Answers claims that wait, by one event for each session however many of its claims are answered. `answer` is what
+-- `continued` makes; `single` has the last part of each answer, if they differ.
+local function tell(ctx, claims, answer, single)
+  local sessions, told = {}, {}
   for index, claim in ipairs(claims) do
     local session, id = match(claim, '^([^/]*)/(.*)$')
-    local told = heard[session]
-    if not told then
-      told = { ids = {}, single = {} }
-      heard[session] = told
+    local one = told[session]
+    if not one then
+      one = { ids = {}, single = {} }
+      told[session] = one
+      sessions[#sessions + 1] = session
     end
-    local count = #told.ids + 1
-    told.ids[count], told.single[count] = id, single and single[index]
+    local count = #one.ids + 1
+    one.ids[count], one.single[count] = id, single and single[index]
   end
-  for session, told in pairs(heard) do
-    local ids, singles = table.concat(told.ids, '","'), table.concat(told.single, ',')
-    local event = '["each",["' .. ids .. '"],[' .. singles .. '],' .. reply .. ']'
-    if session == ctx.session then
-      ctx.events = ctx.events and ctx.events .. ',' .. event or event
-    else
-      post(ctx, session, event)
-    end
+  for _, session in ipairs(sessions) do
+    local ids, singles = concat(told[session].ids, '","'), concat(told[session].single, ',')
+    deliver(ctx, session, '["each",["' .. ids .. '"],[' .. singles .. '],' .. answer .. ']')
   end
 end
 
--- What a claim holds is ended by somebody else.
-local function revoke(ctx, claim)
-  post(ctx, sessionOf(claim), '["revoked","' .. idOf(claim) .. '"]')
-end
+-- -----------------------------------------------------------------------------
+-- Deadlines and alarms
+-- -----------------------------------------------------------------------------
 
--- Whether any session can have ended that is not forgotten yet.
+-- Whether a session or a resource is due that has not been dealt with yet.
 local function isAnyDue(ctx)
-  return #call('ZRANGEBYSCORE', ctx.due, 0, text(ctx.now), 'LIMIT', 0, 1) > 0
+  if ctx.due == nil then
+    ctx.due = false
+    for _, member in ipairs(call('ZRANGEBYSCORE', ctx.dues, 0, text(ctx.now), 'LIMIT', 0, REAP_SESSIONS)) do
+      if sub(member, 1, 1) ~= '@' and not isAlive(ctx, member) then ctx.due = true end
+    end
+  end
+  return ctx.due
 end
 
--- Milliseconds until another session may be due, of those that are due later than `after`: 0 if it may be already, -1 if
--- there is none.
-local function nearest(ctx, after)
-  local found = call('ZRANGEBYSCORE', ctx.due, after, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
-  for i = 1, #found, 2 do
-    if found[i] ~= ctx.session then return math.max(0, tonumber(found[i + 1]) - ctx.now) end
+-- Whether an answer may be wrong because of a session that ended long ago. The coordinator reaps it and asks again.
+local function isStale(ctx)
+  return not ctx.anyway and isAnyDue(ctx)
+end
+
+-- The reply says when the partition has something to do: a waiter depends on it.
+local function expect(ctx, after)
+  ctx.expects = after or '-inf'
+end
+
+local function queued(ctx, ahead)
+  expect(ctx)
+  return reply('queued', ahead)
+end
+
+-- Has `alarms[kind]` called for a resource, in so many ms.
+local function alarm(ctx, key, millis)
+  call('ZADD', ctx.dues, text(ctx.now + millis), '@' .. sub(key, #ctx.prefix + 1))
+  call('PEXPIRE', ctx.dues, A_DAY, 'NX')
+  expect(ctx)
+end
+
+-- Milliseconds until the partition has something to do: 0 for at once, -1 for never.
+local function nearest(ctx)
+  local found = call('ZRANGEBYSCORE', ctx.dues, ctx.expects, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
+  for index = 1, #found, 2 do
+    if found[index] ~= ctx.session then return math.max(0, tonumber(found[index + 1]) - ctx.now) end
   end
   return -1
 end
 
+-- -----------------------------------------------------------------------------
+-- Queues
+-- -----------------------------------------------------------------------------
+
+-- First in, first out, in the hash of a resource whose record has `first` and `last`, the places at the ends:
+--   w<place>            a waiter: "<session>/<id> <what it waits for>"
+--   q<session>/<id>     its place
+-- A waiter that leaves makes an empty place. The work of one call is bounded: the rest is done when the resource's alarm
+-- rings, which is at once.
+
+local EMPTY_PLACES, SERVED = 128, 256
+
+local function isQueueEmpty(state)
+  return state.first > state.last
+end
+
+-- Joins the queue, or its front.
+local function join(key, state, claim, detail, first)
+  local place
+  if first then
+    state.first = state.first - 1
+    place = text(state.first)
+  else
+    state.last = state.last + 1
+    place = text(state.last)
+  end
+  call('HSET', key, 'w' .. place, claim .. ' ' .. detail, 'q' .. claim, place)
+end
+
+-- Takes a waiter out of the queue. Answers whether it was there.
+local function depart(key, state, claim, place)
+  place = place or call('HGET', key, 'q' .. claim)
+  if not place then return false end
+  call('HDEL', key, 'q' .. claim, 'w' .. place)
+  if tonumber(place) == state.first then state.first = state.first + 1 end
+  return true
+end
+
+-- The places from one on that are waiters', in order. Behind a waiter that stays there can be millions of empty places, and
+-- this is for those.
+local function placesOf(key, from)
+  local places = {}
+  for _, field in ipairs(call('HKEYS', key)) do
+    local place = tonumber(match(field, '^w(%-?%d+)$'))
+    if place and place >= from then places[#places + 1] = place end
+  end
+  table.sort(places)
+  return places
+end
+
+-- Jumps to the next place that is a waiter's. Answers what stands there; nothing when the queue is empty, or when this has
+-- to go on in another call.
+local function nextWaiter(ctx, key, state)
+  while state.first <= state.last do
+    ctx.steps = (ctx.steps or 0) + 1
+    if ctx.steps > SERVED then
+      alarm(ctx, key, 0)
+      return nil
+    end
+    local waiter = call('HGET', key, 'w' .. text(state.first))
+    if waiter then return waiter end
+    local fields, last = {}, math.min(state.first + EMPTY_PLACES, state.last)
+    for place = state.first + 1, last do fields[#fields + 1] = 'w' .. text(place) end
+    local found = fields[1] and call('HMGET', key, unpack(fields)) or {}
+    state.first = last + 1
+    for index = 1, #fields do
+      if found[index] then
+        state.first = last - #fields + index
+        break
+      end
+    end
+    -- Looking at what there is costs less than looking at all that there was.
+    if state.first == last + 1 and call('HLEN', key) < math.min(state.last - last, EMPTY_PLACES * SERVED) then
+      state.first = placesOf(key, state.first)[1] or state.last + 1
+    end
+  end
+end
+
+-- The waiter in front: its claim, and what it waits for. Waiters of dead sessions leave the queue, and `dropped` hears of
+-- them.
+local function front(ctx, key, state, dropped)
+  while true do
+    local waiter = nextWaiter(ctx, key, state)
+    if not waiter then return nil end
+    local claim, detail = match(waiter, '^(%S+) (.*)$')
+    if isAlive(ctx, holderOf(claim)) then return claim, detail end
+    depart(key, state, claim, text(state.first))
+    if dropped then dropped(claim) end
+  end
+end
+
+-- Up to so many waiters that are alive, in order: their claims, and what they wait for.
+local function waitersOf(ctx, key, state, most)
+  local claims, details, place = {}, {}, state.first
+  while place <= state.last and #claims < most do
+    local fields, last = {}, math.min(place + EMPTY_PLACES, state.last)
+    for at = place, last do fields[#fields + 1] = 'w' .. text(at) end
+    local found, empty = call('HMGET', key, unpack(fields)), #fields > EMPTY_PLACES
+    for index = 1, #fields do
+      empty = empty and not found[index]
+      local claim, detail = match(found[index] or '', '^(%S+) (.*)$')
+      if claim and #claims < most and isAlive(ctx, holderOf(claim)) then
+        claims[#claims + 1], details[#details + 1] = claim, detail
+      end
+    end
+    place = last + 1
+    if empty then place = placesOf(key, place)[1] or state.last + 1 end
+  end
+  return claims, details
+end
+
+-- -----------------------------------------------------------------------------
+-- Sessions
+-- -----------------------------------------------------------------------------
+
 -- Ends a session: from now on its batches are refused, and what it owns can be reaped. The deadline says whether another
 -- one may follow it.
 local function finish(ctx, session, deadline)
-  local state = call('HGET', ctx.sessions, 's' .. session)
+  local state = sessionOf(ctx, session)
   if not state then return end
-  local number, _, read = unpackStruct(STATE, state)
-  call('HSET', ctx.sessions, 's' .. session, pack(STATE, number, deadline, read))
-  call('ZADD', ctx.due, 0, session)
+  state.deadline = deadline
+  call('HSET', ctx.sessions, 's' .. session, packSession(state))
+  call('ZADD', ctx.dues, 0, session)
 end
 
 -- Every command that an actor or a reader needs. What a user may not do has to be known before anything is written.
 local NEEDED = {
-  { 'DEL' }, { 'HDEL', 'f' }, { 'HGET', 'f' }, { 'HGETALL' }, { 'HKEYS' }, { 'HLEN' }, { 'HMGET', 'f' }, { 'HSET', 'f', 'v' },
-  { 'PERSIST' }, { 'PEXPIRE', '1' }, { 'SADD', 'm' }, { 'SRANDMEMBER' }, { 'SREM', 'm' }, { 'XACK', 'g', '0' },
-  { 'XADD', '*', 'f', 'v' }, { 'XCLAIM', 'g', 'c', '0', '0' }, { 'XDEL', '0' }, { 'XLEN' }, { 'XPENDING', 'g' },
+  { 'DEL' }, { 'GET' }, { 'HDEL', 'f' }, { 'HGET', 'f' }, { 'HGETALL' }, { 'HKEYS' }, { 'HLEN' }, { 'HMGET', 'f' },
+  { 'HSET', 'f', 'v' }, { 'PEXPIRE', '1' }, { 'SADD', 'm' }, { 'SET', 'v' }, { 'SRANDMEMBER' }, { 'SREM', 'm' }, { 'UNLINK' },
+  { 'XACK', 'g', '0' }, { 'XADD', '*', 'f', 'v' }, { 'XCLAIM', 'g', 'c', '0', '0' }, { 'XDEL', '0' }, { 'XPENDING', 'g' },
   { 'XRANGE', '-', '+' }, { 'XTRIM', 'MINID', '0' }, { 'ZADD', '0', 'm' }, { 'ZRANGEBYSCORE', '0', '0' }, { 'ZREM', 'm' }
 }
 
 local function denied(ctx)
-  for i = 1, #NEEDED do
-    local command = NEEDED[i]
+  for index = 1, #NEEDED do
+    local command = NEEDED[index]
     if not redis.acl_check_cmd(command[1], ctx.sessions, unpack(command, 2)) then return command[1] end
   end
   -- Those whose keys come later.
@@ -194,43 +483,97 @@ local function denied(ctx)
   end
 end
 
--- session.open: opens a session and ends those it replaces; every attempt uses an id of its own
--- keys: none
--- args: session string, replaces string, lease number, protocol number, partitions number, about string
--- reply: ["opened", mailbox string] | ["mismatch", protocol number, partitions number] | ["denied", command string]
-handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, partitions, about)
-  local known = call('HMGET', ctx.sessions, 'protocol', 'partitions')
-  if known[1] and (known[1] ~= protocol or known[2] ~= partitions) then
-    return '["mismatch",' .. known[1] .. ',' .. known[2] .. ']'
+-- Whether a session is alive, of whatever release: records of others cannot be read, but each renewal writes its deadline
+-- into `due`.
+local function isInUse(ctx)
+  for _, member in ipairs(call('ZRANGEBYSCORE', ctx.dues, '(' .. text(ctx.now), '+inf')) do
+    if sub(member, 1, 1) ~= '@' then return true end
   end
-  local command = denied(ctx)
-  if command then return '["denied","' .. command .. '"]' end
-  for former in string.gmatch(replaces, '%S+') do finish(ctx, former, 0) end
-  local mailbox = call('XADD', ctx.mailbox, '*', 'e', '["opened"]')
-  local deadline = ctx.now + lease
-  call('HSET', ctx.sessions, 'protocol', protocol, 'partitions', partitions,
-    's' .. session, pack(STATE, 0, deadline, mailbox), 'about' .. session, about)
-  call('ZADD', ctx.due, text(deadline), session)
-  return '["opened","' .. mailbox .. '"]'
+  return false
 end
 
--- session.renew: does nothing but renew, as every batch does; tells which sessions are due to be reaped
--- keys: none
--- args:
--- reply: ["renewed", nearest number, ended strings]
--- flags: allow-oom
-handlers['session.renew'] = function(ctx)
-  if ctx.deadline then call('ZADD', ctx.due, text(ctx.deadline), ctx.session) end
-  local ended = {}
-  for _, session in ipairs(call('ZRANGEBYSCORE', ctx.due, 0, text(ctx.now), 'LIMIT', 0, REAP_SESSIONS)) do
-    local deadline = deadlineOf(ctx, session) or 0
-    if deadline > ctx.now then
-      call('ZADD', ctx.due, text(deadline), session)
-    else
-      ended[#ended + 1] = session
+local function keepSession(ctx, lease)
+  local millis = text(lease + ABANDONED)
+  call('PEXPIRE', ctx.sessions, millis, 'GT')
+  call('PEXPIRE', ctx.dues, millis, 'GT')
+  call('PEXPIRE', ctx.owned, millis)
+  call('PEXPIRE', ctx.mailbox, millis)
+end
+
+-- The libraries that coordinators of this namespace have called, and that no session alive calls any more.
+local function retired(ctx)
+  local fields, used, old = call('HGETALL', ctx.sessions), {}, {}
+  for index = 1, #fields, 2 do
+    local session = match(fields[index], '^library/(.*)$')
+    if session and isAlive(ctx, session) then used[fields[index + 1]] = true end
+  end
+  for index = 1, #fields, 2 do
+    local library = match(fields[index], '^library([^/].*)$')
+    if library and not used[library] then
+      old[#old + 1] = library
+      call('HDEL', ctx.sessions, fields[index])
     end
   end
-  return format('["renewed",%d,"%s"]', nearest(ctx, '(' .. text(ctx.now)), table.concat(ended, ' '))
+  return concat(old, ' ')
+end
+
+-- session.open: opens a session and ends those it replaces; every attempt uses an id of its own. A partition in which no
+-- session is alive adopts the settings. With the name of a library, it answers which others can be removed.
+-- keys: none
+-- args: session string, replaces string, lease number, protocol number, partitions number, about string, library string
+-- reply: ["opened", posted number, retired string] | ["mismatch", protocol number, partitions number] | ["denied", command string]
+handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, partitions, about, library)
+  local known = call('HMGET', ctx.sessions, 'protocol', 'partitions')
+  local command = denied(ctx)
+  if command then return reply('denied', command) end
+  for former in string.gmatch(replaces, '%S+') do finish(ctx, former, 0) end
+  if known[1] and (known[1] ~= protocol or known[2] ~= partitions) and isInUse(ctx) then
+    return reply('mismatch', tonumber(known[1]), tonumber(known[2]))
+  end
+  call('XADD', ctx.mailbox, '1-0', 'e', '[]')
+  -- Never empty, so that it keeps its time to live.
+  call('SADD', ctx.owned, '')
+  local state = { number = 0, deadline = ctx.now + lease, read = 1, posted = 1 }
+  ctx.known[session] = state
+  call('HSET', ctx.sessions, 'protocol', protocol, 'partitions', partitions, 's' .. session, packSession(state),
+    'about' .. session, about)
+  call('ZADD', ctx.dues, text(state.deadline), session)
+  -- A key without a time to live counts as one that stays for ever, which GT would not change.
+  call('PEXPIRE', ctx.sessions, A_DAY, 'NX')
+  call('PEXPIRE', ctx.dues, A_DAY, 'NX')
+  keepSession(ctx, lease)
+  if library == '' then return reply('opened', 1, '') end
+  call('HSET', ctx.sessions, 'library/' .. session, library, 'library' .. library, '')
+  return reply('opened', 1, retired(ctx))
+end
+
+-- session.renew: does nothing but renew, as every batch does; answers which sessions and resources are due
+-- keys: none
+-- args:
+-- reply: ["renewed", posted number, due strings]
+-- flags: allow-oom
+handlers['session.renew'] = function(ctx)
+  local state = sessionOf(ctx, ctx.session)
+  if state then
+    call('ZADD', ctx.dues, text(state.deadline), ctx.session)
+    keepSession(ctx, ctx.lease)
+    -- A mailbox that Redis has dropped is made again; the number says that something is missing.
+    if call('PEXPIRE', ctx.mailbox, text(ctx.lease + ABANDONED)) == 0 then
+      state.posted = state.posted + 1
+      call('XADD', ctx.mailbox, text(state.posted) .. '-0', 'e', '[]')
+    end
+  end
+  local due = {}
+  for _, member in ipairs(call('ZRANGEBYSCORE', ctx.dues, '-inf', text(ctx.now), 'LIMIT', 0, REAP_SESSIONS)) do
+    local known = sub(member, 1, 1) ~= '@' and sessionOf(ctx, member)
+    if known and known.deadline > ctx.now then
+      call('ZADD', ctx.dues, text(known.deadline), member)
+    else
+      due[#due + 1] = member
+    end
+  end
+  expect(ctx, '(' .. text(ctx.now))
+  return reply('renewed', state and state.posted or 0, list(due))
 end
 
 -- session.wake: posts an event to the session's own mailbox, so that its reader looks up
@@ -243,7 +586,7 @@ handlers['session.wake'] = function(ctx)
   return '["woken"]'
 end
 
--- session.end: ends a session at once, on its own word; what it owned is then reaped
+-- session.end: ends a session at once, as its coordinator wishes; what it owned is then reaped
 -- keys: none
 -- args: session string, closed boolean
 -- reply: ["ended"]
@@ -253,25 +596,38 @@ handlers['session.end'] = function(ctx, _, session, closed)
   return '["ended"]'
 end
 
--- session.owned: a part of what a dead session still owns; when that is nothing, the session is forgotten
+-- session.owned: a part of what a dead session still owns; when that is nothing, the session is forgotten. It is set aside
+-- for a while when all the rest is of kinds that this release does not know.
 -- keys: none
 -- args: session string
--- reply: ["alive"] | ["forgotten"] | ["owns", ...entries strings]
+-- reply: ["alive"] | ["forgotten"] | ["aside"] | ["owns", entries strings]
 -- flags: allow-oom
 handlers['session.owned'] = function(ctx, _, session)
   if isAlive(ctx, session) then return '["alive"]' end
-  local entries = call('SRANDMEMBER', ctx.owned, REAP_ENTRIES)
-  if #entries == 0 then
-    call('HDEL', ctx.sessions, 's' .. session, 'r' .. session, 'about' .. session)
-    call('ZREM', ctx.due, session)
-    call('DEL', ctx.owned, ctx.mailbox)
-    return '["forgotten"]'
+  local entries, unknown = {}, false
+  for _, entry in ipairs(call('SRANDMEMBER', ctx.owned, REAP_SAMPLE)) do
+    if entry ~= '' then
+      if not reapers[match(entry, '^[^:]*:([^:]*):')] then
+        unknown = true
+      elseif #entries < REAP_ENTRIES then
+        entries[#entries + 1] = entry
+      end
+    end
   end
-  return cjson.encode({ 'owns', unpack(entries) })
+  if #entries > 0 then return reply('owns', list(entries)) end
+  if unknown then
+    call('ZADD', ctx.dues, text(ctx.now + ASIDE), session)
+    return '["aside"]'
+  end
+  call('HDEL', ctx.sessions, 's' .. session, 'r' .. session, 'about' .. session, 'library/' .. session)
+  call('ZREM', ctx.dues, session)
+  call('DEL', ctx.owned, ctx.mailbox)
+  ctx.known[session] = false
+  return '["forgotten"]'
 end
 
--- session.reap: releases one thing that a dead session owned, and wakes who is next
--- keys: resource, items
+-- session.reap: releases one thing that a dead session owned, and wakes the next waiter
+-- keys: all
 -- args: session string, entry string
 -- reply: ["reaped"] | ["alive"]
 -- flags: allow-oom
@@ -283,45 +639,95 @@ handlers['session.reap'] = function(ctx, key, session, entry)
   return '["reaped"]'
 end
 
--- session.leave: gives up something of the session's own, as if the session had ended
--- keys: resource, items
+-- session.leave: gives up a hold or a wait of the session's own, as if the session had ended
+-- keys: all
 -- args: id string
 -- reply: ["left"]
 -- flags: allow-oom
 handlers['session.leave'] = function(ctx, key, id)
-  reapers[match(key, '^([^:]*):', #ctx.prefix + 1)](ctx, key, ctx.session, id)
+  reapers[ctx.kind](ctx, key, ctx.session, id)
   disown(ctx, key, id)
   return '["left"]'
 end
 
--- What the session owns is written once a call. An id is never owned again after it was removed, so additions go first.
-local function writeOwned(ctx)
-  if ctx.added[1] then call('SADD', ctx.owned, unpack(ctx.added)) end
-  if ctx.removed[1] then call('SREM', ctx.owned, unpack(ctx.removed)) end
+-- session.touch: keeps a resource of which the session has held or awaited something for long
+-- keys: all
+-- args:
+-- reply: ["touched"]
+-- flags: allow-oom
+handlers['session.touch'] = function(ctx, key)
+  -- One that is kept for longer already stays so.
+  call('PEXPIRE', key, A_DAY, 'GT')
+  if ctx.items then call('PEXPIRE', ctx.items, A_DAY, 'GT') end
+  return '["touched"]'
 end
 
-local function context(keys, session)
+-- alarm.ring: does what a resource has asked to be woken for
+-- keys: all
+-- args:
+-- reply: ["rung"]
+-- flags: allow-oom
+handlers['alarm.ring'] = function(ctx, key)
+  local member = '@' .. sub(key, #ctx.prefix + 1)
+  local ring = alarms[ctx.kind]
+  if ring then
+    call('ZREM', ctx.dues, member)
+    ring(ctx, key)
+  else
+    call('ZADD', ctx.dues, text(ctx.now + ASIDE), member)
+  end
+  expect(ctx)
+  return '["rung"]'
+end
+
+-- -----------------------------------------------------------------------------
+-- Calls
+-- -----------------------------------------------------------------------------
+
+-- What the session owns is written once a call. An id is never owned again after it was removed, so additions go first.
+local function writeOwned(ctx)
+  if ctx.added then call('SADD', ctx.owned, unpack(ctx.added)) end
+  if ctx.removed then call('SREM', ctx.owned, unpack(ctx.removed)) end
+end
+
+local function context(keys, argv)
   if not call then bind() end
   local time = call('TIME')
   local micros = time[1] * 1e6 + time[2]
   return {
     sessions = keys[1],
-    due = keys[2],
-    owned = keys[3],
-    mailbox = keys[4],
-    prefix = string.sub(keys[1], 1, -9), -- without "sessions"
-    session = session,
-    added = {},
-    removed = {},
+    dues = keys[2],
+    owned = keys[4],
+    mailbox = keys[5],
+    prefix = sub(keys[1], 1, -9), -- without "sessions"
+    session = argv[1],
+    lease = tonumber(argv[3]),
+    known = {},
     seconds = time[1],
     micros = micros,
-    now = math.floor(micros / 1000)
+    now = floor(micros / 1000)
   }
+end
+
+-- The keys of a request that declares more than one role, by role.
+local function bindKeys(ctx, keys, at, shape)
+  local roles = shape.roles
+  if not roles then
+    ctx.kind = match(keys[at], '^([^:]*):', #ctx.prefix + 1)
+    roles = ROLES[ctx.kind] or ROLES.none
+  end
+  for index = 2, #roles do ctx[roles[index]] = keys[at + index - 1] end
+  return #roles
+end
+
+local function isDenial(message)
+  return find(message, 'NOPERM', 1, true) or find(message, 'ACL failure', 1, true)
+    or find(message, 'no permission', 1, true) or find(message, 'The user executing the script', 1, true)
 end
 
 -- Every request runs by itself: a handler that fails answers "failed", and the others run.
 local function dispatch(ctx, keys, requests)
-  local replies, count, key, at, length = {}, 0, 5, 5, #requests
+  local replies, count, key, at, length = {}, 0, 6, 5, #requests
   while at <= length do
     local verb = requests[at]
     local shape = SHAPES[verb]
@@ -331,72 +737,103 @@ local function dispatch(ctx, keys, requests)
       replies[count] = '["failed","unknown request"]'
       break
     end
-    ctx.items = keys[key + 1]
-    -- No handler has more arguments than six; those that belong to the next request are ignored.
-    local fine, reply = pcall(handlers[verb], ctx, keys[key], requests[at + 1], requests[at + 2], requests[at + 3],
-      requests[at + 4], requests[at + 5], requests[at + 6])
+    local used, last = shape.keys, at + shape.args
+    ctx.items = nil
+    if used ~= 0 and used ~= 1 then used = bindKeys(ctx, keys, key, shape) end
+    local fine, answer = pcall(handlers[verb], ctx, keys[key], unpack(requests, at + 1, last))
     if fine then
-      replies[count] = reply
+      replies[count] = answer
     else
       redis.log(redis.LOG_WARNING, 'lockstep: a request failed: ' .. verb)
-      local message = tostring(type(reply) == 'table' and reply.err or reply)
-      local denial = string.find(message, 'The user executing the script', 1, true)
-      replies[count] = denial and '["failed","denied"]' or '["failed","defect"]'
+      local message = tostring(type(answer) == 'table' and answer.err or answer)
+      replies[count] = isDenial(message) and '["failed","denied"]' or '["failed","defect"]'
     end
-    key = key + shape[1]
-    at = at + 1 + shape[2]
+    key, at = key + used, last + 1
   end
-  -- One concatenation: Redis's Lua hashes every string that it makes.
-  if count > 0 then
-    replies[1] = '["ok",[' .. replies[1]
-    replies[count] = replies[count] .. (ctx.events and '],[' .. ctx.events .. ']]' or ']]')
-    return table.concat(replies, ',')
+  return replies
+end
+
+-- One concatenation: Redis's Lua hashes every string that it makes.
+local function answer(ctx, replies)
+  local count = #replies
+  if count == 0 then return '["ok",[]]' end
+  replies[1] = '["ok",[' .. replies[1]
+  local events, tail = ctx.events and concat(ctx.events, ','), ']]'
+  if ctx.expects then
+    tail = '],[' .. (events or '') .. '],' .. text(nearest(ctx)) .. ']'
+  elseif events then
+    tail = '],[' .. events .. ']]'
   end
-  return '["ok",[]]'
+  replies[count] = replies[count] .. tail
+  return concat(replies, ',')
+end
+
+-- Keeps `floor` above the tokens that are given: it is written when the tokens enter another interval of 10 seconds, for
+-- two of them ahead.
+local function raiseFloor(ctx, keys, before)
+  if not before or sub(before, 1, -8) ~= sub(ctx.last, 1, -8) then
+    call('SET', keys[3], text(ctx.token + TOKENS_AHEAD))
+  end
 end
 
 local function run(keys, argv)
-  local session, number, lease, read = argv[1], tonumber(argv[2]), tonumber(argv[3]), argv[4]
-  local ctx = context(keys, session)
+  local ctx = context(keys, argv)
+  local session = ctx.session
   local known = call('HMGET', keys[1], 'token', 's' .. session)
-  ctx.token = tonumber(known[1] or 0)
+  local before = known[1]
+  ctx.last = before or call('GET', keys[3]) or '0'
   if session == '' then
-    local reply = dispatch(ctx, keys, argv)
-    if ctx.granted then call('HSET', keys[1], 'token', text(ctx.token)) end
-    return reply
+    local replies = dispatch(ctx, keys, argv)
+    writeMail(ctx)
+    if ctx.token then
+      raiseFloor(ctx, keys, before)
+      call('HSET', keys[1], 'token', ctx.last)
+    end
+    return answer(ctx, replies)
   end
 
-  if not known[2] then return '["unknown"]' end
-  local last, deadline, acknowledged = unpackStruct(STATE, known[2])
-  if deadline <= ctx.now then return '["expired"]' end
-  ctx.deadline = ctx.now + lease
-  if number == last then
+  local state = known[2] and unpackSession(known[2])
+  if not state then return '["unknown"]' end
+  ctx.own = state
+  if state.deadline <= ctx.now then return '["expired"]' end
+  state.deadline = ctx.now + ctx.lease
+  local number, read = tonumber(argv[2]), argv[4]
+  if number == state.number then
     -- Answered already, and renewed all the same: the coordinator counts its trust from this sending of the batch.
-    call('HSET', keys[1], 's' .. session, pack(STATE, number, ctx.deadline, acknowledged))
+    call('HSET', keys[1], 's' .. session, packSession(state))
     return call('HGET', keys[1], 'r' .. session)
   end
-  if number < last then return '["stale"]' end
-  if number > last + 1 then return '["gap"]' end
-  if read ~= '' and read ~= acknowledged then
-    -- The entry that was read last is always kept, so its absence means that Redis has forgotten what it delivered.
-    -- In a full mailbox it may have been dropped instead.
-    if #call('XRANGE', ctx.mailbox, read, read) == 0 and call('XLEN', ctx.mailbox) < MAILBOX_LENGTH then return '["gap"]' end
-    call('XTRIM', ctx.mailbox, 'MINID', read)
-    acknowledged = read
+  if number < state.number then return '["stale"]' end
+  if number > state.number + 1 then return '["gap"]' end
+  if read ~= '' then
+    read = tonumber(read)
+    -- Read, and not posted: Redis has forgotten what it delivered.
+    if read > state.posted then return '["gap"]' end
+    if floor(read / TRIM_EVERY) > floor(state.read / TRIM_EVERY) then
+      call('XTRIM', ctx.mailbox, 'MINID', text(read) .. '-0')
+    end
+    state.read = read
   end
 
-  local reply = dispatch(ctx, keys, argv)
+  local replies = dispatch(ctx, keys, argv)
   writeOwned(ctx)
-  local state = pack(STATE, number, ctx.deadline, acknowledged)
-  if ctx.granted then
-    call('HSET', keys[1], 's' .. session, state, 'r' .. session, reply, 'token', text(ctx.token))
+  writeMail(ctx)
+  state.number = number
+  local reply = answer(ctx, replies)
+  if ctx.token then
+    raiseFloor(ctx, keys, before)
+    call('HSET', keys[1], 's' .. session, packSession(state), 'r' .. session, reply, 'token', ctx.last)
   else
-    call('HSET', keys[1], 's' .. session, state, 'r' .. session, reply)
+    call('HSET', keys[1], 's' .. session, packSession(state), 'r' .. session, reply)
   end
   return reply
 end
 
--- Requests that only read, for inspection: KEYS and ARGV as above, no session.
+-- Requests that only read, for questions: KEYS and ARGV as above, no session. With the number 1, what an expired session
+-- may falsify is answered all the same.
 local function inspect(keys, argv)
-  return dispatch(context(keys, ''), keys, argv)
+  local ctx = context(keys, argv)
+  ctx.session = ''
+  ctx.anyway = argv[2] == '1'
+  return answer(ctx, dispatch(ctx, keys, argv))
 end

@@ -1,28 +1,29 @@
 /**
- * A barrier that several processes share: everybody waits until all parties have arrived, and then all go on, with what each
+ * A barrier that several processes share: a party waits until all parties have arrived, and then all go on, with what each
  * of them has brought. It is used again and again; each time is a generation.
  *
- * A barrier exists for as long as somebody has it open. `make` creates it, or joins one for as many parties.
+ * A barrier exists for as long as a process has it open. `make` creates it, or joins one for as many parties.
  *
  * **Guarantees**
  *
- * - Nobody passes before all parties have arrived. All of a generation get the same contributions, in order of arrival, by
+ * - No party passes before all parties have arrived. All of a generation get the same contributions, in order of arrival, by
  *   one push to each process however many fibers wait there. Nothing polls.
  * - Each `await` arrives once, also when connections break and sessions are lost on the way.
- * - A party that is interrupted, times out (`Effect.timeout`), or dies while it waits breaks the generation for those who
- *   wait with it (`BarrierBroken`), or is taken out of it, with `onDeparture: "withdraw"`. It leaves nothing behind, and the
- *   next generation begins at once.
- * - The `action` is run by exactly one party of a generation, before anybody passes. It runs under a lease
+ * - A party that is interrupted, times out (`wait`), or dies while it waits breaks the generation for the parties that wait
+ *   with it (`BarrierBroken`), or is taken out of it, with `onDeparture: "withdraw"`. It leaves nothing behind, and the next
+ *   generation begins at once.
+ * - The `action` is run by exactly one party of a generation, before any party passes. It runs under a lease
  *   (`Lease.current`), and is interrupted when that is lost.
- * - After Redis has lost its data, those who wait arrive again by themselves.
+ * - After Redis has lost its data, parties that wait arrive again by themselves.
+ * - The number of parties can change while processes have it open: see `onMismatch`.
  *
  * **Gotchas**
  *
  * - A process that dies is noticed when its lease has run out. Before that, its arrival counts.
- * - Generations are numbered from 1 for as long as somebody has the barrier open, and Redis its data.
- * - Everybody gets everything that was brought: keep contributions small, or bring names of what is large.
- * - Who comes while an action runs, or in excess of the parties, belongs to a later generation. While an action runs, nobody
- *   but its runner, and `reset`, breaks the generation: all have arrived.
+ * - Generations are numbered from 1 for as long as a process has the barrier open, and Redis its data.
+ * - All parties get everything that was brought: keep contributions small, or bring names of what is large.
+ * - A party that arrives while an action runs, or in excess of the parties, belongs to a later generation. While an action
+ *   runs, only its runner and `reset` break the generation: all have arrived.
  * - If the process of the action dies after it has succeeded and before that was known, the generation is broken all the
  *   same. A later generation runs an action of its own. If only its session is lost then, it hears what the others hear, or
  *   `LeaseLost` when so much has happened meanwhile that this is not known any more.
@@ -47,22 +48,28 @@
  *
  * @since 0.1.0
  */
+
 import * as Context from "effect/Context"
+import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import { identity } from "effect/Function"
-import * as Layer from "effect/Layer"
 import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
 import { Coordinator } from "./Coordinator.ts"
-import { CoordinatorError, coordinatorError } from "./internal/actor/errors.ts"
-import { kernelOf } from "./internal/actor/kernel.ts"
+import { coordinatorReasons } from "./internal/actor/errors.ts"
 import type { Requests } from "./internal/actor/lua.ts"
-import type { Claim, Refusal } from "./internal/hold/claim.ts"
-import * as held from "./internal/hold/held.ts"
-import { LeaseLost, type WaitTimeout } from "./internal/hold/loss.ts"
+import * as acquiring from "./internal/hold/acquire.ts"
+import type { Refusal } from "./internal/hold/claim.ts"
+import { Hold } from "./internal/hold/hold.ts"
+import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
+import type { Membership } from "./internal/hold/membership.ts"
 import { InvalidPayload, type Payload, payload } from "./internal/hold/payload.ts"
-import { protectLease } from "./internal/hold/protect.ts"
-import { checkParties, join, PartiesMismatch } from "./internal/parties.ts"
+import { type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
+import { protect } from "./internal/hold/protect.ts"
+import { question, request } from "./internal/hold/request.ts"
+import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
+import { spanned } from "./internal/hold/span.ts"
+import { checkParties, type Known, open, PartiesMismatch } from "./internal/parties.ts"
 
 /**
  * @category type IDs
@@ -92,6 +99,18 @@ export interface Arrival<out A> {
 }
 
 /**
+ * @category models
+ * @since 0.1.0
+ */
+export interface AwaitOptions {
+  /**
+   * How long to wait for the other parties; then it departs and fails with `WaitTimeout`. An action that has begun is not
+   * bounded by it. Default: that of the coordinator, as long as it takes.
+   */
+  readonly wait?: Duration.Input | undefined
+}
+
+/**
  * Named as `java.util.concurrent.CyclicBarrier`.
  *
  * @category models
@@ -100,17 +119,18 @@ export interface Arrival<out A> {
 export interface Barrier<in out A, out E = never> {
   readonly [TypeId]: TypeId
   readonly name: string
+  /** How many parties there are now, as far as this process knows: another process may have changed the number. */
   readonly parties: number
   /**
-   * Arrives, and waits until all parties have. Fails with `BarrierBroken` when one of those who wait leaves, with the error of
+   * Arrives, and waits until all parties have. Fails with `BarrierBroken` when a party that waits leaves, with the error of
    * the action when it was this party that ran it, and with `LeaseLost` when the session was lost while it did. It is
    * interrupted when the scope of the barrier is closed.
    */
-  readonly await: (contribution: A) => Effect.Effect<Arrival<A>, BarrierError | E>
-  /** How many wait in the present generation now, by Redis's word. */
+  readonly await: (contribution: A, options?: AwaitOptions | undefined) => Effect.Effect<Arrival<A>, BarrierError | E>
+  /** How many parties wait in the present generation now, by Redis's word. */
   readonly arrived: Effect.Effect<number, BarrierError>
   /**
-   * Breaks the present generation if anybody waits; an action that runs is interrupted. If the session is lost meanwhile, it
+   * Breaks the present generation if a party waits; an action that runs is interrupted. If the session is lost meanwhile, it
    * may be done a second time.
    */
   readonly reset: Effect.Effect<void, BarrierError>
@@ -124,20 +144,34 @@ export interface Options<A = void, E = never, R = never> {
   /** A whole number from 1 to 1,024. */
   readonly parties: number
   /**
+   * What to do when it is open elsewhere for another number of parties: `fail` with `PartiesMismatch`, `keep` the number that
+   * it has, or `resize` it, for all processes. Default `fail`. When no other process has it open, it gets this number.
+   *
+   * **Details**
+   *
+   * After a `resize` the present generation passes if enough parties have arrived; only one whose action runs keeps its
+   * number. To change the number while a fleet is replaced, deploy it with `resize`, or with `keep` where the number comes
+   * from another process.
+   */
+  readonly onMismatch?: "fail" | "keep" | "resize" | undefined
+  /**
    * Of the contributions, which travel as JSON. The same for all parties. Default: this party brings nothing, and does not look
    * at what others bring.
    */
   readonly schema?: Schema.Codec<A, any> | undefined
   /**
    * What it means that this party is interrupted or dies while it waits: `break` fails the others, `withdraw` takes it out,
-   * and they wait for somebody else. Default `break`.
+   * and they wait for another party. Default `break`.
    */
   readonly onDeparture?: "break" | "withdraw" | undefined
   /**
-   * Run once all have arrived, by the last one that has an action, before anybody passes. If it does not succeed, its party
-   * departs: the generation is broken, or another party has to come, and runs it.
+   * Run once all have arrived, by the last one that has an action, before any party passes. If it does not succeed, its party
+   * departs: the generation is broken, or another party has to come, and runs it. It is bounded by the `maxHold` of the
+   * coordinator.
    */
   readonly action?: ((arrival: Arrival<A>) => Effect.Effect<unknown, E, R>) | undefined
+  /** How long an arrival outlives a process that died. Default: the coordinator's lease. */
+  readonly lease?: Duration.Input | undefined
 }
 
 /**
@@ -150,7 +184,7 @@ export interface Options<A = void, E = never, R = never> {
  * - `left`: a party that waited was interrupted, timed out or died, or its session was lost. Also said to a party that lost
  *   its own session, when so much has happened meanwhile that it is not known any more how its generation ended.
  * - `action`: the action did not succeed.
- * - `reset`: somebody has reset the barrier.
+ * - `reset`: a process has reset the barrier.
  *
  * @category errors
  * @since 0.1.0
@@ -158,6 +192,7 @@ export interface Options<A = void, E = never, R = never> {
 export class BarrierBroken extends Schema.Error<BarrierBroken>("lockstep/Barrier/BarrierBroken")({
   _tag: Schema.tag("BarrierBroken"),
   name: Schema.String,
+  namespace: Schema.String,
   generation: Schema.Number,
   /** How many of the parties were not there any more, or not yet. */
   missing: Schema.Number,
@@ -165,13 +200,15 @@ export class BarrierBroken extends Schema.Error<BarrierBroken>("lockstep/Barrier
 }) {
   override get message(): string {
     const why = { left: "a party has left", action: "its action did not succeed", reset: "it was reset" }[this.why]
-    return `Generation ${this.generation} was broken, because ${why} (missing parties: ${this.missing}): await again, or give up.`
+    const subject = describe("barrier", this.name, this.namespace)
+    return `Generation ${this.generation} of ${subject} was broken, because ${why} ` +
+      `(missing parties: ${this.missing}): await again, or give up.`
   }
 }
 
 export {
   /**
-   * A value does not fit the schema: one's own, or another's, who uses another schema.
+   * A value does not fit the schema: one's own, or that of a party with another schema.
    *
    * @category errors
    * @since 0.1.0
@@ -181,7 +218,7 @@ export {
 
 export {
   /**
-   * It exists for another number of parties.
+   * It is open elsewhere for another number of parties.
    *
    * @category errors
    * @since 0.1.0
@@ -195,7 +232,14 @@ export {
  */
 export class BarrierError extends Schema.Error<BarrierError>("lockstep/Barrier/BarrierError")({
   _tag: Schema.tag("BarrierError"),
-  reason: Schema.Union([BarrierBroken, PartiesMismatch, InvalidPayload, LeaseLost, CoordinatorError])
+  reason: Schema.Union([
+    BarrierBroken,
+    PartiesMismatch,
+    InvalidPayload,
+    LeaseLost,
+    WaitTimeout,
+    ...coordinatorReasons
+  ])
 }) {
   override get message(): string {
     return this.reason.message
@@ -209,7 +253,7 @@ type Passed = readonly [generation: number, contributions: unknown, index: numbe
 type Broken = Extract<Requests["barrier.release"]["reply"], readonly ["broken", ...any]>
 
 /** How far a barrier has come, as far as is known here. */
-interface Progress {
+interface Progress extends Known {
   epoch: number
   generation: number
 }
@@ -217,25 +261,23 @@ interface Progress {
 class BarrierImpl<A, E> implements Barrier<A, E> {
   readonly "~lockstep/Barrier" = "~lockstep/Barrier" as const
   readonly name: string
-  readonly parties: number
 
-  // By one event for all who wait here, and so decoded once.
+  // One event answers all waiters of this process, so it is decoded once.
   #decoded: { readonly from: unknown; readonly values: ReadonlyArray<A> } | undefined = undefined
-  readonly #place: held.Place
-  readonly #member: Claim
+  readonly #place: Place
+  readonly #member: Membership
   readonly #progress: Progress
   readonly #action: Options<A, E>["action"]
   readonly #mode: string
   readonly #payload: Payload<A>
 
   constructor(
-    place: held.Place,
-    member: Claim,
+    place: Place,
+    member: Membership,
     progress: Progress,
-    { action, onDeparture, parties, schema }: Options<A, E>
+    { action, onDeparture, schema }: Options<A, E>
   ) {
     this.name = place.name
-    this.parties = parties
     this.#place = place
     this.#member = member
     this.#progress = progress
@@ -244,16 +286,38 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
     this.#payload = payload(schema)
   }
 
-  readonly await = (contribution: A): Effect.Effect<Arrival<A>, BarrierError | E> =>
-    Effect.flatMap(
-      Effect.mapError(this.#payload.encode(contribution, "A contribution"), fail),
-      (json): Effect.Effect<Arrival<A>, BarrierError | E> => {
-        // Whatever asks for it and however often, it is one arrival.
-        const arrival = this.#place.partition.kernel.uniqueId()
-        return this.#action === undefined
-          ? held.ask(this.#asking(arrival, json), (reply) => this.#ended(reply as Refusal, identity))
-          : Effect.uninterruptibleMask((restore) => this.#lead(arrival, json, restore))
-      }
+  get parties(): number {
+    return this.#progress.parties
+  }
+
+  get #contribution(): string {
+    return `A contribution to barrier ${JSON.stringify(this.name)}`
+  }
+
+  readonly await = (
+    contribution: A,
+    options?: AwaitOptions | undefined
+  ): Effect.Effect<Arrival<A>, BarrierError | E> =>
+    Effect.withFiber((fiber) =>
+      spanned(
+        fiber,
+        Effect.flatMap(
+          Effect.mapError(this.#payload.encode(contribution, this.#contribution), fail),
+          (json): Effect.Effect<Arrival<A>, BarrierError | E> => {
+            // However often it is asked for, it is one arrival.
+            const arrival = this.#place.space.kernel.uniqueId()
+            return this.#action === undefined
+              ? acquiring.ask(
+                { ...this.#asking(arrival, json), wait: options?.wait },
+                (reply) => this.#ended(reply as Refusal, identity)
+              )
+              : Effect.uninterruptibleMask((restore) => this.#lead(arrival, json, options, restore))
+          }
+        ),
+        "lockstep.Barrier.await",
+        "barrier",
+        this.name
+      )
     )
 
   #asking(arrival: string, contribution: string) {
@@ -262,13 +326,13 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
       place: this.#place,
       member: this.#member,
       verb: "barrier.arrive",
-      check: "barrier.check",
-      details: () => {
+      args: () => {
+        const { epoch, generation, parties } = this.#progress
         const mode = this.#mode + since
-        if (since === "") since = ` ${this.#progress.epoch} ${this.#progress.generation}`
-        return [arrival, this.#member.id, contribution, this.parties, mode]
+        if (since === "") since = ` ${epoch} ${generation}`
+        return [arrival, this.#member.id, contribution, parties, mode]
       },
-      fail: (error: CoordinatorError | LeaseLost | WaitTimeout) => fail(error as CoordinatorError)
+      fail: (error: acquiring.Failure) => fail(error)
     } as const
   }
 
@@ -276,20 +340,18 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
   #lead(
     arrival: string,
     contribution: string,
-    restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
+    options: AwaitOptions | undefined,
+    restore: acquiring.Restore
   ): Effect.Effect<Arrival<A>, BarrierError | E> {
     return Effect.flatMap(
-      held.acquire({
+      acquiring.acquire({
         ...this.#asking(arrival, contribution),
-        weight: 1,
-        capacity: 0,
-        wait: true,
-        options: undefined,
+        options,
         refuse: (reply) => this.#ended(reply, restore)
       }, restore),
       (outcome) =>
-        outcome instanceof held.Held
-          ? Effect.ensuring(restore(this.#act(arrival, outcome)), held.giveBack(outcome.claim))
+        outcome instanceof Hold
+          ? Effect.onExitPrimitive(this.#act(arrival, outcome, restore), () => acquiring.leave(outcome), true)
           : Effect.succeed(outcome)
     )
   }
@@ -299,10 +361,7 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
     this.#progress.generation = Math.max(this.#progress.generation, ended + 1)
   }
 
-  #ended(
-    reply: Refusal,
-    restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
-  ): Effect.Effect<Arrival<A>, BarrierError> {
+  #ended(reply: Refusal, restore: acquiring.Restore): Effect.Effect<Arrival<A>, BarrierError> {
     switch (reply[0]) {
       case "passed": {
         const [, ...passed] = reply as readonly ["passed", ...Passed]
@@ -312,29 +371,30 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
       case "broken":
         this.#advance(reply[1])
         return this.#broken(reply)
-      case "mismatch":
-        return Effect.fail(fail(new PartiesMismatch({ name: this.name, parties: this.parties, existing: reply[1] })))
       default:
         return Effect.interrupt
     }
   }
 
+  #brokenError(generation: number, missing: number, why: BarrierBroken["why"]): BarrierError {
+    const { namespace } = this.#place.space.kernel.settings
+    return fail(new BarrierBroken({ name: this.name, namespace, generation, missing, why }))
+  }
+
   #broken([, generation, missing, why]: Broken): Effect.Effect<never, BarrierError> {
-    return Effect.fail(
-      fail(new BarrierBroken({ name: this.name, generation, missing, why: why as BarrierBroken["why"] }))
-    )
+    return Effect.fail(this.#brokenError(generation, missing, why as BarrierBroken["why"]))
   }
 
   #complete(
     [generation, contributions, index]: Passed,
-    restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
+    restore: acquiring.Restore
   ): Effect.Effect<Arrival<A>, BarrierError> {
     const known = this.#decoded
     if (known !== undefined && known.from === contributions) {
       return Effect.succeed({ generation, index, contributions: known.values })
     }
     return restore(Effect.map(
-      Effect.mapError(this.#payload.decodeAll(contributions, "A contribution"), fail),
+      Effect.mapError(this.#payload.decodeAll(contributions, this.#contribution), fail),
       (values) => {
         this.#decoded = { from: contributions, values }
         return { generation, index, contributions: values }
@@ -342,31 +402,35 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
     ))
   }
 
-  /** Runs the action under its lease, and lets everybody pass. */
-  #act(arrival: string, lease: held.Held): Effect.Effect<Arrival<A>, BarrierError | E> {
+  /** Runs the action under its lease, and lets all parties pass. */
+  #act(arrival: string, hold: Hold, restore: acquiring.Restore): Effect.Effect<Arrival<A>, BarrierError | E> {
+    const place = this.#place
+    const maxHold = acquiring.maxHoldOf(place, undefined)
     return Effect.flatMap(
-      this.#complete(lease.claim.payload as Passed, identity),
+      this.#complete(hold.payload as Passed, restore),
       (complete) =>
         Effect.andThen(
-          protectLease(this.#action!(complete), lease, (loss) => this.#lost(loss, complete)),
-          this.#release(arrival, lease, complete)
+          protect(
+            this.#action!(complete),
+            hold,
+            restore,
+            (loss) => this.#lost(loss, complete),
+            maxHold === undefined ? undefined : { place, maxHold }
+          ),
+          restore(this.#release(arrival, hold, complete))
         )
     )
   }
 
-  // Nobody but a reset ends it from outside.
+  // Only a reset ends it from outside.
   #lost(loss: LeaseLost, { generation }: Arrival<A>): BarrierError {
-    return fail(
-      loss.reason === "revoked"
-        ? new BarrierBroken({ name: this.name, generation, missing: 0, why: "reset" })
-        : loss
-    )
+    return loss.reason === "revoked" ? this.#brokenError(generation, 0, "reset") : fail(loss)
   }
 
   // When its session is lost meanwhile, the next one hears whether the others have passed.
-  #release(arrival: string, lease: held.Held, complete: Arrival<A>): Effect.Effect<Arrival<A>, BarrierError> {
+  #release(arrival: string, hold: Hold, complete: Arrival<A>): Effect.Effect<Arrival<A>, BarrierError> {
     return Effect.callback((resume) =>
-      held.conclude(lease.claim, {
+      acquiring.conclude(this.#place, hold, {
         verb: "barrier.release",
         args: [arrival],
         settle: (reply) => {
@@ -374,36 +438,33 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
           if (reply[0] === "passed") return resume(Effect.succeed(complete))
           if (reply[0] === "broken") return resume(this.#broken(reply))
           // Without a lost session, it can only have been broken before this came.
-          resume(Effect.fail(this.#lost(lease.loss("revoked"), complete)))
+          resume(Effect.fail(this.#lost(hold.lossError("revoked"), complete)))
         },
-        fail: (error) => resume(Effect.fail(fail(error)))
+        fail: (reason) => resume(Effect.fail(fail(reason)))
       })
     )
   }
 
   get arrived(): Effect.Effect<number, BarrierError> {
-    const { key, partition } = this.#place
-    return Effect.map(
-      Effect.tryPromise({
-        try: () => partition.kernel.inspect(partition, { verb: "barrier.state", key, args: [] }),
-        catch: (cause) => fail(coordinatorError(cause))
-      }),
+    return Effect.mapBoth(question(this.#place, "barrier.state", []), {
+      onFailure: ({ reason }) => fail(reason),
       // Not there for a moment after Redis has lost its data.
-      (reply) => reply[0] === "missing" ? 0 : reply[1]
-    )
+      onSuccess: (reply) => reply[0] === "missing" ? 0 : reply[1]
+    })
   }
 
   get reset(): Effect.Effect<void, BarrierError> {
-    return Effect.callback((resume) =>
-      this.#place.partition.request({
-        verb: "barrier.reset",
-        key: this.#place.key,
-        args: [],
-        settle: () => resume(Effect.void),
-        fail: (error) => resume(Effect.fail(fail(error)))
-      })
-    )
+    return Effect.mapBoth(request(this.#place, "barrier.reset", []), {
+      onFailure: ({ reason }) => fail(reason),
+      onSuccess: () => undefined
+    })
   }
+}
+
+// Redis has forgotten the barrier, or what has arrived, though not the session.
+const arriveAgain = ({ channel: { session }, tenancy }: Place, { dependents }: Membership): void => {
+  if (session === undefined) return
+  for (const { id, state } of [...dependents]) if (state === "queued") tenancy.heard(session, ["again", id])
 }
 
 type Typed<A, E, R> = Options<A, E, R> & { readonly schema: Schema.Codec<A, any> }
@@ -411,32 +472,33 @@ type Typed<A, E, R> = Options<A, E, R> & { readonly schema: Schema.Codec<A, any>
 type Untyped<E, R> = Options<void, E, R> & { readonly schema?: undefined }
 
 /**
- * Creates the barrier, or joins it when it is for as many parties; with another number it fails with `PartiesMismatch`. It
- * stays open with the scope.
+ * Creates the barrier, or joins it when it is for as many parties; with another number, `onMismatch` decides. It stays open
+ * with the scope.
  *
  * @category constructors
  * @since 0.1.0
  */
 export const make: {
-  <A, E = never, R = never>(
-    options: Typed<A, E, R> & { readonly name: string }
-  ): Effect.Effect<Barrier<A, E>, BarrierError, Coordinator | Scope.Scope | R>
   <E = never, R = never>(
     options: Untyped<E, R> & { readonly name: string }
   ): Effect.Effect<Barrier<void, E>, BarrierError, Coordinator | Scope.Scope | R>
-} = Effect.fnUntraced(function*<A, E, R>(options: Options<A, E, R> & { readonly name: string }) {
+  <A, E = never, R = never>(
+    options: Typed<A, E, R> & { readonly name: string }
+  ): Effect.Effect<Barrier<A, E>, BarrierError, Coordinator | Scope.Scope | R>
+} = Effect.fnUntraced(function*<E, R>(options: Options<any, E, R> & { readonly name: string }) {
   const parties = checkParties(options.parties)
-  const place = held.placeOf(kernelOf(yield* Coordinator), "barrier", options.name, "name")
+  const place = placeOf(spaceOf(yield* Coordinator), "barrier", options.name, "name", options.lease)
   const context = yield* Effect.context<R>()
-  const progress: Progress = { epoch: 0, generation: 0 }
-  const member = yield* join(place, "barrier.join", parties, fail, ([generation, epoch]) => {
-    progress.generation = epoch === progress.epoch
-      ? Math.max(progress.generation, Number(generation))
-      : Number(generation)
+  const progress: Progress = { epoch: 0, generation: 0, parties, change: 0 }
+  let member: Membership | undefined = undefined
+  member = yield* open(place, "barrier.join", options, progress, fail, ([generation, epoch]) => {
+    const same = epoch === progress.epoch
+    progress.generation = same ? Math.max(progress.generation, Number(generation)) : Number(generation)
     progress.epoch = Number(epoch)
+    if (!same && member !== undefined) arriveAgain(place, member)
   })
   const { action } = options
-  return new BarrierImpl<A, E>(place, member, progress, {
+  return new BarrierImpl<any, E>(place, member, progress, {
     ...options,
     // What its party has around it comes first.
     action: action && ((arrival) =>
@@ -453,11 +515,9 @@ export const make: {
  * @category models
  * @since 0.1.0
  */
-export interface ServiceClass<in out Self, in out Id extends string, in out A, out E = never, out R = never>
-  extends Context.ServiceClass<Self, Id, Barrier<A, E>>
-{
-  readonly layer: Layer.Layer<Self, BarrierError, Coordinator | R>
-}
+export interface ServiceClass<in out Self, in out Name extends string, in out A, in out E = never, in out R = never>
+  extends AnyServiceClass<Self, `lockstep/Barrier/${Name}`, Barrier<A, E>, BarrierError, Coordinator | R>
+{}
 
 /**
  * A barrier as a typed service: `class Sums extends Barrier.Service<Sums>()("sums", { parties: 3 }) {}`, with `Sums.layer`.
@@ -466,16 +526,18 @@ export interface ServiceClass<in out Self, in out Id extends string, in out A, o
  * @since 0.1.0
  */
 export const Service = <Self>(): {
-  <const Id extends string, A, E = never, R = never>(
-    name: Id,
-    options: Typed<A, E, R>
-  ): ServiceClass<Self, Id, A, E, Exclude<R, Scope.Scope>>
-  <const Id extends string, E = never, R = never>(
-    name: Id,
+  <const Name extends string, E = never, R = never>(
+    name: Name,
     options: Untyped<E, R>
-  ): ServiceClass<Self, Id, void, E, Exclude<R, Scope.Scope>>
+  ): ServiceClass<Self, Name, void, E, Exclude<R, Scope.Scope>>
+  <const Name extends string, A, E = never, R = never>(
+    name: Name,
+    options: Typed<A, E, R>
+  ): ServiceClass<Self, Name, A, E, Exclude<R, Scope.Scope>>
 } =>
-(name: string, options: Options<any, any, any>) => {
-  const tag = Context.Service<Self, Barrier<any, any>>()(name)
-  return Object.assign(tag, { layer: Layer.effect(tag, make({ ...options, name } as never)) }) as never
-}
+(name: string, options: Options<any, any, any>) =>
+  service<Self, "Barrier", string, Barrier<any, any>, BarrierError, any>(
+    "Barrier",
+    name,
+    make({ ...options, name } as never)
+  ) as never

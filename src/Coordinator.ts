@@ -8,22 +8,26 @@
  *
  * - Requests are batched, one batch in flight per partition, and executed exactly once, also across reconnects.
  * - When a session cannot be renewed in time, or Redis turns out to have forgotten it, it is *lost*: every hold fails
- *   with `LeaseLost`, the programs under them are interrupted, and a new session starts by itself. Who waited goes on
- *   waiting in the new one.
- * - Closing the scope gives everything back at once. After a crash it comes back when the lease has run out.
+ *   with `LeaseLost`, the programs under them are interrupted, and a new session starts by itself. Waiters enter their
+ *   queues again in the new session.
+ * - Closing the scope interrupts the programs under holds and releases every hold when its programs have ended, at the
+ *   latest after `margin`. It takes at most `margin` and `requestTimeout`, also when Redis hangs.
+ * - After a crash, holds come back when the lease has run out.
  *
  * **Gotchas**
  *
- * - All coordinators of a namespace need the same number of `partitions`; another number is refused.
+ * - All coordinators of a namespace need the same number of `partitions`; another number is refused while one of them is
+ *   alive.
+ * - One coordinator for a namespace is enough for a process. Two have sessions of their own, and a warning is logged.
  * - A session that is `suspended` (a renewal has failed, none has succeeded since) is still trusted until its lease runs
  *   out. Programs that prefer to stop early can watch `changes`.
- * - If the last coordinator of a namespace is killed, what it held stays in Redis, expired, until the next one uses that
- *   partition.
+ * - If the last coordinator of a namespace is killed, its keys stay in Redis, expired, until another coordinator uses
+ *   that partition, or for a day.
  *
  * @since 0.1.0
  */
+
 import * as Config from "effect/Config"
-import * as Context from "effect/Context"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Layer from "effect/Layer"
@@ -32,14 +36,25 @@ import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
 import { hostname } from "node:os"
 import { CoordinatorError } from "./internal/actor/errors.ts"
-import { Kernel, register } from "./internal/actor/kernel.ts"
+import type { Hooks, Settings } from "./internal/actor/hooks.ts"
+import { Kernel, marginOf } from "./internal/actor/kernel.ts"
 import { checkNamespace } from "./internal/actor/keys.ts"
-import { kernelMetrics } from "./internal/actor/metrics.ts"
+import type { Phase } from "./internal/actor/session.ts"
+import { kernelMetrics } from "./internal/hold/metrics.ts"
+import {
+  channelAt,
+  Coordinator,
+  duration,
+  register,
+  type SessionTransition,
+  type Space
+} from "./internal/hold/place.ts"
+import { CurrentIo } from "./internal/io.ts"
 import { connectionsOf } from "./internal/redis/connection.ts"
 import * as Redis from "./Redis.ts"
 
 /**
- * What a session can be.
+ * The states of a session.
  *
  * - `opening`: being opened; requests wait.
  * - `open`: renewed in time.
@@ -50,48 +65,28 @@ import * as Redis from "./Redis.ts"
  * @category models
  * @since 0.1.0
  */
-export type SessionState = "opening" | "open" | "suspended" | "lost" | "closed"
+export type SessionState = Phase
 
-/**
- * @category models
- * @since 0.1.0
- */
-export interface Session {
-  readonly partition: number
-  readonly id: string | undefined
-  readonly state: SessionState
-  /** Holds and waits of this process in that partition. */
-  readonly claims: number
-}
+export type {
+  /**
+   * @category models
+   * @since 0.1.0
+   */
+  SessionInfo as Session,
+  /**
+   * @category models
+   * @since 0.1.0
+   */
+  SessionTransition
+} from "./internal/hold/place.ts"
 
-/**
- * @category models
- * @since 0.1.0
- */
-export interface SessionTransition {
-  readonly partition: number
-  readonly id: string | undefined
-  readonly from: SessionState
-  readonly to: SessionState
-  /** Why, when `to` is `lost`; see `Lease.LeaseLost`. */
-  readonly reason: "expired" | "unknown" | "rolledBack" | "closed" | undefined
-}
-
-/**
- * @category services
- * @since 0.1.0
- */
-export class Coordinator extends Context.Service<Coordinator, {
-  readonly namespace: string
-  readonly name: string
-  /** How long a hold outlives the process that held it, at most. */
-  readonly lease: Duration.Duration
-  readonly margin: Duration.Duration
-  /** The sessions of all partitions in use. */
-  readonly sessions: Effect.Effect<ReadonlyArray<Session>>
-  /** Transitions from now on. A subscriber that falls more than 1,024 behind misses the oldest. */
-  readonly changes: Stream.Stream<SessionTransition>
-}>()("lockstep/Coordinator") {}
+export {
+  /**
+   * @category services
+   * @since 0.1.0
+   */
+  Coordinator
+} from "./internal/hold/place.ts"
 
 export {
   /**
@@ -136,18 +131,25 @@ export interface Options {
    */
   readonly lease?: Duration.Input | undefined
   /**
-   * How long before its end a lease is given up, so that finalizers are done before anyone else is granted. Default 10 %
-   * of the lease, at least 1 second, and at most half of the lease.
+   * How long before its end a lease is given up, so that finalizers are done before any other process is granted. Default
+   * 10 % of the lease, at least 1 second, and at most half of the lease.
    */
   readonly margin?: Duration.Input | undefined
   /** How many parts the namespace has, 1 to 1,024. Default 16. The same for all coordinators of a namespace. */
   readonly partitions?: number | undefined
-  /** After which time without a reply a connection is taken for dead. Default 3 seconds, at most a third of the lease. */
+  /**
+   * After which time without a reply a connection is taken for dead, and a question fails while Redis is away. Default 3
+   * seconds, at most a third of the lease.
+   */
   readonly requestTimeout?: Duration.Input | undefined
+  /** How long to wait for locks, permits and the like where a call does not say. Default: as long as it takes. */
+  readonly wait?: Duration.Input | undefined
+  /** How long locks, permits and the like may be held where a call does not say. Default: as long as the effect runs. */
+  readonly maxHold?: Duration.Input | undefined
   readonly batch?: {
     /** Requests in one call. Default 256: more would block Redis for longer than a millisecond. */
     readonly maxRequests?: number | undefined
-    /** Requests that wait to be sent, per partition. Default 65,536; beyond it they fail with `Overloaded`. */
+    /** Requests that wait to be sent, per partition. Default 65,536; beyond it new ones fail with `Overloaded`. */
     readonly maxPending?: number | undefined
   } | undefined
 }
@@ -159,19 +161,13 @@ const count = (value: number, what: string, min: number, max: number): number =>
   return value
 }
 
-const settingsOf = (options: Options) => {
+const settingsOf = (options: Options): Settings => {
   const millis = (input: Duration.Input, what: string, min: number, max: number) => {
     const value = Duration.toMillis(Duration.fromInputUnsafe(input))
     if (!(value >= min && value <= max)) throw new RangeError(`${what} must be from ${min} to ${max} milliseconds`)
     return Math.ceil(value)
   }
   const lease = millis(options.lease ?? "15 seconds", "lease", 100, 86_400_000)
-  const margin = millis(
-    options.margin ?? Math.min(lease / 2, Math.max(1000, lease / 10)),
-    "margin (of this lease)",
-    0,
-    lease / 2
-  )
   const name = options.name ?? `${hostname()}:${process.pid}`
   if (typeof name !== "string" || name.length === 0 || name.length > 256 || !name.isWellFormed()) {
     throw new RangeError("name must be 1 to 256 characters of well-formed Unicode")
@@ -180,7 +176,7 @@ const settingsOf = (options: Options) => {
     namespace: checkNamespace(options.namespace ?? "lockstep"),
     name,
     lease,
-    margin,
+    margin: millis(options.margin ?? marginOf(lease), "margin (of this lease)", 0, lease / 2),
     partitions: count(options.partitions ?? 16, "partitions", 1, 1024),
     requestTimeout: options.requestTimeout === undefined
       ? Math.min(3000, Math.floor(lease / 3))
@@ -188,6 +184,66 @@ const settingsOf = (options: Options) => {
     maxBatch: count(options.batch?.maxRequests ?? 256, "batch.maxRequests", 1, 4096),
     maxPending: count(options.batch?.maxPending ?? 65_536, "batch.maxPending", 1, 16_777_216)
   }
+}
+
+// Of the coordinators of this process, how many there are for a namespace of a server.
+const living = new Map<string, number>()
+
+const counted = (kernel: Kernel): void => {
+  const others = living.get(kernel.identity) ?? 0
+  living.set(kernel.identity, others + 1)
+  if (others === 0) return
+  kernel.hooks.log(
+    "Warn",
+    `this process has ${
+      others + 1
+    } coordinators of the namespace: each has sessions of its own, so provide one layer once`
+  )
+}
+
+const uncounted = ({ identity }: Kernel): void => {
+  const others = living.get(identity)! - 1
+  if (others === 0) living.delete(identity)
+  else living.set(identity, others)
+}
+
+/** What the kernel reports, in the context that the coordinator was made in. */
+const hooksOf = Effect.fnUntraced(function*({ name, namespace }: Settings, changes: PubSub.PubSub<SessionTransition>) {
+  const context = yield* Effect.context<never>()
+  const run = Effect.runForkWith(context)
+  const hooks: Hooks = {
+    log: (level, message, cause) => {
+      const text = cause === undefined
+        ? message
+        : `${message}: ${cause instanceof Error ? cause.message : String(cause)}`
+      run(Effect.annotateLogs(Effect.logWithLevel(level)(text), { namespace, node: name }))
+    },
+    transition: (partition, id, from, to, reason) => {
+      PubSub.publishUnsafe(changes, { partition, id, from, to, reason })
+    },
+    metrics: kernelMetrics(context)
+  }
+  return hooks
+})
+
+const serviceOf = (kernel: Kernel, changes: PubSub.PubSub<SessionTransition>): Coordinator["Service"] => {
+  const { lease, margin, name, namespace } = kernel.settings
+  return Coordinator.of({
+    namespace,
+    name,
+    lease: Duration.millis(lease),
+    margin: Duration.millis(margin),
+    sessions: Effect.sync(() =>
+      Array.from(kernel.channels(), (channel) => ({
+        partition: channel.index,
+        id: channel.session?.id,
+        state: channel.phase,
+        lease: Duration.millis(channel.lease),
+        claims: channel.tenant.size
+      }))
+    ),
+    changes: Stream.fromPubSub(changes)
+  })
 }
 
 /**
@@ -201,65 +257,31 @@ export const make: (
 ) => Effect.Effect<Coordinator["Service"], CoordinatorError, Redis.Redis | Scope.Scope> = Effect.fnUntraced(
   function*(options = {}) {
     const settings = settingsOf(options)
+    const wait = options.wait === undefined ? undefined : duration(options.wait, "wait")
+    const maxHold = options.maxHold === undefined ? undefined : duration(options.maxHold, "maxHold")
     const connections = connectionsOf(yield* Redis.Redis)
-    const context = yield* Effect.context<never>()
-    const run = Effect.runForkWith(context)
-    const transitions = yield* PubSub.sliding<SessionTransition>(1024)
-    const about = JSON.stringify({ name: settings.name, host: hostname(), pid: process.pid, since: Date.now() })
-
+    const io = yield* CurrentIo
+    const changes = yield* PubSub.sliding<SessionTransition>(1024)
+    const hooks = yield* hooksOf(settings, changes)
+    const about = JSON.stringify({ name: settings.name, host: hostname(), pid: process.pid, since: io.wall() })
     const kernel = yield* Effect.acquireRelease(
-      Effect.sync(() =>
-        new Kernel(connections, settings, about, {
-          log: (level, message, cause) => {
-            const text = cause === undefined
-              ? message
-              : `${message}: ${cause instanceof Error ? cause.message : String(cause)}`
-            run(
-              Effect.logWithLevel(level)(text).pipe(
-                Effect.annotateLogs({ namespace: settings.namespace, node: settings.name })
-              )
-            )
-          },
-          transition: (partition, id, from, to, reason) => {
-            PubSub.publishUnsafe(transitions, { partition, id, from, to, reason })
-          },
-          metrics: kernelMetrics(context)
-        })
-      ),
-      (kernel) => Effect.promise(() => kernel.close())
+      Effect.sync(() => {
+        const kernel = new Kernel(connections, settings, about, hooks, io)
+        counted(kernel)
+        return kernel
+      }),
+      (kernel) => Effect.andThen(Effect.promise(() => kernel.close()), Effect.sync(() => uncounted(kernel)))
     )
-    yield* Effect.tryPromise({
-      try: () => kernel.partitionAt(0).opened(),
-      catch: (cause) => cause as CoordinatorError
-    }).pipe(
+    const space: Space = { kernel, wait, maxHold }
+    const first = channelAt(space, 0)
+    yield* Effect.tryPromise({ try: () => first.opened(), catch: (cause) => cause as CoordinatorError }).pipe(
       Effect.timeoutOrElse({
         duration: Duration.millis(settings.requestTimeout * 3),
-        orElse: () =>
-          Effect.fail(
-            new CoordinatorError({
-              reason: new Redis.RedisError({ reason: new Redis.Timeout({ command: "FCALL" }) })
-            })
-          )
+        orElse: () => Effect.fail(new CoordinatorError({ reason: new Redis.Timeout({ command: "FCALL" }) }))
       })
     )
-    const coordinator = Coordinator.of({
-      namespace: settings.namespace,
-      name: settings.name,
-      lease: Duration.millis(settings.lease),
-      margin: Duration.millis(settings.margin),
-      sessions: Effect.sync(() =>
-        kernel.partitions.flatMap((partition) =>
-          partition === undefined ? [] : [{
-            partition: partition.index,
-            id: partition.session?.id,
-            state: partition.phase,
-            claims: partition.claims.size
-          }]
-        )
-      ),
-      changes: Stream.fromPubSub(transitions)
-    })
-    register(coordinator, kernel)
+    const coordinator = serviceOf(kernel, changes)
+    register(coordinator, space)
     return coordinator
   }
 )

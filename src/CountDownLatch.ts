@@ -1,24 +1,29 @@
 /**
- * A latch that several processes share: it opens when it has been counted down to zero, and everybody who waits passes.
+ * A latch that several processes share: it opens when it has been counted down to zero, and all waiters pass.
  *
- * It exists for as long as somebody has it open, and for `keep` afterwards if anything was counted, so that processes may
+ * It exists for as long as a process has it open, and for `timeToLive` afterwards if anything was counted. So processes may
  * come and go one after another, and late ones find it open.
  *
  * **Guarantees**
  *
- * - Whoever awaits it passes when it is opened, by one push to each process however many fibers wait there. Nothing polls.
- *   Who comes later passes at once.
- * - A count with an `id` counts once, whoever makes it and however often, also across crashes. Without one, each call
- *   counts once, also when connections break.
- * - A wait is only a wait: interrupted or timed out (`Effect.timeout`), it leaves nothing behind.
- * - After Redis has lost its data, whoever has it open creates it again and repeats what it had counted itself; if it was
- *   open, it is opened.
+ * - All waiters pass when it is opened, by one push to each process however many fibers wait there. Nothing polls. A fiber
+ *   that comes later passes at once.
+ * - A count with an `id` counts once, whichever process makes it and however often, also across crashes. Without one, each
+ *   call counts once, also when connections break.
+ * - A wait is only a wait: when it is interrupted or times out, it leaves nothing behind.
+ * - After Redis has lost its data, the processes that have the latch open create it again, and repeat what they had counted
+ *   themselves; if it was open, it is opened.
  *
  * **Gotchas**
  *
- * - What was counted by processes that have closed it is gone when Redis loses its data.
- * - `count` and `isOpen` ask Redis; `await` is told, a moment later.
- * - `reset` can be made twice if the session is lost meanwhile.
+ * - **The state outlives the program.** A program that is started again within `timeToLive` finds what the previous run has
+ *   counted, and an open latch lets it pass at once. Where each run counts anew, give it a `run`, or make it `fresh`.
+ * - With `fresh`, a process that was killed has the latch open until its lease has run out. A `run` needs no such wait.
+ * - What was counted by processes that have closed the latch is gone when Redis loses its data.
+ * - `count` and `isOpen` ask Redis; waiters are told, a moment later.
+ * - `reset` can be executed twice if the session is lost meanwhile.
+ * - Redis stores each counted `id` until the latch opens or is reset, and what a call without one needs is stored once for
+ *   each process.
  *
  * **Example** (Waiting for three workers, in whatever process they are)
  *
@@ -27,9 +32,9 @@
  * import { Effect } from "effect"
  *
  * const program = Effect.gen(function*() {
- *   const ready = yield* CountDownLatch.make({ name: "ready", count: 3 })
+ *   const ready = yield* CountDownLatch.make({ name: "ready", count: 3, run: "deploy-17" })
  *   yield* ready.countDown({ id: "worker-1" })
- *   yield* ready.await
+ *   yield* ready.waitFor({ wait: "1 minute" })
  * })
  *
  * program.pipe(Effect.scoped, Effect.provide(Coordinator.layerEmbedded()), Effect.runPromise)
@@ -37,18 +42,18 @@
  *
  * @since 0.1.0
  */
-import * as Context from "effect/Context"
+
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
-import * as Layer from "effect/Layer"
 import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
 import { Coordinator } from "./Coordinator.ts"
-import { CoordinatorError } from "./internal/actor/errors.ts"
-import { kernelOf } from "./internal/actor/kernel.ts"
+import { coordinatorReasons } from "./internal/actor/errors.ts"
 import { checkName } from "./internal/actor/keys.ts"
-import { placeOf } from "./internal/hold/held.ts"
-import { Latch, type Mismatch } from "./internal/latch.ts"
+import { describe, WaitTimeout } from "./internal/hold/loss.ts"
+import { placeOf, spaceOf } from "./internal/hold/place.ts"
+import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
+import { SharedLatch, Superseded } from "./internal/latch.ts"
 
 /**
  * @category type IDs
@@ -66,25 +71,36 @@ export type TypeId = "~lockstep/CountDownLatch"
  * @category models
  * @since 0.1.0
  */
+export interface WaitOptions {
+  /** How long to wait; then it fails with `WaitTimeout`. Default: that of the coordinator, as long as it takes. */
+  readonly wait?: Duration.Input | undefined
+}
+
+/**
+ * @category models
+ * @since 0.1.0
+ */
 export interface CountDownLatch {
   readonly [TypeId]: TypeId
   readonly name: string
-  /** Counts down by one, or `by`; answers what is left. Never below zero. */
+  /** Counts down by one, or `by`; answers what remains. Never below zero. */
   readonly countDown: (options?: {
     /** A whole number from 1 on. Default 1. */
     readonly by?: number | undefined
-    /** Counts once with this id until the next reset; up to 512 bytes. Default: each call has an id of its own. */
+    /** Counts once with this id until the latch opens or is reset; up to 512 bytes. Default: each call counts. */
     readonly id?: string | undefined
   }) => Effect.Effect<number, CountDownLatchError>
   /**
-   * Waits until it is open. A waiter that was there before passes also if it is reset right after it was opened. It is
-   * interrupted when the scope of the latch, or the coordinator, is closed.
+   * Waits until it is open, for as long as the coordinator's `wait` says. A waiter passes also if the latch is reset right
+   * after it was opened. It is interrupted when the scope of the latch, or the coordinator, is closed.
    */
-  readonly await: Effect.Effect<void>
-  /** What is left to count. */
+  readonly await: Effect.Effect<void, CountDownLatchError>
+  /** As `await`, with a `wait` of its own. */
+  readonly waitFor: (options: WaitOptions) => Effect.Effect<void, CountDownLatchError>
+  /** What remains to be counted. */
   readonly count: Effect.Effect<number, CountDownLatchError>
   readonly isOpen: Effect.Effect<boolean, CountDownLatchError>
-  /** Closes it, with everything left to count; who waits goes on waiting. */
+  /** Closes it, with everything to be counted; waiters wait on. */
   readonly reset: Effect.Effect<void, CountDownLatchError>
 }
 
@@ -95,12 +111,36 @@ export interface CountDownLatch {
 export interface Options {
   /** A whole number from 1 to 2^31 - 1. */
   readonly count: number
-  /** How long it is remembered after the last one has closed it. Default 1 hour. The last one to open it decides. */
-  readonly keep?: Duration.Input | undefined
+  /**
+   * What to do when other processes have it open with another count: `fail` with `CountMismatch`, `keep` the count that it
+   * has, or `resize` it for all processes. When it is resized, what remains moves by the difference, and a latch of which
+   * nothing remains then opens; an open one stays open. Default `fail`. When no process has it open, it is resized, unless
+   * the option says `keep`.
+   */
+  readonly onMismatch?: "fail" | "keep" | "resize" | undefined
+  /** How long it is kept after the last process has closed it. Default 1 hour. The last one to make it decides. */
+  readonly timeToLive?: Duration.Input | undefined
+  /**
+   * The run that the state belongs to, up to 512 bytes: the first process with another one creates the latch anew. Members
+   * of the former run then fail with `Superseded`. Default: whatever run it belongs to.
+   */
+  readonly run?: string | undefined
+  /** Create it anew if no process has it open. Default `false`: what is kept of it is found. */
+  readonly fresh?: boolean | undefined
 }
 
+export {
+  /**
+   * The latch was created anew for another run. Waiters and calls of the former run fail with it.
+   *
+   * @category errors
+   * @since 0.1.0
+   */
+  Superseded
+} from "./internal/latch.ts"
+
 /**
- * The latch exists with another count.
+ * Other processes have the latch open with another count.
  *
  * @category errors
  * @since 0.1.0
@@ -108,11 +148,13 @@ export interface Options {
 export class CountMismatch extends Schema.Error<CountMismatch>("lockstep/CountDownLatch/CountMismatch")({
   _tag: Schema.tag("CountMismatch"),
   name: Schema.String,
+  namespace: Schema.String,
   count: Schema.Number,
   existing: Schema.Number
 }) {
   override get message(): string {
-    return `It exists with a count of ${this.existing}, not ${this.count}: use the same count, or another name.`
+    return `${describe("countDownLatch", this.name, this.namespace)} is open elsewhere with a count of ` +
+      `${this.existing}, not ${this.count}: use the same count, or say with \`onMismatch\` which one is meant.`
   }
 }
 
@@ -123,13 +165,15 @@ export class CountMismatch extends Schema.Error<CountMismatch>("lockstep/CountDo
 export class CountDownLatchError
   extends Schema.Error<CountDownLatchError>("lockstep/CountDownLatch/CountDownLatchError")({
     _tag: Schema.tag("CountDownLatchError"),
-    reason: Schema.Union([CountMismatch, CoordinatorError])
+    reason: Schema.Union([CountMismatch, Superseded, WaitTimeout, ...coordinatorReasons])
   })
 {
   override get message(): string {
     return this.reason.message
   }
 }
+
+const fail = (reason: CountDownLatchError["reason"]): CountDownLatchError => new CountDownLatchError({ reason })
 
 const mostCounts = 2 ** 31 - 1
 
@@ -140,14 +184,9 @@ const checkCount = (count: number, what: string): number => {
   return count
 }
 
-const failing = (name: string, count: number) => (reason: CoordinatorError | Mismatch): CountDownLatchError =>
-  new CountDownLatchError({
-    reason: "existing" in reason ? new CountMismatch({ name, count, existing: reason.existing }) : reason
-  })
-
 /**
- * Creates the latch, or joins it when it has the same count; with another one it fails with `CountMismatch`. It stays open
- * with the scope.
+ * Creates the latch, or joins it. Fails with `CountMismatch` when other processes have it open with another count. It is
+ * open for as long as the scope is.
  *
  * @category constructors
  * @since 0.1.0
@@ -156,17 +195,30 @@ export const make = (
   options: Options & { readonly name: string }
 ): Effect.Effect<CountDownLatch, CountDownLatchError, Coordinator | Scope.Scope> =>
   Effect.flatMap(Coordinator, (coordinator) => {
-    const { keep = "1 hour", name } = options
-    const total = checkCount(options.count, "count")
-    const latch = new Latch(placeOf(kernelOf(coordinator), "latch", name, "name"), total, keep, failing(name, total))
+    const { count, fresh = false, name, onMismatch = "fail", run, timeToLive = "1 hour" } = options
+    const place = placeOf(spaceOf(coordinator), "countDownLatch", name, "name")
+    const { namespace } = place.space.kernel.settings
+    const latch = new SharedLatch({
+      place,
+      module: "CountDownLatch",
+      total: checkCount(count, "count"),
+      open: false,
+      timeToLive,
+      run,
+      fresh,
+      onMismatch,
+      fail,
+      mismatch: (existing) => fail(new CountMismatch({ name, namespace, count, existing }))
+    })
     return Effect.as(latch.join(), {
       [TypeId]: TypeId,
       name,
       countDown: ({ by = 1, id } = {}) =>
         Effect.suspend(() => latch.count(checkCount(by, "by"), id === undefined ? undefined : checkName(id, "id"))),
-      await: latch.await,
-      count: latch.left,
-      isOpen: Effect.map(latch.left, (left) => left === 0),
+      await: latch.waitFor(),
+      waitFor: latch.waitFor,
+      count: latch.remaining,
+      isOpen: Effect.map(latch.remaining, (remaining) => remaining === 0),
       reset: latch.reset
     })
   })
@@ -177,11 +229,9 @@ export const make = (
  * @category models
  * @since 0.1.0
  */
-export interface ServiceClass<in out Self, in out Id extends string>
-  extends Context.ServiceClass<Self, Id, CountDownLatch>
-{
-  readonly layer: Layer.Layer<Self, CountDownLatchError, Coordinator>
-}
+export interface ServiceClass<in out Self, in out Name extends string>
+  extends AnyServiceClass<Self, `lockstep/CountDownLatch/${Name}`, CountDownLatch, CountDownLatchError, Coordinator>
+{}
 
 /**
  * A latch as a typed service: `class Ready extends CountDownLatch.Service<Ready>()("ready", { count: 3 }) {}`, with
@@ -190,10 +240,10 @@ export interface ServiceClass<in out Self, in out Id extends string>
  * @category constructors
  * @since 0.1.0
  */
-export const Service = <Self>() => <const Id extends string>(name: Id, options: Options): ServiceClass<Self, Id> => {
-  const tag = Context.Service<Self, CountDownLatch>()(name) as unknown as Context.ServiceClass<Self, Id, CountDownLatch>
-  return Object.assign(tag, { layer: Layer.effect(tag, make({ ...options, name })) }) as unknown as ServiceClass<
-    Self,
-    Id
-  >
-}
+export const Service =
+  <Self>() => <const Name extends string>(name: Name, options: Options): ServiceClass<Self, Name> =>
+    service<Self, "CountDownLatch", Name, CountDownLatch, CountDownLatchError, Coordinator | Scope.Scope>(
+      "CountDownLatch",
+      name,
+      make({ ...options, name })
+    )

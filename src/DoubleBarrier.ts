@@ -2,26 +2,27 @@
  * A double barrier that several processes share: parties enter a phase together, and leave it together. It is used again and
  * again, phase after phase.
  *
- * A double barrier exists for as long as somebody has it open. `make` creates it, or joins one for as many parties.
+ * A double barrier exists for as long as a process has it open. `make` creates it, or joins one for as many parties.
  *
  * **Guarantees**
  *
- * - Nobody enters before as many wait as there are parties, nobody has left before all of them have, and no two phases
+ * - No party enters before as many wait as there are parties, no party has left before all of them have, and no two phases
  *   overlap. Each of these is one push to each process, however many fibers wait there. Nothing polls.
- * - Who dies has left: inside of a phase it leaves when its lease has run out; before that, it does not count any more, and
- *   the others go on waiting.
+ * - A party that dies has left. Inside a phase it leaves when its lease has run out; before that, it does not count any
+ *   more, and the others go on waiting.
  * - To be inside is to hold a `Lease`, with one fencing token for all of the phase, larger than that of every phase before.
  *   `withPhase` interrupts its effect when the lease is lost.
- * - A wait is only a wait: interrupted or timed out (`Effect.timeout`), it leaves nothing behind.
+ * - A wait is only a wait: interrupted or timed out (`wait`), it leaves nothing behind.
+ * - The number of parties can change while processes have it open: see `onMismatch`.
  *
  * **Gotchas**
  *
- * - Who comes in excess of the parties waits for the next phase, which opens when the present one is over and enough wait.
+ * - A party in excess waits for the next phase, which opens when the present one is over and enough wait.
  * - A fiber that enters twice, without leaving, can wait for itself.
- * - Phases are numbered from 1 for as long as somebody has the double barrier open, and Redis its data.
+ * - Phases are numbered from 1 for as long as a process has the double barrier open, and Redis its data.
  * - When Redis loses its data, all leases of the phase are lost, and the phase with them.
  *
- * **Example** (All compute, and nobody goes on before all have computed)
+ * **Example** (All compute, and no party goes on before all have computed)
  *
  * ```ts
  * import { Coordinator, DoubleBarrier } from "lockstep"
@@ -29,7 +30,7 @@
  *
  * const program = Effect.gen(function*() {
  *   const barrier = yield* DoubleBarrier.make({ name: "step", parties: 2 })
- *   const worker = Effect.log("computing").pipe(barrier.withPhase)
+ *   const worker = Effect.log("computing").pipe(barrier.withPhase())
  *   yield* Effect.all([worker, worker], { concurrency: "unbounded" })
  * })
  *
@@ -38,20 +39,23 @@
  *
  * @since 0.1.0
  */
-import * as Context from "effect/Context"
+
+import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
-import * as Layer from "effect/Layer"
+import { dual } from "effect/Function"
 import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
 import { Coordinator } from "./Coordinator.ts"
-import { CoordinatorError, coordinatorError } from "./internal/actor/errors.ts"
-import { kernelOf } from "./internal/actor/kernel.ts"
-import type { Refusal } from "./internal/hold/claim.ts"
-import * as held from "./internal/hold/held.ts"
-import { LeaseLost } from "./internal/hold/loss.ts"
-import { protectLease } from "./internal/hold/protect.ts"
+import { coordinatorReasons } from "./internal/actor/errors.ts"
+import * as acquiring from "./internal/hold/acquire.ts"
+import { Hold } from "./internal/hold/hold.ts"
+import { LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
+import { type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
+import { protect } from "./internal/hold/protect.ts"
+import { question } from "./internal/hold/request.ts"
+import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { spanned } from "./internal/hold/span.ts"
-import { checkParties, join, PartiesMismatch } from "./internal/parties.ts"
+import { checkParties, type Known, open, PartiesMismatch } from "./internal/parties.ts"
 import type { Lease } from "./Lease.ts"
 
 /**
@@ -67,7 +71,7 @@ export const TypeId: TypeId = "~lockstep/DoubleBarrier"
 export type TypeId = "~lockstep/DoubleBarrier"
 
 /**
- * The lease of one party that is inside of a phase.
+ * The lease of one party that is inside a phase.
  *
  * @category models
  * @since 0.1.0
@@ -75,6 +79,23 @@ export type TypeId = "~lockstep/DoubleBarrier"
 export interface Phase extends Lease {
   /** From 1 on, the same for all of the phase. */
   readonly number: number
+}
+
+/**
+ * @category models
+ * @since 0.1.0
+ */
+export interface EnterOptions {
+  /**
+   * How long to wait for the other parties; then it fails with `WaitTimeout`. Default: that of the coordinator, as long as it
+   * takes.
+   */
+  readonly wait?: Duration.Input | undefined
+  /**
+   * How long a party may be inside; then it loses its lease with the reason `maxHold`. Default: that of the coordinator, as
+   * long as it takes.
+   */
+  readonly maxHold?: Duration.Input | undefined
 }
 
 /**
@@ -86,26 +107,38 @@ export interface Phase extends Lease {
 export interface DoubleBarrier {
   readonly [TypeId]: TypeId
   readonly name: string
+  /** How many parties there are now, as far as this process knows: another process may have changed the number. */
   readonly parties: number
   /**
    * Waits until all parties are there, and enters with them. It has left when the scope closes, without waiting for the others,
    * if not before by `leave`. What runs inside is not interrupted when the lease is lost: see `Lease.protect`, or use
    * `withPhase`.
    */
-  readonly enter: Effect.Effect<Phase, DoubleBarrierError, Scope.Scope>
+  readonly enter: (options?: EnterOptions | undefined) => Effect.Effect<Phase, DoubleBarrierError, Scope.Scope>
   /**
    * Leaves, and waits until all parties have. A second time it only waits. Fails with `LeaseLost` when this party was not
-   * inside any more. Interrupted, it has left all the same.
+   * inside any more. Interrupted or timed out, it has left all the same.
    */
-  readonly leave: (phase: Phase) => Effect.Effect<void, DoubleBarrierError>
+  readonly leave: (
+    phase: Phase,
+    options?: Omit<EnterOptions, "maxHold"> | undefined
+  ) => Effect.Effect<void, DoubleBarrierError>
   /**
    * Enters, runs the effect, and leaves: with the others when it has succeeded; otherwise at once. When the lease is lost, the
-   * effect is interrupted, and the result is `LeaseLost`.
+   * effect is interrupted, and the result is `LeaseLost`. `wait` bounds each of the two waits.
    */
-  readonly withPhase: <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.Effect<A, E | DoubleBarrierError, R>
-  /** How many are inside now, by Redis's word. */
+  readonly withPhase: {
+    <A, E, R>(
+      self: Effect.Effect<A, E, R>,
+      options?: EnterOptions | undefined
+    ): Effect.Effect<A, E | DoubleBarrierError, R>
+    (
+      options?: EnterOptions | undefined
+    ): <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.Effect<A, E | DoubleBarrierError, R>
+  }
+  /** How many parties are inside now, by Redis's word. */
   readonly inside: Effect.Effect<number, DoubleBarrierError>
-  /** How many wait to enter now, by Redis's word. */
+  /** How many parties wait to enter now, by Redis's word. */
   readonly waiting: Effect.Effect<number, DoubleBarrierError>
 }
 
@@ -116,11 +149,19 @@ export interface DoubleBarrier {
 export interface Options {
   /** A whole number from 1 to 1,024. */
   readonly parties: number
+  /**
+   * What to do when it is open elsewhere for another number of parties: `fail` with `PartiesMismatch`, `keep` the number that
+   * it has, or `resize` it, for all processes, from the next phase on. Default `fail`. When no other process has it open, it
+   * gets this number.
+   */
+  readonly onMismatch?: "fail" | "keep" | "resize" | undefined
+  /** How long a party inside outlives its process. Default: the coordinator's lease. */
+  readonly lease?: Duration.Input | undefined
 }
 
 export {
   /**
-   * It exists for another number of parties.
+   * It is open elsewhere for another number of parties.
    *
    * @category errors
    * @since 0.1.0
@@ -134,7 +175,7 @@ export {
  */
 export class DoubleBarrierError extends Schema.Error<DoubleBarrierError>("lockstep/DoubleBarrier/DoubleBarrierError")({
   _tag: Schema.tag("DoubleBarrierError"),
-  reason: Schema.Union([PartiesMismatch, LeaseLost, CoordinatorError])
+  reason: Schema.Union([PartiesMismatch, LeaseLost, WaitTimeout, ...coordinatorReasons])
 }) {
   override get message(): string {
     return this.reason.message
@@ -143,96 +184,113 @@ export class DoubleBarrierError extends Schema.Error<DoubleBarrierError>("lockst
 
 const fail = (reason: DoubleBarrierError["reason"]): DoubleBarrierError => new DoubleBarrierError({ reason })
 
+const ignore = () => {}
+
 class DoubleBarrierImpl implements DoubleBarrier {
   readonly "~lockstep/DoubleBarrier" = "~lockstep/DoubleBarrier" as const
   readonly name: string
-  readonly parties: number
-  readonly #place: held.Place
+  readonly #place: Place
+  readonly #known: Known
 
-  constructor(place: held.Place, parties: number) {
+  constructor(place: Place, known: Known) {
     this.name = place.name
-    this.parties = parties
     this.#place = place
+    this.#known = known
+  }
+
+  get parties(): number {
+    return this.#known.parties
   }
 
   #waiting(
-    verb: "phase.enter" | "phase.leave",
-    detail: string | number
-  ): held.Acquire<DoubleBarrierError> {
+    verb: "doubleBarrier.enter" | "doubleBarrier.leave",
+    args: () => ReadonlyArray<string | number>,
+    options: EnterOptions | undefined
+  ): acquiring.Acquire<DoubleBarrierError> {
     return {
       place: this.#place,
       verb,
-      check: "phase.check",
-      details: [detail],
-      weight: 1,
-      capacity: 0,
-      wait: true,
-      options: undefined,
-      fail: (error) => fail(error as CoordinatorError),
-      refuse: (reply: Refusal) =>
-        reply[0] === "mismatch"
-          ? Effect.fail(fail(new PartiesMismatch({ name: this.name, parties: this.parties, existing: reply[1] })))
-          // All have left.
-          : Effect.succeed(undefined)
+      args,
+      options,
+      fail,
+      // All have left.
+      refuse: () => Effect.succeed(undefined)
     }
   }
 
-  get enter(): Effect.Effect<Phase, DoubleBarrierError, Scope.Scope> {
-    return Effect.map(
-      Effect.suspend(() => held.acquireScoped(this.#waiting("phase.enter", this.parties))),
-      (lease) => Object.assign(lease!, { number: Number(lease!.claim.payload[0]) })
-    )
+  #entering(options: EnterOptions | undefined): acquiring.Acquire<DoubleBarrierError> {
+    return this.#waiting("doubleBarrier.enter", () => [this.#known.parties], options)
   }
 
-  readonly leave = (phase: Phase): Effect.Effect<void, DoubleBarrierError> =>
-    Effect.suspend(() => {
-      if (!(phase instanceof held.Held) || phase.claim.key !== this.#place.key) {
-        throw new TypeError("This phase is not one of this double barrier")
-      }
-      return this.#leave(phase)
-    })
+  #spanned<A, E, R>(self: Effect.Effect<A, E, R>, verb: string): Effect.Effect<A, E, R> {
+    const span = `lockstep.DoubleBarrier.${verb}`
+    return Effect.withFiber((fiber) => spanned(fiber, self, span, "doubleBarrier", this.name))
+  }
 
-  #leave(phase: held.Held): Effect.Effect<void, DoubleBarrierError> {
+  readonly enter = (options?: EnterOptions | undefined): Effect.Effect<Phase, DoubleBarrierError, Scope.Scope> =>
+    this.#spanned(
+      Effect.map(
+        Effect.suspend(() => acquiring.acquireScoped(this.#entering(options))),
+        (hold) => Object.assign(hold!, { number: Number(hold!.payload[0]) })
+      ),
+      "enter"
+    )
+
+  readonly leave = (
+    phase: Phase,
+    options?: Omit<EnterOptions, "maxHold"> | undefined
+  ): Effect.Effect<void, DoubleBarrierError> =>
+    this.#spanned(
+      Effect.suspend(() => {
+        if (!(phase instanceof Hold) || phase.claim.key !== this.#place.key) {
+          throw new TypeError("This phase is not one of this double barrier")
+        }
+        return this.#leave(phase, options)
+      }),
+      "leave"
+    )
+
+  #leave(hold: Hold, options: EnterOptions | undefined): Effect.Effect<void, DoubleBarrierError> {
     return Effect.uninterruptibleMask((restore) => {
-      const { claim } = phase
-      if (claim.lost !== undefined) return Effect.fail(fail(phase.loss()))
+      if (hold.loss !== undefined) return Effect.fail(fail(hold.lossError()))
       // In the same batch as what follows.
-      claim.partition.claims.release(claim, () => {})
-      return Effect.asVoid(held.acquire(this.#waiting("phase.leave", String(claim.token)), restore))
+      hold.keeper.release(hold, ignore)
+      const token = String(hold.token)
+      return Effect.asVoid(acquiring.acquire(this.#waiting("doubleBarrier.leave", () => [token], options), restore))
     })
   }
 
-  readonly withPhase = <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E | DoubleBarrierError, R> =>
-    Effect.withFiber((fiber) =>
-      spanned(
-        fiber,
-        Effect.uninterruptibleMask((restore) =>
-          Effect.flatMap(held.acquire(this.#waiting("phase.enter", this.parties), restore), (phase) =>
-            Effect.ensuring(
-              restore(
-                Effect.flatMap(
-                  protectLease(self, phase!, fail),
-                  (result) => Effect.as(this.#leave(phase!), result)
-                )
+  readonly withPhase: DoubleBarrier["withPhase"] = dual(
+    (args) => Effect.isEffect(args[0]),
+    <A, E, R>(
+      self: Effect.Effect<A, E, R>,
+      options?: EnterOptions | undefined
+    ): Effect.Effect<A, E | DoubleBarrierError, R> =>
+      this.#spanned(
+        Effect.uninterruptibleMask((restore) => {
+          const place = this.#place
+          const maxHold = acquiring.maxHoldOf(place, options)
+          const limited = maxHold === undefined ? undefined : { place, maxHold }
+          return Effect.flatMap(acquiring.acquire(this.#entering(options), restore), (hold) =>
+            Effect.onExitPrimitive(
+              Effect.flatMap(
+                protect(self, hold!, restore, fail, limited),
+                (result) => Effect.as(restore(this.#leave(hold!, options)), result)
               ),
-              held.giveBack(phase!.claim)
+              () => acquiring.leave(hold!),
+              true
             ))
-        ),
-        "lockstep.DoubleBarrier.withPhase",
-        this.name
+        }),
+        "withPhase"
       )
-    )
+  )
 
   get #state(): Effect.Effect<readonly [inside: number, waiting: number], DoubleBarrierError> {
-    const { key, partition } = this.#place
-    return Effect.map(
-      Effect.tryPromise({
-        try: () => partition.kernel.inspect(partition, { verb: "phase.state", key, args: [] }),
-        catch: (cause) => fail(coordinatorError(cause))
-      }),
+    return Effect.mapBoth(question(this.#place, "doubleBarrier.state", []), {
+      onFailure: ({ reason }) => fail(reason),
       // Not there for a moment after Redis has lost its data.
-      (reply) => reply[0] === "missing" ? [0, 0] : [reply[1], reply[2]]
-    )
+      onSuccess: (reply) => reply[0] === "missing" ? [0, 0] : [reply[1], reply[2]]
+    })
   }
 
   get inside(): Effect.Effect<number, DoubleBarrierError> {
@@ -245,8 +303,8 @@ class DoubleBarrierImpl implements DoubleBarrier {
 }
 
 /**
- * Creates the double barrier, or joins it when it is for as many parties; with another number it fails with
- * `PartiesMismatch`. It stays open with the scope.
+ * Creates the double barrier, or joins it when it is for as many parties; with another number, `onMismatch` decides. It stays
+ * open with the scope.
  *
  * @category constructors
  * @since 0.1.0
@@ -256,8 +314,9 @@ export const make = (
 ): Effect.Effect<DoubleBarrier, DoubleBarrierError, Coordinator | Scope.Scope> =>
   Effect.flatMap(Coordinator, (coordinator) => {
     const parties = checkParties(options.parties)
-    const place = held.placeOf(kernelOf(coordinator), "phase", options.name, "name")
-    return Effect.as(join(place, "phase.join", parties, fail), new DoubleBarrierImpl(place, parties))
+    const place = placeOf(spaceOf(coordinator), "doubleBarrier", options.name, "name", options.lease)
+    const known: Known = { parties, change: 0 }
+    return Effect.as(open(place, "doubleBarrier.join", options, known, fail), new DoubleBarrierImpl(place, known))
   })
 
 /**
@@ -266,11 +325,9 @@ export const make = (
  * @category models
  * @since 0.1.0
  */
-export interface ServiceClass<in out Self, in out Id extends string>
-  extends Context.ServiceClass<Self, Id, DoubleBarrier>
-{
-  readonly layer: Layer.Layer<Self, DoubleBarrierError, Coordinator>
-}
+export interface ServiceClass<in out Self, in out Name extends string>
+  extends AnyServiceClass<Self, `lockstep/DoubleBarrier/${Name}`, DoubleBarrier, DoubleBarrierError, Coordinator>
+{}
 
 /**
  * A double barrier as a typed service: `class Step extends DoubleBarrier.Service<Step>()("step", { parties: 3 }) {}`, with
@@ -279,10 +336,10 @@ export interface ServiceClass<in out Self, in out Id extends string>
  * @category constructors
  * @since 0.1.0
  */
-export const Service = <Self>() => <const Id extends string>(name: Id, options: Options): ServiceClass<Self, Id> => {
-  const tag = Context.Service<Self, DoubleBarrier>()(name) as unknown as Context.ServiceClass<Self, Id, DoubleBarrier>
-  return Object.assign(tag, { layer: Layer.effect(tag, make({ ...options, name })) }) as unknown as ServiceClass<
-    Self,
-    Id
-  >
-}
+export const Service =
+  <Self>() => <const Name extends string>(name: Name, options: Options): ServiceClass<Self, Name> =>
+    service<Self, "DoubleBarrier", Name, DoubleBarrier, DoubleBarrierError, Coordinator | Scope.Scope>(
+      "DoubleBarrier",
+      name,
+      make({ ...options, name })
+    )

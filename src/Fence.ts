@@ -11,7 +11,7 @@
  * **Gotchas**
  *
  * - Only what goes through this module is checked. All writers of a key have to use it, and tokens of one lock.
- * - The newest token of a key is kept beside it, under `{tag}lockstep:fence:key`, for `remember` (default 24 hours) after
+ * - The newest token of a key is kept beside it, under `{tag}lockstep:fence:key`, for `timeToLive` (default 24 hours) after
  *   the last write. A writer that was away for longer than that is not refused any more.
  * - Databases have the same in SQL: keep the token in the row, and write `UPDATE ... SET ..., token = ? WHERE id = ? AND
  *   token <= ?`. No row was updated when a newer holder has written.
@@ -30,13 +30,14 @@
  *
  * @since 0.1.0
  */
+
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Schema from "effect/Schema"
 import { Coordinator } from "./Coordinator.ts"
-import { CoordinatorError, coordinatorError } from "./internal/actor/errors.ts"
-import { kernelOf } from "./internal/actor/kernel.ts"
-import { duration } from "./internal/hold/held.ts"
+import { coordinatorReasons } from "./internal/actor/errors.ts"
+import { coordinatorError } from "./internal/actor/transport.ts"
+import { duration, spaceOf } from "./internal/hold/place.ts"
 import { call } from "./internal/redis/resp.ts"
 import type { Lease } from "./Lease.ts"
 
@@ -52,7 +53,7 @@ export class StaleToken extends Schema.Error<StaleToken>("lockstep/Fence/StaleTo
   seen: Schema.Number
 }) {
   override get message(): string {
-    return "A later holder has written already, so this write was refused."
+    return `A holder with the newer token ${this.seen} has written already, so the write with token ${this.token} was refused: stop, the lease is lost.`
   }
 }
 
@@ -68,7 +69,7 @@ export class CommandRefused extends Schema.Error<CommandRefused>("lockstep/Fence
   code: Schema.String
 }) {
   override get message(): string {
-    return `Redis refused ${this.command} (${this.code}).`
+    return `Redis refused ${this.command} (${this.code}): fix the command or its arguments.`
   }
 }
 
@@ -78,7 +79,7 @@ export class CommandRefused extends Schema.Error<CommandRefused>("lockstep/Fence
  */
 export class FenceError extends Schema.Error<FenceError>("lockstep/Fence/FenceError")({
   _tag: Schema.tag("FenceError"),
-  reason: Schema.Union([StaleToken, CommandRefused, CoordinatorError])
+  reason: Schema.Union([StaleToken, CommandRefused, ...coordinatorReasons])
 }) {
   override get message(): string {
     return this.reason.message
@@ -124,7 +125,7 @@ export const run = <A = unknown>(
  */
 export const withOptions = (options: {
   /** How long the newest token is kept after the last write. Default 24 hours. */
-  readonly remember?: Duration.Input | undefined
+  readonly timeToLive?: Duration.Input | undefined
 }) =>
 <A = unknown>(
   lease: Pick<Lease, "token">,
@@ -138,12 +139,12 @@ export const withOptions = (options: {
     }
     if (args.length > mostArguments) throw new RangeError(`args must not be more than ${mostArguments}`)
     const { token } = lease
-    const remember = Math.ceil(Duration.toMillis(duration(options.remember ?? "24 hours", "remember")))
-    const write = call([key, fenceKey(key)], [token, remember, command, ...args])
+    const timeToLive = Math.ceil(Duration.toMillis(duration(options.timeToLive ?? "24 hours", "timeToLive")))
+    const write = call([key, fenceKey(key)], [token, timeToLive, command, ...args])
     return Effect.flatMap(
       Effect.tryPromise({
-        try: () => kernelOf(coordinator).invoke("_fence", write),
-        catch: (cause) => fail(coordinatorError(cause))
+        try: () => spaceOf(coordinator).kernel.transport.invoke("_fence", write),
+        catch: (cause) => fail(coordinatorError(cause).reason)
       }),
       (reply) => {
         const [tag, value] = reply as readonly [string, unknown]

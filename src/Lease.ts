@@ -1,12 +1,13 @@
 /**
- * What a holder has: the key, the fencing token, and word of its loss.
+ * A hold as its program sees it: its kind and key, the fencing token, and its loss.
  *
  * **Guarantees**
  *
  * - `token` is larger than the token of every earlier hold of the same key, also after the key was deleted, Redis was
  *   flushed, or a fail-over lost writes (as long as the new server's clock is not behind the last token).
- * - A lease is held until it is given back, or until `lost` fails. It is reported lost on this process's own monotonic
- *   clock, a margin before anybody else can be granted.
+ * - A lease is held until it is released, or until `lost` fails. The process itself reports it lost, a margin before any
+ *   other process can be granted, by the earlier of its monotonic and its wall clock: the former stands still while a
+ *   machine is suspended.
  *
  * **Gotchas**
  *
@@ -16,11 +17,13 @@
  *
  * @since 0.1.0
  */
-import type * as DateTime from "effect/DateTime"
+
 import * as Effect from "effect/Effect"
 import { dual } from "effect/Function"
 import * as Option from "effect/Option"
-import * as internal from "./internal/hold/held.ts"
+import type { Kind } from "./internal/hold/claim.ts"
+import type { Lease } from "./internal/hold/hold.ts"
+import * as holding from "./internal/hold/holding.ts"
 import type { LeaseLost } from "./internal/hold/loss.ts"
 import { protectLease } from "./internal/hold/protect.ts"
 
@@ -36,29 +39,29 @@ export const TypeId: TypeId = "~lockstep/Lease"
  */
 export type TypeId = "~lockstep/Lease"
 
-/**
- * A hold of a lock, a read or write lock, or of permits.
- *
- * @category models
- * @since 0.1.0
- */
-export interface Lease {
-  readonly [TypeId]: TypeId
-  /** The name it was acquired under. */
-  readonly key: string
-  /** The fencing token: a whole number of microseconds, below 2^53. It changes only when a read lock is upgraded. */
-  readonly token: number
-  /** By this process's clock: for people, not for decisions. */
-  readonly acquiredAt: DateTime.Utc
-  /** Never succeeds; fails when the lease is lost. */
-  readonly lost: Effect.Effect<never, LeaseLost>
-  /** Whether it is still held as far as this process can know. */
-  readonly isHeld: Effect.Effect<boolean>
-}
+export type {
+  /**
+   * What kind of thing is held.
+   *
+   * @category models
+   * @since 0.1.0
+   */
+  Kind
+} from "./internal/hold/claim.ts"
+
+export type {
+  /**
+   * A hold of a lock, of permits, of a term of leadership, or of another thing that one process has at a time.
+   *
+   * @category models
+   * @since 0.1.0
+   */
+  Lease
+} from "./internal/hold/hold.ts"
 
 export {
   /**
-   * A hold has ended before it was given back.
+   * A hold has ended before it was released.
    *
    * **Details**
    *
@@ -67,15 +70,15 @@ export {
    * - `rolledBack`: Redis has forgotten what it had acknowledged (fail-over to a replica that had missed it).
    * - `closed`: the coordinator was closed.
    * - `maxHold`: held for longer than `maxHold` allows.
-   * - `resigned`: a leader has resigned, or has handed over to another.
-   * - `revoked`: ended by somebody else, as the registrations of a task group, and the action of a barrier, are by a reset.
+   * - `resigned`: a leader has resigned, or has handed over to another candidate.
+   * - `revoked`: ended by another session, as a reset ends the registrations of a task group and the action of a barrier.
    *
    * @category errors
    * @since 0.1.0
    */
   LeaseLost,
   /**
-   * It was not granted within `wait`.
+   * It was not granted within `wait`. `away` says whether Redis was out of reach meanwhile.
    *
    * @category errors
    * @since 0.1.0
@@ -120,13 +123,16 @@ export const protect: {
  * @category accessors
  * @since 0.1.0
  */
-export const current: Effect.Effect<Option.Option<Lease>> = Effect.map(internal.current, Option.fromUndefinedOr)
+export const current: Effect.Effect<Option.Option<Lease>> = Effect.map(holding.current, Option.fromUndefinedOr)
 
 /**
- * The innermost lease of this key that the current fiber runs under.
+ * The innermost lease of this key that the current fiber runs under. A lock and a semaphore may have the same name: `kind`
+ * says which is meant. Default: any.
  *
  * @category accessors
  * @since 0.1.0
  */
-export const currentOf = (key: string): Effect.Effect<Option.Option<Lease>> =>
-  Effect.map(internal.currentOf(key), Option.fromUndefinedOr)
+export const currentOf = (
+  key: string,
+  options?: { readonly kind?: Kind | undefined } | undefined
+): Effect.Effect<Option.Option<Lease>> => Effect.map(holding.currentOf(key, options?.kind), Option.fromUndefinedOr)

@@ -37,6 +37,7 @@
  *
  * @since 0.1.0
  */
+
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import { dual } from "effect/Function"
@@ -44,10 +45,14 @@ import * as Option from "effect/Option"
 import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
 import type { Coordinator } from "./Coordinator.ts"
-import { CoordinatorError } from "./internal/actor/errors.ts"
-import * as held from "./internal/hold/held.ts"
-import { LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
-import { withAllHeld, withHeld, withinHeld } from "./internal/hold/protect.ts"
+import { type CoordinatorError, coordinatorReasons } from "./internal/actor/errors.ts"
+import * as acquiring from "./internal/hold/acquire.ts"
+import type { Hold } from "./internal/hold/hold.ts"
+import { type Holder, holdersOf, type Waiter, waitersOf } from "./internal/hold/holders.ts"
+import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
+import { type Place, placeOf } from "./internal/hold/place.ts"
+import { withAllHolds, withHold, withinHold } from "./internal/hold/protect.ts"
+import { spanned } from "./internal/hold/span.ts"
 import type { Lease } from "./Lease.ts"
 
 /**
@@ -55,13 +60,38 @@ import type { Lease } from "./Lease.ts"
  * @since 0.1.0
  */
 export interface Options {
-  /** How long to wait for it. Default: as long as it takes. Afterwards it fails with `WaitTimeout`. */
+  /** How long to wait for it; then it fails with `WaitTimeout`. Default: that of the coordinator, as long as it takes. */
   readonly wait?: Duration.Input | undefined
-  /** How long it may be held. Afterwards the holder is interrupted, and loses it with the reason `maxHold`. */
+  /**
+   * How long it may be held; then the holder is interrupted, and loses it with the reason `maxHold`. Default: that of the
+   * coordinator, as long as the effect runs.
+   */
   readonly maxHold?: Duration.Input | undefined
   /** Share the hold that this fiber, or a parent, has already. Default `false`: nesting fails with `AlreadyHeld`. */
   readonly reentrant?: boolean | undefined
+  /**
+   * How long it outlives a process that died. Default: the coordinator's lease. Another one is a second session, which is
+   * renewed by itself.
+   */
+  readonly lease?: Duration.Input | undefined
 }
+
+export type {
+  /**
+   * The process that holds a lock.
+   *
+   * @category models
+   * @since 0.1.0
+   */
+  Holder,
+  /**
+   * A process that waits for a lock.
+   *
+   * @category models
+   * @since 0.1.0
+   */
+  Waiter
+} from "./internal/hold/holders.ts"
 
 /**
  * The fiber, or a parent of it, holds this lock already, and `reentrant` was not set.
@@ -71,10 +101,13 @@ export interface Options {
  */
 export class AlreadyHeld extends Schema.Error<AlreadyHeld>("lockstep/Lock/AlreadyHeld")({
   _tag: Schema.tag("AlreadyHeld"),
-  key: Schema.String
+  key: Schema.String,
+  namespace: Schema.String
 }) {
   override get message(): string {
-    return "This fiber holds the lock already, so waiting for it would never end: nest it with `reentrant: true`."
+    const subject = describe("lock", this.key, this.namespace)
+    return `This fiber, or one that waits for it, holds ${subject} already, so waiting would never end: ` +
+      `nest it with \`reentrant: true\`.`
   }
 }
 
@@ -84,7 +117,7 @@ export class AlreadyHeld extends Schema.Error<AlreadyHeld>("lockstep/Lock/Alread
  */
 export class LockError extends Schema.Error<LockError>("lockstep/Lock/LockError")({
   _tag: Schema.tag("LockError"),
-  reason: Schema.Union([LeaseLost, WaitTimeout, AlreadyHeld, CoordinatorError])
+  reason: Schema.Union([LeaseLost, WaitTimeout, AlreadyHeld, ...coordinatorReasons])
 }) {
   override get message(): string {
     return this.reason.message
@@ -96,29 +129,26 @@ const fail = (reason: LockError["reason"]): LockError => new LockError({ reason 
 // A lock is busy, or it is not: nothing else can be refused.
 const busy = () => Effect.succeed(undefined)
 
-const acquiring = (place: held.Place, wait: boolean, options: Options | undefined): held.Acquire<LockError> => ({
-  place,
-  weight: 1,
-  capacity: 1,
-  wait,
-  options,
-  fail,
-  refuse: busy
-})
+const taking = (place: Place, wait: boolean, options: Options | undefined): acquiring.Acquire<LockError> =>
+  acquiring.taking(place, 1, 1, wait, { options, fail, refuse: busy })
+
+const alreadyHeld = ({ name, space: { kernel } }: Place): Effect.Effect<never, LockError> =>
+  Effect.fail(fail(new AlreadyHeld({ key: name, namespace: kernel.settings.namespace })))
 
 /** Shares the hold that the fiber has, or takes one. */
 const nested = <A, E, R>(
-  span: string | undefined,
+  span: string,
   key: string,
   options: Options | undefined,
-  share: (held: held.Held) => Effect.Effect<A, E, R>,
-  take: (place: held.Place) => Effect.Effect<A, E, R>
+  share: (hold: Hold) => Effect.Effect<A, E, R>,
+  take: (place: Place) => Effect.Effect<A, E, R>
 ): Effect.Effect<A, E | LockError, R | Coordinator> =>
-  held.use<A, E | LockError, R>(span, key, (fiber, kernel) => {
-    const place = held.placeOf(kernel, "lock", key, "key")
-    const found = held.findHeld(fiber, place)
-    if (found === undefined) return take(place)
-    return options?.reentrant === true ? share(found) : Effect.fail(fail(new AlreadyHeld({ key })))
+  acquiring.use<A, E | LockError, R>((fiber, space) => {
+    const place = placeOf(space, "lock", key, "key", options?.lease)
+    const reentrant = options?.reentrant === true
+    const found = acquiring.nestedIn(fiber, place, reentrant)
+    if (found !== undefined && !reentrant) return alreadyHeld(place)
+    return spanned(fiber, found === undefined ? take(place) : share(found), span, "lock", key)
   })
 
 /**
@@ -129,15 +159,15 @@ const nested = <A, E, R>(
  * @since 0.1.0
  */
 export const withLock: {
-  (
-    key: string,
-    options?: Options | undefined
-  ): <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.Effect<A, E | LockError, R | Coordinator>
   <A, E, R>(
     self: Effect.Effect<A, E, R>,
     key: string,
     options?: Options | undefined
   ): Effect.Effect<A, E | LockError, R | Coordinator>
+  (
+    key: string,
+    options?: Options | undefined
+  ): <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.Effect<A, E | LockError, R | Coordinator>
 } = dual(
   (args) => Effect.isEffect(args[0]),
   <A, E, R>(self: Effect.Effect<A, E, R>, key: string, options?: Options) =>
@@ -145,8 +175,8 @@ export const withLock: {
       "lockstep.Lock.withLock",
       key,
       options,
-      (shared) => withinHeld(self, shared, fail),
-      (place) => withHeld(self, acquiring(place, true, options)) as Effect.Effect<A, E | LockError, R>
+      (shared) => withinHold(self, shared, fail),
+      (place) => withHold(self, taking(place, true, options)) as Effect.Effect<A, E | LockError, R>
     )
 )
 
@@ -157,15 +187,15 @@ export const withLock: {
  * @since 0.1.0
  */
 export const withLockIfAvailable: {
-  (
-    key: string,
-    options?: Omit<Options, "wait"> | undefined
-  ): <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.Effect<Option.Option<A>, E | LockError, R | Coordinator>
   <A, E, R>(
     self: Effect.Effect<A, E, R>,
     key: string,
     options?: Omit<Options, "wait"> | undefined
   ): Effect.Effect<Option.Option<A>, E | LockError, R | Coordinator>
+  (
+    key: string,
+    options?: Omit<Options, "wait"> | undefined
+  ): <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.Effect<Option.Option<A>, E | LockError, R | Coordinator>
 } = dual(
   (args) => Effect.isEffect(args[0]),
   <A, E, R>(self: Effect.Effect<A, E, R>, key: string, options?: Omit<Options, "wait">) =>
@@ -173,10 +203,10 @@ export const withLockIfAvailable: {
       "lockstep.Lock.withLockIfAvailable",
       key,
       options,
-      (shared) => withinHeld(Effect.asSome(self), shared, fail),
+      (shared) => withinHold(Effect.asSome(self), shared, fail),
       (place) =>
         Effect.map(
-          withHeld(Effect.asSome(self), acquiring(place, false, options)),
+          withHold(Effect.asSome(self), taking(place, false, options)),
           (result) => result ?? Option.none()
         )
     )
@@ -194,11 +224,11 @@ export const acquire = (
   options?: Options | undefined
 ): Effect.Effect<Lease, LockError, Coordinator | Scope.Scope> =>
   nested<Lease, LockError, Scope.Scope>(
-    undefined,
+    "lockstep.Lock.acquire",
     key,
     options,
-    (shared) => held.shareScoped(shared),
-    (place) => held.acquireScoped(acquiring(place, true, options)) as Effect.Effect<Lease, LockError, Scope.Scope>
+    (shared) => acquiring.shareScoped(shared),
+    (place) => acquiring.acquireScoped(taking(place, true, options)) as Effect.Effect<Lease, LockError, Scope.Scope>
   )
 
 /**
@@ -212,11 +242,11 @@ export const acquireIfAvailable = (
   options?: Omit<Options, "wait"> | undefined
 ): Effect.Effect<Option.Option<Lease>, LockError, Coordinator | Scope.Scope> =>
   nested<Option.Option<Lease>, LockError, Scope.Scope>(
-    undefined,
+    "lockstep.Lock.acquireIfAvailable",
     key,
     options,
-    (shared) => Effect.asSome(held.shareScoped(shared)),
-    (place) => Effect.map(held.acquireScoped(acquiring(place, false, options)), Option.fromUndefinedOr)
+    (shared) => Effect.asSome(acquiring.shareScoped(shared)),
+    (place) => Effect.map(acquiring.acquireScoped(taking(place, false, options)), Option.fromUndefinedOr)
   )
 
 /**
@@ -227,37 +257,61 @@ export const acquireIfAvailable = (
  * @since 0.1.0
  */
 export const withLocks: {
-  (
-    keys: Iterable<string>,
-    options?: Options | undefined
-  ): <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.Effect<A, E | LockError, R | Coordinator>
   <A, E, R>(
     self: Effect.Effect<A, E, R>,
     keys: Iterable<string>,
     options?: Options | undefined
   ): Effect.Effect<A, E | LockError, R | Coordinator>
+  (
+    keys: Iterable<string>,
+    options?: Options | undefined
+  ): <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.Effect<A, E | LockError, R | Coordinator>
 } = dual(
   (args) => Effect.isEffect(args[0]),
   <A, E, R>(self: Effect.Effect<A, E, R>, keys: Iterable<string>, options?: Options) => {
     const ordered = [...new Set(keys)].sort((a, b) => a < b ? -1 : 1)
-    return held.use(
-      "lockstep.Lock.withLocks",
-      ordered.join(" "),
-      (fiber, kernel): Effect.Effect<A, E | LockError, R> => {
-        const missing: Array<held.Acquire<LockError>> = []
-        const shared: Array<held.Held> = []
-        for (const key of ordered) {
-          const place = held.placeOf(kernel, "lock", key, "key")
-          const found = held.findHeld(fiber, place)
-          if (found === undefined) missing.push(acquiring(place, true, options))
-          else if (options?.reentrant === true) shared.push(found)
-          else return Effect.fail(fail(new AlreadyHeld({ key })))
-        }
-        return shared.reduce(
-          (body, one) => withinHeld(body, one, fail),
-          withAllHeld(self, missing, fail, options)
-        )
+    return acquiring.use((fiber, space): Effect.Effect<A, E | LockError, R> => {
+      const missing: Array<acquiring.Acquire<LockError>> = []
+      const shared: Array<Hold> = []
+      for (const key of ordered) {
+        const place = placeOf(space, "lock", key, "key", options?.lease)
+        const reentrant = options?.reentrant === true
+        const found = acquiring.nestedIn(fiber, place, reentrant)
+        if (found === undefined) missing.push(taking(place, true, options))
+        else if (reentrant) shared.push(found)
+        else return alreadyHeld(place)
       }
-    )
+      const body = shared.reduce(
+        (body, one) => withinHold(body, one, fail),
+        withAllHolds(self, missing, fail, options)
+      )
+      return spanned(fiber, body, "lockstep.Lock.withLocks", "lock", ordered.join(" "))
+    })
   }
 )
+
+const inspecting = <A>(
+  key: string,
+  inspect: (place: Place) => Effect.Effect<A, CoordinatorError>
+): Effect.Effect<A, LockError, Coordinator> =>
+  acquiring.use((_, space) =>
+    Effect.mapError(inspect(placeOf(space, "lock", key, "key")), ({ reason }) => fail(reason))
+  )
+
+/**
+ * The process that holds the lock now, if any, for people: it may have changed before it is read.
+ *
+ * @category accessors
+ * @since 0.1.0
+ */
+export const holder = (key: string): Effect.Effect<Option.Option<Holder>, LockError, Coordinator> =>
+  Effect.map(inspecting(key, holdersOf), ([first]) => Option.fromUndefinedOr(first))
+
+/**
+ * The processes that wait for the lock now, the next one first; up to 1,000.
+ *
+ * @category accessors
+ * @since 0.1.0
+ */
+export const waiting = (key: string): Effect.Effect<ReadonlyArray<Waiter>, LockError, Coordinator> =>
+  inspecting(key, waitersOf)

@@ -3,6 +3,7 @@
  *
  * @since 0.1.0
  */
+
 import * as Metric from "effect/Metric"
 
 /**
@@ -47,6 +48,39 @@ export const roundTrip = Metric.histogram("lockstep_round_trip_millis", {
 export const waits = Metric.counter("lockstep_waits", {
   description: "Requests that had to wait for another holder",
   incremental: true
+})
+
+/**
+ * `lockstep_wait_millis`: time from asking to the grant, of requests that had to queue.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const waitTime = Metric.histogram("lockstep_wait_millis", {
+  description: "Milliseconds that a granted request waited for another holder",
+  boundaries: Metric.exponentialBoundaries({ start: 0.25, factor: 4, count: 12 })
+})
+
+/**
+ * `lockstep_timeouts`: waits that ended with `WaitTimeout`.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const timeouts = Metric.counter("lockstep_timeouts", {
+  description: "Requests that were not granted within their time to wait",
+  incremental: true
+})
+
+/**
+ * `lockstep_hold_millis`: time from the grant to the release.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const holdTime = Metric.histogram("lockstep_hold_millis", {
+  description: "Milliseconds between a grant and its release",
+  boundaries: Metric.exponentialBoundaries({ start: 0.25, factor: 4, count: 12 })
 })
 
 /**

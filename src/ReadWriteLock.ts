@@ -25,6 +25,7 @@
  *
  * @since 0.1.0
  */
+
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import { dual } from "effect/Function"
@@ -32,10 +33,15 @@ import * as Option from "effect/Option"
 import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
 import type { Coordinator } from "./Coordinator.ts"
-import { CoordinatorError } from "./internal/actor/errors.ts"
-import * as held from "./internal/hold/held.ts"
-import { LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
-import { withHeld, withinHeld } from "./internal/hold/protect.ts"
+import { type CoordinatorError, coordinatorReasons } from "./internal/actor/errors.ts"
+import * as acquiring from "./internal/hold/acquire.ts"
+import { Hold } from "./internal/hold/hold.ts"
+import { type Holder as AnyHolder, holdersOf, type Waiter as AnyWaiter, waitersOf } from "./internal/hold/holders.ts"
+import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
+import { type Place, placeOf } from "./internal/hold/place.ts"
+import { withHold, withinHold } from "./internal/hold/protect.ts"
+import { request, targetOf } from "./internal/hold/request.ts"
+import { spanned } from "./internal/hold/span.ts"
 import type { Lease } from "./Lease.ts"
 
 /**
@@ -43,10 +49,15 @@ import type { Lease } from "./Lease.ts"
  * @since 0.1.0
  */
 export interface Options {
-  /** How long to wait for it. Default: as long as it takes. Afterwards it fails with `WaitTimeout`. */
+  /** How long to wait for it; then it fails with `WaitTimeout`. Default: that of the coordinator, as long as it takes. */
   readonly wait?: Duration.Input | undefined
-  /** How long it may be held. Afterwards the holder is interrupted, and loses it with the reason `maxHold`. */
+  /**
+   * How long it may be held; then the holder is interrupted, and loses it with the reason `maxHold`. Default: that of the
+   * coordinator, as long as the effect runs.
+   */
   readonly maxHold?: Duration.Input | undefined
+  /** How long it outlives a process that died. Default: the coordinator's lease. */
+  readonly lease?: Duration.Input | undefined
   /** For writing inside one's own write lock: share it. Default `false`: it fails with `AlreadyWriting`. */
   readonly reentrant?: boolean | undefined
 }
@@ -59,10 +70,13 @@ export interface Options {
  */
 export class UpgradeConflict extends Schema.Error<UpgradeConflict>("lockstep/ReadWriteLock/UpgradeConflict")({
   _tag: Schema.tag("UpgradeConflict"),
-  key: Schema.String
+  key: Schema.String,
+  namespace: Schema.String
 }) {
   override get message(): string {
-    return "Others read too, and two readers that wait for each other would never end: leave the read lock before writing."
+    const subject = describe("readWriteLock", this.key, this.namespace)
+    return `Others read under ${subject} too, and two readers that wait for each other would never end: ` +
+      `leave the read lock before writing.`
   }
 }
 
@@ -74,10 +88,12 @@ export class UpgradeConflict extends Schema.Error<UpgradeConflict>("lockstep/Rea
  */
 export class AlreadyWriting extends Schema.Error<AlreadyWriting>("lockstep/ReadWriteLock/AlreadyWriting")({
   _tag: Schema.tag("AlreadyWriting"),
-  key: Schema.String
+  key: Schema.String,
+  namespace: Schema.String
 }) {
   override get message(): string {
-    return "This fiber holds the write lock already: nest it with `reentrant: true`."
+    const subject = describe("readWriteLock", this.key, this.namespace)
+    return `This fiber, or one that waits for it, writes under ${subject} already: nest it with \`reentrant: true\`.`
   }
 }
 
@@ -89,10 +105,14 @@ export class AlreadyWriting extends Schema.Error<AlreadyWriting>("lockstep/ReadW
  */
 export class NotWriting extends Schema.Error<NotWriting>("lockstep/ReadWriteLock/NotWriting")({
   _tag: Schema.tag("NotWriting"),
-  key: Schema.String
+  /** Of the lease: it may be that of another primitive. */
+  kind: Schema.String,
+  key: Schema.String,
+  namespace: Schema.String
 }) {
   override get message(): string {
-    return "Only a write lock that is held can be downgraded."
+    return `The lease of ${describe(this.kind, this.key, this.namespace)} is not a write lock that is held: ` +
+      `downgrade the lease that \`acquireWrite\` has answered, before it is released.`
   }
 }
 
@@ -102,7 +122,7 @@ export class NotWriting extends Schema.Error<NotWriting>("lockstep/ReadWriteLock
  */
 export class ReadWriteLockError extends Schema.Error<ReadWriteLockError>("lockstep/ReadWriteLock/ReadWriteLockError")({
   _tag: Schema.tag("ReadWriteLockError"),
-  reason: Schema.Union([LeaseLost, WaitTimeout, UpgradeConflict, AlreadyWriting, NotWriting, CoordinatorError])
+  reason: Schema.Union([LeaseLost, WaitTimeout, UpgradeConflict, AlreadyWriting, NotWriting, ...coordinatorReasons])
 }) {
   override get message(): string {
     return this.reason.message
@@ -114,57 +134,106 @@ const everything = 2 ** 30
 
 type Mode = "read" | "write"
 
+/**
+ * A process that reads or writes.
+ *
+ * @category models
+ * @since 0.1.0
+ */
+export interface Holder extends Omit<AnyHolder, "weight"> {
+  readonly mode: Mode
+}
+
+/**
+ * A process that waits to read or to write.
+ *
+ * @category models
+ * @since 0.1.0
+ */
+export interface Waiter extends Omit<AnyWaiter, "weight"> {
+  readonly mode: Mode
+}
+
 const fail = (reason: ReadWriteLockError["reason"]): ReadWriteLockError => new ReadWriteLockError({ reason })
 
 const busy = () => Effect.succeed(undefined)
 
-const acquiring = (
-  place: held.Place,
+const taking = (
+  place: Place,
   mode: Mode,
   wait: boolean,
   options: Options | undefined
-): held.Acquire<ReadWriteLockError> => ({
-  place,
-  weight: mode === "read" ? 1 : everything,
-  capacity: everything,
-  wait,
-  options,
-  fail,
-  refuse: busy
-})
+): acquiring.Acquire<ReadWriteLockError> =>
+  acquiring.taking(place, mode === "read" ? 1 : everything, everything, wait, { options, fail, refuse: busy })
 
-const upgrade = (reading: held.Held): Effect.Effect<void, ReadWriteLockError> =>
-  Effect.flatMap(Effect.mapError(held.reweigh(reading, everything), fail), (outcome) =>
+/** Makes a hold lighter or heavier. Heavier fails with "conflict" unless it is possible at once. */
+const reweigh = (
+  hold: Hold,
+  mode: Mode
+): Effect.Effect<"granted" | "conflict" | "absent", ReadWriteLockError> => {
+  const target = targetOf(hold)
+  const weight = mode === "read" ? 1 : everything
+  const ask = (anyway: boolean): Effect.Effect<"granted" | "conflict" | "absent", ReadWriteLockError> =>
+    Effect.suspend(() => {
+      if (!hold.active) return Effect.succeed("absent" as const)
+      // It goes on while Redis is away: whether the hold is heavier must not stay unknown.
+      const options = { session: hold.session, moot: () => ["absent"] as const, waits: true }
+      return Effect.matchEffect(request(target, "semaphore.reweigh", [hold.id, weight, anyway], options), {
+        onFailure: ({ reason }) => Effect.fail(fail(reason)),
+        onSuccess: (reply) => {
+          // A reader that ended long ago stands in the way.
+          if (reply[0] === "stale") {
+            return Effect.andThen(Effect.promise(() => target.tenancy.partition.reaper.tick()), ask(true))
+          }
+          if (reply[0] === "granted") {
+            hold.token = Number(reply[1])
+            hold.weight = weight
+          }
+          return Effect.succeed(reply[0])
+        }
+      })
+    })
+  return ask(false)
+}
+
+const upgrade = (reading: Hold): Effect.Effect<void, ReadWriteLockError> =>
+  Effect.flatMap(reweigh(reading, "write"), (outcome) =>
     outcome === "granted"
       ? Effect.void
-      : Effect.fail(
+      : Effect.fail(fail(
         outcome === "conflict"
-          ? fail(new UpgradeConflict({ key: reading.key }))
-          : fail(reading.loss("closed"))
-      ))
+          ? new UpgradeConflict({ key: reading.key, namespace: reading.claim.namespace })
+          : reading.lossError("closed")
+      )))
 
-const lighten = (writing: held.Held): Effect.Effect<void> => Effect.ignore(held.reweigh(writing, 1))
+const lighten = (hold: Hold): Effect.Effect<void> => Effect.ignore(reweigh(hold, "read"))
 
 interface Cases<A, E, R> {
-  readonly share: (held: held.Held) => Effect.Effect<A, E, R>
-  readonly take: (place: held.Place) => Effect.Effect<A, E, R>
-  readonly upgraded: (held: held.Held) => Effect.Effect<A, E, R>
+  readonly share: (hold: Hold) => Effect.Effect<A, E, R>
+  readonly take: (place: Place) => Effect.Effect<A, E, R>
+  readonly upgraded: (hold: Hold) => Effect.Effect<A, E, R>
 }
 
 const nested = <A, E, R>(
-  span: string | undefined,
+  span: string,
   key: string,
   mode: Mode,
   options: Options | undefined,
   { share, take, upgraded }: Cases<A, E, R>
 ): Effect.Effect<A, E | ReadWriteLockError, R | Coordinator> =>
-  held.use<A, E | ReadWriteLockError, R>(span, key, (fiber, kernel) => {
-    const place = held.placeOf(kernel, "rw", key, "key")
-    const found = held.findHeld(fiber, place)
-    if (found === undefined) return take(place)
-    if (mode === "read") return share(found)
-    if (found.claim.weight !== everything) return upgraded(found)
-    return options?.reentrant === true ? share(found) : Effect.fail(fail(new AlreadyWriting({ key })))
+  acquiring.use<A, E | ReadWriteLockError, R>((fiber, space) => {
+    const place = placeOf(space, "readWriteLock", key, "key", options?.lease)
+    const reentrant = mode === "read" || options?.reentrant === true
+    const found = acquiring.nestedIn(fiber, place, reentrant)
+    const run = (): Effect.Effect<A, E | ReadWriteLockError, R> => {
+      if (found === undefined) return take(place)
+      if (mode === "read") return share(found)
+      if (found.weight !== everything) return upgraded(found)
+      return reentrant
+        ? share(found)
+        : Effect.fail(fail(new AlreadyWriting({ key, namespace: space.kernel.settings.namespace })))
+    }
+    return spanned(fiber, run(), `lockstep.ReadWriteLock.${span}`, "readWriteLock", key)
   })
 
 const withMode = <A, E, R>(
@@ -175,62 +244,59 @@ const withMode = <A, E, R>(
   options: Options | undefined
 ): Effect.Effect<Option.Option<A>, E | ReadWriteLockError, R | Coordinator> => {
   const body = Effect.asSome(self)
-  return nested<Option.Option<A>, E | ReadWriteLockError, R>(`lockstep.ReadWriteLock.${mode}`, key, mode, options, {
-    share: (shared) => withinHeld(body, shared, fail),
+  return nested<Option.Option<A>, E | ReadWriteLockError, R>(mode, key, mode, options, {
+    share: (shared) => withinHold(body, shared, fail),
     take: (place) =>
-      Effect.map(withHeld(body, acquiring(place, mode, wait, options)), (result) => result ?? Option.none()),
+      Effect.map(withHold(body, taking(place, mode, wait, options)), (result) => result ?? Option.none()),
     upgraded: (reading) =>
-      Effect.acquireUseRelease(
-        upgrade(reading),
-        () => withinHeld(body, reading, fail),
-        () => lighten(reading)
-      )
+      Effect.acquireUseRelease(upgrade(reading), () => withinHold(body, reading, fail), () => lighten(reading))
   })
 }
 
 const acquireMode = (
+  span: string,
   key: string,
   mode: Mode,
   wait: boolean,
   options: Options | undefined
 ): Effect.Effect<Option.Option<Lease>, ReadWriteLockError, Coordinator | Scope.Scope> =>
-  nested<Option.Option<Lease>, ReadWriteLockError, Scope.Scope>(undefined, key, mode, options, {
-    share: (shared) => Effect.asSome(held.shareScoped(shared)),
-    take: (place) => Effect.map(held.acquireScoped(acquiring(place, mode, wait, options)), Option.fromUndefinedOr),
+  nested<Option.Option<Lease>, ReadWriteLockError, Scope.Scope>(span, key, mode, options, {
+    share: (shared) => Effect.asSome(acquiring.shareScoped(shared)),
+    take: (place) => Effect.map(acquiring.acquireScoped(taking(place, mode, wait, options)), Option.fromUndefinedOr),
     upgraded: (reading) =>
       Effect.asSome(
-        Effect.andThen(Effect.acquireRelease(upgrade(reading), () => lighten(reading)), held.shareScoped(reading))
+        Effect.andThen(Effect.acquireRelease(upgrade(reading), () => lighten(reading)), acquiring.shareScoped(reading))
       )
   })
 
-/** What waits is granted in the end. */
+/** A claim that waits is granted in the end. */
 const granted = <A, E, R>(self: Effect.Effect<Option.Option<A>, E, R>): Effect.Effect<A, E, R> =>
   Effect.map(self, Option.getOrThrow)
 
 type With<O> = {
-  (
-    key: string,
-    options?: O | undefined
-  ): <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.Effect<A, E | ReadWriteLockError, R | Coordinator>
   <A, E, R>(
     self: Effect.Effect<A, E, R>,
     key: string,
     options?: O | undefined
   ): Effect.Effect<A, E | ReadWriteLockError, R | Coordinator>
+  (
+    key: string,
+    options?: O | undefined
+  ): <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.Effect<A, E | ReadWriteLockError, R | Coordinator>
 }
 
 type WithIfAvailable<O> = {
+  <A, E, R>(
+    self: Effect.Effect<A, E, R>,
+    key: string,
+    options?: O | undefined
+  ): Effect.Effect<Option.Option<A>, E | ReadWriteLockError, R | Coordinator>
   (
     key: string,
     options?: O | undefined
   ): <A, E, R>(
     self: Effect.Effect<A, E, R>
   ) => Effect.Effect<Option.Option<A>, E | ReadWriteLockError, R | Coordinator>
-  <A, E, R>(
-    self: Effect.Effect<A, E, R>,
-    key: string,
-    options?: O | undefined
-  ): Effect.Effect<Option.Option<A>, E | ReadWriteLockError, R | Coordinator>
 }
 
 const isDataFirst = (args: IArguments) => Effect.isEffect(args[0])
@@ -290,7 +356,7 @@ export const acquireRead = (
   key: string,
   options?: Omit<Options, "reentrant"> | undefined
 ): Effect.Effect<Lease, ReadWriteLockError, Coordinator | Scope.Scope> =>
-  granted(acquireMode(key, "read", true, options))
+  granted(acquireMode("acquireRead", key, "read", true, options))
 
 /**
  * As `acquireRead` if it can be had now; otherwise `None`.
@@ -302,7 +368,7 @@ export const acquireReadIfAvailable = (
   key: string,
   options?: Omit<Options, "reentrant" | "wait"> | undefined
 ): Effect.Effect<Option.Option<Lease>, ReadWriteLockError, Coordinator | Scope.Scope> =>
-  acquireMode(key, "read", false, options)
+  acquireMode("acquireReadIfAvailable", key, "read", false, options)
 
 /**
  * Acquires the write lock for as long as the scope is open. See `Lock.acquire` for what happens on loss.
@@ -314,7 +380,7 @@ export const acquireWrite = (
   key: string,
   options?: Options | undefined
 ): Effect.Effect<Lease, ReadWriteLockError, Coordinator | Scope.Scope> =>
-  granted(acquireMode(key, "write", true, options))
+  granted(acquireMode("acquireWrite", key, "write", true, options))
 
 /**
  * As `acquireWrite` if it can be had now; otherwise `None`.
@@ -326,7 +392,7 @@ export const acquireWriteIfAvailable = (
   key: string,
   options?: Omit<Options, "wait"> | undefined
 ): Effect.Effect<Option.Option<Lease>, ReadWriteLockError, Coordinator | Scope.Scope> =>
-  acquireMode(key, "write", false, options)
+  acquireMode("acquireWriteIfAvailable", key, "write", false, options)
 
 /**
  * Makes a write lock a read lock without letting go of it: no other writer gets in between, and readers that wait come
@@ -337,9 +403,44 @@ export const acquireWriteIfAvailable = (
  */
 export const downgrade = (lease: Lease): Effect.Effect<void, ReadWriteLockError> =>
   Effect.suspend(() => {
-    if (!(lease instanceof held.Held) || !lease.active || lease.claim.weight !== everything) {
-      return Effect.fail(fail(new NotWriting({ key: lease.key })))
+    if (!(lease instanceof Hold) || !lease.active || lease.weight !== everything) {
+      const { key, kind } = lease
+      const namespace = lease instanceof Hold ? lease.claim.namespace : ""
+      return Effect.fail(fail(new NotWriting({ kind, key, namespace })))
     }
-    return Effect.flatMap(Effect.mapError(held.reweigh(lease, 1), fail), (outcome) =>
-      outcome === "granted" ? Effect.void : Effect.fail(fail(lease.loss("closed"))))
+    return Effect.flatMap(reweigh(lease, "read"), (outcome) =>
+      outcome === "granted" ? Effect.void : Effect.fail(fail(lease.lossError("closed"))))
   })
+
+const inspecting = <A extends { readonly weight: number }>(
+  key: string,
+  inspect: (place: Place) => Effect.Effect<ReadonlyArray<A>, CoordinatorError>
+): Effect.Effect<ReadonlyArray<Omit<A, "weight"> & { readonly mode: Mode }>, ReadWriteLockError, Coordinator> =>
+  acquiring.use((_, space) =>
+    Effect.mapBoth(inspect(placeOf(space, "readWriteLock", key, "key")), {
+      onFailure: ({ reason }) => fail(reason),
+      onSuccess: (all) =>
+        all.map(({ weight, ...rest }) => ({
+          ...rest,
+          mode: weight === everything ? "write" as const : "read" as const
+        }))
+    })
+  )
+
+/**
+ * The processes that read or write now, in no order, for people; up to 1,000.
+ *
+ * @category accessors
+ * @since 0.1.0
+ */
+export const holders = (key: string): Effect.Effect<ReadonlyArray<Holder>, ReadWriteLockError, Coordinator> =>
+  inspecting(key, holdersOf)
+
+/**
+ * The processes that wait to read or to write now, the next one first; up to 1,000.
+ *
+ * @category accessors
+ * @since 0.1.0
+ */
+export const waiting = (key: string): Effect.Effect<ReadonlyArray<Waiter>, ReadWriteLockError, Coordinator> =>
+  inspecting(key, waitersOf)

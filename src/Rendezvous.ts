@@ -1,34 +1,33 @@
 /**
- * A place where processes meet. Givers and takers hand values over, each to exactly one; or two parties exchange their
- * values. Nobody leaves before the other one was there.
+ * A place where processes meet. Givers hand values over to takers, each value to exactly one; or two parties exchange their
+ * values. No party leaves before its counterpart was there.
  *
- * It needs no creation and no scope, and is gone from Redis when nobody waits any more.
+ * It needs no creation and no scope. It disappears from Redis with the last waiter.
  *
  * **Guarantees**
  *
- * - `give` completes only when a taker has acknowledged the value. A giver that is interrupted, times out
- *   (`Effect.timeout`) or dies before it was handed out takes it back.
- * - A value is with one taker at a time. If that taker fails, is interrupted or dies, it goes to the next one, before all
- *   others, with a higher count of `attempts`.
- * - `exchange` gives two parties each other's value, in the order of their coming. Both were there at that moment: one
- *   that waits is asked before its value is given away, so that dead and interrupted ones are passed over.
- * - A giver or a party whose session is lost asks in the next one for what has come of it, and finds that for `keep`. So a
- *   lost session neither loses a value nor hands it over or exchanges it twice.
- * - Waits are served first come, first served, by a push. Nothing polls.
+ * - `give` completes only when a taker has acknowledged the value. A giver that is interrupted, times out or dies before
+ *   the value was handed out takes it back.
+ * - A value is with one taker at a time. If that taker fails, is interrupted or dies, the next taker gets the value, before
+ *   all other values, with a higher count of `attempts`.
+ * - `exchange` gives two parties each other's value, first come, first served. Both parties were there at that moment: a
+ *   waiting party is asked before its value is handed out, so that dead and interrupted parties are skipped.
+ * - A giver or a party whose session is lost asks in its next session for the outcome. Redis keeps outcomes for
+ *   `timeToLive`. So a lost session neither loses a value nor hands it over or exchanges it twice.
+ * - Waiters are served first come, first served, by a push. Nothing polls.
  *
  * **Gotchas**
  *
- * - A giver that is interrupted while a taker is busy with the value does not stop that taker; only nobody else gets it
- *   then.
- * - Nobody can be certain of the last message. One that is interrupted or killed while its acknowledgement or its
- *   acceptance is on its way does not know whether the other one has left. `takeWith` is for takers to which that matters:
- *   they acknowledge when they have finished, and recognize by its `id` what they get again.
- * - The value of a taker whose process dies is handed to the next when the lease of that process has run out. A giver, or
- *   a party, that loses its session before it has met anybody waits at the end of the line again.
- * - When Redis loses its data, everybody who waits asks again: what was under way may be handed over or exchanged twice.
+ * - Interrupting a giver does not stop a taker that is busy with the value. Afterwards no other taker gets it.
+ * - A process that is interrupted or killed while its acknowledgement or its acceptance is on the way does not know the
+ *   outcome. `takeWith` is for takers to which that matters: they acknowledge when they have finished, and recognize a
+ *   redelivered value by its `id`.
+ * - The value of a taker whose process dies is handed to the next taker when the lease of that process has run out. A giver,
+ *   or a party, that loses its session before it has met a counterpart waits at the end of the queue again.
+ * - When Redis loses its data, every waiter asks again: values that were under way may be handed over or exchanged twice.
  * - Values travel through the mailboxes of the parties: keep them small, some kB.
  *
- * **Example** (Handing over a task to whoever is free)
+ * **Example** (Handing over a task to the next free worker)
  *
  * ```ts
  * import { Coordinator, Rendezvous } from "lockstep"
@@ -46,21 +45,23 @@
  *
  * @since 0.1.0
  */
-import * as Context from "effect/Context"
-import type * as Duration from "effect/Duration"
+
+import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
-import * as Layer from "effect/Layer"
 import * as Option from "effect/Option"
 import * as Schema from "effect/Schema"
 import { Coordinator } from "./Coordinator.ts"
-import { CoordinatorError, coordinatorError } from "./internal/actor/errors.ts"
-import { kernelOf } from "./internal/actor/kernel.ts"
-import type { Claim, ClaimVerb } from "./internal/hold/claim.ts"
-import * as held from "./internal/hold/held.ts"
-import { LeaseLost, type WaitTimeout } from "./internal/hold/loss.ts"
-import { InvalidPayload, payload } from "./internal/hold/payload.ts"
+import { coordinatorReasons } from "./internal/actor/errors.ts"
+import * as acquiring from "./internal/hold/acquire.ts"
+import type { Argument } from "./internal/hold/claim.ts"
+import type { Hold } from "./internal/hold/hold.ts"
+import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
+import { InvalidPayload, type Payload, payload } from "./internal/hold/payload.ts"
+import { duration, millis, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { protect } from "./internal/hold/protect.ts"
+import { question, request } from "./internal/hold/request.ts"
+import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { spanned } from "./internal/hold/span.ts"
 
 /**
@@ -84,8 +85,29 @@ export type TypeId = "~lockstep/Rendezvous"
 export interface Handover {
   /** The same each time the value is handed out. */
   readonly id: string
-  /** Which time this is, from 1 on. Takers that died before they knew of it count. */
+  /** How often the value was handed out, this time included. Takers that died before they knew of it count. */
   readonly attempts: number
+}
+
+/**
+ * @category options
+ * @since 0.1.0
+ */
+export interface WaitOptions {
+  /** How long to wait for a counterpart; then it fails with `WaitTimeout`. Default: that of the coordinator. */
+  readonly wait?: Duration.Input | undefined
+}
+
+/**
+ * @category options
+ * @since 0.1.0
+ */
+export interface TakeOptions extends WaitOptions {
+  /**
+   * How long the taker may be busy with the value; then it is interrupted, and the next taker gets the value. Default: that
+   * of the coordinator.
+   */
+  readonly maxHold?: Duration.Input | undefined
 }
 
 /**
@@ -95,20 +117,24 @@ export interface Handover {
 export interface Rendezvous<in out A> {
   readonly [TypeId]: TypeId
   readonly name: string
-  /** Waits until a taker has acknowledged the value. Fails with `Refused` if that taker could not decode it. */
-  readonly give: (value: A) => Effect.Effect<void, RendezvousError>
+  /**
+   * Waits until a taker has acknowledged the value. Fails with `Refused` if that taker could not decode it. A value that is
+   * handed out when `wait` is over stays with its taker, and the giver does not learn the outcome.
+   */
+  readonly give: (value: A, options?: WaitOptions | undefined) => Effect.Effect<void, RendezvousError>
   /** Waits for a value, and acknowledges it on receipt. */
-  readonly take: Effect.Effect<A, RendezvousError>
+  readonly take: (options?: WaitOptions | undefined) => Effect.Effect<A, RendezvousError>
   /**
    * Waits for a value, and acknowledges it when the effect has succeeded. Otherwise the next taker gets it, and the giver
    * waits on. Fails with `LeaseLost`, and interrupts the effect, when the session is lost meanwhile.
    */
   readonly takeWith: <B, E, R>(
-    f: (value: A, handover: Handover) => Effect.Effect<B, E, R>
+    f: (value: A, handover: Handover) => Effect.Effect<B, E, R>,
+    options?: TakeOptions | undefined
   ) => Effect.Effect<B, E | RendezvousError, R>
-  /** Waits for another party, and answers its value, as the other one gets this one. */
-  readonly exchange: (value: A) => Effect.Effect<A, RendezvousError>
-  /** How many givers have not been acknowledged, and how many takers and parties of an exchange wait for another. */
+  /** Waits for another party, and answers its value; that party gets this one's. */
+  readonly exchange: (value: A, options?: WaitOptions | undefined) => Effect.Effect<A, RendezvousError>
+  /** How many givers have not been acknowledged, and how many takers and parties of an exchange wait for a counterpart. */
   readonly waiting: Effect.Effect<
     { readonly givers: number; readonly takers: number; readonly exchangers: number },
     RendezvousError
@@ -123,16 +149,18 @@ export interface Options<A> {
   /** Of the values, which are sent as JSON. */
   readonly schema: Schema.Codec<A, any>
   /**
-   * How long it is remembered what has come of a giver, or of a party of an exchange, whose session was lost at that moment.
-   * Default 10 minutes. The last one decides.
+   * How long Redis keeps the outcome of a giver, or of a party of an exchange, whose session was lost at that moment.
+   * Default 10 minutes. The last request decides.
    */
-  readonly keep?: Duration.Input | undefined
+  readonly timeToLive?: Duration.Input | undefined
+  /** How long a value stays with a taker whose process died. Default: the coordinator's lease. */
+  readonly lease?: Duration.Input | undefined
 }
 
 export {
   /**
-   * A value does not fit the schema: one's own, of which nothing was sent, or the other one's. In that case its giver is
-   * told; a party that had waited for this one waits on, and one that came after it has its value.
+   * A value does not fit the schema: its own, of which nothing was sent, or the counterpart's. A giver is told that its value
+   * was refused. A party that waited before the other one came waits on.
    *
    * @category errors
    * @since 0.1.0
@@ -148,10 +176,12 @@ export {
  */
 export class Refused extends Schema.Error<Refused>("lockstep/Rendezvous/Refused")({
   _tag: Schema.tag("Refused"),
-  name: Schema.String
+  name: Schema.String,
+  namespace: Schema.String
 }) {
   override get message(): string {
-    return "The taker has another schema, which the value does not fit: use the same one everywhere."
+    return `The taker at ${describe("rendezvous", this.name, this.namespace)} could not decode the value: ` +
+      `use the same schema everywhere.`
   }
 }
 
@@ -161,7 +191,7 @@ export class Refused extends Schema.Error<Refused>("lockstep/Rendezvous/Refused"
  */
 export class RendezvousError extends Schema.Error<RendezvousError>("lockstep/Rendezvous/RendezvousError")({
   _tag: Schema.tag("RendezvousError"),
-  reason: Schema.Union([InvalidPayload, Refused, LeaseLost, CoordinatorError])
+  reason: Schema.Union([InvalidPayload, Refused, LeaseLost, WaitTimeout, ...coordinatorReasons])
 }) {
   override get message(): string {
     return this.reason.message
@@ -170,56 +200,62 @@ export class RendezvousError extends Schema.Error<RendezvousError>("lockstep/Ren
 
 const fail = (reason: RendezvousError["reason"]): RendezvousError => new RendezvousError({ reason })
 
+type MeetingVerb = "rendezvous.give" | "rendezvous.take" | "rendezvous.exchange"
+
+type Use<B, E, R> = (hold: Hold, restore: acquiring.Restore) => Effect.Effect<B, E, R>
+
+const ignore = () => {}
+
 class RendezvousImpl<A> implements Rendezvous<A> {
   readonly [TypeId]: TypeId = TypeId
   readonly name: string
-  readonly #place: held.Place
-  readonly #keep: number
-  readonly #encode: (value: A) => Effect.Effect<string, RendezvousError>
-  readonly #decode: (value: unknown) => Effect.Effect<A, RendezvousError>
+  readonly #place: Place
+  readonly #timeToLive: number
+  readonly #payload: Payload<A>
 
-  constructor(place: held.Place, schema: Schema.Codec<A, any>, keep: Duration.Input) {
-    const { name } = place
-    const { decode, encode } = payload(schema)
-    this.name = name
+  constructor(place: Place, schema: Schema.Codec<A, any>, timeToLive: number) {
+    this.name = place.name
     this.#place = place
-    this.#keep = held.millis(keep, "keep")
-    this.#encode = (value) => Effect.mapError(encode(value, "The value"), fail)
-    this.#decode = (value) => Effect.mapError(decode(value, "The value of the other one"), fail)
+    this.#timeToLive = timeToLive
+    this.#payload = payload(schema)
   }
 
-  #acquiring(verb: ClaimVerb, details: ReadonlyArray<string | number>): held.Acquire<RendezvousError> {
-    return {
-      place: this.#place,
-      verb,
-      details,
-      check: "rendezvous.check",
-      weight: 1,
-      capacity: 1,
-      wait: true,
-      options: undefined,
-      fail: (reason: CoordinatorError | LeaseLost | WaitTimeout) => fail(reason as CoordinatorError | LeaseLost),
-      refuse: (refusal) => Effect.die(new Error(`refused: ${refusal[0]}`))
-    }
+  #encode(value: A): Effect.Effect<string, RendezvousError> {
+    return Effect.mapError(this.#payload.encode(value, `The value for rendezvous ${JSON.stringify(this.name)}`), fail)
   }
 
-  /** Waits for a grant and uses it, and then gives up what is left of it. */
+  #decode(value: unknown): Effect.Effect<A, RendezvousError> {
+    const what = `The value of the counterpart at rendezvous ${JSON.stringify(this.name)}`
+    return Effect.mapError(this.#payload.decode(value, what), fail)
+  }
+
+  #spanned<B, E, R>(self: Effect.Effect<B, E, R>, verb: string): Effect.Effect<B, E, R> {
+    return Effect.withFiber((fiber) => spanned(fiber, self, `lockstep.Rendezvous.${verb}`, "rendezvous", this.name))
+  }
+
+  /** Waits for a grant and uses it, and then releases what is left of it. */
   #meet<B, E, R>(
-    verb: ClaimVerb,
-    details: ReadonlyArray<string | number>,
-    use: (
-      held: held.Held,
-      restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
-    ) => Effect.Effect<B, E, R>
+    verb: MeetingVerb,
+    args: ReadonlyArray<Argument>,
+    options: WaitOptions | undefined,
+    use: Use<B, E, R>
   ): Effect.Effect<B, E | RendezvousError, R> {
+    const place = this.#place
+    const meeting: acquiring.Acquire<RendezvousError, never> = {
+      place,
+      verb,
+      args: () => args,
+      options,
+      fail,
+      refuse: (refusal) => Effect.die(new Error(`${verb} was refused: ${refusal[0]}`))
+    }
     return Effect.uninterruptibleMask((restore) =>
-      Effect.flatMap(held.acquire(this.#acquiring(verb, details), restore), (granted) =>
+      Effect.flatMap(acquiring.acquire(meeting, restore), (hold) =>
         Effect.onExitPrimitive(
-          use(granted!, restore),
+          use(hold, restore),
           () => {
-            const { claim } = granted!
-            // Nobody waits for that: there is nothing more to do under it.
-            if (claim.state === "held") claim.partition.claims.release(claim, () => {})
+            // Nothing runs under it any more, so nothing waits for the release.
+            if (hold.state === "held") place.tenancy.release(hold, ignore)
             return undefined
           },
           true
@@ -227,126 +263,145 @@ class RendezvousImpl<A> implements Rendezvous<A> {
     )
   }
 
-  readonly give = (value: A): Effect.Effect<void, RendezvousError> =>
-    Effect.flatMap(
-      this.#encode(value),
-      (json) =>
-        this.#meet("rendezvous.give", [this.#place.partition.kernel.uniqueId(), this.#keep, json], ({ claim }) =>
-          claim.payload[1] === true
+  readonly give = (value: A, options?: WaitOptions | undefined): Effect.Effect<void, RendezvousError> =>
+    this.#spanned(
+      Effect.flatMap(this.#encode(value), (json) => {
+        const id = this.#place.space.kernel.uniqueId()
+        return this.#meet("rendezvous.give", [id, this.#timeToLive, json], options, ({ payload: [accepted] }) =>
+          accepted === true
             ? Effect.void
-            : Effect.fail(fail(new Refused({ name: this.name }))))
+            : Effect.fail(
+              fail(new Refused({ name: this.name, namespace: this.#place.space.kernel.settings.namespace }))
+            ))
+      }),
+      "give"
     )
 
   #take<B, E, R>(
-    use: (
-      value: A,
-      granted: held.Held,
-      restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
-    ) => Effect.Effect<B, E, R>
+    options: WaitOptions | undefined,
+    use: (value: A, hold: Hold, restore: acquiring.Restore) => Effect.Effect<B, E, R>
   ): Effect.Effect<B, E | RendezvousError, R> {
     return this.#meet(
       "rendezvous.take",
       [],
-      (granted, restore) =>
-        Effect.matchEffect(restore(this.#decode(granted.claim.payload[1])), {
+      options,
+      (hold, restore) =>
+        Effect.matchEffect(restore(this.#decode(hold.payload[2])), {
           // It would fit no better next time.
-          onFailure: (error) => Effect.andThen(restore(this.#acknowledge(granted, false)), Effect.fail(error)),
+          onFailure: (error) => Effect.andThen(restore(this.#acknowledge(hold, false)), Effect.fail(error)),
           onSuccess: (value) =>
             Effect.flatMap(
-              use(value, granted, restore),
-              (result) => Effect.as(restore(this.#acknowledge(granted, true)), result)
+              use(value, hold, restore),
+              (result) => Effect.as(restore(this.#acknowledge(hold, true)), result)
             )
         })
     )
   }
 
-  get take(): Effect.Effect<A, RendezvousError> {
-    return this.#take(Effect.succeed)
-  }
+  readonly take = (options?: WaitOptions | undefined): Effect.Effect<A, RendezvousError> =>
+    this.#spanned(Effect.suspend(() => this.#take(options, Effect.succeed)), "take")
 
   readonly takeWith = <B, E, R>(
-    f: (value: A, handover: Handover) => Effect.Effect<B, E, R>
+    f: (value: A, handover: Handover) => Effect.Effect<B, E, R>,
+    options?: TakeOptions | undefined
   ): Effect.Effect<B, E | RendezvousError, R> =>
-    Effect.withFiber((fiber) =>
-      spanned(
-        fiber,
-        this.#take((value, granted, restore) => {
-          const [id, attempts] = granted.claim.payload[0] as [string, number]
+    this.#spanned(
+      Effect.suspend(() => {
+        const place = this.#place
+        const maxHold = acquiring.maxHoldOf(place, options)
+        return this.#take(options, (value, hold, restore) => {
+          const [id, attempts] = hold.payload as [string, number]
           return Effect.onExitPrimitive(
-            protect(Effect.suspend(() => f(value, { id, attempts })), granted, restore, fail, undefined),
-            (exit) => Exit.isFailure(exit) ? held.giveBack(granted.claim) : undefined,
+            protect(
+              Effect.suspend(() => f(value, { id, attempts })),
+              hold,
+              restore,
+              fail,
+              maxHold === undefined ? undefined : { place, maxHold }
+            ),
+            (exit) => Exit.isFailure(exit) ? acquiring.release(hold) : undefined,
             true
           )
-        }),
-        "lockstep.Rendezvous.takeWith",
-        this.name
-      )
+        })
+      }),
+      "takeWith"
     )
 
-  #acknowledge(granted: held.Held, accepted: boolean): Effect.Effect<void, RendezvousError> {
-    const { claim } = granted
+  #acknowledge(hold: Hold, accepted: boolean): Effect.Effect<void, RendezvousError> {
     return Effect.callback((resume) => {
-      const lost = () => resume(Effect.fail(fail(granted.loss(claim.session?.lost ?? "unknown"))))
-      held.conclude(claim, {
+      const lost = () => resume(Effect.fail(fail(hold.lossError(hold.session?.lost ?? "unknown"))))
+      acquiring.conclude(this.#place, hold, {
         verb: "rendezvous.acknowledge",
-        args: [claim.id, accepted],
+        args: [hold.id, accepted],
         settle: (reply) => reply[0] === "acknowledged" ? resume(Effect.void) : lost(),
         moot: lost,
-        fail: (error) => resume(Effect.fail(fail(error)))
+        fail: (reason) => resume(Effect.fail(fail(reason)))
       })
     })
   }
 
-  readonly exchange = (
-    value: A
-  ): Effect.Effect<A, RendezvousError> =>
-    Effect.flatMap(this.#encode(value), (json) => {
-      const details = [this.#place.partition.kernel.uniqueId(), this.#keep, json]
-      const attempt: Effect.Effect<A, RendezvousError> = Effect.flatMap(
-        this.#meet("rendezvous.exchange", details, ({ claim }, restore) => {
-          const [met, theirs] = claim.payload
-          // The other one has gone before this one was asked.
-          if (met === null) return Effect.succeedNone
-          return Effect.flatMap(restore(this.#decode(theirs)), (value) =>
-            Effect.map(
-              met === true ? Effect.succeed(true) : restore(this.#accept(claim)),
-              (accepted) => accepted ? Option.some(value) : Option.none()
-            ))
-        }),
-        // The next one, or what has come of it after all.
-        (met) => Option.isSome(met) ? Effect.succeed(met.value) : attempt
-      )
-      return attempt
-    })
+  readonly exchange = (value: A, options?: WaitOptions | undefined): Effect.Effect<A, RendezvousError> =>
+    this.#spanned(
+      Effect.flatMap(this.#encode(value), (json) =>
+        Effect.clockWith((clock) => {
+          const args = [this.#place.space.kernel.uniqueId(), this.#timeToLive, json]
+          const wait = acquiring.waitOf(this.#place, options)
+          const deadline = wait === undefined
+            ? undefined
+            : clock.currentTimeMillisUnsafe() + Duration.toMillis(duration(wait, "wait"))
+          const attempt = (): Effect.Effect<A, RendezvousError> => {
+            // Each attempt has the rest of the time, and at least a try.
+            const left = deadline === undefined ? undefined : Math.max(1, deadline - clock.currentTimeMillisUnsafe())
+            return Effect.flatMap(
+              this.#meet("rendezvous.exchange", args, { wait: left }, (hold, restore) => this.#met(hold, restore)),
+              // The next party, or the outcome after all.
+              (met) => Option.isSome(met) ? Effect.succeed(met.value) : attempt()
+            )
+          }
+          return attempt()
+        })),
+      "exchange"
+    )
 
-  /** Says that this one is still there. False if the other one is not, or if nobody knows. */
-  #accept(claim: Claim): Effect.Effect<boolean, RendezvousError> {
-    return Effect.callback((resume) => {
-      if (claim.lost !== undefined) return resume(Effect.succeed(false))
-      claim.partition.request({
-        verb: "rendezvous.accept",
-        key: claim.key,
-        args: [claim.id],
-        session: claim.session,
-        moot: () => resume(Effect.succeed(false)),
-        settle: ([tag]) => {
-          if (tag === "alone") claim.partition.claims.forget(claim)
-          resume(Effect.succeed(tag === "accepted"))
-        },
-        fail: (error) => resume(Effect.fail(fail(error)))
-      })
+  /** The value of the counterpart, if it is certain that both have met. */
+  #met(hold: Hold, restore: acquiring.Restore): Effect.Effect<Option.Option<A>, RendezvousError> {
+    const [stage, theirs] = hold.payload
+    // The counterpart has left before this party answered.
+    if (stage === "alone") return Effect.succeedNone
+    return Effect.flatMap(restore(this.#decode(theirs)), (value) =>
+      Effect.map(
+        stage === "met" ? Effect.succeed(true) : restore(this.#accept(hold)),
+        (accepted) => accepted ? Option.some(value) : Option.none()
+      ))
+  }
+
+  /** Says that this party is still there. False if the counterpart is not, or if that is not known. */
+  #accept(hold: Hold): Effect.Effect<boolean, RendezvousError> {
+    const { tenancy } = this.#place
+    return Effect.suspend(() => {
+      if (hold.loss !== undefined) return Effect.succeed(false)
+      return Effect.mapBoth(
+        request(this.#place, "rendezvous.accept", [hold.id], {
+          session: hold.session,
+          moot: () => ["unknown"] as const,
+          waits: true
+        }),
+        {
+          onFailure: ({ reason }) => fail(reason),
+          onSuccess: ([tag]) => {
+            if (tag === "alone") tenancy.forget(hold)
+            return tag === "accepted"
+          }
+        }
+      )
     })
   }
 
   get waiting() {
-    const { key, partition } = this.#place
-    return Effect.map(
-      Effect.tryPromise({
-        try: () => partition.kernel.inspect(partition, { verb: "rendezvous.state", key, args: [] }),
-        catch: (cause) => fail(coordinatorError(cause))
-      }),
-      ([, givers, takers, exchangers]) => ({ givers, takers, exchangers })
-    )
+    return Effect.mapBoth(question(this.#place, "rendezvous.state", []), {
+      onFailure: ({ reason }) => fail(reason),
+      onSuccess: ([, givers, takers, exchangers]) => ({ givers, takers, exchangers })
+    })
   }
 }
 
@@ -360,8 +415,9 @@ export const make = <A>(
   options: Options<A> & { readonly name: string }
 ): Effect.Effect<Rendezvous<A>, never, Coordinator> =>
   Effect.map(Coordinator, (coordinator) => {
-    const { keep = "10 minutes", name, schema } = options
-    return new RendezvousImpl(held.placeOf(kernelOf(coordinator), "rendezvous", name, "name"), schema, keep)
+    const { lease, name, schema, timeToLive = "10 minutes" } = options
+    const place = placeOf(spaceOf(coordinator), "rendezvous", name, "name", lease)
+    return new RendezvousImpl(place, schema, millis(timeToLive, "timeToLive"))
   })
 
 /**
@@ -370,11 +426,9 @@ export const make = <A>(
  * @category models
  * @since 0.1.0
  */
-export interface ServiceClass<in out Self, in out Id extends string, in out A>
-  extends Context.ServiceClass<Self, Id, Rendezvous<A>>
-{
-  readonly layer: Layer.Layer<Self, never, Coordinator>
-}
+export interface ServiceClass<in out Self, in out Name extends string, in out A>
+  extends AnyServiceClass<Self, `lockstep/Rendezvous/${Name}`, Rendezvous<A>, never, Coordinator>
+{}
 
 /**
  * A rendezvous as a typed service: `class Tasks extends Rendezvous.Service<Tasks>()("tasks", { schema: Task }) {}`, with
@@ -384,11 +438,5 @@ export interface ServiceClass<in out Self, in out Id extends string, in out A>
  * @since 0.1.0
  */
 export const Service =
-  <Self>() => <const Id extends string, A>(name: Id, options: Options<A>): ServiceClass<Self, Id, A> => {
-    const tag = Context.Service<Self, Rendezvous<A>>()(name) as unknown as Context.ServiceClass<Self, Id, Rendezvous<A>>
-    return Object.assign(tag, { layer: Layer.effect(tag, make({ ...options, name })) }) as unknown as ServiceClass<
-      Self,
-      Id,
-      A
-    >
-  }
+  <Self>() => <const Name extends string, A>(name: Name, options: Options<A>): ServiceClass<Self, Name, A> =>
+    service<Self, "Rendezvous", Name, Rendezvous<A>, never, Coordinator>("Rendezvous", name, make({ ...options, name }))

@@ -1,8 +1,8 @@
 /**
  * A number of permits that several processes share: first in, first out, weighted, fenced, and resizable while in use.
  *
- * A semaphore exists for as long as somebody has it open. `make` creates it, or joins one that has as many permits;
- * `attach` joins without knowing the number, and waits until somebody creates it.
+ * A semaphore exists for as long as a process has it open. `make` creates it, or joins one that has as many permits;
+ * `attach` joins without knowing the number, and waits until a process creates it.
  *
  * **Guarantees**
  *
@@ -10,11 +10,11 @@
  *   come back when its lease has run out.
  * - First in, first out, weights included: a big take at the front is not overtaken by small ones behind it.
  * - `withPermits` interrupts its effect when the lease is lost.
- * - After Redis has lost its data, whoever has the semaphore open creates it again with the permits it had.
+ * - After Redis has lost its data, the processes that have the semaphore open create it again with the permits it had.
  *
  * **Gotchas**
  *
- * - After `resize` to fewer permits than are taken, nothing is revoked: who holds goes on, and the next ones wait.
+ * - After `resize` to fewer permits than are taken, nothing is revoked: holders go on, and the next waiters wait.
  * - A fiber that holds permits and waits for more of the same semaphore can wait for itself.
  * - When the last process that had it open is gone, the semaphore is gone, and `make` may give it another number.
  *
@@ -39,20 +39,22 @@
  *
  * @since 0.1.0
  */
-import * as Context from "effect/Context"
+
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
-import * as Layer from "effect/Layer"
 import * as Option from "effect/Option"
 import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
 import { Coordinator } from "./Coordinator.ts"
-import { CoordinatorError, coordinatorError } from "./internal/actor/errors.ts"
-import { kernelOf } from "./internal/actor/kernel.ts"
-import type { Claim } from "./internal/hold/claim.ts"
-import * as held from "./internal/hold/held.ts"
-import { LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
-import { withHeld } from "./internal/hold/protect.ts"
+import { coordinatorReasons } from "./internal/actor/errors.ts"
+import * as acquiring from "./internal/hold/acquire.ts"
+import { Hold } from "./internal/hold/hold.ts"
+import { type Holder, holdersOf, type Waiter, waitersOf } from "./internal/hold/holders.ts"
+import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
+import { type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
+import { withHold } from "./internal/hold/protect.ts"
+import { question, request } from "./internal/hold/request.ts"
+import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { spanned } from "./internal/hold/span.ts"
 import type { Lease } from "./Lease.ts"
 
@@ -73,9 +75,12 @@ export type TypeId = "~lockstep/Semaphore"
  * @since 0.1.0
  */
 export interface TakeOptions {
-  /** How long to wait for the permits. Default: as long as it takes. Afterwards it fails with `WaitTimeout`. */
+  /** How long to wait for the permits; then it fails with `WaitTimeout`. Default: that of the coordinator. */
   readonly wait?: Duration.Input | undefined
-  /** How long they may be held. Afterwards the holder is interrupted, and loses them with the reason `maxHold`. */
+  /**
+   * How long they may be held; then the holder is interrupted, and loses them with the reason `maxHold`. Default: that of
+   * the coordinator.
+   */
   readonly maxHold?: Duration.Input | undefined
 }
 
@@ -112,13 +117,17 @@ export interface Semaphore {
   ) => Effect.Effect<Lease, SemaphoreError, Scope.Scope>
   /** As `take` if they are free now; otherwise `None`. */
   readonly takeIfAvailable: (permits: number) => Effect.Effect<Option.Option<Lease>, SemaphoreError>
-  /** Gives back what `take` has taken. A second time changes nothing. */
+  /** Releases what `take` has taken. A second time changes nothing. */
   readonly release: (lease: Lease) => Effect.Effect<void>
   /** How many permits are free now, for people: it may have changed before it is read. Negative after shrinking. */
   readonly available: Effect.Effect<number, SemaphoreError>
   /** How many permits there are now. */
   readonly permits: Effect.Effect<number, SemaphoreError>
-  /** Changes the number of permits, for everybody. If the session is lost meanwhile, it may be done a second time. */
+  /** The processes that hold permits now, in no order; up to 1,000. */
+  readonly holders: Effect.Effect<ReadonlyArray<Holder>, SemaphoreError>
+  /** The processes that wait for permits now, the next one first; up to 1,000. */
+  readonly waiting: Effect.Effect<ReadonlyArray<Waiter>, SemaphoreError>
+  /** Changes the number of permits for all processes. If the session is lost meanwhile, it may be done a second time. */
   readonly resize: (permits: number) => Effect.Effect<void, SemaphoreError>
 }
 
@@ -131,11 +140,13 @@ export interface Semaphore {
 export class PermitsMismatch extends Schema.Error<PermitsMismatch>("lockstep/Semaphore/PermitsMismatch")({
   _tag: Schema.tag("PermitsMismatch"),
   name: Schema.String,
+  namespace: Schema.String,
   permits: Schema.Number,
   existing: Schema.Number
 }) {
   override get message(): string {
-    return `It exists with ${this.existing} permits, not ${this.permits}: use the same number, attach to it, or resize it.`
+    return `${describe("semaphore", this.name, this.namespace)} is open elsewhere with ${this.existing} permits, ` +
+      `not ${this.permits}: use the same number, attach to it, or say with \`onMismatch\` which number is meant.`
   }
 }
 
@@ -148,26 +159,30 @@ export class PermitsMismatch extends Schema.Error<PermitsMismatch>("lockstep/Sem
 export class PermitsExceeded extends Schema.Error<PermitsExceeded>("lockstep/Semaphore/PermitsExceeded")({
   _tag: Schema.tag("PermitsExceeded"),
   name: Schema.String,
+  namespace: Schema.String,
   permits: Schema.Number,
   existing: Schema.Number
 }) {
   override get message(): string {
-    return `${this.permits} permits were asked for, and there are ${this.existing} in all: it has been resized.`
+    return `${this.permits} permits were asked for, and ${describe("semaphore", this.name, this.namespace)} has been ` +
+      `resized to ${this.existing}: ask for fewer.`
   }
 }
 
 /**
- * Nobody has the semaphore open any more: this one's scope was closed, or Redis has lost its data a moment ago.
+ * No process has the semaphore open any more: its scope was closed, or Redis has lost its data a moment ago.
  *
  * @category errors
  * @since 0.1.0
  */
 export class SemaphoreGone extends Schema.Error<SemaphoreGone>("lockstep/Semaphore/SemaphoreGone")({
   _tag: Schema.tag("SemaphoreGone"),
-  name: Schema.String
+  name: Schema.String,
+  namespace: Schema.String
 }) {
   override get message(): string {
-    return "The semaphore does not exist any more: use it within the scope that made it."
+    return `${describe("semaphore", this.name, this.namespace)} does not exist any more: ` +
+      `use it within the scope that made it.`
   }
 }
 
@@ -177,7 +192,7 @@ export class SemaphoreGone extends Schema.Error<SemaphoreGone>("lockstep/Semapho
  */
 export class SemaphoreError extends Schema.Error<SemaphoreError>("lockstep/Semaphore/SemaphoreError")({
   _tag: Schema.tag("SemaphoreError"),
-  reason: Schema.Union([LeaseLost, WaitTimeout, PermitsMismatch, PermitsExceeded, SemaphoreGone, CoordinatorError])
+  reason: Schema.Union([LeaseLost, WaitTimeout, PermitsMismatch, PermitsExceeded, SemaphoreGone, ...coordinatorReasons])
 }) {
   override get message(): string {
     return this.reason.message
@@ -185,6 +200,8 @@ export class SemaphoreError extends Schema.Error<SemaphoreError>("lockstep/Semap
 }
 
 const fail = (reason: SemaphoreError["reason"]): SemaphoreError => new SemaphoreError({ reason })
+
+const aboutOf = ({ name, space: { kernel } }: Place) => ({ name, namespace: kernel.settings.namespace })
 
 // Weights are doubles in Redis; sums of them stay exact far beyond that.
 const mostPermits = 2 ** 31 - 1
@@ -199,53 +216,49 @@ const checkPermits = (permits: number, most: number): number => {
 class SemaphoreImpl implements Semaphore {
   readonly "~lockstep/Semaphore" = "~lockstep/Semaphore" as const
   readonly name: string
-  readonly place: held.Place
-  readonly member: Claim
+  readonly #place: Place
+  readonly #known: Known
 
-  constructor(place: held.Place, member: Claim) {
+  constructor(place: Place, known: Known) {
     this.name = place.name
-    this.place = place
-    this.member = member
+    this.#place = place
+    this.#known = known
   }
 
-  #acquiring(permits: number, wait: boolean, options: TakeOptions | undefined): held.Acquire<SemaphoreError> {
-    checkPermits(permits, this.member.capacity)
-    return {
-      place: this.place,
-      weight: permits,
-      capacity: 0,
-      wait,
+  #taking(permits: number, wait: boolean, options: TakeOptions | undefined): acquiring.Acquire<SemaphoreError> {
+    checkPermits(permits, this.#known.most)
+    const about = aboutOf(this.#place)
+    return acquiring.taking(this.#place, permits, 0, wait, {
       options,
       fail,
       refuse: (refusal) => {
         switch (refusal[0]) {
           case "busy":
             return Effect.succeed(undefined)
-          case "tooBig":
-            this.#resized(refusal[1])
-            return Effect.fail(fail(new PermitsExceeded({ name: this.name, permits, existing: refusal[1] })))
+          case "exceeds":
+            learn(this.#known, refusal[1])
+            return Effect.fail(fail(new PermitsExceeded({ ...about, permits, existing: refusal[1] })))
           default:
-            return Effect.fail(fail(new SemaphoreGone({ name: this.name })))
+            return Effect.fail(fail(new SemaphoreGone(about)))
         }
       }
-    }
+    })
   }
 
-  // What is known here bounds what can be asked for; the actor has the last word.
-  #resized(permits: number): void {
-    this.member.capacity = this.member.total = permits
+  #spanned<A, E, R>(self: Effect.Effect<A, E, R>, verb: string): Effect.Effect<A, E, R> {
+    return Effect.withFiber((fiber) => spanned(fiber, self, `lockstep.Semaphore.${verb}`, "semaphore", this.name))
   }
 
   readonly withPermits =
     (permits: number, options?: TakeOptions | undefined) =>
     <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E | SemaphoreError, R> =>
-      Effect.withFiber((fiber) =>
-        spanned(
-          fiber,
-          withHeld(self, this.#acquiring(permits, true, options)) as Effect.Effect<A, E | SemaphoreError, R>,
-          "lockstep.Semaphore.withPermits",
-          this.name
-        )
+      this.#spanned(
+        Effect.suspend(() => withHold(self, this.#taking(permits, true, options))) as Effect.Effect<
+          A,
+          E | SemaphoreError,
+          R
+        >,
+        "withPermits"
       )
 
   readonly withPermit = <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E | SemaphoreError, R> =>
@@ -254,64 +267,51 @@ class SemaphoreImpl implements Semaphore {
   readonly withPermitsIfAvailable =
     (permits: number, options?: Omit<TakeOptions, "wait"> | undefined) =>
     <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<Option.Option<A>, E | SemaphoreError, R> =>
-      Effect.withFiber((fiber) =>
-        spanned(
-          fiber,
-          Effect.map(
-            withHeld(Effect.asSome(self), this.#acquiring(permits, false, options)),
-            (result) => result ?? Option.none()
-          ),
-          "lockstep.Semaphore.withPermitsIfAvailable",
-          this.name
-        )
+      this.#spanned(
+        Effect.map(
+          Effect.suspend(() => withHold(Effect.asSome(self), this.#taking(permits, false, options))),
+          (result) => result ?? Option.none()
+        ),
+        "withPermitsIfAvailable"
       )
 
   readonly take = (
     permits: number,
     options?: Omit<TakeOptions, "maxHold"> | undefined
-  ): Effect.Effect<Lease, SemaphoreError> => {
-    return Effect.uninterruptibleMask((restore) =>
-      held.acquire(this.#acquiring(permits, true, options), restore)
+  ): Effect.Effect<Lease, SemaphoreError> =>
+    this.#spanned(
+      Effect.uninterruptibleMask((restore) => acquiring.acquire(this.#taking(permits, true, options), restore)),
+      "take"
     ) as Effect.Effect<Lease, SemaphoreError>
-  }
 
   readonly takeScoped = (
     permits: number,
     options?: TakeOptions | undefined
-  ): Effect.Effect<Lease, SemaphoreError, Scope.Scope> => {
-    return Effect.suspend(() => held.acquireScoped(this.#acquiring(permits, true, options))) as Effect.Effect<
-      Lease,
-      SemaphoreError,
-      Scope.Scope
-    >
-  }
+  ): Effect.Effect<Lease, SemaphoreError, Scope.Scope> =>
+    this.#spanned(
+      Effect.suspend(() => acquiring.acquireScoped(this.#taking(permits, true, options))),
+      "takeScoped"
+    ) as Effect.Effect<Lease, SemaphoreError, Scope.Scope>
 
-  readonly takeIfAvailable = (permits: number): Effect.Effect<Option.Option<Lease>, SemaphoreError> => {
-    return Effect.map(
-      Effect.uninterruptibleMask((restore) => held.acquire(this.#acquiring(permits, false, undefined), restore)),
+  readonly takeIfAvailable = (permits: number): Effect.Effect<Option.Option<Lease>, SemaphoreError> =>
+    Effect.map(
+      this.#spanned(
+        Effect.uninterruptibleMask((restore) => acquiring.acquire(this.#taking(permits, false, undefined), restore)),
+        "takeIfAvailable"
+      ),
       Option.fromUndefinedOr
     )
-  }
 
-  readonly release = (lease: Lease): Effect.Effect<void> => {
-    return Effect.suspend(() => {
-      if (!(lease instanceof held.Held) || lease.claim.key !== this.place.key) {
+  readonly release = (lease: Lease): Effect.Effect<void> =>
+    Effect.suspend(() => {
+      if (!(lease instanceof Hold) || lease.claim.key !== this.#place.key) {
         throw new TypeError("This lease was not taken from this semaphore")
       }
-      return held.giveBack(lease.claim)
+      return acquiring.release(lease)
     })
-  }
 
   get #state() {
-    return Effect.tryPromise({
-      try: () =>
-        this.place.partition.kernel.inspect(this.place.partition, {
-          verb: "semaphore.state",
-          key: this.place.key,
-          args: []
-        }),
-      catch: (cause) => fail(coordinatorError(cause))
-    })
+    return Effect.mapError(question(this.#place, "semaphore.state", []), ({ reason }) => fail(reason))
   }
 
   get available(): Effect.Effect<number, SemaphoreError> {
@@ -319,79 +319,130 @@ class SemaphoreImpl implements Semaphore {
   }
 
   get permits(): Effect.Effect<number, SemaphoreError> {
-    return Effect.map(this.#state, ([, capacity]) => {
-      if (capacity > 0) this.#resized(capacity)
-      return capacity
-    })
+    return Effect.map(this.#state, ([, capacity]) => capacity)
   }
 
-  readonly resize = (permits: number): Effect.Effect<void, SemaphoreError> => {
-    return Effect.suspend(() => {
+  get holders(): Effect.Effect<ReadonlyArray<Holder>, SemaphoreError> {
+    return Effect.mapError(holdersOf(this.#place), ({ reason }) => fail(reason))
+  }
+
+  get waiting(): Effect.Effect<ReadonlyArray<Waiter>, SemaphoreError> {
+    return Effect.mapError(waitersOf(this.#place), ({ reason }) => fail(reason))
+  }
+
+  readonly resize = (permits: number): Effect.Effect<void, SemaphoreError> =>
+    Effect.suspend(() => {
       checkPermits(permits, mostPermits)
-      return Effect.callback<void, SemaphoreError>((resume) => {
-        this.place.partition.request({
-          verb: "semaphore.resize",
-          key: this.place.key,
-          args: [permits],
-          settle: (reply) => {
-            if (reply[0] === "missing") return resume(Effect.fail(fail(new SemaphoreGone({ name: this.name }))))
-            this.#resized(permits)
-            resume(Effect.void)
-          },
-          fail: (error) => resume(Effect.fail(fail(error)))
-        })
+      return Effect.matchEffect(request(this.#place, "semaphore.resize", [permits]), {
+        onFailure: ({ reason }) => Effect.fail(fail(reason)),
+        onSuccess: ([tag]) => {
+          if (tag === "missing") return Effect.fail(fail(new SemaphoreGone(aboutOf(this.#place))))
+          learn(this.#known, permits)
+          return Effect.void
+        }
       })
     })
-  }
 }
+
+/** What this process knows of the number of permits: as it is now, and the most that there were. The actor has the last word. */
+interface Known {
+  permits: number
+  most: number
+}
+
+const learn = (known: Known, permits: number): void => {
+  known.permits = permits
+  known.most = Math.max(known.most, permits)
+}
+
+type Mode = "fail" | "keep" | "resize" | "attach"
 
 const open = (
   name: string,
-  verb: "semaphore.create" | "semaphore.attach",
+  mode: Mode,
   permits: number,
-  wait: Duration.Input | undefined
+  wait: Duration.Input | undefined,
+  lease: Duration.Input | undefined
 ): Effect.Effect<Semaphore, SemaphoreError, Coordinator | Scope.Scope> =>
   Effect.flatMap(Coordinator, (coordinator) => {
-    const place = held.placeOf(kernelOf(coordinator), "sem", name, "name")
+    const place = placeOf(spaceOf(coordinator), "semaphore", name, "name", lease)
+    const known: Known = { permits, most: permits }
     return Effect.flatMap(
-      held.membership(place, verb, permits, wait, fail),
-      ([claim, outcome]) =>
+      acquiring.join(place, {
+        verb: "semaphore.join",
+        // Joined again after a loss, the number that was in force before is meant.
+        args: (anyway) =>
+          known.permits !== permits || mode === "attach" && known.permits > 0
+            ? [known.permits, "keep"]
+            : [permits, mode === "fail" && anyway ? "firm" : mode],
+        observer: { observe: ([capacity]) => learn(known, Number(capacity)) },
+        wait: mode === "attach" ? wait ?? place.space.wait : undefined,
+        waits: mode === "attach",
+        fail: (error) => fail(error)
+      }),
+      ([, outcome]) =>
         outcome[0] === "granted"
-          ? Effect.succeed(new SemaphoreImpl(place, claim))
+          ? Effect.succeed(new SemaphoreImpl(place, known))
           : Effect.fail(fail(
             outcome[0] === "mismatch"
-              ? new PermitsMismatch({ name, permits, existing: outcome[1] })
-              : new SemaphoreGone({ name })
+              ? new PermitsMismatch({ ...aboutOf(place), permits, existing: outcome[1] })
+              : new SemaphoreGone(aboutOf(place))
           ))
     )
   })
 
 /**
- * Creates the semaphore, or joins it when it has as many permits; with another number it fails with `PermitsMismatch`.
- * It stays open with the scope.
- *
- * @category constructors
+ * @category options
  * @since 0.1.0
  */
-export const make = (options: {
-  readonly name: string
+export interface Options {
   /** A whole number from 1 to 2^31 - 1. */
   readonly permits: number
-}): Effect.Effect<Semaphore, SemaphoreError, Coordinator | Scope.Scope> =>
-  Effect.suspend(() => open(options.name, "semaphore.create", checkPermits(options.permits, mostPermits), undefined))
+  /**
+   * What to do when it is open elsewhere with another number of permits: `fail` with `PermitsMismatch`, `keep` the number
+   * that it has, or `resize` it, for all processes. Default `fail`. When no process has it open, it gets this number.
+   */
+  readonly onMismatch?: "fail" | "keep" | "resize" | undefined
+  /** How long permits outlive a process that died. Default: the coordinator's lease. */
+  readonly lease?: Duration.Input | undefined
+}
 
 /**
- * Joins the semaphore without knowing how many permits it has, and waits until somebody has created it: for `timeout`,
- * then it fails with `WaitTimeout`, or for as long as it takes.
+ * @category options
+ * @since 0.1.0
+ */
+export interface AttachOptions {
+  /** How long to wait until a process creates it; then it fails with `WaitTimeout`. Default: as long as it takes. */
+  readonly wait?: Duration.Input | undefined
+  /** How long permits outlive a process that died. Default: the coordinator's lease. */
+  readonly lease?: Duration.Input | undefined
+}
+
+/**
+ * Creates the semaphore, or joins it when it has as many permits. Fails with `PermitsMismatch` when it has another number.
+ * It is open for as long as the scope is.
  *
  * @category constructors
  * @since 0.1.0
  */
-export const attach = (options: {
-  readonly name: string
-  readonly timeout?: Duration.Input | undefined
-}): Effect.Effect<Semaphore, SemaphoreError, Coordinator | Scope.Scope> =>
-  Effect.suspend(() => open(options.name, "semaphore.attach", 0, options.timeout))
+export const make = (
+  options: Options & { readonly name: string }
+): Effect.Effect<Semaphore, SemaphoreError, Coordinator | Scope.Scope> =>
+  Effect.suspend(() => {
+    const { lease, name, onMismatch = "fail", permits } = options
+    return open(name, onMismatch, checkPermits(permits, mostPermits), undefined, lease)
+  })
+
+/**
+ * Joins a semaphore without knowing how many permits it has, and waits until a process creates it.
+ *
+ * @category constructors
+ * @since 0.1.0
+ */
+export const attach = (
+  options: AttachOptions & { readonly name: string }
+): Effect.Effect<Semaphore, SemaphoreError, Coordinator | Scope.Scope> =>
+  Effect.suspend(() => open(options.name, "attach", 0, options.wait, options.lease))
 
 /**
  * The class that `Service` makes.
@@ -399,27 +450,21 @@ export const attach = (options: {
  * @category models
  * @since 0.1.0
  */
-export interface ServiceClass<in out Self, in out Id extends string> extends Context.ServiceClass<Self, Id, Semaphore> {
-  readonly layer: Layer.Layer<Self, SemaphoreError, Coordinator>
-}
+export interface ServiceClass<in out Self, in out Name extends string>
+  extends AnyServiceClass<Self, `lockstep/Semaphore/${Name}`, Semaphore, SemaphoreError, Coordinator>
+{}
 
 /**
  * A semaphore as a typed service: `class Pool extends Semaphore.Service<Pool>()("pool", { permits: 5 }) {}`, with
- * `Pool.layer`. Without `permits` it attaches to one that others make.
+ * `Pool.layer`. Without `permits` it attaches.
  *
  * @category constructors
  * @since 0.1.0
  */
-export const Service = <Self>() =>
-<const Id extends string>(
-  name: Id,
-  options: { readonly permits: number } | { readonly timeout?: Duration.Input | undefined }
-): ServiceClass<Self, Id> => {
-  const tag = Context.Service<Self, Semaphore>()(name) as unknown as Context.ServiceClass<Self, Id, Semaphore>
-  return Object.assign(tag, {
-    layer: Layer.effect(
-      tag,
-      "permits" in options ? make({ name, permits: options.permits }) : attach({ name, timeout: options.timeout })
+export const Service =
+  <Self>() => <const Name extends string>(name: Name, options: Options | AttachOptions): ServiceClass<Self, Name> =>
+    service<Self, "Semaphore", Name, Semaphore, SemaphoreError, Coordinator | Scope.Scope>(
+      "Semaphore",
+      name,
+      "permits" in options ? make({ ...options, name }) : attach({ ...options, name })
     )
-  }) as unknown as ServiceClass<Self, Id>
-}

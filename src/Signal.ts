@@ -1,25 +1,28 @@
 /**
  * A wake-up that several processes share: each time it is set, exactly one waiter passes. It is kept, and counted, while
- * nobody waits. Its broadcast form is `Gate`.
+ * nothing waits. Its broadcast form is `Latch`.
  *
- * It needs no creation and no scope. It is gone from Redis with its last signal and its last waiter; signals that nobody
- * waits for are kept for `keep`.
+ * It needs no creation and no scope. It is gone from Redis with its last signal and its last waiter. Signals that nothing
+ * waits for are kept for `timeToLive`.
  *
  * **Guarantees**
  *
  * - Waiters pass in the order in which they came, by a push. Nothing polls.
- * - The signal of a waiter that is interrupted, times out (`Effect.timeout`) or dies before it passes goes to the next
- *   waiter, or is kept. One that has passed has consumed it.
+ * - When a waiter is interrupted, times out or dies before it passes, its signal goes to the next waiter, or is kept. A
+ *   waiter that has passed has consumed it.
  * - `set` counts once, also when connections break. If its session is lost before the answer, it fails with
  *   `SetUncertain` and is not repeated.
  *
  * **Gotchas**
  *
- * - No wake-up is lost as long as Redis keeps its data, and once in a while one too many is made: a waiter passes and Redis
- *   is told a moment later; if its process is killed, or its session lost, in that moment, the next one passes as well.
- *   Treat a signal as a hint to look.
- * - A waiter whose process dies has its signal until its lease has run out, and whose session is lost waits at the end of
- *   the line again.
+ * - Delivery is at least once while Redis keeps its data. A waiter passes, and consumes its signal a moment later. If its
+ *   process dies or its session is lost in that moment, the next waiter receives the signal too. Treat a signal as a hint to
+ *   look.
+ * - While Redis is away, `set` and the questions fail after the coordinator's `requestTimeout`. A `set` that failed with
+ *   `Timeout` may be executed all the same.
+ * - The signal of a waiter whose process dies is taken until the lease of that process has run out. A waiter whose session
+ *   is lost waits again at the end of the queue.
+ * - **Signals outlive the program**, by their time to live: `clear` forgets what a previous run has left.
  * - Signals that are set are gone when Redis loses its data; waiters wait on.
  *
  * **Example** (One worker wakes up for each job)
@@ -40,15 +43,18 @@
  *
  * @since 0.1.0
  */
-import * as Context from "effect/Context"
+
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
-import * as Layer from "effect/Layer"
 import * as Schema from "effect/Schema"
 import { Coordinator } from "./Coordinator.ts"
-import { CoordinatorError, coordinatorError } from "./internal/actor/errors.ts"
-import { kernelOf } from "./internal/actor/kernel.ts"
-import { consume, millis, type Place, placeOf } from "./internal/hold/held.ts"
+import { type CoordinatorError, coordinatorReasons } from "./internal/actor/errors.ts"
+import { ask, conclude, type Failure } from "./internal/hold/acquire.ts"
+import { describe, WaitTimeout } from "./internal/hold/loss.ts"
+import { millis, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
+import { question, request } from "./internal/hold/request.ts"
+import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
+import { spanned } from "./internal/hold/span.ts"
 
 /**
  * @category type IDs
@@ -66,22 +72,33 @@ export type TypeId = "~lockstep/Signal"
  * @category models
  * @since 0.1.0
  */
+export interface WaitOptions {
+  /** How long to wait; then it fails with `WaitTimeout`. Default: that of the coordinator, as long as it takes. */
+  readonly wait?: Duration.Input | undefined
+}
+
+/**
+ * @category models
+ * @since 0.1.0
+ */
 export interface Signal {
   readonly [TypeId]: TypeId
   readonly name: string
-  /** Wakes one waiter: who has waited longest, or the next to come. */
+  /** Wakes one waiter: the one that has waited longest, or the next to come. */
   readonly set: Effect.Effect<void, SignalError>
   /** Sets it so many times at once: a whole number from 1 to 2^31 - 1. */
   readonly setMany: (count: number) => Effect.Effect<void, SignalError>
-  /** Waits for a signal, and consumes it. */
+  /** Waits for a signal, for as long as the coordinator's `wait` says, and consumes it. */
   readonly await: Effect.Effect<void, SignalError>
-  /** Forgets the signals that nobody has taken, and answers how many. */
+  /** As `await`, with a `wait` of its own. */
+  readonly waitFor: (options: WaitOptions) => Effect.Effect<void, SignalError>
+  /** Forgets the signals that no waiter has taken, and answers how many. */
   readonly clear: Effect.Effect<number, SignalError>
-  /** How many signals are set that nobody has taken. */
-  readonly count: Effect.Effect<number, SignalError>
+  /** How many signals are set that no waiter has taken. */
+  readonly pending: Effect.Effect<number, SignalError>
   /** Whether an `await` would pass now. */
   readonly isSet: Effect.Effect<boolean, SignalError>
-  /** How many wait. */
+  /** How many waiters there are. */
   readonly waiting: Effect.Effect<number, SignalError>
 }
 
@@ -90,8 +107,8 @@ export interface Signal {
  * @since 0.1.0
  */
 export interface Options {
-  /** How long signals are kept that nobody waits for. Default 1 day, so that nothing stays for ever. The last `set` decides. */
-  readonly keep?: Duration.Input | undefined
+  /** How long signals are kept that nothing waits for. Default 1 day, so that nothing stays for ever. The last `set` decides. */
+  readonly timeToLive?: Duration.Input | undefined
 }
 
 /**
@@ -102,10 +119,13 @@ export interface Options {
  */
 export class SetUncertain extends Schema.Error<SetUncertain>("lockstep/Signal/SetUncertain")({
   _tag: Schema.tag("SetUncertain"),
-  name: Schema.String
+  name: Schema.String,
+  namespace: Schema.String
 }) {
   override get message(): string {
-    return "The session was lost on the way, so it may or may not be set: set it again if a wake-up too many does no harm."
+    const subject = describe("signal", this.name, this.namespace)
+    return `The session was lost before Redis had answered, so ${subject} may or may not be set: ` +
+      `set it again if one wake-up too many does no harm.`
   }
 }
 
@@ -115,7 +135,7 @@ export class SetUncertain extends Schema.Error<SetUncertain>("lockstep/Signal/Se
  */
 export class SignalError extends Schema.Error<SignalError>("lockstep/Signal/SignalError")({
   _tag: Schema.tag("SignalError"),
-  reason: Schema.Union([SetUncertain, CoordinatorError])
+  reason: Schema.Union([SetUncertain, WaitTimeout, ...coordinatorReasons])
 }) {
   override get message(): string {
     return this.reason.message
@@ -124,32 +144,38 @@ export class SignalError extends Schema.Error<SignalError>("lockstep/Signal/Sign
 
 const fail = (reason: SignalError["reason"]): SignalError => new SignalError({ reason })
 
+const failed = ({ reason }: CoordinatorError): SignalError => fail(reason)
+
+// A signal is over when it is granted, so no lease of it can be lost.
+const failedWait = (reason: Failure): SignalError => fail(reason as SignalError["reason"])
+
+const ignore = () => {}
+
 const mostAtOnce = 2 ** 31 - 1
 
 class SignalImpl implements Signal {
   readonly [TypeId]: TypeId = TypeId
   readonly name: string
   readonly #place: Place
-  readonly #keep: number
+  readonly #timeToLive: number
 
-  constructor(place: Place, keep: Duration.Input) {
+  constructor(place: Place, timeToLive: Duration.Input) {
     this.name = place.name
     this.#place = place
-    this.#keep = millis(keep, "keep")
+    this.#timeToLive = millis(timeToLive, "timeToLive")
   }
 
   readonly setMany = (count: number): Effect.Effect<void, SignalError> =>
-    Effect.callback((resume) => {
+    Effect.suspend(() => {
       if (!Number.isInteger(count) || count < 1 || count > mostAtOnce) {
         throw new RangeError(`count must be a whole number from 1 to ${mostAtOnce}`)
       }
-      this.#place.partition.request({
-        verb: "signal.set",
-        key: this.#place.key,
-        args: [count, this.#keep],
-        moot: () => resume(Effect.fail(fail(new SetUncertain({ name: this.name })))),
-        settle: () => resume(Effect.void),
-        fail: (error) => resume(Effect.fail(fail(error)))
+      // A second time would wake one waiter too many, so no other session repeats it.
+      const moot = () => ["uncertain"] as const
+      const { name, space: { kernel: { settings: { namespace } } } } = this.#place
+      return Effect.matchEffect(request(this.#place, "signal.set", [count, this.#timeToLive], { moot }), {
+        onFailure: (error) => Effect.fail(failed(error)),
+        onSuccess: ([tag]) => tag === "set" ? Effect.void : Effect.fail(fail(new SetUncertain({ name, namespace })))
       })
     })
 
@@ -158,35 +184,43 @@ class SignalImpl implements Signal {
   }
 
   get await(): Effect.Effect<void, SignalError> {
-    return consume(this.#place, "signal.await", "signal.consume", fail)
+    return this.waitFor({})
+  }
+
+  readonly waitFor = ({ wait }: WaitOptions): Effect.Effect<void, SignalError> => {
+    const place = this.#place
+    const waiting = ask({ place, verb: "signal.await", args: () => [], wait, fail: failedWait }, (_, hold) => {
+      // The waiter passes at once, and its signal is consumed asynchronously: one round trip less.
+      conclude(place, hold, {
+        verb: "signal.consume",
+        args: [hold.id],
+        settle: ignore,
+        moot: ignore,
+        fail: (reason) => {
+          const { hooks, settings } = place.space.kernel
+          const what = describe(place.kind, place.name, settings.namespace)
+          hooks.log("Warn", `${what} could not be consumed, and goes to the next waiter as well`, reason)
+        }
+      })
+      return Effect.void
+    })
+    return Effect.withFiber((fiber) => spanned(fiber, waiting, "lockstep.Signal.await", "signal", this.name))
   }
 
   get clear(): Effect.Effect<number, SignalError> {
-    return Effect.callback((resume) =>
-      this.#place.partition.request({
-        verb: "signal.clear",
-        key: this.#place.key,
-        args: [],
-        settle: ([, count]) => resume(Effect.succeed(count)),
-        fail: (error) => resume(Effect.fail(fail(error)))
-      })
-    )
+    return Effect.mapError(Effect.map(request(this.#place, "signal.clear", []), ([, count]) => count), failed)
   }
 
   get #state() {
-    const { key, partition } = this.#place
-    return Effect.tryPromise({
-      try: () => partition.kernel.inspect(partition, { verb: "signal.state", key, args: [] }),
-      catch: (cause) => fail(coordinatorError(cause))
-    })
+    return Effect.mapError(question(this.#place, "signal.state", []), failed)
   }
 
-  get count(): Effect.Effect<number, SignalError> {
-    return Effect.map(this.#state, ([, count]) => count)
+  get pending(): Effect.Effect<number, SignalError> {
+    return Effect.map(this.#state, ([, pending]) => pending)
   }
 
   get isSet(): Effect.Effect<boolean, SignalError> {
-    return Effect.map(this.#state, ([, count]) => count > 0)
+    return Effect.map(this.#state, ([, pending]) => pending > 0)
   }
 
   get waiting(): Effect.Effect<number, SignalError> {
@@ -202,8 +236,8 @@ class SignalImpl implements Signal {
  */
 export const make = (options: Options & { readonly name: string }): Effect.Effect<Signal, never, Coordinator> =>
   Effect.map(Coordinator, (coordinator) => {
-    const { keep = "1 day", name } = options
-    return new SignalImpl(placeOf(kernelOf(coordinator), "signal", name, "name"), keep)
+    const { name, timeToLive = "1 day" } = options
+    return new SignalImpl(placeOf(spaceOf(coordinator), "signal", name, "name"), timeToLive)
   })
 
 /**
@@ -212,9 +246,9 @@ export const make = (options: Options & { readonly name: string }): Effect.Effec
  * @category models
  * @since 0.1.0
  */
-export interface ServiceClass<in out Self, in out Id extends string> extends Context.ServiceClass<Self, Id, Signal> {
-  readonly layer: Layer.Layer<Self, never, Coordinator>
-}
+export interface ServiceClass<in out Self, in out Name extends string>
+  extends AnyServiceClass<Self, `lockstep/Signal/${Name}`, Signal, never, Coordinator>
+{}
 
 /**
  * A signal as a typed service: `class Jobs extends Signal.Service<Jobs>()("jobs") {}`, with `Jobs.layer`.
@@ -222,10 +256,6 @@ export interface ServiceClass<in out Self, in out Id extends string> extends Con
  * @category constructors
  * @since 0.1.0
  */
-export const Service = <Self>() => <const Id extends string>(name: Id, options?: Options): ServiceClass<Self, Id> => {
-  const tag = Context.Service<Self, Signal>()(name) as unknown as Context.ServiceClass<Self, Id, Signal>
-  return Object.assign(tag, { layer: Layer.effect(tag, make({ ...options, name })) }) as unknown as ServiceClass<
-    Self,
-    Id
-  >
-}
+export const Service =
+  <Self>() => <const Name extends string>(name: Name, options?: Options): ServiceClass<Self, Name> =>
+    service<Self, "Signal", Name, Signal, never, Coordinator>("Signal", name, make({ ...options, name }))

@@ -4,20 +4,21 @@
  * **Guarantees**
  *
  * - One at a time: the others stand by, first in first out, and the next one begins when the process that runs it ends or
- *   loses its lease. It is interrupted before another begins, see `Leader`.
+ *   loses its lease. It is interrupted before another begins, see `Election`.
  * - A tick of `schedule` runs at most once, across all processes and fail-overs: it is claimed by compare-and-set before it
- *   runs. A process that dies in the middle of a tick has begun it, and nobody else begins it again.
+ *   runs. A process that dies in the middle of a tick has begun it, and no other process begins it again.
  * - Ticks never overlap.
  *
  * **Gotchas**
  *
  * - A program that ends with success stays where it was: no other process runs it while this one lives.
  * - A tick that fails is logged, and the schedule goes on. Retry inside of the effect what has to be retried.
- * - Ticks that were due while nobody lived to run them, or while an earlier one still ran, are left out; see `missed`.
+ * - Ticks that were due while no process lived to run them, or while an earlier one still ran, are left out; see `missed`.
+ * - Other processes stand by for as long as it takes: the `wait` and `maxHold` of the coordinator do not count here.
  * - When Redis loses its data, which ticks were claimed is lost with it.
  * - The times of a `Cron` are compared by the clocks of the processes. A clock that is ahead runs a tick early, never twice.
  *
- * **Example** (A report every night, whichever of the processes is there)
+ * **Example** (A report every night, on any process that is there)
  *
  * ```ts
  * import { Coordinator, Singleton } from "lockstep"
@@ -32,6 +33,7 @@
  *
  * @since 0.1.0
  */
+
 import * as Cause from "effect/Cause"
 import * as Clock from "effect/Clock"
 import type * as Context from "effect/Context"
@@ -43,20 +45,31 @@ import * as Pull from "effect/Pull"
 import * as Schedule from "effect/Schedule"
 import type * as Scope from "effect/Scope"
 import { Coordinator } from "./Coordinator.ts"
-import { type CoordinatorError, coordinatorError } from "./internal/actor/errors.ts"
-import { kernelOf } from "./internal/actor/kernel.ts"
-import * as held from "./internal/hold/held.ts"
+import { CoordinatorError } from "./internal/actor/errors.ts"
+import { lead, standingBy } from "./internal/election/leading.ts"
+import { restart } from "./internal/election/restart.ts"
+import { type Failure, use } from "./internal/hold/acquire.ts"
+import type { Hold } from "./internal/hold/hold.ts"
+import { findHold } from "./internal/hold/holding.ts"
 import type { LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
-import { lead } from "./internal/leading.ts"
-import { restart } from "./internal/restart.ts"
+import { millis, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
+import { question, request } from "./internal/hold/request.ts"
+
+interface CommonOptions {
+  /**
+   * How long a process that died keeps its successor waiting. Default: the coordinator's lease. Another one is a second
+   * session, which is renewed by itself.
+   */
+  readonly lease?: Duration.Input | undefined
+}
 
 /**
  * @category options
  * @since 0.1.0
  */
-export interface Options<R = never> {
+export interface Options<R = never> extends CommonOptions {
   /**
-   * When a program that has failed is run again, by whoever is next in line; a defect counts as a failure. Default: after 1
+   * When a program that has failed is run again, by the next process in line; a defect counts as a failure. Default: after 1
    * second, then twice as long each time, up to 1 minute; after 1 second again when it has not failed for 2 minutes.
    */
   readonly restart?: Schedule.Schedule<unknown, unknown, never, R> | undefined
@@ -66,17 +79,17 @@ export interface Options<R = never> {
  * @category options
  * @since 0.1.0
  */
-export interface ScheduleOptions {
+export interface ScheduleOptions extends CommonOptions {
   /**
-   * What becomes of ticks that were due while nobody ran them: left out (`skip`, the default), or made up for by one run
-   * (`once`), however many they were. Before the first tick ever, none was missed.
+   * What becomes of ticks that were due while no process ran them: left out (`skip`, the default), or made up for by one
+   * run (`once`), however many they were. Before the first tick ever, none was missed.
    */
   readonly missed?: "skip" | "once" | undefined
   /**
-   * How long the last tick is remembered when no other follows. Default: twice the time between it and the next, but not less than 1
-   * day.
+   * How long Redis keeps the last tick when no other follows. Default: twice the time between it and the next, but not less
+   * than 1 day.
    */
-  readonly keep?: Duration.Input | undefined
+  readonly timeToLive?: Duration.Input | undefined
 }
 
 const day = 86_400_000
@@ -97,19 +110,18 @@ export const make = <E, R, R2 = never>(
 ): Layer.Layer<never, never, Coordinator | Exclude<R, Scope.Scope> | R2> =>
   Layer.effectDiscard(
     Effect.flatMap(Coordinator, (coordinator) => {
-      const place = held.placeOf(kernelOf(coordinator), "singleton", name, "name")
-      const quoted = JSON.stringify(name)
-      // Having ended it keeps its place, so that no other runs it.
+      const place = placeOf(spaceOf(coordinator), "singleton", name, "name", options?.lease)
+      // A program that has ended keeps its place, so that no other process runs it.
       return lead(Effect.andThen(Effect.scoped(run), Effect.never), {
-        place,
+        place: standingBy(place),
         value: "null",
         wait: undefined,
-        again: false,
+        forever: false,
         span: "lockstep.Singleton",
         begin: () => nothing,
-        fail: (error: CoordinatorError | LeaseLost | WaitTimeout) => error
+        fail: errorOf
       }).pipe(
-        Effect.tapCause((cause) => Effect.logError(`the singleton ${quoted} has failed`, cause)),
+        Effect.tapCause((cause) => Effect.logError(`singleton ${JSON.stringify(name)} has failed`, cause)),
         // Also after a defect, or having interrupted itself: otherwise no process would run it any more.
         Effect.catchCause((cause) => Effect.fail(Cause.squash(cause))),
         Effect.retry((options?.restart ?? restart) as Schedule.Schedule<unknown, unknown, never, R2>),
@@ -118,6 +130,9 @@ export const make = <E, R, R2 = never>(
       )
     })
   )
+
+const errorOf = (error: Failure): CoordinatorError | LeaseLost | WaitTimeout =>
+  error._tag === "LeaseLost" || error._tag === "WaitTimeout" ? error : new CoordinatorError({ reason: error })
 
 /**
  * Runs an effect at the times of a schedule, each time on one process of all that provide this layer under the same name.
@@ -134,22 +149,17 @@ export const schedule = <E, R, R2 = never>(
   times: Schedule.Schedule<unknown, void, never, R2> | Cron.Cron,
   options?: ScheduleOptions
 ): Layer.Layer<never, never, Coordinator | Exclude<R, Scope.Scope> | R2> => {
-  const keep = options?.keep === undefined ? undefined : held.millis(options.keep, "keep")
+  const { lease, missed = "skip" } = options ?? {}
+  const timeToLive = options?.timeToLive === undefined ? undefined : millis(options.timeToLive, "timeToLive")
   const tick = Effect.catchCause(
     Effect.scoped(run),
     (cause) =>
       Cause.hasInterrupts(cause)
         ? Effect.failCause(cause)
-        : Effect.logError(`a tick of the singleton ${JSON.stringify(name)} has failed`, cause)
+        : Effect.logError(`a tick of singleton ${JSON.stringify(name)} has failed`, cause)
   )
-  return make(
-    name,
+  const ticks = (place: Place, term: Hold) =>
     Effect.gen(function*() {
-      const kernel = kernelOf(yield* Coordinator)
-      const place = held.placeOf(kernel, "tick", name, "name")
-      const term = yield* Effect.withFiber((fiber) =>
-        Effect.succeed(held.findHeld(fiber, held.placeOf(kernel, "singleton", name, "name")))
-      )
       const next = yield* Cron.isCron(times) ? Effect.succeed(ofCron(times)) : ofSchedule(times)
       let last = yield* lastTick(place)
       let mine = false
@@ -157,16 +167,23 @@ export const schedule = <E, R, R2 = never>(
         const now = yield* Clock.currentTimeMillis
         const found: Times | undefined = yield* next(last, now, mine)
         if (found === undefined) return
-        const due: number = found.due >= now ? found.due : options?.missed === "once" ? now : found.later
+        const due: number = found.due >= now ? found.due : missed === "once" ? now : found.later
         yield* Effect.sleep(Duration.millis(Math.max(0, due - now)))
-        const memory = keep ?? Math.max(day, Math.ceil(2 * (due - (last ?? now))))
-        const taken: number | undefined = yield* claim(place, term, last, due, memory)
+        const kept = timeToLive ?? Math.max(day, Math.ceil(2 * (due - (last ?? now))))
+        const taken: number | undefined = yield* claim(place, term, last, due, kept)
         mine = taken === undefined
         last = mine ? due : taken
         if (mine) yield* tick
       }
+    })
+  return make(
+    name,
+    use((fiber, space) => {
+      const term = findHold(fiber, placeOf(space, "singleton", name, "name", lease))
+      // The term is over: no tick is claimed in it any more.
+      return term === undefined ? Effect.interrupt : ticks(placeOf(space, "tick", name, "name", lease), term)
     }),
-    undefined
+    { lease }
   ) as Layer.Layer<never, never, Coordinator | Exclude<R, Scope.Scope> | R2>
 }
 
@@ -199,32 +216,39 @@ const ofSchedule = <R>(times: Schedule.Schedule<unknown, void, never, R>): Effec
       ))
   )
 
-const lastTick = ({ key, partition }: held.Place): Effect.Effect<number | undefined, CoordinatorError> =>
-  Effect.map(
-    Effect.tryPromise({
-      try: () => partition.kernel.inspect(partition, { verb: "singleton.last", key, args: [] }),
-      catch: coordinatorError
-    }),
-    ([, tick]) => tick === "" ? undefined : Number(tick)
-  )
+// While Redis is away, a schedule waits. A claim that was executed without an answer is answered when it is made again.
+const waiting = <A>(self: Effect.Effect<A, CoordinatorError>): Effect.Effect<A, CoordinatorError> =>
+  Effect.retry(self, {
+    while: ({ reason: { _tag } }) =>
+      _tag === "Timeout" || _tag === "ConnectionLost" || _tag === "NotConnected" || _tag === "Unavailable",
+    schedule: Schedule.spaced("100 millis")
+  })
 
-/** Answers the tick that somebody else has claimed since the last one, if there is one. */
+const lastTick = (place: Place): Effect.Effect<number | undefined, CoordinatorError> =>
+  Effect.map(waiting(question(place, "singleton.last", [])), ([, tick]) => tick === "" ? undefined : Number(tick))
+
+/** Answers the tick that another process has claimed since the last one, if there is one. */
 const claim = (
-  { key, partition }: held.Place,
-  term: held.Held | undefined,
+  place: Place,
+  term: Hold,
   last: number | undefined,
   due: number,
-  keep: number
-): Effect.Effect<number | undefined, CoordinatorError> =>
-  Effect.callback((resume) =>
-    partition.request({
-      verb: "singleton.claim",
-      key,
-      args: [last === undefined ? "" : String(last), String(due), keep],
-      // Whoever has lost the lease is interrupted, and does not run it.
-      session: term?.claim.session,
-      moot: nothing,
-      settle: (reply) => resume(Effect.succeed(reply[0] === "taken" ? Number(reply[1]) : undefined)),
-      fail: (error) => resume(Effect.fail(error))
-    })
-  )
+  timeToLive: number
+): Effect.Effect<number | undefined, CoordinatorError> => {
+  const args = [term.id, last === undefined ? "" : String(last), String(due), timeToLive] as const
+  const claiming = request(place, "singleton.claim", [...args], {
+    session: term.session,
+    moot: () => ["moot"] as const
+  })
+  return Effect.flatMap(waiting(claiming), (reply) => {
+    switch (reply[0]) {
+      case "claimed":
+        return Effect.undefined
+      case "taken":
+        return Effect.succeed(Number(reply[1]))
+      default:
+        // The lease is lost, so the tick must not run: this is being interrupted.
+        return Effect.never
+    }
+  })
+}

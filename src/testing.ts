@@ -4,6 +4,7 @@
  *
  * @since 0.1.0
  */
+
 export * as History from "./testing/History.ts"
 export * as Linearizability from "./testing/Linearizability.ts"
 export * as Process from "./testing/Process.ts"

@@ -2,8 +2,11 @@
 import { assert, layer } from "@effect/vitest"
 import { Cause, Deferred, Effect, Exit, Fiber, Metric, Option, Result, Schema, Scope } from "effect"
 import * as fc from "fast-check"
-import { Barrier, Lease, Lock, Metrics } from "../src/index.ts"
+import { Barrier, Coordinator, Lease, Lock, Metrics } from "../src/index.ts"
+import { library } from "../src/internal/actor/lua.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
+import { actor, client } from "./support/actor.ts"
+import { departed } from "./support/departed.ts"
 import { eventually } from "./support/eventually.ts"
 import { freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
 import { asks } from "./support/requests.ts"
@@ -80,7 +83,15 @@ layer(TestServer.layer, live)("a barrier", (it) => {
       Effect.gen(function*() {
         yield* barrierOn(a!, 2)
         const error = yield* Effect.flip(barrierOn(b!, 3))
-        assert.deepInclude(error.reason, { _tag: "PartiesMismatch", name: "all", parties: 3, existing: 2 })
+        assert.deepInclude(error.reason, {
+          _tag: "PartiesMismatch",
+          kind: "barrier",
+          name: "all",
+          parties: 3,
+          existing: 2
+        })
+        assert.include(error.message, "barrier \"all\" of namespace ")
+        assert.include(error.message, "is open elsewhere for 2 parties, not 3")
         for (const parties of [0, -1, 1.5, Number.NaN, 1025]) {
           const exit = yield* Effect.exit(barrierOn(b!, parties))
           assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"))
@@ -88,6 +99,190 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         const exit = yield* Effect.exit(on(b!, Barrier.make({ name: "", parties: 1 })))
         assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"))
       })))
+
+  it.effect("has a number of parties that changes when a process says so, for all processes", () =>
+    several(3, ([a, b, c], namespace, server) =>
+      Effect.gen(function*() {
+        const one = yield* barrierOn(a!, 3)
+        const first = yield* waiting(one, "1", 1)
+        const second = yield* waiting(one, "2", 2)
+        // What is there is kept by one that does not mind.
+        const two = yield* barrierOn(b!, 9, { onMismatch: "keep" })
+        assert.strictEqual(two.parties, 3)
+        yield* pending(first)
+        // The generation has become complete.
+        const three = yield* barrierOn(c!, 2, { onMismatch: "resize" })
+        for (const [index, fiber] of [first, second].entries()) {
+          const passed = yield* promptly(Fiber.join(fiber), "those who had arrived")
+          assert.deepStrictEqual(passed, { generation: 1, index, contributions: ["1", "2"] })
+        }
+        for (const barrier of [one, two, three]) yield* eventually(Effect.sync(() => barrier.parties === 2))
+        // A member that joins again, after its session is lost, keeps what is in force.
+        yield* lose(a!, namespace, server)
+        const third = yield* waiting(one, "3", 1)
+        assert.strictEqual((yield* two.await("4")).generation, 2)
+        yield* promptly(Fiber.join(third), "the third")
+        // And it is in force after Redis has lost its data.
+        yield* server.cli("FLUSHALL")
+        const fourth = yield* waiting(one, "5", 1)
+        yield* two.await("6")
+        yield* promptly(Fiber.join(fourth), "the fourth")
+        assert.deepStrictEqual([one.parties, two.parties, three.parties], [2, 2, 2])
+      })))
+
+  it.effect("passes those who came first when fewer parties are enough, and waits for more when they are not", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const one = yield* barrierOn(a!, 5)
+        const fibers: Array<Fiber.Fiber<Barrier.Arrival<string>, Barrier.BarrierError>> = []
+        for (let at = 0; at < 4; at++) fibers.push(yield* waiting(one, String(at), at + 1))
+        yield* Effect.scoped(barrierOn(b!, 3, { onMismatch: "resize" }))
+        const passed = yield* promptly(Effect.forEach(fibers.slice(0, 3), Fiber.join), "the first three")
+        assert.deepStrictEqual(passed[0]!.contributions, ["0", "1", "2"])
+        yield* arrived(one, 1)
+        yield* Effect.scoped(barrierOn(b!, 4, { onMismatch: "resize" }))
+        for (let at = 4; at < 6; at++) fibers.push(yield* waiting(one, String(at), at - 2))
+        for (const fiber of fibers.slice(3)) yield* pending(fiber)
+        assert.deepStrictEqual((yield* one.await("6")).contributions, ["3", "4", "5", "6"])
+        yield* promptly(Effect.forEach(fibers, Fiber.join), "all of them")
+      })))
+
+  it.effect("runs its action for those who had arrived, when the number changes meanwhile", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const gate = yield* Deferred.make<void>()
+        const seen: Array<ReadonlyArray<string>> = []
+        const one = yield* barrierOn(a!, 2, {
+          action: ({ contributions }) =>
+            Effect.andThen(Effect.sync(() => seen.push(contributions)), Deferred.await(gate))
+        })
+        const first = yield* waiting(one, "1", 1)
+        const second = yield* Effect.forkChild(one.await("2"))
+        yield* eventually(Effect.sync(() => seen.length === 1))
+        const two = yield* barrierOn(b!, 3, { onMismatch: "resize" })
+        assert.deepStrictEqual([yield* two.arrived, two.parties], [2, 3])
+        const third = yield* Effect.forkChild(two.await("3"))
+        yield* eventually(
+          Effect.map(server.cli("HLEN", `{${namespace}:00}:barrier-items:all`), (length) => length.trim() === "3")
+        )
+        yield* Deferred.succeed(gate, undefined)
+        const contributions = ["1", "2"]
+        assert.deepStrictEqual((yield* promptly(Fiber.join(first), "the first")).contributions, contributions)
+        assert.deepStrictEqual((yield* promptly(Fiber.join(second), "the second")).contributions, contributions)
+        yield* arrived(two, 1)
+        yield* pending(third)
+        yield* Effect.all([one.await("4"), one.await("5")], { concurrency: "unbounded" })
+        assert.strictEqual((yield* promptly(Fiber.join(third), "the third")).generation, 2)
+      })))
+
+  it.effect("minds no number, and no arrival, of a process whose lease has run out", () =>
+    several(1, ([here], namespace, server) =>
+      Effect.gen(function*() {
+        const barrier = yield* barrierOn(here!, 3)
+        yield* departed(server, namespace, 1, (context) =>
+          Effect.gen(function*() {
+            yield* on(context, Barrier.make({ name: "theirs", parties: 7 }))
+            const theirs = yield* barrierOn(context, 3)
+            yield* Effect.forkChild(Effect.exit(theirs.await("gone")))
+            yield* arrived(barrier, 1)
+          }))
+        assert.strictEqual(yield* barrier.arrived, 0)
+        const mine = yield* on(here!, Barrier.make({ name: "theirs", parties: 8 }))
+        assert.strictEqual(mine.parties, 8)
+      }), { lease: "60 seconds" }))
+
+  it.effect("is opened with another number when the last process that had it open has died", () =>
+    several(1, ([here], namespace, server) =>
+      Effect.gen(function*() {
+        yield* on(here!, Barrier.make({ name: "another", parties: 1 }))
+        yield* departed(server, namespace, 1, (context) => barrierOn(context, 3))
+        assert.strictEqual((yield* barrierOn(here!, 4)).parties, 4)
+      }), { lease: "60 seconds" }))
+
+  it.effect("is waited for as long as the caller, or the coordinator, says", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const one = yield* barrierOn(a!, 2)
+        const two = yield* barrierOn(b!, 2, { action: () => Effect.sleep("200 millis") })
+        for (const barrier of [one, two]) {
+          for (const options of [{ wait: "30 millis" }, undefined] as const) {
+            const { reason } = yield* promptly(
+              Effect.flip(barrier.await("alone", options)),
+              "the time-out"
+            ) as Effect.Effect<
+              Barrier.BarrierError
+            >
+            assert.deepInclude(reason, { _tag: "WaitTimeout", kind: "barrier", key: "all", away: false })
+            yield* arrived(one, 0)
+          }
+        }
+        // The action is no wait.
+        const first = yield* Effect.forkChild(one.await("1", { wait: "10 seconds" }))
+        yield* arrived(one, 1)
+        yield* two.await("2")
+        yield* promptly(Fiber.join(first), "the other")
+        const exit = yield* Effect.exit(one.await("", { wait: 0 }))
+        assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"))
+      }), { wait: "100 millis" }))
+
+  it.effect("notices that events were lost, by their numbers", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const redis = yield* client(server)
+        const resource = actor(redis, namespace, "barrier:all")
+        const session = (context: Node) =>
+          Effect.map(
+            Effect.provideContext(Effect.flatMap(Coordinator.Coordinator, (it) => it.sessions), context),
+            ([session]) => session!.id!
+          )
+        /** Resets it as another process would, without a trace in the mailbox. */
+        const resetUnheard = (context: Node) =>
+          Effect.flatMap(session(context), (id) =>
+            Effect.promise(() =>
+              redis.multi()
+                .call(
+                  "FCALL",
+                  `${library}_test`,
+                  7,
+                  ...resource.keys(""),
+                  resource.key,
+                  resource.key.replace(":barrier:", ":barrier-items:"),
+                  "",
+                  "0",
+                  "0",
+                  "",
+                  "barrier.reset"
+                )
+                .xtrim(`{${namespace}:00}:mail:${id}`, "MAXLEN", 0)
+                .exec()
+            ))
+        const running = yield* Deferred.make<void>()
+        const one = yield* barrierOn(a!, 1, {
+          action: () => Effect.andThen(Deferred.succeed(running, undefined), Effect.never)
+        })
+        const two = yield* barrierOn(b!, 1)
+        // An action that runs for nothing.
+        const runs = yield* Effect.forkChild(one.await(""))
+        yield* Deferred.await(running)
+        yield* resetUnheard(a!)
+        assert.deepInclude(yield* reasonOf(runs), { _tag: "BarrierBroken", generation: 1, why: "reset" })
+        yield* arrived(two, 0)
+        // A wait that is over; and one that goes on.
+        yield* Effect.scoped(barrierOn(b!, 3, { onMismatch: "resize" }))
+        const waits = yield* waiting(two, "", 1)
+        yield* resetUnheard(b!)
+        assert.deepInclude(yield* reasonOf(waits), { _tag: "BarrierBroken", generation: 2, missing: 2, why: "reset" })
+        const other = yield* on(a!, Barrier.make({ name: "other", parties: 2 }))
+        const stays = yield* Effect.forkChild(other.await())
+        yield* eventually(Effect.map(other.arrived, (found) => found === 1))
+        const breaks = yield* waiting(one, "", 1)
+        yield* resetUnheard(a!)
+        assert.deepInclude(yield* reasonOf(breaks), { _tag: "BarrierBroken", generation: 3 })
+        yield* pending(stays)
+        const same = yield* on(b!, Barrier.make({ name: "other", parties: 2 }))
+        assert.strictEqual((yield* same.await()).index, 1)
+        yield* promptly(Fiber.join(stays), "the wait that goes on")
+      }), { lease: "1200 millis", margin: "200 millis" }))
 
   it.effect("carries whatever the schema allows, under whatever name", () =>
     several(2, ([a, b]) =>
@@ -182,12 +377,17 @@ layer(TestServer.layer, live)("a barrier", (it) => {
       Effect.gen(function*() {
         const [one, two] = [yield* barrierOn(a!, 2), yield* barrierOn(b!, 2, { action: () => Effect.yieldNow })]
         const outcomes = new Set<string>()
+        // How long it takes to pass, here and now.
+        const both = Effect.all([one.await(""), two.await("")], { concurrency: "unbounded" })
+        yield* both
+        const started = performance.now()
+        for (let round = 0; round < 10; round++) yield* both
+        const usual = (performance.now() - started) / 10
         for (let delay = 0; delay < 100; delay++) {
-          const both = delay % 2 === 0
-          const other = both ? yield* Effect.forkChild(Effect.exit(one.await("other"))) : undefined
+          const other = delay % 2 === 0 ? yield* Effect.forkChild(Effect.exit(one.await("other"))) : undefined
           const given = yield* Effect.forkChild(two.await("given up"), { startImmediately: true })
           yield* Effect.callback<void>((resume) => {
-            const end = performance.now() + delay * 0.02
+            const end = performance.now() + delay / 40 * usual
             const look = () => performance.now() < end ? setImmediate(look) : resume(Effect.void)
             look()
           })
@@ -510,9 +710,9 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         const alone = yield* barrierOn(context, 2)
         const left = yield* waiting(alone, "", 1)
         yield* Scope.close(closing, Exit.void)
-        assert.strictEqual((yield* reasonOf(left))._tag, "CoordinatorError")
-        assert.strictEqual((yield* Effect.flip(alone.await(""))).reason._tag, "CoordinatorError")
-        assert.strictEqual((yield* Effect.flip(alone.arrived)).reason._tag, "CoordinatorError")
+        assert.strictEqual((yield* reasonOf(left))._tag, "CoordinatorClosed")
+        assert.strictEqual((yield* Effect.flip(alone.await(""))).reason._tag, "CoordinatorClosed")
+        assert.strictEqual((yield* Effect.flip(alone.arrived)).reason._tag, "CoordinatorClosed")
       })))
 
   it.effect("is a typed service, with the context and the error of its action", () => {

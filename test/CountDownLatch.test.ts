@@ -1,21 +1,21 @@
-/** Countdown latches and gates: they open once, for everybody, and remember what they have to. */
+/** Countdown latches: they open once, for all waiters, and remember what they have to. */
 import { assert, layer } from "@effect/vitest"
-import { Deferred, Duration, Effect, Exit, Fiber, Option, Scope } from "effect"
+import { Effect, Exit, Fiber, Option, Scope } from "effect"
 import * as fc from "fast-check"
-import { Coordinator, CountDownLatch, Gate } from "../src/index.ts"
-import { eventually, realSleep } from "./support/eventually.ts"
-import { freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
-import { on, pending, several } from "./support/several.ts"
+import { Coordinator, CountDownLatch } from "../src/index.ts"
+import { make as proxy } from "../src/testing/Proxy.ts"
+import { actor, client } from "./support/actor.ts"
+import { eventually } from "./support/eventually.ts"
+import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
+import { asks } from "./support/requests.ts"
+import { forgetSession, lose, on, pending, promptly, sessionsExpired, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
 /** Short, so that the namespace is empty soon. */
-const keep = "100 millis"
+const timeToLive = "100 millis"
 
-const latchOn = (context: Node, count: number) => on(context, CountDownLatch.make({ name: "ready", count, keep }))
-
-const promptly = <A, E, R>(effect: Effect.Effect<A, E, R>, what: string): Effect.Effect<A, E, R> =>
-  Effect.raceFirst(effect, Effect.andThen(realSleep("2 seconds"), Effect.die(new Error(`${what}: not in time`))))
+const latchOn = (context: Node, count: number) => on(context, CountDownLatch.make({ name: "ready", count, timeToLive }))
 
 layer(TestServer.layer, live)("a countdown latch", (it) => {
   it.effect("opens for all who wait, in all processes, and for who comes later", () =>
@@ -98,7 +98,9 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
           const exit = yield* Effect.exit(latch.countDown({ by }))
           assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"))
         }
-        const forEver = yield* Effect.exit(on(b!, CountDownLatch.make({ name: "ready", count: 2, keep: "Infinity" })))
+        const forEver = yield* Effect.exit(
+          on(b!, CountDownLatch.make({ name: "ready", count: 2, timeToLive: "Infinity" }))
+        )
         assert.isTrue(Exit.isFailure(forEver) && String(forEver.cause).includes("RangeError"))
         const exit = yield* Effect.exit(latch.countDown({ id: "" }))
         assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"))
@@ -133,26 +135,27 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         yield* Effect.scoped(Effect.gen(function*() {
-          const latch = yield* on(a!, CountDownLatch.make({ name: "ready", count: 2, keep: "1 minute" }))
+          const latch = yield* on(a!, CountDownLatch.make({ name: "ready", count: 2, timeToLive: "1 minute" }))
           yield* latch.countDown()
         }))
-        const ttl = Number(yield* server.cli("PTTL", `{${namespace}:00}:latch:ready`))
+        const ttl = Number(yield* server.cli("PTTL", `{${namespace}:00}:countDownLatch:ready`))
         assert.isTrue(ttl > 50_000 && ttl <= 60_000)
         yield* Effect.scoped(Effect.gen(function*() {
           const latch = yield* latchOn(b!, 2)
-          assert.strictEqual(yield* server.cli("PTTL", `{${namespace}:00}:latch:ready`), "-1")
+          // A member keeps it for a day, which each heartbeat of a long day begins anew.
+          assert.isAbove(Number(yield* server.cli("PTTL", `{${namespace}:00}:countDownLatch:ready`)), 80_000_000)
           assert.strictEqual(yield* latch.countDown(), 0)
         }))
         // Nothing to remember, so it is gone at once.
-        yield* Effect.scoped(on(a!, CountDownLatch.make({ name: "unused", count: 2, keep: "1 minute" })))
-        assert.strictEqual(yield* server.cli("EXISTS", `{${namespace}:00}:latch:unused`), "0")
+        yield* Effect.scoped(on(a!, CountDownLatch.make({ name: "unused", count: 2, timeToLive: "1 minute" })))
+        assert.strictEqual(yield* server.cli("EXISTS", `{${namespace}:00}:countDownLatch:unused`), "0")
       })))
 
   it.effect("is restored after Redis has lost its data", () =>
     several(3, ([a, b, c], _, server) =>
       Effect.gen(function*() {
         const [one, two] = [yield* latchOn(a!, 3), yield* latchOn(b!, 3)]
-        const open = yield* on(c!, CountDownLatch.make({ name: "open", count: 1, keep }))
+        const open = yield* on(c!, CountDownLatch.make({ name: "open", count: 1, timeToLive }))
         yield* open.countDown()
         yield* one.countDown()
         yield* two.countDown({ id: "two" })
@@ -166,6 +169,325 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         assert.strictEqual(yield* two.countDown(), 0)
         yield* eventually(Effect.sync(() => waiting.every((fiber) => fiber.pollUnsafe() !== undefined)))
       })))
+
+  it.effect("is opened and reset at once, however many ids were counted", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const latch = yield* latchOn(a!, 3)
+        const items = `{${namespace}:00}:countDownLatch-items:ready`
+        const slowest: Array<number> = []
+        yield* server.cli("CONFIG", "SET", "slowlog-log-slower-than", "0")
+        for (const end of [latch.countDown({ by: 3 }), latch.reset, latch.countDown({ by: 3 }), latch.reset]) {
+          if (yield* latch.isOpen) yield* latch.reset
+          yield* latch.countDown({ id: "first" })
+          yield* server.cli(
+            "EVAL",
+            "for n = 1, 100000 do redis.call('HSET', KEYS[1], 'i' .. n, '') end",
+            1,
+            items
+          )
+          assert.isAtLeast(Number(yield* server.cli("HLEN", items)), 100_000)
+          yield* server.cli("SLOWLOG", "RESET")
+          yield* end
+          const log = JSON.parse(yield* server.cli("--json", "SLOWLOG", "GET", "-1")) as ReadonlyArray<
+            readonly [id: number, at: number, micros: number, command: ReadonlyArray<string>]
+          >
+          const calls = log.filter(([, , , command]) => command[0]!.toUpperCase() === "FCALL")
+          slowest.push(Math.max(...calls.map(([, , micros]) => micros)))
+          assert.strictEqual(yield* server.cli("EXISTS", items), "0")
+        }
+        yield* server.cli("CONFIG", "SET", "slowlog-log-slower-than", "10000")
+        // The machine may be busy, so one of each has to be as fast as it should be.
+        for (const half of [slowest.filter((_, at) => at % 2 === 0), slowest.filter((_, at) => at % 2 === 1)]) {
+          assert.isAbove(half.length, 1)
+          assert.isBelow(Math.min(...half), 3000, `micros: ${slowest.join()}`)
+        }
+      })))
+
+  it.effect("stores counts without an id once for each member, and none when it is open", () =>
+    several(2, (nodes, namespace, server) =>
+      Effect.gen(function*() {
+        const latches = yield* Effect.forEach(nodes, (context) => latchOn(context, 1000))
+        const items = `{${namespace}:00}:countDownLatch-items:ready`
+        const stored = Effect.map(server.cli("HLEN", items), Number)
+        yield* Effect.forEach(
+          Array.from({ length: 300 }),
+          (_, n) => latches[n % 2]!.countDown(),
+          { concurrency: "unbounded" }
+        )
+        assert.strictEqual(yield* stored, 2)
+        yield* latches[0]!.countDown({ id: "x" })
+        assert.strictEqual(yield* stored, 3)
+        assert.isAbove(Number(yield* server.cli("PTTL", items)), 80_000_000)
+        assert.strictEqual(yield* latches[0]!.count, 699)
+        yield* latches[1]!.countDown({ by: 699 })
+        assert.strictEqual(yield* latches[0]!.countDown({ id: "y" }), 0)
+        assert.strictEqual(yield* stored, 0)
+        yield* latches[0]!.reset
+        assert.strictEqual(yield* stored, 0)
+        assert.strictEqual(yield* latches[0]!.countDown({ id: "x" }), 999)
+      })))
+
+  it.effect("counts each number of a member once, in whatever order and however often it arrives", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const redis = yield* client(server)
+      const arrivals = fc.array(fc.record({ member: fc.nat(1), number: fc.integer({ min: 1, max: 40 }) }), {
+        maxLength: 60
+      })
+      yield* Effect.promise(() =>
+        fc.assert(
+          fc.asyncProperty(arrivals, async (arrivals) => {
+            const { open, send } = actor(redis, freshNamespace(), "countDownLatch:numbers")
+            await open("a")
+            const counted = new Set<string>()
+            for (const { member, number } of arrivals) {
+              counted.add(`${member}/${number}`)
+              const reply = await send("a", "latch.count", [`n${member}`, number, 1, 1000, 100, ""])
+              assert.deepStrictEqual(reply.slice(0, 3), ["counted", 1000, 1000 - counted.size])
+            }
+          }),
+          { numRuns: 60, endOnFailure: true }
+        )
+      )
+    }))
+
+  it.effect("counts once without an id when the session is lost before the answer", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const direct = yield* latchOn(a!, 10)
+        const line = yield* proxy(server)
+        const context = yield* node(line.url, {
+          namespace,
+          partitions: 1,
+          lease: "6 seconds",
+          requestTimeout: "2 seconds"
+        })
+        const latch = yield* latchOn(context, 10)
+        let left = 10
+        for (const verdict of ["dropReply", "drop"] as const) {
+          yield* line.once(asks("latch.count"), verdict)
+          const again = yield* line.hold(asks("latch.count"))
+          const counting = yield* Effect.forkChild(latch.countDown())
+          yield* promptly(again.request, "it is sent again")
+          yield* forgetSession(context, namespace, server)
+          yield* again.release()
+          assert.strictEqual(yield* promptly(Fiber.join(counting), "the count"), --left)
+          assert.strictEqual(yield* direct.count, left)
+        }
+      })))
+
+  it.effect("is found by the next run as the last one has left it, unless that is told otherwise", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const options = { name: "migrated", count: 1, timeToLive: "1 minute" } as const
+        const finished = Effect.scoped(
+          Effect.flatMap(on(a!, CountDownLatch.make(options)), (latch) => latch.countDown({ id: "x" }))
+        )
+        yield* finished
+        // As documented: the next run passes at once.
+        yield* Effect.scoped(Effect.flatMap(on(b!, CountDownLatch.make(options)), (latch) => latch.await))
+        yield* Effect.scoped(Effect.gen(function*() {
+          const first = yield* on(b!, CountDownLatch.make({ ...options, fresh: true }))
+          assert.strictEqual(yield* first.count, 1)
+          const second = yield* on(a!, CountDownLatch.make({ ...options, count: 1, fresh: true }))
+          yield* second.countDown({ id: "x" })
+          assert.isTrue(yield* first.isOpen)
+          // It is open elsewhere, so it is not created anew.
+          const third = yield* on(a!, CountDownLatch.make({ ...options, fresh: true }))
+          yield* promptly(third.await, "a member of the same run")
+        }))
+        yield* Effect.scoped(Effect.gen(function*() {
+          const first = yield* on(a!, CountDownLatch.make({ ...options, run: "2" }))
+          assert.isFalse(yield* first.isOpen)
+          yield* first.countDown({ id: "x" })
+          const second = yield* on(b!, CountDownLatch.make({ ...options, run: "2" }))
+          yield* promptly(second.await, "a member of the same run")
+          // Without a run it is joined as it is.
+          yield* promptly(Effect.flatMap(on(b!, CountDownLatch.make(options)), (latch) => latch.await), "one of no run")
+        }))
+        yield* Effect.scoped(
+          Effect.flatMap(on(b!, CountDownLatch.make({ ...options, run: "3", timeToLive })), (latch) => latch.count)
+        ).pipe(Effect.map((count) => assert.strictEqual(count, 1)))
+      })))
+
+  it.effect("tells the members of a former run that it belongs to another one", () =>
+    several(3, ([a, b, c], namespace, server) =>
+      Effect.gen(function*() {
+        const options = { name: "migrated", count: 2, timeToLive } as const
+        const former = yield* on(a!, CountDownLatch.make({ ...options, run: "1" }))
+        const any = yield* on(b!, CountDownLatch.make(options))
+        yield* former.countDown({ id: "x" })
+        const waiting = yield* Effect.forkChild(Effect.flip(former.await))
+        const watching = yield* Effect.forkChild(any.await)
+        yield* Effect.yieldNow
+        const later = yield* on(c!, CountDownLatch.make({ ...options, run: "2" }))
+        const told = yield* promptly(Fiber.join(waiting), "the waiter of the former run")
+        assert.deepInclude(told.reason, { _tag: "Superseded", name: "migrated", run: "1", current: "2" })
+        for (const call of [former.countDown(), former.count, former.isOpen, former.reset, former.await]) {
+          const error = yield* Effect.flip<unknown, CountDownLatch.CountDownLatchError, never>(call)
+          assert.strictEqual(error.reason._tag, "Superseded")
+        }
+        assert.strictEqual(yield* later.count, 2)
+        yield* pending(watching)
+        // It comes back as a member of the former run, and does not take the latch away.
+        yield* forgetSession(a!, namespace, server)
+        yield* lose(a!, namespace, server)
+        assert.strictEqual(yield* later.countDown({ id: "x" }), 1)
+        assert.strictEqual(yield* any.countDown({ id: "y" }), 0)
+        yield* promptly(Effect.andThen(Fiber.join(watching), later.await), "the others")
+      })))
+
+  it.effect("refuses members of a former run, and lets them join again as onlookers", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const redis = yield* client(server)
+      const { open, send, mail } = actor(redis, freshNamespace(), "countDownLatch:runs")
+      yield* Effect.promise(async () => {
+        await open("a")
+        await open("b")
+        const joining = (id: string, run: string, again = "") => [id, 2, 2, 100, run, "fail", "", again, ""]
+        const first = await send("a", "latch.join", joining("1", "one"))
+        assert.deepStrictEqual([first[0], first[2], first[7]], ["joined", 2, "one"])
+        assert.strictEqual((await send("a", "latch.count", ["ix", 0, 1, 2, 100, "one"]))[2], 1)
+        const second = await send("b", "latch.join", joining("2", "two"))
+        assert.deepStrictEqual([second[2], second[7]], [2, "two"])
+        assert.deepStrictEqual((await mail("a")).at(-1), ["changed", "1", ...second.slice(1)])
+        // Asked again it answers the same, and changes nothing.
+        assert.deepStrictEqual(await send("b", "latch.join", joining("2", "two")), second)
+        for (
+          const [verb, args] of [
+            ["latch.count", ["iy", 0, 1, 2, 100, "one"]],
+            ["latch.open", [2, 100, "one"]],
+            ["latch.reset", [2, 100, "one", "1"]]
+          ] as const
+        ) assert.deepStrictEqual(await send("a", verb, args), ["superseded", "two"])
+        assert.deepStrictEqual(await send("a", "latch.join", joining("3", "one", "1")), second)
+        assert.deepStrictEqual(await send("b", "latch.state", []), ["state", 2, "two"])
+      })
+    }))
+
+  it.effect("is created anew when all who had it open were killed, though nothing has reaped them yet", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const options = { name: "migrated", count: 1, timeToLive } as const
+      const settings = {
+        namespace,
+        partitions: 1,
+        lease: "1 second",
+        margin: "200 millis",
+        requestTimeout: "200 millis"
+      } as const
+      for (const again of [{ fresh: true }, { count: 2 }]) {
+        yield* Effect.scoped(Effect.gen(function*() {
+          const line = yield* proxy(server)
+          const killed = yield* on(yield* node(line.url, settings), CountDownLatch.make(options))
+          yield* killed.countDown({ id: "x" })
+          yield* line.blackhole
+          yield* line.closeAll
+          yield* sessionsExpired(server, namespace)
+          const next = yield* on(
+            yield* node(server.url, { namespace, partitions: 1 }),
+            CountDownLatch.make({ ...options, ...again })
+          )
+          assert.strictEqual(yield* next.count, again.fresh === true ? 1 : 0)
+        }))
+        yield* assertEmpty(server, namespace)
+      }
+    }))
+
+  it.effect("moves with its count, when it is told to", () =>
+    several(3, ([a, b, c]) =>
+      Effect.gen(function*() {
+        const make = (context: Node, count: number, onMismatch?: "fail" | "keep" | "resize", name = "shards") =>
+          on(context, CountDownLatch.make({ name, count, timeToLive, onMismatch }))
+        const one = yield* make(a!, 5)
+        yield* one.countDown({ by: 3 })
+        assert.strictEqual((yield* Effect.flip(make(b!, 6))).reason._tag, "CountMismatch")
+        assert.strictEqual((yield* Effect.flip(make(b!, 6, "fail"))).reason._tag, "CountMismatch")
+        assert.strictEqual(yield* (yield* make(b!, 6, "keep")).count, 2)
+        assert.strictEqual(yield* (yield* make(b!, 7, "resize")).count, 4)
+        assert.strictEqual(yield* one.countDown(), 3)
+        yield* one.reset
+        // All members know the new count.
+        assert.strictEqual(yield* one.count, 7)
+        yield* one.countDown({ by: 3 })
+        const waiting = yield* Effect.forkChild(one.await)
+        yield* make(c!, 3, "resize")
+        yield* promptly(Fiber.join(waiting), "nothing remains")
+        // What is open stays open.
+        assert.strictEqual(yield* (yield* make(c!, 9, "resize")).count, 0)
+        yield* one.reset
+        assert.strictEqual(yield* one.count, 9)
+        // With nobody else there, the new number holds.
+        yield* Effect.scoped(Effect.flatMap(make(a!, 5, undefined, "alone"), (latch) => latch.countDown({ by: 3 })))
+        yield* Effect.scoped(Effect.gen(function*() {
+          const kept = yield* make(b!, 9, "keep", "alone")
+          assert.strictEqual(yield* kept.count, 2)
+        }))
+        const next = yield* make(b!, 4, undefined, "alone")
+        assert.strictEqual(yield* next.count, 1)
+      })))
+
+  it.effect("keeps its count over a loss of the session, and of the data", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const make = (context: Node, count: number) =>
+          on(context, CountDownLatch.make({ name: "shards", count, timeToLive, onMismatch: "resize", run: "1" }))
+        const one = yield* make(a!, 3)
+        const two = yield* make(b!, 5)
+        yield* two.countDown({ by: 1 })
+        yield* lose(a!, namespace, server)
+        assert.strictEqual(yield* one.countDown({ id: "x" }), 3)
+        yield* two.countDown()
+        yield* server.cli("FLUSHALL")
+        yield* eventually(Effect.map(one.count, (left) => left === 2))
+        assert.strictEqual(yield* one.countDown(), 1)
+        assert.strictEqual(yield* two.countDown(), 0)
+        yield* promptly(Effect.andThen(one.await, two.await), "both")
+      })))
+
+  it.effect("is waited for no longer than it is told, or than the coordinator is; while Redis is away, questions fail", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const line = yield* proxy(server)
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* node(line.url, {
+          namespace,
+          partitions: 1,
+          lease: "1 second",
+          margin: "200 millis",
+          requestTimeout: "200 millis",
+          wait: "50 millis"
+        })
+        const latch = yield* latchOn(context, 2)
+        for (const waiting of [latch.await, latch.waitFor({ wait: "20 millis" })]) {
+          const { reason } = yield* promptly(Effect.flip(waiting), "the end of the wait")
+          assert.deepInclude(reason, { _tag: "WaitTimeout", kind: "countDownLatch", key: "ready", away: false })
+        }
+        yield* line.blackhole
+        const questions = [latch.countDown(), latch.countDown({ id: "x" }), latch.reset, latch.count, latch.isOpen]
+        const errors = yield* promptly(
+          Effect.forEach(
+            questions,
+            (question) => Effect.flip<unknown, CountDownLatch.CountDownLatchError, never>(question),
+            {
+              concurrency: "unbounded"
+            }
+          ),
+          "the questions"
+        )
+        for (const { reason } of errors) assert.include(["Timeout", "ConnectionLost"], reason._tag)
+        const { reason } = yield* Effect.flip(latch.waitFor({ wait: "20 millis" }))
+        assert.deepInclude(reason, { _tag: "WaitTimeout", away: true })
+        yield* line.pass
+        yield* line.closeAll
+        yield* eventually(latch.isOpen.pipe(Effect.as(true)))
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
 
   it.effect("does what its model does, whoever counts, resets, waits, leaves or joins", () =>
     Effect.gen(function*() {
@@ -198,7 +520,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
                     const context = yield* node(server.url, options)
                     const latch = yield* on(
                       context,
-                      CountDownLatch.make({ name: "model", count: total, keep: "1 minute" })
+                      CountDownLatch.make({ name: "model", count: total, timeToLive: "1 minute" })
                     )
                     return { ...latch, close: Scope.close(scope, Exit.void) }
                   }).pipe(Scope.provide(scope))
@@ -206,7 +528,9 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
               const latches = [yield* open(), yield* open(), yield* open()]
               let left = total
               let counted = new Set<number>()
-              let waiting: Array<{ fiber: Fiber.Fiber<void>; who: number; open: boolean }> = []
+              let waiting: Array<
+                { fiber: Fiber.Fiber<void, CountDownLatch.CountDownLatchError>; who: number; open: boolean }
+              > = []
               for (const one of steps) {
                 const latch = latches[one.who]!
                 if (one.op === "count") {
@@ -255,46 +579,4 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         )
       )
     }))
-})
-
-layer(TestServer.layer, live)("a gate", (it) => {
-  it.effect("lets pass who waits, until it is closed", () =>
-    several(2, ([a, b]) =>
-      Effect.gen(function*() {
-        const [one, two] = [
-          yield* on(a!, Gate.make({ name: "start", keep })),
-          yield* on(b!, Gate.make({ name: "start", keep }))
-        ]
-        assert.isFalse(yield* one.isOpen)
-        const through = yield* Deferred.make<string>()
-        yield* Effect.forkChild(two.whenOpen(Deferred.succeed(through, "passed")))
-        yield* one.open
-        assert.strictEqual(yield* promptly(Deferred.await(through), "the waiter"), "passed")
-        yield* one.open
-        assert.isTrue(yield* two.isOpen)
-        yield* two.close
-        yield* one.close
-        assert.isFalse(yield* one.isOpen)
-        const waiting = yield* Effect.forkChild(one.await)
-        assert.isTrue(Option.isNone(yield* Effect.timeoutOption(one.await, "20 millis")))
-        yield* two.open
-        yield* promptly(Fiber.join(waiting), "after it was open again")
-        yield* one.close
-      })))
-
-  it.effect("is a typed service, as a latch is", () => {
-    class Start extends Gate.Service<Start>()("start", { keep }) {}
-    class Ready extends CountDownLatch.Service<Ready>()("ready", { count: 1, keep: Duration.millis(100) }) {}
-    return withNode(() =>
-      Effect.gen(function*() {
-        const start = yield* Start
-        const ready = yield* Ready
-        yield* ready.countDown()
-        yield* ready.await
-        yield* start.open
-        yield* start.await
-        yield* start.close
-      }).pipe(Effect.provide(Start.layer), Effect.provide(Ready.layer))
-    )
-  })
 })

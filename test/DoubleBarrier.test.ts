@@ -3,13 +3,15 @@ import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Exit, Fiber, Option, Scope } from "effect"
 import * as fc from "fast-check"
 import { DoubleBarrier, Lease } from "../src/index.ts"
+import { departed } from "./support/departed.ts"
 import { eventually } from "./support/eventually.ts"
 import { freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
 import { eventsOf, lose, on, pending, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
-const barrierOn = (context: Node, parties: number) => on(context, DoubleBarrier.make({ name: "step", parties }))
+const barrierOn = (context: Node, parties: number, onMismatch?: "fail" | "keep" | "resize") =>
+  on(context, DoubleBarrier.make({ name: "step", parties, onMismatch }))
 
 const counts = (barrier: DoubleBarrier.DoubleBarrier, inside: number, waiting: number) =>
   eventually(
@@ -30,12 +32,12 @@ layer(TestServer.layer, live)("a double barrier", (it) => {
         ]
         let last = 0
         for (let number = 1; number <= 3; number++) {
-          const first = yield* Effect.forkChild(one.enter)
-          const second = yield* Effect.forkChild(two.enter)
+          const first = yield* Effect.forkChild(one.enter())
+          const second = yield* Effect.forkChild(two.enter())
           yield* counts(three, 0, 2)
           yield* pending(first)
           const phases = [
-            yield* three.enter,
+            yield* three.enter(),
             yield* promptly(Fiber.join(first), "the first"),
             yield* promptly(Fiber.join(second), "the second")
           ]
@@ -47,7 +49,7 @@ layer(TestServer.layer, live)("a double barrier", (it) => {
           const leaving = yield* Effect.forkChild(three.leave(third!))
           yield* counts(one, 2, 0)
           // Somebody early: it is for the next phase.
-          const early = yield* Effect.forkChild(three.enter)
+          const early = yield* Effect.forkChild(three.enter())
           yield* counts(one, 2, 1)
           const also = yield* Effect.forkChild(one.leave(others[0]!))
           yield* counts(one, 1, 1)
@@ -97,17 +99,137 @@ layer(TestServer.layer, live)("a double barrier", (it) => {
       Effect.gen(function*() {
         const barrier = yield* barrierOn(a!, 1)
         const error = yield* Effect.flip(barrierOn(b!, 3))
-        assert.deepInclude(error.reason, { _tag: "PartiesMismatch", name: "step", parties: 3, existing: 1 })
+        assert.deepInclude(error.reason, {
+          _tag: "PartiesMismatch",
+          kind: "doubleBarrier",
+          name: "step",
+          parties: 3,
+          existing: 1
+        })
+        assert.include(error.message, "doubleBarrier \"step\" of namespace ")
+        assert.include(error.message, "is open elsewhere for 1 parties, not 3")
         for (const parties of [0, 0.5, 1025]) {
           const exit = yield* Effect.exit(barrierOn(b!, parties))
           assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"))
         }
         const other = yield* on(b!, DoubleBarrier.make({ name: "\u0000}{:\n😀\"", parties: 1 }))
-        const phase = yield* other.enter
+        const phase = yield* other.enter()
         const exit = yield* Effect.exit(barrier.leave(phase))
         assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("TypeError"))
         yield* other.leave(phase)
       })))
+
+  it.effect("has a number of parties that changes when a process says so, from the next phase on", () =>
+    several(3, ([a, b, c], namespace, server) =>
+      Effect.gen(function*() {
+        const one = yield* barrierOn(a!, 3)
+        const two = yield* barrierOn(b!, 9, "keep")
+        assert.strictEqual(two.parties, 3)
+        const entering = [yield* Effect.forkChild(one.enter()), yield* Effect.forkChild(two.enter())]
+        yield* counts(one, 0, 2)
+        // Enough wait by now.
+        const three = yield* barrierOn(c!, 2, "resize")
+        const [mine, theirs] = yield* promptly(Effect.forEach(entering, Fiber.join), "the phase")
+        assert.strictEqual(mine!.number, 1)
+        for (const barrier of [one, two, three]) yield* eventually(Effect.sync(() => barrier.parties === 2))
+        // The phase that runs goes on as it is.
+        yield* Effect.scoped(barrierOn(c!, 1, "resize"))
+        const third = yield* Effect.forkChild(three.enter())
+        yield* counts(one, 2, 1)
+        yield* pending(third)
+        const leaving = yield* Effect.forkChild(one.leave(mine!))
+        yield* counts(one, 1, 1)
+        yield* pending(leaving)
+        yield* two.leave(theirs!)
+        yield* promptly(Fiber.join(leaving), "the end of the phase")
+        const alone = yield* promptly(Fiber.join(third), "the next phase")
+        assert.strictEqual(alone.number, 2)
+        yield* three.leave(alone)
+        // A member that joins again, after its session is lost, keeps what is in force; also when Redis has lost all.
+        yield* lose(a!, namespace, server)
+        yield* one.withPhase(Effect.void)
+        yield* server.cli("FLUSHALL")
+        yield* promptly(one.withPhase(Effect.void), "a phase of one")
+        assert.deepStrictEqual([one.parties, two.parties, three.parties], [1, 1, 1])
+      })))
+
+  it.effect("minds no number, and no party, of a process whose lease has run out", () =>
+    several(1, ([here], namespace, server) =>
+      Effect.gen(function*() {
+        const barrier = yield* on(here!, DoubleBarrier.make({ name: "other", parties: 1 }))
+        yield* departed(server, namespace, 1, (context) =>
+          Effect.gen(function*() {
+            const theirs = yield* on(context, DoubleBarrier.make({ name: "other", parties: 1 }))
+            yield* theirs.enter()
+            yield* Effect.forkChild(Effect.exit(Effect.scoped(theirs.enter())))
+            yield* counts(barrier, 1, 1)
+          }))
+        assert.deepStrictEqual([yield* barrier.inside, yield* barrier.waiting], [0, 0])
+        yield* departed(server, namespace, 1, (context) => barrierOn(context, 3))
+        assert.strictEqual((yield* barrierOn(here!, 4)).parties, 4)
+      }), { lease: "60 seconds" }))
+
+  it.effect("is waited for as long as the caller, or the coordinator, says, and held no longer than that", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* barrierOn(a!, 2), yield* barrierOn(b!, 2)]
+        const timedOut = { _tag: "WaitTimeout", kind: "doubleBarrier", key: "step", away: false } as const
+        const wait = { wait: "20 millis" } as const
+        for (
+          const waits of [
+            Effect.scoped(one.enter(wait)),
+            Effect.scoped(one.enter()),
+            one.withPhase(Effect.void, wait),
+            one.withPhase(Effect.void),
+            Effect.void.pipe(one.withPhase(wait)),
+            Effect.void.pipe(one.withPhase())
+          ]
+        ) {
+          const { reason } = yield* promptly(Effect.flip(Effect.asVoid(waits)), "the time-out")
+          assert.deepInclude(reason, timedOut)
+          yield* counts(one, 0, 0)
+        }
+        const entering = yield* Effect.forkChild(one.enter({ wait: "10 seconds" }))
+        yield* counts(two, 0, 1)
+        const theirs = yield* two.enter()
+        const mine = yield* promptly(Fiber.join(entering), "the phase")
+        for (const options of [wait, undefined]) {
+          assert.deepInclude((yield* promptly(Effect.flip(one.leave(mine, options)), "the time-out")).reason, timedOut)
+          yield* counts(one, 1, 0)
+        }
+        yield* two.leave(theirs)
+
+        const inside = yield* Effect.forkChild(
+          Effect.flip(one.withPhase(Effect.never, { wait: "10 seconds", maxHold: "100 millis" }))
+        )
+        yield* counts(two, 0, 1)
+        yield* two.withPhase(Effect.void, { wait: "10 seconds" })
+        const { reason } = yield* promptly(Fiber.join(inside), "the end of the hold")
+        assert.deepInclude(reason, { _tag: "LeaseLost", reason: "maxHold" })
+      }), { wait: "100 millis" }))
+
+  it.effect("notices that it was let in, and that all have left, though the event was lost", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* barrierOn(a!, 2), yield* barrierOn(b!, 2)]
+        /** Its mailbox is gone for as long as the effect runs, so that an event is dropped. */
+        const unheard = <A, E, R>(effect: Effect.Effect<A, E, R>, field: RegExp) =>
+          Effect.gen(function*() {
+            const fields = (yield* server.cli("HKEYS", `{${namespace}:00}:doubleBarrier:step`)).split("\n")
+            const session = fields.find((name) => field.test(name))!.slice(1).split("/")[0]!
+            yield* server.cli("DEL", `{${namespace}:00}:mail:${session}`)
+            return yield* effect
+          })
+        const entering = yield* Effect.forkChild(one.enter())
+        yield* counts(two, 0, 1)
+        const theirs = yield* unheard(two.enter(), /^q/)
+        const mine = yield* promptly(Fiber.join(entering), "the phase")
+        assert.strictEqual(mine.token, theirs.token)
+        const leaving = yield* Effect.forkChild(one.leave(mine))
+        yield* counts(two, 1, 0)
+        yield* unheard(two.leave(theirs), /^l/)
+        yield* promptly(Fiber.join(leaving), "the end of the phase")
+      }), { lease: "1200 millis", margin: "200 millis" }))
 
   it.effect("costs one event for each process at the beginning and at the end, however many are there", () =>
     several(2, ([a, b], namespace, server) =>
@@ -115,11 +237,11 @@ layer(TestServer.layer, live)("a double barrier", (it) => {
         const [one, two] = [yield* barrierOn(a!, 65), yield* barrierOn(b!, 65)]
         const all = yield* Effect.forEach(
           Array.from({ length: 64 }),
-          () => Effect.forkChild(Effect.scoped(Effect.flatMap(two.enter, two.leave)))
+          () => Effect.forkChild(Effect.scoped(Effect.flatMap(two.enter(), two.leave)))
         )
         yield* counts(two, 0, 64)
         const before = yield* eventsOf(b!, namespace, server)
-        const phase = yield* one.enter
+        const phase = yield* one.enter()
         yield* counts(two, 1, 0)
         assert.strictEqual(yield* eventsOf(b!, namespace, server), before + 1)
         yield* one.leave(phase)
@@ -131,11 +253,11 @@ layer(TestServer.layer, live)("a double barrier", (it) => {
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const [one, two] = [yield* barrierOn(a!, 2), yield* barrierOn(b!, 2)]
-        assert.isTrue(Option.isNone(yield* Effect.timeoutOption(Effect.scoped(one.enter), "20 millis")))
+        assert.isTrue(Option.isNone(yield* Effect.timeoutOption(Effect.scoped(one.enter()), "20 millis")))
         yield* counts(one, 0, 0)
         const scope = yield* Scope.make()
-        const entering = yield* Effect.forkChild(Scope.provide(one.enter, scope))
-        const theirs = yield* two.enter
+        const entering = yield* Effect.forkChild(Scope.provide(one.enter(), scope))
+        const theirs = yield* two.enter()
         yield* promptly(Fiber.join(entering), "the other")
         assert.isTrue(Option.isNone(yield* Effect.timeoutOption(two.leave(theirs), "20 millis")))
         // It has left all the same.
@@ -183,7 +305,7 @@ layer(TestServer.layer, live)("a double barrier", (it) => {
             Effect.onInterrupt(() => Deferred.succeed(interrupted, undefined))
           )
         ))
-        const theirs = yield* two.enter
+        const theirs = yield* two.enter()
         yield* promptly(Deferred.await(running), "the phase")
         const leaving = yield* Effect.forkChild(two.leave(theirs))
         yield* counts(two, 1, 0)
@@ -192,10 +314,10 @@ layer(TestServer.layer, live)("a double barrier", (it) => {
         assert.strictEqual((yield* Effect.flip(Fiber.join(lost))).reason._tag, "LeaseLost")
         yield* promptly(Fiber.join(leaving), "the other")
         // And the next phase is whole again, also when somebody loses its session while it waits to enter or to leave.
-        const entering = yield* Effect.forkChild(one.enter)
+        const entering = yield* Effect.forkChild(one.enter())
         yield* counts(two, 0, 1)
         yield* lose(a!, namespace, server)
-        const next = yield* two.enter
+        const next = yield* two.enter()
         const mine = yield* promptly(Fiber.join(entering), "who lost its session")
         assert.isAbove(next.token, theirs.token)
         const waits = yield* Effect.forkChild(one.leave(mine))
@@ -211,16 +333,16 @@ layer(TestServer.layer, live)("a double barrier", (it) => {
       Effect.gen(function*() {
         const [one, two] = [yield* barrierOn(a!, 2), yield* barrierOn(b!, 2)]
         const body = yield* Effect.forkChild(one.withPhase(Effect.never))
-        const theirs = yield* two.enter
+        const theirs = yield* two.enter()
         yield* counts(two, 2, 0)
         yield* server.cli("FLUSHALL")
         assert.strictEqual((yield* Effect.flip(Fiber.join(body))).reason._tag, "LeaseLost")
         yield* promptly(Effect.flip(theirs.lost), "the loss")
         assert.strictEqual((yield* Effect.flip(two.leave(theirs))).reason._tag, "LeaseLost")
-        const entering = yield* Effect.forkChild(one.enter)
+        const entering = yield* Effect.forkChild(one.enter())
         yield* counts(two, 0, 1)
         yield* server.cli("FLUSHALL")
-        const next = yield* two.enter
+        const next = yield* two.enter()
         const mine = yield* eventually(Effect.sync(() => entering.pollUnsafe() !== undefined)).pipe(
           Effect.andThen(Fiber.join(entering))
         )
@@ -312,7 +434,7 @@ layer(TestServer.layer, live)("a double barrier", (it) => {
                 const before = number
                 if (step.op === "enter") {
                   const waiting = entering.length + 1
-                  const fiber = yield* Effect.forkChild(barrier.enter)
+                  const fiber = yield* Effect.forkChild(barrier.enter())
                   entering.push({ who: step.who, fiber })
                   if (inside.length > 0 || waiting < parties) yield* counts(barrier, inside.length, waiting)
                 } else if (step.op === "leave") {

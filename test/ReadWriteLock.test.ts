@@ -2,7 +2,7 @@ import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Exit, Fiber, Option } from "effect"
 import { Lease, ReadWriteLock, Redis } from "../src/index.ts"
 import { eventually } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
+import { assertEmpty, freshNamespace, node, onNode, TestServer, withNode } from "./support/live.ts"
 
 const token = Effect.map(Lease.current, (lease) => Option.getOrThrow(lease).token)
 
@@ -10,7 +10,7 @@ const waiting = (namespace: string, count: number) =>
   eventually(
     Effect.gen(function*() {
       const redis = yield* Redis.Redis
-      const keys = yield* redis.send<Array<string>>("KEYS", `{${namespace}:*:rw:a`)
+      const keys = yield* redis.send<Array<string>>("KEYS", `{${namespace}:*:readWriteLock:a`)
       const fields = keys.length === 0 ? [] : yield* redis.send<Array<string>>("HKEYS", keys[0]!)
       return fields.filter((field) => field.startsWith("q")).length === count
     }),
@@ -48,7 +48,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("R
           Array.from({ length: 200 }, (_, at) => at),
           (at) =>
             (at % 4 === 0 ? ReadWriteLock.withWriteLock(write, "a") : ReadWriteLock.withReadLock(read, "a")).pipe(
-              Effect.provideContext(nodes[at % 3]!)
+              onNode(nodes[at % 3]!)
             ),
           { concurrency: "unbounded", discard: true }
         )
@@ -66,7 +66,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("R
         yield* Effect.scoped(Effect.gen(function*() {
           const server = yield* TestServer
           const other = yield* node(server.url, { namespace })
-          yield* Effect.provideContext(ReadWriteLock.acquireRead("a"), other)
+          yield* onNode(other)(ReadWriteLock.acquireRead("a"))
           const wait = ["writer 1", "reader 1", "reader 2", "writer 2", "reader 3"]
           for (const [at, name] of wait.entries()) {
             const form = name.startsWith("writer") ? ReadWriteLock.withWriteLock : ReadWriteLock.withReadLock
@@ -92,7 +92,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("R
           Effect.gen(function*() {
             // A writer in between must not make the inner reader wait behind it, and so for itself.
             const writer = yield* Effect.forkDetach(
-              ReadWriteLock.withWriteLock(Effect.succeed("written"), "a").pipe(Effect.provideContext(other))
+              ReadWriteLock.withWriteLock(Effect.succeed("written"), "a").pipe(onNode(other))
             )
             yield* waiting(namespace, 1)
             assert.strictEqual(yield* token, yield* read)
@@ -118,7 +118,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("R
       Effect.gen(function*() {
         const server = yield* TestServer
         const other = yield* node(server.url, { namespace })
-        const reading = ReadWriteLock.withReadLockIfAvailable(Effect.void, "a").pipe(Effect.provideContext(other))
+        const reading = ReadWriteLock.withReadLockIfAvailable(Effect.void, "a").pipe(onNode(other))
         yield* ReadWriteLock.withReadLock(
           Effect.gen(function*() {
             const before = yield* token
@@ -168,13 +168,13 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("R
                 return yield* Effect.exit(ReadWriteLock.withWriteLock(Effect.void, "a"))
               }),
               "a"
-            ).pipe(Effect.provideContext(other))
+            ).pipe(onNode(other))
           ),
           { concurrency: "unbounded" }
         )
         assert.isTrue(both.some(Exit.isFailure))
         yield* Effect.scoped(Effect.andThen(
-          Effect.provideContext(ReadWriteLock.acquireRead("a"), other),
+          onNode(other)(ReadWriteLock.acquireRead("a")),
           upgrading
         ))
       })
@@ -188,19 +188,19 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("R
         yield* Effect.scoped(Effect.gen(function*() {
           const lease = yield* ReadWriteLock.acquireWrite("a")
           const reader = yield* Effect.forkDetach(
-            ReadWriteLock.withReadLock(Effect.succeed("read"), "a").pipe(Effect.provideContext(other))
+            ReadWriteLock.withReadLock(Effect.succeed("read"), "a").pipe(onNode(other))
           )
           yield* waiting(namespace, 1)
           yield* ReadWriteLock.downgrade(lease)
           assert.strictEqual(yield* Fiber.join(reader), "read")
-          const writing = ReadWriteLock.withWriteLockIfAvailable(Effect.void, "a").pipe(Effect.provideContext(other))
+          const writing = ReadWriteLock.withWriteLockIfAvailable(Effect.void, "a").pipe(onNode(other))
           assert.isTrue(Option.isNone(yield* writing))
           assert.isTrue(yield* lease.isHeld)
           assert.strictEqual((yield* Effect.flip(ReadWriteLock.downgrade(lease))).reason._tag, "NotWriting")
         }))
         assert.isTrue(
           Option.isSome(
-            yield* ReadWriteLock.withWriteLockIfAvailable(Effect.void, "a").pipe(Effect.provideContext(other))
+            yield* ReadWriteLock.withWriteLockIfAvailable(Effect.void, "a").pipe(onNode(other))
           )
         )
       })

@@ -1,12 +1,12 @@
 /** Rendezvous: nobody leaves before the other one was there, and what one had goes to the next when that one dies. */
 import { assert, layer } from "@effect/vitest"
-import { Deferred, Effect, Exit, Fiber, Option, Schema, Scope } from "effect"
+import { Deferred, Duration, Effect, Exit, Fiber, Option, Schema, Scope } from "effect"
 import * as fc from "fast-check"
 import { Coordinator, Lease, Lock, Rendezvous } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { interruptedAt } from "./support/interrupter.ts"
-import { assertEmpty, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
+import { assertEmpty, deadlineOf, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
 import { asks } from "./support/requests.ts"
 import { forgetSession, fragile, isPending, on, promptly, several } from "./support/several.ts"
 
@@ -14,7 +14,7 @@ const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
 const hostile = "x\u0000}{:\r\n\"é😀"
 
-const make = Rendezvous.make({ name: hostile, schema: Schema.String, keep: "5 seconds" })
+const make = Rendezvous.make({ name: hostile, schema: Schema.String, timeToLive: "5 seconds" })
 
 type Place = Rendezvous.Rendezvous<string>
 
@@ -51,7 +51,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         const numbers = [0, 1, 2, 3, 4]
         const taking: Array<Fiber.Fiber<string, Rendezvous.RendezvousError>> = []
         for (const n of numbers) {
-          taking.push(yield* Effect.forkChild(places[n % 3]!.take))
+          taking.push(yield* Effect.forkChild(places[n % 3]!.take()))
           yield* waits(places[0]!, { takers: n + 1 })
         }
         for (const n of numbers) yield* promptly(places[(n + 1) % 3]!.give(`value ${n}`), "a giver")
@@ -64,7 +64,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         }
         for (const n of numbers) {
           assert.isTrue(giving.slice(n).every(isPending))
-          assert.strictEqual(yield* promptly(places[(n + 1) % 3]!.take, "a taker"), `value ${n}`)
+          assert.strictEqual(yield* promptly(places[(n + 1) % 3]!.take(), "a taker"), `value ${n}`)
           yield* promptly(Fiber.join(giving[n]!), "a giver")
         }
         assert.deepStrictEqual(yield* places[0]!.waiting, nobody)
@@ -135,7 +135,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
           yield* taker.begun
           yield* Fiber.interrupt(giver)
           yield* waits(one, { givers: 0 })
-          const next = yield* Effect.forkChild(two.take)
+          const next = yield* Effect.forkChild(two.take())
           yield* waits(one, { takers: 1 })
           yield* fine ? taker.finish : taker.fail
           // Nobody is there any more to give it to the next.
@@ -163,6 +163,91 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         )
         for (const [n, other] of met.entries()) assert.strictEqual(met[Number(other)], `${n}`)
         assert.deepStrictEqual(yield* places[0]!.waiting, nobody)
+      })))
+
+  it.effect("limits how long to wait for a counterpart, and leaves nothing then", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* on(a!, make), yield* on(b!, make)]
+        const wait = { wait: "20 millis" } as const
+        const programs: ReadonlyArray<Effect.Effect<unknown, Rendezvous.RendezvousError>> = [
+          one.give("x", wait),
+          one.take(wait),
+          one.takeWith(Effect.succeed, wait),
+          one.exchange("x", wait)
+        ]
+        for (const program of programs) {
+          const { reason } = yield* promptly(Effect.flip(program), "the time-out")
+          assert.deepInclude(reason, { _tag: "WaitTimeout", kind: "rendezvous", key: hostile, away: false })
+          yield* waits(two, nobody)
+        }
+        // The time is for meeting, not for what is done with the value.
+        yield* Effect.forkChild(two.give("y"))
+        yield* waits(one, { givers: 1 })
+        const slow = one.takeWith((value) => Effect.as(realSleep(60), value), wait)
+        assert.strictEqual(yield* promptly(slow, "a slow taker"), "y")
+      })))
+
+  it.effect("counts all attempts to exchange into the time to wait", () =>
+    several(1, ([b], namespace, server) =>
+      Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const a = yield* node(line.url, { namespace, partitions: 1, lease: "30 seconds" })
+        const [one, two] = [yield* on(a, make), yield* on(b!, make)]
+        yield* Effect.timeoutOption(one.exchange("first"), "50 millis")
+        yield* line.delay({ replies: 300 })
+        const begun = performance.now()
+        const waiting = yield* Effect.forkChild(reasonOf(one.exchange("x", { wait: "1 second" })))
+        // Each of them leaves before it is answered, so that the one that waits begins anew.
+        while (isPending(waiting) && performance.now() - begun < 6000) {
+          yield* Effect.timeoutOption(two.exchange("leaves"), "20 millis")
+          yield* realSleep(400)
+        }
+        assert.strictEqual(yield* Fiber.join(waiting), "WaitTimeout")
+        assert.isBelow(performance.now() - begun, 4000)
+        yield* line.pass
+      })))
+
+  it.effect("hands the value of a taker that is busy for too long to the next one", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* on(a!, make), yield* on(b!, make)]
+        const giver = yield* Effect.forkChild(one.give("x"))
+        yield* waits(one, { givers: 1 })
+        const error = yield* Effect.flip(two.takeWith(() => Effect.never, { maxHold: "30 millis" }))
+        assert.deepInclude(error.reason, { _tag: "LeaseLost", reason: "maxHold", kind: "rendezvous", key: hostile })
+        assert.strictEqual(yield* two.takeWith((value, { attempts }) => Effect.succeed(`${value} ${attempts}`)), "x 2")
+        yield* promptly(Fiber.join(giver), "the giver")
+      })))
+
+  it.effect("does not count waiters whose session has ended, though none has reaped it", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const context = yield* fragile(server, line, namespace, 1)
+        const dying = yield* on(context, make)
+        const one = yield* on(a!, make)
+        yield* Effect.forkChild(Effect.exit(dying.take()))
+        yield* Effect.forkChild(Effect.exit(dying.exchange("x")))
+        yield* waits(one, { takers: 1, exchangers: 1 })
+        const [session] = yield* on(context, Effect.flatMap(Coordinator.Coordinator, (it) => it.sessions))
+        yield* line.blackhole
+        const time = Effect.map(server.cli("TIME"), (time) => Number(time.split("\n")[0]) * 1000)
+        yield* eventually(
+          Effect.map(Effect.all([time, deadlineOf(server, namespace, session!.id!)]), ([now, at]) => now > at)
+        )
+        assert.deepStrictEqual(yield* one.waiting, nobody)
+        yield* line.pass
+        yield* line.closeAll
+      }), { lease: "30 seconds" }))
+
+  it.effect("has a lease of its own where it is given one", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const place = yield* on(a!, Rendezvous.make({ name: "slow", schema: Schema.String, lease: "20 seconds" }))
+        assert.isTrue(Option.isNone(yield* Effect.timeoutOption(place.take(), "20 millis")))
+        const sessions = yield* on(a!, Effect.flatMap(Coordinator.Coordinator, (it) => it.sessions))
+        assert.include(sessions.map(({ lease }) => Duration.toMillis(lease)), 20_000)
       })))
 
   it.effect("exchanges with who is there, and not with who was", () =>
@@ -195,7 +280,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         const line = yield* proxy(server)
         const context = yield* fragile(server, line, namespace, 2)
         const taker = yield* holding(yield* on(context, make))
-        const waiting = yield* Effect.forkChild(Effect.flatMap(on(context, make), (dying) => dying.take))
+        const waiting = yield* Effect.forkChild(Effect.flatMap(on(context, make), (dying) => dying.take()))
         yield* waits(one, { takers: 2 })
         const giver = yield* Effect.forkChild(one.give("x"))
         const before = yield* taker.begun
@@ -226,7 +311,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         const text = yield* on(a!, Rendezvous.make({ name, schema: Schema.String }))
         const number = yield* on(b!, Rendezvous.make({ name, schema: Schema.Number }))
         const giver = yield* Effect.forkChild(reasonOf(text.give("x")))
-        assert.strictEqual(yield* reasonOf(number.take), "InvalidPayload")
+        assert.strictEqual(yield* reasonOf(number.take()), "InvalidPayload")
         assert.strictEqual(yield* promptly(Fiber.join(giver), "the giver"), "Refused")
         yield* waits(text, nobody)
         // One that waits is not met with what it cannot read, and the other waits on.
@@ -248,21 +333,21 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         const things = yield* Things
         const value = { at: new Date(0), of: 12345678901234567890n, none: null }
         yield* Effect.forkChild(things.give(value))
-        assert.deepStrictEqual(yield* things.take, value)
+        assert.deepStrictEqual(yield* things.take(), value)
         const large = { at: new Date(1), none: null }
         const values = yield* Effect.all([things.exchange(value), things.exchange(large)], { concurrency: "unbounded" })
         assert.deepStrictEqual(values, [large, value])
-        for (const bad of [{ name: "", keep: 1 }, { name: "x", keep: 0 }]) {
+        for (const bad of [{ name: "", timeToLive: 1 }, { name: "x", timeToLive: 0 }]) {
           const exit = yield* Effect.exit(Rendezvous.make({ ...bad, schema }))
           assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"))
         }
         const nothing = yield* Rendezvous.make({ name: "void", schema: Schema.Void })
         yield* Effect.forkChild(nothing.give())
-        assert.isUndefined(yield* nothing.take)
+        assert.isUndefined(yield* nothing.take())
         const text = yield* Rendezvous.make({ name: "text", schema: Schema.String })
         for (const one of ["", "\u2028\u0000\\\"'", "\ud800", "é".repeat(20_000)]) {
           yield* Effect.forkChild(text.give(one))
-          assert.strictEqual(yield* text.take, one)
+          assert.strictEqual(yield* text.take(), one)
         }
       }).pipe(Effect.provide(Things.layer))
     )
@@ -278,8 +363,8 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
             theirs: Effect.Effect<unknown, unknown>
           ]
         > = [
-          [one.give("x"), two.take],
-          [one.take, two.give("x")],
+          [one.give("x"), two.take()],
+          [one.take(), two.give("x")],
           [one.takeWith(() => Effect.yieldNow), two.give("x")],
           [one.exchange("x"), two.exchange("y")]
         ]
@@ -321,7 +406,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
           node(url, { namespace, partitions: 1, lease: "30 seconds", requestTimeout: "200 millis" }))
         const [one, two, three] = [yield* on(a!, make), yield* on(b!, make), yield* on(c!, make)]
         // Its mailbox is read already.
-        const taker = yield* Effect.forkChild(one.take)
+        const taker = yield* Effect.forkChild(one.take())
         yield* waits(three, { takers: 1 })
         const leaves = yield* Effect.forkChild(two.exchange("leaves"))
         yield* waits(three, { exchangers: 1 })
@@ -379,8 +464,8 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         const [one, two] = [yield* on(a!, make), yield* on(b!, make)]
         for (
           const [mine, theirs] of [
-            [one.give("x"), two.take],
-            [one.take, two.give("x")],
+            [one.give("x"), two.take()],
+            [one.take(), two.give("x")],
             [one.exchange("x"), two.exchange("y")]
           ]
         ) {
@@ -395,7 +480,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         yield* taker.begun
         yield* server.cli("FLUSHALL")
         assert.isTrue(Exit.isFailure(yield* Effect.timeout(Fiber.await(taker.fiber), "4 seconds")))
-        assert.strictEqual(yield* Effect.timeout(one.take, "4 seconds"), "again")
+        assert.strictEqual(yield* Effect.timeout(one.take(), "4 seconds"), "again")
         yield* promptly(Fiber.join(giver), "the giver")
       }), { lease: "1 second", margin: "200 millis" }))
 
@@ -410,17 +495,17 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
       first?: boolean
     ]
   > = [
-    ["rendezvous.give", true, (it) => it.give("x"), [(it) => it.take], "undefined | x"],
-    ["rendezvous.give", false, (it) => it.give("x"), [(it) => it.take], "undefined | x"],
-    ["rendezvous.take", true, (it) => it.take, [(it) => it.give("x")], "x | undefined"],
-    ["rendezvous.take", false, (it) => it.take, [(it) => it.give("x")], "x | undefined"],
+    ["rendezvous.give", true, (it) => it.give("x"), [(it) => it.take()], "undefined | x"],
+    ["rendezvous.give", false, (it) => it.give("x"), [(it) => it.take()], "undefined | x"],
+    ["rendezvous.take", true, (it) => it.take(), [(it) => it.give("x")], "x | undefined"],
+    ["rendezvous.take", false, (it) => it.take(), [(it) => it.give("x")], "x | undefined"],
     // It cannot know whether it was acknowledged.
-    ["rendezvous.acknowledge", true, (it) => it.take, [(it) => it.give("x")], "LeaseLost | undefined"],
+    ["rendezvous.acknowledge", true, (it) => it.take(), [(it) => it.give("x")], "LeaseLost | undefined"],
     [
       "rendezvous.acknowledge",
       false,
-      (it) => it.take,
-      [(it) => it.give("x"), (it) => it.take],
+      (it) => it.take(),
+      [(it) => it.give("x"), (it) => it.take()],
       "LeaseLost | undefined | x",
       true
     ],
@@ -529,7 +614,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
                   const context = yield* Scope.provide(node(server.url, settings), scope)
                   const place = yield* on(
                     context,
-                    Rendezvous.make({ name: "model", schema: Schema.String, keep: "1 second" })
+                    Rendezvous.make({ name: "model", schema: Schema.String, timeToLive: "1 second" })
                   )
                   return { context, place, close: Scope.close(scope, Exit.void) }
                 })
@@ -545,7 +630,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
                   const program = op === "give"
                     ? place.give(value)
                     : op === "take"
-                    ? place.take
+                    ? place.take()
                     : op === "try"
                     ? Effect.andThen(place.takeWith(see(realSleep(1))), Effect.sync(() => one.seen))
                     : op === "fail"

@@ -3,7 +3,7 @@ import { type Context, Deferred, Effect, Exit, Fiber, Layer, Option } from "effe
 import * as fc from "fast-check"
 import { Coordinator, Lease, Redis, Semaphore } from "../src/index.ts"
 import { eventually } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
+import { assertEmpty, freshNamespace, node, onNode, TestServer, withNode } from "./support/live.ts"
 
 class Pool extends Semaphore.Service<Pool>()("pool", { permits: 5 }) {}
 
@@ -13,7 +13,7 @@ const waiting = (namespace: string, count: number) =>
   eventually(
     Effect.gen(function*() {
       const redis = yield* Redis.Redis
-      const keys = yield* redis.send<Array<string>>("KEYS", `{${namespace}:*:sem:*`)
+      const keys = yield* redis.send<Array<string>>("KEYS", `{${namespace}:*:semaphore:*`)
       const fields = keys.length === 0 ? [] : yield* redis.send<Array<string>>("HKEYS", keys[0]!)
       return fields.filter((field) => field.startsWith("q")).length === count
     }),
@@ -82,13 +82,13 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
         const server = yield* TestServer
         const other = yield* node(server.url, { namespace })
         yield* Effect.scoped(Effect.gen(function*() {
-          const error = yield* Effect.flip(Semaphore.attach({ name: "s", timeout: "50 millis" }))
+          const error = yield* Effect.flip(Semaphore.attach({ name: "s", wait: "50 millis" }))
           assert.strictEqual(error.reason._tag, "WaitTimeout")
-          const early = yield* Effect.forkChild(Semaphore.attach({ name: "s" }).pipe(Effect.provideContext(other)))
+          const early = yield* Effect.forkChild(Semaphore.attach({ name: "s" }).pipe(onNode(other)))
           yield* waiting(namespace, 1)
           yield* Semaphore.make({ name: "s", permits: 7 })
           assert.strictEqual(yield* (yield* Fiber.join(early)).available, 7)
-          const late = yield* Semaphore.attach({ name: "s", timeout: "1 second" })
+          const late = yield* Semaphore.attach({ name: "s", wait: "1 second" })
           assert.strictEqual(yield* late.withPermits(7)(late.available), 0)
         }))
       })
@@ -135,7 +135,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
         const other = yield* node(server.url, { namespace })
         yield* Effect.scoped(Effect.gen(function*() {
           const semaphore = yield* Semaphore.make({ name: "s", permits: 1 })
-          const theirs = yield* Effect.provideContext(Semaphore.attach({ name: "s" }), other)
+          const theirs = yield* onNode(other)(Semaphore.attach({ name: "s" }))
           const mine = yield* semaphore.take(1)
           const waiters = yield* Effect.forEach([1, 2, 3], () => Effect.forkChild(theirs.take(1)))
           yield* waiting(namespace, 3)
@@ -196,7 +196,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
           ]),
           Semaphore.make({ name: "", permits: 1 }),
           Semaphore.attach({ name: "" }),
-          Semaphore.attach({ name: "t", timeout: 0 })
+          Semaphore.attach({ name: "t", wait: 0 })
         ]
         for (const [at, effect] of bad.entries()) {
           const exit = yield* Effect.exit(effect as Effect.Effect<unknown>)
@@ -224,7 +224,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
         const other = yield* node(server.url, { namespace, lease: "2 seconds", margin: "400 millis" })
         yield* Effect.scoped(Effect.gen(function*() {
           const semaphore = yield* Semaphore.make({ name: "s", permits: 2 })
-          const theirs = yield* Effect.provideContext(Semaphore.attach({ name: "s" }), other)
+          const theirs = yield* onNode(other)(Semaphore.attach({ name: "s" }))
           const before = yield* semaphore.take(2)
           const waiter = yield* Effect.forkChild(theirs.withPermits(2)(Effect.map(Lease.current, Option.getOrThrow)))
           yield* waiting(namespace, 1)

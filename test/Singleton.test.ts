@@ -1,15 +1,16 @@
 /** Programs and ticks that run on one of several coordinators. */
 import { assert, layer } from "@effect/vitest"
-import { Clock, Cron, Deferred, Duration, Effect, Fiber, Layer, Option, Schedule } from "effect"
+import { Clock, Cron, Deferred, Duration, Effect, Fiber, Layer, Logger, Option, Schedule } from "effect"
 import { Coordinator, Lease, Singleton } from "../src/index.ts"
-import { restart } from "../src/internal/restart.ts"
+import { restart } from "../src/internal/election/restart.ts"
+import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually } from "./support/eventually.ts"
-import { type Node, TestServer } from "./support/live.ts"
-import { within } from "./support/requests.ts"
+import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
+import { asks, waits, within } from "./support/requests.ts"
 import { several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
-const keep = "100 millis"
+const timeToLive = "100 millis"
 
 /** As a process that provides the layer; interrupting it is the end of that process. */
 const launch = (context: Node, singleton: Layer.Layer<never, never, Coordinator.Coordinator>) =>
@@ -159,6 +160,49 @@ layer(TestServer.layer, live)("a singleton", (it) => {
         assert.deepStrictEqual(events, ["+a", "-a", "+b"])
         yield* Fiber.interruptAll([first, second])
       })))
+
+  it.effect("stands by for as long as it takes, and runs on, whatever the coordinator says of locks", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const runs: Array<string> = []
+        const program = (who: string) =>
+          Singleton.make("one", Effect.andThen(Effect.sync(() => runs.push(who)), Effect.never))
+        const first = yield* launch(a!, program("a"))
+        yield* until(() => runs.length === 1, "the first")
+        const second = yield* launch(b!, program("b"))
+        yield* Effect.sleep("300 millis")
+        assert.deepStrictEqual(runs, ["a"])
+        yield* Fiber.interrupt(first)
+        // At once: a candidate that had given up would try again after a second.
+        yield* within(eventually(Effect.sync(() => assert.deepStrictEqual(runs, ["a", "b"]))), 500, "the second")
+        yield* Fiber.interrupt(second)
+      }), { lease: "3 seconds", margin: "500 millis", wait: "50 millis", maxHold: "100 millis" }))
+
+  it.effect("has a lease of its own: a process that is cut off is succeeded after that", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const settings = { namespace, partitions: 1, lease: "60 seconds", margin: "5 seconds" } as const
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const runs: Array<string> = []
+        const scheduled = (who: string) =>
+          Singleton.schedule("tick", Effect.sync(() => runs.push(who)), Schedule.spaced("20 millis"), {
+            lease: "2 seconds",
+            timeToLive
+          })
+        const first = yield* launch(yield* node(line.url, settings), scheduled("a"))
+        yield* until(() => runs.length === 3, "ticks")
+        const second = yield* launch(yield* node(server.url, settings), scheduled("b"))
+        yield* waits(server, namespace, "singleton:tick", 1)
+        yield* line.blackhole
+        yield* within(eventually(Effect.sync(() => assert.include(runs, "b"))), 4000, "the successor")
+        yield* line.pass
+        yield* line.closeAll
+        yield* Fiber.interruptAll([first, second])
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
 })
 
 layer(TestServer.layer, live)("a schedule", (it) => {
@@ -178,7 +222,7 @@ layer(TestServer.layer, live)("a schedule", (it) => {
             return yield* Effect.fail("a tick may fail")
           }
         })
-        const scheduled = Singleton.schedule("tick", tick, Schedule.spaced("15 millis"), { keep })
+        const scheduled = Singleton.schedule("tick", tick, Schedule.spaced("15 millis"), { timeToLive })
         const first = yield* launch(nodes[0]!, scheduled)
         yield* until(() => tokens.length > 0, "a tick of the first")
         const others = yield* Effect.forEach(nodes.slice(1), (context) => launch(context, scheduled))
@@ -199,7 +243,7 @@ layer(TestServer.layer, live)("a schedule", (it) => {
         for (const missed of ["skip", "once"] as const) {
           const runs: Array<number> = []
           const tick = Effect.clockWith((clock) => Effect.sync(() => runs.push(clock.currentTimeMillisUnsafe())))
-          const scheduled = Singleton.schedule(missed, tick, cron, { missed, keep: "10 seconds" })
+          const scheduled = Singleton.schedule(missed, tick, cron, { missed, timeToLive: "10 seconds" })
           const { asleep, clock, set } = manualClock()
           yield* Effect.gen(function*() {
             const go = (millis: number, count: number) =>
@@ -249,7 +293,7 @@ layer(TestServer.layer, live)("a schedule", (it) => {
               who === "a" ? Effect.andThen(Deferred.succeed(inside, undefined), Effect.never) : Effect.void
             ),
             Schedule.spaced("200 millis"),
-            { keep: "2 seconds" }
+            { timeToLive: "2 seconds" }
           )
         const first = yield* launch(a!, scheduled("a"))
         yield* Deferred.await(inside)
@@ -265,10 +309,51 @@ layer(TestServer.layer, live)("a schedule", (it) => {
         yield* server.cli("DEL", `{${namespace}:00}:tick:tick`)
       })))
 
+  it.effect("runs the tick that it has claimed, though the answer came late or not at all", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const settings = { namespace, partitions: 1, lease: "6 seconds", requestTimeout: "200 millis" } as const
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        let runs = 0
+        const dues = new Set<string>()
+        const tick = Effect.gen(function*() {
+          const due = yield* server.cli("HGET", `{${namespace}:00}:tick:tick`, "t")
+          runs++
+          dues.add(due)
+        })
+        const failures: Array<unknown> = []
+        const logger = Logger.make(({ logLevel, message }) => void (logLevel === "Error" && failures.push(message)))
+        const context = yield* node(line.url, settings)
+        const fiber = yield* launch(
+          context,
+          Singleton.schedule("tick", tick, Schedule.spaced("50 millis"), { timeToLive: "10 seconds" }).pipe(
+            Layer.provide(Logger.layer([logger]))
+          )
+        )
+        yield* until(() => runs === 2, "two ticks")
+        // It is executed, and then Redis is away for longer than a question waits.
+        const met = yield* line.once(asks("singleton.claim"), "blackholeReply")
+        yield* met
+        const before = runs
+        yield* Effect.sleep("700 millis")
+        yield* line.closeAll
+        yield* until(() => runs > before, "the tick")
+        // None was claimed in vain, and none ran twice.
+        yield* until(() => runs > before + 2, "further ticks")
+        assert.strictEqual(dues.size, runs)
+        assert.deepStrictEqual(failures, [])
+        yield* Fiber.interrupt(fiber)
+        yield* server.cli("DEL", `{${namespace}:00}:tick:tick`)
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
   it.effect("refuses bad options at once", () =>
     Effect.sync(() => {
       for (const bad of [0, -1, Number.NaN, "Infinity"] as const) {
-        assert.throws(() => Singleton.schedule("x", Effect.void, Schedule.forever, { keep: bad }), RangeError)
+        assert.throws(() => Singleton.schedule("x", Effect.void, Schedule.forever, { timeToLive: bad }), RangeError)
       }
     }))
 })

@@ -5,16 +5,25 @@
 import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
-import { actor, client } from "./support/actor.ts"
+import { actor, client, keysOf } from "./support/actor.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
-type Status = "r" | "d" | "f" | "l"
+type Status = "running" | "done" | "failed" | "lost"
 
 interface Shard {
   status: Status
   token: number
   owner: string
   value: string
+}
+
+interface Joining {
+  readonly shards: number
+  readonly mismatch: "fail" | "keep" | "resize"
+  readonly run: string
+  readonly fresh: boolean
+  readonly round: number
+  readonly known: number
 }
 
 /** What the actor is to do, in as few words as possible. */
@@ -24,6 +33,7 @@ class Model {
   least = 0
   round = 0
   reset = ""
+  run = ""
   readonly members = new Map<string, number>()
   shards = new Map<string, Shard>()
   readonly dead = new Set<string>()
@@ -36,7 +46,12 @@ class Model {
 
   get counts(): ReadonlyArray<number> {
     const { count, expected, least, round } = this
-    return [expected, least, ...(["r", "d", "f", "l"] as const).map((status) => count.call(this, status)), round]
+    return [
+      expected,
+      least,
+      ...(["running", "done", "failed", "lost"] as const).map((status) => count.call(this, status)),
+      round
+    ]
   }
 
   #change(...shard: ReadonlyArray<unknown>): void {
@@ -55,25 +70,50 @@ class Model {
     this.#change()
   }
 
-  join(owner: string, shards: number, round: number, known: number): string {
+  isOver(run: string): boolean {
+    return run !== "" && run !== this.run
+  }
+
+  join(owner: string, asked: Joining): string {
+    const { fresh, mismatch, round, run, shards } = asked
+    if (this.members.has(owner)) return "joined"
     if (!this.open) {
       this.open = true
       this.expected = shards
       this.least = 0
       this.round = Math.max(1, round)
       this.reset = ""
+      this.run = run
       this.shards = new Map()
-    } else if (this.expected === 0) {
-      this.expected = shards
-      if (shards > 0) this.#change()
-    } else if (round === 0 && shards > 0 && shards !== this.expected) {
-      return "mismatch"
     }
-    if (round > this.round) this.#begin(round)
-    if (round === this.round && known > this.shards.size) this.least = Math.max(this.least, known)
-    if (this.members.has(owner)) return "posted"
+    const others = this.members.size > 0
+    const anew = round === 0 && (this.isOver(run) || fresh && !others)
+    const differs = !anew && shards > 0 && this.expected > 0 && shards !== this.expected
+    if (differs && others && mismatch === "fail") return "mismatch"
+    if (anew) {
+      if (run !== "") this.run = run
+      this.expected = shards
+      if (others || this.shards.size > 0) this.#begin(this.round + 1)
+    } else if (shards > 0 && (this.expected === 0 || differs && mismatch !== "keep")) {
+      this.expected = shards
+      this.#change()
+    }
+    if (round > 0) this.#rejoin(asked)
     this.members.set(owner, this.log.length)
-    return "observing"
+    return "joined"
+  }
+
+  #rejoin({ known, round, run, shards }: Joining): void {
+    if (round > this.round) {
+      if (this.isOver(run)) {
+        this.run = run
+        this.expected = shards
+      }
+      this.#begin(round)
+    } else if (round === this.round && this.run === "") {
+      this.run = run
+    }
+    if (round === this.round && !this.isOver(run) && known > this.shards.size) this.least = Math.max(this.least, known)
   }
 
   leave(owner: string): void {
@@ -82,7 +122,7 @@ class Model {
       return
     }
     for (const [name, shard] of this.shards) {
-      if (shard.owner === owner && shard.status === "r") this.#move(name, "l", shard.token, owner)
+      if (shard.owner === owner && shard.status === "running") this.#move(name, "lost", shard.token, owner)
     }
   }
 
@@ -90,41 +130,50 @@ class Model {
     return !this.dead.has(owner.split("/")[0]!)
   }
 
-  register(owner: string, name: string, token: number): string {
+  register(owner: string, name: string, token: number, run = ""): string {
+    if (!this.open || this.members.size === 0) return "missing"
+    if (this.isOver(run)) return "ended"
+    const shard = this.shards.get(name)
+    if (shard?.status === "done") return "done"
+    if (shard?.status === "running") {
+      if (this.isAlive(shard.owner)) return "taken"
+      this.#move(name, "lost", shard.token, shard.owner)
+    }
+    this.#move(name, "running", token, owner)
+    return "granted"
+  }
+
+  /** What has become of a registration. */
+  recall(owner: string, name: string, token: number): string {
     if (!this.open || this.members.size === 0) return "missing"
     const shard = this.shards.get(name)
-    if (shard?.status === "d") return "done"
-    if (shard?.status === "r") {
-      if (this.isAlive(shard.owner)) return "taken"
-      this.#move(name, "l", shard.token, shard.owner)
-    }
-    this.#move(name, "r", token, owner)
-    return "granted"
+    return shard?.status === "running" && shard.owner === owner && shard.token === token ? "granted" : "absent"
   }
 
   submit(name: string, token: number, fine: boolean, value: string): string {
     const shard = this.shards.get(name)
-    if (!this.open || shard?.token !== token || shard.status === "l") return "refused"
-    if (shard.status === "r") {
+    if (!this.open || shard?.token !== token || shard.status === "lost") return "refused"
+    if (shard.status === "running") {
       if (!this.isAlive(shard.owner)) return "refused"
-      this.#move(name, fine ? "d" : "f", token, shard.owner, value)
+      this.#move(name, fine ? "done" : "failed", token, shard.owner, value)
     }
     return "submitted"
   }
 
-  restore(name: string, status: Status, token: number, value: string, round: number): string {
+  restore(name: string, status: Status, token: number, value: string, round: number, run: string): string {
     if (!this.open || this.members.size === 0) return "missing"
-    if (round !== this.round) return "refused"
+    if (round !== this.round || this.isOver(run)) return "refused"
     const shard = this.shards.get(name)
     const newer = shard === undefined || shard.token < token ||
-      shard.token === token && status !== "l" && (shard.status === "r" || shard.status === "l")
-    if (!newer || shard?.status === "d") return "refused"
+      shard.token === token && status !== "lost" && (shard.status === "running" || shard.status === "lost")
+    if (!newer || shard?.status === "done") return "refused"
     this.#move(name, status, token, "", value)
     return "restored"
   }
 
-  clear(reset: string): string {
+  clear(reset: string, run: string): string {
     if (!this.open || this.members.size === 0) return "missing"
+    if (this.isOver(run)) return "ended"
     if (this.reset !== reset) {
       this.reset = reset
       this.#begin(this.round + 1)
@@ -144,6 +193,7 @@ const step = fc.oneof(
   { weight: 4, arbitrary: fc.record({ do: fc.constant("join" as const), session, shard, pick, more }) },
   { weight: 1, arbitrary: fc.record({ do: fc.constant("leave" as const), session, shard, pick, more }) },
   { weight: 10, arbitrary: fc.record({ do: fc.constant("register" as const), session, shard, pick, more }) },
+  { weight: 4, arbitrary: fc.record({ do: fc.constant("recall" as const), session, shard, pick, more }) },
   { weight: 2, arbitrary: fc.record({ do: fc.constant("give" as const), session, shard, pick, more }) },
   { weight: 8, arbitrary: fc.record({ do: fc.constant("submit" as const), session, shard, pick, more }) },
   { weight: 3, arbitrary: fc.record({ do: fc.constant("restore" as const), session, shard, pick, more }) },
@@ -163,13 +213,12 @@ layer(TestServer.layer, { excludeTestServices: true })("the task group actor", (
           fc.assert(
             fc.asyncProperty(fc.array(step, { minLength: 1, maxLength: 60, size: "max" }), async (steps) => {
               const namespace = freshNamespace()
-              const { answers, ask, end, itemKeys, key, keys, mail, open, reap, repeat, send } = actor(
+              const { answers, end, key, keys, look, mail, open, reap, repeat, send } = actor(
                 redis,
                 namespace,
-                "tasks:x\u0000}{:\n",
-                "tasks-items:x\u0000}{:\n"
+                "taskGroup:x\u0000}{:\n"
               )
-              const resource = [key, ...itemKeys]
+              const resource = keysOf(key)
               const model = new Model()
               const sessions = ["S0", "S1", "S2"]
               const given: Array<{ readonly name: string; readonly token: number; readonly owner: string }> = []
@@ -181,9 +230,12 @@ layer(TestServer.layer, { excludeTestServices: true })("the task group actor", (
               const memberOf = (id: string) =>
                 [...model.members.keys()].find((owner) => owner.startsWith(`${id}/`))?.split("/")[1]
 
-              const register = async (id: string, name: string) => {
+              // Of a member of this run, of one that does not say, and of one of another run, which is the least likely.
+              const runOf = (pick: number) => pick % 7 === 0 ? "other" : pick % 2 === 0 ? "" : model.run
+
+              const register = async (id: string, name: string, run = "") => {
                 const own = `i${++count}`
-                const reply = await send(id, "tasks.register", [own, name])
+                const reply = await send(id, "taskGroup.register", [own, name, run, ""])
                 // It has to be the newest of all.
                 const token = reply[0] === "granted" ? Number(reply[1]) : newest
                 if (reply[0] === "granted") {
@@ -192,23 +244,30 @@ layer(TestServer.layer, { excludeTestServices: true })("the task group actor", (
                   given.push({ name, token, owner: `${id}/${own}` })
                 }
                 if (reply[0] === "done") assert.strictEqual(JSON.stringify(reply[1]), model.shards.get(name)!.value)
-                assert.strictEqual(reply[0], model.register(`${id}/${own}`, name, token))
+                assert.strictEqual(reply[0], model.register(`${id}/${own}`, name, token, run))
               }
 
+              // How many a member has been told of since it has joined.
+              const changes = (owner: string) => model.log.length - model.members.get(owner)!
+
               const check = async () => {
-                const [tag, ...page] = await ask("", "tasks.read", [1, "dfl"], resource) as unknown as [
-                  string,
-                  ...Array<number>,
-                  ReadonlyArray<readonly [string, Status, unknown]>
-                ]
+                type Entry = readonly [name: string, status: Status, value: unknown, about: unknown]
+                const [tag, ...page] = await look("taskGroup.read", [1, "done failed lost"])
                 assert.strictEqual(tag, model.open ? "page" : "missing")
                 if (model.open) {
                   assert.deepStrictEqual<unknown>(page.slice(0, 7), model.counts)
-                  assert.strictEqual(page[8], 0)
-                  const rest = [...model.shards].filter(([, { status }]) => status !== "r")
+                  assert.deepStrictEqual<unknown>(page.slice(8, 10), [model.run, 0])
+                  const rest = [...model.shards].filter(([, { status }]) => status !== "running")
                   assert.deepStrictEqual<unknown>(
-                    page[9],
-                    rest.map(([name, { status, value }]) => [name, status, value === "" ? null : JSON.parse(value)])
+                    page[10],
+                    rest.map((
+                      [name, { status, value }]
+                    ) => [name, status, value === "" ? null : JSON.parse(value), null])
+                  )
+                  const all = (await look("taskGroup.read", [1, "running done failed lost"]))[11] as Array<Entry>
+                  assert.deepStrictEqual(
+                    all.map(([name, status]) => [name, status]),
+                    [...model.shards].map(([name, { status }]) => [name, status])
                   )
                 }
                 for (const [owner, from] of model.members) {
@@ -218,8 +277,6 @@ layer(TestServer.layer, { excludeTestServices: true })("the task group actor", (
                   for (const [tag, of, ...state] of await mail(session)) {
                     if (tag !== "changed" || of !== id) continue
                     const next = Number(state[7])
-                    // Who joins again is told how it is, behind everything else.
-                    if (next === version) continue
                     assert.strictEqual(next, ++version)
                     shown.push([...state.slice(0, 7), ...state.slice(8)])
                   }
@@ -234,25 +291,61 @@ layer(TestServer.layer, { excludeTestServices: true })("the task group actor", (
                 switch (one.do) {
                   case "join": {
                     const round = [0, model.round, model.round + 1][one.pick % 3]!
-                    const shards = one.more === 0 ? 0 : 1 + one.more
+                    const asked: Joining = {
+                      shards: one.more === 0 ? 0 : 1 + one.more,
+                      mismatch: (["fail", "keep", "resize"] as const)[one.pick % 10 % 3]!,
+                      run: one.pick < 16 ? "" : one.pick < 27 ? "run" : "another run",
+                      fresh: one.pick % 5 === 0,
+                      round,
+                      known: one.shard
+                    }
                     const own = memberOf(id) ?? `m${++count}`
-                    const reply = await send(id, "tasks.join", [own, shards, 60_000, round, one.shard])
-                    assert.strictEqual(reply[0], model.join(`${id}/${own}`, shards, round, one.shard))
-                    if (reply[0] !== "observing") break
+                    const known = versions.has(`${id}/${own}`)
+                    const reply = await send(id, "taskGroup.join", [
+                      own,
+                      asked.shards,
+                      asked.mismatch,
+                      60_000,
+                      asked.run,
+                      asked.fresh ? "1" : "",
+                      "",
+                      round,
+                      asked.known
+                    ])
+                    assert.strictEqual(reply[0], model.join(`${id}/${own}`, asked))
+                    if (reply[0] !== "joined") break
                     assert.deepStrictEqual<unknown>(reply.slice(1, 8), model.counts)
-                    versions.set(`${id}/${own}`, Number(reply[8]))
+                    // Asked again, it is the state that the events have led to.
+                    if (known) {
+                      assert.strictEqual(Number(reply[8]), versions.get(`${id}/${own}`)! + changes(`${id}/${own}`))
+                    } else versions.set(`${id}/${own}`, Number(reply[8]))
                     break
                   }
                   case "leave": {
                     const own = memberOf(id)
-                    if (own === undefined) break
+                    if (own === undefined) {
+                      break
+                    }
                     await send(id, "session.leave", [own])
                     model.leave(`${id}/${own}`)
                     break
                   }
                   case "register":
-                    await register(id, name)
+                    await register(id, name, runOf(one.pick))
                     break
+                  case "recall": {
+                    if (pickOne === undefined) break
+                    const [session, own] = pickOne.owner.split("/") as [string, string]
+                    if (session !== id) break
+                    const expected = model.recall(pickOne.owner, pickOne.name, pickOne.token)
+                    const reply = await send(id, "taskGroup.register", [own, pickOne.name, runOf(one.shard), "1"])
+                    assert.strictEqual(reply[0], expected)
+                    if (expected !== "granted") break
+                    assert.strictEqual(Number(reply[1]), pickOne.token)
+                    // The same request again changes nothing either.
+                    assert.deepStrictEqual(await send(id, "taskGroup.register", [own, pickOne.name, "", ""]), reply)
+                    break
+                  }
                   case "give": {
                     const own = pickOne?.owner.split("/") ?? [id, "none"]
                     if (own[0] !== id) break
@@ -264,23 +357,31 @@ layer(TestServer.layer, { excludeTestServices: true })("the task group actor", (
                     if (pickOne === undefined) break
                     const value = JSON.stringify({ text: names[one.more], n: count })
                     const fine = one.more > 0
-                    const reply = await send(id, "tasks.submit", [pickOne.name, pickOne.token, fine ? "1" : "", value])
+                    const reply = await send(id, "taskGroup.submit", [
+                      pickOne.name,
+                      pickOne.token,
+                      fine ? "1" : "",
+                      value
+                    ])
                     assert.strictEqual(reply[0], model.submit(pickOne.name, pickOne.token, fine, value))
                     break
                   }
                   case "restore": {
                     if (pickOne === undefined) break
-                    const status = (["d", "f", "l"] as const)[one.more]!
-                    const value = status === "l" ? "" : JSON.stringify([one.pick])
+                    const status = (["done", "failed", "lost"] as const)[one.more]!
+                    const value = status === "lost" ? "" : JSON.stringify([one.pick])
                     const round = model.round - Number(one.shard === 2)
-                    const reply = await send(id, "tasks.restore", [pickOne.name, status, pickOne.token, value, round])
-                    assert.strictEqual(reply[0], model.restore(pickOne.name, status, pickOne.token, value, round))
+                    const run = runOf(one.pick)
+                    const args = [pickOne.name, status, pickOne.token, value, round, run]
+                    const reply = await send(id, "taskGroup.restore", args)
+                    assert.strictEqual(reply[0], model.restore(pickOne.name, status, pickOne.token, value, round, run))
                     break
                   }
                   case "reset": {
                     const reset = `reset ${Math.floor(count / 3)}`
-                    const reply = await send(id, "tasks.reset", [reset])
-                    assert.strictEqual(reply[0], model.clear(reset))
+                    const run = runOf(one.pick)
+                    const reply = await send(id, "taskGroup.reset", [reset, run])
+                    assert.strictEqual(reply[0], model.clear(reset, run))
                     break
                   }
                   case "repeat": {
@@ -296,11 +397,16 @@ layer(TestServer.layer, { excludeTestServices: true })("the task group actor", (
                     const other = sessions[(one.session + 1) % 3]!
                     await register(other, name)
                     if (pickOne !== undefined) {
-                      const reply = await send(other, "tasks.submit", [pickOne.name, pickOne.token, "1", "\"late\""])
+                      const reply = await send(other, "taskGroup.submit", [
+                        pickOne.name,
+                        pickOne.token,
+                        "1",
+                        "\"late\""
+                      ])
                       assert.strictEqual(reply[0], model.submit(pickOne.name, pickOne.token, true, "\"late\""))
                     }
                     assert.strictEqual(await reap(id, (own) => model.leave(`${id}/${own}`)), "forgotten")
-                    assert.strictEqual(await redis.exists(keys(id).slice(2)), 0)
+                    assert.strictEqual(await redis.exists(keys(id).slice(3)), 0)
                     sessions[one.session] = `N${++count}`
                     await open(sessions[one.session]!)
                   }
@@ -317,8 +423,10 @@ layer(TestServer.layer, { excludeTestServices: true })("the task group actor", (
                 const wanted = model.open && (key === resource[0] || model.shards.size > 0)
                 assert.isTrue(wanted ? left > 50_000 && left <= 60_000 : left === -2, `${key} ${left}`)
               }
-              await redis.del(resource)
-              assert.deepStrictEqual(await redis.keys(`{${namespace}:*`), [`{${namespace}:00}:sessions`])
+              await redis.del([...resource])
+              // The floor of the tokens stays.
+              const rest = (await redis.keys(`{${namespace}:*`)).filter((key) => !key.endsWith(":floor"))
+              assert.deepStrictEqual(rest, [`{${namespace}:00}:sessions`])
             }),
             { numRuns: 200, endOnFailure: false }
           )

@@ -1,24 +1,24 @@
 /** Task groups: one worker for each shard, all the results for who waits, and word of workers that died. */
 import { assert, layer } from "@effect/vitest"
-import { Cause, Deferred, Effect, Exit, Fiber, Option, Queue, Scheduler, Schema, Scope, Stream } from "effect"
+import { Cause, Deferred, Duration, Effect, Exit, Fiber, Option, Queue, Scheduler, Schema, Scope, Stream } from "effect"
 import * as fc from "fast-check"
 import { Coordinator, TaskGroup } from "../src/index.ts"
-import { kernelOf } from "../src/internal/actor/kernel.ts"
+import { spaceOf } from "../src/internal/hold/place.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
+import { assertEmpty, deadlineOf, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
 import { asks } from "./support/requests.ts"
 import type { Server } from "./support/servers.ts"
-import { eventsOf, on, pending, promptly, several } from "./support/several.ts"
+import { eventsOf, forgetSession, fragile, on, pending, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
 /** Short, so that the namespace is empty soon. */
-const keep = "100 millis"
+const timeToLive = "100 millis"
 const timing = { partitions: 1, lease: "3 seconds", margin: "500 millis" } as const
 
 const groupOn = (context: Node, options?: { readonly shards?: number; readonly name?: string }) =>
-  on(context, TaskGroup.make({ name: "job", result: Schema.Number, keep, ...options }))
+  on(context, TaskGroup.make({ name: "job", result: Schema.Number, timeToLive, ...options }))
 
 const reasonOf = <A, E>(effect: Effect.Effect<A, TaskGroup.TaskGroupError<E>, Scope.Scope>) =>
   Effect.map(Effect.flip(effect), ({ reason }) => reason)
@@ -45,8 +45,8 @@ const endSession = (server: Server, namespace: string, context: Node) =>
     const sessions = `{${namespace}:00}:sessions`
     yield* server.cli(
       "EVAL",
-      "local n, _, read = struct.unpack('<dds', redis.call('HGET', KEYS[1], 's' .. ARGV[1])) " +
-        "redis.call('HSET', KEYS[1], 's' .. ARGV[1], struct.pack('<dds', n, 0, read)) " +
+      "local version, number, _, read, posted = struct.unpack('<Bdddd', redis.call('HGET', KEYS[1], 's' .. ARGV[1])) " +
+        "redis.call('HSET', KEYS[1], 's' .. ARGV[1], struct.pack('<Bdddd', version, number, 0, read, posted)) " +
         "redis.call('ZADD', KEYS[2], 0, ARGV[1])",
       2,
       sessions,
@@ -107,7 +107,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
       Effect.gen(function*() {
         const options = {
           name: "job",
-          keep,
+          timeToLive,
           shards: 1,
           result: Schema.Date,
           error: Schema.Struct({ code: Schema.BigInt })
@@ -183,7 +183,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         ]
         yield* Effect.scoped(Effect.gen(function*() {
           const [one, two] = [yield* groupOn(mine), yield* groupOn(other)]
-          const met = yield* line.once(asks("tasks.submit"), "blackholeReply")
+          const met = yield* line.once(asks("taskGroup.submit"), "blackholeReply")
           const ran = yield* Effect.forkChild(one.run("x", Effect.succeed(1)))
           yield* met
           yield* line.blackhole
@@ -240,7 +240,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
           const [one, two] = [yield* groupOn(mine), yield* groupOn(other, { shards: 40 })]
           const seen: Array<TaskGroup.Progress> = []
           const watching = yield* Effect.forkChild(
-            Stream.runForEach(one.progress, (progress) => Effect.sync(() => seen.push(progress)))
+            Stream.runForEach(one.changes, (progress) => Effect.sync(() => seen.push(progress)))
           )
           yield* eventually(Effect.sync(() => seen.length === 1))
           yield* Effect.forEach(Array.from({ length: 40 }, (_, n) => n), (n) =>
@@ -258,7 +258,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
             if (changed === undefined) {
               // Only the number of shards was said.
               assert.deepStrictEqual({ ...next, expected: undefined }, { ...counts, changed, expected: undefined })
-            } else if (changed.status === "registered") {
+            } else if (changed.status === "running") {
               assert.strictEqual(next.running, counts.running + 1, JSON.stringify([counts, next]))
             } else {
               assert.strictEqual(next[changed.status], counts[changed.status] + 1, JSON.stringify([counts, next]))
@@ -287,7 +287,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         const given = yield* Effect.forkChild(two.awaitAll())
         yield* Effect.yieldNow
         yield* Fiber.interrupt(given)
-        const fields = yield* server.cli("HKEYS", `{${namespace}:00}:tasks:job`)
+        const fields = yield* server.cli("HKEYS", `{${namespace}:00}:taskGroup:job`)
         assert.strictEqual(fields.split("\n").length, 3)
         const added = eventsOf(b!, namespace, server)
         const before = yield* added
@@ -300,7 +300,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const payload = Schema.Struct({ text: Schema.String, nested: Schema.Unknown })
-        const options = { name: "job \"\\\n:/{}\u0000é😀", keep, result: payload, error: payload } as const
+        const options = { name: "job \"\\\n:/{}\u0000é😀", timeToLive, result: payload, error: payload } as const
         const [one, two] = [yield* on(a!, TaskGroup.make(options)), yield* on(b!, TaskGroup.make(options))]
         const shards = [
           "__proto__",
@@ -320,12 +320,12 @@ layer(TestServer.layer, live)("a task group", (it) => {
         }))
         yield* Effect.forEach(shards, (shard, n) => (n % 2 === 0 ? one : two).run(shard, Effect.succeed(values[n]!)))
         const seen = yield* Stream.runCollect(Stream.take(
-          Stream.merge(two.progress, Stream.drain(Stream.fromEffect(Effect.scoped(one.register("\"]\n\u0000"))))),
+          Stream.merge(two.changes, Stream.drain(Stream.fromEffect(Effect.scoped(one.register("\"]\n\u0000"))))),
           3
         ))
         assert.deepStrictEqual(seen.map(({ changed }) => changed), [
           undefined,
-          { shard: "\"]\n\u0000", status: "registered" },
+          { shard: "\"]\n\u0000", status: "running" },
           { shard: "\"]\n\u0000", status: "lost" }
         ])
         yield* Effect.ignore(one.run("\"]\n\u0000", Effect.fail(values[1]!)))
@@ -368,7 +368,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         }
         const two = yield* on(
           b!,
-          TaskGroup.make({ name: "job", keep, result: Schema.Int, error: Schema.NonEmptyString })
+          TaskGroup.make({ name: "job", timeToLive, result: Schema.Int, error: Schema.NonEmptyString })
         )
         const task = yield* two.register("x")
         assert.strictEqual((yield* reasonOf(task.submit(1.5)))._tag, "InvalidPayload")
@@ -378,7 +378,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         yield* one.run("y", Effect.succeed(0.5))
         assert.deepInclude(yield* reasonOf(two.awaitAll()), {
           _tag: "InvalidPayload",
-          what: "The result of shard \"y\""
+          what: "The result of shard \"y\" of task group \"job\""
         })
         assert.deepStrictEqual(arrayOf(yield* one.awaitAll()), [["x", 1], ["y", 0.5]])
         assert.strictEqual((yield* reasonOf(two.run("y", Effect.succeed(1))))._tag, "InvalidPayload")
@@ -399,15 +399,15 @@ layer(TestServer.layer, live)("a task group", (it) => {
   it.effect("is remembered while nobody has it open, and useless outside of its scope", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
-        const keys = ["tasks:job", "tasks-items:job"].map((key) => `{${namespace}:00}:${key}`)
+        const keys = ["taskGroup:job", "taskGroup-items:job"].map((key) => `{${namespace}:00}:${key}`)
         const [gone, waiting, watching] = yield* Effect.scoped(Effect.gen(function*() {
           const group = yield* on(
             a!,
-            TaskGroup.make({ name: "job", result: Schema.Number, keep: "1 minute", shards: 2 })
+            TaskGroup.make({ name: "job", result: Schema.Number, timeToLive: "1 minute", shards: 2 })
           )
           yield* group.run("x", Effect.succeed(1))
           const waiting = yield* Effect.forkDetach(group.awaitAll())
-          const watching = yield* Effect.forkDetach(Stream.runCollect(group.progress))
+          const watching = yield* Effect.forkDetach(Stream.runCollect(group.changes))
           yield* realSleep(20)
           return [group, waiting, watching] as const
         }))
@@ -420,16 +420,17 @@ layer(TestServer.layer, live)("a task group", (it) => {
         assert.strictEqual((yield* reasonOf(gone.register("y")))._tag, "GroupGone")
         assert.strictEqual((yield* reasonOf(gone.reset))._tag, "GroupGone")
         assert.strictEqual((yield* reasonOf(gone.awaitAll()))._tag, "GroupGone")
-        assert.strictEqual((yield* Stream.runCollect(gone.progress)).length, 0)
+        assert.strictEqual((yield* Stream.runCollect(gone.changes)).length, 0)
         yield* Effect.scoped(Effect.gen(function*() {
           const group = yield* groupOn(b!, { shards: 2 })
-          for (const key of keys) assert.strictEqual(yield* server.cli("PTTL", key), "-1")
+          // For a day, which is renewed for as long as a session has it open.
+          for (const key of keys) assert.isAbove(Number(yield* server.cli("PTTL", key)), 86_000_000)
           yield* group.run("y", Effect.succeed(2))
           assert.deepStrictEqual(arrayOf(yield* group.awaitAll()), [["x", 1], ["y", 2]])
         }))
         // Nothing to remember, so it is gone at once.
-        yield* Effect.scoped(on(a!, TaskGroup.make({ name: "unused", result: Schema.Number, keep: "1 minute" })))
-        assert.strictEqual(yield* server.cli("EXISTS", `{${namespace}:00}:tasks:unused`), "0")
+        yield* Effect.scoped(on(a!, TaskGroup.make({ name: "unused", result: Schema.Number, timeToLive: "1 minute" })))
+        assert.strictEqual(yield* server.cli("EXISTS", `{${namespace}:00}:taskGroup:unused`), "0")
       })))
 
   it.effect("is restored after Redis has lost its data, with all that was submitted and word of what was lost", () =>
@@ -486,14 +487,14 @@ layer(TestServer.layer, live)("a task group", (it) => {
         assert.isNotEmpty(namespace)
       })))
 
-  it.effect("makes up for events that were lost, with the next reconnect", () =>
+  it.effect("makes up for events that were lost, within two heartbeats", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       const namespace = freshNamespace()
       yield* Effect.scoped(Effect.gen(function*() {
         const line = yield* proxy(server)
         const [mine, other] = [
-          yield* node(line.url, { namespace, ...timing, lease: "30 seconds" }),
+          yield* node(line.url, { namespace, ...timing, lease: "2 seconds" }),
           yield* node(server.url, { namespace, ...timing })
         ]
         yield* Effect.scoped(Effect.gen(function*() {
@@ -524,9 +525,9 @@ layer(TestServer.layer, live)("a task group", (it) => {
       Effect.gen(function*() {
         const [one, two] = [yield* groupOn(a!), yield* groupOn(b!)]
         const shown: Array<TaskGroup.Progress> = []
-        yield* Effect.forkScoped(Stream.runForEach(two.progress, (it) => Effect.sync(() => shown.push(it))))
+        yield* Effect.forkScoped(Stream.runForEach(two.changes, (it) => Effect.sync(() => shown.push(it))))
         yield* one.run("x", Effect.succeed(1))
-        const keys = ["tasks:job", "tasks-items:job"].map((key) => `{${namespace}:00}:${key}`)
+        const keys = ["taskGroup:job", "taskGroup-items:job"].map((key) => `{${namespace}:00}:${key}`)
         for (const key of keys) yield* server.cli("COPY", key, `${key}:before`)
         // By somebody who will not be there to say it again.
         yield* Effect.scoped(Effect.gen(function*() {
@@ -550,6 +551,255 @@ layer(TestServer.layer, live)("a task group", (it) => {
           ["y", 3]
         ])
       })))
+
+  it.effect("begins anew for another run, whose members alone have a say in it", () =>
+    several(3, ([a, b, c]) =>
+      Effect.gen(function*() {
+        const inRun = (context: Node, run: string) =>
+          on(context, TaskGroup.make({ name: "job", result: Schema.Number, shards: 2, timeToLive, run }))
+        const one = yield* inRun(a!, "monday")
+        yield* one.run("x", Effect.succeed(1))
+        const running = yield* Effect.forkChild(one.run("y", Effect.never))
+        const waiting = yield* awaiting(one)
+        // Others of the same run join it.
+        const same = yield* inRun(c!, "monday")
+        yield* eventually(Effect.map(same.snapshot, ({ done, running }) => done === 1 && running === 1))
+
+        const two = yield* inRun(b!, "tuesday")
+        assert.deepInclude(yield* two.snapshot, { round: 2, registered: 0, expected: 2 })
+        assert.deepInclude(yield* promptly(reasonOf(Fiber.join(running)), "the worker"), {
+          _tag: "LeaseLost",
+          reason: "revoked"
+        })
+        const ended = { _tag: "RunEnded", name: "job", run: "monday", current: "tuesday" } as const
+        assert.deepInclude(yield* promptly(reasonOf(Fiber.join(waiting)), "the waiter"), ended)
+        assert.deepInclude(yield* reasonOf(one.awaitAll()), ended)
+        assert.deepInclude(yield* reasonOf(one.register("x")), ended)
+        assert.deepInclude(yield* reasonOf(same.run("x", Effect.die("it was run for the former run"))), ended)
+        assert.deepInclude(yield* reasonOf(one.reset), ended)
+
+        yield* two.run("x", Effect.succeed(10))
+        yield* two.run("y", Effect.succeed(20))
+        assert.deepStrictEqual(arrayOf(yield* two.awaitAll()), [["x", 10], ["y", 20]])
+      })))
+
+  it.effect("is found completed by the next program, unless that begins anew", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const options = { name: "job", result: Schema.Number, shards: 1, timeToLive: "2 seconds" } as const
+        const open = (context: Node, more: { readonly run?: string; readonly fresh?: true }) =>
+          on(context, TaskGroup.make({ ...options, ...more }))
+        const doneIn = (context: Node, more: { readonly run?: string; readonly fresh?: true }) =>
+          Effect.scoped(Effect.map(Effect.flatMap(open(context, more), (group) => group.snapshot), ({ done }) => done))
+        const completeIn = (run?: string) =>
+          Effect.scoped(
+            Effect.flatMap(open(a!, run === undefined ? {} : { run }), (it) => it.run("x", Effect.succeed(1)))
+          )
+        yield* completeIn()
+        assert.strictEqual(yield* doneIn(b!, {}), 1)
+        assert.strictEqual(yield* doneIn(b!, { fresh: true }), 0)
+        yield* completeIn()
+        assert.strictEqual(yield* doneIn(b!, { run: "1" }), 0)
+        yield* completeIn("1")
+        assert.strictEqual(yield* doneIn(b!, { run: "1" }), 1)
+        assert.strictEqual(yield* doneIn(b!, {}), 1)
+        assert.strictEqual(yield* doneIn(b!, { run: "2" }), 0)
+
+        // While another process has it open, no other one begins anew.
+        const one = yield* on(a!, TaskGroup.make(options))
+        yield* one.run("x", Effect.succeed(1))
+        assert.strictEqual(yield* doneIn(b!, { fresh: true }), 1)
+      })))
+
+  it.effect("does not mind processes that have died when it begins anew, or with another number of shards", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const options = { name: "job", result: Schema.Number, timeToLive } as const
+        const dying = yield* fragile(server, line, namespace, 1)
+        const former = yield* on(dying, TaskGroup.make({ ...options, shards: 2 }))
+        yield* former.run("x", Effect.succeed(1))
+        const other = yield* on(dying, TaskGroup.make({ ...options, name: "other", shards: 2 }))
+        const session = yield* sessionOf(dying)
+        yield* line.blackhole
+        // The heartbeat of the other coordinator is too slow to reap it.
+        const time = Effect.map(server.cli("TIME"), (time) => Number(time.split("\n")[0]) * 1000)
+        yield* eventually(
+          Effect.map(Effect.all([time, deadlineOf(server, namespace, session)]), ([now, at]) => now > at)
+        )
+        const group = yield* on(a!, TaskGroup.make({ ...options, shards: 2, fresh: true }))
+        assert.deepInclude(yield* group.snapshot, { registered: 0, round: 2 })
+        const resized = yield* on(a!, TaskGroup.make({ ...options, name: "other", shards: 3 }))
+        assert.deepInclude(yield* resized.snapshot, { expected: 3 })
+        // It comes back, brings nothing of the former round with it, and takes over the new number.
+        yield* line.pass
+        yield* line.closeAll
+        yield* eventually(Effect.map(server.cli("HLEN", `{${namespace}:00}:taskGroup:job`), (found) => found === "3"))
+        assert.deepInclude(yield* group.snapshot, { registered: 0, round: 2 })
+        yield* eventually(Effect.map(other.snapshot, ({ expected }) => expected === 3))
+      }), { lease: "30 seconds" }))
+
+  it.effect("is asked what another number of shards means", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const open = (context: Node, shards: number, onMismatch?: "fail" | "keep" | "resize") =>
+          on(context, TaskGroup.make({ name: "job", result: Schema.Number, timeToLive, shards, onMismatch }))
+        const expected = (group: TaskGroup.TaskGroup<number, string>) =>
+          Effect.map(group.snapshot, (progress) => progress.expected)
+        const one = yield* open(a!, 2)
+        yield* one.run("x", Effect.succeed(1))
+        yield* one.run("y", Effect.succeed(1))
+        const mismatch = yield* reasonOf(open(b!, 3))
+        assert.deepInclude(mismatch, { _tag: "ShardsMismatch", name: "job", shards: 3, existing: 2 })
+        assert.strictEqual(yield* expected(yield* open(b!, 3, "keep")), 2)
+        const two = yield* open(b!, 3, "resize")
+        assert.strictEqual(yield* expected(one), 3)
+        const waiting = yield* awaiting(one)
+        // It stays resized when a member that has said another number joins again.
+        yield* forgetSession(a!, namespace, server)
+        yield* eventually(Effect.map(one.snapshot, ({ expected, done }) => expected === 3 && done === 2))
+        yield* pending(waiting)
+        yield* two.run("z", Effect.succeed(1))
+        assert.strictEqual((yield* promptly(Fiber.join(waiting), "the waiter")).size, 3)
+      })))
+
+  it.effect("interrupts a worker whose registration has ended, also when no event told it", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const [mine, other] = [
+          yield* node(line.url, { namespace, ...timing, lease: "2 seconds" }),
+          yield* node(server.url, { namespace, ...timing })
+        ]
+        yield* Effect.scoped(Effect.gen(function*() {
+          const [one, two] = [yield* groupOn(mine), yield* groupOn(other)]
+          const running = yield* Effect.forkChild(one.run("x", Effect.never))
+          yield* eventually(Effect.map(two.snapshot, ({ running }) => running === 1))
+          // The reader sleeps while the event comes and goes.
+          const reading = yield* line.hold(({ name }) => name === "XREAD")
+          yield* two.run("y", Effect.succeed(1))
+          yield* reading.request
+          const mailbox = `{${namespace}:00}:mail:${yield* sessionOf(mine)}`
+          const before = (yield* server.cli("XREVRANGE", mailbox, "+", "-", "COUNT", 1)).split("\n")[0]!
+          yield* two.reset
+          const ids = (yield* server.cli("XRANGE", mailbox, `(${before}`, "+")).split("\n")
+            .filter((line) => /^\d+-\d+$/.test(line))
+          assert.isNotEmpty(ids)
+          yield* server.cli("XDEL", mailbox, ...ids)
+          yield* reading.release()
+          assert.deepInclude(yield* promptly(reasonOf(Fiber.join(running)), "the worker"), {
+            _tag: "LeaseLost",
+            reason: "revoked"
+          })
+          // Asking what has become of it has registered nothing in the new round.
+          assert.deepInclude(yield* two.snapshot, { round: 2, registered: 0 })
+        }))
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("shows every shard with its worker, and the results so far", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* groupOn(a!), yield* groupOn(b!)]
+        assert.deepStrictEqual(yield* one.shards, [])
+        assert.deepStrictEqual(arrayOf(yield* one.results), [])
+        yield* one.run("x", Effect.succeed(1))
+        yield* two.register("y")
+        yield* Effect.ignore(one.run("z", Effect.fail("no")))
+        yield* Effect.scoped(two.register("w"))
+        yield* Effect.succeed(2).pipe(two.run("v"))
+        const shards = yield* one.shards
+        assert.deepStrictEqual(
+          shards.map(({ shard, status, worker }) => [shard, status, worker?.node]),
+          [
+            ["x", "done", "node0"],
+            ["y", "running", "node1"],
+            ["z", "failed", "node0"],
+            ["w", "lost", "node1"],
+            ["v", "done", "node1"]
+          ]
+        )
+        assert.deepStrictEqual(shards.map(({ worker }) => worker?.pid), shards.map(() => process.pid))
+        assert.deepStrictEqual(arrayOf(yield* two.results), [["x", 1], ["v", 2]])
+        const many = Array.from({ length: 600 }, (_, n) => `many ${n}`)
+        yield* Effect.forEach(many, (shard) => one.run(shard, Effect.succeed(3)), { concurrency: "unbounded" })
+        assert.strictEqual((yield* two.shards).length, 605)
+        assert.strictEqual((yield* two.results).size, 602)
+      })))
+
+  it.effect("limits how long to wait, and how long a worker holds a shard", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* groupOn(a!, { shards: 1 }), yield* groupOn(b!)]
+        assert.deepInclude(yield* reasonOf(one.awaitAll({ wait: "20 millis" })), {
+          _tag: "WaitTimeout",
+          kind: "taskGroup",
+          key: "job",
+          away: false
+        })
+        const held = yield* reasonOf(two.run("x", Effect.never, { maxHold: "20 millis" }))
+        assert.deepInclude(held, { _tag: "LeaseLost", reason: "maxHold", kind: "taskGroup", key: "job" })
+        const task = yield* one.register("x", { maxHold: "20 millis" })
+        assert.strictEqual((yield* Effect.flip(task.lease.lost)).reason, "maxHold")
+        assert.strictEqual((yield* reasonOf(task.submit(1)))._tag, "LeaseLost")
+        yield* eventually(two.run("x", Effect.succeed(2)))
+        assert.deepStrictEqual(arrayOf(yield* one.awaitAll({ wait: "1 second" })), [["x", 2]])
+      })))
+
+  it.effect("has a lease of its own where it is given one", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const group = yield* on(
+          a!,
+          TaskGroup.make({ name: "job", result: Schema.Number, timeToLive, lease: "20 seconds" })
+        )
+        yield* group.run("x", Effect.succeed(1))
+        const leases = (yield* sessionsOf(a!)).map(({ lease }) => Duration.toMillis(lease))
+        assert.include(leases, 20_000)
+      })))
+
+  it.effect("ends registrations with the scope of the group", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const two = yield* groupOn(b!)
+        const scope = yield* Scope.make()
+        const task = yield* Effect.scoped(Effect.gen(function*() {
+          const one = yield* groupOn(a!)
+          return yield* Scope.provide(one.register("x"), scope)
+        }))
+        assert.deepInclude(yield* reasonOf(task.submit(1)), { _tag: "LeaseLost", reason: "closed" })
+        yield* Scope.close(scope, Exit.void)
+        assert.deepInclude(yield* two.snapshot, { lost: 1 })
+      })))
+
+  it.effect("fails to register while Redis is away, rather than waits", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const mine = yield* node(line.url, { namespace, ...timing, lease: "20 seconds", requestTimeout: "300 millis" })
+        yield* Effect.scoped(Effect.gen(function*() {
+          const group = yield* groupOn(mine)
+          const task = yield* group.register("x")
+          yield* line.blackhole
+          const reason = yield* promptly(reasonOf(group.register("y")), "an answer")
+          assert.include(["Timeout", "ConnectionLost", "NotConnected"], reason._tag)
+          // A result is not given up: it belongs to a hold that is still trusted.
+          const submitting = yield* Effect.forkChild(task.submit(1))
+          yield* realSleep(700)
+          yield* pending(submitting)
+          yield* line.pass
+          yield* line.closeAll
+          yield* promptly(Fiber.join(submitting), "the submission")
+          assert.deepStrictEqual(arrayOf(yield* group.results), [["x", 1]])
+        }))
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
 
   it.effect("does what its model does, whoever registers, submits, dies, resets or waits", () =>
     Effect.gen(function*() {
@@ -580,7 +830,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
     }))
 
   it.effect("is a typed service", () => {
-    class Count extends TaskGroup.Service<Count>()("count", { result: Schema.Number, shards: 1, keep }) {}
+    class Count extends TaskGroup.Service<Count>()("count", { result: Schema.Number, shards: 1, timeToLive }) {}
     return withNode(() =>
       Effect.gen(function*() {
         const count = yield* Count
@@ -628,12 +878,12 @@ layer(TestServer.layer, live)("a task group, interrupted before every operation 
       }),
     "progress": (group, shard) =>
       Effect.all([
-        Stream.runHead(Stream.filter(group.progress, ({ changed }) => changed?.shard === shard)),
+        Stream.runHead(Stream.filter(group.changes, ({ changed }) => changed?.shard === shard)),
         Effect.delay(Effect.scoped(group.register(shard)), 1)
       ], { concurrency: "unbounded" }),
     "make": (_, shard) =>
       Effect.scoped(
-        Effect.flatMap(TaskGroup.make({ name: `other ${shard}`, result: Schema.Number, keep }), (other) =>
+        Effect.flatMap(TaskGroup.make({ name: `other ${shard}`, result: Schema.Number, timeToLive }), (other) =>
           other.run("x", Effect.succeed(1)))
       )
   }
@@ -642,7 +892,7 @@ layer(TestServer.layer, live)("a task group, interrupted before every operation 
       withNode((namespace) =>
         Effect.gen(function*() {
           const server = yield* TestServer
-          const group = yield* TaskGroup.make({ name: "job", result: Schema.Number, keep })
+          const group = yield* TaskGroup.make({ name: "job", result: Schema.Number, timeToLive })
           const owned = Effect.map(server.cli("KEYS", `{${namespace}:*}:own:*`), (keys) => keys.split("\n"))
           let interrupted = 0
           for (let at = 1;; at++) {
@@ -654,19 +904,19 @@ layer(TestServer.layer, live)("a task group, interrupted before every operation 
               }).pipe(Effect.provideService(Scheduler.Scheduler, scheduler))
             )
             const exit = yield* Fiber.await(fiber)
-            // Nobody works, nobody is watched for, and the session owns nothing but the membership.
+            // Nobody works, nobody is watched for, and the session owns nothing but the membership; its set is never empty.
             yield* eventually(
               Effect.gen(function*() {
                 const { running } = yield* group.snapshot
                 const sizes = yield* Effect.forEach(yield* owned, (key) => server.cli("SCARD", key))
-                return running === 0 && sizes.join() === "1"
+                return running === 0 && sizes.join() === "2"
               }),
               { interval: 1, message: `at ${at}` }
             )
             const { claims } = (yield* Effect.flatMap(Coordinator.Coordinator, (it) => it.sessions))[0]!
             assert.strictEqual(claims, 1)
             const coordinator = yield* Coordinator.Coordinator
-            assert.isFalse(kernelOf(coordinator).partitionAt(0).claims.isWaiting())
+            assert.isFalse(spaceOf(coordinator).kernel.partitionAt(0).isWaiting())
             if (scheduler.count < at) {
               assert.isTrue(Exit.isSuccess(exit))
               break
@@ -681,7 +931,7 @@ layer(TestServer.layer, live)("a task group, interrupted before every operation 
 })
 
 interface Shard {
-  status: "registered" | "done" | "failed" | "lost"
+  status: "running" | "done" | "failed" | "lost"
   value: number
   owner: number
 }
@@ -704,7 +954,7 @@ const model = Effect.fnUntraced(function*(
     yield* Effect.addFinalizer(() => Scope.close(scope, Exit.void))
     const context = yield* Scope.provide(node(server.url, options), scope)
     const group = yield* Scope.provide(
-      on(context, TaskGroup.make({ name: "model", result: Schema.Number, keep: "1 minute", shards: expected })),
+      on(context, TaskGroup.make({ name: "model", result: Schema.Number, timeToLive: "1 minute", shards: expected })),
       scope
     )
     return { group, scope }
@@ -712,7 +962,7 @@ const model = Effect.fnUntraced(function*(
   const members = [yield* open, yield* open, yield* open]
   const watched = yield* Queue.unbounded<TaskGroup.Progress>()
   const observer = yield* open
-  yield* Effect.forkChild(Stream.runForEach(observer.group.progress, (it) => Queue.offer(watched, it)), {
+  yield* Effect.forkChild(Stream.runForEach(observer.group.changes, (it) => Queue.offer(watched, it)), {
     startImmediately: true
   })
   const shards = new Map<string, Shard>()
@@ -780,14 +1030,14 @@ const model = Effect.fnUntraced(function*(
       case "register": {
         const scope = yield* Scope.make()
         const exit = yield* Effect.exit(Scope.provide(group.register(shard), scope))
-        if (known?.status === "registered" || known?.status === "done") {
+        if (known?.status === "running" || known?.status === "done") {
           const reason = Option.getOrThrow(Exit.findErrorOption(exit)).reason._tag
           assert.strictEqual(reason, known.status === "done" ? "ShardDone" : "ShardTaken")
           yield* Scope.close(scope, Exit.void)
         } else {
           if (Exit.isFailure(exit)) return yield* Effect.failCause(exit.cause)
           tasks.push({ who, shard, task: exit.value, scope, round, ended: false })
-          yield* change(shard, "registered", { owner: who })
+          yield* change(shard, "running", { owner: who })
         }
         break
       }
@@ -810,15 +1060,15 @@ const model = Effect.fnUntraced(function*(
         break
       case "run": {
         const exit = yield* Effect.exit(group.run(shard, Effect.succeed(value)))
-        if (known?.status === "registered") {
+        if (known?.status === "running") {
           assert.isTrue(Exit.isFailure(exit))
         } else if (known?.status === "done") {
           assert.deepStrictEqual(exit, Exit.succeed(known.value))
         } else {
           assert.deepStrictEqual(exit, Exit.succeed(value))
           // Both at once, as far as who waits can tell.
-          shards.set(shard, { status: "registered", value: 0, owner: who })
-          changes.push(`${shard} registered`)
+          shards.set(shard, { status: "running", value: 0, owner: who })
+          changes.push(`${shard} running`)
           yield* change(shard, "done", { value })
         }
         break
@@ -856,7 +1106,7 @@ const model = Effect.fnUntraced(function*(
     const now = yield* observer.group.snapshot
     assert.deepStrictEqual(
       [now.round, now.expected, now.registered, now.running, now.done, now.failed, now.lost],
-      [round, expected, shards.size, count("registered"), count("done"), count("failed"), count("lost")]
+      [round, expected, shards.size, count("running"), count("done"), count("failed"), count("lost")]
     )
   }
   // All that has changed has been shown, once and in order.

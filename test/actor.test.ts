@@ -8,12 +8,13 @@ import * as fc from "fast-check"
 import { actor, client } from "./support/actor.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
-type Event = readonly ["granted" | "refused", string]
+type Event = readonly ["granted" | "exceeds" | "joined", string]
 
 /** What the actor is to do, in as few words as possible. */
 class Model {
   capacity = 0
   readonly holds = new Map<string, number>()
+  readonly members = new Set<string>()
   queue: Array<readonly [owner: string, weight: number]> = []
   readonly dead = new Set<string>()
   readonly events = new Map<string, Array<Event>>()
@@ -22,7 +23,7 @@ class Model {
     return [...this.holds.values()].reduce((sum, weight) => sum + weight, 0)
   }
 
-  #post(owner: string, event: "granted" | "refused"): void {
+  #post(owner: string, event: Event[0]): void {
     const [session, id] = owner.split("/") as [string, string]
     this.events.set(session, [...this.events.get(session) ?? [], [event, id]])
   }
@@ -34,8 +35,11 @@ class Model {
       const [owner, weight] = first
       if (!this.dead.has(owner.split("/")[0]!)) {
         if (this.capacity === 0) return
-        if (weight > this.capacity) this.#post(owner, "refused")
-        else if (this.taken + weight <= this.capacity) {
+        if (weight > this.capacity) this.#post(owner, "exceeds")
+        else if (weight === 0) {
+          this.members.add(owner)
+          this.#post(owner, "joined")
+        } else if (this.taken + weight <= this.capacity) {
           this.holds.set(owner, weight)
           this.#post(owner, "granted")
         } else return
@@ -46,14 +50,25 @@ class Model {
 
   // A resource without a hold and a waiter is forgotten.
   #forget(): void {
-    if (this.holds.size === 0 && this.queue.length === 0) this.capacity = 0
+    if (this.#isEmpty()) this.capacity = 0
+  }
+
+  #isEmpty(): boolean {
+    return this.holds.size + this.members.size + this.queue.length === 0
+  }
+
+  /** What a claim that asks again is told, if it is known. */
+  #known(owner: string): string | undefined {
+    return this.holds.has(owner) ? "granted" : this.queue.some(([waiter]) => waiter === owner) ? "queued" : undefined
   }
 
   take(owner: string, weight: number, capacity: number, wait: boolean): string {
-    if (this.holds.size === 0 && this.queue.length === 0) this.capacity = capacity
+    const known = this.#known(owner)
+    if (known !== undefined) return known
+    if (this.#isEmpty()) this.capacity = capacity
     if (this.capacity === 0) return "missing"
     const reply = weight > this.capacity
-      ? "tooBig"
+      ? "exceeds"
       : this.queue.length === 0 && this.taken + weight <= this.capacity
       ? "granted"
       : wait
@@ -66,28 +81,28 @@ class Model {
   }
 
   drop(owner: string): string {
-    const found = this.holds.delete(owner) || this.queue.some(([waiter]) => waiter === owner)
+    const found = this.holds.delete(owner) || this.members.delete(owner) ||
+      this.queue.some(([waiter]) => waiter === owner)
     this.queue = this.queue.filter(([waiter]) => waiter !== owner)
     if (found) this.#serve()
     this.#forget()
     return found ? "released" : "absent"
   }
 
-  create(owner: string, permits: number): string {
-    if (this.capacity !== 0 && this.capacity !== permits) return "mismatch"
-    this.capacity = permits
-    this.holds.set(owner, 0)
-    this.#serve()
-    return "granted"
-  }
-
-  attach(owner: string): string {
-    if (this.capacity === 0) {
-      this.queue.push([owner, 0])
+  join(owner: string, permits: number, mismatch: "fail" | "keep" | "resize" | "attach"): string {
+    if (this.capacity === 0 && mismatch === "attach") {
+      if (this.#known(owner) === undefined) this.queue.push([owner, 0])
       return "queued"
     }
-    this.holds.set(owner, 0)
-    return "granted"
+    const differs = this.capacity !== 0 && this.capacity !== permits
+    const member = this.members.has(owner)
+    if (differs && mismatch === "fail" && !member && this.members.size > 0) return "mismatch"
+    if (this.capacity === 0 || differs && !member && mismatch !== "keep" && mismatch !== "attach") {
+      this.capacity = permits
+    }
+    this.members.add(owner)
+    this.#serve()
+    return "joined"
   }
 
   resize(permits: number): string {
@@ -107,18 +122,13 @@ class Model {
     return "granted"
   }
 
-  check(owner: string): string {
-    if (this.holds.has(owner)) return "granted"
-    return this.queue.some(([waiter]) => waiter === owner) ? "queued" : "absent"
-  }
-
   /** A session dies: nothing happens until it is reaped, but its waiters are passed over. */
   die(session: string): void {
     this.dead.add(session)
   }
 
   reap(session: string): void {
-    for (const owner of [...this.holds.keys(), ...this.queue.map(([owner]) => owner)]) {
+    for (const owner of [...this.holds.keys(), ...this.members, ...this.queue.map(([owner]) => owner)]) {
       if (owner.startsWith(`${session}/`)) this.drop(owner)
     }
   }
@@ -126,12 +136,15 @@ class Model {
 
 type Step =
   | { readonly do: "take"; readonly session: number; readonly weight: number; readonly wait: boolean }
-  | { readonly do: "release" | "check"; readonly session: number; readonly pick: number }
+  | { readonly do: "release" | "again"; readonly session: number; readonly pick: number }
   | { readonly do: "reweigh"; readonly session: number; readonly pick: number; readonly weight: number }
-  | { readonly do: "create"; readonly session: number; readonly permits: number }
-  | { readonly do: "attach" | "die" | "repeat"; readonly session: number }
+  | { readonly do: "join"; readonly session: number; readonly permits: number; readonly mismatch: Mismatch }
+  | { readonly do: "die" | "repeat"; readonly session: number }
   | { readonly do: "resize"; readonly session: number; readonly permits: number }
 
+type Mismatch = "fail" | "keep" | "resize" | "attach"
+
+const mismatch = fc.constantFrom<Mismatch>("fail", "keep", "resize", "attach")
 const session = fc.nat({ max: 2 })
 const pick = fc.nat({ max: 30 })
 const weight = fc.integer({ min: 1, max: 4 })
@@ -140,14 +153,17 @@ const permits = fc.integer({ min: 1, max: 4 })
 const step: fc.Arbitrary<Step> = fc.oneof(
   { weight: 8, arbitrary: fc.record({ do: fc.constant("take" as const), session, weight, wait: fc.boolean() }) },
   { weight: 6, arbitrary: fc.record({ do: fc.constant("release" as const), session, pick }) },
-  { weight: 1, arbitrary: fc.record({ do: fc.constant("check" as const), session, pick }) },
+  { weight: 1, arbitrary: fc.record({ do: fc.constant("again" as const), session, pick }) },
   { weight: 2, arbitrary: fc.record({ do: fc.constant("reweigh" as const), session, pick, weight }) },
-  { weight: 2, arbitrary: fc.record({ do: fc.constant("create" as const), session, permits }) },
-  { weight: 1, arbitrary: fc.record({ do: fc.constant("attach" as const), session }) },
+  { weight: 3, arbitrary: fc.record({ do: fc.constant("join" as const), session, permits, mismatch }) },
   { weight: 1, arbitrary: fc.record({ do: fc.constant("resize" as const), session, permits }) },
   { weight: 1, arbitrary: fc.record({ do: fc.constant("repeat" as const), session }) },
   { weight: 1, arbitrary: fc.record({ do: fc.constant("die" as const), session }) }
 )
+
+/** An event for one claim: its tag, the claim, and the token if it is a grant. */
+const tagged = (event: ReadonlyArray<any>): Array<string> =>
+  event[0] === "each" ? [event[3], event[1][0]] : [event[0], event[1], event[2]]
 
 layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (it) => {
   it.effect("answers, grants in order, keeps within capacity, and leaves nothing behind", () =>
@@ -164,11 +180,12 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
               const { answers, ask, end, key, keys, mail, open, reap, repeat, send } = actor(
                 redis,
                 namespace,
-                isLock ? "lock:x\u0000}{:\n" : "sem:é😀"
+                isLock ? "lock:x\u0000}{:\n" : "semaphore:é😀"
               )
               const model = new Model()
               const names = ["S0", "S1", "S2"]
               const ids: Array<Array<string>> = [[], [], []]
+              const weights = new Map<string, number>()
               let generation = 0
               let count = 0
               let token = 0
@@ -185,7 +202,9 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
               const collect = async () => {
                 const fresh: Array<Array<string | number>> = []
                 for (const name of names) {
-                  const events = (await mail(name)).filter(([tag]) => tag === "granted" || tag === "refused")
+                  const events = (await mail(name)).filter(([tag]) => tag === "granted" || tag === "each").map((
+                    event
+                  ) => tagged(event))
                   assert.deepStrictEqual<unknown>(events.map(([tag, id]) => [tag, id]), model.events.get(name) ?? [])
                   fresh.push(...events.slice(seen.get(name) ?? 0))
                   seen.set(name, events.length)
@@ -209,41 +228,43 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
                   case "take": {
                     const id = fresh()
                     const heavy = isLock ? 1 : step.weight
-                    reply = await send(name, "semaphore.take", [id, heavy, implicit, step.wait ? "1" : ""])
+                    reply = await send(name, "semaphore.take", [id, heavy, implicit, step.wait ? 1 : 0])
                     expected = model.take(owner(id), heavy, implicit, step.wait)
+                    weights.set(id, heavy)
                     grants(reply)
                     break
                   }
-                  case "release":
-                  case "check": {
+                  case "release": {
                     const id = mine[step.pick % Math.max(1, mine.length)] ?? "none"
-                    reply = await send(name, `semaphore.${step.do}`, [id])
-                    expected = step.do === "release" ? model.drop(owner(id)) : model.check(owner(id))
+                    reply = await send(name, "semaphore.release", [id])
+                    expected = model.drop(owner(id))
+                    break
+                  }
+                  case "again": {
+                    // Asked again under the same id: told what has become of it, and granted no second time.
+                    const id = mine[step.pick % Math.max(1, mine.length)]
+                    const heavy = id === undefined ? undefined : weights.get(id)
+                    if (id === undefined || heavy === undefined) break
+                    const known = model.holds.has(owner(id))
+                    reply = await send(name, "semaphore.take", [id, heavy, implicit, 1])
+                    expected = model.take(owner(id), heavy, implicit, true)
+                    if (!known) grants(reply)
                     break
                   }
                   case "reweigh": {
                     const id = mine[step.pick % Math.max(1, mine.length)] ?? "none"
                     const before = model.holds.get(owner(id))
-                    if (before === 0) break
-                    reply = await send(name, "semaphore.reweigh", [id, step.weight])
+                    reply = await send(name, "semaphore.reweigh", [id, step.weight, "1"])
                     expected = model.reweigh(owner(id), step.weight)
                     if (before !== undefined && step.weight > before) grants(reply)
                     break
                   }
-                  case "create": {
+                  case "join": {
                     if (isLock) break
                     const id = fresh()
-                    reply = await send(name, "semaphore.create", [id, step.permits])
-                    expected = model.create(owner(id), step.permits)
-                    grants(reply)
-                    break
-                  }
-                  case "attach": {
-                    if (isLock) break
-                    const id = fresh()
-                    reply = await send(name, "semaphore.attach", [id])
-                    expected = model.attach(owner(id))
-                    grants(reply)
+                    reply = await send(name, "semaphore.join", [id, step.permits, step.mismatch])
+                    expected = model.join(owner(id), step.permits, step.mismatch)
+                    if (reply[0] === "joined") assert.strictEqual(reply[1], model.capacity)
                     break
                   }
                   case "resize":
@@ -266,7 +287,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
                     const id = `i${++count}`
                     ids[(step.session + 1) % 3]!.push(id)
                     const heavy = 1
-                    const taken = await send(other, "semaphore.take", [id, heavy, implicit, "1"])
+                    const taken = await send(other, "semaphore.take", [id, heavy, implicit, 1])
                     assert.strictEqual(taken[0], model.take(`${other}/${id}`, heavy, implicit, true))
                     grants(taken)
                     for (const id of ids[(step.session + 1) % 3]!) {
@@ -278,7 +299,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
                     seen.delete(name)
                     model.reap(name)
                     assert.strictEqual(await reap(name), "forgotten")
-                    assert.strictEqual(await redis.exists(keys(name).slice(2)), 0)
+                    assert.strictEqual(await redis.exists(keys(name).slice(3)), 0)
                     const next = `N${++generation}`
                     names[step.session] = next
                     ids[step.session] = []
@@ -288,14 +309,17 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
                 }
                 if (reply !== undefined) assert.strictEqual(reply[0], expected, JSON.stringify(step))
                 await collect()
-                const [, capacity, taken, holds, waiting] = await ask("", "semaphore.state", [], [key])
+                const [, capacity, taken, holds, waiting] = await ask("", "semaphore.state", [], key)
                 assert.deepStrictEqual([taken, holds, waiting], [model.taken, model.holds.size, model.queue.length])
                 if (!isLock) assert.strictEqual(capacity, model.capacity)
               }
               for (const name of names) await end(name)
               for (const name of names) assert.strictEqual(await reap(name), "forgotten")
               assert.strictEqual(await redis.exists(key), 0)
-              assert.deepStrictEqual(await redis.keys(`{${namespace}:*`), [`{${namespace}:00}:sessions`])
+              assert.deepStrictEqual(
+                (await redis.keys(`{${namespace}:*`)).sort(),
+                [...token === 0 ? [] : [`{${namespace}:00}:floor`], `{${namespace}:00}:sessions`]
+              )
               assert.deepStrictEqual(
                 (await redis.hkeys(`{${namespace}:00}:sessions`)).sort(),
                 token === 0 ? ["partitions", "protocol"] : ["partitions", "protocol", "token"]

@@ -42,7 +42,7 @@ it.live("waits go on in a Cluster when a primary dies, and nothing is lost or do
         Effect.gen(function*() {
           const [one, two] = [parties[at % 3]![at]!, parties[(at + 1) % 3]![at]!]
           const waiting = [
-            yield* Effect.forkDetach(one.place.take),
+            yield* Effect.forkDetach(one.place.take()),
             yield* Effect.forkDetach(one.place.exchange(`first ${name}`)),
             yield* Effect.forkDetach(one.signal.await)
           ] as const

@@ -1,12 +1,13 @@
-/** Barriers, latches and gates on a Redis Cluster: who waits waits across the death of the primary that it waits at. */
+/** Barriers and latches on a Redis Cluster: a waiter goes on waiting across the death of the primary that it waits at. */
 import { assert, it } from "@effect/vitest"
 import { Effect, Fiber, Layer } from "effect"
-import { Barrier, Coordinator, CountDownLatch, DoubleBarrier, Gate, Redis } from "../src/index.ts"
+import { Barrier, Coordinator, CountDownLatch, DoubleBarrier, Latch, Redis } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
 import { cluster } from "./support/cluster.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node } from "./support/live.ts"
 import { on } from "./support/several.ts"
+import { insist } from "./support/uncertain.ts"
 
 const partitions = 4
 
@@ -46,13 +47,14 @@ it.live("parties on a Cluster go on waiting when a primary dies", () =>
       )
       const latches = yield* Effect.forEach(
         names,
-        (name) => Effect.forEach(contexts, (context) => on(context, CountDownLatch.make({ name, count: 3, keep })))
+        (name) =>
+          Effect.forEach(contexts, (context) => on(context, CountDownLatch.make({ name, count: 3, timeToLive: keep })))
       )
-      const gates = yield* Effect.forEach(
+      const plain = yield* Effect.forEach(
         names,
-        (name) => Effect.forEach(contexts, (context) => on(context, Gate.make({ name, keep })))
+        (name) => Effect.forEach(contexts, (context) => on(context, Latch.make({ name, timeToLive: keep })))
       )
-      // Whoever finds it broken, since Redis may have forgotten an arrival, comes again.
+      // A party that finds it broken, since Redis may have forgotten an arrival, comes again.
       const pass = (barrier: Barrier.Barrier<void>): Effect.Effect<number, Barrier.BarrierError> =>
         Effect.map(barrier.await(), ({ generation }) => generation).pipe(
           Effect.catchReason("BarrierError", "BarrierBroken", () => pass(barrier))
@@ -71,7 +73,7 @@ it.live("parties on a Cluster go on waiting when a primary dies", () =>
         yield* eventually(Effect.map(phases[at]![0]!.waiting, (waiting) => waiting === 2))
       }
       const opening = yield* Effect.forEach(
-        [...latches.map(([, latch]) => latch!.await), ...gates.map(([, gate]) => gate!.await)],
+        [...latches.map(([, latch]) => latch!.await), ...plain.map(([, latch]) => latch!.await)],
         (wait) => Effect.forkChild(wait)
       )
       for (const [one] of latches) assert.strictEqual(yield* one!.countDown({ id: "one" }), 2)
@@ -82,12 +84,12 @@ it.live("parties on a Cluster go on waiting when a primary dies", () =>
       yield* Effect.forEach(waiting, Fiber.join)
       yield* Effect.forEach(entering, Fiber.join)
       for (const [one, two, three] of latches) {
-        yield* two!.countDown({ id: "two" })
-        // Whoever has counted counts again by itself if that was forgotten.
+        yield* insist(two!.countDown({ id: "two" }))
+        // A member that has counted counts again by itself if Redis has forgotten it.
         yield* eventually(Effect.map(one!.count, (left) => left === 1))
-        yield* three!.countDown({ id: "three" })
+        yield* insist(three!.countDown({ id: "three" }))
       }
-      for (const [, , gate] of gates) yield* gate!.open
+      for (const [, , opened] of plain) yield* insist(opened!.open)
       yield* Effect.forEach(opening, Fiber.join)
     }))
     yield* Effect.flatMap(

@@ -34,13 +34,13 @@ const scenario = (missed: boolean) =>
             )
           )
           return yield* Effect.provideContext(
-            TaskGroup.make({ name: "job", result: Schema.Number, shards: 4, keep: "100 millis" }),
+            TaskGroup.make({ name: "job", result: Schema.Number, shards: 4, timeToLive: "100 millis" }),
             context
           )
         }))
       const waiting = yield* Effect.forkChild(three!.awaitAll({ onWorkerLost: "wait" }))
       const shown: Array<TaskGroup.Progress> = []
-      yield* Effect.forkScoped(Stream.runForEach(three!.progress, (it) => Effect.sync(() => shown.push(it))))
+      yield* Effect.forkScoped(Stream.runForEach(three!.changes, (it) => Effect.sync(() => shown.push(it))))
       yield* one!.run("a", Effect.succeed(1))
       const task = yield* two!.register("b")
       yield* eventually(Effect.sync(() => shown.at(-1)?.registered === 2), { message: "events" })

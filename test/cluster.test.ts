@@ -6,7 +6,7 @@ import { partitionOf } from "../src/internal/actor/keys.ts"
 import { type Cluster, cluster } from "./support/cluster.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"
-import { assertEmpty, freshNamespace, type Node } from "./support/live.ts"
+import { assertEmpty, freshNamespace, type Node, onNode } from "./support/live.ts"
 import { awaitInSync } from "./support/servers.ts"
 
 const partitions = 6
@@ -212,7 +212,7 @@ it.live("a Cluster moves a slot under load, and nobody loses anything", () =>
             Effect.forkChild(
               Effect.map(Lease.current, (lease) => Option.getOrThrow(lease).token).pipe(
                 Lock.withLock(key),
-                Effect.provideContext(other)
+                onNode(other)
               )
             ))
           const from = yield* nodes.serving(tag)

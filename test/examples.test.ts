@@ -15,13 +15,12 @@ const lines: Record<string, string> = {
   "50-fencing.ts": "SQL has what was written by the second, Redis has what was written by the second",
   "60-reentrant-and-max-hold.ts": "and the lock is free again",
   "70-loss.ts": "the next time: started, written, cleaned up",
-  "80-latch-and-gate.ts": "3 have begun, and all have finished",
-  "81-barrier.ts":
-    "6, 15, 24; and then: Generation 4 was broken, because a party has left (missing parties: 2): await again, or give up.",
+  "80-latches.ts": "3 have begun, and all have finished",
+  "81-barrier.ts": "6, 15, 24; and then: generation 4 broken (left), 2 missing",
   "85-task-group.ts": "6 shards, 179700 in all, and one of them by its second worker",
   "86-signal.ts": "woken: ann, cy",
   "87-rendezvous.ts": "delivered by bob, and swapped a pear for an apple",
-  "90-leader.ts": "leads: 10.0.0.2:8080",
+  "90-election.ts": "leads: 10.0.0.2:8080",
   "91-singleton.ts": "reports are made by a only"
 }
 

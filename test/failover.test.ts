@@ -5,7 +5,7 @@ import { Coordinator, Lease, Lock, Redis, Semaphore } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"
-import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
+import { assertEmpty, freshNamespace, type Node, node, onNode, TestServer } from "./support/live.ts"
 import { sentinel } from "./support/sentinel.ts"
 import { awaitInSync, type Server, standalone } from "./support/servers.ts"
 
@@ -122,7 +122,7 @@ it.live("a fail-over to a replica that has missed the last writes", () =>
 
       // The replica knows the sessions of the partition of `early`, and none of the partition of `late`.
       yield* Effect.provideContext(tokenOf(early), mine)
-      yield* Effect.provideContext(tokenOf(early), other)
+      yield* onNode(other)(tokenOf(early))
       const working = yield* load([mine, other], watch, (reason) => losses.push(reason))
       yield* eventually(Effect.sync(() => watch.entered > 50))
       yield* awaitInSync(first, [missing!, spare!])
@@ -136,7 +136,7 @@ it.live("a fail-over to a replica that has missed the last writes", () =>
       for (const [at, key] of names.entries()) tokens.set(key, holds[at]!.token)
       const waiters = yield* Effect.forEach(
         names,
-        (key) => Effect.forkChild(Effect.provideContext(tokenOf(key), other))
+        (key) => Effect.forkChild(onNode(other)(tokenOf(key)))
       )
       yield* Effect.forEach(names, (key) => waiting(first, namespace, key))
 
@@ -184,7 +184,7 @@ layer(TestServer.layer, live)("Redis", (it) => {
           const pool = yield* Semaphore.make({ name: "pool", permits: 4 })
           const held = yield* holding("a")
           const permit = yield* pool.takeScoped(3)
-          const next = yield* Effect.forkChild(Effect.provideContext(tokenOf("a"), other))
+          const next = yield* Effect.forkChild(onNode(other)(tokenOf("a")))
           yield* waiting(server, namespace, "a")
           yield* server.stop()
           yield* server.start({ data: "discard" })
@@ -207,21 +207,21 @@ layer(TestServer.layer, live)("Redis", (it) => {
         const other = yield* node(server.url, options)
         // By the dump, `mine` holds `given`, `other` waits for it, and nobody has `taken`. By now it is otherwise.
         const given = yield* Effect.provideContext(holding("given"), mine)
-        const heir = yield* Effect.forkChild(Effect.provideContext(holding("given"), other))
+        const heir = yield* Effect.forkChild(onNode(other)(holding("given")))
         yield* waiting(server, namespace, "given")
         yield* Effect.provideContext(tokenOf("taken"), mine)
         yield* server.cli("SAVE")
         yield* given.leave
         const inherited = yield* Fiber.join(heir)
         const taken = yield* Effect.provideContext(holding("taken"), mine)
-        const fresh = yield* Effect.provideContext(holding("in a session after the dump"), other)
+        const fresh = yield* onNode(other)(holding("in a session after the dump"))
         yield* server.stop("SIGKILL")
         yield* server.start()
         assert.strictEqual(yield* within(inherited.lost, 3000, "the loss"), "rolledBack")
         assert.strictEqual(yield* within(taken.lost, 3000, "the loss"), "rolledBack")
         assert.strictEqual(yield* within(fresh.lost, 3000, "the loss"), "unknown")
         assert.isAbove(yield* within(Effect.provideContext(tokenOf("given"), mine), 3000, "given"), inherited.token)
-        assert.isAbove(yield* within(Effect.provideContext(tokenOf("taken"), other), 3000, "taken"), taken.token)
+        assert.isAbove(yield* within(onNode(other)(tokenOf("taken")), 3000, "taken"), taken.token)
         assert.isAbove(yield* Effect.provideContext(tokenOf("in a session after the dump"), mine), fresh.token)
       }))
       yield* assertEmpty(server, namespace)
@@ -237,7 +237,7 @@ layer(TestServer.layer, live)("Redis", (it) => {
         const mine = yield* node(server.url, options)
         const other = yield* node(server.url, options)
         const first = yield* Effect.provideContext(holding("a"), mine)
-        const second = yield* Effect.forkChild(Effect.provideContext(holding("a"), other))
+        const second = yield* Effect.forkChild(onNode(other)(holding("a")))
         yield* waiting(server, namespace, "a")
         yield* server.cli("SAVE")
         yield* first.leave
@@ -260,7 +260,7 @@ layer(TestServer.layer, live)("Redis", (it) => {
       const losses: Array<string> = []
       yield* Effect.scoped(Effect.gen(function*() {
         const nodes = [yield* node(server.url, options), yield* node(server.url, options)]
-        const held = yield* Effect.provideContext(holding("held"), nodes[0]!)
+        const held = yield* onNode(nodes[0]!)(holding("held"))
         const working = yield* load(nodes, watch, (reason) => losses.push(reason))
         for (let n = 0; n < 6; n++) {
           const entered = watch.entered
@@ -293,7 +293,7 @@ layer(TestServer.layer, live)("Redis", (it) => {
               Effect.sync(() => changes.push(to)))))
             .pipe(Effect.provideContext(context))
         }
-        const held = yield* Effect.provideContext(holding("held"), nodes[0]!)
+        const held = yield* onNode(nodes[0]!)(holding("held"))
         const working = yield* load(nodes, watch, (reason) =>
           assert.fail(reason))
         for (let n = 0; n < 20; n++) {

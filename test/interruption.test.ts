@@ -8,7 +8,7 @@ import {
   Barrier,
   type Coordinator,
   DoubleBarrier,
-  Leader,
+  Election,
   Lease,
   Lock,
   ReadWriteLock,
@@ -18,24 +18,32 @@ import {
 import { make as proxy, type Request } from "../src/testing/Proxy.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { interruptedAt } from "./support/interrupter.ts"
-import { assertEmpty, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
+import { assertEmpty, freshNamespace, node, onNode, TestServer, withNode } from "./support/live.ts"
 
 const holds = (namespace: string) =>
   Effect.gen(function*() {
     const redis = yield* Redis.Redis
     const keys = yield* redis.send<Array<string>>("KEYS", `{${namespace}:*`)
-    return keys.filter((key) => /:(lock|rw|own|leader)[:]/.test(key) || /:(sem|barrier|phase):/.test(key))
+    const owned = yield* Effect.forEach(
+      keys.filter((key) => key.includes(":own:")),
+      (key) => redis.send<Array<string>>("SMEMBERS", key)
+    )
+    return [
+      ...keys.filter((key) => /:(lock|readWriteLock|semaphore|barrier|doubleBarrier|election):/.test(key)),
+      // The set of a session is never empty.
+      ...owned.flat().filter((entry) => entry !== "")
+    ]
   })
 
 type Program = Effect.Effect<unknown, unknown, Coordinator.Coordinator>
 
-/** Whoever was told that it leads is told that it does not any more. */
-const elected = (program: (leader: Leader.Leader<void>) => Effect.Effect<unknown, unknown, Scope.Scope>) =>
+/** A program that was told that it leads is told that it does not any more. */
+const elected = (program: (election: Election.Election<void>) => Effect.Effect<unknown, unknown, Scope.Scope>) =>
   Effect.suspend(() => {
     let terms = 0
     const count = (by: number) => () => Effect.sync(() => terms += by)
     return Effect.onExit(
-      Effect.scoped(Effect.flatMap(Leader.make({ name: "x", onAcquired: count(1), onLost: count(-1) }), program)),
+      Effect.scoped(Effect.flatMap(Election.make({ name: "x", onAcquired: count(1), onLost: count(-1) }), program)),
       () => Effect.sync(() => assert.strictEqual(terms, 0))
     )
   })
@@ -73,17 +81,17 @@ const programs: Record<string, Program> = {
   ),
   "DoubleBarrier.enter and leave": Effect.scoped(
     Effect.flatMap(DoubleBarrier.make({ name: "x", parties: 2 }), (barrier) => {
-      const both = Effect.flatMap(barrier.enter, barrier.leave)
+      const both = Effect.flatMap(barrier.enter(), barrier.leave)
       return Effect.all([both, both], { concurrency: "unbounded" })
     })
   ),
-  "Leader.lead": elected((leader) => leader.lead(Effect.yieldNow)),
-  "Leader.campaign": elected((leader) => Effect.andThen(Effect.scoped(leader.campaign()), Effect.yieldNow)),
-  "Leader.observe": elected((leader) => leader.lead(Stream.runHead(leader.observe))),
-  "Leader.resign": elected((leader) => {
+  "Election.lead": elected((election) => election.lead(Effect.yieldNow)),
+  "Election.campaign": elected((election) => Effect.andThen(Effect.scoped(election.campaign()), Effect.yieldNow)),
+  "Election.changes": elected((election) => election.lead(Stream.runHead(election.changes))),
+  "Election.resign": elected((election) => {
     let rounds = 0
-    return leader.lead(
-      Effect.suspend(() => ++rounds === 2 ? Effect.void : Effect.andThen(leader.resign, Effect.never))
+    return election.lead(
+      Effect.suspend(() => ++rounds === 2 ? Effect.void : Effect.andThen(election.resign, Effect.never))
     )
   })
 }
@@ -153,7 +161,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
           )
           yield* Deferred.await(held)
           const waiter = yield* Effect.forkChild(
-            Effect.sync(() => void granted++).pipe(Lock.withLock("x"), Effect.provideContext(other)),
+            Effect.sync(() => void granted++).pipe(Lock.withLock("x"), onNode(other)),
             { startImmediately: true }
           )
           yield* Deferred.succeed(go, undefined)

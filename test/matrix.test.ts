@@ -8,9 +8,9 @@ import type { Requests } from "../src/internal/actor/lua.ts"
 import { make as proxy, type Verdict } from "../src/testing/Proxy.ts"
 import * as barrier from "./matrix/barrier.ts"
 import * as doubleBarrier from "./matrix/doubleBarrier.ts"
+import * as election from "./matrix/election.ts"
 import * as held from "./matrix/held.ts"
 import * as latch from "./matrix/latch.ts"
-import * as leader from "./matrix/leader.ts"
 import * as rendezvous from "./matrix/rendezvous.ts"
 import * as signal from "./matrix/signal.ts"
 import * as singleton from "./matrix/singleton.ts"
@@ -18,7 +18,7 @@ import * as tasks from "./matrix/tasks.ts"
 import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
 import { asks, within } from "./support/requests.ts"
 
-const programs = { held, latch, leader, singleton, barrier, doubleBarrier, tasks, signal, rendezvous }
+const programs = { held, latch, election, singleton, barrier, doubleBarrier, tasks, signal, rendezvous }
 
 type Missing = Exclude<keyof Requests, typeof programs[keyof typeof programs]["requests"][number][0]>
 
@@ -40,7 +40,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
               const namespace = freshNamespace()
               const line = yield* proxy(server)
               const met = yield* line.once(asks(verb, key), verdict)
-              const settings = { namespace, partitions: 2, lease: "4 seconds" } as const
+              const settings = { namespace, partitions: 2, lease: "4 seconds", margin: "500 millis" } as const
               const run = Effect.gen(function*() {
                 const other = yield* node(server.url, settings)
                 const mine = yield* node(line.url, { ...settings, requestTimeout: "1 second" })

@@ -132,12 +132,12 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
         const barrier = yield* on(here, DoubleBarrier.make({ name: "step", parties: 3 }))
         const victim = yield* start("enter", 3)
         yield* counts(barrier, 0, 1)
-        const first = yield* Effect.forkChild(barrier.enter)
+        const first = yield* Effect.forkChild(barrier.enter())
         yield* counts(barrier, 0, 2)
         yield* victim.kill9
         yield* counts(barrier, 0, 1)
         yield* pending(first)
-        yield* Effect.all([barrier.enter, barrier.enter], { concurrency: "unbounded" })
+        yield* Effect.all([barrier.enter(), barrier.enter()], { concurrency: "unbounded" })
         assert.strictEqual((yield* Fiber.join(first)).number, 1)
       })
     ))
@@ -147,7 +147,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
       Effect.gen(function*() {
         const barrier = yield* on(here, DoubleBarrier.make({ name: "step", parties: 3 }))
         const [inside, leaving] = yield* Effect.all([start("stay", 3), start("leave", 3)], { concurrency: "unbounded" })
-        const phase = yield* barrier.enter
+        const phase = yield* barrier.enter()
         yield* inside.waitFor(is("inside"))
         yield* leaving.waitFor(is("leaving"))
         yield* counts(barrier, 2, 0)

@@ -30,7 +30,7 @@ const scenario = <A, E, R>(self: (scenario: Case) => Effect.Effect<A, E, R>) =>
       const here = yield* node(server.url, { namespace, ...timing })
       const context = <A, E>(effect: Effect.Effect<A, E, Coordinator.Coordinator>) =>
         Effect.provideContext(effect, here)
-      const place = yield* context(Rendezvous.make({ name: "shared", schema: Schema.String, keep: "1 second" }))
+      const place = yield* context(Rendezvous.make({ name: "shared", schema: Schema.String, timeToLive: "1 second" }))
       const signal = yield* context(Signal.make({ name: "shared" }))
       yield* Effect.scoped(self({
         place,
@@ -101,7 +101,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("p
         yield* giver.exit
         const other = yield* Effect.forkChild(place.exchange("waits, so that the dead are looked after"))
         yield* waits(place, { givers: 0 })
-        const taking = yield* Effect.forkChild(place.take)
+        const taking = yield* Effect.forkChild(place.take())
         yield* waits(place, { takers: 1 })
         yield* place.give("y")
         assert.strictEqual(yield* Fiber.join(taking), "y")

@@ -30,7 +30,7 @@ const scenario = <A, E, R>(shards: number, self: (scenario: Case) => Effect.Effe
     yield* Effect.scoped(Effect.gen(function*() {
       const here = yield* node(server.url, { namespace, ...timing })
       yield* Effect.scoped(Effect.gen(function*() {
-        const group = yield* TaskGroup.make({ name: "shared", result: Schema.String, keep: "100 millis", shards })
+        const group = yield* TaskGroup.make({ name: "shared", result: Schema.String, timeToLive: "100 millis", shards })
         yield* self({
           here,
           group,
@@ -62,7 +62,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("p
         })))
         const waiting = yield* Effect.forkChild(group.awaitAll({ onWorkerLost: "wait" }))
         const shown = yield* Effect.forkChild(
-          Stream.runHead(Stream.filter(group.progress, ({ changed }) => changed?.status === "lost"))
+          Stream.runHead(Stream.filter(group.changes, ({ changed }) => changed?.status === "lost"))
         )
         yield* worker.waitFor(is("tick"))
         yield* worker.kill9
@@ -85,7 +85,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("p
         yield* worker.waitFor(is("tick"))
         yield* worker.sigstop
         const waiting = yield* Effect.forkChild(group.awaitAll({ onWorkerLost: "wait" }))
-        yield* Stream.runHead(Stream.filter(group.progress, ({ lost }) => lost === 1))
+        yield* Stream.runHead(Stream.filter(group.changes, ({ lost }) => lost === 1))
         yield* group.run("x", Effect.succeed("here"))
         const continued = now()
         yield* worker.sigcont

@@ -6,7 +6,7 @@ import { Fence, Lease, Lock, Semaphore } from "../src/index.ts"
 import { spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/holder.ts"
 import { eventually } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
+import { assertEmpty, freshNamespace, type Node, node, onNode, TestServer } from "./support/live.ts"
 import { now } from "./support/now.ts"
 import type { Server } from "./support/servers.ts"
 import { deadForgotten } from "./support/several.ts"
@@ -97,7 +97,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("p
             yield* waiter.waitFor(is("asked"))
             yield* waiting(server, namespace, 1)
             const behind = yield* Effect.forkDetach(
-              Lock.withLock(Effect.sync(now), "shared").pipe(Effect.provideContext(other))
+              Lock.withLock(Effect.sync(now), "shared").pipe(onNode(other))
             )
             yield* waiting(server, namespace, 2)
             yield* waiter.kill9

@@ -1,6 +1,6 @@
 /** What the parent knows of the workers, from what they tell and from what the leader proclaims. */
 import { Option } from "effect"
-import type { Leader } from "../../src/index.ts"
+import type { Election } from "../../src/index.ts"
 import { type Event, permits, type Phase } from "./protocol.ts"
 
 export interface Worker {
@@ -100,7 +100,7 @@ export class Board {
   }
 
   /** Takes note of who leads and what the leader proclaims; answers what people may want to read of it. */
-  leads(info: Option.Option<Leader.Info<Phase>>): string | undefined {
+  leads(info: Option.Option<Election.Info<Phase>>): string | undefined {
     if (Option.isNone(info)) {
       for (const { holds } of this.workers.values()) holds.delete("lead")
       return this.terms.length === 0 ? undefined : "nobody leads"

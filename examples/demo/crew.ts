@@ -32,7 +32,7 @@ const stop = Effect.fnUntraced(function*(pid: number) {
 /** Says who leads, as anybody may know who looks on. Answers what the last leader proclaims. */
 const watch = Effect.fnUntraced(function*(board: Board, view: View) {
   const chief = yield* protocol.Chief
-  const phases = chief.observe.pipe(
+  const phases = chief.changes.pipe(
     Stream.tap((info) => {
       const line = board.leads(info)
       return line === undefined ? Effect.void : view.say(line)

@@ -18,7 +18,7 @@ const holding = <A, E, R>(what: string, body: (lease: Lease.Lease) => Effect.Eff
 export const map = Effect.fnUntraced(function*(files: ReadonlyArray<string>, mapped: CountDownLatch.CountDownLatch) {
   const redis = yield* Redis.Redis
   const chief = yield* protocol.Chief
-  const heavy = yield* Semaphore.attach({ name: "heavy", timeout: "10 seconds" })
+  const heavy = yield* Semaphore.attach({ name: "heavy", wait: "10 seconds" })
   let late: Effect.Effect<unknown, Fence.FenceError, Coordinator.Coordinator> | undefined
   let written = 0
 

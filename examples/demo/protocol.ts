@@ -1,6 +1,6 @@
 /** What the demo's processes have in common: their settings, what the leader proclaims, and what the workers tell. */
 import { Schema } from "effect"
-import { type Coordinator, CountDownLatch, Leader } from "../../src/index.ts"
+import { type Coordinator, CountDownLatch, Election } from "../../src/index.ts"
 
 /** How many files may be worked on at once, over all processes. */
 export const permits = 2
@@ -33,14 +33,14 @@ export const Phase = Schema.Union([
 export type Phase = typeof Phase.Type
 
 /** Every worker is a candidate. The parent only looks on. */
-export class Chief extends Leader.Service<Chief>()("chief", { schema: Phase, value: { _tag: "Map" } }) {}
+export class Chief extends Election.Service<Chief>()("chief", { schema: Phase, value: { _tag: "Map" } }) {}
 
 /** Ends the first phase: it opens when all files are in the totals. */
-export const mapped = (files: number) => CountDownLatch.make({ name: "mapped", count: files, keep: "1 second" })
+export const mapped = (files: number) => CountDownLatch.make({ name: "mapped", count: files, timeToLive: "1 second" })
 
 /** Ends the second phase of a term: it opens when each party has found the most frequent words of its share. */
 export const reduced = (term: number, parties: number) =>
-  CountDownLatch.make({ name: `reduced in term ${term}`, count: parties, keep: "1 second" })
+  CountDownLatch.make({ name: `reduced in term ${term}`, count: parties, timeToLive: "1 second" })
 
 export const Fate = Schema.Literals(["kill", "freeze"])
 export type Fate = typeof Fate.Type

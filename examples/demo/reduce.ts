@@ -38,7 +38,7 @@ const takePart = Effect.fnUntraced(function*(term: number, parties: number, writ
  */
 export const reduce = Effect.fnUntraced(function*(written: number) {
   const chief = yield* protocol.Chief
-  yield* chief.observe.pipe(
+  yield* chief.changes.pipe(
     Stream.map(Option.getOrUndefined),
     Stream.takeUntil((leader) => leader?.value._tag === "Done" && leader.node !== settings.name),
     Stream.switchMap((leader) =>

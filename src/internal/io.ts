@@ -2,7 +2,9 @@
  * The clocks, timers and randomness that everything in `internal/` uses. They come in through one record, so that a
  * simulation decides what time it is, what fires next and what chance brings.
  */
+
 import * as Context from "effect/Context"
+import { randomBytes } from "node:crypto"
 
 /** A timer that has been set. */
 export interface Timer {
@@ -20,6 +22,8 @@ export interface Io {
   readonly defer: (f: () => void) => void
   /** From 0 up to 1. */
   readonly random: () => number
+  /** Text that no other coordinator has: at least 12 of `A-Z a-z 0-9 _ -`. */
+  readonly id: () => string
 }
 
 export const live: Io = {
@@ -30,7 +34,8 @@ export const live: Io = {
     return { cancel: () => clearTimeout(timer) }
   },
   defer: queueMicrotask,
-  random: Math.random
+  random: Math.random,
+  id: () => randomBytes(9).toString("base64url")
 }
 
 /** What connections and coordinators are made with. */

@@ -1,145 +1,350 @@
 /**
- * The client's half of the latch actor: what a countdown latch and a gate have in common. A membership hears of every
+ * The client's half of the latch actor: what a countdown latch and a latch have in common. A membership hears of every
  * opening, so that waiting costs Redis nothing.
  */
+
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
+import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
-import { type CoordinatorError, coordinatorError } from "./actor/errors.ts"
-import { membership, millis, type Place } from "./hold/held.ts"
-import type { WaitTimeout } from "./hold/loss.ts"
+import type { CoordinatorError, CoordinatorReason } from "./actor/errors.ts"
+import { checkName } from "./actor/keys.ts"
+import type { Requests } from "./actor/lua.ts"
+import { join, within } from "./hold/acquire.ts"
+import { describe, type WaitTimeout } from "./hold/loss.ts"
+import { millis, type Place } from "./hold/place.ts"
+import { question, request } from "./hold/request.ts"
+import { spanned } from "./hold/span.ts"
 
-/** It exists with another count. */
-export interface Mismatch {
-  readonly existing: number
+export class Superseded extends Schema.Error<Superseded>("lockstep/Latch/Superseded")({
+  _tag: Schema.tag("Superseded"),
+  kind: Schema.String,
+  name: Schema.String,
+  namespace: Schema.String,
+  run: Schema.String,
+  current: Schema.String
+}) {
+  override get message(): string {
+    const [run, current] = [JSON.stringify(this.run), JSON.stringify(this.current)]
+    return `${describe(this.kind, this.name, this.namespace)} belongs to run ${current} now, and this member ` +
+      `to run ${run}: end this program, or make the latch again with the current run.`
+  }
+}
+
+export interface Settings<E> {
+  readonly place: Place
+  /** Of the module, for spans. */
+  readonly module: string
+  readonly total: number
+  /** It is open from the start, if it has to be created. */
+  readonly open: boolean
+  readonly timeToLive: Duration.Input
+  readonly run: string | undefined
+  readonly fresh: boolean
+  readonly onMismatch: "fail" | "keep" | "resize"
+  readonly fail: (reason: CoordinatorReason | WaitTimeout | Superseded) => E
+  readonly mismatch: (existing: number) => E
 }
 
 interface State {
-  readonly left: number
-  readonly opened: number
+  readonly total: number
+  readonly remaining: number
+  readonly passes: number
   readonly resets: number
+  readonly changes: number
   readonly epoch: number
+  readonly run: string
 }
 
-const stateOf = ([_total, left, opened, resets, epoch]: ReadonlyArray<unknown>): State => ({
-  left: Number(left),
-  opened: Number(opened),
+const stateOf = ([total, remaining, passes, resets, changes, epoch, run]: ReadonlyArray<unknown>): State => ({
+  total: Number(total),
+  remaining: Number(remaining),
+  passes: Number(passes),
   resets: Number(resets),
-  epoch: Number(epoch)
+  changes: Number(changes),
+  epoch: Number(epoch),
+  run: String(run)
 })
 
-export class Latch<E> {
+/** A count on its way: under an id of the user's, or under a number of this member's. */
+interface Count {
+  readonly id: string | undefined
+  readonly number: number
+  readonly by: number
+}
+
+/** What was counted here since the last reset, or is to be counted again: by id, and the sum of what has none. */
+class Counted {
+  readonly ids = new Map<string, number>()
+  unnamed = 0
+
+  add({ by, id }: Omit<Count, "number">): void {
+    if (id === undefined) this.unnamed += by
+    else this.ids.set(id, by)
+  }
+
+  addAll(counted: Counted): void {
+    this.unnamed += counted.unnamed
+    for (const [id, by] of counted.ids) this.ids.set(id, by)
+  }
+
+  clear(): void {
+    this.ids.clear()
+    this.unnamed = 0
+  }
+}
+
+export class SharedLatch<E> {
   readonly place: Place
-  readonly total: number
-  readonly keep: number
-
-  readonly #fail: (reason: CoordinatorError | Mismatch) => E
-  readonly #waiting = new Set<(result: Effect.Effect<void>) => void>()
-  // What was counted here since the last reset, to be counted again if Redis forgets it.
-  readonly #counted = new Map<string, { readonly by: number; readonly resets: number }>()
-  // What is still to be counted again: tried again whenever the latch is looked at.
-  readonly #owed = new Map<string, number>()
+  readonly #settings: Settings<E>
+  readonly #timeToLive: number
+  readonly #run: string
+  readonly #instance: string
+  readonly #waiting = new Set<(result: Effect.Effect<void, E>) => void>()
+  readonly #counted = new Counted()
+  // What Redis has forgotten: it is counted again, and if that fails, whenever the latch is heard of.
+  readonly #owed = new Counted()
+  #owesOpen = false
+  #number = 0
   #closed = false
-  #state: State = { left: 0, opened: 0, resets: 0, epoch: 0 }
+  #superseded: Superseded | undefined = undefined
+  #state: State
 
-  constructor(place: Place, total: number, keep: Duration.Input, fail: (reason: CoordinatorError | Mismatch) => E) {
+  constructor(settings: Settings<E>) {
+    const { open, place, run, timeToLive, total } = settings
     this.place = place
-    this.total = total
-    this.keep = millis(keep, "keep")
-    this.#fail = fail
+    this.#settings = settings
+    this.#timeToLive = millis(timeToLive, "timeToLive")
+    this.#run = run === undefined ? "" : checkName(run, "run")
+    this.#instance = place.space.kernel.uniqueId()
+    this.#state = { total, remaining: open ? 0 : total, passes: 0, resets: 0, changes: 0, epoch: 0, run: "" }
   }
 
   /** Has it open for as long as the scope is. */
   join(): Effect.Effect<this, E, Scope.Scope> {
-    const observation = {
-      observe: (state: ReadonlyArray<unknown>) => this.#observe(stateOf(state)),
-      closed: () => this.#close()
-    }
-    const left = Effect.addFinalizer(() => Effect.sync(() => this.#close()))
+    const { fail, fresh, mismatch, onMismatch } = this.#settings
     const joined = Effect.flatMap(
-      membership(
-        this.place,
-        "latch.join",
-        this.total,
-        undefined,
-        (error: CoordinatorError | WaitTimeout) => this.#fail(error as CoordinatorError),
-        { observation, details: [this.total, this.keep] }
-      ),
-      ([, outcome]) =>
-        outcome[0] === "mismatch" ? Effect.fail(this.#fail({ existing: outcome[1] })) : Effect.succeed(this)
+      join(this.place, {
+        verb: "latch.join",
+        args: (anyway) => {
+          const { epoch, remaining, total } = this.#state
+          // After a loss of the session, the latch is meant as this member knew it.
+          const again = epoch !== 0
+          const run = this.#superseded === undefined ? this.#run : ""
+          const left = remaining === 0 ? 0 : total
+          return [total, left, this.#timeToLive, run, onMismatch, fresh, again, anyway]
+        },
+        observer: {
+          observe: (state) => this.#observe(stateOf(state)),
+          closed: () => this.#close()
+        },
+        fail
+      }),
+      ([, outcome]) => outcome[0] === "mismatch" ? Effect.fail(mismatch(outcome[1])) : Effect.succeed(this)
     )
-    return Effect.andThen(left, joined)
+    return Effect.andThen(Effect.addFinalizer(() => Effect.sync(() => this.#close())), joined)
   }
 
-  // Nobody would tell who waits here any more.
+  // A member that has left hears of nothing any more, so its waiters must not wait on.
   #close(): void {
     this.#closed = true
-    for (const end of [...this.#waiting]) end(Effect.interrupt)
+    this.#end(Effect.interrupt)
   }
+
+  #end(result: Effect.Effect<void, E>): void {
+    for (const end of [...this.#waiting]) end(result)
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // State
+  // -------------------------------------------------------------------------------------------------------------------
 
   #observe(next: State): void {
     const known = this.#state
-    if (next.epoch === known.epoch) {
-      // A reply can be older than an event that came before it.
-      if (next.opened + next.resets < known.opened + known.resets) return
-    } else if (next.epoch < known.epoch) {
-      return
-    }
+    const forgotten = known.epoch !== 0 && next.epoch !== known.epoch
+    // A reply can be older than an event that came before it.
+    if (this.#superseded !== undefined || next.epoch < known.epoch) return
+    if (!forgotten && next.changes < known.changes) return
+    if (this.#isForeign(next.run)) return void this.#supersede(next.run)
     this.#state = next
-    for (const [id, { resets }] of this.#counted) {
-      if (next.epoch === known.epoch && resets < next.resets) this.#counted.delete(id)
-    }
-    if (next.epoch !== known.epoch && known.epoch !== 0) {
-      // Redis has forgotten it: what was counted is counted again, by the same ids, and what was open is opened.
-      if (known.left === 0) this.#owed.set("open", this.total)
-      else for (const [id, { by }] of this.#counted) this.#owed.set(id, by)
+    if (forgotten) {
+      this.#owed.addAll(this.#counted)
+      this.#counted.clear()
+      this.#owesOpen ||= known.remaining === 0
     } else if (next.resets > known.resets) {
-      this.#owed.clear()
+      this.#settle()
     }
+    // An open latch counts nothing.
+    if (next.remaining === 0) this.#settle()
     this.#restore()
-    if (next.left === 0 || next.epoch === known.epoch && next.opened > known.opened) {
-      for (const end of [...this.#waiting]) end(Effect.void)
-    }
+    if (next.remaining === 0 || !forgotten && next.passes > known.passes) this.#end(Effect.void)
   }
+
+  // What was counted before this moment does not matter any more.
+  #settle(): void {
+    this.#counted.clear()
+    this.#owed.clear()
+    this.#owesOpen = false
+  }
+
+  #isForeign(run: string): boolean {
+    return this.#run !== "" && run !== "" && run !== this.#run
+  }
+
+  #supersede(current: string): E {
+    const { kind, name, space: { kernel } } = this.place
+    const { namespace } = kernel.settings
+    const reason = this.#superseded ??= new Superseded({ kind, name, namespace, run: this.#run, current })
+    this.#settle()
+    const error = this.#settings.fail(reason)
+    this.#end(Effect.fail(error))
+    return error
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Restore
+  // -------------------------------------------------------------------------------------------------------------------
 
   #restore(): void {
-    for (const [id, by] of this.#owed) {
-      this.#owed.delete(id)
-      this.#request(id, by, () => {}, (error) => {
-        this.#owed.set(id, by)
-        this.place.partition.kernel.log("Warn", "a latch could not be restored yet", error as Error)
-      })
+    if (this.#owesOpen) {
+      this.#owesOpen = false
+      this.#demand("latch.open", [this.#state.total, this.#timeToLive, this.#run], () => void (this.#owesOpen = true))
+      return
+    }
+    const { ids, unnamed } = this.#owed
+    const counts: Array<Count> = [...ids].map(([id, by]) => ({ id, by, number: 0 }))
+    if (unnamed > 0) counts.push({ id: undefined, by: unnamed, number: ++this.#number })
+    this.#owed.clear()
+    for (const count of counts) {
+      this.#demand("latch.count", this.#countArgs(count), () => this.#owed.add(count), count)
     }
   }
 
-  #request(
-    id: string,
-    by: number,
-    done: (left: number) => void,
-    failed: (error: CoordinatorError | Mismatch) => void
+  // In the background, and for as long as it takes.
+  #demand<V extends "latch.count" | "latch.open">(
+    verb: V,
+    args: Requests[V]["args"],
+    owe: () => void,
+    count?: Count
   ): void {
-    this.place.partition.request({
-      verb: "latch.count",
-      key: this.place.key,
-      args: [id, by, this.total, this.keep],
-      settle: (reply) => {
-        if (reply[0] === "mismatch") return failed({ existing: reply[1] })
-        const [, ...state] = reply
-        const { left, resets } = stateOf(state)
-        // Before the state is looked at, which may be that of another epoch.
-        if (left > 0) this.#counted.set(id, { by, resets })
-        this.#observe(stateOf(state))
-        done(left)
-      },
-      fail: failed
+    const { channel, key, kind, name, space: { kernel } } = this.place
+    channel.outbox.request<V>({
+      verb,
+      key,
+      args,
+      urgent: true,
+      settle: (reply) => this.#answered(reply, count),
+      fail: (error) => {
+        owe()
+        const what = describe(kind, name, kernel.settings.namespace)
+        kernel.hooks.log("Warn", `${what} could not be restored yet; the next change or count tries again`, error)
+      }
     })
   }
 
-  /** Passes at once when it is open, and otherwise when it is opened, also if it is reset right after; or is interrupted. */
-  readonly await: Effect.Effect<void> = Effect.callback((resume) => {
-    if (this.#state.left === 0) return resume(Effect.void)
+  #countArgs({ by, id, number }: Count): Requests["latch.count"]["args"] {
+    const count = id === undefined ? `n${this.#instance}` : `i${id}`
+    return [count, number, by, this.#state.total, this.#timeToLive, this.#run]
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Requests
+  // -------------------------------------------------------------------------------------------------------------------
+
+  #answered(
+    reply: Requests["latch.count" | "latch.open" | "latch.reset" | "latch.release"]["reply"],
+    count?: Count
+  ): void {
+    if (reply[0] === "superseded") return void this.#supersede(reply[1])
+    const state = stateOf(reply.slice(reply[0] === "counted" ? 1 : 2))
+    const before = this.#state
+    if (count !== undefined && state.epoch < before.epoch) {
+      // Counted in what Redis has forgotten since.
+      this.#owed.add(count)
+      return this.#restore()
+    }
+    this.#observe(state)
+    // After what the former epoch has counted was set aside.
+    if (count !== undefined && state.remaining > 0 && state.resets === this.#state.resets) this.#counted.add(count)
+    // It was closed on purpose, whatever it was before Redis has forgotten it.
+    if (reply[0] === "reset") this.#settle()
+  }
+
+  #failed(error: CoordinatorError): E {
+    return this.#settings.fail(error.reason)
+  }
+
+  /** Counts down, once for each id; answers what remains. */
+  count(by: number, id: string | undefined): Effect.Effect<number, E> {
+    return Effect.suspend(() => {
+      if (this.#superseded !== undefined) return Effect.fail(this.#settings.fail(this.#superseded))
+      const count: Count = { id, by, number: id === undefined ? ++this.#number : 0 }
+      const answered = (reply: Requests["latch.count"]["reply"]) => this.#answered(reply, count)
+      return Effect.matchEffect(request(this.place, "latch.count", this.#countArgs(count), { answered }), {
+        onFailure: (error) => Effect.fail(this.#failed(error)),
+        onSuccess: (reply) =>
+          reply[0] === "superseded" ? Effect.fail(this.#supersede(reply[1])) : Effect.succeed(reply[2])
+      })
+    })
+  }
+
+  #change(
+    verb: "latch.open" | "latch.release" | "latch.reset",
+    always: boolean | undefined
+  ): Effect.Effect<boolean, E> {
+    return Effect.suspend(() => {
+      if (this.#superseded !== undefined) return Effect.fail(this.#settings.fail(this.#superseded))
+      const args = [this.#state.total, this.#timeToLive, this.#run, ...(always === undefined ? [] : [always])]
+      const asked = request(this.place, verb, args as [number, number, string, boolean], {
+        answered: (reply) => this.#answered(reply)
+      })
+      return Effect.matchEffect(asked, {
+        onFailure: (error) => Effect.fail(this.#failed(error)),
+        onSuccess: (reply) =>
+          reply[0] === "superseded" ? Effect.fail(this.#supersede(reply[1])) : Effect.succeed(reply[1])
+      })
+    })
+  }
+
+  /** Each answers whether it has changed the latch. */
+  get open(): Effect.Effect<boolean, E> {
+    return this.#change("latch.open", undefined)
+  }
+
+  get release(): Effect.Effect<boolean, E> {
+    return this.#change("latch.release", undefined)
+  }
+
+  get close(): Effect.Effect<boolean, E> {
+    return this.#change("latch.reset", false)
+  }
+
+  /** Everything is to be counted again, also if the latch is closed. */
+  get reset(): Effect.Effect<void, E> {
+    return Effect.asVoid(this.#change("latch.reset", true))
+  }
+
+  /** What remains now, by Redis's word. */
+  get remaining(): Effect.Effect<number, E> {
+    return Effect.matchEffect(question(this.place, "latch.state", []), {
+      onFailure: (error) => Effect.fail(this.#failed(error)),
+      onSuccess: (reply) => {
+        // Missing for a moment after Redis has lost its data.
+        if (reply[0] === "missing") return Effect.succeed(this.#state.total)
+        return this.#isForeign(reply[2]) ? Effect.fail(this.#supersede(reply[2])) : Effect.succeed(reply[1])
+      }
+    })
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Wait
+  // -------------------------------------------------------------------------------------------------------------------
+
+  readonly #passing: Effect.Effect<void, E> = Effect.callback((resume) => {
+    if (this.#superseded !== undefined) return resume(Effect.fail(this.#settings.fail(this.#superseded)))
+    if (this.#state.remaining === 0) return resume(Effect.void)
     if (this.#closed) return resume(Effect.interrupt)
-    const end = (result: Effect.Effect<void>) => {
+    const end = (result: Effect.Effect<void, E>) => {
       this.#waiting.delete(end)
       resume(result)
     }
@@ -147,44 +352,13 @@ export class Latch<E> {
     return Effect.sync(() => this.#waiting.delete(end))
   })
 
-  /** Counts down, once for each id; answers what is left. */
-  count(by: number, id: string = this.place.partition.kernel.uniqueId()): Effect.Effect<number, E> {
-    return Effect.callback((resume) =>
-      this.#request(
-        id,
-        by,
-        (left) => resume(Effect.succeed(left)),
-        (error) => resume(Effect.fail(this.#fail(error)))
-      )
-    )
-  }
-
-  get reset(): Effect.Effect<void, E> {
-    return Effect.callback((resume) =>
-      this.place.partition.request({
-        verb: "latch.reset",
-        key: this.place.key,
-        args: [this.total, this.keep],
-        settle: (reply) => {
-          if (reply[0] === "mismatch") return resume(Effect.fail(this.#fail({ existing: reply[1] })))
-          this.#observe(stateOf(reply.slice(1)))
-          resume(Effect.void)
-        },
-        fail: (error) => resume(Effect.fail(this.#fail(error)))
-      })
-    )
-  }
-
-  /** What is left now, by Redis's word. */
-  get left(): Effect.Effect<number, E> {
-    const { key, partition } = this.place
-    return Effect.map(
-      Effect.tryPromise({
-        try: () => partition.kernel.inspect(partition, { verb: "latch.state", key, args: [] }),
-        catch: (cause) => this.#fail(coordinatorError(cause))
-      }),
-      // Not there for a moment after Redis has lost its data.
-      (reply) => reply[0] === "missing" ? this.total : reply[1]
-    )
-  }
+  /** Passes at once when it is open, and otherwise with the next opening or release, also if it is reset right after. */
+  readonly waitFor = (options?: { readonly wait?: Duration.Input | undefined }): Effect.Effect<void, E> =>
+    Effect.withFiber((fiber) => {
+      const { fail, module } = this.#settings
+      const { kind, name, space } = this.place
+      const wait = options?.wait ?? space.wait
+      const passing = wait === undefined ? this.#passing : within(this.#passing, this.place, wait, fail)
+      return spanned(fiber, passing, `lockstep.${module}.await`, kind, name)
+    })
 }

@@ -1,20 +1,34 @@
 /** What a barrier and a double barrier have in common: a number of parties, and a membership while it is open. */
+
+import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
-import type { CoordinatorError } from "./actor/errors.ts"
-import type { Claim, Observation } from "./hold/claim.ts"
-import { membership, type Place } from "./hold/held.ts"
+import type { CoordinatorReason } from "./actor/errors.ts"
+import { join } from "./hold/acquire.ts"
+import { describe, type WaitTimeout } from "./hold/loss.ts"
+import type { Membership } from "./hold/membership.ts"
+import type { Place } from "./hold/place.ts"
 
 export class PartiesMismatch extends Schema.Error<PartiesMismatch>("lockstep/Barrier/PartiesMismatch")({
   _tag: Schema.tag("PartiesMismatch"),
+  kind: Schema.Literals(["barrier", "doubleBarrier"]),
   name: Schema.String,
+  namespace: Schema.String,
   parties: Schema.Number,
   existing: Schema.Number
 }) {
   override get message(): string {
-    return `It exists for ${this.existing} parties, not ${this.parties}: use the same number, or another name.`
+    return `${describe(this.kind, this.name, this.namespace)} is open elsewhere for ${this.existing} parties, not ` +
+      `${this.parties}: use the same number, or say with \`onMismatch\` which number is meant.`
   }
+}
+
+/** How many parties, and what to do when it is open elsewhere with another number. */
+export interface PartiesOptions {
+  readonly parties: number
+  readonly onMismatch?: "fail" | "keep" | "resize" | undefined
+  readonly lease?: Duration.Input | undefined
 }
 
 // Each of them hears what all have brought, and one call of Redis tells them.
@@ -27,21 +41,49 @@ export const checkParties = (parties: number): number => {
   return parties
 }
 
-/** Has it open for as long as the scope is. What is to be heard is heard by who waits, for the most part. */
-export const join = <E>(
+/** The number of parties in force as far as it is known here, and the number of the change that has set it. */
+export interface Known {
+  parties: number
+  change: number
+}
+
+/** Has it open for as long as the scope is. `known` follows every change. */
+export const open = <E>(
   place: Place,
-  verb: "barrier.join" | "phase.join",
-  parties: number,
-  fail: (reason: CoordinatorError | PartiesMismatch) => E,
-  observe: Observation["observe"] = () => {}
-): Effect.Effect<Claim, E, Scope.Scope> =>
+  verb: "barrier.join" | "doubleBarrier.join",
+  { onMismatch = "fail", parties }: PartiesOptions,
+  known: Known,
+  fail: (reason: CoordinatorReason | WaitTimeout | PartiesMismatch) => E,
+  observe: (state: ReadonlyArray<unknown>) => void = () => {}
+): Effect.Effect<Membership, E, Scope.Scope> =>
   Effect.flatMap(
-    membership(place, verb, parties, undefined, (error) => fail(error as CoordinatorError), {
-      observation: { observe },
-      details: [parties]
+    join(place, {
+      verb,
+      // Joined again after a loss of the session, the number in force is meant, whatever it is by now.
+      args: (anyway) =>
+        known.change > 0
+          ? [known.parties, "keep"]
+          : [parties, onMismatch === "fail" && anyway ? "firm" : onMismatch],
+      observer: {
+        observe: (state) => {
+          const [parties, change] = state.slice(-2).map(Number) as [number, number]
+          // An event that was posted before the reply to a join can come after it.
+          if (change >= known.change) Object.assign(known, { parties, change })
+          observe(state)
+        }
+      },
+      fail
     }),
-    ([claim, outcome]) =>
+    ([member, outcome]) =>
       outcome[0] === "mismatch"
-        ? Effect.fail(fail(new PartiesMismatch({ name: place.name, parties, existing: outcome[1] })))
-        : Effect.succeed(claim)
+        ? Effect.fail(fail(
+          new PartiesMismatch({
+            kind: verb === "barrier.join" ? "barrier" : "doubleBarrier",
+            name: place.name,
+            namespace: place.space.kernel.settings.namespace,
+            parties,
+            existing: Number(outcome[1])
+          })
+        ))
+        : Effect.succeed(member)
   )

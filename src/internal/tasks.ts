@@ -1,20 +1,24 @@
 /**
- * The client's half of the task group actor: how the group is, as its member hears of it, and what this process has done
- * in it, to be said again if Redis forgets it. What is submitted is JSON text here.
+ * The client's half of the task group actor: the state of the group as its member hears of it, and what this process has
+ * submitted, which it restores if Redis forgets it. Results are JSON text here.
  */
+
 import * as Effect from "effect/Effect"
 import type * as Scope from "effect/Scope"
-import { RedisError } from "../Redis.ts"
-import { type CoordinatorError, coordinatorError } from "./actor/errors.ts"
+import type { CoordinatorError } from "./actor/errors.ts"
 import type { Requests } from "./actor/lua.ts"
-import { type Held, membership, type Place } from "./hold/held.ts"
-import type { WaitTimeout } from "./hold/loss.ts"
+import { isTransient } from "./actor/transport.ts"
+import { type Failure, join } from "./hold/acquire.ts"
+import type { Hold } from "./hold/hold.ts"
+import type { Membership } from "./hold/membership.ts"
+import type { Place } from "./hold/place.ts"
+import { question, request } from "./hold/request.ts"
+import type { RedisError } from "./redis/errors.ts"
 
-/** As the actor writes it: registered and running, done, failed, lost. */
-export type Status = "r" | "d" | "f" | "l"
+export type Status = "running" | "done" | "failed" | "lost"
 
 export interface State {
-  /** 0 if nobody has said. */
+  /** 0 if no member has said. */
   readonly expected: number
   /** How many were registered in the round before Redis forgot some of them. */
   readonly least: number
@@ -29,12 +33,12 @@ export interface State {
   readonly changed: { readonly shard: string; readonly status: Status } | undefined
 }
 
+const numbers = 8
+
 const stateOf = (raw: ReadonlyArray<unknown>): State => {
   const [expected = 0, least = 0, running = 0, done = 0, failed = 0, lost = 0, round = 0, version = 0] =
-    raw as ReadonlyArray<
-      number
-    >
-  const [shard, status] = raw.slice(8) as [shard?: string, status?: Status]
+    raw as ReadonlyArray<number>
+  const [shard, status] = raw.slice(numbers) as [shard?: string, status?: Status]
   const changed = shard === undefined || status === undefined ? undefined : { shard, status }
   return { expected, least, running, done, failed, lost, round, version, changed }
 }
@@ -47,14 +51,15 @@ export const isComplete = (state: State): boolean =>
 /** Some of the shards. */
 export interface Page {
   readonly state: State
+  readonly run: string
   /** Where the next page begins; 0 if there is none. */
   readonly next: number
-  readonly shards: ReadonlyArray<readonly [shard: string, status: Status, value: unknown]>
+  readonly shards: ReadonlyArray<readonly [shard: string, status: Status, value: unknown, about: unknown]>
 }
 
 /** A shard that this process has registered, and how that has ended. */
 export interface Registration {
-  readonly held: Held
+  readonly hold: Hold
   readonly shard: string
   readonly round: number
   status: Status
@@ -63,11 +68,24 @@ export interface Registration {
   stored: boolean
 }
 
+/** How a group is opened. */
+export interface Opening {
+  /** 0 if this member does not say. */
+  readonly shards: number
+  readonly onMismatch: "fail" | "keep" | "resize"
+  readonly timeToLive: number
+  /** Empty for none. */
+  readonly run: string
+  readonly fresh: boolean
+}
+
 export class Tasks {
   readonly place: Place
+  readonly opening: Opening
   state: State = stateOf([])
   closed = false
-  /** How often it was heard how the group is. */
+  member: Membership | undefined = undefined
+  /** How many times the state was heard. */
   heard = 0
   /** Called each time. */
   readonly waiting = new Set<() => void>()
@@ -75,42 +93,53 @@ export class Tasks {
   readonly streams = new Set<(state: State | undefined) => void>()
 
   readonly #mine = new Map<string, Registration>()
-  readonly #shards: number
-  readonly #keep: number
 
-  constructor(place: Place, shards: number, keep: number) {
+  constructor(place: Place, opening: Opening) {
     this.place = place
-    this.#shards = shards
-    this.#keep = keep
+    this.opening = opening
   }
 
-  /** Has it open for as long as the scope is. Answers how many shards others expect if it is not the same number. */
-  join<E>(fail: (error: CoordinatorError) => E): Effect.Effect<number | undefined, E, Scope.Scope> {
-    // Who joins again says what it knows: Redis may have forgotten it.
-    const details = () => [this.#shards, this.#keep, this.state.round, registeredIn(this.state)]
-    const observation = {
-      observe: (raw: ReadonlyArray<unknown>) => this.#observe(stateOf(raw)),
-      lost: () => this.#lost()
-    }
+  /** What its errors say of it. */
+  get about(): { readonly name: string; readonly namespace: string } {
+    const { name, space: { kernel } } = this.place
+    return { name, namespace: kernel.settings.namespace }
+  }
+
+  /** Has it open for as long as the scope is. Answers how many shards it has elsewhere if that is another number. */
+  join<E>(fail: (error: CoordinatorError["reason"]) => E): Effect.Effect<number | undefined, E, Scope.Scope> {
     return Effect.andThen(
       Effect.addFinalizer(() => Effect.sync(() => this.#close())),
       Effect.map(
-        membership(
-          this.place,
-          "tasks.join",
-          0,
-          undefined,
-          (error: CoordinatorError | WaitTimeout) => fail(error as CoordinatorError),
-          { observation, details }
-        ),
-        ([, outcome]) => outcome[0] === "mismatch" ? outcome[1] : undefined
+        join(this.place, {
+          verb: "taskGroup.join",
+          args: (anyway) => this.#joining(anyway),
+          observer: {
+            observe: (raw) => this.#observe(stateOf(raw)),
+            lost: () => this.#lost(),
+            closed: () => this.#close()
+          },
+          fail: (error: Failure) => fail(error as CoordinatorError["reason"])
+        }),
+        ([member, outcome]) => {
+          this.member = member
+          return outcome[0] === "mismatch" ? outcome[1] : undefined
+        }
       )
     )
   }
 
+  // A member that joins again tells what it knows: Redis may have forgotten it.
+  #joining(anyway: boolean) {
+    const { fresh, onMismatch, run, shards, timeToLive } = this.opening
+    const { expected, round } = this.state
+    return round === 0
+      ? [shards, onMismatch, timeToLive, run, fresh, anyway, 0, 0]
+      : [expected, "keep", timeToLive, run, false, anyway, round, registeredIn(this.state)]
+  }
+
   #observe(next: State): void {
     this.heard++
-    // What resync asked for can be known already.
+    // The answer to a question after lost events can be known already, or be ahead of events that come later.
     if (next.version > this.state.version) {
       this.state = next
       for (const registration of this.#mine.values()) this.#end(registration)
@@ -120,12 +149,12 @@ export class Tasks {
     for (const wake of [...this.waiting]) wake()
   }
 
-  /** A registration of a round that is over is over. */
+  /** Registrations end with their round. */
   #end(registration: Registration): void {
-    const { held, round, shard, status } = registration
+    const { hold, round, shard, status } = registration
     if (round >= this.state.round) return
     if (this.#mine.get(shard) === registration) this.#mine.delete(shard)
-    if (status === "r") this.place.partition.claims.revoke(held.claim)
+    if (status === "running") this.place.tenancy.revoke(hold)
   }
 
   #lost(): void {
@@ -133,7 +162,7 @@ export class Tasks {
     this.state = { ...this.state, version: 0 }
     for (const registration of this.#mine.values()) {
       registration.stored = false
-      if (registration.status === "r") registration.status = "l"
+      if (registration.status === "running") registration.status = "lost"
     }
   }
 
@@ -144,98 +173,96 @@ export class Tasks {
     for (const see of [...this.streams]) see(undefined)
   }
 
-  registered(held: Held, shard: string): Registration {
-    const round = Number(held.claim.payload[0])
-    const registration: Registration = { held, shard, round, status: "r", value: "", stored: true }
+  /** The arguments of a registration. Asked a second time in one session, it must not be registered anew. */
+  registering(shard: string): () => ReadonlyArray<string | boolean> {
+    const { channel } = this.place
+    let asked: unknown
+    return () => {
+      const again = asked !== undefined && asked === channel.session
+      asked = channel.session
+      return [shard, this.opening.run, again]
+    }
+  }
+
+  registered(hold: Hold, shard: string): Registration {
+    const round = Number(hold.payload[0])
+    const registration: Registration = { hold, shard, round, status: "running", value: "", stored: true }
     this.#mine.set(shard, registration)
     this.#end(registration)
     return registration
   }
 
-  /** Says whether it was still wanted. */
-  submit(
-    registration: Registration,
-    fine: boolean,
-    value: string,
-    done: (accepted: boolean) => void,
-    fail: (error: CoordinatorError) => void
-  ): void {
-    const { held, shard } = registration
-    // Repeated in the next session if need be: the token makes it the same one.
-    this.place.partition.request({
-      verb: "tasks.submit",
-      key: this.place.key,
-      args: [shard, String(held.token), fine, value],
-      settle: ([tag]) => {
-        if (tag === "submitted") {
-          registration.status = fine ? "d" : "f"
-          registration.value = value
-          // There is nothing left to hold.
-          this.place.partition.claims.release(held.claim, () => {})
-        }
-        done(tag === "submitted")
-      },
-      fail
+  /** Answers whether it was accepted. Repeated in the next session if need be: the token makes it the same one. */
+  submit(registration: Registration, fine: boolean, value: string): Effect.Effect<boolean, CoordinatorError> {
+    const { hold, shard } = registration
+    const submitted = request(this.place, "taskGroup.submit", [shard, String(hold.token), fine, value], {
+      waits: true,
+      answered: ([tag]) => {
+        if (tag !== "submitted") return
+        registration.status = fine ? "done" : "failed"
+        registration.value = value
+        // There is nothing left to hold.
+        this.place.tenancy.release(hold, () => {})
+      }
     })
+    return Effect.map(submitted, ([tag]) => tag === "submitted")
   }
 
-  // What did not get there is tried again whenever the group is looked at.
+  // What Redis refused is tried again whenever the state is heard.
   #restore(): void {
-    const { key, partition } = this.place
+    const { channel, key, space: { kernel } } = this.place
     for (const registration of this.#mine.values()) {
       if (registration.stored) continue
-      const { held, round, shard, status, value } = registration
+      const { hold, round, shard, status, value } = registration
       registration.stored = true
-      partition.request({
-        verb: "tasks.restore",
+      channel.outbox.request({
+        verb: "taskGroup.restore",
         key,
-        args: [shard, status, String(held.token), value, round],
-        session: partition.session,
+        args: [shard, status, String(hold.token), value, round, this.opening.run],
+        session: channel.session,
         moot: () => {},
         settle: ([tag]) => {
           if (tag === "missing") registration.stored = false
         },
         fail: (error) => {
           registration.stored = false
-          partition.kernel.log("Warn", "a shard could not be restored yet", error)
+          kernel.hooks.log(
+            "Warn",
+            `shard ${JSON.stringify(shard)} of ${this.place.name} could not be restored yet`,
+            error
+          )
         }
       })
     }
   }
 
-  /** Ends the round. Answers whether there was one. */
-  reset(done: (found: boolean) => void, fail: (error: CoordinatorError) => void): void {
-    this.place.partition.request({
-      verb: "tasks.reset",
-      key: this.place.key,
-      args: [this.place.partition.kernel.uniqueId()],
-      settle: ([tag]) => done(tag === "reset"),
-      fail
-    })
-  }
-
-  /** By Redis's word. Nothing if it has forgotten the group, until somebody joins again. */
-  read(from: number, wanted: string): Effect.Effect<Page | undefined, CoordinatorError> {
-    const { key, partition } = this.place
-    return Effect.map(
-      Effect.tryPromise({
-        try: () => partition.kernel.inspect(partition, { verb: "tasks.read", key, args: [from, wanted] }),
-        catch: coordinatorError
-      }),
-      pageOf
+  /** Ends the round. */
+  get reset(): Effect.Effect<Requests["taskGroup.reset"]["reply"], CoordinatorError> {
+    return Effect.suspend(() =>
+      request(this.place, "taskGroup.reset", [this.place.space.kernel.uniqueId(), this.opening.run])
     )
   }
 
-  /** As `read`, for who waits for the next word if Redis is out of reach. */
+  /** By Redis's word. Nothing if Redis has forgotten the group, until a member joins again. */
+  read(from: number, wanted: string): Effect.Effect<Page | undefined, CoordinatorError> {
+    return Effect.map(question(this.place, "taskGroup.read", [from, wanted]), pageOf)
+  }
+
+  /** As `read`, for waiters: nothing as well when Redis is out of reach, since they wait for the next event. */
   readIfPossible(from: number, wanted: string): Effect.Effect<Page | undefined, CoordinatorError> {
-    const { kernel } = this.place.partition
-    const isPassing = ({ reason }: CoordinatorError) => reason instanceof RedisError && kernel.isTransient(reason)
-    return Effect.catchIf(this.read(from, wanted), isPassing, () => Effect.undefined)
+    return Effect.catchIf(
+      this.read(from, wanted),
+      (error) => isTransient(error as unknown as RedisError),
+      () => Effect.undefined
+    )
   }
 }
 
-const pageOf = (reply: Requests["tasks.read"]["reply"]): Page | undefined => {
+const pageOf = (
+  reply: Exclude<Requests["taskGroup.read"]["reply"], readonly ["stale"]>
+): Page | undefined => {
   if (reply[0] === "missing") return undefined
   const [, ...rest] = reply
-  return { state: stateOf(rest.slice(0, 8)), next: rest[8], shards: rest[9] as Page["shards"] }
+  const [run, next, shards] = rest.slice(numbers) as [string, number, Page["shards"]]
+  return { state: stateOf(rest.slice(0, numbers)), run, next, shards }
 }

@@ -25,6 +25,7 @@
  *
  * @since 0.1.0
  */
+
 import * as Effect from "effect/Effect"
 import type * as Scope from "effect/Scope"
 import * as fs from "node:fs"

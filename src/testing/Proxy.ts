@@ -21,6 +21,7 @@
  *
  * @since 0.1.0
  */
+
 import * as Deferred from "effect/Deferred"
 import * as Effect from "effect/Effect"
 import type * as Scope from "effect/Scope"

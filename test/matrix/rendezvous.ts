@@ -10,7 +10,6 @@ export const requests = [
   ["rendezvous.acknowledge", "rendezvous:there"],
   ["rendezvous.exchange", "rendezvous:there"],
   ["rendezvous.accept", "rendezvous:there"],
-  ["rendezvous.check", "rendezvous:there"],
   ["rendezvous.state", "rendezvous:there"],
   ["session.leave", "rendezvous:there"]
 ] as const satisfies Rows
@@ -25,12 +24,12 @@ export const program: Program = ({ line, other }) =>
 
     const giving = yield* Effect.forkChild(mine.give("a"))
     yield* waits({ givers: 1 })
-    assert.strictEqual(yield* theirs.take, "a")
+    assert.strictEqual(yield* theirs.take(), "a")
     yield* Fiber.join(giving)
 
     const taking = yield* Effect.forkChild(mine.takeWith((value, { attempts }) => Effect.succeed([value, attempts])))
     yield* waits({ takers: 1 })
-    // A new connection asks what it has missed.
+    // A new connection reads on.
     yield* line.closeAll
     yield* theirs.give("b")
     assert.deepStrictEqual(yield* Fiber.join(taking), ["b", 1])
@@ -44,9 +43,11 @@ export const program: Program = ({ line, other }) =>
     assert.strictEqual(yield* mine.exchange("mine"), "theirs")
     assert.strictEqual(yield* Fiber.join(others), "mine")
 
-    const interrupted = yield* Effect.forkChild(mine.take)
+    const interrupted = yield* Effect.forkChild(mine.take())
     yield* waits({ takers: 1 })
     yield* Fiber.interrupt(interrupted)
     yield* waits({ takers: 0 })
-    assert.deepStrictEqual(yield* mine.waiting, { givers: 0, takers: 0, exchangers: 0 })
+    // A question that was not answered in time fails.
+    const left = yield* Effect.retry(mine.waiting, { while: ({ reason }) => reason._tag === "Timeout", times: 2 })
+    assert.deepStrictEqual(left, { givers: 0, takers: 0, exchangers: 0 })
   })

@@ -2,6 +2,8 @@ import { assert } from "@effect/vitest"
 import { Effect, Fiber } from "effect"
 import { Signal } from "../../src/index.ts"
 import { eventually } from "../support/eventually.ts"
+import { onNode } from "../support/live.ts"
+import { insist, leads } from "../support/uncertain.ts"
 import type { Program, Rows } from "./matrix.ts"
 
 export const requests = [
@@ -16,20 +18,20 @@ export const requests = [
 export const program: Program = ({ other }) =>
   Effect.gen(function*() {
     const jobs = yield* Signal.make({ name: "jobs" })
-    const theirs = yield* Effect.provideContext(Signal.make({ name: "jobs" }), other)
+    const theirs = yield* onNode(other)(Signal.make({ name: "jobs" }))
     const waits = (count: number) => eventually(Effect.map(theirs.waiting, (waiting) => waiting === count))
     const waiting = yield* Effect.forkChild(jobs.await)
     yield* waits(1)
     yield* theirs.set
     yield* Fiber.join(waiting)
-    assert.strictEqual(yield* jobs.count, 0)
+    assert.strictEqual(yield* insist(jobs.pending), 0)
     const interrupted = yield* Effect.forkChild(jobs.await)
     yield* waits(1)
     yield* Fiber.interrupt(interrupted)
     yield* waits(0)
-    yield* jobs.setMany(3)
+    yield* leads(jobs.setMany(3), undefined, theirs.pending, 3)
     yield* jobs.await
-    assert.strictEqual(yield* theirs.count, 2)
-    assert.strictEqual(yield* jobs.clear, 2)
+    assert.strictEqual(yield* theirs.pending, 2)
+    yield* leads(jobs.clear, 2, theirs.pending, 0)
     assert.isFalse(yield* theirs.isSet)
   })

@@ -5,7 +5,7 @@ import { eventually } from "../support/eventually.ts"
 import type { Program, Rows } from "./matrix.ts"
 
 export const requests = [
-  ["leader.campaign", "singleton:tick"],
+  ["election.campaign", "singleton:tick"],
   ["singleton.last", "tick:tick"],
   ["singleton.claim", "tick:tick"]
 ] as const satisfies Rows
@@ -18,7 +18,7 @@ export const program: Program = ({ namespace, server }) =>
     })
     const times = Schedule.spaced("10 millis").pipe(Schedule.upTo({ times: 2 }))
     const fiber = yield* Effect.forkChild(
-      Layer.launch(Singleton.schedule("tick", count, times, { keep: "100 millis" }))
+      Layer.launch(Singleton.schedule("tick", count, times, { timeToLive: "100 millis" }))
     )
     yield* eventually(Effect.sync(() => assert.strictEqual(runs, 2)))
     yield* Fiber.interrupt(fiber)

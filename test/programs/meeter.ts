@@ -24,7 +24,7 @@ const { id, lease, margin, mode, namespace, url } = argument() as Argument
 const say = (event: Event) => Effect.sync(() => emit(event))
 
 const program = Effect.gen(function*() {
-  const place = yield* Rendezvous.make({ name: "shared", schema: Schema.String, keep: "1 second" })
+  const place = yield* Rendezvous.make({ name: "shared", schema: Schema.String, timeToLive: "1 second" })
   const signal = yield* Signal.make({ name: "shared" })
   const has = (value: string, handover: Rendezvous.Handover) => say({ event: "has", value, ...handover })
   const take = Effect.flatMap(

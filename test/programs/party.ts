@@ -34,7 +34,7 @@ const program = Effect.gen(function*() {
   } else {
     const barrier = yield* DoubleBarrier.make({ name: "step", parties })
     yield* say({ event: "ready" })
-    const phase = yield* barrier.enter
+    const phase = yield* barrier.enter()
     yield* say({ event: "inside" })
     if (does !== "leave") yield* Effect.never
     yield* say({ event: "leaving" })

@@ -29,11 +29,11 @@ const { lease, margin, millis, mode, namespace, shards, url, worker } = argument
 const say = (event: Event) => Effect.sync(() => emit(event))
 
 const program = Effect.gen(function*() {
-  const group = yield* TaskGroup.make({ name: "shared", result: Schema.String, keep: "100 millis" })
+  const group = yield* TaskGroup.make({ name: "shared", result: Schema.String, timeToLive: "100 millis" })
   yield* say({ event: "ready" })
   if (mode === "await") return yield* Effect.asVoid(group.awaitAll({ onWorkerLost: "wait" }))
   if (mode === "progress") {
-    return yield* Stream.runForEach(group.progress, ({ done }) => say({ event: "shown", done }))
+    return yield* Stream.runForEach(group.changes, ({ done }) => say({ event: "shown", done }))
   }
   yield* Effect.forEach(shards, (shard) =>
     Effect.gen(function*() {

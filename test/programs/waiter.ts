@@ -1,6 +1,6 @@
-/** Another process of the tests, that waits for a latch, a gate or a signal, and says when it has passed. */
+/** Another process of the tests, that waits for a latch, and says when it has passed. */
 import { Effect, Layer } from "effect"
-import { Coordinator, CountDownLatch, Gate, Redis } from "../../src/index.ts"
+import { Coordinator, CountDownLatch, Latch, Redis } from "../../src/index.ts"
 import { argument, emit } from "../../src/testing/Program.ts"
 
 export interface Argument {
@@ -8,7 +8,7 @@ export interface Argument {
   readonly namespace: string
   readonly lease: string
   readonly margin: string
-  readonly waits: "latch" | "gate"
+  readonly waits: "countdown latch" | "latch"
 }
 
 export interface Event {
@@ -16,12 +16,12 @@ export interface Event {
 }
 
 const { lease, margin, namespace, url, waits } = argument() as Argument
-const keep = "100 millis"
+const timeToLive = "100 millis"
 
 const program = Effect.gen(function*() {
-  const wait = waits === "latch"
-    ? yield* CountDownLatch.make({ name: "it", count: 1, keep })
-    : yield* Gate.make({ name: "it", keep })
+  const wait = waits === "countdown latch"
+    ? yield* CountDownLatch.make({ name: "it", count: 1, timeToLive })
+    : yield* Latch.make({ name: "it", timeToLive })
   emit({ event: "waiting" } satisfies Event)
   yield* wait.await
   emit({ event: "passed" } satisfies Event)

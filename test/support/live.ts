@@ -2,6 +2,7 @@ import { assert } from "@effect/vitest"
 import { Context, Deferred, Effect, Fiber, Layer, Option, type Scope } from "effect"
 import { randomBytes } from "node:crypto"
 import { Coordinator, Lease, Lock, Redis } from "../../src/index.ts"
+import { Holdings } from "../../src/internal/hold/holding.ts"
 import { eventually } from "./eventually.ts"
 import { remainsOf } from "./namespace.ts"
 import { type Server, type ServerOptions, standalone } from "./servers.ts"
@@ -23,6 +24,16 @@ export const node = (
 ): Effect.Effect<Node, unknown, Scope.Scope> =>
   Layer.build(Coordinator.layer(options).pipe(Layer.provideMerge(Redis.layer({ url })), Layer.fresh))
 
+/** As another process would run it: without the holds of the fiber that runs it here. */
+export const elsewhere = <A, E, R>(effect: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
+  Effect.provideService(effect, Holdings, undefined)
+
+/** Runs it on another coordinator, as another process would. */
+export const onNode =
+  <R2>(context: Context.Context<R2>) =>
+  <A, E, R>(effect: Effect.Effect<A, E, R>): Effect.Effect<A, E, Exclude<R, R2>> =>
+    Effect.provideContext(elsewhere(effect), context)
+
 /** Short enough for tests that lose it, long enough for a busy machine. */
 export const short = { lease: "2 seconds", margin: "400 millis" } as const
 
@@ -38,7 +49,7 @@ export const deadlineOf = (server: Server, namespace: string, session: string): 
   Effect.map(
     server.cli(
       "EVAL",
-      "local _, deadline = struct.unpack('<dds', redis.call('HGET', KEYS[1], 's' .. ARGV[1])) return deadline",
+      "local _, _, deadline = struct.unpack('<Bdddd', redis.call('HGET', KEYS[1], 's' .. ARGV[1])) return deadline",
       1,
       `{${namespace}:00}:sessions`,
       session

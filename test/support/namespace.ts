@@ -11,17 +11,21 @@ export const keysOf = (server: Server, namespace: string): Effect.Effect<Readonl
 
 const numbers = new Set(["protocol", "partitions", "token"])
 
+// Of a function library: which one it was, not whose.
+const isNumber = (field: string) => numbers.has(field) || /^library[^/]/.test(field)
+
 /** Everything in it but the numbers of its partitions: a key, or a key and one of its fields. */
 export const remainsOf = Effect.fnUntraced(function*(servers: ReadonlyArray<Server>, namespace: string) {
   const found: Array<string> = []
   for (const server of servers) {
     for (const key of yield* keysOf(server, namespace)) {
+      if (/^\{[^}]+\}:floor$/.test(key)) continue
       if (!/^\{[^}]+\}:sessions$/.test(key)) {
         found.push(key)
         continue
       }
       const fields = yield* list(server, "HKEYS", key)
-      found.push(...fields.filter((field) => !numbers.has(field)).map((field) => `${key} ${field}`))
+      found.push(...fields.filter((field) => !isNumber(field)).map((field) => `${key} ${field}`))
     }
   }
   return found

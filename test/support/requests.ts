@@ -9,8 +9,8 @@ export const asks = (verb: string, key = "") => (request: Request): boolean =>
   request.name === "FCALL" && request.args.includes(verb) &&
   (key === "" || request.args.some((arg) => arg.endsWith(`:${key}`)))
 
-/** Fields of the resource behind a name: `h` holds, `q` waits. */
-export const fields = (server: Server, namespace: string, key: string, kind: "h" | "q") =>
+/** Fields of the resource behind a name: `h` holds, `q` waits, `o` members. */
+export const fields = (server: Server, namespace: string, key: string, kind: "h" | "q" | "o") =>
   Effect.gen(function*() {
     const names = (yield* server.cli("KEYS", `{${namespace}:*}:${key}`)).split("\n").filter((name) => name !== "")
     const all = yield* Effect.forEach(names, (name) => server.cli("HKEYS", name))

@@ -4,7 +4,7 @@ import { Effect, type Fiber, type Scope } from "effect"
 import { Coordinator, Lock } from "../../src/index.ts"
 import type { Proxy } from "../../src/testing/Proxy.ts"
 import { eventually, realSleep } from "./eventually.ts"
-import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./live.ts"
+import { assertEmpty, elsewhere, freshNamespace, type Node, node, TestServer } from "./live.ts"
 import type { Server } from "./servers.ts"
 
 /** Runs a test with so many of them in a namespace of its own, with one partition, and checks that nothing stays behind. */
@@ -27,7 +27,7 @@ export const several = <A, E, R>(
   })
 
 export const on = <A, E>(context: Node, effect: Effect.Effect<A, E, Coordinator.Coordinator | Scope.Scope>) =>
-  Effect.provideContext(effect as Effect.Effect<A, E, Coordinator.Coordinator>, context) as Effect.Effect<
+  Effect.provideContext(elsewhere(effect as Effect.Effect<A, E, Coordinator.Coordinator>), context) as Effect.Effect<
     A,
     E,
     Scope.Scope
@@ -101,3 +101,19 @@ export const eventsOf = (context: Node, namespace: string, server: Server) =>
     )
     return Number(lines[lines.indexOf("entries-added") + 1])
   })
+
+/** Waits until the lease of every session in partition 0 has run out. */
+export const sessionsExpired = (server: Server, namespace: string) =>
+  eventually(
+    Effect.map(
+      server.cli(
+        "EVAL",
+        "local time, fields = redis.call('TIME'), redis.call('HGETALL', KEYS[1]) for at = 1, #fields, 2 do if fields[at]:sub(1, 1) == 's' " +
+          "and select(3, struct.unpack('<Bdd', fields[at + 1])) > time[1] * 1000 + time[2] / 1000 then return 'alive' end end return 'expired'",
+        1,
+        `{${namespace}:00}:sessions`
+      ),
+      (found) => found === "expired"
+    ),
+    { message: "all sessions have expired" }
+  )

@@ -31,7 +31,7 @@ export const copy = (directory: string, name: string, patch: Patch): string => {
     fs.writeFileSync(target, f(fs.readFileSync(target, "utf8")))
   }
   const changed = (patch.lua ?? []).reduce((text, [from, to]) => replaced(text, from, to), body)
-  edit("internal/lua.ts", (text) =>
+  edit("internal/actor/lua.ts", (text) =>
     replaced(
       replaced(text, JSON.stringify(body), JSON.stringify(changed)),
       JSON.stringify(library),
@@ -68,21 +68,21 @@ export const bugs: { readonly [name: string]: Bug } = {
       "handlers['session.reap'] = function(ctx, key, session, entry)\nif isAlive(ctx, session) then return '[\"alive\"]' end",
       "handlers['session.reap'] = function(ctx, key, session, entry)"
     ], [
-      "if deadline > ctx.now then\ncall('ZADD', ctx.due, text(deadline), session)\nelse",
-      "if deadline > ctx.now and ctx.micros % 4 > 0 then\ncall('ZADD', ctx.due, text(deadline), session)\nelse"
+      "if known and known.deadline > ctx.now then",
+      "if known and known.deadline > ctx.now and ctx.micros % 4 > 0 then"
     ], [
-      "local function nearest(ctx, after)",
-      "local function nearest(ctx, after)\ndo return 50 end"
+      "local function nearest(ctx)",
+      "local function nearest(ctx)\ndo return 50 end"
     ], [
-      "call('ZRANGEBYSCORE', ctx.due, 0, text(ctx.now), 'LIMIT', 0, REAP_SESSIONS)",
-      "call('ZRANGEBYSCORE', ctx.due, 0, '+inf', 'LIMIT', 0, REAP_SESSIONS)"
+      "call('ZRANGEBYSCORE', ctx.dues, '-inf', text(ctx.now), 'LIMIT', 0, REAP_SESSIONS)",
+      "call('ZRANGEBYSCORE', ctx.dues, '-inf', '+inf', 'LIMIT', 0, REAP_SESSIONS)"
     ]]
   },
   // One waiter in ten is forgotten when its turn comes.
   lostWakeUp: {
     lua: [[
-      "local token, value = hold(ctx, state, weight)\ncall('HDEL', key, 'w' .. text(state.first), 'q' .. owner)",
-      "if ctx.micros % 10 == 0 then\ncall('HDEL', key, 'w' .. text(state.first))\nstate.first = state.first + 1\nreturn serve(ctx, key, state)\nend\nlocal token, value = hold(ctx, state, weight)\ncall('HDEL', key, 'w' .. text(state.first), 'q' .. owner)"
+      "local token, value = hold(ctx, state, weight)\ncall('HSET', key, 'h' .. claim, value)",
+      "if ctx.micros % 10 == 0 then return serve(ctx, key, state) end\nlocal token, value = hold(ctx, state, weight)\ncall('HSET', key, 'h' .. claim, value)"
     ], ["local function serve(ctx, key, state)", "local serve\nserve = function(ctx, key, state)"]]
   },
   // One take in fifty does not look whether there is room.
@@ -95,7 +95,10 @@ export const bugs: { readonly [name: string]: Bug } = {
   // A batch that is sent again is executed again.
   resentBatch: {
     faults: ["lost replies", "lost and repeated requests"],
-    lua: [["if number == last then", "if false then"], ["if number < last then", "if number < last - 1 then"]]
+    lua: [["if number == state.number then", "if false then"], [
+      "if number < state.number then",
+      "if number < state.number - 1 then"
+    ]]
   },
   // The last in the queue is served first.
   lastInFirstOut: {
@@ -113,13 +116,13 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // A latch opens when one is still to come.
   earlyLatch: {
-    lua: [["if latch.left == 0 then\nlatch.opened", "if latch.left <= 1 then\nlatch.opened"]]
+    lua: [["if latch.remaining == 0 then openLatch", "if latch.remaining <= 1 then openLatch"]]
   },
   // Now and then a shard that is done can be registered again, and gets another result.
   redoneShard: {
     lua: [[
-      "if status == 'd' then return '[\"done\",'",
-      "if status == 'd' and ctx.micros % 20 > 0 then return '[\"done\",'"
+      "if status == 'done' then return reply(",
+      "if status == 'done' and ctx.micros % 20 > 0 then return reply("
     ]]
   },
   // Who asks a barrier again after it has lost its session arrives a second time, for the last generation too.
@@ -147,8 +150,8 @@ export const bugs: { readonly [name: string]: Bug } = {
   // Some items are handed out again after they were acknowledged.
   takenTwice: {
     lua: [[
-      "removeItem(ctx, key, item, entry, owner)\nstate.claims",
-      "if ctx.micros % 20 == 0 then\ncall('XCLAIM', ctx.items, GROUP, NOBODY, 0, entry, 'JUSTID')\ncall('HSET', key, 'g' .. item, entry .. ' ' .. giver .. ' ' .. NOBODY)\nstate.free, state.returned = state.free + 1, state.returned + 1\nelse removeItem(ctx, key, item, entry, owner) end\nstate.claims"
+      "removeItem(ctx, key, item, entry, claim)\nstate.claims",
+      "if ctx.micros % 20 == 0 then\ncall('XCLAIM', ctx.items, GROUP, NO_PARTY, 0, entry, 'JUSTID')\ncall('HSET', key, 'g' .. item, entry .. ' ' .. giver .. ' ' .. NO_PARTY)\nstate.free, state.returned = state.free + 1, state.returned + 1\nelse removeItem(ctx, key, item, entry, claim) end\nstate.claims"
     ]]
   },
   // A candidate leads as soon as it is chosen, and not when its predecessor has ended.
@@ -161,15 +164,15 @@ export const bugs: { readonly [name: string]: Bug } = {
   // Some changes of the leader are not told.
   untoldLeader: {
     lua: [[
-      "announce(ctx, key, describeLeader(ctx, key))",
-      "if ctx.micros % 20 > 0 then announce(ctx, key, describeLeader(ctx, key)) end"
+      "announce(ctx, key, json(leadership(ctx, key)))",
+      "if ctx.micros % 20 > 0 then announce(ctx, key, json(leadership(ctx, key))) end"
     ]]
   },
   // Some permits that are given back stay taken.
   leakedPermit: {
     lua: [[
-      "u, n = u - tonumber(match(value, '^%S+')), n - 1",
-      "u, n = u - (ctx.micros % 40 == 0 and 0 or tonumber(match(value, '^%S+'))), n - 1"
+      "state.taken, state.holds = state.taken - tonumber(match(found[2], '^%S+')), state.holds - 1",
+      "state.taken, state.holds = state.taken - (ctx.micros % 40 == 0 and 0 or tonumber(match(found[2], '^%S+'))), state.holds - 1"
     ]]
   },
   // The client does not notice that its lease has run out.
@@ -177,16 +180,20 @@ export const bugs: { readonly [name: string]: Bug } = {
     faults: ["partition"],
     long: 0.3,
     sources: [
-      ["internal/claim.ts", "performance.now() < this.trustedUntil", "performance.now() < this.trustedUntil + 60_000"],
-      ["internal/partition.ts", "Math.max(1, session.trustedUntil - performance.now())", "60_000"]
+      [
+        "internal/actor/session.ts",
+        "this.#io.now() < this.#until && this.#io.wall() < this.#wallUntil",
+        "this.#io.now() < this.#until + 60_000"
+      ],
+      ["internal/actor/channel.ts", "Math.max(1, session.remaining)", "60_000"]
     ]
   },
   // One release in fifty is never sent.
   forgottenRelease: {
     sources: [[
-      "internal/claims.ts",
-      "if (state === \"held\") this.#kernel.metrics.released()",
-      "if (state === \"held\") this.#kernel.metrics.released()\n    if (Math.random() < 0.02) return done()"
+      "internal/hold/tenancy.ts",
+      "if (state === \"held\" && entry instanceof Hold) this.#released(entry)",
+      "if (state === \"held\" && entry instanceof Hold) this.#released(entry)\n    if (Math.random() < 0.02) return done()"
     ]]
   }
 }

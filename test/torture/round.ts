@@ -43,7 +43,10 @@ const versionsOf = ({ bug, deployment }: Options, directory: string): ReadonlyAr
   if (bug !== undefined) return [copy(directory, "bug", bug)]
   switch (deployment) {
     case "rolling":
-      return [original, copy(directory, "next", { lua: [["local RELEASED,", "local NEXT = true\nlocal RELEASED,"]] })]
+      return [
+        original,
+        copy(directory, "next", { lua: [["local STALE, RELEASED,", "local NEXT = true\nlocal STALE, RELEASED,"]] })
+      ]
     case "clock":
       return [copy(directory, "clock", jumping)]
     default:

@@ -2,8 +2,8 @@
 import type { Workload } from "./workload.ts"
 import { barrier } from "./workloads/barrier.ts"
 import { doubleBarrier } from "./workloads/doubleBarrier.ts"
+import { election } from "./workloads/election.ts"
 import { latch } from "./workloads/latch.ts"
-import { leader } from "./workloads/leader.ts"
 import { lock } from "./workloads/lock.ts"
 import { readWriteLock } from "./workloads/readWriteLock.ts"
 import { rendezvous } from "./workloads/rendezvous.ts"
@@ -21,5 +21,5 @@ export const workloads: ReadonlyArray<Workload> = [
   doubleBarrier,
   signal,
   rendezvous,
-  leader
+  election
 ]

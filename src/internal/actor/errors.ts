@@ -1,22 +1,26 @@
 import * as Schema from "effect/Schema"
-import { RedisError } from "../../Redis.ts"
+import { redisReasons } from "../redis/errors.ts"
 
 /**
- * The namespace belongs to coordinators that speak another protocol or divide it otherwise.
+ * The namespace belongs to coordinators that speak another protocol or divide it otherwise, and one of them is alive.
  *
  * @category errors
  * @since 0.1.0
  */
 export class Incompatible extends Schema.Error<Incompatible>("lockstep/Coordinator/Incompatible")({
   _tag: Schema.tag("Incompatible"),
+  namespace: Schema.String,
   protocol: Schema.Number,
   partitions: Schema.Number,
   expectedProtocol: Schema.Number,
   expectedPartitions: Schema.Number
 }) {
   override get message(): string {
-    return `The namespace is in use with protocol ${this.protocol} and ${this.partitions} partitions, and this ` +
-      `coordinator has ${this.expectedProtocol} and ${this.expectedPartitions}: use the same settings or another namespace.`
+    return `Namespace ${
+      JSON.stringify(this.namespace)
+    } is in use with protocol ${this.protocol} and ${this.partitions} ` +
+      `partitions, and this coordinator has ${this.expectedProtocol} and ${this.expectedPartitions}: use the same settings, ` +
+      `another namespace, or wait until those coordinators are closed.`
   }
 }
 
@@ -42,10 +46,11 @@ export class Overloaded extends Schema.Error<Overloaded>("lockstep/Coordinator/O
  * @since 0.1.0
  */
 export class CoordinatorClosed extends Schema.Error<CoordinatorClosed>("lockstep/Coordinator/CoordinatorClosed")({
-  _tag: Schema.tag("CoordinatorClosed")
+  _tag: Schema.tag("CoordinatorClosed"),
+  namespace: Schema.String
 }) {
   override get message(): string {
-    return "The coordinator is closed."
+    return `The coordinator of namespace ${JSON.stringify(this.namespace)} is closed: keep its scope open for longer.`
   }
 }
 
@@ -61,25 +66,26 @@ export class ActorDefect extends Schema.Error<ActorDefect>("lockstep/Coordinator
   detail: Schema.String
 }) {
   override get message(): string {
-    return `The partition actor failed at ${this.request} (${this.detail}): its keys hold what Lockstep did not write.`
+    return `The partition actor failed at ${this.request} (${this.detail}): its keys hold data that Lockstep did not write.`
   }
 }
 
+/** All reasons for which a coordinator cannot do what it is asked. Every error of a primitive has them too. */
+export const coordinatorReasons = [Incompatible, Overloaded, CoordinatorClosed, ActorDefect, ...redisReasons] as const
+
 /**
- * The coordinator could not do what was asked. `RedisError` is the reason when Redis could not.
+ * The coordinator could not do what it was asked. The reasons are its own, or those of Redis.
  *
  * @category errors
  * @since 0.1.0
  */
 export class CoordinatorError extends Schema.Error<CoordinatorError>("lockstep/Coordinator/CoordinatorError")({
   _tag: Schema.tag("CoordinatorError"),
-  reason: Schema.Union([Incompatible, Overloaded, CoordinatorClosed, ActorDefect, RedisError])
+  reason: Schema.Union(coordinatorReasons)
 }) {
   override get message(): string {
     return this.reason.message
   }
 }
 
-/** What the kernel rejects with, as the error that users see. */
-export const coordinatorError = (cause: unknown): CoordinatorError =>
-  cause instanceof RedisError ? new CoordinatorError({ reason: cause }) : cause as CoordinatorError
+export type CoordinatorReason = CoordinatorError["reason"]

@@ -2,6 +2,7 @@
  * The one place that spells keys: `{namespace:NN}:` + kind + `:` + name, the name last and raw, so that no name can
  * imitate another key.
  */
+
 const polynomial = 0x1021
 
 const table = Uint16Array.from({ length: 256 }, (_, byte) => {
@@ -26,11 +27,20 @@ export const partitionOf = (name: string, partitions: number): number => {
 export const prefixOf = (namespace: string, partition: number): string =>
   `{${namespace}:${partition < 10 ? "0" : ""}${partition}}:`
 
-/** What a resource carries beside its hash: a stream, or another hash. */
-export const itemsOf = (key: string): string => {
-  const kind = key.indexOf(":", key.indexOf("}"))
-  const name = key.indexOf(":", kind + 1)
-  return `${key.slice(0, name)}-items${key.slice(name)}`
+/** The key of another role than the hash: `{namespace:NN}:kind-role:name`. */
+export const keyOf = (hash: string, role: string): string => {
+  const kind = hash.indexOf(":", hash.indexOf("}"))
+  const name = hash.indexOf(":", kind + 1)
+  return `${hash.slice(0, name)}-${role}${hash.slice(name)}`
+}
+
+/** The keys of a resource of whatever kind, its hash first; of a kind that is not known here, only that. */
+export const keysOf = (hash: string, roles: ReadonlyArray<string> | undefined): ReadonlyArray<string> =>
+  roles === undefined ? [hash] : roles.map((role, at) => at === 0 ? hash : keyOf(hash, role))
+
+export const kindOf = (hash: string): string => {
+  const kind = hash.indexOf(":", hash.indexOf("}"))
+  return hash.slice(kind + 1, hash.indexOf(":", kind + 1))
 }
 
 /** Checks a name that a user gave, as a defect. */

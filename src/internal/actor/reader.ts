@@ -1,11 +1,28 @@
 /**
- * Reads mailboxes on a connection of its own: one `XREAD BLOCK` over all of them, issued only while something waits.
+ * Reads streams on a connection of its own: one `XREAD BLOCK` over all its sources, issued only while there is something to
+ * wait for.
  */
-import { RedisError } from "../../Redis.ts"
-import type { Session } from "../hold/claim.ts"
+
+import type { Io } from "../io.ts"
 import type { Connection } from "../redis/connection.ts"
-import type { Kernel } from "./kernel.ts"
-import type { Partition } from "./partition.ts"
+import { RedisError } from "../redis/errors.ts"
+import type { Log } from "./hooks.ts"
+import { isTransient, type Transport } from "./transport.ts"
+
+/** A stream that is read. */
+export interface Source {
+  readonly key: string
+  /** The id of the last entry that was read. */
+  readonly position: string
+  /** Whether there is anything to wait for in it now. */
+  readonly isActive: () => boolean
+  /** Moves the position. What it throws makes a gap. */
+  readonly onEntry: (id: string, fields: ReadonlyArray<string>) => void
+  /** Entries may be missing: some could not be read. */
+  readonly onGap: () => void
+  /** Has an entry written to the stream, so that a blocked read of it returns. */
+  readonly wake?: (() => void) | undefined
+}
 
 // Below the idle limits of load balancers, and how long a half-open connection can go unnoticed at most.
 const blockMillis = 5000
@@ -19,90 +36,76 @@ export class Reader {
   #connection: Connection | undefined = undefined
   #running = false
   #closed = false
-  #reading: ReadonlyArray<Session> = []
+  readonly #sources = new Set<Source>()
+  #reading: ReadonlyArray<Source> = []
 
-  readonly #kernel: Kernel
+  readonly #transport: Transport
+  readonly #io: Io
+  readonly #log: Log
   readonly #connect: () => Connection
-  readonly #partitions: () => ReadonlyArray<Partition | undefined>
 
-  constructor(
-    kernel: Kernel,
-    connect: () => Connection,
-    partitions: () => ReadonlyArray<Partition | undefined>
-  ) {
-    this.#kernel = kernel
+  constructor(transport: Transport, io: Io, log: Log, connect: () => Connection) {
+    this.#transport = transport
+    this.#io = io
+    this.#log = log
     this.#connect = connect
-    this.#partitions = partitions
   }
 
-  /** The mailbox of this partition's session has to be read. */
-  include(partition: Partition): void {
+  /** The source has to be read from now on, for as long as it is active. */
+  include(source: Source): void {
     if (this.#closed) return
+    this.#sources.add(source)
     if (!this.#running) {
       this.#running = true
       void this.#run()
-    } else if (this.#reading.length > 0 && !this.#reading.includes(partition.session!)) {
+    } else if (this.#reading.length > 0 && !this.#reading.includes(source)) {
       this.#wake()
     }
   }
 
-  /** The mailbox of a lost session is gone, and a read of it alone would never end. */
-  exclude(session: Session): void {
-    if (this.#reading.includes(session)) this.#connection?.reset()
+  /** The stream is gone, and a read of it alone would never end. */
+  exclude(source: Source): void {
+    this.#sources.delete(source)
+    if (this.#reading.includes(source)) this.#connection?.reset()
   }
 
-  // The blocked read returns when something arrives in one of its own mailboxes.
+  // The blocked read returns when something arrives in one of its own streams.
   #wake(): void {
-    const session = this.#reading.find(({ lost }) => lost === undefined)
-    if (session === undefined) return this.#connection?.reset()
-    session.partition.request({
-      verb: "session.wake",
-      args: [],
-      session,
-      moot: () => {},
-      settle: () => {},
-      fail: (error) => this.#kernel.log("Warn", "the reader could not be woken", error)
-    })
+    const waking = this.#reading.find((source) => source.wake !== undefined && this.#sources.has(source))
+    if (waking === undefined) this.#connection?.reset()
+    else waking.wake!()
   }
 
   async #run(): Promise<void> {
     let attempt = 0
-    let missed = false
-    while (!this.#closed) {
-      if (!this.#partitions().some((partition) => partition?.claims.isListening() === true)) break
+    while (!this.#closed && [...this.#sources].some((source) => source.isActive())) {
       const connection = this.#connection ??= this.#connect()
       try {
         await ready(connection)
-        // Only now: a session that began to wait meanwhile has not woken anybody.
-        const sessions: Array<Session> = []
-        for (const partition of this.#partitions()) {
-          if (partition?.session?.waited === true) sessions.push(partition.session)
-        }
-        if (missed) { for (const { partition } of sessions) partition.resync() }
-        missed = false
-        if (sessions.length === 0) break
-        this.#reading = sessions
+        // Only now: a source that was included meanwhile has not woken anything.
+        const sources = [...this.#sources]
+        if (sources.length === 0) continue
+        this.#reading = sources
         const reply = await connection.send("XREAD", [
           "COUNT",
           batchSize,
           "BLOCK",
           blockMillis,
           "STREAMS",
-          ...sessions.map(({ mailbox }) => mailbox),
-          ...sessions.map(({ read }) => read)
+          ...sources.map(({ key }) => key),
+          ...sources.map(({ position }) => position)
         ], blockMillis + graceMillis)
-        attempt = 0
         this.#reading = []
-        if (!this.#closed) this.#deliver(sessions, reply)
+        if (!this.#closed) this.#deliver(sources, reply)
+        attempt = 0
       } catch (cause) {
         this.#reading = []
         if (this.#closed) break
-        const passing = cause instanceof RedisError && this.#kernel.isTransient(cause)
-        this.#kernel.log(passing ? "Debug" : "Warn", "a read of the mailboxes failed", cause)
-        missed = true
+        const passing = cause instanceof RedisError && isTransient(cause)
+        this.#log(passing ? "Debug" : "Warn", "a read of the mailboxes failed", cause)
         if (!(cause instanceof RedisError) || cause.reason._tag === "Timeout") connection.reset()
         if (attempt > 0) {
-          await this.#kernel.sleep(Math.min(1000, 10 * 2 ** Math.min(attempt, 7)) * (0.5 + Math.random() / 2))
+          await this.#transport.sleep(Math.min(1000, 10 * 2 ** Math.min(attempt, 7)) * (0.5 + this.#io.random() / 2))
         }
         attempt++
       }
@@ -110,12 +113,19 @@ export class Reader {
     this.#running = false
   }
 
-  #deliver(sessions: ReadonlyArray<Session>, reply: unknown): void {
-    if (!Array.isArray(reply)) return
-    for (const [mailbox, entries] of reply as ReadonlyArray<readonly [string, ReadonlyArray<Entry>]>) {
-      const session = sessions.find((session) => session.mailbox === mailbox)
-      if (session === undefined) continue
-      for (const [id, fields] of entries) session.partition.deliver(session, id, JSON.parse(fields[1]!))
+  #deliver(sources: ReadonlyArray<Source>, reply: unknown): void {
+    if (reply === null) return
+    for (const [key, entries] of reply as ReadonlyArray<readonly [string, ReadonlyArray<Entry>]>) {
+      const source = sources.find((source) => source.key === key)
+      if (source === undefined) continue
+      for (const [id, fields] of entries) {
+        try {
+          source.onEntry(id, fields)
+        } catch (cause) {
+          this.#log("Error", `an entry of ${key} could not be taken in`, cause)
+          source.onGap()
+        }
+      }
     }
   }
 

@@ -1,7 +1,8 @@
 /** How a session and its batches are written as calls. */
+
 import { ascii, bulk, type Call, encode } from "../redis/resp.ts"
-import { itemsOf } from "./keys.ts"
-import { carriers } from "./lua.ts"
+import { keysOf, kindOf } from "./keys.ts"
+import { kinds, roles } from "./lua.ts"
 
 /** A session as calls name it. */
 export interface Address {
@@ -14,33 +15,41 @@ export interface Address {
 /** Requests that need no session have an empty id; the keys of one have to be declared all the same. */
 export const addressOf = (prefix: string, session: string, id = session): Address => ({
   key: `${prefix}sessions`,
-  keys: [`${prefix}sessions`, `${prefix}due`, `${prefix}own:${session}`, `${prefix}mail:${session}`].map(bulk).join(""),
+  keys: [
+    `${prefix}sessions`,
+    `${prefix}due`,
+    `${prefix}floor`,
+    `${prefix}own:${session}`,
+    `${prefix}mail:${session}`
+  ].map(bulk).join(""),
   id: ascii(id)
 })
 
-/** A batch of requests; the header is its number, the lease and the mailbox id read so far, as arguments. */
-export const batch = (
-  address: Address,
-  header: string,
-  requests: ReadonlyArray<{
-    readonly verb: string
-    readonly key?: string | undefined
-    readonly args: ReadonlyArray<string | number | boolean>
-  }>
-): Call => {
+export interface Message {
+  readonly verb: string
+  /** The hash of the resource that it is about, if it is about one. */
+  readonly key?: string | undefined
+  readonly args: ReadonlyArray<string | number | boolean>
+}
+
+/** A batch of requests; the header is its number, the lease and the number of the last event read, as arguments. */
+export const batch = (address: Address, header: string, requests: ReadonlyArray<Message>): Call => {
   let { keys } = address
   let args = address.id + header
-  let keyCount = 4
-  let count = 1 + 4 + 4
+  let keyCount = 5
+  let count = 1 + 5 + 4
   for (const { args: own, key, verb } of requests) {
     if (key !== undefined) {
-      keys += bulk(key)
-      keyCount++
-      count++
-      if (carriers.has(verb)) {
-        keys += bulk(itemsOf(key))
+      const needed = roles[verb]
+      if (needed === undefined) {
+        keys += bulk(key)
         keyCount++
         count++
+      } else {
+        const all = keysOf(key, needed ?? (kinds as { readonly [kind: string]: ReadonlyArray<string> })[kindOf(key)])
+        for (const one of all) keys += bulk(one)
+        keyCount += all.length
+        count += all.length
       }
     }
     args += ascii(verb)

@@ -1,7 +1,7 @@
 import * as Context from "effect/Context"
 import type * as Fiber from "effect/Fiber"
 import * as Scheduler from "effect/Scheduler"
-import type { Session } from "./claim.ts"
+import type { Session } from "../actor/session.ts"
 
 /**
  * A scheduler that looks at the lease before every operation of a protected program. A process that was paused, or whose

@@ -1,22 +1,45 @@
 import * as Schema from "effect/Schema"
 
+/** What an error or a log line is about. */
+export const describe = (kind: string, key: string, namespace: string): string =>
+  `${kind} ${JSON.stringify(key)} of namespace ${JSON.stringify(namespace)}`
+
+const why = {
+  expired: "it could not be renewed in time",
+  unknown: "Redis does not know its session any more",
+  rolledBack: "Redis has forgotten what it had acknowledged",
+  closed: "the coordinator, or what it belongs to, was closed",
+  maxHold: "it was held for longer than `maxHold`",
+  resigned: "its holder resigned",
+  revoked: "it was ended by another session"
+} as const
+
 export class LeaseLost extends Schema.Error<LeaseLost>("lockstep/Lease/LeaseLost")({
   _tag: Schema.tag("LeaseLost"),
+  kind: Schema.String,
   key: Schema.String,
+  namespace: Schema.String,
   token: Schema.Number,
   reason: Schema.Literals(["expired", "unknown", "rolledBack", "closed", "maxHold", "resigned", "revoked"])
 }) {
   override get message(): string {
-    return `The lease was lost (${this.reason}); another may hold it by now.`
+    return `The lease of ${describe(this.kind, this.key, this.namespace)} was lost (${this.reason}): ` +
+      `${why[this.reason]}. Undo or retry: another process may hold it by now.`
   }
 }
 
 export class WaitTimeout extends Schema.Error<WaitTimeout>("lockstep/Lease/WaitTimeout")({
   _tag: Schema.tag("WaitTimeout"),
+  kind: Schema.String,
   key: Schema.String,
-  wait: Schema.DurationFromMillis
+  namespace: Schema.String,
+  wait: Schema.DurationFromMillis,
+  away: Schema.Boolean
 }) {
   override get message(): string {
-    return "It was not granted within the time to wait."
+    const subject = describe(this.kind, this.key, this.namespace)
+    return this.away
+      ? `${subject} was not granted within \`wait\`, and Redis was out of reach meanwhile: retry when it is back.`
+      : `${subject} was not granted within \`wait\`: retry later, or wait for longer.`
   }
 }

@@ -1,4 +1,5 @@
 /** Values of users as JSON text, by their schemas. */
+
 import * as Effect from "effect/Effect"
 import * as Schema from "effect/Schema"
 

@@ -1,44 +1,59 @@
-/** Runs effects under holds: while one is lost, what runs under it is interrupted. */
+/** Runs effects under holds: when one is lost, what runs under it is interrupted. */
+
 import * as Cause from "effect/Cause"
-import * as Context from "effect/Context"
+import type * as Context from "effect/Context"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Fiber from "effect/Fiber"
-import type { Lease } from "../../Lease.ts"
-import { guarded } from "./guard.ts"
 import {
   type Acquire,
   acquire,
-  duration,
-  Held,
-  Holdings,
   leave,
   leaving,
   limit,
-  prune,
+  maxHoldOf,
+  type Restore,
+  waitOf,
   type WaitOptions
-} from "./held.ts"
+} from "./acquire.ts"
+import { guarded } from "./guard.ts"
+import { Hold, type Lease } from "./hold.ts"
+import { start, under } from "./holding.ts"
 import type { LeaseLost } from "./loss.ts"
+import { duration, type Place } from "./place.ts"
+import { spanned } from "./span.ts"
 
-/** Acquires, runs the effect under the hold, and gives back. */
-export const withHeld = <A, E, R, E2>(
+/** Acquires, runs the effect under the hold, and releases. */
+export const withHold = <A, E, R, E2>(
   self: Effect.Effect<A, E, R>,
   acquiring: Acquire<E2>
 ): Effect.Effect<A | undefined, E | E2, R> =>
   Effect.uninterruptibleMask((restore) =>
-    Effect.flatMap(acquire(acquiring, restore), (held) => {
-      if (held === undefined) return Effect.succeed(undefined)
+    Effect.flatMap(acquire(acquiring, restore), (hold) => {
+      if (hold === undefined) return Effect.succeed(undefined)
+      const { fail, options, place } = acquiring
       return Effect.onExitPrimitive(
-        protect(self, held, restore, acquiring.fail, acquiring.options?.maxHold),
-        () => leave(held),
+        protect(self, hold, restore, fail, limiting(place, options)),
+        () => leave(hold),
         true
       )
     })
   )
 
+/** What ends a hold after its `maxHold`, if it has one. */
+interface Limiting {
+  readonly place: Place
+  readonly maxHold: Duration.Input
+}
+
+const limiting = (place: Place, options: WaitOptions | undefined): Limiting | undefined => {
+  const maxHold = maxHoldOf(place, options)
+  return maxHold === undefined ? undefined : { place, maxHold }
+}
+
 /** Acquires all, one after the other, and runs the effect under all of them. */
-export const withAllHeld = <A, E, R, E2>(
+export const withAllHolds = <A, E, R, E2>(
   self: Effect.Effect<A, E, R>,
   acquiring: ReadonlyArray<Acquire<E2>>,
   fail: (error: LeaseLost) => E2,
@@ -46,26 +61,20 @@ export const withAllHeld = <A, E, R, E2>(
 ): Effect.Effect<A, E | E2, R> =>
   Effect.uninterruptibleMask((restore) =>
     Effect.clockWith((clock) => {
-      const deadline = options?.wait === undefined
+      const first = acquiring[0]
+      const wait = first === undefined ? undefined : waitOf(first.place, options)
+      const deadline = wait === undefined
         ? undefined
-        : clock.currentTimeMillisUnsafe() + Duration.toMillis(duration(options.wait, "wait"))
-      const taken: Array<Held> = []
+        : clock.currentTimeMillisUnsafe() + Duration.toMillis(duration(wait, "wait"))
+      const taken: Array<Hold> = []
       const next = (at: number): Effect.Effect<A, E | E2, R> => {
-        if (at === acquiring.length) {
-          let body: Effect.Effect<A, E | E2, R> = self
-          for (const inner of taken.slice(1)) {
-            const outer = body
-            body = Effect.uninterruptibleMask((restore) => protect(outer, inner, restore, fail, options?.maxHold))
-          }
-          const first = taken[0]
-          return first === undefined ? restore(body) : protect(body, first, restore, fail, options?.maxHold)
-        }
-        // Each has what is left of the time, and at least a try.
-        const wait = deadline === undefined ? undefined : Math.max(1, deadline - clock.currentTimeMillisUnsafe())
+        if (at === acquiring.length) return underAll(self, acquiring, taken, restore, fail, options)
+        // Each has the rest of the time, and at least a try.
+        const left = deadline === undefined ? undefined : Math.max(1, deadline - clock.currentTimeMillisUnsafe())
         return Effect.flatMap(
-          acquire({ ...acquiring[at]!, options: { ...options, wait } }, restore),
-          (held) => {
-            taken.push(held!)
+          acquire({ ...acquiring[at]!, options: { ...options, wait: left } }, restore),
+          (hold) => {
+            taken.push(hold!)
             return next(at + 1)
           }
         )
@@ -78,10 +87,30 @@ export const withAllHeld = <A, E, R, E2>(
     })
   )
 
-/** Runs the effect under a hold that the fiber has already. */
-export const withinHeld = <A, E, R, E2>(
+const underAll = <A, E, R, E2>(
   self: Effect.Effect<A, E, R>,
-  held: Held,
+  acquiring: ReadonlyArray<Acquire<E2>>,
+  taken: ReadonlyArray<Hold>,
+  restore: Restore,
+  fail: (error: LeaseLost) => E2,
+  options: WaitOptions | undefined
+): Effect.Effect<A, E | E2, R> => {
+  if (taken.length === 0) return restore(self)
+  let body: Effect.Effect<A, E | E2, R> = self
+  for (const [at, hold] of taken.entries()) {
+    const inner = body
+    const limited = limiting(acquiring[at]!.place, options)
+    body = at === taken.length - 1
+      ? protect(inner, hold, restore, fail, limited)
+      : Effect.uninterruptibleMask((restore) => protect(inner, hold, restore, fail, limited))
+  }
+  return body
+}
+
+/** Runs the effect under a hold that the fiber has already. */
+export const withinHold = <A, E, R, E2>(
+  self: Effect.Effect<A, E, R>,
+  hold: Hold,
   fail: (error: LeaseLost) => E2
 ): Effect.Effect<A, E | E2, R> =>
   Effect.uninterruptibleMask((restore) => {
@@ -90,10 +119,10 @@ export const withinHeld = <A, E, R, E2>(
     return Effect.onExitPrimitive(
       Effect.suspend(() => {
         counted = true
-        held.users++
-        return protect(self, held, restore, fail, undefined)
+        hold.users++
+        return protect(self, hold, restore, fail, undefined)
       }),
-      () => counted ? leave(held) : undefined,
+      () => counted ? leave(hold) : undefined,
       true
     )
   })
@@ -103,7 +132,7 @@ export const protectLease = <A, E, R, E2>(
   lease: Lease,
   fail: (error: LeaseLost) => E2
 ): Effect.Effect<A, E | E2, R> => {
-  if (!(lease instanceof Held)) throw new TypeError("This lease was not made by Lockstep")
+  if (!(lease instanceof Hold)) throw new TypeError("This lease was not made by Lockstep")
   return Effect.uninterruptibleMask((restore) => protect(self, lease, restore, fail, undefined))
 }
 
@@ -111,35 +140,31 @@ export const protectLease = <A, E, R, E2>(
 // before it, so it needs no supervision beyond being joined.
 export const protect = <A, E, R, E2>(
   self: Effect.Effect<A, E, R>,
-  held: Held,
-  restore: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>,
+  hold: Hold,
+  restore: Restore,
   fail: (error: LeaseLost) => E2,
-  maxHold: Duration.Input | undefined
+  limited: Limiting | undefined
 ): Effect.Effect<A, E | E2, R> =>
   Effect.withFiber<A, E | E2, R>((parent) => {
-    const { claim } = held
-    if (!held.active) return Effect.fail(fail(held.loss()))
-    const context = Context.add(
-      guarded(parent.context, claim.session!),
-      Holdings,
-      { held, outer: prune(parent.getRef(Holdings)) }
-    )
-    claim.protecting++
-    const child = Effect.runForkWith(context as Context.Context<R>)(self)
+    if (!hold.active) return Effect.fail(fail(hold.lossError()))
+    const context = under(guarded(parent.context, hold.session!), hold)
+    hold.protecting++
+    const body = spanned(parent, self, `lockstep.${hold.kind}.hold`, hold.kind, hold.key)
+    const child = start(() => Effect.runForkWith(context as Context.Context<R>)(body))
     const done = child.pollUnsafe()
     if (done !== undefined) {
-      claim.unprotect()
-      return outcome(held, done, fail)
+      hold.unprotect()
+      return outcome(hold, done, fail)
     }
-    const off = claim.onLoss(() => child.interruptUnsafe(parent.id))
-    const timer = maxHold === undefined ? undefined : Effect.runForkWith(parent.context)(limit(held, maxHold))
+    const off = hold.onLoss(() => child.interruptUnsafe(parent.id))
+    const timer = limited && Effect.runForkWith(parent.context)(limit(limited.place, hold, limited.maxHold))
     const end = () => {
-      claim.unprotect()
+      hold.unprotect()
       off()
       timer?.interruptUnsafe()
     }
     return Effect.onExitPrimitive(
-      Effect.flatMap(restore(join(child)), (exit) => outcome(held, exit, fail)),
+      Effect.flatMap(restore(joined(child)), (exit) => outcome(hold, exit, fail)),
       () => {
         // An interruption that came with the body's first steps skips joining it.
         if (child.pollUnsafe() === undefined) return Effect.andThen(Fiber.interrupt(child), Effect.sync(end))
@@ -152,18 +177,18 @@ export const protect = <A, E, R, E2>(
 
 /** How a body has ended, if it was still under the hold then. */
 const outcome = <A, E, E2>(
-  held: Held,
+  hold: Hold,
   exit: Exit.Exit<A, E>,
   fail: (error: LeaseLost) => E2
 ): Exit.Exit<A, E | E2> => {
-  if (held.claim.lost === undefined) return exit
-  const lost = Cause.fail(fail(held.loss()))
+  if (hold.loss === undefined) return exit
+  const lost = Cause.fail(fail(hold.lossError()))
   return Exit.failCause(
     Exit.isSuccess(exit) || Cause.hasInterruptsOnly(exit.cause) ? lost : Cause.combine(lost, exit.cause)
   )
 }
 
-const join = <A, E>(fiber: Fiber.Fiber<A, E>): Effect.Effect<Exit.Exit<A, E>> =>
+const joined = <A, E>(fiber: Fiber.Fiber<A, E>): Effect.Effect<Exit.Exit<A, E>> =>
   Effect.callback((resume) => {
     fiber.addObserver((exit) => resume(Effect.succeed(exit)))
     return Effect.asVoid(Fiber.interrupt(fiber))

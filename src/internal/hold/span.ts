@@ -1,17 +1,21 @@
 import * as Effect from "effect/Effect"
 import type * as Fiber from "effect/Fiber"
 
-/** A span around a `with...` form where somebody looks: a tracer is provided, or a span is open. */
+/**
+ * A span around a wait, a hold, or a `with...` form where there is a tracer or an open span. Otherwise none is made: it
+ * would be most of what an uncontended lock costs.
+ */
 export const spanned = <A, E, R>(
   { cache }: Fiber.Fiber<unknown, unknown>,
   self: Effect.Effect<A, E, R>,
   name: string,
+  kind: string,
   key: string
 ): Effect.Effect<A, E, R> =>
   cache.tracer === undefined && cache.span === undefined
     ? self
     : Effect.withSpan(self, name, {
-      attributes: { "lockstep.key": key },
+      attributes: { "lockstep.kind": kind, "lockstep.key": key },
       kind: "client",
       captureStackTrace: false
     }) as Effect.Effect<A, E, R>

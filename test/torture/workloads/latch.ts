@@ -24,7 +24,7 @@ export const latch: Workload = {
       client,
       Effect.gen(function*() {
         const key = `phase ${Math.floor(Date.now() / 500)}`
-        const shared = yield* client.lockstep.CountDownLatch.make({ name: key, count: total, keep: client.keep })
+        const shared = yield* client.lockstep.CountDownLatch.make({ name: key, count: total, timeToLive: client.keep })
         const count = (by: number) =>
           client.attempt({ kind: "latch count", key, weight: by, wait: false }, shared.countDown({ by }))
         const request = { kind: "latch", key, weight: 1, wait: true }

@@ -18,7 +18,11 @@ export const rendezvous: Workload = {
       6,
       client,
       Effect.gen(function*() {
-        const place = yield* client.lockstep.Rendezvous.make({ name: key, schema: Schema.String, keep: client.keep })
+        const place = yield* client.lockstep.Rendezvous.make({
+          name: key,
+          schema: Schema.String,
+          timeToLive: client.keep
+        })
         const value = randomUUID()
         const attempt = <A, E>(what: string, effect: Effect.Effect<A, E, Coordinator.Coordinator>) =>
           client.attempt({ kind: `rendezvous ${what}`, key, weight: 1, wait: true }, effect)
@@ -44,7 +48,7 @@ export const rendezvous: Workload = {
             : way < 0.7
             ? attempt(
               "take plainly",
-              Effect.flatMap(place.take, (value) => Effect.andThen(say(`had ${value}`), say(`took ${value}`)))
+              Effect.flatMap(place.take(), (value) => Effect.andThen(say(`had ${value}`), say(`took ${value}`)))
             )
             : attempt(
               `exchange ${value}`,

@@ -11,8 +11,6 @@ const counted = "counted"
 /** Of a wait, in milliseconds. */
 const limit = 4000
 
-const tooLate = { reason: { _tag: "WaitTimeout" } }
-
 /** Signals: who has set one and then waits passes, and no more pass than were set. */
 export const signal: Workload = {
   name: "signal",
@@ -22,12 +20,11 @@ export const signal: Workload = {
       client,
       Effect.gen(function*() {
         const key = client.pick([paired, counted])
-        const shared = yield* client.lockstep.Signal.make({ name: key, keep: client.keep })
+        const shared = yield* client.lockstep.Signal.make({ name: key, timeToLive: client.keep })
         const set = client.attempt({ kind: "signal set", key, weight: 1, wait: false }, shared.set)
         const request = { kind: "signal", key, weight: 1, wait: true }
         if (key === paired) {
-          const late = Effect.timeoutOrElse(shared.await, { duration: limit, orElse: () => Effect.fail(tooLate) })
-          if (yield* set) yield* client.attempt(request, late)
+          if (yield* set) yield* client.attempt(request, shared.waitFor({ wait: limit }))
         } else if (client.random() < 0.5) yield* set
         else yield* Effect.timeoutOption(client.attempt(request, shared.await), client.random() * 100)
         yield* Effect.sleep(client.random() * 20)

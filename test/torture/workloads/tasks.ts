@@ -18,7 +18,7 @@ export const tasks: Workload = {
       Effect.gen(function*() {
         const { lockstep: { Lease, TaskGroup }, random } = client
         const key = `job ${Math.floor(Date.now() / 1000)}`
-        const group = yield* TaskGroup.make({ name: key, result: Schema.Number, shards, keep: client.keep })
+        const group = yield* TaskGroup.make({ name: key, result: Schema.Number, shards, timeToLive: client.keep })
         const run = (shard: number) =>
           client.attempt(
             { kind: "tasks run", key, weight: shard, wait: false },

@@ -1,6 +1,6 @@
 /** Another process of the tests: leads, waits to lead, observes, or runs the ticks of a schedule, and reports it. */
 import { Cron, Effect, Layer, Option, Schema, Stream } from "effect"
-import { Coordinator, Leader, Lease, Redis, Singleton } from "../../src/index.ts"
+import { Coordinator, Election, Lease, Redis, Singleton } from "../../src/index.ts"
 import { argument, emit } from "../../src/testing/Program.ts"
 
 export interface Argument {
@@ -47,17 +47,17 @@ const tick = Effect.gen(function*() {
 
 const programs = {
   lead: Effect.gen(function*() {
-    const election = yield* Leader.make({ name: "chief", schema: Schema.String, value })
+    const election = yield* Election.make({ name: "chief", schema: Schema.String, value })
     yield* election.lead(body)
   }),
   observe: Effect.gen(function*() {
-    const election = yield* Leader.make({ name: "chief", schema: Schema.String, value })
+    const election = yield* Election.make({ name: "chief", schema: Schema.String, value })
     yield* Stream.runForEach(
-      election.observe,
+      election.changes,
       (info) => say({ event: "saw", term: Option.getOrUndefined(info)?.term, at: Date.now() })
     )
   }),
-  schedule: Layer.launch(Singleton.schedule("chief", tick, Cron.parseUnsafe("* * * * * *"), { keep: "1 second" }))
+  schedule: Layer.launch(Singleton.schedule("chief", tick, Cron.parseUnsafe("* * * * * *"), { timeToLive: "1 second" }))
 }
 
 await Effect.runPromise(

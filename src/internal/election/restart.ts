@@ -1,4 +1,5 @@
 /** When what has failed is run again. */
+
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Schedule from "effect/Schedule"

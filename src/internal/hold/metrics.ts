@@ -1,6 +1,6 @@
 import type * as Context from "effect/Context"
 import * as Metrics from "../../Metrics.ts"
-import type { Hooks } from "./kernel.ts"
+import type { Hooks } from "../actor/hooks.ts"
 
 /** Writes the kernel's counts into the metrics of the context that the coordinator was made in. */
 export const kernelMetrics = (context: Context.Context<never>): Hooks["metrics"] => {
@@ -16,9 +16,14 @@ export const kernelMetrics = (context: Context.Context<never>): Hooks["metrics"]
       }
     },
     waiting: () => Metrics.waits.updateUnsafe(1, context),
+    waited: (millis) => Metrics.waitTime.updateUnsafe(millis, context),
+    timedOut: () => Metrics.timeouts.updateUnsafe(1, context),
     // Counted here and written with the batch: a grant must not cost a look-up.
     granted: () => void held++,
-    released: () => void held--,
+    released: (millis) => {
+      held--
+      Metrics.holdTime.updateUnsafe(millis, context)
+    },
     lost: (reason, holds) => {
       Metrics.losses(reason).updateUnsafe(1, context)
       Metrics.holds.modifyUnsafe(held - holds, context)

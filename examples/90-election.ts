@@ -1,17 +1,17 @@
-/** Two candidates: one leads and says where it can be reached, hands over, and everybody sees every change. */
+/** Two candidates: one leads and says where it can be reached, hands over, and observers see every change. */
 import { NodeRuntime } from "@effect/platform-node"
 import { Console, Effect, Fiber, Option, Schedule, Schema, Stream } from "effect"
 import assert from "node:assert/strict"
-import { Leader, Lease } from "../src/index.ts" // In your program: from "lockstep"
+import { Election, Lease } from "../src/index.ts" // In your program: from "lockstep"
 import { layer } from "./support.ts"
 
-const candidate = (address: string) => Leader.make({ name: "scheduler", schema: Schema.String, value: address })
+const candidate = (address: string) => Election.make({ name: "scheduler", schema: Schema.String, value: address })
 
 const program = Effect.gen(function*() {
   const one = yield* candidate("10.0.0.1:80")
   const two = yield* candidate("10.0.0.2:80")
   const seen = yield* Effect.forkScoped(
-    one.observe.pipe(
+    one.changes.pipe(
       Stream.map(Option.match({ onNone: () => "nobody", onSome: ({ value }) => value })),
       Stream.tap((who) => Console.log(`leads: ${who}`)),
       Stream.takeUntil((who) => who === "10.0.0.2:8080"),
@@ -25,7 +25,7 @@ const program = Effect.gen(function*() {
     terms.push(Option.getOrThrow(lease).token) // The term: a fencing token
     return Effect.never
   })
-  yield* Effect.forkScoped(one.lead(work))
+  yield* Effect.forkScoped(work.pipe(one.lead()))
   yield* Effect.forkScoped(two.lead(Effect.andThen(two.proclaim("10.0.0.2:8080"), work)))
 
   const [next] = yield* one.candidates.pipe(

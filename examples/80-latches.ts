@@ -1,12 +1,16 @@
-/** A gate lets everybody begin at once, and a latch waits until all have finished, in whatever process they are. */
+/** A latch lets all begin at once, and a countdown latch waits until all have finished, in whatever process they are. */
 import { NodeRuntime } from "@effect/platform-node"
 import { Console, Effect } from "effect"
 import assert from "node:assert/strict"
-import { CountDownLatch, Gate } from "../src/index.ts" // In your program: from "lockstep"
+import { randomUUID } from "node:crypto"
+import { CountDownLatch, Latch } from "../src/index.ts" // In your program: from "lockstep"
 import { layer } from "./support.ts"
 
-class Start extends Gate.Service<Start>()("start") {}
-class Finished extends CountDownLatch.Service<Finished>()("finished", { count: 3 }) {}
+// The state outlives the program: each run has its own.
+const run = randomUUID()
+
+class Start extends Latch.Service<Start>()("start", { run }) {}
+class Finished extends CountDownLatch.Service<Finished>()("finished", { count: 3, run }) {}
 
 let begun = 0
 
@@ -29,11 +33,11 @@ const program = Effect.gen(function*() {
   assert.equal(begun, 0)
   assert.equal(yield* finished.count, 3)
 
-  yield* start.open
+  assert.equal(yield* start.open, true)
   yield* finished.await
   assert.equal(begun, 3)
 
-  // Who comes late passes at once; who has counted already counts for nothing.
+  // A waiter that comes late passes at once, and an id that was counted counts for nothing.
   yield* finished.await
   assert.equal(yield* finished.countDown({ id: "ann" }), 0)
   yield* Console.log(`${begun} have begun, and all have finished`)

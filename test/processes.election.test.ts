@@ -1,9 +1,9 @@
 /** Elections and singletons of several OS processes, which are killed and paused. */
 import { assert, layer } from "@effect/vitest"
 import { Effect, Exit, Option, Schema, Scope, Stream } from "effect"
-import { Leader } from "../src/index.ts"
+import { Election } from "../src/index.ts"
 import { type Process, spawn } from "../src/testing/Process.ts"
-import type { Argument, Event } from "./programs/leader.ts"
+import type { Argument, Event } from "./programs/election.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, deadlineOf, freshNamespace, node, TestServer } from "./support/live.ts"
 import type { Server } from "./support/servers.ts"
@@ -20,7 +20,7 @@ interface Case {
   readonly server: Server
   readonly namespace: string
   /** Of this process, which is never disturbed. */
-  readonly election: Leader.Leader<string>
+  readonly election: Election.Election<string>
   readonly seen: ReadonlyArray<number | undefined>
   readonly start: (mode: Argument["mode"], value?: string) => Effect.Effect<Process<Event>, never, Scope.Scope>
   /** The candidates, and how many are in the hash of the election besides. */
@@ -34,20 +34,20 @@ const scenario = <A, E, R>(self: (scenario: Case) => Effect.Effect<A, E, R>) =>
   Effect.gen(function*() {
     const server = yield* TestServer
     const namespace = freshNamespace()
-    const key = `{${namespace}:00}:leader:chief`
+    const key = `{${namespace}:00}:election:chief`
     const start: Case["start"] = (mode, value = "") =>
-      spawn<Event>(new URL("./programs/leader.ts", import.meta.url), {
+      spawn<Event>(new URL("./programs/election.ts", import.meta.url), {
         argument: { url: server.url, settings: { ...settings, namespace }, mode, value } satisfies Argument
       })
     yield* Effect.scoped(Effect.gen(function*() {
       const here = yield* node(server.url, { ...settings, namespace })
       const election = yield* Effect.provideContext(
-        Leader.make({ name: "chief", schema: Schema.String, value: "here" }),
+        Election.make({ name: "chief", schema: Schema.String, value: "here" }),
         here
       )
       const seen: Array<number | undefined> = []
       yield* Effect.forkScoped(
-        Stream.runForEach(election.observe, (info) => Effect.sync(() => seen.push(Option.getOrUndefined(info)?.term)))
+        Stream.runForEach(election.changes, (info) => Effect.sync(() => seen.push(Option.getOrUndefined(info)?.term)))
       )
       yield* eventually(Effect.sync(() => assert.deepStrictEqual(seen, [undefined])))
       const observers = Effect.map(

@@ -1,5 +1,5 @@
 import { Effect, Option, Schema, Stream } from "effect"
-import type { Coordinator, Leader } from "../../../src/index.ts"
+import type { Coordinator, Election } from "../../../src/index.ts"
 import { type Anomaly, exclusive, fifo, isLost, linearizable, overlaps, type Run, tokens } from "../checks.ts"
 import type { Client } from "../client.ts"
 import type { Hold } from "../history.ts"
@@ -10,7 +10,7 @@ const chosen = "exclusive chief"
 /** Its leaders only resign. */
 const inherited = "exclusive heir"
 
-type Election = Leader.Leader<number>
+type Election = Election.Election<number>
 
 /** As if the lease had been lost once, and nothing done with the next one. */
 const again = { reason: { _tag: "LeaseLost", reason: "again" } }
@@ -34,7 +34,7 @@ const candidate = (client: Client, election: Election) =>
     const { Lease } = client.lockstep
     const wait = client.random() < 0.2 ? 1 + client.random() * 300 : undefined
     return client.hold(
-      [{ kind: "leader", key: election.name, weight: 1, wait: true }],
+      [{ kind: "election", key: election.name, weight: 1, wait: true }],
       (body) =>
         client.random() < 0.5
           ? once(election, body, wait)
@@ -48,7 +48,7 @@ const govern = (client: Client, election: Election) =>
     yield* Effect.sleep(client.random() * 30)
     if (!(yield* election.isLeader)) return
     const attempt = <E>(what: string, effect: Effect.Effect<void, E, Coordinator.Coordinator>) =>
-      client.attempt({ kind: `leader ${what}`, key: election.name, weight: 0, wait: false }, effect)
+      client.attempt({ kind: `election ${what}`, key: election.name, weight: 0, wait: false }, effect)
     const way = client.random()
     if (way < 0.3) yield* attempt("resigns", election.resign)
     else if (way < 0.6) yield* attempt("proclaims", election.proclaim(client.random()))
@@ -68,8 +68,8 @@ let observations = 0
 /** Records the terms that it sees, and 0 for none. */
 const observe = (client: Client, election: Election) =>
   Effect.suspend(() => {
-    const request = { kind: `leader saw ${++observations}`, key: election.name, weight: 0, wait: false }
-    return Stream.runForEach(election.observe, (info) =>
+    const request = { kind: `election saw ${++observations}`, key: election.name, weight: 0, wait: false }
+    return Stream.runForEach(election.changes, (info) =>
       Effect.uninterruptible(
         client.attempt(request, Effect.succeed(Option.getOrUndefined(info)?.term ?? 0), (term) => term)
       ))
@@ -79,13 +79,13 @@ const observe = (client: Client, election: Election) =>
   )
 
 /** Elections in which everybody is a candidate and looks on; whoever leads resigns, hands over or proclaims meanwhile. */
-export const leader: Workload = {
-  name: "leader",
+export const election: Workload = {
+  name: "election",
   run: (client) =>
     Effect.gen(function*() {
       const elections: Array<Election> = []
       for (const name of [chosen, inherited]) {
-        const election = yield* client.lockstep.Leader.make({ name, schema: Schema.Number, value: 0 })
+        const election = yield* client.lockstep.Election.make({ name, schema: Schema.Number, value: 0 })
         yield* Effect.forkScoped(observe(client, election))
         elections.push(election)
       }
@@ -100,7 +100,7 @@ export const leader: Workload = {
       )
     }).pipe(Effect.scoped, Effect.orDie),
   check: (holds, run) => {
-    const terms = holds.filter(({ kind }) => kind === "leader")
+    const terms = holds.filter(({ kind }) => kind === "election")
     return [
       ...tokens(terms),
       ...exclusive(terms, 1, run),
@@ -114,10 +114,10 @@ export const leader: Workload = {
 /** Whoever observes sees every term, in order, unless its session was lost or Redis has forgotten something. */
 function overlooked(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
   const found: Array<Anomaly> = []
-  const terms = holds.filter(({ entered, kind }) => kind === "leader" && entered !== undefined)
+  const terms = holds.filter(({ entered, kind }) => kind === "election" && entered !== undefined)
     .sort((a, b) => a.token! - b.token!)
   const last = new Map<string, { readonly term: Hold; readonly vacant: boolean }>()
-  const seen = holds.filter(({ entered, kind }) => kind.startsWith("leader saw") && entered !== undefined)
+  const seen = holds.filter(({ entered, kind }) => kind.startsWith("election saw") && entered !== undefined)
   for (const now of seen.sort((a, b) => a.entered! - b.entered!)) {
     const stream = `${now.client} ${now.kind}`
     const before = last.get(stream)

@@ -1,7 +1,7 @@
 /** An election on a Redis Cluster whose primary dies. */
 import { assert, it } from "@effect/vitest"
 import { Deferred, Effect, Fiber, Layer, Option, Schema, Stream } from "effect"
-import { Coordinator, Leader, Redis } from "../src/index.ts"
+import { Coordinator, Election, Redis } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
 import { cluster } from "./support/cluster.ts"
 import { eventually } from "./support/eventually.ts"
@@ -20,14 +20,14 @@ it.live("an election goes on when the primary dies, and all see the same leader"
     const watch = exclusion()
     yield* Effect.scoped(Effect.gen(function*() {
       const losses: Array<string | undefined> = []
-      const elections: Array<Leader.Leader<string>> = []
-      const seen: ReadonlyArray<Array<Leader.Info<string> | undefined>> = [[], [], []]
+      const elections: Array<Election.Election<string>> = []
+      const seen: ReadonlyArray<Array<Election.Info<string> | undefined>> = [[], [], []]
       for (const mine of seen) {
         const context = yield* Layer.build(
           Coordinator.layer(options).pipe(Layer.provideMerge(Redis.layer({ cluster: nodes.startupNodes })), Layer.fresh)
         )
         const election = yield* Effect.provideContext(
-          Leader.make({ name: "chief", schema: Schema.String, value: `${elections.length}` }),
+          Election.make({ name: "chief", schema: Schema.String, value: `${elections.length}` }),
           context
         )
         yield* Effect.flatMap(Coordinator.Coordinator, (coordinator) =>
@@ -38,7 +38,7 @@ it.live("an election goes on when the primary dies, and all see the same leader"
               }
             })))).pipe(Effect.provideContext(context))
         yield* Effect.forkScoped(
-          Stream.runForEach(election.observe, (info) =>
+          Stream.runForEach(election.changes, (info) =>
             Effect.sync(() =>
               mine.push(Option.getOrUndefined(info))
             ))
@@ -50,9 +50,8 @@ it.live("an election goes on when the primary dies, and all see the same leader"
       const terms = [0, 0, 0]
       const candidates = yield* Effect.forEach(elections, (election, at) =>
         Effect.forkChild(
-          election.lead(
-            Effect.tap(watch.enter("chief", { millis: 1 + at }), () => Effect.sync(() => terms[at]!++)),
-            { again: true }
+          election.leadForever(
+            Effect.tap(watch.enter("chief", { millis: 1 + at }), () => Effect.sync(() => terms[at]!++))
           )
         ))
       const goOn = (count: number) => {

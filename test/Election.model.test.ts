@@ -2,7 +2,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Exit, Fiber, Logger, Option, Schema, Scope, Stream } from "effect"
 import * as fc from "fast-check"
-import { Coordinator, Leader, Lease, Lock } from "../src/index.ts"
+import { Coordinator, Election, Lease, Lock } from "../src/index.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
 import { within } from "./support/requests.ts"
@@ -11,7 +11,7 @@ import type { Server } from "./support/servers.ts"
 const promptly = <A, E, R>(effect: Effect.Effect<A, E, R>, what: string) =>
   Effect.map(within(effect, 5000, what), ({ result }) => result)
 
-const reasonOf = (error: Leader.LeaderError) => error.reason._tag
+const reasonOf = (error: Election.ElectionError) => error.reason._tag
 
 const coordinators = 3
 const seats = 2 * coordinators
@@ -42,7 +42,7 @@ const step = fc.oneof(
 interface Seat {
   readonly at: number
   readonly who: number
-  readonly election: Leader.Leader<string>
+  readonly election: Election.Election<string>
   value: string
   leave: Deferred.Deferred<void>
   fiber: Fiber.Fiber<unknown, unknown> | undefined
@@ -50,8 +50,8 @@ interface Seat {
 }
 
 interface Observer {
-  readonly seen: ReadonlyArray<Leader.Info<string> | undefined>
-  readonly fiber: Fiber.Fiber<void, Leader.LeaderError>
+  readonly seen: ReadonlyArray<Election.Info<string> | undefined>
+  readonly fiber: Fiber.Fiber<void, Election.ElectionError>
   /** The first change that it has to see. */
   readonly from: number
   /** Its session was never lost. */
@@ -75,10 +75,10 @@ const world = Effect.fnUntraced(function*(server: Server, namespace: string) {
 
   const isOut = (seat: Seat) => seat !== leads && !queue.includes(seat)
 
-  const observer = Effect.fnUntraced(function*(election: Leader.Leader<string>) {
-    const seen: Array<Leader.Info<string> | undefined> = []
+  const observer = Effect.fnUntraced(function*(election: Election.Election<string>) {
+    const seen: Array<Election.Info<string> | undefined> = []
     const fiber = yield* Effect.forkDetach(
-      Stream.runForEach(election.observe, (info) => Effect.sync(() => seen.push(Option.getOrUndefined(info))))
+      Stream.runForEach(election.changes, (info) => Effect.sync(() => seen.push(Option.getOrUndefined(info))))
     )
     const found: Observer = { seen, fiber, from: log.length - 1, faithful: true }
     return found
@@ -87,7 +87,7 @@ const world = Effect.fnUntraced(function*(server: Server, namespace: string) {
   const sit = Effect.fnUntraced(function*(context: Node, at: number) {
     const scope = yield* Scope.make()
     yield* Effect.addFinalizer(() => Scope.close(scope, Exit.void))
-    const election = yield* Leader.make({ name: "chief", schema: Schema.String, value: `${at}` }).pipe(
+    const election = yield* Election.make({ name: "chief", schema: Schema.String, value: `${at}` }).pipe(
       Effect.provideContext(context),
       Scope.provide(scope)
     )
@@ -182,8 +182,9 @@ const world = Effect.fnUntraced(function*(server: Server, namespace: string) {
         if (seat !== leads) {
           return assert.strictEqual(reasonOf(yield* Effect.flip(seat.election.proclaim(one.value))), "NotLeading")
         }
+        // The same value again is no change.
+        if (one.value !== seat.value) log.push(one.value)
         seat.value = one.value
-        log.push(one.value)
         return yield* seat.election.proclaim(one.value)
       }
       case "transfer": {
@@ -299,7 +300,7 @@ const world = Effect.fnUntraced(function*(server: Server, namespace: string) {
 
   /** Nor is there anything else in Redis. */
   const nothingElse = Effect.gen(function*() {
-    const fields = (yield* server.cli("HKEYS", `{${namespace}:00}:leader:chief`)).split("\n")
+    const fields = (yield* server.cli("HKEYS", `{${namespace}:00}:election:chief`)).split("\n")
     const count = (kind: string) => fields.filter((field) => field.startsWith(kind)).length
     const candidates = queue.length + Number(leads !== undefined)
     const observers = nodes.filter(({ observing }) => observing !== undefined).length + 1

@@ -1,0 +1,135 @@
+-- An election: a semaphore of capacity 1 whose holder is the leader, with a value, and with members that hear of changes.
+--
+-- kinds: election, singleton: hash
+-- after Semaphore.lua
+--
+-- A resource is the hash of Semaphore.lua, and besides:
+--   l                 the claim of the leader; absent while nobody leads
+--   n                 number of the last change, a token: changes are never confused, also when the resource was deleted
+--   v<session>/<id>   the value of a candidate or leader, as JSON
+--   o<session>/<id>   an observer
+-- A leader's term is the token of its hold.
+
+local NOBODY = '0,"0","",0,null,null'
+
+-- Number of the change, term, claim, since when in seconds, who it is, value: empty while nobody leads.
+local function leadership(ctx, key)
+  local found = call('HMGET', key, 'n', 'l')
+  local claim = found[2]
+  if not claim then return continued(json(found[1] or '0'), '0', '', 0, json('null'), json('null')) end
+  local fields = call('HMGET', key, 'h' .. claim, 'v' .. claim)
+  local term, since = match(fields[1], '^%S+ (%S+) (%S+)$')
+  return continued(json(found[1]), term, claim, json(since), aboutOf(ctx, claim), json(fields[2] or 'null'))
+end
+
+-- The claim leads from now on, or nobody does.
+local function crown(ctx, key, claim)
+  call('HSET', key, 'n', nextToken(ctx))
+  if claim then call('HSET', key, 'l', claim) else call('HDEL', key, 'l') end
+  announce(ctx, key, json(leadership(ctx, key)))
+end
+
+-- Ends a term, a candidature or an observation, and lets the next candidate succeed.
+local function retire(ctx, key, session, id)
+  local claim = session .. '/' .. id
+  local led = call('HGET', key, 'l') == claim
+  call('HDEL', key, 'v' .. claim)
+  ctx.served = nil
+  drop(ctx, key, session, id)
+  if (led or ctx.served) and call('HLEN', key) > 0 then crown(ctx, key, ctx.served) end
+end
+
+-- election.campaign: leads, or queues to lead
+-- keys: hash
+-- args: id string, value string
+-- reply: ["granted", token string] | ["queued", ahead number]
+handlers['election.campaign'] = function(ctx, key, id, value)
+  local state, known = recallClaim(ctx, key, id, 1)
+  if known then return known end
+  local claim = claimOf(ctx, id)
+  call('HSET', key, 'v' .. claim, value)
+  if state.first <= state.last or state.taken > 0 then return enqueue(ctx, key, state, id, 1) end
+  local answer = grant(ctx, key, state, id, 1)
+  crown(ctx, key, claim)
+  return answer
+end
+
+-- election.observe: hears who leads, from now on. Asked again, an observer hears it through its mailbox, behind the changes
+-- that are there already; the reply says nothing then, as change 0.
+-- keys: hash
+-- args: id string
+-- reply: ["joined", change number, term string, claim string, since number, about json, value json]
+handlers['election.observe'] = function(ctx, key, id)
+  local state = load(key, 1)
+  if not enrol(ctx, key, id) then
+    post(ctx, ctx.session, '["changed","' .. id .. '",' .. leadership(ctx, key) .. ']')
+    return reply('joined', json(NOBODY))
+  end
+  state.members = state.members + 1
+  save(key, state)
+  if not call('HGET', key, 'n') then call('HSET', key, 'n', nextToken(ctx)) end
+  return reply('joined', json(leadership(ctx, key)))
+end
+
+-- election.proclaim: gives the leader another value; the same one changes nothing
+-- keys: hash
+-- args: id string, value string
+-- reply: ["proclaimed"] | ["absent"]
+handlers['election.proclaim'] = function(ctx, key, id, value)
+  local claim = claimOf(ctx, id)
+  if call('HGET', key, 'l') ~= claim then return ABSENT end
+  if call('HGET', key, 'v' .. claim) ~= value then
+    call('HSET', key, 'v' .. claim, value)
+    crown(ctx, key, claim)
+  end
+  return '["proclaimed"]'
+end
+
+-- election.nominate: the leader puts a candidate in front of all others
+-- keys: hash
+-- args: id string, candidate string
+-- reply: ["nominated"] | ["gone"] | ["absent"]
+handlers['election.nominate'] = function(ctx, key, id, candidate)
+  if call('HGET', key, 'l') ~= claimOf(ctx, id) then return ABSENT end
+  local place = call('HGET', key, 'q' .. candidate)
+  if not place or not isAlive(ctx, holderOf(candidate)) then return '["gone"]' end
+  local state = load(key, 1)
+  depart(key, state, candidate, place)
+  join(key, state, candidate, '1', true)
+  save(key, state)
+  return '["nominated"]'
+end
+
+-- election.state: who leads
+-- keys: hash
+-- args:
+-- reply: ["state", change number, term string, claim string, since number, about json, value json] | ["stale"]
+-- flags: no-writes
+handlers['election.state'] = function(ctx, key)
+  if isStale(ctx) then return STALE end
+  return reply('state', json(leadership(ctx, key)))
+end
+
+-- election.candidates: up to 1,000 candidates, the next first: for each its claim, who it is, and its value
+-- keys: hash
+-- args:
+-- reply: ["candidates", candidates json] | ["stale"]
+-- flags: no-writes
+handlers['election.candidates'] = function(ctx, key)
+  if isStale(ctx) then return STALE end
+  local claims, candidates = waitersOf(ctx, key, load(key, 1), MOST_LISTED), {}
+  for index, claim in ipairs(claims) do
+    candidates[index] = list({ claim, aboutOf(ctx, claim), json(call('HGET', key, 'v' .. claim) or 'null') })
+  end
+  return reply('candidates', list(candidates))
+end
+
+-- Goes on with what `retire` could not finish in one call.
+local function succeed(ctx, key)
+  ctx.served = nil
+  serveOn(ctx, key)
+  if ctx.served then crown(ctx, key, ctx.served) end
+end
+
+reapers.election, alarms.election = retire, succeed
+reapers.singleton, alarms.singleton = retire, succeed

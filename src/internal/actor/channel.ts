@@ -1,0 +1,488 @@
+/**
+ * Keeps a session open with one partition, for one length of lease: it opens sessions, renews them, notices when one is
+ * lost, and ends those that are over.
+ */
+
+import type { Io, Timer } from "../io.ts"
+import { MissingPermission, RedisError } from "../redis/errors.ts"
+import { CoordinatorClosed, CoordinatorError, Incompatible } from "./errors.ts"
+import type { Hooks, Settings } from "./hooks.ts"
+import { library, protocol, type Requests } from "./lua.ts"
+import { Outbox, type Request } from "./outbox.ts"
+import type { Reader, Source } from "./reader.ts"
+import type { Reaper } from "./reaper.ts"
+import { type LossReason, type Phase, Session } from "./session.ts"
+import { type Answer, coordinatorError, failed, isTransient, type Transport } from "./transport.ts"
+import { addressOf } from "./wire.ts"
+
+/** What hangs off the sessions of a channel: holds, waits and memberships. */
+export interface Tenant {
+  /** How many there are. */
+  readonly size: number
+  /** Whether one of them waits for another session to release, or to end. */
+  readonly isWaiting: () => boolean
+  /** Whether anything can come to the mailbox. */
+  readonly isListening: () => boolean
+  /** There is a session: what waits enters it. */
+  readonly opened: (session: Session) => void
+  readonly heard: (session: Session, event: ReadonlyArray<unknown>) => void
+  /** Events may be missing: what has become of everything has to be asked. */
+  readonly missed: (session: Session) => void
+  /** A heartbeat: what was refused is tried again, and what is held for long is touched. */
+  readonly beat: (session: Session) => void
+  /** The session is over. Holds are lost when the result is called, which answers how many they are. */
+  readonly lost: (reason: LossReason) => { readonly holds: number; readonly tell: () => void }
+  /** No session can be had. */
+  readonly refused: (error: CoordinatorError) => void
+  /** Redis is away: questions that were asked before that time are not answered any more. */
+  readonly expire: (before: number, error: CoordinatorError) => void
+}
+
+/** What a channel shares with the others of its coordinator. */
+export interface Office {
+  readonly settings: Settings
+  readonly hooks: Hooks
+  readonly io: Io
+  readonly transport: Transport
+  /** About this coordinator, for people: JSON. */
+  readonly about: string
+  readonly newSession: () => string
+  /** Nothing new is begun any more, and holds are being released. */
+  readonly isClosing: () => boolean
+  readonly isClosed: () => boolean
+}
+
+export interface ChannelOptions {
+  readonly office: Office
+  readonly index: number
+  readonly prefix: string
+  readonly lease: number
+  readonly margin: number
+  readonly reaper: Reaper
+  readonly reader: () => Reader
+  readonly tenant: Tenant
+}
+
+// A mailbox is read while something waits; when an event has come all the same, at the next heartbeat.
+class Mailbox implements Source {
+  readonly key: string
+  /** Of the last event that Redis is known to have posted; a heartbeat later it must have been read. */
+  due: number
+  readonly #session: Session
+  readonly #tenant: Tenant
+  readonly wake: () => void
+
+  constructor(session: Session, tenant: Tenant, wake: () => void) {
+    this.key = session.mailbox
+    this.due = session.read
+    this.#session = session
+    this.#tenant = tenant
+    this.wake = wake
+  }
+
+  get position(): string {
+    return `${this.#session.read}-0`
+  }
+
+  readonly isActive = (): boolean =>
+    this.#session.lost === undefined && (this.#tenant.isListening() || this.due > this.#session.read)
+
+  readonly onEntry = (id: string, fields: ReadonlyArray<string>): void => {
+    const session = this.#session
+    const number = Number.parseInt(id, 10)
+    if (session.lost !== undefined || number <= session.read) return
+    const gap = number !== session.read + 1
+    session.read = number
+    if (session.expireIfDue()) return
+    for (const event of JSON.parse(fields[1]!) as ReadonlyArray<ReadonlyArray<unknown>>) {
+      if (session.lost === undefined) this.#tenant.heard(session, event)
+    }
+    if (gap) this.onGap()
+  }
+
+  readonly onGap = (): void => {
+    if (this.#session.lost === undefined) this.#tenant.missed(this.#session)
+  }
+}
+
+export class Channel {
+  readonly index: number
+  readonly prefix: string
+  readonly lease: number
+  readonly margin: number
+  session: Session | undefined = undefined
+  phase: Phase = "closed"
+  /** How often Redis was out of reach, and whether it is now. */
+  outages = 0
+  away = false
+
+  readonly outbox: Outbox
+  readonly tenant: Tenant
+  readonly reaper: Reaper
+  readonly #office: Office
+  readonly #reader: () => Reader
+  #mailbox: Mailbox | undefined = undefined
+  #opening = false
+  #asking: Promise<unknown> | undefined = undefined
+  // Sessions that are over, or may never have begun, and when they may be ended: Redis may still know them.
+  readonly #former = new Map<string, number>()
+  // Why Redis is out of reach, while that is looked at.
+  #cause: RedisError | undefined = undefined
+  #expiry: Timer | undefined = undefined
+  #heartbeat: Timer | undefined = undefined
+  #trust: Timer | undefined = undefined
+
+  constructor({ index, lease, margin, office, prefix, reader, reaper, tenant }: ChannelOptions) {
+    const { hooks, io, settings, transport } = office
+    this.index = index
+    this.prefix = prefix
+    this.lease = lease
+    this.margin = margin
+    this.tenant = tenant
+    this.reaper = reaper
+    this.#office = office
+    this.#reader = reader
+    const { maxBatch, maxPending } = settings
+    this.outbox = new Outbox({
+      current: () => this.session,
+      open: () => this.open(),
+      answered: (session, sentAt, sentAtWall, answer) => this.#answered(session, sentAt, sentAtWall, answer),
+      suspended: (session, cause) => this.#suspend(session, cause),
+      lose: (session, reason) => this.lose(session, reason)
+    }, { transport, io, lease, maxBatch, maxPending, log: hooks.log })
+  }
+
+  // ---------------------------------------------------------------------------------------------------------------
+  // Open
+  // ---------------------------------------------------------------------------------------------------------------
+
+  /** Opens a session unless there is one, and tells how that went. */
+  opened(): Promise<void> {
+    return new Promise((resolve, reject) => {
+      this.outbox.request({ verb: "session.renew", args: [], settle: () => resolve(), fail: reject })
+    })
+  }
+
+  open(): void {
+    if (this.#opening || this.session !== undefined) return
+    if (this.#office.isClosed()) return this.#refuse(this.closedError())
+    this.#opening = true
+    this.#enter("opening")
+    void this.#handshake()
+  }
+
+  closedError(): CoordinatorError {
+    return new CoordinatorError({ reason: new CoordinatorClosed({ namespace: this.#office.settings.namespace }) })
+  }
+
+  async #handshake(): Promise<void> {
+    const { io, newSession, transport } = this.#office
+    for (let attempt = 0; !this.#office.isClosed(); attempt++) {
+      // An id for each attempt: one whose reply was lost may have begun its lease long before the next is sent.
+      const id = newSession()
+      const sentAt = io.now()
+      const sentAtWall = io.wall()
+      const replaced = this.#ending()
+      try {
+        const asking = transport.ask(addressOf(this.prefix, id, ""), [this.#hello(id, replaced)])
+        this.#asking = asking
+        const reply = (await asking).replies[0] as Requests["session.open"]["reply"] | readonly ["failed", string]
+        if (this.#office.isClosed()) return void this.#former.set(id, 0)
+        if (reply[0] !== "opened") return this.#refuse(this.#refusal(reply))
+        for (const former of replaced) this.#former.delete(former)
+        this.#begin(id, reply[1], sentAt, sentAtWall)
+        for (const former of replaced) void this.reaper.reap(former)
+        if (reply[2] !== "") void this.#unload(reply[2])
+        return
+      } catch (cause) {
+        if (!(cause instanceof RedisError) || !isTransient(cause)) return this.#refuse(coordinatorError(cause))
+        if (cause.executed === "unknown") this.#former.set(id, 0)
+        this.#unreachable(cause)
+        await transport.backoff(attempt, cause)
+      }
+    }
+    this.#refuse(this.closedError())
+  }
+
+  #hello(id: string, replaced: ReadonlyArray<string>) {
+    const { about, settings } = this.#office
+    // One partition is enough to know which libraries are in use, and every coordinator opens this one.
+    const used = this.index === 0 ? library : ""
+    return {
+      verb: "session.open",
+      args: [id, replaced.join(" "), this.lease, protocol, settings.partitions, about, used]
+    }
+  }
+
+  #refusal(reply: Requests["session.open"]["reply"] | readonly ["failed", string]): CoordinatorError {
+    const { namespace, partitions } = this.#office.settings
+    if (reply[0] === "denied") {
+      return new CoordinatorError({ reason: new MissingPermission({ command: reply[1] }) })
+    }
+    if (reply[0] === "mismatch") {
+      return new CoordinatorError({
+        reason: new Incompatible({
+          namespace,
+          protocol: reply[1],
+          partitions: reply[2],
+          expectedProtocol: protocol,
+          expectedPartitions: partitions
+        })
+      })
+    }
+    return failed("session.open", String(reply[1]))
+  }
+
+  async #unload(names: string): Promise<void> {
+    try {
+      await this.#office.transport.unload(names.split(" "))
+    } catch (cause) {
+      this.#office.hooks.log("Debug", `unused function libraries stay in Redis: ${names}`, cause)
+    }
+  }
+
+  #begin(id: string, posted: number, sentAt: number, sentAtWall: number): void {
+    const { io } = this.#office
+    const session = new Session(this.prefix, id, posted, io, (expired) => this.lose(expired, "expired"))
+    this.#opening = false
+    this.away = false
+    this.session = session
+    this.#mailbox = new Mailbox(session, this.tenant, () => this.#wake(session))
+    this.#renewed(session, sentAt, sentAtWall)
+    this.#beat(session)
+    this.outbox.request(this.#renewal(session))
+    this.#enter("open")
+    this.tenant.opened(session)
+    this.outbox.flush()
+  }
+
+  // No session can be opened: requests and claims that need one fail, and the next request tries again.
+  #refuse(refusal: CoordinatorError): void {
+    const { settings, transport } = this.#office
+    this.#opening = false
+    this.#enter("closed")
+    for (const request of this.outbox.drain().queued) request.fail(refusal, false)
+    this.tenant.refused(refusal)
+    if (this.tenant.size === 0) return
+    void transport.sleep(settings.lease / 3).then(() => {
+      if (this.session === undefined && this.tenant.size > 0 && !this.#office.isClosed()) this.open()
+    })
+  }
+
+  // ---------------------------------------------------------------------------------------------------------------
+  // Keep
+  // ---------------------------------------------------------------------------------------------------------------
+
+  #answered(session: Session, sentAt: number, sentAtWall: number, { events, next, replies }: Answer): void {
+    const { hooks, io } = this.#office
+    this.#renewed(session, sentAt, sentAtWall)
+    hooks.metrics.batch(replies.length, io.now() - sentAt)
+    if (next !== undefined) this.reaper.expect(next)
+    // Behind the replies of the same batch, which are taken in at once.
+    if (events.length > 0) {
+      io.defer(() => {
+        for (const event of events) if (session.lost === undefined) this.tenant.heard(session, event)
+      })
+    }
+  }
+
+  #renewed(session: Session, sentAt: number, sentAtWall: number): void {
+    session.renewed(sentAt, sentAtWall, this.lease - this.margin)
+    this.away = false
+    if (this.phase === "suspended") this.#enter("open")
+    if (this.#trust === undefined) this.#watch(session)
+  }
+
+  // One timer that is set again when it fires: a renewal must not cost a timer.
+  #watch(session: Session): void {
+    this.#trust = this.#office.io.after(Math.max(1, session.remaining), () => {
+      this.#trust = undefined
+      if (session.lost === undefined && !session.expireIfDue()) this.#watch(session)
+    })
+  }
+
+  #beat(session: Session): void {
+    const { io } = this.#office
+    // A third of the lease, so that two renewals may fail; jittered, so that a fleet does not beat as one.
+    this.#heartbeat = io.after(this.lease / 3 * (0.9 + 0.1 * io.random()), () => {
+      if (session.lost !== undefined) return
+      this.#beat(session)
+      if (session.expireIfDue()) return
+      this.tenant.beat(session)
+      // What was posted a heartbeat ago and has not been read since may never come. Behind one more event there is a gap
+      // then; if it is only late, nothing is skipped.
+      const late = this.#mailbox!.due > session.read
+      this.outbox.request(this.#renewal(session))
+      if (late) this.#wake(session)
+    })
+  }
+
+  /** Extends the lease, and asks what else is due: at once, since Redis may have forgotten the session. */
+  renew(): void {
+    const { session } = this
+    if (session !== undefined && !session.expireIfDue()) this.outbox.request(this.#renewal(session))
+  }
+
+  #renewal(session: Session): Request<"session.renew"> {
+    return {
+      verb: "session.renew",
+      args: [],
+      session,
+      urgent: true,
+      moot: ignore,
+      settle: ([, posted, due]) => {
+        const others = due.filter((member) => member !== session.id)
+        if (others.length > 0) void this.reaper.handle(others)
+        const mailbox = this.#mailbox
+        if (mailbox === undefined || session !== this.session) return
+        mailbox.due = posted
+        if (posted > session.read) this.listen()
+      },
+      fail: (error) => this.#office.hooks.log("Warn", `a renewal in ${this.prefix} was refused`, error)
+    }
+  }
+
+  /** Has the mailbox read for as long as something can come to it. */
+  listen(): void {
+    if (this.#mailbox !== undefined) this.#reader().include(this.#mailbox)
+  }
+
+  #wake(session: Session): void {
+    this.outbox.request({
+      verb: "session.wake",
+      args: [],
+      session,
+      urgent: true,
+      moot: ignore,
+      settle: ignore,
+      fail: (error) => this.#office.hooks.log("Warn", `the reader of ${this.prefix} could not be woken`, error)
+    })
+  }
+
+  #unreachable(cause: RedisError): void {
+    const watched = this.#cause !== undefined
+    this.#cause = cause
+    if (!this.away) this.outages++
+    this.away = true
+    if (!watched) this.#expire()
+  }
+
+  // While Redis is away, questions that have waited for long enough are told.
+  #expire(): void {
+    const { io, isClosed, settings } = this.#office
+    const cause = this.#cause!
+    if (!this.away || isClosed()) {
+      this.#cause = undefined
+      return
+    }
+    const before = io.now() - settings.requestTimeout
+    this.outbox.expire(before, cause)
+    this.tenant.expire(before, coordinatorError(cause))
+    this.#expiry = io.after(settings.requestTimeout / 4, () => this.#expire())
+  }
+
+  #suspend(session: Session, cause: RedisError): void {
+    this.#unreachable(cause)
+    if (this.phase !== "open") return
+    this.#enter("suspended", undefined, session)
+    this.#office.hooks.log("Warn", `the session with ${this.prefix} is suspended`, cause)
+  }
+
+  // ---------------------------------------------------------------------------------------------------------------
+  // Lose
+  // ---------------------------------------------------------------------------------------------------------------
+
+  /** The session is over: its holds are lost, and its waiters enter the next one. */
+  lose(session: Session, reason: LossReason): void {
+    if (session.lost !== undefined) return
+    session.lost = reason
+    this.session = undefined
+    this.#trust?.cancel()
+    this.#heartbeat?.cancel()
+    this.#trust = this.#heartbeat = undefined
+    const mailbox = this.#mailbox
+    this.#mailbox = undefined
+    const { queued, sent } = this.outbox.drain()
+    this.#enter(reason === "closed" ? "closed" : "lost", reason, session)
+
+    const { holds, tell } = this.tenant.lost(reason)
+    for (const request of sent) {
+      if (request.session !== undefined || request.moot !== undefined) request.moot?.(true)
+      else this.#forward(request)
+    }
+    for (const request of queued) {
+      if (request.session !== undefined) request.moot?.(false)
+      else this.#forward(request)
+    }
+    if (mailbox !== undefined) this.#reader().exclude(mailbox)
+    if (reason !== "closed") this.#replace(session, reason, holds)
+    tell()
+  }
+
+  // Bound to no session: the next one makes the request.
+  #forward(request: Request): void {
+    if (this.#office.isClosed()) request.fail(this.closedError(), false)
+    else this.outbox.request(Object.assign(request, { urgent: true }))
+  }
+
+  #replace(session: Session, reason: LossReason, holds: number): void {
+    const { hooks, io, transport } = this.#office
+    // Ended at once, it would cost the finalizers of its holds their margin: the next waiter would be granted.
+    this.#former.set(session.id, holds > 0 ? io.now() + this.margin : 0)
+    if (holds > 0) void transport.sleep(this.margin + 1).then(() => this.#retire())
+    hooks.metrics.lost(reason, holds)
+    hooks.log(
+      holds > 0 ? "Error" : "Info",
+      `session ${session.id} with ${this.prefix} was lost (${reason}), and ${holds} holds with it`
+    )
+    if (this.tenant.size > 0 || this.outbox.pending > 0 || !this.#office.isClosing()) this.open()
+  }
+
+  // Few at a time: the others expire by themselves.
+  #ending(): ReadonlyArray<string> {
+    const now = this.#office.io.now()
+    return [...this.#former].filter(([, at]) => at <= now).map(([id]) => id).slice(-32)
+  }
+
+  /** Ends sessions that are over, so that no waiter has to wait for their deadlines. */
+  async #retire(): Promise<void> {
+    await Promise.all(
+      this.#ending().map(async (id) => {
+        try {
+          await this.#end(id)
+        } catch (cause) {
+          // The next session does it, or it expires.
+          this.#office.hooks.log("Debug", `former session ${id} with ${this.prefix} could not be ended`, cause)
+        }
+      })
+    )
+  }
+
+  async #end(id: string, closed = false): Promise<void> {
+    await this.reaper.insist(id, [{ verb: "session.end", args: [id, closed] }])
+    this.#former.delete(id)
+    await this.reaper.reap(id)
+  }
+
+  #enter(phase: Phase, reason?: LossReason, session = this.session): void {
+    const from = this.phase
+    if (from === phase) return
+    this.phase = phase
+    this.#office.hooks.transition(this.index, session?.id, from, phase, reason)
+  }
+
+  /** Ends the session because the coordinator is closed, and releases what it owns. */
+  async close(): Promise<void> {
+    const { session } = this
+    if (session === undefined) this.#refuse(this.closedError())
+    else this.lose(session, "closed")
+    this.#expiry?.cancel()
+    // One that is being opened would outlive this channel.
+    await this.#asking?.catch(ignore)
+    const ids = [...this.#former.keys()]
+    if (session !== undefined) ids.push(session.id)
+    await Promise.all(ids.map((id) => this.#end(id, true)))
+  }
+}
+
+const ignore = () => {}

@@ -1,0 +1,40 @@
+/** What the runtime of a coordinator reports to the outside, and how it is set. */
+
+import type { LossReason, Phase } from "./session.ts"
+
+export type Log = (level: "Debug" | "Info" | "Warn" | "Error", message: string, cause?: unknown) => void
+
+export interface Settings {
+  readonly namespace: string
+  readonly name: string
+  /** All in milliseconds. */
+  readonly lease: number
+  readonly margin: number
+  readonly requestTimeout: number
+  readonly partitions: number
+  readonly maxBatch: number
+  readonly maxPending: number
+}
+
+export interface Metrics {
+  readonly batch: (requests: number, millis: number) => void
+  readonly waiting: () => void
+  readonly waited: (millis: number) => void
+  readonly timedOut: () => void
+  readonly granted: () => void
+  readonly released: (millis: number) => void
+  readonly lost: (reason: LossReason, holds: number) => void
+  readonly overrun: (holds: number) => void
+}
+
+export interface Hooks {
+  readonly log: Log
+  readonly metrics: Metrics
+  readonly transition: (
+    partition: number,
+    session: string | undefined,
+    from: Phase,
+    to: Phase,
+    reason: LossReason | undefined
+  ) => void
+}

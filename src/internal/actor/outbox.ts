@@ -1,0 +1,286 @@
+/**
+ * The requests of a session: a queue, and one batch in flight, which is executed exactly once however often it is sent.
+ * Plain callbacks: this is the hot path.
+ */
+
+import type { Io } from "../io.ts"
+import { RedisError, Timeout } from "../redis/errors.ts"
+import { ascii } from "../redis/resp.ts"
+import { CoordinatorError, Overloaded } from "./errors.ts"
+import type { Log } from "./hooks.ts"
+import { allowOom, type Requests } from "./lua.ts"
+import type { LossReason, Session } from "./session.ts"
+import {
+  type Answer,
+  coordinatorError,
+  failed,
+  isTransient,
+  type Reply,
+  type Transport,
+  type Verb
+} from "./transport.ts"
+
+export interface Request<V extends Verb = Verb> {
+  readonly verb: V
+  /** Of the resource that it is about, if it is about one. */
+  readonly key?: string | undefined
+  readonly args: Requests[V]["args"]
+  /** The session it is bound to: when that is lost, the request is moot. */
+  readonly session?: Session | undefined
+  /** Never refused for the load: it goes on with what was accepted before. */
+  readonly urgent?: boolean | undefined
+  /**
+   * Called instead of a reply when the session was lost; `sent` says whether it can have been executed. Of requests that
+   * are bound to no session, it is called for those that were sent: they are not to be repeated. All others go to the
+   * next session.
+   */
+  readonly moot?: ((sent: boolean) => void) | undefined
+  readonly settle: (reply: Requests[V]["reply"]) => void
+  /** `sent` says whether it can have been executed. */
+  readonly fail: (error: CoordinatorError, sent: boolean) => void
+  /** Redis has been away for longer than a question waits: called once. It may be executed all the same if it was sent. */
+  expire?: ((error: CoordinatorError) => void) | undefined
+  /** When it was made, if it can expire; whether it is in the queue, and not sent yet. The outbox sets them. */
+  askedAt?: number | undefined
+  queued?: boolean | undefined
+  cancelled?: boolean | undefined
+}
+
+/** Whoever keeps the session under which the outbox sends. */
+export interface Keeper {
+  readonly current: () => Session | undefined
+  /** There is no session, and a request waits for one. */
+  readonly open: () => void
+  /** A batch that was sent at that time has been answered, which renews the session. */
+  readonly answered: (session: Session, sentAt: number, sentAtWall: number, answer: Answer) => void
+  /** The outcome of a sending is not known. */
+  readonly suspended: (session: Session, cause: RedisError) => void
+  readonly lose: (session: Session, reason: LossReason) => void
+}
+
+export interface OutboxOptions {
+  readonly transport: Transport
+  readonly io: Io
+  readonly lease: number
+  readonly maxBatch: number
+  readonly maxPending: number
+  readonly log: Log
+}
+
+/** The batch that is under way, over all its sendings. */
+interface Sending {
+  readonly batch: ReadonlyArray<Request>
+  /** What is sent of it: without requests that were refused for want of memory. */
+  requests: ReadonlyArray<Request>
+  attempt: number
+  /** Whether a sending may have been executed without an answer. */
+  uncertain: boolean
+  /** Why some were left out. */
+  refusal: RedisError | undefined
+}
+
+export class Outbox {
+  #queue: Array<Request> = []
+  #inFlight: ReadonlyArray<Request> | undefined = undefined
+  #scheduled = false
+
+  readonly #options: OutboxOptions
+  readonly #keeper: Keeper
+  readonly #lease: string
+  // Of a lease, two renewals may go without an answer.
+  readonly #timeout: number
+
+  constructor(keeper: Keeper, options: OutboxOptions) {
+    this.#keeper = keeper
+    this.#options = options
+    this.#lease = ascii(String(options.lease))
+    this.#timeout = Math.min(options.transport.requestTimeout, Math.floor(options.lease / 3))
+  }
+
+  get pending(): number {
+    return this.#queue.length
+  }
+
+  request<V extends Verb>(request: Request<V>): void {
+    const { length } = this.#queue
+    if (length >= this.#options.maxPending && request.urgent !== true && !allowOom.has(request.verb)) {
+      return request.fail(new CoordinatorError({ reason: new Overloaded({ pending: length }) }), false)
+    }
+    request.queued = true
+    if (request.expire !== undefined) request.askedAt = this.#options.io.now()
+    this.#queue.push(request as unknown as Request)
+    this.#schedule()
+  }
+
+  /** Takes it back if it has not been sent. */
+  withdraw(request: Request): boolean {
+    if (request.queued !== true) return false
+    request.cancelled = true
+    return true
+  }
+
+  /** Redis is away, and these questions were asked before that time. */
+  expire(before: number, cause: RedisError): void {
+    const due = (request: Request) => request.expire !== undefined && request.askedAt! <= before
+    const unsent = coordinatorError(cause)
+    for (const request of (this.#inFlight ?? []).filter(due)) {
+      this.#expire(request, new CoordinatorError({ reason: new Timeout({ command: request.verb }) }))
+    }
+    for (const request of this.#queue.filter(due)) this.#expire(request, unsent)
+  }
+
+  #expire(request: Request, error: CoordinatorError): void {
+    const { expire } = request
+    request.expire = undefined
+    expire!.call(request, error)
+  }
+
+  /** Removes all that is there: what may have been executed, and what waits. */
+  drain(): { readonly sent: ReadonlyArray<Request>; readonly queued: ReadonlyArray<Request> } {
+    const drained = { sent: this.#inFlight ?? [], queued: this.#queue.filter(({ cancelled }) => cancelled !== true) }
+    this.#inFlight = undefined
+    this.#queue = []
+    return drained
+  }
+
+  // All that is asked in one turn of the event loop goes into one batch.
+  #schedule(): void {
+    if (this.#scheduled || this.#inFlight !== undefined) return
+    this.#scheduled = true
+    this.#options.io.defer(() => {
+      this.#scheduled = false
+      this.flush()
+    })
+  }
+
+  /** Sends what waits, if nothing is under way. */
+  flush(): void {
+    while (this.#inFlight === undefined && this.#queue.length > 0) {
+      const session = this.#keeper.current()
+      if (session === undefined) return this.#keeper.open()
+      const limit = this.#options.maxBatch
+      let batch = this.#queue
+      if (batch.length > limit) {
+        this.#queue = batch.slice(limit)
+        batch = batch.slice(0, limit)
+      } else {
+        this.#queue = []
+      }
+      for (const request of batch) request.queued = false
+      batch = batch.filter(({ cancelled }) => cancelled !== true)
+      if (batch.length === 0) continue
+      this.#inFlight = batch
+      void this.#transmit(session, batch)
+    }
+  }
+
+  async #transmit(session: Session, batch: ReadonlyArray<Request>): Promise<void> {
+    const { io, transport } = this.#options
+    const number = session.number + 1
+    const read = session.read === session.acknowledged ? "" : String(session.read)
+    const header = ascii(String(number)) + this.#lease + ascii(read)
+    const sending: Sending = { batch, requests: batch, attempt: 0, uncertain: false, refusal: undefined }
+    while (session.lost === undefined) {
+      const sentAt = io.now()
+      const sentAtWall = io.wall()
+      let answer: Answer
+      try {
+        answer = await transport.call(session.address, sending.requests, header, batch, this.#timeout)
+      } catch (cause) {
+        if (session.lost !== undefined) return
+        if (cause instanceof RedisError) {
+          if (await this.#refused(session, sending, cause)) return
+          continue
+        }
+        // An answer, though not one that can be read: the batch was executed, and what it has come to is not known.
+        session.number = number
+        this.#inFlight = undefined
+        for (const request of batch) this.#fail(request, coordinatorError(cause), true)
+        return this.flush()
+      }
+      if (session.lost !== undefined) return
+      if (answer.status !== "ok") return this.#forgotten(session, sending, answer.status)
+      session.number = number
+      if (read !== "") session.acknowledged = Number(read)
+      this.#keeper.answered(session, sentAt, sentAtWall, answer)
+      return this.#settleAll(session, sending, answer)
+    }
+  }
+
+  #settleAll(session: Session, { batch, refusal, requests }: Sending, { replies }: Answer): void {
+    this.#inFlight = undefined
+    // The reply is that of the first attempt if that was executed after all.
+    const answered = replies.length === batch.length ? batch : requests
+    if (refusal !== undefined) this.#failAll(batch.filter((request) => !answered.includes(request)), refusal, false)
+    for (let at = 0; at < answered.length; at++) this.#settle(session, answered[at]!, replies[at]!)
+    // Requests that these replies have led to still join the next batch.
+    if (this.#queue.length > 0) this.#schedule()
+  }
+
+  // A callback that throws is a bug of its own, and must not cost the others their answers.
+  #settle(session: Session, request: Request, reply: Reply): void {
+    try {
+      // A reply before this one has shown that the session is over.
+      if (session.lost !== undefined && request.session !== undefined) request.moot?.(true)
+      else if (reply[0] !== "failed") request.settle(reply)
+      else this.#fail(request, failed(request.verb, reply[1]), true)
+    } catch (cause) {
+      this.#options.log("Error", `the answer to ${request.verb} could not be taken in`, cause)
+    }
+  }
+
+  #fail(request: Request, error: CoordinatorError, sent: boolean): void {
+    try {
+      request.fail(error, sent)
+    } catch (cause) {
+      this.#options.log("Error", `the failure of ${request.verb} could not be taken in`, cause)
+    }
+  }
+
+  #failAll(requests: ReadonlyArray<Request>, cause: RedisError, sent: boolean): void {
+    for (const request of requests) this.#fail(request, coordinatorError(cause), sent)
+  }
+
+  // Redis does not know the session, or not its latest batches.
+  #forgotten(session: Session, { batch, uncertain }: Sending, status: Answer["status"]): void {
+    if (!uncertain) {
+      // Refused, and not executed before: as good as never sent.
+      for (const request of batch) request.queued = true
+      this.#queue.unshift(...batch)
+      this.#inFlight = undefined
+    }
+    this.#keeper.lose(session, status === "expired" || status === "unknown" ? status : "rolledBack")
+  }
+
+  /** Decides what follows a call that has failed: nothing more, or another sending. */
+  async #refused(session: Session, sending: Sending, cause: RedisError): Promise<boolean> {
+    const { batch, requests } = sending
+    const kept = requests.filter((request) => allowOom.has(request.verb))
+    if (cause.reason._tag === "OutOfMemory" && kept.length < requests.length) {
+      // Refused before any write, so the number is still free: what needs no memory is sent alone. If an earlier
+      // attempt was executed, that is answered with the reply to all of it; so it is sent even if it is nothing.
+      sending.refusal = cause
+      sending.requests = kept
+      if (kept.length > 0 || sending.uncertain) return false
+      return this.#giveUp(batch, cause, false)
+    }
+    sending.uncertain ||= cause.reason._tag === "ConnectionLost" || cause.reason._tag === "Timeout"
+    if (!isTransient(cause) && cause.reason._tag !== "OutOfMemory") {
+      const { uncertain } = sending
+      this.#giveUp(batch, cause, uncertain)
+      // The number may be used up, and the reply to this batch must not be taken for that to the next one.
+      if (uncertain) this.#keeper.lose(session, "unknown")
+      return true
+    }
+    if (sending.attempt === 0) this.#keeper.suspended(session, cause)
+    await this.#options.transport.backoff(sending.attempt++, cause)
+    return false
+  }
+
+  #giveUp(batch: ReadonlyArray<Request>, cause: RedisError, sent: boolean): true {
+    this.#inFlight = undefined
+    this.#failAll(batch, cause, sent)
+    if (this.#queue.length > 0) this.#schedule()
+    return true
+  }
+}

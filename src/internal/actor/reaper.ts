@@ -1,0 +1,137 @@
+/**
+ * Does what is due in a partition: it releases what dead sessions owned, and rings the alarms of resources. Any
+ * coordinator may do it; doing it twice changes nothing, and what is left undone the next one finds.
+ */
+
+import type { Io, Timer } from "../io.ts"
+import { RedisError } from "../redis/errors.ts"
+import type { Log } from "./hooks.ts"
+import { isTransient, type Reply, type Transport } from "./transport.ts"
+import { addressOf, type Message } from "./wire.ts"
+
+// Of requests that another coordinator makes when this one does not.
+const maxAttempts = 10
+// The partition has something to do at once, and what that is could not be done: not more often than this, in ms.
+const shortestPause = 20
+
+export class Reaper {
+  readonly #transport: Transport
+  readonly #io: Io
+  readonly #prefix: string
+  readonly #log: Log
+  readonly #isWanted: () => boolean
+  readonly #running = new Map<string, Promise<void>>()
+  #timer: Timer | undefined = undefined
+  #at = Number.POSITIVE_INFINITY
+  #closed = false
+
+  constructor(
+    transport: Transport,
+    io: Io,
+    prefix: string,
+    log: Log,
+    /** Whether a claim of this process waits for something that the end of a session may bring. */
+    isWanted: () => boolean
+  ) {
+    this.#transport = transport
+    this.#io = io
+    this.#prefix = prefix
+    this.#log = log
+    this.#isWanted = isWanted
+  }
+
+  /** As `ask`, and again when the connection was lost meanwhile. */
+  async insist(session: string, messages: ReadonlyArray<Message>): Promise<ReadonlyArray<Reply>> {
+    const address = addressOf(this.#prefix, session, "")
+    for (let attempt = 0;; attempt++) {
+      try {
+        const { next, replies } = await this.#transport.ask(address, messages)
+        if (next !== undefined) this.expect(next)
+        return replies
+      } catch (cause) {
+        if (!(cause instanceof RedisError) || !isTransient(cause) || attempt === maxAttempts || this.#closed) {
+          throw cause
+        }
+        await this.#transport.backoff(attempt, cause)
+      }
+    }
+  }
+
+  /** The partition has something to do in so many milliseconds; -1 for nothing. */
+  expect(next: number): void {
+    if (this.#closed || next < 0 || next > 0 && !this.#isWanted()) return
+    // The first coordinator does the work, and the others find nothing to do; so they do not come at once.
+    const at = this.#io.now() + next + 1 + this.#io.random() * 10
+    if (this.#timer !== undefined) {
+      if (this.#at <= at) return
+      this.#timer.cancel()
+    }
+    this.#at = at
+    this.#timer = this.#io.after(at - this.#io.now(), () => {
+      this.#timer = undefined
+      this.#at = Number.POSITIVE_INFINITY
+      void this.tick()
+    })
+  }
+
+  /** Does what is due now. Ends when it is done, or when it cannot be. */
+  tick(): Promise<void> {
+    return this.#once("", async () => {
+      const [reply] = await this.insist("", [{ verb: "session.renew", args: [] }])
+      if (reply![0] === "renewed") await this.handle(reply![2])
+    })
+  }
+
+  /** Does what is due, as a renewal has told. */
+  async handle(due: ReadonlyArray<string>): Promise<void> {
+    if (due.length === 0 || this.#closed) return
+    await Promise.all(due.map((member) => member.startsWith("@") ? this.#ring(member.slice(1)) : this.reap(member)))
+    // There may be more than one answer names.
+    if (due.length >= mostNamed) this.expect(shortestPause)
+  }
+
+  /** Releases what a dead session owned, a part at a time: its resources have to be declared as keys, so they are read first. */
+  reap(session: string): Promise<void> {
+    return this.#once(session, async () => {
+      for (;;) {
+        const [owned] = await this.insist(session, [{ verb: "session.owned", args: [session] }])
+        if (owned![0] !== "owns") return
+        const entries = owned![1] as ReadonlyArray<string>
+        const replies = await this.insist(
+          session,
+          entries.map((entry) => ({
+            verb: "session.reap",
+            key: this.#prefix + entry.slice(entry.indexOf(":") + 1),
+            args: [session, entry]
+          }))
+        )
+        if (replies.some((reply) => reply[0] !== "reaped")) return
+      }
+    })
+  }
+
+  #ring(resource: string): Promise<void> {
+    return this.#once(`@${resource}`, async () => {
+      await this.insist("", [{ verb: "alarm.ring", key: this.#prefix + resource, args: [] }])
+    })
+  }
+
+  #once(what: string, run: () => Promise<void>): Promise<void> {
+    let running = this.#running.get(what)
+    if (running === undefined) {
+      running = run().catch((cause) => {
+        this.#log("Debug", `what is due in ${this.#prefix} could not be done`, cause)
+      }).finally(() => this.#running.delete(what))
+      this.#running.set(what, running)
+    }
+    return running
+  }
+
+  close(): void {
+    this.#closed = true
+    this.#timer?.cancel()
+  }
+}
+
+// As many as one renewal names: REAP_SESSIONS in lua/kernel.lua.
+const mostNamed = 16

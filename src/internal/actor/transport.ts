@@ -1,0 +1,282 @@
+/** Calls the partition actors, loads them where they are missing, and decodes what they answer. */
+
+import { createHash } from "node:crypto"
+import type { Io } from "../io.ts"
+import type { Connection, Connections } from "../redis/connection.ts"
+import { MissingPermission, RedisError } from "../redis/errors.ts"
+import { ascii, type Call } from "../redis/resp.ts"
+import { ActorDefect, CoordinatorError } from "./errors.ts"
+import { allowOom, body, library, replies as shapes, type Requests } from "./lua.ts"
+import { type Address, batch, type Message } from "./wire.ts"
+
+export type Verb = keyof Requests
+
+export type Reply = Requests[Verb]["reply"] | readonly ["failed", detail: string]
+
+/** What a call has come to. */
+export interface Answer {
+  /** Whether the session is known, and how the number of the batch fits. */
+  readonly status: "ok" | "unknown" | "expired" | "stale" | "gap"
+  readonly replies: ReadonlyArray<Reply>
+  /** For claims of the session that has asked. */
+  readonly events: ReadonlyArray<ReadonlyArray<unknown>>
+  /** In how many milliseconds the partition has something to do; -1 for nothing, undefined if it was not asked. */
+  readonly next: number | undefined
+}
+
+type Variant = "" | "_oom" | "_ro"
+
+const variants: { readonly [variant in Variant]: { readonly entry: string; readonly flags: string } } = {
+  "": { entry: "run", flags: "" },
+  "_oom": { entry: "run", flags: "allow-oom" },
+  "_ro": { entry: "inspect", flags: "no-writes" }
+}
+
+const functionName = { "": library, "_oom": `${library}_oom`, "_ro": `${library}_ro`, "_fence": `${library}_fence` }
+
+const entries = { ...variants, "_fence": { entry: "fence", flags: "" } }
+
+const functions = () =>
+  `#!lua name=${library}\n${body}\n` +
+  Object.entries(entries).map(([variant, { entry, flags }]) =>
+    `redis.register_function{function_name='${library}${variant}', callback=${entry}, flags={${
+      flags === "" ? "" : `'${flags}'`
+    }}}`
+  ).join("\n")
+
+// The same source for servers that have no functions, or do not let the user call them.
+const scripts = new Map<string, { readonly sha: string; readonly source: string }>()
+
+const script = (variant: Variant | "_fence") => {
+  let found = scripts.get(variant)
+  if (found === undefined) {
+    const { entry, flags } = entries[variant]
+    const source = `#!lua${flags === "" ? "" : ` flags=${flags}`}\n${body}\nreturn ${entry}(KEYS, ARGV)`
+    found = { source, sha: createHash("sha1").update(source).digest("hex") }
+    scripts.set(variant, found)
+  }
+  return found
+}
+
+const transient: ReadonlySet<string> = new Set([
+  "ConnectionLost",
+  "NotConnected",
+  "Timeout",
+  "Unavailable",
+  "FunctionMissing"
+])
+
+/** Whether the same request may succeed later. */
+export const isTransient = (error: RedisError): boolean => transient.has(error.reason._tag)
+
+// A server that forgets the library as fast as it is loaded is not worth more tries in one call.
+const maxLoads = 5
+
+// The batch number, the lease and the number of the last event read, of requests that belong to no session.
+const unnumbered = ascii("0") + ascii("0") + ascii("")
+const unnumberedAnyway = ascii("1") + ascii("0") + ascii("")
+
+/** A request that an actor could not execute. */
+const defect = (verb: string, detail: string): CoordinatorError =>
+  new CoordinatorError({ reason: new ActorDefect({ request: verb, detail }) })
+
+/** Why an actor could not execute a request, by the detail that it gives. */
+export const failed = (verb: string, detail: string): CoordinatorError =>
+  detail === "denied"
+    ? new CoordinatorError({ reason: new MissingPermission({ command: verb }) })
+    : defect(verb, detail)
+
+/** What is thrown on the way to an actor, as the error that users see. */
+export const coordinatorError = (cause: unknown): CoordinatorError =>
+  cause instanceof RedisError
+    ? new CoordinatorError({ reason: cause.reason })
+    : cause instanceof CoordinatorError
+    ? cause
+    : defect("batch", cause instanceof Error ? cause.message : String(cause))
+
+export class Transport {
+  readonly connections: Connections
+  readonly io: Io
+  readonly requestTimeout: number
+
+  readonly #sleeping = new Set<() => void>()
+  #ready: { readonly promise: Promise<void>; readonly resolve: () => void } | undefined = undefined
+  #closed = false
+  readonly #unsubscribe: () => void
+
+  constructor(connections: Connections, io: Io, requestTimeout: number) {
+    this.connections = connections
+    this.io = io
+    this.requestTimeout = requestTimeout
+    this.#unsubscribe = connections.commands.onReady(() => {
+      this.#ready?.resolve()
+      this.#ready = undefined
+    })
+  }
+
+  get commands(): Connection {
+    return this.connections.commands
+  }
+
+  // ---------------------------------------------------------------------------------------------------------------
+  // Calls
+  // ---------------------------------------------------------------------------------------------------------------
+
+  /** Sends a batch of a session. `header` is its number, the lease and the number of the last event read. */
+  async call(
+    address: Address,
+    messages: ReadonlyArray<Message>,
+    header: string,
+    // What may be answered instead, because it was sent before under the same number.
+    before: ReadonlyArray<Message> = messages,
+    timeout: number = this.requestTimeout
+  ): Promise<Answer> {
+    const oom = messages.every(({ verb }) => allowOom.has(verb))
+    return decode(messages, await this.invoke(oom ? "_oom" : "", batch(address, header, messages), timeout), before)
+  }
+
+  /** Requests that need no session: they are idempotent. */
+  ask(address: Address, messages: ReadonlyArray<Message>): Promise<Answer> {
+    return this.call(address, messages, unnumbered)
+  }
+
+  /** A question, which changes nothing. With `anyway` it is answered though an expired session may falsify it. */
+  async inspect(address: Address, message: Message, anyway: boolean): Promise<Answer> {
+    return decode(
+      [message],
+      await this.invoke("_ro", batch(address, anyway ? unnumberedAnyway : unnumbered, [message]))
+    )
+  }
+
+  /** Calls a function of the library, or its script where there are no functions; loads it where it is missing. */
+  async invoke(
+    variant: Variant | "_fence",
+    call: Call,
+    requestTimeout: number = this.requestTimeout
+  ): Promise<unknown> {
+    const { commands, features } = this.connections
+    let refusal: unknown
+    for (let load = 0;; load++) {
+      try {
+        return features.functions
+          ? await commands.run("FCALL", functionName[variant], call, requestTimeout)
+          : await commands.run("EVALSHA", script(variant).sha, call, requestTimeout)
+      } catch (cause) {
+        if (!(cause instanceof RedisError) || cause.reason._tag !== "FunctionMissing") throw cause
+        if (load === maxLoads) throw refusal ?? cause
+        // EVAL carries a key, so on a cluster it reaches the node that lacks the script; functions go to every primary.
+        if (!features.functions) return await commands.run("EVAL", script(variant).source, call, requestTimeout)
+        refusal = await this.#load()
+      }
+    }
+  }
+
+  // To every master that can be reached. Two coordinators may load it at the same time: the second is refused, and the
+  // next call finds it. Where it could not be loaded, that finds it missing again.
+  async #load(): Promise<unknown> {
+    const results = await Promise.allSettled(
+      this.connections.masters().map((master) => master.send("FUNCTION", ["LOAD", functions()], this.requestTimeout))
+    )
+    const failures = results.flatMap((result) => result.status === "rejected" ? [result.reason] : [])
+    const refusal = failures.find((cause) => cause instanceof RedisError && cause.reason._tag === "CommandFailed")
+    if (refusal === undefined && failures.length === results.length) throw failures[0]
+    return refusal
+  }
+
+  /** Removes function libraries that nobody calls any more. Whoever needs one all the same loads it again. */
+  async unload(libraries: ReadonlyArray<string>): Promise<void> {
+    if (!this.connections.features.functions) return
+    await Promise.all(
+      libraries.filter((name) => name !== library).flatMap((name) =>
+        this.connections.masters().map((master) => master.send("FUNCTION", ["DELETE", name], this.requestTimeout))
+      )
+    )
+  }
+
+  // ---------------------------------------------------------------------------------------------------------------
+  // Waiting
+  // ---------------------------------------------------------------------------------------------------------------
+
+  /** Waits before the next try: for the connection if it is gone, or longer each time. */
+  backoff(attempt: number, cause: RedisError): Promise<void> {
+    // Half-open: the other side is gone, and the socket does not know.
+    if (cause.reason._tag === "Timeout") this.commands.reset()
+    if (!this.commands.isReady()) return this.#untilReady()
+    const limit = Math.min(500, 5 * 2 ** Math.min(attempt, 10))
+    return this.sleep(limit / 2 + this.io.random() * limit / 2)
+  }
+
+  #untilReady(): Promise<void> {
+    if (this.#closed) return Promise.resolve()
+    const ready = this.#ready ??= Promise.withResolvers<void>()
+    return ready.promise
+  }
+
+  /** Ends early when the coordinator is closed. */
+  sleep(millis: number): Promise<void> {
+    if (this.#closed) return Promise.resolve()
+    return new Promise((resolve) => {
+      const wake = () => {
+        timer.cancel()
+        this.#sleeping.delete(wake)
+        resolve()
+      }
+      const timer = this.io.after(millis, wake)
+      this.#sleeping.add(wake)
+    })
+  }
+
+  /** Whatever waits for another try goes on at once. */
+  close(): void {
+    this.#closed = true
+    this.#unsubscribe()
+    this.#ready?.resolve()
+    for (const wake of [...this.#sleeping]) wake()
+  }
+}
+
+const none: ReadonlyArray<never> = []
+
+const malformed = ["failed", "malformed reply"] as const
+
+const decode = (
+  messages: ReadonlyArray<Message>,
+  raw: unknown,
+  before: ReadonlyArray<Message> = messages
+): Answer => {
+  const parsed: unknown = typeof raw === "string" ? JSON.parse(raw) : undefined
+  if (!Array.isArray(parsed)) throw defect("batch", "malformed reply")
+  const [status, replies = none, events = none, next] = parsed
+  switch (status) {
+    case "unknown":
+    case "expired":
+    case "stale":
+    case "gap":
+      return { status, replies: none, events: none, next: undefined }
+    case "ok":
+      break
+    default:
+      throw defect("batch", "malformed reply")
+  }
+  if (!Array.isArray(replies) || !Array.isArray(events)) throw defect("batch", "malformed reply")
+  const asked = replies.length === before.length ? before : messages
+  if (replies.length !== asked.length) throw defect("batch", "malformed reply")
+  for (let at = 0; at < asked.length; at++) {
+    if (!fits(asked[at]!.verb, replies[at])) replies[at] = malformed
+  }
+  return { status, replies, events, next }
+}
+
+const fits = (verb: string, reply: unknown): boolean => {
+  if (!Array.isArray(reply)) return false
+  if (reply[0] === "failed") return true
+  const shape = shapes[verb]![reply[0]]
+  if (shape === undefined || shape.length !== reply.length - 1) return false
+  for (let at = 0; at < shape.length; at++) {
+    const type = shape[at]
+    if (type === "strings" ? !Array.isArray(reply[at + 1]) : type !== "json" && typeof reply[at + 1] !== type) {
+      return false
+    }
+  }
+  return true
+}

@@ -1,0 +1,346 @@
+/** Acquires, waits and releases in Effect: the one place that waits, and that releases. */
+
+import * as Context from "effect/Context"
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import type * as Fiber from "effect/Fiber"
+import * as Scope from "effect/Scope"
+import type { CoordinatorReason } from "../actor/errors.ts"
+import type { Requests } from "../actor/lua.ts"
+import type { Verb } from "../actor/transport.ts"
+import type { Argument, ClaimVerb, Entry, Outcome, Refusal } from "./claim.ts"
+import { Hold } from "./hold.ts"
+import { findHold, isDetached, under } from "./holding.ts"
+import { type LeaseLost, WaitTimeout } from "./loss.ts"
+import { Membership, type Observer } from "./membership.ts"
+import { claimOf, Coordinator, duration, type Place, type Space, spaceOf } from "./place.ts"
+import { spanned } from "./span.ts"
+
+export type Restore = <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
+
+export interface WaitOptions {
+  readonly wait?: Duration.Input | undefined
+  readonly maxHold?: Duration.Input | undefined
+}
+
+/** Why something cannot be held. */
+export type Failure = CoordinatorReason | LeaseLost | WaitTimeout
+
+type Settled = Exclude<Outcome, readonly ["failed", ...any]>
+
+/** What is asked for, and what it comes to when it is refused and that is no error. */
+export interface Acquire<E, A = undefined> {
+  readonly place: Place
+  readonly verb: ClaimVerb
+  readonly args: (anyway: boolean) => ReadonlyArray<Argument>
+  readonly leave?: "semaphore.release" | "session.leave" | undefined
+  readonly weight?: number | undefined
+  /** The membership that it ends with, if any: it is refused as "closed" then. */
+  readonly member?: Membership | undefined
+  /** It does not wait for others: while Redis is away, it fails. */
+  readonly question?: boolean | undefined
+  /** It is asked again once in a lease, so that a resource that was deleted is noticed. */
+  readonly verified?: boolean | undefined
+  readonly options?: WaitOptions | undefined
+  readonly fail: (error: Failure) => E
+  readonly refuse: (refusal: Refusal) => Effect.Effect<A, E>
+}
+
+const ignore = () => {}
+
+/** To take a weight from a semaphore, now or in its turn. */
+export const taking = <E, A>(
+  place: Place,
+  weight: number,
+  capacity: number,
+  wait: boolean,
+  { fail, options, refuse }: Pick<Acquire<E, A>, "fail" | "options" | "refuse">
+): Acquire<E, A> => ({
+  fail,
+  options,
+  refuse,
+  place,
+  verb: "semaphore.take",
+  args: (anyway) => [weight, capacity, wait ? 1 : anyway ? 2 : 0],
+  leave: "semaphore.release",
+  weight,
+  question: !wait
+})
+
+// -----------------------------------------------------------------------------
+// Enter
+// -----------------------------------------------------------------------------
+
+/** The entrance of a combinator: the fiber, and the runtime of its coordinator. */
+export const use = <A, E, R>(
+  f: (fiber: Fiber.Fiber<unknown, unknown>, space: Space) => Effect.Effect<A, E, R>
+): Effect.Effect<A, E, R | Coordinator> =>
+  Effect.withFiber<A, E, R>((fiber) =>
+    f(fiber, spaceOf(Context.get(fiber.context as Context.Context<Coordinator>, Coordinator)))
+  )
+
+/**
+ * The hold of a place that the fiber runs under, if waiting for it would never end: a fiber that the holder does not wait
+ * for may wait.
+ */
+export const nestedIn = (
+  fiber: Fiber.Fiber<unknown, unknown>,
+  place: Place,
+  reentrant: boolean
+): Hold | undefined => {
+  const found = findHold(fiber, place)
+  return found === undefined || !reentrant && isDetached(fiber, found) ? undefined : found
+}
+
+// -----------------------------------------------------------------------------
+// Release
+// -----------------------------------------------------------------------------
+
+/** Releases, and returns when that is certain, or when Redis has been away for the coordinator's `requestTimeout`. */
+export const release = (entry: Entry): Effect.Effect<void> =>
+  Effect.callback((resume) => entry.keeper.release(entry, () => resume(Effect.void)))
+
+/** One user less; the last one releases it. */
+export const leave = (hold: Hold): Effect.Effect<void> | undefined => --hold.users > 0 ? undefined : release(hold)
+
+export const leaving = (hold: Hold): Effect.Effect<void> => Effect.suspend(() => leave(hold) ?? Effect.void)
+
+// -----------------------------------------------------------------------------
+// Acquire
+// -----------------------------------------------------------------------------
+
+/**
+ * Asks, and waits for the outcome. Whatever goes wrong on the way, also an interruption at the very moment of the grant,
+ * the claim does not outlive it.
+ */
+const obtain = <E>(
+  place: Place,
+  entry: Entry,
+  restore: Restore,
+  wait: Duration.Input | undefined,
+  fail: (error: CoordinatorReason | WaitTimeout) => E
+): Effect.Effect<Settled, E> => {
+  const asked = Effect.callback<Settled, E>((resume) => {
+    entry.settle = (outcome) =>
+      resume(outcome[0] === "failed" ? Effect.fail(fail(outcome[1].reason)) : Effect.succeed(outcome))
+    place.tenancy.take(entry)
+  })
+  return Effect.onExitPrimitive(restore(wait === undefined ? asked : within(asked, place, wait, fail)), (exit) => {
+    if (Exit.isFailure(exit)) place.tenancy.release(entry, ignore)
+    return undefined
+  }, true)
+}
+
+/** Bounds a wait. The error says whether Redis was out of reach meanwhile. */
+export const within = <A, E, R, E2>(
+  self: Effect.Effect<A, E, R>,
+  { channel, kind, name, space: { kernel } }: Place,
+  wait: Duration.Input,
+  fail: (error: WaitTimeout) => E2
+): Effect.Effect<A, E | E2, R> => {
+  const limit = duration(wait, "wait")
+  return Effect.suspend(() => {
+    const { outages } = channel
+    return Effect.timeoutOrElse(self, {
+      duration: limit,
+      orElse: () => {
+        kernel.hooks.metrics.timedOut()
+        const away = channel.away || channel.outages > outages
+        const { namespace } = kernel.settings
+        return Effect.fail(fail(new WaitTimeout({ kind, key: name, namespace, wait: limit, away })))
+      }
+    })
+  })
+}
+
+/** How long to wait: what was asked for, or the coordinator's default. */
+export const waitOf = (place: Place, options: WaitOptions | undefined): Duration.Input | undefined =>
+  options?.wait ?? place.space.wait
+
+export const maxHoldOf = (place: Place, options: WaitOptions | undefined): Duration.Input | undefined =>
+  options?.maxHold ?? place.space.maxHold
+
+const newHold = <E, A>({ args, leave, member, place, question, verb, verified, weight = 1 }: Acquire<E, A>): Hold => {
+  const claim = claimOf(place, { verb, args, leave, question, verified })
+  return new Hold(place.space.kernel.nextId(), claim, place.tenancy, member, weight)
+}
+
+/** Runs under `uninterruptibleMask`. */
+export const acquire = <E, A>(acquiring: Acquire<E, A>, restore: Restore): Effect.Effect<Hold | A, E> => {
+  const { fail, options, place, refuse } = acquiring
+  if (options?.maxHold !== undefined) duration(options.maxHold, "maxHold")
+  const hold = newHold(acquiring)
+  const wait = acquiring.question === true ? undefined : waitOf(place, options)
+  const obtained = Effect.flatMap(
+    obtain(place, hold, restore, wait, fail),
+    (outcome): Effect.Effect<Hold | A, E> => outcome[0] === "granted" ? Effect.succeed(hold) : refuse(outcome)
+  )
+  return Effect.withFiber((fiber) => spanned(fiber, obtained, `lockstep.${place.kind}.wait`, place.kind, place.name))
+}
+
+/**
+ * Acquires into the scope of the caller; the rest of the fiber runs under the hold. `begin` is called at once, and
+ * returns what is called before the release.
+ */
+export const acquireScoped = <E>(
+  acquiring: Acquire<E>,
+  begin: (hold: Hold) => () => void = () => ignore
+): Effect.Effect<Hold | undefined, E, Scope.Scope> =>
+  Effect.uninterruptibleMask((restore) =>
+    Effect.flatMap(Effect.scope, (scope) =>
+      Effect.flatMap(acquire(acquiring, restore), (hold) => {
+        if (hold === undefined) return Effect.succeed(hold)
+        const end = begin(hold)
+        const released = Effect.suspend(() => {
+          end()
+          return leave(hold) ?? Effect.void
+        })
+        return Effect.as(
+          Effect.andThen(
+            Scope.addFinalizer(scope, released),
+            enter(acquiring.place, hold, maxHoldOf(acquiring.place, acquiring.options), scope)
+          ),
+          hold
+        )
+      }))
+  )
+
+/** One more user of a hold, until the scope of the caller closes. */
+export const shareScoped = (hold: Hold): Effect.Effect<Hold, never, Scope.Scope> =>
+  Effect.uninterruptible(
+    Effect.flatMap(Effect.scope, (scope) => {
+      hold.users++
+      return Effect.as(Scope.addFinalizer(scope, leaving(hold)), hold)
+    })
+  )
+
+/** Makes the rest of the fiber, up to the end of the surrounding region, run under the hold. */
+const enter = (
+  place: Place,
+  hold: Hold,
+  maxHold: Duration.Input | undefined,
+  scope: Scope.Scope
+): Effect.Effect<void> =>
+  Effect.withFiber((fiber) => {
+    hold.fiber = fiber
+    fiber.setContext(under(fiber.context, hold))
+    if (maxHold === undefined) return Effect.void
+    return Effect.asVoid(Effect.forkIn(limit(place, hold, maxHold), scope))
+  })
+
+/** Ends a hold after some time. As after any loss, the margin is for finalizers; then it is released for them. */
+export const limit = ({ channel, space: { kernel }, tenancy }: Place, hold: Hold, maxHold: Duration.Input) =>
+  Effect.gen(function*() {
+    yield* Effect.sleep(duration(maxHold, "maxHold"))
+    if (!hold.active) return
+    hold.lose("maxHold")
+    kernel.hooks.log("Warn", hold.lossError().message)
+    tenancy.watchOverruns([hold])
+    yield* Effect.sleep(Duration.millis(channel.margin))
+    if (hold.state === "held") yield* release(hold)
+  })
+
+/**
+ * Gives a hold up that others may use: the programs under it are interrupted. It is released when they have ended, or after
+ * the margin. Another call meanwhile waits for the same.
+ */
+export const surrender = (place: Place, hold: Hold, reason: "resigned" | "closed"): Effect.Effect<void> =>
+  Effect.promise(() => {
+    if (hold.active) hold.surrendering = givingUp(place, hold, reason)
+    return hold.surrendering ?? Promise.resolve()
+  })
+
+// No fiber: the one that asks for it may be the one that is interrupted.
+const givingUp = async ({ channel, space: { kernel }, tenancy }: Place, hold: Hold, reason: "resigned" | "closed") => {
+  hold.lose(reason)
+  tenancy.watchOverruns([hold])
+  await Promise.race([hold.calm(), kernel.transport.sleep(channel.margin)])
+  await new Promise<void>((resolve) => tenancy.release(hold, resolve))
+}
+
+// -----------------------------------------------------------------------------
+// Conclude
+// -----------------------------------------------------------------------------
+
+/** Ends a hold by a request that says what has come of it, rather than by releasing it. */
+export const conclude = <V extends Verb>({ channel, key, tenancy }: Place, hold: Hold, request: {
+  readonly verb: V
+  readonly args: Requests[V]["args"]
+  readonly settle: (reply: Requests[V]["reply"]) => void
+  /**
+   * With the session, the hold was lost; whether the request can have been executed before. Without this, the next session
+   * asks whether it was.
+   */
+  readonly moot?: ((sent: boolean) => void) | undefined
+  readonly fail: (error: CoordinatorReason) => void
+}): void => {
+  const { moot } = request
+  if (hold.loss !== undefined && moot !== undefined) return moot(false)
+  hold.concluding = true
+  channel.outbox.request<V>({
+    verb: request.verb,
+    args: request.args,
+    key,
+    urgent: true,
+    session: moot && hold.session,
+    settle: (reply) => {
+      tenancy.forget(hold)
+      request.settle(reply)
+    },
+    moot,
+    fail: ({ reason }) => {
+      hold.concluding = false
+      tenancy.release(hold, ignore)
+      request.fail(reason)
+    }
+  })
+}
+
+/** Asks for something that is not held: the answer is all there is to it. */
+export const ask = <A, E>(
+  acquiring: Omit<Acquire<E>, "options" | "refuse"> & { readonly wait?: Duration.Input | undefined },
+  answer: (outcome: Settled, hold: Hold) => Effect.Effect<A, E>
+): Effect.Effect<A, E> => {
+  const { fail, place, wait = place.space.wait } = acquiring
+  // One operation: between two of them an interruption could lose what the first has got.
+  const asked = Effect.callback<A, E>((resume) => {
+    const hold = newHold({ ...acquiring, refuse: () => Effect.undefined })
+    hold.settle = (outcome) =>
+      resume(outcome[0] === "failed" ? Effect.fail(fail(outcome[1].reason)) : answer(outcome, hold))
+    place.tenancy.take(hold)
+    return Effect.sync(() => place.tenancy.release(hold, ignore))
+  })
+  return wait === undefined ? asked : within(asked, place, wait, fail)
+}
+
+// -----------------------------------------------------------------------------
+// Join
+// -----------------------------------------------------------------------------
+
+/** Joins a resource for as long as a scope is open; after a loss of the session it is joined again by itself. */
+export const join = <E>(
+  place: Place,
+  options: {
+    readonly verb: ClaimVerb
+    readonly args: (anyway: boolean) => ReadonlyArray<Argument>
+    readonly observer: Observer
+    readonly wait?: Duration.Input | undefined
+    /** It waits for others, rather than failing while Redis is away. */
+    readonly waits?: boolean | undefined
+    readonly verified?: boolean | undefined
+    readonly fail: (error: CoordinatorReason | WaitTimeout) => E
+  }
+): Effect.Effect<readonly [Membership, Settled], E, Scope.Scope> =>
+  Effect.uninterruptibleMask((restore) =>
+    Effect.flatMap(Effect.scope, (scope) => {
+      const { args, fail, observer, verb, verified, wait, waits = false } = options
+      const leave = verb === "semaphore.join" ? "semaphore.release" : "session.leave"
+      const claim = claimOf(place, { verb, args, leave, question: !waits, verified })
+      const member = new Membership(place.space.kernel.nextId(), claim, place.tenancy, observer)
+      return Effect.flatMap(
+        obtain(place, member, restore, wait, fail),
+        (outcome) => Effect.as(Scope.addFinalizer(scope, release(member)), [member, outcome] as const)
+      )
+    })
+  )

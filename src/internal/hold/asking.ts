@@ -1,0 +1,100 @@
+/** The requests that are made for claims. */
+
+import type { CoordinatorError } from "../actor/errors.ts"
+import type { Request } from "../actor/outbox.ts"
+import type { Session } from "../actor/session.ts"
+import type { ClaimReply, ClaimVerb, Entry } from "./claim.ts"
+
+/** What hears of the answers. */
+export interface Asker {
+  readonly answered: (entry: Entry, reply: ClaimReply) => void
+  /** `sent` says whether the request can have been executed. */
+  readonly failed: (entry: Entry, error: CoordinatorError, sent: boolean) => void
+  /** Redis has been away for longer than a question waits. */
+  readonly expired: (entry: Entry, error: CoordinatorError) => void
+}
+
+const ignore = () => {}
+
+/** A request to hold or to join. It is never moot: the claim itself goes to the next session. */
+export class Asking implements Request<ClaimVerb> {
+  readonly entry: Entry
+  readonly session: Session
+  readonly urgent: boolean
+  readonly verb: ClaimVerb
+  readonly key: string
+  readonly args: never
+  readonly moot = ignore
+  expire: ((error: CoordinatorError) => void) | undefined
+  askedAt = 0
+  queued = false
+  cancelled = false
+  readonly #asker: Asker
+
+  constructor(asker: Asker, entry: Entry, session: Session, urgent: boolean, anyway: boolean) {
+    const { claim } = entry
+    this.#asker = asker
+    this.entry = entry
+    this.session = session
+    this.urgent = urgent
+    this.verb = claim.verb
+    this.key = claim.key
+    this.args = [entry.id, ...claim.args(anyway)] as never
+    this.expire = claim.question ? (error) => asker.expired(entry, error) : undefined
+  }
+
+  settle(reply: ClaimReply): void {
+    this.#asker.answered(this.entry, reply)
+  }
+
+  fail(error: CoordinatorError, sent: boolean): void {
+    this.#asker.failed(this.entry, error, sent)
+  }
+}
+
+/** A request to release or to leave the queue. When the session is over, so is the claim. */
+export class Releasing implements Request<"semaphore.release" | "session.leave"> {
+  readonly entry: Entry
+  readonly session: Session
+  readonly verb: "semaphore.release" | "session.leave"
+  readonly key: string
+  readonly args: [string]
+  readonly urgent = true
+  readonly fail: (error: CoordinatorError) => void
+  #done: (() => void) | undefined
+  #also: Array<() => void> | undefined = undefined
+  queued = false
+  cancelled = false
+
+  constructor(entry: Entry, session: Session, done: () => void, fail: (error: CoordinatorError) => void) {
+    this.entry = entry
+    this.session = session
+    this.verb = entry.claim.leave
+    this.key = entry.claim.key
+    this.args = [entry.id]
+    this.#done = done
+    this.fail = fail
+  }
+
+  /** A second release waits for the same answer. */
+  also(done: () => void): void {
+    if (this.#done === undefined) done()
+    else (this.#also ??= []).push(done)
+  }
+
+  settle(): void {
+    const done = this.#done
+    this.#done = undefined
+    done?.()
+    if (this.#also !== undefined) { for (const also of this.#also.splice(0)) also() }
+  }
+
+  moot(): void {
+    this.settle()
+  }
+
+  /** Redis is away: it is released later, or expires. Whoever waits for that need not. */
+  expire(): void {
+    this.settle()
+  }
+}

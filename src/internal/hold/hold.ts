@@ -1,0 +1,146 @@
+/** Something that is held: its token, its loss, and the programs that run under it. */
+
+import * as DateTime from "effect/DateTime"
+import * as Effect from "effect/Effect"
+import type * as Fiber from "effect/Fiber"
+import * as Inspectable from "effect/Inspectable"
+import { type Claim, type EndReason, Entry, type Keeper, type Kind } from "./claim.ts"
+import { LeaseLost } from "./loss.ts"
+import type { Membership } from "./membership.ts"
+
+/** What is public of a hold. */
+export interface Lease {
+  readonly "~lockstep/Lease": "~lockstep/Lease"
+  /** What kind of thing is held. */
+  readonly kind: Kind
+  /** The name it was acquired under. */
+  readonly key: string
+  /** The fencing token: a whole number of microseconds, below 2^53. It changes only when a read lock is upgraded. */
+  readonly token: number
+  /** By this process's clock: for people, not for decisions. */
+  readonly acquiredAt: DateTime.Utc
+  /** Never succeeds; fails when the lease is lost. */
+  readonly lost: Effect.Effect<never, LeaseLost>
+  /** Whether it is still held as far as this process can know. */
+  readonly isHeld: Effect.Effect<boolean>
+}
+
+const none: ReadonlyArray<never> = []
+
+export class Hold extends Entry implements Lease {
+  readonly "~lockstep/Lease" = "~lockstep/Lease" as const
+  token = 0
+  /** How much of the capacity it takes: upgrading and downgrading a read-write lock change that. */
+  weight: number
+  /** What came with the grant, if anything did. */
+  payload: ReadonlyArray<unknown> = none
+  /** By the wall clock, for people; by the monotonic clock. */
+  since = 0
+  heldAt = 0
+  loss: EndReason | undefined = undefined
+  /** It ends with the last of them, so a child that outlives its parent is still safe. */
+  users = 1
+  /** How many protected programs run under it: they are late when the margin has passed after a loss. */
+  protecting = 0
+  /** The fiber that has acquired it into its scope. */
+  fiber: Fiber.Fiber<unknown, unknown> | undefined = undefined
+  /** A request that ends it is under way. */
+  concluding = false
+  /** Settles when it has been given up, once somebody has begun with that. */
+  surrendering: Promise<void> | undefined = undefined
+  /** What it ends with. */
+  readonly member: Membership | undefined
+  #observers: Array<() => void> | undefined = undefined
+  #calm: Array<() => void> | undefined = undefined
+
+  constructor(id: string, claim: Claim, keeper: Keeper, member: Membership | undefined, weight: number) {
+    super(id, claim, keeper)
+    this.member = member
+    this.weight = weight
+  }
+
+  get kind(): Kind {
+    return this.claim.kind
+  }
+
+  get key(): string {
+    return this.claim.name
+  }
+
+  get acquiredAt(): DateTime.Utc {
+    return DateTime.makeUnsafe(this.since)
+  }
+
+  get active(): boolean {
+    return this.state === "held" && this.loss === undefined
+  }
+
+  get isHeld(): Effect.Effect<boolean> {
+    return Effect.sync(() => {
+      this.session?.expireIfDue()
+      return this.active
+    })
+  }
+
+  get lost(): Effect.Effect<never, LeaseLost> {
+    return Effect.callback<never, LeaseLost>((resume) => {
+      const off = this.onLoss(() => resume(Effect.fail(this.lossError())))
+      return Effect.sync(off)
+    })
+  }
+
+  toJSON() {
+    const { acquiredAt, active, key, kind, token } = this
+    return { _id: "lockstep/Lease", kind, key, token, acquiredAt, held: active }
+  }
+
+  [Inspectable.NodeInspectSymbol]() {
+    return this.toJSON()
+  }
+
+  override toString(): string {
+    return JSON.stringify(this)
+  }
+
+  /** Why it is no longer held; `given` is said of one that was released. */
+  lossError(given: EndReason = "closed"): LeaseLost {
+    const { kind, name, namespace } = this.claim
+    return new LeaseLost({ kind, key: name, namespace, token: this.token, reason: this.loss ?? given })
+  }
+
+  onLoss(f: () => void): () => void {
+    if (this.loss !== undefined) {
+      f()
+      return () => {}
+    }
+    const observers = this.#observers ??= []
+    observers.push(f)
+    return () => {
+      const at = observers.indexOf(f)
+      if (at >= 0) observers.splice(at, 1)
+    }
+  }
+
+  lose(reason: EndReason): void {
+    if (this.loss !== undefined) return
+    this.loss = reason
+    const observers = this.#observers
+    this.#observers = undefined
+    // A copy: observers take themselves out while they are called.
+    if (observers !== undefined) { for (const f of [...observers]) f() }
+  }
+
+  /** A protected program has ended. */
+  unprotect(): void {
+    if (--this.protecting > 0) return
+    const waiting = this.#calm
+    this.#calm = undefined
+    if (waiting !== undefined) { for (const f of waiting) f() }
+  }
+
+  /** When no protected program runs under it any more. */
+  calm(): Promise<void> {
+    if (this.protecting === 0) return Promise.resolve()
+    return new Promise((resolve) => (this.#calm ??= []).push(resolve))
+  }
+}

@@ -1,0 +1,145 @@
+/** Where the things of a coordinator live, and the coordinator as a service. */
+
+import * as Context from "effect/Context"
+import * as Duration from "effect/Duration"
+import type * as Effect from "effect/Effect"
+import type * as Stream from "effect/Stream"
+import type { Channel } from "../actor/channel.ts"
+import type { Kernel, Partition } from "../actor/kernel.ts"
+import { checkName } from "../actor/keys.ts"
+import type { LossReason, Phase } from "../actor/session.ts"
+import type { Argument, Claim, ClaimVerb, Kind } from "./claim.ts"
+import { Tenancy } from "./tenancy.ts"
+
+export interface SessionInfo {
+  readonly partition: number
+  readonly id: string | undefined
+  readonly state: Phase
+  readonly lease: Duration.Duration
+  /** Holds, waits and memberships of this process under it. */
+  readonly claims: number
+}
+
+export interface SessionTransition {
+  readonly partition: number
+  readonly id: string | undefined
+  readonly from: Phase
+  readonly to: Phase
+  /** Why, when `to` is `lost`; see `Lease.LeaseLost`. */
+  readonly reason: LossReason | undefined
+}
+
+export class Coordinator extends Context.Service<Coordinator, {
+  readonly namespace: string
+  readonly name: string
+  /** How long a hold outlives the process that held it, at most. */
+  readonly lease: Duration.Duration
+  readonly margin: Duration.Duration
+  /** The sessions of all partitions in use. */
+  readonly sessions: Effect.Effect<ReadonlyArray<SessionInfo>>
+  /** Transitions from now on. A subscriber that falls more than 1,024 behind misses the oldest. */
+  readonly changes: Stream.Stream<SessionTransition>
+}>()("lockstep/Coordinator") {}
+
+/** The runtime behind a coordinator, and what holds for everything that is made with it. */
+export interface Space {
+  readonly kernel: Kernel
+  readonly wait: Duration.Duration | undefined
+  readonly maxHold: Duration.Duration | undefined
+}
+
+const spaces = new WeakMap<object, Space>()
+
+export const register = (coordinator: object, space: Space): void => {
+  spaces.set(coordinator, space)
+}
+
+/** The runtime behind a `Coordinator` service. */
+export const spaceOf = (coordinator: object): Space => {
+  const space = spaces.get(coordinator)
+  if (space === undefined) throw new TypeError("This Coordinator was not made by lockstep/Coordinator")
+  return space
+}
+
+/** A name, checked, and where it lives. */
+export interface Place {
+  readonly space: Space
+  readonly partition: Partition
+  readonly channel: Channel
+  readonly tenancy: Tenancy
+  readonly kind: Kind
+  readonly name: string
+  /** The hash of the resource. */
+  readonly key: string
+}
+
+/** The channel to a partition, under the coordinator's lease or one of so many milliseconds. */
+export const channelAt = ({ kernel }: Space, index: number, lease: number = kernel.settings.lease): Channel => {
+  const partition = kernel.partitionAt(index)
+  return kernel.channel(partition, lease, (made) => new Tenancy(kernel, partition, made))
+}
+
+/** Where a resource lives, reached under the coordinator's lease or one of another length. */
+export const placeOf = (
+  space: Space,
+  kind: Kind,
+  name: string,
+  what: string,
+  lease: Duration.Input | undefined = undefined
+): Place => {
+  checkName(name, what)
+  const { kernel } = space
+  const partition = kernel.partitionFor(name)
+  const channel = channelAt(space, partition.index, lease === undefined ? undefined : checkLease(lease))
+  return {
+    space,
+    partition,
+    channel,
+    tenancy: channel.tenant as Tenancy,
+    kind,
+    name,
+    key: `${partition.prefix}${kind}:${name}`
+  }
+}
+
+const checkLease = (input: Duration.Input): number => {
+  const lease = Math.ceil(Duration.toMillis(Duration.fromInputUnsafe(input)))
+  if (!(lease >= 100 && lease <= 86_400_000)) throw new RangeError("lease must be from 100 to 86400000 milliseconds")
+  return lease
+}
+
+/** A claim about the resource of a place. */
+export const claimOf = (
+  { key, kind, name, space: { kernel } }: Place,
+  options: {
+    readonly verb: ClaimVerb
+    readonly args: (anyway: boolean) => ReadonlyArray<Argument>
+    readonly leave?: Claim["leave"] | undefined
+    readonly question?: boolean | undefined
+    readonly verified?: boolean | undefined
+  }
+): Claim => ({
+  verb: options.verb,
+  key,
+  kind,
+  name,
+  identity: kernel.identity,
+  namespace: kernel.settings.namespace,
+  args: options.args,
+  leave: options.leave ?? "session.leave",
+  question: options.question ?? false,
+  verified: options.verified ?? false
+})
+
+export const duration = (input: Duration.Input, what: string): Duration.Duration => {
+  const parsed = Duration.fromInputUnsafe(input)
+  if (!(Duration.toMillis(parsed) > 0)) throw new RangeError(`${what} must be longer than zero`)
+  return parsed
+}
+
+/** As whole milliseconds, not more than Redis can count. */
+export const millis = (input: Duration.Input, what: string): number => {
+  const found = Math.ceil(Duration.toMillis(duration(input, what)))
+  if (!Number.isSafeInteger(found)) throw new RangeError(`${what} must be finite`)
+  return found
+}

@@ -1,0 +1,124 @@
+/** The one way to ask a partition actor for something that is not held: with a deadline, and an answer in every case. */
+
+import * as Effect from "effect/Effect"
+import { CoordinatorError } from "../actor/errors.ts"
+import type { Requests } from "../actor/lua.ts"
+import type { Session } from "../actor/session.ts"
+import { type Answer, coordinatorError, failed, isTransient, type Verb } from "../actor/transport.ts"
+import { addressOf } from "../actor/wire.ts"
+import { RedisError, Timeout } from "../redis/errors.ts"
+import type { Hold } from "./hold.ts"
+import type { Tenancy } from "./tenancy.ts"
+
+/** What is asked about: a place is one. */
+export interface Target {
+  readonly tenancy: Tenancy
+  /** The hash of the resource. */
+  readonly key: string
+}
+
+/** What a hold is of. */
+export const targetOf = ({ claim, keeper }: Hold): Target => ({ tenancy: keeper as Tenancy, key: claim.key })
+
+type ReplyOf<V extends Verb> = Requests[V]["reply"]
+
+export interface RequestOptions<A, V extends Verb = Verb> {
+  /** The session that it is bound to. */
+  readonly session?: Session | undefined
+  /**
+   * What it has come to when the session was lost before an answer; `sent` says whether it may have been executed. Without
+   * this, the next session makes the request again.
+   */
+  readonly moot?: ((sent: boolean) => A) | undefined
+  /** Told of the reply in order with the session's events, also when the fiber that asked was interrupted meanwhile. */
+  readonly answered?: ((reply: ReplyOf<V>) => void) | undefined
+  /** It is a part of a wait or of a hold: while Redis is away it goes on, rather than fails. */
+  readonly waits?: boolean | undefined
+}
+
+/**
+ * Executes a request exactly once, and answers its reply. While Redis is away it fails after the coordinator's
+ * `requestTimeout`; if it has been sent by then, it may be executed all the same.
+ */
+export const request = <V extends Verb, A = never>(
+  target: Target,
+  verb: V,
+  args: Requests[V]["args"],
+  options: RequestOptions<A, V> = {}
+): Effect.Effect<ReplyOf<V> | A, CoordinatorError> =>
+  Effect.callback((resume) => {
+    const { key, tenancy: { channel, kernel } } = target
+    const { answered, moot, session, waits = false } = options
+    if (kernel.isClosing()) return resume(Effect.fail(channel.closedError()))
+    const asking = {
+      verb,
+      key,
+      args,
+      session,
+      moot: moot && ((sent: boolean) => resume(Effect.succeed(moot(sent)))),
+      settle: (reply: ReplyOf<V>) => {
+        answered?.(reply)
+        resume(Effect.succeed(reply))
+      },
+      fail: (error: CoordinatorError) => resume(Effect.fail(error)),
+      expire: waits ? undefined : (error: CoordinatorError) => {
+        asking.cancelled = true
+        resume(Effect.fail(error))
+      },
+      cancelled: false
+    }
+    channel.outbox.request<V>(asking)
+  })
+
+// Of tries to reap the session that stands in the way of an answer.
+const mostStale = 3
+
+type Fresh<V extends Verb> = Exclude<ReplyOf<V>, readonly ["stale"]>
+
+/**
+ * Asks about the state of a resource, which changes nothing. When a session that ended long ago may falsify the answer, it
+ * is reaped first. While Redis is away it fails after the coordinator's `requestTimeout`.
+ */
+export const question = <V extends Verb>(
+  target: Target,
+  verb: V,
+  args: Requests[V]["args"]
+): Effect.Effect<Fresh<V>, CoordinatorError> =>
+  Effect.tryPromise({
+    try: async () => {
+      for (let stale = 0;; stale++) {
+        const reply = await inspect(target, verb, args, stale === mostStale)
+        if (reply[0] !== "stale") return reply as Fresh<V>
+        await target.tenancy.partition.reaper.tick()
+      }
+    },
+    catch: coordinatorError
+  })
+
+const inspect = async (
+  { key, tenancy: { channel, kernel, partition } }: Target,
+  verb: Verb,
+  args: ReadonlyArray<string | number | boolean>,
+  anyway: boolean
+) => {
+  const { io, settings: { requestTimeout }, transport } = kernel
+  const address = addressOf(partition.prefix, "")
+  const until = io.now() + requestTimeout
+  for (let attempt = 0;; attempt++) {
+    if (kernel.isClosing()) throw channel.closedError()
+    let answer: Answer
+    try {
+      answer = await transport.inspect(address, { verb, key, args }, anyway)
+    } catch (cause) {
+      if (!(cause instanceof RedisError) || !isTransient(cause) || io.now() >= until) throw cause
+      await Promise.race([transport.backoff(attempt, cause), transport.sleep(until - io.now())])
+      if (io.now() >= until) throw cause.executed === "no" ? cause : timeout(verb)
+      continue
+    }
+    const [reply] = answer.replies
+    if (reply![0] === "failed") throw failed(verb, String(reply![1]))
+    return reply!
+  }
+}
+
+const timeout = (verb: string) => new CoordinatorError({ reason: new Timeout({ command: verb }) })

@@ -1,0 +1,197 @@
+/** Latches: open, all pass; closed, they wait. */
+import { assert, layer } from "@effect/vitest"
+import { Deferred, Duration, Effect, Fiber, Latch as EffectLatch, Option } from "effect"
+import { CountDownLatch, Latch } from "../src/index.ts"
+import { make as proxy } from "../src/testing/Proxy.ts"
+import { eventually } from "./support/eventually.ts"
+import { assertEmpty, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
+import { fields } from "./support/requests.ts"
+import { lose, on, pending, promptly, several } from "./support/several.ts"
+
+const live = { excludeTestServices: true, timeout: "60 seconds" } as const
+
+/** Short, so that the namespace is empty soon. */
+const timeToLive = "100 millis"
+
+layer(TestServer.layer, live)("a latch", (it) => {
+  it.effect("lets pass who waits, until it is closed", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const [one, two] = [
+          yield* on(a!, Latch.make({ name: "start", timeToLive })),
+          yield* on(b!, Latch.make({ name: "start", timeToLive }))
+        ]
+        assert.isFalse(yield* one.isOpen)
+        const through = yield* Deferred.make<string>()
+        yield* Effect.forkChild(two.whenOpen(Deferred.succeed(through, "passed")))
+        yield* one.open
+        assert.strictEqual(yield* promptly(Deferred.await(through), "the waiter"), "passed")
+        yield* one.open
+        assert.isTrue(yield* two.isOpen)
+        yield* two.close
+        yield* one.close
+        assert.isFalse(yield* one.isOpen)
+        const waiting = yield* Effect.forkChild(one.await)
+        assert.isTrue(Option.isNone(yield* Effect.timeoutOption(one.await, "20 millis")))
+        yield* two.open
+        yield* promptly(Fiber.join(waiting), "after it was open again")
+        yield* one.close
+      })))
+
+  it.effect("answers whether it was changed, as effect/Latch does", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const shared = yield* Latch.make({ name: "start", timeToLive })
+        const local = yield* EffectLatch.make()
+        const verbs = ["open", "open", "release", "close", "close", "release", "release", "open", "close"] as const
+        for (const verb of verbs) assert.strictEqual(yield* shared[verb], yield* local[verb], verb)
+        const ours = { open: Latch.open, close: Latch.close, release: Latch.release }
+        const theirs = { open: EffectLatch.open, close: EffectLatch.close, release: EffectLatch.release }
+        for (const verb of verbs) assert.strictEqual(yield* ours[verb](shared), yield* theirs[verb](local), verb)
+        assert.strictEqual(yield* Latch.isOpen(shared), local.isOpen())
+      })
+    ))
+
+  it.effect("releases the present waiters without opening", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const [one, two] = [
+          yield* on(a!, Latch.make({ name: "start", timeToLive })),
+          yield* on(b!, Latch.make({ name: "start", timeToLive }))
+        ]
+        for (let round = 0; round < 3; round++) {
+          const waiting = yield* Effect.forEach([one, two, two], (latch) => Effect.forkChild(latch.await))
+          yield* Effect.yieldNow
+          assert.isTrue(yield* one.release)
+          yield* promptly(Effect.forEach(waiting, Fiber.join), "the present waiters")
+          assert.isFalse(yield* two.isOpen)
+          const later = yield* Effect.forEach([one, two], (latch) => Effect.forkChild(latch.await))
+          // Waiters that were there before a loss of the session wait on.
+          yield* lose(b!, namespace, server)
+          assert.isFalse(yield* two.close)
+          yield* Effect.forEach(later, pending)
+          yield* Effect.forEach(later, Fiber.interrupt)
+        }
+      })))
+
+  it.effect("runs effects when it is open, data first and data last", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const start = yield* Latch.make({ name: "start", open: true, timeToLive })
+        assert.isTrue(yield* start.isOpen)
+        assert.strictEqual(yield* Latch.whenOpen(start, Effect.succeed(1)), 1)
+        assert.strictEqual(yield* Effect.succeed(2).pipe(Latch.whenOpen(start)), 2)
+        assert.strictEqual(yield* start.whenOpen(Effect.succeed(3)), 3)
+        yield* Latch.await(start)
+        assert.isTrue(yield* start.close)
+        let ran = false
+        const late = yield* Effect.flip(start.whenOpen(Effect.sync(() => void (ran = true)), { wait: "20 millis" }))
+        assert.deepInclude(late.reason, { _tag: "WaitTimeout", kind: "latch", key: "start" })
+        for (const waiting of [start.await, start.waitFor({ wait: "20 millis" })]) {
+          assert.strictEqual((yield* promptly(Effect.flip(waiting), "the end")).reason._tag, "WaitTimeout")
+        }
+        assert.isFalse(ran)
+      }), { wait: "50 millis" }))
+
+  it.effect("is found by the next run as the last one has left it, unless that is told otherwise", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const options = { name: "start", timeToLive: "1 minute" } as const
+        const using = <A>(context: Node, more: Latch.Options, use: (latch: Latch.Latch) => Effect.Effect<A, unknown>) =>
+          Effect.scoped(Effect.flatMap(on(context, Latch.make({ ...options, ...more })), use))
+        yield* using(a!, {}, (latch) => latch.open)
+        // As documented: the next run passes at once.
+        yield* promptly(using(b!, {}, (latch) => latch.await), "the next run")
+        assert.isFalse(yield* using(b!, { fresh: true }, (latch) => latch.isOpen))
+        assert.isTrue(yield* using(a!, { fresh: true, open: true }, (latch) => latch.isOpen))
+        assert.isTrue(yield* using(a!, { open: false }, (latch) => latch.isOpen))
+        // Closed on purpose, so `open` does not open it again.
+        assert.isTrue(yield* using(a!, { open: true }, (latch) => latch.close))
+        assert.isFalse(yield* using(b!, { open: true }, (latch) => latch.isOpen))
+        yield* using(a!, { run: "2" }, (former) =>
+          Effect.gen(function*() {
+            yield* former.open
+            const waiting = yield* Effect.forkChild(former.await)
+            yield* promptly(Fiber.join(waiting), "a member of the run")
+            yield* using(b!, { run: "2" }, (same) => Effect.map(same.isOpen, (open) => assert.isTrue(open)))
+            yield* using(b!, { run: "3" }, (later) =>
+              Effect.gen(function*() {
+                assert.isFalse(yield* later.isOpen)
+                for (const call of [former.open, former.close, former.release, former.isOpen, former.await]) {
+                  const { reason } = yield* Effect.flip<unknown, Latch.LatchError, never>(call)
+                  assert.deepInclude(reason, { _tag: "Superseded", kind: "latch", run: "2", current: "3" })
+                }
+              }))
+          }))
+        yield* using(b!, { run: "4", timeToLive }, (latch) => latch.isOpen)
+      })))
+
+  it.effect("is restored open or closed after Redis has lost its data", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const make = (context: Node, name: string) => on(context, Latch.make({ name, open: true, timeToLive }))
+        const latches = yield* Effect.forEach(
+          ["open", "closed"],
+          (name) => Effect.all([make(a!, name), make(b!, name)])
+        )
+        yield* latches[1]![0].close
+        yield* eventually(Effect.map(latches[1]![1].close, (changed) => !changed))
+        yield* server.cli("FLUSHALL")
+        for (const name of ["open", "closed"]) {
+          const members = fields(server, namespace, `latch:${name}`, "o")
+          yield* eventually(Effect.map(members, (found) => found === 2), { message: `both have joined ${name} again` })
+        }
+        assert.isTrue(yield* latches[0]![0].isOpen)
+        assert.isFalse(yield* latches[1]![0].isOpen)
+        const waiting = yield* Effect.forkChild(latches[1]![0].await)
+        yield* promptly(latches[0]![1].await, "a waiter at the open one")
+        yield* pending(waiting)
+        assert.isTrue(yield* latches[1]![1].open)
+        yield* promptly(Fiber.join(waiting), "a waiter at the closed one")
+      })))
+
+  it.effect("fails with a reason while Redis is away", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const line = yield* proxy(server)
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* node(line.url, {
+          namespace,
+          partitions: 1,
+          lease: "1 second",
+          margin: "200 millis",
+          requestTimeout: "200 millis"
+        })
+        const latch = yield* on(context, Latch.make({ name: "start", timeToLive }))
+        yield* line.blackhole
+        const errors = yield* promptly(
+          Effect.forEach([latch.open, latch.close, latch.release, latch.isOpen], (question) => Effect.flip(question), {
+            concurrency: "unbounded"
+          }),
+          "the questions"
+        )
+        for (const { reason } of errors) assert.include(["Timeout", "ConnectionLost"], reason._tag)
+        yield* line.pass
+        yield* line.closeAll
+        yield* eventually(latch.close.pipe(Effect.as(true)))
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("is a typed service, as a latch is", () => {
+    class Start extends Latch.Service<Start>()("start", { timeToLive }) {}
+    class Ready extends CountDownLatch.Service<Ready>()("ready", { count: 1, timeToLive: Duration.millis(100) }) {}
+    return withNode(() =>
+      Effect.gen(function*() {
+        const start = yield* Start
+        const ready = yield* Ready
+        yield* ready.countDown()
+        yield* ready.await
+        yield* start.open
+        yield* start.await
+        yield* start.close
+      }).pipe(Effect.provide(Start.layer), Effect.provide(Ready.layer))
+    )
+  })
+})

@@ -1,0 +1,801 @@
+/** What holds, waits and questions promise at their edges: each of these did not hold once. */
+import { assert, layer } from "@effect/vitest"
+import { Context, Deferred, Effect, Exit, Fiber, Option, Scope } from "effect"
+import { Coordinator, Lease, Lock, ReadWriteLock, Semaphore } from "../src/index.ts"
+import { Outbox } from "../src/internal/actor/outbox.ts"
+import type { Transport } from "../src/internal/actor/transport.ts"
+import { placeOf, spaceOf } from "../src/internal/hold/place.ts"
+import { CurrentIo, live as liveIo } from "../src/internal/io.ts"
+import { make as proxy } from "../src/testing/Proxy.ts"
+import { actor, client } from "./support/actor.ts"
+import { eventually, realSleep } from "./support/eventually.ts"
+import { assertEmpty, freshNamespace, holding, type Node, node, onNode, TestServer } from "./support/live.ts"
+import { waits, within } from "./support/requests.ts"
+import { type Server, standalone } from "./support/servers.ts"
+import { several } from "./support/several.ts"
+
+const live = { excludeTestServices: true, timeout: "60 seconds" } as const
+
+const short = { lease: "1500 millis", margin: "300 millis", requestTimeout: "400 millis" } as const
+
+/** A coordinator with a scope of its own, to close it when the test says so. */
+const closable = Effect.fnUntraced(function*(server: Server, options: Coordinator.Options) {
+  const scope = yield* Scope.make()
+  const context = yield* node(server.url, options).pipe(Scope.provide(scope))
+  return { context, close: Scope.close(scope, Exit.void) }
+})
+
+/** Holds something as a process would that dies now: silence, and no good-bye. */
+const killedHolder = Effect.fnUntraced(function*(
+  server: Server,
+  namespace: string,
+  hold: Effect.Effect<unknown, unknown, Coordinator.Coordinator | Scope.Scope>
+) {
+  const line = yield* proxy(server)
+  const held = yield* Deferred.make<void>()
+  yield* Effect.gen(function*() {
+    const context = yield* node(line.url, { ...short, namespace, partitions: 1 })
+    yield* onNode(context)(Effect.scoped(Effect.andThen(
+      Effect.andThen(hold, Deferred.succeed(held, undefined)),
+      Effect.never
+    )))
+  }).pipe(Effect.scoped, Effect.ignore, Effect.forkDetach)
+  yield* Deferred.await(held)
+  yield* line.blackhole
+})
+
+layer(TestServer.layer, live)("trust", (it) => {
+  it.effect("ends by the earlier of the monotonic and the wall clock", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      let ahead = 0
+      const io = { ...liveIo, wall: () => liveIo.wall() + ahead }
+      yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* Effect.provideService(node(server.url, { namespace }), CurrentIo, io)
+        yield* onNode(context)(Effect.scoped(Effect.gen(function*() {
+          const lease = yield* Lock.acquire("a")
+          assert.isTrue(yield* lease.isHeld)
+          // As after a suspended machine goes on: the monotonic clock has stood still.
+          ahead = 15_000
+          assert.isFalse(yield* lease.isHeld)
+          assert.strictEqual((yield* Effect.flip(lease.lost)).reason, "expired")
+        })))
+        ahead = 0
+        // A wall clock that is set back prolongs nothing, and shortens nothing.
+        ahead = -3_600_000
+        yield* onNode(context)(Lock.withLock(
+          Effect.flatMap(Lease.current, (lease) =>
+            Effect.map(Option.getOrThrow(lease).isHeld, (held) => assert.isTrue(held))),
+          "a"
+        ))
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+})
+
+layer(TestServer.layer, live)("closing", (it) => {
+  it.effect("releases what a body holds when its finalizers have run, and not before", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const { close, context } = yield* closable(server, { namespace, lease: "9 seconds", margin: "3 seconds" })
+      const order: Array<string> = []
+      const inside = yield* Deferred.make<void>()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const other = yield* node(server.url, { namespace })
+        const body = Effect.andThen(Deferred.succeed(inside, undefined), Effect.never).pipe(
+          Effect.onInterrupt(() => Effect.andThen(realSleep("400 millis"), Effect.sync(() => order.push("finalized"))))
+        )
+        const holder = yield* Effect.forkDetach(onNode(context)(Effect.exit(Lock.withLock(body, "a"))))
+        yield* Deferred.await(inside)
+        const waiter = yield* Effect.forkChild(
+          onNode(other)(Lock.withLock(Effect.sync(() => order.push("entered")), "a"))
+        )
+        yield* waits(server, namespace, "lock:a", 1)
+        const { millis } = yield* within(close, 2500, "closing")
+        assert.isAbove(millis, 350)
+        yield* Fiber.join(waiter)
+        assert.deepStrictEqual(order, ["finalized", "entered"])
+        const exit = yield* Fiber.join(holder)
+        assert.include(String(exit), "closed")
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("waits for finalizers no longer than the margin", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const { close, context } = yield* closable(server, { namespace, margin: "500 millis" })
+      const inside = yield* Deferred.make<void>()
+      const release = yield* Deferred.make<void>()
+      const body = Effect.andThen(Deferred.succeed(inside, undefined), Effect.never).pipe(
+        Effect.onInterrupt(() => Deferred.await(release))
+      )
+      yield* Effect.forkDetach(onNode(context)(Effect.exit(Lock.withLock(body, "a"))))
+      yield* Deferred.await(inside)
+      const { millis } = yield* within(close, 2000, "closing")
+      assert.isAbove(millis, 450)
+      yield* assertEmpty(server, namespace)
+      yield* Deferred.succeed(release, undefined)
+    }))
+
+  it.effect("ends in time though Redis hangs", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone()
+      const { close, context } = yield* closable(server, {
+        namespace: freshNamespace(),
+        margin: "1 second",
+        requestTimeout: "1 second"
+      })
+      const inside = yield* Deferred.make<void>()
+      yield* Effect.forkDetach(
+        onNode(context)(
+          Effect.exit(Lock.withLock(Effect.andThen(Deferred.succeed(inside, undefined), Effect.never), "a"))
+        )
+      )
+      yield* Deferred.await(inside)
+      yield* server.pause
+      // The margin, the request timeout, and a little.
+      yield* within(close, 2800, "closing").pipe(Effect.ensuring(Effect.orDie(server.resume)))
+    }).pipe(Effect.scoped))
+})
+
+layer(TestServer.layer, live)("a lease", (it) => {
+  it.effect("says its kind, and is found by it", () =>
+    several(1, ([context]) =>
+      onNode(context!)(Effect.scoped(Effect.gen(function*() {
+        const semaphore = yield* Semaphore.make({ name: "x", permits: 1 })
+        const outer = yield* Lock.acquire("x")
+        yield* semaphore.withPermit(Effect.gen(function*() {
+          const inner = Option.getOrThrow(yield* Lease.currentOf("x"))
+          assert.strictEqual(inner.kind, "semaphore")
+          const lock = Option.getOrThrow(yield* Lease.currentOf("x", { kind: "lock" }))
+          assert.strictEqual(lock.kind, "lock")
+          assert.strictEqual(lock.token, outer.token)
+          assert.isTrue(Option.isNone(yield* Lease.currentOf("x", { kind: "readWriteLock" })))
+        }))
+      })))))
+})
+
+layer(TestServer.layer, live)("grants", (it) => {
+  it.effect("of thousands in one step are a few events, and bounded work a call", () =>
+    several(2, ([one, two], namespace, server) =>
+      Effect.gen(function*() {
+        const readers = 3000
+        const writer = yield* onNode(one!)(Effect.gen(function*() {
+          const leave = yield* Deferred.make<void>()
+          const inside = yield* Deferred.make<void>()
+          const fiber = yield* Effect.forkDetach(
+            ReadWriteLock.withWriteLock(Effect.andThen(Deferred.succeed(inside, undefined), Deferred.await(leave)), "a")
+          )
+          yield* Deferred.await(inside)
+          return { leave: Deferred.succeed(leave, undefined), fiber }
+        }))
+        let together = 0
+        const all = yield* Deferred.make<void>()
+        const reading = yield* Effect.forkDetach(
+          onNode(two!)(Effect.forEach(
+            Array.from({ length: readers }),
+            () =>
+              ReadWriteLock.withReadLock(
+                Effect.suspend(() => {
+                  if (++together === readers) Deferred.doneUnsafe(all, Exit.void)
+                  return Deferred.await(all)
+                }),
+                "a"
+              ),
+            { concurrency: "unbounded", discard: true }
+          ))
+        )
+        yield* waits(server, namespace, "readWriteLock:a", readers)
+        const before = yield* postsOf(server, namespace)
+        yield* writer.leave
+        yield* Fiber.join(reading)
+        assert.strictEqual(together, readers)
+        // At most 256 grants a call, and all of them in one event.
+        const posts = (yield* postsOf(server, namespace)) - before
+        assert.isAtLeast(posts, Math.floor(readers / 256))
+        assert.isBelow(posts, 40)
+        yield* Fiber.join(writer.fiber)
+      })))
+})
+
+/** How many events all mailboxes have had. */
+const postsOf = (server: Server, namespace: string) =>
+  Effect.gen(function*() {
+    const keys = (yield* server.cli("KEYS", `{${namespace}:*:mail:*`)).split("\n").filter((key) => key !== "")
+    let posts = 0
+    for (const key of keys) {
+      const lines = (yield* server.cli("XINFO", "STREAM", key)).split("\n")
+      posts += Number(lines[lines.indexOf("entries-added") + 1])
+    }
+    return posts
+  })
+
+layer(TestServer.layer, live)("a lost event", (it) => {
+  it.effect("is noticed by its number, and what was missed is asked for", () =>
+    several(2, ([one, two], namespace, server) =>
+      Effect.gen(function*() {
+        const held = yield* onNode(one!)(holding("a"))
+        const waiting = yield* Effect.forkDetach(onNode(two!)(Lock.withLock(Effect.succeed("entered"), "a")))
+        yield* waits(server, namespace, "lock:a", 1)
+        // The mailbox vanishes: the grant is posted into nothing.
+        const [session] = yield* sessionsOf(two!)
+        yield* server.cli("DEL", `{${namespace}:00}:mail:${session!.id}`)
+        yield* held.leave
+        const { millis, result } = yield* within(Fiber.join(waiting), 1500, "the grant")
+        assert.strictEqual(result, "entered")
+        assert.isBelow(millis, 1500)
+      }), { lease: "1500 millis", margin: "300 millis" }))
+
+  it.effect("costs nothing while nothing is lost: no request for each waiter", () =>
+    several(2, ([one, two], namespace, server) =>
+      Effect.gen(function*() {
+        const held = yield* onNode(one!)(holding("a"))
+        const count = 500
+        const waiting = yield* Effect.forkDetach(
+          onNode(two!)(Effect.forEach(
+            Array.from({ length: count }),
+            () => Lock.withLock(Effect.void, "a"),
+            { concurrency: "unbounded", discard: true }
+          ))
+        )
+        yield* waits(server, namespace, "lock:a", count)
+        yield* server.cli("CONFIG", "RESETSTAT")
+        // Three leases.
+        yield* realSleep("3 seconds")
+        const stats = yield* server.cli("INFO", "commandstats")
+        const hmget = Number(/cmdstat_hmget:calls=(\d+)/.exec(stats)?.[1] ?? 0)
+        assert.isBelow(hmget, count)
+        yield* held.leave
+        yield* Fiber.join(waiting)
+      }), { lease: "1 second", margin: "200 millis" }))
+})
+
+const sessionsOf = (context: Node) => Context.get(context, Coordinator.Coordinator).sessions
+
+layer(TestServer.layer, live)("questions", (it) => {
+  it.effect("do not count a holder whose lease ended long ago", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* killedHolder(
+        server,
+        namespace,
+        Effect.gen(function*() {
+          yield* Lock.acquire("a")
+          yield* ReadWriteLock.acquireRead("a")
+          const semaphore = yield* Semaphore.make({ name: "a", permits: 3 })
+          yield* semaphore.takeScoped(2)
+        })
+      )
+      yield* realSleep("1800 millis")
+      const others = { namespace, partitions: 1 }
+      const first = <A, E>(self: Effect.Effect<A, E, Coordinator.Coordinator | Scope.Scope>) =>
+        Effect.scoped(Effect.flatMap(node(server.url, others), (context) => onNode(context)(Effect.scoped(self))))
+      // Each by a process that has not asked anything before.
+      assert.isTrue(Option.isSome(yield* first(Lock.withLockIfAvailable(Effect.void, "a"))))
+      assert.isTrue(Option.isNone(yield* first(Lock.holder("a"))))
+      assert.isTrue(Option.isSome(yield* first(ReadWriteLock.withWriteLockIfAvailable(Effect.void, "a"))))
+      const available = Effect.flatMap(
+        Semaphore.make({ name: "a", permits: 5 }),
+        (semaphore) => Effect.all([semaphore.available, semaphore.permits])
+      )
+      assert.deepStrictEqual(yield* first(available), [5, 5])
+      yield* assertEmpty(server, namespace)
+    }).pipe(Effect.scoped))
+
+  it.effect("do not count one that is alive as ended", () =>
+    several(2, ([one, two]) =>
+      Effect.gen(function*() {
+        const held = yield* onNode(one!)(holding("a"))
+        assert.isTrue(Option.isNone(yield* onNode(two!)(Lock.withLockIfAvailable(Effect.void, "a"))))
+        const holder = Option.getOrThrow(yield* onNode(two!)(Lock.holder("a")))
+        assert.strictEqual(holder.node, "node0")
+        assert.strictEqual(holder.token, held.lease.token)
+        assert.deepStrictEqual(yield* onNode(two!)(Lock.waiting("a")), [])
+        yield* held.leave
+      })))
+
+  it.effect("have a deadline while Redis is away, and waits say so", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const line = yield* proxy(server)
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* node(line.url, {
+          namespace,
+          partitions: 1,
+          lease: "30 seconds",
+          requestTimeout: "500 millis"
+        })
+        yield* onNode(context)(Effect.scoped(Effect.gen(function*() {
+          const semaphore = yield* Semaphore.make({ name: "s", permits: 3 })
+          yield* line.blackhole
+          const asked = {
+            withLockIfAvailable: Lock.withLockIfAvailable(Effect.void, "a"),
+            available: semaphore.available,
+            resize: semaphore.resize(4),
+            make: Semaphore.make({ name: "t", permits: 1 }),
+            holder: Lock.holder("a")
+          }
+          for (const [name, question] of Object.entries(asked)) {
+            const { result } = yield* within(
+              Effect.flip(
+                Effect.scoped(
+                  question as Effect.Effect<
+                    unknown,
+                    { readonly reason: { readonly _tag: string } },
+                    Coordinator.Coordinator
+                  >
+                )
+              ),
+              1500,
+              name
+            )
+            assert.include(["Timeout", "NotConnected", "ConnectionLost"], result.reason._tag, name)
+          }
+          const waited = yield* Effect.flip(Lock.withLock(Effect.void, "a", { wait: "300 millis" }))
+          assert.isTrue(waited.reason._tag === "WaitTimeout" && waited.reason.away, String(waited))
+          // Without a limit it waits until Redis is back.
+          const patient = yield* Effect.forkChild(Lock.withLock(Effect.succeed("in"), "b"))
+          yield* realSleep("1 second")
+          assert.isUndefined(patient.pollUnsafe())
+          yield* line.pass
+          yield* line.closeAll
+          assert.strictEqual(yield* Fiber.join(patient), "in")
+          const held = yield* holding("c")
+          const present = yield* Effect.flip(
+            Effect.provideService(Lock.withLock(Effect.void, "c", { wait: "200 millis" }), CurrentIo, liveIo).pipe(
+              onNode(context)
+            )
+          )
+          assert.isTrue(present.reason._tag === "WaitTimeout" && !present.reason.away, String(present))
+          yield* held.leave
+        })))
+      }))
+      yield* assertEmpty(server, namespace)
+    }).pipe(Effect.scoped))
+})
+
+layer(TestServer.layer, live)("a kind that this release does not know", (it) => {
+  it.effect("is set aside, and blocks nothing", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const redis = yield* client(server)
+      const namespace = freshNamespace()
+      const prefix = `{${namespace}:00}:`
+      const { ask, end, send } = actor(redis, namespace, "lock:a")
+      yield* Effect.promise(async () => {
+        // More than one answer names, all of them before the one that holds the lock.
+        for (let at = 0; at < 40; at++) {
+          await ask(`S${at}`, "session.open", [`S${at}`, "", 60_000, 2, 1, "{}", ""])
+          await redis.sadd(`${prefix}own:S${at}`, `x:novel:thing${at}`)
+        }
+        await ask("T", "session.open", ["T", "", 60_000, 2, 1, "{}", ""])
+        await send("T", "semaphore.take", ["h", 1, 1, 1])
+        await redis.sadd(`${prefix}own:T`, "x:novel:other")
+        for (let at = 0; at < 40; at++) await end(`S${at}`)
+        await end("T")
+        await redis.zadd(`${prefix}due`, 0, `@novel:alarm`)
+      })
+      yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* node(server.url, { namespace, partitions: 1, ...short })
+        const { result } = yield* within(onNode(context)(Lock.withLock(Effect.succeed("in"), "a")), 3000, "the lock")
+        assert.strictEqual(result, "in")
+        const held = yield* onNode(context)(holding("b"))
+        const waiting = yield* Effect.forkChild(onNode(context)(Lock.withLock(Effect.void, "b")))
+        yield* waits(server, namespace, "lock:b", 1)
+        yield* eventually(Effect.map(
+          Effect.promise(() => redis.zcount(`${prefix}due`, 0, Date.now())),
+          (due) => due === 0
+        ))
+        yield* server.cli("CONFIG", "RESETSTAT")
+        yield* realSleep("1 second")
+        const stats = yield* server.cli("INFO", "commandstats")
+        assert.isBelow(Number(/cmdstat_fcall:calls=(\d+)/.exec(stats)?.[1] ?? 0), 20)
+        yield* held.leave
+        yield* Fiber.join(waiting)
+        // Nothing of the unknown kind is dropped.
+        assert.strictEqual(yield* Effect.promise(() => redis.sismember(`${prefix}own:S7`, "x:novel:thing7")), 1)
+      }))
+    }).pipe(Effect.scoped))
+})
+
+layer(TestServer.layer, live)("a namespace", (it) => {
+  it.effect("adopts other settings when nobody is alive in it", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const use = (partitions: number) =>
+        Effect.scoped(Effect.flatMap(node(server.url, { namespace, partitions }), (context) =>
+          onNode(context)(Effect.forEach(
+            Array.from({ length: 20 }, (_, at) => `k${at}`),
+            (key) => Lock.withLock(Effect.void, key)
+          ))))
+      yield* use(8)
+      yield* use(3)
+      yield* use(16)
+      yield* Effect.scoped(Effect.gen(function*() {
+        yield* node(server.url, { namespace, partitions: 4 })
+        const error = yield* Effect.flip(Effect.scoped(node(server.url, { namespace, partitions: 5 })))
+        assert.strictEqual((error as Coordinator.CoordinatorError).reason._tag, "Incompatible")
+      }))
+      // Left by an earlier release, and by processes that were killed since.
+      yield* server.cli("HSET", `{${namespace}:00}:sessions`, "protocol", 1, "sOLD", "unreadable")
+      yield* server.cli("ZADD", `{${namespace}:00}:due`, 1, "OLD")
+      yield* use(16)
+      yield* Effect.scoped(Effect.flatMap(node(server.url, { namespace }), (context) =>
+        Effect.andThen(
+          onNode(context)(Lock.withLockIfAvailable(Effect.void, "k0")),
+          eventually(Effect.map(
+            server.cli("ZCARD", `{${namespace}:00}:due`),
+            (left) =>
+              Number(left) <= 1
+          ))
+        )))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("removes the function libraries that nobody calls any more", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone()
+      const namespace = freshNamespace()
+      const library = (name: string) =>
+        `#!lua name=${name}\nredis.register_function('${name}_f', function() return 1 end)`
+      const libraries = Effect.map(server.cli("FUNCTION", "LIST"), (text) =>
+        [...text.matchAll(/lockstep_\w+/g)].map(([name]) => name).filter((name) => /old/.test(name)))
+      yield* Effect.scoped(node(server.url, { namespace }))
+      for (const name of ["lockstep_1_old", "lockstep_1_older"]) {
+        yield* server.cli("FUNCTION", "LOAD", library(name))
+        yield* server.cli("HSET", `{${namespace}:00}:sessions`, `library${name}`, "")
+      }
+      yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* node(server.url, { namespace })
+        yield* eventually(Effect.map(libraries, (found) =>
+          found.length === 0))
+        // One that a session alive has called stays.
+        const [session] = yield* sessionsOf(context)
+        yield* server.cli("FUNCTION", "LOAD", library("lockstep_1_old"))
+        yield* server.cli(
+          "HSET",
+          `{${namespace}:00}:sessions`,
+          "librarylockstep_1_old",
+          "",
+          `library/${session!.id}`,
+          "lockstep_1_old"
+        )
+        yield* Effect.scoped(node(server.url, { namespace }))
+        assert.isAbove((yield* libraries).length, 0)
+      }))
+    }).pipe(Effect.scoped))
+})
+
+layer(TestServer.layer, live)("a callback that throws", (it) => {
+  it.effect("costs nobody else an answer, and the session goes on", () =>
+    several(1, ([context]) =>
+      Effect.gen(function*() {
+        const { channel } = placeOf(spaceOf(Context.get(context!, Coordinator.Coordinator)), "lock", "a", "name")
+        const session = channel.session
+        const answered = yield* Effect.callback<number>((resume) => {
+          let count = 0
+          const counted = () => {
+            if (++count === 2) resume(Effect.succeed(count))
+          }
+          const request = { verb: "session.wake", args: [] as [], fail: counted } as const
+          channel.outbox.request({ ...request, settle: counted })
+          channel.outbox.request({
+            ...request,
+            settle: () => {
+              throw new Error("a bug")
+            }
+          })
+          channel.outbox.request({ ...request, settle: counted })
+        })
+        assert.strictEqual(answered, 2)
+        yield* onNode(context!)(Lock.withLock(Effect.void, "a"))
+        assert.strictEqual(channel.session, session)
+      })))
+
+  it.effect("is as good as an answer that cannot be read: the batch fails, and the next one goes", () =>
+    several(1, ([context]) =>
+      Effect.gen(function*() {
+        const place = placeOf(spaceOf(Context.get(context!, Coordinator.Coordinator)), "lock", "a", "name")
+        const { kernel } = place.space
+        const session = place.channel.session!
+        let spoilt = 0
+        const transport: Transport = Object.create(kernel.transport, {
+          call: {
+            value: (...args: Parameters<Transport["call"]>) =>
+              kernel.transport.call(...args).then((answer) => {
+                if (spoilt++ > 0) return answer
+                throw new TypeError("not JSON")
+              })
+          }
+        })
+        const lost: Array<string> = []
+        const outbox = new Outbox({
+          current: () => session,
+          open: () => {},
+          answered: () => {},
+          suspended: () => {},
+          lose: (_, reason) => void lost.push(reason)
+        }, { transport, io: liveIo, lease: 3000, maxBatch: 10, maxPending: 10, log: () => {} })
+        const ask = Effect.callback<string>((resume) =>
+          outbox.request({
+            verb: "session.wake",
+            args: [],
+            settle: ([tag]) => resume(Effect.succeed(tag)),
+            fail: ({ reason }) => resume(Effect.succeed(reason._tag))
+          })
+        )
+        assert.strictEqual(yield* ask, "ActorDefect")
+        assert.strictEqual(yield* ask, "woken")
+        assert.deepStrictEqual(lost, [])
+      })))
+
+  it.effect("and an entry that cannot be read do not stop the reader", () =>
+    several(2, ([one, two], namespace, server) =>
+      Effect.gen(function*() {
+        const held = yield* onNode(one!)(holding("a"))
+        const waiting = yield* Effect.forkDetach(onNode(two!)(Lock.withLock(Effect.succeed("in"), "a")))
+        yield* waits(server, namespace, "lock:a", 1)
+        const [session] = yield* sessionsOf(two!)
+        const mailbox = `{${namespace}:00}:mail:${session!.id}`
+        yield* server.cli("XADD", mailbox, "2-0", "e", "not JSON")
+        yield* server.cli("CONFIG", "RESETSTAT")
+        yield* realSleep("500 millis")
+        const stats = yield* server.cli("INFO", "commandstats")
+        assert.isBelow(Number(/cmdstat_xread:calls=(\d+)/.exec(stats)?.[1] ?? 0), 20)
+        yield* held.leave
+        assert.strictEqual((yield* within(Fiber.join(waiting), 3000, "the grant")).result, "in")
+      })))
+})
+
+layer(TestServer.layer, live)("the bound of what waits", (it) => {
+  it.effect("is for new work, and never for what enters again after a loss", () =>
+    several(1, ([context], namespace, server) =>
+      Effect.gen(function*() {
+        const waiters = 200
+        const fibers = yield* Effect.forEach(Array.from({ length: waiters / 10 }), () =>
+          Effect.gen(function*() {
+            const held = yield* Deferred.make<void>()
+            const fiber = yield* Effect.forkDetach(
+              onNode(context!)(Effect.forEach(
+                Array.from({ length: 10 }, (_, at) => at),
+                () => Lock.withLock(Effect.void, "a", { wait: "20 seconds" }),
+                { concurrency: 10, discard: true }
+              ))
+            )
+            yield* Deferred.succeed(held, undefined)
+            yield* realSleep(5)
+            return fiber
+          }), { concurrency: 1 })
+        const [session] = yield* sessionsOf(context!)
+        yield* server.cli("HDEL", `{${namespace}:00}:sessions`, `s${session!.id}`)
+        yield* Effect.forEach(fibers, Fiber.join, { discard: true })
+      }), { lease: "3 seconds", margin: "500 millis", batch: { maxPending: 30, maxRequests: 8 } }))
+
+  it.effect("holds without a session, too", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const line = yield* proxy(server)
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* node(line.url, { ...short, namespace, partitions: 1, batch: { maxPending: 50 } })
+        yield* line.refuse
+        yield* line.closeAll
+        yield* eventually(Effect.map(sessionsOf(context), ([session]) => session!.state === "opening"))
+        const fiber = yield* Effect.forkDetach(
+          onNode(context)(Effect.forEach(
+            Array.from({ length: 200 }, (_, at) => at),
+            (at) => Effect.exit(Lock.withLock(Effect.void, `k${at}`)),
+            { concurrency: "unbounded" }
+          ))
+        )
+        yield* realSleep("100 millis")
+        yield* line.pass
+        const exits = yield* Fiber.join(fiber)
+        const failed = exits.filter(Exit.isFailure)
+        assert.isTrue(failed.every((exit) => String(exit.cause).includes("batch.maxPending")))
+        assert.isAtLeast(failed.length, 100)
+        assert.isBelow(failed.length, 200)
+      }))
+      yield* assertEmpty(server, namespace)
+    }).pipe(Effect.scoped))
+})
+
+layer(TestServer.layer, live)("two coordinators of one process", (it) => {
+  it.effect("find each other's holds, so that nesting never deadlocks", () =>
+    several(2, ([one, two]) =>
+      Effect.gen(function*() {
+        const inside = <A, E>(self: Effect.Effect<A, E, Coordinator.Coordinator>) =>
+          Effect.provideContext(Lock.withLock(Effect.provideContext(self, two!), "a"), one!)
+        const error = yield* Effect.flip(inside(Lock.withLock(Effect.void, "a")))
+        assert.strictEqual(error.reason._tag, "AlreadyHeld")
+        assert.strictEqual(yield* inside(Lock.withLock(Effect.succeed("shared"), "a", { reentrant: true })), "shared")
+        const parallel = inside(Effect.forEach([1, 2], () => Effect.flip(Lock.withLock(Effect.void, "a")), {
+          concurrency: 2
+        }))
+        assert.deepStrictEqual((yield* parallel).map(({ reason }) => reason._tag), ["AlreadyHeld", "AlreadyHeld"])
+      })))
+
+  it.effect("let a detached fiber wait for what its parent holds", () =>
+    several(1, ([context]) =>
+      Effect.provideContext(
+        Effect.gen(function*() {
+          const detached = yield* Lock.withLock(
+            Effect.gen(function*() {
+              const fiber = yield* Effect.forkDetach(Lock.withLock(Effect.succeed("later"), "a"))
+              yield* Effect.forEach([1, 2, 3], () => Effect.yieldNow)
+              assert.isUndefined(fiber.pollUnsafe())
+              return fiber
+            }),
+            "a"
+          )
+          assert.strictEqual(yield* Fiber.join(detached), "later")
+          const child = yield* Lock.withLock(
+            Effect.flatMap(Effect.forkChild(Effect.flip(Lock.withLock(Effect.void, "a"))), Fiber.join),
+            "a"
+          )
+          assert.strictEqual(child.reason._tag, "AlreadyHeld")
+        }),
+        context!
+      )))
+})
+
+layer(TestServer.layer, live)("keys", (it) => {
+  it.effect("have a time to live beyond every deadline, except the floor of tokens", () =>
+    several(2, ([one, two], namespace, server) =>
+      Effect.gen(function*() {
+        yield* onNode(one!)(Effect.scoped(Effect.gen(function*() {
+          yield* Lock.acquire("a")
+          yield* ReadWriteLock.acquireRead("b")
+          const semaphore = yield* Semaphore.make({ name: "c", permits: 2 })
+          yield* semaphore.takeScoped(2)
+          const waiting = yield* Effect.forkChild(onNode(two!)(Lock.withLock(Effect.void, "a")))
+          yield* waits(server, namespace, "lock:a", 1)
+          const check = Effect.gen(function*() {
+            const keys = (yield* server.cli("KEYS", `{${namespace}:*`)).split("\n").filter((key) => key !== "")
+            assert.isAbove(keys.length, 8)
+            for (const key of keys) {
+              const left = Number(yield* server.cli("PTTL", key))
+              if (key.endsWith(":floor")) assert.strictEqual(left, -1, key)
+              else assert.isAbove(left, 80_000_000, key)
+            }
+          })
+          yield* check
+          // After heartbeats as well.
+          yield* realSleep("1500 millis")
+          yield* check
+          yield* Fiber.interrupt(waiting)
+        })))
+      })))
+
+  it.effect("are touched while something is held for long", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      let ahead = 0
+      const io = { ...liveIo, now: () => liveIo.now() + ahead, wall: () => liveIo.wall() + ahead }
+      yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* Effect.provideService(
+          node(server.url, { namespace, partitions: 1, lease: "86400 seconds", margin: 0 }),
+          CurrentIo,
+          { ...io, after: (millis: number, f: () => void) => liveIo.after(Math.min(millis, 200), f) }
+        )
+        yield* onNode(context)(Effect.scoped(Effect.gen(function*() {
+          yield* Lock.acquire("a")
+          yield* server.cli("PEXPIRE", `{${namespace}:00}:lock:a`, 60_000)
+          ahead = 7 * 3_600_000
+          yield* eventually(Effect.map(
+            server.cli("PTTL", `{${namespace}:00}:lock:a`),
+            (left) => Number(left) > 80_000_000
+          ))
+        })))
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+})
+
+layer(TestServer.layer, live)("interruption", (it) => {
+  it.effect("of thousands that are queued to be sent takes no longer than making them", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const line = yield* proxy(server)
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* node(line.url, { namespace, partitions: 1, lease: "30 seconds" })
+        yield* onNode(context)(Lock.withLock(Effect.void, "a"))
+        yield* line.blackhole
+        const count = 30_000
+        const started = performance.now()
+        const fiber = yield* Effect.forkDetach(
+          onNode(context)(Effect.forEach(
+            Array.from({ length: count }),
+            () => Lock.withLock(Effect.void, "a"),
+            { concurrency: "unbounded", discard: true }
+          ))
+        )
+        yield* realSleep(1)
+        const made = performance.now()
+        yield* Fiber.interrupt(fiber)
+        const interrupted = performance.now()
+        assert.isBelow(interrupted - made, 2000 + 3 * (made - started))
+        yield* line.pass
+        yield* line.closeAll
+      }))
+      yield* assertEmpty(server, namespace)
+    }).pipe(Effect.scoped))
+})
+
+layer(TestServer.layer, live)("a number that differs", (it) => {
+  it.effect("fails while others are alive, is kept, or changed for all", () =>
+    several(2, ([one, two]) =>
+      onNode(one!)(Effect.gen(function*() {
+        yield* Effect.scoped(Effect.gen(function*() {
+          const here = yield* Semaphore.make({ name: "s", permits: 5 })
+          yield* here.resize(8)
+          const make = (options: Partial<Semaphore.Options>) =>
+            onNode(two!)(Semaphore.make({ name: "s", permits: 5, ...options }))
+          const error = yield* Effect.flip(make({}))
+          assert.isTrue(error.reason._tag === "PermitsMismatch" && error.reason.existing === 8)
+          yield* Effect.scoped(Effect.gen(function*() {
+            const kept = yield* make({ onMismatch: "keep" })
+            assert.strictEqual(yield* kept.permits, 8)
+            assert.strictEqual((yield* kept.take(8)).kind, "semaphore")
+          }))
+          yield* Effect.scoped(Effect.gen(function*() {
+            const resized = yield* make({ onMismatch: "resize", permits: 6 })
+            assert.strictEqual(yield* resized.permits, 6)
+            assert.strictEqual(yield* here.permits, 6)
+          }))
+        }))
+        // Nobody has it open: the number is new.
+        const again = yield* Effect.scoped(Effect.flatMap(
+          Semaphore.make({ name: "s", permits: 2 }),
+          (semaphore) => semaphore.permits
+        ))
+        assert.strictEqual(again, 2)
+      }))))
+})
+
+layer(TestServer.layer, live)("services of two modules", (it) => {
+  it.effect("may have the same name", () =>
+    Effect.sync(() => {
+      class Pool extends Semaphore.Service<Pool>()("migration", { permits: 1 }) {}
+      assert.strictEqual(Pool.key, "lockstep/Semaphore/migration")
+    }))
+})
+
+layer(TestServer.layer, live)("a lease of its own", (it) => {
+  it.effect("is a second session, which is lost and renewed by itself", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* node(server.url, {
+          namespace,
+          partitions: 1,
+          lease: "30 seconds",
+          requestTimeout: "400 millis"
+        })
+        yield* onNode(context)(Effect.scoped(Effect.gen(function*() {
+          const long = yield* Lock.acquire("long")
+          const brief = yield* Lock.acquire("brief", { lease: "1500 millis" })
+          const sessions = yield* sessionsOf(context)
+          assert.strictEqual(sessions.length, 2)
+          // Longer than the short lease: it is renewed.
+          yield* realSleep("2 seconds")
+          assert.isTrue(yield* brief.isHeld)
+          const short = sessions.find(({ lease }) => lease.value._tag === "Millis" && lease.value.millis === 1500)!
+          yield* server.cli("HDEL", `{${namespace}:00}:sessions`, `s${short.id}`)
+          assert.strictEqual((yield* Effect.flip(brief.lost)).reason, "unknown")
+          assert.isTrue(yield* long.isHeld)
+        })))
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+})
