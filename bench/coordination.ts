@@ -197,7 +197,7 @@ const killed = async (context: Context): Promise<ReadonlyArray<Row>> => {
         await successor.next()
         // At another moment between two renewals each time.
         await sleep(1000 + round * 370 % 1000)
-        const rest = await leaseLeft(redis, "leader", key)
+        const rest = await leaseLeft(redis, "election", key)
         const from = now()
         leader.kill()
         const { at } = await successor.next<Entered>()

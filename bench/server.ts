@@ -89,13 +89,13 @@ export const dataBytes = (info: ReadonlyMap<string, string>): number =>
   Number(info.get("used_memory")) - Number(info.get("mem_clients_normal") ?? 0)
 
 /** Milliseconds until the lease of lockstep's only holder of a resource runs out. */
-export const leaseLeft = async ({ client }: Server, kind: "lock" | "leader", name: string): Promise<number> => {
+export const leaseLeft = async ({ client }: Server, kind: "lock" | "election", name: string): Promise<number> => {
   const [found] = await client.keys(`*:${kind}:${name}`)
   const holder = Object.keys(await client.hgetall(found!)).find((field) => field.startsWith("h"))!
   const session = holder.slice(1, holder.lastIndexOf("/"))
   const deadline = Number(
     await client.eval(
-      "local _, deadline = struct.unpack('<dds', redis.call('HGET', KEYS[1], 's' .. ARGV[1])) return deadline",
+      "local _, _, deadline = struct.unpack('<Bdd', redis.call('HGET', KEYS[1], 's' .. ARGV[1])) return deadline",
       1,
       `${found!.slice(0, found!.indexOf("}"))}}:sessions`,
       session

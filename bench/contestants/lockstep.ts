@@ -1,5 +1,5 @@
 import { Effect, Layer, ManagedRuntime, References } from "effect"
-import { Barrier, Coordinator, CountDownLatch, Leader, Lock, Redis, Semaphore, Signal } from "../../src/index.ts"
+import { Barrier, Coordinator, CountDownLatch, Election, Lock, Redis, Semaphore, Signal } from "../../src/index.ts"
 import { all, holdsAtOnce, type Meeting, type Open, rest, type Worker } from "../contestant.ts"
 
 const inside = (worker: Worker): Effect.Effect<void> =>
@@ -50,7 +50,7 @@ const latch = Effect.fnUntraced(function*(meeting: Meeting) {
   const { key, opened, parties } = meeting
   yield* Effect.promise(opened)
   yield* forever(Effect.fnUntraced(function*(number) {
-    const latch = yield* CountDownLatch.make({ name: `${key}:${number}`, count: parties, keep: "5 seconds" })
+    const latch = yield* CountDownLatch.make({ name: `${key}:${number}`, count: parties, timeToLive: "5 seconds" })
     yield* generation(meeting, number, Effect.andThen(latch.countDown(), latch.await))
   }, Effect.scoped))
 })
@@ -69,13 +69,13 @@ const signal = Effect.fnUntraced(function*(meeting: Meeting) {
 })
 
 const lead = Effect.fnUntraced(function*({ entered, key, leaving, stay }: Worker) {
-  const leader = yield* Leader.make({ name: key })
-  yield* leader.lead(
+  const election = yield* Election.make({ name: key })
+  yield* election.lead(
     Effect.sync(entered).pipe(
       Effect.andThen(Effect.sleep(stay)),
       Effect.andThen(Effect.sync(leaving)),
       // Interrupts this, after which it campaigns again.
-      Effect.andThen(leader.resign)
+      Effect.andThen(election.resign)
     ),
     { again: true }
   )
