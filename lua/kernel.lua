@@ -9,7 +9,7 @@
 --         5 mailbox   stream of the session
 --         6.. the keys of the requests, in order: for each role that the verb declares, one
 --   ARGV  1 session id, or "" for requests that need no session (they are idempotent)
---         2 batch number  3 lease_ms  4 number of the last event read from the mailbox, or ""
+--         2 batch number  3 lease_ms  4 id of the last event read from the mailbox, or ""
 --         5.. the requests: verb, its arguments, verb, its arguments, ... (text: parsing JSON would cost more than the rest)
 --   reply JSON: ["ok", [reply, ...], [event, ...], next number] | ["unknown"] | ["expired"] | ["stale"] | ["gap"]
 --         The events are for claims of the session that asks. `next` is in how many ms the partition has something to do, -1
@@ -63,7 +63,7 @@ local function bind()
   WHOLE = format('%d', 2 ^ 52 + 1) == '4503599627370497' and '%d' or '%.0f'
 end
 
--- record Session 2: number, deadline, read, posted
+-- record Session 2: number, deadline, read, posted, stamp
 
 local function text(number)
   return format(WHOLE, number)
@@ -219,17 +219,23 @@ local function post(ctx, session, event)
   end
 end
 
--- Entries are numbered: their number is their id, so that a coordinator notices what it has missed.
+-- Entries are numbered, so that a coordinator notices what it has missed. The other half of their ids is the time: a number
+-- that is given again after Redis has forgotten the first event looks different.
+local function postedId(ctx, state)
+  state.posted, state.stamp = state.posted + 1, ctx.micros
+  return text(state.posted) .. '-' .. text(state.stamp)
+end
+
 local function writeMail(ctx)
   if not ctx.mail then return end
   for _, session in ipairs(ctx.addressees) do
     local state = sessionOf(ctx, session)
     if state then
-      state.posted = state.posted + 1
+      local id = postedId(ctx, state)
       if session ~= ctx.session then call('HSET', ctx.sessions, 's' .. session, packSession(state)) end
       -- pcall: on a migrating slot another session's mailbox may be out of reach, which is a delay and not a failure.
       redis.pcall('XADD', ctx.prefix .. 'mail:' .. session, 'NOMKSTREAM', 'MAXLEN', '~', MAILBOX_LENGTH,
-        text(state.posted) .. '-0', 'e', '[' .. concat(ctx.mail[session], ',') .. ']')
+        id, 'e', '[' .. concat(ctx.mail[session], ',') .. ']')
     end
   end
 end
@@ -521,7 +527,7 @@ end
 -- session is alive adopts the settings. With the name of a library, it answers which others can be removed.
 -- keys: none
 -- args: session string, replaces string, lease number, protocol number, partitions number, about string, library string
--- reply: ["opened", posted number, retired string] | ["mismatch", protocol number, partitions number] | ["denied", command string]
+-- reply: ["opened", position string, retired string] | ["mismatch", protocol number, partitions number] | ["denied", command string]
 handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, partitions, about, library)
   local known = call('HMGET', ctx.sessions, 'protocol', 'partitions')
   local command = denied(ctx)
@@ -530,10 +536,11 @@ handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, 
   if known[1] and (known[1] ~= protocol or known[2] ~= partitions) and isInUse(ctx) then
     return reply('mismatch', tonumber(known[1]), tonumber(known[2]))
   end
-  call('XADD', ctx.mailbox, '1-0', 'e', '[]')
+  local state = { number = 0, deadline = ctx.now + lease, read = 1, posted = 0, stamp = 0 }
+  local position = postedId(ctx, state)
+  call('XADD', ctx.mailbox, position, 'e', '[]')
   -- Never empty, so that it keeps its time to live.
   call('SADD', ctx.owned, '')
-  local state = { number = 0, deadline = ctx.now + lease, read = 1, posted = 1 }
   ctx.known[session] = state
   call('HSET', ctx.sessions, 'protocol', protocol, 'partitions', partitions, 's' .. session, packSession(state),
     'about' .. session, about)
@@ -542,9 +549,9 @@ handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, 
   call('PEXPIRE', ctx.sessions, A_DAY, 'NX')
   call('PEXPIRE', ctx.dues, A_DAY, 'NX')
   keepSession(ctx, lease)
-  if library == '' then return reply('opened', 1, '') end
+  if library == '' then return reply('opened', position, '') end
   call('HSET', ctx.sessions, 'library/' .. session, library, 'library' .. library, '')
-  return reply('opened', 1, retired(ctx))
+  return reply('opened', position, retired(ctx))
 end
 
 -- session.renew: does nothing but renew, as every batch does; answers which sessions and resources are due
@@ -559,8 +566,7 @@ handlers['session.renew'] = function(ctx)
     keepSession(ctx, ctx.lease)
     -- A mailbox that Redis has dropped is made again; the number says that something is missing.
     if call('PEXPIRE', ctx.mailbox, text(ctx.lease + ABANDONED)) == 0 then
-      state.posted = state.posted + 1
-      call('XADD', ctx.mailbox, text(state.posted) .. '-0', 'e', '[]')
+      call('XADD', ctx.mailbox, postedId(ctx, state), 'e', '[]')
     end
   end
   local due = {}
@@ -806,9 +812,12 @@ local function run(keys, argv)
   if number < state.number then return '["stale"]' end
   if number > state.number + 1 then return '["gap"]' end
   if read ~= '' then
-    read = tonumber(read)
+    local id = read
+    read = tonumber(match(id, '^%d+'))
     -- Read, and not posted: Redis has forgotten what it delivered.
-    if read > state.posted then return '["gap"]' end
+    if read > state.posted or read == state.posted and id ~= text(read) .. '-' .. text(state.stamp) then
+      return '["gap"]'
+    end
     if floor(read / TRIM_EVERY) > floor(state.read / TRIM_EVERY) then
       call('XTRIM', ctx.mailbox, 'MINID', text(read) .. '-0')
     end

@@ -45,8 +45,8 @@ const endSession = (server: Server, namespace: string, context: Node) =>
     const sessions = `{${namespace}:00}:sessions`
     yield* server.cli(
       "EVAL",
-      "local version, number, _, read, posted = struct.unpack('<Bdddd', redis.call('HGET', KEYS[1], 's' .. ARGV[1])) " +
-        "redis.call('HSET', KEYS[1], 's' .. ARGV[1], struct.pack('<Bdddd', version, number, 0, read, posted)) " +
+      "local version, number, _, read, posted, stamp = struct.unpack('<Bddddd', redis.call('HGET', KEYS[1], 's' .. ARGV[1])) " +
+        "redis.call('HSET', KEYS[1], 's' .. ARGV[1], struct.pack('<Bddddd', version, number, 0, read, posted, stamp)) " +
         "redis.call('ZADD', KEYS[2], 0, ARGV[1])",
       2,
       sessions,

@@ -49,7 +49,7 @@ export const deadlineOf = (server: Server, namespace: string, session: string): 
   Effect.map(
     server.cli(
       "EVAL",
-      "local _, _, deadline = struct.unpack('<Bdddd', redis.call('HGET', KEYS[1], 's' .. ARGV[1])) return deadline",
+      "local _, _, deadline = struct.unpack('<Bddddd', redis.call('HGET', KEYS[1], 's' .. ARGV[1])) return deadline",
       1,
       `{${namespace}:00}:sessions`,
       session

@@ -70,9 +70,11 @@ class Mailbox implements Source {
   due: number
   readonly #session: Session
   readonly #tenant: Tenant
+  readonly #forgotten: () => void
   readonly wake: () => void
 
-  constructor(session: Session, tenant: Tenant, wake: () => void) {
+  constructor(session: Session, tenant: Tenant, wake: () => void, forgotten: () => void) {
+    this.#forgotten = forgotten
     this.key = session.mailbox
     this.due = session.read
     this.#session = session
@@ -81,7 +83,7 @@ class Mailbox implements Source {
   }
 
   get position(): string {
-    return `${this.#session.read}-0`
+    return this.#session.position
   }
 
   readonly isActive = (): boolean =>
@@ -90,9 +92,12 @@ class Mailbox implements Source {
   readonly onEntry = (id: string, fields: ReadonlyArray<string>): void => {
     const session = this.#session
     const number = Number.parseInt(id, 10)
-    if (session.lost !== undefined || number <= session.read) return
+    if (session.lost !== undefined) return
+    // Another event under a number that was read already: Redis has forgotten the first one.
+    if (number <= session.read) return this.#forgotten()
     const gap = number !== session.read + 1
     session.read = number
+    session.position = id
     if (session.expireIfDue()) return
     for (const event of JSON.parse(fields[1]!) as ReadonlyArray<ReadonlyArray<unknown>>) {
       if (session.lost === undefined) this.#tenant.heard(session, event)
@@ -241,13 +246,18 @@ export class Channel {
     }
   }
 
-  #begin(id: string, posted: number, sentAt: number, sentAtWall: number): void {
+  #begin(id: string, position: string, sentAt: number, sentAtWall: number): void {
     const { io } = this.#office
-    const session = new Session(this.prefix, id, posted, io, (expired) => this.lose(expired, "expired"))
+    const session = new Session(this.prefix, id, position, io, (expired) => this.lose(expired, "expired"))
     this.#opening = false
     this.away = false
     this.session = session
-    this.#mailbox = new Mailbox(session, this.tenant, () => this.#wake(session))
+    this.#mailbox = new Mailbox(
+      session,
+      this.tenant,
+      () => this.#wake(session),
+      () => this.lose(session, "rolledBack")
+    )
     this.#renewed(session, sentAt, sentAtWall)
     this.#beat(session)
     this.outbox.request(this.#renewal(session))
@@ -313,7 +323,10 @@ export class Channel {
       // then; if it is only late, nothing is skipped.
       const late = this.#mailbox!.due > session.read
       this.outbox.request(this.#renewal(session))
-      if (late) this.#wake(session)
+      if (!late) return
+      this.#wake(session)
+      // The connection may be half-open. If the reader was only slow, it goes on where it was.
+      this.#reader().reset()
     })
   }
 

@@ -177,8 +177,9 @@ export class Outbox {
   async #transmit(session: Session, batch: ReadonlyArray<Request>): Promise<void> {
     const { io, transport } = this.#options
     const number = session.number + 1
-    const read = session.read === session.acknowledged ? "" : String(session.read)
-    const header = ascii(String(number)) + this.#lease + ascii(read)
+    const { read } = session
+    const position = read === session.acknowledged ? "" : session.position
+    const header = ascii(String(number)) + this.#lease + ascii(position)
     const sending: Sending = { batch, requests: batch, attempt: 0, uncertain: false, refusal: undefined }
     while (session.lost === undefined) {
       const sentAt = io.now()
@@ -201,7 +202,7 @@ export class Outbox {
       if (session.lost !== undefined) return
       if (answer.status !== "ok") return this.#forgotten(session, sending, answer.status)
       session.number = number
-      if (read !== "") session.acknowledged = Number(read)
+      session.acknowledged = read
       this.#keeper.answered(session, sentAt, sentAtWall, answer)
       return this.#settleAll(session, sending, answer)
     }

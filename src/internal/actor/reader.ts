@@ -69,6 +69,11 @@ export class Reader {
     if (this.#reading.includes(source)) this.#connection?.reset()
   }
 
+  /** Reads again on a new connection: what was posted long ago has not come. */
+  reset(): void {
+    this.#connection?.reset()
+  }
+
   // The blocked read returns when something arrives in one of its own streams.
   #wake(): void {
     const waking = this.#reading.find((source) => source.wake !== undefined && this.#sources.has(source))

@@ -15,7 +15,8 @@ export class Session {
   readonly address: Address
   /** Of the last batch that was answered. */
   number = 0
-  /** Numbers of mailbox events: read so far, and acknowledged so far. */
+  /** The mailbox event that was read last: its id, and its number. The number that Redis knows to be read. */
+  position: string
   read: number
   acknowledged: number
   lost: LossReason | undefined = undefined
@@ -27,12 +28,13 @@ export class Session {
   #until = 0
   #wallUntil = 0
 
-  constructor(prefix: string, id: string, posted: number, io: Io, expire: (session: Session) => void) {
+  constructor(prefix: string, id: string, position: string, io: Io, expire: (session: Session) => void) {
     this.id = id
     this.mailbox = `${prefix}mail:${id}`
     this.address = addressOf(prefix, id)
-    this.read = posted
-    this.acknowledged = posted
+    this.position = position
+    this.read = Number.parseInt(position, 10)
+    this.acknowledged = this.read
     this.#io = io
     this.#expire = expire
   }
