@@ -103,7 +103,8 @@ class BarrierModel extends Mail {
     const runs = this.runner === one
     if (this.runner !== undefined && !runs && at < this.due) {
       one.gone = true
-    } else if (!one.withdraws && (runs || this.runner === undefined)) {
+    } else if (!one.withdraws && (runs || this.runner === undefined && at < this.due)) {
+      // One that has come in excess is of a later generation, and breaks none.
       this.#break(1, why)
     } else {
       this.arrivals.splice(at, 1)

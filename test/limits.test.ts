@@ -7,6 +7,7 @@ import { eventually, realSleep } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"
 import { assertEmpty, freshNamespace, holding, type Node, node, onNode, TestServer } from "./support/live.ts"
 import { type Server, standalone } from "./support/servers.ts"
+import { deadForgotten } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -121,6 +122,8 @@ const basics = (
     assert.isAbove(yield* quickly(Fiber.join(waiting), "a reaping", 4000), lost.lease.token)
     assert.strictEqual((yield* Effect.flip(Fiber.join(lost.fiber)))._tag, "LockError")
     assert.deepStrictEqual(watch.violations, [])
+    // In the partitions where nothing waits, the dead are forgotten with a heartbeat of the living.
+    yield* deadForgotten(nodes, namespace, server)
   }).pipe(Effect.scoped, Effect.andThen(assertEmpty(server, namespace)))
 
 layer(TestServer.layer, live)("a server", (it) => {

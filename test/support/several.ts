@@ -46,12 +46,15 @@ const sessionOf = (context: Node) =>
     context
   )
 
-/** Waits until no session is known any more but those of this coordinator. */
-export const deadForgotten = (context: Node, namespace: string, server: Server) =>
+/** Waits until no session is known any more but those of these coordinators. */
+export const deadForgotten = (context: Node | ReadonlyArray<Node>, namespace: string, server: Server) =>
   eventually(
     Effect.gen(function*() {
       const keys = (yield* server.cli("KEYS", `{${namespace}:*:mail:*`)).split("\n").filter((key) => key !== "")
-      const own = yield* Effect.provideContext(Effect.flatMap(Coordinator.Coordinator, (it) => it.sessions), context)
+      const own = (yield* Effect.forEach(
+        [context].flat(),
+        (one) => Effect.provideContext(Effect.flatMap(Coordinator.Coordinator, (it) => it.sessions), one)
+      )).flat()
       return keys.every((key) => own.some(({ id }) => id !== undefined && key.endsWith(id)))
     }),
     { message: "the dead are forgotten" }
