@@ -4,7 +4,7 @@
 -- after Semaphore.lua
 --
 -- A resource is the hash of Semaphore.lua, and besides:
---   l                 the claim of the leader; absent while nobody leads
+--   l                 the claim of the leader; absent while there is none
 --   n                 number of the last change, a token: changes are never confused, also when the resource was deleted
 --   v<session>/<id>   the value of a candidate or leader, as JSON
 --   o<session>/<id>   an observer
@@ -12,7 +12,7 @@
 
 local NOBODY = '0,"0","",0,null,null'
 
--- Number of the change, term, claim, since when in seconds, who it is, value: empty while nobody leads.
+-- Number of the change, term, claim, since when in seconds, its process, value: empty while there is no leader.
 local function leadership(ctx, key)
   local found = call('HMGET', key, 'n', 'l')
   local claim = found[2]
@@ -22,7 +22,7 @@ local function leadership(ctx, key)
   return continued(json(found[1]), term, claim, json(since), aboutOf(ctx, claim), json(fields[2] or 'null'))
 end
 
--- The claim leads from now on, or nobody does.
+-- The claim leads from now on; without one, there is no leader.
 local function crown(ctx, key, claim)
   call('HSET', key, 'n', nextToken(ctx))
   if claim then call('HSET', key, 'l', claim) else call('HDEL', key, 'l') end

@@ -176,7 +176,7 @@ export interface Election<A> {
   /** The processes that wait to lead, the next one first; up to 1,000. */
   readonly candidates: Effect.Effect<ReadonlyArray<Candidate<A>>, ElectionError>
   /**
-   * Who leads now, and every change from then on, in order. `None` while nobody does. Ends with the scope of `make`, and
+   * The leader now, and every change from then on, in order. `None` while there is no leader. Ends with the scope of `make`, and
    * fails when the coordinator is closed.
    */
   readonly changes: Stream.Stream<Option.Option<Info<A>>, ElectionError>

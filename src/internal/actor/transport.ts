@@ -24,33 +24,29 @@ export interface Answer {
   readonly next: number | undefined
 }
 
-type Variant = "" | "_oom" | "_ro"
+// The functions of the library: what each is called, what it runs, and how it is registered.
+const variants = {
+  "": { name: library, entry: "run", flags: "" },
+  "_oom": { name: `${library}_oom`, entry: "run", flags: "allow-oom" },
+  "_ro": { name: `${library}_ro`, entry: "inspect", flags: "no-writes" },
+  "_fence": { name: `${library}_fence`, entry: "fence", flags: "" }
+} as const
 
-const variants: { readonly [variant in Variant]: { readonly entry: string; readonly flags: string } } = {
-  "": { entry: "run", flags: "" },
-  "_oom": { entry: "run", flags: "allow-oom" },
-  "_ro": { entry: "inspect", flags: "no-writes" }
-}
-
-const functionName = { "": library, "_oom": `${library}_oom`, "_ro": `${library}_ro`, "_fence": `${library}_fence` }
-
-const entries = { ...variants, "_fence": { entry: "fence", flags: "" } }
+type Variant = keyof typeof variants
 
 const functions = () =>
   `#!lua name=${library}\n${body}\n` +
-  Object.entries(entries).map(([variant, { entry, flags }]) =>
-    `redis.register_function{function_name='${library}${variant}', callback=${entry}, flags={${
-      flags === "" ? "" : `'${flags}'`
-    }}}`
+  Object.values(variants).map(({ entry, flags, name }) =>
+    `redis.register_function{function_name='${name}', callback=${entry}, flags={${flags === "" ? "" : `'${flags}'`}}}`
   ).join("\n")
 
 // The same source for servers that have no functions, or do not let the user call them.
-const scripts = new Map<string, { readonly sha: string; readonly source: string }>()
+const scripts = new Map<Variant, { readonly sha: string; readonly source: string }>()
 
-const script = (variant: Variant | "_fence") => {
+const script = (variant: Variant) => {
   let found = scripts.get(variant)
   if (found === undefined) {
-    const { entry, flags } = entries[variant]
+    const { entry, flags } = variants[variant]
     const source = `#!lua${flags === "" ? "" : ` flags=${flags}`}\n${body}\nreturn ${entry}(KEYS, ARGV)`
     found = { source, sha: createHash("sha1").update(source).digest("hex") }
     scripts.set(variant, found)
@@ -72,7 +68,7 @@ export const isTransient = (error: RedisError): boolean => transient.has(error.r
 // A server that forgets the library as fast as it is loaded is not worth more tries in one call.
 const maxLoads = 5
 
-// The batch number, the lease and the number of the last event read, of requests that belong to no session.
+// The batch number, the lease and the id of the last event read, of requests that belong to no session.
 const unnumbered = ascii("0") + ascii("0") + ascii("")
 const unnumberedAnyway = ascii("1") + ascii("0") + ascii("")
 
@@ -122,7 +118,7 @@ export class Transport {
   // Calls
   // ---------------------------------------------------------------------------------------------------------------
 
-  /** Sends a batch of a session. `header` is its number, the lease and the number of the last event read. */
+  /** Sends a batch of a session. `header` is its number, the lease and the id of the last event read. */
   async call(
     address: Address,
     messages: ReadonlyArray<Message>,
@@ -150,7 +146,7 @@ export class Transport {
 
   /** Calls a function of the library, or its script where there are no functions; loads it where it is missing. */
   async invoke(
-    variant: Variant | "_fence",
+    variant: Variant,
     call: Call,
     requestTimeout: number = this.requestTimeout
   ): Promise<unknown> {
@@ -159,7 +155,7 @@ export class Transport {
     for (let load = 0;; load++) {
       try {
         return features.functions
-          ? await commands.run("FCALL", functionName[variant], call, requestTimeout)
+          ? await commands.run("FCALL", variants[variant].name, call, requestTimeout)
           : await commands.run("EVALSHA", script(variant).sha, call, requestTimeout)
       } catch (cause) {
         if (!(cause instanceof RedisError) || cause.reason._tag !== "FunctionMissing") throw cause

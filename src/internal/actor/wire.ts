@@ -32,7 +32,7 @@ export interface Message {
   readonly args: ReadonlyArray<string | number | boolean>
 }
 
-/** A batch of requests; the header is its number, the lease and the number of the last event read, as arguments. */
+/** A batch of requests; the header is its number, the lease and the id of the last event read, as arguments. */
 export const batch = (address: Address, header: string, requests: ReadonlyArray<Message>): Call => {
   let { keys } = address
   let args = address.id + header

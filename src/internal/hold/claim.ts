@@ -52,6 +52,9 @@ export type Outcome =
   | readonly [tag: "granted"]
   | readonly [tag: "failed", error: CoordinatorError]
 
+/** How often an expired session that stands in the way of an answer is reaped; then the answer is taken as it is. */
+export const mostStale = 3
+
 /** What gives a claim up. */
 export interface Keeper {
   readonly release: (entry: Entry, done: () => void) => void

@@ -7,6 +7,7 @@ import type { Session } from "../actor/session.ts"
 import { type Answer, coordinatorError, failed, isTransient, type Verb } from "../actor/transport.ts"
 import { addressOf } from "../actor/wire.ts"
 import { RedisError, Timeout } from "../redis/errors.ts"
+import { mostStale } from "./claim.ts"
 import type { Hold } from "./hold.ts"
 import type { Tenancy } from "./tenancy.ts"
 
@@ -69,9 +70,6 @@ export const request = <V extends Verb, A = never>(
     }
     channel.outbox.request<V>(asking)
   })
-
-// Of tries to reap the session that stands in the way of an answer.
-const mostStale = 3
 
 type Fresh<V extends Verb> = Exclude<ReplyOf<V>, readonly ["stale"]>
 

@@ -9,15 +9,13 @@ import type { Kernel, Partition } from "../actor/kernel.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { LossReason, Session } from "../actor/session.ts"
 import { type Asker, Asking, Releasing } from "./asking.ts"
-import type { ClaimReply, ClaimVerb, Entry, Keeper, Outcome } from "./claim.ts"
+import { type ClaimReply, type ClaimVerb, type Entry, type Keeper, mostStale, type Outcome } from "./claim.ts"
 import { Hold } from "./hold.ts"
 import { describe } from "./loss.ts"
 import { Membership } from "./membership.ts"
 
 // A claim touches its resource this often: four times before Redis drops keys that no session touches.
 const touchEvery = 6 * 3_600_000
-// Of tries to reap the session that stands in the way of an answer.
-const mostStale = 3
 
 const granted: Outcome = ["granted"]
 const closed: Outcome = ["closed"]
