@@ -126,17 +126,23 @@ add("kernel.lua")
 for (const file of texts.keys()) add(file)
 
 const sources = ordered.map((file) => [file, expandRecords(file, texts.get(file)!)] as const)
+// The names of a file are its own, unless another file comes behind it.
+const isShared = (file: string) =>
+  file === "kernel.lua" || [...texts.values()].some((source) => source.includes(`\n-- after ${file}\n`))
 const handlers = sources.flatMap(([file, source]) => parse(file, source))
 const kinds = sources.flatMap(([file, source]) => kindsOf(file, source))
 const verbs = sources.flatMap(([, source]) => [...source.matchAll(/^handlers\['([\w.]+)'\]/gm)])
 if (verbs.length !== handlers.length) fail("a handler is not written as handlers['verb'] = function(...)")
-// All files are one chunk, so a name that is taken twice would change what the first file means by it.
-const locals = sources.flatMap(([, source]) =>
+// A name that is taken twice would change what the first file means by it.
+const namesOf = (source: string) =>
   [...source.matchAll(/^local (?:function )?([\w, ]+)/gm)].flatMap((found) => found[1]!.trim().split(/, */))
-)
-const twice = locals.find((name, at) => locals.indexOf(name) !== at)
-if (twice !== undefined) fail(`${twice} is declared twice`)
-if (locals.length > 195) fail(`${locals.length} names: a Lua function has room for 200`)
+const shared = sources.flatMap(([file, source]) => isShared(file) ? namesOf(source) : [])
+for (const [file, source] of sources) {
+  const names = isShared(file) ? shared : [...shared, ...namesOf(source)]
+  const twice = names.find((name, at) => names.indexOf(name) !== at)
+  if (twice !== undefined) fail(`${file}: ${twice} is declared twice`)
+  if (names.length > 195) fail(`${file}: ${names.length} names: a Lua function has room for 200`)
+}
 
 const rolesInLua = (roles: ReadonlyArray<string>) => `{ ${roles.map((role) => `'${role}'`).join(", ")} }`
 const shapeInLua = ({ args, roles }: Handler): string =>
@@ -148,7 +154,7 @@ const shapeInLua = ({ args, roles }: Handler): string =>
 const body = [
   `local SHAPES = { ${handlers.map((handler) => `['${handler.verb}'] = ${shapeInLua(handler)}`).join(", ")} }`,
   `local ROLES = { none = { 'hash' }, ${kinds.map(([kind, roles]) => `${kind} = ${rolesInLua(roles)}`).join(", ")} }`,
-  ...sources.map(([, source]) => source)
+  ...sources.map(([file, source]) => isShared(file) ? source : `do\n${source}\nend`)
 ].join("\n")
   .split("\n").map((line) => line.replace(/^\s+| +-- .*$/g, "")).filter((line) => line !== "" && !line.startsWith("--"))
   .join("\n")
