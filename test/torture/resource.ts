@@ -20,7 +20,10 @@ export const resource = (path: string): Effect.Effect<void, never, Scope.Scope> 
         const server = net.createServer((socket) => {
           sockets.add(socket)
           socket.on("close", () => sockets.delete(socket)).on("error", () => socket.destroy())
-          createInterface({ input: socket }).on("line", (line) => {
+          const lines = createInterface({ input: socket })
+          // A killed client resets its connection, and the interface reports that too.
+          lines.on("error", () => socket.destroy())
+          lines.on("line", (line) => {
             const [id, key, token] = JSON.parse(line) as [number, string, number]
             insert.run(key)
             const accepted = update.run(token, key, token).changes === 1
