@@ -31,7 +31,7 @@ const program = Effect.gen(function*() {
 
   yield* Effect.sleep("20 millis")
   assert.equal(begun, 0)
-  assert.equal(yield* finished.count, 3)
+  assert.equal(yield* finished.remaining, 3)
 
   assert.equal(yield* start.open, true)
   yield* finished.await

@@ -20,7 +20,7 @@
  *   counted, and an open latch lets it pass at once. Where each run counts anew, give it a `run`, or make it `fresh`.
  * - With `fresh`, a process that was killed has the latch open until its lease has run out. A `run` needs no such wait.
  * - What was counted by processes that have closed the latch is gone when Redis loses its data.
- * - `count` and `isOpen` ask Redis; waiters are told, a moment later.
+ * - `remaining` and `isOpen` ask Redis; waiters are told, a moment later.
  * - `reset` can be executed twice if the session is lost meanwhile.
  * - Redis stores each counted `id` until the latch opens or is reset, and what a call without one needs is stored once for
  *   each process.
@@ -98,7 +98,7 @@ export interface CountDownLatch {
   /** As `await`, with a `wait` of its own. */
   readonly waitFor: (options: WaitOptions) => Effect.Effect<void, CountDownLatchError>
   /** What remains to be counted. */
-  readonly count: Effect.Effect<number, CountDownLatchError>
+  readonly remaining: Effect.Effect<number, CountDownLatchError>
   readonly isOpen: Effect.Effect<boolean, CountDownLatchError>
   /** Closes it, with everything to be counted; waiters wait on. */
   readonly reset: Effect.Effect<void, CountDownLatchError>
@@ -217,7 +217,7 @@ export const make = (
         Effect.suspend(() => latch.count(checkCount(by, "by"), id === undefined ? undefined : checkName(id, "id"))),
       await: latch.waitFor(),
       waitFor: latch.waitFor,
-      count: latch.remaining,
+      remaining: latch.remaining,
       isOpen: Effect.map(latch.remaining, (remaining) => remaining === 0),
       reset: latch.reset
     })

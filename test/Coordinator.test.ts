@@ -200,7 +200,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
       const error = yield* Lock.withLock(Effect.void, "a").pipe(Effect.provideContext(context), Effect.flip)
       assert.strictEqual(error.reason._tag, "CoordinatorClosed")
       // Requests and questions alike.
-      for (const asked of [latch.countDown(), latch.count, latch.isOpen, latch.reset]) {
+      for (const asked of [latch.countDown(), latch.remaining, latch.isOpen, latch.reset]) {
         const { reason } = yield* Effect.flip(asked)
         assert.strictEqual(reason._tag, "CoordinatorClosed")
       }

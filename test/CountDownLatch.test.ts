@@ -25,7 +25,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         const waiting = yield* Effect.forEach(latches, (latch) => Effect.forkChild(latch.await))
         assert.strictEqual(yield* latches[0]!.countDown(), 2)
         assert.strictEqual(yield* latches[1]!.countDown(), 1)
-        assert.strictEqual(yield* latches[2]!.count, 1)
+        assert.strictEqual(yield* latches[2]!.remaining, 1)
         assert.isFalse(yield* latches[2]!.isOpen)
         yield* Effect.forEach(waiting, pending)
         assert.strictEqual(yield* latches[2]!.countDown({ by: 5 }), 0)
@@ -104,7 +104,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         assert.isTrue(Exit.isFailure(forEver) && String(forEver.cause).includes("RangeError"))
         const exit = yield* Effect.exit(latch.countDown({ id: "" }))
         assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"))
-        assert.strictEqual(yield* latch.count, 2)
+        assert.strictEqual(yield* latch.remaining, 2)
       })))
 
   it.effect("costs one event for each process, however many wait, and nothing for who gives up", () =>
@@ -162,7 +162,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         const waiting = yield* Effect.forEach([one, two], (latch) => Effect.forkChild(latch.await))
         yield* server.cli("FLUSHALL")
         // Both have counted again what they had counted, and no more.
-        yield* eventually(Effect.map(one.count, (left) => left === 1), { timeout: "10 seconds" })
+        yield* eventually(Effect.map(one.remaining, (left) => left === 1), { timeout: "10 seconds" })
         yield* eventually(open.isOpen, { timeout: "10 seconds" })
         yield* promptly(open.await, "the open one")
         yield* Effect.forEach(waiting, pending)
@@ -219,7 +219,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         yield* latches[0]!.countDown({ id: "x" })
         assert.strictEqual(yield* stored, 3)
         assert.isAbove(Number(yield* server.cli("PTTL", items)), 80_000_000)
-        assert.strictEqual(yield* latches[0]!.count, 699)
+        assert.strictEqual(yield* latches[0]!.remaining, 699)
         yield* latches[1]!.countDown({ by: 699 })
         assert.strictEqual(yield* latches[0]!.countDown({ id: "y" }), 0)
         assert.strictEqual(yield* stored, 0)
@@ -273,7 +273,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
           yield* forgetSession(context, namespace, server)
           yield* again.release()
           assert.strictEqual(yield* promptly(Fiber.join(counting), "the count"), --left)
-          assert.strictEqual(yield* direct.count, left)
+          assert.strictEqual(yield* direct.remaining, left)
         }
       })))
 
@@ -289,7 +289,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         yield* Effect.scoped(Effect.flatMap(on(b!, CountDownLatch.make(options)), (latch) => latch.await))
         yield* Effect.scoped(Effect.gen(function*() {
           const first = yield* on(b!, CountDownLatch.make({ ...options, fresh: true }))
-          assert.strictEqual(yield* first.count, 1)
+          assert.strictEqual(yield* first.remaining, 1)
           const second = yield* on(a!, CountDownLatch.make({ ...options, count: 1, fresh: true }))
           yield* second.countDown({ id: "x" })
           assert.isTrue(yield* first.isOpen)
@@ -307,7 +307,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
           yield* promptly(Effect.flatMap(on(b!, CountDownLatch.make(options)), (latch) => latch.await), "one of no run")
         }))
         yield* Effect.scoped(
-          Effect.flatMap(on(b!, CountDownLatch.make({ ...options, run: "3", timeToLive })), (latch) => latch.count)
+          Effect.flatMap(on(b!, CountDownLatch.make({ ...options, run: "3", timeToLive })), (latch) => latch.remaining)
         ).pipe(Effect.map((count) => assert.strictEqual(count, 1)))
       })))
 
@@ -324,11 +324,11 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         const later = yield* on(c!, CountDownLatch.make({ ...options, run: "2" }))
         const told = yield* promptly(Fiber.join(waiting), "the waiter of the former run")
         assert.deepInclude(told.reason, { _tag: "Superseded", name: "migrated", run: "1", current: "2" })
-        for (const call of [former.countDown(), former.count, former.isOpen, former.reset, former.await]) {
+        for (const call of [former.countDown(), former.remaining, former.isOpen, former.reset, former.await]) {
           const error = yield* Effect.flip<unknown, CountDownLatch.CountDownLatchError, never>(call)
           assert.strictEqual(error.reason._tag, "Superseded")
         }
-        assert.strictEqual(yield* later.count, 2)
+        assert.strictEqual(yield* later.remaining, 2)
         yield* pending(watching)
         // It comes back as a member of the former run, and does not take the latch away.
         yield* forgetSession(a!, namespace, server)
@@ -391,7 +391,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
             yield* node(server.url, { namespace, partitions: 1 }),
             CountDownLatch.make({ ...options, ...again })
           )
-          assert.strictEqual(yield* next.count, again.fresh === true ? 1 : 0)
+          assert.strictEqual(yield* next.remaining, again.fresh === true ? 1 : 0)
         }))
         yield* assertEmpty(server, namespace)
       }
@@ -406,28 +406,28 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         yield* one.countDown({ by: 3 })
         assert.strictEqual((yield* Effect.flip(make(b!, 6))).reason._tag, "CountMismatch")
         assert.strictEqual((yield* Effect.flip(make(b!, 6, "fail"))).reason._tag, "CountMismatch")
-        assert.strictEqual(yield* (yield* make(b!, 6, "keep")).count, 2)
-        assert.strictEqual(yield* (yield* make(b!, 7, "resize")).count, 4)
+        assert.strictEqual(yield* (yield* make(b!, 6, "keep")).remaining, 2)
+        assert.strictEqual(yield* (yield* make(b!, 7, "resize")).remaining, 4)
         assert.strictEqual(yield* one.countDown(), 3)
         yield* one.reset
         // All members know the new count.
-        assert.strictEqual(yield* one.count, 7)
+        assert.strictEqual(yield* one.remaining, 7)
         yield* one.countDown({ by: 3 })
         const waiting = yield* Effect.forkChild(one.await)
         yield* make(c!, 3, "resize")
         yield* promptly(Fiber.join(waiting), "nothing remains")
         // What is open stays open.
-        assert.strictEqual(yield* (yield* make(c!, 9, "resize")).count, 0)
+        assert.strictEqual(yield* (yield* make(c!, 9, "resize")).remaining, 0)
         yield* one.reset
-        assert.strictEqual(yield* one.count, 9)
+        assert.strictEqual(yield* one.remaining, 9)
         // With nobody else there, the new number holds.
         yield* Effect.scoped(Effect.flatMap(make(a!, 5, undefined, "alone"), (latch) => latch.countDown({ by: 3 })))
         yield* Effect.scoped(Effect.gen(function*() {
           const kept = yield* make(b!, 9, "keep", "alone")
-          assert.strictEqual(yield* kept.count, 2)
+          assert.strictEqual(yield* kept.remaining, 2)
         }))
         const next = yield* make(b!, 4, undefined, "alone")
-        assert.strictEqual(yield* next.count, 1)
+        assert.strictEqual(yield* next.remaining, 1)
       })))
 
   it.effect("keeps its count over a loss of the session, and of the data", () =>
@@ -442,7 +442,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         assert.strictEqual(yield* one.countDown({ id: "x" }), 3)
         yield* two.countDown()
         yield* server.cli("FLUSHALL")
-        yield* eventually(Effect.map(one.count, (left) => left === 2))
+        yield* eventually(Effect.map(one.remaining, (left) => left === 2))
         assert.strictEqual(yield* one.countDown(), 1)
         assert.strictEqual(yield* two.countDown(), 0)
         yield* promptly(Effect.andThen(one.await, two.await), "both")
@@ -468,7 +468,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
           assert.deepInclude(reason, { _tag: "WaitTimeout", kind: "countDownLatch", key: "ready", away: false })
         }
         yield* line.blackhole
-        const questions = [latch.countDown(), latch.countDown({ id: "x" }), latch.reset, latch.count, latch.isOpen]
+        const questions = [latch.countDown(), latch.countDown({ id: "x" }), latch.reset, latch.remaining, latch.isOpen]
         const errors = yield* promptly(
           Effect.forEach(
             questions,
@@ -569,7 +569,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
                   yield* latch.close
                   latches[one.who] = yield* open()
                 }
-                assert.strictEqual(yield* latches[one.who]!.count, left)
+                assert.strictEqual(yield* latches[one.who]!.remaining, left)
               }
               for (const { fiber, open } of waiting) {
                 if (open) yield* promptly(Fiber.join(fiber), "a waiter of an open latch")

@@ -86,7 +86,7 @@ it.live("parties on a Cluster go on waiting when a primary dies", () =>
       for (const [one, two, three] of latches) {
         yield* insist(two!.countDown({ id: "two" }))
         // A member that has counted counts again by itself if Redis has forgotten it.
-        yield* eventually(Effect.map(one!.count, (left) => left === 1))
+        yield* eventually(Effect.map(one!.remaining, (left) => left === 1))
         yield* insist(three!.countDown({ id: "three" }))
       }
       for (const [, , opened] of plain) yield* insist(opened!.open)
