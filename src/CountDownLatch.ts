@@ -53,7 +53,8 @@ import { checkName } from "./internal/actor/keys.ts"
 import { describe, WaitTimeout } from "./internal/hold/loss.ts"
 import { placeOf, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
-import { SharedLatch, Superseded } from "./internal/latch.ts"
+import { Superseded } from "./internal/hold/superseded.ts"
+import { SharedLatch } from "./internal/latch.ts"
 
 /**
  * @category type IDs
@@ -137,7 +138,7 @@ export {
    * @since 0.1.0
    */
   Superseded
-} from "./internal/latch.ts"
+} from "./internal/hold/superseded.ts"
 
 /**
  * Other processes have the latch open with another count.

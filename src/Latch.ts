@@ -48,7 +48,8 @@ import { coordinatorReasons } from "./internal/actor/errors.ts"
 import { WaitTimeout } from "./internal/hold/loss.ts"
 import { placeOf, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
-import { SharedLatch, Superseded } from "./internal/latch.ts"
+import { Superseded } from "./internal/hold/superseded.ts"
+import { SharedLatch } from "./internal/latch.ts"
 
 /**
  * @category type IDs
@@ -127,7 +128,7 @@ export {
    * @since 0.1.0
    */
   Superseded
-} from "./internal/latch.ts"
+} from "./internal/hold/superseded.ts"
 
 /**
  * @category errors

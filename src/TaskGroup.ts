@@ -83,7 +83,6 @@ import * as waiting from "./internal/taskGroup/awaiting.ts"
 import {
   fail,
   GroupGone,
-  RunEnded,
   ShardDone,
   ShardsMismatch,
   ShardTaken,
@@ -103,9 +102,17 @@ export {
   InvalidPayload
 } from "./internal/hold/payload.ts"
 export {
+  /**
+   * The group was begun anew for another run. Waiters and calls of the former run fail with it.
+   *
+   * @category errors
+   * @since 0.1.0
+   */
+  Superseded
+} from "./internal/hold/superseded.ts"
+export {
   GroupGone,
   GroupReset,
-  RunEnded,
   ShardDone,
   ShardsMismatch,
   ShardTaken,
@@ -220,7 +227,7 @@ export interface TaskGroup<in out A, in out E> {
    *
    * Fails with `WorkerFailed` when a shard has failed, and with `WorkerLost` when a worker is lost; with
    * `onWorkerLost: "wait"` it waits until another worker has done the shard. Of several shards, the error is about the one
-   * that was registered first. Fails with `GroupReset` after a reset, and with `RunEnded` when another run has begun.
+   * that was registered first. Fails with `GroupReset` after a reset, and with `Superseded` when another run has begun.
    */
   readonly awaitAll: (options?: AwaitOptions | undefined) => Effect.Effect<ReadonlyMap<string, A>, TaskGroupError<E>>
   /**
@@ -286,7 +293,7 @@ export interface Options<A, E = string> {
   /**
    * The run that the state belongs to, any text of up to 512 bytes: the id of a deployment, or a date. The first process
    * with another run id begins anew: results are forgotten, registrations of the former run are lost, and its processes get
-   * `RunEnded`. Default: the state is that of whatever run was there.
+   * `Superseded`. Default: the state is that of whatever run was there.
    */
   readonly run?: string | undefined
   /**
@@ -408,17 +415,12 @@ class TaskGroupImpl<A, E> implements TaskGroup<A, E>, waiting.Group<A, E> {
           case "done":
             return done(refusal[1])
           case "ended":
-            return Effect.fail(this.#ended(refusal[1]))
+            return Effect.fail(fail(tasks.superseded(refusal[1])))
           default:
             return Effect.fail(fail(new GroupGone(tasks.about)))
         }
       }
     }
-  }
-
-  #ended(current: string): TaskGroupError {
-    const { about, opening } = this.tasks
-    return fail(new RunEnded({ ...about, run: opening.run, current }))
   }
 
   #register(hold: Hold, shard: string): TaskImpl<A, E> {
@@ -533,7 +535,7 @@ class TaskGroupImpl<A, E> implements TaskGroup<A, E>, waiting.Group<A, E> {
       onFailure: ({ reason }) => Effect.fail(fail(reason)),
       onSuccess: (reply) => {
         if (reply[0] === "reset") return Effect.void
-        return reply[0] === "ended" ? Effect.fail(this.#ended(reply[1])) : this.#gone
+        return reply[0] === "ended" ? Effect.fail(fail(this.tasks.superseded(reply[1]))) : this.#gone
       }
     })
   }

@@ -571,7 +571,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
           _tag: "LeaseLost",
           reason: "revoked"
         })
-        const ended = { _tag: "RunEnded", name: "job", run: "monday", current: "tuesday" } as const
+        const ended = { _tag: "Superseded", kind: "taskGroup", name: "job", run: "monday", current: "tuesday" } as const
         assert.deepInclude(yield* promptly(reasonOf(Fiber.join(waiting)), "the waiter"), ended)
         assert.deepInclude(yield* reasonOf(one.awaitAll()), ended)
         assert.deepInclude(yield* reasonOf(one.register("x")), ended)

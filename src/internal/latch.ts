@@ -5,7 +5,6 @@
 
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
-import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
 import type { CoordinatorError, CoordinatorReason } from "./actor/errors.ts"
 import { checkName } from "./actor/keys.ts"
@@ -15,21 +14,7 @@ import { describe, type WaitTimeout } from "./hold/loss.ts"
 import { millis, type Place } from "./hold/place.ts"
 import { question, request } from "./hold/request.ts"
 import { spanned } from "./hold/span.ts"
-
-export class Superseded extends Schema.Error<Superseded>("lockstep/Latch/Superseded")({
-  _tag: Schema.tag("Superseded"),
-  kind: Schema.String,
-  name: Schema.String,
-  namespace: Schema.String,
-  run: Schema.String,
-  current: Schema.String
-}) {
-  override get message(): string {
-    const [run, current] = [JSON.stringify(this.run), JSON.stringify(this.current)]
-    return `${describe(this.kind, this.name, this.namespace)} belongs to run ${current} now, and this member ` +
-      `to run ${run}: end this program, or make the latch again with the current run.`
-  }
-}
+import { Superseded } from "./hold/superseded.ts"
 
 export interface Settings<E> {
   readonly place: Place

@@ -13,6 +13,7 @@ import type { Hold } from "./hold/hold.ts"
 import type { Membership } from "./hold/membership.ts"
 import type { Place } from "./hold/place.ts"
 import { question, request } from "./hold/request.ts"
+import { Superseded } from "./hold/superseded.ts"
 import type { RedisError } from "./redis/errors.ts"
 
 export type Status = "running" | "done" | "failed" | "lost"
@@ -103,6 +104,11 @@ export class Tasks {
   get about(): { readonly name: string; readonly namespace: string } {
     const { name, space: { kernel } } = this.place
     return { name, namespace: kernel.settings.namespace }
+  }
+
+  /** Why a request of the former run fails. */
+  superseded(current: string): Superseded {
+    return new Superseded({ ...this.about, kind: this.place.kind, run: this.opening.run, current })
   }
 
   /** Has it open for as long as the scope is. Answers how many shards it has elsewhere if that is another number. */

@@ -5,7 +5,7 @@ import * as Queue from "effect/Queue"
 import * as Stream from "effect/Stream"
 import type { Payload } from "../hold/payload.ts"
 import { isComplete, type Page, type State, type Status, type Tasks } from "../tasks.ts"
-import { fail, GroupGone, GroupReset, RunEnded, type TaskGroupError, WorkerFailed, WorkerLost } from "./errors.ts"
+import { fail, GroupGone, GroupReset, type TaskGroupError, WorkerFailed, WorkerLost } from "./errors.ts"
 
 /** What the processes of a group agree on. */
 export interface Group<in out A, in out E> {
@@ -82,9 +82,7 @@ const awaiting = Effect.fnUntraced(function*<A, E>(
     if (look !== undefined) {
       const { run, state } = look
       const mine = tasks.opening.run
-      if (mine !== "" && run !== mine) {
-        return yield* Effect.fail(fail(new RunEnded({ ...about, run: mine, current: run })))
-      }
+      if (mine !== "" && run !== mine) return yield* Effect.fail(fail(tasks.superseded(run)))
       if (round > 0 && state.round > round) return yield* Effect.fail(fail(new GroupReset({ ...about, round })))
       round = state.round
       if (isFaulty(state)) yield* fault(group, state, faults)

@@ -4,6 +4,7 @@ import * as Schema from "effect/Schema"
 import { coordinatorReasons } from "../actor/errors.ts"
 import { describe, LeaseLost, WaitTimeout } from "../hold/loss.ts"
 import { InvalidPayload } from "../hold/payload.ts"
+import { Superseded } from "../hold/superseded.ts"
 
 interface InGroup {
   readonly name: string
@@ -127,25 +128,6 @@ export class GroupReset extends Schema.Error<GroupReset>("lockstep/TaskGroup/Gro
 }
 
 /**
- * A member with another run id has begun a new run, so this one is over.
- *
- * @category errors
- * @since 0.1.0
- */
-export class RunEnded extends Schema.Error<RunEnded>("lockstep/TaskGroup/RunEnded")({
-  _tag: Schema.tag("RunEnded"),
-  name: Schema.String,
-  namespace: Schema.String,
-  run: Schema.String,
-  current: Schema.String
-}) {
-  override get message(): string {
-    return `Run ${JSON.stringify(this.run)} of ${about(this)} is over, since another process has begun run ` +
-      `${JSON.stringify(this.current)}: stop working for the former run.`
-  }
-}
-
-/**
  * The group is not open: its scope was closed, or Redis has lost its data a moment ago.
  *
  * @category errors
@@ -195,7 +177,7 @@ export class TaskGroupError<E = never> extends Schema.Error<TaskGroupError<any>>
     WorkerFailed,
     WorkerLost,
     GroupReset,
-    RunEnded,
+    Superseded,
     GroupGone,
     ShardsMismatch,
     InvalidPayload,
@@ -219,7 +201,7 @@ export type Reason<E = never> =
   | WorkerFailed<E>
   | WorkerLost
   | GroupReset
-  | RunEnded
+  | Superseded
   | GroupGone
   | ShardsMismatch
   | InvalidPayload
