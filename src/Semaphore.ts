@@ -78,8 +78,8 @@ export interface TakeOptions {
   /** How long to wait for the permits; then it fails with `WaitTimeout`. Default: that of the coordinator. */
   readonly wait?: Duration.Input | undefined
   /**
-   * How long they may be held; then the holder is interrupted, and loses them with the reason `maxHold`. Default: that of
-   * the coordinator.
+   * How long they may be held; then the lease is lost with the reason `maxHold`, and what runs under it is interrupted.
+   * Default: that of the coordinator.
    */
   readonly maxHold?: Duration.Input | undefined
 }
@@ -105,18 +105,21 @@ export interface Semaphore {
     permits: number,
     options?: Omit<TakeOptions, "wait"> | undefined
   ) => <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.Effect<Option.Option<A>, E | SemaphoreError, R>
-  /** Takes permits until `release`, or until the coordinator is closed. */
-  readonly take: (
-    permits: number,
-    options?: Omit<TakeOptions, "maxHold"> | undefined
-  ) => Effect.Effect<Lease, SemaphoreError>
+  /**
+   * Takes permits until `release`, or until the coordinator is closed. Nothing is interrupted by itself after a loss, or
+   * when `maxHold` has passed: watch `lease.lost`, or use `Lease.protect`.
+   */
+  readonly take: (permits: number, options?: TakeOptions | undefined) => Effect.Effect<Lease, SemaphoreError>
   /** Takes permits for as long as the scope is open. */
   readonly takeScoped: (
     permits: number,
     options?: TakeOptions | undefined
   ) => Effect.Effect<Lease, SemaphoreError, Scope.Scope>
   /** As `take` if they are free now; otherwise `None`. */
-  readonly takeIfAvailable: (permits: number) => Effect.Effect<Option.Option<Lease>, SemaphoreError>
+  readonly takeIfAvailable: (
+    permits: number,
+    options?: Omit<TakeOptions, "wait"> | undefined
+  ) => Effect.Effect<Option.Option<Lease>, SemaphoreError>
   /** Releases what `take` has taken. A second time changes nothing. */
   readonly release: (lease: Lease) => Effect.Effect<void>
   /** How many permits are free now, for people: it may have changed before it is read. Negative after shrinking. */
@@ -275,12 +278,9 @@ class SemaphoreImpl implements Semaphore {
         "withPermitsIfAvailable"
       )
 
-  readonly take = (
-    permits: number,
-    options?: Omit<TakeOptions, "maxHold"> | undefined
-  ): Effect.Effect<Lease, SemaphoreError> =>
+  readonly take = (permits: number, options?: TakeOptions | undefined): Effect.Effect<Lease, SemaphoreError> =>
     this.#spanned(
-      Effect.uninterruptibleMask((restore) => acquiring.acquire(this.#taking(permits, true, options), restore)),
+      Effect.suspend(() => acquiring.acquireUnscoped(this.#taking(permits, true, options))),
       "take"
     ) as Effect.Effect<Lease, SemaphoreError>
 
@@ -293,10 +293,13 @@ class SemaphoreImpl implements Semaphore {
       "takeScoped"
     ) as Effect.Effect<Lease, SemaphoreError, Scope.Scope>
 
-  readonly takeIfAvailable = (permits: number): Effect.Effect<Option.Option<Lease>, SemaphoreError> =>
+  readonly takeIfAvailable = (
+    permits: number,
+    options?: Omit<TakeOptions, "wait"> | undefined
+  ): Effect.Effect<Option.Option<Lease>, SemaphoreError> =>
     Effect.map(
       this.#spanned(
-        Effect.uninterruptibleMask((restore) => acquiring.acquire(this.#taking(permits, false, undefined), restore)),
+        Effect.suspend(() => acquiring.acquireUnscoped(this.#taking(permits, false, options))),
         "takeIfAvailable"
       ),
       Option.fromUndefinedOr

@@ -2,7 +2,7 @@ import { assert, layer } from "@effect/vitest"
 import { type Context, Deferred, Effect, Exit, Fiber, Layer, Option } from "effect"
 import * as fc from "fast-check"
 import { Coordinator, Lease, Redis, Semaphore } from "../src/index.ts"
-import { eventually } from "./support/eventually.ts"
+import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, onNode, TestServer, withNode } from "./support/live.ts"
 
 class Pool extends Semaphore.Service<Pool>()("pool", { permits: 5 }) {}
@@ -207,6 +207,46 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
         assert.strictEqual(yield* semaphore.available, 3)
       }))
     ))
+
+  it.effect("loses what was taken when its maxHold has passed, and releases it after the margin", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const semaphore = yield* Semaphore.make({ name: "s", permits: 3 })
+        const ends = (lease: Lease.Lease) =>
+          Effect.gen(function*() {
+            const lost = yield* Effect.timeout(Effect.flip(lease.lost), "3 seconds")
+            assert.deepInclude(lost, { _tag: "LeaseLost", reason: "maxHold", kind: "semaphore", key: "s" })
+            assert.isFalse(yield* lease.isHeld)
+            yield* eventually(Effect.map(semaphore.available, (available) => available === 3))
+          })
+        const maxHold = "50 millis"
+        const first = yield* semaphore.take(1, { maxHold })
+        yield* Effect.flip(first.lost)
+        assert.strictEqual(yield* semaphore.available, 2, "before the margin has passed")
+        yield* ends(first)
+        // The limit of the call, and that of the coordinator.
+        yield* ends(yield* semaphore.take(1, { maxHold }))
+        yield* ends(Option.getOrThrow(yield* semaphore.takeIfAvailable(1, { maxHold })))
+        yield* Effect.scoped(Effect.flatMap(semaphore.takeScoped(1, { maxHold }), ends))
+        yield* ends(yield* semaphore.take(1))
+        yield* ends(Option.getOrThrow(yield* semaphore.takeIfAvailable(1)))
+        yield* Effect.scoped(Effect.flatMap(semaphore.takeScoped(1), ends))
+
+        // A lease that is released in time, or before its margin has passed, takes nothing from the next holder.
+        const early = yield* semaphore.take(3)
+        yield* semaphore.release(early)
+        const late = yield* semaphore.take(3, { maxHold: "20 millis" })
+        yield* Effect.flip(late.lost)
+        yield* semaphore.release(late)
+        const next = yield* semaphore.take(3, { maxHold: "1 minute" })
+        yield* realSleep("800 millis")
+        assert.isTrue(yield* next.isHeld)
+        assert.strictEqual(yield* semaphore.available, 0)
+        yield* semaphore.release(next)
+        assert.isTrue(Exit.hasDies(yield* Effect.exit(semaphore.take(1, { maxHold: 0 }))))
+        assert.isTrue(Exit.hasDies(yield* Effect.exit(semaphore.takeIfAvailable(1, { maxHold: -1 }))))
+        yield* waiting(namespace, 0)
+      }), { lease: "3 seconds", margin: "400 millis", maxHold: "200 millis" }))
 
   it.effect("says that it is gone outside of its scope", () =>
     withNode(() =>

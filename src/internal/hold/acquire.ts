@@ -99,7 +99,10 @@ export const nestedIn = (
 
 /** Releases, and returns when that is certain, or when Redis has been away for the coordinator's `requestTimeout`. */
 export const release = (entry: Entry): Effect.Effect<void> =>
-  Effect.callback((resume) => entry.keeper.release(entry, () => resume(Effect.void)))
+  Effect.callback((resume) => {
+    if (entry instanceof Hold) entry.unlimit()
+    entry.keeper.release(entry, () => resume(Effect.void))
+  })
 
 /** One user less; the last one releases it. */
 export const leave = (hold: Hold): Effect.Effect<void> | undefined => --hold.users > 0 ? undefined : release(hold)
@@ -178,6 +181,30 @@ export const acquire = <E, A>(acquiring: Acquire<E, A>, restore: Restore): Effec
   )
   return Effect.withFiber((fiber) => spanned(fiber, obtained, `lockstep.${place.kind}.wait`, place.kind, place.name))
 }
+
+/** Acquires without a scope: the hold lasts until it is released or lost. */
+export const acquireUnscoped = <E>(acquiring: Acquire<E>): Effect.Effect<Hold | undefined, E> =>
+  Effect.uninterruptibleMask((restore) =>
+    Effect.flatMap(acquire(acquiring, restore), (hold) => {
+      const { options, place } = acquiring
+      const maxHold = maxHoldOf(place, options)
+      return hold === undefined || maxHold === undefined
+        ? Effect.succeed(hold)
+        : Effect.as(limitUnscoped(place, hold, maxHold), hold)
+    })
+  )
+
+// No scope ends the timer, so the end of the hold does. After the limit, it still has to wait for the margin.
+const limitUnscoped = (place: Place, hold: Hold, maxHold: Duration.Input): Effect.Effect<void> =>
+  Effect.contextWith((context: Context.Context<never>) =>
+    Effect.sync(() => {
+      const timer = Effect.runForkWith(context)(limit(place, hold, maxHold))
+      hold.unlimit = () => {
+        if (hold.loss !== "maxHold") timer.interruptUnsafe()
+      }
+      hold.onLoss(hold.unlimit)
+    })
+  )
 
 /**
  * Acquires into the scope of the caller; the rest of the fiber runs under the hold. `begin` is called at once, and

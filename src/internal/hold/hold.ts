@@ -27,6 +27,8 @@ export interface Lease {
 
 const none: ReadonlyArray<never> = []
 
+const ignore = () => {}
+
 export class Hold extends Entry implements Lease {
   readonly "~lockstep/Lease" = "~lockstep/Lease" as const
   token = 0
@@ -44,6 +46,8 @@ export class Hold extends Entry implements Lease {
   protecting = 0
   /** The fiber that has acquired it into its scope. */
   fiber: Fiber.Fiber<unknown, unknown> | undefined = undefined
+  /** Stops the timer of its `maxHold` where no scope does. */
+  unlimit: () => void = ignore
   /** A request that ends it is under way. */
   concluding = false
   /** Settles when it has been given up, once somebody has begun with that. */
