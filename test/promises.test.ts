@@ -327,7 +327,7 @@ layer(TestServer.layer, live)("questions", (it) => {
                 Effect.scoped(
                   question as Effect.Effect<
                     unknown,
-                    { readonly reason: { readonly _tag: string } },
+                    Lock.LockError | Semaphore.SemaphoreError,
                     Coordinator.Coordinator
                   >
                 )
@@ -336,6 +336,12 @@ layer(TestServer.layer, live)("questions", (it) => {
               name
             )
             assert.include(["Timeout", "NotConnected", "ConnectionLost"], result.reason._tag, name)
+            if (result.reason._tag !== "Timeout") continue
+            const [kind, of] = name.startsWith("withLock") || name === "holder"
+              ? ["lock", "a"]
+              : ["semaphore", name === "make" ? "t" : "s"]
+            assert.deepInclude(result.reason, { kind, name: of, namespace, command: "FCALL" }, name)
+            assert.include(result.reason.message, `${kind} "${of}" of namespace "${namespace}"`)
           }
           const waited = yield* Effect.flip(Lock.withLock(Effect.void, "a", { wait: "300 millis" }))
           assert.isTrue(waited.reason._tag === "WaitTimeout" && waited.reason.away, String(waited))

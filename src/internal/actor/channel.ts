@@ -35,7 +35,7 @@ export interface Tenant {
   /** No session can be had. */
   readonly refused: (error: CoordinatorError) => void
   /** Redis is away: questions that were asked before that time are not answered any more. */
-  readonly expire: (before: number, error: CoordinatorError) => void
+  readonly expire: (before: number, cause: RedisError) => void
 }
 
 /** What a channel shares with the others of its coordinator. */
@@ -390,7 +390,7 @@ export class Channel {
     }
     const before = io.now() - settings.requestTimeout
     this.outbox.expire(before, cause)
-    this.tenant.expire(before, coordinatorError(cause))
+    this.tenant.expire(before, cause)
     this.#expiry = io.after(settings.requestTimeout / 4, () => this.#expire())
   }
 

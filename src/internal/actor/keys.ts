@@ -43,6 +43,13 @@ export const kindOf = (hash: string): string => {
   return hash.slice(kind + 1, hash.indexOf(":", kind + 1))
 }
 
+/** What a hash is of, in the words of the user who named it. */
+export const resourceOf = (hash: string) => {
+  const end = hash.indexOf("}")
+  const kind = kindOf(hash)
+  return { kind, name: hash.slice(end + kind.length + 3), namespace: hash.slice(1, hash.lastIndexOf(":", end)) }
+}
+
 /** Checks a name that a user gave, as a defect. */
 export const checkName = (name: string, what: string): string => {
   if (typeof name !== "string" || name.length === 0) {

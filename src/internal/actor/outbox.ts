@@ -4,7 +4,7 @@
  */
 
 import type { Io } from "../io.ts"
-import { RedisError, Timeout } from "../redis/errors.ts"
+import { RedisError } from "../redis/errors.ts"
 import { ascii } from "../redis/resp.ts"
 import { CoordinatorError, Overloaded } from "./errors.ts"
 import type { Log } from "./hooks.ts"
@@ -122,11 +122,9 @@ export class Outbox {
   /** Redis is away, and these questions were asked before that time. */
   expire(before: number, cause: RedisError): void {
     const due = (request: Request) => request.expire !== undefined && request.askedAt! <= before
-    const unsent = coordinatorError(cause)
-    for (const request of (this.#inFlight ?? []).filter(due)) {
-      this.#expire(request, new CoordinatorError({ reason: new Timeout({ command: request.verb }) }))
-    }
-    for (const request of this.#queue.filter(due)) this.#expire(request, unsent)
+    const { transport } = this.#options
+    for (const request of (this.#inFlight ?? []).filter(due)) this.#expire(request, transport.late(request.key))
+    for (const request of this.#queue.filter(due)) this.#expire(request, transport.late(request.key, cause))
   }
 
   #expire(request: Request, error: CoordinatorError): void {

@@ -3,9 +3,10 @@
 import { createHash } from "node:crypto"
 import type { Io } from "../io.ts"
 import type { Connection, Connections } from "../redis/connection.ts"
-import { MissingPermission, RedisError } from "../redis/errors.ts"
+import { MissingPermission, RedisError, Timeout } from "../redis/errors.ts"
 import { ascii, type Call } from "../redis/resp.ts"
 import { ActorDefect, CoordinatorError } from "./errors.ts"
+import { resourceOf } from "./keys.ts"
 import { allowOom, body, library, replies as shapes, type Requests } from "./lua.ts"
 import { type Address, batch, type Message } from "./wire.ts"
 
@@ -112,6 +113,14 @@ export class Transport {
 
   get commands(): Connection {
     return this.connections.commands
+  }
+
+  /** Why a request is not waited for any longer. `cause` is what keeps Redis from answering, where that is known. */
+  late(key: string | undefined, cause?: RedisError): CoordinatorError {
+    if (cause !== undefined && cause.reason._tag !== "Timeout") return coordinatorError(cause)
+    const command = this.connections.features.functions ? "FCALL" : "EVALSHA"
+    const resource = key === undefined ? undefined : resourceOf(key)
+    return new CoordinatorError({ reason: new Timeout({ command, ...resource }) })
   }
 
   // ---------------------------------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
 /** The one way to ask a partition actor for something that is not held: with a deadline, and an answer in every case. */
 
 import * as Effect from "effect/Effect"
-import { CoordinatorError } from "../actor/errors.ts"
+import type { CoordinatorError } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
 import type { Session } from "../actor/session.ts"
 import { type Answer, coordinatorError, failed, isTransient, type Verb } from "../actor/transport.ts"
 import { addressOf } from "../actor/wire.ts"
-import { RedisError, Timeout } from "../redis/errors.ts"
+import { RedisError } from "../redis/errors.ts"
 import { mostStale } from "./claim.ts"
 import type { Hold } from "./hold.ts"
 import type { Tenancy } from "./tenancy.ts"
@@ -108,9 +108,10 @@ const inspect = async (
     try {
       answer = await transport.inspect(address, { verb, key, args }, anyway)
     } catch (cause) {
-      if (!(cause instanceof RedisError) || !isTransient(cause) || io.now() >= until) throw cause
+      if (!(cause instanceof RedisError) || !isTransient(cause)) throw cause
+      if (io.now() >= until) throw transport.late(key, cause)
       await Promise.race([transport.backoff(attempt, cause), transport.sleep(until - io.now())])
-      if (io.now() >= until) throw cause.executed === "no" ? cause : timeout(verb)
+      if (io.now() >= until) throw cause.executed === "no" ? cause : transport.late(key)
       continue
     }
     const [reply] = answer.replies
@@ -118,5 +119,3 @@ const inspect = async (
     return reply!
   }
 }
-
-const timeout = (verb: string) => new CoordinatorError({ reason: new Timeout({ command: verb }) })

@@ -8,6 +8,7 @@ import { CoordinatorClosed, CoordinatorError, Overloaded } from "../actor/errors
 import type { Kernel, Partition } from "../actor/kernel.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { LossReason, Session } from "../actor/session.ts"
+import type { RedisError } from "../redis/errors.ts"
 import { type Asker, Asking, Releasing } from "./asking.ts"
 import { type ClaimReply, type ClaimVerb, type Entry, type Keeper, mostStale, type Outcome } from "./claim.ts"
 import { Hold } from "./hold.ts"
@@ -244,9 +245,11 @@ export class Tenancy implements Tenant, Keeper, Asker {
   }
 
   /** Questions that no session could be had for. */
-  readonly expire = (before: number, error: CoordinatorError): void => {
+  readonly expire = (before: number, cause: RedisError): void => {
     for (const entry of [...this.#all.values()]) {
-      if (entry.claim.question && entry.state === "idle" && entry.askedAt <= before) this.expired(entry, error)
+      const { key, question } = entry.claim
+      if (!question || entry.state !== "idle" || entry.askedAt > before) continue
+      this.expired(entry, this.kernel.transport.late(key, cause))
     }
   }
 

@@ -53,11 +53,19 @@ const advice = (detail: string): string => {
  */
 export class Timeout extends Schema.Error<Timeout>("lockstep/Redis/Timeout")({
   _tag: Schema.tag("Timeout"),
-  command: Schema.String
+  command: Schema.String,
+  /** What the command was about, if a primitive has sent it. */
+  kind: Schema.optional(Schema.String),
+  name: Schema.optional(Schema.String),
+  namespace: Schema.optional(Schema.String)
 }) {
   override get message(): string {
-    return `Redis did not answer ${this.command} in time: it is overloaded or unreachable, or not Redis, and the ` +
-      `command may or may not have been executed.`
+    const { command, kind, name, namespace } = this
+    const asked = kind === undefined
+      ? command
+      : `a request about ${kind} ${JSON.stringify(name)} of namespace ${JSON.stringify(namespace)}`
+    return `Redis did not answer ${asked} in time: it is overloaded or unreachable, or not Redis. ` +
+      `It may have executed that all the same: retry what is idempotent, and look before you repeat anything else.`
   }
 }
 
