@@ -128,6 +128,11 @@ export interface Options {
   readonly run?: string | undefined
   /** Create it anew if no process has it open. Default `false`: what is kept of it is found. */
   readonly fresh?: boolean | undefined
+  /**
+   * How long a process that died still counts as having it open. Default: the coordinator's lease. Another one is a second
+   * session, which is renewed by itself.
+   */
+  readonly lease?: Duration.Input | undefined
 }
 
 export {
@@ -196,8 +201,8 @@ export const make = (
   options: Options & { readonly name: string }
 ): Effect.Effect<CountDownLatch, CountDownLatchError, Coordinator | Scope.Scope> =>
   Effect.flatMap(Coordinator, (coordinator) => {
-    const { count, fresh = false, name, onMismatch = "fail", run, timeToLive = "1 hour" } = options
-    const place = placeOf(spaceOf(coordinator), "countDownLatch", name, "name")
+    const { count, fresh = false, lease, name, onMismatch = "fail", run, timeToLive = "1 hour" } = options
+    const place = placeOf(spaceOf(coordinator), "countDownLatch", name, "name", lease)
     const { namespace } = place.space.kernel.settings
     const latch = new SharedLatch({
       place,

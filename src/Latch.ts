@@ -118,6 +118,11 @@ export interface Options {
   readonly run?: string | undefined
   /** Create it anew if no process has it. Default `false`: what is kept of it is found. */
   readonly fresh?: boolean | undefined
+  /**
+   * How long a process that died still counts as having it. Default: the coordinator's lease. Another one is a second
+   * session, which is renewed by itself.
+   */
+  readonly lease?: Duration.Input | undefined
 }
 
 export {
@@ -155,9 +160,9 @@ export const make = (
   options: Options & { readonly name: string }
 ): Effect.Effect<Latch, LatchError, Coordinator | Scope.Scope> =>
   Effect.flatMap(Coordinator, (coordinator) => {
-    const { fresh = false, name, open = false, run, timeToLive = "1 hour" } = options
+    const { fresh = false, lease, name, open = false, run, timeToLive = "1 hour" } = options
     const latch = new SharedLatch<LatchError>({
-      place: placeOf(spaceOf(coordinator), "latch", name, "name"),
+      place: placeOf(spaceOf(coordinator), "latch", name, "name", lease),
       module: "Latch",
       total: 1,
       open,

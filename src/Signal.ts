@@ -109,6 +109,11 @@ export interface Signal {
 export interface Options {
   /** How long signals are kept that nothing waits for. Default 1 day, so that nothing stays for ever. The last `set` decides. */
   readonly timeToLive?: Duration.Input | undefined
+  /**
+   * How long a signal stays with a waiter whose process died. Default: the coordinator's lease. Another one is a second
+   * session, which is renewed by itself.
+   */
+  readonly lease?: Duration.Input | undefined
 }
 
 /**
@@ -236,8 +241,8 @@ class SignalImpl implements Signal {
  */
 export const make = (options: Options & { readonly name: string }): Effect.Effect<Signal, never, Coordinator> =>
   Effect.map(Coordinator, (coordinator) => {
-    const { name, timeToLive = "1 day" } = options
-    return new SignalImpl(placeOf(spaceOf(coordinator), "signal", name, "name"), timeToLive)
+    const { lease, name, timeToLive = "1 day" } = options
+    return new SignalImpl(placeOf(spaceOf(coordinator), "signal", name, "name", lease), timeToLive)
   })
 
 /**

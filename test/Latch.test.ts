@@ -179,6 +179,23 @@ layer(TestServer.layer, live)("a latch", (it) => {
       yield* assertEmpty(server, namespace)
     }))
 
+  it.effect("has a lease of its own: a process that is cut off counts as having it for no longer", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const dying = yield* node(line.url, { namespace, partitions: 1, lease: "60 seconds", margin: "200 millis" })
+        const former = yield* on(dying, Latch.make({ name: "start", timeToLive, lease: "1 second" }))
+        yield* former.open
+        const isOpenAnew = Effect.scoped(
+          Effect.flatMap(on(a!, Latch.make({ name: "start", timeToLive, fresh: true })), (latch) => latch.isOpen)
+        )
+        assert.isTrue(yield* isOpenAnew)
+        yield* line.blackhole
+        yield* eventually(Effect.map(isOpenAnew, (open) => !open), { timeout: "5 seconds" })
+        yield* line.pass
+        yield* line.closeAll
+      })))
+
   it.effect("is a typed service, as a latch is", () => {
     class Start extends Latch.Service<Start>()("start", { timeToLive }) {}
     class Ready extends CountDownLatch.Service<Ready>()("ready", { count: 1, timeToLive: Duration.millis(100) }) {}
