@@ -24,6 +24,7 @@
  * - All parties get everything that was brought: keep contributions small, or bring names of what is large.
  * - A party that arrives while an action runs, or in excess of the parties, belongs to a later generation. While an action
  *   runs, only its runner and `reset` break the generation: all have arrived.
+ * - Closing the scope of the barrier interrupts its waiting parties.
  * - If the process of the action dies after it has succeeded and before that was known, the generation is broken all the
  *   same. A later generation runs an action of its own. If only its session is lost then, it hears what the others hear, or
  *   `LeaseLost` when so much has happened meanwhile that this is not known any more.

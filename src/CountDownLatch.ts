@@ -21,6 +21,7 @@
  * - With `fresh`, a process that was killed has the latch open until its lease has run out. A `run` needs no such wait.
  * - What was counted by processes that have closed the latch is gone when Redis loses its data.
  * - `remaining` and `isOpen` ask Redis; waiters are told, a moment later.
+ * - Closing the scope of the latch interrupts its waiters. Closing the coordinator fails them with `CoordinatorClosed`.
  * - `reset` can be executed twice if the session is lost meanwhile.
  * - Redis stores each counted `id` until the latch opens or is reset, and what a call without one needs is stored once for
  *   each process.
@@ -93,7 +94,7 @@ export interface CountDownLatch {
   }) => Effect.Effect<number, CountDownLatchError>
   /**
    * Waits until it is open, for as long as the coordinator's `wait` says. A waiter passes also if the latch is reset right
-   * after it was opened. It is interrupted when the scope of the latch, or the coordinator, is closed.
+   * after it was opened. It is interrupted when the scope of the latch is closed.
    */
   readonly await: Effect.Effect<void, CountDownLatchError>
   /** As `await`, with a `wait` of its own. */

@@ -23,6 +23,7 @@
  *   step down before.
  * - A candidate waits for as long as the `wait` of its coordinator, if that has one: say `wait` in order to stand by for
  *   longer. The `maxHold` of a coordinator does not end terms.
+ * - Closing the scope of `make` ends terms, and no waits: a candidate that wins later loses its term at once (`closed`).
  * - Values are sent to all observers with every change: keep them small.
  *
  * **Example** (One of many processes leads, and all know where it listens)

@@ -18,6 +18,7 @@
  *   finished.
  * - A waiter that comes while a `release` is on the way to its process may pass with the others.
  * - `isOpen` asks Redis; waiters are told, a moment later.
+ * - Closing the scope of the latch interrupts its waiters. Closing the coordinator fails them with `CoordinatorClosed`.
  * - `open`, `close` and `release` can be executed twice if the session is lost meanwhile. The answer is then that of the
  *   second time.
  *
@@ -89,7 +90,7 @@ export interface Latch {
   readonly close: Effect.Effect<boolean, LatchError>
   /**
    * Waits until it is open, or until the present waiters are released, for as long as the coordinator's `wait` says. It is
-   * interrupted when the scope of the latch, or the coordinator, is closed.
+   * interrupted when the scope of the latch is closed.
    */
   readonly await: Effect.Effect<void, LatchError>
   /** As `await`, with a `wait` of its own. */

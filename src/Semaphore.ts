@@ -15,6 +15,7 @@
  * **Gotchas**
  *
  * - After `resize` to fewer permits than are taken, nothing is revoked: holders go on, and the next waiters wait.
+ * - Closing the scope of `make` does not end waits: a take that waits is granted in its turn.
  * - A fiber that holds permits and waits for more of the same semaphore can wait for itself.
  * - When the last process that had it open is gone, the semaphore is gone, and `make` may give it another number.
  *

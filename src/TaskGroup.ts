@@ -32,6 +32,7 @@
  *   Redis knows, until the lease has run out there.
  * - `reset` does not wait for the workers of the former round. They are interrupted when they learn of it, and the next
  *   worker of a shard may have begun by then.
+ * - Closing the scope of the group fails a waiting `awaitAll` with `GroupGone`.
  * - `awaitAll` looks at the group when it is called and when it hears of a change. It can miss a shard that was lost or had
  *   failed for a moment and was registered again at once; `changes` shows it.
  *

@@ -62,7 +62,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         yield* promptly(Fiber.join(after), "who came after")
       })))
 
-  it.effect("interrupts who waits when it is closed, or its coordinator", () =>
+  it.effect("interrupts its waiters when its scope is closed, and fails them when the coordinator is closed", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
         const server = yield* TestServer
@@ -80,7 +80,9 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         const left = yield* Effect.forkChild(other.await)
         yield* Effect.yieldNow
         yield* Scope.close(outer, Exit.void)
-        assert.isTrue(Exit.hasInterrupts(yield* promptly(Fiber.await(left), "the end of the coordinator")))
+        const { reason } = yield* promptly(Effect.flip(Fiber.join(left)), "the end of the coordinator")
+        assert.deepInclude(reason, { _tag: "CoordinatorClosed" })
+        assert.strictEqual((yield* Effect.flip(other.await)).reason._tag, "CoordinatorClosed")
       })))
 
   it.effect("refuses another count, and bad numbers as defects", () =>

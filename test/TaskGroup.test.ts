@@ -396,6 +396,28 @@ layer(TestServer.layer, live)("a task group", (it) => {
         assert.deepStrictEqual(arrayOf(yield* promptly(Fiber.join(waiting), "the waiter")), [["x", 1], ["y", 2]])
       })))
 
+  it.effect("fails its waiters with CoordinatorClosed when the coordinator is closed", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const closing = yield* Scope.make()
+      const context = yield* Scope.provide(node(server.url, { namespace, ...timing }), closing)
+      yield* Effect.scoped(Effect.gen(function*() {
+        const group = yield* groupOn(context, { shards: 1 })
+        const waiting = yield* awaiting(group)
+        const watching = yield* Effect.forkChild(Stream.runDrain(group.changes))
+        yield* Scope.close(closing, Exit.void)
+        const reason = yield* promptly(reasonOf(Fiber.join(waiting)), "the waiter")
+        assert.deepInclude(reason, { _tag: "CoordinatorClosed", namespace })
+        yield* promptly(Fiber.join(watching), "the end of the changes")
+        for (const call of [group.awaitAll(), group.snapshot, group.register("x"), group.reset]) {
+          const late: Effect.Effect<unknown, TaskGroup.TaskGroupError<string>, Scope.Scope> = call
+          assert.strictEqual((yield* reasonOf(late))._tag, "CoordinatorClosed")
+        }
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
   it.effect("is remembered while nobody has it open, and useless outside of its scope", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {

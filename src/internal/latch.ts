@@ -133,7 +133,13 @@ export class SharedLatch<E> {
   // A member that has left hears of nothing any more, so its waiters must not wait on.
   #close(): void {
     this.#closed = true
-    this.#end(Effect.interrupt)
+    this.#end(this.#left)
+  }
+
+  /** What a wait comes to when this member has left: the end of its scope is no error, that of the coordinator is one. */
+  get #left(): Effect.Effect<never, E> {
+    const { channel, space: { kernel } } = this.place
+    return kernel.isClosing() ? Effect.fail(this.#failed(channel.closedError())) : Effect.interrupt
   }
 
   #end(result: Effect.Effect<void, E>): void {
@@ -328,7 +334,7 @@ export class SharedLatch<E> {
   readonly #passing: Effect.Effect<void, E> = Effect.callback((resume) => {
     if (this.#superseded !== undefined) return resume(Effect.fail(this.#settings.fail(this.#superseded)))
     if (this.#state.remaining === 0) return resume(Effect.void)
-    if (this.#closed) return resume(Effect.interrupt)
+    if (this.#closed) return resume(this.#left)
     const end = (result: Effect.Effect<void, E>) => {
       this.#waiting.delete(end)
       resume(result)

@@ -100,13 +100,16 @@ const awaiting = Effect.fnUntraced(function*<A, E>(
   }
 })
 
+const whyGone = ({ about, place: { channel, space: { kernel } } }: Tasks) =>
+  kernel.isClosing() ? channel.closedError().reason : new GroupGone(about)
+
 /** Waits until an event has come since that is worth another look. */
 const news = (tasks: Tasks, since: number, isWorth: (state: State) => boolean): Effect.Effect<void, TaskGroupError> =>
   Effect.callback((resume) => {
     const wake = () => {
       if (!tasks.closed && (tasks.heard === since || !isWorth(tasks.state))) return
       tasks.waiting.delete(wake)
-      resume(tasks.closed ? Effect.fail(fail(new GroupGone(tasks.about))) : Effect.void)
+      resume(tasks.closed ? Effect.fail(fail(whyGone(tasks))) : Effect.void)
     }
     tasks.waiting.add(wake)
     wake()
