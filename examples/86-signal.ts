@@ -21,7 +21,7 @@ const program = Effect.gen(function*() {
   const workers: Array<Fiber.Fiber<void, Signal.SignalError>> = []
   for (const name of ["ann", "bob", "cy"]) {
     workers.push(yield* Effect.forkChild(worker(name)))
-    while ((yield* work.waiting) < workers.length) yield* Effect.yieldNow
+    while ((yield* work.queued) < workers.length) yield* Effect.yieldNow
   }
 
   // The worker that has waited longest is first. One that gives up takes no signal with it.

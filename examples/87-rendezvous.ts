@@ -28,7 +28,7 @@ const program = Effect.gen(function*() {
   )
   assert.equal(yield* Effect.flip(courier("ann", false)), "a flat tyre")
   // It is back, and the giver still there.
-  assert.deepEqual(yield* counter.waiting, { givers: 1, takers: 0, exchangers: 0 })
+  assert.deepEqual(yield* counter.present, { givers: 1, takers: 0, exchangers: 0 })
   yield* courier("bob", true)
   yield* Fiber.join(giver)
   assert.deepEqual(log, ["ann goes to Zoe, attempt 1", "bob goes to Zoe, attempt 2", "the giver leaves"])

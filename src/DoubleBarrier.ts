@@ -140,7 +140,7 @@ export interface DoubleBarrier {
   /** How many parties are inside now, by Redis's word. */
   readonly inside: Effect.Effect<number, DoubleBarrierError>
   /** How many parties wait to enter now, by Redis's word. */
-  readonly waiting: Effect.Effect<number, DoubleBarrierError>
+  readonly queued: Effect.Effect<number, DoubleBarrierError>
 }
 
 /**
@@ -286,7 +286,7 @@ class DoubleBarrierImpl implements DoubleBarrier {
       )
   )
 
-  get #state(): Effect.Effect<readonly [inside: number, waiting: number], DoubleBarrierError> {
+  get #state(): Effect.Effect<readonly [inside: number, queued: number], DoubleBarrierError> {
     return Effect.mapBoth(question(this.#place, "doubleBarrier.state", []), {
       onFailure: ({ reason }) => fail(reason),
       // Not there for a moment after Redis has lost its data.
@@ -298,8 +298,8 @@ class DoubleBarrierImpl implements DoubleBarrier {
     return Effect.map(this.#state, ([inside]) => inside)
   }
 
-  get waiting(): Effect.Effect<number, DoubleBarrierError> {
-    return Effect.map(this.#state, ([, waiting]) => waiting)
+  get queued(): Effect.Effect<number, DoubleBarrierError> {
+    return Effect.map(this.#state, ([, queued]) => queued)
   }
 }
 

@@ -135,7 +135,7 @@ export interface Rendezvous<in out A> {
   /** Waits for another party, and answers its value; that party gets this one's. */
   readonly exchange: (value: A, options?: WaitOptions | undefined) => Effect.Effect<A, RendezvousError>
   /** How many givers have not been acknowledged, and how many takers and parties of an exchange wait for a counterpart. */
-  readonly waiting: Effect.Effect<
+  readonly present: Effect.Effect<
     { readonly givers: number; readonly takers: number; readonly exchangers: number },
     RendezvousError
   >
@@ -397,7 +397,7 @@ class RendezvousImpl<A> implements Rendezvous<A> {
     })
   }
 
-  get waiting() {
+  get present() {
     return Effect.mapBoth(question(this.#place, "rendezvous.state", []), {
       onFailure: ({ reason }) => fail(reason),
       onSuccess: ([, givers, takers, exchangers]) => ({ givers, takers, exchangers })

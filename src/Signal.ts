@@ -98,8 +98,8 @@ export interface Signal {
   readonly pending: Effect.Effect<number, SignalError>
   /** Whether an `await` would pass now. */
   readonly isSet: Effect.Effect<boolean, SignalError>
-  /** How many waiters there are. */
-  readonly waiting: Effect.Effect<number, SignalError>
+  /** How many waiters are in the queue. */
+  readonly queued: Effect.Effect<number, SignalError>
 }
 
 /**
@@ -228,8 +228,8 @@ class SignalImpl implements Signal {
     return Effect.map(this.#state, ([, pending]) => pending > 0)
   }
 
-  get waiting(): Effect.Effect<number, SignalError> {
-    return Effect.map(this.#state, ([, , waiting]) => waiting)
+  get queued(): Effect.Effect<number, SignalError> {
+    return Effect.map(this.#state, ([, , queued]) => queued)
   }
 }
 

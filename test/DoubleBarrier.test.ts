@@ -16,7 +16,7 @@ const barrierOn = (context: Node, parties: number, onMismatch?: "fail" | "keep" 
 const counts = (barrier: DoubleBarrier.DoubleBarrier, inside: number, waiting: number) =>
   eventually(
     Effect.gen(function*() {
-      assert.deepStrictEqual([yield* barrier.inside, yield* barrier.waiting], [inside, waiting])
+      assert.deepStrictEqual([yield* barrier.inside, yield* barrier.queued], [inside, waiting])
     }),
     { message: `${inside} inside, ${waiting} waiting` }
   )
@@ -164,7 +164,7 @@ layer(TestServer.layer, live)("a double barrier", (it) => {
             yield* Effect.forkChild(Effect.exit(Effect.scoped(theirs.enter())))
             yield* counts(barrier, 1, 1)
           }))
-        assert.deepStrictEqual([yield* barrier.inside, yield* barrier.waiting], [0, 0])
+        assert.deepStrictEqual([yield* barrier.inside, yield* barrier.queued], [0, 0])
         yield* departed(server, namespace, 1, (context) => barrierOn(context, 3))
         assert.strictEqual((yield* barrierOn(here!, 4)).parties, 4)
       }), { lease: "60 seconds" }))

@@ -18,8 +18,8 @@ const make = Rendezvous.make({ name: hostile, schema: Schema.String, timeToLive:
 
 type Place = Rendezvous.Rendezvous<string>
 
-const waits = (place: Place, expected: Partial<Effect.Success<Place["waiting"]>>) =>
-  eventually(Effect.map(place.waiting, (waiting) => assert.deepInclude(waiting, expected)), { interval: 1 })
+const waits = (place: Place, expected: Partial<Effect.Success<Place["present"]>>) =>
+  eventually(Effect.map(place.present, (waiting) => assert.deepInclude(waiting, expected)), { interval: 1 })
 
 const nobody = { givers: 0, takers: 0, exchangers: 0 }
 
@@ -67,7 +67,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
           assert.strictEqual(yield* promptly(places[(n + 1) % 3]!.take(), "a taker"), `value ${n}`)
           yield* promptly(Fiber.join(giving[n]!), "a giver")
         }
-        assert.deepStrictEqual(yield* places[0]!.waiting, nobody)
+        assert.deepStrictEqual(yield* places[0]!.present, nobody)
       })))
 
   it.effect("lets the giver go when the taker has finished, and under the lease of that", () =>
@@ -78,7 +78,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         const giver = yield* Effect.forkChild(one.give(hostile))
         assert.deepInclude(yield* taker.begun, { value: hostile, attempts: 1 })
         assert.isTrue(isPending(giver))
-        assert.strictEqual((yield* one.waiting).givers, 1)
+        assert.strictEqual((yield* one.present).givers, 1)
         yield* taker.finish
         yield* promptly(Fiber.join(giver), "the giver")
 
@@ -162,7 +162,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
           "all of them"
         )
         for (const [n, other] of met.entries()) assert.strictEqual(met[Number(other)], `${n}`)
-        assert.deepStrictEqual(yield* places[0]!.waiting, nobody)
+        assert.deepStrictEqual(yield* places[0]!.present, nobody)
       })))
 
   it.effect("limits how long to wait for a counterpart, and leaves nothing then", () =>
@@ -236,7 +236,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         yield* eventually(
           Effect.map(Effect.all([time, deadlineOf(server, namespace, session!.id!)]), ([now, at]) => now > at)
         )
-        assert.deepStrictEqual(yield* one.waiting, nobody)
+        assert.deepStrictEqual(yield* one.present, nobody)
         yield* line.pass
         yield* line.closeAll
       }), { lease: "30 seconds" }))
@@ -375,7 +375,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
             for (let at = 1;; at++) {
               const other = accompanied ? yield* Effect.forkChild(theirs) : undefined
               if (accompanied) {
-                yield* eventually(Effect.map(two.waiting, (it) => it.givers + it.takers + it.exchangers > 0), {
+                yield* eventually(Effect.map(two.present, (it) => it.givers + it.takers + it.exchangers > 0), {
                   interval: 1
                 })
               }
@@ -386,7 +386,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
               if (Exit.isFailure(exit)) interrupted++
               if (other !== undefined) {
                 yield* eventually(
-                  Effect.map(two.waiting, ({ givers, takers, exchangers }) => givers + takers + exchangers < 2)
+                  Effect.map(two.present, ({ givers, takers, exchangers }) => givers + takers + exchangers < 2)
                 )
                 yield* Fiber.interrupt(other)
               }
@@ -470,7 +470,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
           ]
         ) {
           const waiting = yield* Effect.forkChild(mine!)
-          yield* eventually(Effect.map(two.waiting, (it) => it.givers + it.takers + it.exchangers === 1))
+          yield* eventually(Effect.map(two.present, (it) => it.givers + it.takers + it.exchangers === 1))
           yield* server.cli("FLUSHALL")
           yield* Effect.timeout(theirs!, "4 seconds")
           yield* Effect.timeout(Fiber.join(waiting), "4 seconds")
@@ -548,7 +548,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
             }
             const fiber = yield* Effect.forkChild(outcome(lost(mine)))
             if (first === true && verb !== "rendezvous.exchange") {
-              yield* eventually(Effect.map(theirs.waiting, (it) =>
+              yield* eventually(Effect.map(theirs.present, (it) =>
                 it.takers + it.exchangers === 1))
               yield* run
             }
@@ -654,7 +654,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
                 }
                 // Givers and takers that are left meet each other.
                 yield* eventually(
-                  Effect.map(parties[0]!.place.waiting, ({ exchangers, givers, takers }) => {
+                  Effect.map(parties[0]!.place.present, ({ exchangers, givers, takers }) => {
                     const waiting = asked.filter(({ fiber }) => isPending(fiber)).length
                     return Math.min(givers, takers) === 0 && givers + takers + exchangers === waiting
                   }),

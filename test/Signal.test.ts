@@ -17,7 +17,7 @@ const hostile = "x\u0000}{:\r\n\"é😀"
 const make = Signal.make({ name: hostile })
 
 const waits = (signal: Signal.Signal, count: number) =>
-  eventually(Effect.map(signal.waiting, (waiting) => waiting === count), { message: `${count} wait`, interval: 1 })
+  eventually(Effect.map(signal.queued, (waiting) => waiting === count), { message: `${count} wait`, interval: 1 })
 
 const isRangeError = <A, E>(exit: Exit.Exit<A, E>) =>
   assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"))
@@ -38,7 +38,7 @@ layer(TestServer.layer, live)("a signal", (it) => {
           assert.isTrue(waiting.slice(n).every(isPending))
           yield* signals[(n + 1) % 3]!.set
           yield* promptly(Fiber.join(waiting[n]!), `waiter ${n}`)
-          assert.strictEqual(yield* signals[0]!.waiting, 5 - n)
+          assert.strictEqual(yield* signals[0]!.queued, 5 - n)
         }
         assert.deepStrictEqual(passed, [0, 1, 2, 3, 4, 5])
         assert.isFalse(yield* signals[0]!.isSet)
@@ -270,7 +270,7 @@ layer(TestServer.layer, live)("a signal", (it) => {
             }
             yield* promptly(Fiber.join(waiting), `${verb}, ${verdict}`)
             yield* promptly(met, `${verb} was sent`)
-            assert.deepStrictEqual([yield* two.pending, yield* two.waiting], [0, 0])
+            assert.deepStrictEqual([yield* two.pending, yield* two.queued], [0, 0])
           }
         }
       }))
@@ -288,7 +288,7 @@ layer(TestServer.layer, live)("a signal", (it) => {
         const waiting = yield* Effect.forkChild(signal.await)
         yield* waits(direct, 1)
         yield* line.blackhole
-        const questions = [signal.set, signal.setMany(2), signal.clear, signal.pending, signal.isSet, signal.waiting]
+        const questions = [signal.set, signal.setMany(2), signal.clear, signal.pending, signal.isSet, signal.queued]
         const errors = yield* promptly(
           Effect.forEach(questions, (question) => Effect.flip<unknown, Signal.SignalError, never>(question), {
             concurrency: "unbounded"
@@ -344,7 +344,7 @@ layer(TestServer.layer, live)("a signal", (it) => {
         yield* sessionsExpired(server, namespace)
         // No other coordinator was there to reap them.
         const signal = yield* on(yield* node(server.url, { namespace, partitions: 1 }), make)
-        assert.deepStrictEqual([yield* signal.pending, yield* signal.waiting], [1, 0])
+        assert.deepStrictEqual([yield* signal.pending, yield* signal.queued], [1, 0])
         yield* signal.clear
       }))
       yield* assertEmpty(server, namespace)

@@ -48,7 +48,7 @@ it.live("waits go on in a Cluster when a primary dies, and nothing is lost or do
           ] as const
           yield* eventually(
             Effect.map(
-              Effect.all([two.place.waiting, two.signal.waiting]),
+              Effect.all([two.place.present, two.signal.queued]),
               ([{ exchangers, takers }, signals]) => takers + exchangers + signals === 3
             )
           )
@@ -65,7 +65,7 @@ it.live("waits go on in a Cluster when a primary dies, and nothing is lost or do
             yield* two.signal.set
             yield* Fiber.join(awaiting)
             assert.isFalse(yield* one.signal.isSet)
-            assert.deepStrictEqual(yield* one.place.waiting, { givers: 0, takers: 0, exchangers: 0 })
+            assert.deepStrictEqual(yield* one.place.present, { givers: 0, takers: 0, exchangers: 0 })
           }), { concurrency: "unbounded" })
       yield* Effect.timeout(Effect.flatMap(begin, finish), "5 seconds")
 

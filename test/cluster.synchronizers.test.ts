@@ -70,7 +70,7 @@ it.live("parties on a Cluster go on waiting when a primary dies", () =>
       for (const [at, [one]] of barriers.entries()) {
         yield* eventually(Effect.map(one!.arrived, (arrived) =>
           arrived === 2))
-        yield* eventually(Effect.map(phases[at]![0]!.waiting, (waiting) => waiting === 2))
+        yield* eventually(Effect.map(phases[at]![0]!.queued, (waiting) => waiting === 2))
       }
       const opening = yield* Effect.forEach(
         [...latches.map(([, latch]) => latch!.await), ...plain.map(([, latch]) => latch!.await)],

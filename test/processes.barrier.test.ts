@@ -45,7 +45,7 @@ const arrived = (barrier: Barrier.Barrier<void>, count: number) =>
 const counts = (barrier: DoubleBarrier.DoubleBarrier, inside: number, waiting: number) =>
   eventually(
     Effect.gen(function*() {
-      assert.deepStrictEqual([yield* barrier.inside, yield* barrier.waiting], [inside, waiting])
+      assert.deepStrictEqual([yield* barrier.inside, yield* barrier.queued], [inside, waiting])
     }),
     { message: `${inside} inside, ${waiting} waiting` }
   )

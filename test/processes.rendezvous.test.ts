@@ -52,17 +52,17 @@ const scenario = <A, E, R>(self: (scenario: Case) => Effect.Effect<A, E, R>) =>
 const is = <T extends Event["event"]>(name: T) => (event: Event): event is Extract<Event, { event: T }> =>
   event.event === name
 
-const waits = (place: Case["place"], expected: Partial<Effect.Success<Case["place"]["waiting"]>>) =>
-  eventually(Effect.map(place.waiting, (waiting) => assert.deepInclude(waiting, expected)))
+const waits = (place: Case["place"], expected: Partial<Effect.Success<Case["place"]["present"]>>) =>
+  eventually(Effect.map(place.present, (waiting) => assert.deepInclude(waiting, expected)))
 
 layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("processes that are killed", (it) => {
   it.effect("while they wait for a signal: the next one gets it", () =>
     scenario(({ signal, start }) =>
       Effect.gen(function*() {
         const killed = yield* start("await")
-        yield* eventually(Effect.map(signal.waiting, (waiting) => waiting === 1))
+        yield* eventually(Effect.map(signal.queued, (waiting) => waiting === 1))
         const next = yield* Effect.forkChild(signal.await)
-        yield* eventually(Effect.map(signal.waiting, (waiting) => waiting === 2))
+        yield* eventually(Effect.map(signal.queued, (waiting) => waiting === 2))
         yield* killed.kill9
         yield* killed.exit
         yield* signal.set

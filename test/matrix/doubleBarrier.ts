@@ -22,7 +22,7 @@ export const program: Program = ({ line, other }) =>
     const same = yield* Effect.provideContext(DoubleBarrier.make({ name: "step", parties: 2 }), other)
 
     const entering = yield* Effect.forkChild(barrier.enter())
-    yield* eventually(Effect.map(insisting(barrier.waiting), (waiting) => waiting === 1))
+    yield* eventually(Effect.map(insisting(barrier.queued), (waiting) => waiting === 1))
     // A new connection asks what it missed.
     yield* line.closeAll
     const theirs = yield* same.enter()

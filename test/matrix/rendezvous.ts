@@ -19,8 +19,8 @@ export const program: Program = ({ line, other }) =>
     const options = { name: "there", schema: Schema.String } as const
     const mine = yield* Rendezvous.make(options)
     const theirs = yield* Effect.provideContext(Rendezvous.make(options), other)
-    const waits = (expected: Partial<Effect.Success<typeof theirs.waiting>>) =>
-      eventually(Effect.map(theirs.waiting, (waiting) => assert.deepInclude(waiting, expected)))
+    const waits = (expected: Partial<Effect.Success<typeof theirs.present>>) =>
+      eventually(Effect.map(theirs.present, (waiting) => assert.deepInclude(waiting, expected)))
 
     const giving = yield* Effect.forkChild(mine.give("a"))
     yield* waits({ givers: 1 })
@@ -48,6 +48,6 @@ export const program: Program = ({ line, other }) =>
     yield* Fiber.interrupt(interrupted)
     yield* waits({ takers: 0 })
     // A question that was not answered in time fails.
-    const left = yield* Effect.retry(mine.waiting, { while: ({ reason }) => reason._tag === "Timeout", times: 2 })
+    const left = yield* Effect.retry(mine.present, { while: ({ reason }) => reason._tag === "Timeout", times: 2 })
     assert.deepStrictEqual(left, { givers: 0, takers: 0, exchangers: 0 })
   })

@@ -19,7 +19,7 @@ export const program: Program = ({ other }) =>
   Effect.gen(function*() {
     const jobs = yield* Signal.make({ name: "jobs" })
     const theirs = yield* onNode(other)(Signal.make({ name: "jobs" }))
-    const waits = (count: number) => eventually(Effect.map(theirs.waiting, (waiting) => waiting === count))
+    const waits = (count: number) => eventually(Effect.map(theirs.queued, (waiting) => waiting === count))
     const waiting = yield* Effect.forkChild(jobs.await)
     yield* waits(1)
     yield* theirs.set
