@@ -110,6 +110,20 @@ describe("the documentation", () => {
     assert.isAbove(found, 50)
   })
 
+  it("is right that every reason about a named thing says in which namespace that is", () => {
+    let found = 0
+    for (const file of fs.globSync("src/**/*.ts", { cwd: root })) {
+      for (
+        const [, name, fields] of read(file).matchAll(/class (\w+)\b[^{]*extends Schema\.Error[^{]*\{([^]*?)\n\s*\}\)/g)
+      ) {
+        if (!/\b(name|key): Schema/.test(fields!)) continue
+        assert.match(fields!, /\bnamespace: Schema/, `${name} in ${file}`)
+        found++
+      }
+    }
+    assert.isAbove(found, 25)
+  })
+
   it("has a page for every module, with its options, members and functions", () => {
     for (const name of modules) {
       const source = read(`src/${name}.ts`)
