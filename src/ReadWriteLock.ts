@@ -40,7 +40,7 @@ import { type Holder as AnyHolder, holdersOf, type Waiter as AnyWaiter, waitersO
 import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
 import { type Place, placeOf } from "./internal/hold/place.ts"
 import { withHold, withinHold } from "./internal/hold/protect.ts"
-import { request, targetOf } from "./internal/hold/request.ts"
+import { fresh, request, targetOf } from "./internal/hold/request.ts"
 import { spanned } from "./internal/hold/span.ts"
 import type { Lease } from "./Lease.ts"
 
@@ -173,27 +173,23 @@ const reweigh = (
 ): Effect.Effect<"granted" | "conflict" | "absent", ReadWriteLockError> => {
   const target = targetOf(hold)
   const weight = mode === "read" ? 1 : everything
-  const ask = (anyway: boolean): Effect.Effect<"granted" | "conflict" | "absent", ReadWriteLockError> =>
+  const asked = fresh(target, (anyway) =>
     Effect.suspend(() => {
-      if (!hold.active) return Effect.succeed("absent" as const)
+      if (!hold.active) return Effect.succeed(["absent"] as const)
       // It goes on while Redis is away: whether the hold is heavier must not stay unknown.
       const options = { session: hold.session, moot: () => ["absent"] as const, waits: true }
-      return Effect.matchEffect(request(target, "semaphore.reweigh", [hold.id, weight, anyway], options), {
-        onFailure: ({ reason }) => Effect.fail(fail(reason)),
-        onSuccess: (reply) => {
-          // A reader that ended long ago stands in the way.
-          if (reply[0] === "stale") {
-            return Effect.andThen(Effect.promise(() => target.tenancy.partition.reaper.tick()), ask(true))
-          }
-          if (reply[0] === "granted") {
-            hold.token = Number(reply[1])
-            hold.weight = weight
-          }
-          return Effect.succeed(reply[0])
-        }
-      })
-    })
-  return ask(false)
+      return request(target, "semaphore.reweigh", [hold.id, weight, anyway], options)
+    }))
+  return Effect.mapBoth(asked, {
+    onFailure: ({ reason }) => fail(reason),
+    onSuccess: (reply) => {
+      if (reply[0] === "granted") {
+        hold.token = Number(reply[1])
+        hold.weight = weight
+      }
+      return reply[0]
+    }
+  })
 }
 
 const upgrade = (reading: Hold): Effect.Effect<void, ReadWriteLockError> =>

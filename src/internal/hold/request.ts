@@ -71,27 +71,38 @@ export const request = <V extends Verb, A = never>(
     channel.outbox.request<V>(asking)
   })
 
-type Fresh<V extends Verb> = Exclude<ReplyOf<V>, readonly ["stale"]>
+type Fresh<R> = Exclude<R, readonly ["stale"]>
 
 /**
- * Asks about the state of a resource, which changes nothing. When a session that ended long ago may falsify the answer, it
- * is reaped first. While Redis is away it fails after the coordinator's `requestTimeout`.
+ * Asks until no session that ended long ago falsifies the answer: each that does is reaped first. After some of them,
+ * `anyway` is true, and the answer is taken as it is.
+ */
+export const fresh = <R extends readonly [tag: string, ...rest: any], E>(
+  target: Target,
+  ask: (anyway: boolean) => Effect.Effect<R, E>
+): Effect.Effect<Fresh<R>, E> => {
+  const attempt = (stale: number): Effect.Effect<Fresh<R>, E> =>
+    Effect.flatMap(ask(stale === mostStale), (reply) =>
+      reply[0] === "stale"
+        ? Effect.andThen(Effect.promise(() => target.tenancy.partition.reaper.tick()), attempt(stale + 1))
+        : Effect.succeed(reply as Fresh<R>))
+  return attempt(0)
+}
+
+/**
+ * Asks about the state of a resource, which changes nothing; the answer is `fresh`. While Redis is away it fails after the
+ * coordinator's `requestTimeout`.
  */
 export const question = <V extends Verb>(
   target: Target,
   verb: V,
   args: Requests[V]["args"]
-): Effect.Effect<Fresh<V>, CoordinatorError> =>
-  Effect.tryPromise({
-    try: async () => {
-      for (let stale = 0;; stale++) {
-        const reply = await inspect(target, verb, args, stale === mostStale)
-        if (reply[0] !== "stale") return reply as Fresh<V>
-        await target.tenancy.partition.reaper.tick()
-      }
-    },
-    catch: coordinatorError
-  })
+): Effect.Effect<Fresh<ReplyOf<V>>, CoordinatorError> =>
+  fresh(target, (anyway) =>
+    Effect.tryPromise({
+      try: () => inspect(target, verb, args, anyway) as Promise<ReplyOf<V>>,
+      catch: coordinatorError
+    }))
 
 const inspect = async (
   { key, tenancy: { channel, kernel, partition } }: Target,
