@@ -114,11 +114,13 @@ export class Tenancy implements Tenant, Keeper, Asker {
     channel.outbox.request(asking)
   }
 
+  // A session is open, so sending settles nothing at once: the claims are walked without a copy.
   readonly opened = (): void => {
-    const idle = [...this.#all.values()].filter((entry) => entry.state === "idle")
     // What makes a resource exist goes first.
-    for (const entry of idle) if (entry instanceof Membership) this.#send(entry, true)
-    for (const entry of idle) if (!(entry instanceof Membership) && entry.state === "idle") this.#send(entry, true)
+    for (const entry of this.#all.values()) {
+      if (entry.state === "idle" && entry instanceof Membership) this.#send(entry, true)
+    }
+    for (const entry of this.#all.values()) if (entry.state === "idle") this.#send(entry, true)
   }
 
   // ---------------------------------------------------------------------------------------------------------------
@@ -369,7 +371,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
   readonly missed = (session: Session): void => this.#verifyAll(session, () => true)
 
   #verifyAll(session: Session, isMeant: (entry: Entry) => boolean): void {
-    for (const entry of [...this.#all.values()]) {
+    for (const entry of this.#all.values()) {
       if (entry.session !== session || !isMeant(entry)) continue
       if (entry.state === "queued") this.#send(entry, true)
       else if (entry.state === "held" && !(entry instanceof Hold && entry.concluding)) this.#verify(entry, session)
@@ -406,7 +408,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
 
   readonly beat = (session: Session): void => {
     this.opened()
-    for (const entry of [...this.#all.values()]) {
+    for (const entry of this.#all.values()) {
       if (entry.again && entry.state === "queued" && entry.session === session) this.#send(entry, true)
     }
     for (const releasing of this.#owed.splice(0)) this.channel.outbox.request(releasing)
