@@ -5,6 +5,7 @@ import * as fc from "fast-check"
 import { Coordinator, CountDownLatch } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { actor, client } from "./support/actor.ts"
+import { assertUnanswered, behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
 import { asks } from "./support/requests.ts"
@@ -451,45 +452,27 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
       })))
 
   it.effect("is waited for no longer than it is told, or than the coordinator is; while Redis is away, questions fail", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const line = yield* proxy(server)
-      const namespace = freshNamespace()
-      yield* Effect.scoped(Effect.gen(function*() {
-        const context = yield* node(line.url, {
-          namespace,
-          partitions: 1,
-          lease: "1 second",
-          margin: "200 millis",
-          requestTimeout: "200 millis",
-          wait: "50 millis"
-        })
+    behindLine(({ context, line }) =>
+      Effect.gen(function*() {
         const latch = yield* latchOn(context, 2)
         for (const waiting of [latch.await, latch.waitFor({ wait: "20 millis" })]) {
           const { reason } = yield* promptly(Effect.flip(waiting), "the end of the wait")
           assert.deepInclude(reason, { _tag: "WaitTimeout", kind: "countDownLatch", key: "ready", away: false })
         }
         yield* line.blackhole
-        const questions = [latch.countDown(), latch.countDown({ id: "x" }), latch.reset, latch.remaining, latch.isOpen]
-        const errors = yield* promptly(
-          Effect.forEach(
-            questions,
-            (question) => Effect.flip<unknown, CountDownLatch.CountDownLatchError, never>(question),
-            {
-              concurrency: "unbounded"
-            }
-          ),
-          "the questions"
-        )
-        for (const { reason } of errors) assert.include(["Timeout", "ConnectionLost"], reason._tag)
+        yield* assertUnanswered([
+          latch.countDown(),
+          latch.countDown({ id: "x" }),
+          latch.reset,
+          latch.remaining,
+          latch.isOpen
+        ])
         const { reason } = yield* Effect.flip(latch.waitFor({ wait: "20 millis" }))
         assert.deepInclude(reason, { _tag: "WaitTimeout", away: true })
         yield* line.pass
         yield* line.closeAll
         yield* eventually(latch.isOpen.pipe(Effect.as(true)))
-      }))
-      yield* assertEmpty(server, namespace)
-    }))
+      }), { lease: "1 second", margin: "200 millis", requestTimeout: "200 millis", wait: "50 millis" }))
 
   it.effect("does what its model does, whoever counts, resets, waits, leaves or joins", () =>
     Effect.gen(function*() {

@@ -3,8 +3,9 @@ import { assert, layer } from "@effect/vitest"
 import { Deferred, Duration, Effect, Fiber, Latch as EffectLatch, Option } from "effect"
 import { CountDownLatch, Latch } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
+import { assertUnanswered, behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
+import { type Node, node, TestServer, withNode } from "./support/live.ts"
 import { fields } from "./support/requests.ts"
 import { lose, on, pending, promptly, several } from "./support/several.ts"
 
@@ -151,33 +152,16 @@ layer(TestServer.layer, live)("a latch", (it) => {
       })))
 
   it.effect("fails with a reason while Redis is away", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const line = yield* proxy(server)
-      const namespace = freshNamespace()
-      yield* Effect.scoped(Effect.gen(function*() {
-        const context = yield* node(line.url, {
-          namespace,
-          partitions: 1,
-          lease: "1 second",
-          margin: "200 millis",
-          requestTimeout: "200 millis"
-        })
+    behindLine(({ context, line }) =>
+      Effect.gen(function*() {
         const latch = yield* on(context, Latch.make({ name: "start", timeToLive }))
         yield* line.blackhole
-        const errors = yield* promptly(
-          Effect.forEach([latch.open, latch.close, latch.release, latch.isOpen], (question) => Effect.flip(question), {
-            concurrency: "unbounded"
-          }),
-          "the questions"
-        )
-        for (const { reason } of errors) assert.include(["Timeout", "ConnectionLost"], reason._tag)
+        yield* assertUnanswered([latch.open, latch.close, latch.release, latch.isOpen])
         yield* line.pass
         yield* line.closeAll
         yield* eventually(latch.close.pipe(Effect.as(true)))
-      }))
-      yield* assertEmpty(server, namespace)
-    }))
+      })
+    ))
 
   it.effect("has a lease of its own: a process that is cut off counts as having it for no longer", () =>
     several(1, ([a], namespace, server) =>

@@ -2,8 +2,9 @@
 import { assert, layer } from "@effect/vitest"
 import { Effect, Exit, Fiber, Option, Scope } from "effect"
 import * as fc from "fast-check"
-import { type Coordinator, Signal } from "../src/index.ts"
+import { Signal } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
+import { assertUnanswered, behindLine } from "./support/behindLine.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { interruptedAt } from "./support/interrupter.ts"
 import { assertEmpty, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
@@ -245,14 +246,10 @@ layer(TestServer.layer, live)("a signal", (it) => {
       })))
 
   it.effect("has lost no wake-up when requests and replies were lost", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const namespace = freshNamespace()
-      yield* Effect.scoped(Effect.gen(function*() {
-        const line = yield* proxy(server)
-        const settings = { namespace, partitions: 1, lease: "4 seconds", requestTimeout: "200 millis" } as const
-        const two = yield* on(yield* node(server.url, settings), make)
-        const one = yield* on(yield* node(line.url, settings), make)
+    behindLine(({ context, direct, line }) =>
+      Effect.gen(function*() {
+        const two = yield* on(yield* direct(), make)
+        const one = yield* on(context, make)
         for (const verb of ["signal.await", "signal.consume", "signal.set"]) {
           for (const verdict of ["drop", "dropReply", "blackholeReply", "duplicate"] as const) {
             const met = yield* line.once(asks(verb), verdict)
@@ -273,9 +270,7 @@ layer(TestServer.layer, live)("a signal", (it) => {
             assert.deepStrictEqual([yield* two.pending, yield* two.queued], [0, 0])
           }
         }
-      }))
-      yield* assertEmpty(server, namespace)
-    }))
+      }), { lease: "4 seconds", requestTimeout: "200 millis" }))
 
   it.effect("fails with a reason while Redis is away, and waits on", () =>
     several(1, ([a], namespace, server) =>
@@ -289,13 +284,7 @@ layer(TestServer.layer, live)("a signal", (it) => {
         yield* waits(direct, 1)
         yield* line.blackhole
         const questions = [signal.set, signal.setMany(2), signal.clear, signal.pending, signal.isSet, signal.queued]
-        const errors = yield* promptly(
-          Effect.forEach(questions, (question) => Effect.flip<unknown, Signal.SignalError, never>(question), {
-            concurrency: "unbounded"
-          }),
-          "the questions"
-        )
-        for (const { reason } of errors) assert.include(["Timeout", "ConnectionLost"], reason._tag)
+        yield* assertUnanswered(questions)
         const late = yield* Effect.flip(signal.waitFor({ wait: "50 millis" }))
         assert.deepInclude(late.reason, { _tag: "WaitTimeout", kind: "signal", away: true })
         assert.isTrue(isPending(waiting))
@@ -321,19 +310,9 @@ layer(TestServer.layer, live)("a signal", (it) => {
       }), { wait: "50 millis" }))
 
   it.effect("counts no waiter and no taker whose session has expired", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const namespace = freshNamespace()
-      yield* Effect.scoped(Effect.gen(function*() {
-        const line = yield* proxy(server)
-        const settings = {
-          namespace,
-          partitions: 1,
-          lease: "1 second",
-          margin: "200 millis",
-          requestTimeout: "200 millis"
-        }
-        const gone = yield* on(yield* node(line.url, settings as Coordinator.Options), make)
+    behindLine(({ context, direct, line, namespace, server }) =>
+      Effect.gen(function*() {
+        const gone = yield* on(context, make)
         const [first, second] = [yield* Effect.forkChild(gone.await), yield* Effect.forkChild(gone.await)]
         yield* waits(gone, 2)
         yield* line.hold(asks("signal.consume"))
@@ -343,12 +322,11 @@ layer(TestServer.layer, live)("a signal", (it) => {
         yield* Fiber.interrupt(second)
         yield* sessionsExpired(server, namespace)
         // No other coordinator was there to reap them.
-        const signal = yield* on(yield* node(server.url, { namespace, partitions: 1 }), make)
+        const signal = yield* on(yield* direct({}), make)
         assert.deepStrictEqual([yield* signal.pending, yield* signal.queued], [1, 0])
         yield* signal.clear
-      }))
-      yield* assertEmpty(server, namespace)
-    }))
+      })
+    ))
 
   it.effect("is a typed service", () => {
     class Jobs extends Signal.Service<Jobs>()("jobs", { timeToLive: "1 minute" }) {}

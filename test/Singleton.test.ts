@@ -3,9 +3,9 @@ import { assert, layer } from "@effect/vitest"
 import { Clock, Cron, Deferred, Duration, Effect, Fiber, Layer, Logger, Option, Schedule } from "effect"
 import { Coordinator, Lease, Singleton } from "../src/index.ts"
 import { restart } from "../src/internal/election/restart.ts"
-import { make as proxy } from "../src/testing/Proxy.ts"
+import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
+import { type Node, TestServer } from "./support/live.ts"
 import { asks, waits, within } from "./support/requests.ts"
 import { several } from "./support/several.ts"
 
@@ -179,30 +179,24 @@ layer(TestServer.layer, live)("a singleton", (it) => {
       }), { lease: "3 seconds", margin: "500 millis", wait: "50 millis", maxHold: "100 millis" }))
 
   it.effect("has a lease of its own: a process that is cut off is succeeded after that", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const namespace = freshNamespace()
-      const settings = { namespace, partitions: 1, lease: "60 seconds", margin: "5 seconds" } as const
-      yield* Effect.scoped(Effect.gen(function*() {
-        const line = yield* proxy(server)
+    behindLine(({ context, direct, line, namespace, server }) =>
+      Effect.gen(function*() {
         const runs: Array<string> = []
         const scheduled = (who: string) =>
           Singleton.schedule("tick", Effect.sync(() => runs.push(who)), Schedule.spaced("20 millis"), {
             lease: "2 seconds",
             timeToLive
           })
-        const first = yield* launch(yield* node(line.url, settings), scheduled("a"))
+        const first = yield* launch(context, scheduled("a"))
         yield* until(() => runs.length === 3, "ticks")
-        const second = yield* launch(yield* node(server.url, settings), scheduled("b"))
+        const second = yield* launch(yield* direct(), scheduled("b"))
         yield* waits(server, namespace, "singleton:tick", 1)
         yield* line.blackhole
         yield* within(eventually(Effect.sync(() => assert.include(runs, "b"))), 4000, "the successor")
         yield* line.pass
         yield* line.closeAll
         yield* Fiber.interruptAll([first, second])
-      }))
-      yield* assertEmpty(server, namespace)
-    }))
+      }), { lease: "60 seconds", margin: "5 seconds" }))
 })
 
 layer(TestServer.layer, live)("a schedule", (it) => {
@@ -310,12 +304,8 @@ layer(TestServer.layer, live)("a schedule", (it) => {
       })))
 
   it.effect("runs the tick that it has claimed, though the answer came late or not at all", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const namespace = freshNamespace()
-      const settings = { namespace, partitions: 1, lease: "6 seconds", requestTimeout: "200 millis" } as const
-      yield* Effect.scoped(Effect.gen(function*() {
-        const line = yield* proxy(server)
+    behindLine(({ context, line, namespace, server }) =>
+      Effect.gen(function*() {
         let runs = 0
         const dues = new Set<string>()
         const tick = Effect.gen(function*() {
@@ -325,7 +315,6 @@ layer(TestServer.layer, live)("a schedule", (it) => {
         })
         const failures: Array<unknown> = []
         const logger = Logger.make(({ logLevel, message }) => void (logLevel === "Error" && failures.push(message)))
-        const context = yield* node(line.url, settings)
         const fiber = yield* launch(
           context,
           Singleton.schedule("tick", tick, Schedule.spaced("50 millis"), { timeToLive: "10 seconds" }).pipe(
@@ -346,9 +335,7 @@ layer(TestServer.layer, live)("a schedule", (it) => {
         assert.deepStrictEqual(failures, [])
         yield* Fiber.interrupt(fiber)
         yield* server.cli("DEL", `{${namespace}:00}:tick:tick`)
-      }))
-      yield* assertEmpty(server, namespace)
-    }))
+      }), { lease: "6 seconds", requestTimeout: "200 millis" }))
 
   it.effect("refuses bad options at once", () =>
     Effect.sync(() => {

@@ -5,6 +5,7 @@ import * as fc from "fast-check"
 import { Coordinator, TaskGroup } from "../src/index.ts"
 import { spaceOf } from "../src/internal/hold/place.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
+import { assertUnanswered, behindLine } from "./support/behindLine.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, deadlineOf, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
 import { asks } from "./support/requests.ts"
@@ -172,30 +173,20 @@ layer(TestServer.layer, live)("a task group", (it) => {
       })))
 
   it.effect("accepts a result whose answer was lost together with the session", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const namespace = freshNamespace()
-      yield* Effect.scoped(Effect.gen(function*() {
-        const line = yield* proxy(server)
-        const [mine, other] = [
-          yield* node(line.url, { namespace, ...timing, lease: "1 second", margin: "200 millis" }),
-          yield* node(server.url, { namespace, ...timing })
-        ]
-        yield* Effect.scoped(Effect.gen(function*() {
-          const [one, two] = [yield* groupOn(mine), yield* groupOn(other)]
-          const met = yield* line.once(asks("taskGroup.submit"), "blackholeReply")
-          const ran = yield* Effect.forkChild(one.run("x", Effect.succeed(1)))
-          yield* met
-          yield* line.blackhole
-          yield* eventually(Effect.map(sessionsOf(mine), ([session]) => session!.state === "opening"))
-          yield* line.pass
-          yield* line.closeAll
-          assert.strictEqual(yield* promptly(Fiber.join(ran), "the worker"), 1)
-          assert.deepStrictEqual(arrayOf(yield* two.awaitAll()), [["x", 1]])
-        }))
-      }))
-      yield* assertEmpty(server, namespace)
-    }))
+    behindLine(({ context: mine, direct, line }) =>
+      Effect.gen(function*() {
+        const other = yield* direct(timing)
+        const [one, two] = [yield* groupOn(mine), yield* groupOn(other)]
+        const met = yield* line.once(asks("taskGroup.submit"), "blackholeReply")
+        const ran = yield* Effect.forkChild(one.run("x", Effect.succeed(1)))
+        yield* met
+        yield* line.blackhole
+        yield* eventually(Effect.map(sessionsOf(mine), ([session]) => session!.state === "opening"))
+        yield* line.pass
+        yield* line.closeAll
+        assert.strictEqual(yield* promptly(Fiber.join(ran), "the worker"), 1)
+        assert.deepStrictEqual(arrayOf(yield* two.awaitAll()), [["x", 1]])
+      }), { ...timing, lease: "1 second", margin: "200 millis" }))
 
   it.effect("begins a new round with a reset", () =>
     several(2, ([a, b]) =>
@@ -227,55 +218,45 @@ layer(TestServer.layer, live)("a task group", (it) => {
       })))
 
   it.effect("shows every change in order, across reconnects", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const namespace = freshNamespace()
-      yield* Effect.scoped(Effect.gen(function*() {
-        const line = yield* proxy(server)
-        const [mine, other] = [
-          yield* node(line.url, { namespace, ...timing }),
-          yield* node(server.url, { namespace, ...timing })
-        ]
-        yield* Effect.scoped(Effect.gen(function*() {
-          const [one, two] = [yield* groupOn(mine), yield* groupOn(other, { shards: 40 })]
-          const seen: Array<TaskGroup.Progress> = []
-          const watching = yield* Effect.forkChild(
-            Stream.runForEach(one.changes, (progress) => Effect.sync(() => seen.push(progress)))
-          )
-          yield* eventually(Effect.sync(() => seen.length === 1))
-          yield* Effect.forEach(Array.from({ length: 40 }, (_, n) => n), (n) =>
-            Effect.gen(function*() {
-              if (n % 5 === 0) yield* line.closeAll
-              if (n % 3 === 0) yield* Effect.scoped(two.register(`s${n}`))
-              if (n % 4 === 0) yield* Effect.ignore(two.run(`s${n}`, Effect.fail("no")))
-              yield* two.run(`s${n}`, Effect.succeed(n))
-            }))
-          yield* eventually(Effect.sync(() => seen.at(-1)?.done === 40), { message: "the last one" })
-          const [first, ...changes] = seen
-          let counts = { ...first! }
-          for (const next of changes) {
-            const { changed } = next
-            if (changed === undefined) {
-              // Only the number of shards was said.
-              assert.deepStrictEqual({ ...next, expected: undefined }, { ...counts, changed, expected: undefined })
-            } else if (changed.status === "running") {
-              assert.strictEqual(next.running, counts.running + 1, JSON.stringify([counts, next]))
-            } else {
-              assert.strictEqual(next[changed.status], counts[changed.status] + 1, JSON.stringify([counts, next]))
-              assert.strictEqual(next.running, counts.running - 1)
-            }
-            counts = { ...next }
+    behindLine(({ context: mine, direct, line }) =>
+      Effect.gen(function*() {
+        const other = yield* direct(timing)
+        const [one, two] = [yield* groupOn(mine), yield* groupOn(other, { shards: 40 })]
+        const seen: Array<TaskGroup.Progress> = []
+        const watching = yield* Effect.forkChild(
+          Stream.runForEach(one.changes, (progress) => Effect.sync(() => seen.push(progress)))
+        )
+        yield* eventually(Effect.sync(() => seen.length === 1))
+        yield* Effect.forEach(Array.from({ length: 40 }, (_, n) => n), (n) =>
+          Effect.gen(function*() {
+            if (n % 5 === 0) yield* line.closeAll
+            if (n % 3 === 0) yield* Effect.scoped(two.register(`s${n}`))
+            if (n % 4 === 0) yield* Effect.ignore(two.run(`s${n}`, Effect.fail("no")))
+            yield* two.run(`s${n}`, Effect.succeed(n))
+          }))
+        yield* eventually(Effect.sync(() => seen.at(-1)?.done === 40), { message: "the last one" })
+        const [first, ...changes] = seen
+        let counts = { ...first! }
+        for (const next of changes) {
+          const { changed } = next
+          if (changed === undefined) {
+            // Only the number of shards was said.
+            assert.deepStrictEqual({ ...next, expected: undefined }, { ...counts, changed, expected: undefined })
+          } else if (changed.status === "running") {
+            assert.strictEqual(next.running, counts.running + 1, JSON.stringify([counts, next]))
+          } else {
+            assert.strictEqual(next[changed.status], counts[changed.status] + 1, JSON.stringify([counts, next]))
+            assert.strictEqual(next.running, counts.running - 1)
           }
-          assert.strictEqual(changes.filter(({ changed }) => changed?.status === "done").length, 40)
-          assert.strictEqual(changes.filter(({ changed }) => changed?.status === "lost").length, 14)
-          assert.strictEqual(changes.filter(({ changed }) => changed?.status === "failed").length, 10)
-          // Joining again is heard behind everything else.
-          assert.isAbove(line.counters.connections, 3)
-          yield* Fiber.interrupt(watching)
-        }))
-      }))
-      yield* assertEmpty(server, namespace)
-    }))
+          counts = { ...next }
+        }
+        assert.strictEqual(changes.filter(({ changed }) => changed?.status === "done").length, 40)
+        assert.strictEqual(changes.filter(({ changed }) => changed?.status === "lost").length, 14)
+        assert.strictEqual(changes.filter(({ changed }) => changed?.status === "failed").length, 10)
+        // Joining again is heard behind everything else.
+        assert.isAbove(line.counters.connections, 3)
+        yield* Fiber.interrupt(watching)
+      }), timing))
 
   it.effect("costs one event for each process and change, however many wait, and nothing for who gives up", () =>
     several(2, ([a, b], namespace, server) =>
@@ -510,37 +491,27 @@ layer(TestServer.layer, live)("a task group", (it) => {
       })))
 
   it.effect("makes up for events that were lost, within two heartbeats", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const namespace = freshNamespace()
-      yield* Effect.scoped(Effect.gen(function*() {
-        const line = yield* proxy(server)
-        const [mine, other] = [
-          yield* node(line.url, { namespace, ...timing, lease: "2 seconds" }),
-          yield* node(server.url, { namespace, ...timing })
-        ]
-        yield* Effect.scoped(Effect.gen(function*() {
-          const [one, two] = [yield* groupOn(mine), yield* groupOn(other)]
-          const task = yield* two.register("x")
-          const waiting = yield* awaiting(one)
-          // The reader is not looking while they come and go.
-          const reading = yield* line.hold(({ name }) => name === "XREAD")
-          yield* two.run("y", Effect.succeed(2))
-          yield* reading.request
-          const mailbox = `{${namespace}:00}:mail:${yield* sessionOf(mine)}`
-          const before = (yield* server.cli("XREVRANGE", mailbox, "+", "-", "COUNT", 1)).split("\n")[0]!
-          yield* task.submit(1)
-          const ids = (yield* server.cli("XRANGE", mailbox, `(${before}`, "+")).split("\n")
-            .filter((line) => /^\d+-\d+$/.test(line))
-          assert.isNotEmpty(ids)
-          yield* server.cli("XDEL", mailbox, ...ids)
-          yield* reading.release()
-          yield* line.closeAll
-          assert.deepStrictEqual(arrayOf(yield* promptly(Fiber.join(waiting), "who waits")), [["x", 1], ["y", 2]])
-        }))
-      }))
-      yield* assertEmpty(server, namespace)
-    }))
+    behindLine(({ context: mine, direct, line, namespace, server }) =>
+      Effect.gen(function*() {
+        const other = yield* direct(timing)
+        const [one, two] = [yield* groupOn(mine), yield* groupOn(other)]
+        const task = yield* two.register("x")
+        const waiting = yield* awaiting(one)
+        // The reader is not looking while they come and go.
+        const reading = yield* line.hold(({ name }) => name === "XREAD")
+        yield* two.run("y", Effect.succeed(2))
+        yield* reading.request
+        const mailbox = `{${namespace}:00}:mail:${yield* sessionOf(mine)}`
+        const before = (yield* server.cli("XREVRANGE", mailbox, "+", "-", "COUNT", 1)).split("\n")[0]!
+        yield* task.submit(1)
+        const ids = (yield* server.cli("XRANGE", mailbox, `(${before}`, "+")).split("\n")
+          .filter((line) => /^\d+-\d+$/.test(line))
+        assert.isNotEmpty(ids)
+        yield* server.cli("XDEL", mailbox, ...ids)
+        yield* reading.release()
+        yield* line.closeAll
+        assert.deepStrictEqual(arrayOf(yield* promptly(Fiber.join(waiting), "who waits")), [["x", 1], ["y", 2]])
+      }), { ...timing, lease: "2 seconds" }))
 
   it.effect("goes back with a Redis that has forgotten the last changes", () =>
     several(2, ([a, b], namespace, server) =>
@@ -686,41 +657,31 @@ layer(TestServer.layer, live)("a task group", (it) => {
       })))
 
   it.effect("interrupts a worker whose registration has ended, also when no event told it", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const namespace = freshNamespace()
-      yield* Effect.scoped(Effect.gen(function*() {
-        const line = yield* proxy(server)
-        const [mine, other] = [
-          yield* node(line.url, { namespace, ...timing, lease: "2 seconds" }),
-          yield* node(server.url, { namespace, ...timing })
-        ]
-        yield* Effect.scoped(Effect.gen(function*() {
-          const [one, two] = [yield* groupOn(mine), yield* groupOn(other)]
-          const running = yield* Effect.forkChild(one.run("x", Effect.never))
-          yield* eventually(Effect.map(two.snapshot, ({ running }) => running === 1))
-          // The reader sleeps while the event comes and goes.
-          const reading = yield* line.hold(({ name }) => name === "XREAD")
-          yield* two.run("y", Effect.succeed(1))
-          yield* reading.request
-          const mailbox = `{${namespace}:00}:mail:${yield* sessionOf(mine)}`
-          const before = (yield* server.cli("XREVRANGE", mailbox, "+", "-", "COUNT", 1)).split("\n")[0]!
-          yield* two.reset
-          const ids = (yield* server.cli("XRANGE", mailbox, `(${before}`, "+")).split("\n")
-            .filter((line) => /^\d+-\d+$/.test(line))
-          assert.isNotEmpty(ids)
-          yield* server.cli("XDEL", mailbox, ...ids)
-          yield* reading.release()
-          assert.deepInclude(yield* promptly(reasonOf(Fiber.join(running)), "the worker"), {
-            _tag: "LeaseLost",
-            reason: "revoked"
-          })
-          // Asking what has become of it has registered nothing in the new round.
-          assert.deepInclude(yield* two.snapshot, { round: 2, registered: 0 })
-        }))
-      }))
-      yield* assertEmpty(server, namespace)
-    }))
+    behindLine(({ context: mine, direct, line, namespace, server }) =>
+      Effect.gen(function*() {
+        const other = yield* direct(timing)
+        const [one, two] = [yield* groupOn(mine), yield* groupOn(other)]
+        const running = yield* Effect.forkChild(one.run("x", Effect.never))
+        yield* eventually(Effect.map(two.snapshot, ({ running }) => running === 1))
+        // The reader sleeps while the event comes and goes.
+        const reading = yield* line.hold(({ name }) => name === "XREAD")
+        yield* two.run("y", Effect.succeed(1))
+        yield* reading.request
+        const mailbox = `{${namespace}:00}:mail:${yield* sessionOf(mine)}`
+        const before = (yield* server.cli("XREVRANGE", mailbox, "+", "-", "COUNT", 1)).split("\n")[0]!
+        yield* two.reset
+        const ids = (yield* server.cli("XRANGE", mailbox, `(${before}`, "+")).split("\n")
+          .filter((line) => /^\d+-\d+$/.test(line))
+        assert.isNotEmpty(ids)
+        yield* server.cli("XDEL", mailbox, ...ids)
+        yield* reading.release()
+        assert.deepInclude(yield* promptly(reasonOf(Fiber.join(running)), "the worker"), {
+          _tag: "LeaseLost",
+          reason: "revoked"
+        })
+        // Asking what has become of it has registered nothing in the new round.
+        assert.deepInclude(yield* two.snapshot, { round: 2, registered: 0 })
+      }), { ...timing, lease: "2 seconds" }))
 
   it.effect("shows every shard with its worker, and the results so far", () =>
     several(2, ([a, b]) =>
@@ -798,30 +759,21 @@ layer(TestServer.layer, live)("a task group", (it) => {
       })))
 
   it.effect("fails to register while Redis is away, rather than waits", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const namespace = freshNamespace()
-      yield* Effect.scoped(Effect.gen(function*() {
-        const line = yield* proxy(server)
-        const mine = yield* node(line.url, { namespace, ...timing, lease: "20 seconds", requestTimeout: "300 millis" })
-        yield* Effect.scoped(Effect.gen(function*() {
-          const group = yield* groupOn(mine)
-          const task = yield* group.register("x")
-          yield* line.blackhole
-          const reason = yield* promptly(reasonOf(group.register("y")), "an answer")
-          assert.include(["Timeout", "ConnectionLost", "NotConnected"], reason._tag)
-          // A result is not given up: it belongs to a hold that is still trusted.
-          const submitting = yield* Effect.forkChild(task.submit(1))
-          yield* realSleep(700)
-          yield* pending(submitting)
-          yield* line.pass
-          yield* line.closeAll
-          yield* promptly(Fiber.join(submitting), "the submission")
-          assert.deepStrictEqual(arrayOf(yield* group.results), [["x", 1]])
-        }))
-      }))
-      yield* assertEmpty(server, namespace)
-    }))
+    behindLine(({ context, line }) =>
+      Effect.gen(function*() {
+        const group = yield* groupOn(context)
+        const task = yield* group.register("x")
+        yield* line.blackhole
+        yield* assertUnanswered([Effect.scoped(group.register("y"))])
+        // A result is not given up: it belongs to a hold that is still trusted.
+        const submitting = yield* Effect.forkChild(task.submit(1))
+        yield* realSleep(700)
+        yield* pending(submitting)
+        yield* line.pass
+        yield* line.closeAll
+        yield* promptly(Fiber.join(submitting), "the submission")
+        assert.deepStrictEqual(arrayOf(yield* group.results), [["x", 1]])
+      }), { ...timing, lease: "20 seconds", requestTimeout: "300 millis" }))
 
   it.effect("does what its model does, whoever registers, submits, dies, resets or waits", () =>
     Effect.gen(function*() {

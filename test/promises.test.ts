@@ -8,6 +8,7 @@ import { placeOf, spaceOf } from "../src/internal/hold/place.ts"
 import { CurrentIo, live as liveIo } from "../src/internal/io.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { actor, client } from "./support/actor.ts"
+import { behindLine } from "./support/behindLine.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, holding, type Node, node, onNode, TestServer } from "./support/live.ts"
 import { waits, within } from "./support/requests.ts"
@@ -300,17 +301,8 @@ layer(TestServer.layer, live)("questions", (it) => {
       })))
 
   it.effect("have a deadline while Redis is away, and waits say so", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const line = yield* proxy(server)
-      const namespace = freshNamespace()
-      yield* Effect.scoped(Effect.gen(function*() {
-        const context = yield* node(line.url, {
-          namespace,
-          partitions: 1,
-          lease: "30 seconds",
-          requestTimeout: "500 millis"
-        })
+    behindLine(({ context, line, namespace }) =>
+      Effect.gen(function*() {
         yield* onNode(context)(Effect.scoped(Effect.gen(function*() {
           const semaphore = yield* Semaphore.make({ name: "s", permits: 3 })
           yield* line.blackhole
@@ -361,9 +353,7 @@ layer(TestServer.layer, live)("questions", (it) => {
           assert.isTrue(present.reason._tag === "WaitTimeout" && !present.reason.away, String(present))
           yield* held.leave
         })))
-      }))
-      yield* assertEmpty(server, namespace)
-    }).pipe(Effect.scoped))
+      }), { lease: "30 seconds", requestTimeout: "500 millis" }))
 })
 
 layer(TestServer.layer, live)("a kind that this release does not know", (it) => {
@@ -585,12 +575,8 @@ layer(TestServer.layer, live)("the bound of what waits", (it) => {
       }), { lease: "3 seconds", margin: "500 millis", batch: { maxPending: 30, maxRequests: 8 } }))
 
   it.effect("holds without a session, too", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const line = yield* proxy(server)
-      const namespace = freshNamespace()
-      yield* Effect.scoped(Effect.gen(function*() {
-        const context = yield* node(line.url, { ...short, namespace, partitions: 1, batch: { maxPending: 50 } })
+    behindLine(({ context, line }) =>
+      Effect.gen(function*() {
         yield* line.refuse
         yield* line.closeAll
         yield* eventually(Effect.map(sessionsOf(context), ([session]) => session!.state === "opening"))
@@ -608,9 +594,7 @@ layer(TestServer.layer, live)("the bound of what waits", (it) => {
         assert.isTrue(failed.every((exit) => String(exit.cause).includes("batch.maxPending")))
         assert.isAtLeast(failed.length, 100)
         assert.isBelow(failed.length, 200)
-      }))
-      yield* assertEmpty(server, namespace)
-    }).pipe(Effect.scoped))
+      }), { ...short, batch: { maxPending: 50 } }))
 })
 
 layer(TestServer.layer, live)("two coordinators of one process", (it) => {
@@ -708,12 +692,8 @@ layer(TestServer.layer, live)("keys", (it) => {
 
 layer(TestServer.layer, live)("interruption", (it) => {
   it.effect("of thousands that are queued to be sent takes no longer than making them", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const line = yield* proxy(server)
-      const namespace = freshNamespace()
-      yield* Effect.scoped(Effect.gen(function*() {
-        const context = yield* node(line.url, { namespace, partitions: 1, lease: "30 seconds" })
+    behindLine(({ context, line }) =>
+      Effect.gen(function*() {
         yield* onNode(context)(Lock.withLock(Effect.void, "a"))
         yield* line.blackhole
         const count = 30_000
@@ -732,9 +712,7 @@ layer(TestServer.layer, live)("interruption", (it) => {
         assert.isBelow(interrupted - made, 2000 + 3 * (made - started))
         yield* line.pass
         yield* line.closeAll
-      }))
-      yield* assertEmpty(server, namespace)
-    }).pipe(Effect.scoped))
+      }), { lease: "30 seconds" }))
 })
 
 layer(TestServer.layer, live)("a number that differs", (it) => {
