@@ -100,10 +100,10 @@ export interface Arrival<out A> {
 }
 
 /**
- * @category models
+ * @category options
  * @since 0.1.0
  */
-export interface AwaitOptions {
+export interface WaitOptions {
   /**
    * How long to wait for the other parties; then it departs and fails with `WaitTimeout`. An action that has begun is not
    * bounded by it. Default: that of the coordinator, as long as it takes.
@@ -127,7 +127,7 @@ export interface Barrier<in out A, out E = never> {
    * the action when it was this party that ran it, and with `LeaseLost` when the session was lost while it did. It is
    * interrupted when the scope of the barrier is closed.
    */
-  readonly await: (contribution: A, options?: AwaitOptions | undefined) => Effect.Effect<Arrival<A>, BarrierError | E>
+  readonly await: (contribution: A, options?: WaitOptions | undefined) => Effect.Effect<Arrival<A>, BarrierError | E>
   /** How many parties wait in the present generation now, by Redis's word. */
   readonly arrived: Effect.Effect<number, BarrierError>
   /**
@@ -297,7 +297,7 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
 
   readonly await = (
     contribution: A,
-    options?: AwaitOptions | undefined
+    options?: WaitOptions | undefined
   ): Effect.Effect<Arrival<A>, BarrierError | E> =>
     Effect.withFiber((fiber) =>
       spanned(
@@ -341,7 +341,7 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
   #lead(
     arrival: string,
     contribution: string,
-    options: AwaitOptions | undefined,
+    options: WaitOptions | undefined,
     restore: acquiring.Restore
   ): Effect.Effect<Arrival<A>, BarrierError | E> {
     return Effect.flatMap(

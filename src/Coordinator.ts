@@ -117,7 +117,7 @@ export {
 } from "./internal/actor/errors.ts"
 
 /**
- * @category models
+ * @category options
  * @since 0.1.0
  */
 export interface Options {

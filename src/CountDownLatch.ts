@@ -70,7 +70,7 @@ export const TypeId: TypeId = "~lockstep/CountDownLatch"
 export type TypeId = "~lockstep/CountDownLatch"
 
 /**
- * @category models
+ * @category options
  * @since 0.1.0
  */
 export interface WaitOptions {

@@ -83,7 +83,7 @@ export interface Phase extends Lease {
 }
 
 /**
- * @category models
+ * @category options
  * @since 0.1.0
  */
 export interface EnterOptions {

@@ -110,7 +110,7 @@ export type {
  * @category options
  * @since 0.1.0
  */
-export interface CampaignOptions {
+export interface WaitOptions {
   /**
    * How long to wait for the term; then it fails with `WaitTimeout`. Default: that of the coordinator, as long as it takes.
    */
@@ -132,27 +132,27 @@ export interface Election<A> {
   readonly lead: {
     <B, E, R>(
       self: Effect.Effect<B, E, R>,
-      options?: CampaignOptions | undefined
+      options?: WaitOptions | undefined
     ): Effect.Effect<B, E | ElectionError, R>
     (
-      options?: CampaignOptions | undefined
+      options?: WaitOptions | undefined
     ): <B, E, R>(self: Effect.Effect<B, E, R>) => Effect.Effect<B, E | ElectionError, R>
   }
   /** As `lead`, but when the effect has ended with success, the process campaigns again. */
   readonly leadForever: {
     <B, E, R>(
       self: Effect.Effect<B, E, R>,
-      options?: CampaignOptions | undefined
+      options?: WaitOptions | undefined
     ): Effect.Effect<never, E | ElectionError, R>
     (
-      options?: CampaignOptions | undefined
+      options?: WaitOptions | undefined
     ): <B, E, R>(self: Effect.Effect<B, E, R>) => Effect.Effect<never, E | ElectionError, R>
   }
   /**
    * Waits until it leads, and leads for as long as the scope is open. Nothing is interrupted by itself when the lease is
    * lost: watch `lease.lost`, or use `lead`.
    */
-  readonly campaign: (options?: CampaignOptions | undefined) => Effect.Effect<Lease, ElectionError, Scope.Scope>
+  readonly campaign: (options?: WaitOptions | undefined) => Effect.Effect<Lease, ElectionError, Scope.Scope>
   /**
    * Ends the term of this process: what runs under it is interrupted, and has the margin of the coordinator to end before
    * the next candidate follows. Does nothing if it does not lead.
@@ -330,16 +330,16 @@ class ElectionImpl<A> implements Election<A> {
 
   readonly lead: Election<A>["lead"] = dual(
     (args) => Effect.isEffect(args[0]),
-    <B, E, R>(self: Effect.Effect<B, E, R>, options?: CampaignOptions) => this.#lead(self, options?.wait, false)
+    <B, E, R>(self: Effect.Effect<B, E, R>, options?: WaitOptions) => this.#lead(self, options?.wait, false)
   )
 
   readonly leadForever: Election<A>["leadForever"] = dual(
     (args) => Effect.isEffect(args[0]),
-    <B, E, R>(self: Effect.Effect<B, E, R>, options?: CampaignOptions) =>
+    <B, E, R>(self: Effect.Effect<B, E, R>, options?: WaitOptions) =>
       this.#lead(self, options?.wait, true) as Effect.Effect<never, E | ElectionError, R>
   )
 
-  readonly campaign = (options?: CampaignOptions): Effect.Effect<Lease, ElectionError, Scope.Scope> => {
+  readonly campaign = (options?: WaitOptions): Effect.Effect<Lease, ElectionError, Scope.Scope> => {
     // A candidate waits, so it is never refused.
     const acquired = acquireScoped(
       campaigning(this.#place, this.#value, options?.wait, fail),

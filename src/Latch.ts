@@ -65,7 +65,7 @@ export const TypeId: TypeId = "~lockstep/Latch"
 export type TypeId = "~lockstep/Latch"
 
 /**
- * @category models
+ * @category options
  * @since 0.1.0
  */
 export interface WaitOptions {

@@ -56,7 +56,7 @@ import { spanned } from "./internal/hold/span.ts"
 import type { Lease } from "./Lease.ts"
 
 /**
- * @category models
+ * @category options
  * @since 0.1.0
  */
 export interface Options {

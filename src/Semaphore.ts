@@ -72,7 +72,7 @@ export const TypeId: TypeId = "~lockstep/Semaphore"
 export type TypeId = "~lockstep/Semaphore"
 
 /**
- * @category models
+ * @category options
  * @since 0.1.0
  */
 export interface TakeOptions {

@@ -69,7 +69,7 @@ export const TypeId: TypeId = "~lockstep/Signal"
 export type TypeId = "~lockstep/Signal"
 
 /**
- * @category models
+ * @category options
  * @since 0.1.0
  */
 export interface WaitOptions {
