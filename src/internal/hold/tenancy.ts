@@ -25,12 +25,21 @@ const waits = (state: Entry["state"]): number => state === "asked" || state === 
 
 const ignore = () => {}
 
+/** The clocks, read once in a turn of the event loop: a thousand grants can come with one reply. */
+interface Turn {
+  readonly now: number
+  readonly wall: number
+  /** It was trusted in this turn. */
+  trusted: Session | undefined
+}
+
 export class Tenancy implements Tenant, Keeper, Asker {
   readonly #all = new Map<string, Entry>()
   #waiting = 0
   #observing = 0
   #touched: number
   #verified: number
+  #turn: Turn | undefined = undefined
   // What has become of a claim could not be asked.
   #unverified = false
   // Releases that Redis refused, made again with the next heartbeat.
@@ -54,6 +63,25 @@ export class Tenancy implements Tenant, Keeper, Asker {
 
   get size(): number {
     return this.#all.size
+  }
+
+  #time(): Turn {
+    if (this.#turn !== undefined) return this.#turn
+    const { io } = this.kernel
+    io.defer(() => {
+      this.#turn = undefined
+    })
+    return this.#turn = { now: io.now(), wall: io.wall(), trusted: undefined }
+  }
+
+  #isTrusted(session: Session): boolean {
+    const turn = this.#time()
+    if (session.lost !== undefined) return false
+    if (turn.trusted !== session) {
+      if (session.expireIfDue()) return false
+      turn.trusted = session
+    }
+    return true
   }
 
   readonly isWaiting = (): boolean => this.#waiting > 0
@@ -86,7 +114,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     }
     this.#all.set(entry.id, entry)
     member?.dependents.add(entry)
-    entry.askedAt = this.kernel.io.now()
+    entry.askedAt = this.#time().now
     this.#send(entry, false)
   }
 
@@ -180,16 +208,17 @@ export class Tenancy implements Tenant, Keeper, Asker {
       return
     }
     // Given up meanwhile: its release is on the way. And nothing is granted on a lease that has run out meanwhile.
-    if (entry.state === "done" || session.lost !== undefined || session.expireIfDue()) return
-    const { hooks, io } = this.kernel
+    if (entry.state === "done" || !this.#isTrusted(session)) return
+    const { hooks } = this.kernel
+    const { now, wall } = this.#time()
     hooks.metrics.granted()
-    entry.heldAt = io.now()
+    entry.heldAt = now
     if (entry.state === "queued") hooks.metrics.waited(entry.heldAt - entry.askedAt)
     this.#become(entry, "held")
     entry.session = session
     entry.token = token
     if (reply.length > 2) entry.payload = reply.slice(2)
-    entry.since = io.wall()
+    entry.since = wall
     entry.request = undefined
     entry.settle(granted)
   }
@@ -277,8 +306,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
   }
 
   #released(hold: Hold): void {
-    const { hooks, io } = this.kernel
-    hooks.metrics.released(io.now() - hold.heldAt)
+    this.kernel.hooks.metrics.released(this.#time().now - hold.heldAt)
   }
 
   #unreleased(releasing: Releasing, error: CoordinatorError): void {
