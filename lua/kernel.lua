@@ -10,7 +10,8 @@
 --         6.. the keys of the requests, in order: for each role that the verb declares, one
 --   ARGV  1 session id, or "" for requests that need no session (they are idempotent)
 --         2 batch number  3 lease_ms  4 id of the last event read from the mailbox, or ""
---         5.. the requests: verb, its arguments, verb, its arguments, ... (text: parsing JSON would cost more than the rest)
+--         5.. the requests: verb, its arguments, verb, its arguments, ... (text: parsing JSON would cost more than the rest);
+--             "=" before a verb: its keys are those of the request before it
 --   reply JSON: ["ok", [reply, ...], [event, ...], next number] | ["unknown"] | ["expired"] | ["stale"] | ["gap"]
 --         The events are for claims of the session that asks. `next` is in how many ms the partition has something to do, -1
 --         for nothing. Both are left out where they are not needed.
@@ -188,10 +189,14 @@ local function keep(key, millis)
   call('PEXPIRE', key, millis and millis > ABANDONED and text(millis) or A_DAY)
 end
 
+-- Instead of a time to live: what users store has its own, or none.
+local PERMANENT = -1
+
 -- The session owns a hold or a wait of a resource that has been written already.
 local function own(ctx, key, id, millis)
   local added = ctx.added
   if added then added[#added + 1] = entryOf(ctx, key, id) else ctx.added = { entryOf(ctx, key, id) } end
+  if millis == PERMANENT then return end
   keep(key, millis)
   if ctx.items then keep(ctx.items, millis) end
 end
@@ -329,11 +334,28 @@ local function queued(ctx, ahead)
   return reply('queued', ahead)
 end
 
--- Has `alarms[kind]` called for a resource, in so many ms.
+-- Has `alarms[kind]` called for a resource, in so many ms, or sooner if that was asked for.
 local function alarm(ctx, key, millis)
-  call('ZADD', ctx.dues, text(ctx.now + millis), '@' .. sub(key, #ctx.prefix + 1))
+  call('ZADD', ctx.dues, 'LT', text(ctx.now + millis), '@' .. sub(key, #ctx.prefix + 1))
   call('PEXPIRE', ctx.dues, A_DAY, 'NX')
   expect(ctx)
+end
+
+-- Has f called when all requests of the call are done: for what is read and written once for all of them.
+local function later(ctx, f)
+  ctx.later = ctx.later or {}
+  ctx.later[#ctx.later + 1] = f
+end
+
+local function finishCall(ctx)
+  local at = 1
+  while ctx.later and ctx.later[at] do
+    local fine, cause = pcall(ctx.later[at])
+    if not fine then
+      redis.log(redis.LOG_WARNING, 'lockstep: a call could not be finished: ' .. tostring(type(cause) == 'table' and cause.err or cause))
+    end
+    at = at + 1
+  end
 end
 
 -- Milliseconds until the partition has something to do: 0 for at once, -1 for never.
@@ -473,9 +495,9 @@ end
 -- Every command that an actor or a reader needs. What a user may not do has to be known before anything is written.
 local NEEDED = {
   { 'DEL' }, { 'GET' }, { 'HDEL', 'f' }, { 'HGET', 'f' }, { 'HGETALL' }, { 'HKEYS' }, { 'HLEN' }, { 'HMGET', 'f' },
-  { 'HSET', 'f', 'v' }, { 'PEXPIRE', '1' }, { 'SADD', 'm' }, { 'SET', 'v' }, { 'SRANDMEMBER' }, { 'SREM', 'm' }, { 'UNLINK' },
+  { 'HSET', 'f', 'v' }, { 'PERSIST' }, { 'PEXPIRE', '1' }, { 'SADD', 'm' }, { 'SET', 'v' }, { 'SRANDMEMBER' }, { 'SREM', 'm' }, { 'UNLINK' },
   { 'XACK', 'g', '0' }, { 'XADD', '*', 'f', 'v' }, { 'XCLAIM', 'g', 'c', '0', '0' }, { 'XDEL', '0' }, { 'XPENDING', 'g' },
-  { 'XRANGE', '-', '+' }, { 'XTRIM', 'MINID', '0' }, { 'ZADD', '0', 'm' }, { 'ZRANGEBYSCORE', '0', '0' }, { 'ZREM', 'm' }
+  { 'XLEN' }, { 'XRANGE', '-', '+' }, { 'XREVRANGE', '+', '-' }, { 'XTRIM', 'MINID', '0' }, { 'ZADD', '0', 'm' }, { 'ZRANGEBYSCORE', '0', '0' }, { 'ZREM', 'm' }
 }
 
 local function denied(ctx)
@@ -486,7 +508,7 @@ local function denied(ctx)
   -- Those whose keys come later.
   if not redis.acl_check_cmd('XREAD', 'STREAMS', ctx.mailbox, '0') then return 'XREAD' end
   if not redis.acl_check_cmd('XREADGROUP', 'GROUP', 'g', 'c', 'STREAMS', ctx.mailbox, '>') then return 'XREADGROUP' end
-  for _, subcommand in ipairs({ 'CREATE', 'DELCONSUMER' }) do
+  for _, subcommand in ipairs({ 'CREATE', 'DELCONSUMER', 'DESTROY', 'SETID' }) do
     if not redis.acl_check_cmd('XGROUP', subcommand, ctx.mailbox, 'g', 'c') then return 'XGROUP|' .. subcommand end
   end
 end
@@ -733,11 +755,15 @@ local function isDenial(message)
     or find(message, 'no permission', 1, true) or find(message, 'The user executing the script', 1, true)
 end
 
+local SAME = 61 -- "="
+
 -- Every request runs by itself: a handler that fails answers "failed", and the others run.
 local function dispatch(ctx, keys, requests)
-  local replies, count, key, at, length = {}, 0, 6, 5, #requests
+  local replies, count, key, at, length, before = {}, 0, 6, 5, #requests, 0
   while at <= length do
     local verb = requests[at]
+    local same = byte(verb) == SAME
+    if same then verb = sub(verb, 2) end
     local shape = SHAPES[verb]
     count = count + 1
     if not shape then
@@ -746,8 +772,13 @@ local function dispatch(ctx, keys, requests)
       break
     end
     local used, last = shape.keys, at + shape.args
-    ctx.items = nil
-    if used ~= 0 and used ~= 1 then used = bindKeys(ctx, keys, key, shape) end
+    if same then
+      key, used = key - before, before
+    else
+      ctx.items = nil
+      if used ~= 0 and used ~= 1 then used = bindKeys(ctx, keys, key, shape) end
+    end
+    ctx.previous = replies[count - 1]
     local fine, answer = pcall(handlers[verb], ctx, keys[key], unpack(requests, at + 1, last))
     if fine then
       replies[count] = answer
@@ -756,7 +787,7 @@ local function dispatch(ctx, keys, requests)
       local message = tostring(type(answer) == 'table' and answer.err or answer)
       replies[count] = isDenial(message) and '["failed","denied"]' or '["failed","defect"]'
     end
-    key, at = key + used, last + 1
+    key, at, before = key + used, last + 1, used
   end
   return replies
 end
@@ -792,6 +823,7 @@ local function run(keys, argv)
   ctx.last = before or call('GET', keys[3]) or '0'
   if session == '' then
     local replies = dispatch(ctx, keys, argv)
+    finishCall(ctx)
     writeMail(ctx)
     if ctx.token then
       raiseFloor(ctx, keys, before)
@@ -827,6 +859,7 @@ local function run(keys, argv)
   end
 
   local replies = dispatch(ctx, keys, argv)
+  finishCall(ctx)
   writeOwned(ctx)
   writeMail(ctx)
   state.number = number

@@ -113,3 +113,58 @@ export const overruns = Metric.counter("lockstep_overruns", {
   description: "Protected programs that ran on after their lease was lost and the margin had passed",
   incremental: true
 })
+
+/**
+ * `lockstep_publications`: events that were published to topics. Written with each batch.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const publications = Metric.counter("lockstep_publications", {
+  description: "Events published to topics",
+  incremental: true
+})
+
+/**
+ * `lockstep_deliveries`: events that were delivered to this process as a member of a group. Written with each batch.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const deliveries = Metric.counter("lockstep_deliveries", {
+  description: "Events delivered to members of groups",
+  incremental: true
+})
+
+/**
+ * `lockstep_redeliveries`: those of them that were delivered before.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const redeliveries = Metric.counter("lockstep_redeliveries", {
+  description: "Events delivered to members of groups again",
+  incremental: true
+})
+
+/**
+ * `lockstep_dead_letters`: events that this process has put aside.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const deadLetters = Metric.counter("lockstep_dead_letters", {
+  description: "Events that handlers could not handle, put aside",
+  incremental: true
+})
+
+/**
+ * `lockstep_missed_events`: events that subscribers and groups have missed, where it is known how many.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const missedEvents = Metric.counter("lockstep_missed_events", {
+  description: "Events that were trimmed before they were read, or left out for slow subscribers",
+  incremental: true
+})

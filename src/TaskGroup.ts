@@ -73,6 +73,7 @@ import * as Stream from "effect/Stream"
 import { Coordinator } from "./Coordinator.ts"
 import { checkName } from "./internal/actor/keys.ts"
 import * as acquiring from "./internal/hold/acquire.ts"
+import type { Publication } from "./internal/hold/following.ts"
 import type { Hold } from "./internal/hold/hold.ts"
 import { type Process, processOf } from "./internal/hold/holders.ts"
 import { type InvalidPayload, type Payload, payload } from "./internal/hold/payload.ts"
@@ -136,6 +137,18 @@ export const TypeId: TypeId = "~lockstep/TaskGroup"
 export type TypeId = "~lockstep/TaskGroup"
 
 /**
+ * @category options
+ * @since 0.1.0
+ */
+export interface SubmitOptions {
+  /**
+   * Published if the result is accepted, in the same step; see `Topic.publication`. The topic needs the name of the group as its
+   * `colocate`.
+   */
+  readonly publish?: Publication | ReadonlyArray<Publication> | undefined
+}
+
+/**
  * A registration of a shard. It is over when something was submitted, with its scope, with that of the group, with the
  * session, and with the round.
  *
@@ -147,9 +160,9 @@ export interface Task<in A, in E> {
   /** The lease of the worker: its fencing token, and news of its loss. */
   readonly lease: Lease
   /** Ends it with a result. Fails with `SubmitRefused` or `LeaseLost` when the registration is over. */
-  readonly submit: (result: A) => Effect.Effect<void, TaskGroupError>
+  readonly submit: (result: A, options?: SubmitOptions | undefined) => Effect.Effect<void, TaskGroupError>
   /** Ends it with an error, as `submit` does with a result. */
-  readonly fail: (error: E) => Effect.Effect<void, TaskGroupError>
+  readonly fail: (error: E, options?: SubmitOptions | undefined) => Effect.Effect<void, TaskGroupError>
 }
 
 /**
@@ -341,14 +354,14 @@ class TaskImpl<A, E> implements Task<A, E> {
     return this.#registration.hold
   }
 
-  readonly submit = (result: A): Effect.Effect<void, TaskGroupError> => {
+  readonly submit = (result: A, options?: SubmitOptions): Effect.Effect<void, TaskGroupError> => {
     const { result: { encode }, tasks } = this.#group
-    return this.#end(true, encode(result, waiting.resultOf(tasks.place.name, this.shard)))
+    return this.#end(true, encode(result, waiting.resultOf(tasks.place.name, this.shard)), options)
   }
 
-  readonly fail = (error: E): Effect.Effect<void, TaskGroupError> => {
+  readonly fail = (error: E, options?: SubmitOptions): Effect.Effect<void, TaskGroupError> => {
     const { error: { encode }, tasks } = this.#group
-    return this.#end(false, encode(error, waiting.errorOf(tasks.place.name, this.shard)))
+    return this.#end(false, encode(error, waiting.errorOf(tasks.place.name, this.shard)), options)
   }
 
   #refused(): Effect.Effect<never, TaskGroupError> {
@@ -360,11 +373,16 @@ class TaskImpl<A, E> implements Task<A, E> {
     return Effect.fail(fail(reason))
   }
 
-  #end(fine: boolean, encoded: Effect.Effect<string, InvalidPayload>): Effect.Effect<void, TaskGroupError> {
+  #end(
+    fine: boolean,
+    encoded: Effect.Effect<string, InvalidPayload>,
+    options: SubmitOptions | undefined
+  ): Effect.Effect<void, TaskGroupError> {
     return Effect.flatMap(Effect.mapError(encoded, fail), (value) => {
       if (this.#submitted || this.lease.loss !== undefined) return this.#refused()
+      const submitted = this.#group.tasks.submit(this.#registration, fine, value, options?.publish)
       this.#submitted = true
-      return Effect.matchEffect(this.#group.tasks.submit(this.#registration, fine, value), {
+      return Effect.matchEffect(submitted, {
         onFailure: ({ reason }) => {
           this.#submitted = false
           return Effect.fail(fail(reason))

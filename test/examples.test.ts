@@ -21,7 +21,9 @@ const lines: Record<string, string> = {
   "86-signal.ts": "woken: ann, cy",
   "87-rendezvous.ts": "delivered by bob, and swapped a pear for an apple",
   "90-election.ts": "leads: 10.0.0.2:8080",
-  "91-singleton.ts": "reports are made by a only"
+  "91-singleton.ts": "reports are made by a only",
+  "93-topic.ts": "ann 10 30, bob 20 40, cy 7 -5",
+  "94-schema-evolution.ts": "en, de, fr, en"
 }
 
 describe("examples", () => {

@@ -30,13 +30,26 @@ const inside = [
     "+hlen",
     "+hmget",
     "+hset",
+    "+persist",
     "+pexpire",
     "+sadd",
     "+set",
     "+unlink"
   ],
   ...["+srandmember", "+srem", "+time", "+xack", "+xadd", "+xclaim", "+xdel", "+xgroup|create", "+xgroup|delconsumer"],
-  ...["+xpending", "+xrange", "+xreadgroup", "+xtrim", "+zadd", "+zrangebyscore", "+zrem"]
+  ...[
+    "+xgroup|destroy",
+    "+xgroup|setid",
+    "+xlen",
+    "+xpending",
+    "+xrange",
+    "+xreadgroup",
+    "+xrevrange",
+    "+xtrim",
+    "+zadd",
+    "+zrangebyscore",
+    "+zrem"
+  ]
 ]
 const rules = (namespace: string) => [
   ...keys(namespace),

@@ -15,10 +15,11 @@ import * as rendezvous from "./matrix/rendezvous.ts"
 import * as signal from "./matrix/signal.ts"
 import * as singleton from "./matrix/singleton.ts"
 import * as tasks from "./matrix/tasks.ts"
+import * as topic from "./matrix/topic.ts"
 import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
 import { asks, within } from "./support/requests.ts"
 
-const programs = { held, latch, election, singleton, barrier, doubleBarrier, tasks, signal, rendezvous }
+const programs = { held, latch, election, singleton, barrier, doubleBarrier, tasks, signal, rendezvous, topic }
 
 type Missing = Exclude<keyof Requests, typeof programs[keyof typeof programs]["requests"][number][0]>
 

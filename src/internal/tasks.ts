@@ -9,6 +9,7 @@ import type { CoordinatorError } from "./actor/errors.ts"
 import type { Requests } from "./actor/lua.ts"
 import { isTransient } from "./actor/transport.ts"
 import { type Failure, join } from "./hold/acquire.ts"
+import { followingOf, type Publication } from "./hold/following.ts"
 import type { Hold } from "./hold/hold.ts"
 import type { Membership } from "./hold/membership.ts"
 import type { Place } from "./hold/place.ts"
@@ -199,10 +200,16 @@ export class Tasks {
   }
 
   /** Answers whether it was accepted. Repeated in the next session if need be: the token makes it the same one. */
-  submit(registration: Registration, fine: boolean, value: string): Effect.Effect<boolean, CoordinatorError> {
+  submit(
+    registration: Registration,
+    fine: boolean,
+    value: string,
+    publish: Publication | ReadonlyArray<Publication> | undefined
+  ): Effect.Effect<boolean, CoordinatorError> {
     const { hold, shard } = registration
     const submitted = request(this.place, "taskGroup.submit", [shard, String(hold.token), fine, value], {
       waits: true,
+      following: followingOf(this.place, publish, "submitted"),
       answered: ([tag]) => {
         if (tag !== "submitted") return
         registration.status = fine ? "done" : "failed"

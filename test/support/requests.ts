@@ -6,7 +6,7 @@ import type { Server } from "./servers.ts"
 
 /** A call of the actor that carries this request, perhaps among others. */
 export const asks = (verb: string, key = "") => (request: Request): boolean =>
-  request.name === "FCALL" && request.args.includes(verb) &&
+  request.name === "FCALL" && (request.args.includes(verb) || request.args.includes(`=${verb}`)) &&
   (key === "" || request.args.some((arg) => arg.endsWith(`:${key}`)))
 
 /** Fields of the resource behind a name: `h` holds, `q` waits, `o` members. */

@@ -9,7 +9,7 @@ import { CoordinatorClosed, CoordinatorError, Incompatible } from "./errors.ts"
 import type { Hooks, Settings } from "./hooks.ts"
 import { library, protocol, type Requests } from "./lua.ts"
 import { Outbox, type Request } from "./outbox.ts"
-import type { Reader, Source } from "./reader.ts"
+import type { Entry, Reader, Source } from "./reader.ts"
 import type { Reaper } from "./reaper.ts"
 import { type LossReason, type Phase, Session } from "./session.ts"
 import { type Answer, coordinatorError, failed, isTransient, type Transport } from "./transport.ts"
@@ -89,7 +89,20 @@ class Mailbox implements Source {
   readonly isActive = (): boolean =>
     this.#session.lost === undefined && (this.#tenant.isListening() || this.due > this.#session.read)
 
-  readonly onEntry = (id: string, fields: ReadonlyArray<string>): void => {
+  readonly onEntries = (entries: ReadonlyArray<Entry>): void => {
+    let failure: unknown
+    // One that cannot be taken in must not cost those behind it.
+    for (const [id, fields] of entries) {
+      try {
+        this.#take(id, fields)
+      } catch (cause) {
+        failure ??= cause
+      }
+    }
+    if (failure !== undefined) throw failure
+  }
+
+  #take(id: string, fields: ReadonlyArray<string>): void {
     const session = this.#session
     const number = Number.parseInt(id, 10)
     if (session.lost !== undefined) return
@@ -424,8 +437,13 @@ export class Channel {
       else this.#forward(request)
     }
     for (const request of queued) {
-      if (request.session !== undefined) request.moot?.(false)
-      else this.#forward(request)
+      if (request.session === undefined) {
+        this.#forward(request)
+      } else {
+        request.moot?.(false)
+        // They find that it was not executed.
+        for (const follower of request.following ?? []) this.#forward(follower)
+      }
     }
     if (mailbox !== undefined) this.#reader().exclude(mailbox)
     if (reason !== "closed") this.#replace(session, reason, holds)

@@ -25,6 +25,11 @@ export interface Metrics {
   readonly released: (millis: number) => void
   readonly lost: (reason: LossReason, holds: number) => void
   readonly overrun: (holds: number) => void
+  readonly published: () => void
+  /** To a group, for the how manieth time. */
+  readonly delivered: (attempt: number) => void
+  readonly buried: () => void
+  readonly missed: (events: number) => void
 }
 
 export interface Hooks {

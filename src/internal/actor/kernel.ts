@@ -126,7 +126,7 @@ export class Kernel implements Office {
         lease,
         margin: lease === settings.lease ? settings.margin : marginOf(lease),
         reaper: partition.reaper,
-        reader: () => this.#readerOf(partition),
+        reader: () => this.readerOf(partition),
         tenant: made
       })
       partition.channels.set(lease, channel)
@@ -134,8 +134,8 @@ export class Kernel implements Office {
     return channel
   }
 
-  // XREAD cannot span slots: on a cluster every partition in use has a reader of its own.
-  #readerOf(partition: Partition): Reader {
+  /** XREAD cannot span slots: on a cluster every partition in use has a reader of its own. */
+  readerOf(partition: Partition): Reader {
     const { connections } = this.transport
     const index = connections.topology === "cluster" ? partition.index : -1
     let reader = this.#readers.get(index)

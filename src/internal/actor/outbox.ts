@@ -27,6 +27,8 @@ export interface Request<V extends Verb = Verb> {
   readonly args: Requests[V]["args"]
   /** The session it is bound to: when that is lost, the request is moot. */
   readonly session?: Session | undefined
+  /** Executed right behind it, in the same call: all of them, or none if Redis does not execute that. */
+  readonly following?: ReadonlyArray<Request> | undefined
   /** Never refused for the load: it goes on with what was accepted before. */
   readonly urgent?: boolean | undefined
   /**
@@ -135,7 +137,14 @@ export class Outbox {
 
   /** Removes all that is there: what may have been executed, and what waits. */
   drain(): { readonly sent: ReadonlyArray<Request>; readonly queued: ReadonlyArray<Request> } {
-    const drained = { sent: this.#inFlight ?? [], queued: this.#queue.filter(({ cancelled }) => cancelled !== true) }
+    // Those that follow one which is made again are made again with it.
+    const again = new Set(
+      (this.#inFlight ?? []).flatMap(({ following = [], moot, session }) =>
+        session === undefined && moot === undefined ? following : []
+      )
+    )
+    const sent = (this.#inFlight ?? []).filter((request) => !again.has(request))
+    const drained = { sent, queued: this.#queue.filter(({ cancelled }) => cancelled !== true) }
     this.#inFlight = undefined
     this.#queue = []
     return drained
@@ -167,6 +176,9 @@ export class Outbox {
       for (const request of batch) request.queued = false
       batch = batch.filter(({ cancelled }) => cancelled !== true)
       if (batch.length === 0) continue
+      if (batch.some(({ following }) => following !== undefined)) {
+        batch = batch.flatMap((request) => [request, ...request.following ?? []])
+      }
       this.#inFlight = batch
       void this.#transmit(session, batch)
     }
@@ -244,8 +256,10 @@ export class Outbox {
   #forgotten(session: Session, { batch, uncertain }: Sending, status: Answer["status"]): void {
     if (!uncertain) {
       // Refused, and not executed before: as good as never sent.
-      for (const request of batch) request.queued = true
-      this.#queue.unshift(...batch)
+      const following = new Set(batch.flatMap((request) => request.following ?? []))
+      const leading = batch.filter((request) => !following.has(request))
+      for (const request of leading) request.queued = true
+      this.#queue.unshift(...leading)
       this.#inFlight = undefined
     }
     this.#keeper.lose(session, status === "expired" || status === "unknown" ? status : "rolledBack")

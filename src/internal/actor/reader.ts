@@ -9,6 +9,8 @@ import { RedisError } from "../redis/errors.ts"
 import type { Log } from "./hooks.ts"
 import { isTransient, type Transport } from "./transport.ts"
 
+export type Entry = readonly [id: string, fields: ReadonlyArray<string>]
+
 /** A stream that is read. */
 export interface Source {
   readonly key: string
@@ -17,7 +19,7 @@ export interface Source {
   /** Whether there is anything to wait for in it now. */
   readonly isActive: () => boolean
   /** Moves the position. What it throws makes a gap. */
-  readonly onEntry: (id: string, fields: ReadonlyArray<string>) => void
+  readonly onEntries: (entries: ReadonlyArray<Entry>) => void
   /** Entries may be missing: some could not be read. */
   readonly onGap: () => void
   /** Has an entry written to the stream, so that a blocked read of it returns. */
@@ -29,8 +31,6 @@ const blockMillis = 5000
 // Over that, an answer to a blocking read is late, and the connection is taken for dead.
 const graceMillis = 1000
 const batchSize = 1024
-
-type Entry = readonly [id: string, fields: ReadonlyArray<string>]
 
 export class Reader {
   #connection: Connection | undefined = undefined
@@ -63,10 +63,11 @@ export class Reader {
     }
   }
 
-  /** The stream is gone, and a read of it alone would never end. */
+  /** The source is not read any more. */
   exclude(source: Source): void {
     this.#sources.delete(source)
-    if (this.#reading.includes(source)) this.#connection?.reset()
+    // The stream of a source that wakes is gone, and a read of it alone would never end.
+    if (source.wake !== undefined && this.#reading.includes(source)) this.#connection?.reset()
   }
 
   /** Reads again on a new connection: what was posted long ago has not come. */
@@ -122,14 +123,12 @@ export class Reader {
     if (reply === null) return
     for (const [key, entries] of reply as ReadonlyArray<readonly [string, ReadonlyArray<Entry>]>) {
       const source = sources.find((source) => source.key === key)
-      if (source === undefined) continue
-      for (const [id, fields] of entries) {
-        try {
-          source.onEntry(id, fields)
-        } catch (cause) {
-          this.#log("Error", `an entry of ${key} could not be taken in`, cause)
-          source.onGap()
-        }
+      if (source === undefined || !this.#sources.has(source)) continue
+      try {
+        source.onEntries(entries)
+      } catch (cause) {
+        this.#log("Error", `entries of ${key} could not be taken in`, cause)
+        source.onGap()
       }
     }
   }

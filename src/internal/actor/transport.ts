@@ -153,6 +153,11 @@ export class Transport {
     )
   }
 
+  /** A plain command that only reads one key, which is its first argument. */
+  read(command: string, args: ReadonlyArray<string | number>): Promise<unknown> {
+    return this.commands.send(command, args, this.requestTimeout)
+  }
+
   /** Calls a function of the library, or its script where there are no functions; loads it where it is missing. */
   async invoke(
     variant: Variant,

@@ -38,10 +38,16 @@ export const batch = (address: Address, header: string, requests: ReadonlyArray<
   let args = address.id + header
   let keyCount = 5
   let count = 1 + 5 + 4
+  // Of the request before, where it named more keys than one.
+  let before: string | undefined = undefined
   for (const { args: own, key, verb } of requests) {
+    let same = false
     if (key !== undefined) {
       const needed = roles[verb]
-      if (needed === undefined) {
+      same = needed === null && key === before
+      if (same) {
+        // Many requests of one call are about one resource.
+      } else if (needed === undefined) {
         keys += bulk(key)
         keyCount++
         count++
@@ -51,8 +57,11 @@ export const batch = (address: Address, header: string, requests: ReadonlyArray<
         keyCount += all.length
         count += all.length
       }
+      before = needed === null ? key : undefined
+    } else {
+      before = undefined
     }
-    args += ascii(verb)
+    args += ascii(same ? `=${verb}` : verb)
     for (const arg of own) args += encode(arg)
     count += 1 + own.length
   }

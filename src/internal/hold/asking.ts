@@ -60,6 +60,7 @@ export class Releasing implements Request<"semaphore.release" | "session.leave">
   readonly key: string
   readonly args: [string]
   readonly urgent = true
+  readonly following: ReadonlyArray<Request> | undefined
   readonly fail: (error: CoordinatorError) => void
   #done: (() => void) | undefined
   #also: Array<() => void> | undefined = undefined
@@ -72,6 +73,7 @@ export class Releasing implements Request<"semaphore.release" | "session.leave">
     this.verb = entry.claim.leave
     this.key = entry.claim.key
     this.args = [entry.id]
+    this.following = entry.following
     this.#done = done
     this.fail = fail
   }

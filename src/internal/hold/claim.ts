@@ -84,6 +84,8 @@ export abstract class Entry {
   /** When it was asked for, by the monotonic clock. */
   askedAt = 0
   request: Request<ClaimVerb> | undefined = undefined
+  /** Executed with its release, if it was held until then. */
+  following: Array<Request> | undefined = undefined
   releasing: { readonly also: (done: () => void) => void } | undefined = undefined
   /** Told once what it has come to. */
   settle: (outcome: Outcome) => void = ignore

@@ -5,6 +5,8 @@ import type { Hooks } from "../actor/hooks.ts"
 /** Writes the kernel's counts into the metrics of the context that the coordinator was made in. */
 export const kernelMetrics = (context: Context.Context<never>): Hooks["metrics"] => {
   let held = 0
+  let published = 0
+  let delivered = 0
   return {
     batch: (requests, millis) => {
       Metrics.requests.updateUnsafe(requests, context)
@@ -13,6 +15,14 @@ export const kernelMetrics = (context: Context.Context<never>): Hooks["metrics"]
       if (held !== 0) {
         Metrics.holds.modifyUnsafe(held, context)
         held = 0
+      }
+      if (published !== 0) {
+        Metrics.publications.updateUnsafe(published, context)
+        published = 0
+      }
+      if (delivered !== 0) {
+        Metrics.deliveries.updateUnsafe(delivered, context)
+        delivered = 0
       }
     },
     waiting: () => Metrics.waits.updateUnsafe(1, context),
@@ -29,6 +39,13 @@ export const kernelMetrics = (context: Context.Context<never>): Hooks["metrics"]
       Metrics.holds.modifyUnsafe(held - holds, context)
       held = 0
     },
-    overrun: (holds) => Metrics.overruns.updateUnsafe(holds, context)
+    overrun: (holds) => Metrics.overruns.updateUnsafe(holds, context),
+    published: () => void published++,
+    delivered: (attempt) => {
+      delivered++
+      if (attempt > 1) Metrics.redeliveries.updateUnsafe(1, context)
+    },
+    buried: () => Metrics.deadLetters.updateUnsafe(1, context),
+    missed: (events) => Metrics.missedEvents.updateUnsafe(events, context)
   }
 }

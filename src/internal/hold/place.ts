@@ -86,10 +86,16 @@ export const placeOf = (
   name: string,
   what: string,
   lease: Duration.Input | undefined = undefined
+): Place => placeIn(space, space.kernel.partitionFor(checkName(name, what)), kind, name, lease)
+
+/** As `placeOf`, in a partition that is not that of its name. */
+export const placeIn = (
+  space: Space,
+  partition: Partition,
+  kind: Kind,
+  name: string,
+  lease: Duration.Input | undefined
 ): Place => {
-  checkName(name, what)
-  const { kernel } = space
-  const partition = kernel.partitionFor(name)
   const channel = channelAt(space, partition.index, lease === undefined ? undefined : checkLease(lease))
   return {
     space,

@@ -3,6 +3,7 @@
 import * as Effect from "effect/Effect"
 import type { CoordinatorError } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
+import type { Request } from "../actor/outbox.ts"
 import type { Session } from "../actor/session.ts"
 import { type Answer, coordinatorError, failed, isTransient, type Verb } from "../actor/transport.ts"
 import { addressOf } from "../actor/wire.ts"
@@ -33,6 +34,8 @@ export interface RequestOptions<A, V extends Verb = Verb> {
   readonly moot?: ((sent: boolean) => A) | undefined
   /** Told of the reply in order with the session's events, also when the fiber that asked was interrupted meanwhile. */
   readonly answered?: ((reply: ReplyOf<V>) => void) | undefined
+  /** Executed with it, in one step. */
+  readonly following?: ReadonlyArray<Request> | undefined
   /** It is a part of a wait or of a hold: while Redis is away it goes on, rather than fails. */
   readonly waits?: boolean | undefined
 }
@@ -49,13 +52,14 @@ export const request = <V extends Verb, A = never>(
 ): Effect.Effect<ReplyOf<V> | A, CoordinatorError> =>
   Effect.callback((resume) => {
     const { key, tenancy: { channel, kernel } } = target
-    const { answered, moot, session, waits = false } = options
+    const { answered, following, moot, session, waits = false } = options
     if (kernel.isClosing()) return resume(Effect.fail(channel.closedError()))
     const asking = {
       verb,
       key,
       args,
       session,
+      following,
       moot: moot && ((sent: boolean) => resume(Effect.succeed(moot(sent)))),
       settle: (reply: ReplyOf<V>) => {
         answered?.(reply)

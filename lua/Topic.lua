@@ -1,0 +1,732 @@
+-- A topic: a stream of events, read by subscribers as it is, and by groups whose events this actor hands out.
+--
+-- kinds: topic: hash, entries, even, odd, retries
+--
+-- The id of an event is "<ms>-<number>". Numbers are contiguous, so a reader notices what was trimmed or lost; times never
+-- decrease, so the ids do neither. An entry of the stream: e <JSON> b <bytes of all events so far>, and where it has them:
+-- k <key> i <id of the publisher's> p <publisher> t <trace>.
+--
+-- The hash:
+--   s                  record Topic
+--   o<session>/<id>    a member: it publishes or subscribes, and hears of changes
+--   N<index>           the name of a group; G<name> its index
+--   g<index>           record TopicGroup
+--   m<index>           the members of a group: "<session>/<id> <credit> ..."
+--   x<session>/<id>    the index of a member's group
+--   k<index>:<key>     the events of a key, if the group is ordered: "<in work> <parked> ...", as ids
+-- `even` and `odd` have what was published in turns of `window` ms: i<id> of a publisher's, and p<node> the last number of a
+-- coordinator's publications. `retries` is a zset of "<index>:<event>" by the time of the next delivery.
+--
+-- A group is a consumer group of the stream. Its consumers are its members by their claims, and these:
+local RETURNED, PARKED, DELAYED = '-', '*', '~'
+-- An ordered group hands out one event of a key at a time. Later ones are parked, so order needs no assignment of keys to
+-- members, and outlives every member.
+-- record Topic 1: number, stamp, length, bytes, age, abandon, window, turn, total, members, groups, trimmed, protect, shards,
+--   ring
+-- record TopicGroup 1: ordered, members, returned, parked, cursor, stamp, left
+
+local MOST_PARKED, PAGE, MOST_GROUPS, MOST_PAGES = 1024, 64, 64, 512
+
+-- -----------------------------------------------------------------------------
+-- State: read once in a call, and written at its end
+-- -----------------------------------------------------------------------------
+
+local function eventId(topic)
+  return text(topic.stamp) .. '-' .. text(topic.number)
+end
+
+local function numberOf(id)
+  return tonumber(match(id, '%-(%d+)$'))
+end
+
+local function timeOf(id)
+  return tonumber(match(id, '^%d+'))
+end
+
+local function readTopic(ctx, key)
+  local packed = call('HGET', key, 's')
+  local topic = packed and unpackTopic(packed) or {
+    number = 0, stamp = 0, length = 0, bytes = 0, age = 0, abandon = ABANDONED, window = 0, turn = 0, total = 0,
+    members = 0, groups = 0, trimmed = 0, protect = 1, shards = 1, ring = 0
+  }
+  topic.known, topic.rung = packed and true, topic.ring
+  -- What is written at the end of the call: for `even` or `odd`, and where each field of it stands.
+  topic.published, topic.places, topic.last = {}, {}, {}
+  topic.key, topic.entries, topic.even, topic.odd, topic.retries = key, ctx.entries, ctx.even, ctx.odd, ctx.retries
+  topic.loaded = {}
+  return topic
+end
+
+local function groupAt(topic, index)
+  local group = topic.loaded[index]
+  if group == nil then
+    local found = call('HMGET', topic.key, 'g' .. index, 'm' .. index, 'N' .. index)
+    group = found[1] and unpackTopicGroup(found[1]) or false
+    if group then
+      group.name, group.index, group.list = found[3], index, {}
+      group.before, group.beforeList, group.credit = found[1], found[2], 0
+      for claim, credit in string.gmatch(found[2] or '', '(%S+) (%d+)') do
+        group.list[#group.list + 1] = { claim = claim, credit = tonumber(credit) }
+        group.credit = group.credit + tonumber(credit)
+      end
+    end
+    topic.loaded[index] = group
+  end
+  return group
+end
+
+local function sooner(ctx, topic, at)
+  if not topic.next or at < topic.next then topic.next = at end
+end
+
+-- -----------------------------------------------------------------------------
+-- Groups
+-- -----------------------------------------------------------------------------
+
+local function startGroup(topic, group, from)
+  local made = redis.pcall('XGROUP', 'CREATE', topic.entries, group, from, 'MKSTREAM')
+  if type(made) == 'table' and made.err and not find(made.err, 'BUSYGROUP', 1, true) then error(made) end
+end
+
+-- A command about a group; false if that has expired with its stream.
+local function tryGroup(...)
+  local answered = redis.pcall(...)
+  if type(answered) ~= 'table' or not answered.err then return answered or {} end
+  if find(answered.err, 'NOGROUP', 1, true) or find(answered.err, 'requires the key to exist', 1, true) then return false end
+  error(answered)
+end
+
+local function described(id, attempts, fields)
+  local parts = { e = 'null', k = '', i = '', p = '', t = '' }
+  for at = 1, #fields, 2 do parts[fields[at]] = fields[at + 1] end
+  return '["' .. id .. '",' .. attempts .. ',' .. encoded(parts.e) .. ',' .. encoded(parts.k) .. ',' .. encoded(parts.p)
+    .. ',' .. encoded(parts.t) .. ']', parts.k
+end
+
+local function handTo(ctx, member, items)
+  if #items == 0 then return end
+  local session, id = match(member.claim, '^([^/]*)/(.*)$')
+  deliver(ctx, session, '["changed","' .. id .. '","deliver",[' .. concat(items, ',') .. ']]')
+end
+
+local function spend(group, member, count)
+  member.credit, group.credit = member.credit - count, group.credit - count
+end
+
+-- To another consumer, without counting that as a delivery.
+local function shift(topic, group, consumer, ids, attempts)
+  if #ids == 0 then return end
+  local args = { topic.entries, group.name, consumer, 0 }
+  for _, id in ipairs(ids) do args[#args + 1] = id end
+  if attempts then
+    args[#args + 1], args[#args + 2] = 'RETRYCOUNT', attempts
+  end
+  args[#args + 1] = 'JUSTID'
+  tryGroup('XCLAIM', unpack(args))
+end
+
+local function handReturned(ctx, topic, group, member, items)
+  local count = math.min(member.credit, PAGE)
+  local found = tryGroup('XPENDING', topic.entries, group.name, '-', '+', count, RETURNED) or {}
+  if #found < math.min(count, group.returned) then
+    -- Retention has removed the others.
+    items[1] = '["gap",' .. text(group.returned - #found) .. ']'
+    group.returned = #found
+  end
+  for _, pending in ipairs(found) do
+    local id = pending[1]
+    local entry = call('XCLAIM', topic.entries, group.name, member.claim, 0, id)[1]
+    group.returned = group.returned - 1
+    if entry then
+      items[#items + 1] = described(id, text(pending[4] + 1), entry[2])
+      spend(group, member, 1)
+    else
+      -- It was deleted from the stream.
+      call('XACK', topic.entries, group.name, id)
+      items[#items + 1] = '["gap",1]'
+    end
+  end
+end
+
+local function readNew(topic, group, member, count)
+  local args = { 'XREADGROUP', 'GROUP', group.name, member.claim, 'COUNT', count, 'STREAMS', topic.entries, '>' }
+  local found = tryGroup(unpack(args))
+  if not found then
+    startGroup(topic, group.name, '0')
+    found = tryGroup(unpack(args))
+  end
+  return found[1] and found[1][2] or {}
+end
+
+local function handNew(ctx, topic, group, member, items)
+  local entries = readNew(topic, group, member, math.min(member.credit, PAGE))
+  if #entries == 0 then
+    -- All that was to come has been deleted.
+    items[1] = '["gap",' .. text(topic.number - group.cursor) .. ']'
+    group.cursor, group.stamp = topic.number, topic.stamp
+    return
+  end
+  local parked = {}
+  for _, entry in ipairs(entries) do
+    local id, number = entry[1], numberOf(entry[1])
+    if number ~= group.cursor + 1 then
+      items[#items + 1] = '["gap",' .. text(number > group.cursor and number - group.cursor - 1 or -1) .. ']'
+    end
+    group.cursor, group.stamp = number, timeOf(id)
+    local item, key = described(id, '1', entry[2])
+    local field = group.ordered == 1 and key ~= '' and 'k' .. group.index .. ':' .. key
+    local busy = field and call('HGET', topic.key, field)
+    if busy then
+      call('HSET', topic.key, field, busy .. ' ' .. id)
+      parked[#parked + 1] = id
+    else
+      if field then call('HSET', topic.key, field, id) end
+      items[#items + 1] = item
+      spend(group, member, 1)
+    end
+  end
+  shift(topic, group, PARKED, parked, 0)
+  group.parked = group.parked + #parked
+end
+
+-- The next member with credit; it goes to the end. One whose session has ended gets nothing, and is reaped soon.
+local function nextMember(ctx, group)
+  while group.credit > 0 do
+    local member = table.remove(group.list, 1)
+    group.list[#group.list + 1] = member
+    if member.credit > 0 then
+      if isAlive(ctx, holderOf(member.claim)) then return member end
+      spend(group, member, member.credit)
+    end
+  end
+end
+
+-- Hands events out for as long as there are any, and a member has credit.
+local function dispatchGroup(ctx, topic, group)
+  while group.credit > 0 do
+    local fresh = topic.number > group.cursor and group.parked < MOST_PARKED
+    if group.returned == 0 and not fresh then return end
+    ctx.steps = (ctx.steps or 0) + 1
+    if ctx.steps > MOST_PAGES then return sooner(ctx, topic, ctx.now) end
+    local member = nextMember(ctx, group)
+    if not member then return end
+    local items = {}
+    if group.returned > 0 then
+      handReturned(ctx, topic, group, member, items)
+    else
+      handNew(ctx, topic, group, member, items)
+    end
+    handTo(ctx, member, items)
+  end
+end
+
+-- The event of a key is done: the next one of the key can be handed out.
+local function unlockKey(topic, group, key, id)
+  if group.ordered == 0 or key == '' then return end
+  local field = 'k' .. group.index .. ':' .. key
+  local first, rest = match(call('HGET', topic.key, field) or '', '^(%S+) ?(.*)$')
+  if first ~= id then return end
+  if rest == '' then
+    call('HDEL', topic.key, field)
+    return
+  end
+  call('HSET', topic.key, field, rest)
+  shift(topic, group, RETURNED, { match(rest, '^%S+') }, 0)
+  group.parked, group.returned = group.parked - 1, group.returned + 1
+end
+
+local function forgetKeys(topic, group)
+  if group.ordered == 0 then return end
+  local prefix = 'k' .. group.index .. ':'
+  for _, field in ipairs(call('HKEYS', topic.key)) do
+    if sub(field, 1, #prefix) == prefix then call('HDEL', topic.key, field) end
+  end
+end
+
+-- Of what a group has, only what its members are working on stays.
+local function purgeGroup(topic, group)
+  forgetKeys(topic, group)
+  for _, consumer in ipairs({ RETURNED, PARKED, DELAYED }) do
+    repeat
+      local pending = tryGroup('XPENDING', topic.entries, group.name, '-', '+', PAGE, consumer) or {}
+      for _, found in ipairs(pending) do call('XACK', topic.entries, group.name, found[1]) end
+    until #pending == 0
+  end
+  group.returned, group.parked, group.cursor, group.stamp = 0, 0, topic.number, topic.stamp
+end
+
+local function credited(ctx, group, id, credit)
+  local claim = claimOf(ctx, id)
+  for _, member in ipairs(group.list) do
+    if member.claim == claim then spend(group, member, -credit) end
+  end
+end
+
+-- What a member has not acknowledged goes to the others.
+local function dismissMember(ctx, topic, claim, index)
+  local group = groupAt(topic, index)
+  call('HDEL', topic.key, 'x' .. claim)
+  if not group then return end
+  for at = #group.list, 1, -1 do
+    if group.list[at].claim == claim then
+      group.credit = group.credit - group.list[at].credit
+      table.remove(group.list, at)
+      group.members = group.members - 1
+    end
+  end
+  if group.members == 0 then
+    group.left = ctx.now
+    if topic.abandon > 0 then sooner(ctx, topic, ctx.now + topic.abandon) end
+  end
+  while true do
+    local pending = tryGroup('XPENDING', topic.entries, group.name, '-', '+', PAGE, claim)
+    if not pending then return end
+    if #pending == 0 then break end
+    local ids = {}
+    for at, found in ipairs(pending) do ids[at] = found[1] end
+    shift(topic, group, RETURNED, ids)
+    group.returned = group.returned + #ids
+  end
+  call('XGROUP', 'DELCONSUMER', topic.entries, group.name, claim)
+end
+
+local function destroyGroup(topic, group)
+  local index = group.index
+  tryGroup('XGROUP', 'DESTROY', topic.entries, group.name)
+  call('HDEL', topic.key, 'g' .. index, 'm' .. index, 'N' .. index, 'G' .. group.name)
+  forgetKeys(topic, group)
+  topic.loaded[index] = false
+end
+
+-- -----------------------------------------------------------------------------
+-- Retention
+-- -----------------------------------------------------------------------------
+
+local function eachGroup(topic, act)
+  for index = 1, topic.groups do
+    local group = groupAt(topic, text(index))
+    if group then act(group) end
+  end
+end
+
+-- Number and time of the first event that must stay for a group; nothing if there is none. An ordered group needs its events
+-- to know their keys, so it loses none. What XPENDING counts is truer than what was counted here.
+local function neededFrom(topic)
+  local number, stamp
+  eachGroup(topic, function(group)
+    if topic.protect == 0 and group.ordered == 0 then return end
+    local needed, at = group.cursor + 1, group.stamp
+    local pending = tryGroup('XPENDING', topic.entries, group.name)
+    if pending then
+      group.returned, group.parked = 0, 0
+      for _, consumer in ipairs(pending[4] or {}) do
+        if consumer[1] == RETURNED then group.returned = tonumber(consumer[2]) end
+        if consumer[1] == PARKED then group.parked = tonumber(consumer[2]) end
+      end
+      if pending[1] > 0 then needed, at = numberOf(pending[2]), timeOf(pending[2]) end
+    end
+    if not number or needed < number then number, stamp = needed, at end
+  end)
+  return number, stamp
+end
+
+local function oldestEvent(topic)
+  return call('XRANGE', topic.entries, '-', '+', 'COUNT', 1)[1]
+end
+
+local function bytesOf(entry)
+  for at = 1, #entry[2], 2 do
+    if entry[2][at] == 'b' then return tonumber(entry[2][at + 1]) end
+  end
+  return 0
+end
+
+-- How many events may stay, by length and bytes.
+local function wantedLength(topic, length)
+  local wanted = topic.length > 0 and math.min(length, topic.length) or length
+  if topic.bytes == 0 or wanted == 0 then return wanted end
+  local oldest = oldestEvent(topic)
+  local size = oldest and topic.total - bytesOf(oldest) or 0
+  -- Sizes differ, so this is an estimate, made again with the next trimming.
+  if size > topic.bytes then wanted = math.min(wanted, floor(length * topic.bytes / size)) end
+  return wanted
+end
+
+local function trimTopic(ctx, topic)
+  topic.trimmed = topic.number
+  local number, stamp = neededFrom(topic)
+  local length = call('XLEN', topic.entries)
+  if length == 0 then return end
+  local wanted = wantedLength(topic, length)
+  if number then wanted = math.max(wanted, topic.number - number + 1) end
+  if wanted < length then call('XTRIM', topic.entries, 'MAXLEN', '=', text(wanted)) end
+  if topic.age == 0 then return end
+  local time, from = ctx.now - topic.age, '-0'
+  -- Events that a group needs stay, whatever their age.
+  if number and stamp <= time then time, from = stamp, '-' .. text(number) end
+  call('XTRIM', topic.entries, 'MINID', '=', text(time) .. from)
+  local left = oldestEvent(topic)
+  topic.ring = left and timeOf(left[1]) > time and timeOf(left[1]) + topic.age or 0
+end
+
+local function lifeOf(topic)
+  if topic.window == 0 then return ABANDONED end
+  if topic.age == 0 or topic.groups > 0 and topic.abandon == 0 then return nil end
+  return math.max(topic.age, topic.groups > 0 and topic.abandon or 0, topic.members > 0 and ABANDONED or 0) + 1000
+end
+
+-- Before the first member has said so, as after a loss of data.
+local function windowOf(topic)
+  return topic.window > 0 and topic.window or 600000
+end
+
+-- At the end of a call: hands events out, trims, and writes what has changed.
+local function finishTopic(ctx, topic)
+  if topic.groups > 0 then eachGroup(topic, function(group) dispatchGroup(ctx, topic, group) end) end
+  local step = topic.length > 0 and math.max(1, math.min(PAGE, floor(topic.length / 8))) or PAGE
+  if topic.trim or topic.number - topic.trimmed >= step then trimTopic(ctx, topic) end
+  local key = topic.key
+  for index, group in pairs(topic.loaded) do
+    if group then
+      local list = {}
+      for at, member in ipairs(group.list) do list[at] = member.claim .. ' ' .. text(member.credit) end
+      local packed, members = packTopicGroup(group), concat(list, ' ')
+      if packed ~= group.before or members ~= group.beforeList then
+        call('HSET', key, 'g' .. index, packed, 'm' .. index, members)
+      end
+    end
+  end
+  local groups = false
+  eachGroup(topic, function() groups = true end)
+  -- When it is made again, the time makes its ids different.
+  if topic.members == 0 and not groups and call('XLEN', topic.entries) == 0 then
+    call('DEL', key, topic.entries, topic.even, topic.odd, topic.retries)
+    call('ZREM', ctx.dues, '@' .. sub(key, #ctx.prefix + 1))
+    return
+  end
+  if topic.age > 0 and topic.ring <= ctx.now and #topic.published > 0 then topic.ring = ctx.now + topic.age end
+  if topic.ring > ctx.now and topic.ring ~= topic.rung then sooner(ctx, topic, topic.ring + 1) end
+  call('HSET', key, 's', packTopic(topic))
+  if #topic.published > 0 then
+    local turn = topic.turn % 2 == 0 and topic.even or topic.odd
+    call('HSET', turn, unpack(topic.published))
+    call('PEXPIRE', turn, text(2 * windowOf(topic)))
+  end
+  local life = lifeOf(topic)
+  if life then
+    call('PEXPIRE', key, text(life))
+    call('PEXPIRE', topic.entries, text(life))
+    if topic.groups > 0 then call('PEXPIRE', topic.retries, text(life)) end
+  elseif not topic.known or topic.freed then
+    call('PERSIST', key)
+    call('PERSIST', topic.entries)
+  end
+  if topic.next then alarm(ctx, key, math.max(0, topic.next - ctx.now)) end
+end
+
+local function loadTopic(ctx, key)
+  ctx.topics = ctx.topics or {}
+  local topic = ctx.topics[key]
+  if not topic then
+    topic = readTopic(ctx, key)
+    -- The stream may have outlived the hash.
+    if not topic.known then
+      local last = call('XREVRANGE', topic.entries, '+', '-', 'COUNT', 1)[1]
+      if last then
+        topic.stamp, topic.number = timeOf(last[1]), numberOf(last[1])
+        topic.total = bytesOf(last)
+      end
+    end
+    ctx.topics[key] = topic
+    later(ctx, function() finishTopic(ctx, topic) end)
+  end
+  return topic
+end
+
+-- -----------------------------------------------------------------------------
+-- Publish
+-- -----------------------------------------------------------------------------
+
+-- The hash of this turn, for what was published, and that of the turn before.
+local function turnsOf(ctx, topic)
+  local turn = floor(ctx.now / windowOf(topic))
+  if turn ~= topic.turn then
+    call('UNLINK', turn % 2 == 0 and topic.even or topic.odd)
+    if turn ~= topic.turn + 1 then call('UNLINK', turn % 2 == 0 and topic.odd or topic.even) end
+    topic.turn = turn
+  end
+  if turn % 2 == 0 then return topic.even, topic.odd end
+  return topic.odd, topic.even
+end
+
+-- The last number that a coordinator has published under.
+local function lastOf(topic, node, now, before)
+  local field = 'p' .. node
+  if not topic.last[node] then
+    topic.last[node] = tonumber(call('HGET', now, field) or call('HGET', before, field) or '0')
+  end
+  return topic.last[node]
+end
+
+local function note(topic, field, value)
+  local published, at = topic.published, topic.places[field]
+  if not at then
+    at = #published + 1
+    topic.places[field], published[at] = at, field
+  end
+  published[at + 1] = value
+end
+
+-- topic.publish: appends an event, once for the number of a coordinator's publication, and once for an id. `after` is the tag
+-- that the request before it in the batch must have been answered with, or "".
+-- keys: all
+-- args: value string, key string, id string, publisher string, trace string, node string, number number, after string
+-- reply: ["published", event string] | ["duplicate", event string] | ["skipped"]
+handlers['topic.publish'] = function(ctx, hash, value, key, id, publisher, trace, node, number, after)
+  if after ~= '' and match(ctx.previous or '', '^%["(%w+)"') ~= after then return '["skipped"]' end
+  local topic = loadTopic(ctx, hash)
+  local now, before = turnsOf(ctx, topic)
+  if tonumber(number) <= lastOf(topic, node, now, before) then return reply('duplicate', '') end
+  if id ~= '' then
+    local field = 'i' .. id
+    local at = topic.places[field]
+    local known = at and topic.published[at + 1] or call('HGET', now, field) or call('HGET', before, field)
+    if known then return reply('duplicate', known) end
+  end
+  local stamp = math.max(topic.stamp, ctx.now)
+  local total = topic.total + #value + #key + #id + #trace
+  local event = text(stamp) .. '-' .. text(topic.number + 1)
+  if key == '' and id == '' and trace == '' then
+    call('XADD', topic.entries, event, 'e', value, 'b', text(total), 'p', publisher)
+  else
+    call('XADD', topic.entries, event, 'e', value, 'b', text(total), 'p', publisher, 'k', key, 'i', id, 't', trace)
+  end
+  topic.stamp, topic.number, topic.total = stamp, topic.number + 1, total
+  topic.last[node] = tonumber(number)
+  note(topic, 'p' .. node, number)
+  if id ~= '' then note(topic, 'i' .. id, event) end
+  return reply('published', event)
+end
+
+-- The lowest free index is the new group's.
+local function makeGroup(topic, name, from, ordered)
+  local index
+  for at = 1, MOST_GROUPS do
+    if not groupAt(topic, text(at)) then
+      index = text(at)
+      break
+    end
+  end
+  if not index then return nil end
+  if from == '' then from = eventId(topic) end
+  startGroup(topic, name, from)
+  local before = call('XREVRANGE', topic.entries, from, '-', 'COUNT', 1)[1]
+  local oldest = not before and oldestEvent(topic)
+  local group = {
+    ordered = ordered, credit = 0, members = 0, returned = 0, parked = 0, left = 0, name = name, index = index, list = {},
+    cursor = before and numberOf(before[1]) or oldest and numberOf(oldest[1]) - 1 or topic.number,
+    stamp = before and timeOf(before[1]) or 0
+  }
+  topic.loaded[index], topic.groups = group, math.max(topic.groups, tonumber(index))
+  call('HSET', topic.key, 'G' .. name, index, 'N' .. index, name)
+  return group
+end
+
+-- -----------------------------------------------------------------------------
+-- Members
+-- -----------------------------------------------------------------------------
+
+-- topic.join: becomes a member, and says how the topic is kept: in events, bytes and ms (0 for no limit), how long a group
+-- without members is kept, how long ids are known, and whether what a group still needs is kept. `set` is false for a member
+-- that leaves that as it is. While other members are alive, all have to agree on the number of shards.
+-- keys: all
+-- args: id string, set boolean, length number, bytes number, age number, abandon number, window number, protect boolean, shards number, anyway boolean
+-- reply: ["joined", number number, last string] | ["mismatch", shards number] | ["stale"]
+handlers['topic.join'] = function(ctx, key, id, set, length, bytes, age, abandon, window, protect, shards, anyway)
+  local topic = loadTopic(ctx, key)
+  shards = tonumber(shards)
+  if topic.window > 0 and topic.shards ~= shards and topic.members > 0 then
+    ctx.anyway = anyway == '1'
+    if isStale(ctx) then return STALE end
+    return reply('mismatch', topic.shards)
+  end
+  if set == '1' or topic.window == 0 then
+    local before = topic.age
+    topic.length, topic.bytes, topic.age = tonumber(length), tonumber(bytes), tonumber(age)
+    topic.abandon, topic.window = tonumber(abandon), tonumber(window)
+    topic.protect, topic.trim = protect == '1' and 1 or 0, true
+    topic.freed = before > 0 and topic.age == 0
+  end
+  topic.shards = shards
+  if enrol(ctx, key, id, PERMANENT) then topic.members = topic.members + 1 end
+  return reply('joined', topic.number, eventId(topic))
+end
+
+local function orderOf(ordered)
+  return ordered == '1' and 1 or 0
+end
+
+-- topic.consume: becomes a member of a group, with credit for so many events. A group that is new begins after `from`, or
+-- with the next event. A member that asks again is told of all that it has not acknowledged.
+-- keys: all
+-- args: id string, name string, from string, credit number, ordered boolean
+-- reply: ["joined", index string] | ["full"] | ["ordering"]
+handlers['topic.consume'] = function(ctx, key, id, name, from, credit, ordered)
+  local topic = loadTopic(ctx, key)
+  local claim, index = claimOf(ctx, id), call('HGET', key, 'G' .. name)
+  local group = index and groupAt(topic, index) or makeGroup(topic, name, from, orderOf(ordered))
+  if not group then return '["full"]' end
+  if group.ordered ~= orderOf(ordered) then return '["ordering"]' end
+  index = group.index
+  if call('HSET', key, 'x' .. claim, index) == 1 then
+    group.list[#group.list + 1] = { claim = claim, credit = tonumber(credit) }
+    group.members, group.credit = group.members + 1, group.credit + tonumber(credit)
+    own(ctx, key, id, PERMANENT)
+    return reply('joined', index)
+  end
+  local items = {}
+  for _, pending in ipairs(tryGroup('XPENDING', topic.entries, name, '-', '+', 1024, claim) or {}) do
+    local entry = call('XRANGE', topic.entries, pending[1], pending[1])[1]
+    if entry then items[#items + 1] = described(pending[1], text(pending[4]), entry[2]) end
+  end
+  handTo(ctx, { claim = claim }, items)
+  return reply('joined', index)
+end
+
+-- topic.ack: a member has handled an event, and takes another one
+-- keys: all
+-- args: id string, index string, event string, key string
+-- reply: ["acknowledged"]
+-- flags: allow-oom
+handlers['topic.ack'] = function(ctx, hash, id, index, event, key)
+  local topic = loadTopic(ctx, hash)
+  local group = groupAt(topic, index)
+  if not group then return '["acknowledged"]' end
+  if call('XACK', topic.entries, group.name, event) == 1 then
+    unlockKey(topic, group, key, event)
+    credited(ctx, group, id, 1)
+  end
+  return '["acknowledged"]'
+end
+
+-- topic.retry: a member could not handle an event; it is delivered again in so many ms
+-- keys: all
+-- args: id string, index string, event string, delay number
+-- reply: ["returned"]
+-- flags: allow-oom
+handlers['topic.retry'] = function(ctx, hash, id, index, event, delay)
+  local topic = loadTopic(ctx, hash)
+  local group = groupAt(topic, index)
+  if not group then return '["returned"]' end
+  local pending = (tryGroup('XPENDING', topic.entries, group.name, event, event, 1, claimOf(ctx, id)) or {})[1]
+  if not pending then return '["returned"]' end
+  if tonumber(delay) > 0 then
+    local at = ctx.now + tonumber(delay)
+    shift(topic, group, DELAYED, { event })
+    call('ZADD', topic.retries, text(at), index .. ':' .. event)
+    sooner(ctx, topic, at)
+  else
+    shift(topic, group, RETURNED, { event })
+    group.returned = group.returned + 1
+  end
+  credited(ctx, group, id, 1)
+  return '["returned"]'
+end
+
+-- topic.forget: removes a group and all that it has not acknowledged
+-- keys: all
+-- args: name string
+-- reply: ["forgotten"] | ["missing"] | ["busy"]
+-- flags: allow-oom
+handlers['topic.forget'] = function(ctx, key, name)
+  local topic = loadTopic(ctx, key)
+  local index = call('HGET', key, 'G' .. name)
+  local group = index and groupAt(topic, index)
+  if not group then return MISSING end
+  if group.members > 0 then return '["busy"]' end
+  destroyGroup(topic, group)
+  return '["forgotten"]'
+end
+
+-- topic.purge: removes all events; what members are working on, they finish
+-- keys: all
+-- args:
+-- reply: ["purged", length number]
+-- flags: allow-oom
+handlers['topic.purge'] = function(ctx, key)
+  local topic = loadTopic(ctx, key)
+  local length = call('XLEN', topic.entries)
+  if length > 0 then call('XTRIM', topic.entries, 'MAXLEN', 0) end
+  call('UNLINK', topic.retries)
+  eachGroup(topic, function(group)
+    if group.members == 0 then return destroyGroup(topic, group) end
+    purgeGroup(topic, group)
+    tryGroup('XGROUP', 'SETID', topic.entries, group.name, eventId(topic))
+  end)
+  return reply('purged', length)
+end
+
+-- topic.state: how the topic is
+-- keys: all
+-- args:
+-- reply: ["state", number number, length number, bytes number, first string, last string, members number, groups json] | ["stale"] | ["missing"]
+-- flags: allow-oom
+handlers['topic.state'] = function(ctx, key)
+  local topic = readTopic(ctx, key)
+  if not topic.known then return MISSING end
+  if isStale(ctx) then return STALE end
+  local first, groups = oldestEvent(topic), {}
+  eachGroup(topic, function(group)
+    local pending = tryGroup('XPENDING', topic.entries, group.name)
+    local count, oldest = 0, ''
+    if pending and pending[1] > 0 then count, oldest = pending[1], pending[2] end
+    groups[#groups + 1] = '[' .. concat({ encoded(group.name), encoded(group.members),
+      encoded(math.max(0, topic.number - group.cursor) + group.parked), encoded(count - group.parked), encoded(oldest) }, ',') .. ']'
+  end)
+  local last = topic.number > 0 and eventId(topic) or ''
+  local bytes = 0
+  if first then
+    -- What the first one has is counted with those before it.
+    local own = 0
+    for at = 2, #first[2], 2 do
+      if first[2][at - 1] ~= 'b' and first[2][at - 1] ~= 'p' then own = own + #first[2][at] end
+    end
+    bytes = topic.total - bytesOf(first) + own
+  end
+  return reply('state', topic.number, call('XLEN', topic.entries), bytes, first and first[1] or '', last, topic.members,
+    json('[' .. concat(groups, ',') .. ']'))
+end
+
+reapers.topic = function(ctx, key, session, id)
+  local claim = session .. '/' .. id
+  local index = call('HGET', key, 'x' .. claim)
+  local member = call('HDEL', key, 'o' .. claim) == 1
+  if not index and not member then return end
+  local topic = loadTopic(ctx, key)
+  if member then topic.members = math.max(0, topic.members - 1) end
+  if index then dismissMember(ctx, topic, claim, index) end
+end
+
+alarms.topic = function(ctx, key)
+  local topic = loadTopic(ctx, key)
+  topic.trim, topic.rung = true, nil
+  for _, member in ipairs(call('ZRANGEBYSCORE', topic.retries, '-inf', text(ctx.now), 'LIMIT', 0, SERVED)) do
+    local index, event = match(member, '^(%d+):(.*)$')
+    local group = groupAt(topic, index)
+    call('ZREM', topic.retries, member)
+    if group then
+      shift(topic, group, RETURNED, { event })
+      group.returned = group.returned + 1
+    end
+  end
+  local nextRetry = call('ZRANGEBYSCORE', topic.retries, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+  if nextRetry then sooner(ctx, topic, tonumber(nextRetry)) end
+  eachGroup(topic, function(group)
+    if group.members > 0 or topic.abandon == 0 then return end
+    if group.left + topic.abandon <= ctx.now then
+      destroyGroup(topic, group)
+    else
+      sooner(ctx, topic, group.left + topic.abandon)
+    end
+  end)
+end

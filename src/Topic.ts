@@ -1,0 +1,955 @@
+/**
+ * A topic: events that processes publish and subscribe to, kept in a Redis Stream.
+ *
+ * `subscribe` broadcasts: every subscriber gets every event, from now or from an earlier one. A *group* shares them out: each
+ * event goes to one member, until one has acknowledged it.
+ *
+ * **Guarantees**
+ *
+ * - An event that `publish` has confirmed reaches every group at least once, and every subscriber that is connected.
+ * - A publication is stored once, however often it was resent. With an `id`, it is stored once across processes too.
+ * - Events of one key keep the order in which they were published. In a group that is ordered by key, so does their handling,
+ *   also across retries and the death of members.
+ * - Events are numbered: those that retention removes before they are read show as a `Gap`.
+ * - Events that a group has not acknowledged are redelivered as soon as the session of their member ends.
+ * - A process reads each event from Redis once, and decodes it once, however many subscribers it has. A slow one delays no
+ *   other.
+ *
+ * **Gotchas**
+ *
+ * - Delivery to a group is at least once: a handler can have run before its process died. Make it idempotent.
+ * - Retention keeps what a group has not acknowledged, so a group that nobody serves makes the topic grow until the group is
+ *   abandoned. Set `protect: false` to drop it instead.
+ * - Between keys, and between events without one, a group keeps no order.
+ * - A group without members is removed after `abandon`, with its position. When it comes back, it begins at its `from`.
+ * - Redis may lose events that it had acknowledged, as in a fail-over. Subscribers that had read some of them see a `Gap` with the
+ *   reason `lost`; other subscribers, and groups, do not.
+ *
+ * **Example** (Publish, and subscribe)
+ *
+ * ```ts
+ * import { Coordinator, Topic } from "lockstep"
+ * import { Effect, Layer, Schema, Stream } from "effect"
+ *
+ * class Orders extends Topic.Service<Orders>()("orders", {
+ *   schema: Schema.Struct({ id: Schema.Number })
+ * }) {}
+ *
+ * const program = Effect.gen(function*() {
+ *   const orders = yield* Orders
+ *   yield* orders.publish({ id: 1 })
+ *   const first = yield* orders.subscribe({ from: "beginning" }).pipe(Topic.values, Stream.take(1), Stream.runCollect)
+ *   yield* Effect.log(first)
+ * })
+ *
+ * program.pipe(
+ *   Effect.provide(Orders.layer.pipe(Layer.provide(Coordinator.layerEmbedded()))),
+ *   Effect.runPromise
+ * )
+ * ```
+ *
+ * @since 0.1.0
+ */
+
+import * as Cause from "effect/Cause"
+import type * as Context from "effect/Context"
+import * as DateTime from "effect/DateTime"
+import * as Deferred from "effect/Deferred"
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import * as Layer from "effect/Layer"
+import * as Option from "effect/Option"
+import * as Queue from "effect/Queue"
+import * as Result from "effect/Result"
+import * as Schedule from "effect/Schedule"
+import * as Schema from "effect/Schema"
+import * as Scope from "effect/Scope"
+import * as Stream from "effect/Stream"
+import { createHash } from "node:crypto"
+import { Coordinator } from "./Coordinator.ts"
+import { CoordinatorClosed, type CoordinatorError } from "./internal/actor/errors.ts"
+import { checkName } from "./internal/actor/keys.ts"
+import { join } from "./internal/hold/acquire.ts"
+import type { Publication } from "./internal/hold/following.ts"
+import { Hold } from "./internal/hold/hold.ts"
+import type { InvalidPayload } from "./internal/hold/payload.ts"
+import { millis, type Place, placeIn, type Space, spaceOf } from "./internal/hold/place.ts"
+import { question, request } from "./internal/hold/request.ts"
+import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
+import { spanned } from "./internal/hold/span.ts"
+import type { Tenancy } from "./internal/hold/tenancy.ts"
+import { codec } from "./internal/topic/codec.ts"
+import { fail, OrderMismatch, ShardsMismatch, TooManyGroups, type TopicError } from "./internal/topic/errors.ts"
+import {
+  beginning,
+  type Cursor,
+  cursorAt,
+  DeliveredEvent,
+  DeliveredUndecodable,
+  type Element,
+  type Event,
+  type Gap,
+  type Raw
+} from "./internal/topic/event.ts"
+import { type Delivery as GroupDelivery, joinGroup } from "./internal/topic/group.ts"
+import { type Message, type Published, Publisher } from "./internal/topic/publishing.ts"
+import { Shard } from "./internal/topic/shard.ts"
+import { Subscription } from "./internal/topic/subscription.ts"
+import { handle } from "./internal/topic/working.ts"
+import type { Lease } from "./Lease.ts"
+
+export type {
+  /**
+   * @category models
+   * @since 0.1.0
+   */
+  Element,
+  /**
+   * An event that was published.
+   *
+   * @category models
+   * @since 0.1.0
+   */
+  Event,
+  /**
+   * Events are missing.
+   *
+   * @category models
+   * @since 0.1.0
+   */
+  Gap,
+  /**
+   * An event that does not fit the schema of its reader.
+   *
+   * @category models
+   * @since 0.1.0
+   */
+  Undecodable
+} from "./internal/topic/event.ts"
+
+export type {
+  /**
+   * An event that is published in the same step as something else.
+   *
+   * @category models
+   * @since 0.1.0
+   */
+  Publication
+} from "./internal/hold/following.ts"
+
+export type {
+  /**
+   * @category models
+   * @since 0.1.0
+   */
+  Published
+} from "./internal/topic/publishing.ts"
+
+export {
+  /**
+   * @category errors
+   * @since 0.1.0
+   */
+  OrderMismatch,
+  /**
+   * @category errors
+   * @since 0.1.0
+   */
+  ShardsMismatch,
+  /**
+   * @category errors
+   * @since 0.1.0
+   */
+  TooManyGroups,
+  /**
+   * @category errors
+   * @since 0.1.0
+   */
+  TopicError
+} from "./internal/topic/errors.ts"
+
+/**
+ * @category type IDs
+ * @since 0.1.0
+ */
+export const TypeId: TypeId = "~lockstep/Topic"
+
+/**
+ * @category type IDs
+ * @since 0.1.0
+ */
+export type TypeId = "~lockstep/Topic"
+
+/**
+ * @category options
+ * @since 0.1.0
+ */
+export interface PublishOptions {
+  /** Events of a key keep their order. Up to 512 bytes. Default: that of the topic's `key`, or none. */
+  readonly key?: string | undefined
+  /** A second publication with the same id within `dedupe` stores nothing, whichever process makes it. Up to 512 bytes. */
+  readonly id?: string | undefined
+}
+
+/**
+ * @category options
+ * @since 0.1.0
+ */
+export interface SubscribeOptions {
+  /**
+   * Where to begin: with the next event, with the oldest one there is, behind the event with an id, with the first one since a
+   * time, or with the last `n`, up to 10,000. Of a topic with several shards, `after` names an event of each; a shard without one
+   * begins with its oldest event. Default `now`.
+   */
+  readonly from?: "now" | "beginning" | { readonly after: string | ReadonlyArray<string> } | {
+    readonly since: DateTime.DateTime.Input
+  } | {
+    readonly last: number
+  } | undefined
+  /**
+   * How many events wait in memory for a slow subscriber, and what happens when that is full: `suspend` reads the others from
+   * Redis later, `sliding` leaves the oldest out, `dropping` the newest. What is left out shows as a `Gap`. Default 1,024, and
+   * `suspend`.
+   */
+  readonly buffer?: {
+    readonly capacity?: number | undefined
+    readonly strategy?: "suspend" | "sliding" | "dropping" | undefined
+  } | undefined
+}
+
+/**
+ * @category options
+ * @since 0.1.0
+ */
+export interface GroupOptions {
+  /** The name of the group: its members share the events. */
+  readonly group: string
+  /** Where a group begins that does not exist yet. Default `now`. */
+  readonly from?: "now" | "beginning" | { readonly after: string | ReadonlyArray<string> } | undefined
+  /** `key`: events of one key are handled one after the other, in their order. Default: in no order. */
+  readonly orderBy?: "key" | undefined
+  /** How many events this process has at a time, in each shard. Default 16, or twice the `concurrency` of a handler. */
+  readonly prefetch?: number | undefined
+}
+
+/**
+ * @category options
+ * @since 0.1.0
+ */
+export interface HandlerOptions<E = unknown> extends GroupOptions {
+  /** How many events are handled at a time. Default 1. */
+  readonly concurrency?: number | undefined
+  /** When an event whose handler has failed is delivered again. Default: 4 times, after 1, 2, 4 and 8 seconds. */
+  readonly retry?: Schedule.Schedule<unknown, E> | undefined
+  /**
+   * Where an event goes that cannot be decoded, or is not retried any more. Default: the topic that `deadLetters` opens.
+   * `false`: it is dropped, and logged.
+   */
+  readonly deadLetter?: Topic<DeadLetter> | false | undefined
+  /** Told of events that retention has removed unread, or that Redis has lost. Default: a warning is logged. */
+  readonly onGap?: ((gap: Gap) => Effect.Effect<void>) | undefined
+}
+
+/**
+ * An event that a group could not handle.
+ *
+ * @category models
+ * @since 0.1.0
+ */
+export const DeadLetter = Schema.Struct({
+  topic: Schema.String,
+  /** Of the event in its topic. */
+  id: Schema.String,
+  group: Schema.String,
+  key: Schema.optional(Schema.String),
+  publisher: Schema.String,
+  attempts: Schema.Number,
+  error: Schema.String,
+  /** The JSON text that was published. */
+  body: Schema.String
+})
+
+/**
+ * @category models
+ * @since 0.1.0
+ */
+export type DeadLetter = typeof DeadLetter.Type
+
+/**
+ * An event that a member of a group has to acknowledge.
+ *
+ * @category models
+ * @since 0.1.0
+ */
+export interface Delivery<out A> {
+  /** A `Gap` needs no acknowledgement. */
+  readonly element: Element<A>
+  /**
+   * It was handled. A second time changes nothing. It also succeeds when the session was lost meanwhile: then the event is
+   * delivered again.
+   */
+  readonly acknowledge: Effect.Effect<void, TopicError>
+  /** It was not handled: it is delivered again after a delay, by default at once. */
+  readonly retry: (delay?: Duration.Input | undefined) => Effect.Effect<void, TopicError>
+  /** Ends when the session of this process is lost: another member gets the event then. */
+  readonly lost: Effect.Effect<void>
+}
+
+/**
+ * @category models
+ * @since 0.1.0
+ */
+export interface Group {
+  readonly name: string
+  readonly members: number
+  /** Events that no member was given yet. */
+  readonly lag: number
+  /** Events that were given to members, and not acknowledged. */
+  readonly pending: number
+  /** When the oldest event was published of those that were given to members, and not acknowledged. */
+  readonly oldest: DateTime.Utc | undefined
+}
+
+/**
+ * @category models
+ * @since 0.1.0
+ */
+export interface State {
+  /** Events that are kept now. */
+  readonly length: number
+  /** Bytes of their values, keys and ids. */
+  readonly bytes: number
+  /** Of the oldest and the newest event, in each shard that has any. */
+  readonly first: ReadonlyArray<string>
+  readonly last: ReadonlyArray<string>
+  /** Processes that have the topic open. */
+  readonly members: number
+  readonly groups: ReadonlyArray<Group>
+}
+
+/**
+ * @category models
+ * @since 0.1.0
+ */
+export interface Topic<in out A> {
+  readonly [TypeId]: TypeId
+  readonly name: string
+  readonly shards: number
+  /** Stores an event. Confirmed when it succeeds; if it fails with `Timeout`, it may have been stored. */
+  readonly publish: (event: A, options?: PublishOptions | undefined) => Effect.Effect<Published, TopicError>
+  /** Stores events in their order, many with each call. */
+  readonly publishAll: (
+    events: Iterable<A>,
+    options?: ((event: A) => PublishOptions) | undefined
+  ) => Effect.Effect<ReadonlyArray<Published>, TopicError>
+  /**
+   * An event to be published in the same step as something else, such as the submission of a result. The topic needs the same
+   * `colocate` as that.
+   */
+  readonly publication: (event: A, options?: PublishOptions | undefined) => Effect.Effect<Publication, TopicError>
+  /**
+   * Stores an event in the same step as a release: both happen, or neither. The topic needs the `colocate` of what the lease is
+   * of. Answers an effect that waits for the outcome: `None` if the lease is lost before its release.
+   */
+  readonly publishOnRelease: (
+    lease: Lease,
+    event: A,
+    options?: PublishOptions | undefined
+  ) => Effect.Effect<Effect.Effect<Option.Option<Published>, TopicError>, TopicError>
+  /** Every event from a position on. Each run of the stream is a subscriber of its own. */
+  readonly subscribe: (options?: SubscribeOptions | undefined) => Stream.Stream<Element<A>, TopicError>
+  /** As `subscribe`, for as long as the scope is open: it has its position when this succeeds, so nothing later is missed. */
+  readonly subscribed: (
+    options?: SubscribeOptions | undefined
+  ) => Effect.Effect<Stream.Stream<Element<A>, TopicError>, TopicError, Scope.Scope>
+  /** The events that this process is given as a member of a group. Each has to be acknowledged. */
+  readonly consume: (options: GroupOptions) => Stream.Stream<Delivery<A>, TopicError>
+  /** Handles the events of a group, and acknowledges them. Ends with an error only. */
+  readonly run: <E, R>(
+    handler: (event: Event<A>) => Effect.Effect<unknown, E, R>,
+    options: HandlerOptions<E>
+  ) => Effect.Effect<never, TopicError, R>
+  /** What a group could not handle, as a topic of its own. */
+  readonly deadLetters: (group: string) => Effect.Effect<Topic<DeadLetter>, TopicError, Scope.Scope>
+  /** Removes a group, and what it has not acknowledged. Answers whether it did: not if the group has members, or is not there. */
+  readonly forget: (group: string) => Effect.Effect<boolean, TopicError>
+  /**
+   * Removes all events, and groups without members. Members finish the events that they are working on. Answers how many events
+   * were removed.
+   */
+  readonly purge: Effect.Effect<number, TopicError>
+  readonly state: Effect.Effect<State, TopicError>
+}
+
+/**
+ * How long events are kept, in each shard. An event is removed when it exceeds any limit, and no group needs it.
+ *
+ * @category options
+ * @since 0.1.0
+ */
+export interface Retention {
+  /** How many events, up to an eighth more. Default 100,000. `Infinity` for no limit. */
+  readonly length?: number | undefined
+  /** Bytes of values, keys and ids, about. Default: no limit. */
+  readonly bytes?: number | undefined
+  /** How long, up to a second longer. Default: 1 day. `Infinity` for no limit. */
+  readonly age?: Duration.Input | undefined
+  /** Whether what a group has not acknowledged is kept beyond these limits. Default true. */
+  readonly protect?: boolean | undefined
+  /** After which time without members a group is removed. Default: 7 days. `Infinity` for never. */
+  readonly abandon?: Duration.Input | undefined
+}
+
+/**
+ * @category options
+ * @since 0.1.0
+ */
+export interface Options<in out A> {
+  /** Of the events. It has to decode and encode synchronously. */
+  readonly schema: Schema.Codec<A, any>
+  /** The last `make` that names it decides. Default: as the topic is, or the defaults of each limit. */
+  readonly retention?: Retention | undefined
+  /** The key of an event that is published without one. */
+  readonly key?: ((event: A) => string | undefined) | undefined
+  /** How long ids of publications are known, at least. Decided together with `retention`. Default: 10 minutes. */
+  readonly dedupe?: Duration.Input | undefined
+  /**
+   * Over how many partitions the events are spread, 1 to the coordinator's `partitions`: by key, or in turn. Default 1. It can
+   * change while no other process has the topic open.
+   */
+  readonly shards?: number | undefined
+  /** Topics, refs and the like with the same `colocate` share a partition. Default: the name. */
+  readonly colocate?: string | undefined
+  /** How long what a member has not acknowledged outlives its process. Default: the coordinator's lease. */
+  readonly lease?: Duration.Input | undefined
+}
+
+const whole = (value: number, what: string, most: number): number => {
+  if (!Number.isInteger(value) || value < 1 || value > most) {
+    throw new RangeError(`${what} must be a whole number from 1 to ${most}`)
+  }
+  return value
+}
+
+const limited = (value: number, what: string): number =>
+  value === Number.POSITIVE_INFINITY ? 0 : whole(value, what, Number.MAX_SAFE_INTEGER)
+
+const lasting = (input: Duration.Input, what: string): number =>
+  Duration.isFinite(Duration.fromInputUnsafe(input)) ? millis(input, what) : 0
+
+const joinArgs = <A>({ dedupe = "10 minutes", retention = {}, shards = 1 }: Options<A>) =>
+  [
+    limited(retention.length ?? 100_000, "retention.length"),
+    limited(retention.bytes ?? Number.POSITIVE_INFINITY, "retention.bytes"),
+    lasting(retention.age ?? "1 day", "retention.age"),
+    lasting(retention.abandon ?? "7 days", "retention.abandon"),
+    millis(dedupe, "dedupe"),
+    retention.protect ?? true,
+    shards
+  ] as const
+
+const placesOf = <A>(space: Space, name: string, { colocate, lease, shards = 1 }: Options<A>): ReadonlyArray<Place> => {
+  checkName(name, "name")
+  const { partitions } = space.kernel.settings
+  whole(shards, "shards", partitions)
+  const first = space.kernel.partitionFor(checkName(colocate ?? name, "colocate")).index
+  return Array.from(
+    { length: shards },
+    (_, at) => placeIn(space, space.kernel.partitionAt((first + at) % partitions), "topic", name, lease)
+  )
+}
+
+class TopicImpl<in out A> implements Topic<A> {
+  readonly "~lockstep/Topic" = "~lockstep/Topic" as const
+  readonly name: string
+  readonly shards: number
+  readonly #space: Space
+  readonly #options: Options<A>
+  readonly #parts: ReadonlyArray<Shard<A>>
+  readonly #encode: (value: A) => Exit.Exit<string, TopicError>
+  readonly #publisher: Publisher
+  readonly #nameOf: (shard: number, id: string) => string
+
+  constructor(space: Space, name: string, options: Options<A>) {
+    const places = placesOf(space, name, options)
+    const { decode, encode } = codec(options.schema, `An event of topic ${JSON.stringify(name)}`)
+    const nameOf = (shard: number, id: string) => places.length === 1 ? id : `${shard}:${id}`
+    this.name = name
+    this.shards = places.length
+    this.#nameOf = nameOf
+    this.#space = space
+    this.#options = options
+    this.#encode = (value) => Exit.mapError(encode(value), fail)
+    this.#publisher = new Publisher(places, nameOf)
+    this.#parts = places.map((place, shard) =>
+      new Shard(place, (raw: Raw): Element<A> => {
+        const decoded = decode(raw.body)
+        const id = nameOf(shard, raw.id)
+        return Exit.isSuccess(decoded)
+          ? new DeliveredEvent(raw, id, decoded.value)
+          : new DeliveredUndecodable(raw, id, Cause.squash(decoded.cause) as InvalidPayload)
+      })
+    )
+  }
+
+  readonly join: Effect.Effect<void, TopicError, Scope.Scope> = Effect.suspend(() => {
+    const args = joinArgs(this.#options)
+    const given = this.#options.retention !== undefined || this.#options.dedupe !== undefined
+    const { name, shards } = this
+    const { namespace } = this.#space.kernel.settings
+    return Effect.forEach(this.#parts, ({ observer, place }) =>
+      Effect.flatMap(
+        join(place, { verb: "topic.join", args: (anyway) => [given, ...args, anyway], observer, fail }),
+        ([, outcome]) =>
+          outcome[0] === "mismatch"
+            ? Effect.fail(fail(new ShardsMismatch({ name, namespace, shards, existing: outcome[1] })))
+            : Effect.void
+      ), { discard: true, concurrency: "unbounded" })
+  })
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Publish
+  // -------------------------------------------------------------------------------------------------------------------
+
+  #message(value: A, options: PublishOptions | undefined, trace: string): Exit.Exit<Message, TopicError> {
+    const key = options?.key ?? this.#options.key?.(value)
+    const id = options?.id
+    return Exit.map(this.#encode(value), (body) => ({
+      body,
+      key: key === undefined ? "" : checkName(key, "key"),
+      id: id === undefined ? "" : checkName(id, "id"),
+      trace
+    }))
+  }
+
+  readonly publish = (event: A, options?: PublishOptions): Effect.Effect<Published, TopicError> =>
+    this.#spanned(
+      "publish",
+      (trace) =>
+        Effect.flatMap(this.#message(event, options, trace), (message) => failing(this.#publisher.publish(message)))
+    )
+
+  readonly publishAll = (
+    events: Iterable<A>,
+    options?: (event: A) => PublishOptions
+  ): Effect.Effect<ReadonlyArray<Published>, TopicError> =>
+    this.#spanned<ReadonlyArray<Published>>("publishAll", (trace) => {
+      const messages: Array<Message> = []
+      for (const event of events) {
+        const message = this.#message(event, options?.(event), trace)
+        if (Exit.isFailure(message)) return Effect.failCause(message.cause)
+        messages.push(message.value)
+      }
+      return failing(this.#publisher.publishAll(messages))
+    })
+
+  readonly publication = (event: A, options?: PublishOptions): Effect.Effect<Publication, TopicError> =>
+    this.#spanned("publication", (trace) =>
+      Effect.map(this.#message(event, options, trace), (message) => ({
+        "~lockstep/Publication": (leader, after) =>
+          this.#publisher.following(leader, message, after, () => {}, (error) =>
+            this.#space.kernel.hooks.log(
+              "Error",
+              `an event of topic ${JSON.stringify(this.name)} could not be published`,
+              error
+            ))
+      })))
+
+  readonly publishOnRelease = (
+    lease: Lease,
+    event: A,
+    options?: PublishOptions
+  ): Effect.Effect<Effect.Effect<Option.Option<Published>, TopicError>, TopicError> =>
+    this.#spanned("publishOnRelease", (trace) =>
+      Effect.map(this.#message(event, options, trace), (message) => {
+        if (!(lease instanceof Hold)) throw new TypeError("This lease was not made by Lockstep")
+        const outcome = Deferred.makeUnsafe<Option.Option<Published>, TopicError>()
+        const { claim, keeper } = lease
+        const follower = this.#publisher.following(
+          { channel: (keeper as Tenancy).channel, kind: claim.kind, name: claim.name },
+          message,
+          claim.leave === "semaphore.release" ? "released" : "left",
+          (published) => Deferred.doneUnsafe(outcome, Effect.succeed(Option.fromUndefinedOr(published))),
+          ({ reason }) => Deferred.doneUnsafe(outcome, Effect.fail(fail(reason)))
+        )
+        const following = lease.following ??= []
+        following.push(follower)
+        lease.onLoss(() => {
+          // Its release has been sent, or is not sent with what follows it.
+          lease.following = undefined
+          if (lease.releasing === undefined) Deferred.doneUnsafe(outcome, Effect.succeed(Option.none()))
+        })
+        return Deferred.await(outcome)
+      }))
+
+  #spanned<B>(verb: string, use: (trace: string) => Effect.Effect<B, TopicError>): Effect.Effect<B, TopicError> {
+    return Effect.withFiber((fiber) =>
+      spanned(
+        fiber,
+        Effect.withFiber<B, TopicError>(({ cache: { span } }) =>
+          use(span === undefined ? "" : `00-${span.traceId}-${span.spanId}-${span.sampled ? "01" : "00"}`)
+        ),
+        `lockstep.Topic.${verb}`,
+        "topic",
+        this.name
+      )
+    )
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Subscribe
+  // -------------------------------------------------------------------------------------------------------------------
+
+  readonly subscribe = (options?: SubscribeOptions): Stream.Stream<Element<A>, TopicError> =>
+    Stream.unwrap(this.subscribed(options))
+
+  readonly subscribed = (
+    { buffer: { capacity = 1024, strategy = "suspend" } = {}, from = "now" }: SubscribeOptions = {}
+  ): Effect.Effect<Stream.Stream<Element<A>, TopicError>, TopicError, Scope.Scope> =>
+    Effect.suspend(() => {
+      whole(capacity, "buffer.capacity", 2 ** 24)
+      return Effect.flatMap(failing(this.#from(from)), (cursors) =>
+        Effect.map(
+          Effect.acquireRelease(
+            Effect.sync(() => {
+              const subscription = new Subscription<A>({ capacity, strategy })
+              for (const [at, shard] of this.#parts.entries()) subscription.add(shard, cursors[at]!)
+              return subscription
+            }),
+            (subscription) => Effect.sync(() => subscription.close())
+          ),
+          (subscription) => Stream.fromPull(Effect.succeed(failing(subscription.take)))
+        ))
+    })
+
+  #from(from: NonNullable<SubscribeOptions["from"]>): Effect.Effect<ReadonlyArray<Cursor>, CoordinatorError> {
+    if (from === "now") return Effect.forEach(this.#parts, ({ end }) => end, { concurrency: "unbounded" })
+    if (from === "beginning") return Effect.succeed(this.#parts.map(() => beginning))
+    if ("after" in from) return Effect.succeed(this.#after(from.after))
+    if ("since" in from) {
+      const since = DateTime.toEpochMillis(DateTime.makeUnsafe(from.since))
+      return Effect.succeed(this.#parts.map(() => ({ id: `${since}-0`, number: undefined })))
+    }
+    const count = whole(from.last, "last", 10_000)
+    return Effect.map(
+      Effect.forEach(this.#parts, (shard) => shard.lastCursors(count), { concurrency: "unbounded" }),
+      (found) => {
+        // The oldest of the last ones over all shards is where to begin.
+        const times = found.flatMap((cursors) => cursors.map(({ time }) => time)).sort((a, b) => b - a).slice(0, count)
+        const oldest = times[times.length - 1] ?? 0
+        return found.map((cursors) => cursors.find(({ time }) => time >= oldest)?.cursor ?? beginning)
+      }
+    )
+  }
+
+  // The position in one shard says nothing of the others.
+  #after(ids: string | ReadonlyArray<string>): ReadonlyArray<Cursor> {
+    const cursors = this.#parts.map(() => beginning)
+    for (const id of [ids].flat()) {
+      const [, shard = "0", time, number] = /^(?:(\d+):)?(\d{1,15})-(\d{1,15})$/.exec(id) ?? []
+      if (time === undefined || this.shards > 1 !== id.includes(":") || Number(shard) >= this.shards) {
+        throw new RangeError("after must be the id of an event of this topic")
+      }
+      cursors[Number(shard)] = cursorAt(`${time}-${number}`)
+    }
+    return cursors
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Groups
+  // -------------------------------------------------------------------------------------------------------------------
+
+  #deliveries(
+    { from = "now", group, orderBy, prefetch = 16 }: GroupOptions
+  ): Effect.Effect<Queue.Dequeue<GroupDelivery<A>, TopicError>, TopicError, Scope.Scope> {
+    checkName(group, "group")
+    whole(prefetch, "prefetch", 1024)
+    const after = typeof from === "object" ? this.#after(from.after) : undefined
+    const { namespace } = this.#space.kernel.settings
+    const about = { name: this.name, namespace, group }
+    return Effect.gen({ self: this }, function*() {
+      const queue = yield* Queue.unbounded<GroupDelivery<A>, TopicError>()
+      yield* joinGroup(
+        this.#parts,
+        {
+          group,
+          from: (shard) => from === "now" ? "" : after?.[shard]!.id ?? "0",
+          ordered: orderBy === "key",
+          credit: prefetch
+        },
+        (delivery) => void Queue.offerUnsafe(queue, delivery),
+        {
+          closed: () => void Queue.failCauseUnsafe(queue, Cause.fail(fail(new CoordinatorClosed({ namespace })))),
+          fail,
+          refuse: (outcome) => fail(outcome === "full" ? new TooManyGroups(about) : new OrderMismatch(about))
+        }
+      )
+      return queue
+    })
+  }
+
+  readonly consume = (options: GroupOptions): Stream.Stream<Delivery<A>, TopicError> =>
+    Stream.unwrap(Effect.map(this.#deliveries(options), (queue) => Stream.map(Stream.fromQueue(queue), deliveryOf)))
+
+  readonly run = <E, R>(
+    handler: (event: Event<A>) => Effect.Effect<unknown, E, R>,
+    options: HandlerOptions<E>
+  ): Effect.Effect<never, TopicError, R> => {
+    const { concurrency = 1, deadLetter, group, onGap, retry = patience } = options
+    whole(concurrency, "concurrency", 1024)
+    const prefetch = options.prefetch ?? Math.min(2 * concurrency, 1024)
+    if (deadLetter === undefined) checkName(lettersOf(this.name, group), "name and group")
+    const { log, metrics: { buried } } = this.#space.kernel.hooks
+    return Effect.scoped(Effect.gen({ self: this }, function*() {
+      const scope = yield* Effect.scope
+      let dead = deadLetter
+      // Opened when it is needed, and again if that failed.
+      const letters = Effect.suspend(() =>
+        dead === undefined
+          ? Effect.tap(Scope.provide(this.deadLetters(group), scope), (topic) => Effect.sync(() => void (dead = topic)))
+          : Effect.succeed(dead)
+      )
+      const queue = yield* this.#deliveries({ ...options, prefetch })
+      const worker = Effect.forever(Effect.flatMap(Queue.take(queue), (delivery) =>
+        handle(delivery, handler, {
+          name: this.name,
+          retry,
+          log,
+          buried,
+          onGap: onGap ?? (({ missed, reason }) =>
+            Effect.sync(() =>
+              log("Warn", `group ${group} of topic ${this.name} misses ${missed ?? "some"} events (${reason})`)
+            )),
+          bury: (delivery, error) =>
+            Effect.flatMap(letters, (topic) =>
+              topic === false
+                ? Effect.sync(() =>
+                  log("Error", `event ${delivery.raw!.id} of topic ${this.name} is dropped: ${error}`)
+                )
+                : topic.publish(letterOf(delivery, this.name, group, error), {
+                  id: letterId(this.name, group, delivery)
+                }))
+        })))
+      return yield* Effect.forEach(
+        Array.from({ length: concurrency }),
+        () => worker,
+        { concurrency: "unbounded" }
+      ) as unknown as Effect.Effect<never, TopicError, R>
+    })) as Effect.Effect<never, TopicError, R>
+  }
+
+  readonly deadLetters = (group: string): Effect.Effect<Topic<DeadLetter>, TopicError, Scope.Scope> =>
+    Effect.suspend(() =>
+      open(this.#space, lettersOf(this.name, checkName(group, "group")), {
+        schema: DeadLetter,
+        retention: { age: "7 days", length: 10_000 },
+        lease: this.#options.lease
+      })
+    )
+
+  readonly forget = (group: string): Effect.Effect<boolean, TopicError> =>
+    Effect.map(
+      Effect.forEach(this.#parts, ({ place }) => failing(request(place, "topic.forget", [checkName(group, "group")]))),
+      (replies) => replies.some(([tag]) => tag === "forgotten")
+    )
+
+  get purge(): Effect.Effect<number, TopicError> {
+    return Effect.map(
+      Effect.forEach(this.#parts, ({ place }) => failing(request(place, "topic.purge", []))),
+      (replies) => replies.reduce((total, [, length]) => total + length, 0)
+    )
+  }
+
+  get state(): Effect.Effect<State, TopicError> {
+    return Effect.map(
+      Effect.forEach(this.#parts, ({ place }) => failing(question(place, "topic.state", [])), {
+        concurrency: "unbounded"
+      }),
+      (replies) => {
+        const known = replies.flatMap((reply) => reply[0] === "state" ? [reply] : [])
+        const named = (at: 4 | 5) =>
+          replies.flatMap((reply, shard) =>
+            reply[0] === "state" && reply[at] !== "" ? [this.#nameOf(shard, reply[at])] : []
+          )
+        const sum = (values: ReadonlyArray<number>) => values.reduce((total, value) => total + value, 0)
+        return {
+          length: sum(known.map(([, , length]) => length)),
+          bytes: sum(known.map(([, , , bytes]) => bytes)),
+          first: named(4),
+          last: named(5),
+          members: Math.max(0, ...known.map(([, , , , , , members]) => members)),
+          groups: groupsOf(known.map(([, , , , , , , groups]) => groups as ReadonlyArray<GroupTuple>))
+        }
+      }
+    )
+  }
+}
+
+type GroupTuple = readonly [name: string, members: number, lag: number, pending: number, oldest: string]
+
+const groupsOf = (shards: ReadonlyArray<ReadonlyArray<GroupTuple>>): ReadonlyArray<Group> => {
+  const found = new Map<string, Group>()
+  for (const [name, members, lag, pending, oldest] of shards.flat()) {
+    const known = found.get(name)
+    const time = oldest === "" ? undefined : DateTime.makeUnsafe(Number.parseInt(oldest, 10))
+    const older = known?.oldest !== undefined && (time === undefined || DateTime.isLessThan(known.oldest, time))
+    found.set(name, {
+      name,
+      members: Math.max(members, known?.members ?? 0),
+      lag: lag + (known?.lag ?? 0),
+      pending: pending + (known?.pending ?? 0),
+      oldest: older ? known.oldest : time
+    })
+  }
+  return [...found.values()]
+}
+
+const failing = <A, R>(self: Effect.Effect<A, CoordinatorError, R>): Effect.Effect<A, TopicError, R> =>
+  Effect.mapError(self, ({ reason }) => fail(reason))
+
+const patience: Schedule.Schedule<unknown> = Schedule.exponential("1 second").pipe(Schedule.upTo({ times: 4 }))
+
+const lettersOf = (topic: string, group: string): string => `${topic}/dead/${group}`
+
+// Of any length, and still different for each event of each group.
+const letterId = (topic: string, group: string, { element }: GroupDelivery<unknown>): string =>
+  createHash("sha1").update(JSON.stringify([topic, group, element._tag === "Gap" ? "" : element.id])).digest("hex")
+
+const letterOf = (
+  { element, raw }: GroupDelivery<unknown>,
+  topic: string,
+  group: string,
+  error: string
+): DeadLetter => ({
+  topic,
+  id: element._tag === "Gap" ? "" : element.id,
+  group,
+  key: raw!.key === "" ? undefined : raw!.key,
+  publisher: raw!.publisher,
+  attempts: raw!.attempt,
+  error,
+  body: raw!.body
+})
+
+const deliveryOf = <A>(delivery: GroupDelivery<A>): Delivery<A> => {
+  const told = (tell: (done: (error: CoordinatorError | undefined) => void) => void): Effect.Effect<void, TopicError> =>
+    Effect.callback((resume) =>
+      tell((error) => resume(error === undefined ? Effect.void : Effect.fail(fail(error.reason))))
+    )
+  return {
+    element: delivery.element,
+    acknowledge: told((done) => delivery.acknowledge(done)),
+    retry: (delay = 0) => {
+      const after = Duration.toMillis(Duration.fromInputUnsafe(delay)) === 0 ? 0 : millis(delay, "delay")
+      return told((done) => delivery.giveBack(after, done))
+    },
+    lost: Effect.callback((resume) => Effect.sync(delivery.onLoss(() => resume(Effect.void))))
+  }
+}
+
+const open = <A>(
+  space: Space,
+  name: string,
+  options: Options<A>
+): Effect.Effect<Topic<A>, TopicError, Scope.Scope> =>
+  Effect.suspend(() => {
+    const topic = new TopicImpl(space, name, options)
+    return Effect.as(topic.join, topic)
+  })
+
+/**
+ * Opens the topic, and creates it if need be. It is open for as long as the scope is.
+ *
+ * @category constructors
+ * @since 0.1.0
+ */
+export const make = <A>(
+  options: Options<A> & { readonly name: string }
+): Effect.Effect<Topic<A>, TopicError, Coordinator | Scope.Scope> =>
+  Effect.flatMap(Coordinator, (coordinator) => open(spaceOf(coordinator), options.name, options))
+
+/**
+ * The class that `Service` makes.
+ *
+ * @category models
+ * @since 0.1.0
+ */
+export interface ServiceClass<in out Self, in out Name extends string, in out A>
+  extends AnyServiceClass<Self, `lockstep/Topic/${Name}`, Topic<A>, TopicError, Coordinator>
+{}
+
+/**
+ * A topic as a typed service: `class Orders extends Topic.Service<Orders>()("orders", { schema }) {}`, with `Orders.layer`.
+ *
+ * @category constructors
+ * @since 0.1.0
+ */
+export const Service =
+  <Self>() => <const Name extends string, A>(name: Name, options: Options<A>): ServiceClass<Self, Name, A> =>
+    service<Self, "Topic", Name, Topic<A>, TopicError, Coordinator | Scope.Scope>(
+      "Topic",
+      name,
+      make({ ...options, name })
+    )
+
+const isAway = (tag: string) => ["Timeout", "ConnectionLost", "NotConnected", "Unavailable"].includes(tag)
+
+/**
+ * A layer that handles the events of a topic for as long as it is built: with a `group`, those that this process is given as its
+ * member; otherwise all of them, as a subscriber. A subscriber's failures are logged. While
+ * Redis is away, it begins again; any other error of the topic is logged, and ends the handling.
+ *
+ * @category layers
+ * @since 0.1.0
+ */
+export const handler = <Self, A, E, R>(
+  tag: Context.Key<Self, Topic<A>>,
+  handle: (event: Event<A>) => Effect.Effect<unknown, E, R>,
+  options: HandlerOptions<E> | (SubscribeOptions & { readonly group?: undefined }) = {}
+): Layer.Layer<never, never, Self | R> =>
+  Layer.effectDiscard(
+    Effect.flatMap(tag, (topic) => {
+      const logged = (what: string) => (cause: Cause.Cause<unknown>) =>
+        Cause.hasInterruptsOnly(cause)
+          ? Effect.void
+          : Effect.logError(`${what} of topic ${JSON.stringify(topic.name)}`, cause)
+      const handling = options.group === undefined
+        ? Stream.runForEach(events(topic.subscribe(options)), (event) =>
+          Effect.catchCause(handle(event), (cause) =>
+            Cause.hasInterruptsOnly(cause)
+              ? Effect.failCause(cause as Cause.Cause<never>)
+              : logged("a subscriber failed at an event")(cause)))
+        : topic.run(handle, options)
+      const going = Effect.retry(handling as Effect.Effect<void, TopicError, R>, {
+        schedule: Schedule.spaced("1 second"),
+        while: ({ reason }) =>
+          isAway(reason._tag)
+      })
+      return Effect.forkScoped(Effect.tapCause(going, logged("a handler has ended")))
+    })
+  )
+
+/**
+ * The events alone. Gaps and events that do not fit the schema are logged.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const events = <A, E, R>(self: Stream.Stream<Element<A>, E, R>): Stream.Stream<Event<A>, E, R> =>
+  Stream.filterMap(
+    Stream.tap(
+      self,
+      (element) => element._tag === "Event" ? Effect.void : Effect.logWarning("an event of a topic is missing", element)
+    ),
+    (element) => element._tag === "Event" ? Result.succeed(element) : Result.failVoid
+  )
+
+/**
+ * The values of the events alone. Gaps and events that do not fit the schema are logged.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const values = <A, E, R>(self: Stream.Stream<Element<A>, E, R>): Stream.Stream<A, E, R> =>
+  Stream.map(events(self), ({ value }) => value)

@@ -1,0 +1,22 @@
+/** What is published in the same step as a request: both are executed, or neither. */
+
+import type { Request } from "../actor/outbox.ts"
+import type { Place } from "./place.ts"
+
+/** What is followed. */
+export interface Leader extends Pick<Place, "channel" | "kind" | "name"> {}
+
+export interface Publication {
+  /** Made once for each request that it follows; it is executed if that is answered with the tag `after`. */
+  readonly "~lockstep/Publication": (leader: Leader, after: string) => Request
+}
+
+/** The requests that follow one, if there are any. */
+export const followingOf = (
+  leader: Leader,
+  publications: Publication | ReadonlyArray<Publication> | undefined,
+  after: string
+): ReadonlyArray<Request> | undefined =>
+  publications === undefined
+    ? undefined
+    : [publications].flat().map((publication) => (publication as Publication)["~lockstep/Publication"](leader, after))

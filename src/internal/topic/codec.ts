@@ -1,0 +1,38 @@
+/** Values of users as JSON text. Synchronous: one that is decoded later would have to keep all others waiting. */
+
+import * as Cause from "effect/Cause"
+import * as Exit from "effect/Exit"
+import * as Schema from "effect/Schema"
+import { InvalidPayload } from "../hold/payload.ts"
+
+export interface Codec<in out A> {
+  readonly encode: (value: A) => Exit.Exit<string, InvalidPayload>
+  readonly decode: (body: string) => Exit.Exit<A, InvalidPayload>
+}
+
+export const codec = <A>(schema: Schema.Codec<A, any>, what: string): Codec<A> => {
+  const json = Schema.toCodecJson(schema)
+  const encode = Schema.encodeExit(json)
+  const decode = Schema.decodeUnknownExit(json)
+  const invalid = (issue: string) => Exit.fail(new InvalidPayload({ what, issue }))
+  const refused = (cause: Cause.Cause<Schema.SchemaError>) => {
+    const issue = Cause.squash(cause)
+    return invalid(issue instanceof Error ? issue.message : String(issue))
+  }
+  return {
+    encode: (value) => {
+      const exit = encode(value)
+      return Exit.isSuccess(exit) ? Exit.succeed(JSON.stringify(exit.value)) : refused(exit.cause)
+    },
+    decode: (body) => {
+      let parsed: unknown
+      try {
+        parsed = JSON.parse(body)
+      } catch (cause) {
+        return invalid(String(cause))
+      }
+      const exit = decode(parsed)
+      return Exit.isSuccess(exit) ? Exit.succeed(exit.value) : refused(exit.cause)
+    }
+  }
+}

@@ -1,0 +1,87 @@
+/** What can go wrong with a topic. */
+
+import * as Schema from "effect/Schema"
+import { coordinatorReasons } from "../actor/errors.ts"
+import { describe, WaitTimeout } from "../hold/loss.ts"
+import { InvalidPayload } from "../hold/payload.ts"
+
+/**
+ * The group exists with the other order: by key, or without. Nothing was joined.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class OrderMismatch extends Schema.Error<OrderMismatch>("lockstep/Topic/OrderMismatch")({
+  _tag: Schema.tag("OrderMismatch"),
+  name: Schema.String,
+  namespace: Schema.String,
+  group: Schema.String
+}) {
+  override get message(): string {
+    return `Group ${JSON.stringify(this.group)} of ${
+      describe("topic", this.name, this.namespace)
+    } exists with another ` +
+      `\`orderBy\`: use the same one, or another group.`
+  }
+}
+
+/**
+ * The topic has as many groups as it can have.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class TooManyGroups extends Schema.Error<TooManyGroups>("lockstep/Topic/TooManyGroups")({
+  _tag: Schema.tag("TooManyGroups"),
+  name: Schema.String,
+  namespace: Schema.String,
+  group: Schema.String
+}) {
+  override get message(): string {
+    return `${describe("topic", this.name, this.namespace)} has 64 groups, so group ${
+      JSON.stringify(this.group)
+    } cannot ` +
+      `be added: forget one that is not used any more.`
+  }
+}
+
+/**
+ * Other processes have the topic open with another number of shards. Nothing was joined.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class ShardsMismatch extends Schema.Error<ShardsMismatch>("lockstep/Topic/ShardsMismatch")({
+  _tag: Schema.tag("ShardsMismatch"),
+  name: Schema.String,
+  namespace: Schema.String,
+  shards: Schema.Number,
+  existing: Schema.Number
+}) {
+  override get message(): string {
+    return `${describe("topic", this.name, this.namespace)} is open elsewhere with ${this.existing} shards, not ` +
+      `${this.shards}: use the same number, or close it everywhere before it changes.`
+  }
+}
+
+/**
+ * @category errors
+ * @since 0.1.0
+ */
+export class TopicError extends Schema.Error<TopicError>("lockstep/Topic/TopicError")({
+  _tag: Schema.tag("TopicError"),
+  reason: Schema.Union([
+    OrderMismatch,
+    ShardsMismatch,
+    TooManyGroups,
+    InvalidPayload,
+    WaitTimeout,
+    ...coordinatorReasons
+  ])
+}) {
+  override get message(): string {
+    return this.reason.message
+  }
+}
+
+export const fail = (reason: TopicError["reason"]): TopicError => new TopicError({ reason })

@@ -1,0 +1,148 @@
+/** Events as their readers see them, and what stands in their place where there is none. */
+
+import * as DateTime from "effect/DateTime"
+import type { Entry } from "../actor/reader.ts"
+import type { InvalidPayload } from "../hold/payload.ts"
+
+export interface Origin {
+  /** Where it stands in its topic: pass it to `subscribe` to go on behind it. */
+  readonly id: string
+  /** When Redis took it in. */
+  readonly time: DateTime.Utc
+  /** Events of a key keep their order. */
+  readonly key: string | undefined
+  /** The name of the coordinator that has published it. */
+  readonly publisher: string
+  /** How often it was delivered to a group, this time included; 1 for a subscriber. */
+  readonly attempt: number
+  /** The W3C `traceparent` of the span that has published it. */
+  readonly trace: string | undefined
+}
+
+export interface Event<out A> extends Origin {
+  readonly _tag: "Event"
+  readonly value: A
+}
+
+export interface Undecodable extends Origin {
+  readonly _tag: "Undecodable"
+  /** The JSON text that was published. */
+  readonly body: string
+  readonly error: InvalidPayload
+}
+
+export interface Gap {
+  readonly _tag: "Gap"
+  /**
+   * - `trimmed`: retention has removed events before they were read.
+   * - `lost`: Redis has lost events that it had acknowledged.
+   * - `overflow`: the subscriber was too slow for its buffer, and its strategy is not to be waited for.
+   */
+  readonly reason: "trimmed" | "lost" | "overflow"
+  /** How many events are missing, where that is known. */
+  readonly missed: number | undefined
+}
+
+export type Element<A> = Event<A> | Undecodable | Gap
+
+/** An event as the actor keeps it. */
+export interface Raw {
+  readonly id: string
+  readonly body: string
+  readonly key: string
+  readonly publisher: string
+  readonly trace: string
+  readonly attempt: number
+}
+
+/** Where a reader stands: the id of the last event, and its number if that is known. */
+export interface Cursor {
+  readonly id: string
+  readonly number: number | undefined
+}
+
+export const beginning: Cursor = { id: "0-0", number: undefined }
+
+export const numberOf = (id: string): number => Number(id.slice(id.indexOf("-") + 1))
+
+export const timeOf = (id: string): number => Number(id.slice(0, id.indexOf("-")))
+
+export const cursorAt = (id: string): Cursor => ({ id, number: numberOf(id) })
+
+/** Negative if the first one comes before the second. */
+export const compareIds = (a: string, b: string): number => timeOf(a) - timeOf(b) || numberOf(a) - numberOf(b)
+
+export const rawOf = ([id, fields]: Entry): Raw => {
+  const raw = { id, body: "null", key: "", publisher: "", trace: "", attempt: 1 }
+  for (let at = 0; at < fields.length; at += 2) {
+    const value = fields[at + 1]!
+    switch (fields[at]) {
+      case "e":
+        raw.body = value
+        break
+      case "k":
+        raw.key = value
+        break
+      case "p":
+        raw.publisher = value
+        break
+      case "t":
+        raw.trace = value
+    }
+  }
+  return raw
+}
+
+abstract class Delivered implements Origin {
+  readonly #raw: Raw
+  readonly id: string
+
+  constructor(raw: Raw, id: string) {
+    this.#raw = raw
+    this.id = id
+  }
+
+  get time(): DateTime.Utc {
+    return DateTime.makeUnsafe(timeOf(this.#raw.id))
+  }
+
+  get key(): string | undefined {
+    return this.#raw.key === "" ? undefined : this.#raw.key
+  }
+
+  get publisher(): string {
+    return this.#raw.publisher
+  }
+
+  get attempt(): number {
+    return this.#raw.attempt
+  }
+
+  get trace(): string | undefined {
+    return this.#raw.trace === "" ? undefined : this.#raw.trace
+  }
+}
+
+export class DeliveredEvent<out A> extends Delivered implements Event<A> {
+  readonly _tag = "Event"
+  readonly value: A
+
+  constructor(raw: Raw, id: string, value: A) {
+    super(raw, id)
+    this.value = value
+  }
+}
+
+export class DeliveredUndecodable extends Delivered implements Undecodable {
+  readonly _tag = "Undecodable"
+  readonly body: string
+  readonly error: InvalidPayload
+
+  constructor(raw: Raw, id: string, error: InvalidPayload) {
+    super(raw, id)
+    this.body = raw.body
+    this.error = error
+  }
+}
+
+export const gap = (reason: Gap["reason"], missed: number | undefined): Gap => ({ _tag: "Gap", reason, missed })

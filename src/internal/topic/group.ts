@@ -1,0 +1,206 @@
+/**
+ * A member of a durable group: the actor hands it as many events as it has credit for, in each shard. What it has not
+ * acknowledged goes to the other members when its session ends, so a lost session interrupts its handlers.
+ */
+
+import * as Effect from "effect/Effect"
+import type * as Scope from "effect/Scope"
+import type { CoordinatorError, CoordinatorReason } from "../actor/errors.ts"
+import type { Requests } from "../actor/lua.ts"
+import type { Session } from "../actor/session.ts"
+import { join } from "../hold/acquire.ts"
+import type { WaitTimeout } from "../hold/loss.ts"
+import type { Membership } from "../hold/membership.ts"
+import type { Place } from "../hold/place.ts"
+import { type Element, gap, type Raw } from "./event.ts"
+import type { Shard } from "./shard.ts"
+
+/** An event that a member has to handle. */
+export class Delivery<A> {
+  readonly element: Element<A>
+  readonly raw: Raw | undefined
+  /** It was acknowledged or returned, or the session that it was delivered to is lost. */
+  over = false
+  lost = false
+  #observers: Array<() => void> = []
+  readonly #member: Member<A> | undefined
+
+  constructor(element: Element<A>, raw: Raw | undefined, member: Member<A> | undefined) {
+    this.element = element
+    this.raw = raw
+    this.#member = member
+  }
+
+  /** Calls back when its session is lost. Returns the unsubscription. */
+  onLoss(f: () => void): () => void {
+    if (this.lost) f()
+    else this.#observers.push(f)
+    return () => {
+      this.#observers = this.#observers.filter((observer) => observer !== f)
+    }
+  }
+
+  lose(): void {
+    this.over = true
+    this.lost = true
+    for (const f of this.#observers.splice(0)) f()
+  }
+
+  /** It was handled. `done` is called when Redis knows, or when that cannot be told. */
+  acknowledge(done: (error: CoordinatorError | undefined) => void): void {
+    this.#end(done, (member, { id, key }) => member.tell("topic.ack", (own, index) => [own, index, id, key], done))
+  }
+
+  /** It could not be handled: it is delivered again in so many milliseconds. */
+  giveBack(delay: number, done: (error: CoordinatorError | undefined) => void): void {
+    this.#end(done, (member, { id }) => member.tell("topic.retry", (own, index) => [own, index, id, delay], done))
+  }
+
+  #end(done: (error: undefined) => void, tell: (member: Member<A>, raw: Raw) => void): void {
+    if (this.over || this.#member === undefined) return done(undefined)
+    this.over = true
+    this.#member.forget(this)
+    tell(this.#member, this.raw!)
+  }
+}
+
+type Item = readonly [id: string, attempt: number, body: string, key: string, publisher: string, trace: string]
+
+export interface GroupSettings {
+  readonly group: string
+  /** The id behind which a new group begins; "" for the next event. */
+  readonly from: (shard: number) => string
+  readonly ordered: boolean
+  readonly credit: number
+}
+
+/** This process as a member of a group, in one shard. */
+class Member<A> {
+  readonly #place: Place
+  readonly #decode: (raw: Raw) => Element<A>
+  readonly #deliver: (delivery: Delivery<A>) => void
+  readonly #working = new Map<string, Delivery<A>>()
+  #membership: Membership | undefined = undefined
+  #session: Session | undefined = undefined
+  #index = ""
+  // Deliveries that came before the membership was known here.
+  #early: Array<ReadonlyArray<unknown>> = []
+  // Of the last event that was delivered.
+  #last: string | undefined = undefined
+
+  constructor(place: Place, decode: (raw: Raw) => Element<A>, deliver: (delivery: Delivery<A>) => void) {
+    this.#place = place
+    this.#decode = decode
+    this.#deliver = deliver
+  }
+
+  /** Behind which event the group begins, if it has to be made: one that Redis has lost goes on where it was. */
+  from(first: string): string {
+    return this.#last ?? (this.#session === undefined ? first : "0")
+  }
+
+  joined(membership: Membership): void {
+    this.#membership = membership
+    for (const change of this.#early.splice(0)) this.observe(change)
+  }
+
+  observe(change: ReadonlyArray<unknown>): void {
+    if (change[0] !== "deliver") {
+      this.#index = String(change[0])
+      this.#session = this.#place.channel.session
+      return
+    }
+    if (this.#membership === undefined) return void this.#early.push(change)
+    for (const item of change[1] as ReadonlyArray<Item | readonly ["gap", number]>) {
+      if (item[0] === "gap") {
+        const missed = Number(item[1])
+        if (missed > 0) this.#place.space.kernel.hooks.metrics.missed(missed)
+        this.#deliver(
+          new Delivery<A>(missed < 0 ? gap("lost", undefined) : gap("trimmed", missed), undefined, undefined)
+        )
+      } else {
+        this.#take(item as Item)
+      }
+    }
+  }
+
+  #take([id, attempt, body, key, publisher, trace]: Item): void {
+    if (this.#working.has(id)) return
+    const raw = { id, attempt, body, key, publisher, trace }
+    const delivery = new Delivery(this.#decode(raw), raw, this)
+    this.#working.set(id, delivery)
+    this.#place.space.kernel.hooks.metrics.delivered(attempt)
+    this.#last = id
+    this.#deliver(delivery)
+  }
+
+  forget(delivery: Delivery<A>): void {
+    this.#working.delete(delivery.raw!.id)
+  }
+
+  lose(): void {
+    const lost = [...this.#working.values()]
+    this.#working.clear()
+    for (const delivery of lost) delivery.lose()
+  }
+
+  tell<V extends "topic.ack" | "topic.retry">(
+    verb: V,
+    args: (own: string, index: string) => Requests[V]["args"],
+    done: (error: CoordinatorError | undefined) => void
+  ): void {
+    const session = this.#session
+    if (session === undefined || session.lost !== undefined) return done(undefined)
+    this.#place.channel.outbox.request<V>({
+      verb,
+      key: this.#place.key,
+      args: args(this.#membership!.id, this.#index),
+      session,
+      urgent: true,
+      // It is delivered again, to whichever member.
+      moot: () => done(undefined),
+      settle: () => done(undefined),
+      fail: done
+    })
+  }
+}
+
+/** Becomes a member in every shard, for as long as the scope is open. */
+export const joinGroup = <A, E>(
+  shards: ReadonlyArray<Shard<A>>,
+  { credit, from, group, ordered }: GroupSettings,
+  deliver: (delivery: Delivery<A>) => void,
+  options: {
+    readonly closed: () => void
+    readonly fail: (error: CoordinatorReason | WaitTimeout) => E
+    readonly refuse: (outcome: "full" | "ordering") => E
+  }
+): Effect.Effect<void, E, Scope.Scope> =>
+  Effect.forEach(shards, (shard, at) => {
+    const { place } = shard
+    const member = new Member(place, shard.decode, deliver)
+    const joined = join(place, {
+      verb: "topic.consume",
+      args: () => [group, member.from(from(at)), credit, ordered],
+      observer: {
+        observe: (change) => member.observe(change),
+        lost: () => member.lose(),
+        closed: () => {
+          member.lose()
+          options.closed()
+        }
+      },
+      fail: options.fail
+    })
+    const watching = Effect.acquireRelease(
+      Effect.sync(() => place.partition.watch()),
+      (end) => Effect.sync(end)
+    )
+    return Effect.andThen(
+      watching,
+      Effect.flatMap(joined, ([membership, outcome]) => {
+        if (outcome[0] === "granted") return Effect.sync(() => member.joined(membership))
+        return Effect.fail(options.refuse(outcome[0] === "full" ? "full" : "ordering"))
+      })
+    )
+  }, { discard: true, concurrency: "unbounded" })

@@ -1,0 +1,165 @@
+/** One of the streams of a topic, as this process sees it: its events, decoded once, and those who follow them. */
+
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import { CoordinatorClosed, CoordinatorError } from "../actor/errors.ts"
+import { keyOf } from "../actor/keys.ts"
+import type { Entry } from "../actor/reader.ts"
+import { coordinatorError } from "../actor/transport.ts"
+import type { Observer } from "../hold/membership.ts"
+import type { Place } from "../hold/place.ts"
+import { question } from "../hold/request.ts"
+import {
+  beginning,
+  compareIds,
+  type Cursor,
+  cursorAt,
+  type Element,
+  gap,
+  numberOf,
+  type Raw,
+  rawOf,
+  timeOf
+} from "./event.ts"
+import { type Feed, feedOf, type Listener } from "./feed.ts"
+
+/** New entries, decoded. */
+export interface Chunk<A> {
+  readonly entries: ReadonlyArray<Entry>
+  readonly elements: ReadonlyArray<Element<A>>
+  /** Where they end. */
+  readonly cursor: Cursor
+}
+
+/** A subscriber's position in a shard. */
+export interface Follower<A> {
+  readonly cursor: Cursor
+  readonly heard: (chunk: Chunk<A>) => void
+  /** It has to read by itself. */
+  readonly pause: () => void
+  /** Redis has lost what came behind this id. */
+  readonly rewind: (id: string) => void
+  readonly fail: (error: CoordinatorError) => void
+}
+
+export class Shard<A> implements Listener {
+  readonly place: Place
+  readonly feed: Feed
+  /** All that have a position here. */
+  readonly lanes = new Set<Follower<A>>()
+  readonly decode: (raw: Raw) => Element<A>
+  readonly #live = new Set<Follower<A>>()
+  // Of the last event that the shared read has brought.
+  #cursor: Cursor = beginning
+
+  constructor(place: Place, decode: (raw: Raw) => Element<A>) {
+    this.place = place
+    this.decode = decode
+    this.feed = feedOf(place.space.kernel, place.partition, keyOf(place.key, "entries"))
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Read
+  // -------------------------------------------------------------------------------------------------------------------
+
+  /** Decodes, and notices what is missing: events are numbered. */
+  read(entries: ReadonlyArray<Entry>, { number: last }: Cursor) {
+    const elements: Array<Element<A>> = []
+    for (const entry of entries) {
+      const number = numberOf(entry[0])
+      if (last !== undefined && number !== last + 1) {
+        const missed = number > last ? number - last - 1 : undefined
+        if (missed !== undefined) this.place.space.kernel.hooks.metrics.missed(missed)
+        elements.push(missed === undefined ? gap("lost", undefined) : gap("trimmed", missed))
+      }
+      elements.push(this.decode(rawOf(entry)))
+      last = number
+    }
+    return { elements, cursor: cursorAt(entries[entries.length - 1]![0]) }
+  }
+
+  readonly heard = (entries: ReadonlyArray<Entry>): void => {
+    const { cursor, elements } = this.read(entries, this.#cursor)
+    this.#cursor = cursor
+    const chunk = { entries, elements, cursor }
+    for (const lane of [...this.#live]) lane.heard(chunk)
+  }
+
+  readonly missed = (): void => {
+    for (const lane of [...this.#live]) lane.pause()
+  }
+
+  /** From now on the lane hears of what comes behind the id that is answered. */
+  listen(lane: Follower<A>): string {
+    if (this.#live.size === 0) {
+      this.feed.add(this, lane.cursor.id)
+      const position = this.feed.position!
+      this.#cursor = position === lane.cursor.id ? lane.cursor : cursorAt(position)
+    }
+    this.#live.add(lane)
+    return this.feed.position!
+  }
+
+  leave(lane: Follower<A>): void {
+    if (this.#live.delete(lane) && this.#live.size === 0) this.feed.remove(this)
+  }
+
+  /** Where the stream ends now. */
+  get end(): Effect.Effect<Cursor, CoordinatorError> {
+    return Effect.map(
+      question(this.place, "topic.state", []),
+      (reply) => reply[0] === "state" && reply[5] !== "" ? cursorAt(reply[5]) : cursorAt("0-0")
+    )
+  }
+
+  /** The times of the last events, the oldest first, and the position before each. */
+  lastCursors(
+    count: number
+  ): Effect.Effect<ReadonlyArray<{ readonly time: number; readonly cursor: Cursor }>, CoordinatorError> {
+    return Effect.tryPromise({
+      try: async () => {
+        const entries = await this.feed.last(count, () => false)
+        return entries.toReversed().map(([id]) => ({
+          time: timeOf(id),
+          cursor: { id: `${timeOf(id)}-${numberOf(id) - 1}`, number: undefined }
+        }))
+      },
+      catch: coordinatorError
+    })
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Membership
+  // -------------------------------------------------------------------------------------------------------------------
+
+  readonly observer: Observer = {
+    observe: (state) => {
+      if (typeof state[0] === "number" && this.#isBehind(String(state[1]))) void this.#confirm()
+    },
+    closed: () => {
+      const { namespace } = this.place.space.kernel.settings
+      const error = new CoordinatorError({ reason: new CoordinatorClosed({ namespace }) })
+      for (const lane of [...this.lanes]) lane.fail(error)
+    }
+  }
+
+  // The stream ends before what was read of it: the answer is old, or Redis has lost events.
+  #isBehind(last: string): boolean {
+    return [...this.lanes].some(({ cursor }) => compareIds(cursor.id, last) > 0)
+  }
+
+  async #confirm(): Promise<void> {
+    const known = [...this.lanes].map((lane) => [lane, lane.cursor] as const)
+    const exit = await Effect.runPromiseExit(question(this.place, "topic.state", []))
+    // Redis is away again, and the membership is joined again when it is back.
+    if (Exit.isFailure(exit)) return
+    const [tag, , , , , last] = exit.value
+    const end = tag === "state" && last !== "" ? String(last) : "0-0"
+    for (const [lane, cursor] of known) {
+      if (compareIds(cursor.id, end) <= 0) continue
+      this.feed.rewind(end)
+      this.#cursor = { id: end, number: undefined }
+      lane.rewind(end)
+    }
+  }
+}

@@ -1,0 +1,129 @@
+/** Runs a handler on the events of a topic: as a member of a group, or as a subscriber. */
+
+import * as Cause from "effect/Cause"
+import type * as Context from "effect/Context"
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import * as Fiber from "effect/Fiber"
+import * as Option from "effect/Option"
+import * as Pull from "effect/Pull"
+import * as Schedule from "effect/Schedule"
+import * as Tracer from "effect/Tracer"
+import type { Log } from "../actor/hooks.ts"
+import type { Event, Gap } from "./event.ts"
+import type { Delivery } from "./group.ts"
+
+/** How a handler's failure is taken. */
+export interface Policy<E> {
+  readonly retry: Schedule.Schedule<unknown, E>
+  /** Puts what cannot be handled aside; answers whether that was possible. */
+  readonly bury: (delivery: Delivery<any>, error: string) => Effect.Effect<void, unknown>
+  readonly onGap: (gap: Gap) => Effect.Effect<void>
+  readonly buried: () => void
+  readonly log: Log
+  readonly name: string
+}
+
+/** The delay before the next delivery after so many, if the schedule goes on. */
+const delayAfter = <E>(
+  schedule: Schedule.Schedule<unknown, E>,
+  attempts: number,
+  error: E
+): Effect.Effect<Option.Option<Duration.Duration>> =>
+  Effect.gen(function*() {
+    // Another process may have made the attempts before, so the schedule begins anew and is stepped as often.
+    const step = yield* Schedule.toStep(schedule)
+    let now = 0
+    let delay = Duration.zero
+    for (let attempt = 0; attempt < attempts; attempt++) {
+      const [, next] = yield* step(now, error)
+      delay = next
+      now += Duration.toMillis(next)
+    }
+    return Option.some(delay)
+  }).pipe(Pull.catchDone(() => Effect.succeed(Option.none<Duration.Duration>())))
+
+const ignore = () => {}
+
+/** A handler's span has the publisher's as a link. */
+const traced = <A, E, R>(self: Effect.Effect<A, E, R>, name: string, { id, trace }: Event<unknown>) =>
+  Effect.withFiber<A, E, R>(({ cache }) => {
+    if (cache.tracer === undefined && cache.span === undefined) return self
+    const parts = trace?.split("-")
+    return Effect.withSpan(self, "lockstep.Topic.handle", {
+      attributes: { "lockstep.kind": "topic", "lockstep.key": name, "lockstep.event": id },
+      kind: "consumer",
+      captureStackTrace: false,
+      links: parts?.length === 4
+        ? [{
+          span: Tracer.externalSpan({ traceId: parts[1]!, spanId: parts[2]!, sampled: parts[3] === "01" }),
+          attributes: {}
+        }]
+        : []
+    }) as Effect.Effect<A, E, R>
+  })
+
+/** Runs a program that ends when the delivery is lost. */
+const whileDelivered = <A, E, R>(
+  self: Effect.Effect<A, E, R>,
+  delivery: Delivery<any>
+): Effect.Effect<Exit.Exit<A, E>, never, R> =>
+  Effect.uninterruptibleMask((restore) =>
+    Effect.withFiber((parent) => {
+      const child = Effect.runForkWith(parent.context as Context.Context<R>)(self)
+      const done = child.pollUnsafe()
+      if (done !== undefined) return Effect.succeed(done)
+      const off = delivery.onLoss(() => child.interruptUnsafe(parent.id))
+      const joined = Effect.callback<Exit.Exit<A, E>>((resume) => {
+        child.addObserver((exit) => resume(Effect.succeed(exit)))
+        return Effect.asVoid(Fiber.interrupt(child))
+      })
+      return Effect.onExit(restore(joined), () => {
+        off()
+        // An interruption that came with the program's first steps skips joining it.
+        return child.pollUnsafe() === undefined ? Effect.asVoid(Fiber.interrupt(child)) : Effect.void
+      })
+    })
+  )
+
+/** Handles one delivery, and acknowledges it, gives it back, or puts it aside. */
+export const handle = <A, E, R>(
+  delivery: Delivery<A>,
+  handler: (event: Event<A>) => Effect.Effect<unknown, E, R>,
+  policy: Policy<E>
+): Effect.Effect<void, never, R> =>
+  Effect.suspend(() => {
+    const { element, raw } = delivery
+    if (delivery.over) return Effect.void
+    if (element._tag === "Gap") return policy.onGap(element)
+    const aside = (error: string) =>
+      Effect.matchEffect(policy.bury(delivery, error), {
+        onFailure: (cause) =>
+          Effect.sync(() => {
+            policy.log("Warn", `event ${raw!.id} of topic ${JSON.stringify(policy.name)} could not be put aside`, cause)
+            delivery.giveBack(1000, ignore)
+          }),
+        onSuccess: () =>
+          Effect.sync(() => {
+            policy.buried()
+            delivery.acknowledge(ignore)
+          })
+      })
+    if (element._tag === "Undecodable") return aside(element.error.message)
+    return Effect.flatMap(whileDelivered(traced(handler(element), policy.name, element), delivery), (exit) => {
+      if (Exit.isSuccess(exit)) return Effect.sync(() => delivery.acknowledge(ignore))
+      if (delivery.lost) return Effect.void
+      const error = Cause.squash(exit.cause) as E
+      return Effect.flatMap(
+        delayAfter(policy.retry, raw!.attempt, error),
+        Option.match({
+          onNone: () => aside(Cause.pretty(exit.cause)),
+          onSome: (delay) => {
+            policy.log("Debug", `event ${raw!.id} of topic ${JSON.stringify(policy.name)} is handled again`, error)
+            return Effect.sync(() => delivery.giveBack(Math.ceil(Duration.toMillis(delay)), ignore))
+          }
+        })
+      )
+    })
+  })

@@ -1,0 +1,184 @@
+/** The topic actor, driven directly with random requests: every event is handed out, in order per key, within the credit. */
+import { assert, layer } from "@effect/vitest"
+import { Effect } from "effect"
+import * as fc from "fast-check"
+import { actor, client } from "./support/actor.ts"
+import { freshNamespace, TestServer } from "./support/live.ts"
+
+const live = { excludeTestServices: true, timeout: "60 seconds" } as const
+
+type Step =
+  | { readonly do: "publish"; readonly key: number }
+  | { readonly do: "join" | "leave" | "end" | "repeat"; readonly member: number }
+  | { readonly do: "ack" | "retry"; readonly pick: number }
+  | { readonly do: "delay"; readonly pick: number }
+
+const step = fc.oneof(
+  { weight: 6, arbitrary: fc.record({ do: fc.constant("publish" as const), key: fc.integer({ min: 0, max: 2 }) }) },
+  {
+    weight: 3,
+    arbitrary: fc.record({
+      do: fc.constantFrom("join" as const, "leave" as const, "end" as const, "repeat" as const),
+      member: fc.integer({ min: 0, max: 2 })
+    })
+  },
+  {
+    weight: 6,
+    arbitrary: fc.record({
+      do: fc.constantFrom("ack" as const, "ack" as const, "retry" as const, "delay" as const),
+      pick: fc.nat(100)
+    })
+  }
+)
+
+interface Flight {
+  readonly member: number
+  readonly key: string
+  readonly attempt: number
+}
+
+const credit = 2
+
+layer(TestServer.layer, live)("the topic actor", (it) => {
+  for (const ordered of [false, true]) {
+    it.effect(`hands every event out until it is acknowledged, ${ordered ? "in order per key" : "in no order"}`, () =>
+      Effect.gen(function*() {
+        const redis = yield* client(yield* TestServer)
+        yield* Effect.promise(() =>
+          fc.assert(
+            fc.asyncProperty(fc.array(step, { minLength: 5, maxLength: 60 }), (steps) =>
+              run(actor(redis, freshNamespace(), "topic:t"), steps, ordered)),
+            { numRuns: 150, endOnFailure: false }
+          )
+        )
+      }))
+  }
+})
+
+const run = async (topic: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, ordered: boolean) => {
+  const published: Array<readonly [id: string, key: string]> = []
+  const flights = new Map<string, Flight>()
+  const done: Array<string> = []
+  const attempts = new Map<string, number>()
+  // The session of each member, and the events of its mailbox that were taken in.
+  const sessions = [0, 0, 0]
+  const joined = [false, false, false]
+  const read = new Map<string, number>()
+  let index = ""
+  const nameOf = (member: number) => `s${member}x${sessions[member]}`
+  await topic.open("publisher")
+  for (const member of [0, 1, 2]) await topic.open(nameOf(member))
+  let number = 0
+
+  const take = async () => {
+    for (const member of [0, 1, 2]) {
+      const name = nameOf(member)
+      const events = await topic.mail(name)
+      for (const event of events.slice(read.get(name) ?? 0)) {
+        if (event[0] !== "changed" || event[2] !== "deliver" || !joined[member]) continue
+        for (const [id, attempt, body, key] of event[3] as Array<[string, number, string, string]>) {
+          assert.notStrictEqual(id, "gap")
+          const known = flights.get(id)
+          // Told again when the member asked again.
+          if (known?.member === member && known.attempt === attempt) continue
+          assert.isUndefined(known, `${id} was handed out twice`)
+          assert.notInclude(done, id)
+          assert.strictEqual(attempt, (attempts.get(id) ?? 0) + 1)
+          assert.strictEqual(JSON.parse(body), published.findIndex(([published]) => published === id))
+          if (ordered && key !== "") {
+            for (const flight of flights.values()) assert.notStrictEqual(flight.key, key, "two events of a key at once")
+            const before = published.slice(0, published.findIndex(([published]) => published === id))
+            for (const [earlier, other] of before) if (other === key) assert.include(done, earlier)
+          }
+          attempts.set(id, attempt)
+          flights.set(id, { member, key, attempt })
+        }
+        const held = [...flights.values()].filter((flight) => flight.member === member).length
+        assert.isAtMost(held, credit)
+      }
+      read.set(name, events.length)
+    }
+  }
+  const drop = (member: number) => {
+    for (const [id, flight] of flights) if (flight.member === member) flights.delete(id)
+    joined[member] = false
+  }
+  const settle = async (pick: number, verb: "ack" | "retry", delay = 0) => {
+    const found = [...flights][pick % Math.max(1, flights.size)]
+    if (found === undefined) return
+    const [id, { key, member }] = found
+    flights.delete(id)
+    if (verb === "ack") {
+      done.push(id)
+      assert.deepStrictEqual(await topic.send(nameOf(member), "topic.ack", ["m", index, id, key]), ["acknowledged"])
+    } else {
+      assert.deepStrictEqual(await topic.send(nameOf(member), "topic.retry", ["m", index, id, delay]), ["returned"])
+    }
+  }
+  const join = async (member: number) => {
+    const [tag, at] = await topic.send(nameOf(member), "topic.consume", ["m", "g", "0", credit, ordered ? "1" : ""])
+    assert.strictEqual(tag, "joined")
+    index = at as string
+    joined[member] = true
+  }
+
+  for (const next of steps) {
+    switch (next.do) {
+      case "publish": {
+        const key = next.key === 0 ? "" : `key ${next.key}`
+        const [tag, id] = await topic.send("publisher", "topic.publish", [
+          JSON.stringify(published.length),
+          key,
+          "",
+          "p",
+          "",
+          "node",
+          ++number,
+          ""
+        ])
+        assert.strictEqual(tag, "published")
+        published.push([id as string, key === "" ? `${id}` : key])
+        break
+      }
+      case "join":
+      case "repeat":
+        if (next.do === "join" || joined[next.member]) await join(next.member)
+        break
+      case "leave":
+        if (!joined[next.member]) break
+        await topic.send(nameOf(next.member), "session.leave", ["m"])
+        drop(next.member)
+        break
+      case "end":
+        await topic.end(nameOf(next.member))
+        await topic.reap(nameOf(next.member))
+        drop(next.member)
+        sessions[next.member]!++
+        await topic.open(nameOf(next.member))
+        break
+      case "ack":
+      case "retry":
+        await settle(next.pick, next.do)
+        break
+      case "delay":
+        await settle(next.pick, "retry", 1)
+    }
+    await take()
+  }
+  // Whatever has happened, a member that goes on gets the rest.
+  for (const member of [1, 2]) {
+    if (joined[member]) await topic.send(nameOf(member), "session.leave", ["m"])
+    drop(member)
+    await take()
+  }
+  await join(0)
+  await take()
+  for (let idle = 0; done.length < published.length; idle++) {
+    assert.isBelow(idle, 1000, `${published.length - done.length} of ${published.length} events were not handed out`)
+    if (flights.size === 0) await topic.ring()
+    else await settle(0, "ack")
+    await take()
+  }
+  const [, , , , , , , groups] = await topic.look("topic.state", [])
+  assert.deepStrictEqual((groups as Array<Array<unknown>>)[0]!.slice(1, 4), [1, 0, 0])
+}

@@ -1,0 +1,591 @@
+/** Topics: every event reaches every subscriber and every group, in order per key, and what is missing shows. */
+import { assert, layer } from "@effect/vitest"
+import { Cause, Deferred, Effect, Exit, Fiber, Option, Queue, Schedule, Schema, Scope, Stream } from "effect"
+import { type Coordinator, Lock, TaskGroup, Topic } from "../src/index.ts"
+import { make as proxy } from "../src/testing/Proxy.ts"
+import { eventually, realSleep } from "./support/eventually.ts"
+import { freshNamespace, node, short, TestServer } from "./support/live.ts"
+import { asks } from "./support/requests.ts"
+import { lose, on, promptly, several } from "./support/several.ts"
+
+const live = { excludeTestServices: true, timeout: "60 seconds" } as const
+
+const hostile = "x\u0000}{:\r\n\"é😀"
+
+// Events outlive their program, so the tests remove them.
+const purged = <A>(topic: Topic.Topic<A>) => Effect.addFinalizer(() => Effect.orDie(topic.purge))
+
+const make = (options: Partial<Topic.Options<number>> = {}) =>
+  Effect.tap(Topic.make({ name: hostile, schema: Schema.Number, ...options }), purged)
+
+const collect = <A, E>(stream: Stream.Stream<Topic.Element<A>, E>, count: number) =>
+  promptly(Stream.runCollect(Stream.take(stream, count)), `${count} events`)
+
+const valuesOf = (elements: ReadonlyArray<Topic.Element<number>>) =>
+  elements.map((element) => element._tag === "Event" ? element.value : element._tag)
+
+const upTo = (count: number, from = 0) => Array.from({ length: count }, (_, at) => from + at)
+
+const groupOf = <A>(topic: Topic.Topic<A>, name: string) =>
+  Effect.map(topic.state, ({ groups }) => groups.find((group) => group.name === name))
+
+const joined = <A>(topic: Topic.Topic<A>, name: string, members: number) =>
+  eventually(Effect.map(groupOf(topic, name), (group) => assert.strictEqual(group?.members, members)))
+
+const settled = <A>(topic: Topic.Topic<A>, name: string) =>
+  eventually(Effect.map(groupOf(topic, name), (group) => assert.deepStrictEqual([group?.lag, group?.pending], [0, 0])))
+
+const refusal = <A, E>(exit: Exit.Exit<A, E>) =>
+  Exit.isFailure(exit) ? (Cause.squash(exit.cause) as Topic.TopicError).reason._tag : undefined
+
+const isRangeError = <A, E>(exit: Exit.Exit<A, E>) =>
+  assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"), String(exit))
+
+const subscribers = <A>(topics: ReadonlyArray<Topic.Topic<A>>, count: number, options?: Topic.SubscribeOptions) =>
+  Effect.forEach(topics, (topic) =>
+    Effect.gen(function*() {
+      const found: Array<Topic.Element<A>> = []
+      const marked = yield* Deferred.make<void>()
+      const fiber = yield* Effect.forkChild(
+        Stream.runForEach(topic.subscribe(options), (element) =>
+          Effect.andThen(
+            Effect.sync(() => found.push(element)),
+            found.length >= count ? Deferred.succeed(marked, undefined) : Effect.void
+          ))
+      )
+      return { found, fiber }
+    }))
+
+layer(TestServer.layer, live)("a topic", (it) => {
+  it.effect("brings every event to every subscriber, in order", () =>
+    several(3, (nodes) =>
+      Effect.gen(function*() {
+        const topics = yield* Effect.forEach(nodes, (context) => on(context, make()))
+        const reading = yield* subscribers(topics, 100, { from: "beginning" })
+        for (let n = 0; n < 100; n++) yield* topics[n % 3]!.publish(n)
+        for (const { found } of reading) {
+          yield* eventually(Effect.sync(() => assert.deepStrictEqual(valuesOf(found), upTo(100))))
+        }
+        const [first] = reading[0]!.found as Array<Topic.Event<number>>
+        assert.deepStrictEqual([first!.publisher, first!.attempt, first!.key], ["node0", 1, undefined])
+        const { bytes, first: oldest, last, length, members } = yield* topics[0]!.state
+        assert.deepStrictEqual([length, members, oldest.length, last.length], [100, 3, 1, 1])
+        assert.strictEqual(bytes, upTo(100).join("").length)
+      })))
+
+  it.effect("begins where it is told to", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const published = yield* topic.publishAll(upTo(1000))
+        const all = yield* collect(topic.subscribe({ from: "beginning" }), 1000)
+        assert.deepStrictEqual(valuesOf(all), upTo(1000))
+        const behind = yield* collect(topic.subscribe({ from: { after: published[499]!.id } }), 500)
+        assert.deepStrictEqual(valuesOf(behind), upTo(500, 500))
+        const last = yield* collect(topic.subscribe({ from: { last: 10 } }), 10)
+        assert.deepStrictEqual(valuesOf(last), upTo(10, 990))
+        const first = all[0] as Topic.Event<number>
+        assert.strictEqual((yield* collect(topic.subscribe({ from: { since: first.time } }), 1000)).length, 1000)
+        const [now] = yield* subscribers([topic], 1)
+        // A subscriber that begins now is known by nothing but what it gets.
+        yield* eventually(
+          Effect.gen(function*() {
+            yield* topic.publish(-1)
+            assert.isAbove(now!.found.length, 0)
+          }),
+          { interval: 20 }
+        )
+        assert.isTrue(valuesOf(now!.found).every((value) => value === -1))
+      })))
+
+  it.effect("refuses what makes no sense, and loses nothing by it", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        isRangeError(yield* Effect.exit(on(a!, make({ shards: 0 }))))
+        isRangeError(yield* Effect.exit(on(a!, make({ retention: { length: 0 } }))))
+        isRangeError(yield* Effect.exit(topic.publish(1, { key: "" })))
+        isRangeError(yield* Effect.exit(topic.publish(1, { id: "x".repeat(513) })))
+        isRangeError(
+          yield* Effect.exit(Effect.suspend(() => Stream.runDrain(topic.subscribe({ from: { after: "x" } }))))
+        )
+        isRangeError(
+          yield* Effect.exit(Effect.suspend(() => Stream.runDrain(topic.subscribe({ buffer: { capacity: 0 } }))))
+        )
+        isRangeError(yield* Effect.exit(Effect.suspend(() => Stream.runDrain(topic.consume({ group: "" })))))
+        const invalid = yield* Effect.flip(topic.publish("one" as never))
+        assert.strictEqual(invalid.reason._tag, "InvalidPayload")
+        assert.strictEqual((yield* topic.state).length, 0)
+      })))
+
+  it.effect("stores a publication with an id once, whichever process makes it", () =>
+    several(2, (nodes) =>
+      Effect.gen(function*() {
+        const [a, b] = yield* Effect.forEach(nodes, (context) => on(context, make()))
+        const first = yield* a!.publish(1, { id: hostile })
+        const second = yield* b!.publish(2, { id: hostile })
+        assert.deepStrictEqual([first.duplicate, second], [false, { id: first.id, duplicate: true }])
+        const both = yield* Effect.all([a!.publish(3, { id: "x" }), a!.publish(4, { id: "x" })], { concurrency: 2 })
+        assert.deepStrictEqual(both.map(({ duplicate }) => duplicate), [false, true])
+        assert.deepStrictEqual(valuesOf(yield* collect(b!.subscribe({ from: "beginning" }), 2)), [1, 3])
+      })))
+
+  it.effect("stores a publication once when its reply is lost with the session", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const context = yield* node(line.url, { namespace, partitions: 1, ...short, requestTimeout: "300 millis" })
+        const topic = yield* on(context, make())
+        yield* topic.publish(0)
+        const sent = yield* line.once(asks("topic.publish"), "dropReply")
+        const publishing = yield* Effect.forkChild(Effect.exit(topic.publish(1)))
+        yield* sent
+        yield* server.cli(
+          "EVAL",
+          "for _, f in ipairs(redis.call('HKEYS', KEYS[1])) do if f:sub(1, 1) == 's' then redis.call('HDEL', KEYS[1], f) end end",
+          1,
+          `{${namespace}:00}:sessions`
+        )
+        yield* Fiber.join(publishing)
+        yield* eventually(Effect.asVoid(topic.publish(2)))
+        assert.deepStrictEqual(valuesOf(yield* collect(topic.subscribe({ from: "beginning" }), 3)), [0, 1, 2])
+      }))
+    }))
+
+  it.effect("keeps what retention allows, and shows what was removed unread", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make({ retention: { length: 80 } }))
+        const [first] = yield* topic.publishAll(upTo(200))
+        const { length } = yield* topic.state
+        assert.isTrue(length >= 80 && length <= 90, String(length))
+        const found = yield* collect(topic.subscribe({ from: { after: first!.id } }), length + 1)
+        assert.deepStrictEqual(found[0], { _tag: "Gap", reason: "trimmed", missed: 199 - length })
+        assert.deepStrictEqual(valuesOf(found.slice(1)), upTo(length, 200 - length))
+        // From the beginning means from what there is.
+        assert.strictEqual(valuesOf(yield* collect(topic.subscribe({ from: "beginning" }), 1))[0], 200 - length)
+      })))
+
+  it.effect("keeps so many bytes, and so long", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const text = Topic.make({ name: "bytes", schema: Schema.String, retention: { bytes: 10_000 } })
+        const topic = yield* on(a!, Effect.tap(text, purged))
+        yield* topic.publishAll(Array.from({ length: 1000 }, () => "x".repeat(98)))
+        const { bytes, length } = yield* topic.state
+        assert.isTrue(bytes <= 17_000 && length >= 90, `${bytes} bytes, ${length} events`)
+        const aged = yield* on(a!, make({ retention: { age: "1 second" } }))
+        yield* aged.publishAll(upTo(10))
+        assert.strictEqual((yield* aged.state).length, 10)
+        yield* eventually(Effect.map(aged.state, ({ length }) => assert.strictEqual(length, 0)))
+      })))
+
+  it.effect("does not let a slow subscriber delay another, whatever its strategy", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const gate = yield* Deferred.make<void>()
+        const slow = (strategy: "suspend" | "sliding" | "dropping") =>
+          Effect.gen(function*() {
+            const found: Array<Topic.Element<number>> = []
+            yield* Effect.forkChild(
+              Stream.runForEach(
+                topic.subscribe({ from: "beginning", buffer: { capacity: 100, strategy } }),
+                (element) => Effect.andThen(Effect.sync(() => found.push(element)), Deferred.await(gate))
+              )
+            )
+            return found
+          })
+        const [suspended, sliding, dropping] = [yield* slow("suspend"), yield* slow("sliding"), yield* slow("dropping")]
+        const [fast] = yield* subscribers([topic], 5000, { from: "beginning" })
+        yield* topic.publish(0)
+        yield* eventually(
+          Effect.sync(() => assert.deepStrictEqual([suspended.length, sliding.length, dropping.length], [1, 1, 1]))
+        )
+        for (let n = 1; n < 5000; n += 100) yield* topic.publishAll(upTo(Math.min(100, 5000 - n), n))
+        yield* eventually(Effect.sync(() => assert.deepStrictEqual(valuesOf(fast!.found), upTo(5000))))
+        yield* Deferred.succeed(gate, undefined)
+        yield* eventually(Effect.sync(() => assert.deepStrictEqual(valuesOf(suspended), upTo(5000))))
+        const accounted = (found: ReadonlyArray<Topic.Element<number>>) =>
+          found.reduce((sum, element) => sum + (element._tag === "Gap" ? element.missed! : 1), 0)
+        yield* eventually(Effect.gen(function*() {
+          yield* topic.publish(-1)
+          const { length } = yield* topic.state
+          assert.deepStrictEqual([accounted(sliding), accounted(dropping)], [length, length])
+        }))
+        assert.isTrue(sliding.some(({ _tag }) => _tag === "Gap") && dropping.some(({ _tag }) => _tag === "Gap"))
+        // The newest are what a sliding buffer keeps, and what a dropping one leaves out.
+        assert.include(valuesOf(sliding), 4999)
+        assert.notInclude(valuesOf(dropping), 4998)
+      })))
+
+  it.effect("shows events that do not fit the schema, and goes on", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const texts = yield* on(a!, Topic.make({ name: hostile, schema: Schema.String }))
+        const numbers = yield* on(a!, make())
+        yield* numbers.publish(1)
+        yield* texts.publish("two")
+        yield* numbers.publish(3)
+        const found = yield* collect(numbers.subscribe({ from: "beginning" }), 3)
+        assert.deepStrictEqual(valuesOf(found), [1, "Undecodable", 3])
+        assert.strictEqual((found[1] as Topic.Undecodable).body, "\"two\"")
+        const letters = yield* on(a!, Effect.tap(numbers.deadLetters("g"), purged))
+        const seen: Array<number> = []
+        const running = yield* Effect.forkChild(
+          numbers.run((event) => Effect.sync(() => seen.push(event.value)), { group: "g", from: "beginning" })
+        )
+        const [letter] = yield* collect(letters.subscribe({ from: "beginning" }), 1)
+        assert.strictEqual((letter as Topic.Event<Topic.DeadLetter>).value.body, "\"two\"")
+        yield* settled(numbers, "g")
+        assert.deepStrictEqual(seen, [1, 3])
+        yield* Fiber.interrupt(running)
+      })))
+
+  it.effect("reports what Redis has lost, and goes on", () =>
+    several(2, (nodes, _, server) =>
+      Effect.gen(function*() {
+        const [a, b] = yield* Effect.forEach(nodes, (context) => on(context, make()))
+        const [reading] = yield* subscribers([b!], 20, { from: "beginning" })
+        yield* a!.publishAll(upTo(10))
+        yield* eventually(Effect.sync(() => assert.strictEqual(reading!.found.length, 10)))
+        yield* server.cli("FLUSHALL")
+        yield* eventually(Effect.asVoid(a!.publish(100)))
+        yield* eventually(Effect.sync(() => {
+          const found = valuesOf(reading!.found)
+          assert.deepStrictEqual(found.slice(0, 10), upTo(10))
+          assert.include(found.slice(10), "Gap")
+          assert.strictEqual(found[found.length - 1], 100)
+        }))
+      })))
+})
+
+layer(TestServer.layer, live)("a group", (it) => {
+  it.effect("shares events out, each to one member", () =>
+    several(2, (nodes) =>
+      Effect.gen(function*() {
+        const topics = yield* Effect.forEach(nodes, (context) => on(context, make()))
+        const seen: Array<number> = []
+        const by = [0, 0]
+        const running = yield* Effect.forEach(topics, (topic, at) =>
+          Effect.forkChild(topic.run((event) =>
+            Effect.sync(() => {
+              seen.push(event.value)
+              by[at]!++
+            }), { group: "g" })))
+        yield* joined(topics[0]!, "g", 2)
+        yield* topics[0]!.publishAll(upTo(500))
+        yield* eventually(Effect.sync(() => assert.strictEqual(seen.length, 500)))
+        assert.deepStrictEqual(
+          seen.toSorted((x, y) =>
+            x - y
+          ),
+          upTo(500)
+        )
+        assert.isTrue(by.every((count) => count > 0), String(by))
+        yield* settled(topics[0]!, "g")
+        yield* Effect.forEach(running, Fiber.interrupt)
+        yield* joined(topics[0]!, "g", 0)
+        // It is durable: what is published now waits for its next member.
+        yield* topics[1]!.publish(500)
+        assert.strictEqual((yield* groupOf(topics[1]!, "g"))!.lag, 1)
+        const [delivery] = yield* promptly(
+          Stream.runCollect(Stream.take(topics[1]!.consume({ group: "g" }), 1)),
+          "a delivery"
+        )
+        assert.deepStrictEqual(valuesOf([delivery!.element]), [500])
+        // It was not acknowledged, so it is delivered again when its member has left.
+        const [again] = yield* promptly(
+          Stream.runCollect(
+            Stream.take(Stream.tap(topics[1]!.consume({ group: "g" }), ({ acknowledge }) => acknowledge), 1)
+          ),
+          "another delivery"
+        )
+        assert.strictEqual((again!.element as Topic.Event<number>).attempt, 2)
+        yield* settled(topics[0]!, "g")
+        assert.isTrue(yield* topics[0]!.forget("g"))
+        assert.isFalse(yield* topics[0]!.forget("g"))
+      })))
+
+  it.effect("begins where it is told to, and only when it is new", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const published = yield* topic.publishAll(upTo(10))
+        const first = (group: string, from: Topic.GroupOptions["from"]) =>
+          promptly(
+            Effect.map(
+              Stream.runHead(topic.consume({ group, from, prefetch: 1 })),
+              (found) => found._tag === "Some" ? valuesOf([found.value.element])[0] : undefined
+            ),
+            group
+          )
+        assert.strictEqual(yield* first("all", "beginning"), 0)
+        assert.strictEqual(yield* first("all", { after: published[7]!.id }), 0)
+        assert.strictEqual(yield* first("some", { after: published[7]!.id }), 8)
+        assert.strictEqual((yield* groupOf(topic, "some"))!.lag, 1)
+      })))
+
+  it.effect("retries by the schedule, and puts aside what fails for good", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const letters = yield* on(a!, Effect.tap(topic.deadLetters("g"), purged))
+        const attempts: Array<readonly [number, number, number]> = []
+        const running = yield* Effect.forkChild(topic.run((event) => {
+          attempts.push([event.value, event.attempt, performance.now()])
+          return event.value === 1 ? Effect.fail("no") : Effect.void
+        }, { group: "g", from: "beginning", retry: Schedule.spaced("300 millis").pipe(Schedule.upTo({ times: 2 })) }))
+        yield* topic.publishAll([0, 1, 2])
+        const [letter] = yield* collect(letters.subscribe({ from: "beginning" }), 1)
+        const { attempts: made, error, group, id } = (letter as Topic.Event<Topic.DeadLetter>).value
+        assert.deepStrictEqual([made, group], [3, "g"])
+        assert.include(error, "no")
+        const of = attempts.filter(([value]) => value === 1)
+        assert.deepStrictEqual(of.map(([, attempt]) => attempt), [1, 2, 3])
+        assert.isTrue(of[1]![2] - of[0]![2] >= 299 && of[2]![2] - of[1]![2] >= 299)
+        // The others did not wait for it.
+        assert.isTrue(attempts.findIndex(([value]) => value === 2) < 3)
+        yield* settled(topic, "g")
+        assert.match(id, /^\d+-2$/)
+        yield* Fiber.interrupt(running)
+      })))
+
+  it.effect("keeps the order of each key, across retries and members that leave", () =>
+    several(3, (nodes) =>
+      Effect.gen(function*() {
+        const topics = yield* Effect.forEach(nodes, (context) => on(context, make({ key: (n) => String(n % 7) })))
+        const done = new Map<number, Array<number>>()
+        const inside = new Set<number>()
+        const failed = new Set<number>()
+        const member = (topic: Topic.Topic<number>) =>
+          topic.run((event) =>
+            Effect.gen(function*() {
+              const key = event.value % 7
+              assert.isFalse(inside.has(key), "two events of a key at once")
+              inside.add(key)
+              yield* Effect.ensuring(realSleep(1), Effect.sync(() => inside.delete(key)))
+              if (event.value % 11 === 0 && !failed.has(event.value)) {
+                failed.add(event.value)
+                return yield* Effect.fail("once")
+              }
+              done.set(key, [...done.get(key) ?? [], event.value])
+            }), { group: "g", orderBy: "key", concurrency: 4, from: "beginning", retry: Schedule.spaced("5 millis") })
+        const running = yield* Effect.forEach(topics, (topic) => Effect.forkChild(member(topic)))
+        yield* joined(topics[0]!, "g", 3)
+        yield* topics[0]!.publishAll(upTo(700))
+        yield* eventually(Effect.sync(() => assert.isAbove(done.get(0)?.length ?? 0, 20)), { interval: 1 })
+        yield* Fiber.interrupt(running[1]!)
+        yield* eventually(Effect.sync(() => {
+          for (const key of upTo(7)) {
+            const unique = [...new Set(done.get(key))]
+            assert.deepStrictEqual(unique, upTo(100).map((n) => 7 * n + key))
+          }
+        }))
+        yield* settled(topics[0]!, "g")
+        yield* Effect.forEach(running, Fiber.interrupt)
+      })))
+
+  it.effect("interrupts handlers when the session is lost, and the event goes to another member", () =>
+    several(2, (nodes, namespace, server) =>
+      Effect.gen(function*() {
+        const [a, b] = yield* Effect.forEach(nodes, (context) => on(context, make()))
+        const interrupted = yield* Deferred.make<void>()
+        const begun = yield* Deferred.make<void>()
+        const first = yield* Effect.forkChild(a!.run(() =>
+          Effect.andThen(
+            Deferred.succeed(begun, undefined),
+            Effect.onInterrupt(Effect.never, () => Deferred.succeed(interrupted, undefined))
+          ), { group: "g" }))
+        yield* joined(a!, "g", 1)
+        yield* a!.publish(1)
+        yield* promptly(Deferred.await(begun), "the first handler")
+        const taken = yield* Queue.unbounded<Topic.Event<number>>()
+        const second = yield* Effect.forkChild(b!.run((event) => Queue.offer(taken, event), { group: "g" }))
+        yield* joined(b!, "g", 2)
+        yield* lose(nodes[0]!, namespace, server)
+        yield* promptly(Deferred.await(interrupted), "the interruption")
+        const event = yield* Effect.timeout(Queue.take(taken), "6 seconds")
+        assert.deepStrictEqual([event.value, event.attempt], [1, 2])
+        yield* Effect.forEach([first, second], Fiber.interrupt)
+      })))
+
+  it.effect("gives nothing to a member that has as much as it can take", () =>
+    several(2, (nodes) =>
+      Effect.gen(function*() {
+        const [a, b] = yield* Effect.forEach(nodes, (context) => on(context, make()))
+        const slow: Array<Topic.Delivery<number>> = []
+        const fiber = yield* Effect.forkChild(
+          Stream.runForEach(a!.consume({ group: "g", from: "beginning", prefetch: 3 }), (delivery) =>
+            Effect.sync(() => slow.push(delivery)))
+        )
+        yield* joined(a!, "g", 1)
+        yield* a!.publishAll(upTo(10))
+        yield* eventually(Effect.sync(() =>
+          assert.strictEqual(slow.length, 3)
+        ))
+        const rest: Array<number | string> = []
+        const other = yield* Effect.forkChild(
+          b!.run((event) => Effect.sync(() => rest.push(event.value)), { group: "g" })
+        )
+        yield* eventually(Effect.sync(() => assert.deepStrictEqual(rest, upTo(7, 3))))
+        yield* slow[1]!.acknowledge
+        yield* slow[1]!.acknowledge
+        yield* slow[2]!.retry()
+        yield* eventually(
+          Effect.sync(() =>
+            assert.include([...rest, ...slow.slice(3).flatMap(({ element }) => valuesOf([element]))], 2)
+          )
+        )
+        yield* Effect.forEach([fiber, other], Fiber.interrupt)
+      })))
+
+  it.effect("keeps what it has not acknowledged from retention, unless that is not wished", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        for (const protect of [true, false]) {
+          const name = `protect ${protect}`
+          const topic = yield* on(
+            a!,
+            make({ name, retention: { length: 8, protect } } as Partial<Topic.Options<number>>)
+          )
+          yield* Stream.runHead(Stream.mapEffect(topic.consume({ group: "g", from: "beginning" }), Effect.succeed))
+            .pipe(
+              Effect.race(joined(topic, "g", 1))
+            )
+          yield* topic.publishAll(upTo(100))
+          const { length } = yield* topic.state
+          if (protect) assert.strictEqual(length, 100)
+          else assert.isBelow(length, 12)
+          const found = yield* promptly(Stream.runCollect(Stream.take(topic.consume({ group: "g" }), 2)), name)
+          const elements = valuesOf(found.map(({ element }) => element))
+          assert.deepStrictEqual(elements, protect ? [0, 1] : ["Gap", 100 - length])
+        }
+      })))
+
+  it.effect("is removed when it had no members for as long as that is kept", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make({ retention: { abandon: "1 second" } }))
+        const fiber = yield* Effect.forkChild(topic.run(() => Effect.void, { group: "g" }))
+        yield* joined(topic, "g", 1)
+        yield* Fiber.interrupt(fiber)
+        yield* eventually(Effect.map(groupOf(topic, "g"), (group) => assert.isUndefined(group)))
+      })))
+
+  it.effect("refuses another order, and more groups than there may be", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const scope = yield* Effect.scope
+        const join = (group: string) =>
+          Effect.flatMap(Stream.toPull(topic.consume({ group })), (pull) =>
+            Effect.raceFirst(pull, joined(topic, group, 1)))
+            .pipe(Effect.provideService(Scope.Scope, scope))
+        yield* join("0")
+        assert.strictEqual(
+          refusal(yield* Effect.exit(Stream.runHead(topic.consume({ group: "0", orderBy: "key" })))),
+          "OrderMismatch"
+        )
+        for (let n = 1; n < 64; n++) {
+          yield* join(String(n))
+        }
+        assert.strictEqual(refusal(yield* Effect.exit(Stream.runHead(topic.consume({ group: "64" })))), "TooManyGroups")
+      })))
+})
+
+layer(TestServer.layer, live)("an event that follows something", (it) => {
+  it.effect("is published with the release of a lock, and not when that is lost", () =>
+    several(2, (nodes, namespace, server) =>
+      Effect.gen(function*() {
+        const [a, b] = yield* Effect.forEach(nodes, (context) => on(context, make({ colocate: "lock" })))
+        const outcome = yield* on(
+          nodes[0]!,
+          Effect.scoped(Effect.gen(function*() {
+            const lease = yield* Lock.acquire("lock")
+            const outcome = yield* a!.publishOnRelease(lease, 1)
+            yield* realSleep(50)
+            assert.strictEqual((yield* b!.state).length, 0)
+            return outcome
+          }))
+        )
+        assert.isFalse(Option.getOrThrow(yield* outcome).duplicate)
+        assert.deepStrictEqual(valuesOf(yield* collect(b!.subscribe({ from: "beginning" }), 1)), [1])
+        const lost = yield* on(
+          nodes[0]!,
+          Effect.scoped(Effect.gen(function*() {
+            const lease = yield* Lock.acquire("lock")
+            const outcome = yield* a!.publishOnRelease(lease, 2)
+            yield* lose(nodes[0]!, namespace, server)
+            yield* Effect.flip(lease.lost)
+            return outcome
+          }))
+        )
+        assert.isTrue(Option.isNone(yield* lost))
+        assert.strictEqual((yield* b!.state).length, 1)
+      })))
+
+  it.effect("is published with a result that is accepted", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make({ colocate: "group" }))
+        const group = yield* on(a!, TaskGroup.make({ name: "group", result: Schema.Number, timeToLive: "100 millis" }))
+        yield* Effect.scoped(Effect.gen(function*() {
+          const task = yield* on(a!, group.register("shard"))
+          yield* task.submit(7, { publish: yield* topic.publication(70) })
+          yield* Effect.flip(task.submit(8, { publish: yield* topic.publication(80) }))
+        }))
+        yield* topic.publish(90)
+        assert.deepStrictEqual(valuesOf(yield* collect(topic.subscribe({ from: "beginning" }), 2)), [70, 90])
+        // In another partition it could not be one step.
+        const other = yield* on(
+          a!,
+          make({ name: "other", colocate: "group", lease: "1 second" } as Partial<Topic.Options<number>>)
+        )
+        yield* Effect.scoped(Effect.gen(function*() {
+          const task = yield* on(a!, group.register("shard 2"))
+          isRangeError(
+            yield* Effect.exit(Effect.flatMap(other.publication(1), (publish) => task.submit(9, { publish })))
+          )
+        }))
+      })))
+})
+
+layer(TestServer.layer, live)("a topic of several shards", (it) => {
+  it.effect("keeps the order of each key, for subscribers and groups", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const options: Coordinator.Options = { namespace, partitions: 8 }
+        const context = yield* node(server.url, options)
+        const topic = yield* on(context, make({ shards: 5, key: (n) => String(n % 20) }))
+        const handled: Array<number> = []
+        const running = yield* Effect.forkChild(
+          topic.run((event) => Effect.sync(() => handled.push(event.value)), {
+            group: "g",
+            orderBy: "key",
+            from: "beginning"
+          })
+        )
+        yield* topic.publishAll(upTo(1000))
+        const found = yield* collect(topic.subscribe({ from: "beginning" }), 1000)
+        const ofKey = (values: ReadonlyArray<number | string>, key: number) =>
+          values.filter((n) => Number(n) % 20 === key)
+        yield* eventually(Effect.sync(() => assert.strictEqual(handled.length, 1000)))
+        for (const key of upTo(20)) {
+          const expected = upTo(50).map((n) => 20 * n + key)
+          assert.deepStrictEqual(ofKey(valuesOf(found), key), expected)
+          assert.deepStrictEqual(ofKey(handled, key), expected)
+        }
+        const { first, length } = yield* topic.state
+        assert.deepStrictEqual([first.length, length], [5, 1000])
+        const { id } = found[500] as Topic.Event<number>
+        assert.isAbove((yield* collect(topic.subscribe({ from: { after: id } }), 1)).length, 0)
+        assert.strictEqual((yield* collect(topic.subscribe({ from: { last: 10 } }), 10)).length, 10)
+        yield* Fiber.interrupt(running)
+      }))
+    }))
+})

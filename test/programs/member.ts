@@ -1,0 +1,43 @@
+/** Another process of the tests, that handles the events of a topic as a member of a group. */
+import { Effect, Layer, Schema } from "effect"
+import { Coordinator, Redis, Topic } from "../../src/index.ts"
+import { argument, emit } from "../../src/testing/Program.ts"
+
+export interface Argument {
+  readonly url: string
+  readonly namespace: string
+  readonly lease: string
+  readonly margin: string
+  /** How long it handles an event. */
+  readonly millis: number
+}
+
+export type Event =
+  | { readonly event: "joined" }
+  | { readonly event: "begun" | "handled"; readonly value: number; readonly attempt: number; readonly at: number }
+
+const { lease, margin, millis, namespace, url } = argument() as Argument
+
+const program = Effect.gen(function*() {
+  const topic = yield* Topic.make({ name: "shared", schema: Schema.Number, key: (n) => String(n % 10) })
+  yield* Effect.forkChild(topic.run(
+    ({ attempt, value }) =>
+      Effect.gen(function*() {
+        emit({ event: "begun", value, attempt, at: Date.now() } satisfies Event)
+        yield* Effect.sleep(millis)
+        emit({ event: "handled", value, attempt, at: Date.now() } satisfies Event)
+      }),
+    { group: "g", orderBy: "key", concurrency: 8, from: "beginning" }
+  ))
+  emit({ event: "joined" } satisfies Event)
+  return yield* Effect.never
+}).pipe(
+  Effect.scoped,
+  Effect.provide(
+    Coordinator.layer({ namespace, lease: lease as "1 second", margin: margin as "1 second" }).pipe(
+      Layer.provideMerge(Redis.layer({ url }))
+    )
+  )
+)
+
+await Effect.runPromise(program)
