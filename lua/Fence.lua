@@ -3,7 +3,7 @@
 -- KEYS  1 the key of the command  2 the newest token seen, in the same slot
 -- ARGV  1 token  2 how long to remember it, in ms  3 command  4.. its arguments after the key
 -- reply {"stale", seen} | {"failed", code} | {"done", reply of the command}
-local function fence(keys, argv)
+fence = function(keys, argv)
   if not call then bind() end
   local token = tonumber(argv[1])
   local seen = call('GET', keys[2])

@@ -51,6 +51,8 @@ local TOKENS_AHEAD = 20000000
 local ASIDE = 60000
 
 local handlers, reapers, alarms = {}, {}, {}
+-- Registered behind all files, hence declared here: lua/Fence.lua.
+local fence
 
 -- What a library cannot reach while it is loaded, bound when it is first called.
 local call, format, match, find, sub, byte, concat, floor, pack, unpackStruct, WHOLE
