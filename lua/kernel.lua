@@ -717,7 +717,7 @@ local function context(keys, argv)
   }
 end
 
--- The keys of a request that declares more than one role, by role.
+-- The keys of a request that declares more than one role, by role. Answers how many they are.
 local function bindKeys(ctx, keys, at, shape)
   local roles = shape.roles
   if not roles then
@@ -726,6 +726,18 @@ local function bindKeys(ctx, keys, at, shape)
   end
   for index = 2, #roles do ctx[roles[index]] = keys[at + index - 1] end
   return #roles
+end
+
+-- The keys of a request about several resources, whose first argument is their number. `ctx.bind` chooses one of them,
+-- and answers its hash.
+local function bindEach(ctx, keys, at, shape, count)
+  local used = bindKeys(ctx, keys, at, shape)
+  ctx.bind = function(index)
+    local first = at + (index - 1) * used
+    bindKeys(ctx, keys, first, shape)
+    return keys[first]
+  end
+  return used * count
 end
 
 local function isDenial(message)
@@ -747,7 +759,11 @@ local function dispatch(ctx, keys, requests)
     end
     local used, last = shape.keys, at + shape.args
     ctx.items = nil
-    if used ~= 0 and used ~= 1 then used = bindKeys(ctx, keys, key, shape) end
+    if used == -2 then
+      used = bindEach(ctx, keys, key, shape, tonumber(requests[at + 1]))
+    elseif used ~= 0 and used ~= 1 then
+      used = bindKeys(ctx, keys, key, shape)
+    end
     local fine, answer = pcall(handlers[verb], ctx, keys[key], unpack(requests, at + 1, last))
     if fine then
       replies[count] = answer

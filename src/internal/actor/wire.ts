@@ -29,6 +29,8 @@ export interface Message {
   readonly verb: string
   /** The hash of the resource that it is about, if it is about one. */
   readonly key?: string | undefined
+  /** Those of the other resources, if it is about several of one kind. */
+  readonly others?: ReadonlyArray<string> | undefined
   readonly args: ReadonlyArray<string | number | boolean>
 }
 
@@ -38,7 +40,7 @@ export const batch = (address: Address, header: string, requests: ReadonlyArray<
   let args = address.id + header
   let keyCount = 5
   let count = 1 + 5 + 4
-  for (const { args: own, key, verb } of requests) {
+  for (const { args: own, key, others, verb } of requests) {
     if (key !== undefined) {
       const needed = roles[verb]
       if (needed === undefined) {
@@ -46,10 +48,12 @@ export const batch = (address: Address, header: string, requests: ReadonlyArray<
         keyCount++
         count++
       } else {
-        const all = keysOf(key, needed ?? (kinds as { readonly [kind: string]: ReadonlyArray<string> })[kindOf(key)])
-        for (const one of all) keys += bulk(one)
-        keyCount += all.length
-        count += all.length
+        for (const hash of others === undefined ? [key] : [key, ...others]) {
+          const all = keysOf(hash, needed ?? (kinds as { readonly [kind: string]: ReadonlyArray<string> })[kindOf(key)])
+          for (const one of all) keys += bulk(one)
+          keyCount += all.length
+          count += all.length
+        }
       }
     }
     args += ascii(verb)

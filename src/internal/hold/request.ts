@@ -24,6 +24,8 @@ export const targetOf = ({ claim, keeper }: Hold): Target => ({ tenancy: keeper 
 type ReplyOf<V extends Verb> = Requests[V]["reply"]
 
 export interface RequestOptions<A, V extends Verb = Verb> {
+  /** The hashes of the other resources, if it is about several of one kind. */
+  readonly others?: ReadonlyArray<string> | undefined
   /** The session that it is bound to. */
   readonly session?: Session | undefined
   /**
@@ -49,11 +51,12 @@ export const request = <V extends Verb, A = never>(
 ): Effect.Effect<ReplyOf<V> | A, CoordinatorError> =>
   Effect.callback((resume) => {
     const { key, tenancy: { channel, kernel } } = target
-    const { answered, moot, session, waits = false } = options
+    const { answered, moot, others, session, waits = false } = options
     if (kernel.isClosing()) return resume(Effect.fail(channel.closedError()))
     const asking = {
       verb,
       key,
+      others,
       args,
       session,
       moot: moot && ((sent: boolean) => resume(Effect.succeed(moot(sent)))),
