@@ -74,6 +74,15 @@ export const request = <V extends Verb, A = never>(
     channel.outbox.request<V>(asking)
   })
 
+/** Reads a plain key of the partition, with the deadline and the errors of a question. */
+export const read = ({ tenancy: { partition } }: Target, key: string): Effect.Effect<string | null, CoordinatorError> =>
+  Effect.callback((resume) =>
+    partition.reads.read(key, {
+      settle: (value) => resume(Effect.succeed(value)),
+      fail: (error) => resume(Effect.fail(error))
+    })
+  )
+
 type Fresh<V extends Verb> = Exclude<ReplyOf<V>, readonly ["stale"]>
 
 /**
