@@ -79,17 +79,21 @@ export const channelAt = ({ kernel }: Space, index: number, lease: number = kern
   return kernel.channel(partition, lease, (made) => new Tenancy(kernel, partition, made))
 }
 
-/** Where a resource lives, reached under the coordinator's lease or one of another length. */
+/**
+ * Where a resource lives, reached under the coordinator's lease or one of another length. Its name decides about the
+ * partition, unless it is to be where others are.
+ */
 export const placeOf = (
   space: Space,
   kind: Kind,
   name: string,
   what: string,
-  lease: Duration.Input | undefined = undefined
+  lease: Duration.Input | undefined = undefined,
+  colocate: string = name
 ): Place => {
   checkName(name, what)
   const { kernel } = space
-  const partition = kernel.partitionFor(name)
+  const partition = kernel.partitionFor(colocate)
   const channel = channelAt(space, partition.index, lease === undefined ? undefined : checkLease(lease))
   return {
     space,
