@@ -269,13 +269,17 @@ local function enrol(ctx, key, id, millis)
   return true
 end
 
--- Tells every member of a resource, in the order of the changes, how it is now.
+-- Tells every member of a resource, in the order of the changes, how it is now. Answers whether there is one.
 local function announce(ctx, key, ...)
-  local state = continued(...)
+  local state
   for _, field in ipairs(call('HKEYS', key)) do
     local session, id = match(field, '^o([^/]*)/(.*)$')
-    if session then post(ctx, session, '["changed","' .. id .. '",' .. state .. ']') end
+    if session then
+      state = state or continued(...)
+      post(ctx, session, '["changed","' .. id .. '",' .. state .. ']')
+    end
   end
+  return state ~= nil
 end
 
 -- Answers claims that wait, by one event for each session however many of its claims are answered. `answer` is what
