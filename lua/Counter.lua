@@ -7,10 +7,13 @@
 --
 -- The hash, for a day after it was needed last:
 --   o<session>/<id>    a member; it hears of every change
---   b<source>          the number of the last sum of this source that was added: the next session may send it again
+--   b<source>          the number of the last sum of this source that was added, and when, in ms: the next session may send
+--                      it again
 
 -- Beyond it, doubles are not exact.
 local MOST = 2 ^ 53 - 1
+-- When a source makes it a multiple of so many fields, those of processes that died a day ago are dropped.
+local CROWD = 128
 
 local function loadCounter(ctx)
   local found = call('GET', ctx.value)
@@ -31,6 +34,21 @@ local function saveCounter(ctx, key, value, life)
   if announce(ctx, key, json(nextToken(ctx)), value) and life > 0 and value ~= 0 then alarm(ctx, key, life + 1) end
 end
 
+local function lastSum(key, source)
+  return tonumber(match(call('HGET', key, 'b' .. source) or '0', '^%d+'))
+end
+
+local function noteSum(ctx, key, source, number)
+  local isNew = call('HSET', key, 'b' .. source, number .. ' ' .. text(ctx.now)) == 1
+  keep(key)
+  if not isNew or call('HLEN', key) % CROWD > 0 then return end
+  local fields = call('HGETALL', key)
+  for index = 1, #fields, 2 do
+    local at = sub(fields[index], 1, 1) == 'b' and match(fields[index + 1], ' (%d+)$')
+    if at and tonumber(at) < ctx.now - ABANDONED then call('HDEL', key, fields[index]) end
+  end
+end
+
 -- counter.join: hears of every change from now on; answers the token as of which the answer is, and the present value
 -- keys: all
 -- args: id string
@@ -48,15 +66,10 @@ end
 -- reply: ["added", value number] | ["exceeds", value number]
 handlers['counter.add'] = function(ctx, key, by, life, source, number)
   local value = loadCounter(ctx)
-  if source ~= '' and tonumber(call('HGET', key, 'b' .. source) or 0) >= tonumber(number) then
-    return reply('added', value)
-  end
+  if source ~= '' and lastSum(key, source) >= tonumber(number) then return reply('added', value) end
   local sum = value + tonumber(by)
   if sum > MOST or sum < -MOST then return reply('exceeds', value) end
-  if source ~= '' then
-    call('HSET', key, 'b' .. source, number)
-    keep(key)
-  end
+  if source ~= '' then noteSum(ctx, key, source, number) end
   saveCounter(ctx, key, sum, life)
   return reply('added', sum)
 end
@@ -82,8 +95,10 @@ handlers['counter.forget'] = function(_, key, source)
   return '["forgotten"]'
 end
 
-reapers.counter = function(_, key, session, id)
+reapers.counter = function(ctx, key, session, id)
   call('HDEL', key, 'o' .. session .. '/' .. id)
+  -- Without members, nothing has to be told when the value expires.
+  if call('HLEN', key) == 0 then call('ZREM', ctx.dues, '@' .. sub(key, #ctx.prefix + 1)) end
 end
 
 alarms.counter = function(ctx, key)

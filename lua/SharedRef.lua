@@ -13,6 +13,9 @@
 -- Tokens of leases are kept for a day after the last write with one, also when the value is deleted: a former holder must
 -- not bring it back.
 
+-- When a lease makes it a multiple of so many fields, tokens older than a day are dropped: names of leases may be endless.
+local CROWD = 128
+
 local NO_VALUE = json('null')
 
 local function loadRef(ctx)
@@ -38,6 +41,15 @@ local function storeRef(ctx, key, version, value, life)
   end
   -- A member has to hear when it expires.
   if announce(ctx, key, json(version), json(version), json(value)) and life > 0 then alarm(ctx, key, life + 1) end
+end
+
+-- Tokens begin with the time at which they were given.
+local function dropOldFences(ctx, key)
+  if call('HLEN', key) % CROWD > 0 then return end
+  local fields, oldest = call('HGETALL', key), ctx.micros - ABANDONED * 1000
+  for index = 1, #fields, 2 do
+    if sub(fields[index], 1, 1) == 'f' and tonumber(fields[index + 1]) < oldest then call('HDEL', key, fields[index]) end
+  end
 end
 
 local function writeRef(ctx, key, value, life)
@@ -84,7 +96,7 @@ end
 handlers['sharedRef.fence'] = function(ctx, key, value, life, lease, token)
   local seen = tonumber(call('HGET', key, 'f' .. lease) or 0)
   if seen > tonumber(token) then return reply('fenced', seen) end
-  call('HSET', key, 'f' .. lease, token)
+  if call('HSET', key, 'f' .. lease, token) == 1 then dropOldFences(ctx, key) end
   keep(key)
   return reply('set', writeRef(ctx, key, value, life))
 end
@@ -124,8 +136,10 @@ handlers['sharedRef.commit'] = function(ctx, _, count, changes)
   return reply('committed', json(version))
 end
 
-reapers.sharedRef = function(_, key, session, id)
+reapers.sharedRef = function(ctx, key, session, id)
   call('HDEL', key, 'o' .. session .. '/' .. id)
+  -- Without members, nothing has to be told when the value expires.
+  if call('HLEN', key) == 0 then call('ZREM', ctx.dues, '@' .. sub(key, #ctx.prefix + 1)) end
 end
 
 alarms.sharedRef = function(ctx, key)

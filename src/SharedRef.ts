@@ -22,7 +22,9 @@
  * - **The functions of `update`, `modify` and `transaction` may run several times**, also on an outdated value whose result is
  *   dropped. They should only compute. No turn is promised among contenders: a slow function may lose for long.
  * - Updates of one process that meet are one write, and one version.
+ * - `cached` can answer an older value than a `get` before it: events come a moment after the write.
  * - Values are decoded once and shared: treat them as immutable.
+ * - Redis sends every version to each process that subscribes: keep values small, some kilobytes at most.
  * - A subscriber that falls more than 1,024 versions behind misses the oldest. After a loss of the session it goes on with the
  *   latest version. `conflate` shows a slow subscriber only the latest.
  * - Every process has to use the same schema, `initial` and `colocate`. `colocate` decides where the ref lives.
@@ -66,6 +68,7 @@ import { checkName } from "./internal/actor/keys.ts"
 import { InvalidPayload } from "./internal/hold/payload.ts"
 import { duration, millis, placeOf, type Space, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
+import { spanned } from "./internal/hold/span.ts"
 import { StaleToken, WriteUncertain } from "./internal/hold/unwritten.ts"
 import { Cell } from "./internal/ref/cell.ts"
 import type { Lease } from "./Lease.ts"
@@ -293,12 +296,16 @@ const of = <A>(space: Space, name: string, what: string, options: Options<A>): S
     changes: changesWith({}),
     changesWith,
     versions,
-    until: (predicate: (value: A) => boolean) =>
-      Effect.flatMap(
+    until: (predicate: (value: A) => boolean) => {
+      const waiting = Effect.flatMap(
         Stream.runHead(Stream.filter(changesWith({}), predicate)),
         // Subscriptions end with an error only.
         Option.match({ onNone: () => Effect.interrupt, onSome: Effect.succeed })
+      )
+      return Effect.withFiber((fiber) =>
+        spanned(fiber, waiting, "lockstep.SharedRef.until", "sharedRef", name)
       ) as Effect.Effect<any, SharedRefError>
+    }
   }
   cells.set(self, cell)
   return self
