@@ -21,7 +21,8 @@ const lines: Record<string, string> = {
   "86-signal.ts": "woken: ann, cy",
   "87-rendezvous.ts": "delivered by bob, and swapped a pear for an apple",
   "90-election.ts": "leads: 10.0.0.2:8080",
-  "91-singleton.ts": "reports are made by a only"
+  "91-singleton.ts": "reports are made by a only",
+  "95-shared-ref.ts": "8 workers, and ann and bob have 100"
 }
 
 describe("examples", () => {
