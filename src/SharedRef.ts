@@ -14,13 +14,15 @@
  * - `update` and `modify` are atomic. A result is written only over the version that it was made from.
  * - Versions strictly increase, also after a deletion. After a loss of data they do so if the clock of Redis is not behind.
  * - `changes` has the present value first, and then every version in order, by a push. Nothing polls.
- * - `cached` costs no round trip. Its answer is at most as old as the coordinator's `lease`; otherwise it reads from Redis.
+ * - `cached` costs no round trip. Its answer is at most as old as the coordinator's `lease`, counted to the beginning
+ *   of the turn of the event loop; otherwise it reads from Redis.
  * - Once a holder has written with `setFenced`, no holder with a smaller token of that lease writes with it.
  *
  * **Gotchas**
  *
  * - **The functions of `update`, `modify` and `transaction` may run several times**, also on an outdated value whose result is
- *   dropped. They should only compute. No turn is promised among contenders: a slow function may lose for long.
+ *   dropped. They should only compute. No turn is promised among contenders: a slow function may lose for long. From the
+ *   second conflict in a row on, `update` and `modify` wait up to 16 ms, at random.
  * - Updates of one process that meet are one write, and one version.
  * - `cached` can answer an older value than a `get` before it: events come a moment after the write.
  * - Values are decoded once and shared: treat them as immutable.

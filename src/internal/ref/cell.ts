@@ -74,6 +74,11 @@ const rawOf = (text: string | null): Raw => {
   }
 }
 
+// Contenders that all try again at once invalidate each other. From the second conflict in a row on, each waits a random time
+// of up to so many milliseconds, twice as long each time up to the longest.
+const firstPause = 1
+const longestPause = 16
+
 const uncertain = () => ["uncertain"] as const
 
 export class Cell<A, E> {
@@ -247,6 +252,13 @@ export class Cell<A, E> {
     )
   }
 
+  /** After so many conflicts in a row: a pause, and what stands there then. */
+  #later(conflicts: number): Effect.Effect<Versioned<A>, E> {
+    const { io, transport } = this.place.space.kernel
+    const most = Math.min(longestPause, firstPause * 2 ** (conflicts - 2))
+    return Effect.andThen(Effect.promise(() => transport.sleep(io.random() * most)), this.versioned)
+  }
+
   /** Answers what stands there instead, if that is another version. */
   #replace(expected: number, json: string): Effect.Effect<Raw | undefined, E> {
     return Effect.map(
@@ -306,6 +318,7 @@ export class Cell<A, E> {
   // Applies all, one after the other, and writes the result.
   #commit(changes: ReadonlyArray<Change<A, E>>): Effect.Effect<void, E> {
     return Effect.gen({ self: this }, function*() {
+      let conflicts = 0
       const guess = this.#guess
       let verified = guess === undefined
       let base = yield* (guess ?? this.versioned)
@@ -324,7 +337,8 @@ export class Cell<A, E> {
           return
         }
         verified = true
-        base = yield* this.#decode(present)
+        conflicts++
+        base = conflicts === 1 ? yield* this.#decode(present) : yield* this.#later(conflicts)
       }
     })
   }

@@ -51,6 +51,8 @@ export class Watch<S extends State> implements Observer {
   #epoch = 0
   #idle: Timer | undefined = undefined
   #used = false
+  // How old the newest state can be, by both clocks. Asked once in a turn of the event loop: that costs more than all the rest.
+  #age: number | undefined = undefined
 
   private constructor(options: WatchOptions<S>) {
     this.#options = options
@@ -158,11 +160,16 @@ export class Watch<S extends State> implements Observer {
     if (latest === undefined || member === undefined || member.state !== "held") return undefined
     const session = member.session!
     if (session.lost !== undefined) return undefined
-    const { io } = this.#options.place.space.kernel
-    // The monotonic clock stands still while the machine is suspended, and the wall clock may be set.
-    if (io.now() - session.heardAt >= maxAge || io.wall() - session.heardAtWall >= maxAge) return undefined
-    this.#used = true
-    return latest
+    if (this.#age === undefined) {
+      const { io } = this.#options.place.space.kernel
+      // The monotonic clock stands still while the machine is suspended, and the wall clock may be set.
+      this.#age = Math.max(io.now() - session.heardAt, io.wall() - session.heardAtWall)
+      this.#used = true
+      io.defer(() => {
+        this.#age = undefined
+      })
+    }
+    return this.#age < maxAge ? latest : undefined
   }
 
   // -------------------------------------------------------------------------------------------------------------------
