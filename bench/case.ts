@@ -2,7 +2,7 @@
  * A process of one contestant: `node bench/case.ts <job as JSON>`, started by `main.ts` on a core of its own. It talks
  * to its parent by messages: it says `ready`, is told the times when the measurement begins and ends, and sends the result.
  */
-import type { Contestant, Meeting, Open, Worker } from "./contestant.ts"
+import type { Contestant, Meeting, Open, RefVerb, Worker } from "./contestant.ts"
 import type { Column } from "./figures.ts"
 import { now, sleep } from "./machine.ts"
 
@@ -14,7 +14,7 @@ export interface Job {
   readonly lease: number
   readonly autoPipelining: boolean
   readonly task:
-    /** Every worker loops through its lock, or a permit of its semaphore, or leadership. */
+    /** Every worker loops through its lock, or a permit of its semaphore, or leadership; or does something with its ref. */
     | {
       readonly is: "loops"
       readonly keys: ReadonlyArray<string>
@@ -22,6 +22,7 @@ export interface Job {
       readonly pause: number
       readonly permits?: number
       readonly lead?: true
+      readonly ref?: RefVerb
     }
     /** Holds so many locks. */
     | { readonly is: "hold"; readonly count: number }
@@ -114,7 +115,7 @@ const name = (n: number): string => `bench:${String(n).padStart(6, "0")}`
 const names = (from: number, to: number) => Array.from({ length: to - from }, (_, at) => name(from + at))
 
 const loops = async (contestant: Contestant, task: Extract<Job["task"], { is: "loops" }>): Promise<LoopsResult> => {
-  const { keys, lead = false, pause, permits, stay } = task
+  const { keys, lead = false, pause, permits, ref, stay } = task
   const counts = keys.map(() => 0)
   const since = keys.map(() => 0)
   const stays: Array<readonly [number, number, number]> = []
@@ -133,7 +134,9 @@ const loops = async (contestant: Contestant, task: Extract<Job["task"], { is: "l
       },
     leaving: () => void stays.push([at, since[at]!, now()])
   }))
-  const done = lead
+  const done = ref !== undefined
+    ? contestant[ref]!(workers)
+    : lead
     ? contestant.lead!(workers)
     : permits === undefined
     ? contestant.locks!(workers)

@@ -41,6 +41,9 @@ export interface Meeting {
   readonly released: (generation: number) => void
 }
 
+/** What is done with a value that processes share. */
+export type RefVerb = "get" | "cached" | "update"
+
 /** None of these ends, except by failing, but `hold`. Nobody can do everything. */
 export interface Contestant {
   /** A loop of acquire and release for each worker, all at once. */
@@ -49,6 +52,12 @@ export interface Contestant {
   readonly permits?: (count: number, workers: ReadonlyArray<Worker>) => Promise<void>
   /** The same with leadership, which ends by resigning. */
   readonly lead?: (workers: ReadonlyArray<Worker>) => Promise<void>
+  /** Each worker reads the value that is its key, again and again. */
+  readonly get?: (workers: ReadonlyArray<Worker>) => Promise<void>
+  /** The same from the memory of the process. */
+  readonly cached?: (workers: ReadonlyArray<Worker>) => Promise<void>
+  /** Each worker adds one to the value that is its key, which others change too, and never over the work of others. */
+  readonly update?: (workers: ReadonlyArray<Worker>) => Promise<void>
   /** Holds all of them from the time of its return on, renewed as need be. */
   readonly hold?: (keys: ReadonlyArray<string>) => Promise<void>
   /** Each party waits for all parties. */

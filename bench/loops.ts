@@ -1,6 +1,7 @@
 /** Workers that loop through what one at a time, or a few, can have: how they are run, and what is seen of them. */
 import type { Job, LoopsResult } from "./case.ts"
 import * as child from "./child.ts"
+import type { RefVerb } from "./contestant.ts"
 import type { Column, Context } from "./figures.ts"
 import { now, sleep } from "./machine.ts"
 import * as server from "./server.ts"
@@ -21,6 +22,7 @@ interface Loops {
   readonly pause: number
   readonly permits?: number
   readonly lead?: true
+  readonly ref?: RefVerb
   readonly autoPipelining: boolean
   readonly warmup: number
   readonly measure: number
@@ -40,7 +42,7 @@ export const runLoops = async (
   options: Loops,
   core: (process: number) => number | undefined
 ): Promise<Measured> => {
-  const { autoPipelining, keys, lead, measure, pause, permits, processes, stay, warmup } = options
+  const { autoPipelining, keys, lead, measure, pause, permits, processes, ref, stay, warmup } = options
   await redis.client.flushall()
   const children = Array.from({ length: processes }, (_, process) => {
     const task = {
@@ -49,7 +51,8 @@ export const runLoops = async (
       stay,
       pause,
       ...permits === undefined ? {} : { permits },
-      ...lead === undefined ? {} : { lead }
+      ...lead === undefined ? {} : { lead },
+      ...ref === undefined ? {} : { ref }
     } as const
     const job: Job = {
       contestant: column,

@@ -4,7 +4,7 @@
  *     node bench/main.ts [--quick] [--write] [--cpu-prof] [case ...]
  *
  * `--quick` shortens everything, `--write` writes RESULTS.md, `--cpu-prof` leaves profiles of lockstep's processes in
- * cases 1 to 4 and 8 to 10 in the current directory. Cases are numbers from 1 to 11; without any, all of them run.
+ * cases 1 to 4 and 8 to 10 in the current directory. Cases are numbers from 1 to 12; without any, all of them run.
  */
 import { readFileSync, writeFileSync } from "node:fs"
 import { createRequire } from "node:module"
@@ -14,6 +14,7 @@ import { cases as ofLocks } from "./cases.ts"
 import { coordination } from "./coordination.ts"
 import type { Row } from "./figures.ts"
 import { describe, findCores } from "./machine.ts"
+import { refs } from "./refs.ts"
 import { isMet, results, tables } from "./report.ts"
 
 const { positionals, values } = parseArgs({
@@ -24,7 +25,7 @@ const { positionals, values } = parseArgs({
     "cpu-prof": { type: "boolean", default: false }
   }
 })
-const cases = [...ofLocks, ...coordination]
+const cases = [...ofLocks, ...coordination, ...refs]
 const wanted = positionals.length === 0 ? cases.map((_, at) => at + 1) : positionals.map(Number)
 for (const at of wanted) if (cases[at - 1] === undefined) throw new RangeError(`there is no case ${at}`)
 

@@ -18,6 +18,8 @@ interface Handler {
   readonly verb: string
   /** Empty for none; undefined for all of the kind. */
   readonly roles: ReadonlyArray<string> | undefined
+  /** It is about several resources of one kind. */
+  readonly each: boolean
   readonly args: ReadonlyArray<readonly [name: string, type: Type]>
   readonly oom: boolean
   readonly replies: ReadonlyArray<readonly [tag: string, fields: ReadonlyArray<readonly [name: string, type: Type]>]>
@@ -57,7 +59,15 @@ const parse = (file: string, source: string): ReadonlyArray<Handler> => {
     if (parameters.join() !== args.map(([name]) => name).join()) {
       fail(`${where} takes (${parameters.join(", ")}), and its header declares "${field("args")}"`)
     }
-    const roles = keys === "none" ? [] : keys === "all" ? undefined : keys.split(",").map((role) => role.trim())
+    const each = keys === "each"
+    if (each && args[0]?.join(" ") !== "count number") {
+      fail(`${where} has keys of each: its first argument is the count`)
+    }
+    const roles = keys === "none"
+      ? []
+      : keys === "all" || each
+      ? undefined
+      : keys.split(",").map((role) => role.trim())
     if (roles !== undefined && roles.some((role, at) => !/^[a-z]+$/.test(role) || (at === 0) !== (role === "hash"))) {
       fail(`${where} has keys "${keys}": the first one is the hash`)
     }
@@ -70,7 +80,7 @@ const parse = (file: string, source: string): ReadonlyArray<Handler> => {
         fail(`${where} answers "${used[1]}", which its header does not declare`)
       }
     }
-    handlers.push({ verb, roles, args, oom: field("flags") === "allow-oom", replies })
+    handlers.push({ verb, roles, each, args, oom: field("flags") === "allow-oom", replies })
   }
   return handlers
 }
@@ -145,8 +155,8 @@ for (const [file, source] of sources) {
 }
 
 const rolesInLua = (roles: ReadonlyArray<string>) => `{ ${roles.map((role) => `'${role}'`).join(", ")} }`
-const shapeInLua = ({ args, roles }: Handler): string =>
-  `{ keys = ${roles === undefined ? -1 : roles.length}, args = ${args.length}${
+const shapeInLua = ({ args, each, roles }: Handler): string =>
+  `{ keys = ${each ? -2 : roles === undefined ? -1 : roles.length}, args = ${args.length}${
     roles !== undefined && roles.length > 1 ? `, roles = ${rolesInLua(roles)}` : ""
   } }`
 

@@ -274,13 +274,17 @@ local function enrol(ctx, key, id, millis)
   return true
 end
 
--- Tells every member of a resource, in the order of the changes, how it is now.
+-- Tells every member of a resource, in the order of the changes, how it is now. Answers whether there is one.
 local function announce(ctx, key, ...)
-  local state = continued(...)
+  local state
   for _, field in ipairs(call('HKEYS', key)) do
     local session, id = match(field, '^o([^/]*)/(.*)$')
-    if session then post(ctx, session, '["changed","' .. id .. '",' .. state .. ']') end
+    if session then
+      state = state or continued(...)
+      post(ctx, session, '["changed","' .. id .. '",' .. state .. ']')
+    end
   end
+  return state ~= nil
 end
 
 -- Answers claims that wait, by one event for each session however many of its claims are answered. `answer` is what
@@ -495,7 +499,8 @@ end
 -- Every command that an actor or a reader needs. What a user may not do has to be known before anything is written.
 local NEEDED = {
   { 'DEL' }, { 'GET' }, { 'HDEL', 'f' }, { 'HGET', 'f' }, { 'HGETALL' }, { 'HKEYS' }, { 'HLEN' }, { 'HMGET', 'f' },
-  { 'HSET', 'f', 'v' }, { 'PERSIST' }, { 'PEXPIRE', '1' }, { 'SADD', 'm' }, { 'SET', 'v' }, { 'SRANDMEMBER' }, { 'SREM', 'm' }, { 'UNLINK' },
+  { 'HSET', 'f', 'v' }, { 'MGET' }, { 'PERSIST' }, { 'PEXPIRE', '1' }, { 'SADD', 'm' }, { 'SET', 'v' }, { 'SRANDMEMBER' }, { 'SREM', 'm' },
+  { 'UNLINK' },
   { 'XACK', 'g', '0' }, { 'XADD', '*', 'f', 'v' }, { 'XCLAIM', 'g', 'c', '0', '0' }, { 'XDEL', '0' }, { 'XPENDING', 'g' },
   { 'XLEN' }, { 'XRANGE', '-', '+' }, { 'XREVRANGE', '+', '-' }, { 'XTRIM', 'MINID', '0' }, { 'ZADD', '0', 'm' }, { 'ZRANGEBYSCORE', '0', '0' }, { 'ZREM', 'm' }
 }
@@ -739,7 +744,7 @@ local function context(keys, argv)
   }
 end
 
--- The keys of a request that declares more than one role, by role.
+-- The keys of a request that declares more than one role, by role. Answers how many they are.
 local function bindKeys(ctx, keys, at, shape)
   local roles = shape.roles
   if not roles then
@@ -748,6 +753,18 @@ local function bindKeys(ctx, keys, at, shape)
   end
   for index = 2, #roles do ctx[roles[index]] = keys[at + index - 1] end
   return #roles
+end
+
+-- The keys of a request about several resources, whose first argument is their number. `ctx.bind` chooses one of them,
+-- and answers its hash.
+local function bindEach(ctx, keys, at, shape, count)
+  local used = bindKeys(ctx, keys, at, shape)
+  ctx.bind = function(index)
+    local first = at + (index - 1) * used
+    bindKeys(ctx, keys, first, shape)
+    return keys[first]
+  end
+  return used * count
 end
 
 local function isDenial(message)
@@ -776,7 +793,11 @@ local function dispatch(ctx, keys, requests)
       key, used = key - before, before
     else
       ctx.items = nil
-      if used ~= 0 and used ~= 1 then used = bindKeys(ctx, keys, key, shape) end
+      if used == -2 then
+        used = bindEach(ctx, keys, key, shape, tonumber(requests[at + 1]))
+      elseif used ~= 0 and used ~= 1 then
+        used = bindKeys(ctx, keys, key, shape)
+      end
     end
     ctx.previous = replies[count - 1]
     local fine, answer = pcall(handlers[verb], ctx, keys[key], unpack(requests, at + 1, last))

@@ -38,24 +38,19 @@ import { Coordinator } from "./Coordinator.ts"
 import { coordinatorReasons } from "./internal/actor/errors.ts"
 import { coordinatorError } from "./internal/actor/transport.ts"
 import { duration, spaceOf } from "./internal/hold/place.ts"
+import { StaleToken } from "./internal/hold/unwritten.ts"
 import { call } from "./internal/redis/resp.ts"
 import type { Lease } from "./Lease.ts"
 
-/**
- * A newer token has been seen: another has held the lease since, and has written. Nothing was written.
- *
- * @category errors
- * @since 0.1.0
- */
-export class StaleToken extends Schema.Error<StaleToken>("lockstep/Fence/StaleToken")({
-  _tag: Schema.tag("StaleToken"),
-  token: Schema.Number,
-  seen: Schema.Number
-}) {
-  override get message(): string {
-    return `A holder with the newer token ${this.seen} has written already, so the write with token ${this.token} was refused: stop, the lease is lost.`
-  }
-}
+export {
+  /**
+   * A newer token has been seen: another has held the lease since, and has written. Nothing was written.
+   *
+   * @category errors
+   * @since 0.1.0
+   */
+  StaleToken
+} from "./internal/hold/unwritten.ts"
 
 /**
  * Redis refused the command itself. Nothing was written.

@@ -23,7 +23,8 @@ const lines: Record<string, string> = {
   "90-election.ts": "leads: 10.0.0.2:8080",
   "91-singleton.ts": "reports are made by a only",
   "93-topic.ts": "ann 10 30, bob 20 40, cy 7 -5",
-  "94-schema-evolution.ts": "en, de, fr, en"
+  "94-schema-evolution.ts": "en, de, fr, en",
+  "95-shared-ref.ts": "8 workers, and ann and bob have 100"
 }
 
 describe("examples", () => {

@@ -30,6 +30,7 @@ const inside = [
     "+hlen",
     "+hmget",
     "+hset",
+    "+mget",
     "+persist",
     "+pexpire",
     "+sadd",

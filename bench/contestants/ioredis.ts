@@ -30,6 +30,26 @@ export const open: Open = async ({ autoPipelining, lease, port }) => {
         }
       }))
     },
+    get: async (workers) => {
+      await Promise.all(workers.map(async (worker) => {
+        await client.set(worker.key, "1")
+        while (worker.running()) {
+          if (await client.get(worker.key) !== "1") throw new Error(`${worker.key} is another value`)
+          worker.entered()
+        }
+      }))
+    },
+    // As many round trips as it needs at least: a WATCH belongs to a connection, so each worker has one.
+    update: async (workers) => {
+      await Promise.all(workers.map(async (worker) => {
+        const own = client.duplicate({ enableAutoPipelining: false })
+        while (worker.running()) {
+          const found = await own.pipeline().watch(worker.key).get(worker.key).exec()
+          const next = Number(found![1]![1] ?? 0) + 1
+          if (await own.multi().set(worker.key, next).exec() !== null) worker.entered()
+        }
+      }))
+    },
     hold: (keys) =>
       all(keys, holdsAtOnce, async (key) => {
         tokens.set(key, await lock(key))

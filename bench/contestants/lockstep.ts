@@ -1,5 +1,15 @@
-import { Effect, Layer, ManagedRuntime, References } from "effect"
-import { Barrier, Coordinator, CountDownLatch, Election, Lock, Redis, Semaphore, Signal } from "../../src/index.ts"
+import { Effect, Layer, ManagedRuntime, References, Schema } from "effect"
+import {
+  Barrier,
+  Coordinator,
+  CountDownLatch,
+  Election,
+  Lock,
+  Redis,
+  Semaphore,
+  SharedRef,
+  Signal
+} from "../../src/index.ts"
 import { all, holdsAtOnce, type Meeting, type Open, rest, type Worker } from "../contestant.ts"
 
 const inside = (worker: Worker): Effect.Effect<void> =>
@@ -68,6 +78,25 @@ const signal = Effect.fnUntraced(function*(meeting: Meeting) {
   )
 })
 
+const refs = (
+  workers: ReadonlyArray<Worker>,
+  use: (ref: SharedRef.SharedRef<number>) => Effect.Effect<unknown, SharedRef.SharedRefError>,
+  prepare: (ref: SharedRef.SharedRef<number>) => Effect.Effect<unknown, SharedRef.SharedRefError> = () => Effect.void
+) =>
+  Effect.forEach(
+    workers,
+    Effect.fnUntraced(function*({ entered, key, running }: Worker) {
+      const ref = yield* SharedRef.make({ name: key, schema: Schema.Number, initial: 0 })
+      yield* prepare(ref)
+      const once = use(ref)
+      while (running()) {
+        yield* once
+        entered()
+      }
+    }),
+    { concurrency: "unbounded", discard: true }
+  )
+
 const lead = Effect.fnUntraced(function*({ entered, key, leaving, stay }: Worker) {
   const election = yield* Election.make({ name: key })
   yield* election.lead(
@@ -104,6 +133,9 @@ const make = (scoped: boolean): Open => async ({ lease, port }) => {
         const semaphore = yield* Semaphore.make({ name: workers[0]!.key, permits: count })
         yield* loops(workers, (worker) => semaphore.withPermits(1)(inside(worker)))
       }))),
+    get: (workers) => runtime.runPromise(refs(workers, (ref) => ref.get, (ref) => ref.set(1))),
+    cached: (workers) => runtime.runPromise(refs(workers, (ref) => ref.cached, (ref) => ref.set(1))),
+    update: (workers) => runtime.runPromise(refs(workers, (ref) => ref.update((value) => value + 1))),
     lead: (workers) =>
       runtime.runPromise(
         // Each term that ends is worth a message.

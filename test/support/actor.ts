@@ -79,11 +79,12 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
     verb: string,
     args: ReadonlyArray<string | number>,
     lease = 60_000,
-    read: number | "" = ""
+    read: number | "" = "",
+    hashes: ReadonlyArray<string> = [key]
   ) => {
     const number = (numbers.get(id) ?? 0) + 1
     numbers.set(id, number)
-    const own = verb.startsWith("session.renew") ? [] : rolesOf(verb, key)
+    const own = verb.startsWith("session.renew") ? [] : hashes.flatMap((hash) => rolesOf(verb, hash))
     const message = [5 + own.length, ...keys(id), ...own, id, number, lease, read, verb, ...args]
     last.set(id, message)
     const answer = await call(message)

@@ -68,6 +68,9 @@ class Mailbox implements Source {
   readonly key: string
   /** Of the last event that Redis is known to have posted; a heartbeat later it must have been read. */
   due: number
+  // When that was asked.
+  #askedAt = 0
+  #askedAtWall = 0
   readonly #session: Session
   readonly #tenant: Tenant
   readonly #forgotten: () => void
@@ -84,6 +87,21 @@ class Mailbox implements Source {
 
   get position(): string {
     return this.#session.position
+  }
+
+  /** So many events had been posted when Redis was asked, or later. */
+  posted(due: number, askedAt: number, askedAtWall: number): void {
+    this.due = due
+    this.#askedAt = askedAt
+    this.#askedAtWall = askedAtWall
+    this.#heard()
+  }
+
+  #heard(): void {
+    const session = this.#session
+    if (session.read < this.due) return
+    session.heardAt = Math.max(session.heardAt, this.#askedAt)
+    session.heardAtWall = Math.max(session.heardAtWall, this.#askedAtWall)
   }
 
   readonly isActive = (): boolean =>
@@ -116,10 +134,19 @@ class Mailbox implements Source {
       if (session.lost === undefined) this.#tenant.heard(session, event)
     }
     if (gap) this.onGap()
+    else this.#heard()
   }
 
   readonly onGap = (): void => {
-    if (this.#session.lost === undefined) this.#tenant.missed(this.#session)
+    const session = this.#session
+    if (session.lost !== undefined) return
+    // Until the next renewal, which is sent behind what is asked now.
+    session.heardAt =
+      session.heardAtWall =
+      this.#askedAt =
+      this.#askedAtWall =
+        Number.NEGATIVE_INFINITY
+    this.#tenant.missed(session)
   }
 }
 
@@ -350,6 +377,8 @@ export class Channel {
   }
 
   #renewal(session: Session): Request<"session.renew"> {
+    const { io } = this.#office
+    const [askedAt, askedAtWall] = [io.now(), io.wall()]
     return {
       verb: "session.renew",
       args: [],
@@ -361,7 +390,7 @@ export class Channel {
         if (others.length > 0) void this.reaper.handle(others)
         const mailbox = this.#mailbox
         if (mailbox === undefined || session !== this.session) return
-        mailbox.due = posted
+        mailbox.posted(posted, askedAt, askedAtWall)
         if (posted > session.read) this.listen()
       },
       fail: (error) => this.#office.hooks.log("Warn", `a renewal in ${this.prefix} was refused`, error)

@@ -6,6 +6,7 @@ import { Channel, type Office, type Tenant } from "./channel.ts"
 import type { Hooks, Settings } from "./hooks.ts"
 import { partitionOf, prefixOf } from "./keys.ts"
 import { Reader } from "./reader.ts"
+import { Reads } from "./reads.ts"
 import { Reaper } from "./reaper.ts"
 import { Transport } from "./transport.ts"
 
@@ -14,6 +15,7 @@ export class Partition {
   readonly index: number
   readonly prefix: string
   readonly reaper: Reaper
+  readonly reads: Reads
   /** By the length of the lease. */
   readonly channels = new Map<number, Channel>()
   // Of waits for the end of a session that no claim stands for.
@@ -23,6 +25,7 @@ export class Partition {
     this.index = index
     this.prefix = prefixOf(kernel.settings.namespace, index)
     this.reaper = new Reaper(kernel.transport, kernel.io, this.prefix, kernel.hooks.log, () => this.isWaiting())
+    this.reads = new Reads(kernel)
   }
 
   isWaiting(): boolean {

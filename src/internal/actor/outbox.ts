@@ -24,6 +24,8 @@ export interface Request<V extends Verb = Verb> {
   readonly verb: V
   /** Of the resource that it is about, if it is about one. */
   readonly key?: string | undefined
+  /** Those of the other resources, if it is about several of one kind. */
+  readonly others?: ReadonlyArray<string> | undefined
   readonly args: Requests[V]["args"]
   /** The session it is bound to: when that is lost, the request is moot. */
   readonly session?: Session | undefined

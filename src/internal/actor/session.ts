@@ -19,6 +19,9 @@ export class Session {
   position: string
   read: number
   acknowledged: number
+  /** All that was posted before this time has been read: by the monotonic clock, and by the wall clock. */
+  heardAt = Number.NEGATIVE_INFINITY
+  heardAtWall = Number.NEGATIVE_INFINITY
   lost: LossReason | undefined = undefined
 
   readonly #io: Io

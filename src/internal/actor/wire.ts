@@ -29,6 +29,8 @@ export interface Message {
   readonly verb: string
   /** The hash of the resource that it is about, if it is about one. */
   readonly key?: string | undefined
+  /** Those of the other resources, if it is about several of one kind. */
+  readonly others?: ReadonlyArray<string> | undefined
   readonly args: ReadonlyArray<string | number | boolean>
 }
 
@@ -38,13 +40,13 @@ export const batch = (address: Address, header: string, requests: ReadonlyArray<
   let args = address.id + header
   let keyCount = 5
   let count = 1 + 5 + 4
-  // Of the request before, where it named more keys than one.
+  // Of the request before, where it named all keys of one resource.
   let before: string | undefined = undefined
-  for (const { args: own, key, verb } of requests) {
+  for (const { args: own, key, others, verb } of requests) {
     let same = false
     if (key !== undefined) {
       const needed = roles[verb]
-      same = needed === null && key === before
+      same = needed === null && key === before && others === undefined
       if (same) {
         // Many requests of one call are about one resource.
       } else if (needed === undefined) {
@@ -52,12 +54,14 @@ export const batch = (address: Address, header: string, requests: ReadonlyArray<
         keyCount++
         count++
       } else {
-        const all = keysOf(key, needed ?? (kinds as { readonly [kind: string]: ReadonlyArray<string> })[kindOf(key)])
-        for (const one of all) keys += bulk(one)
-        keyCount += all.length
-        count += all.length
+        for (const hash of others === undefined ? [key] : [key, ...others]) {
+          const all = keysOf(hash, needed ?? (kinds as { readonly [kind: string]: ReadonlyArray<string> })[kindOf(key)])
+          for (const one of all) keys += bulk(one)
+          keyCount += all.length
+          count += all.length
+        }
       }
-      before = needed === null ? key : undefined
+      before = needed === null && others === undefined ? key : undefined
     } else {
       before = undefined
     }

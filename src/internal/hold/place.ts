@@ -79,16 +79,20 @@ export const channelAt = ({ kernel }: Space, index: number, lease: number = kern
   return kernel.channel(partition, lease, (made) => new Tenancy(kernel, partition, made))
 }
 
-/** Where a resource lives, reached under the coordinator's lease or one of another length. */
+/**
+ * Where a resource lives, reached under the coordinator's lease or one of another length. Its name decides about the
+ * partition, unless it is to be where others are.
+ */
 export const placeOf = (
   space: Space,
   kind: Kind,
   name: string,
   what: string,
-  lease: Duration.Input | undefined = undefined
-): Place => placeIn(space, space.kernel.partitionFor(checkName(name, what)), kind, name, lease)
+  lease: Duration.Input | undefined = undefined,
+  colocate: string = checkName(name, what)
+): Place => placeIn(space, space.kernel.partitionFor(colocate), kind, checkName(name, what), lease)
 
-/** As `placeOf`, in a partition that is not that of its name. */
+/** As `placeOf`, in any partition. */
 export const placeIn = (
   space: Space,
   partition: Partition,

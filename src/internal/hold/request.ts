@@ -25,6 +25,8 @@ export const targetOf = ({ claim, keeper }: Hold): Target => ({ tenancy: keeper 
 type ReplyOf<V extends Verb> = Requests[V]["reply"]
 
 export interface RequestOptions<A, V extends Verb = Verb> {
+  /** The hashes of the other resources, if it is about several of one kind. */
+  readonly others?: ReadonlyArray<string> | undefined
   /** The session that it is bound to. */
   readonly session?: Session | undefined
   /**
@@ -52,11 +54,12 @@ export const request = <V extends Verb, A = never>(
 ): Effect.Effect<ReplyOf<V> | A, CoordinatorError> =>
   Effect.callback((resume) => {
     const { key, tenancy: { channel, kernel } } = target
-    const { answered, following, moot, session, waits = false } = options
+    const { answered, following, moot, others, session, waits = false } = options
     if (kernel.isClosing()) return resume(Effect.fail(channel.closedError()))
     const asking = {
       verb,
       key,
+      others,
       args,
       session,
       following,
@@ -74,6 +77,15 @@ export const request = <V extends Verb, A = never>(
     }
     channel.outbox.request<V>(asking)
   })
+
+/** Reads a plain key of the partition, with the deadline and the errors of a question. */
+export const read = ({ tenancy: { partition } }: Target, key: string): Effect.Effect<string | null, CoordinatorError> =>
+  Effect.callback((resume) =>
+    partition.reads.read(key, {
+      settle: (value) => resume(Effect.succeed(value)),
+      fail: (error) => resume(Effect.fail(error))
+    })
+  )
 
 type Fresh<R> = Exclude<R, readonly ["stale"]>
 

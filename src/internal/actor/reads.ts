@@ -1,0 +1,68 @@
+/**
+ * Reads plain keys of one partition, without a call of its actor: what is read in one turn of the event loop is one
+ * command, and one key in it however many read it.
+ */
+
+import { RedisError } from "../redis/errors.ts"
+import type { Office } from "./channel.ts"
+import { CoordinatorClosed, CoordinatorError } from "./errors.ts"
+import { coordinatorError, isTransient } from "./transport.ts"
+
+export interface Reading {
+  readonly settle: (value: string | null) => void
+  readonly fail: (error: CoordinatorError) => void
+}
+
+// A reply of thousands of values would hold up the others.
+const mostKeys = 256
+
+export class Reads {
+  readonly #office: Office
+  #asked = new Map<string, Array<Reading>>()
+
+  constructor(office: Office) {
+    this.#office = office
+  }
+
+  /** While Redis is away it fails after the coordinator's `requestTimeout`. */
+  read(key: string, reading: Reading): void {
+    const readings = this.#asked.get(key)
+    if (readings !== undefined) return void readings.push(reading)
+    if (this.#asked.size === 0) this.#office.io.defer(() => this.#flush())
+    this.#asked.set(key, [reading])
+  }
+
+  #flush(): void {
+    const asked = [...this.#asked]
+    this.#asked = new Map()
+    for (let at = 0; at < asked.length; at += mostKeys) void this.#send(asked.slice(at, at + mostKeys))
+  }
+
+  async #send(asked: ReadonlyArray<readonly [key: string, readings: ReadonlyArray<Reading>]>): Promise<void> {
+    try {
+      const found = await this.#ask(asked.map(([key]) => key))
+      for (let at = 0; at < asked.length; at++) for (const { settle } of asked[at]![1]) settle(found[at]!)
+    } catch (cause) {
+      const error = coordinatorError(cause)
+      for (const [, readings] of asked) for (const { fail } of readings) fail(error)
+    }
+  }
+
+  async #ask(keys: ReadonlyArray<string>): Promise<ReadonlyArray<string | null>> {
+    const { io, isClosing, settings: { namespace, requestTimeout }, transport } = this.#office
+    const command = keys.length === 1 ? "GET" : "MGET"
+    const until = io.now() + requestTimeout
+    for (let attempt = 0;; attempt++) {
+      if (isClosing()) throw new CoordinatorError({ reason: new CoordinatorClosed({ namespace }) })
+      try {
+        const reply = await transport.commands.send(command, keys, requestTimeout)
+        return keys.length === 1 ? [reply as string | null] : reply as ReadonlyArray<string | null>
+      } catch (cause) {
+        if (!(cause instanceof RedisError) || !isTransient(cause) || io.now() >= until) throw cause
+        await Promise.race([transport.backoff(attempt, cause), transport.sleep(until - io.now())])
+        if (io.now() < until) continue
+        throw cause.executed === "no" ? cause : transport.late(keys[0])
+      }
+    }
+  }
+}

@@ -1,0 +1,446 @@
+/** The client's half of the shared-ref actor. */
+
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import * as Option from "effect/Option"
+import type * as Schema from "effect/Schema"
+import * as Stream from "effect/Stream"
+import type { CoordinatorError, CoordinatorReason } from "../actor/errors.ts"
+import { keyOf } from "../actor/keys.ts"
+import type { Requests } from "../actor/lua.ts"
+import type { Lease } from "../hold/hold.ts"
+import { type InvalidPayload, type Payload, payload } from "../hold/payload.ts"
+import type { Place } from "../hold/place.ts"
+import { read, request } from "../hold/request.ts"
+import { StaleToken, WriteUncertain } from "../hold/unwritten.ts"
+import { type State, Watch } from "./watch.ts"
+
+export type Reason = CoordinatorReason | InvalidPayload | StaleToken | WriteUncertain
+
+export interface Versioned<out A> {
+  readonly value: A
+  readonly version: number
+}
+
+export interface CellOptions<A, E> {
+  readonly place: Place
+  readonly schema: Schema.Codec<A, any>
+  readonly initial: A
+  /** In milliseconds; 0 for none. */
+  readonly timeToLive: number
+  /** Refs of one partition can change together. */
+  readonly colocate: string | undefined
+  readonly fail: (reason: Reason) => E
+}
+
+/** As members hear of it: the value is parsed, and not decoded. */
+interface Told extends State {
+  readonly version: number
+  readonly value: unknown
+}
+
+/** A value that is to be decoded when it is needed. */
+interface Raw {
+  readonly version: number
+  readonly parse: () => unknown
+}
+
+/** A function of the value, and who waits for its result. */
+interface Change<A, E> {
+  readonly f: (value: A) => readonly [unknown, A]
+  readonly resume: (result: Effect.Effect<any, E>) => void
+}
+
+type WriteVerb =
+  | "sharedRef.commit"
+  | "sharedRef.compareAndSet"
+  | "sharedRef.delete"
+  | "sharedRef.fence"
+  | "sharedRef.set"
+
+const toldOf = ([change, version, value]: ReadonlyArray<unknown>): Told => ({
+  change: Number(change),
+  version: Number(version),
+  value
+})
+
+// "<version> <until> <JSON>"; absent, it has version 0.
+const rawOf = (text: string | null): Raw => {
+  if (text === null) return { version: 0, parse: () => null }
+  const first = text.indexOf(" ")
+  return {
+    version: Number(text.slice(0, first)),
+    parse: () => JSON.parse(text.slice(text.indexOf(" ", first + 1) + 1))
+  }
+}
+
+// Contenders that all try again at once invalidate each other. From the second conflict in a row on, each waits a random time
+// of up to so many milliseconds, twice as long each time up to the longest.
+const firstPause = 1
+const longestPause = 16
+
+const uncertain = () => ["uncertain"] as const
+
+export class Cell<A, E> {
+  readonly place: Place
+  readonly colocate: string | undefined
+  readonly #options: CellOptions<A, E>
+  readonly #payload: Payload<A>
+  readonly #valueKey: string
+  readonly #what: string
+  // What was decoded last, and as a result: a version has one value.
+  #decoded: Versioned<A>
+  #exit: Exit.Exit<A>
+  // What this process has seen or written last: an update tries that first.
+  #last: Raw | undefined = undefined
+  #watch: Watch<Told> | undefined = undefined
+  // Updates that wait for the write that is under way; then one write makes all of them.
+  #changes: Array<Change<A, E>> = []
+  #changing = false
+
+  constructor(options: CellOptions<A, E>) {
+    const { initial, place, schema } = options
+    this.place = place
+    this.colocate = options.colocate
+    this.#options = options
+    this.#payload = payload(schema)
+    this.#valueKey = keyOf(place.key, "value")
+    this.#what = `The value of shared ref ${JSON.stringify(place.name)}`
+    this.#decoded = { version: 0, value: initial }
+    this.#exit = Exit.succeed(initial)
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Values
+  // -------------------------------------------------------------------------------------------------------------------
+
+  readonly #failed = ({ reason }: CoordinatorError): E => this.#options.fail(reason)
+
+  #encode(value: A): Effect.Effect<string, E> {
+    return Effect.mapError(this.#payload.encode(value, this.#what), this.#options.fail)
+  }
+
+  #decode({ parse, version }: Raw): Effect.Effect<Versioned<A>, E> {
+    if (version === this.#decoded.version) return Effect.succeed(this.#decoded)
+    if (version === 0) return Effect.succeed({ version, value: this.#options.initial })
+    return Effect.mapBoth(Effect.suspend(() => this.#payload.decode(parse(), this.#what)), {
+      onFailure: this.#options.fail,
+      onSuccess: (value) => {
+        this.#exit = Exit.succeed(value)
+        return this.#decoded = { version, value }
+      }
+    })
+  }
+
+  /** What an update tries first: what was seen last, though it may be outdated. */
+  get #guess(): Effect.Effect<Versioned<A>, E> | undefined {
+    const told = Watch.active<Told>(this.place)?.latest
+    const last = this.#last
+    const newest = told !== undefined && told.version >= (last?.version ?? 0) ? fromTold(told) : last
+    return newest &&
+      Effect.matchEffect(this.#decode(newest), { onFailure: () => this.versioned, onSuccess: Effect.succeed })
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Read
+  // -------------------------------------------------------------------------------------------------------------------
+
+  /** By Redis's word. */
+  get versioned(): Effect.Effect<Versioned<A>, E> {
+    return Effect.matchEffect(read(this.place, this.#valueKey), {
+      onFailure: (error) => Effect.fail(this.#failed(error)),
+      onSuccess: (text) => this.#decode(this.#last = rawOf(text))
+    })
+  }
+
+  /** What was heard last, if nothing can have changed since so many milliseconds; else by Redis's word. */
+  cached(maxAge: number): Effect.Effect<A, E> {
+    return Effect.suspend(() => {
+      const told = this.#watch?.fresh(maxAge)
+      if (told === undefined) {
+        this.#watch = this.#watching()
+        this.#watch.keep()
+        return Effect.map(this.versioned, ({ value }) => value)
+      }
+      if (told.version === this.#decoded.version) return this.#exit
+      return Effect.map(this.#decode(fromTold(told)), ({ value }) => value)
+    })
+  }
+
+  readonly #watching = (): Watch<Told> =>
+    this.#watch = Watch.of<Told>({
+      place: this.place,
+      verb: "sharedRef.join",
+      parse: toldOf,
+      isSame: (a, b) => a.version === b.version,
+      expires: this.#options.timeToLive > 0
+    })
+
+  versions(buffer: number): Stream.Stream<Versioned<A>, E> {
+    return Stream.mapEffect(Watch.changes(this.#watching, buffer, this.#failed), (told) => this.#decode(fromTold(told)))
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Write
+  // -------------------------------------------------------------------------------------------------------------------
+
+  // A second time it could undo what others have written since, so no other session repeats it.
+  #write<V extends WriteVerb>(
+    verb: V,
+    args: Requests[V]["args"],
+    answered?: (reply: Requests[V]["reply"]) => void,
+    others?: ReadonlyArray<string>
+  ): Effect.Effect<Requests[V]["reply"], E> {
+    const { name, kind, space: { kernel: { settings: { namespace } } } } = this.place
+    const asked = request<V, readonly ["uncertain"]>(this.place, verb, args, { moot: uncertain, answered, others })
+    return Effect.matchEffect(asked, {
+      onFailure: (error) => Effect.fail(this.#failed(error)),
+      onSuccess: (reply) =>
+        reply[0] === "uncertain"
+          ? Effect.fail(this.#options.fail(new WriteUncertain({ kind, name, namespace })))
+          : Effect.succeed(reply as Requests[V]["reply"])
+    })
+  }
+
+  // In order with what the session is told.
+  #wrote(version: number, json: string): void {
+    this.#last = { version, parse: () => JSON.parse(json) }
+    Watch.active<Told>(this.place)?.learn({ change: version, version, value: JSON.parse(json) })
+  }
+
+  set(value: A): Effect.Effect<void, E> {
+    return Effect.flatMap(
+      this.#encode(value),
+      (json) =>
+        Effect.asVoid(
+          this.#write("sharedRef.set", [json, this.#options.timeToLive, false], (reply) => this.#wrote(reply[1], json))
+        )
+    )
+  }
+
+  getAndSet(value: A): Effect.Effect<A, E> {
+    return Effect.flatMap(this.#encode(value), (json) =>
+      Effect.flatMap(
+        this.#write("sharedRef.set", [json, this.#options.timeToLive, true], (reply) => this.#wrote(reply[1], json)),
+        (reply) => {
+          if (reply[0] !== "replaced") return Effect.die(new Error("a ref did not answer its former value"))
+          const [, , version, former] = reply
+          return Effect.map(this.#decode({ version, parse: () => former }), ({ value }) => value)
+        }
+      ))
+  }
+
+  setFenced({ key, kind, token }: Pick<Lease, "key" | "kind" | "token">, value: A): Effect.Effect<void, E> {
+    return Effect.flatMap(this.#encode(value), (json) => {
+      const args = [json, this.#options.timeToLive, `${kind}:${key}`, token] as [string, number, string, number]
+      return Effect.flatMap(
+        this.#write("sharedRef.fence", args, (reply) => {
+          if (reply[0] === "set") this.#wrote(reply[1], json)
+        }),
+        ([tag, seen]) => tag === "set" ? Effect.void : Effect.fail(this.#options.fail(new StaleToken({ token, seen })))
+      )
+    })
+  }
+
+  get delete(): Effect.Effect<boolean, E> {
+    return Effect.map(
+      this.#write("sharedRef.delete", [], ([, , change]) => {
+        this.#last = undefined
+        Watch.active<Told>(this.place)?.learn({ change, version: 0, value: null })
+      }),
+      ([, existed]) => existed
+    )
+  }
+
+  /** After so many conflicts in a row: a pause, and what stands there then. */
+  #later(conflicts: number): Effect.Effect<Versioned<A>, E> {
+    const { io, transport } = this.place.space.kernel
+    const most = Math.min(longestPause, firstPause * 2 ** (conflicts - 2))
+    return Effect.andThen(Effect.promise(() => transport.sleep(io.random() * most)), this.versioned)
+  }
+
+  /** Answers what stands there instead, if that is another version. */
+  #replace(expected: number, json: string): Effect.Effect<Raw | undefined, E> {
+    return Effect.map(
+      this.#write("sharedRef.compareAndSet", [String(expected), json, this.#options.timeToLive], (reply) => {
+        if (reply[0] === "set") this.#wrote(reply[1], json)
+      }),
+      (reply) => {
+        if (reply[0] === "set") return undefined
+        const [, version, value] = reply
+        return this.#last = { version, parse: () => value }
+      }
+    )
+  }
+
+  compareAndSet(expected: number, value: A): Effect.Effect<boolean, E> {
+    return Effect.flatMap(
+      this.#encode(value),
+      (json) => Effect.map(this.#replace(expected, json), (present) => present === undefined)
+    )
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Modify
+  // -------------------------------------------------------------------------------------------------------------------
+
+  modify<B>(f: (value: A) => readonly [B, A]): Effect.Effect<B, E> {
+    return Effect.callback<B, E>((resume) => {
+      const change: Change<A, E> = { f, resume }
+      this.#changes.push(change)
+      if (!this.#changing) {
+        this.#changing = true
+        this.place.space.kernel.io.defer(() => void Effect.runFork(this.#change()))
+      }
+      return Effect.sync(() => {
+        this.#changes = this.#changes.filter((other) => other !== change)
+      })
+    })
+  }
+
+  #change(): Effect.Effect<void> {
+    return Effect.gen({ self: this }, function*() {
+      while (this.#changes.length > 0) {
+        const changes = this.#changes
+        this.#changes = []
+        yield* Effect.catchCause(
+          this.#commit(changes),
+          (cause) =>
+            Effect.sync(() => {
+              for (const { resume } of changes) resume(Effect.failCause(cause))
+            })
+        )
+      }
+      this.#changing = false
+    })
+  }
+
+  // Applies all, one after the other, and writes the result.
+  #commit(changes: ReadonlyArray<Change<A, E>>): Effect.Effect<void, E> {
+    return Effect.gen({ self: this }, function*() {
+      let conflicts = 0
+      const guess = this.#guess
+      let verified = guess === undefined
+      let base = yield* (guess ?? this.versioned)
+      for (;;) {
+        const { failed, json, made } = yield* this.#apply(base.value, changes)
+        // What a function makes of an outdated value says nothing.
+        if (failed.length > 0 && !verified) {
+          const { version } = base
+          base = yield* this.versioned
+          verified = true
+          if (base.version !== version) continue
+        }
+        const present = json === undefined ? undefined : yield* this.#replace(base.version, json)
+        if (present === undefined) {
+          for (const [resume, result] of [...failed, ...made]) resume(result)
+          return
+        }
+        verified = true
+        conflicts++
+        base = conflicts === 1 ? yield* this.#decode(present) : yield* this.#later(conflicts)
+      }
+    })
+  }
+
+  #apply(value: A, changes: ReadonlyArray<Change<A, E>>) {
+    type Result = readonly [resume: Change<A, E>["resume"], result: Effect.Effect<unknown, E>]
+    return Effect.gen({ self: this }, function*() {
+      const made: Array<Result> = []
+      const failed: Array<Result> = []
+      let json: string | undefined
+      let present = value
+      for (const { f, resume } of changes) {
+        const exit = yield* Effect.exit(
+          Effect.suspend(() => {
+            const [result, next] = f(present)
+            return Effect.map(this.#encode(next), (json) => ({ result, next, json }))
+          })
+        )
+        if (Exit.isFailure(exit)) {
+          failed.push([resume, exit])
+        } else {
+          json = exit.value.json
+          present = exit.value.next
+          made.push([resume, Effect.succeed(exit.value.result)])
+        }
+      }
+      return { made, failed, json }
+    })
+  }
+
+  /** Reads, and writes what the effect has made of that, if it has made something; again when it was outdated meanwhile. */
+  modifyEffect<B, E2, R>(
+    f: (value: A) => Effect.Effect<readonly [B, Option.Option<A>], E2, R>
+  ): Effect.Effect<B, E | E2, R> {
+    const attempt = ({ value, version }: Versioned<A>): Effect.Effect<B, E | E2, R> =>
+      Effect.flatMap(Effect.suspend(() => f(value)), ([result, next]) => {
+        if (Option.isNone(next)) return Effect.succeed(result)
+        return Effect.flatMap(this.#encode(next.value), (json) =>
+          Effect.flatMap(
+            this.#replace(version, json),
+            (present): Effect.Effect<B, E | E2, R> =>
+              present === undefined ? Effect.succeed(result) : Effect.flatMap(this.#decode(present), attempt)
+          ))
+      })
+    return Effect.flatMap(this.versioned, attempt)
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Transaction
+  // -------------------------------------------------------------------------------------------------------------------
+
+  static transaction<B, E>(
+    cells: ReadonlyArray<Cell<any, E>>,
+    f: (values: ReadonlyArray<any>) => readonly [B, ReadonlyArray<any>]
+  ): Effect.Effect<B, E> {
+    const [first, ...rest] = cells as [Cell<any, E>, ...Array<Cell<any, E>>]
+    const others = rest.map(({ place }) => place.key)
+    const attempt = (bases: ReadonlyArray<Versioned<any>>, verified: boolean): Effect.Effect<B, E> =>
+      Effect.flatMap(
+        Effect.exit(Effect.suspend(() => {
+          const [result, values] = f(bases.map(({ value }) => value))
+          if (values.length !== cells.length) throw new RangeError(`f must answer ${cells.length} values`)
+          return Effect.map(
+            Effect.forEach(cells, (cell, at) =>
+              Object.is(values[at], bases[at]!.value) ? Effect.succeed("") : cell.#encode(values[at])),
+            (texts) => ({ result, texts })
+          )
+        })),
+        (exit) => {
+          if (Exit.isFailure(exit)) {
+            // What a function makes of outdated values says nothing.
+            return verified ? Effect.failCause(exit.cause) : Effect.flatMap(fresh, (bases) =>
+              attempt(bases, true))
+          }
+          const { result, texts } = exit.value
+          const changes = cells.map((cell, at) =>
+            `${bases[at]!.version} ${cell.#options.timeToLive} ${Buffer.byteLength(texts[at]!)}:${texts[at]}`
+          )
+          const answered = (reply: Requests["sharedRef.commit"]["reply"]) => {
+            if (reply[0] !== "committed") return
+            for (const [at, text] of texts.entries()) if (text !== "") cells[at]!.#wrote(reply[1], text)
+          }
+          return Effect.flatMap(
+            first.#write("sharedRef.commit", [cells.length, changes.join("")], answered, others),
+            (reply) =>
+              reply[0] === "committed" ? Effect.succeed(result) : Effect.flatMap(
+                Effect.forEach(cells, (cell, at) => {
+                  const [version, value] = (reply[1] as ReadonlyArray<readonly [number, unknown]>)[at]!
+                  return cell.#decode(cell.#last = { version, parse: () => value })
+                }),
+                (bases) => attempt(bases, true)
+              )
+          )
+        }
+      )
+    const fresh = Effect.forEach(cells, (cell) => cell.versioned, { concurrency: "unbounded" })
+    return Effect.suspend(() => {
+      const guesses = cells.map((cell) => cell.#guess)
+      if (guesses.includes(undefined)) return Effect.flatMap(fresh, (bases) => attempt(bases, true))
+      return Effect.flatMap(Effect.all(guesses.map((guess) => guess!)), (bases) => attempt(bases, false))
+    })
+  }
+}
+
+const fromTold = ({ value, version }: Told): Raw => ({ version, parse: () => value })

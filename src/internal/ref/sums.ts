@@ -1,0 +1,153 @@
+/** Additions to a counter that are summed up here: one request for all that come within a bound, and one under way. */
+
+import * as Effect from "effect/Effect"
+import type { CoordinatorError } from "../actor/errors.ts"
+import { describe } from "../hold/loss.ts"
+import type { Place } from "../hold/place.ts"
+import type { Timer } from "../io.ts"
+
+export interface SumsOptions<E> {
+  readonly place: Place
+  /** In milliseconds; 0 for none. */
+  readonly timeToLive: number
+  /** How long an addition waits for others, in milliseconds. */
+  readonly bound: number
+  readonly fail: (error: CoordinatorError) => E
+  readonly exceeded: (by: number, value: number) => E
+}
+
+interface Flush<E> {
+  /** Of the sum that has to be in Redis. */
+  readonly number: number
+  readonly resume: (result: Effect.Effect<void, E>) => void
+}
+
+// A request that was refused, for the load or a missing permission, is made again after this time, in ms.
+const pause = 1000
+
+export class Sums<E> {
+  readonly #options: SumsOptions<E>
+  // Redis adds each number of a source once, in whatever session it comes.
+  readonly #source: string
+  #number = 0
+  #sum = 0
+  #sending = 0
+  #isSending = false
+  #timer: Timer | undefined = undefined
+  #closed = false
+  #refusal: E | undefined = undefined
+  #flushes: Array<Flush<E>> = []
+
+  constructor(options: SumsOptions<E>) {
+    this.#options = options
+    this.#source = options.place.space.kernel.uniqueId()
+  }
+
+  get pending(): number {
+    return this.#sum + this.#sending
+  }
+
+  add(by: number): void {
+    const sum = this.#sum + by
+    // Both parts are exact; the rest goes with the next sum.
+    if (!Number.isSafeInteger(sum)) throw new RangeError("additions that wait to be sent must be exact in sum")
+    this.#sum = sum
+    if (this.#isSending) return
+    this.#timer ??= this.#options.place.space.kernel.io.after(this.#options.bound, () => this.#send())
+  }
+
+  #send(): void {
+    this.#timer?.cancel()
+    this.#timer = undefined
+    if (this.#isSending || this.#sum === 0) return this.#settle()
+    this.#isSending = true
+    this.#number++
+    this.#sending = this.#sum
+    this.#sum = 0
+    this.#request()
+  }
+
+  // Bound to no session, it goes to the next one when its own is lost.
+  #request(): void {
+    const { place: { channel, key, kind, name, space: { kernel } }, timeToLive } = this.#options
+    channel.outbox.request<"counter.add">({
+      verb: "counter.add",
+      key,
+      args: [this.#sending, timeToLive, this.#source, this.#number],
+      urgent: true,
+      settle: (reply) => {
+        if (reply[0] === "exceeds") {
+          this.#refusal = this.#options.exceeded(this.#sending, reply[1])
+          const what = describe(kind, name, kernel.settings.namespace)
+          kernel.hooks.log("Error", `additions to ${what} were dropped`, this.#refusal)
+        }
+        this.#sent()
+      },
+      fail: (error) => {
+        const what = describe(kind, name, kernel.settings.namespace)
+        if (kernel.isClosing()) {
+          kernel.hooks.log("Error", `additions of ${this.pending} to ${what} may be lost`, error)
+          return this.#end(error)
+        }
+        kernel.hooks.log("Warn", `additions to ${what} are sent again in a moment`, error)
+        kernel.io.after(pause, () => this.#request())
+      }
+    })
+  }
+
+  #sent(): void {
+    this.#isSending = false
+    this.#sending = 0
+    this.#settle()
+    if (this.#sum === 0) return
+    if (this.#closed || this.#flushes.length > 0) this.#send()
+    else this.#timer ??= this.#options.place.space.kernel.io.after(this.#options.bound, () => this.#send())
+  }
+
+  #settle(): void {
+    const done = this.#isSending ? this.#number - 1 : this.#number
+    const refusal = this.#refusal
+    const settled = this.#flushes.filter(({ number }) => number <= done)
+    this.#flushes = this.#flushes.filter(({ number }) => number > done)
+    if (settled.length > 0) this.#refusal = undefined
+    for (const { resume } of settled) resume(refusal === undefined ? Effect.void : Effect.fail(refusal))
+  }
+
+  #end(error: CoordinatorError): void {
+    this.#closed = true
+    for (const { resume } of this.#flushes.splice(0)) resume(Effect.fail(this.#options.fail(error)))
+  }
+
+  readonly flush: Effect.Effect<void, E> = Effect.callback((resume) => {
+    const number = this.#number + (this.#sum === 0 ? 0 : 1)
+    const flush: Flush<E> = { number, resume }
+    this.#flushes.push(flush)
+    this.#send()
+    return Effect.sync(() => {
+      this.#flushes = this.#flushes.filter((other) => other !== flush)
+    })
+  })
+
+  /** Sends the rest, for no longer than a request may take, and has Redis forget the source. */
+  readonly close: Effect.Effect<void> = Effect.suspend(() => {
+    const { place: { channel, key, space: { kernel } } } = this.#options
+    this.#timer?.cancel()
+    const late = Effect.promise(() => kernel.transport.sleep(kernel.settings.requestTimeout))
+    return Effect.raceFirst(Effect.ignore(this.flush), late).pipe(
+      Effect.andThen(Effect.callback<void>((resume) => {
+        this.#closed = true
+        if (this.#number === 0 || kernel.isClosing()) return resume(Effect.void)
+        const done = () => resume(Effect.void)
+        channel.outbox.request<"counter.forget">({
+          verb: "counter.forget",
+          key,
+          args: [this.#source],
+          urgent: true,
+          settle: done,
+          fail: done,
+          expire: done
+        })
+      }))
+    )
+  })
+}

@@ -1,0 +1,223 @@
+/** What this process hears of a resource that tells its members of every change: one membership, however many listen. */
+
+import * as Cause from "effect/Cause"
+import * as Effect from "effect/Effect"
+import * as Queue from "effect/Queue"
+import * as Stream from "effect/Stream"
+import type { CoordinatorError } from "../actor/errors.ts"
+import type { Kernel } from "../actor/kernel.ts"
+import { Membership, type Observer } from "../hold/membership.ts"
+import { claimOf, type Place } from "../hold/place.ts"
+import type { Timer } from "../io.ts"
+
+/** A state of the resource. */
+export interface State {
+  /** The token of the change, or as of which the state was answered. */
+  readonly change: number
+}
+
+export interface WatchOptions<S extends State> {
+  readonly place: Place
+  readonly verb: "sharedRef.join" | "counter.join"
+  readonly parse: (told: ReadonlyArray<unknown>) => S
+  readonly isSame: (a: S, b: S) => boolean
+  /** It can change by itself: the alarms of the partition are this process's business. */
+  readonly expires: boolean
+}
+
+interface Subscriber<S> {
+  last: S | undefined
+  epoch: number
+  readonly next: (state: S) => void
+  readonly fail: (error: CoordinatorError) => void
+}
+
+// Of a kernel, by the hash of the resource: those that have a membership.
+const active = new WeakMap<Kernel, Map<string, Watch<any>>>()
+
+/** How long a membership is kept that only cached reads use, since the last one. */
+const idleMillis = 60_000
+
+const ignore = () => {}
+
+export class Watch<S extends State> implements Observer {
+  readonly #options: WatchOptions<S>
+  readonly #subscribers = new Set<Subscriber<S>>()
+  #member: Membership | undefined = undefined
+  #unwatch = ignore
+  /** The newest state that was heard of in this session. */
+  latest: S | undefined = undefined
+  // Changes of another session are not to be compared: Redis may have lost its data in between.
+  #epoch = 0
+  #idle: Timer | undefined = undefined
+  #used = false
+  // How old the newest state can be, by both clocks. Asked once in a turn of the event loop: that costs more than all the rest.
+  #age: number | undefined = undefined
+
+  private constructor(options: WatchOptions<S>) {
+    this.#options = options
+  }
+
+  /** The one of the resource that has a membership, or a new one. */
+  static of<S extends State>(options: WatchOptions<S>): Watch<S> {
+    return Watch.active<S>(options.place) ?? new Watch(options)
+  }
+
+  /** The one of the resource that has a membership. */
+  static active<S extends State>({ key, space: { kernel } }: Place): Watch<S> | undefined {
+    return active.get(kernel)?.get(key) as Watch<S> | undefined
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Membership
+  // -------------------------------------------------------------------------------------------------------------------
+
+  #open(): void {
+    if (this.#member !== undefined) return
+    const { expires, place, verb } = this.#options
+    const { key, partition, space: { kernel }, tenancy } = place
+    let watches = active.get(kernel)
+    if (watches === undefined) active.set(kernel, watches = new Map())
+    watches.set(key, this)
+    if (expires) this.#unwatch = partition.watch()
+    const member = new Membership(kernel.nextId(), claimOf(place, { verb, args: () => [] }), tenancy, this)
+    this.#member = member
+    member.settle = (outcome) => {
+      if (outcome[0] === "failed") this.#fail(outcome[1])
+    }
+    tenancy.take(member)
+  }
+
+  #close(): void {
+    const { key, space: { kernel } } = this.#options.place
+    this.#member = undefined
+    this.latest = undefined
+    this.#unwatch()
+    this.#unwatch = ignore
+    this.#idle?.cancel()
+    this.#idle = undefined
+    active.get(kernel)?.delete(key)
+  }
+
+  #leaveIfUnused(left: () => void = ignore): void {
+    const member = this.#member
+    if (member === undefined || this.#subscribers.size > 0 || this.#idle !== undefined) return left()
+    this.#close()
+    this.#options.place.tenancy.release(member, left)
+  }
+
+  #fail(error: CoordinatorError): void {
+    this.#close()
+    const subscribers = [...this.#subscribers]
+    this.#subscribers.clear()
+    for (const { fail } of subscribers) fail(error)
+  }
+
+  readonly observe = (told: ReadonlyArray<unknown>): void => {
+    const state = this.#options.parse(told)
+    this.learn(state)
+    for (const subscriber of this.#subscribers) this.#tell(subscriber, state)
+  }
+
+  readonly lost = (): void => {
+    this.#epoch++
+    this.latest = undefined
+  }
+
+  readonly closed = (): void => this.#fail(this.#options.place.channel.closedError())
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Cache
+  // -------------------------------------------------------------------------------------------------------------------
+
+  /** A state that this process knows of, before its mailbox tells it: from a request of the session. */
+  learn(state: S): void {
+    // Otherwise it may be of a former session, and Redis may have forgotten it.
+    if (this.#member?.state !== "held") return
+    if (this.latest === undefined || state.change >= this.latest.change) this.latest = state
+  }
+
+  /** From now on it is kept, until it was not asked for a while. */
+  keep(): void {
+    this.#open()
+    this.#used = true
+    if (this.#member !== undefined && this.#idle === undefined) this.#expect()
+  }
+
+  #expect(): void {
+    this.#idle = this.#options.place.space.kernel.io.after(idleMillis, () => {
+      this.#idle = undefined
+      if (this.#used) this.#expect()
+      else this.#leaveIfUnused()
+      this.#used = false
+    })
+  }
+
+  /** The newest state, unless something may have changed so many milliseconds ago that was not heard of. */
+  fresh(maxAge: number): S | undefined {
+    const member = this.#member
+    const latest = this.latest
+    if (latest === undefined || member === undefined || member.state !== "held") return undefined
+    const session = member.session!
+    if (session.lost !== undefined) return undefined
+    if (this.#age === undefined) {
+      const { io } = this.#options.place.space.kernel
+      // The monotonic clock stands still while the machine is suspended, and the wall clock may be set.
+      this.#age = Math.max(io.now() - session.heardAt, io.wall() - session.heardAtWall)
+      this.#used = true
+      io.defer(() => {
+        this.#age = undefined
+      })
+    }
+    return this.#age < maxAge ? latest : undefined
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Subscribe
+  // -------------------------------------------------------------------------------------------------------------------
+
+  #tell(subscriber: Subscriber<S>, state: S): void {
+    const { epoch, last } = subscriber
+    if (last !== undefined && epoch === this.#epoch && state.change <= last.change) return
+    subscriber.last = state
+    subscriber.epoch = this.#epoch
+    if (last === undefined || !this.#options.isSame(last, state)) subscriber.next(state)
+  }
+
+  #subscribe(subscriber: Subscriber<S>): void {
+    this.#subscribers.add(subscriber)
+    if (this.latest !== undefined) this.#tell(subscriber, this.latest)
+    this.#open()
+  }
+
+  /** The present state, and then every change, of which so many wait for a slow consumer: then the oldest is dropped. */
+  static changes<S extends State, E>(
+    watch: () => Watch<S>,
+    buffer: number,
+    fail: (error: CoordinatorError) => E
+  ): Stream.Stream<S, E> {
+    return Stream.unwrap(
+      Effect.map(
+        Effect.acquireRelease(
+          Effect.map(Queue.sliding<S, E | Cause.Done>(buffer), (queue) => {
+            const self = watch()
+            const subscriber: Subscriber<S> = {
+              last: undefined,
+              epoch: 0,
+              next: (state) => void Queue.offerUnsafe(queue, state),
+              fail: (error) => void Queue.failCauseUnsafe(queue, Cause.fail(fail(error)))
+            }
+            self.#subscribe(subscriber)
+            return { queue, self, subscriber }
+          }),
+          ({ self, subscriber }) =>
+            Effect.callback<void>((resume) => {
+              self.#subscribers.delete(subscriber)
+              self.#leaveIfUnused(() => resume(Effect.void))
+            })
+        ),
+        ({ queue }) => Stream.fromQueue(queue)
+      )
+    )
+  }
+}

@@ -1,0 +1,368 @@
+/**
+ * The shared-ref and counter actors themselves: random histories of requests, sent straight to them and compared, reply by
+ * reply and event by event, with a small model in memory. Sessions die at any moment.
+ */
+import { assert, layer } from "@effect/vitest"
+import { Effect } from "effect"
+import * as fc from "fast-check"
+import { keyOf } from "../src/internal/actor/keys.ts"
+import { actor, client } from "./support/actor.ts"
+import { freshNamespace, TestServer } from "./support/live.ts"
+
+interface Present {
+  readonly version: number
+  readonly value: unknown
+}
+
+const absent: Present = { version: 0, value: null }
+
+const hostile = ["x\u0000}{:\n", "y"] as const
+
+// Values that would break a parser which is not exact.
+const values = ["1", "\"2 3:4\"", "[]", "{\"a\":\"}\\n\"}", "null", "\"é✓\"", "\" \"", "1.5e300"]
+
+const session = fc.nat({ max: 2 })
+const ref = fc.nat({ max: 1 })
+const value = fc.constantFrom(...values)
+const step = fc.oneof(
+  { weight: 4, arbitrary: fc.record({ do: fc.constant("set"), session, ref, value, former: fc.boolean() }) },
+  { weight: 4, arbitrary: fc.record({ do: fc.constant("compareAndSet"), session, ref, value, fits: fc.boolean() }) },
+  {
+    weight: 3,
+    arbitrary: fc.record({
+      do: fc.constant("fence"),
+      session,
+      ref,
+      value,
+      lease: fc.constantFrom("lock:a", "lock:b "),
+      token: fc.integer({ min: 1, max: 5 })
+    })
+  },
+  { weight: 2, arbitrary: fc.record({ do: fc.constant("delete"), session, ref }) },
+  {
+    weight: 4,
+    arbitrary: fc.record({
+      do: fc.constant("commit"),
+      session,
+      values: fc.tuple(fc.option(value), fc.option(value)),
+      fits: fc.tuple(fc.boolean(), fc.boolean()),
+      turned: fc.boolean()
+    })
+  },
+  { weight: 3, arbitrary: fc.record({ do: fc.constant("join"), session, ref }) },
+  { weight: 2, arbitrary: fc.record({ do: fc.constant("leave"), session, ref }) },
+  { weight: 1, arbitrary: fc.record({ do: fc.constant("repeat"), session }) },
+  { weight: 1, arbitrary: fc.record({ do: fc.constant("ring"), ref }) },
+  { weight: 1, arbitrary: fc.record({ do: fc.constant("die"), session }) }
+) as fc.Arbitrary<any>
+
+layer(TestServer.layer, { excludeTestServices: true })("the shared-ref actor", (it) => {
+  it.effect(
+    "keeps values, versions, fences and members as the model does, and leaves what it should",
+    () =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const redis = yield* client(server)
+        yield* Effect.promise(() =>
+          fc.assert(
+            fc.asyncProperty(fc.array(step, { minLength: 1, maxLength: 60, size: "max" }), async (steps) => {
+              const namespace = freshNamespace()
+              const { answers, end, key, mail, open, reap, repeat, ring, send } = actor(
+                redis,
+                namespace,
+                `sharedRef:${hostile[0]}`
+              )
+              const hashes = [key, key.replace(hostile[0], hostile[1])]
+              const names = ["S0", "S1", "S2"]
+              let count = 0
+              for (const name of names) await open(name)
+
+              const present = [absent, absent]
+              const fences = [new Map<string, number>(), new Map<string, number>()]
+              // The id of each session's membership.
+              const members = [new Map<string, string>(), new Map<string, string>()]
+              const events = new Map<string, Array<ReadonlyArray<unknown>>>()
+              let newest = 0
+
+              const ask = (name: string, at: number, verb: string, ...args: Array<string | number>) =>
+                send(name, `sharedRef.${verb}`, args, 60_000, "", [hashes[at]!])
+              const announce = (at: number, change: number, { value, version }: Present) => {
+                for (const [name, id] of members[at]!) {
+                  events.set(name, [...events.get(name) ?? [], ["changed", id, change, version, value]])
+                }
+              }
+              const written = (at: number, version: number, json: string) => {
+                assert.isAtLeast(version, newest)
+                newest = version
+                present[at] = { version, value: JSON.parse(json) }
+                announce(at, version, present[at]!)
+              }
+              const fresh = (version: number) => assert.isAbove(version, newest)
+
+              for (const step of steps) {
+                const at: number = step.ref ?? 0
+                const name = names[step.session ?? 0]!
+                const now = present[at]!
+                switch (step.do) {
+                  case "set": {
+                    const [tag, version, ...former] = await ask(name, at, "set", step.value, 0, step.former ? "1" : "")
+                    assert.deepStrictEqual(
+                      [tag, ...former],
+                      step.former ? ["replaced", now.version, now.value] : ["set"]
+                    )
+                    fresh(version)
+                    written(at, version, step.value)
+                    break
+                  }
+                  case "compareAndSet": {
+                    const expected = step.fits ? now.version : now.version + 1
+                    const reply = await ask(name, at, "compareAndSet", expected, step.value, 0)
+                    if (step.fits) {
+                      assert.strictEqual(reply[0], "set")
+                      fresh(reply[1])
+                      written(at, reply[1], step.value)
+                    } else {
+                      assert.deepStrictEqual(reply, ["conflict", now.version, now.value])
+                    }
+                    break
+                  }
+                  case "fence": {
+                    const seen = fences[at]!.get(step.lease) ?? 0
+                    const reply = await ask(name, at, "fence", step.value, 0, step.lease, step.token)
+                    if (step.token < seen) {
+                      assert.deepStrictEqual(reply, ["fenced", seen])
+                    } else {
+                      fences[at]!.set(step.lease, step.token)
+                      assert.strictEqual(reply[0], "set")
+                      fresh(reply[1])
+                      written(at, reply[1], step.value)
+                    }
+                    break
+                  }
+                  case "delete": {
+                    const reply = await ask(name, at, "delete")
+                    assert.deepStrictEqual(reply.slice(0, 2), ["deleted", now !== absent])
+                    if (now !== absent) {
+                      fresh(reply[2])
+                      newest = reply[2]
+                      present[at] = absent
+                      announce(at, newest, absent)
+                    }
+                    assert.strictEqual(reply[2], newest)
+                    break
+                  }
+                  case "commit": {
+                    const order: ReadonlyArray<number> = step.turned ? [1, 0] : [0, 1]
+                    const changes = order.map((at) => {
+                      const json: string = step.values[at] ?? ""
+                      const { version } = present[at]!
+                      return `${step.fits[at] ? version : version + 1} 0 ${Buffer.byteLength(json)}:${json}`
+                    })
+                    const both = order.map((at) => hashes[at]!)
+                    const reply = await send(name, "sharedRef.commit", [2, changes.join("")], 60_000, "", both)
+                    if (step.fits[0] && step.fits[1]) {
+                      assert.strictEqual(reply[0], "committed")
+                      fresh(reply[1])
+                      for (const at of order) {
+                        if (step.values[at] !== null) written(at, reply[1], step.values[at])
+                      }
+                      newest = reply[1]
+                    } else {
+                      assert.deepStrictEqual(reply, [
+                        "conflict",
+                        order.map((at) => [present[at]!.version, present[at]!.value])
+                      ])
+                    }
+                    break
+                  }
+                  case "join": {
+                    const id = members[at]!.get(name) ?? `i${++count}`
+                    members[at]!.set(name, id)
+                    const reply = await ask(name, at, "join", id)
+                    assert.deepStrictEqual(reply, ["joined", newest, now.version, now.value])
+                    break
+                  }
+                  case "leave": {
+                    const id = members[at]!.get(name)
+                    if (id === undefined) break
+                    members[at]!.delete(name)
+                    await send(name, "session.leave", [id], 60_000, "", [hashes[at]!])
+                    break
+                  }
+                  case "repeat": {
+                    const again = await repeat(name)
+                    if (again !== undefined) assert.deepStrictEqual(again, answers.get(name))
+                    break
+                  }
+                  case "ring": {
+                    // As when a value may have expired.
+                    await ring(hashes[at])
+                    if (now !== absent) break
+                    const heard = members[at]!.size === 0 ? [] : await mail([...members[at]!.keys()][0]!)
+                    newest = heard.at(-1)?.[2] ??
+                      Number(await redis.hget(key.replace(/:sharedRef.*$/s, ":sessions"), "token"))
+                    announce(at, newest, absent)
+                    break
+                  }
+                  case "die": {
+                    await end(name, true)
+                    assert.strictEqual(await reap(name), "forgotten")
+                    for (const one of members) one.delete(name)
+                    events.delete(name)
+                    names[step.session] = `N${++count}`
+                    await open(names[step.session]!)
+                  }
+                }
+                for (const name of names) {
+                  assert.deepStrictEqual(await mail(name), events.get(name) ?? [], JSON.stringify(step))
+                }
+                for (const [at, { value, version }] of present.entries()) {
+                  const found = await redis.get(keyOf(hashes[at]!, "value"))
+                  const parts = /^(\d+) 0 ([^]*)$/.exec(found ?? "0 0 null")!
+                  assert.deepStrictEqual([Number(parts[1]), JSON.parse(parts[2]!)], [version, value])
+                }
+              }
+              for (const name of names) {
+                await end(name, true)
+                assert.strictEqual(await reap(name), "forgotten")
+              }
+              for (const [at, hash] of hashes.entries()) {
+                assert.strictEqual(await redis.pttl(keyOf(hash, "value")), present[at] === absent ? -2 : -1)
+                // What remains says who may not write.
+                assert.deepStrictEqual(
+                  await redis.hgetall(hash),
+                  Object.fromEntries([...fences[at]!].map(([lease, token]) => [`f${lease}`, String(token)]))
+                )
+                const left = await redis.pttl(hash)
+                if (fences[at]!.size === 0) {
+                  assert.strictEqual(left, -2)
+                } else assert.isTrue(left > 0 && left <= 86_400_000)
+              }
+            }),
+            { numRuns: 300, endOnFailure: false }
+          )
+        )
+      }),
+    120_000
+  )
+
+  it.effect("drops the tokens of leases that nobody has used for a day when there are many", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const redis = yield* client(server)
+      yield* Effect.promise(async () => {
+        const { key, open, send } = actor(redis, freshNamespace(), "sharedRef:x")
+        await open("S")
+        const [seconds, micros] = (await redis.time()).map(Number) as [number, number]
+        const now = seconds * 1e6 + micros
+        const aDay = 86_400e6
+        for (let n = 0; n < 126; n++) await redis.hset(key, `flock:${n}`, now - aDay + (n % 2 === 0 ? -1e6 : 60e6))
+        await send("S", "session.touch", [])
+        await send("S", "sharedRef.fence", ["1", 0, "lock:126", now])
+        assert.strictEqual(await redis.hlen(key), 127)
+        await send("S", "sharedRef.fence", ["1", 0, "lock:126", now + 1])
+        assert.strictEqual(await redis.hlen(key), 127)
+        await send("S", "sharedRef.fence", ["1", 0, "lock:127", now])
+        assert.strictEqual(await redis.hlen(key), 65)
+        assert.deepStrictEqual(await send("S", "sharedRef.fence", ["1", 0, "lock:1", 5]), ["fenced", now - aDay + 60e6])
+        assert.strictEqual((await send("S", "sharedRef.fence", ["1", 0, "lock:0", 5]))[0], "set")
+      })
+    }))
+})
+
+const source = fc.constantFrom("", "a", "b")
+const by = fc.oneof(fc.integer({ min: -5, max: 5 }), fc.constantFrom(2 ** 53 - 1, -(2 ** 53 - 1), 2 ** 52))
+const addition = fc.oneof(
+  { weight: 6, arbitrary: fc.record({ do: fc.constant("add"), session, by, source, again: fc.boolean() }) },
+  { weight: 1, arbitrary: fc.record({ do: fc.constant("reset"), session }) },
+  { weight: 1, arbitrary: fc.record({ do: fc.constant("forget"), session, source: fc.constantFrom("a", "b") }) },
+  { weight: 2, arbitrary: fc.record({ do: fc.constantFrom("join", "leave"), session }) }
+) as fc.Arbitrary<any>
+
+layer(TestServer.layer, { excludeTestServices: true })("the counter actor", (it) => {
+  it.effect("adds each number once, never beyond what is exact, and leaves nothing at 0", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const redis = yield* client(server)
+      yield* Effect.promise(() =>
+        fc.assert(
+          fc.asyncProperty(fc.array(addition, { minLength: 1, maxLength: 60, size: "max" }), async (steps) => {
+            const { end, key, mail, open, reap, send } = actor(redis, freshNamespace(), `counter:${hostile[0]}`)
+            const names = ["S0", "S1", "S2"]
+            for (const name of names) await open(name)
+            let value = 0
+            let count = 0
+            const added = new Map<string, number>()
+            const members = new Map<string, string>()
+            const events = new Map<string, Array<unknown>>()
+            const change = (next: number) => {
+              value = next
+              for (const [name, id] of members) events.set(name, [...events.get(name) ?? [], ["changed", id, value]])
+            }
+            for (const step of steps) {
+              const name = names[step.session]!
+              switch (step.do) {
+                case "add": {
+                  const last = added.get(step.source) ?? 0
+                  const number = step.source === "" ? 0 : step.again ? last : last + 1
+                  const reply = await send(name, "counter.add", [step.by, 0, step.source, number])
+                  if (step.source !== "" && number <= last) {
+                    assert.deepStrictEqual(reply, ["added", value])
+                  } else if (Number.isSafeInteger(value + step.by)) {
+                    if (step.source !== "") added.set(step.source, number)
+                    change(value + step.by)
+                    assert.deepStrictEqual(reply, ["added", value])
+                  } else {
+                    assert.deepStrictEqual(reply, ["exceeds", value])
+                  }
+                  break
+                }
+                case "reset":
+                  assert.deepStrictEqual(await send(name, "counter.reset", []), ["reset", value])
+                  if (value !== 0) change(0)
+                  break
+                case "forget":
+                  await send(name, "counter.forget", [step.source])
+                  added.delete(step.source)
+                  break
+                case "join": {
+                  const id = members.get(name) ?? `i${++count}`
+                  members.set(name, id)
+                  const [tag, , present] = await send(name, "counter.join", [id])
+                  assert.deepStrictEqual([tag, present], ["joined", value])
+                  break
+                }
+                case "leave": {
+                  const id = members.get(name)
+                  if (id === undefined) break
+                  members.delete(name)
+                  await send(name, "session.leave", [id])
+                }
+              }
+              for (const name of names) {
+                const heard = await mail(name)
+                assert.deepStrictEqual(heard.map(([tag, id, , value]) => [tag, id, value]), events.get(name) ?? [])
+                const changes = heard.map(([, , change]) => change as number)
+                assert.deepStrictEqual(changes, [...new Set(changes)].sort((a, b) => a - b))
+              }
+              assert.strictEqual(
+                await redis.get(keyOf(key, "value")),
+                value === 0 ? null : `${value} 0`,
+                JSON.stringify(step)
+              )
+            }
+            for (const name of names) {
+              await end(name, true)
+              assert.strictEqual(await reap(name), "forgotten")
+            }
+            assert.deepStrictEqual(
+              (await redis.hkeys(key)).sort(),
+              [...added.keys()].map((source) => `b${source}`).sort()
+            )
+            assert.isTrue(added.size === 0 || await redis.pttl(key) > 0)
+          }),
+          { numRuns: 200, endOnFailure: false }
+        )
+      )
+    }), 120_000)
+})

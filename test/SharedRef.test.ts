@@ -1,0 +1,802 @@
+/** Shared refs: one value, many processes; every write counts once, and every version is heard of. */
+import { assert, layer } from "@effect/vitest"
+import { Cause, Effect, Exit, Fiber, Option, pipe, Schema, Stream, SubscriptionRef } from "effect"
+import { type Coordinator, Lock, SharedRef } from "../src/index.ts"
+import { Linearizability } from "../src/testing.ts"
+import { make as proxy, type Verdict } from "../src/testing/Proxy.ts"
+import { eventually, realSleep } from "./support/eventually.ts"
+import { assertEmpty, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
+import { keysOf } from "./support/namespace.ts"
+import { asks, fields } from "./support/requests.ts"
+import { forgetSession, fragile, isPending, lose, on, promptly, several } from "./support/several.ts"
+
+const live = { excludeTestServices: true, timeout: "60 seconds" } as const
+
+const hostile = "a\u0000}{:\n%s|\"✓"
+
+const options = { schema: Schema.Number, initial: 0 } as const
+
+const number = (name = "x", more: Partial<SharedRef.Options<number>> = {}) =>
+  SharedRef.make({ ...options, ...more, name })
+
+const on2 = (
+  [a, b]: ReadonlyArray<Node>,
+  make: Effect.Effect<SharedRef.SharedRef<number>, never, Coordinator.Coordinator>
+) => Effect.all([on(a!, make), on(b!, make)])
+
+/** All that a stream has had so far. */
+const collecting = <A, E>(stream: Stream.Stream<A, E>) =>
+  Effect.gen(function*() {
+    const seen: Array<A> = []
+    const fiber = yield* Effect.forkChild(Stream.runForEach(stream, (value) => Effect.sync(() => seen.push(value))))
+    return { seen, fiber }
+  })
+
+const sees = <A>(seen: ReadonlyArray<A>, expected: ReadonlyArray<A>) =>
+  eventually(Effect.sync(() => assert.deepStrictEqual(seen, expected)))
+
+layer(TestServer.layer, live)("a shared ref", (it) => {
+  it.effect("does what a SubscriptionRef does", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const ours = yield* number(hostile)
+        const theirs = yield* SubscriptionRef.make(0)
+        const both = <A>(
+          one: Effect.Effect<A, SharedRef.SharedRefError>,
+          other: Effect.Effect<A>
+        ): Effect.Effect<void, SharedRef.SharedRefError> =>
+          Effect.gen(function*() {
+            assert.deepStrictEqual(yield* one, yield* other)
+            assert.strictEqual(yield* ours.get, yield* SubscriptionRef.get(theirs))
+          })
+        const plus = (n: number) => (value: number) => value + n
+        const pair = (value: number) => [`was ${value}`, value * 2] as const
+        const some = (value: number) => value > 5 ? Option.some(value - 5) : Option.none<number>()
+        for (let round = 0; round < 3; round++) {
+          yield* both(ours.set(round), SubscriptionRef.set(theirs, round))
+          yield* both(ours.update(plus(2)), SubscriptionRef.update(theirs, plus(2)))
+          yield* both(ours.getAndSet(7), SubscriptionRef.getAndSet(theirs, 7))
+          yield* both(ours.updateAndGet(plus(3)), SubscriptionRef.updateAndGet(theirs, plus(3)))
+          yield* both(ours.getAndUpdate(plus(4)), SubscriptionRef.getAndUpdate(theirs, plus(4)))
+          yield* both(ours.modify(pair), SubscriptionRef.modify(theirs, pair))
+          yield* both(
+            ours.updateEffect((value) => Effect.succeed(value + 1)),
+            SubscriptionRef.updateEffect(theirs, (value) => Effect.succeed(value + 1))
+          )
+          yield* both(
+            SharedRef.modifyEffect(ours, (value) => Effect.succeed(pair(value))),
+            SubscriptionRef.modifyEffect(theirs, (value) => Effect.succeed(pair(value)))
+          )
+          for (let n = 0; n < 20; n++) {
+            yield* both(SharedRef.updateSome(ours, some), SubscriptionRef.updateSome(theirs, some))
+          }
+          for (let n = 0; n < 9; n++) {
+            const maybe = (value: number) => [value, some(value + n)] as const
+            yield* both(pipe(ours, SharedRef.modifySome(maybe)), pipe(theirs, SubscriptionRef.modifySome(maybe)))
+          }
+          yield* both(pipe(ours, SharedRef.set(3)), pipe(theirs, SubscriptionRef.set(3)))
+          yield* both(pipe(ours, SharedRef.update(plus(1))), pipe(theirs, SubscriptionRef.update(plus(1))))
+          yield* both(SharedRef.get(ours), SubscriptionRef.get(theirs))
+          yield* both(SharedRef.modify(ours, pair), SubscriptionRef.modify(theirs, pair))
+          yield* both(SharedRef.getAndSet(ours, 1), SubscriptionRef.getAndSet(theirs, 1))
+          yield* both(SharedRef.getAndUpdate(ours, plus(1)), SubscriptionRef.getAndUpdate(theirs, plus(1)))
+          yield* both(SharedRef.updateAndGet(ours, plus(1)), SubscriptionRef.updateAndGet(theirs, plus(1)))
+        }
+        yield* ours.delete
+      })
+    ))
+
+  it.effect("reads as its initial value while it is absent, and its versions only grow", () =>
+    several(2, (nodes, namespace, server) =>
+      Effect.gen(function*() {
+        const [one, two] = yield* on2(nodes, number("x", { initial: 5 }))
+        assert.deepStrictEqual(yield* one.versioned, { value: 5, version: 0 })
+        assert.isFalse(yield* one.delete)
+        assert.isTrue(yield* two.compareAndSet(0, 6))
+        const first = yield* one.version
+        assert.isAbove(first, 0)
+        assert.isFalse(yield* one.compareAndSet(0, 7))
+        assert.isFalse(yield* one.compareAndSet(first - 1, 7))
+        assert.isTrue(yield* one.compareAndSet(first, 7))
+        const second = yield* two.versioned
+        assert.isAbove(second.version, first)
+        assert.isTrue(yield* two.delete)
+        assert.isFalse(yield* one.delete)
+        assert.deepStrictEqual(yield* one.versioned, { value: 5, version: 0 })
+        assert.strictEqual(yield* one.updateAndGet((value) => value + 1), 6)
+        assert.isAbove(yield* two.version, second.version)
+        assert.strictEqual(yield* two.get, 6)
+        yield* one.delete
+        const keys = yield* keysOf(server, namespace)
+        assert.isFalse(keys.some((key) => key.includes("sharedRef")))
+      })))
+
+  it.effect("tells every subscriber the present value and then every version, in order", () =>
+    several(2, (nodes, namespace, server) =>
+      Effect.gen(function*() {
+        const [one, two] = yield* on2(nodes, number())
+        const early = yield* collecting(two.changes)
+        const own = yield* collecting(one.versions())
+        yield* sees(early.seen, [0])
+        yield* sees(own.seen, [{ value: 0, version: 0 }])
+        for (let n = 1; n <= 5; n++) yield* one.set(n)
+        yield* two.update((n) => n + 1)
+        yield* sees(early.seen, [0, 1, 2, 3, 4, 5, 6])
+        const late = yield* collecting(two.changes)
+        yield* sees(late.seen, [6])
+        // One membership of each process, however many listen.
+        assert.strictEqual(yield* fields(server, namespace, "sharedRef:x", "o"), 2)
+        yield* one.delete
+        yield* one.set(6)
+        yield* sees(early.seen, [0, 1, 2, 3, 4, 5, 6, 0, 6])
+        yield* sees(late.seen, [6, 0, 6])
+        yield* sees(own.seen.map(({ value }) => value), [0, 1, 2, 3, 4, 5, 6, 0, 6])
+        const versions = own.seen.map(({ version }) => version).filter((version) => version > 0)
+        assert.deepStrictEqual(versions, [...versions].sort((a, b) => a - b))
+        yield* Effect.forEach([early, late, own], ({ fiber }) => Fiber.interrupt(fiber))
+        yield* eventually(Effect.map(fields(server, namespace, "sharedRef:x", "o"), (members) => members === 0))
+        yield* one.delete
+      })))
+
+  it.effect("shows a slow subscriber only the latest version, if it wants that", () =>
+    several(2, (nodes) =>
+      Effect.gen(function*() {
+        const [one, two] = yield* on2(nodes, number())
+        const gate = { open: false }
+        const slowly = (stream: Stream.Stream<number, SharedRef.SharedRefError>) =>
+          Stream.mapEffect(stream, (value) => eventually(Effect.sync(() => gate.open)).pipe(Effect.as(value)))
+        const latest = yield* collecting(slowly(two.changesWith({ conflate: true })))
+        const all = yield* collecting(slowly(two.changes))
+        const heard = yield* collecting(two.changes)
+        yield* sees(heard.seen, [0])
+        const written = Array.from({ length: 50 }, (_, n) => n + 1)
+        yield* Effect.forEach(written, (n) => one.set(n))
+        yield* sees(heard.seen, [0, ...written])
+        gate.open = true
+        yield* sees(all.seen, [0, ...written])
+        yield* eventually(Effect.sync(() => latest.seen.at(-1) === 50))
+        assert.isAtMost(latest.seen.length, 3)
+        yield* one.delete
+      })))
+
+  it.effect("is waited for without polling", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const waiter = yield* on(yield* node(line.url, { namespace, partitions: 1 }), number())
+        const writer = yield* on(yield* node(server.url, { namespace, partitions: 1 }), number())
+        const waiting = yield* Effect.forkChild(waiter.until((n) => n > 2))
+        const other = yield* Effect.forkChild(waiter.until((n): n is 7 => n === 7))
+        yield* eventually(Effect.map(fields(server, namespace, "sharedRef:x", "o"), (members) => members === 1))
+        yield* realSleep("50 millis")
+        const before = line.counters.requests
+        yield* realSleep("300 millis")
+        assert.isAtMost(line.counters.requests - before, 2)
+        yield* writer.set(1)
+        yield* writer.set(2)
+        assert.isTrue(isPending(waiting))
+        // It is there for a moment only.
+        yield* Effect.all([writer.set(3), writer.set(0)], { concurrency: "unbounded" })
+        assert.strictEqual(yield* promptly(Fiber.join(waiting), "the first"), 3)
+        assert.isTrue(isPending(other))
+        yield* Fiber.interrupt(other)
+        yield* eventually(Effect.map(fields(server, namespace, "sharedRef:x", "o"), (members) => members === 0))
+        assert.strictEqual(yield* writer.until((n) => n === 0), 0)
+        yield* writer.delete
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("is read from the cache without a round trip, and what this process has written is there at once", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const ref = yield* on(yield* node(line.url, { namespace, partitions: 1 }), number())
+        const other = yield* on(yield* node(server.url, { namespace, partitions: 1 }), number())
+        yield* other.set(1)
+        assert.strictEqual(yield* ref.cached, 1)
+        yield* eventually(Effect.map(fields(server, namespace, "sharedRef:x", "o"), (members) => members === 1))
+        yield* realSleep("50 millis")
+        const before = line.counters.requests
+        for (let n = 0; n < 10_000; n++) assert.strictEqual(yield* ref.cached, 1)
+        assert.isAtMost(line.counters.requests - before, 2)
+        yield* other.set(2)
+        yield* eventually(Effect.map(ref.cached, (value) => value === 2))
+        for (let n = 3; n < 50; n++) {
+          if (n % 5 === 0) {
+            yield* ref.delete
+            assert.strictEqual(yield* ref.cached, 0)
+          }
+          yield* n % 3 === 0 ? ref.set(n) : ref.update(() => n)
+          assert.strictEqual(yield* ref.cached, n)
+          assert.strictEqual(yield* ref.cachedWithin("10 seconds"), n)
+        }
+        const requests = line.counters.of("GET")
+        assert.strictEqual(yield* ref.cachedWithin(0.001), 49)
+        assert.strictEqual(line.counters.of("GET"), requests + 1)
+        yield* ref.delete
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("is never read from the cache when that is older than the lease, also if only events do not come", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const settings = { namespace, partitions: 1, lease: "900 millis", margin: "100 millis" } as const
+        const ref = yield* on(yield* node(line.url, settings), number())
+        const other = yield* on(yield* node(server.url, { namespace, partitions: 1 }), number())
+        yield* other.set(1)
+        yield* eventually(Effect.map(ref.cached, (value) => value === 1))
+        yield* eventually(Effect.sync(() => line.counters.of("XREAD") > 0))
+        // Reads of the mailbox are never answered any more, however often its reader connects again.
+        yield* line.onRequest((request) => request.name === "XREAD" ? "blackhole" : "pass")
+        yield* realSleep("100 millis")
+        for (let round = 2; round < 5; round++) {
+          yield* other.set(round)
+          const written = performance.now()
+          while ((yield* ref.cached) !== round) yield* realSleep(5)
+          assert.isBelow(performance.now() - written, 900 + 100)
+        }
+        yield* line.onRequest(undefined)
+        yield* line.closeAll
+        yield* eventually(Effect.gen(function*() {
+          const before = line.counters.of("GET")
+          return (yield* ref.cached) === 4 && line.counters.of("GET") === before
+        }))
+        yield* other.delete
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("is not written by a holder that another one has followed, also after it was deleted", () =>
+    several(2, (nodes, namespace, server) =>
+      Effect.gen(function*() {
+        const [one, two] = yield* on2(nodes, number())
+        const lease = (name: string) => Effect.scoped(on(nodes[0]!, Lock.acquire(name)))
+        const [former, later, another] = [yield* lease(hostile), yield* lease(hostile), yield* lease("another")]
+        yield* one.setFenced(former, 1)
+        yield* two.setFenced(later, 2)
+        yield* two.setFenced(later, 3)
+        const refused = (yield* Effect.flip(one.setFenced(former, 4))).reason
+        assert.deepInclude(refused, { _tag: "StaleToken", token: former.token, seen: later.token })
+        assert.strictEqual(yield* two.get, 3)
+        yield* two.delete
+        assert.strictEqual((yield* Effect.flip(two.setFenced(former, 5))).reason._tag, "StaleToken")
+        assert.deepStrictEqual(yield* one.versioned, { value: 0, version: 0 })
+        // Tokens of another lock say nothing.
+        yield* one.setFenced({ kind: another.kind, key: another.key, token: 1 }, 6)
+        assert.strictEqual(yield* two.get, 6)
+        yield* two.delete
+        // What remains says who may not write, for a day.
+        const key = `{${namespace}:00}:sharedRef:x`
+        const left = Number(yield* server.cli("PTTL", key))
+        assert.isTrue(left > 86_000_000 && left <= 86_400_000, `${left}`)
+        yield* server.cli("DEL", key)
+      })))
+
+  it.effect("changes with others in one go, or not at all", () =>
+    several(3, (nodes) =>
+      Effect.gen(function*() {
+        const accounts = ["ann", "bob", "cy", "dee"]
+        const family = SharedRef.family({ ...options, name: "accounts", colocate: "accounts" })
+        const banks = yield* Effect.forEach(nodes, (context) => on(context, family))
+        const all = (bank: SharedRef.Family<number>) => accounts.map(bank) as [SharedRef.SharedRef<number>]
+        yield* SharedRef.transaction(all(banks[0]!), () => [undefined, [100, 100, 100, 100] as never])
+        const versions = yield* Effect.forEach(all(banks[1]!), (ref) => ref.version)
+        assert.strictEqual(new Set(versions).size, 1)
+
+        const sums: Array<number> = []
+        const total = (bank: SharedRef.Family<number>) =>
+          SharedRef.transaction(
+            all(bank),
+            (values) => [(values as ReadonlyArray<number>).reduce((a, b) => a + b, 0), values]
+          )
+        let transfers = 0
+        yield* Effect.forEach(banks, (bank, at) =>
+          Effect.forEach([1, 2, 3], (part) =>
+            Effect.gen(function*() {
+              for (let n = 0; n < 15; n++) {
+                const [from, to] = [accounts[(at + n) % 4]!, accounts[(at + n + part) % 4]!]
+                const amount = 30 + n
+                const done = yield* SharedRef.transaction(
+                  [bank(from), bank(to)],
+                  ([a, b]) => a < amount ? [false, [a, b]] : [true, [a - amount, b + amount]]
+                )
+                if (done) transfers++
+                sums.push(yield* total(bank))
+              }
+            }), { concurrency: "unbounded" }), { concurrency: "unbounded" })
+        assert.isAbove(transfers, 20)
+        assert.deepStrictEqual([...new Set(sums)], [400])
+
+        // What is returned as it was is not written.
+        const [ann, bob] = [banks[0]!("ann"), banks[0]!("bob")]
+        const before = yield* Effect.all([ann.version, bob.version])
+        yield* SharedRef.transaction([ann, bob], ([a, b]) => [undefined, [a, b + 1]])
+        const after = yield* Effect.all([ann.version, bob.version])
+        assert.deepStrictEqual([after[0] === before[0], after[1] > before[1]], [true, true])
+        yield* Effect.forEach(all(banks[0]!), (ref) => ref.delete)
+      })))
+
+  it.effect("takes part in a transaction only with refs of its place, once", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const make = (context: Node, name: string, colocate?: string) => on(context, number(name, { colocate }))
+        const here = yield* make(a!, "x", "here")
+        const range = <R>(effect: Effect.Effect<unknown, SharedRef.SharedRefError, R>) =>
+          Effect.map(Effect.exit(effect), (exit) => {
+            assert.isTrue(Exit.isFailure(exit) && Cause.squash(exit.cause) instanceof RangeError)
+          })
+        const nothing = (values: ReadonlyArray<number>) => [undefined, values] as never
+        // All names are in one partition here, and it is an error all the same.
+        yield* range(SharedRef.transaction([here, yield* make(a!, "y", "there")], nothing))
+        yield* range(SharedRef.transaction([yield* make(a!, "x"), yield* make(a!, "y")], nothing))
+        yield* range(SharedRef.transaction([here, yield* make(b!, "y", "here")], nothing))
+        yield* range(SharedRef.transaction([here, yield* make(a!, "x", "here")], nothing))
+        yield* range(SharedRef.transaction([here], () => [undefined, [] as never]))
+        assert.strictEqual(yield* SharedRef.transaction([yield* make(a!, "x")], ([x]) => [x, [x]]), 0)
+        const boom = yield* Effect.exit(SharedRef.transaction([here], () => {
+          throw new Error("boom")
+        }))
+        assert.include(String(boom), "boom")
+        yield* range(Effect.suspend(() => here.compareAndSet(-1, 1)))
+        yield* range(on(a!, number("")))
+        yield* range(on(a!, number("x", { timeToLive: 0 })))
+        yield* range(on(a!, number("x", { colocate: "\ud800" })))
+        yield* range(Effect.map(on(a!, SharedRef.family({ ...options, name: "f" })), (family) => family("")))
+      })))
+
+  it.effect("is updated exactly as often as it is asked, by many at once, in few requests", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const contexts = [
+          yield* node(line.url, { namespace, partitions: 1 }),
+          yield* node(server.url, { namespace, partitions: 1 }),
+          yield* node(server.url, { namespace, partitions: 1 })
+        ]
+        const refs = yield* Effect.forEach(contexts, (context) => on(context, number()))
+        const heard = yield* collecting(refs[1]!.changes)
+        const results = yield* Effect.forEach(
+          refs,
+          (ref) =>
+            Effect.forEach(Array.from({ length: 200 }), () => ref.updateAndGet((n) => n + 1), { concurrency: 20 }),
+          {
+            concurrency: "unbounded"
+          }
+        )
+        assert.strictEqual(yield* refs[0]!.get, 600)
+        assert.deepStrictEqual(results.flat().sort((a, b) => a - b), Array.from({ length: 600 }, (_, n) => n + 1))
+        yield* eventually(Effect.sync(() => heard.seen.at(-1) === 600))
+        assert.deepStrictEqual(heard.seen, [...heard.seen].sort((a, b) => a - b))
+        const before = line.counters.of("FCALL")
+        yield* Effect.forEach(Array.from({ length: 1000 }), () => refs[0]!.update((n) => n + 1), {
+          concurrency: "unbounded"
+        })
+        assert.isBelow(line.counters.of("FCALL") - before, 10)
+        assert.strictEqual(yield* refs[1]!.get, 1600)
+        yield* refs[0]!.delete
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("does not report what a function has made of an outdated value", () =>
+    several(2, (nodes) =>
+      Effect.gen(function*() {
+        const [one, two] = yield* on2(nodes, number("x", { colocate: "x" }))
+        const refuse = (outdated: number) => (value: number): number => {
+          if (value === outdated) throw new Error(`it is ${outdated}`)
+          return value + 1
+        }
+        yield* one.set(1)
+        yield* two.set(2)
+        assert.strictEqual(yield* one.updateAndGet(refuse(1)), 3)
+        yield* two.set(4)
+        const answer = yield* SharedRef.transaction([one], ([value]) => [value, [refuse(3)(value)]])
+        assert.strictEqual(answer, 4)
+        // What it makes of the present value is a defect, and costs no other update anything.
+        const [failed, fine] = yield* Effect.all(
+          [Effect.exit(one.update(refuse(5))), one.updateAndGet((value) => value * 10)],
+          { concurrency: "unbounded" }
+        )
+        assert.include(String(failed), "it is 5")
+        assert.strictEqual(fine, 50)
+        const invalid = yield* Effect.flip(
+          one.update(() => "no" as never)
+        )
+        assert.strictEqual(invalid.reason._tag, "InvalidPayload")
+        const thrown = yield* Effect.flip(one.updateEffect(() => Effect.fail("stop" as const)))
+        assert.strictEqual(thrown, "stop")
+        assert.strictEqual(yield* two.get, 50)
+        // An effect runs again when it was overtaken.
+        let runs = 0
+        const overtaken = one.modifyEffect((value) =>
+          Effect.gen(function*() {
+            if (runs++ === 0) yield* two.set(60)
+            return [value, value + 1] as const
+          })
+        )
+        assert.deepStrictEqual([yield* overtaken, runs, yield* two.get], [60, 2, 61])
+        yield* one.delete
+      })))
+
+  it.effect("says what does not fit the schema, and whose it is", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const User = Schema.Struct({ name: Schema.String, since: Schema.DateTimeUtcFromString })
+        const users = yield* on(a!, SharedRef.make({ name: "x", schema: Schema.UndefinedOr(User), initial: undefined }))
+        const texts = yield* on(b!, SharedRef.make({ name: "x", schema: Schema.String, initial: "none" }))
+        assert.strictEqual((yield* Effect.flip(users.set({ name: 1 } as never))).reason._tag, "InvalidPayload")
+        assert.deepStrictEqual(yield* users.versioned, { value: undefined, version: 0 })
+        for (const hard of ["", "a\u0000\r\n}\"\\", "é✓🙂", "x".repeat(100_000)]) {
+          yield* texts.set(hard)
+          assert.strictEqual(yield* texts.get, hard)
+          assert.strictEqual(yield* texts.until((text) => text === hard), hard)
+        }
+        const reads: ReadonlyArray<Effect.Effect<unknown, SharedRef.SharedRefError>> = [
+          users.get,
+          users.cached,
+          users.update((user) => user),
+          users.until(() => true),
+          Stream.runHead(users.changes)
+        ]
+        for (const reading of reads) {
+          assert.strictEqual((yield* Effect.flip(reading)).reason._tag, "InvalidPayload")
+        }
+        // What can be read again is updated again.
+        const since = yield* Schema.decodeEffect(User)({ name: "ann", since: "2020-01-01T00:00:00Z" })
+        yield* users.set(since)
+        assert.deepStrictEqual(yield* users.updateAndGet((user) => ({ ...user!, name: "bob" })), {
+          ...since,
+          name: "bob"
+        })
+        yield* users.delete
+      })))
+
+  it.effect("is gone after its time to live, which every write begins anew, and its subscribers hear of it", () =>
+    several(2, (nodes, namespace, server) =>
+      Effect.gen(function*() {
+        const [one, two] = yield* on2(nodes, number("x", { timeToLive: "600 millis" }))
+        const heard = yield* collecting(two.changes)
+        yield* sees(heard.seen, [0])
+        const from = performance.now()
+        for (let n = 1; n <= 4; n++) {
+          yield* one.update((value) => value + 1)
+          yield* realSleep("250 millis")
+        }
+        assert.isAbove(performance.now() - from, 900)
+        assert.strictEqual(yield* two.get, 4)
+        yield* sees(heard.seen, [0, 1, 2, 3, 4, 0])
+        assert.strictEqual(yield* two.get, 0)
+        assert.strictEqual(yield* eventually(Effect.map(two.cached, (value) => value === 0 && 1)), 1)
+        yield* Fiber.interrupt(heard.fiber)
+        // Without a time to live it stays.
+        const kept = yield* on(nodes[0]!, number())
+        yield* kept.set(1)
+        const key = (yield* keysOf(server, namespace)).find((key) => key.includes("sharedRef-value"))
+        assert.strictEqual(yield* server.cli("PTTL", key!), "-1")
+        yield* kept.delete
+      })))
+
+  it.effect("goes on with the latest version after its session was lost, and after Redis has lost its data", () =>
+    several(2, (nodes, namespace, server) =>
+      Effect.gen(function*() {
+        const [one, two] = yield* on2(nodes, number())
+        yield* one.set(1)
+        const heard = yield* collecting(two.changes)
+        const waiting = yield* Effect.forkChild(two.until((value) => value === 9))
+        yield* sees(heard.seen, [1])
+        yield* lose(nodes[1]!, namespace, server)
+        yield* one.set(2)
+        yield* sees(heard.seen, [1, 2])
+        yield* forgetSession(nodes[1]!, namespace, server)
+        for (const n of [3, 4, 5]) yield* one.set(n)
+        yield* lose(nodes[1]!, namespace, server).pipe(Effect.ignore)
+        yield* eventually(Effect.sync(() => heard.seen.at(-1) === 5))
+        yield* server.cli("FLUSHALL")
+        yield* eventually(Effect.sync(() => heard.seen.at(-1) === 0))
+        yield* eventually(one.set(9))
+        assert.strictEqual(yield* promptly(Fiber.join(waiting), "the wait"), 9)
+        yield* eventually(Effect.map(two.cached, (value) => value === 9))
+        yield* one.delete
+      })))
+
+  it.effect("says that a write is uncertain when the session was lost on the way, and does not repeat it", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const direct = yield* on(a!, number("x", { colocate: "x" }))
+        const line = yield* proxy(server)
+        const context = yield* node(line.url, {
+          namespace,
+          partitions: 1,
+          lease: "6 seconds",
+          requestTimeout: "2 seconds"
+        })
+        const ref = yield* on(context, number("x", { colocate: "x" }))
+        yield* ref.set(1)
+        const writes: Record<string, Effect.Effect<unknown, SharedRef.SharedRefError>> = {
+          set: ref.set(7),
+          compareAndSet: ref.update((value) => value + 6),
+          commit: SharedRef.transaction([ref], ([value]) => [undefined, [value + 6]])
+        }
+        for (const [executed, verdict] of [[true, "dropReply"], [false, "drop"]] as const) {
+          for (const [verb, write] of Object.entries(writes)) {
+            yield* direct.set(1)
+            yield* ref.get
+            yield* line.once(asks(`sharedRef.${verb}`), verdict)
+            const again = yield* line.hold(asks(`sharedRef.${verb}`))
+            const uncertain = yield* Effect.forkChild(Effect.flip(write))
+            yield* promptly(again.request, "it is sent again")
+            yield* forgetSession(context, namespace, server)
+            yield* again.release()
+            const { reason } = yield* promptly(Fiber.join(uncertain), "the uncertain one")
+            assert.deepInclude(reason, { _tag: "WriteUncertain", kind: "sharedRef", name: "x", namespace })
+            assert.strictEqual(yield* direct.get, executed ? 7 : 1, `${verb}, ${verdict}`)
+          }
+        }
+        yield* direct.delete
+      })))
+
+  it.effect("is read once for all that read it in one turn, whatever happens on the way", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const context = yield* node(line.url, { namespace, partitions: 1, requestTimeout: "300 millis" })
+        const direct = yield* node(server.url, { namespace, partitions: 1 })
+        const refs = yield* Effect.forEach(["x", "y", hostile], (name) => on(context, number(name)))
+        const theirs = yield* Effect.forEach(["x", "y", hostile], (name) => on(direct, number(name)))
+        yield* Effect.forEach(theirs, (ref, at) => ref.set(at + 1))
+        const readAll = Effect.forEach([...refs, ...refs, ...refs], (ref) => ref.get, { concurrency: "unbounded" })
+        assert.deepStrictEqual(yield* readAll, [1, 2, 3, 1, 2, 3, 1, 2, 3])
+        assert.deepStrictEqual([line.counters.of("MGET"), line.counters.of("GET")], [1, 0])
+        const verdicts: ReadonlyArray<Verdict> = ["dropReply", "drop", "duplicate", "blackhole", "blackholeReply"]
+        for (const verdict of verdicts) {
+          for (const [command, reading] of [["GET", refs[0]!.get], ["MGET", readAll]] as const) {
+            const met = yield* line.once((request) => request.name === command, verdict)
+            const asked = Effect.match(reading as Effect.Effect<unknown, SharedRef.SharedRefError>, {
+              onFailure: ({ reason }) => reason._tag as string,
+              onSuccess: () => "read"
+            })
+            const answer = yield* promptly(asked, verdict)
+            yield* promptly(met, command)
+            assert.strictEqual(answer, verdict.startsWith("blackhole") ? "Timeout" : "read", `${command}, ${verdict}`)
+            yield* eventually(Effect.map(asked, (answer) => answer === "read"))
+          }
+        }
+        // What was written is read, by whatever process.
+        for (let n = 10; n < 60; n++) {
+          yield* theirs[0]!.set(n)
+          assert.strictEqual(yield* refs[0]!.get, n)
+        }
+        yield* Effect.forEach(theirs, (ref) => ref.delete)
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("fails with a reason while Redis is away and when the coordinator is closed, and subscribers wait on", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const direct = yield* on(a!, number())
+        const line = yield* proxy(server)
+        const { ended, ref: closed } = yield* Effect.scoped(Effect.gen(function*() {
+          const ref = yield* on(yield* fragile(server, line, namespace, 1), number())
+          yield* ref.set(1)
+          const heard = yield* collecting(ref.changes)
+          const ended = yield* Effect.forkDetach(Effect.flip(Stream.runDrain(ref.changes)))
+          yield* sees(heard.seen, [1])
+          yield* line.blackhole
+          const questions: ReadonlyArray<Effect.Effect<unknown, SharedRef.SharedRefError>> = [
+            ref.get,
+            ref.version,
+            ref.cachedWithin(0.001),
+            ref.set(2),
+            ref.getAndSet(2),
+            ref.update((value) => value + 1),
+            ref.compareAndSet(1, 1),
+            ref.delete,
+            SharedRef.transaction([ref], ([value]) => [value, [value + 1]])
+          ]
+          const errors = yield* promptly(
+            Effect.forEach(questions, Effect.flip, { concurrency: "unbounded" }),
+            "the questions"
+          )
+          for (const { reason } of errors) {
+            assert.include(["Timeout", "ConnectionLost", "NotConnected", "WriteUncertain"], reason._tag)
+          }
+          yield* direct.set(5)
+          yield* line.pass
+          yield* line.closeAll
+          yield* eventually(ref.set(6))
+          yield* eventually(Effect.sync(() => heard.seen.at(-1) === 6))
+          return { ended, ref }
+        }))
+        assert.strictEqual((yield* promptly(Fiber.join(ended), "the end")).reason._tag, "CoordinatorClosed")
+        for (const late of [closed.get, closed.set(1), closed.cached, closed.until(() => true)]) {
+          const { reason } = yield* Effect.flip<unknown, SharedRef.SharedRefError, never>(late)
+          assert.strictEqual(reason._tag, "CoordinatorClosed")
+        }
+        yield* direct.delete
+      })))
+
+  it.effect("forgets a subscriber whose process has died", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const direct = yield* on(a!, number("x", { timeToLive: "1 minute" }))
+        const heard = yield* collecting(direct.changes)
+        const line = yield* proxy(server)
+        const dying = yield* on(yield* fragile(server, line, namespace, 1), number("x", { timeToLive: "1 minute" }))
+        yield* Effect.forkChild(Effect.ignore(Stream.runDrain(dying.changes)))
+        yield* eventually(Effect.map(fields(server, namespace, "sharedRef:x", "o"), (members) => members === 2))
+        yield* line.blackhole
+        yield* eventually(Effect.map(fields(server, namespace, "sharedRef:x", "o"), (members) => members === 1))
+        yield* direct.set(1)
+        yield* sees(heard.seen, [0, 1])
+        yield* direct.delete
+        // With its last member, the ref is not to be woken any more.
+        yield* Fiber.interrupt(heard.fiber)
+      })))
+
+  it.effect("is a typed service, and so is a family", () => {
+    class Progress extends SharedRef.Service<Progress>()("progress", options) {}
+    class Users extends SharedRef.FamilyService<Users>()("us/er%s", { ...options, colocate: (key) => key[0]! }) {}
+    return withNode(() =>
+      Effect.gen(function*() {
+        const progress = yield* Progress
+        assert.strictEqual(progress.name, "progress")
+        assert.strictEqual(yield* progress.updateAndGet((n) => n + 1), 1)
+        const users = yield* Users
+        yield* SharedRef.transaction([users("ann"), users("a/b")], ([a, b]) => [undefined, [a + 1, b + 2]])
+        assert.strictEqual(users("ann").name, "us%2Fer%25s/ann")
+        assert.deepStrictEqual([yield* users("ann").get, yield* users("a/b").get], [1, 2])
+        const alone = yield* number("us%2Fer%25s/ann", { colocate: "a" })
+        assert.strictEqual(yield* alone.get, 1)
+        yield* Effect.forEach([progress, users("ann"), users("a/b")], (ref) => ref.delete)
+      }).pipe(Effect.provide(Progress.layer), Effect.provide(Users.layer))
+    )
+  })
+})
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Linearizability
+// ---------------------------------------------------------------------------------------------------------------------
+
+/** Every write has a value of its own, so a value says which write is meant. */
+type Input =
+  | { readonly op: "get"; readonly seen: number }
+  | { readonly op: "write"; readonly value: number; readonly former?: number | undefined }
+  | { readonly op: "swap"; readonly expected: number; readonly value: number; readonly done?: boolean | undefined }
+
+const register: Linearizability.Model<number, Input> = {
+  initial: 0,
+  step: (state, input) => {
+    switch (input.op) {
+      case "get":
+        return input.seen === state ? state : undefined
+      case "write":
+        return input.former === undefined || input.former === state ? input.value : undefined
+      case "swap": {
+        const fits = input.expected === state
+        return input.done !== undefined && input.done !== fits ? undefined : fits ? input.value : state
+      }
+    }
+  }
+}
+
+layer(TestServer.layer, live)("the history of a shared ref", (it) => {
+  for (const losing of [false, true]) {
+    it.effect(`is linearizable while connections are cut and replies lost${losing ? ", and sessions with them" : ""}`, () =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const namespace = freshNamespace()
+        const history: Array<Linearizability.Operation<Input>> = []
+        let unique = 0
+        let uncertain = 0
+        const settings = { namespace, partitions: 1, lease: "10 seconds", requestTimeout: "400 millis" } as const
+        yield* Effect.scoped(Effect.gen(function*() {
+          const parties = yield* Effect.forEach([0, 1, 2], () =>
+            Effect.gen(function*() {
+              const line = yield* proxy(server)
+              const context = yield* node(line.url, settings)
+              return { line, context, ref: yield* on(context, number()) }
+            }))
+          let over = false
+          const faults = yield* Effect.forkChild(Effect.gen(function*() {
+            for (let round = 0; !over; round++) {
+              const { context, line } = parties[round % 3]!
+              yield* realSleep(15 + 35 * Math.random())
+              switch (Math.floor(Math.random() * (losing ? 4 : 3))) {
+                case 0:
+                  yield* line.closeAll
+                  break
+                case 1:
+                  yield* line.once((request) => request.name === "FCALL" || request.name === "GET", "dropReply")
+                  break
+                case 2:
+                  yield* line.dropReplies
+                  yield* realSleep(10)
+                  yield* line.pass
+                  yield* line.closeAll
+                  break
+                case 3:
+                  yield* Effect.ignore(forgetSession(context, namespace, server))
+              }
+            }
+          }))
+          const recorded = <A>(
+            effect: Effect.Effect<A, SharedRef.SharedRefError>,
+            inputOf: (answer: A | undefined) => Input | undefined
+          ) =>
+            Effect.gen(function*() {
+              const start = performance.now()
+              const exit = yield* Effect.exit(effect)
+              const end = performance.now()
+              if (Exit.isSuccess(exit)) history.push({ input: inputOf(exit.value)!, start, end })
+              else {
+                uncertain++
+                const input = inputOf(undefined)
+                if (input !== undefined) history.push({ input, start })
+              }
+            })
+          const one = (ref: SharedRef.SharedRef<number>) =>
+            Effect.gen(function*() {
+              const value = ++unique
+              switch (Math.floor(Math.random() * 6)) {
+                case 0:
+                case 1:
+                  yield* recorded(ref.get, (seen) => seen === undefined ? undefined : { op: "get", seen })
+                  break
+                case 2:
+                  yield* recorded(ref.set(value), () => ({ op: "write", value }))
+                  break
+                case 3:
+                  yield* recorded(ref.getAndSet(value), (former) => ({ op: "write", value, former }))
+                  break
+                case 4:
+                  yield* recorded(
+                    ref.modify((former) => [former, value]),
+                    (former) => ({ op: "write", value, former })
+                  )
+                  break
+                case 5: {
+                  const read = yield* Effect.option(ref.versioned)
+                  if (Option.isNone(read)) break
+                  const { value: expected, version } = read.value
+                  yield* recorded(
+                    ref.compareAndSet(version, value),
+                    (done) => ({ op: "swap", expected, value, done })
+                  )
+                }
+              }
+            })
+          yield* Effect.forEach(
+            parties.flatMap(({ ref }) => [ref, ref]),
+            (ref) =>
+              Effect.forEach(Array.from({ length: 70 }), () => Effect.andThen(one(ref), realSleep(Math.random() * 8))),
+            { concurrency: "unbounded" }
+          )
+          over = true
+          yield* Fiber.join(faults)
+        }))
+        // Behind what was given up and is executed all the same.
+        yield* Effect.scoped(Effect.gen(function*() {
+          const ref = yield* on(yield* node(server.url, settings), number())
+          yield* ref.delete
+        }))
+        const verdict = Linearizability.check(register, history, { maxSteps: 3_000_000 })
+        assert.strictEqual(verdict._tag, "Linearizable", JSON.stringify(verdict, undefined, 1))
+        assert.isAbove(history.length - uncertain, 150)
+        yield* assertEmpty(server, namespace)
+      }))
+  }
+})
