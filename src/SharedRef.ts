@@ -67,6 +67,7 @@ import * as Stream from "effect/Stream"
 import { Coordinator } from "./Coordinator.ts"
 import { coordinatorReasons } from "./internal/actor/errors.ts"
 import { checkName } from "./internal/actor/keys.ts"
+import type { Publication } from "./internal/hold/following.ts"
 import { InvalidPayload } from "./internal/hold/payload.ts"
 import { duration, millis, placeOf, type Space, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
@@ -108,6 +109,15 @@ export interface ChangesOptions {
 }
 
 /**
+ * @category options
+ * @since 0.1.0
+ */
+export interface WriteOptions {
+  /** Published if the value is written, in the same step; see `Topic.publication`. The topic needs the ref's `colocate`. */
+  readonly publish?: Publication | ReadonlyArray<Publication> | undefined
+}
+
+/**
  * Named as `effect/SubscriptionRef`.
  *
  * @category models
@@ -129,13 +139,21 @@ export interface SharedRef<in out A> {
   readonly cached: Effect.Effect<A, SharedRefError>
   /** As `cached`, but never older than this. */
   readonly cachedWithin: (maxAge: Duration.Input) => Effect.Effect<A, SharedRefError>
-  readonly set: (value: A) => Effect.Effect<void, SharedRefError>
+  readonly set: (value: A, options?: WriteOptions | undefined) => Effect.Effect<void, SharedRefError>
   /** Sets the value, and answers the former one. */
   readonly getAndSet: (value: A) => Effect.Effect<A, SharedRefError>
   /** Sets the value if the ref still has this version; 0 if it is still absent. Answers whether it did. */
-  readonly compareAndSet: (version: number, value: A) => Effect.Effect<boolean, SharedRefError>
+  readonly compareAndSet: (
+    version: number,
+    value: A,
+    options?: WriteOptions | undefined
+  ) => Effect.Effect<boolean, SharedRefError>
   /** Sets the value, unless a later holder of the same lock, or other lease, has done so: then it fails with `StaleToken`. */
-  readonly setFenced: (lease: Pick<Lease, "key" | "kind" | "token">, value: A) => Effect.Effect<void, SharedRefError>
+  readonly setFenced: (
+    lease: Pick<Lease, "key" | "kind" | "token">,
+    value: A,
+    options?: WriteOptions | undefined
+  ) => Effect.Effect<void, SharedRefError>
   /** Removes the value. Answers whether there was one. */
   readonly delete: Effect.Effect<boolean, SharedRefError>
   readonly update: (f: (value: A) => A) => Effect.Effect<void, SharedRefError>
@@ -273,15 +291,15 @@ const of = <A>(space: Space, name: string, what: string, options: Options<A>): S
       const age = Duration.toMillis(duration(maxAge, "maxAge"))
       return cell.cached(Math.min(age, space.kernel.settings.lease))
     },
-    set: (value) => cell.set(value),
+    set: (value, options) => cell.set(value, options?.publish),
     getAndSet: (value) => cell.getAndSet(value),
-    compareAndSet: (version, value) => {
+    compareAndSet: (version, value, options) => {
       if (!Number.isSafeInteger(version) || version < 0) {
         throw new RangeError("version must be a whole number from 0 on")
       }
-      return cell.compareAndSet(version, value)
+      return cell.compareAndSet(version, value, options?.publish)
     },
-    setFenced: (lease, value) => cell.setFenced(lease, value),
+    setFenced: (lease, value, options) => cell.setFenced(lease, value, options?.publish),
     delete: cell.delete,
     update: (f) => cell.modify((value) => [undefined, f(value)] as const),
     updateAndGet: (f) =>

@@ -1,7 +1,7 @@
 /** Topics: every event reaches every subscriber and every group, in order per key, and what is missing shows. */
 import { assert, layer } from "@effect/vitest"
 import { Cause, Deferred, Effect, Exit, Fiber, Option, Queue, Schedule, Schema, Scope, Stream } from "effect"
-import { type Coordinator, Lock, TaskGroup, Topic } from "../src/index.ts"
+import { type Coordinator, Lock, SharedRef, TaskGroup, Topic } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { freshNamespace, node, short, TestServer } from "./support/live.ts"
@@ -525,6 +525,20 @@ layer(TestServer.layer, live)("an event that follows something", (it) => {
         )
         assert.isTrue(Option.isNone(yield* lost))
         assert.strictEqual((yield* b!.state).length, 1)
+      })))
+
+  it.effect("is published with a value that is written", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make({ colocate: "ref" }))
+        const ref = yield* on(a!, SharedRef.make({ name: "ref", schema: Schema.Number, initial: 0 }))
+        yield* ref.set(1, { publish: yield* topic.publication(10) })
+        const { version } = yield* ref.versioned
+        assert.isTrue(yield* ref.compareAndSet(version, 2, { publish: yield* topic.publication(20) }))
+        assert.isFalse(yield* ref.compareAndSet(version, 3, { publish: yield* topic.publication(30) }))
+        yield* topic.publish(40)
+        assert.deepStrictEqual(valuesOf(yield* collect(topic.subscribe({ from: "beginning" }), 3)), [10, 20, 40])
+        yield* ref.delete
       })))
 
   it.effect("is published with a result that is accepted", () =>

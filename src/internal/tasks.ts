@@ -9,7 +9,7 @@ import type { CoordinatorError } from "./actor/errors.ts"
 import type { Requests } from "./actor/lua.ts"
 import { isTransient } from "./actor/transport.ts"
 import { type Failure, join } from "./hold/acquire.ts"
-import { followingOf, type Publication } from "./hold/following.ts"
+import { followingOf, type Publications } from "./hold/following.ts"
 import type { Hold } from "./hold/hold.ts"
 import type { Membership } from "./hold/membership.ts"
 import type { Place } from "./hold/place.ts"
@@ -204,7 +204,7 @@ export class Tasks {
     registration: Registration,
     fine: boolean,
     value: string,
-    publish: Publication | ReadonlyArray<Publication> | undefined
+    publish: Publications | undefined
   ): Effect.Effect<boolean, CoordinatorError> {
     const { hold, shard } = registration
     const submitted = request(this.place, "taskGroup.submit", [shard, String(hold.token), fine, value], {

@@ -11,10 +11,12 @@ export interface Publication {
   readonly "~lockstep/Publication": (leader: Leader, after: string) => Request
 }
 
+export type Publications = Publication | ReadonlyArray<Publication>
+
 /** The requests that follow one, if there are any. */
 export const followingOf = (
   leader: Leader,
-  publications: Publication | ReadonlyArray<Publication> | undefined,
+  publications: Publications | undefined,
   after: string
 ): ReadonlyArray<Request> | undefined =>
   publications === undefined

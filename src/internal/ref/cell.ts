@@ -8,6 +8,7 @@ import * as Stream from "effect/Stream"
 import type { CoordinatorError, CoordinatorReason } from "../actor/errors.ts"
 import { keyOf } from "../actor/keys.ts"
 import type { Requests } from "../actor/lua.ts"
+import { followingOf, type Publications } from "../hold/following.ts"
 import type { Lease } from "../hold/hold.ts"
 import { type InvalidPayload, type Payload, payload } from "../hold/payload.ts"
 import type { Place } from "../hold/place.ts"
@@ -189,10 +190,15 @@ export class Cell<A, E> {
     verb: V,
     args: Requests[V]["args"],
     answered?: (reply: Requests[V]["reply"]) => void,
-    others?: ReadonlyArray<string>
+    { others, publish }: { readonly others?: ReadonlyArray<string>; readonly publish?: Publications | undefined } = {}
   ): Effect.Effect<Requests[V]["reply"], E> {
     const { name, kind, space: { kernel: { settings: { namespace } } } } = this.place
-    const asked = request<V, readonly ["uncertain"]>(this.place, verb, args, { moot: uncertain, answered, others })
+    const asked = request<V, readonly ["uncertain"]>(this.place, verb, args, {
+      moot: uncertain,
+      answered,
+      others,
+      following: followingOf(this.place, publish, "set")
+    })
     return Effect.matchEffect(asked, {
       onFailure: (error) => Effect.fail(this.#failed(error)),
       onSuccess: (reply) =>
@@ -208,12 +214,19 @@ export class Cell<A, E> {
     Watch.active<Told>(this.place)?.learn({ change: version, version, value: JSON.parse(json) })
   }
 
-  set(value: A): Effect.Effect<void, E> {
+  set(value: A, publish: Publications | undefined): Effect.Effect<void, E> {
     return Effect.flatMap(
       this.#encode(value),
       (json) =>
         Effect.asVoid(
-          this.#write("sharedRef.set", [json, this.#options.timeToLive, false], (reply) => this.#wrote(reply[1], json))
+          this.#write(
+            "sharedRef.set",
+            [json, this.#options.timeToLive, false],
+            (reply) => this.#wrote(reply[1], json),
+            {
+              publish
+            }
+          )
         )
     )
   }
@@ -230,13 +243,17 @@ export class Cell<A, E> {
       ))
   }
 
-  setFenced({ key, kind, token }: Pick<Lease, "key" | "kind" | "token">, value: A): Effect.Effect<void, E> {
+  setFenced(
+    { key, kind, token }: Pick<Lease, "key" | "kind" | "token">,
+    value: A,
+    publish: Publications | undefined
+  ): Effect.Effect<void, E> {
     return Effect.flatMap(this.#encode(value), (json) => {
       const args = [json, this.#options.timeToLive, `${kind}:${key}`, token] as [string, number, string, number]
       return Effect.flatMap(
         this.#write("sharedRef.fence", args, (reply) => {
           if (reply[0] === "set") this.#wrote(reply[1], json)
-        }),
+        }, { publish }),
         ([tag, seen]) => tag === "set" ? Effect.void : Effect.fail(this.#options.fail(new StaleToken({ token, seen })))
       )
     })
@@ -260,11 +277,11 @@ export class Cell<A, E> {
   }
 
   /** Answers what stands there instead, if that is another version. */
-  #replace(expected: number, json: string): Effect.Effect<Raw | undefined, E> {
+  #replace(expected: number, json: string, publish?: Publications): Effect.Effect<Raw | undefined, E> {
     return Effect.map(
       this.#write("sharedRef.compareAndSet", [String(expected), json, this.#options.timeToLive], (reply) => {
         if (reply[0] === "set") this.#wrote(reply[1], json)
-      }),
+      }, { publish }),
       (reply) => {
         if (reply[0] === "set") return undefined
         const [, version, value] = reply
@@ -273,10 +290,10 @@ export class Cell<A, E> {
     )
   }
 
-  compareAndSet(expected: number, value: A): Effect.Effect<boolean, E> {
+  compareAndSet(expected: number, value: A, publish: Publications | undefined): Effect.Effect<boolean, E> {
     return Effect.flatMap(
       this.#encode(value),
-      (json) => Effect.map(this.#replace(expected, json), (present) => present === undefined)
+      (json) => Effect.map(this.#replace(expected, json, publish), (present) => present === undefined)
     )
   }
 
@@ -422,7 +439,7 @@ export class Cell<A, E> {
             for (const [at, text] of texts.entries()) if (text !== "") cells[at]!.#wrote(reply[1], text)
           }
           return Effect.flatMap(
-            first.#write("sharedRef.commit", [cells.length, changes.join("")], answered, others),
+            first.#write("sharedRef.commit", [cells.length, changes.join("")], answered, { others }),
             (reply) =>
               reply[0] === "committed" ? Effect.succeed(result) : Effect.flatMap(
                 Effect.forEach(cells, (cell, at) => {
