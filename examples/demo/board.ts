@@ -44,6 +44,8 @@ export class Board {
   readonly terms: Array<number> = []
   readonly total: number
   files = 0
+  /** As the ref says. */
+  finished = 0
   words = 0
   checked = 0
   refused = 0
@@ -96,6 +98,8 @@ export class Board {
       case "Met":
         this.meetings++
         return `${event.parties} workers meet at the barrier, having written ${event.words.toLocaleString("en")} words`
+      case "End":
+        return undefined
     }
   }
 
@@ -148,7 +152,7 @@ export class Board {
   }
 
   // Of two permits one is still in use by others, so that only one holder too many has the orphan's. What somebody held
-  // before the orphan did can be heard of after it: every worker has a pipe of its own. Its token is smaller.
+  // before the orphan did has a smaller token.
   #takeover(what: string, token: number): Takeover | undefined {
     const index = this.orphans.findIndex((orphan) => orphan.what === what && orphan.token < token)
     const orphan = this.orphans[index]
@@ -163,7 +167,7 @@ export class Board {
   }
 
   get progress(): string {
-    return `${this.files} of ${this.total} files, ${this.words.toLocaleString("en")} words`
+    return `${this.finished} of ${this.total} files, ${this.words.toLocaleString("en")} words`
   }
 
   /** Who leads, who has what, and who waits for what. */

@@ -2,14 +2,13 @@
 import { Deferred, Effect, Exit, Fiber, Option, type PlatformError, Schema, Scope, Stream } from "effect"
 import { ChildProcess } from "effect/process"
 import { fileURLToPath } from "node:url"
-import { ReadWriteLock, Semaphore } from "../../src/index.ts"
+import { ReadWriteLock, Semaphore, Topic } from "../../src/index.ts"
 import type { Board } from "./board.ts"
 import * as protocol from "./protocol.ts"
 import type { View } from "./view.ts"
 
 export class DemoFailed extends Schema.TaggedError<DemoFailed>()("DemoFailed", { message: Schema.String }) {}
 
-const decode = Schema.decodeUnknownEffect(protocol.EventLine)
 const encode = Schema.encodeSync(protocol.SettingsArgument)
 
 const spawn = (settings: protocol.Settings) =>
@@ -62,7 +61,45 @@ export const work = Effect.fnUntraced(function*(
   let stopped: { readonly name: string; readonly wake: Effect.Effect<void, PlatformError.PlatformError> } | undefined
   let writes = 0
 
-  const run = Effect.fnUntraced(function*(name: string, ready: Deferred.Deferred<void>) {
+  const finished = yield* protocol.Finished
+  yield* Effect.forkScoped(
+    Stream.runForEach(finished.changes, (files) => Effect.sync(() => void (board.finished = files)))
+  )
+
+  const news = yield* protocol.News
+  const ready = new Map<string, Deferred.Deferred<void>>()
+  const workers = new Map<string, number>()
+  for (const name of board.workers.keys()) ready.set(name, yield* Deferred.make<void>())
+  const on = Effect.fnUntraced(function*(name: string, event: protocol.Event) {
+    const line = board.on(name, event)
+    if (line !== undefined) yield* view.say(line)
+    if (event._tag === "Ready") yield* Deferred.succeed(ready.get(name)!, undefined)
+    const done = board.files === board.total
+    if (event._tag === "Wrote" && stopped !== undefined && stopped.name !== name && (++writes >= 20 || done)) {
+      const { name, wake } = stopped
+      stopped = undefined
+      board.worker(name).state = "working"
+      yield* view.say(`${name} is woken`)
+      yield* wake
+    }
+    if (event._tag !== "Halfway") return
+    const kill = event.fate === "kill"
+    const pid = workers.get(name)!
+    if (kill) process.kill(pid, "SIGKILL")
+    else stopped = { name, wake: yield* stop(pid) }
+    const held = board.orphan(name, kill ? "killed" : "stopped")
+    yield* view.say(`${name} ${kill ? "is killed (kill -9)" : "is stopped (SIGSTOP)"} while it holds ${held}`)
+    yield* view.say(`${name} had written ${event.part} of ${event.parts} parts of ${event.file}`)
+  })
+  const told = yield* news.subscribed({ from: "beginning" })
+  const listening = yield* told.pipe(
+    Topic.events,
+    Stream.takeWhile(({ value }) => value._tag !== "End"),
+    Stream.runForEach(({ publisher, value }) => on(publisher, value)),
+    Effect.forkScoped
+  )
+
+  const run = Effect.fnUntraced(function*(name: string) {
     const worker = yield* spawn(
       new protocol.Settings({
         ...settings,
@@ -71,27 +108,8 @@ export const work = Effect.fnUntraced(function*(
         freezeAt: Math.floor(board.total * 2 / 3)
       })
     )
+    workers.set(name, worker.pid)
     yield* view.say(`${name} is process ${worker.pid}`)
-    const on = Effect.fnUntraced(function*(event: protocol.Event) {
-      const line = board.on(name, event)
-      if (line !== undefined) yield* view.say(line)
-      if (event._tag === "Ready") yield* Deferred.succeed(ready, undefined)
-      const done = board.files === board.total
-      if (event._tag === "Wrote" && stopped !== undefined && stopped.name !== name && (++writes >= 20 || done)) {
-        const { name, wake } = stopped
-        stopped = undefined
-        board.worker(name).state = "working"
-        yield* view.say(`${name} is woken`)
-        yield* wake
-      }
-      if (event._tag !== "Halfway") return
-      const kill = event.fate === "kill"
-      if (kill) process.kill(worker.pid, "SIGKILL")
-      else stopped = { name, wake: yield* stop(worker.pid) }
-      const held = board.orphan(name, kill ? "killed" : "stopped")
-      yield* view.say(`${name} ${kill ? "is killed (kill -9)" : "is stopped (SIGSTOP)"} while it holds ${held}`)
-      yield* view.say(`${name} had written ${event.part} of ${event.parts} parts of ${event.file}`)
-    })
     // What the library logs, and what Node says of a crash.
     const log = worker.stderr.pipe(
       Stream.decodeText(),
@@ -99,12 +117,6 @@ export const work = Effect.fnUntraced(function*(
       Stream.runForEach((line) => view.say(`${name} | ${line}`))
     )
     yield* Effect.forkScoped(log)
-    yield* worker.stdout.pipe(
-      Stream.decodeText(),
-      Stream.splitLines,
-      Stream.mapEffect((line) => decode(line)),
-      Stream.runForEach(on)
-    )
     const exit = yield* Effect.exit(worker.exitCode)
     if (board.worker(name).state === "killed") return
     if (Exit.isFailure(exit) || exit.value !== 0) {
@@ -114,16 +126,14 @@ export const work = Effect.fnUntraced(function*(
   }, Effect.scoped)
 
   const names = [...board.workers.keys()]
-  const ready = yield* Effect.forEach(names, () => Deferred.make<void>())
   const open = Effect.gen(function*() {
-    yield* Effect.forEach(ready, Deferred.await, { discard: true })
+    yield* Effect.forEach(ready.values(), Deferred.await, { discard: true })
     yield* view.say(`${names.length} workers are ready: ${board.total} files, ${protocol.permits} at a time`)
     yield* Scope.close(gate, Exit.void)
   })
-  yield* Effect.all([open, ...names.map((name, index) => run(name, ready[index]!))], {
-    concurrency: "unbounded",
-    discard: true
-  })
+  yield* Effect.all([open, ...names.map(run)], { concurrency: "unbounded", discard: true })
+  yield* news.publish({ _tag: "End" })
+  yield* Fiber.join(listening)
   const available = yield* heavy.available
   if (available !== protocol.permits) {
     return yield* new DemoFailed({ message: `Of ${protocol.permits} permits, ${available} have come back` })

@@ -7,7 +7,8 @@
  * First each file is claimed under a lock, worked on with one of two permits, and added to the totals under another lock,
  * its fencing token checked. A latch ends that phase; the leader sees it, and proclaims the next one. Its parties meet at
  * a barrier, each finds the most frequent words of its share, another latch tells the leader, and it proclaims the result.
- * Whoever succeeds a leader begins a new term, and drives on.
+ * Whoever succeeds a leader begins a new term, and drives on. What the workers tell goes through a topic, and a shared ref says
+ * how many files are finished: this process shows both.
  *
  * It starts a private Redis, or uses the one that REDIS_URL names.
  */
@@ -89,6 +90,8 @@ const demo = Effect.gen(function*() {
   yield* Effect.sync(() => process.stdout.write(`\n${lines.join("\n")}\n`))
 }).pipe(
   Effect.ensuring(Effect.ignore(store.clear(keys))),
+  Effect.ensuring(Effect.ignore(Effect.flatMap(protocol.News, (news) => news.purge))),
+  Effect.ensuring(Effect.ignore(Effect.flatMap(protocol.Finished, (finished) => finished.delete))),
   Effect.timeoutOrElse({
     duration: "5 minutes",
     orElse: () => new crew.DemoFailed({ message: "It takes too long; something hangs" })
@@ -99,7 +102,7 @@ const redis = process.env["REDIS_URL"] === undefined ? Redis.layerEmbedded() : R
 
 demo.pipe(
   Effect.provide(
-    protocol.Chief.layer.pipe(
+    Layer.mergeAll(protocol.Chief.layer, protocol.News.layer, protocol.Finished.layer).pipe(
       Layer.provideMerge(Coordinator.layer({ ...protocol.coordinator, namespace, name: "parent" })),
       Layer.provideMerge(redis),
       Layer.merge(NodeServices.layer)

@@ -18,6 +18,7 @@ const holding = <A, E, R>(what: string, body: (lease: Lease.Lease) => Effect.Eff
 export const map = Effect.fnUntraced(function*(files: ReadonlyArray<string>, mapped: CountDownLatch.CountDownLatch) {
   const redis = yield* Redis.Redis
   const chief = yield* protocol.Chief
+  const done = yield* protocol.Finished
   const heavy = yield* Semaphore.attach({ name: "heavy", wait: "10 seconds" })
   let late: Effect.Effect<unknown, Fence.FenceError, Coordinator.Coordinator> | undefined
   let written = 0
@@ -65,6 +66,8 @@ export const map = Effect.fnUntraced(function*(files: ReadonlyArray<string>, map
       const added = part.reduce((sum, [, times]) => sum + times, 0)
       written += added
       yield* tell({ _tag: "Wrote", file, part: at, parts: parts.length, words: added })
+      // For the view alone: the next one to finish a file sets it right.
+      if (last) yield* Effect.ignore(done.set(finished + 1))
     }
   })
 

@@ -1,6 +1,6 @@
 /** What the demo's processes have in common: their settings, what the leader proclaims, and what the workers tell. */
 import { Schema } from "effect"
-import { type Coordinator, CountDownLatch, Election } from "../../src/index.ts"
+import { type Coordinator, CountDownLatch, Election, SharedRef, Topic } from "../../src/index.ts"
 
 /** How many files may be worked on at once, over all processes. */
 export const permits = 2
@@ -45,7 +45,7 @@ export const reduced = (term: number, parties: number) =>
 export const Fate = Schema.Literals(["kill", "freeze"])
 export type Fate = typeof Fate.Type
 
-/** What a worker tells the parent: one line of JSON each, on its standard output. */
+/** What a worker tells the parent. */
 export const Event = Schema.Union([
   Schema.TaggedStruct("Ready", {}),
   Schema.TaggedStruct("Waits", { what: Schema.String }),
@@ -59,9 +59,15 @@ export const Event = Schema.Union([
   /** A write with a token that is no longer the newest: it was not executed. */
   Schema.TaggedStruct("Refused", { token: Schema.Int, seen: Schema.Int }),
   /** The barrier's action, before anybody passes: so many have met, and have written so many words between them. */
-  Schema.TaggedStruct("Met", { parties: Schema.Int, words: Schema.Int })
+  Schema.TaggedStruct("Met", { parties: Schema.Int, words: Schema.Int }),
+  /** By the parent itself: all workers have ended, so nothing comes behind this. */
+  Schema.TaggedStruct("End", {})
 ])
 export type Event = typeof Event.Type
 
-export const EventLine = Schema.fromJsonString(Event)
+/** The workers publish it, and the parent subscribes: what a killed worker has published is still there. */
+export class News extends Topic.Service<News>()("news", { schema: Event, retention: { age: "1 hour" } }) {}
+
+/** How many files are finished. It is set under the lock of the totals. */
+export class Finished extends SharedRef.Service<Finished>()("finished", { schema: Schema.Int, initial: 0 }) {}
 export const SettingsArgument = Schema.fromJsonString(Settings)

@@ -6,5 +6,5 @@ import * as store from "./store.ts"
 export const settings = Schema.decodeUnknownSync(protocol.SettingsArgument)(process.argv[2])
 export const keys = store.keysOf(settings.namespace)
 
-const encode = Schema.encodeSync(protocol.EventLine)
-export const tell = (event: protocol.Event) => Effect.sync(() => void process.stdout.write(`${encode(event)}\n`))
+export const tell = (event: protocol.Event) =>
+  Effect.flatMap(protocol.News, (news) => Effect.orDie(news.publish(event)))

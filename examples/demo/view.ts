@@ -33,7 +33,7 @@ const terminal = (out: NodeJS.WriteStream, started: number): View => {
   const fit = (line: string) => line.length < out.columns ? line : `${line.slice(0, out.columns - 2)}…`
   const draw = (board: Board) => {
     const width = 30
-    const done = Math.round(board.files / board.total * width)
+    const done = Math.round(board.finished / board.total * width)
     const bar = `${"█".repeat(done)}${"░".repeat(width - done)}`
     const lines = ["", `${stamp(started)}${bar}  ${board.progress}`, ...board.lines().map((line) => `  ${line}`)]
     out.write(`${erase()}${lines.map((line) => `${fit(line)}\n`).join("")}`)

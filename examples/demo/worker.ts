@@ -27,7 +27,7 @@ const program = Effect.gen(function*() {
 program.pipe(
   Effect.scoped,
   Effect.provide(
-    protocol.Chief.layer.pipe(
+    Layer.mergeAll(protocol.Chief.layer, protocol.News.layer, protocol.Finished.layer).pipe(
       Layer.provideMerge(
         Coordinator.layer({ ...protocol.coordinator, namespace: settings.namespace, name: settings.name })
       ),
@@ -35,7 +35,7 @@ program.pipe(
       Layer.merge(NodeServices.layer)
     )
   ),
-  // Standard output is for the parent. Losses of a session without holds are warnings; here they are of no interest.
+  // Losses of a session without holds are warnings; here they are of no interest.
   Effect.provideService(Logger.LogToStderr, true),
   Effect.provideService(References.MinimumLogLevel, "Error"),
   Effect.tapCause((cause) => Effect.sync(() => console.error(Cause.pretty(cause)))),
