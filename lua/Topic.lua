@@ -450,6 +450,8 @@ end
 -- The hash of this turn, for what was published, and that of the turn before.
 local function turnsOf(ctx, topic)
   local turn = floor(ctx.now / windowOf(topic))
+  -- After a fail-over the clock may be a little behind: what is known must not be forgotten for that.
+  if turn == topic.turn - 1 then turn = topic.turn end
   if turn ~= topic.turn then
     call('UNLINK', turn % 2 == 0 and topic.even or topic.odd)
     if turn ~= topic.turn + 1 then call('UNLINK', turn % 2 == 0 and topic.odd or topic.even) end

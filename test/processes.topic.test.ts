@@ -31,6 +31,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
             argument: { url: server.url, namespace, ...timing, millis: 10 } satisfies Argument
           })
           const members = yield* Effect.all([start, start, start, start], { concurrency: "unbounded" })
+          yield* Effect.forEach(members, (member) => member.waitFor(({ event }) => event === "joined"))
           yield* eventually(Effect.map(topic.state, ({ groups }) => assert.strictEqual(groups[0]?.members, 4)))
           yield* topic.publishAll(Array.from({ length: count }, (_, n) => n))
           const killed = members[0]!

@@ -48,12 +48,12 @@ export class Delivery<A> {
 
   /** It was handled. `done` is called when Redis knows, or when that cannot be told. */
   acknowledge(done: (error: CoordinatorError | undefined) => void): void {
-    this.#end(done, (member, { id, key }) => member.tell("topic.ack", (own, index) => [own, index, id, key], done))
+    this.#end(done, (member, raw) => member.tell("topic.ack", raw, (own, index) => [own, index, raw.id, raw.key], done))
   }
 
   /** It could not be handled: it is delivered again in so many milliseconds. */
   giveBack(delay: number, done: (error: CoordinatorError | undefined) => void): void {
-    this.#end(done, (member, { id }) => member.tell("topic.retry", (own, index) => [own, index, id, delay], done))
+    this.#end(done, (member, raw) => member.tell("topic.retry", raw, (own, index) => [own, index, raw.id, delay], done))
   }
 
   #end(done: (error: undefined) => void, tell: (member: Member<A>, raw: Raw) => void): void {
@@ -80,8 +80,11 @@ class Member<A> {
   readonly #decode: (raw: Raw) => Element<A>
   readonly #deliver: (delivery: Delivery<A>) => void
   readonly #working = new Map<string, Delivery<A>>()
+  // The attempts of those that are acknowledged or returned, which Redis may not know yet.
+  readonly #told = new Map<string, number>()
   #membership: Membership | undefined = undefined
   #session: Session | undefined = undefined
+  #left = false
   #index = ""
   // Deliveries that came before the membership was known here.
   #early: Array<ReadonlyArray<unknown>> = []
@@ -125,7 +128,8 @@ class Member<A> {
   }
 
   #take([id, attempt, body, key, publisher, trace]: Item): void {
-    if (this.#working.has(id)) return
+    // A member that asks again is told of these too, and a later attempt can come before the answer to the one before it.
+    if (this.#working.has(id) || attempt <= (this.#told.get(id) ?? 0)) return
     const raw = { id, attempt, body, key, publisher, trace }
     const delivery = new Delivery(this.#decode(raw), raw, this)
     this.#working.set(id, delivery)
@@ -141,27 +145,50 @@ class Member<A> {
   lose(): void {
     const lost = [...this.#working.values()]
     this.#working.clear()
+    this.#told.clear()
     for (const delivery of lost) delivery.lose()
+  }
+
+  /** What it has in hand goes to other members: an acknowledgement that comes later would be for theirs. */
+  leave(): void {
+    this.#left = true
+    this.lose()
   }
 
   tell<V extends "topic.ack" | "topic.retry">(
     verb: V,
-    args: (own: string, index: string) => Requests[V]["args"],
+    { attempt, id }: Raw,
+    argsOf: (own: string, index: string) => Requests[V]["args"],
     done: (error: CoordinatorError | undefined) => void
   ): void {
     const session = this.#session
-    if (session === undefined || session.lost !== undefined) return done(undefined)
-    this.#place.channel.outbox.request<V>({
-      verb,
-      key: this.#place.key,
-      args: args(this.#membership!.id, this.#index),
-      session,
-      urgent: true,
-      // It is delivered again, to whichever member.
-      moot: () => done(undefined),
-      settle: () => done(undefined),
-      fail: done
-    })
+    if (session === undefined || session.lost !== undefined || this.#left) return done(undefined)
+    const { channel, key, space: { kernel } } = this.#place
+    const args = argsOf(this.#membership!.id, this.#index)
+    const settled = (error?: CoordinatorError) => {
+      if (this.#told.get(id) === attempt) this.#told.delete(id)
+      done(error)
+    }
+    const send = (): void => {
+      if (session.lost !== undefined || this.#left) return settled()
+      channel.outbox.request<V>({
+        verb,
+        key,
+        args,
+        session,
+        urgent: true,
+        // It is delivered again, to whichever member.
+        moot: () => settled(),
+        settle: () => settled(),
+        fail: (error) => {
+          if (error.reason._tag === "ActorDefect" || kernel.isClosing()) return settled(error)
+          // The session lives on, and with it the claim of this member: no other one would get the event.
+          void kernel.transport.sleep(channel.lease / 3).then(send)
+        }
+      })
+    }
+    this.#told.set(id, attempt)
+    send()
   }
 }
 
@@ -199,7 +226,10 @@ export const joinGroup = <A, E>(
     return Effect.andThen(
       watching,
       Effect.flatMap(joined, ([membership, outcome]) => {
-        if (outcome[0] === "granted") return Effect.sync(() => member.joined(membership))
+        if (outcome[0] === "granted") {
+          member.joined(membership)
+          return Effect.addFinalizer(() => Effect.sync(() => member.leave()))
+        }
         return Effect.fail(options.refuse(outcome[0] === "full" ? "full" : "ordering"))
       })
     )
