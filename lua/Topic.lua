@@ -485,7 +485,7 @@ end
 -- args: value string, key string, id string, publisher string, trace string, node string, number number, after string
 -- reply: ["published", event string] | ["duplicate", event string] | ["skipped"]
 handlers['topic.publish'] = function(ctx, hash, value, key, id, publisher, trace, node, number, after)
-  if after ~= '' and match(ctx.previous or '', '^%["(%w+)"') ~= after then return '["skipped"]' end
+  if after ~= '' and match(ctx.replies[#ctx.replies] or '', '^%["(%w+)"') ~= after then return '["skipped"]' end
   local topic = loadTopic(ctx, hash)
   local now, before = turnsOf(ctx, topic)
   if tonumber(number) <= lastOf(topic, node, now, before) then return reply('duplicate', '') end

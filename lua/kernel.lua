@@ -772,16 +772,17 @@ local function isDenial(message)
     or find(message, 'no permission', 1, true) or find(message, 'The user executing the script', 1, true)
 end
 
-local SAME = 61 -- "="
-
 -- Every request runs by itself: a handler that fails answers "failed", and the others run.
 local function dispatch(ctx, keys, requests)
   local replies, count, key, at, length, before = {}, 0, 6, 5, #requests, 0
+  ctx.replies = replies
   while at <= length do
     local verb = requests[at]
-    local same = byte(verb) == SAME
-    if same then verb = sub(verb, 2) end
-    local shape = SHAPES[verb]
+    local shape, same = SHAPES[verb], false
+    if not shape and sub(verb, 1, 1) == '=' then
+      verb, same = sub(verb, 2), true
+      shape = SHAPES[verb]
+    end
     count = count + 1
     if not shape then
       -- Whatever comes behind it cannot be told apart from its arguments.
@@ -799,7 +800,6 @@ local function dispatch(ctx, keys, requests)
         used = bindKeys(ctx, keys, key, shape)
       end
     end
-    ctx.previous = replies[count - 1]
     local fine, answer = pcall(handlers[verb], ctx, keys[key], unpack(requests, at + 1, last))
     if fine then
       replies[count] = answer

@@ -34,6 +34,9 @@ export interface Message {
   readonly args: ReadonlyArray<string | number | boolean>
 }
 
+// An object answers slowly for names that it does not have, as most verbs are.
+const needs = new Map(Object.entries(roles))
+
 /** A batch of requests; the header is its number, the lease and the id of the last event read, as arguments. */
 export const batch = (address: Address, header: string, requests: ReadonlyArray<Message>): Call => {
   let { keys } = address
@@ -45,7 +48,7 @@ export const batch = (address: Address, header: string, requests: ReadonlyArray<
   for (const { args: own, key, others, verb } of requests) {
     let same = false
     if (key !== undefined) {
-      const needed = roles[verb]
+      const needed = needs.get(verb)
       same = needed === null && key === before && others === undefined
       if (same) {
         // Many requests of one call are about one resource.

@@ -25,6 +25,9 @@ export class Asking implements Request<ClaimVerb> {
   readonly key: string
   readonly args: never
   readonly moot = ignore
+  // Looked up for every request, and slowly where they are missing.
+  readonly following = undefined
+  readonly others = undefined
   expire: ((error: CoordinatorError) => void) | undefined
   askedAt = 0
   queued = false
@@ -61,6 +64,7 @@ export class Releasing implements Request<"semaphore.release" | "session.leave">
   readonly args: [string]
   readonly urgent = true
   readonly following: ReadonlyArray<Request> | undefined
+  readonly others = undefined
   readonly fail: (error: CoordinatorError) => void
   #done: (() => void) | undefined
   #also: Array<() => void> | undefined = undefined
