@@ -51,7 +51,7 @@ local function readTopic(ctx, key)
   }
   topic.known, topic.rung = packed and true, topic.ring
   -- What is written at the end of the call: for `even` or `odd`, and where each field of it stands.
-  topic.published, topic.places, topic.last = {}, {}, {}
+  topic.published, topic.places, topic.last, topic.nodes = {}, {}, {}, {}
   topic.key, topic.entries, topic.even, topic.odd, topic.retries = key, ctx.entries, ctx.even, ctx.odd, ctx.retries
   topic.loaded = {}
   return topic
@@ -386,6 +386,9 @@ local function finishTopic(ctx, topic)
   local step = topic.length > 0 and math.max(1, math.min(PAGE, floor(topic.length / 8))) or PAGE
   if topic.trim or topic.number - topic.trimmed >= step then trimTopic(ctx, topic) end
   local key = topic.key
+  for node, number in pairs(topic.nodes) do
+    topic.published[#topic.published + 1], topic.published[#topic.published + 2] = 'p' .. node, number
+  end
   for index, group in pairs(topic.loaded) do
     if group then
       local list = {}
@@ -449,6 +452,7 @@ end
 
 -- The hash of this turn, for what was published, and that of the turn before.
 local function turnsOf(ctx, topic)
+  if topic.current then return topic.current, topic.former end
   local turn = floor(ctx.now / windowOf(topic))
   -- After a fail-over the clock may be a little behind: what is known must not be forgotten for that.
   if turn == topic.turn - 1 then turn = topic.turn end
@@ -457,8 +461,9 @@ local function turnsOf(ctx, topic)
     if turn ~= topic.turn + 1 then call('UNLINK', turn % 2 == 0 and topic.odd or topic.even) end
     topic.turn = turn
   end
-  if turn % 2 == 0 then return topic.even, topic.odd end
-  return topic.odd, topic.even
+  topic.current, topic.former = topic.even, topic.odd
+  if turn % 2 ~= 0 then topic.current, topic.former = topic.odd, topic.even end
+  return topic.current, topic.former
 end
 
 -- The last number that a coordinator has published under.
@@ -495,19 +500,22 @@ handlers['topic.publish'] = function(ctx, hash, value, key, id, publisher, trace
     local known = at and topic.published[at + 1] or call('HGET', now, field) or call('HGET', before, field)
     if known then return reply('duplicate', known) end
   end
-  local stamp = math.max(topic.stamp, ctx.now)
+  if not topic.time then
+    topic.stamp = math.max(topic.stamp, ctx.now)
+    topic.time = text(topic.stamp) .. '-'
+  end
   local total = topic.total + #value + #key + #id + #trace
-  local event = text(stamp) .. '-' .. text(topic.number + 1)
+  local event = topic.time .. text(topic.number + 1)
   if key == '' and id == '' and trace == '' then
     call('XADD', topic.entries, event, 'e', value, 'b', text(total), 'p', publisher)
   else
     call('XADD', topic.entries, event, 'e', value, 'b', text(total), 'p', publisher, 'k', key, 'i', id, 't', trace)
   end
-  topic.stamp, topic.number, topic.total = stamp, topic.number + 1, total
+  topic.number, topic.total = topic.number + 1, total
   topic.last[node] = tonumber(number)
-  note(topic, 'p' .. node, number)
+  topic.nodes[node] = number
   if id ~= '' then note(topic, 'i' .. id, event) end
-  return reply('published', event)
+  return '["published","' .. event .. '"]'
 end
 
 -- The lowest free index is the new group's.

@@ -938,12 +938,22 @@ export const handler = <Self, A, E, R>(
  */
 export const events = <A, E, R>(self: Stream.Stream<Element<A>, E, R>): Stream.Stream<Event<A>, E, R> =>
   Stream.filterMap(
-    Stream.tap(
-      self,
-      (element) => element._tag === "Event" ? Effect.void : Effect.logWarning("an event of a topic is missing", element)
-    ),
+    logged(self),
     (element) => element._tag === "Event" ? Result.succeed(element) : Result.failVoid
   )
+
+// By chunks: `Stream.tap` would take them apart, and that is most of what a subscriber costs.
+const logged = <A, E, R>(self: Stream.Stream<Element<A>, E, R>): Stream.Stream<Element<A>, E, R> =>
+  Stream.mapArrayEffect(self, (elements) =>
+    elements.every(isEvent) ? Effect.succeed(elements) : Effect.as(
+      Effect.forEach(elements, (element) =>
+        isEvent(element) ? Effect.void : Effect.logWarning("an event of a topic is missing", element), {
+        discard: true
+      }),
+      elements
+    ))
+
+const isEvent = (element: Element<unknown>): boolean => element._tag === "Event"
 
 /**
  * The values of the events alone. Gaps and events that do not fit the schema are logged.
@@ -952,4 +962,7 @@ export const events = <A, E, R>(self: Stream.Stream<Element<A>, E, R>): Stream.S
  * @since 0.1.0
  */
 export const values = <A, E, R>(self: Stream.Stream<Element<A>, E, R>): Stream.Stream<A, E, R> =>
-  Stream.map(events(self), ({ value }) => value)
+  Stream.filterMap(
+    logged(self),
+    (element) => element._tag === "Event" ? Result.succeed(element.value) : Result.failVoid
+  )

@@ -222,6 +222,8 @@ export class Outbox {
 
   #settleAll(session: Session, { batch, refusal, requests }: Sending, { replies }: Answer): void {
     this.#inFlight = undefined
+    // A whole batch waits: Redis works on it while these replies are taken in.
+    if (this.#queue.length >= this.#options.maxBatch) this.flush()
     // The reply is that of the first attempt if that was executed after all.
     const answered = replies.length === batch.length ? batch : requests
     if (refusal !== undefined) this.#failAll(batch.filter((request) => !answered.includes(request)), refusal, false)

@@ -170,7 +170,7 @@ class Member<A> {
       done(error)
     }
     const send = (): void => {
-      if (session.lost !== undefined || this.#left) return settled()
+      if (session.lost !== undefined || this.#left || kernel.isClosing()) return settled()
       channel.outbox.request<V>({
         verb,
         key,
@@ -183,7 +183,7 @@ class Member<A> {
         fail: (error) => {
           if (error.reason._tag === "ActorDefect" || kernel.isClosing()) return settled(error)
           // The session lives on, and with it the claim of this member: no other one would get the event.
-          void kernel.transport.sleep(channel.lease / 3).then(send)
+          kernel.io.after(channel.lease / 3, send)
         }
       })
     }

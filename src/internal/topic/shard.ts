@@ -42,6 +42,19 @@ export interface Follower<A> {
   readonly fail: (error: CoordinatorError) => void
 }
 
+export interface Page<A> {
+  readonly elements: ReadonlyArray<Element<A>>
+  readonly cursor: Cursor
+  /** Whether more may come behind it right now. */
+  readonly isFull: boolean
+}
+
+// One page is what one read of Redis returns. So many are remembered, and for so long: subscribers that are slow together
+// stand at the same events one after the other.
+const pageSize = 256
+const pagesKept = 8
+const pageMillis = 1000
+
 export class Shard<A> implements Listener {
   readonly place: Place
   readonly feed: Feed
@@ -51,6 +64,7 @@ export class Shard<A> implements Listener {
   readonly #live = new Set<Follower<A>>()
   // Of the last event that the shared read has brought.
   #cursor: Cursor = beginning
+  readonly #pages = new Map<string, { readonly at: number; readonly page: Promise<Page<A>> }>()
 
   constructor(place: Place, decode: (raw: Raw) => Element<A>) {
     this.place = place
@@ -76,6 +90,33 @@ export class Shard<A> implements Listener {
       last = number
     }
     return { elements, cursor: cursorAt(entries[entries.length - 1]![0]) }
+  }
+
+  /** What stands behind a cursor. Lanes that stand at the same one share what is read and decoded. */
+  page(cursor: Cursor, until: string): Promise<Page<A>> {
+    const { io } = this.place.space.kernel
+    const key = `${cursor.id} ${cursor.number} ${until}`
+    const known = this.#pages.get(key)
+    if (known !== undefined && io.now() - known.at < pageMillis) return known.page
+    const page = this.#page(cursor, until)
+    const entry = { at: io.now(), page }
+    this.#pages.delete(key)
+    this.#pages.set(key, entry)
+    const forget = () => {
+      if (this.#pages.get(key) === entry) this.#pages.delete(key)
+    }
+    // One that is not full grows.
+    page.then(({ isFull }) => {
+      if (!isFull) forget()
+    }, forget)
+    if (this.#pages.size > pagesKept) this.#pages.delete(this.#pages.keys().next().value!)
+    return page
+  }
+
+  async #page(cursor: Cursor, until: string): Promise<Page<A>> {
+    const entries = await this.feed.page(cursor.id, until, pageSize, () => this.lanes.size === 0)
+    const isFull = entries.length === pageSize
+    return entries.length === 0 ? { elements: [], cursor, isFull } : { ...this.read(entries, cursor), isFull }
   }
 
   readonly heard = (entries: ReadonlyArray<Entry>): void => {
@@ -158,6 +199,7 @@ export class Shard<A> implements Listener {
     for (const [lane, cursor] of known) {
       if (compareIds(cursor.id, end) <= 0) continue
       this.feed.rewind(end)
+      this.#pages.clear()
       this.#cursor = { id: end, number: undefined }
       lane.rewind(end)
     }

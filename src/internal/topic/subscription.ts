@@ -9,10 +9,7 @@ import type { CoordinatorError } from "../actor/errors.ts"
 import type { Entry } from "../actor/reader.ts"
 import { coordinatorError } from "../actor/transport.ts"
 import { compareIds, type Cursor, type Element, gap } from "./event.ts"
-import type { Chunk, Follower, Shard } from "./shard.ts"
-
-// One page is what one read of Redis returns.
-const pageSize = 256
+import type { Chunk, Follower, Page, Shard } from "./shard.ts"
 
 export interface Buffer {
   readonly capacity: number
@@ -64,6 +61,14 @@ class Lane<A> implements Follower<A> {
     }
     // It has read ahead of the shared read.
     return this.read(entries.filter(([id]) => compareIds(id, this.cursor.id) > 0))
+  }
+
+  /** Takes in what was read for it, behind where it stands. */
+  takePage({ cursor, elements }: Page<A>): boolean {
+    if (elements.length === 0) return true
+    if (!this.#subscription.accept(elements)) return false
+    this.cursor = cursor
+    return true
   }
 
   /** Takes in what it has read by itself. */
@@ -231,13 +236,16 @@ export class Subscription<A> {
   /** Reads up to an id. Answers whether it came there. */
   async #readUntil(lane: Lane<A>, until: string): Promise<boolean> {
     for (;;) {
-      const entries = await lane.shard.feed.page(lane.cursor.id, until, pageSize, this.#isOver)
+      const { cursor } = lane
+      const page = await lane.shard.page(cursor, until)
       if (!this.#isGoingOn(lane)) return false
-      if (!lane.read(entries)) {
+      // Redis has lost what was read.
+      if (lane.cursor !== cursor) continue
+      if (!lane.takePage(page)) {
         lane.pause()
         return false
       }
-      if (entries.length < pageSize) return true
+      if (!page.isFull) return true
     }
   }
 
