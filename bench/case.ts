@@ -2,9 +2,10 @@
  * A process of one contestant: `node bench/case.ts <job as JSON>`, started by `main.ts` on a core of its own. It talks
  * to its parent by messages: it says `ready`, is told the times when the measurement begins and ends, and sends the result.
  */
-import type { Contestant, Meeting, Open, RefVerb, Worker } from "./contestant.ts"
+import type { Contestant, Meeting, Open, RefVerb, Sample, Traffic, Worker } from "./contestant.ts"
 import type { Column } from "./figures.ts"
 import { now, sleep } from "./machine.ts"
+import { openProgress } from "./progress.ts"
 
 export type Name = Column | "lockstep-scoped"
 
@@ -43,6 +44,18 @@ export interface Job {
       /** The parties of a generation come at random within so many milliseconds, and one of them after that. */
       readonly spread: number
     }
+    /** Publishes, and handles what is published. */
+    | {
+      readonly is: "traffic"
+      readonly group: boolean
+      readonly handlers: number
+      readonly publishers: number
+      readonly process: number
+      /** The processes that have handlers. */
+      readonly subscribing: ReadonlyArray<number>
+      /** Milliseconds between two events, about; 0: as fast as they are handled. */
+      readonly interval: number
+    }
 }
 
 export type ToChild = { readonly from: number; readonly to: number } | { readonly more: true }
@@ -74,6 +87,15 @@ export interface Generation {
   lastRelease: number
 }
 
+export interface TrafficResult {
+  readonly millis: number
+  readonly cpuMillis: number
+  /** Events of each handler. */
+  readonly counts: ReadonlyArray<number>
+  /** How long each took from its publication to its handler, in milliseconds. Empty unless there is an interval. */
+  readonly delays: ReadonlyArray<number>
+}
+
 export interface Entered {
   readonly at: number
 }
@@ -97,6 +119,14 @@ const load = async (name: Name): Promise<Open> => {
       return (await import("./contestants/pubsub.ts")).open
     case "list":
       return (await import("./contestants/list.ts")).open
+    case "xread":
+      return (await import("./contestants/streams.ts")).open
+    case "xread-each":
+      return (await import("./contestants/streams.ts")).openEach
+    case "xreadgroup":
+      return (await import("./contestants/streams.ts")).openGroup
+    case "in-process":
+      return (await import("./contestants/in-process.ts")).open
   }
 }
 
@@ -258,6 +288,74 @@ const meet = async (
   ])
 }
 
+// How far the publishers may be ahead of the slowest subscriber.
+const window = 4096
+
+const traffic = async (
+  contestant: Contestant,
+  task: Extract<Job["task"], { is: "traffic" }>,
+  port: number
+): Promise<TrafficResult> => {
+  const { group, interval, process, publishers, subscribing } = task
+  const counts: Array<number> = Array.from({ length: task.handlers }, () => 0)
+  const last: Array<number> = counts.map(() => 0)
+  const delays: Array<number> = []
+  const handlers = counts.map((_, at) => ({ at: sent, number }: Sample): void => {
+    if (interval > 0) delays.push(now() - sent)
+    // Of a group, this process gets a part only.
+    if (!group && last[at] !== 0 && number !== last[at]! + 1) {
+      throw new Error(`event ${number} came after ${last[at]}`)
+    }
+    last[at] = number
+    counts[at]!++
+  })
+  // One event at a time needs none, and is not to be disturbed.
+  const progress = interval > 0 ? undefined : await openProgress({
+    port,
+    process,
+    publishing: publishers > 0,
+    subscribing,
+    own: () => group ? counts[0]! : Math.min(...last),
+    combine: (figures) => group ? figures.reduce((sum, figure) => sum + figure, 0) : Math.min(...figures)
+  })
+  let number = 0
+  let rested = true
+  const pause: Traffic["pause"] = progress === undefined
+    ? () => {
+      rested = !rested
+      return rested ? undefined : sleep(interval * (0.5 + Math.random()))
+    }
+    : () => number - progress.reached() < window ? undefined : progress.changed()
+  const go = receive()
+  const opened = async () => {
+    await send({ ready: true })
+    await go
+  }
+  const done = contestant.traffic!({
+    name: "bench:traffic",
+    handlers,
+    group,
+    publishers,
+    pause,
+    next: () => ({ number: ++number, at: interval > 0 ? now() : 0 }),
+    opened
+  })
+  const measure = async (): Promise<TrafficResult> => {
+    const { from, to } = await go as { from: number; to: number }
+    await sleep(from - now())
+    delays.length = 0
+    const before = { at: now(), counts: [...counts], cpu: cpuMillis() }
+    await sleep(to - now())
+    return {
+      millis: now() - before.at,
+      cpuMillis: cpuMillis() - before.cpu,
+      counts: counts.map((count, at) => count - before.counts[at]!),
+      delays
+    }
+  }
+  return await Promise.race([measure(), done.then(() => Promise.reject(new Error("the traffic has ended")))])
+}
+
 const job = JSON.parse(process.argv[2]!) as Job
 // When the parent is gone, nobody needs this.
 process.once("disconnect", () => process.exit(1))
@@ -283,5 +381,8 @@ switch (job.task.is) {
     break
   case "meet":
     await send(await meet(contestant, job.task))
+    break
+  case "traffic":
+    await send(await traffic(contestant, job.task, job.port))
 }
 process.exit(0)

@@ -44,6 +44,30 @@ export interface Meeting {
 /** What is done with a value that processes share. */
 export type RefVerb = "get" | "cached" | "update"
 
+export interface Sample {
+  /** Consecutive, from 1 on. */
+  readonly number: number
+  /** When it was published, if that is of interest. */
+  readonly at: number
+}
+
+/** Events that some processes publish, and others handle. */
+export interface Traffic {
+  readonly name: string
+  /** One for each subscriber of this process. */
+  readonly handlers: ReadonlyArray<(event: Sample) => void>
+  /** Every event goes to one of the handlers of all processes, rather than to all. */
+  readonly group: boolean
+  /** How many events are published at a time here. */
+  readonly publishers: number
+  /** What is to be waited for before the next event may be published, if anything. To be asked again after that. */
+  readonly pause: () => Promise<void> | undefined
+  /** The next event. To be called right before it is published, so that numbers are in order. */
+  readonly next: () => Sample
+  /** To be called once all handlers of this process hear of events. Returns when the others do. */
+  readonly opened: () => Promise<void>
+}
+
 /** None of these ends, except by failing, but `hold`. Nobody can do everything. */
 export interface Contestant {
   /** A loop of acquire and release for each worker, all at once. */
@@ -66,6 +90,8 @@ export interface Contestant {
   readonly latch?: (meeting: Meeting) => Promise<void>
   /** The process with number 0 waits for a signal again and again, and the other one sets it. */
   readonly signal?: (meeting: Meeting) => Promise<void>
+  /** Publishes, and handles what is published. */
+  readonly traffic?: (traffic: Traffic) => Promise<void>
 }
 
 export type Open = (settings: Settings) => Promise<Contestant>
@@ -106,4 +132,21 @@ export const meet = async (
     }))
     await sleep(rest)
   }
+}
+
+/** How many events a member of a group has at a time, and how many of them it handles at a time. */
+export const groupPrefetch = 512
+export const groupConcurrency = 64
+
+/** All publishers of this process, where a publication is a promise. */
+export const publishing = async (
+  { next, pause, publishers }: Traffic,
+  publish: (body: string) => Promise<unknown>
+): Promise<void> => {
+  await Promise.all(Array.from({ length: publishers }, async () => {
+    for (;;) {
+      for (let wait = pause(); wait !== undefined; wait = pause()) await wait
+      await publish(JSON.stringify(next()))
+    }
+  }))
 }

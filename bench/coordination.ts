@@ -70,7 +70,7 @@ const releases = async (
 }
 
 /** How long it takes, by contestants in turn on one server: the median and the slow end of each round, as rows. */
-const timed = async (
+export const timed = async (
   context: Context,
   columns: ReadonlyArray<Column>,
   about: { readonly case: number; readonly what: string; readonly of: string; readonly floor: Floor },

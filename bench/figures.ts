@@ -11,6 +11,10 @@ export type Column =
   | "polling"
   | "pubsub"
   | "list"
+  | "xread"
+  | "xread-each"
+  | "xreadgroup"
+  | "in-process"
 
 export interface Floor {
   readonly text: string

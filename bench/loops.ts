@@ -12,7 +12,11 @@ export const commands: { readonly [column in Column]?: ReadonlyArray<string> } =
   ioredis: ["set", "evalsha", "eval", "ping"],
   "ioredis-auto": ["set", "evalsha", "eval", "ping"],
   redlock: ["evalsha", "eval", "ping"],
-  "redis-semaphore": ["set", "evalsha", "eval", "ping"]
+  "redis-semaphore": ["set", "evalsha", "eval", "ping"],
+  "pubsub": ["publish"],
+  "xread": ["xadd", "xread"],
+  "xread-each": ["xadd", "xread"],
+  "xreadgroup": ["xadd", "xreadgroup", "xack"]
 }
 
 interface Loops {

@@ -1,4 +1,4 @@
-import { Effect, Layer, ManagedRuntime, References, Schema } from "effect"
+import { Effect, Layer, ManagedRuntime, References, Schema, Stream } from "effect"
 import {
   Barrier,
   Coordinator,
@@ -8,9 +8,20 @@ import {
   Redis,
   Semaphore,
   SharedRef,
-  Signal
+  Signal,
+  Topic
 } from "../../src/index.ts"
-import { all, holdsAtOnce, type Meeting, type Open, rest, type Worker } from "../contestant.ts"
+import {
+  all,
+  groupConcurrency,
+  groupPrefetch,
+  holdsAtOnce,
+  type Meeting,
+  type Open,
+  rest,
+  type Traffic,
+  type Worker
+} from "../contestant.ts"
 
 const inside = (worker: Worker): Effect.Effect<void> =>
   worker.stay === 0
@@ -97,6 +108,44 @@ const refs = (
     { concurrency: "unbounded", discard: true }
   )
 
+const traffic = Effect.fnUntraced(function*({ group, handlers, name, next, opened, pause, publishers }: Traffic) {
+  const schema = Schema.Struct({ number: Schema.Number, at: Schema.Number })
+  const topic = yield* Topic.make({ name, schema })
+  const publisher = Effect.gen(function*() {
+    for (;;) {
+      for (let wait = pause(); wait !== undefined; wait = pause()) yield* Effect.promise(() => wait!)
+      yield* topic.publish(next())
+    }
+  })
+  const handling = Effect.forEach(
+    handlers,
+    (handler) =>
+      group
+        ? topic.run(({ value }) => Effect.sync(() => handler(value)), {
+          group: "bench",
+          from: "beginning",
+          concurrency: groupConcurrency,
+          prefetch: groupPrefetch
+        })
+        : topic.subscribe({ from: "beginning" }).pipe(
+          Topic.values,
+          Stream.runForEach((value) => Effect.sync(() => handler(value)))
+        ),
+    { concurrency: "unbounded", discard: true }
+  )
+  const publishing = Effect.gen(function*() {
+    // From the beginning on, so that nothing is missed meanwhile; but what is measured is what is heard at once.
+    yield* Effect.sleep(200)
+    yield* Effect.promise(opened)
+    yield* Effect.all(Array.from({ length: publishers }, () => publisher), { concurrency: "unbounded", discard: true })
+    yield* Effect.never
+  })
+  yield* Effect.all([handlers.length === 0 ? Effect.never : handling, publishing], {
+    concurrency: "unbounded",
+    discard: true
+  })
+}, Effect.scoped)
+
 const lead = Effect.fnUntraced(function*({ entered, key, leaving, stay }: Worker) {
   const election = yield* Election.make({ name: key })
   yield* election.lead(
@@ -146,6 +195,7 @@ const make = (scoped: boolean): Open => async ({ lease, port }) => {
     barrier: (meeting) => runtime.runPromise(barrier(meeting)),
     latch: (meeting) => runtime.runPromise(latch(meeting)),
     signal: (meeting) => runtime.runPromise(signal(meeting)),
+    traffic: (events) => runtime.runPromise(traffic(events)),
     hold: (keys) =>
       scoped
         ? holding((held) =>

@@ -3,11 +3,11 @@
  * messages. It loses them when that breaks, and knows nothing of parties that leave or die.
  */
 import { Redis } from "ioredis"
-import { meet, type Meeting, type Open } from "../contestant.ts"
+import { meet, type Meeting, type Open, publishing, type Sample } from "../contestant.ts"
 import { sleep } from "../machine.ts"
 
-export const open: Open = async ({ port }) => {
-  const client = new Redis({ host: "127.0.0.1", port })
+export const open: Open = async ({ autoPipelining, port }) => {
+  const client = new Redis({ host: "127.0.0.1", port, enableAutoPipelining: autoPipelining })
   const subscriber = new Redis({ host: "127.0.0.1", port })
   const broadcast = async (meeting: Meeting): Promise<void> => {
     const { key, parties } = meeting
@@ -46,6 +46,19 @@ export const open: Open = async ({ port }) => {
         arriving(number)
         await client.publish(key, "")
       }
+    },
+    traffic: async (traffic) => {
+      const { handlers, name, opened } = traffic
+      if (handlers.length > 0) {
+        subscriber.on("message", (_, body: string) => {
+          const event = JSON.parse(body) as Sample
+          for (const handler of handlers) handler(event)
+        })
+        await subscriber.subscribe(name)
+      }
+      await opened()
+      await publishing(traffic, (body) => client.publish(name, body))
+      await new Promise(() => {})
     }
   }
 }
