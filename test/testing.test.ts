@@ -83,6 +83,7 @@ const hold = (from: Partial<Hold> & { readonly asked: number }): Hold => ({
   entered: from.asked + 10,
   token: from.asked,
   steps: [from.asked + 20],
+  told: [],
   refused: undefined,
   left: from.asked + 30,
   ended: from.asked + 40,
@@ -133,6 +134,7 @@ it("a free lock that was found busy has no explanation", () => {
     entered: undefined,
     token: undefined,
     steps: [],
+    told: [],
     left: undefined,
     outcome: "busy",
     ended: 110

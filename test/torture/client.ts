@@ -2,7 +2,7 @@
 import { Cause, Effect, Exit, Layer, Option, Schedule, Stream } from "effect"
 import type * as Lockstep from "../../src/index.ts"
 import { History, Program } from "../../src/testing.ts"
-import type { Event, Outcome } from "./history.ts"
+import type { Event, Outcome, What } from "./history.ts"
 import { writer } from "./resource.ts"
 import { workloads } from "./workloads.ts"
 
@@ -35,6 +35,13 @@ export interface Request {
   readonly wait: boolean
 }
 
+/** Records what happens to one request. */
+export interface Log {
+  /** It is running now. */
+  readonly step: () => void
+  readonly tell: (...what: What) => void
+}
+
 /** What a workload is given. */
 export interface Client {
   readonly lockstep: typeof Lockstep
@@ -55,6 +62,11 @@ export interface Client {
     /** What a barrier has told of all of its generation. */
     saw?: (answer: A) => ReadonlyArray<number>
   ) => Effect.Effect<boolean, never, Lockstep.Coordinator.Coordinator>
+  /** Runs something that holds nothing, and records when it began and ended, and what it says meanwhile. */
+  readonly follow: <A, E, R>(
+    request: Request,
+    use: (log: Log) => Effect.Effect<A, E, R>
+  ) => Effect.Effect<A, E, R>
   /**
    * Runs a request to hold one thing, or all of several: `take` is given the body, and is a form of the library that runs it
    * while they are held. Its outcome is recorded and never fails.
@@ -165,6 +177,17 @@ const clientOf = (tools: Tools): Client => {
       )
       return Exit.isSuccess(exit)
     }),
+    follow: (request, use) =>
+      Effect.suspend(() => {
+        const { id } = ask(request)
+        record({ event: "enter", id, token: 0 })
+        const log: Log = {
+          step: () => record({ event: "step", id }),
+          tell: (...what) => record({ event: "told", id, what })
+        }
+        return Effect.onExit(use(log), (exit) =>
+          Effect.sync(() => record({ event: "end", id, outcome: outcomeOf(exit) })))
+      }),
     hold: Effect.fnUntraced(function*(requests, take) {
       const all = requests.map(ask)
       const chance = random()

@@ -4,6 +4,15 @@ import type { History } from "../../src/testing.ts"
 /** How a request ended. */
 export type Outcome = "released" | "busy" | "timeout" | "interrupted" | `lost ${string}` | `failed ${string}`
 
+/** Words and numbers that a workload reads again in its check. */
+export type What = ReadonlyArray<string | number>
+
+/** What a request was told, and when. */
+export interface Told {
+  readonly at: number
+  readonly what: What
+}
+
 export type Event =
   | {
     readonly event: "ask"
@@ -16,6 +25,7 @@ export type Event =
   | { readonly event: "enter"; readonly id: string; readonly token: number }
   | { readonly event: "saw"; readonly id: string; readonly others: ReadonlyArray<number> }
   | { readonly event: "step"; readonly id: string }
+  | { readonly event: "told"; readonly id: string; readonly what: What }
   | { readonly event: "write"; readonly id: string; readonly accepted: boolean }
   | { readonly event: "leave"; readonly id: string }
   | { readonly event: "end"; readonly id: string; readonly outcome: Outcome }
@@ -39,6 +49,7 @@ export interface Hold {
   repeated: boolean
   /** Each is a moment when its body was running. */
   readonly steps: Array<number>
+  readonly told: Array<Told>
   /** Refused by the fenced resource. */
   refused: number | undefined
   /** When the body was finished, and it was going to be given back. */
@@ -66,6 +77,7 @@ export const fold = (client: string, events: ReadonlyArray<History.Timed<Event>>
         saw: undefined,
         repeated: false,
         steps: [],
+        told: [],
         refused: undefined,
         left: undefined,
         ended: undefined,
@@ -86,6 +98,9 @@ export const fold = (client: string, events: ReadonlyArray<History.Timed<Event>>
         break
       case "step":
         hold.steps.push(event.at)
+        break
+      case "told":
+        hold.told.push({ at: event.at, what: event.what })
         break
       case "write":
         if (!event.accepted) hold.refused = event.at

@@ -1,11 +1,14 @@
 /** What Redis has when everybody is gone, or should be. */
 import { Effect, Layer } from "effect"
-import { Coordinator, Lock, Redis } from "../../src/index.ts"
+import * as Lockstep from "../../src/index.ts"
 import { eventually } from "../support/eventually.ts"
 import { keysOf, remainsOf } from "../support/namespace.ts"
 import type { Anomaly } from "./checks.ts"
 import type { Settings } from "./client.ts"
 import type { Deployment } from "./deployments.ts"
+import { workloads } from "./workloads.ts"
+
+const { Coordinator, Lock, Redis } = Lockstep
 
 const readers: { readonly [type: string]: readonly [command: string, ...args: ReadonlyArray<string>] } = {
   hash: ["HGETALL"],
@@ -40,6 +43,7 @@ export const leaks = (deployment: Deployment, settings: Settings): Effect.Effect
     const sweep = Effect.gen(function*() {
       const coordinator = yield* Coordinator.Coordinator
       yield* Effect.forEach(names, (name) => Lock.withLock(Effect.void, name), { concurrency: "unbounded" })
+      yield* Effect.forEach(workloads, ({ clear }) => clear?.(Lockstep) ?? Effect.void)
       yield* look
       const own = (yield* coordinator.sessions).flatMap(({ id }) => id === undefined ? [] : [id])
       left = left.filter((key) => !own.some((id) => key.includes(id)) && !key.endsWith(":due"))

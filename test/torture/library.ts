@@ -168,6 +168,66 @@ export const bugs: { readonly [name: string]: Bug } = {
       "if ctx.micros % 20 > 0 then announce(ctx, key, json(leadership(ctx, key))) end"
     ]]
   },
+  // What a dead member of a group has not acknowledged goes to nobody.
+  unreturnedEvents: {
+    lua: [["if #pending == 0 then break end\nlocal ids", "do break end\nlocal ids"]]
+  },
+  // Some events do not lock their key, so the next one is handed out before they are acknowledged.
+  unlockedKey: {
+    lua: [[
+      "if field then call('HSET', topic.key, field, id) end",
+      "if field and ctx.micros % 10 > 0 then call('HSET', topic.key, field, id) end"
+    ]]
+  },
+  // Some acknowledgements give the member no credit for the next event, until it starves.
+  lostCredit: {
+    lua: [[
+      "unlockKey(topic, group, key, event)\ncredited(ctx, group, id, 1)",
+      "unlockKey(topic, group, key, event)\nif ctx.micros % 10 > 0 then credited(ctx, group, id, 1) end"
+    ]]
+  },
+  // An event whose delivery was put off is not handed out again, now and then.
+  lostRetry: {
+    lua: [[
+      "call('ZREM', topic.retries, member)\nif group then",
+      "call('ZREM', topic.retries, member)\nif group and ctx.micros % 10 > 0 then"
+    ]]
+  },
+  // A publication that is made again by the next session is stored again.
+  republished: {
+    faults: ["SIGSTOP", "paused server"],
+    lua: [[
+      "if tonumber(number) <= lastOf(topic, node, now, before) then return reply('duplicate', '') end",
+      "lastOf(topic, node, now, before)"
+    ]]
+  },
+  // Some publications are stored under an id that is known.
+  forgottenId: {
+    lua: [[
+      "if known then return reply('duplicate', known) end",
+      "if known and ctx.micros % 10 > 0 then return reply('duplicate', known) end"
+    ]]
+  },
+  // Retention removes what groups have not handled.
+  unprotectedEvents: {
+    lua: [["if number then wanted = math.max(wanted, topic.number - number + 1) end", ""]]
+  },
+  // A subscriber that has caught up does not read what the shared read was ahead of it.
+  skippedPart: {
+    sources: [[
+      "internal/topic/subscription.ts",
+      "if (compareIds(lane.cursor.id, until) < 0 && !await this.#readUntil(lane, until)) return",
+      ""
+    ]]
+  },
+  // What retention removed before a subscriber read it is passed over in silence.
+  silentGap: {
+    sources: [[
+      "internal/topic/shard.ts",
+      "if (last !== undefined && number !== last + 1) {",
+      "if (last !== undefined && number <= last) {"
+    ]]
+  },
   // Some permits that are given back stay taken.
   leakedPermit: {
     lua: [[

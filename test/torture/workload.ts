@@ -1,5 +1,5 @@
 import { Effect } from "effect"
-import type { Coordinator } from "../../src/index.ts"
+import type * as Lockstep from "../../src/index.ts"
 import type { Anomaly, Run } from "./checks.ts"
 import type { Client } from "./client.ts"
 import type { Hold } from "./history.ts"
@@ -7,17 +7,21 @@ import type { Hold } from "./history.ts"
 export interface Workload {
   readonly name: string
   /** Runs until `client.stopping()`. */
-  readonly run: (client: Client) => Effect.Effect<void, never, Coordinator.Coordinator>
+  readonly run: (client: Client) => Effect.Effect<void, never, Lockstep.Coordinator.Coordinator>
   /** What is wrong with the holds of its kind on one key. */
   readonly check: (holds: ReadonlyArray<Hold>, run: Run) => ReadonlyArray<Anomaly>
+  /** Removes what stays when all clients are gone, because users store it. */
+  readonly clear?: (
+    lockstep: typeof Lockstep
+  ) => Effect.Effect<void, unknown, Lockstep.Coordinator.Coordinator>
 }
 
 /** So many fibers at once, each again and again. */
 export const fibers = (
   count: number,
   client: Client,
-  once: Effect.Effect<void, never, Coordinator.Coordinator>
-): Effect.Effect<void, never, Coordinator.Coordinator> =>
+  once: Effect.Effect<void, never, Lockstep.Coordinator.Coordinator>
+): Effect.Effect<void, never, Lockstep.Coordinator.Coordinator> =>
   Effect.forEach(
     Array.from({ length: count }),
     () => Effect.whileLoop({ while: () => !client.stopping(), body: () => once, step: () => {} }),

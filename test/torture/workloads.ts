@@ -10,6 +10,7 @@ import { rendezvous } from "./workloads/rendezvous.ts"
 import { semaphore } from "./workloads/semaphore.ts"
 import { signal } from "./workloads/signal.ts"
 import { tasks } from "./workloads/tasks.ts"
+import { topic } from "./workloads/topic.ts"
 
 export const workloads: ReadonlyArray<Workload> = [
   lock,
@@ -21,5 +22,6 @@ export const workloads: ReadonlyArray<Workload> = [
   doubleBarrier,
   signal,
   rendezvous,
-  election
+  election,
+  topic
 ]
