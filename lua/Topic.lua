@@ -25,7 +25,8 @@ local RETURNED, PARKED, DELAYED = '-', '*', '~'
 --   ring
 -- record TopicGroup 1: ordered, members, returned, parked, cursor, stamp, left
 
-local MOST_PARKED, PAGE, MOST_GROUPS, MOST_PAGES = 1024, 64, 64, 512
+-- Lua unpacks some thousand values at most; the fields are even.
+local MOST_PARKED, PAGE, MOST_GROUPS, MOST_PAGES, MOST_FIELDS = 1024, 64, 64, 512, 2000
 
 -- -----------------------------------------------------------------------------
 -- State: read once in a call, and written at its end
@@ -412,7 +413,9 @@ local function finishTopic(ctx, topic)
   call('HSET', key, 's', packTopic(topic))
   if #topic.published > 0 then
     local turn = topic.turn % 2 == 0 and topic.even or topic.odd
-    call('HSET', turn, unpack(topic.published))
+    for from = 1, #topic.published, MOST_FIELDS do
+      call('HSET', turn, unpack(topic.published, from, math.min(#topic.published, from + MOST_FIELDS - 1)))
+    end
     call('PEXPIRE', turn, text(2 * windowOf(topic)))
   end
   local life = lifeOf(topic)
@@ -563,7 +566,7 @@ handlers['topic.join'] = function(ctx, key, id, set, length, bytes, age, abandon
   if set == '1' or topic.window == 0 then
     local before = topic.age
     topic.length, topic.bytes, topic.age = tonumber(length), tonumber(bytes), tonumber(age)
-    topic.abandon, topic.window = tonumber(abandon), tonumber(window)
+    topic.abandon, topic.window, topic.current = tonumber(abandon), tonumber(window), nil
     topic.protect, topic.trim = protect == '1' and 1 or 0, true
     topic.freed = before > 0 and topic.age == 0
   end
