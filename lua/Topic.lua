@@ -130,8 +130,8 @@ local function handReturned(ctx, topic, group, member, items)
   local count = math.min(member.credit, PAGE)
   local found = tryGroup('XPENDING', topic.entries, group.name, '-', '+', count, RETURNED) or {}
   if #found < math.min(count, group.returned) then
-    -- Retention has removed the others.
-    items[1] = '["gap",' .. text(group.returned - #found) .. ']'
+    -- Retention may have removed the others; where it may not, they were counted wrongly, and are none.
+    if topic.protect == 0 then items[1] = '["gap",' .. text(group.returned - #found) .. ']' end
     group.returned = #found
   end
   for _, pending in ipairs(found) do

@@ -1,7 +1,23 @@
 /** Topics: every event reaches every subscriber and every group, in order per key, and what is missing shows. */
 import { assert, layer } from "@effect/vitest"
-import { Cause, Deferred, Effect, Exit, Fiber, Option, Queue, Schedule, Schema, Scope, Stream } from "effect"
-import { type Coordinator, Lock, SharedRef, TaskGroup, Topic } from "../src/index.ts"
+import {
+  Cause,
+  Context,
+  Deferred,
+  Effect,
+  Exit,
+  Fiber,
+  Layer,
+  Metric,
+  Option,
+  Queue,
+  Schedule,
+  Schema,
+  Scope,
+  Stream,
+  Tracer
+} from "effect"
+import { type Coordinator, Lock, Metrics, SharedRef, TaskGroup, Topic } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { freshNamespace, node, short, TestServer } from "./support/live.ts"
@@ -493,6 +509,71 @@ layer(TestServer.layer, live)("a group", (it) => {
           yield* join(String(n))
         }
         assert.strictEqual(refusal(yield* Effect.exit(Stream.runHead(topic.consume({ group: "64" })))), "TooManyGroups")
+      })))
+})
+
+class Numbers extends Topic.Service<Numbers>()("numbers", { schema: Schema.Number }) {}
+
+layer(TestServer.layer, live)("a handler", (it) => {
+  it.effect("runs for as long as its layer: on a group's events, or on all", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const [shared, all]: [Array<number>, Array<number>] = [[], []]
+        // It is purged when the members of the group have left.
+        yield* on(a!, make({ name: "numbers" } as Partial<Topic.Options<number>>))
+        const layers = Layer.mergeAll(
+          Topic.handler(Numbers, ({ value }) => Effect.sync(() => shared.push(value)), {
+            group: "g",
+            from: "beginning"
+          }),
+          Topic.handler(
+            Numbers,
+            ({ value }) =>
+              Effect.andThen(Effect.sync(() => all.push(value)), value === 1 ? Effect.fail("no") : Effect.void),
+            {
+              from: "beginning"
+            }
+          )
+        ).pipe(Layer.provideMerge(Numbers.layer))
+        yield* on(
+          a!,
+          Effect.scoped(Effect.gen(function*() {
+            const numbers = Context.get(yield* Layer.build(layers), Numbers)
+            yield* purged(numbers)
+            yield* numbers.publishAll([0, 1, 2])
+            yield* eventually(Effect.sync(() => assert.deepStrictEqual([shared, all], [[0, 1, 2], [0, 1, 2]])))
+            yield* settled(numbers, "g")
+          }))
+        )
+      })))
+
+  it.effect("has a span that is linked to that of the publisher, and is counted", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const spans: Array<Tracer.NativeSpan> = []
+        const tracer = Tracer.make({
+          span: (options) => {
+            const span = new Tracer.NativeSpan(options)
+            spans.push(span)
+            return span
+          }
+        })
+        const topic = yield* on(a!, make())
+        const before = (yield* Metric.value(Metrics.deliveries)).count
+        const running = yield* Effect.forkChild(
+          topic.run(() => Effect.void, { group: "g", from: "beginning" }).pipe(
+            Effect.provideService(Tracer.Tracer, tracer)
+          )
+        )
+        yield* topic.publish(1).pipe(Effect.provideService(Tracer.Tracer, tracer))
+        yield* settled(topic, "g")
+        const named = (name: string) => spans.find((span) => span.name === name)!
+        const [published, handled] = [named("lockstep.Topic.publish"), named("lockstep.Topic.handle")]
+        assert.deepStrictEqual(handled.links.map(({ span }) => [span.traceId, span.spanId]), [
+          [published.traceId, published.spanId]
+        ])
+        yield* eventually(Effect.map(Metric.value(Metrics.deliveries), ({ count }) => assert.isAbove(count, before)))
+        yield* Fiber.interrupt(running)
       })))
 })
 
