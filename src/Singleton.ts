@@ -45,7 +45,7 @@ import * as Pull from "effect/Pull"
 import * as Schedule from "effect/Schedule"
 import type * as Scope from "effect/Scope"
 import { Coordinator } from "./Coordinator.ts"
-import { CoordinatorError } from "./internal/actor/errors.ts"
+import { CoordinatorError, isAway } from "./internal/actor/errors.ts"
 import { lead, standingBy } from "./internal/election/leading.ts"
 import { restart } from "./internal/election/restart.ts"
 import { type Failure, use } from "./internal/hold/acquire.ts"
@@ -219,8 +219,7 @@ const ofSchedule = <R>(times: Schedule.Schedule<unknown, void, never, R>): Effec
 // While Redis is away, a schedule waits. A claim that was executed without an answer is answered when it is made again.
 const waiting = <A>(self: Effect.Effect<A, CoordinatorError>): Effect.Effect<A, CoordinatorError> =>
   Effect.retry(self, {
-    while: ({ reason: { _tag } }) =>
-      _tag === "Timeout" || _tag === "ConnectionLost" || _tag === "NotConnected" || _tag === "Unavailable",
+    while: ({ reason }) => isAway(reason),
     schedule: Schedule.spaced("100 millis")
   })
 

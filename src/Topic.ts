@@ -18,7 +18,7 @@
  * **Gotchas**
  *
  * - Delivery to a group is at least once: a handler can have run before its process died. Make it idempotent.
- * - Retention keeps what a group has not acknowledged, so a group that nobody serves makes the topic grow until the group is
+ * - Retention keeps what a group has not acknowledged, so a group without members makes the topic grow until the group is
  *   abandoned. Set `protect: false` to drop it instead.
  * - Between keys, and between events without one, a group keeps no order.
  * - A group without members is removed after `abandon`, with its position. When it comes back, it begins at its `from`.
@@ -68,7 +68,7 @@ import * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
 import { createHash } from "node:crypto"
 import { Coordinator } from "./Coordinator.ts"
-import { CoordinatorClosed, type CoordinatorError } from "./internal/actor/errors.ts"
+import { CoordinatorClosed, type CoordinatorError, isAway } from "./internal/actor/errors.ts"
 import { checkName } from "./internal/actor/keys.ts"
 import { join } from "./internal/hold/acquire.ts"
 import type { Publication } from "./internal/hold/following.ts"
@@ -893,8 +893,6 @@ export const Service =
       make({ ...options, name })
     )
 
-const isAway = (tag: string) => ["Timeout", "ConnectionLost", "NotConnected", "Unavailable"].includes(tag)
-
 /**
  * A layer that handles the events of a topic for as long as it is built: with a `group`, those that this process is given as its
  * member; otherwise all of them, as a subscriber. A subscriber's failures are logged. While
@@ -924,7 +922,7 @@ export const handler = <Self, A, E, R>(
       const going = Effect.retry(handling as Effect.Effect<void, TopicError, R>, {
         schedule: Schedule.spaced("1 second"),
         while: ({ reason }) =>
-          isAway(reason._tag)
+          isAway(reason)
       })
       return Effect.forkScoped(Effect.tapCause(going, logged("a handler has ended")))
     })

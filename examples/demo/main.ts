@@ -7,7 +7,7 @@
  * First each file is claimed under a lock, worked on with one of two permits, and added to the totals under another lock,
  * its fencing token checked. A latch ends that phase; the leader sees it, and proclaims the next one. Its parties meet at
  * a barrier, each finds the most frequent words of its share, another latch tells the leader, and it proclaims the result.
- * Whoever succeeds a leader begins a new term, and drives on. What the workers tell goes through a topic, and a shared ref says
+ * The next leader begins a new term, and drives on. What the workers tell goes through a topic, and a shared ref says
  * how many files are finished: this process shows both.
  *
  * It starts a private Redis, or uses the one that REDIS_URL names.

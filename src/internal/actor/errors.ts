@@ -89,3 +89,7 @@ export class CoordinatorError extends Schema.Error<CoordinatorError>("lockstep/C
 }
 
 export type CoordinatorReason = CoordinatorError["reason"]
+
+/** Whether Redis was out of reach, by the reason of an error: the same may succeed when it is back. */
+export const isAway = ({ _tag }: { readonly _tag: string }): boolean =>
+  _tag === "Timeout" || _tag === "ConnectionLost" || _tag === "NotConnected" || _tag === "Unavailable"

@@ -188,7 +188,8 @@ const outcome = <A, E, E2>(
   )
 }
 
-const joined = <A, E>(fiber: Fiber.Fiber<A, E>): Effect.Effect<Exit.Exit<A, E>> =>
+/** How a fiber ends. An interruption of the one that waits for it interrupts it. */
+export const joined = <A, E>(fiber: Fiber.Fiber<A, E>): Effect.Effect<Exit.Exit<A, E>> =>
   Effect.callback((resume) => {
     fiber.addObserver((exit) => resume(Effect.succeed(exit)))
     return Effect.asVoid(Fiber.interrupt(fiber))

@@ -6,7 +6,6 @@
 import * as Arr from "effect/Array"
 import * as Effect from "effect/Effect"
 import type { CoordinatorError } from "../actor/errors.ts"
-import type { Entry } from "../actor/reader.ts"
 import { coordinatorError } from "../actor/transport.ts"
 import { compareIds, type Cursor, type Element, gap } from "./event.ts"
 import type { Chunk, Follower, Page, Shard } from "./shard.ts"
@@ -54,27 +53,15 @@ class Lane<A> implements Follower<A> {
 
   /** Takes in what it does not have yet; answers whether there was room. */
   take({ cursor, elements, entries }: Chunk<A>): boolean {
-    if (compareIds(this.cursor.id, entries[0]![0]) < 0) {
-      if (!this.#subscription.accept(elements)) return false
-      this.cursor = cursor
-      return true
-    }
+    if (compareIds(this.cursor.id, entries[0]![0]) < 0) return this.takePage({ cursor, elements })
     // It has read ahead of the shared read.
-    return this.read(entries.filter(([id]) => compareIds(id, this.cursor.id) > 0))
+    const newer = entries.filter(([id]) => compareIds(id, this.cursor.id) > 0)
+    return newer.length === 0 || this.takePage(this.shard.read(newer, this.cursor))
   }
 
   /** Takes in what was read for it, behind where it stands. */
-  takePage({ cursor, elements }: Page<A>): boolean {
+  takePage({ cursor, elements }: Pick<Page<A>, "cursor" | "elements">): boolean {
     if (elements.length === 0) return true
-    if (!this.#subscription.accept(elements)) return false
-    this.cursor = cursor
-    return true
-  }
-
-  /** Takes in what it has read by itself. */
-  read(entries: ReadonlyArray<Entry>): boolean {
-    if (entries.length === 0) return true
-    const { cursor, elements } = this.shard.read(entries, this.cursor)
     if (!this.#subscription.accept(elements)) return false
     this.cursor = cursor
     return true

@@ -11,6 +11,7 @@ import * as Pull from "effect/Pull"
 import * as Schedule from "effect/Schedule"
 import * as Tracer from "effect/Tracer"
 import type { Log } from "../actor/hooks.ts"
+import { joined } from "../hold/protect.ts"
 import type { Event, Gap } from "./event.ts"
 import type { Delivery } from "./group.ts"
 
@@ -75,11 +76,7 @@ const whileDelivered = <A, E, R>(
       const done = child.pollUnsafe()
       if (done !== undefined) return Effect.succeed(done)
       const off = delivery.onLoss(() => child.interruptUnsafe(parent.id))
-      const joined = Effect.callback<Exit.Exit<A, E>>((resume) => {
-        child.addObserver((exit) => resume(Effect.succeed(exit)))
-        return Effect.asVoid(Fiber.interrupt(child))
-      })
-      return Effect.onExit(restore(joined), () => {
+      return Effect.onExit(restore(joined(child)), () => {
         off()
         // An interruption that came with the program's first steps skips joining it.
         return child.pollUnsafe() === undefined ? Effect.asVoid(Fiber.interrupt(child)) : Effect.void
