@@ -11,7 +11,7 @@
 --   o<session>/<id>    a member: it publishes or subscribes, and hears of changes
 --   N<index>           the name of a group; G<name> its index
 --   g<index>           record TopicGroup
---   m<index>           the members of a group: "<session>/<id> <credit> ..."
+--   m<index>           the members of a group: "<session>/<id> <credit> <deliveries so far> ..."
 --   x<session>/<id>    the index of a member's group
 --   k<index>:<key>     the events of a key, if the group is ordered: "<in work> <parked> ...", as ids
 -- `even` and `odd` have what was published in turns of `window` ms: i<id> of a publisher's, and p<node> the last number of a
@@ -66,8 +66,8 @@ local function groupAt(topic, index)
     if group then
       group.name, group.index, group.list = found[3], index, {}
       group.before, group.beforeList, group.credit = found[1], found[2], 0
-      for claim, credit in string.gmatch(found[2] or '', '(%S+) (%d+)') do
-        group.list[#group.list + 1] = { claim = claim, credit = tonumber(credit) }
+      for claim, credit, sent in string.gmatch(found[2] or '', '(%S+) (%d+) (%d+)') do
+        group.list[#group.list + 1] = { claim = claim, credit = tonumber(credit), sent = tonumber(sent) }
         group.credit = group.credit + tonumber(credit)
       end
     end
@@ -107,7 +107,8 @@ end
 local function handTo(ctx, member, items)
   if #items == 0 then return end
   local session, id = match(member.claim, '^([^/]*)/(.*)$')
-  deliver(ctx, session, '["changed","' .. id .. '","deliver",[' .. concat(items, ',') .. ']]')
+  member.sent = member.sent + 1
+  deliver(ctx, session, '["changed","' .. id .. '","deliver",' .. text(member.sent) .. ',[' .. concat(items, ',') .. ']]')
 end
 
 local function spend(group, member, count)
@@ -256,11 +257,15 @@ local function purgeGroup(topic, group)
   group.returned, group.parked, group.cursor, group.stamp = 0, 0, topic.number, topic.stamp
 end
 
-local function credited(ctx, group, id, credit)
-  local claim = claimOf(ctx, id)
+local function memberOf(group, claim)
   for _, member in ipairs(group.list) do
-    if member.claim == claim then spend(group, member, -credit) end
+    if member.claim == claim then return member end
   end
+end
+
+local function credited(ctx, group, id, credit)
+  local member = memberOf(group, claimOf(ctx, id))
+  if member then spend(group, member, -credit) end
 end
 
 -- What a member has not acknowledged goes to the others.
@@ -393,7 +398,7 @@ local function finishTopic(ctx, topic)
   for index, group in pairs(topic.loaded) do
     if group then
       local list = {}
-      for at, member in ipairs(group.list) do list[at] = member.claim .. ' ' .. text(member.credit) end
+      for at, member in ipairs(group.list) do list[at] = concat({ member.claim, text(member.credit), text(member.sent) }, ' ') end
       local packed, members = packTopicGroup(group), concat(list, ' ')
       if packed ~= group.before or members ~= group.beforeList then
         call('HSET', key, 'g' .. index, packed, 'm' .. index, members)
@@ -580,10 +585,11 @@ local function orderOf(ordered)
 end
 
 -- topic.consume: becomes a member of a group, with credit for so many events. A group that is new begins after `from`, or
--- with the next event. A member that asks again is told of all that it has not acknowledged.
+-- with the next event. A member that asks again is told of all that it has not acknowledged, and how many deliveries have
+-- been sent to it so far: of these, one that comes later is old.
 -- keys: all
 -- args: id string, name string, from string, credit number, ordered boolean
--- reply: ["joined", index string] | ["full"] | ["ordering"]
+-- reply: ["joined", index string, sent number, unacknowledged json] | ["full"] | ["ordering"]
 handlers['topic.consume'] = function(ctx, key, id, name, from, credit, ordered)
   local topic = loadTopic(ctx, key)
   local claim, index = claimOf(ctx, id), call('HGET', key, 'G' .. name)
@@ -592,18 +598,18 @@ handlers['topic.consume'] = function(ctx, key, id, name, from, credit, ordered)
   if group.ordered ~= orderOf(ordered) then return '["ordering"]' end
   index = group.index
   if call('HSET', key, 'x' .. claim, index) == 1 then
-    group.list[#group.list + 1] = { claim = claim, credit = tonumber(credit) }
+    group.list[#group.list + 1] = { claim = claim, credit = tonumber(credit), sent = 0 }
     group.members, group.credit = group.members + 1, group.credit + tonumber(credit)
     own(ctx, key, id, PERMANENT)
-    return reply('joined', index)
+    return reply('joined', index, 0, json('[]'))
   end
   local items = {}
   for _, pending in ipairs(tryGroup('XPENDING', topic.entries, name, '-', '+', 1024, claim) or {}) do
     local entry = call('XRANGE', topic.entries, pending[1], pending[1])[1]
     if entry then items[#items + 1] = described(pending[1], text(pending[4]), entry[2]) end
   end
-  handTo(ctx, { claim = claim }, items)
-  return reply('joined', index)
+  local member = memberOf(group, claim)
+  return reply('joined', index, member and member.sent or 0, json('[' .. concat(items, ',') .. ']'))
 end
 
 -- topic.ack: a member has handled an event, and takes another one

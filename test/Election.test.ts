@@ -3,14 +3,12 @@ import { assert, layer } from "@effect/vitest"
 import { Context, Deferred, Duration, Effect, Exit, Fiber, Layer, Logger, Option, Schema, Scope, Stream } from "effect"
 import { hostname } from "node:os"
 import { Coordinator, Election, Lease, Lock } from "../src/index.ts"
-import { spaceOf } from "../src/internal/hold/place.ts"
-import type { Tenancy } from "../src/internal/hold/tenancy.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { assertUnanswered, behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, elsewhere, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
 import { asks, waits, within } from "./support/requests.ts"
-import { several } from "./support/several.ts"
+import { missed, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -75,10 +73,6 @@ const watching = Effect.fnUntraced(function*(leader: Election.Election<string>) 
       )
   }
 })
-
-const channelsOf = (
-  context: Node
-) => [...spaceOf(Context.get(context, Coordinator.Coordinator)).kernel.partitionAt(0).channels.values()]
 
 const reasonOf = (error: Election.ElectionError) => error.reason._tag
 
@@ -709,9 +703,7 @@ layer(TestServer.layer, live)("a leader", (it) => {
         yield* watch.saw([undefined, "a", "1"])
         yield* mine.proclaim("2")
         yield* mine.proclaim("3")
-        // As if events were missing.
-        const [channel] = channelsOf(b)
-        ;(channel!.tenant as Tenancy).missed(channel!.session!)
+        missed(b)
         yield* Effect.provideContext(Lock.withLockIfAvailable(Effect.void, "asked later"), b)
         yield* watch.saw([undefined, "a", "1"])
         yield* held.release()
@@ -784,8 +776,7 @@ layer(TestServer.layer, live)("a leader", (it) => {
         yield* waits(server, namespace, "election:chief", 1)
         yield* server.cli("CONFIG", "SET", "maxmemory", "1")
         yield* Effect.gen(function*() {
-          const [channel] = channelsOf(b!)
-          ;(channel!.tenant as Tenancy).missed(channel!.session!)
+          missed(b!)
           yield* Effect.sleep("200 millis")
         }).pipe(Effect.ensuring(Effect.orDie(server.cli("CONFIG", "SET", "maxmemory", "0"))))
         yield* waits(server, namespace, "election:chief", 1)

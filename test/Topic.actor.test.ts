@@ -64,6 +64,8 @@ const run = async (topic: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
   const sessions = [0, 0, 0]
   const joined = [false, false, false]
   const read = new Map<string, number>()
+  // The deliveries to each member since it has joined.
+  const counted = [0, 0, 0]
   let index = ""
   const nameOf = (member: number) => `s${member}x${sessions[member]}`
   await topic.open("publisher")
@@ -76,11 +78,11 @@ const run = async (topic: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
       const events = await topic.mail(name)
       for (const event of events.slice(read.get(name) ?? 0)) {
         if (event[0] !== "changed" || event[2] !== "deliver" || !joined[member]) continue
-        for (const [id, attempt, body, key] of event[3] as Array<[string, number, string, string]>) {
+        const deliveries = event[4] as Array<[string, number, string, string]>
+        assert.strictEqual(event[3], ++counted[member]!)
+        for (const [id, attempt, body, key] of deliveries) {
           assert.notStrictEqual(id, "gap")
           const known = flights.get(id)
-          // Told again when the member asked again.
-          if (known?.member === member && known.attempt === attempt) continue
           assert.isUndefined(known, `${id} was handed out twice`)
           assert.notInclude(done, id)
           assert.strictEqual(attempt, (attempts.get(id) ?? 0) + 1)
@@ -116,8 +118,16 @@ const run = async (topic: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
     }
   }
   const join = async (member: number) => {
-    const [tag, at] = await topic.send(nameOf(member), "topic.consume", ["m", "g", "0", credit, ordered ? "1" : ""])
+    const name = nameOf(member)
+    const [tag, at, count, open] = await topic.send(name, "topic.consume", ["m", "g", "0", credit, ordered ? "1" : ""])
     assert.strictEqual(tag, "joined")
+    if (!joined[member]) counted[member] = 0
+    // What the member has in hand, of so many deliveries.
+    assert.strictEqual(count, counted[member])
+    assert.sameDeepMembers(
+      (open as Array<[string, number]>).map(([id, attempt]) => [id, attempt]),
+      [...flights].filter(([, flight]) => flight.member === member).map(([id, { attempt }]) => [id, attempt])
+    )
     index = at as string
     joined[member] = true
   }

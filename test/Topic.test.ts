@@ -19,10 +19,11 @@ import {
 } from "effect"
 import { type Coordinator, Lock, Metrics, SharedRef, TaskGroup, Topic } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
+import { behindLine } from "./support/behindLine.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { freshNamespace, node, short, TestServer } from "./support/live.ts"
 import { asks } from "./support/requests.ts"
-import { lose, on, promptly, several } from "./support/several.ts"
+import { lose, missed, on, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -456,6 +457,54 @@ layer(TestServer.layer, live)("a group", (it) => {
           )
         )
         yield* Effect.forEach([fiber, other], Fiber.interrupt)
+      })))
+
+  it.effect("takes no event twice when an answer overtakes the mailbox", () =>
+    behindLine(({ context: b, direct, line }) =>
+      Effect.gen(function*() {
+        const published = yield* on(yield* direct(), make())
+        const topic = yield* on(b, make())
+        const handled: Array<number> = []
+        const member = yield* Effect.forkChild(
+          topic.run((event) => Effect.sync(() => handled.push(event.value)), { group: "g", from: "beginning" })
+        )
+        const handles = (count: number) => eventually(Effect.sync(() => assert.deepStrictEqual(handled, upTo(count))))
+        yield* joined(topic, "g", 1)
+        const held = yield* line.hold(({ name }) => name === "XREAD")
+        yield* published.publish(0)
+        yield* promptly(held.request, "the next reading of the mailbox")
+        yield* handles(1)
+        yield* published.publish(1)
+        missed(b)
+        yield* handles(2)
+        yield* settled(topic, "g")
+        yield* held.release()
+        yield* published.publish(2)
+        yield* handles(3)
+        yield* Fiber.interrupt(member)
+      })
+    ))
+
+  it.effect("takes no event again that it acknowledges while it asks for what it has", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const taken: Array<number | string> = []
+        const member = yield* Effect.forkChild(
+          Stream.runForEach(topic.consume({ group: "g", from: "beginning" }), ({ acknowledge, element }) =>
+            Effect.suspend(() => {
+              taken.push(...valuesOf([element]))
+              missed(a!)
+              return acknowledge
+            }))
+        )
+        yield* joined(topic, "g", 1)
+        yield* topic.publish(0)
+        yield* settled(topic, "g")
+        yield* topic.publish(1)
+        yield* settled(topic, "g")
+        yield* Fiber.interrupt(member)
+        assert.deepStrictEqual(taken, [0, 1])
       })))
 
   it.effect("keeps what it has not acknowledged from retention, unless that is not wished", () =>

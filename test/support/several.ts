@@ -1,7 +1,9 @@
 /** Several coordinators in one process, as several processes would have them. */
 import { assert } from "@effect/vitest"
-import { Effect, type Fiber, type Scope } from "effect"
+import { Context, Effect, type Fiber, type Scope } from "effect"
 import { Coordinator, Lock } from "../../src/index.ts"
+import { spaceOf } from "../../src/internal/hold/place.ts"
+import type { Tenancy } from "../../src/internal/hold/tenancy.ts"
 import type { Proxy } from "../../src/testing/Proxy.ts"
 import { eventually, realSleep } from "./eventually.ts"
 import { assertEmpty, elsewhere, freshNamespace, type Node, node, TestServer } from "./live.ts"
@@ -45,6 +47,13 @@ const sessionOf = (context: Node) =>
     Effect.flatMap(Coordinator.Coordinator, ({ sessions }) => Effect.map(sessions, ([session]) => session!.id!)),
     context
   )
+
+/** Has a coordinator ask what has become of everything, as if events of its mailbox were missing. */
+export const missed = (context: Node): void => {
+  const { kernel } = spaceOf(Context.get(context, Coordinator.Coordinator))
+  const [channel] = kernel.partitionAt(0).channels.values()
+  ;(channel!.tenant as Tenancy).missed(channel!.session!)
+}
 
 /** Waits until no session is known any more but those of these coordinators. */
 export const deadForgotten = (context: Node | ReadonlyArray<Node>, namespace: string, server: Server) =>

@@ -65,6 +65,7 @@ export class Delivery<A> {
 }
 
 type Item = readonly [id: string, attempt: number, body: string, key: string, publisher: string, trace: string]
+type Items = ReadonlyArray<Item | readonly ["gap", number]>
 
 export interface GroupSettings {
   readonly group: string
@@ -86,8 +87,10 @@ class Member<A> {
   #session: Session | undefined = undefined
   #left = false
   #index = ""
-  // Deliveries that came before the membership was known here.
-  #early: Array<ReadonlyArray<unknown>> = []
+  // What came before the membership was known here.
+  #early: Array<Items> = []
+  // So many deliveries were counted when this member was last told of all that it has: one of them that comes later is old.
+  #counted = 0
   // Of the last event that was delivered.
   #last: string | undefined = undefined
 
@@ -104,17 +107,24 @@ class Member<A> {
 
   joined(membership: Membership): void {
     this.#membership = membership
-    for (const change of this.#early.splice(0)) this.observe(change)
+    for (const items of this.#early.splice(0)) this.#takeAll(items)
   }
 
   observe(change: ReadonlyArray<unknown>): void {
-    if (change[0] !== "deliver") {
-      this.#index = String(change[0])
-      this.#session = this.#place.channel.session
+    if (change[0] === "deliver") {
+      if (Number(change[1]) > this.#counted) this.#takeAll(change[2] as Items)
       return
     }
-    if (this.#membership === undefined) return void this.#early.push(change)
-    for (const item of change[1] as ReadonlyArray<Item | readonly ["gap", number]>) {
+    const [index, counted, items] = change as readonly [string, number, Items]
+    this.#index = index
+    this.#session = this.#place.channel.session
+    this.#counted = counted
+    this.#takeAll(items)
+  }
+
+  #takeAll(items: Items): void {
+    if (this.#membership === undefined) return void this.#early.push(items)
+    for (const item of items) {
       if (item[0] === "gap") {
         const missed = Number(item[1])
         if (missed > 0) this.#place.space.kernel.hooks.metrics.missed(missed)
