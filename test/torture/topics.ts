@@ -326,9 +326,8 @@ const repeated = (facts: Facts): ReadonlyArray<Anomaly> => {
           isLost(run, first.hold.client, first.hold.asked - run.lease, second.at + run.lease) ||
           // The process was killed before it sent the acknowledgement.
           first.hold.ended! >= (deaths.get(first.hold.client) ?? Number.POSITIVE_INFINITY) - run.lease ||
-          // The acknowledgement was on its way, or refused, when its member left or its session ended.
-          overlaps(run.disturbed.get(""), first.at - run.lease, second.at) ||
-          overlaps(run.disturbed.get(first.hold.client), first.at - run.lease, second.at) ||
+          // Members of this group leave, and Redis may have refused their acknowledgements until then.
+          group === "unordered" && overlaps(run.disturbed.get(""), first.at, second.at) ||
           // The second handler began after its session had expired, and before its process noticed.
           isLost(run, second.hold.client, second.at - run.lease, ended + run.lease) ||
           second.hold.outcome === undefined && second.hold.steps.length === 0 ||
