@@ -10,11 +10,20 @@
 -- The hash:
 --   o<session>/<id>    a member; it hears of every change
 --   f<lease>           the largest token with which a holder of that lease has written
+--   t                  the claim whose turn it is to update; the others are a queue (see kernel.lua)
+--   s                  record RefLine, while there is one
 -- Tokens of leases are kept for a day after the last write with one, also when the value is deleted: a former holder must
 -- not bring it back.
+-- Updates are optimistic. One that was in the way of others waits for its turn, during which no other update is made. A
+-- turn is short and protects nothing: an update that comes too late for it finds another version, or waits again.
+-- record RefLine 1: first, last, till
 
 -- When a lease makes it a multiple of so many fields, tokens older than a day are dropped: names of leases may be endless.
 local CROWD = 128
+
+-- In ms: what a paused process costs the next in line; and for how long updates that come one right after the other are
+-- made in one turn.
+local TURN, SPELL = 100, 8
 
 local NO_VALUE = json('null')
 
@@ -89,6 +98,99 @@ handlers['sharedRef.compareAndSet'] = function(ctx, key, expected, value, life)
   return reply('set', writeRef(ctx, key, value, life))
 end
 
+local function loadLine(key)
+  local found = call('HMGET', key, 's', 't')
+  local line = found[1] and unpackRefLine(found[1]) or { first = 1, last = 0, till = 0 }
+  line.claim = found[2]
+  return line
+end
+
+-- The alarm is for members that have to hear when the value expires, and for the line.
+local function silence(ctx, key)
+  call('ZREM', ctx.dues, '@' .. sub(key, #ctx.prefix + 1))
+end
+
+local function saveLine(ctx, key, line)
+  if line.claim then
+    call('HSET', key, 's', packRefLine(line), 't', line.claim)
+  elseif isQueueEmpty(line) then
+    call('HDEL', key, 's', 't')
+    local _, till = loadRef(ctx)
+    if till == 0 or call('HLEN', key) == 0 then silence(ctx, key) end
+  else
+    call('HSET', key, 's', packRefLine(line))
+    call('HDEL', key, 't')
+  end
+end
+
+-- Whether it is the turn of another claim.
+local function isTaken(ctx, line, claim)
+  return line.claim ~= claim and (line.claim and line.till > ctx.now or not isQueueEmpty(line))
+end
+
+local function giveTurn(ctx, key, line, claim)
+  line.claim, line.till = claim, ctx.now + TURN
+  alarm(ctx, key, TURN + 1)
+end
+
+-- The turn of the next in line begins, with what stands there now.
+local function passTurn(ctx, key, line)
+  line.claim = false
+  local claim = front(ctx, key, line)
+  if claim then
+    depart(key, line, claim, text(line.first))
+    giveTurn(ctx, key, line, claim)
+    local version, _, value = loadRef(ctx)
+    inform(ctx, claim, text(line.till), json(version), value)
+  end
+  saveLine(ctx, key, line)
+end
+
+-- sharedRef.turn: waits until no other update is made for a while; answers the present value. It ends with an update.
+-- keys: all
+-- args: id string
+-- reply: ["granted", till string, version number, value json] | ["queued", ahead number]
+handlers['sharedRef.turn'] = function(ctx, key, id)
+  local line, claim = loadLine(key), claimOf(ctx, id)
+  local place = line.claim ~= claim and call('HGET', key, 'q' .. claim)
+  if place then return queued(ctx, tonumber(place) - line.first) end
+  if isTaken(ctx, line, claim) then
+    join(key, line, claim, '1')
+    own(ctx, key, id)
+    if line.till <= ctx.now then passTurn(ctx, key, line) else saveLine(ctx, key, line) end
+    return queued(ctx, line.last - line.first)
+  end
+  if line.claim ~= claim then
+    giveTurn(ctx, key, line, claim)
+    saveLine(ctx, key, line)
+    own(ctx, key, id)
+  end
+  local version, _, value = loadRef(ctx)
+  return reply('granted', text(line.till), json(version), value)
+end
+
+-- sharedRef.update: as `compareAndSet`, in the claim's turn; or, with the id "", while it is the turn of no claim. The turn
+-- ends with the write, unless more are to come and the next in line has not waited for long.
+-- keys: all
+-- args: id string, expected string, value string, life number, more boolean
+-- reply: ["set", version number, kept boolean] | ["conflict", version number, value json] | ["taken"]
+handlers['sharedRef.update'] = function(ctx, key, id, expected, value, life, more)
+  local line, claim = loadLine(key), id ~= '' and claimOf(ctx, id)
+  if isTaken(ctx, line, claim) then
+    if claim then disown(ctx, key, id) end
+    return '["taken"]'
+  end
+  local version, _, present = loadRef(ctx)
+  if version ~= expected then return reply('conflict', json(version), present) end
+  version = writeRef(ctx, key, value, life)
+  local kept = claim and line.claim == claim and more == '1' and ctx.now < line.till - TURN + SPELL
+  if claim and not kept then
+    if line.claim == claim then passTurn(ctx, key, line) end
+    disown(ctx, key, id)
+  end
+  return reply('set', version, kept or false)
+end
+
 -- sharedRef.fence: writes the value unless a holder with a newer token of the lease has written
 -- keys: all
 -- args: value string, life number, lease string, token number
@@ -137,9 +239,16 @@ handlers['sharedRef.commit'] = function(ctx, _, count, changes)
 end
 
 reapers.sharedRef = function(ctx, key, session, id)
-  call('HDEL', key, 'o' .. session .. '/' .. id)
-  -- Without members, nothing has to be told when the value expires.
-  if call('HLEN', key) == 0 then call('ZREM', ctx.dues, '@' .. sub(key, #ctx.prefix + 1)) end
+  local claim = session .. '/' .. id
+  if call('HDEL', key, 'o' .. claim) == 0 then
+    local line = loadLine(key)
+    if line.claim == claim then
+      passTurn(ctx, key, line)
+    elseif depart(key, line, claim) then
+      saveLine(ctx, key, line)
+    end
+  end
+  if call('HLEN', key) == 0 then silence(ctx, key) end
 end
 
 alarms.sharedRef = function(ctx, key)
@@ -148,5 +257,11 @@ alarms.sharedRef = function(ctx, key)
     alarm(ctx, key, till - ctx.now + 1)
   elseif version == '0' then
     announce(ctx, key, json(nextToken(ctx)), 0, NO_VALUE)
+  end
+  local line = loadLine(key)
+  if line.claim and line.till > ctx.now then
+    alarm(ctx, key, line.till - ctx.now + 1)
+  elseif line.claim or not isQueueEmpty(line) then
+    passTurn(ctx, key, line)
   end
 end

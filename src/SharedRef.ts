@@ -21,8 +21,10 @@
  * **Gotchas**
  *
  * - **The functions of `update`, `modify` and `transaction` may run several times**, also on an outdated value whose result is
- *   dropped. They should only compute. No turn is promised among contenders: a slow function may lose for long. From the
- *   second conflict in a row on, `update` and `modify` wait up to 16 ms, at random.
+ *   dropped. They should only compute.
+ * - `update` and `modify` are optimistic. After its second conflict, an update waits for its turn, first in first out. A turn
+ *   ends with the update, after 8 ms if more updates follow at once, or after 100 ms if its process is paused.
+ * - `updateEffect`, `modifyEffect` and `transaction` try again at once, for as long as others are faster: keep them short.
  * - Updates of one process that meet are one write, and one version.
  * - `cached` can answer an older value than a `get` before it: events come a moment after the write.
  * - Values are decoded once and shared: treat them as immutable.

@@ -246,6 +246,67 @@ layer(TestServer.layer, { excludeTestServices: true })("the shared-ref actor", (
     120_000
   )
 
+  it.effect("lets updates be made in turn, first in first out, and passes the turn of a session that ends or is late", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const redis = yield* client(server)
+      yield* Effect.promise(async () => {
+        const { end, key, mail, open, reap, ring, send } = actor(redis, freshNamespace(), "sharedRef:x")
+        for (const name of ["A", "B", "C", "D"]) await open(name)
+        const turn = (name: string, id: string) => send(name, "sharedRef.turn", [id])
+        const update = (name: string, id: string, expected: number, value: string, more = "") =>
+          send(name, "sharedRef.update", [id, expected, value, 0, more])
+        const heard = async (name: string) => (await mail(name)).at(-1)
+
+        assert.deepStrictEqual((await turn("A", "a")).slice(2), [0, null])
+        assert.deepStrictEqual(await turn("B", "b"), ["queued", 0])
+        assert.deepStrictEqual(await turn("C", "c"), ["queued", 1])
+        assert.deepStrictEqual(await turn("B", "b"), ["queued", 0])
+        assert.deepStrictEqual(await update("D", "", 0, "9"), ["taken"])
+        assert.deepStrictEqual(await update("A", "a", 1, "9"), ["conflict", 0, null])
+        const [, first, kept] = await update("A", "a", 0, "1", "1")
+        assert.isTrue(kept)
+        const [, second, keptAgain] = await update("A", "a", first, "2")
+        assert.isFalse(keptAgain)
+        assert.deepStrictEqual((await heard("B"))!.slice(0, 2), ["granted", "b"])
+        assert.deepStrictEqual((await heard("B"))!.slice(3), [second, 2])
+        await end("B", true)
+        assert.strictEqual(await reap("B"), "forgotten")
+        assert.deepStrictEqual((await heard("C"))!.slice(0, 2), ["granted", "c"])
+        await send("C", "session.leave", ["c"])
+        assert.deepStrictEqual(await redis.hgetall(key), {})
+        assert.isNull(await redis.zscore(key.replace(/sharedRef:x$/, "due"), "@sharedRef:x"))
+
+        // Late by more than a turn takes.
+        assert.deepStrictEqual((await turn("A", "d")).slice(2), [second, 2])
+        assert.strictEqual((await turn("D", "e"))[0], "queued")
+        const late = performance.now()
+        while ((await heard("D"))?.[1] !== "e") {
+          assert.isBelow(performance.now() - late, 3000)
+          await ring()
+        }
+        assert.isAbove(performance.now() - late, 90)
+        assert.deepStrictEqual(await update("A", "d", second, "3"), ["taken"])
+        const [, third] = await update("D", "e", second, "3")
+        assert.deepStrictEqual((await turn("A", "f")).slice(2), [third, 3])
+        assert.strictEqual((await turn("D", "g"))[0], "queued")
+        const begun = performance.now()
+        let version = third as number
+        let more = true
+        // As many as there are for a short time, and then the next in line has its turn.
+        while (more) {
+          assert.isBelow(performance.now() - begun, 3000)
+          const [tag, next, kept] = await update("A", "f", version, "4", "1")
+          assert.strictEqual(tag, "set")
+          version = next
+          more = kept
+        }
+        assert.deepStrictEqual((await heard("D"))!.slice(0, 2), ["granted", "g"])
+        await send("D", "session.leave", ["g"])
+        await redis.del(keyOf(key, "value"))
+      })
+    }))
+
   it.effect("drops the tokens of leases that nobody has used for a day when there are many", () =>
     Effect.gen(function*() {
       const server = yield* TestServer

@@ -4,6 +4,7 @@ import { Cause, Effect, Exit, Fiber, Option, pipe, Schema, Stream, SubscriptionR
 import { type Coordinator, Lock, SharedRef } from "../src/index.ts"
 import { Linearizability } from "../src/testing.ts"
 import { make as proxy, type Verdict } from "../src/testing/Proxy.ts"
+import { behindLine } from "./support/behindLine.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
 import { keysOf } from "./support/namespace.ts"
@@ -353,6 +354,28 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         yield* range(Effect.map(on(a!, SharedRef.family({ ...options, name: "f" })), (family) => family("")))
       })))
 
+  it.effect("is not kept from others for long by an update that was paused in its turn", () =>
+    behindLine(({ context, direct, line }) =>
+      Effect.gen(function*() {
+        const ours = yield* on(context, number())
+        const theirs = yield* on(yield* direct(), number())
+        yield* ours.set(1)
+        let held = yield* line.hold(asks("sharedRef.update"))
+        const late = yield* Effect.forkChild(ours.updateAndGet((value) => value + 100))
+        for (const value of [2, 3]) {
+          yield* promptly(held.request, "an update that comes too late")
+          yield* theirs.set(value)
+          const { release } = held
+          held = yield* line.hold(asks("sharedRef.update"))
+          yield* release()
+        }
+        yield* promptly(held.request, "the update in its turn")
+        assert.strictEqual(yield* promptly(theirs.updateAndGet((value) => value + 1), "an update of another one"), 4)
+        yield* held.release()
+        assert.strictEqual(yield* promptly(Fiber.join(late), "the late one"), 104)
+        yield* ours.delete
+      }), { lease: "10 seconds" }))
+
   it.effect("is updated exactly as often as it is asked, by many at once, in few requests", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
@@ -525,7 +548,8 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         yield* ref.set(1)
         const writes: Record<string, Effect.Effect<unknown, SharedRef.SharedRefError>> = {
           set: ref.set(7),
-          compareAndSet: ref.update((value) => value + 6),
+          update: ref.update((value) => value + 6),
+          compareAndSet: Effect.flatMap(ref.versioned, ({ version }) => ref.compareAndSet(version, 7)),
           commit: SharedRef.transaction([ref], ([value]) => [undefined, [value + 6]])
         }
         for (const [executed, verdict] of [[true, "dropReply"], [false, "drop"]] as const) {

@@ -4,12 +4,15 @@ import { Effect, Fiber, Schema, Stream } from "effect"
 import { Counter, Lock, SharedRef } from "../../src/index.ts"
 import { eventually } from "../support/eventually.ts"
 import { onNode } from "../support/live.ts"
+import { asks } from "../support/requests.ts"
 import { insist, leads } from "../support/uncertain.ts"
 import type { Program, Rows } from "./matrix.ts"
 
 export const requests = [
   ["sharedRef.set", "sharedRef:x"],
   ["sharedRef.compareAndSet", "sharedRef:x"],
+  ["sharedRef.update", "sharedRef:x"],
+  ["sharedRef.turn", "sharedRef:x"],
   ["sharedRef.fence", "sharedRef:x"],
   ["sharedRef.join", "sharedRef:x"],
   ["sharedRef.commit", "sharedRef:y"],
@@ -35,7 +38,7 @@ const collecting = <A, E>(stream: Stream.Stream<A, E>) =>
 const told = <A>(seen: ReadonlyArray<A>, expected: ReadonlyArray<A>) =>
   eventually(Effect.sync(() => assert.deepStrictEqual(seen, expected)))
 
-export const program: Program = ({ namespace, other, server }) =>
+export const program: Program = ({ line, namespace, other, server }) =>
   Effect.gen(function*() {
     const [x, y] = [yield* ref("x"), yield* ref("y")]
     const [theirX, theirY] = [yield* onNode(other)(ref("x")), yield* onNode(other)(ref("y"))]
@@ -46,6 +49,21 @@ export const program: Program = ({ namespace, other, server }) =>
     // From an outdated value, an update needs a second request, which is not made when the first was given up.
     yield* told(hearing.seen, [0, 1, 2])
     yield* leads(x.updateAndGet((value) => value + 1), 3, theirX.get, 3)
+    // After two updates that came too late, the next one waits for its turn.
+    let held = yield* line.hold(asks("sharedRef.update"))
+    const late = yield* Effect.forkChild(insist(x.updateAndGet((value) => value * 2)))
+    for (const value of [4, 5]) {
+      yield* held.request
+      yield* theirX.set(value)
+      const { release } = held
+      if (value === 4) held = yield* line.hold(asks("sharedRef.update"))
+      yield* release()
+    }
+    // It says nothing of the update when it gets no turn in time.
+    assert.strictEqual(yield* Fiber.join(late), 10)
+    yield* told(hearing.seen, [0, 1, 2, 3, 4, 5, 10])
+    const { version } = yield* theirX.versioned
+    yield* leads(x.compareAndSet(version, 3), true, theirX.get, 3)
     const lease = yield* Effect.scoped(onNode(other)(Lock.acquire("owner")))
     yield* leads(x.setFenced(lease, 4), undefined, theirX.get, 4)
     yield* leads(
@@ -54,9 +72,9 @@ export const program: Program = ({ namespace, other, server }) =>
       Effect.all([theirX.get, theirY.get]).pipe(Effect.map(([x, y]) => x * 10 + y)),
       51
     )
-    yield* told(hearing.seen, [0, 1, 2, 3, 4, 5])
+    yield* told(hearing.seen, [0, 1, 2, 3, 4, 5, 10, 3, 4, 5])
     yield* leads(x.delete, true, theirX.get, 0)
-    yield* told(hearing.seen, [0, 1, 2, 3, 4, 5, 0])
+    yield* told(hearing.seen, [0, 1, 2, 3, 4, 5, 10, 3, 4, 5, 0])
     yield* Fiber.interrupt(hearing.fiber)
     yield* theirY.delete
     // What remains says who may write.

@@ -329,7 +329,7 @@ export const ask = <A, E>(
   acquiring: Omit<Acquire<E>, "options" | "refuse"> & { readonly wait?: Duration.Input | undefined },
   answer: (outcome: Settled, hold: Hold) => Effect.Effect<A, E>
 ): Effect.Effect<A, E> => {
-  const { fail, place, wait = place.space.wait } = acquiring
+  const { fail, place, question, wait = question === true ? undefined : place.space.wait } = acquiring
   // One operation: between two of them an interruption could lose what the first has got.
   const asked = Effect.callback<A, E>((resume) => {
     const hold = newHold({ ...acquiring, refuse: () => Effect.undefined })

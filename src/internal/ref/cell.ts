@@ -14,6 +14,7 @@ import { type InvalidPayload, type Payload, payload } from "../hold/payload.ts"
 import type { Place } from "../hold/place.ts"
 import { read, request } from "../hold/request.ts"
 import { StaleToken, WriteUncertain } from "../hold/unwritten.ts"
+import { Turns } from "./turns.ts"
 import { type State, Watch } from "./watch.ts"
 
 export type Reason = CoordinatorReason | InvalidPayload | StaleToken | WriteUncertain
@@ -58,6 +59,7 @@ type WriteVerb =
   | "sharedRef.delete"
   | "sharedRef.fence"
   | "sharedRef.set"
+  | "sharedRef.update"
 
 const toldOf = ([change, version, value]: ReadonlyArray<unknown>): Told => ({
   change: Number(change),
@@ -74,11 +76,6 @@ const rawOf = (text: string | null): Raw => {
     parse: () => JSON.parse(text.slice(text.indexOf(" ", first + 1) + 1))
   }
 }
-
-// Contenders that all try again at once invalidate each other. From the second conflict in a row on, each waits a random time
-// of up to so many milliseconds, twice as long each time up to the longest.
-const firstPause = 1
-const longestPause = 16
 
 const uncertain = () => ["uncertain"] as const
 
@@ -98,6 +95,7 @@ export class Cell<A, E> {
   // Updates that wait for the write that is under way; then one write makes all of them.
   #changes: Array<Change<A, E>> = []
   #changing = false
+  readonly #turns: Turns<E>
 
   constructor(options: CellOptions<A, E>) {
     const { initial, place, schema } = options
@@ -109,6 +107,7 @@ export class Cell<A, E> {
     this.#what = `The value of shared ref ${JSON.stringify(place.name)}`
     this.#decoded = { version: 0, value: initial }
     this.#exit = Exit.succeed(initial)
+    this.#turns = new Turns(place, (reason) => options.fail(reason as Reason))
   }
 
   // -------------------------------------------------------------------------------------------------------------------
@@ -269,13 +268,6 @@ export class Cell<A, E> {
     )
   }
 
-  /** After so many conflicts in a row: a pause, and what stands there then. */
-  #later(conflicts: number): Effect.Effect<Versioned<A>, E> {
-    const { io, transport } = this.place.space.kernel
-    const most = Math.min(longestPause, firstPause * 2 ** (conflicts - 2))
-    return Effect.andThen(Effect.promise(() => transport.sleep(io.random() * most)), this.versioned)
-  }
-
   /** Answers what stands there instead, if that is another version. */
   #replace(expected: number, json: string, publish?: Publications): Effect.Effect<Raw | undefined, E> {
     return Effect.map(
@@ -283,11 +275,13 @@ export class Cell<A, E> {
         if (reply[0] === "set") this.#wrote(reply[1], json)
       }, { publish }),
       (reply) => {
-        if (reply[0] === "set") return undefined
-        const [, version, value] = reply
-        return this.#last = { version, parse: () => value }
+        return reply[0] === "set" ? undefined : this.#present(reply)
       }
     )
+  }
+
+  #present([, version, value]: readonly ["conflict", number, unknown]): Raw {
+    return this.#last = { version, parse: () => value }
   }
 
   compareAndSet(expected: number, value: A, publish: Publications | undefined): Effect.Effect<boolean, E> {
@@ -320,10 +314,13 @@ export class Cell<A, E> {
       while (this.#changes.length > 0) {
         const changes = this.#changes
         this.#changes = []
+        this.#turns.begin()
         yield* Effect.catchCause(
           this.#commit(changes),
           (cause) =>
             Effect.sync(() => {
+              this.#turns.rest()
+              this.#turns.end()
               for (const { resume } of changes) resume(Effect.failCause(cause))
             })
         )
@@ -332,30 +329,52 @@ export class Cell<A, E> {
     })
   }
 
+  #update(base: number, json: string) {
+    const turns = this.#turns
+    const more = this.#changes.length > 0 || turns.isLively
+    const id = turns.present?.id ?? ""
+    return this.#write("sharedRef.update", [id, String(base), json, this.#options.timeToLive, more], (reply) => {
+      if (reply[0] === "set") this.#wrote(reply[1], json)
+      if (reply[0] === "taken" || reply[0] === "set" && !reply[2]) turns.over()
+    })
+  }
+
   // Applies all, one after the other, and writes the result.
   #commit(changes: ReadonlyArray<Change<A, E>>): Effect.Effect<void, E> {
+    const turns = this.#turns
     return Effect.gen({ self: this }, function*() {
-      let conflicts = 0
-      const guess = this.#guess
-      let verified = guess === undefined
-      let base = yield* (guess ?? this.versioned)
-      for (;;) {
+      let base: Versioned<A> | undefined
+      // What a function makes of an outdated value says nothing.
+      let verified = true
+      if (turns.present !== undefined || !turns.isContended) {
+        const guess = this.#guess
+        verified = guess === undefined
+        base = yield* (guess ?? this.versioned)
+      }
+      for (let conflicts = 0;;) {
+        if (base === undefined) {
+          const [version, value] = (yield* turns.next).payload as readonly [number, unknown]
+          base = yield* this.#decode(this.#last = { version, parse: () => value })
+          verified = true
+        }
         const { failed, json, made } = yield* this.#apply(base.value, changes)
-        // What a function makes of an outdated value says nothing.
         if (failed.length > 0 && !verified) {
           const { version } = base
           base = yield* this.versioned
           verified = true
           if (base.version !== version) continue
         }
-        const present = json === undefined ? undefined : yield* this.#replace(base.version, json)
-        if (present === undefined) {
+        const reply = json === undefined ? undefined : yield* this.#update(base.version, json)
+        if (reply === undefined || reply[0] === "set") {
+          turns.rest()
+          // A fiber may go on at once, and ask for its next update.
           for (const [resume, result] of [...failed, ...made]) resume(result)
           return
         }
         verified = true
-        conflicts++
-        base = conflicts === 1 ? yield* this.#decode(present) : yield* this.#later(conflicts)
+        base = reply[0] === "conflict" && (turns.present !== undefined || ++conflicts < 2)
+          ? yield* this.#decode(this.#present(reply))
+          : undefined
       }
     })
   }
