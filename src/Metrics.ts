@@ -168,3 +168,74 @@ export const missedEvents = Metric.counter("lockstep_missed_events", {
   description: "Events that were trimmed before they were read, or left out for slow subscribers",
   incremental: true
 })
+
+/**
+ * `lockstep_topic_length`: events that a topic keeps. `Topic.monitor` writes it.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const topicLength = (topic: string) =>
+  Metric.withAttributes(Metric.gauge("lockstep_topic_length", { description: "Events that a topic keeps" }), { topic })
+
+/**
+ * `lockstep_topic_bytes`: their bytes. `Topic.monitor` writes it.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const topicBytes = (topic: string) =>
+  Metric.withAttributes(
+    Metric.gauge("lockstep_topic_bytes", { description: "Bytes of the events that a topic keeps" }),
+    { topic }
+  )
+
+/**
+ * `lockstep_topic_members`: members of a group. `Topic.monitor` writes it.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const groupMembers = (topic: string, group: string) =>
+  Metric.withAttributes(Metric.gauge("lockstep_topic_members", { description: "Members of a group of a topic" }), {
+    topic,
+    group
+  })
+
+/**
+ * `lockstep_topic_lag`: events that a group has still to be given. `Topic.monitor` writes it.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const groupLag = (topic: string, group: string) =>
+  Metric.withAttributes(
+    Metric.gauge("lockstep_topic_lag", { description: "Events that a group has still to be given" }),
+    { topic, group }
+  )
+
+/**
+ * `lockstep_topic_pending`: events that members of a group have not acknowledged. `Topic.monitor` writes it.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const groupPending = (topic: string, group: string) =>
+  Metric.withAttributes(
+    Metric.gauge("lockstep_topic_pending", { description: "Events that members of a group have not acknowledged" }),
+    { topic, group }
+  )
+
+/**
+ * `lockstep_topic_oldest_millis`: age of the oldest of them in milliseconds, by the clock of this process; 0 for none. `Topic.monitor` writes it.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const groupAge = (topic: string, group: string) =>
+  Metric.withAttributes(
+    Metric.gauge("lockstep_topic_oldest_millis", {
+      description: "Age of the oldest event that a group has not acknowledged"
+    }),
+    { topic, group }
+  )

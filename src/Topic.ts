@@ -95,6 +95,7 @@ import {
 import { type Delivery as GroupDelivery, joinGroup } from "./internal/topic/group.ts"
 import { type Message, type Published, Publisher } from "./internal/topic/publishing.ts"
 import { Shard } from "./internal/topic/shard.ts"
+import { measured, type State, stateOf } from "./internal/topic/state.ts"
 import { Subscription } from "./internal/topic/subscription.ts"
 import { handle } from "./internal/topic/working.ts"
 import type { Lease } from "./Lease.ts"
@@ -145,6 +146,19 @@ export type {
    */
   Published
 } from "./internal/topic/publishing.ts"
+
+export type {
+  /**
+   * @category models
+   * @since 0.1.0
+   */
+  Group,
+  /**
+   * @category models
+   * @since 0.1.0
+   */
+  State
+} from "./internal/topic/state.ts"
 
 export {
   /**
@@ -294,38 +308,6 @@ export interface Delivery<out A> {
   readonly retry: (delay?: Duration.Input | undefined) => Effect.Effect<void, TopicError>
   /** Ends when the session of this process is lost: another member gets the event then. */
   readonly lost: Effect.Effect<void>
-}
-
-/**
- * @category models
- * @since 0.1.0
- */
-export interface Group {
-  readonly name: string
-  readonly members: number
-  /** Events that no member was given yet. */
-  readonly lag: number
-  /** Events that were given to members, and not acknowledged. */
-  readonly pending: number
-  /** When the oldest event was published of those that were given to members, and not acknowledged. */
-  readonly oldest: DateTime.Utc | undefined
-}
-
-/**
- * @category models
- * @since 0.1.0
- */
-export interface State {
-  /** Events that are kept now. */
-  readonly length: number
-  /** Bytes of their values, keys and ids. */
-  readonly bytes: number
-  /** Of the oldest and the newest event, in each shard that has any. */
-  readonly first: ReadonlyArray<string>
-  readonly last: ReadonlyArray<string>
-  /** Processes that have the topic open. */
-  readonly members: number
-  readonly groups: ReadonlyArray<Group>
 }
 
 /**
@@ -766,43 +748,9 @@ class TopicImpl<in out A> implements Topic<A> {
       Effect.forEach(this.#parts, ({ place }) => failing(question(place, "topic.state", [])), {
         concurrency: "unbounded"
       }),
-      (replies) => {
-        const known = replies.flatMap((reply) => reply[0] === "state" ? [reply] : [])
-        const named = (at: 4 | 5) =>
-          replies.flatMap((reply, shard) =>
-            reply[0] === "state" && reply[at] !== "" ? [this.#nameOf(shard, reply[at])] : []
-          )
-        const sum = (values: ReadonlyArray<number>) => values.reduce((total, value) => total + value, 0)
-        return {
-          length: sum(known.map(([, , length]) => length)),
-          bytes: sum(known.map(([, , , bytes]) => bytes)),
-          first: named(4),
-          last: named(5),
-          members: Math.max(0, ...known.map(([, , , , , , members]) => members)),
-          groups: groupsOf(known.map(([, , , , , , , groups]) => groups as ReadonlyArray<GroupTuple>))
-        }
-      }
+      (replies) => stateOf(replies, this.#nameOf)
     )
   }
-}
-
-type GroupTuple = readonly [name: string, members: number, lag: number, pending: number, oldest: string]
-
-const groupsOf = (shards: ReadonlyArray<ReadonlyArray<GroupTuple>>): ReadonlyArray<Group> => {
-  const found = new Map<string, Group>()
-  for (const [name, members, lag, pending, oldest] of shards.flat()) {
-    const known = found.get(name)
-    const time = oldest === "" ? undefined : DateTime.makeUnsafe(Number.parseInt(oldest, 10))
-    const older = known?.oldest !== undefined && (time === undefined || DateTime.isLessThan(known.oldest, time))
-    found.set(name, {
-      name,
-      members: Math.max(members, known?.members ?? 0),
-      lag: lag + (known?.lag ?? 0),
-      pending: pending + (known?.pending ?? 0),
-      oldest: older ? known.oldest : time
-    })
-  }
-  return [...found.values()]
 }
 
 const failing = <A, R>(self: Effect.Effect<A, CoordinatorError, R>): Effect.Effect<A, TopicError, R> =>
@@ -926,6 +874,29 @@ export const handler = <Self, A, E, R>(
       })
       return Effect.forkScoped(Effect.tapCause(going, logged("a handler has ended")))
     })
+  )
+
+/**
+ * A layer that writes the topic's state into the gauges of `Metrics`, at once and then in this interval. One process is enough.
+ * While Redis is away, the gauges stay as they were.
+ *
+ * @category layers
+ * @since 0.1.0
+ */
+export const monitor = <Self, A>(
+  tag: Context.Key<Self, Topic<A>>,
+  { every = "15 seconds" }: {
+    /** Default 15 seconds. */
+    readonly every?: Duration.Input | undefined
+  } = {}
+): Layer.Layer<never, never, Self> =>
+  Layer.effectDiscard(
+    Effect.flatMap(tag, (topic) =>
+      Effect.flatMap(topic.state, (state) => measured(topic.name, state)).pipe(
+        Effect.catch((error) => Effect.logDebug(`topic ${JSON.stringify(topic.name)} could not be measured`, error)),
+        Effect.repeat(Schedule.spaced(Duration.millis(millis(every, "every")))),
+        Effect.forkScoped
+      ))
   )
 
 /**

@@ -32,7 +32,7 @@ const hostile = "x\u0000}{:\r\n\"é😀"
 // Events outlive their program, so the tests remove them.
 const purged = <A>(topic: Topic.Topic<A>) => Effect.addFinalizer(() => Effect.orDie(topic.purge))
 
-const make = (options: Partial<Topic.Options<number>> = {}) =>
+const make = (options: Partial<Topic.Options<number> & { readonly name: string }> = {}) =>
   Effect.tap(Topic.make({ name: hostile, schema: Schema.Number, ...options }), purged)
 
 const collect = <A, E>(stream: Stream.Stream<Topic.Element<A>, E>, count: number) =>
@@ -459,6 +459,40 @@ layer(TestServer.layer, live)("a group", (it) => {
         yield* Effect.forEach([fiber, other], Fiber.interrupt)
       })))
 
+  it.effect("shows its lag and what is pending as metrics", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        class Numbers extends Topic.Service<Numbers>()("numbers", { schema: Schema.Number }) {}
+        const topic = yield* on(a!, make({ name: "numbers" }))
+        const member = yield* Effect.forkChild(
+          Stream.runForEach(topic.consume({ group: "g", prefetch: 2 }), () => Effect.void)
+        )
+        yield* joined(topic, "g", 1)
+        yield* topic.publishAll(upTo(5))
+        const monitor = Topic.monitor(Numbers, { every: "20 millis" }).pipe(
+          Layer.provide(Numbers.layer),
+          Layer.provide(Layer.succeedContext(a!))
+        )
+        const fiber = yield* Effect.forkChild(Layer.launch(monitor))
+        const shows = (values: ReadonlyArray<number>) =>
+          eventually(Effect.gen(function*() {
+            const gauges = [
+              Metrics.topicLength("numbers"),
+              Metrics.groupMembers("numbers", "g"),
+              Metrics.groupLag("numbers", "g"),
+              Metrics.groupPending("numbers", "g")
+            ]
+            const found = yield* Effect.forEach(gauges, (gauge) => Metric.value(gauge))
+            assert.deepStrictEqual(found.map(({ value }) => value), values)
+          }))
+        yield* shows([5, 1, 3, 2])
+        assert.isAbove((yield* Metric.value(Metrics.groupAge("numbers", "g"))).value, 0)
+        assert.isAbove((yield* Metric.value(Metrics.topicBytes("numbers"))).value, 0)
+        yield* Fiber.interrupt(member)
+        yield* shows([5, 0, 3, 2])
+        yield* Fiber.interrupt(fiber)
+      })))
+
   it.effect("takes no event twice when an answer overtakes the mailbox", () =>
     behindLine(({ context: b, direct, line }) =>
       Effect.gen(function*() {
@@ -514,7 +548,7 @@ layer(TestServer.layer, live)("a group", (it) => {
           const name = `protect ${protect}`
           const topic = yield* on(
             a!,
-            make({ name, retention: { length: 8, protect } } as Partial<Topic.Options<number>>)
+            make({ name, retention: { length: 8, protect } })
           )
           yield* Stream.runHead(Stream.mapEffect(topic.consume({ group: "g", from: "beginning" }), Effect.succeed))
             .pipe(
@@ -569,7 +603,7 @@ layer(TestServer.layer, live)("a handler", (it) => {
       Effect.gen(function*() {
         const [shared, all]: [Array<number>, Array<number>] = [[], []]
         // It is purged when the members of the group have left.
-        yield* on(a!, make({ name: "numbers" } as Partial<Topic.Options<number>>))
+        yield* on(a!, make({ name: "numbers" }))
         const layers = Layer.mergeAll(
           Topic.handler(Numbers, ({ value }) => Effect.sync(() => shared.push(value)), {
             group: "g",
@@ -686,7 +720,7 @@ layer(TestServer.layer, live)("an event that follows something", (it) => {
         // In another partition it could not be one step.
         const other = yield* on(
           a!,
-          make({ name: "other", colocate: "group", lease: "1 second" } as Partial<Topic.Options<number>>)
+          make({ name: "other", colocate: "group", lease: "1 second" })
         )
         yield* Effect.scoped(Effect.gen(function*() {
           const task = yield* on(a!, group.register("shard 2"))

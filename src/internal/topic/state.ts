@@ -1,0 +1,84 @@
+/** How a topic is: for people, and for metrics. */
+
+import * as Clock from "effect/Clock"
+import * as DateTime from "effect/DateTime"
+import * as Effect from "effect/Effect"
+import * as Metric from "effect/Metric"
+import * as Metrics from "../../Metrics.ts"
+import type { Requests } from "../actor/lua.ts"
+
+export interface Group {
+  readonly name: string
+  readonly members: number
+  /** Events that no member was given yet. */
+  readonly lag: number
+  /** Events that were given to members, and not acknowledged. */
+  readonly pending: number
+  /** When the oldest event was published of those that were given to members, and not acknowledged. */
+  readonly oldest: DateTime.Utc | undefined
+}
+
+export interface State {
+  /** Events that are kept now. */
+  readonly length: number
+  /** Bytes of their values, keys and ids. */
+  readonly bytes: number
+  /** Of the oldest and the newest event, in each shard that has any. */
+  readonly first: ReadonlyArray<string>
+  readonly last: ReadonlyArray<string>
+  /** Processes that have the topic open. */
+  readonly members: number
+  readonly groups: ReadonlyArray<Group>
+}
+
+type GroupTuple = readonly [name: string, members: number, lag: number, pending: number, oldest: string]
+
+const groupsOf = (shards: ReadonlyArray<ReadonlyArray<GroupTuple>>): ReadonlyArray<Group> => {
+  const found = new Map<string, Group>()
+  for (const [name, members, lag, pending, oldest] of shards.flat()) {
+    const known = found.get(name)
+    const time = oldest === "" ? undefined : DateTime.makeUnsafe(Number.parseInt(oldest, 10))
+    const older = known?.oldest !== undefined && (time === undefined || DateTime.isLessThan(known.oldest, time))
+    found.set(name, {
+      name,
+      members: Math.max(members, known?.members ?? 0),
+      lag: lag + (known?.lag ?? 0),
+      pending: pending + (known?.pending ?? 0),
+      oldest: older ? known.oldest : time
+    })
+  }
+  return [...found.values()]
+}
+
+type Reply = Exclude<Requests["topic.state"]["reply"], readonly ["stale"]>
+
+/** What the shards have answered, taken together. */
+export const stateOf = (replies: ReadonlyArray<Reply>, nameOf: (shard: number, id: string) => string): State => {
+  const known = replies.flatMap((reply) => reply[0] === "state" ? [reply] : [])
+  const named = (at: 4 | 5) =>
+    replies.flatMap((reply, shard) => reply[0] === "state" && reply[at] !== "" ? [nameOf(shard, reply[at])] : [])
+  const sum = (values: ReadonlyArray<number>) => values.reduce((total, value) => total + value, 0)
+  return {
+    length: sum(known.map(([, , length]) => length)),
+    bytes: sum(known.map(([, , , bytes]) => bytes)),
+    first: named(4),
+    last: named(5),
+    members: Math.max(0, ...known.map(([, , , , , , members]) => members)),
+    groups: groupsOf(known.map(([, , , , , , , groups]) => groups as ReadonlyArray<GroupTuple>))
+  }
+}
+
+/** Writes a state into the gauges. */
+export const measured = (topic: string, { bytes, groups, length }: State): Effect.Effect<void> =>
+  Effect.gen(function*() {
+    yield* Metric.update(Metrics.topicLength(topic), length)
+    yield* Metric.update(Metrics.topicBytes(topic), bytes)
+    const now = yield* Clock.currentTimeMillis
+    for (const { lag, members, name, oldest, pending } of groups) {
+      const age = oldest === undefined ? 0 : Math.max(0, now - DateTime.toEpochMillis(oldest))
+      yield* Metric.update(Metrics.groupMembers(topic, name), members)
+      yield* Metric.update(Metrics.groupLag(topic, name), lag)
+      yield* Metric.update(Metrics.groupPending(topic, name), pending)
+      yield* Metric.update(Metrics.groupAge(topic, name), age)
+    }
+  })
