@@ -118,6 +118,27 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
       assert.include(line, "\"me\"")
     }))
 
+  it.effect("warns of another one of the same namespace in this process, for as long as there is one", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const lines: Array<string> = []
+      const logger = Logger.make(({ logLevel, message }) => void lines.push(`${logLevel} ${String(message)}`))
+      const warnings = Effect.sync(() => lines.filter((line) => /^Warn .* coordinators of the namespace/.test(line)))
+      yield* Effect.gen(function*() {
+        yield* Effect.scoped(Effect.gen(function*() {
+          yield* node(server.url, { namespace })
+          yield* node(server.url, { namespace: freshNamespace() })
+          assert.deepStrictEqual(yield* warnings, [])
+          yield* node(server.url, { namespace })
+          yield* eventually(Effect.map(warnings, ({ length }) => length === 1))
+          assert.include(lines.find((line) => line.includes("coordinators of the namespace")), "has 2 coordinators")
+        }))
+        yield* Effect.scoped(node(server.url, { namespace }))
+        assert.strictEqual((yield* warnings).length, 1)
+      }).pipe(Effect.provide(Logger.layer([logger])))
+    }))
+
   it.effect("reads its options from Config", () =>
     Effect.gen(function*() {
       const server = yield* TestServer

@@ -6,6 +6,7 @@ import { Coordinator, TaskGroup } from "../src/index.ts"
 import { spaceOf } from "../src/internal/hold/place.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { assertUnanswered, behindLine } from "./support/behindLine.ts"
+import { departed } from "./support/departed.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, deadlineOf, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
 import { asks } from "./support/requests.ts"
@@ -630,6 +631,19 @@ layer(TestServer.layer, live)("a task group", (it) => {
         yield* eventually(Effect.map(server.cli("HLEN", `{${namespace}:00}:taskGroup:job`), (found) => found === "3"))
         assert.deepInclude(yield* group.snapshot, { registered: 0, round: 2 })
         yield* eventually(Effect.map(other.snapshot, ({ expected }) => expected === 3))
+      }), { lease: "30 seconds" }))
+
+  it.effect("counts no worker of a process whose lease has run out", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const group = yield* groupOn(a!)
+        yield* departed(
+          server,
+          namespace,
+          1,
+          (context) => Effect.flatMap(groupOn(context), (theirs) => theirs.register("x"))
+        )
+        assert.deepInclude(yield* group.snapshot, { running: 0, lost: 1 })
       }), { lease: "30 seconds" }))
 
   it.effect("is asked what another number of shards means", () =>

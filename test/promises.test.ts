@@ -1,19 +1,38 @@
 /** What holds, waits and questions promise at their edges: each of these did not hold once. */
-import { assert, layer } from "@effect/vitest"
-import { Context, Deferred, Effect, Exit, Fiber, Option, Scope } from "effect"
-import { Coordinator, Lease, Lock, ReadWriteLock, Semaphore } from "../src/index.ts"
+import { assert, describe, it, layer } from "@effect/vitest"
+import { Context, Deferred, Effect, Exit, Fiber, Option, Schema, Scope } from "effect"
+import * as Lockstep from "../src/index.ts"
+import {
+  Barrier,
+  Coordinator,
+  CountDownLatch,
+  Counter,
+  DoubleBarrier,
+  Election,
+  Latch,
+  Lease,
+  Lock,
+  ReadWriteLock,
+  Rendezvous,
+  Semaphore,
+  SharedRef,
+  Signal,
+  TaskGroup,
+  Topic
+} from "../src/index.ts"
 import { Outbox } from "../src/internal/actor/outbox.ts"
 import type { Transport } from "../src/internal/actor/transport.ts"
+import { join } from "../src/internal/hold/acquire.ts"
 import { placeOf, spaceOf } from "../src/internal/hold/place.ts"
 import { CurrentIo, live as liveIo } from "../src/internal/io.ts"
-import { make as proxy } from "../src/testing/Proxy.ts"
 import { actor, client } from "./support/actor.ts"
-import { behindLine } from "./support/behindLine.ts"
+import { assertUnanswered, behindLine } from "./support/behindLine.ts"
+import { departed } from "./support/departed.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, holding, type Node, node, onNode, TestServer } from "./support/live.ts"
 import { waits, within } from "./support/requests.ts"
 import { type Server, standalone } from "./support/servers.ts"
-import { several } from "./support/several.ts"
+import { on, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -23,35 +42,19 @@ const short = { lease: "1500 millis", margin: "300 millis", requestTimeout: "400
 const closable = Effect.fnUntraced(function*(server: Server, options: Coordinator.Options) {
   const scope = yield* Scope.make()
   const context = yield* node(server.url, options).pipe(Scope.provide(scope))
-  return { context, close: Scope.close(scope, Exit.void) }
+  // In a fiber of its own: a close that hangs cannot be interrupted, and the test has to fail in time.
+  return { context, close: Effect.flatMap(Effect.forkDetach(Scope.close(scope, Exit.void)), Fiber.join) }
 })
 
-/** Holds something as a process would that dies now: silence, and no good-bye. */
-const killedHolder = Effect.fnUntraced(function*(
-  server: Server,
-  namespace: string,
-  hold: Effect.Effect<unknown, unknown, Coordinator.Coordinator | Scope.Scope>
-) {
-  const line = yield* proxy(server)
-  const held = yield* Deferred.make<void>()
-  yield* Effect.gen(function*() {
-    const context = yield* node(line.url, { ...short, namespace, partitions: 1 })
-    yield* onNode(context)(Effect.scoped(Effect.andThen(
-      Effect.andThen(hold, Deferred.succeed(held, undefined)),
-      Effect.never
-    )))
-  }).pipe(Effect.scoped, Effect.ignore, Effect.forkDetach)
-  yield* Deferred.await(held)
-  yield* line.blackhole
-})
+type Asked<A, E> = Effect.Effect<A, E, Coordinator.Coordinator | Scope.Scope>
 
 layer(TestServer.layer, live)("trust", (it) => {
   it.effect("ends by the earlier of the monotonic and the wall clock", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       const namespace = freshNamespace()
-      let ahead = 0
-      const io = { ...liveIo, wall: () => liveIo.wall() + ahead }
+      let [ahead, passed] = [0, 0]
+      const io = { ...liveIo, now: () => liveIo.now() + passed, wall: () => liveIo.wall() + ahead }
       yield* Effect.scoped(Effect.gen(function*() {
         const context = yield* Effect.provideService(node(server.url, { namespace }), CurrentIo, io)
         yield* onNode(context)(Effect.scoped(Effect.gen(function*() {
@@ -65,11 +68,13 @@ layer(TestServer.layer, live)("trust", (it) => {
         ahead = 0
         // A wall clock that is set back prolongs nothing, and shortens nothing.
         ahead = -3_600_000
-        yield* onNode(context)(Lock.withLock(
-          Effect.flatMap(Lease.current, (lease) =>
-            Effect.map(Option.getOrThrow(lease).isHeld, (held) => assert.isTrue(held))),
-          "a"
-        ))
+        yield* onNode(context)(Effect.scoped(Effect.gen(function*() {
+          const lease = yield* Lock.acquire("a")
+          assert.isTrue(yield* lease.isHeld)
+          passed = 15_000
+          assert.isFalse(yield* lease.isHeld)
+          assert.strictEqual((yield* Effect.flip(lease.lost)).reason, "expired")
+        })))
       }))
       yield* assertEmpty(server, namespace)
     }))
@@ -258,35 +263,51 @@ layer(TestServer.layer, live)("a lost event", (it) => {
 const sessionsOf = (context: Node) => Context.get(context, Coordinator.Coordinator).sessions
 
 layer(TestServer.layer, live)("questions", (it) => {
-  it.effect("do not count a holder whose lease ended long ago", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const namespace = freshNamespace()
-      yield* killedHolder(
-        server,
-        namespace,
+  const semaphore = (permits: number) => Semaphore.make({ name: "a", permits })
+  /** What a killed process has held, what is asked then, and the answer. */
+  const afterDeath: {
+    readonly [question: string]: readonly [
+      hold: Asked<unknown, unknown>,
+      ask: Asked<unknown, unknown>,
+      answer: unknown
+    ]
+  } = {
+    "withLockIfAvailable": [Lock.acquire("a"), Lock.withLockIfAvailable(Effect.succeed("in"), "a"), Option.some("in")],
+    "holder": [Lock.acquire("a"), Lock.holder("a"), Option.none()],
+    "withWriteLockIfAvailable": [
+      ReadWriteLock.acquireRead("a"),
+      ReadWriteLock.withWriteLockIfAvailable(Effect.succeed("in"), "a"),
+      Option.some("in")
+    ],
+    "the upgrade of a reader": [
+      ReadWriteLock.acquireRead("a"),
+      ReadWriteLock.withReadLock(ReadWriteLock.withWriteLock(Effect.succeed("in"), "a"), "a"),
+      "in"
+    ],
+    "available": [
+      Effect.flatMap(semaphore(3), (it) => it.takeScoped(2)),
+      Effect.flatMap(semaphore(3), ({ available }) => available),
+      3
+    ],
+    "another number of permits": [semaphore(3), Effect.flatMap(semaphore(5), ({ permits }) => permits), 5]
+  }
+  for (const [question, [hold, ask, answer]] of Object.entries(afterDeath)) {
+    it.effect(`do not count a holder whose lease ended long ago: ${question}`, () =>
+      several(1, ([asker], namespace, server) =>
         Effect.gen(function*() {
-          yield* Lock.acquire("a")
-          yield* ReadWriteLock.acquireRead("a")
-          const semaphore = yield* Semaphore.make({ name: "a", permits: 3 })
-          yield* semaphore.takeScoped(2)
-        })
-      )
-      yield* realSleep("1800 millis")
-      const others = { namespace, partitions: 1 }
-      const first = <A, E>(self: Effect.Effect<A, E, Coordinator.Coordinator | Scope.Scope>) =>
-        Effect.scoped(Effect.flatMap(node(server.url, others), (context) => onNode(context)(Effect.scoped(self))))
-      // Each by a process that has not asked anything before.
-      assert.isTrue(Option.isSome(yield* first(Lock.withLockIfAvailable(Effect.void, "a"))))
-      assert.isTrue(Option.isNone(yield* first(Lock.holder("a"))))
-      assert.isTrue(Option.isSome(yield* first(ReadWriteLock.withWriteLockIfAvailable(Effect.void, "a"))))
-      const available = Effect.flatMap(
-        Semaphore.make({ name: "a", permits: 5 }),
-        (semaphore) => Effect.all([semaphore.available, semaphore.permits])
-      )
-      assert.deepStrictEqual(yield* first(available), [5, 5])
-      yield* assertEmpty(server, namespace)
-    }).pipe(Effect.scoped))
+          yield* departed(server, namespace, 1, (context) => on(context, hold))
+          // The heartbeats of the asker are too slow to reap the holder: the question has to.
+          assert.deepStrictEqual(yield* on(asker!, ask), answer)
+        }), { lease: "30 seconds" }))
+  }
+
+  it.effect("do not count a holder whose lease ended long ago, also of a process that has just started", () =>
+    several(0, (_, namespace, server) =>
+      Effect.gen(function*() {
+        yield* departed(server, namespace, 0, (context) => on(context, Lock.acquire("a")))
+        const asker = yield* node(server.url, { namespace, partitions: 1 })
+        assert.isTrue(Option.isSome(yield* on(asker, Lock.withLockIfAvailable(Effect.void, "a"))))
+      })))
 
   it.effect("do not count one that is alive as ended", () =>
     several(2, ([one, two]) =>
@@ -301,7 +322,7 @@ layer(TestServer.layer, live)("questions", (it) => {
       })))
 
   it.effect("have a deadline while Redis is away, and waits say so", () =>
-    behindLine(({ context, line, namespace }) =>
+    behindLine(({ context, line, namespace, server }) =>
       Effect.gen(function*() {
         yield* onNode(context)(Effect.scoped(Effect.gen(function*() {
           const semaphore = yield* Semaphore.make({ name: "s", permits: 3 })
@@ -351,9 +372,40 @@ layer(TestServer.layer, live)("questions", (it) => {
             )
           )
           assert.isTrue(present.reason._tag === "WaitTimeout" && !present.reason.away, String(present))
+          // It is back long before the end of this wait.
+          const waiting = yield* Effect.forkChild(
+            onNode(context)(Effect.flip(Lock.withLock(Effect.void, "c", { wait: "3 seconds" })))
+          )
+          yield* waits(server, namespace, "lock:c", 1)
+          yield* line.blackhole
+          yield* Effect.flip(Lock.withLockIfAvailable(Effect.void, "a"))
+          yield* line.pass
+          yield* line.closeAll
+          yield* eventually(Effect.as(Lock.withLockIfAvailable(Effect.void, "a"), true))
+          const { reason } = yield* Fiber.join(waiting)
+          assert.isTrue(reason._tag === "WaitTimeout" && reason.away, reason.message)
           yield* held.leave
         })))
       }), { lease: "30 seconds", requestTimeout: "500 millis" }))
+})
+
+layer(TestServer.layer, live)("questions without a session", (it) => {
+  it.effect("have a deadline too, while Redis is away", () =>
+    behindLine(({ context, line }) =>
+      Effect.gen(function*() {
+        yield* line.refuse
+        yield* line.closeAll
+        yield* eventually(Effect.map(sessionsOf(context), ([session]) => session!.state === "opening"))
+        const signal = yield* onNode(context)(Signal.make({ name: "a" }))
+        yield* assertUnanswered([
+          onNode(context)(Lock.withLockIfAvailable(Effect.void, "a")),
+          onNode(context)(Effect.scoped(Semaphore.make({ name: "a", permits: 1 }))),
+          onNode(context)(Lock.holder("a")),
+          signal.set
+        ])
+        yield* line.pass
+        yield* onNode(context)(Lock.withLock(Effect.void, "a"))
+      }), short))
 })
 
 layer(TestServer.layer, live)("a kind that this release does not know", (it) => {
@@ -421,7 +473,14 @@ layer(TestServer.layer, live)("a namespace", (it) => {
       }))
       // Left by an earlier release, and by processes that were killed since.
       yield* server.cli("HSET", `{${namespace}:00}:sessions`, "protocol", 1, "sOLD", "unreadable")
-      yield* server.cli("ZADD", `{${namespace}:00}:due`, 1, "OLD")
+      // As long as a record of this release, in which it would look alive.
+      yield* server.cli(
+        "EVAL",
+        "redis.call('HSET', KEYS[1], 'sOLDER', struct.pack('<Bddddd', 1, 0, 1e15, 0, 0, 0))",
+        1,
+        `{${namespace}:00}:sessions`
+      )
+      yield* server.cli("ZADD", `{${namespace}:00}:due`, 1, "OLD", 1, "OLDER")
       yield* use(16)
       yield* Effect.scoped(Effect.flatMap(node(server.url, { namespace }), (context) =>
         Effect.andThen(
@@ -454,17 +513,14 @@ layer(TestServer.layer, live)("a namespace", (it) => {
           found.length === 0))
         // One that a session alive has called stays.
         const [session] = yield* sessionsOf(context)
-        yield* server.cli("FUNCTION", "LOAD", library("lockstep_1_old"))
-        yield* server.cli(
-          "HSET",
-          `{${namespace}:00}:sessions`,
-          "librarylockstep_1_old",
-          "",
-          `library/${session!.id}`,
-          "lockstep_1_old"
-        )
-        yield* Effect.scoped(node(server.url, { namespace }))
-        assert.isAbove((yield* libraries).length, 0)
+        for (const name of ["lockstep_1_old", "lockstep_1_older"]) {
+          yield* server.cli("FUNCTION", "LOAD", library(name))
+          yield* server.cli("HSET", `{${namespace}:00}:sessions`, `library${name}`, "")
+        }
+        yield* server.cli("HSET", `{${namespace}:00}:sessions`, `library/${session!.id}`, "lockstep_1_old")
+        yield* node(server.url, { namespace })
+        yield* eventually(Effect.map(libraries, (found) => !found.includes("lockstep_1_older")))
+        assert.include(yield* libraries, "lockstep_1_old")
       }))
     }).pipe(Effect.scoped))
 })
@@ -548,6 +604,28 @@ layer(TestServer.layer, live)("a callback that throws", (it) => {
         yield* held.leave
         assert.strictEqual((yield* within(Fiber.join(waiting), 3000, "the grant")).result, "in")
       })))
+
+  it.effect("nor an entry that cannot be read in place of a grant: the waiter asks, and the session goes on", () =>
+    behindLine(({ context, direct, line, namespace, server }) =>
+      Effect.gen(function*() {
+        const other = yield* direct()
+        const held = yield* onNode(other)(holding("a"))
+        // The reader sleeps while the entry comes and is spoilt.
+        const reading = yield* line.hold(({ name }) => name === "XREAD")
+        const waiting = yield* Effect.forkDetach(onNode(context)(Lock.withLock(Effect.succeed("in"), "a")))
+        yield* waits(server, namespace, "lock:a", 1)
+        yield* reading.request
+        const [session] = yield* sessionsOf(context)
+        yield* held.leave
+        const mailbox = `{${namespace}:00}:mail:${session!.id}`
+        const [entry] = (yield* server.cli("XREVRANGE", mailbox, "+", "-", "COUNT", 1)).split("\n")
+        yield* server.cli("DEL", mailbox)
+        yield* server.cli("XADD", mailbox, entry!, "e", "not JSON")
+        yield* reading.release()
+        // Well before the next heartbeat.
+        assert.strictEqual((yield* within(Fiber.join(waiting), 3000, "the grant")).result, "in")
+        assert.strictEqual((yield* sessionsOf(context))[0]!.id, session!.id)
+      }), { lease: "30 seconds" }))
 })
 
 layer(TestServer.layer, live)("the bound of what waits", (it) => {
@@ -647,9 +725,36 @@ layer(TestServer.layer, live)("keys", (it) => {
           yield* semaphore.takeScoped(2)
           const waiting = yield* Effect.forkChild(onNode(two!)(Lock.withLock(Effect.void, "a")))
           yield* waits(server, namespace, "lock:a", 1)
+          const schema = Schema.String
+          const timeToLive = "1 second"
+          const countDownLatch = yield* CountDownLatch.make({ name: "d", count: 2, timeToLive })
+          yield* countDownLatch.countDown()
+          yield* Latch.make({ name: "e", timeToLive })
+          yield* Effect.flatMap(Election.make({ name: "f" }), (election) => election.campaign())
+          const tasks = yield* TaskGroup.make({ name: "g", result: schema, timeToLive })
+          yield* tasks.register("x")
+          const barrier = yield* Barrier.make({ name: "h", parties: 2 })
+          const doubleBarrier = yield* DoubleBarrier.make({ name: "i", parties: 2 })
+          const rendezvous = yield* Rendezvous.make({ name: "j", schema })
+          const signal = yield* Signal.make({ name: "k" })
+          const meeting = yield* Effect.forkChild(Effect.all([
+            barrier.await(),
+            Effect.scoped(doubleBarrier.enter()),
+            rendezvous.give("a"),
+            signal.await
+          ], { concurrency: "unbounded" }))
+          const resources = [
+            ...["lock:a", "readWriteLock:b", "semaphore:c", "countDownLatch:d", "countDownLatch-items:d", "latch:e"],
+            ...["election:f", "taskGroup:g", "taskGroup-items:g", "barrier:h", "barrier-items:h", "doubleBarrier:i"],
+            ...["rendezvous:j", "rendezvous-items:j", "signal:k"]
+          ]
+          yield* eventually(Effect.map(
+            server.cli("EXISTS", ...resources.map((resource) => `{${namespace}:00}:${resource}`)),
+            (found) => Number(found) === resources.length
+          ))
           const check = Effect.gen(function*() {
             const keys = (yield* server.cli("KEYS", `{${namespace}:*`)).split("\n").filter((key) => key !== "")
-            assert.isAbove(keys.length, 8)
+            assert.isAbove(keys.length, resources.length + 5)
             for (const key of keys) {
               const left = Number(yield* server.cli("PTTL", key))
               if (key.endsWith(":floor")) assert.strictEqual(left, -1, key)
@@ -660,7 +765,7 @@ layer(TestServer.layer, live)("keys", (it) => {
           // After heartbeats as well.
           yield* realSleep("1500 millis")
           yield* check
-          yield* Fiber.interrupt(waiting)
+          yield* Fiber.interruptAll([waiting, meeting])
         })))
       })))
 
@@ -678,12 +783,16 @@ layer(TestServer.layer, live)("keys", (it) => {
         )
         yield* onNode(context)(Effect.scoped(Effect.gen(function*() {
           yield* Lock.acquire("a")
-          yield* server.cli("PEXPIRE", `{${namespace}:00}:lock:a`, 60_000)
+          const latch = yield* CountDownLatch.make({ name: "b", count: 2, timeToLive: "1 second" })
+          yield* latch.countDown()
+          const keys = ["lock:a", "countDownLatch:b", "countDownLatch-items:b"].map((key) => `{${namespace}:00}:${key}`)
+          for (const key of keys) yield* server.cli("PEXPIRE", key, 60_000)
           ahead = 7 * 3_600_000
-          yield* eventually(Effect.map(
-            server.cli("PTTL", `{${namespace}:00}:lock:a`),
-            (left) => Number(left) > 80_000_000
-          ))
+          for (const key of keys) {
+            yield* eventually(Effect.map(server.cli("PTTL", key), (left) => Number(left) > 80_000_000), {
+              message: key
+            })
+          }
         })))
       }))
       yield* assertEmpty(server, namespace)
@@ -712,6 +821,39 @@ layer(TestServer.layer, live)("interruption", (it) => {
         assert.isBelow(interrupted - made, 2000 + 3 * (made - started))
         yield* line.pass
         yield* line.closeAll
+      }), { lease: "30 seconds" }))
+})
+
+layer(TestServer.layer, live)("the end of a membership", (it) => {
+  it.effect("costs no more with many other claims", () =>
+    behindLine(({ context, line }) =>
+      Effect.gen(function*() {
+        const place = placeOf(spaceOf(Context.get(context, Coordinator.Coordinator)), "semaphore", "a", "name")
+        const members = yield* Effect.forEach(Array.from({ length: 4000 }), () =>
+          join(place, {
+            verb: "semaphore.join",
+            args: () => [1, "fail"],
+            observer: { observe: () => {} },
+            fail: (reason) => reason
+          }), { concurrency: "unbounded" })
+        yield* line.blackhole
+        const count = 30_000
+        const waiting = yield* Effect.forkDetach(
+          onNode(context)(Effect.forEach(
+            Array.from({ length: count }, (_, at) => at),
+            (at) => Lock.withLock(Effect.void, `k${at}`),
+            { concurrency: "unbounded", discard: true }
+          ))
+        )
+        yield* eventually(Effect.sync(() => place.tenancy.size >= count))
+        const started = performance.now()
+        for (const [member] of members) place.tenancy.release(member, () => {})
+        // Looking at all claims for each of them takes seconds.
+        assert.isBelow(performance.now() - started, 500)
+        yield* Fiber.interrupt(waiting)
+        yield* line.pass
+        yield* line.closeAll
+        yield* onNode(context)(Lock.withLock(Effect.void, "a"))
       }), { lease: "30 seconds" }))
 })
 
@@ -746,12 +888,28 @@ layer(TestServer.layer, live)("a number that differs", (it) => {
       }))))
 })
 
-layer(TestServer.layer, live)("services of two modules", (it) => {
-  it.effect("may have the same name", () =>
-    Effect.sync(() => {
-      class Pool extends Semaphore.Service<Pool>()("migration", { permits: 1 }) {}
-      assert.strictEqual(Pool.key, "lockstep/Semaphore/migration")
-    }))
+describe("services of all modules", () => {
+  it("may have the same name", () => {
+    const schema = Schema.String
+    const keys = {
+      Barrier: Barrier.Service()("migration", { parties: 2 }).key,
+      CountDownLatch: CountDownLatch.Service()("migration", { count: 1 }).key,
+      Counter: Counter.Service()("migration").key,
+      DoubleBarrier: DoubleBarrier.Service()("migration", { parties: 2 }).key,
+      Election: Election.Service()("migration").key,
+      Latch: Latch.Service()("migration").key,
+      Rendezvous: Rendezvous.Service()("migration", { schema }).key,
+      Semaphore: Semaphore.Service()("migration", { permits: 1 }).key,
+      SharedRef: SharedRef.Service()("migration", { schema, initial: "" }).key,
+      "SharedRef.Family": SharedRef.FamilyService()("migration", { schema, initial: "" }).key,
+      Signal: Signal.Service()("migration").key,
+      TaskGroup: TaskGroup.Service()("migration", { result: schema }).key,
+      Topic: Topic.Service()("migration", { schema }).key
+    }
+    for (const [module, key] of Object.entries(keys)) assert.strictEqual(key, `lockstep/${module}/migration`)
+    const withService = Object.entries(Lockstep).filter(([, module]) => "Service" in module).map(([name]) => name)
+    for (const module of withService) assert.property(keys, module)
+  })
 })
 
 layer(TestServer.layer, live)("a lease of its own", (it) => {
