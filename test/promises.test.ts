@@ -769,6 +769,16 @@ layer(TestServer.layer, live)("keys", (it) => {
         })))
       })))
 
+  it.effect("of a session have it before its first heartbeat", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      const { keys, open } = actor(redis, freshNamespace(), "lock:a")
+      yield* Effect.promise(() => open("a"))
+      for (const key of keys("a").filter((key) => !key.endsWith(":floor"))) {
+        assert.isAbove(yield* Effect.promise(() => redis.pttl(key)), 80_000_000, key)
+      }
+    }))
+
   it.effect("are touched while something is held for long", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
