@@ -32,12 +32,25 @@ export const dump = Effect.fnUntraced(function*({ primaries }: Deployment, names
 // So many that there are some in each partition.
 const names = Array.from({ length: 64 }, (_, at) => `sweep ${at}`)
 
+/** Tokens of fenced writers, and numbers of the sums of processes that were killed: Redis keeps both for a day. */
+const isKeptForADay = Effect.fnUntraced(function*({ primaries }: Deployment, key: string) {
+  if (!/^\{[^}]+\}:(sharedRef|counter):/.test(key)) return false
+  for (const server of yield* primaries) {
+    // Another node of a cluster does not answer.
+    const fields = yield* Effect.orElseSucceed(server.cli("HKEYS", key), () => "")
+    if (fields === "") continue
+    return fields.split("\n").every((field) => /^[fb]/.test(field)) && Number(yield* server.cli("PTTL", key)) > 0
+  }
+  return false
+})
+
 /** Nothing stays behind once a coordinator has been everywhere. */
 export const leaks = (deployment: Deployment, settings: Settings): Effect.Effect<ReadonlyArray<Anomaly>> =>
   Effect.suspend(() => {
     let left: ReadonlyArray<string> = []
     const look = Effect.gen(function*() {
-      left = yield* remainsOf(yield* deployment.primaries, settings.namespace)
+      const all = yield* remainsOf(yield* deployment.primaries, settings.namespace)
+      left = yield* Effect.filter(all, (key) => Effect.map(isKeptForADay(deployment, key), (kept) => !kept))
     })
     // Nobody else is left to find the dead.
     const sweep = Effect.gen(function*() {

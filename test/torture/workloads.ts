@@ -6,6 +6,7 @@ import { election } from "./workloads/election.ts"
 import { latch } from "./workloads/latch.ts"
 import { lock } from "./workloads/lock.ts"
 import { readWriteLock } from "./workloads/readWriteLock.ts"
+import { ref } from "./workloads/ref.ts"
 import { rendezvous } from "./workloads/rendezvous.ts"
 import { semaphore } from "./workloads/semaphore.ts"
 import { signal } from "./workloads/signal.ts"
@@ -23,5 +24,6 @@ export const workloads: ReadonlyArray<Workload> = [
   signal,
   rendezvous,
   election,
-  topic
+  topic,
+  ref
 ]
