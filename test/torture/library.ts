@@ -228,6 +228,70 @@ export const bugs: { readonly [name: string]: Bug } = {
       "if (last !== undefined && number <= last) {"
     ]]
   },
+  // Some comparisons of versions are not made.
+  uncomparedVersion: {
+    lua: [["if version ~= expected then", "if version ~= expected and ctx.micros % 5 > 0 then"]]
+  },
+  // Of updates that meet in one process, the last one is written.
+  lastUpdateOnly: {
+    sources: [["internal/ref/cell.ts", "present = exit.value.next", ""]]
+  },
+  // A transaction compares the version of its last ref only.
+  halfCompared: {
+    lua: [["fits = fits and version == expected", "fits = version == expected"]]
+  },
+  // A part of a transaction is written with a version of its own.
+  tornTransaction: {
+    lua: [[
+      "storeRef(ctx, ctx.bind(index), version, part.value, part.life)",
+      "storeRef(ctx, ctx.bind(index), index > 1 and ctx.micros % 10 == 0 and nextToken(ctx) or version, part.value, part.life)"
+    ]]
+  },
+  // Some writes of former holders are not refused.
+  lateFence: {
+    lua: [["if seen > tonumber(token) then", "if seen > tonumber(token) and ctx.micros % 3 > 0 then"]]
+  },
+  // Some versions are not told.
+  untoldVersion: {
+    lua: [[
+      "if announce(ctx, key, json(version), json(version), json(value)) and life",
+      "if ctx.micros % 20 > 0 and announce(ctx, key, json(version), json(version), json(value)) and life"
+    ]]
+  },
+  // Some deletions are not told.
+  untoldDeletion: {
+    lua: [["if existed then announce(", "if existed and ctx.micros % 3 > 0 then announce("]]
+  },
+  // The next session makes a write again that the one before has made.
+  rewritten: {
+    faults: ["SIGSTOP", "paused server"],
+    sources: [["internal/ref/cell.ts", "moot: uncertain,", ""]]
+  },
+  // A cached value is answered however old it is.
+  ageless: {
+    faults: ["SIGSTOP", "stall", "blocked event loop"],
+    sources: [["internal/ref/watch.ts", "return this.#age < maxAge ? latest : undefined", "return latest"]]
+  },
+  // A sum that the next session sends again is added again.
+  repeatedSum: {
+    faults: ["SIGSTOP", "partition", "lost replies"],
+    lua: [["if source ~= '' and lastSum(key, source) >= tonumber(number) then", "if false then"]]
+  },
+  // Some additions are answered, and not made.
+  lostAddition: {
+    lua: [[
+      "saveCounter(ctx, key, sum, life)",
+      "if ctx.micros % 30 > 0 then saveCounter(ctx, key, sum, life) end"
+    ]]
+  },
+  // What meets a sum that is under way is not sent.
+  droppedSum: {
+    sources: [[
+      "internal/ref/sums.ts",
+      "this.#isSending = false\n    this.#sending = 0",
+      "this.#isSending = false\n    this.#sending = 0\n    if (Math.random() < 0.05) this.#sum = 0"
+    ]]
+  },
   // Some permits that are given back stay taken.
   leakedPermit: {
     lua: [[
