@@ -105,22 +105,36 @@ const additionsOf = ({ batches, single }: Facts): ReadonlyArray<Addition> => [
   ...batches.flatMap(({ additions }) => additions)
 ]
 
+type Made = readonly [Batch | undefined, from: number, to: number]
+
+// Most requests sum up fewer additions; all others are looked for one by one.
+const usual = 30
+
 /** Which additions make a difference, and where in their batch. */
-const madeBy = (
-  facts: Facts,
-  difference: number,
-  at: number
-): readonly [Batch | undefined, from: number, to: number] | undefined => {
-  const one = facts.single.get(difference)
-  if (one !== undefined && one.from <= at) return [undefined, 0, 0]
-  for (const batch of facts.batches) {
-    if (batch.hold.asked > at) continue
-    for (const [sum, count] of batch.sums) {
-      const to = batch.sums.get(sum + difference)
-      if (to !== undefined && to > count && batch.additions[to - 1]!.from <= at) return [batch, count, to]
+const makers = ({ batches, single }: Facts): (difference: number, at: number) => Made | undefined => {
+  const known = new Map<number, Made>()
+  for (const batch of batches) {
+    const sums = [...batch.sums.keys()]
+    for (let from = 0; from < sums.length; from++) {
+      for (let to = from + 1; to < Math.min(sums.length, from + usual); to++) {
+        known.set(sums[to]! - sums[from]!, [batch, from, to])
+      }
     }
   }
-  return undefined
+  return (difference, at) => {
+    const one = single.get(difference)
+    if (one !== undefined && one.from <= at) return [undefined, 0, 0]
+    const made = known.get(difference)
+    if (made !== undefined && made[0]!.additions[made[2] - 1]!.from <= at) return made
+    for (const batch of batches) {
+      if (batch.hold.asked > at) continue
+      for (const [sum, count] of batch.sums) {
+        const to = batch.sums.get(sum + difference)
+        if (to !== undefined && to > count && batch.additions[to - 1]!.from <= at) return [batch, count, to]
+      }
+    }
+    return undefined
+  }
 }
 
 /** Every change is an addition that was made, or a reset, and every addition changes the counter once. */
@@ -133,6 +147,7 @@ const addedOnce = (facts: Facts): ReadonlyArray<Anomaly> => {
     const known = changes.get(name)
     if (known === undefined || edge.to < known.to) changes.set(name, edge)
   }
+  const madeBy = makers(facts)
   const singles = new Map<number, Edge>()
   const parts = new Map<Batch, Array<{ readonly from: number; readonly to: number; readonly edge: Edge }>>()
   const wrong = (check: string, detail: string, edges: ReadonlyArray<Edge>, from: number) => {
@@ -143,7 +158,7 @@ const addedOnce = (facts: Facts): ReadonlyArray<Anomaly> => {
     const { after, before, to } = edge
     if (after === 0 && resets.some(({ from }) => from <= to)) continue
     const difference = after - before
-    const made = madeBy(facts, difference, to)
+    const made = madeBy(difference, to)
     if (made === undefined) {
       wrong("phantom", `nobody has made ${before} ${after}: a difference of ${difference}`, [edge], edge.from)
       continue
@@ -153,12 +168,10 @@ const addedOnce = (facts: Facts): ReadonlyArray<Anomaly> => {
       const other = singles.get(difference)
       const addition = facts.single.get(difference)!
       if (other === undefined) singles.set(difference, edge)
-      else {wrong(
-          "stored",
-          `${difference} was added twice: to ${other.before} and ${before}`,
-          [other, edge],
-          addition.from
-        )}
+      else {
+        const detail = `${difference} was added twice: to ${other.before} and ${before}`
+        wrong("stored", detail, [other, edge], addition.from)
+      }
       continue
     }
     const all = parts.get(batch) ?? []

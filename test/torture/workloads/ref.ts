@@ -338,7 +338,7 @@ const fenced = (client: Client, ref: SharedRef, value: () => string): Uses => {
 
 /** An amount tells which addition it is: hardly two have the same. */
 const amount = (client: Client, counter: Counter): number => {
-  const by = 1 + Math.floor(client.random() * 2 ** 30)
+  const by = 1 + Math.floor(client.random() * 2 ** 37)
   return counter.name === "reset" && client.random() < 0.2 ? -by : by
 }
 
