@@ -67,6 +67,12 @@ local function writeRef(ctx, key, value, life)
   return json(version)
 end
 
+-- The answer that another version is the present one, if it is.
+local function conflictWith(ctx, expected)
+  local version, _, present = loadRef(ctx)
+  if version ~= expected then return reply('conflict', json(version), present) end
+end
+
 -- sharedRef.join: hears of every change from now on; answers the token as of which the answer is, and the present value
 -- keys: all
 -- args: id string
@@ -93,8 +99,8 @@ end
 -- args: expected string, value string, life number
 -- reply: ["set", version number] | ["conflict", version number, value json]
 handlers['sharedRef.compareAndSet'] = function(ctx, key, expected, value, life)
-  local version, _, present = loadRef(ctx)
-  if version ~= expected then return reply('conflict', json(version), present) end
+  local conflict = conflictWith(ctx, expected)
+  if conflict then return conflict end
   return reply('set', writeRef(ctx, key, value, life))
 end
 
@@ -180,9 +186,9 @@ handlers['sharedRef.update'] = function(ctx, key, id, expected, value, life, mor
     if claim then disown(ctx, key, id) end
     return '["taken"]'
   end
-  local version, _, present = loadRef(ctx)
-  if version ~= expected then return reply('conflict', json(version), present) end
-  version = writeRef(ctx, key, value, life)
+  local conflict = conflictWith(ctx, expected)
+  if conflict then return conflict end
+  local version = writeRef(ctx, key, value, life)
   local kept = claim and line.claim == claim and more == '1' and ctx.now < line.till - TURN + SPELL
   if claim and not kept then
     if line.claim == claim then passTurn(ctx, key, line) end
