@@ -9,7 +9,7 @@ import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
 import { keysOf } from "./support/namespace.ts"
 import { asks, fields } from "./support/requests.ts"
-import { forgetSession, fragile, isPending, lose, on, promptly, several } from "./support/several.ts"
+import { channelOf, forgetSession, fragile, isPending, lose, on, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -355,8 +355,9 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
       })))
 
   it.effect("is not kept from others for long by an update that was paused in its turn", () =>
-    behindLine(({ context, direct, line }) =>
+    behindLine(({ context, direct, line, namespace, server }) =>
       Effect.gen(function*() {
+        const cut = yield* proxy(server)
         const ours = yield* on(context, number())
         const theirs = yield* on(yield* direct(), number())
         yield* ours.set(1)
@@ -370,6 +371,22 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
           yield* release()
         }
         yield* promptly(held.request, "the update in its turn")
+        const third = yield* node(cut.url, {
+          namespace,
+          partitions: 1,
+          lease: "6 seconds",
+          requestTimeout: "300 millis"
+        })
+        const last = yield* on(third, number())
+        const waiting = yield* Effect.forkChild(Effect.flip(last.update((value) => value + 1)))
+        const channel = channelOf(third)
+        yield* eventually(Effect.sync(() => channel.tenant.isWaiting() && channel.outbox.pending === 0))
+        yield* cut.blackhole
+        // With the first heartbeat that is not answered: long before its session is lost.
+        yield* promptly(Fiber.join(waiting), "the one that Redis does not answer any more")
+        yield* cut.pass
+        yield* cut.closeAll
+        yield* eventually(Effect.isSuccess(last.set(3)))
         assert.strictEqual(yield* promptly(theirs.updateAndGet((value) => value + 1), "an update of another one"), 4)
         yield* held.release()
         assert.strictEqual(yield* promptly(Fiber.join(late), "the late one"), 104)

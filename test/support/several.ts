@@ -2,6 +2,7 @@
 import { assert } from "@effect/vitest"
 import { Context, Effect, type Fiber, type Scope } from "effect"
 import { Coordinator, Lock } from "../../src/index.ts"
+import type { Channel } from "../../src/internal/actor/channel.ts"
 import { spaceOf } from "../../src/internal/hold/place.ts"
 import type { Tenancy } from "../../src/internal/hold/tenancy.ts"
 import type { Proxy } from "../../src/testing/Proxy.ts"
@@ -48,11 +49,16 @@ const sessionOf = (context: Node) =>
     context
   )
 
+/** The only channel of a coordinator with one partition and one length of lease. */
+export const channelOf = (context: Node): Channel => {
+  const [channel] = spaceOf(Context.get(context, Coordinator.Coordinator)).kernel.partitionAt(0).channels.values()
+  return channel!
+}
+
 /** Has a coordinator ask what has become of everything, as if events of its mailbox were missing. */
 export const missed = (context: Node): void => {
-  const { kernel } = spaceOf(Context.get(context, Coordinator.Coordinator))
-  const [channel] = kernel.partitionAt(0).channels.values()
-  ;(channel!.tenant as Tenancy).missed(channel!.session!)
+  const { session, tenant } = channelOf(context)
+  ;(tenant as Tenancy).missed(session!)
 }
 
 /** Waits until no session is known any more but those of these coordinators. */

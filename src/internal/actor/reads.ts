@@ -3,10 +3,9 @@
  * command, and one key in it however many read it.
  */
 
-import { RedisError } from "../redis/errors.ts"
 import type { Office } from "./channel.ts"
 import { CoordinatorClosed, CoordinatorError } from "./errors.ts"
-import { coordinatorError, isTransient } from "./transport.ts"
+import { coordinatorError } from "./transport.ts"
 
 export interface Reading {
   readonly settle: (value: string | null) => void
@@ -49,20 +48,15 @@ export class Reads {
   }
 
   async #ask(keys: ReadonlyArray<string>): Promise<ReadonlyArray<string | null>> {
-    const { io, isClosing, settings: { namespace, requestTimeout }, transport } = this.#office
+    const { isClosing, settings: { namespace, requestTimeout }, transport } = this.#office
+    const closed = () =>
+      isClosing() ? new CoordinatorError({ reason: new CoordinatorClosed({ namespace }) }) : undefined
     const command = keys.length === 1 ? "GET" : "MGET"
-    const until = io.now() + requestTimeout
-    for (let attempt = 0;; attempt++) {
-      if (isClosing()) throw new CoordinatorError({ reason: new CoordinatorClosed({ namespace }) })
-      try {
-        const reply = await transport.commands.send(command, keys, requestTimeout)
-        return keys.length === 1 ? [reply as string | null] : reply as ReadonlyArray<string | null>
-      } catch (cause) {
-        if (!(cause instanceof RedisError) || !isTransient(cause) || io.now() >= until) throw cause
-        await Promise.race([transport.backoff(attempt, cause), transport.sleep(until - io.now())])
-        if (io.now() < until) continue
-        throw cause.executed === "no" ? cause : transport.late(keys[0])
-      }
-    }
+    const reply = await transport.answered(
+      keys[0]!,
+      closed,
+      () => transport.commands.send(command, keys, requestTimeout)
+    )
+    return keys.length === 1 ? [reply as string | null] : reply as ReadonlyArray<string | null>
   }
 }

@@ -153,6 +153,24 @@ export class Transport {
     )
   }
 
+  /** Asks until there is an answer, for as long as a question waits, unless there is a reason not to ask. */
+  async answered<A>(key: string, refusal: () => CoordinatorError | undefined, ask: () => Promise<A>): Promise<A> {
+    const { io, requestTimeout } = this
+    const until = io.now() + requestTimeout
+    for (let attempt = 0;; attempt++) {
+      const refused = refusal()
+      if (refused !== undefined) throw refused
+      try {
+        return await ask()
+      } catch (cause) {
+        if (!(cause instanceof RedisError) || !isTransient(cause)) throw cause
+        if (io.now() >= until) throw this.late(key, cause)
+        await Promise.race([this.backoff(attempt, cause), this.sleep(until - io.now())])
+        if (io.now() >= until) throw cause.executed === "no" ? cause : this.late(key)
+      }
+    }
+  }
+
   /** A plain command that only reads one key, which is its first argument. */
   read(command: string, args: ReadonlyArray<string | number>): Promise<unknown> {
     return this.commands.send(command, args, this.requestTimeout)

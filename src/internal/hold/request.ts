@@ -5,9 +5,8 @@ import type { CoordinatorError } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { Session } from "../actor/session.ts"
-import { type Answer, coordinatorError, failed, isTransient, type Verb } from "../actor/transport.ts"
+import { coordinatorError, failed, type Verb } from "../actor/transport.ts"
 import { addressOf } from "../actor/wire.ts"
-import { RedisError } from "../redis/errors.ts"
 import { mostStale } from "./claim.ts"
 import type { Hold } from "./hold.ts"
 import type { Tenancy } from "./tenancy.ts"
@@ -121,28 +120,17 @@ export const question = <V extends Verb>(
     }))
 
 const inspect = async (
-  { key, tenancy: { channel, kernel, partition } }: Target,
+  { key, tenancy: { channel, kernel: { isClosing, transport }, partition } }: Target,
   verb: Verb,
   args: ReadonlyArray<string | number | boolean>,
   anyway: boolean
 ) => {
-  const { io, settings: { requestTimeout }, transport } = kernel
   const address = addressOf(partition.prefix, "")
-  const until = io.now() + requestTimeout
-  for (let attempt = 0;; attempt++) {
-    if (kernel.isClosing()) throw channel.closedError()
-    let answer: Answer
-    try {
-      answer = await transport.inspect(address, { verb, key, args }, anyway)
-    } catch (cause) {
-      if (!(cause instanceof RedisError) || !isTransient(cause)) throw cause
-      if (io.now() >= until) throw transport.late(key, cause)
-      await Promise.race([transport.backoff(attempt, cause), transport.sleep(until - io.now())])
-      if (io.now() >= until) throw cause.executed === "no" ? cause : transport.late(key)
-      continue
-    }
-    const [reply] = answer.replies
-    if (reply![0] === "failed") throw failed(verb, String(reply![1]))
-    return reply!
-  }
+  const { replies: [reply] } = await transport.answered(
+    key,
+    () => isClosing() ? channel.closedError() : undefined,
+    () => transport.inspect(address, { verb, key, args }, anyway)
+  )
+  if (reply![0] === "failed") throw failed(verb, String(reply![1]))
+  return reply!
 }

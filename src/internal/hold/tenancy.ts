@@ -275,11 +275,11 @@ export class Tenancy implements Tenant, Keeper, Asker {
     entry.settle(["failed", error])
   }
 
-  /** Questions that no session could be had for. */
+  /** Questions that no session could be had for, or that wait for their turn. */
   readonly expire = (before: number, cause: RedisError): void => {
     for (const entry of [...this.#all.values()]) {
       const { key, question } = entry.claim
-      if (!question || entry.state !== "idle" || entry.askedAt > before) continue
+      if (!question || entry.state !== "idle" && entry.state !== "queued" || entry.askedAt > before) continue
       this.expired(entry, this.kernel.transport.late(key, cause))
     }
   }
