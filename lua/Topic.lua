@@ -3,8 +3,9 @@
 -- kinds: topic: hash, entries, even, odd, retries
 --
 -- The id of an event is "<ms>-<number>". Numbers are contiguous, so a reader notices what was trimmed or lost; times never
--- decrease, so the ids do neither. An entry of the stream: e <JSON> b <bytes of all events so far>, and where it has them:
--- k <key> i <id of the publisher's> p <publisher> t <trace>.
+-- decrease, so the ids do neither. An entry of the stream has a first field that is named "<bytes of all events so far>
+-- <publisher>", with the JSON, and where it has them: k <key> i <id of the publisher's> t <trace>. Two more fields would cost
+-- a reader more than all the rest of the entry.
 --
 -- The hash:
 --   s                  record Topic
@@ -98,10 +99,12 @@ local function tryGroup(...)
 end
 
 local function described(id, attempts, fields)
-  local parts = { e = 'null', k = '', i = '', p = '', t = '' }
-  for at = 1, #fields, 2 do parts[fields[at]] = fields[at + 1] end
-  return '["' .. id .. '",' .. attempts .. ',' .. encoded(parts.e) .. ',' .. encoded(parts.k) .. ',' .. encoded(parts.p)
-    .. ',' .. encoded(parts.t) .. ']', parts.k
+  local key, trace = '', ''
+  for at = 3, #fields, 2 do
+    if fields[at] == 'k' then key = fields[at + 1] elseif fields[at] == 't' then trace = fields[at + 1] end
+  end
+  return '["' .. id .. '",' .. attempts .. ',' .. encoded(fields[2]) .. ',' .. encoded(key) .. ','
+    .. encoded(match(fields[1], ' (.*)$') or '') .. ',' .. encoded(trace) .. ']', key
 end
 
 local function handTo(ctx, member, items)
@@ -341,10 +344,7 @@ local function oldestEvent(topic)
 end
 
 local function bytesOf(entry)
-  for at = 1, #entry[2], 2 do
-    if entry[2][at] == 'b' then return tonumber(entry[2][at + 1]) end
-  end
-  return 0
+  return tonumber(match(entry[2][1], '^%d+')) or 0
 end
 
 -- How many events may stay, by length and bytes.
@@ -515,9 +515,9 @@ handlers['topic.publish'] = function(ctx, hash, value, key, id, publisher, trace
   local total = topic.total + #value + #key + #id + #trace
   local event = topic.time .. text(topic.number + 1)
   if key == '' and id == '' and trace == '' then
-    call('XADD', topic.entries, event, 'e', value, 'b', text(total), 'p', publisher)
+    call('XADD', topic.entries, event, text(total) .. ' ' .. publisher, value)
   else
-    call('XADD', topic.entries, event, 'e', value, 'b', text(total), 'p', publisher, 'k', key, 'i', id, 't', trace)
+    call('XADD', topic.entries, event, text(total) .. ' ' .. publisher, value, 'k', key, 'i', id, 't', trace)
   end
   topic.number, topic.total = topic.number + 1, total
   topic.last[node] = tonumber(number)
@@ -707,9 +707,7 @@ handlers['topic.state'] = function(ctx, key)
   if first then
     -- What the first one has is counted with those before it.
     local own = 0
-    for at = 2, #first[2], 2 do
-      if first[2][at - 1] ~= 'b' and first[2][at - 1] ~= 'p' then own = own + #first[2][at] end
-    end
+    for at = 2, #first[2], 2 do own = own + #first[2][at] end
     bytes = topic.total - bytesOf(first) + own
   end
   return reply('state', topic.number, call('XLEN', topic.entries), bytes, first and first[1] or '', last, topic.members,

@@ -566,17 +566,13 @@ class TopicImpl<in out A> implements Topic<A> {
       }))
 
   #spanned<B>(verb: string, use: (trace: string) => Effect.Effect<B, TopicError>): Effect.Effect<B, TopicError> {
-    return Effect.withFiber((fiber) =>
-      spanned(
-        fiber,
-        Effect.withFiber<B, TopicError>(({ cache: { span } }) =>
-          use(span === undefined ? "" : `00-${span.traceId}-${span.spanId}-${span.sampled ? "01" : "00"}`)
-        ),
-        `lockstep.Topic.${verb}`,
-        "topic",
-        this.name
+    return Effect.withFiber((fiber) => {
+      if (fiber.cache.tracer === undefined && fiber.cache.span === undefined) return use("")
+      const traced = Effect.withFiber<B, TopicError>(({ cache: { span } }) =>
+        use(span === undefined ? "" : `00-${span.traceId}-${span.spanId}-${span.sampled ? "01" : "00"}`)
       )
-    )
+      return spanned(fiber, traced, `lockstep.Topic.${verb}`, "topic", this.name)
+    })
   }
 
   // -------------------------------------------------------------------------------------------------------------------

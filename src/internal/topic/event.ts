@@ -73,22 +73,11 @@ export const cursorAt = (id: string): Cursor => ({ id, number: numberOf(id) })
 export const compareIds = (a: string, b: string): number => timeOf(a) - timeOf(b) || numberOf(a) - numberOf(b)
 
 export const rawOf = ([id, fields]: Entry): Raw => {
-  const raw = { id, body: "null", key: "", publisher: "", trace: "", attempt: 1 }
-  for (let at = 0; at < fields.length; at += 2) {
-    const value = fields[at + 1]!
-    switch (fields[at]) {
-      case "e":
-        raw.body = value
-        break
-      case "k":
-        raw.key = value
-        break
-      case "p":
-        raw.publisher = value
-        break
-      case "t":
-        raw.trace = value
-    }
+  const first = fields[0]!
+  const raw = { id, body: fields[1]!, key: "", publisher: first.slice(first.indexOf(" ") + 1), trace: "", attempt: 1 }
+  for (let at = 2; at < fields.length; at += 2) {
+    if (fields[at] === "k") raw.key = fields[at + 1]!
+    else if (fields[at] === "t") raw.trace = fields[at + 1]!
   }
   return raw
 }
