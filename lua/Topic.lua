@@ -492,14 +492,38 @@ local function note(topic, field, value)
   published[at + 1] = value
 end
 
--- topic.publish: appends an event, once for the number of a coordinator's publication, and once for an id. `after` is the tag
--- that the request before it in the batch must have been answered with, or "".
+-- What is about an event besides its number, in one argument, which mostly is the same for all of a call: "<node> <after>
+-- <bytes of key> <of id> <of trace> " and then key, id, trace and publisher.
+local function originOf(ctx, about)
+  local origins = ctx.origins
+  if not origins then
+    origins = {}
+    ctx.origins = origins
+  end
+  local origin = origins[about]
+  if not origin then
+    local node, after, key, id, trace, at = match(about, '^(%S+) (%S*) (%d+) (%d+) (%d+) ()')
+    local ofId, ofTrace = at + key, at + key + id
+    local ofPublisher = ofTrace + trace
+    origin = {
+      node = node, after = after, key = sub(about, at, ofId - 1), id = sub(about, ofId, ofTrace - 1),
+      trace = sub(about, ofTrace, ofPublisher - 1), publisher = sub(about, ofPublisher), size = key + id + trace
+    }
+    origins[about] = origin
+  end
+  return origin
+end
+
+-- topic.publish: appends an event, once for the number of a coordinator's publication, and once for an id. It may be given
+-- the tag that the request before it in the batch must have been answered with.
 -- keys: all
--- args: value string, key string, id string, publisher string, trace string, node string, number number, after string
+-- args: value string, about string, number number
 -- reply: ["published", event string] | ["duplicate", event string] | ["skipped"]
-handlers['topic.publish'] = function(ctx, hash, value, key, id, publisher, trace, node, number, after)
+handlers['topic.publish'] = function(ctx, hash, value, about, number)
+  local origin = originOf(ctx, about)
+  local after = origin.after
   if after ~= '' and match(ctx.replies[#ctx.replies] or '', '^%["(%w+)"') ~= after then return '["skipped"]' end
-  local topic = loadTopic(ctx, hash)
+  local topic, node, id = loadTopic(ctx, hash), origin.node, origin.id
   local now, before = turnsOf(ctx, topic)
   if tonumber(number) <= lastOf(topic, node, now, before) then return reply('duplicate', '') end
   if id ~= '' then
@@ -512,12 +536,13 @@ handlers['topic.publish'] = function(ctx, hash, value, key, id, publisher, trace
     topic.stamp = math.max(topic.stamp, ctx.now)
     topic.time = text(topic.stamp) .. '-'
   end
-  local total = topic.total + #value + #key + #id + #trace
+  local total = topic.total + #value + origin.size
   local event = topic.time .. text(topic.number + 1)
-  if key == '' and id == '' and trace == '' then
-    call('XADD', topic.entries, event, text(total) .. ' ' .. publisher, value)
+  if origin.size == 0 then
+    call('XADD', topic.entries, event, text(total) .. ' ' .. origin.publisher, value)
   else
-    call('XADD', topic.entries, event, text(total) .. ' ' .. publisher, value, 'k', key, 'i', id, 't', trace)
+    call('XADD', topic.entries, event, text(total) .. ' ' .. origin.publisher, value, 'k', origin.key, 'i', id,
+      't', origin.trace)
   end
   topic.number, topic.total = topic.number + 1, total
   topic.last[node] = tonumber(number)

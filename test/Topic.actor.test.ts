@@ -138,13 +138,8 @@ const run = async (topic: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
         const key = next.key === 0 ? "" : `key ${next.key}`
         const [tag, id] = await topic.send("publisher", "topic.publish", [
           JSON.stringify(published.length),
-          key,
-          "",
-          "p",
-          "",
-          "node",
-          ++number,
-          ""
+          `node  ${key.length} 0 0 ${key}p`,
+          ++number
         ])
         assert.strictEqual(tag, "published")
         published.push([id as string, key === "" ? `${id}` : key])

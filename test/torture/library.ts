@@ -53,6 +53,8 @@ export const jumping: Patch = {
 
 /** A bug, and what provokes it where the usual mixture seldom would. */
 export interface Bug extends Patch {
+  /** The workloads that can show it, where the others would leave these too little time. */
+  readonly only?: ReadonlyArray<string> | undefined
   readonly faults?: ReadonlyArray<string> | undefined
   readonly long?: number | undefined
 }
@@ -195,6 +197,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // A publication that is made again by the next session is stored again.
   republished: {
+    only: ["topic"],
     faults: ["SIGSTOP", "paused server"],
     lua: [[
       "if tonumber(number) <= lastOf(topic, node, now, before) then return reply('duplicate', '') end",
@@ -264,6 +267,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // The next session makes a write again that the one before has made.
   rewritten: {
+    only: ["ref"],
     faults: ["SIGSTOP", "paused server"],
     sources: [["internal/ref/cell.ts", "moot: uncertain,", ""]]
   },

@@ -81,11 +81,11 @@ const hunt = async (name: string): Promise<boolean> => {
   const bug = bugs[name]!
   const began = performance.now()
   for (let at = 0; since(began, 60_000) < 1; at++) {
-    const { faults, long } = bug
+    const { faults, long, only } = bug
     const { anomalies } = await attempt({
       seed: seed + at,
       deployment: "standalone",
-      only: values.only,
+      only: values.only.length > 0 ? values.only : only ?? [],
       millis: 8000,
       bug,
       faults,

@@ -23,16 +23,64 @@ export interface Message {
   readonly trace: string
 }
 
-type Args = Requests["topic.publish"]["args"]
+type Done = (published: Published | undefined) => void
+
+// A class: closures of its own would be a good part of what a publication costs.
+class Publishing implements Request<"topic.publish"> {
+  readonly verb = "topic.publish"
+  readonly place: Place
+  readonly args: Requests["topic.publish"]["args"]
+  readonly fail: (error: CoordinatorError) => void
+  askedAt: number | undefined = undefined
+  queued: boolean | undefined = undefined
+  cancelled = false
+  readonly #done: Done
+  readonly #nameOf: (id: string) => string
+
+  constructor(
+    place: Place,
+    args: Requests["topic.publish"]["args"],
+    done: Done,
+    fail: (error: CoordinatorError) => void,
+    nameOf: (id: string) => string
+  ) {
+    this.place = place
+    this.args = args
+    this.fail = fail
+    this.#done = done
+    this.#nameOf = nameOf
+  }
+
+  get key(): string {
+    return this.place.key
+  }
+
+  settle(reply: Requests["topic.publish"]["reply"]): void {
+    if (reply[0] === "skipped") return this.#done(undefined)
+    if (reply[0] === "published") this.place.space.kernel.hooks.metrics.published()
+    const stored = reply[1] === "" ? "" : this.#nameOf(reply[1])
+    this.#done({ id: stored, duplicate: reply[0] === "duplicate" && stored !== "" })
+  }
+
+  expire: ((error: CoordinatorError) => void) | undefined = expire
+}
+
+function expire(this: Publishing, error: CoordinatorError): void {
+  this.cancelled = true
+  this.fail(error)
+}
 
 // So many requests wait at a time, of one call.
 const chunkSize = 4096
+
+const sizeOf = (text: string): number => Buffer.byteLength(text)
 
 export class Publisher {
   readonly #places: ReadonlyArray<Place>
   readonly #node: string
   readonly #name: string
-  readonly #nameOf: (shard: number, id: string) => string
+  // Of each shard, what makes the id of an event.
+  readonly #names: ReadonlyArray<(id: string) => string>
   // A number for each publication, growing: a smaller one that comes later is a repetition.
   #number = 0
   #next = 0
@@ -40,7 +88,7 @@ export class Publisher {
   constructor(places: ReadonlyArray<Place>, nameOf: (shard: number, id: string) => string) {
     const { kernel } = places[0]!.space
     this.#places = places
-    this.#nameOf = nameOf
+    this.#names = places.map((_, shard) => (id) => nameOf(shard, id))
     this.#node = kernel.uniqueId()
     this.#name = kernel.settings.name
   }
@@ -58,44 +106,22 @@ export class Publisher {
     node: string,
     number: number,
     after: string,
-    done: (published: Published | undefined) => void,
+    done: Done,
     fail: (error: CoordinatorError) => void
-  ) {
+  ): Publishing {
     const shard = this.#shardOf(id === "" || key !== "" ? key : id)
-    const place = this.#places[shard]!
-    const args: Args = [body, key, id, this.#name, trace, node, number, after]
-    const request = {
-      verb: "topic.publish" as const,
-      key: place.key,
-      args,
-      settle: (reply: Requests["topic.publish"]["reply"]) => {
-        if (reply[0] === "skipped") return done(undefined)
-        if (reply[0] === "published") place.space.kernel.hooks.metrics.published()
-        const stored = reply[1] === "" ? "" : this.#nameOf(shard, reply[1])
-        done({ id: stored, duplicate: reply[0] === "duplicate" && stored !== "" })
-      },
-      fail,
-      expire: (error: CoordinatorError) => {
-        request.cancelled = true
-        fail(error)
-      },
-      cancelled: false
-    }
-    return { place, request }
+    const plain = id === "" && key === "" && trace === ""
+    const about = plain
+      ? `${node} ${after} 0 0 0 ${this.#name}`
+      : `${node} ${after} ${sizeOf(key)} ${sizeOf(id)} ${sizeOf(trace)} ${key}${id}${trace}${this.#name}`
+    return new Publishing(this.#places[shard]!, [body, about, number], done, fail, this.#names[shard]!)
   }
 
-  #send(message: Message, done: (published: Published) => void, fail: (error: CoordinatorError) => void): void {
-    const { place, request } = this.#request(
-      message,
-      this.#node,
-      ++this.#number,
-      "",
-      (published) => done(published!),
-      fail
-    )
-    const { channel, space: { kernel } } = place
+  #send(message: Message, done: Done, fail: (error: CoordinatorError) => void): void {
+    const publishing = this.#request(message, this.#node, ++this.#number, "", done, fail)
+    const { channel, space: { kernel } } = publishing.place
     if (kernel.isClosing()) fail(channel.closedError())
-    else channel.outbox.request(request)
+    else channel.outbox.request(publishing)
   }
 
   /** A publication that follows a request, and is made if that is answered with this tag. */
@@ -108,7 +134,8 @@ export class Publisher {
   ): Request {
     // It is sent behind later publications, so it is not numbered with them.
     const node = this.#places[0]!.space.kernel.uniqueId()
-    const { place, request } = this.#request(message, node, 1, after, done, fail)
+    const publishing = this.#request(message, node, 1, after, done, fail)
+    const { place } = publishing
     if (place.channel !== leader.channel) {
       throw new RangeError(
         `topic ${JSON.stringify(place.name)} is not in the partition of ${leader.kind} ${
@@ -117,7 +144,7 @@ export class Publisher {
           `another lease: give it \`colocate: ${JSON.stringify(leader.name)}\``
       )
     }
-    return request as unknown as Request
+    return publishing as unknown as Request
   }
 
   /** Stores an event once. While Redis is away it fails after the `requestTimeout`; if it was sent, it may be stored. */
@@ -125,7 +152,7 @@ export class Publisher {
     return Effect.callback((resume) =>
       this.#send(
         message,
-        (published) => resume(Effect.succeed(published)),
+        (published) => resume(Effect.succeed(published!)),
         (error) => resume(Effect.fail(error))
       )
     )
@@ -142,7 +169,7 @@ export class Publisher {
           this.#send(
             messages[at]!,
             (published) => {
-              results[at] = published
+              results[at] = published!
               if (--left === 0) resume(Effect.void)
             },
             (error) => resume(Effect.fail(error))
