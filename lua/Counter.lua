@@ -49,15 +49,19 @@ local function noteSum(ctx, key, source, number)
   end
 end
 
--- counter.join: hears of every change from now on; answers the token as of which the answer is, and the present value
+-- counter.join: hears of every change from now on; answers the token as of which the answer is, and the present value. Asked
+-- again, a member hears these through its mailbox, behind the changes that are there already; the reply says nothing then, as
+-- change -1.
 -- keys: all
 -- args: id string
 -- reply: ["joined", change number, value number]
 handlers['counter.join'] = function(ctx, key, id)
-  enrol(ctx, key, id)
+  local isNew = enrol(ctx, key, id)
   local value, till = loadCounter(ctx)
   if till > 0 then alarm(ctx, key, till - ctx.now + 1) end
-  return reply('joined', json(ctx.last), value)
+  if isNew then return reply('joined', json(ctx.last), value) end
+  post(ctx, ctx.session, reply('changed', id, json(ctx.last), value))
+  return reply('joined', -1, 0)
 end
 
 -- counter.add: adds, unless the sum is not exact any more. With a source, each of its numbers is added once.

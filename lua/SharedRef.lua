@@ -73,15 +73,19 @@ local function conflictWith(ctx, expected)
   if version ~= expected then return reply('conflict', json(version), present) end
 end
 
--- sharedRef.join: hears of every change from now on; answers the token as of which the answer is, and the present value
+-- sharedRef.join: hears of every change from now on; answers the token as of which the answer is, and the present value. Asked
+-- again, a member hears these through its mailbox, behind the changes that are there already; the reply says nothing then, as
+-- change -1.
 -- keys: all
 -- args: id string
 -- reply: ["joined", change number, version number, value json]
 handlers['sharedRef.join'] = function(ctx, key, id)
-  enrol(ctx, key, id)
+  local isNew = enrol(ctx, key, id)
   local version, till, value = loadRef(ctx)
   if till > 0 then alarm(ctx, key, till - ctx.now + 1) end
-  return reply('joined', asOf(ctx), json(version), value)
+  if isNew then return reply('joined', asOf(ctx), json(version), value) end
+  post(ctx, ctx.session, reply('changed', id, asOf(ctx), json(version), value))
+  return reply('joined', -1, 0, NO_VALUE)
 end
 
 -- sharedRef.set: writes the value; answers what it replaces, if that is asked for

@@ -476,11 +476,13 @@ end
 
 -- The last number that a coordinator has published under.
 local function lastOf(topic, node, now, before)
-  local field = 'p' .. node
-  if not topic.last[node] then
-    topic.last[node] = tonumber(call('HGET', now, field) or call('HGET', before, field) or '0')
+  local last = topic.last[node]
+  if not last then
+    local field = 'p' .. node
+    last = tonumber(call('HGET', now, field) or call('HGET', before, field) or '0')
+    topic.last[node] = last
   end
-  return topic.last[node]
+  return last
 end
 
 local function note(topic, field, value)

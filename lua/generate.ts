@@ -163,6 +163,8 @@ const shapeInLua = ({ args, each, roles }: Handler): string =>
 // Comments and blank lines would be parsed by Redis at every load and sent with it; they stay in lua/.
 const body = [
   `local SHAPES = { ${handlers.map((handler) => `['${handler.verb}'] = ${shapeInLua(handler)}`).join(", ")} }`,
+  // Of a request about the same resource as the one before it, which names all keys of it.
+  `local SAME = { ${handlers.map(({ verb }) => `['=${verb}'] = '${verb}'`).join(", ")} }`,
   `local ROLES = { none = { 'hash' }, ${kinds.map(([kind, roles]) => `${kind} = ${rolesInLua(roles)}`).join(", ")} }`,
   ...sources.map(([file, source]) => isShared(file) ? source : `do\n${source}\nend`)
 ].join("\n")

@@ -778,11 +778,9 @@ local function dispatch(ctx, keys, requests)
   ctx.replies = replies
   while at <= length do
     local verb = requests[at]
-    local shape, same = SHAPES[verb], false
-    if not shape and sub(verb, 1, 1) == '=' then
-      verb, same = sub(verb, 2), true
-      shape = SHAPES[verb]
-    end
+    local same = SAME[verb]
+    if same then verb = same end
+    local shape = SHAPES[verb]
     count = count + 1
     if not shape then
       -- Whatever comes behind it cannot be told apart from its arguments.

@@ -1,7 +1,7 @@
 /** Shared refs: one value, many processes; every write counts once, and every version is heard of. */
 import { assert, layer } from "@effect/vitest"
 import { Cause, Effect, Exit, Fiber, Option, pipe, Schema, Stream, SubscriptionRef } from "effect"
-import { type Coordinator, Lock, SharedRef } from "../src/index.ts"
+import { type Coordinator, Counter, Lock, SharedRef } from "../src/index.ts"
 import { Linearizability } from "../src/testing.ts"
 import { make as proxy, type Verdict } from "../src/testing/Proxy.ts"
 import { behindLine } from "./support/behindLine.ts"
@@ -9,7 +9,7 @@ import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
 import { keysOf } from "./support/namespace.ts"
 import { asks, fields } from "./support/requests.ts"
-import { channelOf, forgetSession, fragile, isPending, lose, on, promptly, several } from "./support/several.ts"
+import { channelOf, forgetSession, fragile, isPending, lose, missed, on, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -138,6 +138,33 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         yield* eventually(Effect.map(fields(server, namespace, "sharedRef:x", "o"), (members) => members === 0))
         yield* one.delete
       })))
+
+  it.effect("shows changes that are under way before what is asked anew", () =>
+    behindLine(({ context, direct, line }) =>
+      Effect.gen(function*() {
+        const other = yield* direct()
+        const theirs = { ref: yield* on(other, number()), counter: yield* on(other, Counter.make({ name: "x" })) }
+        const ref = yield* collecting((yield* on(context, number())).changes)
+        const counter = yield* collecting((yield* on(context, Counter.make({ name: "x" }))).changes)
+        const see = (values: ReadonlyArray<number>) =>
+          Effect.andThen(sees(ref.seen, values), sees(counter.seen, values))
+        const change = (value: number) => Effect.andThen(theirs.ref.set(value), theirs.counter.add(1))
+        yield* see([0])
+        const held = yield* line.hold(({ name }) => name === "XREAD")
+        yield* change(1)
+        yield* promptly(held.request, "the next reading of the mailbox")
+        yield* change(2)
+        yield* change(3)
+        missed(context)
+        yield* on(context, Effect.asVoid(Lock.withLockIfAvailable(Effect.void, "asked later")))
+        yield* held.release()
+        yield* see([0, 1, 2, 3])
+        yield* Fiber.interrupt(ref.fiber)
+        yield* Fiber.interrupt(counter.fiber)
+        yield* theirs.ref.delete
+        yield* theirs.counter.reset
+      })
+    ))
 
   it.effect("shows a slow subscriber only the latest version, if it wants that", () =>
     several(2, (nodes) =>

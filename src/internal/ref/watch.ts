@@ -115,6 +115,8 @@ export class Watch<S extends State> implements Observer {
 
   readonly observe = (told: ReadonlyArray<unknown>): void => {
     const state = this.#options.parse(told)
+    // The answer comes through the mailbox, behind the changes that are under way.
+    if (state.change < 0) return
     this.learn(state)
     for (const subscriber of this.#subscribers) this.#tell(subscriber, state)
   }
