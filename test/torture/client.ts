@@ -4,6 +4,7 @@ import type * as Lockstep from "../../src/index.ts"
 import { History, Program } from "../../src/testing.ts"
 import type { Event, Outcome, What } from "./history.ts"
 import { writer } from "./resource.ts"
+import { keepOf } from "./workload.ts"
 import { workloads } from "./workloads.ts"
 
 /** Of every coordinator of a round; times in milliseconds. */
@@ -162,7 +163,7 @@ const clientOf = (tools: Tools): Client => {
     random,
     pick: (items) => items[Math.floor(random() * items.length)]!,
     stopping,
-    keep: argument.settings.lease * 3 + 1000,
+    keep: keepOf(argument.settings.lease),
     attempt: Effect.fnUntraced(function*(request, effect, tokenOf, saw) {
       const { id } = ask(request)
       const exit = yield* Effect.exit(

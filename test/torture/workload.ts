@@ -16,6 +16,9 @@ export interface Workload {
   ) => Effect.Effect<void, unknown, Lockstep.Coordinator.Coordinator>
 }
 
+/** How long what no client has open is remembered, in milliseconds. */
+export const keepOf = (lease: number): number => lease * 3 + 1000
+
 /** So many fibers at once, each again and again. */
 export const fibers = (
   count: number,

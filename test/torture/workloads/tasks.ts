@@ -1,7 +1,7 @@
 import { Effect, Option, Schema } from "effect"
 import type { Anomaly, Run } from "../checks.ts"
 import type { Hold } from "../history.ts"
-import { fibers, type Workload } from "../workload.ts"
+import { fibers, keepOf, type Workload } from "../workload.ts"
 
 const shards = 4
 
@@ -61,6 +61,10 @@ function agrees(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
   const to = Math.max(...answered.map(({ entered }) => entered!))
   const forgot = run.forgets.some((span) => span.from <= to && from - run.lease <= span.to)
   const results = new Map<number, Hold>()
+  // No client has reached the group for as long as it is kept: one that was away makes another group.
+  const kept = keepOf(run.lease / 1000) * 1000
+  const moments = answered.map(({ entered }) => entered!).sort((a, b) => a - b)
+  if (moments.some((at, next) => next > 0 && at - moments[next - 1]! > kept)) return []
   for (const hold of answered.filter(({ kind }) => kind === "tasks run")) {
     const other = results.get(hold.weight)
     if (other === undefined) results.set(hold.weight, hold)
