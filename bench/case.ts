@@ -144,6 +144,20 @@ const name = (n: number): string => `bench:${String(n).padStart(6, "0")}`
 
 const names = (from: number, to: number) => Array.from({ length: to - from }, (_, at) => name(from + at))
 
+/** What was counted between two times that the parent says. What was noted before them is forgotten. */
+const counted = async (go: Promise<unknown>, counts: ReadonlyArray<number>, notes: Array<unknown>) => {
+  const { from, to } = await go as { from: number; to: number }
+  await sleep(from - now())
+  notes.length = 0
+  const before = { at: now(), counts: [...counts], cpu: cpuMillis() }
+  await sleep(to - now())
+  return {
+    millis: now() - before.at,
+    cpuMillis: cpuMillis() - before.cpu,
+    counts: counts.map((count, at) => count - before.counts[at]!)
+  }
+}
+
 const loops = async (contestant: Contestant, task: Extract<Job["task"], { is: "loops" }>): Promise<LoopsResult> => {
   const { keys, lead = false, pause, permits, ref, stay } = task
   const counts = keys.map(() => 0)
@@ -173,19 +187,7 @@ const loops = async (contestant: Contestant, task: Extract<Job["task"], { is: "l
     : contestant.permits!(permits, workers)
   const go = receive()
   await send({ ready: true })
-  const measure = async (): Promise<LoopsResult> => {
-    const { from, to } = await go as { from: number; to: number }
-    await sleep(from - now())
-    stays.length = 0
-    const before = { at: now(), counts: [...counts], cpu: cpuMillis() }
-    await sleep(to - now())
-    return {
-      millis: now() - before.at,
-      cpuMillis: cpuMillis() - before.cpu,
-      counts: counts.map((count, at) => count - before.counts[at]!),
-      stays
-    }
-  }
+  const measure = async (): Promise<LoopsResult> => ({ ...await counted(go, counts, stays), stays })
   // The loops end only by failing.
   return await Promise.race([measure(), done.then(() => Promise.reject(new Error("the loops ended")))])
 }
@@ -340,19 +342,7 @@ const traffic = async (
     next: () => ({ number: ++number, at: interval > 0 ? now() : 0 }),
     opened
   })
-  const measure = async (): Promise<TrafficResult> => {
-    const { from, to } = await go as { from: number; to: number }
-    await sleep(from - now())
-    delays.length = 0
-    const before = { at: now(), counts: [...counts], cpu: cpuMillis() }
-    await sleep(to - now())
-    return {
-      millis: now() - before.at,
-      cpuMillis: cpuMillis() - before.cpu,
-      counts: counts.map((count, at) => count - before.counts[at]!),
-      delays
-    }
-  }
+  const measure = async (): Promise<TrafficResult> => ({ ...await counted(go, counts, delays), delays })
   return await Promise.race([measure(), done.then(() => Promise.reject(new Error("the traffic has ended")))])
 }
 

@@ -39,6 +39,34 @@ interface Measured {
   readonly serverCpu: number
 }
 
+/** Has children that are ready measure, and watches Redis meanwhile. */
+export const measured = async <R extends { readonly cpuMillis: number }>(
+  redis: server.Server,
+  column: Column,
+  children: ReadonlyArray<child.Child>,
+  { measure, warmup }: { readonly measure: number; readonly warmup: number }
+) => {
+  const from = now() + warmup
+  const to = from + measure
+  for (const one of children) one.send({ from, to })
+  await sleep(from - now())
+  const before = await redis.info()
+  await sleep(to - now())
+  const after = await redis.info()
+  const results: Array<R> = []
+  for (const one of children) results.push(await one.next<R>())
+  await Promise.all(children.map((one) => one.ended))
+  const sent = commands[column] ?? []
+  return {
+    from,
+    to,
+    results,
+    calls: server.calls(after, sent) - server.calls(before, sent),
+    clientCpu: results.reduce((sum, { cpuMillis }) => sum + cpuMillis / 1000, 0),
+    serverCpu: server.cpuSeconds(after) - server.cpuSeconds(before)
+  }
+}
+
 export const runLoops = async (
   context: Context,
   redis: server.Server,
@@ -68,24 +96,13 @@ export const runLoops = async (
     return child.start(core(process), job, column === "lockstep" ? context.nodeOptions : [])
   })
   for (const one of children) await one.next()
-  const from = now() + warmup
-  const to = from + measure
-  for (const one of children) one.send({ from, to })
-  await sleep(from - now())
-  const before = await redis.info()
-  await sleep(to - now())
-  const after = await redis.info()
-  const results: Array<LoopsResult> = []
-  for (const one of children) results.push(await one.next<LoopsResult>())
-  await Promise.all(children.map((one) => one.ended))
+  const { from, results, to, ...costs } = await measured<LoopsResult>(redis, column, children, { measure, warmup })
   return {
+    ...costs,
     results: results.map((result) => ({
       ...result,
       stays: result.stays.filter(([, entered, left]) => entered >= from && left <= to)
-    })),
-    calls: server.calls(after, commands[column]!) - server.calls(before, commands[column]!),
-    clientCpu: results.reduce((sum, { cpuMillis }) => sum + cpuMillis / 1000, 0),
-    serverCpu: server.cpuSeconds(after) - server.cpuSeconds(before)
+    }))
   }
 }
 

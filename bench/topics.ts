@@ -13,9 +13,8 @@ import {
   type Row,
   withServer
 } from "./figures.ts"
-import { commands } from "./loops.ts"
-import { now, sleep } from "./machine.ts"
-import * as server from "./server.ts"
+import { measured } from "./loops.ts"
+import type * as server from "./server.ts"
 
 interface Part {
   readonly handlers: number
@@ -54,23 +53,7 @@ const runTraffic = async (
     children.push(one)
     await one.next()
   }
-  const from = now() + warmup
-  const to = from + measure
-  for (const one of children) one.send({ from, to })
-  await sleep(from - now())
-  const before = await redis.info()
-  await sleep(to - now())
-  const after = await redis.info()
-  const results: Array<TrafficResult> = []
-  for (const one of children) results.push(await one.next<TrafficResult>())
-  await Promise.all(children.map((one) => one.ended))
-  const sent = commands[column] ?? []
-  return {
-    results,
-    calls: server.calls(after, sent) - server.calls(before, sent),
-    clientCpu: results.reduce((sum, { cpuMillis }) => sum + cpuMillis / 1000, 0),
-    serverCpu: server.cpuSeconds(after) - server.cpuSeconds(before)
-  }
+  return await measured<TrafficResult>(redis, column, children, { measure, warmup })
 }
 
 /** Rates and costs, by contestants in turn on one server. `handled` says how many events count. */

@@ -612,8 +612,8 @@ local function orderOf(ordered)
 end
 
 -- topic.consume: becomes a member of a group, with credit for so many events. A group that is new begins after `from`, or
--- with the next event. A member that asks again is told of all that it has not acknowledged, and how many deliveries have
--- been sent to it so far: of these, one that comes later is old.
+-- with the next event. A member that asks again hears all events that it has not acknowledged, and the number of
+-- deliveries to it so far: a delivery among these that comes later is old.
 -- keys: all
 -- args: id string, name string, from string, credit number, ordered boolean
 -- reply: ["joined", index string, sent number, unacknowledged json] | ["full"] | ["ordering"]

@@ -77,7 +77,7 @@ import type { InvalidPayload } from "./internal/hold/payload.ts"
 import { millis, type Place, placeIn, type Space, spaceOf } from "./internal/hold/place.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
-import { spanned } from "./internal/hold/span.ts"
+import { isTraced, spanned } from "./internal/hold/span.ts"
 import type { Tenancy } from "./internal/hold/tenancy.ts"
 import { codec } from "./internal/topic/codec.ts"
 import { fail, OrderMismatch, ShardsMismatch, TooManyGroups, type TopicError } from "./internal/topic/errors.ts"
@@ -567,7 +567,7 @@ class TopicImpl<in out A> implements Topic<A> {
 
   #spanned<B>(verb: string, use: (trace: string) => Effect.Effect<B, TopicError>): Effect.Effect<B, TopicError> {
     return Effect.withFiber((fiber) => {
-      if (fiber.cache.tracer === undefined && fiber.cache.span === undefined) return use("")
+      if (!isTraced(fiber)) return use("")
       const traced = Effect.withFiber<B, TopicError>(({ cache: { span } }) =>
         use(span === undefined ? "" : `00-${span.traceId}-${span.spanId}-${span.sampled ? "01" : "00"}`)
       )

@@ -134,7 +134,7 @@ const traffic = Effect.fnUntraced(function*({ group, handlers, name, next, opene
     { concurrency: "unbounded", discard: true }
   )
   const publishing = Effect.gen(function*() {
-    // From the beginning on, so that nothing is missed meanwhile; but what is measured is what is heard at once.
+    // The handlers read from the beginning, so they miss nothing meanwhile; the measurement is of live events only.
     yield* Effect.sleep(200)
     yield* Effect.promise(opened)
     yield* Effect.all(Array.from({ length: publishers }, () => publisher), { concurrency: "unbounded", discard: true })

@@ -170,7 +170,7 @@ export const bugs: { readonly [name: string]: Bug } = {
       "if ctx.micros % 20 > 0 then announce(ctx, key, json(leadership(ctx, key))) end"
     ]]
   },
-  // What a dead member of a group has not acknowledged goes to nobody.
+  // Events that a dead member of a group has not acknowledged go to no other member.
   unreturnedEvents: {
     lua: [["if #pending == 0 then break end\nlocal ids", "do break end\nlocal ids"]]
   },

@@ -223,7 +223,7 @@ const basesOf = ({ known, versionOf, writes }: Facts): ReadonlyArray<Edge> =>
     const after = versionOf(value)
     if (after === undefined) return []
     let [earlier, since] = [base, from]
-    // Updates of one process that meet are one version: the value of the last one. Or nobody saw the version in between.
+    // Updates of one process that meet make one version, with the last value. Or no process saw the version in between.
     while (earlier !== undefined && versionOf(earlier) === undefined) {
       const other = writes.get(earlier)
       since = Math.min(since, other?.from ?? since)
@@ -239,7 +239,7 @@ const contiguous = (facts: Facts): ReadonlyArray<Anomaly> => {
   const { known, run, streams } = facts
   const full = streams.filter(({ hold }) => kindOf(hold) === "versions")
   const seen = full.flatMap(({ hold, sights }) =>
-    // A value whose version nobody knows separates.
+    // A value whose version no process knows separates.
     adjacent(hold, sights.map(({ at, version }) => [at, version ?? -1] as const), run)
   ).filter(({ after, before }) => after >= 0 && before >= 0)
   const edges = [...basesOf(facts), ...seen]
@@ -412,7 +412,7 @@ const whole = (left: Facts, right: Facts): ReadonlyArray<Anomaly> => {
       torn(`${value} has versions ${one} and ${other}`, hold, from, Math.max(...times))
       continue
     }
-    // The one that nobody has seen must be absent from what a subscriber saw without a break.
+    // A write that no process has seen must be absent from the unbroken part of what a subscriber saw.
     const [seen, unseen] = one === undefined ? [right, left] : [left, right]
     const write = unseen.writes.get(value)!
     write.to = Math.min(write.to, seen.known.get(seen.versionOf(value)!)!)

@@ -4,6 +4,7 @@
  */
 import { type Anomaly, exclusive, isLost, overlaps, type Run } from "./checks.ts"
 import { type Hold, lastRun } from "./history.ts"
+import { forgot } from "./states.ts"
 
 /** The key that a value is published with. */
 export const keyOf = (value: string): string | undefined => value.slice(0, value.lastIndexOf("/")) || undefined
@@ -128,9 +129,6 @@ const factsOf = (holds: ReadonlyArray<Hold>, run: Run): Facts => {
   }
 }
 
-/** Whether Redis may have forgotten what was true at one time before another one. */
-const forgot = ({ run }: Facts, from: number, to: number): boolean => overlaps(run.forgets, from - run.lease, to)
-
 const groupedBy = <A>(items: ReadonlyArray<A>, keyOf: (item: A) => string): ReadonlyMap<string, ReadonlyArray<A>> => {
   const found = new Map<string, Array<A>>()
   for (const item of items) {
@@ -156,7 +154,7 @@ const storedOnce = (facts: Facts): ReadonlyArray<Anomaly> => {
   const wrong = (items: ReadonlyArray<Stored>, keyOf: (item: Stored) => string, what: string) =>
     [...groupedBy(items, keyOf).values()].filter((found) => {
       const asked = Math.min(...found.map(({ publication }) => publication.hold.asked))
-      return found.length > 1 && !forgot(facts, asked, Math.max(...found.map(({ latest }) => latest)))
+      return found.length > 1 && !forgot(facts.run, asked, Math.max(...found.map(({ latest }) => latest)))
     }).map((found) => ({
       check: "stored",
       detail: `${what}: ${
@@ -188,7 +186,7 @@ const published = (facts: Facts): ReadonlyArray<Anomaly> => {
     }))
   const found: Array<Anomaly> = []
   const disordered = (first: typeof confirmed[number], second: typeof confirmed[number]) => {
-    if (compare(first.position, second.position) < 0 || forgot(facts, first.hold.asked, second.ended)) return
+    if (compare(first.position, second.position) < 0 || forgot(facts.run, first.hold.asked, second.ended)) return
     found.push({
       check: "order",
       detail: `${second.publication.value} was published after ${first.publication.value}, and comes before it`,
@@ -247,7 +245,9 @@ const contiguous = (facts: Facts): ReadonlyArray<Anomaly> => {
       const to = places.get(nameOf(position))
       // Phantoms have no place; that is for another check.
       if (from === undefined || to === undefined) continue
-      const missed = stored.slice(from + 1, to).filter(({ publication }) => !forgot(facts, publication.hold.asked, at))
+      const missed = stored.slice(from + 1, to).filter(({ publication }) =>
+        !forgot(facts.run, publication.hold.asked, at)
+      )
       if (missed.length === 0) continue
       const [{ publication }] = missed as [Stored]
       found.push({
@@ -294,7 +294,7 @@ const delivered = (facts: Facts): ReadonlyArray<Anomaly> => {
     return [...known.values()].filter(({ hold, id, value }) =>
       by.get(value)?.some((one) => isDone(one)) !== true &&
       !(id !== "" && by.get(ids.get(id) ?? "")?.some((one) => isDone(one)) === true) &&
-      !forgot(facts, hold.asked, Number.POSITIVE_INFINITY)
+      !forgot(facts.run, hold.asked, Number.POSITIVE_INFINITY)
     ).map(({ hold, stored, value }) => ({
       check: "undelivered",
       detail: `${value} at ${stored || "an unknown place"} was not handled by group ${group}`,
@@ -331,7 +331,7 @@ const repeated = (facts: Facts): ReadonlyArray<Anomaly> => {
           // The second handler began after its session had expired, and before its process noticed.
           isLost(run, second.hold.client, second.at - run.lease, ended + run.lease) ||
           second.hold.outcome === undefined && second.hold.steps.length === 0 ||
-          forgot(facts, first.at, second.at)
+          forgot(facts.run, first.at, second.at)
         return excused ? [] : [{
           check: "repeated",
           detail: `group ${group} has handled ${second.value} twice, and nothing was wrong the first time`,
@@ -354,7 +354,7 @@ const ordered = (facts: Facts): ReadonlyArray<Anomaly> => {
       const before = by.get(publication.value) ?? []
       if (
         first === undefined || before.some((one) => isDone(one, first.at)) ||
-        forgot(facts, publication.hold.asked, first.at)
+        forgot(facts.run, publication.hold.asked, first.at)
       ) return []
       return [{
         check: "order",

@@ -81,7 +81,7 @@ class Member<A> {
   readonly #decode: (raw: Raw) => Element<A>
   readonly #deliver: (delivery: Delivery<A>) => void
   readonly #working = new Map<string, Delivery<A>>()
-  // The attempts of those that are acknowledged or returned, which Redis may not know yet.
+  // The attempts of events that this member has acknowledged or returned; Redis may not know yet.
   readonly #told = new Map<string, number>()
   #membership: Membership | undefined = undefined
   #session: Session | undefined = undefined
@@ -89,7 +89,7 @@ class Member<A> {
   #index = ""
   // What came before the membership was known here.
   #early: Array<Items> = []
-  // So many deliveries were counted when this member was last told of all that it has: one of them that comes later is old.
+  // The number of deliveries that the last answer included: a delivery among these that comes later is old.
   #counted = 0
   // Of the last event that was delivered.
   #last: string | undefined = undefined
@@ -138,7 +138,8 @@ class Member<A> {
   }
 
   #take([id, attempt, body, key, publisher, trace]: Item): void {
-    // A member that asks again is told of these too, and a later attempt can come before the answer to the one before it.
+    // The answer to a repeated question includes these events too. A later attempt can come before the reply to an earlier
+    // acknowledgement.
     if (this.#working.has(id) || attempt <= (this.#told.get(id) ?? 0)) return
     const raw = { id, attempt, body, key, publisher, trace }
     const delivery = new Delivery(this.#decode(raw), raw, this)

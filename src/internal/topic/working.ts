@@ -12,6 +12,7 @@ import * as Schedule from "effect/Schedule"
 import * as Tracer from "effect/Tracer"
 import type { Log } from "../actor/hooks.ts"
 import { joined } from "../hold/protect.ts"
+import { isTraced } from "../hold/span.ts"
 import type { Event, Gap } from "./event.ts"
 import type { Delivery } from "./group.ts"
 
@@ -49,8 +50,8 @@ const ignore = () => {}
 
 /** A handler's span has the publisher's as a link. */
 const traced = <A, E, R>(self: Effect.Effect<A, E, R>, name: string, { id, trace }: Event<unknown>) =>
-  Effect.withFiber<A, E, R>(({ cache }) => {
-    if (cache.tracer === undefined && cache.span === undefined) return self
+  Effect.withFiber<A, E, R>((fiber) => {
+    if (!isTraced(fiber)) return self
     const parts = trace?.split("-")
     return Effect.withSpan(self, "lockstep.Topic.handle", {
       attributes: { "lockstep.kind": "topic", "lockstep.key": name, "lockstep.event": id },
