@@ -107,8 +107,8 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         }
         // One that fails while others wait goes straight to them.
         const taker = yield* holding(one)
-        const waiting = [yield* holding(two), yield* holding(two)]
         ids.add((yield* taker.begun).id)
+        const waiting = [yield* holding(two), yield* holding(two)]
         const values = [yield* waiting[0]!.begun]
         yield* waits(one, { takers: 1 })
         yield* taker.fail
