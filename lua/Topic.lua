@@ -5,7 +5,13 @@
 -- The id of an event is "<ms>-<number>". Numbers are contiguous, so a reader notices what was trimmed or lost; times never
 -- decrease, so the ids do neither. An entry of the stream has a first field that is named "<bytes of all events so far>
 -- <publisher>", with the JSON, and where it has them: k <key> i <id of the publisher's> t <trace>. Two more fields would cost
--- a reader more than all the rest of the entry.
+-- a reader more than all the rest of the entry. After a change of the shards, the bytes are followed by ".<epoch>".
+--
+-- A topic has a shard in each of several partitions, and a key belongs to one of them. A change of their number begins an
+-- epoch: all shards are *sealed*, the first one, which decides, before the others. A sealed shard refuses what is published,
+-- until all are sealed and it is *opened*. So every event of an epoch was stored before every event of the next one, and who
+-- reads in order finishes an epoch in all shards before the next one. `shards` counts those that keys belong to now, `width`
+-- all that ever had events.
 --
 -- The hash:
 --   s                  record Topic
@@ -15,6 +21,8 @@
 --   m<index>           the members of a group: "<session>/<id> <credit> <deliveries so far> ..."
 --   x<session>/<id>    the index of a member's group
 --   k<index>:<key>     the events of a key, if the group is ordered: "<in work> <parked> ...", as ids
+--   E<epoch>           the last event before an epoch
+--   L<epoch>           "<shards before it> <time>"
 -- `even` and `odd` have what was published in turns of `window` ms: i<id> of a publisher's, and p<node> the last number of a
 -- coordinator's publications. `retries` is a zset of "<index>:<event>" by the time of the next delivery.
 --
@@ -22,9 +30,10 @@
 local RETURNED, PARKED, DELAYED = '-', '*', '~'
 -- An ordered group hands out one event of a key at a time. Later ones are parked, so order needs no assignment of keys to
 -- members, and outlives every member.
--- record Topic 1: number, stamp, length, bytes, age, abandon, window, turn, total, members, groups, trimmed, protect, shards,
---   ring
--- record TopicGroup 1: ordered, members, returned, parked, cursor, stamp, left
+-- It begins an epoch when all shards have nothing of the former one left: its members tell each shard.
+-- record Topic 2: number, stamp, length, bytes, age, abandon, window, turn, total, members, groups, trimmed, protect, shards,
+--   ring, epoch, width, open
+-- record TopicGroup 2: ordered, members, returned, parked, cursor, stamp, left, epoch, drained
 
 -- Lua unpacks some thousand values at most; the fields are even.
 local MOST_PARKED, PAGE, MOST_GROUPS, MOST_PAGES, MOST_FIELDS = 1024, 64, 64, 512, 2000
@@ -49,7 +58,7 @@ local function readTopic(ctx, key)
   local packed = call('HGET', key, 's')
   local topic = packed and unpackTopic(packed) or {
     number = 0, stamp = 0, length = 0, bytes = 0, age = 0, abandon = ABANDONED, window = 0, turn = 0, total = 0,
-    members = 0, groups = 0, trimmed = 0, protect = 1, shards = 1, ring = 0
+    members = 0, groups = 0, trimmed = 0, protect = 1, shards = 1, ring = 0, epoch = 0, width = 1, open = 1
   }
   topic.known, topic.rung = packed and true, topic.ring
   -- What is written at the end of the call: for `even` or `odd`, and where each field of it stands.
@@ -163,8 +172,8 @@ local function readNew(topic, group, member, count)
   return found[1] and found[1][2] or {}
 end
 
-local function handNew(ctx, topic, group, member, items)
-  local entries = readNew(topic, group, member, math.min(member.credit, PAGE))
+local function handNew(ctx, topic, group, member, items, limit)
+  local entries = readNew(topic, group, member, math.min(member.credit, PAGE, limit - group.cursor))
   if #entries == 0 then
     -- All that was to come has been deleted.
     items[1] = '["gap",' .. text(topic.number - group.cursor) .. ']'
@@ -206,10 +215,31 @@ local function nextMember(ctx, group)
   end
 end
 
+-- The number of the last event that a group may be handed.
+local function limitOf(topic, group)
+  if group.ordered == 0 or group.epoch == topic.epoch then return topic.number end
+  return numberOf(call('HGET', topic.key, 'E' .. text(group.epoch + 1)) or '0-0')
+end
+
+-- An ordered group has acknowledged all that there was before an epoch: its members hear of that, and begin it together.
+local function drainGroup(ctx, topic, group)
+  if group.ordered == 0 or group.drained == topic.epoch then return end
+  local drained = math.max(group.drained, group.epoch)
+  while drained < topic.epoch and numberOf(call('HGET', topic.key, 'E' .. text(drained + 1)) or '0-0') <= group.cursor do
+    drained = drained + 1
+  end
+  if drained == group.drained then return end
+  local pending = tryGroup('XPENDING', topic.entries, group.name)
+  if pending and pending[1] > 0 then return end
+  group.drained = drained
+  for _, member in ipairs(group.list) do handTo(ctx, member, { '["drained",' .. text(drained) .. ']' }) end
+end
+
 -- Hands events out for as long as there are any, and a member has credit.
 local function dispatchGroup(ctx, topic, group)
+  local limit = limitOf(topic, group)
   while group.credit > 0 do
-    local fresh = topic.number > group.cursor and group.parked < MOST_PARKED
+    local fresh = limit > group.cursor and group.parked < MOST_PARKED
     if group.returned == 0 and not fresh then return end
     ctx.steps = (ctx.steps or 0) + 1
     if ctx.steps > MOST_PAGES then return sooner(ctx, topic, ctx.now) end
@@ -219,7 +249,7 @@ local function dispatchGroup(ctx, topic, group)
     if group.returned > 0 then
       handReturned(ctx, topic, group, member, items)
     else
-      handNew(ctx, topic, group, member, items)
+      handNew(ctx, topic, group, member, items, limit)
     end
     handTo(ctx, member, items)
   end
@@ -375,10 +405,10 @@ local function trimTopic(ctx, topic)
   topic.ring = left and timeOf(left[1]) > time and timeOf(left[1]) + topic.age or 0
 end
 
-local function lifeOf(topic)
+local function lifeOf(topic, hasGroups)
   if topic.window == 0 then return ABANDONED end
-  if topic.age == 0 or topic.groups > 0 and topic.abandon == 0 then return nil end
-  return math.max(topic.age, topic.groups > 0 and topic.abandon or 0, topic.members > 0 and ABANDONED or 0) + 1000
+  if topic.age == 0 or hasGroups and topic.abandon == 0 then return nil end
+  return math.max(topic.age, hasGroups and topic.abandon or 0, topic.members > 0 and ABANDONED or 0) + 1000
 end
 
 -- Before the first member has said so, as after a loss of data.
@@ -388,7 +418,12 @@ end
 
 -- At the end of a call: hands events out, trims, and writes what has changed.
 local function finishTopic(ctx, topic)
-  if topic.groups > 0 then eachGroup(topic, function(group) dispatchGroup(ctx, topic, group) end) end
+  if topic.groups > 0 then
+    eachGroup(topic, function(group)
+      dispatchGroup(ctx, topic, group)
+      drainGroup(ctx, topic, group)
+    end)
+  end
   local step = topic.length > 0 and math.max(1, math.min(PAGE, floor(topic.length / 8))) or PAGE
   if topic.trim or topic.number - topic.trimmed >= step then trimTopic(ctx, topic) end
   local key = topic.key
@@ -409,8 +444,16 @@ local function finishTopic(ctx, topic)
   eachGroup(topic, function() groups = true end)
   -- When it is made again, the time makes its ids different.
   if topic.members == 0 and not groups and call('XLEN', topic.entries) == 0 then
-    call('DEL', key, topic.entries, topic.even, topic.odd, topic.retries)
+    call('DEL', topic.entries, topic.even, topic.odd, topic.retries)
     call('ZREM', ctx.dues, '@' .. sub(key, #ctx.prefix + 1))
+    -- Other shards may have events, and the first one knows how many there are.
+    if topic.epoch == 0 then
+      call('DEL', key)
+    else
+      call('HSET', key, 's', packTopic(topic))
+      local life = lifeOf(topic, false)
+      if life then call('PEXPIRE', key, text(life)) end
+    end
     return
   end
   if topic.age > 0 and topic.ring <= ctx.now and #topic.published > 0 then topic.ring = ctx.now + topic.age end
@@ -423,11 +466,11 @@ local function finishTopic(ctx, topic)
     end
     call('PEXPIRE', turn, text(2 * windowOf(topic)))
   end
-  local life = lifeOf(topic)
+  local life = lifeOf(topic, groups)
   if life then
     call('PEXPIRE', key, text(life))
     call('PEXPIRE', topic.entries, text(life))
-    if topic.groups > 0 then call('PEXPIRE', topic.retries, text(life)) end
+    if groups then call('PEXPIRE', topic.retries, text(life)) end
   elseif not topic.known or topic.freed then
     call('PERSIST', key)
     call('PERSIST', topic.entries)
@@ -494,8 +537,8 @@ local function note(topic, field, value)
   published[at + 1] = value
 end
 
--- What is about an event besides its number, in one argument, which mostly is the same for all of a call: "<node> <after>
--- <bytes of key> <of id> <of trace> " and then key, id, trace and publisher.
+-- What is about an event besides its number, in one argument, which mostly is the same for all of a call: "<epoch> <node>
+-- <after> <bytes of key> <of id> <of trace> " and then key, id, trace and publisher.
 local function originOf(ctx, about)
   local origins = ctx.origins
   if not origins then
@@ -504,11 +547,11 @@ local function originOf(ctx, about)
   end
   local origin = origins[about]
   if not origin then
-    local node, after, key, id, trace, at = match(about, '^(%S+) (%S*) (%d+) (%d+) (%d+) ()')
+    local epoch, node, after, key, id, trace, at = match(about, '^(%d+) (%S+) (%S*) (%d+) (%d+) (%d+) ()')
     local ofId, ofTrace = at + key, at + key + id
     local ofPublisher = ofTrace + trace
     origin = {
-      node = node, after = after, key = sub(about, at, ofId - 1), id = sub(about, ofId, ofTrace - 1),
+      epoch = tonumber(epoch), node = node, after = after, key = sub(about, at, ofId - 1), id = sub(about, ofId, ofTrace - 1),
       trace = sub(about, ofTrace, ofPublisher - 1), publisher = sub(about, ofPublisher), size = key + id + trace
     }
     origins[about] = origin
@@ -516,11 +559,19 @@ local function originOf(ctx, about)
   return origin
 end
 
+-- The event that was published under an id.
+local function eventOf(topic, id, now, before)
+  local field = 'i' .. id
+  local at = topic.places[field]
+  return at and topic.published[at + 1] or call('HGET', now, field) or call('HGET', before, field)
+end
+
 -- topic.publish: appends an event, once for the number of a coordinator's publication, and once for an id. It may be given
--- the tag that the request before it in the batch must have been answered with.
+-- the tag that the request before it in the batch must have been answered with: then it is stored whatever the epoch, since it
+-- cannot be stored anywhere else in the same step.
 -- keys: all
 -- args: value string, about string, number number
--- reply: ["published", event string] | ["duplicate", event string] | ["skipped"]
+-- reply: ["published", event string] | ["duplicate", event string] | ["skipped"] | ["moved"]
 handlers['topic.publish'] = function(ctx, hash, value, about, number)
   local origin = originOf(ctx, about)
   local after = origin.after
@@ -528,22 +579,20 @@ handlers['topic.publish'] = function(ctx, hash, value, about, number)
   local topic, node, id = loadTopic(ctx, hash), origin.node, origin.id
   local now, before = turnsOf(ctx, topic)
   if tonumber(number) <= lastOf(topic, node, now, before) then return reply('duplicate', '') end
-  if id ~= '' then
-    local field = 'i' .. id
-    local at = topic.places[field]
-    local known = at and topic.published[at + 1] or call('HGET', now, field) or call('HGET', before, field)
-    if known then return reply('duplicate', known) end
-  end
+  local known = id ~= '' and eventOf(topic, id, now, before)
+  if known then return reply('duplicate', known) end
+  if (origin.epoch ~= topic.epoch or topic.open == 0) and after == '' then return '["moved"]' end
   if not topic.time then
     topic.stamp = math.max(topic.stamp, ctx.now)
     topic.time = text(topic.stamp) .. '-'
+    topic.mark = topic.epoch > 0 and '.' .. text(topic.epoch) .. ' ' or ' '
   end
   local total = topic.total + #value + origin.size
   local event = topic.time .. text(topic.number + 1)
   if origin.size == 0 then
-    call('XADD', topic.entries, event, text(total) .. ' ' .. origin.publisher, value)
+    call('XADD', topic.entries, event, text(total) .. topic.mark .. origin.publisher, value)
   else
-    call('XADD', topic.entries, event, text(total) .. ' ' .. origin.publisher, value, 'k', origin.key, 'i', id,
+    call('XADD', topic.entries, event, text(total) .. topic.mark .. origin.publisher, value, 'k', origin.key, 'i', id,
       't', origin.trace)
   end
   topic.number, topic.total = topic.number + 1, total
@@ -554,7 +603,7 @@ handlers['topic.publish'] = function(ctx, hash, value, about, number)
 end
 
 -- The lowest free index is the new group's.
-local function makeGroup(topic, name, from, ordered)
+local function makeGroup(topic, name, from, ordered, epoch)
   local index
   for at = 1, MOST_GROUPS do
     if not groupAt(topic, text(at)) then
@@ -570,7 +619,7 @@ local function makeGroup(topic, name, from, ordered)
   local group = {
     ordered = ordered, credit = 0, members = 0, returned = 0, parked = 0, left = 0, name = name, index = index, list = {},
     cursor = before and numberOf(before[1]) or oldest and numberOf(oldest[1]) - 1 or topic.number,
-    stamp = before and timeOf(before[1]) or 0
+    stamp = before and timeOf(before[1]) or 0, epoch = epoch, drained = epoch
   }
   topic.loaded[index], topic.groups = group, math.max(topic.groups, tonumber(index))
   call('HSET', topic.key, 'G' .. name, index, 'N' .. index, name)
@@ -581,19 +630,28 @@ end
 -- Members
 -- -----------------------------------------------------------------------------
 
+-- The numbers of shards that there were while ids are known that were published then, and for how long they still are.
+local function formerOf(ctx, topic)
+  local former = {}
+  for epoch = topic.epoch, 1, -1 do
+    local shards, at = match(call('HGET', topic.key, 'L' .. text(epoch)) or '', '^(%d+) (%d+)$')
+    local left = at and tonumber(at) + 2 * windowOf(topic) - ctx.now or 0
+    if left <= 0 then break end
+    former[#former + 1] = '[' .. shards .. ',' .. text(left) .. ']'
+  end
+  return json('[' .. concat(former, ',') .. ']')
+end
+
 -- topic.join: becomes a member, and says how the topic is kept: in events, bytes and ms (0 for no limit), how long a group
 -- without members is kept, how long ids are known, and whether what a group still needs is kept. `set` is false for a member
--- that leaves that as it is. While other members are alive, all have to agree on the number of shards.
+-- that leaves that as it is. `shards` counts for a topic that is new.
 -- keys: all
--- args: id string, set boolean, length number, bytes number, age number, abandon number, window number, protect boolean, shards number, anyway boolean
--- reply: ["joined", number number, last string] | ["mismatch", shards number] | ["stale"]
-handlers['topic.join'] = function(ctx, key, id, set, length, bytes, age, abandon, window, protect, shards, anyway)
+-- args: id string, set boolean, length number, bytes number, age number, abandon number, window number, protect boolean, shards number
+-- reply: ["joined", number number, last string, epoch number, shards number, width number, open number, former json]
+handlers['topic.join'] = function(ctx, key, id, set, length, bytes, age, abandon, window, protect, shards)
   local topic = loadTopic(ctx, key)
-  shards = tonumber(shards)
-  if topic.window > 0 and topic.shards ~= shards and topic.members > 0 then
-    ctx.anyway = anyway == '1'
-    if isStale(ctx) then return STALE end
-    return reply('mismatch', topic.shards)
+  if topic.window == 0 and topic.epoch == 0 then
+    topic.shards, topic.width = tonumber(shards), tonumber(shards)
   end
   if set == '1' or topic.window == 0 then
     local before = topic.age
@@ -602,9 +660,66 @@ handlers['topic.join'] = function(ctx, key, id, set, length, bytes, age, abandon
     topic.protect, topic.trim = protect == '1' and 1 or 0, true
     topic.freed = before > 0 and topic.age == 0
   end
-  topic.shards = shards
   if enrol(ctx, key, id, PERMANENT) then topic.members = topic.members + 1 end
-  return reply('joined', topic.number, eventId(topic))
+  return reply('joined', topic.number, eventId(topic), topic.epoch, topic.shards, topic.width, topic.open, formerOf(ctx, topic))
+end
+
+-- topic.seal: ends the epoch of a shard, unless it is in this one or in a later one already, which is answered
+-- keys: all
+-- args: epoch number, shards number, width number
+-- reply: ["sealed", epoch number, shards number, width number, open number, former json, groups json]
+-- flags: allow-oom
+handlers['topic.seal'] = function(ctx, key, epoch, shards, width)
+  local topic = loadTopic(ctx, key)
+  if tonumber(epoch) > topic.epoch then
+    call('HSET', key, 'E' .. epoch, eventId(topic), 'L' .. epoch, text(topic.shards) .. ' ' .. text(ctx.now))
+    topic.epoch, topic.shards, topic.open, topic.time = tonumber(epoch), tonumber(shards), 0, nil
+    topic.width = math.max(topic.width, tonumber(width))
+    announce(ctx, key, 'epoch', topic.epoch)
+  end
+  local groups = {}
+  eachGroup(topic, function(group) groups[#groups + 1] = '[' .. encoded(group.name) .. ',' .. text(group.ordered) .. ']' end)
+  return reply('sealed', topic.epoch, topic.shards, topic.width, topic.open, formerOf(ctx, topic),
+    json('[' .. concat(groups, ',') .. ']'))
+end
+
+-- topic.open: all shards are sealed, so this one takes in events of the epoch. It gets the groups of the others, given as
+-- JSON, at its first event of the epoch.
+-- keys: all
+-- args: epoch number, groups string
+-- reply: ["opened", epoch number]
+-- flags: allow-oom
+handlers['topic.open'] = function(ctx, key, epoch, groups)
+  local topic = loadTopic(ctx, key)
+  if tonumber(epoch) == topic.epoch and topic.open == 0 then
+    for _, group in ipairs(cjson.decode(groups)) do
+      if not call('HGET', key, 'G' .. group[1]) then
+        makeGroup(topic, group[1], call('HGET', key, 'E' .. epoch), group[2], topic.epoch - 1)
+      end
+    end
+    topic.open = 1
+  end
+  return reply('opened', topic.epoch)
+end
+
+-- topic.mark: the last event before an epoch, if the shard is in that one already
+-- keys: all
+-- args: epoch number
+-- reply: ["mark", event string] | ["early"]
+-- flags: no-writes
+handlers['topic.mark'] = function(ctx, key, epoch)
+  local topic = readTopic(ctx, key)
+  if topic.epoch < tonumber(epoch) then return '["early"]' end
+  return reply('mark', call('HGET', key, 'E' .. epoch) or '0-0')
+end
+
+-- topic.find: the event that was published under an id
+-- keys: all
+-- args: id string
+-- reply: ["found", event string]
+-- flags: no-writes
+handlers['topic.find'] = function(ctx, key, id)
+  return reply('found', eventOf(readTopic(ctx, key), id, ctx.even, ctx.odd) or '')
 end
 
 local function orderOf(ordered)
@@ -616,11 +731,12 @@ end
 -- deliveries to it so far: a delivery among these that comes later is old.
 -- keys: all
 -- args: id string, name string, from string, credit number, ordered boolean
--- reply: ["joined", index string, sent number, unacknowledged json] | ["full"] | ["ordering"]
+-- reply: ["joined", index string, sent number, drained number, unacknowledged json] | ["full"] | ["ordering"]
 handlers['topic.consume'] = function(ctx, key, id, name, from, credit, ordered)
   local topic = loadTopic(ctx, key)
   local claim, index = claimOf(ctx, id), call('HGET', key, 'G' .. name)
-  local group = index and groupAt(topic, index) or makeGroup(topic, name, from, orderOf(ordered))
+  local group = index and groupAt(topic, index)
+    or makeGroup(topic, name, from, orderOf(ordered), from == '' and topic.epoch or 0)
   if not group then return '["full"]' end
   if group.ordered ~= orderOf(ordered) then return '["ordering"]' end
   index = group.index
@@ -628,7 +744,7 @@ handlers['topic.consume'] = function(ctx, key, id, name, from, credit, ordered)
     group.list[#group.list + 1] = { claim = claim, credit = tonumber(credit), sent = 0 }
     group.members, group.credit = group.members + 1, group.credit + tonumber(credit)
     own(ctx, key, id, PERMANENT)
-    return reply('joined', index, 0, json('[]'))
+    return reply('joined', index, 0, group.drained, json('[]'))
   end
   local items = {}
   for _, pending in ipairs(tryGroup('XPENDING', topic.entries, name, '-', '+', 1024, claim) or {}) do
@@ -636,7 +752,20 @@ handlers['topic.consume'] = function(ctx, key, id, name, from, credit, ordered)
     if entry then items[#items + 1] = described(pending[1], text(pending[4]), entry[2]) end
   end
   local member = memberOf(group, claim)
-  return reply('joined', index, member and member.sent or 0, json('[' .. concat(items, ',') .. ']'))
+  return reply('joined', index, member and member.sent or 0, group.drained, json('[' .. concat(items, ',') .. ']'))
+end
+
+-- topic.begin: all shards have nothing left for a group of what there was before an epoch, so it begins that
+-- keys: all
+-- args: name string, epoch number
+-- reply: ["begun"]
+-- flags: allow-oom
+handlers['topic.begin'] = function(ctx, key, name, epoch)
+  local topic = loadTopic(ctx, key)
+  local index = call('HGET', key, 'G' .. name)
+  local group = index and groupAt(topic, index)
+  if group then group.epoch = math.max(group.epoch, math.min(tonumber(epoch), topic.epoch)) end
+  return '["begun"]'
 end
 
 -- topic.ack: a member has handled an event, and takes another one

@@ -70,17 +70,16 @@ import { createHash } from "node:crypto"
 import { Coordinator } from "./Coordinator.ts"
 import { CoordinatorClosed, type CoordinatorError, isAway } from "./internal/actor/errors.ts"
 import { checkName } from "./internal/actor/keys.ts"
-import { join } from "./internal/hold/acquire.ts"
 import type { Publication } from "./internal/hold/following.ts"
 import { Hold } from "./internal/hold/hold.ts"
 import type { InvalidPayload } from "./internal/hold/payload.ts"
-import { millis, type Place, placeIn, type Space, spaceOf } from "./internal/hold/place.ts"
+import { millis, type Space, spaceOf } from "./internal/hold/place.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { isTraced, spanned } from "./internal/hold/span.ts"
 import type { Tenancy } from "./internal/hold/tenancy.ts"
 import { codec } from "./internal/topic/codec.ts"
-import { fail, OrderMismatch, ShardsMismatch, TooManyGroups, type TopicError } from "./internal/topic/errors.ts"
+import { fail, type TopicError } from "./internal/topic/errors.ts"
 import {
   beginning,
   type Cursor,
@@ -93,8 +92,8 @@ import {
   type Raw
 } from "./internal/topic/event.ts"
 import { type Delivery as GroupDelivery, joinGroup } from "./internal/topic/group.ts"
+import { nameOf, Parts } from "./internal/topic/parts.ts"
 import { type Message, type Published, Publisher } from "./internal/topic/publishing.ts"
-import { Shard } from "./internal/topic/shard.ts"
 import { measured, type State, stateOf } from "./internal/topic/state.ts"
 import { Subscription } from "./internal/topic/subscription.ts"
 import { handle } from "./internal/topic/working.ts"
@@ -166,11 +165,6 @@ export {
    * @since 0.1.0
    */
   OrderMismatch,
-  /**
-   * @category errors
-   * @since 0.1.0
-   */
-  ShardsMismatch,
   /**
    * @category errors
    * @since 0.1.0
@@ -397,8 +391,10 @@ export interface Options<in out A> {
   /** How long ids of publications are known, at least. Decided together with `retention`. Default: 10 minutes. */
   readonly dedupe?: Duration.Input | undefined
   /**
-   * Over how many partitions the events are spread, 1 to the coordinator's `partitions`: by key, or in turn. Default 1. It can
-   * change while no other process has the topic open.
+   * Over how many partitions the events are spread, 1 to the coordinator's `partitions`: by key, or in turn. The last `make`
+   * that names it decides, for all processes. A change holds publications up for some round trips, and keeps the order of
+   * each key: subscribers, and groups that are ordered by key, finish the events of before it first. Default: as the topic
+   * is, or 1.
    */
   readonly shards?: number | undefined
   /** Topics, refs and the like with the same `colocate` share a partition. Default: the name. */
@@ -420,75 +416,55 @@ const limited = (value: number, what: string): number =>
 const lasting = (input: Duration.Input, what: string): number =>
   Duration.isFinite(Duration.fromInputUnsafe(input)) ? millis(input, what) : 0
 
-const joinArgs = <A>({ dedupe = "10 minutes", retention = {}, shards = 1 }: Options<A>) =>
+const joinArgs = <A>({ dedupe, retention }: Options<A>) =>
   [
-    limited(retention.length ?? 100_000, "retention.length"),
-    limited(retention.bytes ?? Number.POSITIVE_INFINITY, "retention.bytes"),
-    lasting(retention.age ?? "1 day", "retention.age"),
-    lasting(retention.abandon ?? "7 days", "retention.abandon"),
-    millis(dedupe, "dedupe"),
-    retention.protect ?? true,
-    shards
+    retention !== undefined || dedupe !== undefined,
+    limited(retention?.length ?? 100_000, "retention.length"),
+    limited(retention?.bytes ?? Number.POSITIVE_INFINITY, "retention.bytes"),
+    lasting(retention?.age ?? "1 day", "retention.age"),
+    lasting(retention?.abandon ?? "7 days", "retention.abandon"),
+    millis(dedupe ?? "10 minutes", "dedupe"),
+    retention?.protect ?? true
   ] as const
-
-const placesOf = <A>(space: Space, name: string, { colocate, lease, shards = 1 }: Options<A>): ReadonlyArray<Place> => {
-  checkName(name, "name")
-  const { partitions } = space.kernel.settings
-  whole(shards, "shards", partitions)
-  const first = space.kernel.partitionFor(checkName(colocate ?? name, "colocate")).index
-  return Array.from(
-    { length: shards },
-    (_, at) => placeIn(space, space.kernel.partitionAt((first + at) % partitions), "topic", name, lease)
-  )
-}
 
 class TopicImpl<in out A> implements Topic<A> {
   readonly "~lockstep/Topic" = "~lockstep/Topic" as const
   readonly name: string
-  readonly shards: number
   readonly #space: Space
   readonly #options: Options<A>
-  readonly #parts: ReadonlyArray<Shard<A>>
+  readonly #parts: Parts<A>
   readonly #encode: (value: A) => Exit.Exit<string, TopicError>
   readonly #publisher: Publisher
-  readonly #nameOf: (shard: number, id: string) => string
 
   constructor(space: Space, name: string, options: Options<A>) {
-    const places = placesOf(space, name, options)
-    const { decode, encode } = codec(options.schema, `An event of topic ${JSON.stringify(name)}`)
-    const nameOf = (shard: number, id: string) => places.length === 1 ? id : `${shard}:${id}`
+    const { colocate, lease, schema, shards } = options
+    if (shards !== undefined) whole(shards, "shards", space.kernel.settings.partitions)
+    const { decode, encode } = codec(schema, `An event of topic ${JSON.stringify(checkName(name, "name"))}`)
+    const first = space.kernel.partitionFor(checkName(colocate ?? name, "colocate")).index
     this.name = name
-    this.shards = places.length
-    this.#nameOf = nameOf
     this.#space = space
     this.#options = options
     this.#encode = (value) => Exit.mapError(encode(value), fail)
-    this.#publisher = new Publisher(places, nameOf)
-    this.#parts = places.map((place, shard) =>
-      new Shard(place, (raw: Raw): Element<A> => {
-        const decoded = decode(raw.body)
-        const id = nameOf(shard, raw.id)
-        return Exit.isSuccess(decoded)
-          ? new DeliveredEvent(raw, id, decoded.value)
-          : new DeliveredUndecodable(raw, id, Cause.squash(decoded.cause) as InvalidPayload)
-      })
-    )
+    this.#parts = new Parts({ space, name, first, lease }, (shard) => (raw: Raw): Element<A> => {
+      const decoded = decode(raw.body)
+      const id = nameOf(shard, raw.id)
+      return Exit.isSuccess(decoded)
+        ? new DeliveredEvent(raw, id, decoded.value)
+        : new DeliveredUndecodable(raw, id, Cause.squash(decoded.cause) as InvalidPayload)
+    })
+    this.#publisher = new Publisher(this.#parts, space.kernel)
   }
 
-  readonly join: Effect.Effect<void, TopicError, Scope.Scope> = Effect.suspend(() => {
-    const args = joinArgs(this.#options)
-    const given = this.#options.retention !== undefined || this.#options.dedupe !== undefined
-    const { name, shards } = this
-    const { namespace } = this.#space.kernel.settings
-    return Effect.forEach(this.#parts, ({ observer, place }) =>
-      Effect.flatMap(
-        join(place, { verb: "topic.join", args: (anyway) => [given, ...args, anyway], observer, fail }),
-        ([, outcome]) =>
-          outcome[0] === "mismatch"
-            ? Effect.fail(fail(new ShardsMismatch({ name, namespace, shards, existing: outcome[1] })))
-            : Effect.void
-      ), { discard: true, concurrency: "unbounded" })
-  })
+  get shards(): number {
+    return this.#parts.shards
+  }
+
+  readonly join: Effect.Effect<void, TopicError, Scope.Scope> = Effect.suspend(() =>
+    Effect.map(this.#parts.open(joinArgs(this.#options), this.#options.shards), () => {
+      this.#parts.followers.add(this.#publisher.changed)
+      this.#publisher.changed()
+    })
+  )
 
   // -------------------------------------------------------------------------------------------------------------------
   // Publish
@@ -587,31 +563,46 @@ class TopicImpl<in out A> implements Topic<A> {
   ): Effect.Effect<Stream.Stream<Element<A>, TopicError>, TopicError, Scope.Scope> =>
     Effect.suspend(() => {
       whole(capacity, "buffer.capacity", 2 ** 24)
-      return Effect.flatMap(failing(this.#from(from)), (cursors) =>
-        Effect.map(
+      const parts = this.#parts
+      // Events of another epoch may come before the ends of the shards are known.
+      const epoch = from === "now" ? parts.epoch : 0
+      const subscription = new Subscription<A>({ capacity, strategy }, epoch, () => parts.follow())
+      return Effect.flatMap(failing(this.#from(from)), (cursors) => {
+        const changed = () => {
+          // All of a shard that was added is new.
+          for (const shard of parts.all.slice(subscription.width)) {
+            subscription.add(shard, cursors[subscription.width] ?? beginning)
+          }
+          subscription.complete(parts.epoch)
+        }
+        return Effect.as(
           Effect.acquireRelease(
             Effect.sync(() => {
-              const subscription = new Subscription<A>({ capacity, strategy })
-              for (const [at, shard] of this.#parts.entries()) subscription.add(shard, cursors[at]!)
-              return subscription
+              parts.followers.add(changed)
+              changed()
             }),
-            (subscription) => Effect.sync(() => subscription.close())
+            () =>
+              Effect.sync(() => {
+                parts.followers.delete(changed)
+                subscription.close()
+              })
           ),
-          (subscription) => Stream.fromPull(Effect.succeed(failing(subscription.take)))
-        ))
+          Stream.fromPull(Effect.succeed(failing(subscription.take)))
+        )
+      })
     })
 
   #from(from: NonNullable<SubscribeOptions["from"]>): Effect.Effect<ReadonlyArray<Cursor>, CoordinatorError> {
-    if (from === "now") return Effect.forEach(this.#parts, ({ end }) => end, { concurrency: "unbounded" })
-    if (from === "beginning") return Effect.succeed(this.#parts.map(() => beginning))
+    if (from === "now") return Effect.forEach(this.#parts.all, ({ end }) => end, { concurrency: "unbounded" })
+    if (from === "beginning") return Effect.succeed(this.#parts.all.map(() => beginning))
     if ("after" in from) return Effect.succeed(this.#after(from.after))
     if ("since" in from) {
       const since = DateTime.toEpochMillis(DateTime.makeUnsafe(from.since))
-      return Effect.succeed(this.#parts.map(() => ({ id: `${since}-0`, number: undefined })))
+      return Effect.succeed(this.#parts.all.map(() => ({ id: `${since}-0`, number: undefined })))
     }
     const count = whole(from.last, "last", 10_000)
     return Effect.map(
-      Effect.forEach(this.#parts, (shard) => shard.lastCursors(count), { concurrency: "unbounded" }),
+      Effect.forEach(this.#parts.all, (shard) => shard.lastCursors(count), { concurrency: "unbounded" }),
       (found) => {
         // The oldest of the last ones over all shards is where to begin.
         const times = found.flatMap((cursors) => cursors.map(({ time }) => time)).sort((a, b) => b - a).slice(0, count)
@@ -623,10 +614,10 @@ class TopicImpl<in out A> implements Topic<A> {
 
   // The position in one shard says nothing of the others.
   #after(ids: string | ReadonlyArray<string>): ReadonlyArray<Cursor> {
-    const cursors = this.#parts.map(() => beginning)
+    const cursors = this.#parts.all.map(() => beginning)
     for (const id of [ids].flat()) {
       const [, shard = "0", time, number] = /^(?:(\d+):)?(\d{1,15})-(\d{1,15})$/.exec(id) ?? []
-      if (time === undefined || this.shards > 1 !== id.includes(":") || Number(shard) >= this.shards) {
+      if (time === undefined || Number(shard) >= this.#parts.all.length) {
         throw new RangeError("after must be the id of an event of this topic")
       }
       cursors[Number(shard)] = cursorAt(`${time}-${number}`)
@@ -645,7 +636,6 @@ class TopicImpl<in out A> implements Topic<A> {
     whole(prefetch, "prefetch", 1024)
     const after = typeof from === "object" ? this.#after(from.after) : undefined
     const { namespace } = this.#space.kernel.settings
-    const about = { name: this.name, namespace, group }
     return Effect.gen({ self: this }, function*() {
       const queue = yield* Queue.unbounded<GroupDelivery<A>, TopicError>()
       yield* joinGroup(
@@ -659,8 +649,7 @@ class TopicImpl<in out A> implements Topic<A> {
         (delivery) => void Queue.offerUnsafe(queue, delivery),
         {
           closed: () => void Queue.failCauseUnsafe(queue, Cause.fail(fail(new CoordinatorClosed({ namespace })))),
-          fail,
-          refuse: (outcome) => fail(outcome === "full" ? new TooManyGroups(about) : new OrderMismatch(about))
+          failed: (error) => void Queue.failCauseUnsafe(queue, Cause.fail(error))
         }
       )
       return queue
@@ -728,23 +717,25 @@ class TopicImpl<in out A> implements Topic<A> {
 
   readonly forget = (group: string): Effect.Effect<boolean, TopicError> =>
     Effect.map(
-      Effect.forEach(this.#parts, ({ place }) => failing(request(place, "topic.forget", [checkName(group, "group")]))),
-      (replies) => replies.some(([tag]) => tag === "forgotten")
+      Effect.forEach(this.#parts.all, ({ place }) =>
+        failing(request(place, "topic.forget", [checkName(group, "group")]))),
+      (replies) =>
+        replies.some(([tag]) => tag === "forgotten")
     )
 
   get purge(): Effect.Effect<number, TopicError> {
     return Effect.map(
-      Effect.forEach(this.#parts, ({ place }) => failing(request(place, "topic.purge", []))),
+      Effect.forEach(this.#parts.all, ({ place }) => failing(request(place, "topic.purge", []))),
       (replies) => replies.reduce((total, [, length]) => total + length, 0)
     )
   }
 
   get state(): Effect.Effect<State, TopicError> {
     return Effect.map(
-      Effect.forEach(this.#parts, ({ place }) => failing(question(place, "topic.state", [])), {
+      Effect.forEach(this.#parts.all, ({ place }) => failing(question(place, "topic.state", [])), {
         concurrency: "unbounded"
       }),
-      (replies) => stateOf(replies, this.#nameOf)
+      stateOf
     )
   }
 }

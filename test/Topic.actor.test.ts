@@ -53,6 +53,33 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
         )
       }))
   }
+
+  it.effect("takes nothing in between two epochs, and then what is of the new one", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      yield* Effect.promise(async () => {
+        const topic = actor(redis, freshNamespace(), "topic:t")
+        await topic.open("a")
+        const joined = await topic.send("a", "topic.join", ["m", "", 0, 0, 0, 0, 60_000, "1", 2])
+        assert.deepStrictEqual(joined.slice(3), [0, 2, 2, 1, []])
+        let number = 0
+        const publish = async (epoch: number, after = "") =>
+          (await topic.send("a", "topic.publish", ["1", `${epoch} node${after} ${after} 0 0 0 p`, ++number]))[0]
+        assert.strictEqual(await publish(0), "published")
+        const seal = (epoch: number, shards: number) =>
+          topic.send("a", "topic.seal", [epoch, shards, shards]).then((reply) => reply.slice(0, 5))
+        assert.deepStrictEqual(await seal(0, 9), ["sealed", 0, 2, 2, 1])
+        assert.deepStrictEqual(await seal(1, 3), ["sealed", 1, 3, 3, 0])
+        assert.deepStrictEqual([await publish(0), await publish(1)], ["moved", "moved"])
+        // Another number loses: the first one decides.
+        assert.deepStrictEqual(await seal(1, 4), ["sealed", 1, 3, 3, 0])
+        assert.deepStrictEqual(await topic.send("a", "topic.open", [2, "[]"]), ["opened", 1])
+        assert.strictEqual(await publish(1), "moved")
+        assert.deepStrictEqual(await topic.send("a", "topic.open", [1, "[]"]), ["opened", 1])
+        assert.deepStrictEqual([await publish(0), await publish(1)], ["moved", "published"])
+        assert.deepStrictEqual(await seal(1, 3), ["sealed", 1, 3, 3, 1])
+      })
+    }))
 })
 
 const run = async (topic: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, ordered: boolean) => {
@@ -119,7 +146,13 @@ const run = async (topic: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
   }
   const join = async (member: number) => {
     const name = nameOf(member)
-    const [tag, at, count, open] = await topic.send(name, "topic.consume", ["m", "g", "0", credit, ordered ? "1" : ""])
+    const [tag, at, count, , open] = await topic.send(name, "topic.consume", [
+      "m",
+      "g",
+      "0",
+      credit,
+      ordered ? "1" : ""
+    ])
     assert.strictEqual(tag, "joined")
     if (!joined[member]) counted[member] = 0
     // What the member has in hand, of so many deliveries.
@@ -138,7 +171,7 @@ const run = async (topic: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
         const key = next.key === 0 ? "" : `key ${next.key}`
         const [tag, id] = await topic.send("publisher", "topic.publish", [
           JSON.stringify(published.length),
-          `node  ${key.length} 0 0 ${key}p`,
+          `0 node  ${key.length} 0 0 ${key}p`,
           ++number
         ])
         assert.strictEqual(tag, "published")

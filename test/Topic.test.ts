@@ -17,11 +17,13 @@ import {
   Stream,
   Tracer
 } from "effect"
-import { type Coordinator, Lock, Metrics, SharedRef, TaskGroup, Topic } from "../src/index.ts"
+import { Coordinator, Lock, Metrics, SharedRef, TaskGroup, Topic } from "../src/index.ts"
+import { placeIn, spaceOf } from "../src/internal/hold/place.ts"
+import { request } from "../src/internal/hold/request.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
-import { freshNamespace, node, short, TestServer } from "./support/live.ts"
+import { freshNamespace, type Node, node, short, TestServer } from "./support/live.ts"
 import { asks } from "./support/requests.ts"
 import { lose, missed, on, promptly, several } from "./support/several.ts"
 
@@ -731,6 +733,18 @@ layer(TestServer.layer, live)("an event that follows something", (it) => {
       })))
 })
 
+/** Nodes of a namespace with several partitions. What Redis knows of the shards of a topic, it keeps for a day. */
+const spread = <A, E>(
+  count: number,
+  use: (nodes: ReadonlyArray<Node>) => Effect.Effect<A, E, Scope.Scope>
+): Effect.Effect<void, unknown, TestServer> =>
+  Effect.gen(function*() {
+    const server = yield* TestServer
+    const options: Coordinator.Options = { namespace: freshNamespace(), partitions: 8 }
+    const nodes = yield* Effect.forEach(Array.from({ length: count }), () => node(server.url, options))
+    yield* use(nodes)
+  }).pipe(Effect.scoped)
+
 layer(TestServer.layer, live)("a topic of several shards", (it) => {
   it.effect("keeps the order of each key, for subscribers and groups", () =>
     Effect.gen(function*() {
@@ -766,4 +780,139 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
         yield* Fiber.interrupt(running)
       }))
     }))
+
+  it.effect("changes their number while processes publish, subscribe and handle, and keeps the order of each key", () =>
+    spread(3, (nodes) =>
+      Effect.gen(function*() {
+        const topics = yield* Effect.forEach(nodes, (context) => on(context, make()))
+        const reading = yield* subscribers(topics, 0, { from: "beginning" })
+        const handled: Array<number> = []
+        for (const topic of topics) {
+          yield* Effect.forkChild(
+            topic.run((event) => Effect.andThen(Effect.yieldNow, Effect.sync(() => handled.push(event.value))), {
+              group: "g",
+              orderBy: "key",
+              from: "beginning",
+              concurrency: 4
+            })
+          )
+        }
+        const keys = 24
+        let published = 0
+        let over = false
+        // Each key is published from another process each time, and the next event of it when that is confirmed.
+        const publishing = yield* Effect.forEach(upTo(keys), (key) =>
+          Effect.forkChild(Effect.gen(function*() {
+            for (let n = 0; !over; n++) {
+              yield* topics[(key + n) % 3]!.publish(n * keys + key, { key: String(key) })
+              published++
+            }
+          })))
+        for (const shards of [4, 2, 8, 1, 3]) {
+          const before = published
+          yield* eventually(Effect.sync(() => assert.isAbove(published, before + 200)))
+          yield* Effect.scoped(on(nodes[shards % 3]!, Topic.make({ name: hostile, schema: Schema.Number, shards })))
+          yield* eventually(
+            Effect.sync(() => assert.deepStrictEqual(topics.map((topic) => topic.shards), [shards, shards, shards]))
+          )
+        }
+        const before = published
+        yield* eventually(Effect.sync(() => assert.isAbove(published, before + 200)))
+        over = true
+        yield* promptly(Effect.forEach(publishing, Fiber.join), "the publishers")
+        const expected = (values: ReadonlyArray<number | string>) =>
+          upTo(keys).map((key) => values.filter((n) => Number(n) % keys === key))
+        const all = yield* collect(topics[0]!.subscribe({ from: "beginning" }), published)
+        const inOrder = expected(valuesOf(all))
+        for (const [key, values] of inOrder.entries()) {
+          assert.deepStrictEqual(values, values.map((_, n) => n * keys + key))
+        }
+        for (const { found } of reading) {
+          yield* eventually(Effect.sync(() => assert.strictEqual(found.length, published)))
+          assert.deepStrictEqual(expected(valuesOf(found)), inOrder)
+        }
+        yield* eventually(Effect.sync(() => assert.strictEqual(handled.length, published)))
+        assert.deepStrictEqual(expected(handled), inOrder)
+        // A group that is made now handles what there was before the changes in order too.
+        const later: Array<number> = []
+        yield* Effect.forkChild(
+          topics[1]!.run((event) => Effect.sync(() => later.push(event.value)), {
+            group: "later",
+            orderBy: "key",
+            from: "beginning",
+            concurrency: 4
+          })
+        )
+        yield* eventually(Effect.sync(() => assert.strictEqual(later.length, published)))
+        assert.deepStrictEqual(expected(later), inOrder)
+      })))
+
+  it.effect("knows the ids that were published before a change", () =>
+    spread(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const ids = upTo(20).map((n) => `id ${n}`)
+        const before = yield* Effect.forEach(ids, (id, n) => topic.publish(n, { id }))
+        const other = yield* on(b!, make({ shards: 4 }))
+        for (const one of [topic, other]) {
+          const again = yield* Effect.forEach(ids, (id, n) => one.publish(n, { id }))
+          assert.deepStrictEqual(again, before.map(({ id }) => ({ id, duplicate: true })))
+          const all = yield* one.publishAll(upTo(21), (n) => ({ id: `id ${n}` }))
+          assert.deepStrictEqual(all.map(({ duplicate }) => duplicate), upTo(21).map((n) => n < 20 || one === other))
+        }
+        assert.strictEqual((yield* topic.state).length, 21)
+      })))
+
+  it.effect("ends a change that its process did not live to end", () =>
+    spread(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make({ shards: 2 }))
+        const space = spaceOf(Context.get(a!, Coordinator.Coordinator))
+        const place = placeIn(space, space.kernel.partitionFor(hostile), "topic", hostile, undefined)
+        yield* request(place, "topic.seal", [1, 3, 3])
+        assert.isFalse((yield* topic.publish(1, { key: "a" })).duplicate)
+        yield* eventually(Effect.sync(() => assert.strictEqual(topic.shards, 3)))
+        const other = yield* on(b!, make())
+        assert.strictEqual(other.shards, 3)
+        yield* Effect.forEach(upTo(30), (n) => other.publish(n, { key: String(n) }))
+        assert.strictEqual((yield* topic.state).last.length, 3)
+      })))
+
+  it.effect("keeps what is published after a change for a group without members", () =>
+    spread(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make({ shards: 2 }))
+        yield* Effect.scoped(Effect.gen(function*() {
+          yield* Effect.forkScoped(topic.run(() => Effect.void, { group: "g", orderBy: "key" }))
+          yield* joined(topic, "g", 1)
+        }))
+        yield* joined(topic, "g", 0)
+        yield* on(b!, make({ shards: 4 }))
+        yield* Effect.forEach(upTo(40), (n) => topic.publish(n, { key: String(n) }))
+        const handled: Array<number> = []
+        yield* Effect.forkChild(
+          topic.run(({ value }) => Effect.sync(() => handled.push(value)), { group: "g", orderBy: "key" })
+        )
+        yield* eventually(
+          Effect.sync(() => assert.deepStrictEqual(handled.toSorted((one, other) => one - other), upTo(40)))
+        )
+      })))
+
+  it.effect("is read in order across a change by a slow subscriber", () =>
+    spread(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make({ shards: 2 }))
+        const key = (n: number) => ({ key: String(n % 7) })
+        yield* topic.publishAll(upTo(2000), key)
+        yield* on(a!, make({ shards: 1 }))
+        yield* topic.publishAll(upTo(100, 2000), key)
+        const slow = topic.subscribe({ from: "beginning", buffer: { capacity: 16 } }).pipe(
+          Stream.rechunk(1),
+          Stream.tap(() => Effect.yieldNow)
+        )
+        const values = valuesOf(yield* collect(slow, 2100))
+        for (const one of upTo(7)) {
+          assert.deepStrictEqual(values.filter((n) => Number(n) % 7 === one), upTo(2100).filter((n) => n % 7 === one))
+        }
+      })))
 })

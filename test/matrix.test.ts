@@ -13,6 +13,7 @@ import * as held from "./matrix/held.ts"
 import * as latch from "./matrix/latch.ts"
 import * as ref from "./matrix/ref.ts"
 import * as rendezvous from "./matrix/rendezvous.ts"
+import * as shards from "./matrix/shards.ts"
 import * as signal from "./matrix/signal.ts"
 import * as singleton from "./matrix/singleton.ts"
 import * as tasks from "./matrix/tasks.ts"
@@ -20,7 +21,20 @@ import * as topic from "./matrix/topic.ts"
 import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
 import { asks, within } from "./support/requests.ts"
 
-const programs = { held, latch, election, singleton, barrier, doubleBarrier, tasks, signal, rendezvous, topic, ref }
+const programs = {
+  held,
+  latch,
+  election,
+  singleton,
+  barrier,
+  doubleBarrier,
+  tasks,
+  signal,
+  rendezvous,
+  topic,
+  shards,
+  ref
+}
 
 type Missing = Exclude<keyof Requests, typeof programs[keyof typeof programs]["requests"][number][0]>
 

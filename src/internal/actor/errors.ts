@@ -93,3 +93,7 @@ export type CoordinatorReason = CoordinatorError["reason"]
 /** Whether Redis was out of reach, by the reason of an error: the same may succeed when it is back. */
 export const isAway = ({ _tag }: { readonly _tag: string }): boolean =>
   _tag === "Timeout" || _tag === "ConnectionLost" || _tag === "NotConnected" || _tag === "Unavailable"
+
+/** Whether the same could never succeed, by the reason of an error. */
+export const isFinal = ({ _tag }: { readonly _tag: string }): boolean =>
+  _tag === "CoordinatorClosed" || _tag === "ActorDefect" || _tag === "Incompatible"

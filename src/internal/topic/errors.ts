@@ -1,7 +1,8 @@
 /** What can go wrong with a topic. */
 
+import * as Schedule from "effect/Schedule"
 import * as Schema from "effect/Schema"
-import { coordinatorReasons } from "../actor/errors.ts"
+import { coordinatorReasons, isFinal } from "../actor/errors.ts"
 import { describe, WaitTimeout } from "../hold/loss.ts"
 import { InvalidPayload } from "../hold/payload.ts"
 
@@ -46,25 +47,6 @@ export class TooManyGroups extends Schema.Error<TooManyGroups>("lockstep/Topic/T
 }
 
 /**
- * Other processes have the topic open with another number of shards. Nothing was joined.
- *
- * @category errors
- * @since 0.1.0
- */
-export class ShardsMismatch extends Schema.Error<ShardsMismatch>("lockstep/Topic/ShardsMismatch")({
-  _tag: Schema.tag("ShardsMismatch"),
-  name: Schema.String,
-  namespace: Schema.String,
-  shards: Schema.Number,
-  existing: Schema.Number
-}) {
-  override get message(): string {
-    return `${describe("topic", this.name, this.namespace)} is open elsewhere with ${this.existing} shards, not ` +
-      `${this.shards}: use the same number, or close it everywhere before it changes.`
-  }
-}
-
-/**
  * @category errors
  * @since 0.1.0
  */
@@ -72,7 +54,6 @@ export class TopicError extends Schema.Error<TopicError>("lockstep/Topic/TopicEr
   _tag: Schema.tag("TopicError"),
   reason: Schema.Union([
     OrderMismatch,
-    ShardsMismatch,
     TooManyGroups,
     InvalidPayload,
     WaitTimeout,
@@ -85,3 +66,10 @@ export class TopicError extends Schema.Error<TopicError>("lockstep/Topic/TopicEr
 }
 
 export const fail = (reason: TopicError["reason"]): TopicError => new TopicError({ reason })
+
+/** For what no caller waits for. */
+export const again = {
+  while: ({ reason }: { readonly reason: { readonly _tag: string } }): boolean =>
+    !isFinal(reason) && reason._tag !== "OrderMismatch" && reason._tag !== "TooManyGroups",
+  schedule: Schedule.spaced("1 second")
+}

@@ -69,6 +69,13 @@ export const timeOf = (id: string): number => Number(id.slice(0, id.indexOf("-")
 
 export const cursorAt = (id: string): Cursor => ({ id, number: numberOf(id) })
 
+/** Of the shards, when it was stored. */
+export const epochOf = ([, fields]: Entry): number => {
+  const first = fields[0]!
+  const at = first.indexOf(".")
+  return at === -1 || at > first.indexOf(" ") ? 0 : Number.parseInt(first.slice(at + 1), 10)
+}
+
 /** Negative if the first one comes before the second. */
 export const compareIds = (a: string, b: string): number => timeOf(a) - timeOf(b) || numberOf(a) - numberOf(b)
 

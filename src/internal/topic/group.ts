@@ -4,15 +4,19 @@
  */
 
 import * as Effect from "effect/Effect"
-import type * as Scope from "effect/Scope"
-import type { CoordinatorError, CoordinatorReason } from "../actor/errors.ts"
+import { identity } from "effect/Function"
+import * as Scope from "effect/Scope"
+import type { CoordinatorError } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
 import type { Session } from "../actor/session.ts"
 import { join } from "../hold/acquire.ts"
-import type { WaitTimeout } from "../hold/loss.ts"
+import type { Argument } from "../hold/claim.ts"
 import type { Membership } from "../hold/membership.ts"
 import type { Place } from "../hold/place.ts"
+import { request } from "../hold/request.ts"
+import { again, fail, OrderMismatch, TooManyGroups, type TopicError } from "./errors.ts"
 import { type Element, gap, type Raw } from "./event.ts"
+import type { Parts } from "./parts.ts"
 import type { Shard } from "./shard.ts"
 
 /** An event that a member has to handle. */
@@ -65,7 +69,7 @@ export class Delivery<A> {
 }
 
 type Item = readonly [id: string, attempt: number, body: string, key: string, publisher: string, trace: string]
-type Items = ReadonlyArray<Item | readonly ["gap", number]>
+type Items = ReadonlyArray<Item | readonly ["gap" | "drained", number]>
 
 export interface GroupSettings {
   readonly group: string
@@ -91,13 +95,19 @@ class Member<A> {
   #early: Array<Items> = []
   // The number of deliveries that the last answer included: a delivery among these that comes later is old.
   #counted = 0
+  // The number of the last delivery.
+  #heard = 0
   // Of the last event that was delivered.
   #last: string | undefined = undefined
+  /** Nothing of before this epoch is left for the group. */
+  drained = 0
+  readonly #onDrained: () => void
 
-  constructor(place: Place, decode: (raw: Raw) => Element<A>, deliver: (delivery: Delivery<A>) => void) {
+  constructor({ decode, place }: Shard<A>, deliver: (delivery: Delivery<A>) => void, onDrained: () => void) {
     this.#place = place
     this.#decode = decode
     this.#deliver = deliver
+    this.#onDrained = onDrained
   }
 
   /** Behind which event the group begins, if it has to be made: one that Redis has lost goes on where it was. */
@@ -112,14 +122,23 @@ class Member<A> {
 
   observe(change: ReadonlyArray<unknown>): void {
     if (change[0] === "deliver") {
-      if (Number(change[1]) > this.#counted) this.#takeAll(change[2] as Items)
-      return
+      const count = Number(change[1])
+      if (count <= this.#counted) return
+      this.#heard = count
+      return this.#takeAll(change[2] as Items)
     }
-    const [index, counted, items] = change as readonly [string, number, Items]
+    const [index, counted, drained, items] = change as readonly [string, number, number, Items]
     this.#index = index
     this.#session = this.#place.channel.session
     this.#counted = counted
     this.#takeAll(items)
+    // An answer can come after a later delivery.
+    if (this.#heard <= counted) this.#drain(drained)
+  }
+
+  #drain(epoch: number): void {
+    this.drained = epoch
+    this.#onDrained()
   }
 
   #takeAll(items: Items): void {
@@ -131,6 +150,8 @@ class Member<A> {
         this.#deliver(
           new Delivery<A>(missed < 0 ? gap("lost", undefined) : gap("trimmed", missed), undefined, undefined)
         )
+      } else if (item[0] === "drained") {
+        this.#drain(Number(item[1]))
       } else {
         this.#take(item as Item)
       }
@@ -157,6 +178,7 @@ class Member<A> {
     const lost = [...this.#working.values()]
     this.#working.clear()
     this.#told.clear()
+    this.#heard = 0
     for (const delivery of lost) delivery.lose()
   }
 
@@ -203,45 +225,118 @@ class Member<A> {
   }
 }
 
-/** Becomes a member in every shard, for as long as the scope is open. */
-export const joinGroup = <A, E>(
-  shards: ReadonlyArray<Shard<A>>,
-  { credit, from, group, ordered }: GroupSettings,
+/** Becomes a member in every shard, also in those that are added, for as long as the scope is open. */
+export const joinGroup = <A>(
+  parts: Parts<A>,
+  settings: GroupSettings,
   deliver: (delivery: Delivery<A>) => void,
   options: {
     readonly closed: () => void
-    readonly fail: (error: CoordinatorReason | WaitTimeout) => E
-    readonly refuse: (outcome: "full" | "ordering") => E
+    /** It could not become a member in a shard that was added. */
+    readonly failed: (error: TopicError) => void
   }
-): Effect.Effect<void, E, Scope.Scope> =>
-  Effect.forEach(shards, (shard, at) => {
-    const { place } = shard
-    const member = new Member(place, shard.decode, deliver)
-    const joined = join(place, {
-      verb: "topic.consume",
-      args: () => [group, member.from(from(at)), credit, ordered],
-      observer: {
-        observe: (change) => member.observe(change),
-        lost: () => member.lose(),
-        closed: () => {
-          member.lose()
-          options.closed()
-        }
-      },
-      fail: options.fail
-    })
-    const watching = Effect.acquireRelease(
-      Effect.sync(() => place.partition.watch()),
-      (end) => Effect.sync(end)
-    )
+): Effect.Effect<void, TopicError, Scope.Scope> =>
+  Effect.flatMap(Effect.scope, (scope) => {
+    const members: Array<Member<A>> = []
+    const turn = turnOf(parts, settings.group, members)
+    const joinFrom = (
+      from: (shard: number) => string,
+      insist: (self: Effect.Effect<void, TopicError, Scope.Scope>) => Effect.Effect<void, TopicError, Scope.Scope>
+    ): Effect.Effect<void, TopicError> => {
+      const added = parts.all.slice(members.length)
+      const first = members.length
+      for (const shard of added) members.push(new Member(shard, deliver, turn))
+      return Scope.provide(
+        Effect.forEach(added, ({ place }, at) => {
+          const member = members[first + at]!
+          return insist(joinShard(place, settings.group, member, () => [
+            settings.group,
+            member.from(from(first + at)),
+            settings.credit,
+            settings.ordered
+          ], options.closed))
+        }, { discard: true, concurrency: "unbounded" }),
+        scope
+      )
+    }
+    const changed = () => {
+      turn()
+      if (members.length === parts.all.length) return
+      // What was published there before it knew of them is for the group too.
+      Effect.runFork(Effect.forkIn(
+        joinFrom(() => "0", Effect.retry(again)).pipe(
+          Effect.catch((error) => Effect.sync(() => options.failed(error)))
+        ),
+        scope
+      ))
+    }
     return Effect.andThen(
-      watching,
-      Effect.flatMap(joined, ([membership, outcome]) => {
-        if (outcome[0] === "granted") {
-          member.joined(membership)
-          return Effect.addFinalizer(() => Effect.sync(() => member.leave()))
-        }
-        return Effect.fail(options.refuse(outcome[0] === "full" ? "full" : "ordering"))
-      })
+      Effect.acquireRelease(
+        Effect.sync(() => void parts.followers.add(changed)),
+        () => Effect.sync(() => void parts.followers.delete(changed))
+      ),
+      joinFrom(settings.from, identity)
     )
-  }, { discard: true, concurrency: "unbounded" })
+  })
+
+const joinShard = <A>(
+  place: Place,
+  group: string,
+  member: Member<A>,
+  args: () => ReadonlyArray<Argument>,
+  closed: () => void
+): Effect.Effect<void, TopicError, Scope.Scope> => {
+  const joined = join(place, {
+    verb: "topic.consume",
+    args,
+    observer: {
+      observe: (change) => member.observe(change),
+      lost: () => member.lose(),
+      closed: () => {
+        member.lose()
+        closed()
+      }
+    },
+    fail
+  })
+  const watching = Effect.acquireRelease(
+    Effect.sync(() => place.partition.watch()),
+    (end) => Effect.sync(end)
+  )
+  return Effect.andThen(
+    watching,
+    Effect.flatMap(joined, ([membership, outcome]) => {
+      if (outcome[0] === "granted") {
+        member.joined(membership)
+        return Effect.addFinalizer(() => Effect.sync(() => member.leave()))
+      }
+      const about = { name: place.name, namespace: place.space.kernel.settings.namespace, group }
+      return Effect.fail(fail(outcome[0] === "full" ? new TooManyGroups(about) : new OrderMismatch(about)))
+    })
+  )
+}
+
+/** Lets an ordered group begin an epoch when nothing of before it is left in any shard. */
+const turnOf = <A>(parts: Parts<A>, group: string, members: ReadonlyArray<Member<A>>): () => void => {
+  let begun = 0
+  return () => {
+    if (parts.isChanging || members.length < parts.all.length) return
+    const drained = Math.min(...members.map(({ drained }) => drained))
+    const epoch = Math.min(drained, parts.epoch)
+    if (epoch > begun) {
+      for (const { place } of parts.all) {
+        const { kernel } = place.space
+        Effect.runFork(
+          request(place, "topic.begin", [group, epoch], { waits: true }).pipe(
+            Effect.retry(again),
+            Effect.catch((error) =>
+              Effect.sync(() => kernel.hooks.log("Debug", `group ${group} could not begin an epoch`, error))
+            )
+          )
+        )
+      }
+    }
+    // A shard that Redis has lost begins anew.
+    begun = epoch
+  }
+}

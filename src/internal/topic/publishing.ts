@@ -2,11 +2,15 @@
 
 import * as Effect from "effect/Effect"
 import type { CoordinatorError } from "../actor/errors.ts"
+import type { Kernel } from "../actor/kernel.ts"
 import { partitionOf } from "../actor/keys.ts"
 import type { Requests } from "../actor/lua.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { Leader } from "../hold/following.ts"
 import type { Place } from "../hold/place.ts"
+import { question } from "../hold/request.ts"
+import type { Timer } from "../io.ts"
+import { nameOf, type Parts } from "./parts.ts"
 
 /** What Redis has made of a publication. */
 export interface Published {
@@ -25,30 +29,44 @@ export interface Message {
 
 type Done = (published: Published | undefined) => void
 
+/** An event that is to be stored, and what is told of the outcome. */
+interface Waiting {
+  readonly message: Message
+  /** In this order they were published. */
+  readonly number: number
+  readonly done: Done
+  readonly fail: (error: CoordinatorError) => void
+}
+
 // A class: closures of its own would be a good part of what a publication costs.
 class Publishing implements Request<"topic.publish"> {
   readonly verb = "topic.publish"
   readonly place: Place
   readonly args: Requests["topic.publish"]["args"]
-  readonly fail: (error: CoordinatorError) => void
   askedAt: number | undefined = undefined
   queued: boolean | undefined = undefined
+  /** It has expired. */
   cancelled = false
-  readonly #done: Done
-  readonly #nameOf: (id: string) => string
+  readonly #waiting: Waiting
+  readonly #publisher: Publisher
+  // Not sent by the publisher: it follows another request.
+  readonly #isFollowing: boolean
+  readonly #shard: number
 
   constructor(
+    publisher: Publisher,
+    isFollowing: boolean,
+    shard: number,
     place: Place,
     args: Requests["topic.publish"]["args"],
-    done: Done,
-    fail: (error: CoordinatorError) => void,
-    nameOf: (id: string) => string
+    waiting: Waiting
   ) {
     this.place = place
     this.args = args
-    this.fail = fail
-    this.#done = done
-    this.#nameOf = nameOf
+    this.#waiting = waiting
+    this.#publisher = publisher
+    this.#isFollowing = isFollowing
+    this.#shard = shard
   }
 
   get key(): string {
@@ -56,18 +74,36 @@ class Publishing implements Request<"topic.publish"> {
   }
 
   settle(reply: Requests["topic.publish"]["reply"]): void {
-    if (reply[0] === "skipped") return this.#done(undefined)
-    if (reply[0] === "published") this.place.space.kernel.hooks.metrics.published()
-    const stored = reply[1] === "" ? "" : this.#nameOf(reply[1])
-    this.#done({ id: stored, duplicate: reply[0] === "duplicate" && stored !== "" })
+    if (this.cancelled) return
+    const [tag, event] = reply
+    if (tag === "moved") this.#publisher.moved(this.#waiting)
+    else if (tag === "skipped") this.#waiting.done(undefined)
+    else this.#stored(tag === "duplicate", event)
+    this.#end()
+  }
+
+  #end(): void {
+    if (!this.#isFollowing) this.#publisher.ended()
+  }
+
+  #stored(duplicate: boolean, event: string): void {
+    if (!duplicate) this.place.space.kernel.hooks.metrics.published()
+    const id = event === "" ? "" : nameOf(this.#shard, event)
+    this.#waiting.done({ id, duplicate: duplicate && id !== "" })
+  }
+
+  fail(error: CoordinatorError): void {
+    if (this.cancelled) return
+    this.#waiting.fail(error)
+    this.#end()
   }
 
   expire: ((error: CoordinatorError) => void) | undefined = expire
 }
 
 function expire(this: Publishing, error: CoordinatorError): void {
-  this.cancelled = true
   this.fail(error)
+  this.cancelled = true
 }
 
 // So many requests wait at a time, of one call.
@@ -76,52 +112,153 @@ const chunkSize = 4096
 const sizeOf = (text: string): number => Buffer.byteLength(text)
 
 export class Publisher {
-  readonly #places: ReadonlyArray<Place>
+  readonly #parts: Parts<any>
+  readonly #kernel: Kernel
   readonly #node: string
   readonly #name: string
-  // Of each shard, what makes the id of an event.
-  readonly #names: ReadonlyArray<(id: string) => string>
   // A number for each publication, growing: a smaller one that comes later is a repetition.
   #number = 0
   #next = 0
+  // Of the shards, as all that was sent lately knows them.
+  #epoch = 0
+  #shards = 1
+  // So many are sent, and not answered.
+  #sent = 0
+  // What waits for a change of the shards to be over, so that the events of a key keep their order.
+  #waiting: Array<Waiting> | undefined = undefined
+  #isFinding = false
+  #expiry: Timer | undefined = undefined
 
-  constructor(places: ReadonlyArray<Place>, nameOf: (shard: number, id: string) => string) {
-    const { kernel } = places[0]!.space
-    this.#places = places
-    this.#names = places.map((_, shard) => (id) => nameOf(shard, id))
+  constructor(parts: Parts<any>, kernel: Kernel) {
+    this.#parts = parts
+    this.#kernel = kernel
     this.#node = kernel.uniqueId()
     this.#name = kernel.settings.name
   }
 
-  #shardOf(key: string): number {
-    const { length } = this.#places
-    if (length === 1) return 0
-    if (key !== "") return partitionOf(key, length)
-    this.#next = (this.#next + 1) % length
+  #shardOf({ id, key }: Message): number {
+    const shards = this.#shards
+    if (shards === 1) return 0
+    const text = key === "" ? id : key
+    if (text !== "") return partitionOf(text, shards)
+    this.#next = (this.#next + 1) % shards
     return this.#next
   }
 
-  #request(
-    { body, id, key, trace }: Message,
-    node: string,
-    number: number,
-    after: string,
-    done: Done,
-    fail: (error: CoordinatorError) => void
-  ): Publishing {
-    const shard = this.#shardOf(id === "" || key !== "" ? key : id)
+  #request(waiting: Waiting, node: string, after: string): Publishing {
+    const { id, key, trace, body } = waiting.message
+    const shard = this.#shardOf(waiting.message)
     const plain = id === "" && key === "" && trace === ""
     const about = plain
-      ? `${node} ${after} 0 0 0 ${this.#name}`
-      : `${node} ${after} ${sizeOf(key)} ${sizeOf(id)} ${sizeOf(trace)} ${key}${id}${trace}${this.#name}`
-    return new Publishing(this.#places[shard]!, [body, about, number], done, fail, this.#names[shard]!)
+      ? `${this.#epoch} ${node} ${after} 0 0 0 ${this.#name}`
+      : `${this.#epoch} ${node} ${after} ${sizeOf(key)} ${sizeOf(id)} ${sizeOf(trace)} ${key}${id}${trace}${this.#name}`
+    const { place } = this.#parts.all[shard]!
+    return new Publishing(this, after !== "", shard, place, [body, about, waiting.number], waiting)
   }
 
   #send(message: Message, done: Done, fail: (error: CoordinatorError) => void): void {
-    const publishing = this.#request(message, this.#node, ++this.#number, "", done, fail)
-    const { channel, space: { kernel } } = publishing.place
-    if (kernel.isClosing()) fail(channel.closedError())
-    else channel.outbox.request(publishing)
+    const waiting = { message, number: ++this.#number, done, fail }
+    if (this.#waiting !== undefined) return void this.#waiting.push(waiting)
+    const publishing = this.#request(waiting, this.#node, "")
+    const { channel } = publishing.place
+    if (this.#kernel.isClosing()) return fail(channel.closedError())
+    this.#sent++
+    channel.outbox.request(publishing)
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Changes of the shards
+  // -------------------------------------------------------------------------------------------------------------------
+
+  /** Its shard does not take it in any more, or not yet. */
+  moved(one: Waiting): void {
+    this.#wait().push(one)
+    this.#parts.follow()
+  }
+
+  /** One that was sent is answered. */
+  ended(): void {
+    this.#sent--
+    this.#goOn()
+  }
+
+  /** All shards are in an epoch. */
+  readonly changed = (): void => {
+    const { epoch, shards } = this.#parts
+    if (epoch === this.#epoch && shards === this.#shards && this.#waiting === undefined) return
+    this.#wait()
+    this.#goOn()
+  }
+
+  #wait(): Array<Waiting> {
+    if (this.#waiting !== undefined) return this.#waiting
+    const { io, settings: { requestTimeout }, transport } = this.#kernel
+    const waiting: Array<Waiting> = []
+    this.#waiting = waiting
+    this.#expiry = io.after(requestTimeout, () => {
+      this.#waiting = undefined
+      const error = transport.late(this.#parts.all[0]!.place.key)
+      for (const { fail } of waiting) fail(error)
+    })
+    return waiting
+  }
+
+  // What was sent before can still come back, and belongs before what was published since.
+  #goOn(): void {
+    const waiting = this.#waiting
+    if (waiting === undefined || this.#sent > 0 || this.#isFinding || this.#parts.isChanging) return
+    const missed = this.#parts.epoch - this.#epoch
+    this.#epoch = this.#parts.epoch
+    this.#shards = this.#parts.shards
+    if (missed > 1) return this.#findAll(waiting)
+    this.#expiry?.cancel()
+    this.#waiting = undefined
+    waiting.sort((a, b) => a.number - b.number)
+    for (const { done, fail, message } of waiting) this.#send(message, done, fail)
+  }
+
+  // The shard that has refused an id did not know it, but one of an epoch between may.
+  #findAll(waiting: Array<Waiting>): void {
+    this.#isFinding = true
+    const drop = (one: Waiting) => waiting.splice(waiting.indexOf(one), 1)
+    const found = Effect.forEach(
+      waiting.filter(({ message: { id } }) => id !== ""),
+      (one) =>
+        Effect.match(this.#find(one.message), {
+          onFailure: (error) => {
+            drop(one)
+            one.fail(error)
+          },
+          onSuccess: (published) => {
+            if (published === undefined) return
+            drop(one)
+            one.done(published)
+          }
+        }),
+      { concurrency: 64, discard: true }
+    )
+    Effect.runFork(Effect.onExit(found, () =>
+      Effect.sync(() => {
+        this.#isFinding = false
+        this.#goOn()
+      })))
+  }
+
+  // A shard of before a change knows the ids that were published there.
+  #find(message: Message): Effect.Effect<Published | undefined, CoordinatorError> {
+    const now = this.#kernel.io.now()
+    const text = message.key === "" ? message.id : message.key
+    const shards = new Set(
+      this.#parts.former.filter(({ until }) => until > now).map(({ shards }) => partitionOf(text, shards))
+    )
+    return Effect.map(
+      Effect.forEach(shards, (shard) =>
+        Effect.map(
+          question(this.#parts.all[shard]!.place, "topic.find", [message.id]),
+          ([, event]) => event === "" ? undefined : { id: nameOf(shard, event), duplicate: true }
+        ), { concurrency: "unbounded" }),
+      (found) => found.find((published) => published !== undefined)
+    )
   }
 
   /** A publication that follows a request, and is made if that is answered with this tag. */
@@ -133,8 +270,7 @@ export class Publisher {
     fail: (error: CoordinatorError) => void
   ): Request {
     // It is sent behind later publications, so it is not numbered with them.
-    const node = this.#places[0]!.space.kernel.uniqueId()
-    const publishing = this.#request(message, node, 1, after, done, fail)
+    const publishing = this.#request({ message, number: 1, done, fail }, this.#kernel.uniqueId(), after)
     const { place } = publishing
     if (place.channel !== leader.channel) {
       throw new RangeError(
@@ -149,37 +285,62 @@ export class Publisher {
 
   /** Stores an event once. While Redis is away it fails after the `requestTimeout`; if it was sent, it may be stored. */
   publish(message: Message): Effect.Effect<Published, CoordinatorError> {
-    return Effect.callback((resume) =>
+    const stored = Effect.callback<Published, CoordinatorError>((resume) =>
       this.#send(
         message,
         (published) => resume(Effect.succeed(published!)),
         (error) => resume(Effect.fail(error))
       )
     )
+    if (message.id === "" || this.#parts.former.length === 0) return stored
+    return Effect.flatMap(this.#find(message), (found) => found === undefined ? stored : Effect.succeed(found))
   }
 
   /** Stores events in order. The first failure is the answer, and later ones may be stored all the same. */
   publishAll(messages: ReadonlyArray<Message>): Effect.Effect<ReadonlyArray<Published>, CoordinatorError> {
-    const results: Array<Published> = new Array(messages.length)
-    const chunk = (from: number) =>
-      Effect.callback<void, CoordinatorError>((resume) => {
-        const to = Math.min(messages.length, from + chunkSize)
-        let left = to - from
-        for (let at = from; at < to; at++) {
-          this.#send(
-            messages[at]!,
-            (published) => {
-              results[at] = published!
-              if (--left === 0) resume(Effect.void)
-            },
-            (error) => resume(Effect.fail(error))
-          )
-        }
-      })
-    const rest = (from: number): Effect.Effect<ReadonlyArray<Published>, CoordinatorError> =>
+    const rest = (
+      from: number,
+      results: ReadonlyArray<Published>
+    ): Effect.Effect<ReadonlyArray<Published>, CoordinatorError> =>
       from >= messages.length
         ? Effect.succeed(results)
-        : Effect.flatMap(chunk(from), () => rest(from + chunkSize))
-    return rest(0)
+        : Effect.flatMap(
+          this.#publishChunk(messages.slice(from, from + chunkSize)),
+          (more) => rest(from + chunkSize, from === 0 ? more : results.concat(more))
+        )
+    return rest(0, [])
+  }
+
+  #publishChunk(messages: ReadonlyArray<Message>): Effect.Effect<ReadonlyArray<Published>, CoordinatorError> {
+    const results: Array<Published | undefined> = new Array(messages.length)
+    const stored = Effect.callback<ReadonlyArray<Published>, CoordinatorError>((resume) => {
+      let left = 1
+      const one = () => {
+        if (--left === 0) resume(Effect.succeed(results as ReadonlyArray<Published>))
+      }
+      for (const [at, message] of messages.entries()) {
+        if (results[at] !== undefined) continue
+        left++
+        this.#send(
+          message,
+          (published) => {
+            results[at] = published
+            one()
+          },
+          (error) => resume(Effect.fail(error))
+        )
+      }
+      one()
+    })
+    if (this.#parts.former.length === 0) return stored
+    const found = Effect.forEach(
+      messages.entries(),
+      ([at, message]) =>
+        message.id === "" ? Effect.void : Effect.map(this.#find(message), (published) => {
+          results[at] = published
+        }),
+      { concurrency: 64, discard: true }
+    )
+    return Effect.andThen(found, stored)
   }
 }

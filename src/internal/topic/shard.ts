@@ -2,7 +2,8 @@
 
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
-import { CoordinatorClosed, CoordinatorError } from "../actor/errors.ts"
+import * as Schedule from "effect/Schedule"
+import { CoordinatorClosed, CoordinatorError, isAway } from "../actor/errors.ts"
 import { keyOf } from "../actor/keys.ts"
 import type { Entry } from "../actor/reader.ts"
 import { coordinatorError } from "../actor/transport.ts"
@@ -42,11 +43,18 @@ export interface Follower<A> {
   readonly fail: (error: CoordinatorError) => void
 }
 
-export interface Page<A> {
-  readonly elements: ReadonlyArray<Element<A>>
-  readonly cursor: Cursor
+export interface Page<A> extends Chunk<A> {
   /** Whether more may come behind it right now. */
   readonly isFull: boolean
+}
+
+/** What a shard says of the whole topic. */
+export interface Report {
+  readonly epoch: number
+  readonly shards: number
+  readonly width: number
+  readonly isOpen: boolean
+  readonly former: unknown
 }
 
 // One page is what one read of Redis returns. So many are remembered, and for so long: subscribers that are slow together
@@ -62,13 +70,20 @@ export class Shard<A> implements Listener {
   readonly lanes = new Set<Follower<A>>()
   readonly decode: (raw: Raw) => Element<A>
   readonly #live = new Set<Follower<A>>()
+  /** What it said when it was joined. */
+  report: Report | undefined = undefined
+  /** Told of the epoch that it is in. */
+  readonly #onEpoch: (epoch: number) => void
+  // The last event before each epoch.
+  readonly #marks = new Map<number, string>()
   // Of the last event that the shared read has brought.
   #cursor: Cursor = beginning
   readonly #pages = new Map<string, { readonly at: number; readonly page: Promise<Page<A>> }>()
 
-  constructor(place: Place, decode: (raw: Raw) => Element<A>) {
+  constructor(place: Place, decode: (raw: Raw) => Element<A>, onEpoch: (epoch: number) => void) {
     this.place = place
     this.decode = decode
+    this.#onEpoch = onEpoch
     this.feed = feedOf(place.space.kernel, place.partition, keyOf(place.key, "entries"))
   }
 
@@ -116,7 +131,25 @@ export class Shard<A> implements Listener {
   async #page(cursor: Cursor, until: string): Promise<Page<A>> {
     const entries = await this.feed.page(cursor.id, until, pageSize, () => this.lanes.size === 0)
     const isFull = entries.length === pageSize
-    return entries.length === 0 ? { elements: [], cursor, isFull } : { ...this.read(entries, cursor), isFull }
+    return entries.length === 0
+      ? { entries, elements: [], cursor, isFull }
+      : { entries, ...this.read(entries, cursor), isFull }
+  }
+
+  /** Whether nothing of before an epoch stands behind a position. */
+  async isPast({ id }: Cursor, epoch: number): Promise<boolean> {
+    const mark = this.#marks.get(epoch) ?? await this.#mark(epoch)
+    if (mark === undefined) return false
+    return compareIds(id, mark) >= 0 || (await this.feed.page(id, mark, 1, () => this.lanes.size === 0)).length === 0
+  }
+
+  async #mark(epoch: number): Promise<string | undefined> {
+    const [, mark] = await Effect.runPromise(Effect.retry(question(this.place, "topic.mark", [epoch]), {
+      while: ({ reason }) => isAway(reason),
+      schedule: Schedule.spaced("100 millis")
+    }))
+    if (mark !== undefined) this.#marks.set(epoch, mark)
+    return mark
   }
 
   readonly heard = (entries: ReadonlyArray<Entry>): void => {
@@ -175,7 +208,19 @@ export class Shard<A> implements Listener {
 
   readonly observer: Observer = {
     observe: (state) => {
-      if (typeof state[0] === "number" && this.#isBehind(String(state[1]))) void this.#confirm()
+      if (state[0] === "epoch") return this.#onEpoch(Number(state[1]))
+      const [, last, epoch, shards, width, open, former] = state as [
+        number,
+        string,
+        number,
+        number,
+        number,
+        number,
+        unknown
+      ]
+      this.report = { epoch, shards, width, isOpen: open === 1, former }
+      if (this.#isBehind(last)) void this.#confirm()
+      this.#onEpoch(epoch)
     },
     closed: () => {
       const { namespace } = this.place.space.kernel.settings

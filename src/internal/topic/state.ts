@@ -6,6 +6,7 @@ import * as Effect from "effect/Effect"
 import * as Metric from "effect/Metric"
 import * as Metrics from "../../Metrics.ts"
 import type { Requests } from "../actor/lua.ts"
+import { nameOf } from "./parts.ts"
 
 export interface Group {
   readonly name: string
@@ -53,7 +54,7 @@ const groupsOf = (shards: ReadonlyArray<ReadonlyArray<GroupTuple>>): ReadonlyArr
 type Reply = Exclude<Requests["topic.state"]["reply"], readonly ["stale"]>
 
 /** What the shards have answered, taken together. */
-export const stateOf = (replies: ReadonlyArray<Reply>, nameOf: (shard: number, id: string) => string): State => {
+export const stateOf = (replies: ReadonlyArray<Reply>): State => {
   const known = replies.flatMap((reply) => reply[0] === "state" ? [reply] : [])
   const named = (at: 4 | 5) =>
     replies.flatMap((reply, shard) => reply[0] === "state" && reply[at] !== "" ? [nameOf(shard, reply[at])] : [])

@@ -7,8 +7,8 @@ import * as Arr from "effect/Array"
 import * as Effect from "effect/Effect"
 import type { CoordinatorError } from "../actor/errors.ts"
 import { coordinatorError } from "../actor/transport.ts"
-import { compareIds, type Cursor, type Element, gap } from "./event.ts"
-import type { Chunk, Follower, Page, Shard } from "./shard.ts"
+import { compareIds, type Cursor, type Element, epochOf, gap } from "./event.ts"
+import type { Chunk, Follower, Shard } from "./shard.ts"
 
 export interface Buffer {
   readonly capacity: number
@@ -22,8 +22,9 @@ type Elements<A> = Arr.NonEmptyReadonlyArray<Element<A>>
  * - `joining`: it reads what is left up to where the shared read stands; what is newer is kept aside.
  * - `live`: it is fed by the shared read.
  * - `paused`: the buffer is full, and it goes on when that is empty.
+ * - `held`: its next event is of an epoch that not all lanes have come to.
  */
-type Mode = "paging" | "joining" | "live" | "paused"
+type Mode = "paging" | "joining" | "live" | "paused" | "held"
 
 /** A subscriber's position in one shard. */
 class Lane<A> implements Follower<A> {
@@ -32,6 +33,8 @@ class Lane<A> implements Follower<A> {
   /** What the shared read has brought while this one was joining. */
   aside: Array<Chunk<A>> = []
   asideSize = 0
+  /** The epoch of the event that it is held at. */
+  epoch = 0
   readonly shard: Shard<A>
   readonly #subscription: Subscription<A>
 
@@ -46,30 +49,47 @@ class Lane<A> implements Follower<A> {
     if (this.mode === "joining") {
       this.aside.push(chunk)
       this.asideSize += chunk.elements.length
-    } else if (!this.take(chunk)) {
-      this.pause()
+    } else {
+      this.take(chunk)
     }
   }
 
-  /** Takes in what it does not have yet; answers whether there was room. */
-  take({ cursor, elements, entries }: Chunk<A>): boolean {
-    if (compareIds(this.cursor.id, entries[0]![0]) < 0) return this.takePage({ cursor, elements })
+  /** Takes in what it does not have yet; answers whether it goes on. */
+  take(chunk: Chunk<A>): boolean {
+    if (compareIds(this.cursor.id, chunk.entries[0]![0]) < 0) return this.takePage(chunk)
     // It has read ahead of the shared read.
-    const newer = entries.filter(([id]) => compareIds(id, this.cursor.id) > 0)
-    return newer.length === 0 || this.takePage(this.shard.read(newer, this.cursor))
+    const newer = chunk.entries.filter(([id]) => compareIds(id, this.cursor.id) > 0)
+    return newer.length === 0 || this.takePage({ entries: newer, ...this.shard.read(newer, this.cursor) })
   }
 
-  /** Takes in what was read for it, behind where it stands. */
-  takePage({ cursor, elements }: Pick<Page<A>, "cursor" | "elements">): boolean {
-    if (elements.length === 0) return true
-    if (!this.#subscription.accept(elements)) return false
+  /** Takes in what was read for it, behind where it stands; answers whether it goes on. */
+  takePage({ cursor, elements, entries }: Chunk<A>): boolean {
+    if (entries.length === 0) return true
+    const { epoch } = this.#subscription
+    if (epochOf(entries[entries.length - 1]!) > epoch) return this.#takeUntil(entries, epoch)
+    if (!this.#subscription.accept(elements)) {
+      this.pause()
+      return false
+    }
     this.cursor = cursor
+    this.#subscription.advanced()
     return true
   }
 
-  pause(): void {
+  // It waits behind the events up to an epoch for the other lanes to come there.
+  #takeUntil(entries: Chunk<A>["entries"], epoch: number): boolean {
+    const next = entries.findIndex((entry) => epochOf(entry) > epoch)
+    const known = entries.slice(0, next)
+    if (known.length > 0 && !this.takePage({ entries: known, ...this.shard.read(known, this.cursor) })) return false
+    this.pause("held")
+    this.epoch = epochOf(entries[next]!)
+    this.#subscription.align()
+    return false
+  }
+
+  pause(mode: "paused" | "held" = "paused"): void {
     this.shard.leave(this)
-    this.mode = "paused"
+    this.mode = mode
     this.aside = []
     this.asideSize = 0
   }
@@ -97,10 +117,23 @@ export class Subscription<A> {
   #waiting: ((result: Effect.Effect<Elements<A>, CoordinatorError>) => void) | undefined = undefined
   #error: CoordinatorError | undefined = undefined
   #closed = false
+  #aligning = false
+  #again = false
+  /** Of the shards: all events that it takes in are of this one, or of earlier ones. */
+  epoch: number
+  // The shards of this one, and of all before, have lanes.
+  #known = 0
+  readonly #askForShards: () => void
 
-  constructor({ capacity, strategy }: Buffer) {
+  constructor({ capacity, strategy }: Buffer, epoch: number, askForShards: () => void) {
     this.#capacity = capacity
     this.#strategy = strategy
+    this.epoch = epoch
+    this.#askForShards = askForShards
+  }
+
+  get width(): number {
+    return this.#lanes.length
   }
 
   add(shard: Shard<A>, cursor: Cursor): void {
@@ -228,10 +261,7 @@ export class Subscription<A> {
       if (!this.#isGoingOn(lane)) return false
       // Redis has lost what was read.
       if (lane.cursor !== cursor) continue
-      if (!lane.takePage(page)) {
-        lane.pause()
-        return false
-      }
+      if (!lane.takePage(page)) return false
       if (!page.isFull) return true
     }
   }
@@ -239,7 +269,7 @@ export class Subscription<A> {
   readonly #isOver = (): boolean => this.#closed || this.#error !== undefined
 
   #isGoingOn(lane: Lane<A>): boolean {
-    return !this.#isOver() && lane.mode !== "paused"
+    return !this.#isOver() && lane.mode !== "paused" && lane.mode !== "held"
   }
 
   // What the shared read has brought meanwhile comes behind all that was read here.
@@ -248,9 +278,56 @@ export class Subscription<A> {
     const { aside } = lane
     lane.aside = []
     lane.asideSize = 0
-    for (const chunk of aside) {
-      if (!lane.take(chunk)) return lane.pause()
+    for (const chunk of aside) if (!lane.take(chunk)) return
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Epochs
+  // -------------------------------------------------------------------------------------------------------------------
+
+  /** A lane has come further. */
+  advanced(): void {
+    if (this.#aligning) this.#again = true
+    else if (this.#lanes.length > 1 && this.#lanes.some(({ mode }) => mode === "held")) this.align()
+  }
+
+  /** All shards of an epoch have been added. */
+  complete(epoch: number): void {
+    this.#known = epoch
+    this.align()
+  }
+
+  /** Begins the next epoch if all lanes have come to it. */
+  align(): void {
+    this.#again = true
+    if (this.#aligning) return
+    void this.#aligned()
+  }
+
+  async #aligned(): Promise<void> {
+    this.#aligning = true
+    try {
+      while (this.#again && !this.#isOver()) {
+        this.#again = false
+        await this.#alignHeld(this.#lanes.filter(({ mode }) => mode === "held"))
+      }
+    } catch (cause) {
+      this.fail(coordinatorError(cause))
+    } finally {
+      this.#aligning = false
     }
+  }
+
+  async #alignHeld(held: ReadonlyArray<Lane<A>>): Promise<void> {
+    if (held.length === 0) return
+    const next = Math.min(...held.map(({ epoch }) => epoch))
+    if (next > this.#known) return this.#askForShards()
+    const others = this.#lanes.filter((lane) => !held.includes(lane))
+    const past = await Promise.all(others.map(({ cursor, shard }) => shard.isPast(cursor, next)))
+    if (this.#isOver() || past.includes(false)) return
+    this.epoch = next
+    this.#again = true
+    for (const lane of held) if (lane.epoch === next) void this.#follow(lane)
   }
 }
 

@@ -1,0 +1,217 @@
+/**
+ * The shards of a topic, as this process knows them. It joins them, and takes part in each change of their number: all are
+ * sealed, the first one before the others, and then opened. Whoever hears of a change brings it to its end.
+ */
+
+import type * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import * as Scope from "effect/Scope"
+import * as Semaphore from "effect/Semaphore"
+import type { CoordinatorError } from "../actor/errors.ts"
+import type { Requests } from "../actor/lua.ts"
+import { join } from "../hold/acquire.ts"
+import { type Place, placeIn, type Space } from "../hold/place.ts"
+import { request } from "../hold/request.ts"
+import { again, fail, type TopicError } from "./errors.ts"
+import type { Element, Raw } from "./event.ts"
+import { type Report, Shard } from "./shard.ts"
+
+export interface Home {
+  readonly space: Space
+  readonly name: string
+  /** The partition of the first shard. */
+  readonly first: number
+  readonly lease: Duration.Input | undefined
+}
+
+/** Without the number of shards, which comes last. */
+type JoinArgs = Requests["topic.join"]["args"] extends [string, ...infer Kept, number] ? Readonly<Kept> : never
+
+type Group = readonly [name: string, ordered: number]
+
+type Sealed = Report & { readonly groups: ReadonlyArray<Group> }
+
+/** A number of shards that there was; ids that were published then are known for a while. */
+export interface Former {
+  readonly shards: number
+  readonly until: number
+}
+
+/** The name of an event among all shards. */
+export const nameOf = (shard: number, id: string): string => shard === 0 ? id : `${shard}:${id}`
+
+export class Parts<A> {
+  /** Of every shard that ever had events. */
+  readonly all: Array<Shard<A>> = []
+  /** The number of changes so far. */
+  epoch = 0
+  /** So many of them take in events now. */
+  shards = 1
+  former: ReadonlyArray<Former> = []
+  /** Told of every change, when all shards are open. */
+  readonly followers = new Set<() => void>()
+  readonly #home: Home
+  readonly #decode: (shard: number) => (raw: Raw) => Element<A>
+  readonly #one = Semaphore.makeUnsafe(1)
+  #joinArgs: JoinArgs | undefined = undefined
+  #scope: Scope.Scope | undefined = undefined
+  #following = 0
+
+  constructor(home: Home, decode: (shard: number) => (raw: Raw) => Element<A>) {
+    this.#home = home
+    this.#decode = decode
+  }
+
+  /** Whether it is not known yet what the shards are. */
+  get isChanging(): boolean {
+    return this.#following > 0
+  }
+
+  placeAt(shard: number): Place {
+    const { first, lease, name, space } = this.#home
+    const { kernel } = space
+    return placeIn(space, kernel.partitionAt((first + shard) % kernel.settings.partitions), "topic", name, lease)
+  }
+
+  /** Joins the topic, and gives it so many shards, if that is said, for as long as the scope is open. */
+  open(joinArgs: JoinArgs, wanted: number | undefined): Effect.Effect<void, TopicError, Scope.Scope> {
+    return Effect.gen({ self: this }, function*() {
+      const scope = yield* Effect.scope
+      this.#joinArgs = joinArgs
+      yield* this.#widen(1, wanted ?? 1, scope)
+      const { epoch, former, shards, width } = this.all[0]!.report!
+      this.epoch = epoch
+      this.shards = shards
+      this.#remember(former)
+      yield* this.#widen(width, shards, scope)
+      this.#scope = scope
+      const isOne = this.all.every(({ report }) => report!.isOpen && report!.epoch === epoch)
+      if (!isOne || wanted !== undefined && wanted !== shards) yield* this.#settle(wanted)
+    })
+  }
+
+  // Those that are missing are joined, and are there together.
+  #widen(width: number, shards: number, scope: Scope.Scope): Effect.Effect<void, TopicError> {
+    const from = this.all.length
+    return Effect.map(
+      Effect.forEach(Array.from({ length: Math.max(0, width - from) }), (_, at) => {
+        const shard = new Shard(this.placeAt(from + at), this.#decode(from + at), this.#heard)
+        const args = this.#joinArgs!
+        return Effect.as(
+          Scope.provide(
+            join(shard.place, {
+              verb: "topic.join",
+              args: () => [...args, shards],
+              observer: shard.observer,
+              fail
+            }),
+            scope
+          ),
+          shard
+        )
+      }, { concurrency: "unbounded" }),
+      (added) => void this.all.push(...added)
+    )
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Changes
+  // -------------------------------------------------------------------------------------------------------------------
+
+  readonly #heard = (epoch: number): void => {
+    if (epoch !== this.epoch) this.follow()
+  }
+
+  /** A shard is in another epoch: brings all of them to the last one. */
+  follow(): void {
+    if (this.#scope === undefined || this.#following > 1) return
+    this.#following++
+    const { kernel } = this.#home.space
+    Effect.runFork(Effect.forkIn(
+      Effect.onExit(Effect.retry(this.#settle(undefined), again), (exit) =>
+        Effect.sync(() => {
+          this.#following--
+          if (Exit.isSuccess(exit)) { for (const changed of [...this.followers]) changed() }
+          else if (!Exit.hasInterrupts(exit) && !kernel.isClosing()) {
+            kernel.hooks.log("Error", `the shards of topic ${this.#home.name} are not known`, exit.cause)
+          }
+        })),
+      this.#scope
+    ))
+  }
+
+  /** Brings all shards to the newest epoch, and to one with that number of shards, unless it was so meanwhile. */
+  #settle(wanted: number | undefined): Effect.Effect<void, TopicError> {
+    const settled = Effect.gen({ self: this }, function*() {
+      let missing = wanted
+      for (;;) {
+        const next = missing === undefined || missing === this.shards
+          ? { epoch: this.epoch, shards: this.shards }
+          : { epoch: this.epoch + 1, shards: missing }
+        // The first one decides, so that two processes that want other numbers do not meet half-way.
+        const first = yield* this.#seal(0, { ...next, width: Math.max(this.all.length, next.shards) })
+        if (first.shards === missing) missing = undefined
+        const found = yield* this.#sealAll(first)
+        const last = found.reduce((last, report) => report.epoch > last.epoch ? report : last)
+        yield* this.#widen(last.width, last.shards, this.#scope!)
+        this.epoch = last.epoch
+        this.shards = last.shards
+        this.#remember(last.former)
+        // Otherwise the first one has lost its data, or there was another change meanwhile.
+        const isOne = found.every(({ epoch }) => epoch === last.epoch)
+        if (isOne && (yield* this.#openAll(found)) && missing === undefined) return
+      }
+    })
+    return this.#one.withPermit(Effect.mapError(settled, ({ reason }) => fail(reason)))
+  }
+
+  #seal(
+    at: number,
+    { epoch, shards, width }: Pick<Report, "epoch" | "shards" | "width">
+  ): Effect.Effect<Sealed, CoordinatorError> {
+    return Effect.map(
+      request(this.placeAt(at), "topic.seal", [epoch, shards, width], { waits: true }),
+      ([, epoch, shards, width, open, former, groups]) => ({
+        epoch,
+        shards,
+        width,
+        isOpen: open === 1,
+        former,
+        groups: groups as ReadonlyArray<Group>
+      })
+    )
+  }
+
+  #sealAll(first: Sealed): Effect.Effect<ReadonlyArray<Sealed>, CoordinatorError> {
+    return Effect.map(
+      Effect.forEach(Array.from({ length: first.width - 1 }), (_, at) => this.#seal(at + 1, first), {
+        concurrency: "unbounded"
+      }),
+      (others) => [first, ...others]
+    )
+  }
+
+  // Answers whether all are in the epoch still.
+  #openAll(sealed: ReadonlyArray<Sealed>): Effect.Effect<boolean, CoordinatorError> {
+    const { epoch } = sealed[0]!
+    const groups = JSON.stringify([...new Map(sealed.flatMap(({ groups }) => groups))])
+    return Effect.map(
+      Effect.forEach(sealed, ({ isOpen }, at) =>
+        isOpen
+          ? Effect.succeed(epoch)
+          : Effect.map(request(this.placeAt(at), "topic.open", [epoch, groups], { waits: true }), ([, now]) => now), {
+        concurrency: "unbounded"
+      }),
+      (epochs) => epochs.every((now) => now === epoch)
+    )
+  }
+
+  #remember(former: unknown): void {
+    const now = this.#home.space.kernel.io.now()
+    this.former = (former as ReadonlyArray<readonly [number, number]>).map(([shards, left]) => ({
+      shards,
+      until: now + left
+    }))
+  }
+}
