@@ -32,14 +32,19 @@ export const dump = Effect.fnUntraced(function*({ primaries }: Deployment, names
 // So many that there are some in each partition.
 const names = Array.from({ length: 64 }, (_, at) => `sweep ${at}`)
 
-/** Tokens of fenced writers, and numbers of the sums of processes that were killed: Redis keeps both for a day. */
+/**
+ * Tokens of fenced writers, numbers of the sums of processes that were killed, and how many shards a topic has: Redis keeps
+ * them for a day.
+ */
 const isKeptForADay = Effect.fnUntraced(function*({ primaries }: Deployment, key: string) {
-  if (!/^\{[^}]+\}:(sharedRef|counter):/.test(key)) return false
+  const kind = /^\{[^}]+\}:(sharedRef|counter|topic):/.exec(key)?.[1]
+  if (kind === undefined) return false
+  const kept = kind === "topic" ? /^(s|[EL]\d+)$/ : /^[fb]/
   for (const server of yield* primaries) {
     // Another node of a cluster does not answer.
     const fields = yield* Effect.orElseSucceed(server.cli("HKEYS", key), () => "")
     if (fields === "") continue
-    return fields.split("\n").every((field) => /^[fb]/.test(field)) && Number(yield* server.cli("PTTL", key)) > 0
+    return fields.split("\n").every((field) => kept.test(field)) && Number(yield* server.cli("PTTL", key)) > 0
   }
   return false
 })

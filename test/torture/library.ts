@@ -223,6 +223,25 @@ export const bugs: { readonly [name: string]: Bug } = {
       ""
     ]]
   },
+  // A group goes on with a new epoch before it is done with the former one.
+  earlyEpoch: {
+    only: ["topic"],
+    lua: [["local limit = limitOf(topic, group)", "local limit = topic.number"]]
+  },
+  // A subscriber reads what each shard has, whatever the epoch.
+  mixedEpochs: {
+    only: ["topic"],
+    sources: [[
+      "internal/topic/subscription.ts",
+      "if (epochOf(entries[entries.length - 1]!) > epoch)",
+      "if (epoch < 0)"
+    ]]
+  },
+  // A shard goes on taking in events while others are sealed.
+  unsealed: {
+    only: ["topic"],
+    lua: [["or topic.open == 0) and after == ''", ") and after == ''"]]
+  },
   // What retention removed before a subscriber read it is passed over in silence.
   silentGap: {
     sources: [[

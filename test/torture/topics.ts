@@ -66,8 +66,11 @@ const compare = (a: Position, b: Position): number => a.time - b.time || a.numbe
 
 const kindOf = ({ kind }: Hold): string => kind.slice("topic ".length)
 
-/** Of the topic that has no limits. */
+/** Of the topic that has no limits, and one shard. */
 const isWhole = ({ key }: Hold): boolean => key === "whole"
+
+/** Of the topic whose shards change in number. */
+const isMoving = ({ key }: Hold): boolean => key === "moving"
 
 const sightings = (hold: Hold, word: string): ReadonlyArray<Sighting> =>
   hold.told.filter(({ what }) => what[0] === word).map(({ at, what }) => ({
@@ -194,8 +197,12 @@ const published = (facts: Facts): ReadonlyArray<Anomaly> => {
     })
   }
   for (const shard of groupedBy(confirmed, ({ position }) => String(position.shard)).values()) {
-    for (let at = 1; at < shard.length; at++) {
-      if (shard[at - 1]!.hold === shard[at]!.hold) disordered(shard[at - 1]!, shard[at]!)
+    // What one call publishes around a change of the shards is in order by key.
+    const sequences = groupedBy(shard, ({ hold, publication: { value } }) => isMoving(hold) ? keyOf(value) ?? "" : "")
+    for (const sequence of sequences.values()) {
+      for (let at = 1; at < sequence.length; at++) {
+        if (sequence[at - 1]!.hold === sequence[at]!.hold) disordered(sequence[at - 1]!, sequence[at]!)
+      }
     }
     const ended = [...shard].sort((a, b) => a.ended - b.ended)
     let next = 0
@@ -209,6 +216,32 @@ const published = (facts: Facts): ReadonlyArray<Anomaly> => {
   }
   return found
 }
+
+/** A subscriber sees the events of a key in the order of their publication, whatever becomes of the shards. */
+const inSequence = ({ holds, publications, run }: Facts): ReadonlyArray<Anomaly> =>
+  holds.filter((hold) => kindOf(hold) === "subscriber").flatMap((hold) => {
+    const found: Array<Anomaly> = []
+    const latest = new Map<string, Publication>()
+    for (const { at, what: [word, , value] } of hold.told) {
+      if (word === "gap") latest.clear()
+      const publication = publications.get(String(value))
+      const key = keyOf(String(value))
+      if (word !== "saw" || publication === undefined || key === undefined) continue
+      const before = latest.get(key)
+      if (before === undefined || publication.hold.asked > before.hold.asked) latest.set(key, publication)
+      if (
+        before !== undefined && publication.confirmed < before.hold.asked &&
+        !forgot(run, publication.hold.asked, at)
+      ) {
+        found.push({
+          check: "order",
+          detail: `${publication.value} was seen after ${before.value}, and published before it`,
+          holds: [publication.hold, before.hold, hold]
+        })
+      }
+    }
+    return found
+  })
 
 /** Between two events that a subscriber saw there is no other one, nor before the first of all, unless a gap says so. */
 const contiguous = (facts: Facts): ReadonlyArray<Anomaly> => {
@@ -347,11 +380,14 @@ const ordered = (facts: Facts): ReadonlyArray<Anomaly> => {
   const { run, stored } = facts
   const by = handlings(facts, "ordered")
   const keyed = stored.filter(({ publication: { value } }) => keyOf(value) !== undefined)
-  const early = [...groupedBy(keyed, ({ publication: { value } }) => keyOf(value)!).values()].flatMap((events) =>
-    events.slice(1).flatMap(({ publication: { value } }, at) => {
-      const { publication } = events[at]!
+  const early = [...groupedBy(keyed, ({ publication: { value } }) => keyOf(value)!).values()].flatMap((unsorted) => {
+    const events = unsorted.toSorted((a, b) => compare(a.position, b.position))
+    return events.slice(1).flatMap(({ position, publication: { hold, value } }, at) => {
+      const { position: { shard }, publication } = events[at]!
       const first = by.get(value)?.[0]
       const before = by.get(publication.value) ?? []
+      // The times of two shards do not say which event is the first one.
+      if (shard !== position.shard && publication.confirmed >= hold.asked) return []
       if (
         first === undefined || before.some((one) => isDone(one, first.at)) ||
         forgot(facts.run, publication.hold.asked, first.at)
@@ -362,7 +398,7 @@ const ordered = (facts: Facts): ReadonlyArray<Anomaly> => {
         holds: [...before.slice(0, 3).map(({ hold }) => hold), first.hold]
       }]
     })
-  )
+  })
   // A handler that outlives its session may take one step before it is interrupted.
   const bodies = [...by.values()].flat().filter(({ value }) => keyOf(value) !== undefined).map(({ hold, key }) => {
     const over = hold.outcome === "interrupted" ||
@@ -388,6 +424,6 @@ const lag = ({ holds }: Facts): ReadonlyArray<Anomaly> =>
 /** The checks of one topic. The first ones of each kind are enough. */
 export const kept = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> => {
   const facts = factsOf(holds, run)
-  return [phantoms, storedOnce, published, contiguous, gaps, delivered, repeated, ordered, lag]
+  return [phantoms, storedOnce, published, inSequence, contiguous, gaps, delivered, repeated, ordered, lag]
     .flatMap((check) => check(facts).slice(0, 5))
 }

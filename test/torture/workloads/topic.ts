@@ -9,10 +9,11 @@ type Topic = Lockstep.Topic.Topic<string>
 type Event = Lockstep.Topic.Event<string>
 type Element = Lockstep.Topic.Element<string>
 
-/** One topic keeps all events of a round; the other one keeps few, unless a group needs them. */
+/** One topic keeps all events of a round; another one keeps few, unless a group needs them; shards of the last one change. */
 const shapes = [
   { name: "whole", shards: 1 },
-  { name: "short {b}:\n", shards: 3, retention: { length: 16 } }
+  { name: "short {b}:\n", shards: 3, retention: { length: 16 } },
+  { name: "moving" }
 ] as const
 
 const keys = ["a", "b", "c}:\n", "d", "e", "f", "\u{1f512}", ""]
@@ -20,8 +21,10 @@ const keys = ["a", "b", "c}:\n", "d", "e", "f", "\u{1f512}", ""]
 /** A failure on purpose. It is recorded as a timeout. */
 const refusal = { reason: { _tag: "WaitTimeout" } }
 
-const open = ({ Topic }: typeof Lockstep, shape: typeof shapes[number]) =>
-  Topic.make({ ...shape, schema: Schema.String, key: keyOf })
+const open = (
+  { Topic }: typeof Lockstep,
+  shape: { readonly name: string; readonly shards?: number; readonly retention?: Lockstep.Topic.Retention }
+) => Topic.make({ ...shape, schema: Schema.String, key: keyOf })
 
 /** An id without its shard. */
 const plain = (id: string): string => id.slice(id.indexOf(":") + 1)
@@ -90,7 +93,7 @@ const subscriber = Effect.fnUntraced(function*(client: Client, topic: Topic, slo
   }
   yield* forever(Effect.suspend(() => {
     // For the other shards, an id is only a time.
-    const from = topic.shards === 1 && last !== undefined ? { after: last } : "beginning"
+    const from = topic.name === "whole" && last !== undefined ? { after: last } : "beginning"
     const reading = client.follow(
       { kind: "topic subscriber", key: topic.name, weight: 0, wait: false },
       ({ tell }) => {
@@ -183,6 +186,16 @@ const members = Effect.fnUntraced(function*(client: Client, topic: Topic) {
   )
 })
 
+/** Changes the number of shards now and then. */
+const moving = (client: Client) =>
+  forever(Effect.suspend(() => {
+    const shards = 1 + Math.floor(client.random() * 4)
+    return Effect.delay(
+      Effect.scoped(open(client.lockstep, { name: "moving", shards })),
+      5000 + client.random() * 30_000
+    )
+  }))
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Settle
 // ---------------------------------------------------------------------------------------------------------------------
@@ -222,12 +235,13 @@ const using = (client: Client, shape: typeof shapes[number]): Effect.Effect<
     if (client.random() < 0.7) readings.push(yield* subscriber(client, topic, false))
     if (client.random() < 0.5) readings.push(yield* subscriber(client, topic, true))
     yield* members(client, topic)
+    if (shape.name === "moving") yield* moving(client)
     yield* fibers(1, client, publisher(client, topic))
     yield* settled(client, topic, readings)
   })
 
 /**
- * Two topics. Every client publishes to them: with keys, with ids, and many events at once. Some clients subscribe. Every
+ * Three topics. Every client publishes to them: with keys, with ids, and many events at once. Some clients subscribe. Every
  * client is a member of two groups: one is ordered by key; in the other one handlers fail, return events, and leave.
  */
 export const topic: Workload = {
