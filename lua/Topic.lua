@@ -566,6 +566,14 @@ local function eventOf(topic, id, now, before)
   return at and topic.published[at + 1] or call('HGET', now, field) or call('HGET', before, field)
 end
 
+-- What stands in front of the number and behind the bytes of each event of this call.
+local function stampTopic(ctx, topic)
+  if topic.time then return end
+  topic.stamp = math.max(topic.stamp, ctx.now)
+  topic.time = text(topic.stamp) .. '-'
+  topic.mark = topic.epoch > 0 and '.' .. text(topic.epoch) .. ' ' or ' '
+end
+
 -- topic.publish: appends an event, once for the number of a coordinator's publication, and once for an id. It may be given
 -- the tag that the request before it in the batch must have been answered with: then it is stored whatever the epoch, since it
 -- cannot be stored anywhere else in the same step.
@@ -582,11 +590,7 @@ handlers['topic.publish'] = function(ctx, hash, value, about, number)
   local known = id ~= '' and eventOf(topic, id, now, before)
   if known then return reply('duplicate', known) end
   if (origin.epoch ~= topic.epoch or topic.open == 0) and after == '' then return '["moved"]' end
-  if not topic.time then
-    topic.stamp = math.max(topic.stamp, ctx.now)
-    topic.time = text(topic.stamp) .. '-'
-    topic.mark = topic.epoch > 0 and '.' .. text(topic.epoch) .. ' ' or ' '
-  end
+  stampTopic(ctx, topic)
   local total = topic.total + #value + origin.size
   local event = topic.time .. text(topic.number + 1)
   if origin.size == 0 then
@@ -600,6 +604,32 @@ handlers['topic.publish'] = function(ctx, hash, value, about, number)
   topic.nodes[node] = number
   if id ~= '' then note(topic, 'i' .. id, event) end
   return '["published","' .. event .. '"]'
+end
+
+-- topic.publishAll: appends events without key, id and trace: their values behind one another, and the bytes of each. They are
+-- stored once, and have the numbers behind that of the first one.
+-- keys: all
+-- args: values string, sizes string, about string, number number
+-- reply: ["published", event string] | ["duplicate"] | ["moved"]
+handlers['topic.publishAll'] = function(ctx, hash, values, sizes, about, number)
+  local origin, topic = originOf(ctx, about), loadTopic(ctx, hash)
+  local node = origin.node
+  local now, before = turnsOf(ctx, topic)
+  if tonumber(number) <= lastOf(topic, node, now, before) then return '["duplicate"]' end
+  if origin.epoch ~= topic.epoch or topic.open == 0 then return '["moved"]' end
+  stampTopic(ctx, topic)
+  local entries, time, last, total, at = topic.entries, topic.time, topic.number, topic.total, 1
+  local first, rest = time .. text(last + 1), topic.mark .. origin.publisher
+  for size in string.gmatch(sizes, '%d+') do
+    size = tonumber(size)
+    last, total = last + 1, total + size
+    call('XADD', entries, time .. text(last), text(total) .. rest, sub(values, at, at + size - 1))
+    at = at + size
+  end
+  topic.number, topic.total = last, total
+  topic.last[node] = tonumber(number)
+  topic.nodes[node] = number
+  return reply('published', first)
 end
 
 -- The lowest free index is the new group's.

@@ -149,29 +149,45 @@ layer(TestServer.layer, live)("a topic", (it) => {
         assert.deepStrictEqual(valuesOf(yield* collect(b!.subscribe({ from: "beginning" }), 2)), [1, 3])
       })))
 
-  it.effect("stores a publication once when its reply is lost with the session", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const namespace = freshNamespace()
-      yield* Effect.scoped(Effect.gen(function*() {
-        const line = yield* proxy(server)
-        const context = yield* node(line.url, { namespace, partitions: 1, ...short, requestTimeout: "300 millis" })
-        const topic = yield* on(context, make())
-        yield* topic.publish(0)
-        const sent = yield* line.once(asks("topic.publish"), "dropReply")
-        const publishing = yield* Effect.forkChild(Effect.exit(topic.publish(1)))
-        yield* sent
-        yield* server.cli(
-          "EVAL",
-          "for _, f in ipairs(redis.call('HKEYS', KEYS[1])) do if f:sub(1, 1) == 's' then redis.call('HDEL', KEYS[1], f) end end",
-          1,
-          `{${namespace}:00}:sessions`
-        )
-        yield* Fiber.join(publishing)
-        yield* eventually(Effect.asVoid(topic.publish(2)))
-        assert.deepStrictEqual(valuesOf(yield* collect(topic.subscribe({ from: "beginning" }), 3)), [0, 1, 2])
+  for (const [verb, options] of [["topic.publish", { key: "a" }], ["topic.publishAll", {}]] as const) {
+    it.effect(`stores a publication once when its reply is lost with the session: ${verb}`, () =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const namespace = freshNamespace()
+        yield* Effect.scoped(Effect.gen(function*() {
+          const line = yield* proxy(server)
+          const context = yield* node(line.url, { namespace, partitions: 1, ...short })
+          const topic = yield* on(context, make())
+          yield* topic.publish(0, options)
+          const { changes } = Context.get(context, Coordinator.Coordinator)
+          const lost = yield* Effect.forkChild(
+            changes.pipe(Stream.filter(({ to }) => to === "lost"), Stream.take(1), Stream.runDrain)
+          )
+          yield* Effect.yieldNow
+          const sent = yield* line.once(asks(verb), "dropReply")
+          const first = yield* Effect.forkChild(topic.publish(1, options))
+          yield* sent
+          yield* server.cli(
+            "EVAL",
+            "for _, f in ipairs(redis.call('HKEYS', KEYS[1])) do if f:sub(1, 1) == 's' then redis.call('HDEL', KEYS[1], f) end end",
+            1,
+            `{${namespace}:00}:sessions`
+          )
+          yield* Fiber.join(lost)
+          // Publications go on while the request is made again by the next session.
+          const others: Array<Fiber.Fiber<Topic.Published, Topic.TopicError>> = []
+          while (first.pollUnsafe() === undefined || others.length < 100) {
+            others.push(yield* Effect.forkChild(topic.publish(2 + others.length, options)))
+            yield* Effect.promise(() => new Promise((resolve) => setImmediate(resolve)))
+          }
+          yield* promptly(Effect.forEach([first, ...others], Fiber.join), "the publications")
+          const count = 2 + others.length
+          const found = valuesOf(yield* collect(topic.subscribe({ from: "beginning" }), count))
+          assert.deepStrictEqual(found, upTo(count))
+          assert.strictEqual((yield* topic.state).length, count)
+        }))
       }))
-    }))
+  }
 
   it.effect("keeps what retention allows, and shows what was removed unread", () =>
     several(1, ([a]) =>

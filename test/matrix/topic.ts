@@ -9,6 +9,7 @@ import type { Program, Rows } from "./matrix.ts"
 export const requests = [
   ["topic.join", "topic:orders"],
   ["topic.publish", "topic:orders"],
+  ["topic.publishAll", "topic:orders"],
   ["topic.consume", "topic:orders"],
   ["topic.ack", "topic:orders"],
   ["topic.retry", "topic:orders"],

@@ -25,7 +25,7 @@ export interface Metrics {
   readonly released: (millis: number) => void
   readonly lost: (reason: LossReason, holds: number) => void
   readonly overrun: (holds: number) => void
-  readonly published: () => void
+  readonly published: (events: number) => void
   /** To a group, for the how manieth time. */
   readonly delivered: (attempt: number) => void
   readonly buried: () => void

@@ -48,6 +48,8 @@ export interface Request<V extends Verb = Verb> {
   askedAt?: number | undefined
   queued?: boolean | undefined
   cancelled?: boolean | undefined
+  /** How many it counts for. Default 1. */
+  weight?: number | undefined
 }
 
 /** Whoever keeps the session under which the outbox sends. */
@@ -83,8 +85,15 @@ interface Sending {
   refusal: RedisError | undefined
 }
 
+const weightOf = ({ weight = 1 }: Request): number => weight
+
+const sumOf = (requests: ReadonlyArray<Request>): number =>
+  requests.reduce((sum, request) => sum + weightOf(request), 0)
+
 export class Outbox {
   #queue: Array<Request> = []
+  // Of all in the queue.
+  #weight = 0
   #inFlight: ReadonlyArray<Request> | undefined = undefined
   #scheduled = false
 
@@ -102,18 +111,30 @@ export class Outbox {
   }
 
   get pending(): number {
-    return this.#queue.length
+    return this.#weight
   }
 
   request<V extends Verb>(request: Request<V>): void {
-    const { length } = this.#queue
-    if (length >= this.#options.maxPending && request.urgent !== true && !allowOom.has(request.verb)) {
-      return request.fail(new CoordinatorError({ reason: new Overloaded({ pending: length }) }), false)
+    const pending = this.#weight
+    if (pending >= this.#options.maxPending && request.urgent !== true && !allowOom.has(request.verb)) {
+      return request.fail(new CoordinatorError({ reason: new Overloaded({ pending }) }), false)
     }
     request.queued = true
+    this.#weight += weightOf(request as unknown as Request)
     if (request.expire !== undefined) request.askedAt = this.#options.io.now()
     this.#queue.push(request as unknown as Request)
     this.#schedule()
+  }
+
+  /** Makes a request heavier that has not been sent. Answers whether there was room. */
+  extend<V extends Verb>(request: Request<V>): boolean {
+    const { maxBatch, maxPending } = this.#options
+    const { weight = 1 } = request
+    if (request.queued !== true || request.cancelled === true) return false
+    if (weight >= maxBatch || this.#weight >= maxPending) return false
+    request.weight = weight + 1
+    this.#weight++
+    return true
   }
 
   /** Takes it back if it has not been sent. */
@@ -149,6 +170,7 @@ export class Outbox {
     const drained = { sent, queued: this.#queue.filter(({ cancelled }) => cancelled !== true) }
     this.#inFlight = undefined
     this.#queue = []
+    this.#weight = 0
     return drained
   }
 
@@ -167,14 +189,7 @@ export class Outbox {
     while (this.#inFlight === undefined && this.#queue.length > 0) {
       const session = this.#keeper.current()
       if (session === undefined) return this.#keeper.open()
-      const limit = this.#options.maxBatch
-      let batch = this.#queue
-      if (batch.length > limit) {
-        this.#queue = batch.slice(limit)
-        batch = batch.slice(0, limit)
-      } else {
-        this.#queue = []
-      }
+      let batch = this.#take()
       for (const request of batch) request.queued = false
       batch = batch.filter(({ cancelled }) => cancelled !== true)
       if (batch.length === 0) continue
@@ -184,6 +199,17 @@ export class Outbox {
       this.#inFlight = batch
       void this.#transmit(session, batch)
     }
+  }
+
+  // As many as one batch may have.
+  #take(): Array<Request> {
+    const queue = this.#queue
+    const limit = this.#options.maxBatch
+    let [count, weight] = [1, weightOf(queue[0]!)]
+    while (count < queue.length && weight + weightOf(queue[count]!) <= limit) weight += weightOf(queue[count++]!)
+    this.#weight -= weight
+    this.#queue = queue.slice(count)
+    return count === queue.length ? queue : queue.slice(0, count)
   }
 
   async #transmit(session: Session, batch: ReadonlyArray<Request>): Promise<void> {
@@ -223,7 +249,7 @@ export class Outbox {
   #settleAll(session: Session, { batch, refusal, requests }: Sending, { replies }: Answer): void {
     this.#inFlight = undefined
     // A whole batch waits: Redis works on it while these replies are taken in.
-    if (this.#queue.length >= this.#options.maxBatch) this.flush()
+    if (this.#weight >= this.#options.maxBatch) this.flush()
     // The reply is that of the first attempt if that was executed after all.
     const answered = replies.length === batch.length ? batch : requests
     if (refusal !== undefined) this.#failAll(batch.filter((request) => !answered.includes(request)), refusal, false)
@@ -264,6 +290,7 @@ export class Outbox {
       const leading = batch.filter((request) => !following.has(request))
       for (const request of leading) request.queued = true
       this.#queue.unshift(...leading)
+      this.#weight += sumOf(leading)
       this.#inFlight = undefined
     }
     this.#keeper.lose(session, status === "expired" || status === "unknown" ? status : "rolledBack")

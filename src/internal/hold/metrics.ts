@@ -40,7 +40,9 @@ export const kernelMetrics = (context: Context.Context<never>): Hooks["metrics"]
       held = 0
     },
     overrun: (holds) => Metrics.overruns.updateUnsafe(holds, context),
-    published: () => void published++,
+    published: (events) => {
+      published += events
+    },
     delivered: (attempt) => {
       delivered++
       if (attempt > 1) Metrics.redeliveries.updateUnsafe(1, context)

@@ -1,4 +1,4 @@
-/** Publishes: every event is a request of the session, numbered so that it is stored once. */
+/** Publishes: events are requests of the session, numbered so that each is stored once. */
 
 import * as Effect from "effect/Effect"
 import type { CoordinatorError } from "../actor/errors.ts"
@@ -10,6 +10,7 @@ import type { Leader } from "../hold/following.ts"
 import type { Place } from "../hold/place.ts"
 import { question } from "../hold/request.ts"
 import type { Timer } from "../io.ts"
+import { numberOf, timeOf } from "./event.ts"
 import { nameOf, type Parts } from "./parts.ts"
 
 /** What Redis has made of a publication. */
@@ -39,75 +40,139 @@ interface Waiting {
 }
 
 // A class: closures of its own would be a good part of what a publication costs.
-class Publishing implements Request<"topic.publish"> {
-  readonly verb = "topic.publish"
+abstract class Sending {
   readonly place: Place
-  readonly args: Requests["topic.publish"]["args"]
+  readonly shard: number
   askedAt: number | undefined = undefined
   queued: boolean | undefined = undefined
   /** It has expired. */
   cancelled = false
-  readonly #waiting: Waiting
-  readonly #publisher: Publisher
-  // Not sent by the publisher: it follows another request.
-  readonly #isFollowing: boolean
-  readonly #shard: number
+  expire: ((error: CoordinatorError) => void) | undefined = expire
 
-  constructor(
-    publisher: Publisher,
-    isFollowing: boolean,
-    shard: number,
-    place: Place,
-    args: Requests["topic.publish"]["args"],
-    waiting: Waiting
-  ) {
+  constructor(place: Place, shard: number) {
     this.place = place
-    this.args = args
-    this.#waiting = waiting
-    this.#publisher = publisher
-    this.#isFollowing = isFollowing
-    this.#shard = shard
+    this.shard = shard
   }
 
   get key(): string {
     return this.place.key
   }
 
+  abstract fail(error: CoordinatorError): void
+}
+
+function expire(this: Sending, error: CoordinatorError): void {
+  this.fail(error)
+  this.cancelled = true
+}
+
+/** One event, with whatever there is about it. */
+class Single extends Sending implements Request<"topic.publish"> {
+  readonly verb = "topic.publish"
+  readonly args: Requests["topic.publish"]["args"]
+  readonly #waiting: Waiting
+  // Undefined if it follows another request, and was not sent by a publisher.
+  readonly #publisher: Publisher | undefined
+
+  constructor(
+    publisher: Publisher | undefined,
+    place: Place,
+    shard: number,
+    args: Requests["topic.publish"]["args"],
+    waiting: Waiting
+  ) {
+    super(place, shard)
+    this.args = args
+    this.#waiting = waiting
+    this.#publisher = publisher
+  }
+
   settle(reply: Requests["topic.publish"]["reply"]): void {
     if (this.cancelled) return
     const [tag, event] = reply
-    if (tag === "moved") this.#publisher.moved(this.#waiting)
+    if (tag === "moved") this.#publisher?.moved([this.#waiting])
     else if (tag === "skipped") this.#waiting.done(undefined)
     else this.#stored(tag === "duplicate", event)
-    this.#end()
-  }
-
-  #end(): void {
-    if (!this.#isFollowing) this.#publisher.ended()
+    this.#publisher?.ended()
   }
 
   #stored(duplicate: boolean, event: string): void {
-    if (!duplicate) this.place.space.kernel.hooks.metrics.published()
-    const id = event === "" ? "" : nameOf(this.#shard, event)
+    if (!duplicate) this.place.space.kernel.hooks.metrics.published(1)
+    const id = event === "" ? "" : nameOf(this.shard, event)
     this.#waiting.done({ id, duplicate: duplicate && id !== "" })
   }
 
   fail(error: CoordinatorError): void {
     if (this.cancelled) return
     this.#waiting.fail(error)
-    this.#end()
+    this.#publisher?.ended()
   }
-
-  expire: ((error: CoordinatorError) => void) | undefined = expire
 }
 
-function expire(this: Publishing, error: CoordinatorError): void {
-  this.fail(error)
-  this.cancelled = true
+/** Events of which there is nothing but their value, one behind the other: many are published by one request. */
+class Run extends Sending implements Request<"topic.publishAll"> {
+  readonly verb = "topic.publishAll"
+  weight = 1
+  readonly #publisher: Publisher
+  readonly #about: string
+  readonly #all: Array<Waiting>
+  #args: Requests["topic.publishAll"]["args"] | undefined = undefined
+
+  constructor(publisher: Publisher, place: Place, shard: number, about: string, first: Waiting) {
+    super(place, shard)
+    this.#publisher = publisher
+    this.#about = about
+    this.#all = [first]
+  }
+
+  add(waiting: Waiting): void {
+    this.#all.push(waiting)
+  }
+
+  /** It has not been sent, so more can be added. */
+  get isOpen(): boolean {
+    return this.#args === undefined
+  }
+
+  // Made when it is sent, and the same each time.
+  get args(): Requests["topic.publishAll"]["args"] {
+    if (this.#args === undefined) {
+      const bodies = this.#all.map(({ message: { body } }) => body)
+      this.#args = [bodies.join(""), bodies.map(sizeOf).join(" "), this.#about, this.#all[0]!.number]
+    }
+    return this.#args
+  }
+
+  settle([tag, event]: Requests["topic.publishAll"]["reply"]): void {
+    if (this.cancelled) return
+    if (tag === "moved") this.#publisher.moved(this.#all)
+    else this.#stored(event)
+    this.#publisher.ended()
+  }
+
+  // They were stored behind one another.
+  #stored(event: string | undefined): void {
+    if (event === undefined) {
+      for (const { done } of this.#all) done({ id: "", duplicate: false })
+      return
+    }
+    this.place.space.kernel.hooks.metrics.published(this.#all.length)
+    const time = nameOf(this.shard, `${timeOf(event)}-`)
+    let number = numberOf(event)
+    for (const { done } of this.#all) done({ id: `${time}${number++}`, duplicate: false })
+  }
+
+  fail(error: CoordinatorError): void {
+    if (this.cancelled) return
+    for (const { fail } of this.#all) fail(error)
+    this.#publisher.ended()
+  }
 }
 
 // So many requests wait at a time, of one call.
 const chunkSize = 4096
+
+const isPlain = ({ id, key, trace }: Message): boolean => id === "" && key === "" && trace === ""
 
 const sizeOf = (text: string): number => Buffer.byteLength(text)
 
@@ -124,6 +189,8 @@ export class Publisher {
   #shards = 1
   // So many are sent, and not answered.
   #sent = 0
+  // Of each shard, the last request, if events can be added to it.
+  readonly #runs: Array<Run | undefined> = []
   // What waits for a change of the shards to be over, so that the events of a key keep their order.
   #waiting: Array<Waiting> | undefined = undefined
   #isFinding = false
@@ -145,25 +212,40 @@ export class Publisher {
     return this.#next
   }
 
-  #request(waiting: Waiting, node: string, after: string): Publishing {
-    const { id, key, trace, body } = waiting.message
-    const shard = this.#shardOf(waiting.message)
-    const plain = id === "" && key === "" && trace === ""
-    const about = plain
-      ? `${this.#epoch} ${node} ${after} 0 0 0 ${this.#name}`
-      : `${this.#epoch} ${node} ${after} ${sizeOf(key)} ${sizeOf(id)} ${sizeOf(trace)} ${key}${id}${trace}${this.#name}`
+  #single(waiting: Waiting, shard: number, after: string): Single {
+    const { body, id, key, trace } = waiting.message
+    // What follows another request is sent behind later publications, so it is not numbered with them.
+    const node = after === "" ? this.#node : this.#kernel.uniqueId()
+    const about = `${this.#epoch} ${node} ${after} ${sizeOf(key)} ${sizeOf(id)} ${
+      sizeOf(trace)
+    } ${key}${id}${trace}${this.#name}`
     const { place } = this.#parts.all[shard]!
-    return new Publishing(this, after !== "", shard, place, [body, about, waiting.number], waiting)
+    return new Single(after === "" ? this : undefined, place, shard, [body, about, waiting.number], waiting)
   }
 
   #send(message: Message, done: Done, fail: (error: CoordinatorError) => void): void {
     const waiting = { message, number: ++this.#number, done, fail }
     if (this.#waiting !== undefined) return void this.#waiting.push(waiting)
-    const publishing = this.#request(waiting, this.#node, "")
-    const { channel } = publishing.place
-    if (this.#kernel.isClosing()) return fail(channel.closedError())
+    const shard = this.#shardOf(message)
+    const { place } = this.#parts.all[shard]!
+    const { channel: { away, outbox } } = place
+    const run = this.#runs[shard]
+    if (isPlain(message)) {
+      // While Redis is away, each has its own deadline.
+      if (run !== undefined && run.isOpen && !away && outbox.extend(run)) return run.add(waiting)
+      const next = new Run(this, place, shard, `${this.#epoch} ${this.#node}  0 0 0 ${this.#name}`, waiting)
+      this.#runs[shard] = next
+      return this.#request(next)
+    }
+    this.#runs[shard] = undefined
+    this.#request(this.#single(waiting, shard, ""))
+  }
+
+  #request(request: Single | Run): void {
+    const { channel } = request.place
     this.#sent++
-    channel.outbox.request(publishing)
+    if (this.#kernel.isClosing()) return request.fail(channel.closedError())
+    channel.outbox.request(request as unknown as Request)
   }
 
   // -------------------------------------------------------------------------------------------------------------------
@@ -171,8 +253,8 @@ export class Publisher {
   // -------------------------------------------------------------------------------------------------------------------
 
   /** Its shard does not take it in any more, or not yet. */
-  moved(one: Waiting): void {
-    this.#wait().push(one)
+  moved(all: ReadonlyArray<Waiting>): void {
+    this.#wait().push(...all)
     this.#parts.follow()
   }
 
@@ -269,8 +351,7 @@ export class Publisher {
     done: (published: Published | undefined) => void,
     fail: (error: CoordinatorError) => void
   ): Request {
-    // It is sent behind later publications, so it is not numbered with them.
-    const publishing = this.#request({ message, number: 1, done, fail }, this.#kernel.uniqueId(), after)
+    const publishing = this.#single({ message, number: 1, done, fail }, this.#shardOf(message), after)
     const { place } = publishing
     if (place.channel !== leader.channel) {
       throw new RangeError(
