@@ -766,7 +766,8 @@ handlers['topic.consume'] = function(ctx, key, id, name, from, credit, ordered)
   local topic = loadTopic(ctx, key)
   local claim, index = claimOf(ctx, id), call('HGET', key, 'G' .. name)
   local group = index and groupAt(topic, index)
-    or makeGroup(topic, name, from, orderOf(ordered), from == '' and topic.epoch or 0)
+    -- While this shard is sealed, others may still take in events of the former epoch.
+    or makeGroup(topic, name, from, orderOf(ordered), from == '' and topic.epoch + topic.open - 1 or 0)
   if not group then return '["full"]' end
   if group.ordered ~= orderOf(ordered) then return '["ordering"]' end
   index = group.index

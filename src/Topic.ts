@@ -9,7 +9,7 @@
  * - An event that `publish` has confirmed reaches every group at least once, and every subscriber that is connected.
  * - A publication is stored once, however often it was resent. With an `id`, it is stored once across processes too.
  * - Events of one key keep the order in which they were published. In a group that is ordered by key, so does their handling,
- *   also across retries and the death of members.
+ *   also across retries, the death of members, and changes of the number of shards.
  * - Events are numbered: those that retention removes before they are read show as a `Gap`.
  * - Events that a group has not acknowledged are redelivered as soon as the session of their member ends.
  * - A process reads each event from Redis once, and decodes it once, however many subscribers it has. A slow one delays no
