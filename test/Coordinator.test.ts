@@ -17,8 +17,10 @@ import {
   Tracer
 } from "effect"
 import { Coordinator, CountDownLatch, Fence, Lock, Metrics, Redis } from "../src/index.ts"
+import { spaceOf } from "../src/internal/hold/place.ts"
 import { eventually } from "./support/eventually.ts"
 import { freshNamespace, node, short, TestServer, withNode } from "./support/live.ts"
+import { remainsOf } from "./support/namespace.ts"
 
 layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("Coordinator", (it) => {
   it.effect("shows its sessions and their transitions", () =>
@@ -224,6 +226,22 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
       for (const asked of [latch.countDown(), latch.remaining, latch.isOpen, latch.reset]) {
         const { reason } = yield* Effect.flip(asked)
         assert.strictEqual(reason._tag, "CoordinatorClosed")
+      }
+    }))
+
+  it.effect("does what is due at once before it is closed, since there may be no other one", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      for (let round = 0; round < 10; round++) {
+        yield* Effect.scoped(Effect.gen(function*() {
+          const context = yield* node(server.url, { namespace, partitions: 1 })
+          yield* Effect.provideContext(Lock.withLock(Effect.void, "a"), context)
+          yield* server.cli("ZADD", `{${namespace}:00}:due`, 0, "@lock:one that is gone")
+          // As the reply to its last request would say.
+          spaceOf(Context.get(context, Coordinator.Coordinator)).kernel.partitionAt(0).reaper.expect(0)
+        }))
+        assert.deepStrictEqual(yield* remainsOf([server], namespace), [])
       }
     }))
 

@@ -168,7 +168,9 @@ export class Kernel implements Office {
     // Redis has not answered releases either, so the sessions may have to expire.
     const away = [...this.channels()].some((channel) => channel.away)
     await this.#within(away ? Math.min(margin, requestTimeout) : requestTimeout, ended)
-    for (const partition of this.#partitions) partition?.reaper.close()
+    const reapers = this.#partitions.flatMap((partition) => partition === undefined ? [] : [partition.reaper])
+    if (!away) await this.#within(requestTimeout, Promise.all(reapers.map((reaper) => reaper.finish())))
+    for (const reaper of reapers) reaper.close()
     this.#unsubscribe()
     this.transport.close()
     await Promise.allSettled([...this.#readers.values()].map((reader) => reader.close()))

@@ -127,6 +127,16 @@ export class Reaper {
     return running
   }
 
+  /** What is due at once is done: there may be no other coordinator that would. */
+  async finish(): Promise<void> {
+    for (let turn = 0; turn < maxAttempts && this.#at - this.#io.now() <= shortestPause; turn++) {
+      this.#timer?.cancel()
+      this.#timer = undefined
+      this.#at = Number.POSITIVE_INFINITY
+      await this.tick()
+    }
+  }
+
   close(): void {
     this.#closed = true
     this.#timer?.cancel()
