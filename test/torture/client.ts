@@ -164,29 +164,28 @@ const clientOf = (tools: Tools): Client => {
     pick: (items) => items[Math.floor(random() * items.length)]!,
     stopping,
     keep: keepOf(argument.settings.lease),
-    attempt: Effect.fnUntraced(function*(request, effect, tokenOf, saw) {
-      const { id } = ask(request)
-      const exit = yield* Effect.exit(
-        Effect.onExit(effect, (exit) =>
-          Effect.sync(() => {
-            if (Exit.isSuccess(exit)) {
-              record({ event: "enter", id, token: tokenOf?.(exit.value) ?? 0 })
-              if (saw !== undefined) record({ event: "saw", id, others: saw(exit.value) })
-            }
-            record({ event: "end", id, outcome: outcomeOf(exit) })
-          }))
-      )
-      return Exit.isSuccess(exit)
-    }),
+    // Whatever is asked has an end, also if it is interrupted before it begins.
+    attempt: (request, effect, tokenOf, saw) =>
+      Effect.uninterruptibleMask((restore) => {
+        const { id } = ask(request)
+        return Effect.map(Effect.exit(restore(effect)), (exit) => {
+          if (Exit.isSuccess(exit)) {
+            record({ event: "enter", id, token: tokenOf?.(exit.value) ?? 0 })
+            if (saw !== undefined) record({ event: "saw", id, others: saw(exit.value) })
+          }
+          record({ event: "end", id, outcome: outcomeOf(exit) })
+          return Exit.isSuccess(exit)
+        })
+      }),
     follow: (request, use) =>
-      Effect.suspend(() => {
+      Effect.uninterruptibleMask((restore) => {
         const { id } = ask(request)
         record({ event: "enter", id, token: 0 })
         const log: Log = {
           step: () => record({ event: "step", id }),
           tell: (...what) => record({ event: "told", id, what })
         }
-        return Effect.onExit(use(log), (exit) =>
+        return Effect.onExit(restore(use(log)), (exit) =>
           Effect.sync(() => record({ event: "end", id, outcome: outcomeOf(exit) })))
       }),
     hold: Effect.fnUntraced(function*(requests, take) {
