@@ -129,7 +129,9 @@ export class Reaper {
 
   /** What is due at once is done: there may be no other coordinator that would. */
   async finish(): Promise<void> {
-    for (let turn = 0; turn < maxAttempts && this.#at - this.#io.now() <= shortestPause; turn++) {
+    for (let turn = 0; turn < maxAttempts; turn++) {
+      await Promise.all(this.#running.values())
+      if (this.#at - this.#io.now() > shortestPause) return
       this.#timer?.cancel()
       this.#timer = undefined
       this.#at = Number.POSITIVE_INFINITY
