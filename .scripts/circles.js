@@ -15,7 +15,7 @@ const imports = new Map(files.map((file) => {
 }))
 
 // The lowest first. What is public, and the files of single primitives, may look at all of them.
-const layers = ["internal/io.ts", "internal/redis/", "internal/actor/", "internal/hold/"]
+const layers = ["internal/io.ts", "internal/redis/", "internal/actor/", "internal/hold/", "internal/work/"]
 /** @param {string} file */
 const layerOf = (file) => {
   const at = layers.findIndex((layer) => relative(root, file).startsWith(layer))

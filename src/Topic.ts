@@ -78,7 +78,6 @@ import { question, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { isTraced, spanned } from "./internal/hold/span.ts"
 import type { Tenancy } from "./internal/hold/tenancy.ts"
-import { codec } from "./internal/topic/codec.ts"
 import { fail, type TopicError } from "./internal/topic/errors.ts"
 import {
   beginning,
@@ -97,6 +96,7 @@ import { type Message, type Published, Publisher } from "./internal/topic/publis
 import { measured, type State, stateOf } from "./internal/topic/state.ts"
 import { Subscription } from "./internal/topic/subscription.ts"
 import { handle } from "./internal/topic/working.ts"
+import { codec } from "./internal/work/codec.ts"
 import type { Lease } from "./Lease.ts"
 
 export type {

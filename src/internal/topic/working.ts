@@ -7,12 +7,12 @@ import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Fiber from "effect/Fiber"
 import * as Option from "effect/Option"
-import * as Pull from "effect/Pull"
-import * as Schedule from "effect/Schedule"
+import type * as Schedule from "effect/Schedule"
 import * as Tracer from "effect/Tracer"
 import type { Log } from "../actor/hooks.ts"
 import { joined } from "../hold/protect.ts"
 import { isTraced } from "../hold/span.ts"
+import { delayAfter } from "../work/patience.ts"
 import type { Event, Gap } from "./event.ts"
 import type { Delivery } from "./group.ts"
 
@@ -26,25 +26,6 @@ export interface Policy<E> {
   readonly log: Log
   readonly name: string
 }
-
-/** The delay before the next delivery after so many, if the schedule goes on. */
-const delayAfter = <E>(
-  schedule: Schedule.Schedule<unknown, E>,
-  attempts: number,
-  error: E
-): Effect.Effect<Option.Option<Duration.Duration>> =>
-  Effect.gen(function*() {
-    // Another process may have made the attempts before, so the schedule begins anew and is stepped as often.
-    const step = yield* Schedule.toStep(schedule)
-    let now = 0
-    let delay = Duration.zero
-    for (let attempt = 0; attempt < attempts; attempt++) {
-      const [, next] = yield* step(now, error)
-      delay = next
-      now += Duration.toMillis(next)
-    }
-    return Option.some(delay)
-  }).pipe(Pull.catchDone(() => Effect.succeed(Option.none<Duration.Duration>())))
 
 const ignore = () => {}
 

@@ -8,6 +8,8 @@ import { InvalidPayload } from "../hold/payload.ts"
 export interface Codec<in out A> {
   readonly encode: (value: A) => Exit.Exit<string, InvalidPayload>
   readonly decode: (body: string) => Exit.Exit<A, InvalidPayload>
+  /** From JSON that has been parsed already. */
+  readonly decodeParsed: (value: unknown) => Exit.Exit<A, InvalidPayload>
 }
 
 export const codec = <A>(schema: Schema.Codec<A, any>, what: string): Codec<A> => {
@@ -19,7 +21,12 @@ export const codec = <A>(schema: Schema.Codec<A, any>, what: string): Codec<A> =
     const issue = Cause.squash(cause)
     return invalid(issue instanceof Error ? issue.message : String(issue))
   }
+  const decodeParsed = (value: unknown) => {
+    const exit = decode(value)
+    return Exit.isSuccess(exit) ? Exit.succeed(exit.value) : refused(exit.cause)
+  }
   return {
+    decodeParsed,
     encode: (value) => {
       const exit = encode(value)
       return Exit.isSuccess(exit) ? Exit.succeed(JSON.stringify(exit.value)) : refused(exit.cause)
@@ -31,8 +38,7 @@ export const codec = <A>(schema: Schema.Codec<A, any>, what: string): Codec<A> =
       } catch (cause) {
         return invalid(String(cause))
       }
-      const exit = decode(parsed)
-      return Exit.isSuccess(exit) ? Exit.succeed(exit.value) : refused(exit.cause)
+      return decodeParsed(parsed)
     }
   }
 }
