@@ -130,6 +130,17 @@ local function nextToken(ctx)
   return ctx.last
 end
 
+-- So many consecutive ones: the first of them.
+local function nextTokens(ctx, count)
+  if count == 0 then return '0' end
+  local first = nextToken(ctx)
+  if count > 1 then
+    ctx.token = ctx.token + count - 1
+    ctx.last = text(ctx.token)
+  end
+  return first
+end
+
 -- The record of a session, read once in a call; false for one that is forgotten.
 local function sessionOf(ctx, session)
   if session == ctx.session then return ctx.own end

@@ -11,6 +11,7 @@ import * as doubleBarrier from "./matrix/doubleBarrier.ts"
 import * as election from "./matrix/election.ts"
 import * as held from "./matrix/held.ts"
 import * as latch from "./matrix/latch.ts"
+import * as queue from "./matrix/queue.ts"
 import * as ref from "./matrix/ref.ts"
 import * as rendezvous from "./matrix/rendezvous.ts"
 import * as shards from "./matrix/shards.ts"
@@ -33,7 +34,8 @@ const programs = {
   rendezvous,
   topic,
   shards,
-  ref
+  ref,
+  queue
 }
 
 type Missing = Exclude<keyof Requests, typeof programs[keyof typeof programs]["requests"][number][0]>

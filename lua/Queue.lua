@@ -1,0 +1,1022 @@
+-- A queue: jobs that this actor hands to workers, each until its worker has said what has become of it.
+--
+-- kinds: queue: hash, urgent, high, normal, low, held, delayed, dead, ids, even, odd
+--
+-- A job is one entry of a stream, from its offer until it is done. Its id is "<letter><ms>-<number>": the letter says which
+-- stream, and of which level the job is. Numbers are those of the queue, so ids differ between its streams too.
+--   u h n l   `urgent`, `high`, `normal`, `low`: jobs that can be handed out in the order of their offers
+--   U H N L   `held`, for jobs of each level that cannot: they begin with a delay
+-- Fields of an entry: b <JSON>, and where the job has them: i <id of the producer's> a <attempts> t <timeout in ms>
+-- e <ms after which it is not begun> x <trace>.
+--
+-- Each stream has one consumer group. Jobs in work are pending under the claim of their worker (in `held`, followed by the
+-- letter), so a claim lasts as long as the session does. Other pending jobs have these consumers:
+--   -    returned, to be handed out again (in `held`, "-<letter>")
+--   ~    delayed: their time is in `delayed`, a zset of ids
+-- The count of deliveries of a pending job is its attempts, and CRASH for each attempt that ended with its worker's session.
+--
+-- The hash:
+--   s                  record Queue
+--   m                  record QueuePolicy
+--   o<session>/<id>    a member: it offers or works
+--   w<session>/<id>    a worker: "<credit> <deliveries so far> <1 if it is in the list>"
+--   q                  the list of workers that have credit and no job for it: their claims, in the order of their turns
+-- `ids` has the ids that producers gave to jobs that are not done: the id of each job. `even` and `odd` have, in turns of
+-- `window` ms, i<id> of jobs that are done, and p<node> "<number> <reply>" of the last offer of a coordinator.
+-- `dead` is a stream of dead letters: j <id> w <reason> n <attempts> c <crashes> m <error>, and the fields of the job.
+--
+-- Jobs come from sources, three for each level: returned jobs, jobs whose delay is over, and jobs that wait. c1 to c12 count
+-- them, those of the highest level first.
+-- record Queue 1: number, stamp, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12, delayed, active, dead, paused, turn, served,
+--   members, workers, idle, limit, spacing, burst, tat, window, completed, buried, expired, bounded, named
+-- record QueuePolicy 1: letters, retain, crashes
+
+local RETURNED, DELAYED, JOBS, CRASH = '-', '~', 'workers', 65536
+local SOURCES, LEVELS = 12, 4
+local FIELD = { 'c1', 'c2', 'c3', 'c4', 'c5', 'c6', 'c7', 'c8', 'c9', 'c10', 'c11', 'c12' }
+-- The letter of the jobs of each source, and the source that a returned or due job of a letter goes to.
+local LETTER = { 'u', 'U', 'u', 'h', 'H', 'h', 'n', 'N', 'n', 'l', 'L', 'l' }
+local READY = { u = 'c1', U = 'c2', h = 'c4', H = 'c5', n = 'c7', N = 'c8', l = 'c10', L = 'c11' }
+local WAITING = { u = 'c3', h = 'c6', n = 'c9', l = 'c12' }
+local LOWER = { u = 'u', h = 'h', n = 'n', l = 'l', U = 'u', H = 'h', N = 'n', L = 'l' }
+local HELD = { u = 'U', h = 'H', n = 'N', l = 'L' }
+local EVERY_LETTER = { 'u', 'U', 'h', 'H', 'n', 'N', 'l', 'L' }
+local ROLE = {
+  u = 'urgent', h = 'high', n = 'normal', l = 'low', U = 'held', H = 'held', N = 'held', L = 'held'
+}
+-- While several sources have jobs, one of so many is not from the first of them.
+local TURNS = 8
+-- Of one call: jobs that are handed out to one worker at a time and to all, and jobs that are moved.
+local HAND, MOST_HANDED, MOVED, MOST_CREDIT = 512, 2048, 256, 1024
+
+-- -----------------------------------------------------------------------------
+-- State: read once in a call, and written at its end
+-- -----------------------------------------------------------------------------
+
+local function consumerOf(letter, consumer)
+  return LOWER[letter] == letter and consumer or consumer .. letter
+end
+
+local function workerFrom(claim, packed)
+  local credit, sent, listed = match(packed, '^(%S+) (%S+) (%S+)$')
+  return { claim = claim, credit = tonumber(credit), sent = tonumber(sent), listed = listed == '1' }
+end
+
+local function workerOf(queue, claim)
+  local worker = queue.loaded[claim]
+  if worker == nil then
+    local packed = call('HGET', queue.key, 'w' .. claim)
+    worker = packed and workerFrom(claim, packed) or false
+    queue.loaded[claim] = worker
+  end
+  return worker
+end
+
+local function soonerDue(ctx, queue, at)
+  if not queue.next or at < queue.next then queue.next = at end
+end
+
+local finishQueue
+
+local function readQueue(ctx, key, claim)
+  local packed, known
+  if claim then
+    local found = call('HMGET', key, 's', 'w' .. claim)
+    packed, known = found[1], found[2]
+  else
+    packed = call('HGET', key, 's')
+  end
+  local queue = packed and unpackQueue(packed)
+  if not queue then
+    queue = {
+      number = 0, stamp = 0, delayed = 0, active = 0, dead = 0, paused = 0, turn = 0, served = 0, members = 0, workers = 0,
+      idle = 0, limit = 0, spacing = 0, burst = 0, tat = 0, window = 0, completed = 0, buried = 0, expired = 0, bounded = 0,
+      named = 0
+    }
+    for source = 1, SOURCES do queue[FIELD[source]] = 0 end
+  end
+  queue.key, queue.known, queue.loaded, queue.fresh = key, packed and true, {}, {}
+  if known then queue.loaded[claim] = workerFrom(claim, known) end
+  for letter, role in pairs(ROLE) do queue[letter] = ctx[role] end
+  queue.delays, queue.letters, queue.ids, queue.even, queue.odd = ctx.delayed, ctx.dead, ctx.ids, ctx.even, ctx.odd
+  queue.noted = {}
+  return queue
+end
+
+local function loadQueue(ctx, key, claim)
+  local queues = ctx.queues
+  if not queues then
+    queues = {}
+    ctx.queues = queues
+  end
+  local queue = queues[key]
+  if not queue then
+    queue = readQueue(ctx, key, claim)
+    queues[key] = queue
+    later(ctx, function() finishQueue(ctx, queue) end)
+  end
+  return queue
+end
+
+local function policyOf(queue)
+  local packed = call('HGET', queue.key, 'm')
+  return packed and unpackQueuePolicy(packed) or { letters = 10000, retain = 0, crashes = 3 }
+end
+
+local function readyIn(queue)
+  local ready = 0
+  for source = 1, SOURCES do ready = ready + queue[FIELD[source]] end
+  return ready
+end
+
+-- -----------------------------------------------------------------------------
+-- Groups of the streams
+-- -----------------------------------------------------------------------------
+
+local function startJobs(stream)
+  local made = redis.pcall('XGROUP', 'CREATE', stream, JOBS, '0', 'MKSTREAM')
+  if type(made) == 'table' and made.err and not find(made.err, 'BUSYGROUP', 1, true) then error(made) end
+end
+
+-- A command about a group; false if there is none.
+local function tryJobs(...)
+  local answered = redis.pcall(...)
+  if type(answered) ~= 'table' or not answered.err then return answered or {} end
+  if find(answered.err, 'NOGROUP', 1, true) or find(answered.err, 'requires the key to exist', 1, true) then return false end
+  error(answered)
+end
+
+local function pendingOf(stream, count, consumer)
+  return tryJobs('XPENDING', stream, JOBS, '-', '+', count, consumer) or {}
+end
+
+local function fieldOf(fields, name)
+  for at = 1, #fields, 2 do
+    if fields[at] == name then return fields[at + 1] end
+  end
+end
+
+-- Jobs of one stream go to another consumer, without counting that as a delivery.
+local function moveJobs(stream, consumer, ids, count)
+  if #ids == 0 then return end
+  local args = { stream, JOBS, consumer, 0 }
+  for at, id in ipairs(ids) do args[4 + at] = id end
+  if count then
+    args[#args + 1], args[#args + 2] = 'RETRYCOUNT', text(count)
+  end
+  args[#args + 1] = 'JUSTID'
+  tryJobs('XCLAIM', unpack(args))
+end
+
+-- The worker that a pending job is with, or what else its consumer stands for; nothing if it is not pending.
+local function holdingOf(queue, letter, id)
+  local pending = (tryJobs('XPENDING', queue[letter], JOBS, id, id, 1) or {})[1]
+  if not pending then return nil end
+  local consumer = pending[2]
+  -- In `held`, consumers end with the letter.
+  if LOWER[letter] ~= letter and consumer ~= DELAYED then consumer = sub(consumer, 1, -2) end
+  return consumer, tonumber(pending[4])
+end
+
+local function entryAt(queue, letter, id)
+  local entry = call('XRANGE', queue[letter], id, id)[1]
+  return entry and entry[2]
+end
+
+local function split(job)
+  return match(job, '^([uhnlUHNL])(%d+%-%d+)$')
+end
+
+-- -----------------------------------------------------------------------------
+-- What is known for a while
+-- -----------------------------------------------------------------------------
+
+local function windowOfQueue(queue)
+  return queue.window > 0 and queue.window or 600000
+end
+
+-- The hash of this turn, and that of the turn before.
+local function turnsOfQueue(ctx, queue)
+  if queue.current then return queue.current, queue.former end
+  local turn = floor(ctx.now / windowOfQueue(queue))
+  -- After a fail-over the clock may be a little behind: what is known must not be forgotten for that.
+  if turn == queue.turn - 1 then turn = queue.turn end
+  if turn ~= queue.turn then
+    call('UNLINK', turn % 2 == 0 and queue.even or queue.odd)
+    if turn ~= queue.turn + 1 then call('UNLINK', turn % 2 == 0 and queue.odd or queue.even) end
+    queue.turn = turn
+  end
+  queue.current, queue.former = queue.even, queue.odd
+  if turn % 2 ~= 0 then queue.current, queue.former = queue.odd, queue.even end
+  return queue.current, queue.former
+end
+
+local function recalled(ctx, queue, field)
+  local noted = queue.noted[field]
+  if noted then return noted end
+  local now, before = turnsOfQueue(ctx, queue)
+  return call('HGET', now, field) or call('HGET', before, field)
+end
+
+local function noteIn(ctx, queue, field, value)
+  turnsOfQueue(ctx, queue)
+  queue.noted[field] = value
+end
+
+-- The id that a producer gave is free again when the job is done and the window has passed.
+local function releaseId(ctx, queue, given, job)
+  if not given or given == '' then return end
+  call('HDEL', queue.ids, given)
+  noteIn(ctx, queue, 'i' .. given, job)
+  queue.named = ctx.now
+end
+
+-- -----------------------------------------------------------------------------
+-- Dead letters
+-- -----------------------------------------------------------------------------
+
+-- Puts a job aside. It is gone from its stream by then, or will be.
+local function bury(ctx, queue, job, fields, reason, count, message)
+  local policy = policyOf(queue)
+  queue.number = queue.number + 1
+  queue.stamp = math.max(queue.stamp, ctx.now)
+  local args = {
+    queue.letters, 'MAXLEN', '=', text(policy.letters), text(queue.stamp) .. '-' .. text(queue.number), 'j', job, 'w', reason,
+    'n', text(count % CRASH), 'c', text(floor(count / CRASH)), 'm', message
+  }
+  for at = 1, #fields do args[#args + 1] = fields[at] end
+  call('XADD', unpack(args))
+  queue.buried = queue.buried + 1
+  queue.recount = true
+  releaseId(ctx, queue, fieldOf(fields, 'i'), job)
+  if policy.retain > 0 then
+    call('XTRIM', queue.letters, 'MINID', '=', text(ctx.now - policy.retain) .. '-0')
+    soonerDue(ctx, queue, ctx.now + policy.retain)
+  end
+end
+
+local function removeJob(queue, letter, id)
+  call('XDEL', queue[letter], id)
+  return call('XACK', queue[letter], JOBS, id)
+end
+
+-- -----------------------------------------------------------------------------
+-- Hand out
+-- -----------------------------------------------------------------------------
+
+-- The actor trusts bodies to be JSON, because producers encode them: they stand in the answer as they are.
+local function describedJob(letter, id, count, fields)
+  local head = '["' .. letter .. id .. '",' .. count .. ','
+  if #fields == 2 then return head .. fields[2] .. ']' end
+  local parts = { head .. fields[2] }
+  for at = 3, #fields do parts[#parts + 1] = encoded(fields[at]) end
+  return concat(parts, ',') .. ']'
+end
+
+local function readWaiting(stream, claim, count)
+  local args = { 'XREADGROUP', 'GROUP', JOBS, claim, 'COUNT', count, 'STREAMS', stream, '>' }
+  local found = tryJobs(unpack(args))
+  if not found then
+    startJobs(stream)
+    found = tryJobs(unpack(args))
+  end
+  return found and found[1] and found[1][2] or {}
+end
+
+-- Takes up to so many jobs of a source for a consumer: their entries, and how often each was delivered. Fewer are found if
+-- others were deleted, and then there are no more.
+local function takeSource(queue, source, claim, count)
+  local letter, field = LETTER[source], FIELD[source]
+  local stream, consumer = queue[letter], consumerOf(letter, claim)
+  local entries, counts, found
+  if source % 3 == 0 then
+    entries = readWaiting(stream, consumer, count)
+    found = #entries
+  else
+    local pending = pendingOf(stream, count, consumerOf(letter, RETURNED))
+    local args = { stream, JOBS, consumer, 0 }
+    counts, found = {}, #pending
+    for at, one in ipairs(pending) do args[4 + at], counts[one[1]] = one[1], one[4] + 1 end
+    entries = found > 0 and call('XCLAIM', unpack(args)) or {}
+  end
+  queue[field] = found < count and 0 or queue[field] - found
+  return entries, counts, letter
+end
+
+local function takeInto(ctx, queue, source, claim, count, items)
+  local entries, counts, letter = takeSource(queue, source, claim, count)
+  for at = 1, #entries do
+    local id, fields = entries[at][1], entries[at][2]
+    local till = #fields > 2 and fieldOf(fields, 'e')
+    if till and tonumber(till) <= ctx.now then
+      removeJob(queue, letter, id)
+      releaseId(ctx, queue, fieldOf(fields, 'i'), letter .. id)
+      queue.expired = queue.expired + 1
+    else
+      items[#items + 1] = describedJob(letter, id, counts and text(counts[id]) or '1', fields)
+    end
+  end
+end
+
+-- Takes jobs of the first source that has any; while others have some too, one of TURNS comes from those in turn.
+local function takeJobs(ctx, queue, claim, count)
+  local items, first, others = {}, nil, {}
+  for source = 1, SOURCES do
+    if queue[FIELD[source]] > 0 then
+      if first then others[#others + 1] = source else first = source end
+    end
+  end
+  if #others == 0 then
+    takeInto(ctx, queue, first, claim, math.min(count, queue[FIELD[first]]), items)
+    return items
+  end
+  local turn = queue.served % TURNS
+  if turn == TURNS - 1 then
+    takeInto(ctx, queue, others[1 + floor(queue.served / TURNS) % #others], claim, 1, items)
+    queue.served = queue.served + 1
+  else
+    local some = math.min(count, queue[FIELD[first]], TURNS - 1 - turn)
+    takeInto(ctx, queue, first, claim, some, items)
+    queue.served = queue.served + some
+  end
+  return items
+end
+
+-- The workers that wait for jobs, in the order of their turns.
+local function listOfWorkers(queue)
+  local list = queue.list
+  if not list then
+    list = {}
+    if queue.idle > 0 then
+      for claim in string.gmatch(call('HGET', queue.key, 'q') or '', '%S+') do list[#list + 1] = claim end
+    end
+    queue.list, queue.head = list, 1
+  end
+  for at = 1, #queue.fresh do list[#list + 1] = queue.fresh[at] end
+  if #queue.fresh > 0 then queue.fresh, queue.relisted = {}, true end
+  return list
+end
+
+local function enlist(queue, worker)
+  worker.changed = true
+  if worker.credit <= 0 or worker.listed then return end
+  worker.listed = true
+  queue.fresh[#queue.fresh + 1] = worker.claim
+end
+
+-- The worker whose turn it is leaves the list. One whose session has ended is reaped soon.
+local function nextWorker(ctx, queue)
+  local list = listOfWorkers(queue)
+  while queue.head <= #list do
+    local worker = workerOf(queue, list[queue.head])
+    queue.head, queue.relisted = queue.head + 1, true
+    if worker then
+      worker.listed, worker.changed = false, true
+      if worker.credit > 0 and isAlive(ctx, holderOf(worker.claim)) then return worker end
+    end
+  end
+end
+
+-- How many jobs the rate allows now.
+local function allowedByRate(ctx, queue)
+  if queue.spacing == 0 then return MOST_HANDED end
+  return floor((ctx.now + queue.burst - math.max(queue.tat, ctx.now)) / queue.spacing + 1e-9)
+end
+
+local function handOutTo(ctx, queue, worker, items)
+  local count = #items
+  if count == 0 then return end
+  local session, id = match(worker.claim, '^([^/]*)/(.*)$')
+  worker.credit, worker.sent = worker.credit - count, worker.sent + 1
+  queue.active = queue.active + count
+  if queue.spacing > 0 then queue.tat = math.max(queue.tat, ctx.now) + count * queue.spacing end
+  local token = nextTokens(ctx, count)
+  deliver(ctx, session, '["changed","' .. id .. '","deliver",' .. text(worker.sent) .. ',' .. token .. ',['
+    .. concat(items, ',') .. ']]')
+end
+
+-- Hands jobs out for as long as there are any, the limits allow it, and a worker has credit.
+local function dispatchJobs(ctx, queue)
+  local handed = 0
+  while queue.paused == 0 do
+    local ready = readyIn(queue)
+    if ready == 0 then return end
+    local allowed = MOST_HANDED
+    if queue.limit > 0 then allowed = queue.limit - queue.active end
+    if allowed <= 0 then return end
+    local byRate = allowedByRate(ctx, queue)
+    if byRate <= 0 then return soonerDue(ctx, queue, math.ceil(queue.tat + queue.spacing - queue.burst)) end
+    if handed >= MOST_HANDED then return soonerDue(ctx, queue, ctx.now) end
+    local worker = nextWorker(ctx, queue)
+    if not worker then return end
+    local share = math.ceil(ready / (#queue.list - queue.head + 2))
+    local items = takeJobs(ctx, queue, worker.claim, math.min(worker.credit, HAND, share, allowed, byRate))
+    handed = handed + math.max(1, #items)
+    handOutTo(ctx, queue, worker, items)
+    enlist(queue, worker)
+  end
+end
+
+-- -----------------------------------------------------------------------------
+-- The end of a call
+-- -----------------------------------------------------------------------------
+
+local function everyKey(queue, act)
+  for _, key in ipairs({
+    queue.key, queue.u, queue.h, queue.n, queue.l, queue.U, queue.delays, queue.letters, queue.ids
+  }) do act(key) end
+end
+
+-- Nothing is left of a queue without jobs and members, but the ids that are still known.
+local function forgetQueue(ctx, queue)
+  call('ZREM', ctx.dues, '@' .. sub(queue.key, #ctx.prefix + 1))
+  local known = queue.named > 0 and queue.named + windowOfQueue(queue) - ctx.now or 0
+  if known <= 0 then
+    call('DEL', queue.even, queue.odd)
+    return everyKey(queue, function(key) call('DEL', key) end)
+  end
+  everyKey(queue, function(key) if key ~= queue.key then call('DEL', key) end end)
+  for source = 1, SOURCES do queue[FIELD[source]] = 0 end
+  queue.bounded = 1
+  call('HSET', queue.key, 's', packQueue(queue))
+  call('PEXPIRE', queue.key, text(known))
+end
+
+local function writeNoted(queue)
+  local args
+  for field, value in pairs(queue.noted) do
+    args = args or { queue.current }
+    args[#args + 1], args[#args + 2] = field, value
+    if #args > 2000 then
+      call('HSET', unpack(args))
+      args = { queue.current }
+    end
+  end
+  if not args then return end
+  if #args > 1 then call('HSET', unpack(args)) end
+  call('PEXPIRE', queue.current, text(2 * windowOfQueue(queue)))
+end
+
+finishQueue = function(ctx, queue)
+  if queue.workers > 0 then dispatchJobs(ctx, queue) end
+  if queue.recount then queue.dead = call('XLEN', queue.letters) end
+  writeNoted(queue)
+  local jobs = queue.delayed + queue.dead + queue.active + readyIn(queue)
+  if jobs == 0 and queue.members == 0 and queue.workers == 0 then return forgetQueue(ctx, queue) end
+  if #queue.fresh > 0 then listOfWorkers(queue) end
+  if queue.relisted then queue.idle = #queue.list - queue.head + 1 end
+  -- Jobs stay until they are done; a queue that never had one does not.
+  local bounded = queue.bounded
+  if jobs > 0 then queue.bounded = 0 elseif not queue.known then queue.bounded = 1 end
+  local args = { queue.key, 's', packQueue(queue) }
+  if queue.relisted then args[4], args[5] = 'q', concat(queue.list, ' ', queue.head) end
+  for claim, worker in pairs(queue.loaded) do
+    if worker and worker.changed then
+      args[#args + 1] = 'w' .. claim
+      args[#args + 1] = text(worker.credit) .. ' ' .. text(worker.sent) .. (worker.listed and ' 1' or ' 0')
+    end
+  end
+  call('HSET', unpack(args))
+  if queue.bounded < bounded then
+    everyKey(queue, function(key) call('PERSIST', key) end)
+  elseif queue.bounded > bounded then
+    keep(queue.key)
+  end
+  if queue.next then alarm(ctx, queue.key, math.max(0, queue.next - ctx.now)) end
+end
+
+-- -----------------------------------------------------------------------------
+-- Offer
+-- -----------------------------------------------------------------------------
+
+-- What is asked of a job besides its body: letters with numbers, see `queue.offer`. Texts stand behind the body.
+local function wishOf(values, at, more)
+  local wish = { level = 'n', at = at }
+  for letter, number in string.gmatch(more, '(%a)(%d*)') do
+    if LOWER[letter] and number == '' then
+      wish.level = letter
+    elseif letter == 'i' or letter == 'x' then
+      local behind = wish.at + tonumber(number)
+      wish[letter], wish.at = sub(values, wish.at, behind - 1), behind
+    else
+      wish[letter] = number
+    end
+  end
+  return wish
+end
+
+-- Jobs of `held` become pending as they are offered: nothing else reads that stream.
+local function holdJobs(queue, consumer, ids)
+  if #ids == 0 then return end
+  local args = { 'XCLAIM', queue.U, JOBS, consumer, 0 }
+  for at, id in ipairs(ids) do args[5 + at] = id end
+  for _, last in ipairs({ 'RETRYCOUNT', 0, 'FORCE', 'JUSTID' }) do args[#args + 1] = last end
+  if not tryJobs(unpack(args)) then
+    startJobs(queue.U)
+    tryJobs(unpack(args))
+  end
+end
+
+local function offerWish(ctx, queue, id, body, wish, holding)
+  local args = { queue[wish.level], id, 'b', body }
+  for _, name in ipairs({ 'i', 'a', 't', 'x' }) do
+    if wish[name] then args[#args + 1], args[#args + 2] = name, wish[name] end
+  end
+  if wish.e then args[#args + 1], args[#args + 2] = 'e', text(ctx.now + tonumber(wish.e)) end
+  local due = wish.d and ctx.now + tonumber(wish.d) or wish.w and tonumber(wish.w)
+  local letter = wish.level
+  if due then
+    letter = HELD[wish.level]
+    args[1] = queue.U
+    local consumer = due > ctx.now and DELAYED or consumerOf(letter, RETURNED)
+    local ids = holding[consumer] or {}
+    holding[consumer], ids[#ids + 1] = ids, id
+    if due > ctx.now then
+      call('ZADD', queue.delays, text(due), letter .. id)
+      queue.delayed = queue.delayed + 1
+      soonerDue(ctx, queue, due)
+    else
+      queue[READY[letter]] = queue[READY[letter]] + 1
+    end
+  else
+    queue[WAITING[letter]] = queue[WAITING[letter]] + 1
+  end
+  call('XADD', unpack(args))
+  if wish.i then call('HSET', queue.ids, wish.i, letter .. id) end
+end
+
+-- queue.offer: adds jobs, all or none, once for the number of a coordinator's offer. `values` has their bodies, each
+-- followed by its id and trace if it has them. `shapes` has for each job the bytes of its body, and what else is asked for:
+-- its level if that is not n; d delay, w time, e expiry, t timeout (all in ms); a attempts; i and x, the bytes of id and
+-- trace. The jobs have consecutive numbers from `first` on, but those whose id is known: these are answered with their
+-- places, from 0 on, and the jobs that have the ids.
+-- keys: all
+-- args: values string, shapes string, node string, number number
+-- reply: ["offered", stamp number, first number, known json] | ["late"]
+handlers['queue.offer'] = function(ctx, key, values, shapes, node, number)
+  local queue, field = loadQueue(ctx, key), 'p' .. node
+  local last, before = match(recalled(ctx, queue, field) or '', '^(%d+) (.*)$')
+  if last == number then return before end
+  if last and tonumber(last) > tonumber(number) then return '["late"]' end
+  queue.stamp = math.max(queue.stamp, ctx.now)
+  local first, place, at, known, holding = queue.number + 1, 0, 1, {}, {}
+  local time, added, normal = text(queue.stamp) .. '-', queue.number, queue.n
+  for size, more in string.gmatch(shapes, '(%d+)(%S*)') do
+    local behind = at + size
+    local body = sub(values, at, behind - 1)
+    if more == '' then
+      added = added + 1
+      call('XADD', normal, time .. text(added), 'b', body)
+      queue.c9 = queue.c9 + 1
+      at = behind
+    else
+      local wish = wishOf(values, behind, more)
+      local job = wish.i and (call('HGET', queue.ids, wish.i) or recalled(ctx, queue, 'i' .. wish.i))
+      if job then
+        known[#known + 1] = '[' .. text(place) .. ',"' .. job .. '"]'
+      else
+        added = added + 1
+        offerWish(ctx, queue, time .. text(added), body, wish, holding)
+      end
+      at = wish.at
+    end
+    place = place + 1
+  end
+  queue.number = added
+  for consumer, ids in pairs(holding) do holdJobs(queue, consumer, ids) end
+  local answered = reply('offered', queue.stamp, first, json('[' .. concat(known, ',') .. ']'))
+  noteIn(ctx, queue, field, number .. ' ' .. answered)
+  return answered
+end
+
+-- -----------------------------------------------------------------------------
+-- Members and workers
+-- -----------------------------------------------------------------------------
+
+-- queue.join: becomes a member, and says how the queue works, unless `set` is false: how many jobs may be in work (0 for no
+-- limit), how many ms are between two jobs, and how many ms of that may be saved up for a burst (0 for no limit), how long
+-- ids are known, how many dead letters are kept, and for how long (0 for ever), and after how many crashes a job is one.
+-- keys: all
+-- args: id string, set boolean, limit number, spacing number, burst number, window number, letters number, retain number, crashes number
+-- reply: ["joined"]
+handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, window, letters, retain, crashes)
+  local queue = loadQueue(ctx, key)
+  if set == '1' or queue.window == 0 then
+    queue.limit, queue.spacing, queue.burst = tonumber(limit), tonumber(spacing), tonumber(burst)
+    queue.window, queue.current = tonumber(window), nil
+    call('HSET', key, 'm', packQueuePolicy({
+      letters = tonumber(letters), retain = tonumber(retain), crashes = tonumber(crashes)
+    }))
+  end
+  if enrol(ctx, key, id, PERMANENT) then queue.members = queue.members + 1 end
+  return '["joined"]'
+end
+
+-- The jobs that a worker has in hand, as `describedJob` describes them.
+local function inHandOf(queue, claim)
+  local items = {}
+  for _, letter in ipairs(EVERY_LETTER) do
+    for _, pending in ipairs(pendingOf(queue[letter], MOST_CREDIT, consumerOf(letter, claim))) do
+      local fields = entryAt(queue, letter, pending[1])
+      if fields then items[#items + 1] = describedJob(letter, pending[1], text(pending[4]), fields) end
+    end
+  end
+  return items
+end
+
+-- queue.work: becomes a worker, with credit for so many jobs. A worker that asks again hears of all jobs that it has in
+-- hand, with new tokens from `token` on, and how many deliveries it was sent so far: a delivery among these that comes later
+-- is old.
+-- keys: all
+-- args: id string, credit number
+-- reply: ["joined", sent number, token number, jobs json]
+handlers['queue.work'] = function(ctx, key, id, credit)
+  local claim = claimOf(ctx, id)
+  local queue = loadQueue(ctx, key, claim)
+  local worker = workerOf(queue, claim)
+  if worker then
+    local items = inHandOf(queue, claim)
+    return reply('joined', worker.sent, json(nextTokens(ctx, #items)), json('[' .. concat(items, ',') .. ']'))
+  end
+  worker = { claim = claim, credit = tonumber(credit), sent = 0, listed = false }
+  queue.loaded[claim], queue.workers = worker, queue.workers + 1
+  own(ctx, key, id, PERMANENT)
+  enlist(queue, worker)
+  return reply('joined', 0, 0, json('[]'))
+end
+
+-- A worker takes so many jobs more.
+local function giveCredit(queue, worker, take)
+  worker.credit = worker.credit + tonumber(take)
+  enlist(queue, worker)
+end
+
+-- queue.done: a worker has done plain jobs, and takes so many more
+-- keys: all
+-- args: id string, jobs string, take number
+-- reply: ["done"] | ["missing"]
+-- flags: allow-oom
+handlers['queue.done'] = function(ctx, key, id, jobs, take)
+  local claim = claimOf(ctx, id)
+  local queue = loadQueue(ctx, key, claim)
+  local worker = workerOf(queue, claim)
+  if not worker then return MISSING end
+  local sorted, done = {}, 0
+  for letter, job in string.gmatch(jobs, '(%a)(%S+)') do
+    local ids = sorted[letter]
+    if ids then ids[#ids + 1] = job else sorted[letter] = { job } end
+  end
+  for letter, ids in pairs(sorted) do
+    done = done + call('XACK', queue[letter], JOBS, unpack(ids))
+    call('XDEL', queue[letter], unpack(ids))
+  end
+  queue.active, queue.completed = queue.active - done, queue.completed + done
+  giveCredit(queue, worker, take)
+  return '["done"]'
+end
+
+-- queue.finish: a worker has done a job whose id its producer gave
+-- keys: all
+-- args: id string, job string, given string, take number
+-- reply: ["done"] | ["missing"]
+-- flags: allow-oom
+handlers['queue.finish'] = function(ctx, key, id, job, given, take)
+  local claim = claimOf(ctx, id)
+  local queue = loadQueue(ctx, key, claim)
+  local worker = workerOf(queue, claim)
+  if not worker then return MISSING end
+  local letter, at = split(job)
+  if removeJob(queue, letter, at) == 1 then
+    queue.active, queue.completed = queue.active - 1, queue.completed + 1
+    releaseId(ctx, queue, given, job)
+  end
+  giveCredit(queue, worker, take)
+  return '["done"]'
+end
+
+-- Jobs that a worker gives up go back, each with a count of its own.
+local function returnJobs(queue, letter, counted)
+  for count, ids in pairs(counted) do
+    moveJobs(queue[letter], consumerOf(letter, RETURNED), ids, count)
+    queue[READY[letter]] = queue[READY[letter]] + #ids
+    queue.active = queue.active - #ids
+  end
+end
+
+-- queue.retry: a worker gives a job back, to be handed out again in so many ms; `attempted` says whether that was an attempt
+-- keys: all
+-- args: id string, job string, delay number, attempted boolean, take number
+-- reply: ["returned"] | ["missing"]
+-- flags: allow-oom
+handlers['queue.retry'] = function(ctx, key, id, job, delay, attempted, take)
+  local claim = claimOf(ctx, id)
+  local queue = loadQueue(ctx, key, claim)
+  local worker = workerOf(queue, claim)
+  if not worker then return MISSING end
+  local letter, at = split(job)
+  local holder, count = holdingOf(queue, letter, at)
+  if holder == claim then
+    if attempted ~= '1' then count = count - 1 end
+    if tonumber(delay) > 0 then
+      local due = ctx.now + tonumber(delay)
+      moveJobs(queue[letter], DELAYED, { at }, count)
+      call('ZADD', queue.delays, text(due), job)
+      queue.delayed, queue.active = queue.delayed + 1, queue.active - 1
+      soonerDue(ctx, queue, due)
+    else
+      returnJobs(queue, letter, { [count] = { at } })
+    end
+  end
+  giveCredit(queue, worker, take)
+  return '["returned"]'
+end
+
+-- queue.bury: a worker puts a job aside as a dead letter
+-- keys: all
+-- args: id string, job string, reason string, message string, take number
+-- reply: ["buried"] | ["missing"]
+-- flags: allow-oom
+handlers['queue.bury'] = function(ctx, key, id, job, reason, message, take)
+  local claim = claimOf(ctx, id)
+  local queue = loadQueue(ctx, key, claim)
+  local worker = workerOf(queue, claim)
+  if not worker then return MISSING end
+  local letter, at = split(job)
+  local holder, count = holdingOf(queue, letter, at)
+  if holder == claim then
+    local fields = entryAt(queue, letter, at)
+    if fields then bury(ctx, queue, job, fields, reason, count, message) end
+    removeJob(queue, letter, at)
+    queue.active = queue.active - 1
+  end
+  giveCredit(queue, worker, take)
+  return '["buried"]'
+end
+
+-- queue.credit: a worker takes more jobs at a time, or fewer; with `stop`, none from now on
+-- keys: all
+-- args: id string, change number, stop boolean
+-- reply: ["credited"] | ["missing"]
+-- flags: allow-oom
+handlers['queue.credit'] = function(ctx, key, id, change, stop)
+  local claim = claimOf(ctx, id)
+  local queue = loadQueue(ctx, key, claim)
+  local worker = workerOf(queue, claim)
+  if not worker then return MISSING end
+  if stop == '1' then worker.credit, worker.changed = 0, true else giveCredit(queue, worker, change) end
+  return '["credited"]'
+end
+
+-- -----------------------------------------------------------------------------
+-- Jobs
+-- -----------------------------------------------------------------------------
+
+-- A job by its own id, or by that of its producer.
+local function jobNamed(queue, name)
+  local job = call('HGET', queue.ids, name) or name
+  local letter, at = split(job)
+  return job, letter, at
+end
+
+-- queue.cancel: removes a job. One that is in work is interrupted.
+-- keys: all
+-- args: name string
+-- reply: ["cancelled", active boolean] | ["missing"]
+-- flags: allow-oom
+handlers['queue.cancel'] = function(ctx, key, name)
+  local queue = loadQueue(ctx, key)
+  local job, letter, at = jobNamed(queue, name)
+  local fields = letter and entryAt(queue, letter, at)
+  if not fields then return MISSING end
+  local holder = holdingOf(queue, letter, at)
+  removeJob(queue, letter, at)
+  releaseId(ctx, queue, fieldOf(fields, 'i'), job)
+  if not holder then
+    queue[WAITING[letter]] = math.max(0, queue[WAITING[letter]] - 1)
+  elseif holder == RETURNED then
+    queue[READY[letter]] = math.max(0, queue[READY[letter]] - 1)
+  elseif holder == DELAYED then
+    call('ZREM', queue.delays, job)
+    queue.delayed = queue.delayed - 1
+  else
+    queue.active = queue.active - 1
+    local session, id = match(holder, '^([^/]*)/(.*)$')
+    deliver(ctx, session, reply('changed', id, 'cancel', job))
+    return reply('cancelled', true)
+  end
+  return reply('cancelled', false)
+end
+
+-- queue.status: what has become of a job
+-- keys: all
+-- args: name string
+-- reply: ["status", state string, attempts number] | ["missing"]
+-- flags: allow-oom
+handlers['queue.status'] = function(ctx, key, name)
+  local queue = readQueue(ctx, key)
+  local _, letter, at = jobNamed(queue, name)
+  if not letter or not entryAt(queue, letter, at) then return MISSING end
+  local holder, count = holdingOf(queue, letter, at)
+  local state = 'active'
+  if not holder or holder == RETURNED then state = 'waiting' elseif holder == DELAYED then state = 'delayed' end
+  return reply('status', state, (count or 0) % CRASH)
+end
+
+-- queue.pause: no jobs are handed out from now on, or again
+-- keys: all
+-- args: paused boolean
+-- reply: ["paused"]
+-- flags: allow-oom
+handlers['queue.pause'] = function(ctx, key, paused)
+  loadQueue(ctx, key).paused = paused == '1' and 1 or 0
+  return '["paused"]'
+end
+
+-- Who takes jobs out of a queue to remove them.
+local PURGING = '/'
+
+-- queue.purge: removes some of the jobs that are not in work, and says whether there are more
+-- keys: all
+-- args:
+-- reply: ["purged", count number, more boolean]
+-- flags: allow-oom
+handlers['queue.purge'] = function(ctx, key)
+  local queue, count = loadQueue(ctx, key), 0
+  local function remove(letter, id, fields)
+    removeJob(queue, letter, id)
+    local given = fields and fieldOf(fields, 'i')
+    if given then call('HDEL', queue.ids, given) end
+    count = count + 1
+  end
+  for source = 1, SOURCES do
+    local some = math.min(queue[FIELD[source]], MOVED - count)
+    if some > 0 then
+      local entries, _, letter = takeSource(queue, source, PURGING, some)
+      for _, entry in ipairs(entries) do remove(letter, entry[1], entry[2]) end
+    end
+  end
+  local delayed = count < MOVED and call('ZRANGEBYSCORE', queue.delays, '-inf', '+inf', 'LIMIT', 0, MOVED - count) or {}
+  for _, job in ipairs(delayed) do
+    local letter, id = split(job)
+    remove(letter, id, entryAt(queue, letter, id))
+    call('ZREM', queue.delays, job)
+    queue.delayed = queue.delayed - 1
+  end
+  return reply('purged', count, queue.delayed + readyIn(queue) > 0)
+end
+
+-- queue.state: how many jobs and workers there are
+-- keys: all
+-- args:
+-- reply: ["state", ready strings, delayed number, active number, dead number, workers number, paused boolean, completed number, buried number, expired number] | ["stale"] | ["missing"]
+-- flags: allow-oom
+handlers['queue.state'] = function(ctx, key)
+  local queue = readQueue(ctx, key)
+  if not queue.known then return MISSING end
+  if isStale(ctx) then return STALE end
+  local ready = {}
+  for level = 1, LEVELS do
+    ready[level] = queue[FIELD[3 * level - 2]] + queue[FIELD[3 * level - 1]] + queue[FIELD[3 * level]]
+  end
+  return reply('state', list(ready), queue.delayed, queue.active, queue.dead, queue.workers, queue.paused == 1,
+    queue.completed, queue.buried, queue.expired)
+end
+
+-- -----------------------------------------------------------------------------
+-- Dead letters
+-- -----------------------------------------------------------------------------
+
+-- queue.letters: dead letters behind an id, the oldest first: id, job, reason, attempts, crashes, error, body, id of the
+-- producer
+-- keys: all
+-- args: behind string, count number
+-- reply: ["letters", letters json]
+-- flags: allow-oom
+handlers['queue.letters'] = function(ctx, key, behind, count)
+  local found = call('XRANGE', ctx.dead, behind == '' and '-' or '(' .. behind, '+', 'COUNT', count)
+  local letters = {}
+  for at, entry in ipairs(found) do
+    local fields = entry[2]
+    local parts = { encoded(entry[1]) }
+    for _, name in ipairs({ 'j', 'w', 'n', 'c', 'm', 'b', 'i' }) do parts[#parts + 1] = encoded(fieldOf(fields, name) or '') end
+    letters[at] = '[' .. concat(parts, ',') .. ']'
+  end
+  return reply('letters', json('[' .. concat(letters, ',') .. ']'))
+end
+
+-- queue.replay: offers the job of a dead letter again, at the end of its level; its attempts begin anew. Another job that
+-- has its id is in the way.
+-- keys: all
+-- args: id string
+-- reply: ["replayed", job string] | ["missing"] | ["taken"]
+handlers['queue.replay'] = function(ctx, key, id)
+  local queue = loadQueue(ctx, key)
+  local fields = entryAt({ d = queue.letters }, 'd', id)
+  if not fields then return MISSING end
+  local given = fieldOf(fields, 'i')
+  if given and call('HGET', queue.ids, given) then return '["taken"]' end
+  local letter = LOWER[sub(fieldOf(fields, 'j'), 1, 1)]
+  queue.number, queue.stamp = queue.number + 1, math.max(queue.stamp, ctx.now)
+  local at = text(queue.stamp) .. '-' .. text(queue.number)
+  local args, own = { queue[letter], at }, false
+  for place = 1, #fields, 2 do
+    -- The letter's own fields end with the first one of the job.
+    own = own or fields[place] == 'b'
+    if own and fields[place] ~= 'e' then args[#args + 1], args[#args + 2] = fields[place], fields[place + 1] end
+  end
+  call('XADD', unpack(args))
+  queue[WAITING[letter]] = queue[WAITING[letter]] + 1
+  if given then call('HSET', queue.ids, given, letter .. at) end
+  call('XDEL', queue.letters, id)
+  queue.recount = true
+  return reply('replayed', letter .. at)
+end
+
+-- queue.discard: removes dead letters: those with these ids, or all
+-- keys: all
+-- args: ids string
+-- reply: ["discarded", count number]
+-- flags: allow-oom
+handlers['queue.discard'] = function(ctx, key, ids)
+  local queue = loadQueue(ctx, key)
+  local count = 0
+  if ids == '' then
+    count = call('XLEN', queue.letters)
+    call('UNLINK', queue.letters)
+  else
+    for id in string.gmatch(ids, '%S+') do count = count + call('XDEL', queue.letters, id) end
+  end
+  queue.recount = true
+  return reply('discarded', count)
+end
+
+-- -----------------------------------------------------------------------------
+-- The end of a session, and alarms
+-- -----------------------------------------------------------------------------
+
+-- What a worker has in hand goes back. If it has crashed that counts, and a job that has seen too many crashes is put aside.
+local function dismissWorker(ctx, queue, claim, crashed)
+  local most = crashed and policyOf(queue).crashes
+  for _, letter in ipairs(EVERY_LETTER) do
+    local stream, consumer = queue[letter], consumerOf(letter, claim)
+    repeat
+      local pending, counted = pendingOf(stream, MOVED, consumer), {}
+      for _, one in ipairs(pending) do
+        local id, count = one[1], tonumber(one[4]) + (crashed and CRASH or -1)
+        local fields = crashed and floor(count / CRASH) >= most and entryAt(queue, letter, id)
+        if fields then
+          bury(ctx, queue, letter .. id, fields, 'crashed', count, '')
+          removeJob(queue, letter, id)
+          queue.active = queue.active - 1
+        else
+          local ids = counted[count] or {}
+          counted[count], ids[#ids + 1] = ids, id
+        end
+      end
+      returnJobs(queue, letter, counted)
+    until #pending == 0
+    tryJobs('XGROUP', 'DELCONSUMER', stream, JOBS, consumer)
+  end
+  call('HDEL', queue.key, 'w' .. claim)
+  local list = queue.loaded[claim].listed and listOfWorkers(queue) or {}
+  for at = #list, queue.head or 1, -1 do
+    if list[at] == claim then
+      table.remove(list, at)
+      queue.relisted = true
+    end
+  end
+  queue.loaded[claim] = false
+  queue.workers = queue.workers - 1
+end
+
+reapers.queue = function(ctx, key, session, id)
+  local claim = session .. '/' .. id
+  local queue = loadQueue(ctx, key, claim)
+  if call('HDEL', key, 'o' .. claim) == 1 then queue.members = math.max(0, queue.members - 1) end
+  if workerOf(queue, claim) then dismissWorker(ctx, queue, claim, not hasLeft(ctx, session)) end
+end
+
+alarms.queue = function(ctx, key)
+  local queue = loadQueue(ctx, key)
+  local due, sorted = call('ZRANGEBYSCORE', queue.delays, '-inf', text(ctx.now), 'LIMIT', 0, MOVED), {}
+  for _, job in ipairs(due) do
+    local letter, id = split(job)
+    local ids = sorted[letter] or {}
+    sorted[letter], ids[#ids + 1] = ids, id
+  end
+  for letter, ids in pairs(sorted) do
+    moveJobs(queue[letter], consumerOf(letter, RETURNED), ids)
+    queue[READY[letter]] = queue[READY[letter]] + #ids
+  end
+  if #due > 0 then call('ZREM', queue.delays, unpack(due)) end
+  queue.delayed = queue.delayed - #due
+  local after = call('ZRANGEBYSCORE', queue.delays, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+  if after then soonerDue(ctx, queue, tonumber(after)) end
+  local retain = queue.dead > 0 and policyOf(queue).retain or 0
+  if retain > 0 then
+    call('XTRIM', queue.letters, 'MINID', '=', text(ctx.now - retain) .. '-0')
+    queue.recount = true
+    local oldest = call('XRANGE', queue.letters, '-', '+', 'COUNT', 1)[1]
+    if oldest then soonerDue(ctx, queue, tonumber(match(oldest[1], '^%d+')) + retain + 1) end
+  end
+end

@@ -1,0 +1,573 @@
+/**
+ * A queue: jobs that processes offer, and workers on any process run, each at least once.
+ *
+ * A worker's claim on a job lives as long as the session of its process: there is nothing to renew for each job, and no
+ * sweeper that looks for stalled ones.
+ *
+ * **Guarantees**
+ *
+ * - A job that `offer` has confirmed runs until a handler has succeeded, it was cancelled or has expired, or it is a dead
+ *   letter. An offer is stored once, however often it was resent.
+ * - A job has one worker at a time. A handler whose process loses its session is interrupted before any other process can be
+ *   given the job. Its `Job.token` lets databases refuse what it writes all the same.
+ * - The jobs of a process that died go to other workers as soon as its session ends. A job whose workers died three times is
+ *   a dead letter.
+ * - A process that stops gives jobs back that it has not finished, and that uses up no attempt.
+ * - Jobs of a level begin in the order of their offers. Of eight jobs, one comes from a lower level, if one waits there: no
+ *   level starves.
+ * - A worker never has more jobs than it can run. An idle one is pushed the next job; a busy one gets it with the reply to
+ *   its acknowledgement.
+ * - A job that is done leaves nothing behind in Redis, but its `id` if it was offered with one.
+ *
+ * **Gotchas**
+ *
+ * - A job can run more than once: its process may die between its end and its acknowledgement. Make handlers idempotent.
+ * - A retry, and a job whose delay is over, go ahead of jobs of their level that wait.
+ * - A delay ends when the process that has asked for it, or any other that hears of it, tells Redis. When that process dies,
+ *   the others hear of it with their next renewal: after up to a third of the lease.
+ * - A handler that ignores its interruption keeps its slot, and runs beside the next attempt on another process.
+ * - Redis may lose jobs that it had acknowledged, as in a fail-over, or hand out again what was done.
+ *
+ * **Example** (Offer, and work)
+ *
+ * ```ts
+ * import { Coordinator, Queue } from "lockstep"
+ * import { Effect, Layer, Schema } from "effect"
+ *
+ * class Emails extends Queue.Service<Emails>()("emails", {
+ *   payload: Schema.Struct({ to: Schema.String })
+ * }) {}
+ *
+ * const SendEmails = Queue.worker(Emails, ({ to }) => Effect.log(`to ${to}`), { concurrency: 10 })
+ *
+ * const program = Effect.gen(function*() {
+ *   const emails = yield* Emails
+ *   yield* emails.offer({ to: "ann@example.com" })
+ *   yield* emails.offer({ to: "bob@example.com" }, { delay: "1 minute", id: "welcome-bob" })
+ * })
+ *
+ * program.pipe(
+ *   Effect.provide(
+ *     SendEmails.pipe(Layer.provideMerge(Emails.layer), Layer.provide(Coordinator.layerEmbedded()))
+ *   ),
+ *   Effect.runPromise
+ * )
+ * ```
+ *
+ * @since 0.1.0
+ */
+
+import * as Cause from "effect/Cause"
+import type * as Context from "effect/Context"
+import * as Deferred from "effect/Deferred"
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import * as Layer from "effect/Layer"
+import * as Option from "effect/Option"
+import * as Schedule from "effect/Schedule"
+import type * as Schema from "effect/Schema"
+import type * as Scope from "effect/Scope"
+import * as Stream from "effect/Stream"
+import { Coordinator } from "./Coordinator.ts"
+import { CoordinatorClosed, type CoordinatorError, isAway } from "./internal/actor/errors.ts"
+import { checkName } from "./internal/actor/keys.ts"
+import { join } from "./internal/hold/acquire.ts"
+import { millis, type Place, placeOf, type Space, spaceOf } from "./internal/hold/place.ts"
+import { question, request } from "./internal/hold/request.ts"
+import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
+import { isTraced, spanned } from "./internal/hold/span.ts"
+import { fail, type JobTimeout, OfferUncertain, type QueueError } from "./internal/queue/errors.ts"
+import { handlingOf } from "./internal/queue/handling.ts"
+import type { Job } from "./internal/queue/job.ts"
+import { type DeadLetter, lettersOf } from "./internal/queue/letters.ts"
+import { type Offered, Offerer } from "./internal/queue/offering.ts"
+import { type State, stateOf } from "./internal/queue/state.ts"
+import { type OfferOptions, whole, wishOf } from "./internal/queue/wish.ts"
+import { Worker } from "./internal/queue/worker.ts"
+import { type Codec, codec } from "./internal/work/codec.ts"
+
+export {
+  /**
+   * A payload does not fit the schema of the queue.
+   *
+   * @category errors
+   * @since 0.1.0
+   */
+  InvalidPayload
+} from "./internal/hold/payload.ts"
+export { JobTimeout, OfferUncertain, QueueError } from "./internal/queue/errors.ts"
+export { Job } from "./internal/queue/job.ts"
+export type {
+  /**
+   * A job that was put aside.
+   *
+   * @category models
+   * @since 0.1.0
+   */
+  DeadLetter
+} from "./internal/queue/letters.ts"
+export type {
+  /**
+   * @category models
+   * @since 0.1.0
+   */
+  Offered
+} from "./internal/queue/offering.ts"
+export type {
+  /**
+   * @category models
+   * @since 0.1.0
+   */
+  State
+} from "./internal/queue/state.ts"
+export type {
+  /**
+   * @category options
+   * @since 0.1.0
+   */
+  OfferOptions,
+  Priority
+} from "./internal/queue/wish.ts"
+
+/**
+ * @category type IDs
+ * @since 0.1.0
+ */
+export const TypeId: TypeId = "~lockstep/Queue"
+
+/**
+ * @category type IDs
+ * @since 0.1.0
+ */
+export type TypeId = "~lockstep/Queue"
+
+/**
+ * @category options
+ * @since 0.1.0
+ */
+export interface RunOptions<in E = unknown> {
+  /** How many jobs this process runs at a time, up to 1,024. Default 1. */
+  readonly concurrency?: number | undefined
+  /**
+   * How often a job is attempted at most; then it is a dead letter. Default: 5, or for as long as the `retry` schedule goes on
+   * if there is one. A job's own `attempts` goes first.
+   */
+  readonly attempts?: number | undefined
+  /** When a job whose handler has failed is attempted again. Default: after 1, 2, 4 seconds and so on, up to an hour. */
+  readonly retry?: Schedule.Schedule<unknown, E | JobTimeout> | undefined
+  /** How long a handler may run; then it is interrupted, and has failed. A job's own `timeout` goes first. Default: for ever. */
+  readonly timeout?: Duration.Input | undefined
+  /**
+   * When it is interrupted, for how long handlers may go on; it takes no more jobs meanwhile. Handlers that still run then are
+   * interrupted, and their jobs go back. Default: not at all.
+   */
+  readonly grace?: Duration.Input | undefined
+}
+
+/**
+ * What has become of a job that is not done.
+ *
+ * @category models
+ * @since 0.1.0
+ */
+export interface Status {
+  readonly state: "waiting" | "delayed" | "active"
+  /** How often it was begun. */
+  readonly attempts: number
+}
+
+/**
+ * @category models
+ * @since 0.1.0
+ */
+export interface Queue<in out A> {
+  readonly [TypeId]: TypeId
+  readonly name: string
+  /** Stores a job. Confirmed when it succeeds; if it fails with `Timeout`, it may have been stored. */
+  readonly offer: (payload: A, options?: OfferOptions | undefined) => Effect.Effect<Offered, QueueError>
+  /**
+   * Stores jobs in their order, up to 512 with each call: all of these, or none. If it fails, some calls may have succeeded.
+   */
+  readonly offerAll: (
+    payloads: Iterable<A>,
+    options?: OfferOptions | ((payload: A) => OfferOptions) | undefined
+  ) => Effect.Effect<ReadonlyArray<Offered>, QueueError>
+  /** Runs the handler on jobs, as a worker of the queue. Ends with an error only. */
+  readonly run: <E, R>(
+    handler: (payload: A) => Effect.Effect<unknown, E, R>,
+    options?: RunOptions<E> | undefined
+  ) => Effect.Effect<never, QueueError, Exclude<R, Job>>
+  /** What has become of a job, by its `id`; `None` if it is done, or was never there. */
+  readonly status: (id: string) => Effect.Effect<Option.Option<Status>, QueueError>
+  /** Removes a job that is not done, and interrupts its handler if one runs. Answers whether there was one. */
+  readonly cancel: (id: string) => Effect.Effect<boolean, QueueError>
+  /** From now on no job begins, on any process. Jobs that have begun go on. */
+  readonly pause: Effect.Effect<void, QueueError>
+  readonly resume: Effect.Effect<void, QueueError>
+  /** Removes all jobs that have not begun. Answers how many they were. */
+  readonly purge: Effect.Effect<number, QueueError>
+  readonly state: Effect.Effect<State, QueueError>
+  /** The dead letters, the oldest first. */
+  readonly deadLetters: Stream.Stream<DeadLetter, QueueError>
+  /**
+   * Offers the jobs of dead letters again, which begin with their first attempt: those of these `letter`s, or of all that there
+   * are now. Answers how many they were: one stays if another job has its `id`.
+   */
+  readonly replay: (letters?: ReadonlyArray<string> | undefined) => Effect.Effect<number, QueueError>
+  /** Removes dead letters: these, or all. Answers how many they were. */
+  readonly discard: (letters?: ReadonlyArray<string> | undefined) => Effect.Effect<number, QueueError>
+}
+
+/**
+ * How a queue works, for all processes. The last `make` that sets one of `limits`, `dedupe` and `letters` decides about all
+ * of them.
+ *
+ * @category options
+ * @since 0.1.0
+ */
+export interface Options<in out A> {
+  /** Of the payloads. It has to decode and encode synchronously. */
+  readonly payload: Schema.Codec<A, any>
+  readonly limits?: {
+    /** How many jobs are active at a time, over all processes. Default: no limit. */
+    readonly concurrency?: number | undefined
+    /** How many jobs begin in each interval, over all processes. So many can begin at once. Default: no limit. */
+    readonly rate?: { readonly jobs: number; readonly interval: Duration.Input } | undefined
+  } | undefined
+  /** How long ids of jobs that are done are known, at least. Default: 10 minutes. */
+  readonly dedupe?: Duration.Input | undefined
+  readonly letters?: {
+    /** How many dead letters are kept, the newest. Default 10,000. */
+    readonly length?: number | undefined
+    /** How long they are kept. Default: 7 days. `Infinity` for no limit. */
+    readonly age?: Duration.Input | undefined
+    /** How many sessions of its workers may end before a job is a dead letter. Default 3. */
+    readonly crashes?: number | undefined
+  } | undefined
+  /** How long jobs stay with a process that died. Default: the coordinator's lease. */
+  readonly lease?: Duration.Input | undefined
+}
+
+const joinArgs = <A>({ dedupe = "10 minutes", letters = {}, limits = {} }: Options<A>) => {
+  const { concurrency, rate } = limits
+  const interval = rate === undefined ? 0 : millis(rate.interval, "limits.rate.interval")
+  const { age = "7 days", crashes = 3, length = 10_000 } = letters
+  return [
+    concurrency === undefined ? 0 : whole(concurrency, "limits.concurrency", 2 ** 31),
+    rate === undefined ? 0 : interval / whole(rate.jobs, "limits.rate.jobs", 1_000_000),
+    interval,
+    millis(dedupe, "dedupe"),
+    whole(length, "letters.length", 1_000_000),
+    Duration.isFinite(Duration.fromInputUnsafe(age)) ? millis(age, "letters.age") : 0,
+    whole(crashes, "letters.crashes", 1000)
+  ] as const
+}
+
+const patience = Schedule.exponential("1 second").pipe(
+  Schedule.modifyDelay(({ duration }) => Effect.succeed(Duration.min(duration, Duration.hours(1))))
+)
+
+class QueueImpl<in out A> implements Queue<A> {
+  readonly "~lockstep/Queue" = "~lockstep/Queue" as const
+  readonly name: string
+  readonly #space: Space
+  readonly #place: Place
+  readonly #options: Options<A>
+  readonly #codec: Codec<A>
+  readonly #offerer: Offerer
+
+  constructor(space: Space, name: string, options: Options<A>) {
+    this.name = name
+    this.#space = space
+    this.#place = placeOf(space, "queue", name, "name", options.lease)
+    this.#options = options
+    this.#codec = codec(options.payload, `A job of queue ${JSON.stringify(name)}`)
+    this.#offerer = new Offerer(this.#place)
+  }
+
+  readonly join: Effect.Effect<void, QueueError, Scope.Scope> = Effect.suspend(() => {
+    const { dedupe, letters, limits } = this.#options
+    const given = dedupe !== undefined || letters !== undefined || limits !== undefined
+    const args = joinArgs(this.#options)
+    const observer = { observe: () => {} }
+    return Effect.asVoid(join(this.#place, { verb: "queue.join", args: () => [given, ...args], observer, fail }))
+  })
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Offer
+  // -------------------------------------------------------------------------------------------------------------------
+
+  get #uncertain(): QueueError {
+    return fail(new OfferUncertain({ name: this.name, namespace: this.#space.kernel.settings.namespace }))
+  }
+
+  #encode(payload: A): Exit.Exit<string, QueueError> {
+    return Exit.mapError(this.#codec.encode(payload), fail)
+  }
+
+  readonly offer = (payload: A, options?: OfferOptions): Effect.Effect<Offered, QueueError> =>
+    this.#spanned("offer", (trace) => {
+      const encoded = this.#encode(payload)
+      if (Exit.isFailure(encoded)) return Effect.failCause(encoded.cause)
+      const wish = wishOf(encoded.value, options, trace)
+      return Effect.callback((resume) =>
+        this.#offerer.offer(wish, {
+          offered: (_, offered) =>
+            resume(offered === undefined ? Effect.fail(this.#uncertain) : Effect.succeed(offered)),
+          failed: ({ reason }) => resume(Effect.fail(fail(reason)))
+        }, 0)
+      )
+    })
+
+  readonly offerAll = (
+    payloads: Iterable<A>,
+    options?: OfferOptions | ((payload: A) => OfferOptions)
+  ): Effect.Effect<ReadonlyArray<Offered>, QueueError> =>
+    this.#spanned("offerAll", (trace) => Effect.callback((resume) => this.#offerAll(payloads, options, trace, resume)))
+
+  // Jobs are encoded while Redis works on those before them.
+  #offerAll(
+    payloads: Iterable<A>,
+    options: OfferOptions | ((payload: A) => OfferOptions) | undefined,
+    trace: string,
+    resume: (result: Effect.Effect<ReadonlyArray<Offered>, QueueError>) => void
+  ): void {
+    const { io } = this.#space.kernel
+    const results: Array<Offered> = []
+    const iterator = payloads[Symbol.iterator]()
+    let [asked, answered, ended, over] = [0, 0, false, false]
+    const end = (result: Effect.Effect<ReadonlyArray<Offered>, QueueError>) => {
+      over = true
+      resume(result)
+    }
+    const asker = {
+      offered: (at: number, offered: Offered | undefined) => {
+        if (over) return
+        if (offered === undefined) return end(Effect.fail(this.#uncertain))
+        results[at] = offered
+        answered++
+        if (answered === asked && ended) end(Effect.succeed(results))
+        else if (asked - answered === mostAhead / 2) io.defer(() => io.defer(feed))
+      },
+      failed: ({ reason }: CoordinatorError) => {
+        if (!over) end(Effect.fail(fail(reason)))
+      }
+    }
+    const feed = () => {
+      try {
+        while (!over && !ended && asked - answered < mostAhead) {
+          const next = iterator.next()
+          if (next.done === true) {
+            ended = true
+            if (answered === asked) end(Effect.succeed(results))
+            return
+          }
+          const encoded = this.#encode(next.value)
+          if (Exit.isFailure(encoded)) return end(Effect.failCause(encoded.cause))
+          const wish = wishOf(encoded.value, typeof options === "function" ? options(next.value) : options, trace)
+          this.#offerer.offer(wish, asker, asked++)
+        }
+      } catch (cause) {
+        end(Effect.die(cause))
+      }
+    }
+    feed()
+  }
+
+  #spanned<B>(verb: string, use: (trace: string) => Effect.Effect<B, QueueError>): Effect.Effect<B, QueueError> {
+    return Effect.withFiber((fiber) => {
+      if (!isTraced(fiber)) return use("")
+      const traced = Effect.withFiber<B, QueueError>(({ cache: { span } }) =>
+        use(span === undefined ? "" : `00-${span.traceId}-${span.spanId}-${span.sampled ? "01" : "00"}`)
+      )
+      return spanned(fiber, traced, `lockstep.Queue.${verb}`, "queue", this.name)
+    })
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Work
+  // -------------------------------------------------------------------------------------------------------------------
+
+  readonly run = <E, R>(
+    handler: (payload: A) => Effect.Effect<unknown, E, R>,
+    { attempts, concurrency = 1, grace, retry, timeout }: RunOptions<E> = {}
+  ): Effect.Effect<never, QueueError, Exclude<R, Job>> => {
+    whole(concurrency, "concurrency", 1024)
+    const { hooks: { log }, settings: { namespace } } = this.#space.kernel
+    const handling = handlingOf(this.#codec, handler, {
+      attempts: attempts === undefined
+        ? retry === undefined ? 5 : Number.POSITIVE_INFINITY
+        : whole(attempts, "attempts", 1000),
+      retry: retry ?? patience,
+      timeout: timeout === undefined ? undefined : millis(timeout, "timeout"),
+      log
+    })
+    const patient = grace === undefined ? 0 : millis(grace, "grace")
+    const running = Effect.flatMap(
+      Effect.context<R>(),
+      (context) =>
+        Effect.scoped(Effect.gen({ self: this }, function*() {
+          const closed = yield* Deferred.make<never, QueueError>()
+          const worker = new Worker(this.#place, concurrency, context, handling)
+          yield* worker.join(
+            () => Deferred.doneUnsafe(closed, Effect.fail(fail(new CoordinatorClosed({ namespace })))),
+            fail
+          )
+          yield* Effect.addFinalizer(() => worker.stop(patient))
+          return yield* Deferred.await(closed)
+        }))
+    )
+    return running as Effect.Effect<never, QueueError, Exclude<R, Job>>
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Look and operate
+  // -------------------------------------------------------------------------------------------------------------------
+
+  readonly status = (id: string): Effect.Effect<Option.Option<Status>, QueueError> =>
+    Effect.map(
+      failing(question(this.#place, "queue.status", [checkName(id, "id")])),
+      (reply) =>
+        reply[0] === "missing"
+          ? Option.none()
+          : Option.some({ state: reply[1] as Status["state"], attempts: reply[2] })
+    )
+
+  readonly cancel = (id: string): Effect.Effect<boolean, QueueError> =>
+    Effect.map(
+      failing(request(this.#place, "queue.cancel", [checkName(id, "id")])),
+      ([tag]) => tag === "cancelled"
+    )
+
+  get pause(): Effect.Effect<void, QueueError> {
+    return Effect.asVoid(failing(request(this.#place, "queue.pause", [true])))
+  }
+
+  get resume(): Effect.Effect<void, QueueError> {
+    return Effect.asVoid(failing(request(this.#place, "queue.pause", [false])))
+  }
+
+  get purge(): Effect.Effect<number, QueueError> {
+    const some = (removed: number): Effect.Effect<number, QueueError> =>
+      Effect.flatMap(
+        failing(request(this.#place, "queue.purge", [])),
+        ([, count, more]) => more ? some(removed + count) : Effect.succeed(removed + count)
+      )
+    return some(0)
+  }
+
+  get state(): Effect.Effect<State, QueueError> {
+    return Effect.map(failing(question(this.#place, "queue.state", [])), stateOf)
+  }
+
+  get deadLetters(): Stream.Stream<DeadLetter, QueueError> {
+    return Stream.paginate(
+      "",
+      (behind: string) =>
+        Effect.map(failing(question(this.#place, "queue.letters", [behind, pageSize])), ([, found]) => {
+          const letters = lettersOf(found)
+          const next = letters.length < pageSize ? Option.none() : Option.some(letters[letters.length - 1]!.letter)
+          return [letters, next] as const
+        })
+    )
+  }
+
+  readonly replay = (letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> => {
+    const chosen = letters === undefined
+      ? Stream.map(this.deadLetters, ({ letter }) => letter)
+      : Stream.fromIterable(letters)
+    return Stream.mapEffect(chosen, (letter) => failing(request(this.#place, "queue.replay", [letter])), {
+      concurrency: pageSize
+    }).pipe(Stream.filter(([tag]) => tag === "replayed"), Stream.runCount)
+  }
+
+  readonly discard = (letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> => {
+    if (letters === undefined) return this.#discard("")
+    return Effect.reduce(
+      chunked(letters),
+      () => 0,
+      (total, ids) => Effect.map(this.#discard(ids.join(" ")), (count) => total + count)
+    )
+  }
+
+  #discard(ids: string): Effect.Effect<number, QueueError> {
+    return Effect.map(failing(request(this.#place, "queue.discard", [ids])), ([, count]) => count)
+  }
+}
+
+const pageSize = 64
+
+// Of jobs that `offerAll` has encoded, and Redis has not stored.
+const mostAhead = 2048
+
+const failing = <A, R>(self: Effect.Effect<A, CoordinatorError, R>): Effect.Effect<A, QueueError, R> =>
+  Effect.mapError(self, ({ reason }) => fail(reason))
+
+const chunked = (ids: ReadonlyArray<string>): ReadonlyArray<ReadonlyArray<string>> =>
+  Array.from({ length: Math.ceil(ids.length / pageSize) }, (_, at) => ids.slice(at * pageSize, (at + 1) * pageSize))
+
+/**
+ * Opens the queue, and creates it if need be. It is open for as long as the scope is; its jobs stay.
+ *
+ * @category constructors
+ * @since 0.1.0
+ */
+export const make = <A>(
+  options: Options<A> & { readonly name: string }
+): Effect.Effect<Queue<A>, QueueError, Coordinator | Scope.Scope> =>
+  Effect.flatMap(Coordinator, (coordinator) => {
+    const queue = new QueueImpl(spaceOf(coordinator), options.name, options)
+    return Effect.as(queue.join, queue)
+  })
+
+/**
+ * The class that `Service` makes.
+ *
+ * @category models
+ * @since 0.1.0
+ */
+export interface ServiceClass<in out Self, in out Name extends string, in out A>
+  extends AnyServiceClass<Self, `lockstep/Queue/${Name}`, Queue<A>, QueueError, Coordinator>
+{}
+
+/**
+ * A queue as a typed service: `class Emails extends Queue.Service<Emails>()("emails", { payload }) {}`, with `Emails.layer`.
+ *
+ * @category constructors
+ * @since 0.1.0
+ */
+export const Service =
+  <Self>() => <const Name extends string, A>(name: Name, options: Options<A>): ServiceClass<Self, Name, A> =>
+    service<Self, "Queue", Name, Queue<A>, QueueError, Coordinator | Scope.Scope>(
+      "Queue",
+      name,
+      make({ ...options, name })
+    )
+
+/**
+ * A layer that runs a handler on jobs for as long as it is built. While Redis is away, it begins again; any other error of the
+ * queue is logged, and ends it.
+ *
+ * @category layers
+ * @since 0.1.0
+ */
+export const worker = <Self, A, E, R>(
+  tag: Context.Key<Self, Queue<A>>,
+  handler: (payload: A) => Effect.Effect<unknown, E, R>,
+  options?: RunOptions<E> | undefined
+): Layer.Layer<never, never, Self | Exclude<R, Job>> =>
+  Layer.effectDiscard(
+    Effect.flatMap(tag, (queue) => {
+      const going = Effect.retry(queue.run(handler, options), {
+        schedule: Schedule.spaced("1 second"),
+        while: ({ reason }) => isAway(reason)
+      })
+      return Effect.forkScoped(
+        Effect.tapCause(going, (cause) =>
+          Cause.hasInterruptsOnly(cause)
+            ? Effect.void
+            : Effect.logError(`a worker of queue ${JSON.stringify(queue.name)} has ended`, cause))
+      )
+    })
+  )

@@ -1,0 +1,59 @@
+/** What can go wrong with a queue, and with a job. */
+
+import * as Schema from "effect/Schema"
+import { coordinatorReasons } from "../actor/errors.ts"
+import { describe, WaitTimeout } from "../hold/loss.ts"
+import { InvalidPayload } from "../hold/payload.ts"
+
+/**
+ * The reply to an offer was lost with the session, and later ones were stored behind it. The jobs are stored; their ids are
+ * not known here.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class OfferUncertain extends Schema.Error<OfferUncertain>("lockstep/Queue/OfferUncertain")({
+  _tag: Schema.tag("OfferUncertain"),
+  name: Schema.String,
+  namespace: Schema.String
+}) {
+  override get message(): string {
+    return `The ids of jobs that ${
+      describe("queue", this.name, this.namespace)
+    } has stored were lost with the session: ` +
+      `do not offer them again, or give them an \`id\`.`
+  }
+}
+
+/**
+ * A handler ran for longer than the `timeout` of its job, and was interrupted.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class JobTimeout extends Schema.Error<JobTimeout>("lockstep/Queue/JobTimeout")({
+  _tag: Schema.tag("JobTimeout"),
+  name: Schema.String,
+  id: Schema.String,
+  timeout: Schema.DurationFromMillis
+}) {
+  override get message(): string {
+    return `The handler of job ${this.id} of queue ${JSON.stringify(this.name)} ran for longer than its \`timeout\`: ` +
+      `set a longer one, or make it faster.`
+  }
+}
+
+/**
+ * @category errors
+ * @since 0.1.0
+ */
+export class QueueError extends Schema.Error<QueueError>("lockstep/Queue/QueueError")({
+  _tag: Schema.tag("QueueError"),
+  reason: Schema.Union([OfferUncertain, InvalidPayload, WaitTimeout, ...coordinatorReasons])
+}) {
+  override get message(): string {
+    return this.reason.message
+  }
+}
+
+export const fail = (reason: QueueError["reason"]): QueueError => new QueueError({ reason })

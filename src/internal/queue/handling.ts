@@ -1,0 +1,102 @@
+/** Runs a handler on a job, and decides what follows when it fails. */
+
+import * as Cause from "effect/Cause"
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import * as Option from "effect/Option"
+import type * as Schedule from "effect/Schedule"
+import * as Tracer from "effect/Tracer"
+import type { Log } from "../actor/hooks.ts"
+import type { InvalidPayload } from "../hold/payload.ts"
+import { isTraced } from "../hold/span.ts"
+import type { Codec } from "../work/codec.ts"
+import { delayAfter } from "../work/patience.ts"
+import { JobTimeout } from "./errors.ts"
+import type { Task } from "./job.ts"
+import type { Handling, Verdict } from "./worker.ts"
+
+export interface Policy<E> {
+  readonly attempts: number
+  readonly retry: Schedule.Schedule<unknown, E>
+  /** In milliseconds. */
+  readonly timeout: number | undefined
+  readonly log: Log
+}
+
+/** A payload that could not be decoded: no handler has seen it. */
+class Undecodable {
+  readonly error: InvalidPayload
+
+  constructor(error: InvalidPayload) {
+    this.error = error
+  }
+}
+
+// Of an error that is kept with a dead letter.
+const mostText = 4096
+
+// A handler's span has the producer's as a link.
+const traced = <A, E, R>(self: Effect.Effect<A, E, R>, { attempt, id, queue, trace }: Task): Effect.Effect<A, E, R> =>
+  Effect.withFiber<A, E, R>((fiber) => {
+    if (!isTraced(fiber)) return self
+    const parts = trace?.split("-")
+    return Effect.withSpan(self, "lockstep.Queue.handle", {
+      attributes: { "lockstep.kind": "queue", "lockstep.key": queue, "lockstep.job": id, "lockstep.attempt": attempt },
+      kind: "consumer",
+      captureStackTrace: false,
+      links: parts?.length === 4
+        ? [{
+          span: Tracer.externalSpan({ traceId: parts[1]!, spanId: parts[2]!, sampled: parts[3] === "01" }),
+          attributes: {}
+        }]
+        : []
+    }) as Effect.Effect<A, E, R>
+  })
+
+const limited = <A, E, R>(
+  self: Effect.Effect<A, E, R>,
+  timeout: number,
+  { id, queue }: Task
+): Effect.Effect<A, E | JobTimeout, R> => {
+  const limit = Duration.millis(timeout)
+  return Effect.timeoutOrElse(self, {
+    duration: limit,
+    orElse: () => Effect.fail(new JobTimeout({ name: queue, id, timeout: limit }))
+  })
+}
+
+export const handlingOf = <A, E, R>(
+  { decodeParsed }: Codec<A>,
+  handler: (payload: A) => Effect.Effect<unknown, E, R>,
+  policy: Policy<E | JobTimeout>
+): Handling<R> => ({
+  attempt: (task) => {
+    const decoded = decodeParsed(task.body)
+    if (Exit.isFailure(decoded)) return Effect.fail(new Undecodable(Cause.squash(decoded.cause) as InvalidPayload))
+    const timeout = task.timeout ?? policy.timeout
+    const handled = Effect.suspend(() => handler(decoded.value))
+    return traced(timeout === undefined ? handled : limited(handled, timeout, task), task)
+  },
+  judge: (task, { cause }) => {
+    const error = Cause.squash(cause)
+    const bury = (reason: "failed" | "undecodable", text: string): Verdict => ({
+      tag: "bury",
+      reason,
+      message: text.slice(0, mostText).toWellFormed()
+    })
+    if (error instanceof Undecodable) return Effect.succeed(bury("undecodable", error.error.message))
+    const attempts = task.attempts ?? policy.attempts
+    if (task.attempt >= attempts) return Effect.succeed(bury("failed", Cause.pretty(cause)))
+    return Effect.map(
+      delayAfter(policy.retry, task.attempt, error as E),
+      Option.match({
+        onNone: () => bury("failed", Cause.pretty(cause)),
+        onSome: (delay) => {
+          policy.log("Debug", `job ${task.id} of queue ${JSON.stringify(task.queue)} is attempted again`, error)
+          return { tag: "retry", delay: Math.ceil(Duration.toMillis(delay)) }
+        }
+      })
+    )
+  }
+})

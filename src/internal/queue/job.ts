@@ -1,0 +1,95 @@
+/** A job as its handler sees it. */
+
+import * as Context from "effect/Context"
+import * as DateTime from "effect/DateTime"
+import type * as Fiber from "effect/Fiber"
+
+/**
+ * The job that a handler works on.
+ *
+ * @category services
+ * @since 0.1.0
+ */
+export class Job extends Context.Service<Job, {
+  /** The name of its queue. */
+  readonly queue: string
+  /** The `id` that it was offered with, or the one that `offer` has answered. */
+  readonly id: string
+  /** How often it was begun, this time included; attempts that were given back do not count. */
+  readonly attempt: number
+  /** How often its worker's session has ended while it was at work. */
+  readonly crashes: number
+  /** A fencing token: larger than that of every earlier attempt. */
+  readonly token: number
+  /** When it was offered, or replayed, by Redis's clock. */
+  readonly offeredAt: DateTime.Utc
+}>()("lockstep/Queue/Job") {}
+
+/** As the actor hands it out: id, attempts and crashes, body, and its other fields by name. */
+export type Raw = readonly [id: string, count: number, body: unknown, ...more: ReadonlyArray<string>]
+
+// Of lua/Queue.lua.
+const crash = 65_536
+
+export class Task implements Context.Service.Shape<typeof Job> {
+  readonly queue: string
+  readonly key: string
+  readonly count: number
+  readonly body: unknown
+  readonly token: number
+  readonly #more: ReadonlyArray<string> | undefined
+  fiber: Fiber.Fiber<unknown, unknown> | undefined = undefined
+  /** What its handler comes to does not matter any more: the session is lost, or the job was cancelled or given back. */
+  over = false
+
+  constructor(queue: string, raw: Raw, token: number) {
+    this.queue = queue
+    this.key = raw[0]
+    this.count = raw[1]
+    this.body = raw[2]
+    this.token = token
+    this.#more = raw.length > 3 ? raw.slice(3) as Array<string> : undefined
+  }
+
+  #field(name: string): string | undefined {
+    const more = this.#more
+    if (more === undefined) return undefined
+    for (let at = 0; at < more.length; at += 2) if (more[at] === name) return more[at + 1]
+    return undefined
+  }
+
+  get given(): string | undefined {
+    return this.#field("i")
+  }
+
+  get id(): string {
+    return this.given ?? this.key
+  }
+
+  get attempt(): number {
+    return this.count % crash
+  }
+
+  get crashes(): number {
+    return Math.floor(this.count / crash)
+  }
+
+  get offeredAt(): DateTime.Utc {
+    return DateTime.makeUnsafe(Number.parseInt(this.key.slice(1), 10))
+  }
+
+  get attempts(): number | undefined {
+    const attempts = this.#field("a")
+    return attempts === undefined ? undefined : Number(attempts)
+  }
+
+  get timeout(): number | undefined {
+    const timeout = this.#field("t")
+    return timeout === undefined ? undefined : Number(timeout)
+  }
+
+  /** The W3C `traceparent` of the span that has offered it. */
+  get trace(): string | undefined {
+    return this.#field("x")
+  }
+}

@@ -1,0 +1,46 @@
+/** Jobs that were put aside. */
+
+import * as DateTime from "effect/DateTime"
+
+export interface DeadLetter {
+  /** Of the letter: to replay or discard it. */
+  readonly letter: string
+  /** Of the job: the `id` that it was offered with, or the one that `offer` has answered. */
+  readonly id: string
+  /**
+   * - `failed`: its attempts were used up, or its worker's schedule has ended.
+   * - `undecodable`: its payload does not fit the schema of its worker.
+   * - `crashed`: too many sessions of its workers have ended.
+   */
+  readonly reason: "failed" | "undecodable" | "crashed"
+  readonly attempts: number
+  readonly crashes: number
+  readonly error: string
+  /** The JSON text of its payload. */
+  readonly body: string
+  /** When it was put aside, by Redis's clock. */
+  readonly time: DateTime.Utc
+}
+
+type Tuple = readonly [
+  letter: string,
+  job: string,
+  reason: string,
+  attempts: string,
+  crashes: string,
+  error: string,
+  body: string,
+  given: string
+]
+
+export const lettersOf = (tuples: unknown): ReadonlyArray<DeadLetter> =>
+  (tuples as ReadonlyArray<Tuple>).map(([letter, job, reason, attempts, crashes, error, body, given]) => ({
+    letter,
+    id: given === "" ? job : given,
+    reason: reason as DeadLetter["reason"],
+    attempts: Number(attempts),
+    crashes: Number(crashes),
+    error,
+    body,
+    time: DateTime.makeUnsafe(Number.parseInt(letter, 10))
+  }))

@@ -1,0 +1,35 @@
+/** How a queue is, for people and for metrics. */
+
+import type { Requests } from "../actor/lua.ts"
+import { levels, type Priority } from "./wish.ts"
+
+export interface State {
+  /** Jobs that can begin now. */
+  readonly waiting: number
+  readonly waitingBy: { readonly [priority in Priority]: number }
+  /** Jobs that begin later: because of their `delay`, or for a retry. */
+  readonly delayed: number
+  /** Jobs that workers have. */
+  readonly active: number
+  /** Dead letters. */
+  readonly dead: number
+  readonly workers: number
+  readonly paused: boolean
+  /** Jobs that were done, that became dead letters, and that expired, since the queue exists. */
+  readonly completed: number
+  readonly failed: number
+  readonly expired: number
+}
+
+type Reply = Exclude<Requests["queue.state"]["reply"], readonly ["stale"]>
+
+const none: Reply = ["state", [], 0, 0, 0, 0, false, 0, 0, 0]
+
+export const stateOf = (reply: Reply): State => {
+  const [, ready, delayed, active, dead, workers, paused, completed, failed, expired] = reply[0] === "missing"
+    ? none
+    : reply
+  const waitingBy = Object.fromEntries(levels.map((level, at) => [level, Number(ready[at] ?? 0)])) as State["waitingBy"]
+  const waiting = levels.reduce((total, level) => total + waitingBy[level], 0)
+  return { waiting, waitingBy, delayed, active, dead, workers, paused, completed, failed, expired }
+}

@@ -1,0 +1,597 @@
+/** Queues: every job runs until it has succeeded, in order, within the limits, and what cannot be handled is put aside. */
+import { assert, layer } from "@effect/vitest"
+import { Context, Deferred, Effect, Exit, Fiber, Layer, Option, Schedule, Schema, Stream, Tracer } from "effect"
+import { Queue } from "../src/index.ts"
+import { make as proxy } from "../src/testing/Proxy.ts"
+import { eventually } from "./support/eventually.ts"
+import { freshNamespace, node, short, TestServer } from "./support/live.ts"
+import { asks } from "./support/requests.ts"
+import { lose, missed, on, promptly, several } from "./support/several.ts"
+
+const live = { excludeTestServices: true, timeout: "60 seconds" } as const
+
+const hostile = "x\u0000}{:\r\n\"é😀"
+
+const upTo = (count: number, from = 0) => Array.from({ length: count }, (_, at) => from + at)
+
+// Jobs outlive their program, so the tests remove them. Ids do so for the window.
+const emptied = <A>(queue: Queue.Queue<A>) =>
+  Effect.addFinalizer(() => Effect.orDie(Effect.andThen(queue.purge, queue.discard())))
+
+const make = (options: Partial<Queue.Options<number> & { readonly name: string }> = {}) =>
+  Effect.tap(Queue.make({ name: hostile, payload: Schema.Number, dedupe: "200 millis", ...options }), emptied)
+
+const isRangeError = <A, E>(exit: Exit.Exit<A, E>) =>
+  assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"), String(exit))
+
+const shows = <A>(queue: Queue.Queue<A>, expected: Partial<Queue.State>) =>
+  eventually(Effect.map(queue.state, (state) => {
+    const found = Object.fromEntries(Object.keys(expected).map((key) => [key, state[key as keyof Queue.State]]))
+    assert.deepStrictEqual(found, expected)
+  }))
+
+/** A worker in a fiber of its own, and what it has begun. */
+const working = <A, E = never>(
+  queue: Queue.Queue<A>,
+  handler: (payload: A) => Effect.Effect<unknown, E, Queue.Job> = () => Effect.void,
+  options?: Queue.RunOptions<E>
+) =>
+  Effect.gen(function*() {
+    const begun: Array<A> = []
+    const fiber = yield* Effect.forkChild(queue.run((payload) => {
+      begun.push(payload)
+      return handler(payload)
+    }, options))
+    return { begun, stop: Fiber.interrupt(fiber), fiber }
+  })
+
+const begins = <A>({ begun }: { readonly begun: ReadonlyArray<A> }, expected: ReadonlyArray<A>) =>
+  eventually(Effect.sync(() => assert.deepStrictEqual(begun, expected)))
+
+layer(TestServer.layer, live)("a queue", (it) => {
+  it.effect("runs every job once, in order, and leaves nothing behind", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const other = yield* on(b!, make())
+        const offered = yield* other.offerAll(upTo(2000))
+        assert.strictEqual(new Set(offered.map(({ id }) => id)).size, 2000)
+        assert.isTrue(offered.every(({ duplicate }) => !duplicate))
+        yield* shows(queue, { waiting: 2000, active: 0, workers: 0 })
+        const worker = yield* working(queue)
+        yield* begins(worker, upTo(2000))
+        yield* shows(queue, { waiting: 0, active: 0, workers: 1, completed: 2000 })
+        yield* other.offer(2000)
+        yield* begins(worker, upTo(2001))
+        yield* worker.stop
+        yield* shows(queue, { workers: 0 })
+      })))
+
+  it.effect("gives jobs to all workers that wait, and never more than they can run", () =>
+    several(3, (nodes) =>
+      Effect.gen(function*() {
+        const queues = yield* Effect.forEach(nodes, (context) => on(context, make()))
+        const gate = yield* Deferred.make<void>()
+        const running = [0, 0, 0]
+        const handler = (at: number) => () =>
+          Effect.gen(function*() {
+            running[at]!++
+            assert.isAtMost(running[at]!, 10)
+            yield* Deferred.await(gate)
+            running[at]!--
+          })
+        const workers = yield* Effect.forEach(
+          queues,
+          (queue, at) => working(queue, handler(at), { concurrency: 10 })
+        )
+        yield* shows(queues[0]!, { workers: 3 })
+        yield* queues[0]!.offerAll(upTo(100))
+        yield* eventually(Effect.sync(() => assert.deepStrictEqual(running, [10, 10, 10])))
+        yield* shows(queues[0]!, { active: 30, waiting: 70 })
+        yield* Deferred.succeed(gate, undefined)
+        yield* shows(queues[0]!, { active: 0, waiting: 0, completed: 100 })
+        const all = workers.flatMap(({ begun }) => begun).toSorted((x, y) => x - y)
+        assert.deepStrictEqual(all, upTo(100))
+        yield* Effect.forEach(workers, ({ stop }) => stop)
+      })))
+
+  it.effect("runs an offered job on an idle worker at once", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const other = yield* on(b!, make())
+        const worker = yield* working(queue)
+        yield* shows(queue, { workers: 1 })
+        for (let n = 0; n < 20; n++) {
+          yield* other.offer(n)
+          yield* promptly(begins(worker, upTo(n + 1)), "the job")
+        }
+        yield* worker.stop
+      })))
+
+  it.effect("begins jobs of higher levels first, and starves no level", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        yield* queue.offerAll(upTo(20), { priority: "low" })
+        yield* queue.offerAll(upTo(40, 100))
+        yield* queue.offerAll(upTo(10, 200), { priority: "urgent" })
+        const { waitingBy } = yield* queue.state
+        assert.deepStrictEqual(waitingBy, { urgent: 10, high: 0, normal: 40, low: 20 })
+        const worker = yield* working(queue)
+        yield* shows(queue, { completed: 70 })
+        const { begun } = worker
+        assert.deepStrictEqual(begun.slice(0, 7), upTo(7, 200))
+        // One in eight is of another level, each in its turn.
+        assert.isBelow(begun[7]!, 200)
+        assert.deepStrictEqual(begun.slice(8, 11), upTo(3, 207))
+        for (const from of [0, 100, 200]) {
+          const level = begun.filter((n) => n >= from && n < from + 100)
+          assert.deepStrictEqual(level, upTo(level.length, from))
+        }
+        const low = begun.findIndex((n) => n < 100)
+        assert.isAtMost(low, 16)
+        yield* worker.stop
+      })))
+
+  it.effect("begins jobs after their delay, and not before", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const started = Date.now()
+        const at: Array<number> = []
+        const worker = yield* working(queue, () => Effect.sync(() => at.push(Date.now() - started)))
+        yield* queue.offer(2, { delay: "400 millis" })
+        yield* queue.offer(1, { at: started + 200 })
+        yield* queue.offer(3, { at: started + 600, priority: "urgent" })
+        yield* queue.offer(0, { at: started - 1000 })
+        yield* begins(worker, [0, 1, 2, 3])
+        for (const [n, delay] of [0, 200, 400, 600].entries()) {
+          assert.isTrue(at[n]! >= delay - 2 && at[n]! < delay + 150, `${n} at ${at[n]}`)
+        }
+        yield* shows(queue, { delayed: 0, active: 0, completed: 4 })
+        yield* worker.stop
+      })))
+
+  it.effect("stores a job with an id once, while it is there and for a while after that", () =>
+    several(2, (nodes) =>
+      Effect.gen(function*() {
+        const [queue, other] = yield* Effect.forEach(nodes, (context) => on(context, make({ dedupe: "1 second" })))
+        const first = yield* queue!.offer(1, { id: hostile })
+        const second = yield* other!.offer(2, { id: hostile })
+        assert.deepStrictEqual(second, { id: first.id, duplicate: true })
+        const delayed = yield* other!.offerAll([3, 4, 5], (n) => ({ id: n === 4 ? hostile : "later", delay: "1 hour" }))
+        assert.deepStrictEqual(delayed.map(({ duplicate }) => duplicate), [false, true, true])
+        assert.deepStrictEqual(delayed[2]!.id, delayed[0]!.id)
+        assert.deepStrictEqual(yield* other!.status("later"), Option.some({ state: "delayed", attempts: 0 }))
+        const ids: Array<string> = []
+        const worker = yield* working(queue!, () => Effect.map(Queue.Job, ({ id }) => void ids.push(id)))
+        yield* shows(queue!, { completed: 1 })
+        assert.deepStrictEqual(ids, [hostile])
+        assert.isTrue((yield* other!.offer(6, { id: hostile })).duplicate)
+        yield* eventually(Effect.map(other!.offer(7, { id: hostile }), ({ duplicate }) => !duplicate))
+        yield* begins(worker, [1, 7])
+        assert.isTrue(yield* queue!.cancel("later"))
+        yield* worker.stop
+      })))
+
+  it.effect("refuses what makes no sense, and stores nothing of it", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const refused = (options: Queue.OfferOptions) =>
+          Effect.map(Effect.exit(Effect.suspend(() => queue.offer(1, options))), isRangeError)
+        yield* refused({ id: "" })
+        yield* refused({ id: "x".repeat(513) })
+        yield* refused({ id: "n1-1" })
+        yield* refused({ attempts: 0 })
+        yield* refused({ timeout: 0 })
+        yield* refused({ priority: "lowest" as "low" })
+        yield* refused({ delay: "1 second", at: 1 })
+        isRangeError(yield* Effect.exit(Effect.suspend(() => queue.run(() => Effect.void, { concurrency: 1025 }))))
+        isRangeError(yield* Effect.exit(on(a!, make({ limits: { concurrency: 0 } }))))
+        const invalid = yield* Effect.flip(queue.offer("one" as never))
+        assert.strictEqual(invalid.reason._tag, "InvalidPayload")
+        const some = yield* Effect.flip(queue.offerAll([1, "two" as never]))
+        assert.strictEqual(some.reason._tag, "InvalidPayload")
+        isRangeError(yield* Effect.exit(queue.offerAll([1], () => ({ attempts: 0.5 }))))
+        assert.deepStrictEqual(yield* queue.offerAll([]), [])
+      })))
+
+  it.effect("cancels jobs that wait, that are delayed, and that run", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const other = yield* on(b!, make())
+        const interrupted: Array<number> = []
+        const [running, waiting] = yield* other.offerAll([1, 2])
+        const delayed = yield* other.offer(3, { delay: "1 hour" })
+        const worker = yield* working(
+          queue,
+          (n) => n === 4 ? Effect.void : Effect.onInterrupt(Effect.never, () => Effect.sync(() => interrupted.push(n)))
+        )
+        yield* begins(worker, [1])
+        const states = yield* Effect.forEach([running!, waiting!, delayed], ({ id }) => other.status(id))
+        assert.deepStrictEqual(states.map(Option.getOrThrow), [
+          { state: "active", attempts: 1 },
+          { state: "waiting", attempts: 0 },
+          { state: "delayed", attempts: 0 }
+        ])
+        for (const { id } of [waiting!, delayed, running!]) {
+          assert.isTrue(yield* other.cancel(id))
+          assert.isFalse(yield* other.cancel(id))
+          assert.isTrue(Option.isNone(yield* other.status(id)))
+        }
+        yield* eventually(Effect.sync(() => assert.deepStrictEqual(interrupted, [1])))
+        // Its slot is free again.
+        yield* other.offer(4)
+        yield* begins(worker, [1, 4])
+        yield* shows(queue, { waiting: 0, delayed: 0, active: 0, completed: 1 })
+        yield* worker.stop
+      })))
+
+  it.effect("holds jobs back while it is paused, and removes what waits", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const other = yield* on(b!, make())
+        const worker = yield* working(queue)
+        yield* shows(queue, { workers: 1 })
+        yield* other.pause
+        yield* other.offerAll(upTo(10))
+        yield* queue.offer(10, { delay: "1 hour", id: "x" })
+        yield* queue.offer(11, { priority: "high", id: "y" })
+        yield* shows(queue, { waiting: 11, active: 0, paused: true })
+        assert.deepStrictEqual(worker.begun, [])
+        assert.strictEqual(yield* queue.purge, 12)
+        yield* other.offer(12, { id: "y" })
+        yield* other.resume
+        yield* begins(worker, [12])
+        yield* shows(queue, { waiting: 0, active: 0, delayed: 0, paused: false })
+        yield* worker.stop
+      })))
+
+  it.effect("removes thousands of jobs, but those in work", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const gate = yield* Deferred.make<void>()
+        const worker = yield* working(queue, () => Deferred.await(gate), { concurrency: 3 })
+        yield* shows(queue, { workers: 1 })
+        yield* queue.offerAll(upTo(3000), (n) => n % 2 === 0 ? {} : { priority: "low", delay: n % 3 === 0 ? 1e6 : 0 })
+        yield* shows(queue, { active: 3 })
+        assert.strictEqual(yield* queue.purge, 2997)
+        yield* Deferred.succeed(gate, undefined)
+        yield* shows(queue, { active: 0, waiting: 0, delayed: 0, completed: 3 })
+        yield* worker.stop
+      })))
+
+  it.effect("keeps the limits over all processes", () =>
+    several(2, (nodes) =>
+      Effect.gen(function*() {
+        const limited = make({ name: "limited", limits: { concurrency: 3 } })
+        const queues = yield* Effect.forEach(nodes, (context) => on(context, limited))
+        let [running, most] = [0, 0]
+        const handler = () =>
+          Effect.gen(function*() {
+            most = Math.max(most, ++running)
+            yield* Effect.promise(() => new Promise((resolve) => setTimeout(resolve, 2)))
+            running--
+          })
+        const workers = yield* Effect.forEach(queues, (queue) => working(queue, handler, { concurrency: 10 }))
+        yield* queues[0]!.offerAll(upTo(200))
+        yield* shows(queues[0]!, { completed: 200, active: 0 })
+        assert.strictEqual(most, 3)
+        assert.isTrue(workers.every(({ begun }) => begun.length > 20), "both work")
+        yield* Effect.forEach(workers, ({ stop }) => stop)
+      })))
+
+  it.effect("keeps the rate over all processes", () =>
+    several(2, (nodes) =>
+      Effect.gen(function*() {
+        const limited = make({ name: "rate", limits: { rate: { jobs: 5, interval: "500 millis" } } })
+        const queues = yield* Effect.forEach(nodes, (context) => on(context, limited))
+        const at: Array<number> = []
+        const workers = yield* Effect.forEach(
+          queues,
+          (queue) => working(queue, () => Effect.sync(() => at.push(Date.now())), { concurrency: 10 })
+        )
+        yield* shows(queues[0]!, { workers: 2 })
+        yield* queues[0]!.offerAll(upTo(12))
+        yield* shows(queues[0]!, { completed: 12 })
+        // Five at once, and then one each 100 ms.
+        for (let n = 5; n < 12; n++) assert.isAtLeast(at[n]! - at[0]!, 100 * (n - 4) - 30, `${n}`)
+        assert.isBelow(at[4]! - at[0]!, 100)
+        yield* Effect.forEach(workers, ({ stop }) => stop)
+      })))
+})
+
+const lettersOf = <A>(queue: Queue.Queue<A>) => Stream.runCollect(queue.deadLetters)
+
+layer(TestServer.layer, live)("a job", (it) => {
+  it.effect("is attempted again when its handler fails, and becomes a dead letter in the end", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const attempts: Array<readonly [n: number, attempt: number]> = []
+        const worker = yield* working(queue, (n) =>
+          Effect.flatMap(Queue.Job, ({ attempt }) => {
+            attempts.push([n, attempt])
+            return n === 1 && attempt === 3 ? Effect.void : Effect.fail(`no ${n}`)
+          }), { retry: Schedule.spaced("20 millis"), attempts: 3 })
+        yield* queue.offerAll([1, 2], (n) => ({ id: `job ${n}` }))
+        yield* queue.offer(3, { attempts: 1 })
+        yield* shows(queue, { completed: 1, failed: 2, dead: 2, active: 0, delayed: 0, waiting: 0 })
+        for (const n of [1, 2]) {
+          assert.deepStrictEqual(attempts.filter(([m]) => m === n).map(([, attempt]) => attempt), [1, 2, 3])
+        }
+        const letters = yield* lettersOf(queue)
+        assert.deepStrictEqual(
+          letters.map(({ attempts, body, crashes, reason }) => [body, reason, attempts, crashes]),
+          [["3", "failed", 1, 0], ["2", "failed", 3, 0]]
+        )
+        assert.strictEqual(letters[1]!.id, "job 2")
+        assert.include(letters[1]!.error, "no 2")
+        yield* worker.stop
+        assert.strictEqual(yield* queue.replay([letters[0]!.letter, "1-1"]), 1)
+        const again = yield* working(queue)
+        yield* begins(again, [3])
+        assert.strictEqual(yield* queue.replay(), 1)
+        yield* begins(again, [3, 2])
+        yield* shows(queue, { dead: 0, completed: 3 })
+        yield* again.stop
+      })))
+
+  it.effect("is attempted with growing delays by default, and as long as a schedule goes on", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const worker = yield* working(queue, () => Effect.fail("no"), { retry: Schedule.recurs(2) })
+        yield* queue.offer(1)
+        yield* shows(queue, { dead: 1 })
+        assert.deepStrictEqual(worker.begun, [1, 1, 1])
+        yield* worker.stop
+        const patient = yield* working(queue, () => Effect.die("no"))
+        const { id } = yield* queue.offer(2)
+        yield* shows(queue, { delayed: 1 })
+        assert.deepStrictEqual(yield* queue.status(id), Option.some({ state: "delayed", attempts: 1 }))
+        yield* eventually(Effect.sync(() => assert.deepStrictEqual(patient.begun, [2, 2])))
+        assert.isTrue(yield* queue.cancel(id))
+        yield* patient.stop
+      })))
+
+  it.effect("has failed when it runs for longer than its timeout", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const worker = yield* working(queue, () => Effect.never, { timeout: "10 seconds", attempts: 1 })
+        yield* queue.offer(1, { timeout: "50 millis" })
+        yield* shows(queue, { dead: 1 })
+        assert.include((yield* lettersOf(queue))[0]!.error, "ran for longer")
+        yield* worker.stop
+      })))
+
+  it.effect("is removed when it has not begun in time", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        yield* queue.offerAll([1, 2, 3], (n) => n === 2 ? {} : { expires: n === 1 ? "1 milli" : "1 hour" })
+        const worker = yield* working(queue, undefined, { concurrency: 3 })
+        yield* begins(worker, [2, 3])
+        yield* shows(queue, { expired: 1, completed: 2, active: 0 })
+        yield* worker.stop
+      })))
+
+  it.effect("becomes a dead letter when it does not fit the schema of its worker", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const texts = yield* on(a!, Queue.make({ name: hostile, payload: Schema.String }))
+        const queue = yield* on(a!, make())
+        yield* texts.offer(hostile)
+        yield* queue.offer(1)
+        const worker = yield* working(queue)
+        yield* begins(worker, [1])
+        yield* shows(queue, { dead: 1, completed: 1, active: 0 })
+        const [letter] = yield* lettersOf(queue)
+        assert.deepStrictEqual([letter!.reason, letter!.body], ["undecodable", JSON.stringify(hostile)])
+        yield* worker.stop
+        // Its own handler runs it.
+        yield* queue.replay()
+        const theirs = yield* working(texts)
+        yield* begins(theirs, [hostile])
+        yield* theirs.stop
+      })))
+
+  it.effect("is one of as many dead letters as are kept", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ letters: { length: 70, age: "1 day" } }))
+        const worker = yield* working(queue, () => Effect.fail("no"), { attempts: 1, concurrency: 50 })
+        yield* queue.offerAll(upTo(200))
+        yield* shows(queue, { failed: 200, dead: 70 })
+        const letters = yield* lettersOf(queue)
+        assert.deepStrictEqual(letters.map(({ body }) => Number(body)).toSorted((x, y) => x - y), upTo(70, 130))
+        assert.strictEqual(yield* queue.discard(letters.slice(0, 65).map(({ letter }) => letter)), 65)
+        assert.strictEqual(yield* queue.discard(), 5)
+        yield* shows(queue, { dead: 0 })
+        const aged = yield* on(a!, make({ letters: { age: "300 millis" } }))
+        yield* aged.offer(1)
+        yield* shows(queue, { failed: 201, dead: 1 })
+        yield* shows(queue, { dead: 0 })
+        yield* worker.stop
+      })))
+
+  it.effect("is interrupted when its session is lost, and runs again with a larger token", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const other = yield* on(b!, make())
+        const seen: Array<Pick<Queue.Job["Service"], "attempt" | "crashes" | "token">> = []
+        const ended: Array<string> = []
+        const handler = () =>
+          Effect.flatMap(Queue.Job, (job) => {
+            seen.push(job)
+            return Effect.onExit(
+              job.crashes === 0 ? Effect.never : Effect.void,
+              (exit) => Effect.sync(() => ended.push(Exit.hasInterrupts(exit) ? "interrupted" : "done"))
+            )
+          })
+        const worker = yield* working(queue, handler)
+        yield* other.offer(1)
+        yield* begins(worker, [1])
+        yield* lose(a!, namespace, server)
+        yield* begins(worker, [1, 1])
+        yield* shows(queue, { completed: 1, active: 0, workers: 1 })
+        assert.deepStrictEqual(ended, ["interrupted", "done"])
+        assert.deepStrictEqual(seen.map(({ attempt, crashes }) => [attempt, crashes]), [[1, 0], [2, 1]])
+        assert.isAbove(seen[1]!.token, seen[0]!.token)
+        yield* worker.stop
+      })))
+
+  it.effect("becomes a dead letter when too many of its workers have died", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ letters: { crashes: 2 } }))
+        const other = yield* on(b!, make())
+        const worker = yield* working(queue, () => Effect.never)
+        yield* other.offer(1, { id: "x" })
+        for (const attempts of [1, 2]) {
+          yield* eventually(
+            Effect.map(other.status("x"), (status) =>
+              assert.deepStrictEqual(status, Option.some({ state: "active", attempts })))
+          )
+          yield* lose(a!, namespace, server)
+        }
+        yield* shows(other, { dead: 1, active: 0, waiting: 0 })
+        const [letter] = yield* lettersOf(other)
+        assert.deepStrictEqual([letter!.reason, letter!.id, letter!.attempts, letter!.crashes], ["crashed", "x", 2, 2])
+        yield* worker.stop
+      })))
+
+  it.effect("goes back when its worker stops, and that is no attempt", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const other = yield* on(b!, make())
+        const worker = yield* working(queue, () => Effect.never, { concurrency: 2 })
+        yield* queue.offerAll(upTo(3))
+        yield* queue.offer(3, { priority: "high", delay: 1 })
+        yield* begins(worker, [0, 1])
+        yield* worker.stop
+        yield* shows(queue, { active: 0, waiting: 4, workers: 0 })
+        const attempts: Array<number> = []
+        const next = yield* working(other, () => Effect.map(Queue.Job, ({ attempt }) => void attempts.push(attempt)))
+        yield* begins(next, [3, 0, 1, 2])
+        assert.deepStrictEqual(attempts, [1, 1, 1, 1])
+        yield* next.stop
+      })))
+
+  it.effect("may finish while its worker stops, for as long as that is patient", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const gate = yield* Deferred.make<void>()
+        const worker = yield* working(queue, (n) => n === 0 ? Deferred.await(gate) : Effect.never, {
+          concurrency: 2,
+          grace: "400 millis"
+        })
+        yield* queue.offerAll(upTo(3))
+        yield* begins(worker, [0, 1])
+        const stopping = yield* Effect.forkChild(worker.stop, { startImmediately: true })
+        yield* Deferred.succeed(gate, undefined)
+        yield* shows(queue, { completed: 1, active: 1, waiting: 1 })
+        yield* Fiber.join(stopping)
+        yield* shows(queue, { completed: 1, active: 0, waiting: 2, workers: 0 })
+        assert.deepStrictEqual(worker.begun, [0, 1])
+      })))
+
+  it.effect("is told again when news of it were lost, and runs once", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const gate = yield* Deferred.make<void>()
+        const worker = yield* working(queue, (n) => {
+          missed(a!)
+          return n === 0 ? Deferred.await(gate) : Effect.void
+        }, { concurrency: 2 })
+        yield* queue.offerAll(upTo(20))
+        yield* shows(queue, { completed: 19, active: 1 })
+        yield* Deferred.succeed(gate, undefined)
+        yield* shows(queue, { completed: 20, active: 0 })
+        assert.deepStrictEqual(worker.begun, upTo(20))
+        yield* worker.stop
+      })))
+
+  it.effect("is stored once when the reply to its offer is lost with the session, and keeps its id", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const context = yield* node(line.url, { namespace, partitions: 1, ...short, requestTimeout: "500 millis" })
+        const queue = yield* on(context, make({ dedupe: "1 minute" }))
+        yield* queue.offer(0)
+        const sent = yield* line.once(asks("queue.offer"), "dropReply")
+        const offering = yield* Effect.forkChild(queue.offerAll([1, 2]))
+        yield* sent
+        yield* server.cli(
+          "EVAL",
+          "for _, f in ipairs(redis.call('HKEYS', KEYS[1])) do if f:sub(1, 1) == 's' then redis.call('HDEL', KEYS[1], f) end end",
+          1,
+          `{${namespace}:00}:sessions`
+        )
+        const offered = yield* Fiber.join(offering)
+        for (const { id } of offered) assert.isTrue(Option.isSome(yield* queue.status(id)))
+        const worker = yield* working(queue)
+        yield* begins(worker, [0, 1, 2])
+        yield* worker.stop
+      }))
+    }))
+
+  it.effect("links the span of its handler to that of its offer", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const spans: Array<Tracer.Span> = []
+        const tracer = Tracer.make({
+          span: (options) => {
+            const span = new Tracer.NativeSpan(options)
+            spans.push(span)
+            return span
+          }
+        })
+        const traced = Effect.provideService(Tracer.Tracer, tracer)
+        const queue = yield* on(a!, make())
+        yield* traced(queue.offer(1))
+        const worker = yield* traced(working(queue))
+        yield* shows(queue, { completed: 1 })
+        yield* worker.stop
+        const [offer, handle] = ["lockstep.Queue.offer", "lockstep.Queue.handle"].map((name) =>
+          spans.find((span) => span.name === name)!
+        )
+        assert.strictEqual(handle!.links[0]?.span.spanId, offer!.spanId)
+      })))
+})
+
+class Numbers extends Queue.Service<Numbers>()("numbers", { payload: Schema.Number }) {}
+
+layer(TestServer.layer, live)("a worker layer", (it) => {
+  it.effect("works for as long as it is built, with what its handler requires", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        class Seen extends Context.Service<Seen, { readonly add: (n: number) => void }>()("Seen") {}
+        const seen: Array<number> = []
+        const live = Queue.worker(Numbers, (n) => Effect.map(Seen, ({ add }) => add(n)), { concurrency: 2 }).pipe(
+          Layer.provideMerge(Numbers.layer),
+          Layer.provide(Layer.succeed(Seen, { add: (n) => seen.push(n) }))
+        )
+        yield* on(
+          a!,
+          Effect.gen(function*() {
+            const numbers = yield* Numbers
+            yield* numbers.offerAll(upTo(10))
+            yield* shows(numbers, { completed: 10 })
+          }).pipe(Effect.provide(live))
+        )
+        assert.deepStrictEqual(seen, upTo(10))
+      })))
+})

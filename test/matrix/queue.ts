@@ -1,0 +1,68 @@
+import { assert } from "@effect/vitest"
+import { Effect, Fiber, Option, Schedule, Schema, Stream } from "effect"
+import { Queue } from "../../src/index.ts"
+import { eventually } from "../support/eventually.ts"
+import { onNode } from "../support/live.ts"
+import { insist, leads } from "../support/uncertain.ts"
+import type { Program, Rows } from "./matrix.ts"
+
+export const requests = [
+  ["queue.join", "queue:mails"],
+  ["queue.offer", "queue:mails"],
+  ["queue.work", "queue:mails"],
+  ["queue.done", "queue:mails"],
+  ["queue.finish", "queue:mails"],
+  ["queue.retry", "queue:mails"],
+  ["queue.bury", "queue:mails"],
+  ["queue.credit", "queue:mails"],
+  ["queue.cancel", "queue:mails"],
+  ["queue.status", "queue:mails"],
+  ["queue.pause", "queue:mails"],
+  ["queue.purge", "queue:mails"],
+  ["queue.state", "queue:mails"],
+  ["queue.letters", "queue:mails"],
+  ["queue.replay", "queue:mails"],
+  ["queue.discard", "queue:mails"],
+  ["alarm.ring", "queue:mails"],
+  ["session.leave", "queue:mails"]
+] as const satisfies Rows
+
+export const program: Program = ({ other }) =>
+  Effect.gen(function*() {
+    // What is known of ids outlives the queue for as long as they are.
+    const make = Queue.make({ name: "mails", payload: Schema.Number, dedupe: "100 millis" })
+    const mails = yield* insist(make)
+    const theirs = yield* onNode(other)(make)
+    const of = <K extends keyof Queue.State>(key: K) => Effect.map(theirs.state, (state) => state[key])
+    yield* leads(Effect.asVoid(mails.offer(1)), undefined, of("waiting"), 1)
+    yield* leads(Effect.map(mails.offer(2, { id: "two" }), ({ duplicate }) => duplicate), false, of("waiting"), 2)
+    yield* leads(Effect.asVoid(mails.offer(3, { delay: "10 seconds", id: "three" })), undefined, of("delayed"), 1)
+    yield* leads(Effect.asVoid(mails.offer(4)), undefined, of("waiting"), 3)
+    assert.deepStrictEqual(yield* insist(mails.status("three")), Option.some({ state: "delayed", attempts: 0 }))
+    yield* leads(mails.cancel("three"), true, of("delayed"), 0)
+    const handled: Array<number> = []
+    const running = yield* Effect.forkChild(insist(mails.run((n) =>
+      Effect.flatMap(Queue.Job, ({ attempt }) => {
+        handled.push(n)
+        return n === 4 || n === 1 && attempt === 1 ? Effect.fail("no") : Effect.void
+      }), { retry: Schedule.spaced("50 millis"), attempts: 2 })))
+    yield* eventually(Effect.gen(function*() {
+      const { active, completed, dead, delayed, waiting } = yield* theirs.state
+      assert.deepStrictEqual({ active, completed, dead, delayed, waiting }, {
+        active: 0,
+        completed: 2,
+        dead: 1,
+        delayed: 0,
+        waiting: 0
+      })
+    }))
+    assert.deepStrictEqual([...new Set(handled)].toSorted(), [1, 2, 4])
+    yield* Fiber.interrupt(running)
+    yield* eventually(Effect.map(of("workers"), (workers) => assert.strictEqual(workers, 0)))
+    yield* leads(mails.pause, undefined, of("paused"), true)
+    const [letter] = yield* insist(Stream.runCollect(mails.deadLetters))
+    yield* leads(mails.replay([letter!.letter]), 1, of("waiting"), 1)
+    yield* leads(mails.purge, 1, of("waiting"), 0)
+    yield* leads(mails.discard(), 0, of("dead"), 0)
+    yield* insist(mails.state)
+  })
