@@ -27,8 +27,13 @@
 --
 -- Jobs come from sources, three for each level: returned jobs, jobs whose delay is over, and jobs that wait. c1 to c12 count
 -- them, those of the highest level first.
+-- Entries of jobs that are done are trimmed in front of the first pending one, many at a time: deleting each by itself would be
+-- most of what a job costs. `last1` and `at1` are the id of the last job of the first level that was handed out; `done1` counts
+-- jobs of it that were done since it was trimmed. When too many stay behind a job that is not done, `full1` is 1, and jobs
+-- that are done are deleted at once.
 -- record Queue 1: number, stamp, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12, delayed, active, dead, paused, turn, served,
---   members, workers, idle, limit, spacing, burst, tat, window, completed, buried, expired, bounded, named
+--   members, workers, idle, limit, spacing, burst, tat, window, completed, buried, expired, bounded, named, last1, last2,
+--   last3, last4, at1, at2, at3, at4, done1, done2, done3, done4, full1, full2, full3, full4
 -- record QueuePolicy 1: letters, retain, crashes
 
 local RETURNED, DELAYED, JOBS, CRASH = '-', '~', 'workers', 65536
@@ -41,6 +46,10 @@ local WAITING = { u = 'c3', h = 'c6', n = 'c9', l = 'c12' }
 local LOWER = { u = 'u', h = 'h', n = 'n', l = 'l', U = 'u', H = 'h', N = 'n', L = 'l' }
 local HELD = { u = 'U', h = 'H', n = 'N', l = 'L' }
 local EVERY_LETTER = { 'u', 'U', 'h', 'H', 'n', 'N', 'l', 'L' }
+local LAST = { u = 'last1', h = 'last2', n = 'last3', l = 'last4' }
+local AT = { u = 'at1', h = 'at2', n = 'at3', l = 'at4' }
+local DONE = { u = 'done1', h = 'done2', n = 'done3', l = 'done4' }
+local FULL = { u = 'full1', h = 'full2', n = 'full3', l = 'full4' }
 local ROLE = {
   u = 'urgent', h = 'high', n = 'normal', l = 'low', U = 'held', H = 'held', N = 'held', L = 'held'
 }
@@ -48,6 +57,8 @@ local ROLE = {
 local TURNS = 8
 -- Of one call: jobs that are handed out to one worker at a time and to all, and jobs that are moved.
 local HAND, MOST_HANDED, MOVED, MOST_CREDIT = 512, 2048, 256, 1024
+-- Of a level: jobs that are done before it is trimmed, and those that may stay.
+local TRIMMED, MOST_DONE = 64, 1024
 
 -- -----------------------------------------------------------------------------
 -- State: read once in a call, and written at its end
@@ -94,6 +105,9 @@ local function readQueue(ctx, key, claim)
       named = 0
     }
     for source = 1, SOURCES do queue[FIELD[source]] = 0 end
+    for letter, last in pairs(LAST) do
+      queue[last], queue[AT[letter]], queue[DONE[letter]], queue[FULL[letter]] = 0, 0, 0, 0
+    end
   end
   queue.key, queue.known, queue.loaded, queue.fresh = key, packed and true, {}, {}
   if known then queue.loaded[claim] = workerFrom(claim, known) end
@@ -178,9 +192,18 @@ local function holdingOf(queue, letter, id)
   return consumer, tonumber(pending[4])
 end
 
-local function entryAt(queue, letter, id)
-  local entry = call('XRANGE', queue[letter], id, id)[1]
+local function entryAt(stream, id)
+  local entry = call('XRANGE', stream, id, id)[1]
   return entry and entry[2]
+end
+
+-- A job that is not done: its fields, and as `holdingOf`.
+local function jobAt(queue, letter, id)
+  local holder, count = holdingOf(queue, letter, id)
+  -- An entry that was handed out and is not pending was not trimmed yet.
+  local last = LAST[letter]
+  if not holder and (not last or tonumber(match(id, '%d+$')) <= queue[last]) then return nil end
+  return entryAt(queue[letter], id), holder, count
 end
 
 local function split(job)
@@ -292,6 +315,10 @@ local function takeSource(queue, source, claim, count)
   if source % 3 == 0 then
     entries = readWaiting(stream, consumer, count)
     found = #entries
+    if found > 0 then
+      local at, last = match(entries[found][1], '^(%d+)%-(%d+)$')
+      queue[AT[letter]], queue[LAST[letter]] = tonumber(at), tonumber(last)
+    end
   else
     local pending = pendingOf(stream, count, consumerOf(letter, RETURNED))
     local args = { stream, JOBS, consumer, 0 }
@@ -391,8 +418,10 @@ local function handOutTo(ctx, queue, worker, items)
   queue.active = queue.active + count
   if queue.spacing > 0 then queue.tat = math.max(queue.tat, ctx.now) + count * queue.spacing end
   local token = nextTokens(ctx, count)
-  deliver(ctx, session, '["changed","' .. id .. '","deliver",' .. text(worker.sent) .. ',' .. token .. ',['
-    .. concat(items, ',') .. ']]')
+  -- Redis's Lua hashes every string that it makes, so the jobs are concatenated once.
+  items[1] = '["changed","' .. id .. '","deliver",' .. text(worker.sent) .. ',' .. token .. ',[' .. items[1]
+  items[count] = items[count] .. ']]'
+  deliver(ctx, session, concat(items, ','))
 end
 
 -- Hands jobs out for as long as there are any, the limits allow it, and a worker has credit.
@@ -457,7 +486,22 @@ local function writeNoted(queue)
   call('PEXPIRE', queue.current, text(2 * windowOfQueue(queue)))
 end
 
+-- Trims what is done of a level.
+local function trimLevel(queue, letter)
+  local stream = queue[letter]
+  queue[DONE[letter]] = 0
+  local pending = tryJobs('XPENDING', stream, JOBS)
+  if not pending then return end
+  local first = pending[2] or text(queue[AT[letter]]) .. '-' .. text(queue[LAST[letter]] + 1)
+  call('XTRIM', stream, 'MINID', '=', first)
+  local left = call('XLEN', stream) - queue[WAITING[letter]] - pending[1]
+  queue[FULL[letter]] = left >= MOST_DONE and 1 or 0
+end
+
 finishQueue = function(ctx, queue)
+  for letter, done in pairs(DONE) do
+    if queue[done] >= TRIMMED or queue[done] > 0 and queue.active == 0 then trimLevel(queue, letter) end
+  end
   if queue.workers > 0 then dispatchJobs(ctx, queue) end
   if queue.recount then queue.dead = call('XLEN', queue.letters) end
   writeNoted(queue)
@@ -617,7 +661,7 @@ local function inHandOf(queue, claim)
   local items = {}
   for _, letter in ipairs(EVERY_LETTER) do
     for _, pending in ipairs(pendingOf(queue[letter], MOST_CREDIT, consumerOf(letter, claim))) do
-      local fields = entryAt(queue, letter, pending[1])
+      local fields = entryAt(queue[letter], pending[1])
       if fields then items[#items + 1] = describedJob(letter, pending[1], text(pending[4]), fields) end
     end
   end
@@ -651,7 +695,8 @@ local function giveCredit(queue, worker, take)
   enlist(queue, worker)
 end
 
--- queue.done: a worker has done plain jobs, and takes so many more
+-- queue.done: a worker has done plain jobs, and takes so many more. The jobs are their ids without the letter, which stands
+-- before those of each stream.
 -- keys: all
 -- args: id string, jobs string, take number
 -- reply: ["done"] | ["missing"]
@@ -661,14 +706,23 @@ handlers['queue.done'] = function(ctx, key, id, jobs, take)
   local queue = loadQueue(ctx, key, claim)
   local worker = workerOf(queue, claim)
   if not worker then return MISSING end
-  local sorted, done = {}, 0
-  for letter, job in string.gmatch(jobs, '(%a)(%S+)') do
-    local ids = sorted[letter]
-    if ids then ids[#ids + 1] = job else sorted[letter] = { job } end
+  local sorted, done, ids = {}, 0, nil
+  for part in string.gmatch(jobs, '%S+') do
+    if #part == 1 then
+      ids = sorted[part] or {}
+      sorted[part] = ids
+    else
+      ids[#ids + 1] = part
+    end
   end
   for letter, ids in pairs(sorted) do
-    done = done + call('XACK', queue[letter], JOBS, unpack(ids))
-    call('XDEL', queue[letter], unpack(ids))
+    local stream = queue[letter]
+    local count = call('XACK', stream, JOBS, unpack(ids))
+    done = done + count
+    if not LAST[letter] or queue[FULL[letter]] == 1 then
+      call('XDEL', stream, unpack(ids))
+    end
+    if LAST[letter] then queue[DONE[letter]] = queue[DONE[letter]] + count end
   end
   queue.active, queue.completed = queue.active - done, queue.completed + done
   giveCredit(queue, worker, take)
@@ -744,7 +798,7 @@ handlers['queue.bury'] = function(ctx, key, id, job, reason, message, take)
   local letter, at = split(job)
   local holder, count = holdingOf(queue, letter, at)
   if holder == claim then
-    local fields = entryAt(queue, letter, at)
+    local fields = entryAt(queue[letter], at)
     if fields then bury(ctx, queue, job, fields, reason, count, message) end
     removeJob(queue, letter, at)
     queue.active = queue.active - 1
@@ -786,9 +840,9 @@ end
 handlers['queue.cancel'] = function(ctx, key, name)
   local queue = loadQueue(ctx, key)
   local job, letter, at = jobNamed(queue, name)
-  local fields = letter and entryAt(queue, letter, at)
+  if not letter then return MISSING end
+  local fields, holder = jobAt(queue, letter, at)
   if not fields then return MISSING end
-  local holder = holdingOf(queue, letter, at)
   removeJob(queue, letter, at)
   releaseId(ctx, queue, fieldOf(fields, 'i'), job)
   if not holder then
@@ -815,8 +869,9 @@ end
 handlers['queue.status'] = function(ctx, key, name)
   local queue = readQueue(ctx, key)
   local _, letter, at = jobNamed(queue, name)
-  if not letter or not entryAt(queue, letter, at) then return MISSING end
-  local holder, count = holdingOf(queue, letter, at)
+  if not letter then return MISSING end
+  local fields, holder, count = jobAt(queue, letter, at)
+  if not fields then return MISSING end
   local state = 'active'
   if not holder or holder == RETURNED then state = 'waiting' elseif holder == DELAYED then state = 'delayed' end
   return reply('status', state, (count or 0) % CRASH)
@@ -858,7 +913,7 @@ handlers['queue.purge'] = function(ctx, key)
   local delayed = count < MOVED and call('ZRANGEBYSCORE', queue.delays, '-inf', '+inf', 'LIMIT', 0, MOVED - count) or {}
   for _, job in ipairs(delayed) do
     local letter, id = split(job)
-    remove(letter, id, entryAt(queue, letter, id))
+    remove(letter, id, entryAt(queue[letter], id))
     call('ZREM', queue.delays, job)
     queue.delayed = queue.delayed - 1
   end
@@ -911,7 +966,7 @@ end
 -- reply: ["replayed", job string] | ["missing"] | ["taken"]
 handlers['queue.replay'] = function(ctx, key, id)
   local queue = loadQueue(ctx, key)
-  local fields = entryAt({ d = queue.letters }, 'd', id)
+  local fields = entryAt(queue.letters, id)
   if not fields then return MISSING end
   local given = fieldOf(fields, 'i')
   if given and call('HGET', queue.ids, given) then return '["taken"]' end
@@ -963,7 +1018,7 @@ local function dismissWorker(ctx, queue, claim, crashed)
       local pending, counted = pendingOf(stream, MOVED, consumer), {}
       for _, one in ipairs(pending) do
         local id, count = one[1], tonumber(one[4]) + (crashed and CRASH or -1)
-        local fields = crashed and floor(count / CRASH) >= most and entryAt(queue, letter, id)
+        local fields = crashed and floor(count / CRASH) >= most and entryAt(queue[letter], id)
         if fields then
           bury(ctx, queue, letter .. id, fields, 'crashed', count, '')
           removeJob(queue, letter, id)

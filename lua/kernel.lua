@@ -822,18 +822,22 @@ local function dispatch(ctx, keys, requests)
   return replies
 end
 
--- One concatenation: Redis's Lua hashes every string that it makes.
+-- One concatenation: Redis's Lua hashes every string that it makes, and events can be long.
 local function answer(ctx, replies)
   local count = #replies
   if count == 0 then return '["ok",[]]' end
-  replies[1] = '["ok",[' .. replies[1]
-  local events, tail = ctx.events and concat(ctx.events, ','), ']]'
-  if ctx.expects then
-    tail = '],[' .. (events or '') .. '],' .. text(nearest(ctx)) .. ']'
-  elseif events then
-    tail = '],[' .. events .. ']]'
+  local events = ctx.events
+  local tail = ctx.expects and '],' .. text(nearest(ctx)) .. ']' or ']]'
+  if events then
+    local parts = { '["ok",[', concat(replies, ','), '],[', events[1] }
+    for index = 2, #events do
+      parts[#parts + 1], parts[#parts + 2] = ',', events[index]
+    end
+    parts[#parts + 1] = tail
+    return concat(parts)
   end
-  replies[count] = replies[count] .. tail
+  replies[1] = '["ok",[' .. replies[1]
+  replies[count] = replies[count] .. (ctx.expects and '],[' or '') .. tail
   return concat(replies, ',')
 end
 

@@ -266,6 +266,25 @@ layer(TestServer.layer, live)("a queue", (it) => {
         yield* worker.stop
       })))
 
+  it.effect("does not grow with finished jobs, not even behind one that does not end", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ name: "growing" }))
+        const gate = yield* Deferred.make<void>()
+        const length = Effect.map(server.cli("XLEN", `{${namespace}:00}:queue-normal:growing`), Number)
+        const worker = yield* working(queue, (n) => n === 0 ? Deferred.await(gate) : Effect.void, { concurrency: 10 })
+        const [, second] = yield* queue.offerAll(upTo(4000))
+        yield* shows(queue, { completed: 3999, active: 1 })
+        assert.isBelow(yield* length, 1200)
+        // Its entry is still there.
+        assert.isTrue(Option.isNone(yield* queue.status(second!.id)))
+        assert.isFalse(yield* queue.cancel(second!.id))
+        yield* Deferred.succeed(gate, undefined)
+        yield* shows(queue, { completed: 4000, active: 0 })
+        assert.strictEqual(yield* length, 0)
+        yield* worker.stop
+      })))
+
   it.effect("keeps the limits over all processes", () =>
     several(2, (nodes) =>
       Effect.gen(function*() {

@@ -40,7 +40,7 @@ export class Acknowledging implements Request<"queue.done"> {
 
   // Made when it is sent, and the same each time.
   get args(): [id: string, jobs: string, take: number] {
-    return this.#args ??= [this.#worker, this.jobs.join(" "), this.take]
+    return this.#args ??= [this.#worker, parted(this.jobs), this.take]
   }
 
   settle(): void {
@@ -52,4 +52,18 @@ export class Acknowledging implements Request<"queue.done"> {
   }
 
   readonly fail = (error: CoordinatorError): void => this.#settled(this, error)
+}
+
+// Their ids behind the letter of their stream.
+const parted = (jobs: ReadonlyArray<string>): string => {
+  let text = ""
+  let letter = ""
+  for (const job of jobs) {
+    if (job[0] !== letter) {
+      letter = job[0]!
+      text += `${letter} `
+    }
+    text += `${job.slice(1)} `
+  }
+  return text
 }

@@ -33,7 +33,7 @@ export interface Handling<R> {
 const done: Verdict = { tag: "done" }
 
 // So many jobs begin before what the ones before them have come to is sent: then Redis works while this process does.
-const slice = 128
+const slice = 32
 
 const ignore = () => {}
 
