@@ -1,0 +1,383 @@
+/** The queue actor, driven directly with random requests, beside a model: what it hands out, to whom, and how often. */
+import { assert, layer } from "@effect/vitest"
+import { Effect } from "effect"
+import * as fc from "fast-check"
+import { actor, client } from "./support/actor.ts"
+import { freshNamespace, TestServer } from "./support/live.ts"
+
+const live = { excludeTestServices: true, timeout: "120 seconds" } as const
+
+const levels = ["u", "h", "n", "l"] as const
+
+type Step =
+  | {
+    readonly do: "offer"
+    readonly level: number
+    readonly count: number
+    readonly delayed: boolean
+    readonly id: number
+  }
+  | { readonly do: "join" | "leave" | "end" | "repeat" | "stop"; readonly worker: number }
+  | { readonly do: "done" | "finish" | "retry" | "later" | "give" | "bury" | "cancel"; readonly pick: number }
+  | { readonly do: "ring" | "pause" | "resume" | "replay" }
+
+const step = fc.oneof(
+  {
+    weight: 6,
+    arbitrary: fc.record({
+      do: fc.constant("offer" as const),
+      level: fc.integer({ min: 0, max: 3 }),
+      count: fc.integer({ min: 1, max: 4 }),
+      delayed: fc.boolean(),
+      id: fc.integer({ min: 0, max: 4 })
+    })
+  },
+  {
+    weight: 4,
+    arbitrary: fc.record({
+      do: fc.constantFrom(
+        "join" as const,
+        "join" as const,
+        "leave" as const,
+        "end" as const,
+        "repeat" as const,
+        "stop" as const
+      ),
+      worker: fc.integer({ min: 0, max: 2 })
+    })
+  },
+  {
+    weight: 9,
+    arbitrary: fc.record({
+      do: fc.constantFrom(
+        "done" as const,
+        "done" as const,
+        "finish" as const,
+        "retry" as const,
+        "later" as const,
+        "give" as const,
+        "bury" as const,
+        "cancel" as const
+      ),
+      pick: fc.nat(100)
+    })
+  },
+  {
+    weight: 2,
+    arbitrary: fc.record({
+      do: fc.constantFrom("ring" as const, "pause" as const, "resume" as const, "replay" as const)
+    })
+  }
+)
+
+interface Job {
+  readonly value: number
+  readonly given: string
+  readonly level: number
+  attempts: number
+  crashes: number
+  state: "waiting" | "delayed" | "active" | "dead" | "gone"
+  worker: number
+  token: number
+}
+
+const credit = 2
+const mostCrashes = 2
+
+layer(TestServer.layer, live)("the queue actor", (it) => {
+  for (const limit of [0, 2]) {
+    it.effect(`hands every job out until it is done, ${limit === 0 ? "without a limit" : "two at a time"}`, () =>
+      Effect.gen(function*() {
+        const redis = yield* client(yield* TestServer)
+        yield* Effect.promise(() =>
+          fc.assert(
+            fc.asyncProperty(fc.array(step, { minLength: 5, maxLength: 60 }), (steps) =>
+              run(actor(redis, freshNamespace(), "queue:q"), steps, limit)),
+            { numRuns: 150, endOnFailure: false }
+          )
+        )
+      }))
+  }
+})
+
+const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, limit: number) => {
+  const jobs = new Map<string, Job>()
+  const tokens = new Set<number>()
+  const known = new Map<string, string>()
+  const sessions = [0, 0, 0]
+  const joined = [false, false, false]
+  const stopped = [false, false, false]
+  const owed = [0, 0, 0]
+  const read = new Map<string, number>()
+  const counted = [0, 0, 0]
+  let [number, values, paused, completed] = [0, 0, false, 0]
+  const nameOf = (worker: number) => `s${worker}x${sessions[worker]}`
+  await queue.open("producer")
+  await queue.send("producer", "queue.join", ["p", "1", limit, 0, 0, 60_000, 1000, 0, mostCrashes])
+  for (const worker of [0, 1, 2]) await queue.open(nameOf(worker))
+
+  const held = (worker?: number) =>
+    [...jobs].filter(([, job]) => job.state === "active" && (worker === undefined || job.worker === worker))
+
+  const fence = (job: Job, token: number) => {
+    assert.isAbove(token, job.token)
+    assert.isFalse(tokens.has(token))
+    tokens.add(token)
+    job.token = token
+  }
+  const begin = (
+    worker: number,
+    deliveries: ReadonlyArray<[string, number, number, ...Array<string>]>,
+    token: number
+  ) => {
+    for (const [at, [id, count, value, ...more]] of deliveries.entries()) {
+      const job = jobs.get(id)
+      assert.isDefined(job, `${id} was never offered`)
+      assert.include(["waiting", "delayed"], job!.state, `${id} was handed out`)
+      assert.strictEqual(value, job!.value)
+      assert.deepStrictEqual(more, job!.given === "" ? [] : ["i", job!.given])
+      job!.attempts++
+      assert.strictEqual(count, job!.attempts + 65_536 * job!.crashes)
+      fence(job!, token + at)
+      job!.state = "active"
+      job!.worker = worker
+    }
+  }
+  const take = async () => {
+    for (const worker of [0, 1, 2]) {
+      const name = nameOf(worker)
+      const events = await queue.mail(name)
+      for (const event of events.slice(read.get(name) ?? 0)) {
+        if (event[0] !== "changed" || event[2] !== "deliver") continue
+        assert.strictEqual(event[3], ++counted[worker]!)
+        assert.isFalse(paused, "handed out while it is paused")
+        begin(worker, event[5], event[4])
+      }
+      read.set(name, events.length)
+      assert.isAtMost(held(worker).length + owed[worker]!, credit)
+    }
+    if (limit > 0) assert.isAtMost(held().length, limit)
+  }
+  // What its workers are given up counts as `crashed` says.
+  const drop = (worker: number, crashed: boolean) => {
+    for (const [, job] of held(worker)) {
+      job.state = "waiting"
+      if (!crashed) job.attempts--
+      else if (++job.crashes >= mostCrashes) bury(job)
+    }
+    joined[worker] = stopped[worker] = false
+    owed[worker] = 0
+  }
+  const bury = (job: Job) => {
+    job.state = "dead"
+  }
+  const gone = (job: Job) => {
+    job.state = "gone"
+  }
+  const settle = async (pick: number, what: Step["do"]) => {
+    const all = held()
+    const found = all[pick % Math.max(1, all.length)]
+    if (found === undefined) return
+    const [id, job] = found
+    const name = nameOf(job.worker)
+    // A slot that it does not take again is owed to nobody.
+    const more = stopped[job.worker] ? 0 : 1
+    if (more === 0) owed[job.worker]!++
+    switch (what) {
+      case "done":
+      case "finish":
+        gone(job)
+        completed++
+        if (job.given !== "") await queue.send(name, "queue.finish", ["w", id, job.given, more])
+        else await queue.send(name, "queue.done", ["w", `${id[0]} ${id.slice(1)}`, more])
+        return
+      case "retry":
+      case "later":
+        job.state = what === "later" ? "delayed" : "waiting"
+        assert.deepStrictEqual(
+          await queue.send(name, "queue.retry", ["w", id, what === "later" ? 1 : 0, "1", more]),
+          ["returned"]
+        )
+        return
+      case "give":
+        job.state = "waiting"
+        job.attempts--
+        await queue.send(name, "queue.retry", ["w", id, 0, "", more])
+        return
+      case "bury":
+        bury(job)
+        await queue.send(name, "queue.bury", ["w", id, "failed", "no", more])
+    }
+  }
+  const join = async (worker: number) => {
+    const name = nameOf(worker)
+    const [tag, sent, token, open] = await queue.send(name, "queue.work", ["w", credit])
+    assert.strictEqual(tag, "joined")
+    if (!joined[worker]) counted[worker] = 0
+    assert.strictEqual(sent, counted[worker])
+    assert.sameMembers((open as Array<[string]>).map(([id]) => id), held(worker).map(([id]) => id))
+    for (const [at, [id, count]] of (open as Array<[string, number]>).entries()) {
+      fence(jobs.get(id)!, (token as number) + at)
+      assert.strictEqual(count, jobs.get(id)!.attempts + 65_536 * jobs.get(id)!.crashes)
+    }
+    joined[worker] = true
+  }
+  const offer = async ({ count, delayed, id, level }: Extract<Step, { do: "offer" }>) => {
+    const given = id === 0 ? "" : `id ${id}`
+    const bodies = Array.from({ length: count }, () => String(++values))
+    const more = `${level === 2 ? "" : levels[level]}${delayed ? "d1" : ""}${given === "" ? "" : `i${given.length}`}`
+    const text = bodies.map((body) => body + given).join("")
+    const shapes = bodies.map((body) => `${body.length}${more}`).join(" ")
+    const answer = await queue.send("producer", "queue.offer", [text, shapes, "node", ++number])
+    const [tag, stamp, first, duplicates] = answer as [string, number, number, Array<[number, string]>]
+    assert.strictEqual(tag, "offered")
+    let next = first
+    for (const [place, body] of bodies.entries()) {
+      const duplicate = duplicates.find(([at]) => at === place)
+      const letter = delayed ? levels[level]!.toUpperCase() : levels[level]!
+      const former = given === "" ? undefined : known.get(given)
+      if (former !== undefined) {
+        assert.deepStrictEqual(duplicate, [place, former])
+        continue
+      }
+      assert.isUndefined(duplicate)
+      const own = `${letter}${stamp}-${next++}`
+      if (given !== "") known.set(given, own)
+      jobs.set(own, {
+        value: Number(body),
+        given,
+        level,
+        attempts: 0,
+        crashes: 0,
+        state: delayed ? "delayed" : "waiting",
+        worker: -1,
+        token: 0
+      })
+    }
+    // The same offer again is answered as before, and changes nothing.
+    assert.deepStrictEqual(await queue.send("producer", "queue.offer", [text, shapes, "node", number]), answer)
+  }
+  const check = async () => {
+    const [, ready, delayed, active, dead, , isPaused, done] = await queue.look("queue.state", [])
+    const all = [...jobs.values()]
+    const count = (state: Job["state"]) => all.filter((job) => job.state === state).length
+    assert.strictEqual(active, count("active"))
+    assert.strictEqual(dead, count("dead"))
+    assert.strictEqual(isPaused, paused)
+    assert.strictEqual(done, completed)
+    // A delay may be over in Redis already.
+    const waiting = (ready as Array<number>).reduce((total, some) => total + Number(some), 0)
+    assert.strictEqual(waiting + delayed, count("waiting") + count("delayed"))
+    for (const [id, job] of jobs) {
+      const [tag, state, attempts] = await queue.look("queue.status", [id])
+      if (job.state === "gone" || job.state === "dead") assert.strictEqual(tag, "missing", id)
+      else if (job.state === "active") assert.deepStrictEqual([state, attempts], ["active", job.attempts])
+      else assert.include(["waiting", "delayed"], state)
+    }
+  }
+
+  for (const next of steps) {
+    switch (next.do) {
+      case "offer":
+        await offer(next)
+        break
+      case "join":
+      case "repeat":
+        if (next.do === "join" || joined[next.worker]) await join(next.worker)
+        break
+      case "leave":
+        if (!joined[next.worker]) break
+        await queue.send(nameOf(next.worker), "session.leave", ["w"])
+        drop(next.worker, false)
+        break
+      case "stop":
+        if (!joined[next.worker] || stopped[next.worker]) break
+        await queue.send(nameOf(next.worker), "queue.credit", ["w", 0, "1"])
+        await take()
+        stopped[next.worker] = true
+        owed[next.worker] = credit - held(next.worker).length
+        break
+      case "end":
+        await queue.end(nameOf(next.worker))
+        await queue.reap(nameOf(next.worker))
+        drop(next.worker, true)
+        sessions[next.worker]!++
+        await queue.open(nameOf(next.worker))
+        break
+      case "cancel": {
+        const all = [...jobs].filter(([, { state }]) => state !== "dead" && state !== "gone")
+        const found = all[next.pick % Math.max(1, all.length)]
+        if (found === undefined) break
+        const [id, job] = found
+        const answer = await queue.send("producer", "queue.cancel", [job.given === "" ? id : job.given])
+        assert.deepStrictEqual(answer, ["cancelled", job.state === "active"])
+        // Its worker takes another one.
+        if (job.state === "active" && !stopped[job.worker]) {
+          gone(job)
+          await queue.send(nameOf(job.worker), "queue.done", ["w", "", 1])
+        } else if (job.state === "active") {
+          owed[job.worker]!++
+        }
+        gone(job)
+        assert.deepStrictEqual(await queue.send("producer", "queue.cancel", [id]), ["missing"])
+        break
+      }
+      case "ring":
+        await queue.ring()
+        break
+      case "pause":
+      case "resume":
+        await queue.send("producer", "queue.pause", [next.do === "pause" ? "1" : ""])
+        paused = next.do === "pause"
+        break
+      case "replay": {
+        const [, letters] = await queue.look("queue.letters", ["", 100])
+        const tuples = letters as Array<[string, string, string, string, string, string, string]>
+        assert.sameMembers(
+          tuples.map(([, job]) => job),
+          [...jobs].filter(([, { state }]) => state === "dead").map(([id]) => id)
+        )
+        for (const [letter, former, reason, attempts, crashes, , body] of tuples) {
+          const job = jobs.get(former)!
+          assert.deepStrictEqual(
+            [reason, Number(attempts), Number(crashes), Number(body)],
+            [job.crashes >= mostCrashes ? "crashed" : "failed", job.attempts, job.crashes, job.value]
+          )
+          const [tag, id] = await queue.send("producer", "queue.replay", [letter])
+          assert.strictEqual(tag, "replayed")
+          gone(job)
+          jobs.set(id as string, { ...job, attempts: 0, crashes: 0, state: "waiting", worker: -1 })
+          if (job.given !== "") known.set(job.given, id as string)
+        }
+        break
+      }
+      default:
+        await settle(next.pick, next.do)
+    }
+    await take()
+    await check()
+  }
+  // Whatever has happened, a worker that goes on gets the rest.
+  await queue.send("producer", "queue.pause", [""])
+  paused = false
+  await take()
+  for (const worker of [1, 2]) {
+    if (joined[worker]) await queue.send(nameOf(worker), "session.leave", ["w"])
+    drop(worker, false)
+    await take()
+  }
+  if (stopped[0]) {
+    await queue.send(nameOf(0), "session.leave", ["w"])
+    drop(0, false)
+  }
+  await join(0)
+  await take()
+  const open = () => [...jobs.values()].filter(({ state }) => state !== "dead" && state !== "gone").length
+  for (let idle = 0; open() > 0; idle++) {
+    assert.isBelow(idle, 1000, `${open()} jobs were not handed out`)
+    if (held().length === 0) await queue.ring()
+    else await settle(0, "done")
+    await take()
+  }
+  await check()
+}
