@@ -345,6 +345,7 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
           )
           const [tag, id] = await queue.send("producer", "queue.replay", [letter])
           assert.strictEqual(tag, "replayed")
+          assert.strictEqual((id as string)[0], levels[job.level])
           gone(job)
           jobs.set(id as string, { ...job, attempts: 0, crashes: 0, state: "waiting", worker: -1 })
           if (job.given !== "") known.set(job.given, id as string)

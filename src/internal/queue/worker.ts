@@ -146,6 +146,8 @@ export class Worker<R> {
     if (exit !== undefined) return this.#ended(task, exit)
     task.fiber = fiber
     fiber.addObserver((exit) => this.#ended(task, exit))
+    // It was lost or cancelled in its first steps.
+    if (task.over) fiber.interruptUnsafe()
   }
 
   #cancel(key: string): void {

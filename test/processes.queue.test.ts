@@ -1,0 +1,220 @@
+/** A queue over several OS processes: killed, paused and stopped at work, and killed while they offer. */
+import { assert, layer } from "@effect/vitest"
+import { Effect, Schema, type Scope } from "effect"
+import { Queue } from "../src/index.ts"
+import { spawn } from "../src/testing/Process.ts"
+import type { Argument, Event } from "./programs/worker.ts"
+import { eventually } from "./support/eventually.ts"
+import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
+import { deadForgotten, on } from "./support/several.ts"
+
+const lease = 1500
+const timing = { lease: `${lease} millis`, margin: "400 millis" } as const
+
+type Work = Extract<Event, { readonly token: number }>
+type Process = Effect.Success<ReturnType<typeof spawn<Event>>>
+type Start = (options: Pick<Argument, "millis" | "offers" | "from">) => Effect.Effect<Process, never, Scope.Scope>
+
+const work = (processes: ReadonlyArray<Process>): ReadonlyArray<Work> =>
+  processes.flatMap(({ received }) => received.filter((event): event is Work => "token" in event))
+
+/** By job, in the order in which its attempts were granted. */
+const byJob = (events: ReadonlyArray<Work>) => {
+  const jobs = new Map<number, Array<Work>>()
+  for (const event of events) jobs.set(event.value, [...jobs.get(event.value) ?? [], event])
+  for (const [value, found] of jobs) jobs.set(value, found.toSorted((x, y) => x.token - y.token || x.at - y.at))
+  return jobs
+}
+
+const scenario = <A, E, R>(
+  self: (queue: Queue.Queue<number>, start: Start) => Effect.Effect<A, E, R>
+) =>
+  Effect.gen(function*() {
+    const server = yield* TestServer
+    const namespace = freshNamespace()
+    yield* Effect.scoped(Effect.gen(function*() {
+      const here = yield* node(server.url, { namespace, ...timing })
+      yield* Effect.scoped(Effect.gen(function*() {
+        const queue = yield* on(
+          here,
+          Queue.make({ name: "shared", payload: Schema.Number, dedupe: "10 seconds", letters: { crashes: 1000 } })
+        )
+        yield* self(queue, (options) =>
+          spawn<Event>(new URL("./programs/worker.ts", import.meta.url), {
+            argument: { url: server.url, namespace, ...timing, ...options } satisfies Argument
+          }))
+        assert.deepStrictEqual(
+          yield* Effect.map(queue.state, ({ active, dead, delayed, waiting }) => ({ active, dead, delayed, waiting })),
+          { active: 0, dead: 0, delayed: 0, waiting: 0 }
+        )
+      }))
+      yield* deadForgotten(here, namespace, server)
+    }))
+    // Ids are known for their window.
+    yield* server.cli(
+      "EVAL",
+      "for _, key in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('DEL', key) end",
+      0,
+      `{${namespace}:*}:queue*`
+    )
+    yield* assertEmpty(server, namespace)
+  })
+
+const workers = (queue: Queue.Queue<number>, start: Start, count: number, millis: number) =>
+  Effect.gen(function*() {
+    const started = yield* Effect.all(Array.from({ length: count }, () => start({ millis })), {
+      concurrency: "unbounded"
+    })
+    yield* Effect.forEach(started, (one) => one.waitFor(({ event }) => event === "ready"))
+    yield* eventually(Effect.map(queue.state, (state) => assert.strictEqual(state.workers, count)))
+    return started
+  })
+
+const begun = ({ event }: Event) => event === "begun"
+
+layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a queue of processes", (it) => {
+  it.effect("gives the jobs of a killed process to others when its lease ends, and counts that", () =>
+    scenario((queue, start) =>
+      Effect.gen(function*() {
+        const all = yield* workers(queue, start, 3, 20)
+        const killed = all[0]!
+        const count = 500
+        yield* queue.offerAll(Array.from({ length: count }, (_, n) => n))
+        yield* killed.waitFor(begun)
+        yield* killed.kill9
+        const killedAt = Date.now()
+        yield* killed.exit
+        yield* eventually(Effect.map(queue.state, ({ completed }) => assert.isAtLeast(completed, count)), {
+          timeout: "20 seconds"
+        })
+        const jobs = byJob(work(all))
+        assert.strictEqual(jobs.size, count)
+        const again = [...jobs.values()].filter((events) => events.some(({ crashes }) => crashes > 0))
+        assert.isAbove(again.length, 0)
+        for (const events of jobs.values()) {
+          const attempts = events.filter(({ event }) => event === "begun").map((
+            { attempt, crashes }
+          ) => [attempt, crashes])
+          assert.include(
+            [JSON.stringify([[1, 0]]), JSON.stringify([[1, 0], [2, 1]]), JSON.stringify([[2, 1]])],
+            JSON.stringify(attempts)
+          )
+        }
+        const first = Math.min(...again.map((events) => events.find(({ crashes }) => crashes > 0)!.at))
+        assert.isAtMost(first - killedAt, lease + 150)
+        yield* Effect.forEach(all.slice(1), (one) => one.signal("SIGKILL"))
+        yield* Effect.forEach(all, (one) => one.exit)
+      })
+    ))
+
+  it.effect("interrupts the jobs of a paused process before it does more, and no job runs in two places", () =>
+    scenario((queue, start) =>
+      Effect.gen(function*() {
+        const all = yield* workers(queue, start, 3, 300)
+        const paused = all[0]!
+        const count = 60
+        yield* queue.offerAll(Array.from({ length: count }, (_, n) => n))
+        yield* paused.waitFor(begun)
+        yield* paused.sigstop
+        const others = all.slice(1)
+        yield* eventually(Effect.sync(() => assert.isTrue(work(others).some(({ crashes }) => crashes > 0))))
+        yield* paused.sigcont
+        yield* paused.waitFor(({ event }) => event === "interrupted")
+        yield* eventually(Effect.map(queue.state, ({ completed }) => assert.isAtLeast(completed, count)), {
+          timeout: "20 seconds"
+        })
+        for (const [value, events] of byJob(work(all))) {
+          const dones = events.filter(({ event }) => event === "done")
+          assert.strictEqual(dones.length, 1, `job ${value} was done ${dones.length} times`)
+          // With the token of the last attempt.
+          assert.strictEqual(dones[0]!.token, Math.max(...events.map(({ token }) => token)))
+        }
+        yield* Effect.forEach(all, (one) => one.signal("SIGTERM"))
+        yield* Effect.forEach(all, (one) => one.exit)
+      })
+    ))
+
+  it.effect("gets jobs back at once from a process that stops, which is no attempt", () =>
+    scenario((queue, start) =>
+      Effect.gen(function*() {
+        const all = yield* workers(queue, start, 2, 300)
+        const count = 40
+        yield* queue.offerAll(Array.from({ length: count }, (_, n) => n))
+        yield* all[0]!.waitFor(begun)
+        yield* all[0]!.signal("SIGTERM")
+        assert.strictEqual((yield* all[0]!.exit).code, 0)
+        yield* eventually(Effect.map(queue.state, ({ completed }) => assert.strictEqual(completed, count)))
+        const jobs = byJob(work(all))
+        assert.isTrue([...jobs.values()].some((events) => events.some(({ event }) => event === "interrupted")))
+        for (const events of jobs.values()) for (const { attempt } of events) assert.strictEqual(attempt, 1)
+        yield* all[1]!.signal("SIGTERM")
+        yield* all[1]!.exit
+      })
+    ))
+
+  it.effect("loses no job while workers and producers are killed and paused at random", () =>
+    scenario((queue, start) =>
+      Effect.gen(function*() {
+        const each = 1500
+        const producers = yield* Effect.all(
+          [0, 1].map((at) => start({ offers: each, from: at * each })),
+          { concurrency: "unbounded" }
+        )
+        const all = [...yield* workers(queue, start, 3, 10)]
+        const alive = [...all]
+        const seed = Math.floor(Math.random() * 2 ** 31)
+        let state = seed
+        const random = (below: number) => {
+          state = (Math.imul(state, 1_103_515_245) + 12_345) & 0x7fffffff
+          return Math.floor(state / 0x7fffffff * below) % below
+        }
+        yield* Effect.gen(function*() {
+          for (let round = 0; round < 4; round++) {
+            const at = random(alive.length)
+            const victim = alive[at]!
+            const seen = victim.received.length
+            yield* eventually(
+              Effect.sync(() => assert.isAbove(victim.received.length, seen)),
+              { message: "it works" }
+            )
+            if (random(2) === 0) {
+              yield* victim.kill9
+              const next = yield* start({ millis: 10 })
+              all.push(next)
+              alive[at] = next
+            } else {
+              yield* victim.sigstop
+              const others = alive.filter((one) => one !== victim)
+              const before = work(others).length
+              yield* eventually(Effect.sync(() => assert.isAbove(work(others).length, before + 30)))
+              yield* victim.sigcont
+            }
+            if (round === 1) yield* producers[0]!.kill9
+          }
+          // What a producer was confirmed, and what may have been stored before it was killed.
+          const offered = producers.flatMap(({ received }) =>
+            received.flatMap((event) => event.event === "offered" ? [event.value] : [])
+          )
+          yield* producers[1]!.waitFor((event) => event.event === "offered" && event.value === 2 * each - 1)
+          yield* eventually(
+            Effect.gen(function*() {
+              const done = new Set(work(all).flatMap(({ event, value }) => event === "done" ? [value] : []))
+              for (const value of offered) assert.isTrue(done.has(value), `job ${value}`)
+              for (let value = each; value < 2 * each; value++) assert.isTrue(done.has(value), `job ${value}`)
+              const { active, delayed, waiting } = yield* queue.state
+              assert.deepStrictEqual([active, delayed, waiting], [0, 0, 0])
+            }),
+            { timeout: "30 seconds" }
+          )
+          for (const [value, events] of byJob(work(all))) {
+            // No attempt begins before the one before it is over or lost, and none is counted twice.
+            const attempts = events.filter(({ event }) => event === "begun").map(({ attempt }) => attempt)
+            assert.deepStrictEqual(attempts, attempts.toSorted((x, y) => x - y), `job ${value}`)
+            assert.strictEqual(new Set(attempts).size, attempts.length, `job ${value}: ${attempts}`)
+          }
+        }).pipe(Effect.tapCause((cause) => Effect.logError(`seed ${seed}`, cause)))
+        yield* Effect.forEach([...all, ...producers], (one) => one.signal("SIGKILL"))
+        yield* Effect.forEach([...all, ...producers], (one) => one.exit)
+      })
+    ))
+})

@@ -1,0 +1,69 @@
+/** Another process of the tests, that works on a queue, or offers jobs to it. */
+import { Effect, Layer, Schedule, Schema } from "effect"
+import { Coordinator, Queue, Redis } from "../../src/index.ts"
+import { argument, emit } from "../../src/testing/Program.ts"
+
+export interface Argument {
+  readonly url: string
+  readonly namespace: string
+  readonly lease: string
+  readonly margin: string
+  /** How long it works on a job; or else how many jobs it offers, beginning with which. */
+  readonly millis?: number
+  readonly offers?: number
+  readonly from?: number
+}
+
+export type Event =
+  | { readonly event: "ready" }
+  | { readonly event: "offered"; readonly value: number }
+  | {
+    readonly event: "begun" | "done" | "interrupted"
+    readonly value: number
+    readonly attempt: number
+    readonly crashes: number
+    readonly token: number
+    readonly at: number
+  }
+
+const { from = 0, lease, margin, millis = 0, namespace, offers, url } = argument() as Argument
+
+const again = Effect.retry(Schedule.spaced("100 millis"))
+
+const program = Effect.gen(function*() {
+  const queue = yield* again(Queue.make({ name: "shared", payload: Schema.Number, letters: { crashes: 1000 } }))
+  if (offers !== undefined) {
+    emit({ event: "ready" } satisfies Event)
+    for (let value = from; value < from + offers; value++) {
+      yield* again(queue.offer(value, { id: `job ${value}` }))
+      emit({ event: "offered", value } satisfies Event)
+      yield* Effect.sleep(1)
+    }
+    return yield* Effect.never
+  }
+  const working = queue.run((value) =>
+    Effect.gen(function*() {
+      const { attempt, crashes, token } = yield* Queue.Job
+      const say = (event: "begun" | "done" | "interrupted") =>
+        emit({ event, value, attempt, crashes, token, at: Date.now() } satisfies Event)
+      say("begun")
+      yield* Effect.onInterrupt(Effect.sleep(millis), () => Effect.sync(() => say("interrupted")))
+      say("done")
+    }), { concurrency: 8 })
+  yield* Effect.forkChild(again(working))
+  emit({ event: "ready" } satisfies Event)
+  return yield* Effect.never
+}).pipe(
+  Effect.scoped,
+  Effect.provide(
+    Coordinator.layer({ namespace, lease: lease as "1 second", margin: margin as "1 second" }).pipe(
+      Layer.provideMerge(Redis.layer({ url }))
+    )
+  )
+)
+
+const fiber = Effect.runFork(program as Effect.Effect<never>)
+process.on("SIGTERM", () => {
+  fiber.addObserver(() => process.exit(0))
+  fiber.interruptUnsafe()
+})
