@@ -410,7 +410,7 @@ class QueueImpl<in out A> implements Queue<A> {
         Effect.scoped(Effect.gen({ self: this }, function*() {
           const closed = yield* Deferred.make<never, QueueError>()
           const worker = new Worker(this.#place, concurrency, context, handling)
-          yield* worker.join(
+          yield* worker.work(
             () => Deferred.doneUnsafe(closed, Effect.fail(fail(new CoordinatorClosed({ namespace })))),
             fail
           )

@@ -467,6 +467,27 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* worker.stop
       })))
 
+  it.effect("keeps its slot until its handler has ended, also when its session is lost", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const gate = yield* Deferred.make<void>()
+        const worker = yield* working(queue, () =>
+          Effect.flatMap(Queue.Job, ({ crashes }) =>
+            crashes === 0
+              ? Effect.onInterrupt(Effect.never, () => Deferred.await(gate))
+              : Effect.void))
+        yield* queue.offer(1)
+        yield* begins(worker, [1])
+        yield* lose(a!, namespace, server)
+        yield* shows(queue, { workers: 1, active: 0, waiting: 1 })
+        assert.deepStrictEqual(worker.begun, [1])
+        yield* Deferred.succeed(gate, undefined)
+        yield* begins(worker, [1, 1])
+        yield* shows(queue, { completed: 1 })
+        yield* worker.stop
+      })))
+
   it.effect("becomes a dead letter when too many of its workers have died", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {

@@ -42,13 +42,13 @@ const program = Effect.gen(function*() {
     return yield* Effect.never
   }
   const working = queue.run((value) =>
-    Effect.gen(function*() {
-      const { attempt, crashes, token } = yield* Queue.Job
+    Effect.flatMap(Queue.Job, ({ attempt, crashes, token }) => {
       const say = (event: "begun" | "done" | "interrupted") =>
-        emit({ event, value, attempt, crashes, token, at: Date.now() } satisfies Event)
-      say("begun")
-      yield* Effect.onInterrupt(Effect.sleep(millis), () => Effect.sync(() => say("interrupted")))
-      say("done")
+        Effect.sync(() => emit({ event, value, attempt, crashes, token, at: Date.now() } satisfies Event))
+      return Effect.onInterrupt(
+        Effect.andThen(say("begun"), Effect.andThen(Effect.sleep(millis), say("done"))),
+        () => say("interrupted")
+      )
     }), { concurrency: 8 })
   yield* Effect.forkChild(again(working))
   emit({ event: "ready" } satisfies Event)

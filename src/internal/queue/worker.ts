@@ -1,19 +1,15 @@
-/**
- * A worker: the actor hands it as many jobs as it has credit for. What it has not acknowledged goes to other workers when its
- * session ends, so a lost session interrupts its handlers. Plain callbacks: this is the hot path.
- */
+/** A worker: the actor hands it as many jobs as it has credit for. Plain callbacks: this is the hot path. */
 
 import * as Context from "effect/Context"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
+import type * as Scope from "effect/Scope"
 import type { CoordinatorError, CoordinatorReason } from "../actor/errors.ts"
-import type { Requests } from "../actor/lua.ts"
 import type { Session } from "../actor/session.ts"
-import { join } from "../hold/acquire.ts"
 import { guarded } from "../hold/guard.ts"
 import type { WaitTimeout } from "../hold/loss.ts"
-import type { Membership } from "../hold/membership.ts"
 import type { Place } from "../hold/place.ts"
+import { Member } from "../work/member.ts"
 import { Acknowledging } from "./acknowledging.ts"
 import { Job, type Raw, Task } from "./job.ts"
 
@@ -37,20 +33,17 @@ const slice = 32
 
 const ignore = () => {}
 
-export class Worker<R> {
-  readonly #place: Place
+export class Worker<R> extends Member {
   readonly #handling: Handling<R>
   readonly #context: Context.Context<R>
   readonly #concurrency: number
   readonly #working = new Map<string, Task>()
   // Handlers that have not ended, whether their jobs are still theirs or not.
   #running = 0
-  #membership: Membership | undefined = undefined
-  // What came before the membership was known here.
-  #early: Array<() => void> = []
-  #session: Session | undefined = undefined
   // The session in which the actor was told how many jobs it takes.
   #asked: Session | undefined = undefined
+  // Slots that have become free since then, and before the answer.
+  #owed = 0
   #stopping = false
   // The number of deliveries that the last answer included: a delivery among these that comes later is old.
   #counted = 0
@@ -63,46 +56,31 @@ export class Worker<R> {
   #idle: () => void = ignore
 
   constructor(place: Place, concurrency: number, context: Context.Context<R>, handling: Handling<R>) {
-    this.#place = place
+    super(place)
     this.#concurrency = concurrency
     this.#context = context
     this.#handling = handling
   }
 
   /** Works for as long as the scope is open. */
-  join<E>(closed: () => void, fail: (error: CoordinatorReason | WaitTimeout) => E) {
-    const { partition } = this.#place
-    const watching = Effect.acquireRelease(Effect.sync(() => partition.watch()), (end) => Effect.sync(end))
-    const joined = join(this.#place, {
-      verb: "queue.work",
-      args: () => {
-        this.#asked = this.#place.channel.session
-        return [this.#stopping ? 0 : Math.max(0, this.#concurrency - this.#running)]
-      },
-      observer: {
-        observe: (change) => this.#observe(change),
-        lost: () => this.#lose(),
-        closed: () => {
-          this.#lose()
-          closed()
-        }
-      },
-      fail
-    })
-    return Effect.andThen(
-      watching,
-      Effect.map(joined, ([membership]) => {
-        this.#membership = membership
-        for (const begin of this.#early.splice(0)) begin()
-      })
-    )
+  work<E>(
+    closed: () => void,
+    fail: (error: CoordinatorReason | WaitTimeout) => E
+  ): Effect.Effect<void, E, Scope.Scope> {
+    const args = () => {
+      const { session } = this.place.channel
+      if (this.#asked !== session) this.#owed = 0
+      this.#asked = session
+      return [this.#stopping ? 0 : Math.max(0, this.#concurrency - this.#running)]
+    }
+    return Effect.asVoid(this.join({ verb: "queue.work", args, closed, fail }))
   }
 
   // -------------------------------------------------------------------------------------------------------------------
   // Jobs that come
   // -------------------------------------------------------------------------------------------------------------------
 
-  #observe(change: ReadonlyArray<unknown>): void {
+  protected take(change: ReadonlyArray<unknown>): void {
     if (change[0] === "deliver") {
       const [, sent, token, jobs] = change as readonly [string, number, number, ReadonlyArray<Raw>]
       if (sent > this.#counted) this.#beginAll(jobs, token, 0)
@@ -110,8 +88,8 @@ export class Worker<R> {
       this.#cancel(String(change[1]))
     } else {
       const [sent, token, jobs] = change as readonly [number, number, ReadonlyArray<Raw>]
-      this.#session = this.#place.channel.session
       this.#counted = sent
+      for (; this.#owed > 0; this.#owed--) this.#send(undefined)
       const told = new Set(this.#told)
       for (const { jobs } of this.#unanswered) for (const job of jobs) told.add(job)
       for (const [at, raw] of jobs.entries()) {
@@ -121,25 +99,24 @@ export class Worker<R> {
   }
 
   #beginAll(jobs: ReadonlyArray<Raw>, token: number, from: number): void {
-    if (this.#membership === undefined) return void this.#early.push(() => this.#beginAll(jobs, token, from))
-    const session = this.#session
+    const { session } = this
     const to = Math.min(jobs.length, from + slice)
     for (let at = from; at < to; at++) this.#begin(jobs[at]!, token + at)
     if (to === jobs.length) return
-    this.#place.space.kernel.io.defer(() => {
-      if (session === this.#session) this.#beginAll(jobs, token, to)
+    this.place.space.kernel.io.defer(() => {
+      if (session === this.session) this.#beginAll(jobs, token, to)
     })
   }
 
   #begin(raw: Raw, token: number): void {
-    const session = this.#session
+    const session = this.trusted
     // A job that comes while the worker stops goes back as it leaves.
-    if (session === undefined || session.lost !== undefined || this.#stopping) return
+    if (session === undefined || this.#stopping) return
     if (this.#cancelled.size > 0 && this.#cancelled.delete(raw[0])) return this.#send(undefined)
-    const task = new Task(this.#place.name, raw, token)
+    const task = new Task(this.place.name, raw, token)
     this.#working.set(task.key, task)
     this.#running++
-    this.#place.space.kernel.hooks.metrics.delivered(task.attempt)
+    this.place.space.kernel.hooks.metrics.delivered(task.attempt)
     const context = Context.add(guarded(this.#context, session) as Context.Context<R>, Job, task)
     const fiber = Effect.runForkWith(context)(this.#handling.attempt(task))
     const exit = fiber.pollUnsafe()
@@ -162,8 +139,7 @@ export class Worker<R> {
     task.fiber?.interruptUnsafe()
   }
 
-  #lose(): void {
-    this.#session = undefined
+  protected lose(): void {
     this.#cancelled.clear()
     this.#told.clear()
     for (const task of [...this.#working.values()]) this.#abandon(task)
@@ -189,9 +165,10 @@ export class Worker<R> {
     if (!task.over) {
       this.#working.delete(task.key)
       this.#conclude(task, verdict)
-    } else if (this.#asked === this.#place.channel.session) {
+    } else if (this.#asked === this.place.channel.session) {
       // The slot of a job that was taken away.
-      this.#send(undefined)
+      if (this.session === undefined) this.#owed++
+      else this.#send(undefined)
     }
     if (this.#running === 0) this.#idle()
   }
@@ -202,28 +179,33 @@ export class Worker<R> {
 
   #conclude(task: Task, verdict: Verdict): void {
     const { given, key } = task
-    const id = () => this.#membership!.id
     switch (verdict.tag) {
       case "done":
         return given === undefined
           ? this.#send(key)
-          : this.#tell("queue.finish", key, () => [id(), key, given, this.#take])
+          : this.#tell(key, (told) => this.tell("queue.finish", [this.id, key, given, this.#take], told))
       case "retry":
-        return this.#tell("queue.retry", key, () => [id(), key, verdict.delay, true, this.#take])
+        return this.#tell(
+          key,
+          (told) => this.tell("queue.retry", [this.id, key, verdict.delay, true, this.#take], told)
+        )
       case "bury":
-        this.#place.space.kernel.hooks.metrics.buried()
-        return this.#tell("queue.bury", key, () => [id(), key, verdict.reason, verdict.message, this.#take])
+        this.place.space.kernel.hooks.metrics.buried()
+        return this.#tell(
+          key,
+          (told) => this.tell("queue.bury", [this.id, key, verdict.reason, verdict.message, this.#take], told)
+        )
     }
   }
 
   // Acknowledges a job, or only takes another one.
   #send(job: string | undefined): void {
-    const { channel, key } = this.#place
-    const session = channel.session
-    if (session === undefined || this.#membership === undefined) return
+    const session = this.trusted
+    if (session === undefined) return
+    const { channel, key } = this.place
     let last = this.#last
     if (last === undefined || !last.open || last.session !== session) {
-      last = this.#last = new Acknowledging(key, this.#membership.id, session, this.#acknowledged)
+      last = this.#last = new Acknowledging(key, this.id, session, this.#acknowledged)
       this.#unanswered.add(last)
       channel.outbox.request(last)
     }
@@ -232,43 +214,15 @@ export class Worker<R> {
   }
 
   readonly #acknowledged = (request: Acknowledging, error: CoordinatorError | undefined): void => {
-    const { channel, space: { kernel } } = this.#place
-    if (error === undefined || error.reason._tag === "ActorDefect" || kernel.isClosing()) {
-      this.#unanswered.delete(request)
-      return
-    }
-    this.#again(request.session, () => channel.outbox.request(request), () => this.#unanswered.delete(request))
+    const over = () => void this.#unanswered.delete(request)
+    if (error === undefined) over()
+    else this.again(request.session, error, () => this.place.channel.outbox.request(request), over)
   }
 
-  // The session lives on, and with it the claim of this worker: no other one would get the job.
-  #again(session: Session, send: () => void, over: () => void): void {
-    const { channel, space: { kernel } } = this.#place
-    kernel.io.after(channel.lease / 3, () => session.lost === undefined && !kernel.isClosing() ? send() : over())
-  }
-
-  #tell<V extends "queue.finish" | "queue.retry" | "queue.bury" | "queue.credit">(
-    verb: V,
-    job: string | undefined,
-    argsOf: () => Requests[V]["args"]
-  ): void {
-    const { channel, key } = this.#place
-    const session = channel.session
-    if (session === undefined || this.#membership === undefined) return
-    const args = argsOf()
-    const settled = () => void (job !== undefined && this.#told.delete(job))
-    const send = (): void =>
-      channel.outbox.request<V>({
-        verb,
-        key,
-        args,
-        session,
-        urgent: true,
-        moot: settled,
-        settle: settled,
-        fail: (error) => error.reason._tag === "ActorDefect" ? settled() : this.#again(session, send, settled)
-      })
-    if (job !== undefined) this.#told.add(job)
-    send()
+  // Until that is answered, the job may seem to be in hand.
+  #tell(job: string, tell: (told: () => void) => void): void {
+    this.#told.add(job)
+    tell(() => void this.#told.delete(job))
   }
 
   // -------------------------------------------------------------------------------------------------------------------
@@ -279,10 +233,11 @@ export class Worker<R> {
   stop(grace: number): Effect.Effect<void> {
     return Effect.suspend(() => {
       this.#stopping = true
-      this.#tell("queue.credit", undefined, () => [this.#membership!.id, 0, true])
+      this.tell("queue.credit", [this.id, 0, true], ignore)
       return Effect.andThen(
         this.#running === 0 || grace === 0 ? Effect.void : this.#within(grace),
         Effect.suspend(() => {
+          this.left = true
           for (const task of [...this.#working.values()]) this.#abandon(task)
           return this.#ending
         })
@@ -298,7 +253,7 @@ export class Worker<R> {
   }
 
   #within(grace: number): Effect.Effect<void> {
-    const { io } = this.#place.space.kernel
+    const { io } = this.place.space.kernel
     return Effect.callback((resume) => {
       const timer = io.after(grace, () => resume(Effect.void))
       this.#idle = () => {

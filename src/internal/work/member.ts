@@ -1,0 +1,136 @@
+/**
+ * A share in what an actor hands out by credit: a worker of a queue, or a member of a group. What it has in hand goes to others
+ * when its session ends. Plain callbacks: this is the hot path.
+ */
+
+import * as Effect from "effect/Effect"
+import type * as Scope from "effect/Scope"
+import type { CoordinatorError, CoordinatorReason } from "../actor/errors.ts"
+import type { Requests } from "../actor/lua.ts"
+import type { Session } from "../actor/session.ts"
+import type { Verb } from "../actor/transport.ts"
+import { join } from "../hold/acquire.ts"
+import type { Argument, ClaimVerb, Outcome } from "../hold/claim.ts"
+import type { WaitTimeout } from "../hold/loss.ts"
+import type { Membership } from "../hold/membership.ts"
+import type { Place } from "../hold/place.ts"
+
+export interface Joining<E> {
+  readonly verb: ClaimVerb
+  readonly args: () => ReadonlyArray<Argument>
+  /** The coordinator was closed, so no more will come. */
+  readonly closed: () => void
+  readonly fail: (error: CoordinatorReason | WaitTimeout) => E
+}
+
+export abstract class Member {
+  protected readonly place: Place
+  /** The session that it has joined in. */
+  protected session: Session | undefined = undefined
+  /** It takes nothing any more. */
+  protected left = false
+  #membership: Membership | undefined = undefined
+  // What came before the membership was known here.
+  #early: Array<ReadonlyArray<unknown>> = []
+
+  constructor(place: Place) {
+    this.place = place
+  }
+
+  /** Takes in a delivery, or the answer to joining: again and again in the same session, if news may have been lost. */
+  protected abstract take(change: ReadonlyArray<unknown>): void
+
+  /** The session is lost, and with it all that it has in hand. */
+  protected abstract lose(): void
+
+  /** As the actor knows it, in its session. */
+  protected get id(): string {
+    return this.#membership!.id
+  }
+
+  /** Is a member for as long as the scope is open. */
+  join<E>({ args, closed, fail, verb }: Joining<E>): Effect.Effect<Outcome, E, Scope.Scope> {
+    const { partition } = this.place
+    // The end of another member's session is good for this one.
+    const watching = Effect.acquireRelease(Effect.sync(() => partition.watch()), (end) => Effect.sync(end))
+    const joined = join(this.place, {
+      verb,
+      args,
+      observer: {
+        observe: (change) => {
+          if (this.#membership === undefined) this.#early.push(change)
+          else this.#observe(change)
+        },
+        lost: () => this.#lost(),
+        closed: () => {
+          this.#lost()
+          closed()
+        }
+      },
+      fail
+    })
+    return Effect.andThen(
+      watching,
+      Effect.map(joined, ([membership, outcome]) => {
+        this.#membership = membership
+        for (const change of this.#early.splice(0)) this.#observe(change)
+        return outcome
+      })
+    )
+  }
+
+  #observe(change: ReadonlyArray<unknown>): void {
+    this.session = this.place.channel.session
+    if (this.session !== undefined) this.take(change)
+  }
+
+  #lost(): void {
+    this.session = undefined
+    this.#early = []
+    this.lose()
+  }
+
+  /** The session, while what it has in hand is its own. */
+  protected get trusted(): Session | undefined {
+    const { session } = this
+    return session === undefined || session.lost !== undefined || this.left ? undefined : session
+  }
+
+  /** Says what has become of something that it has in hand. It is moot when the session is over: others have it then. */
+  protected tell<V extends Verb>(
+    verb: V,
+    args: Requests[V]["args"],
+    settled: (error: CoordinatorError | undefined) => void
+  ): void {
+    const session = this.trusted
+    if (session === undefined) return settled(undefined)
+    const { channel, key } = this.place
+    const send = (): void =>
+      channel.outbox.request<V>({
+        verb,
+        key,
+        args,
+        session,
+        urgent: true,
+        moot: () => settled(undefined),
+        settle: () => settled(undefined),
+        fail: (error) => this.again(session, error, send, settled)
+      })
+    send()
+  }
+
+  /** Redis has refused a request. The session lives on, and with it the claim: no other member would get what it has. */
+  protected again(
+    session: Session,
+    error: CoordinatorError,
+    send: () => void,
+    settled: (error: CoordinatorError | undefined) => void
+  ): void {
+    const { channel, space: { kernel } } = this.place
+    if (error.reason._tag === "ActorDefect" || kernel.isClosing()) return settled(error)
+    kernel.io.after(channel.lease / 3, () => {
+      if (session.lost !== undefined || this.left || kernel.isClosing()) settled(undefined)
+      else send()
+    })
+  }
+}
