@@ -7,7 +7,7 @@
 --   u h n l   `urgent`, `high`, `normal`, `low`: jobs that can be handed out in the order of their offers
 --   U H N L   `held`, for jobs of each level that cannot: they begin with a delay
 -- Fields of an entry: b <JSON>, and where the job has them: i <id of the producer's> a <attempts> t <timeout in ms>
--- e <ms after which it is not begun> x <trace>.
+-- e <ms after which it is not begun> r <1 if its outcome is kept> x <trace>.
 --
 -- Each stream has one consumer group. Jobs in work are pending under the claim of their worker (in `held`, followed by the
 -- letter), so a claim lasts as long as the session does. Other pending jobs have these consumers:
@@ -20,9 +20,10 @@
 --   m                  record QueuePolicy
 --   o<session>/<id>    a member: it offers or works
 --   w<session>/<id>    a worker: "<credit> <deliveries so far> <1 if it is in the list>"
+--   a<job>             the members that wait for the outcome of a job: their claims
 --   q                  the list of workers that have credit and no job for it: their claims, in the order of their turns
 -- `ids` has the ids that producers gave to jobs that are not done: the id of each job. `even` and `odd` have, in turns of
--- `window` ms, i<id> of jobs that are done, and p<node> "<number> <reply>" of the last offer of a coordinator.
+-- `window` ms, i<id> and r<job> of jobs that are done: the job, and its outcome as JSON. They also have p<node> "<number> <reply>" of the last offer of a coordinator.
 -- `dead` is a stream of dead letters: j <id> w <reason> n <attempts> c <crashes> m <error>, and the fields of the job.
 --
 -- Jobs come from sources, three for each level: returned jobs, jobs whose delay is over, and jobs that wait. c1 to c12 count
@@ -254,12 +255,25 @@ local function releaseId(ctx, queue, given, job)
   queue.named = ctx.now
 end
 
+-- Keeps the outcome of a job, if that is wanted, and tells the members that wait for it.
+local function conclude(ctx, queue, job, wanted, outcome)
+  if not wanted then return end
+  noteIn(ctx, queue, 'r' .. job, outcome)
+  queue.named = ctx.now
+  local waiting = call('HGET', queue.key, 'a' .. job)
+  if not waiting then return end
+  call('HDEL', queue.key, 'a' .. job)
+  for session, id in string.gmatch(waiting, '([^/%s]+)/(%S+)') do
+    deliver(ctx, session, reply('changed', id, 'outcome', job, json(outcome)))
+  end
+end
+
 -- -----------------------------------------------------------------------------
 -- Dead letters
 -- -----------------------------------------------------------------------------
 
 -- Puts a job aside. It is gone from its stream by then, or will be.
-local function bury(ctx, queue, job, fields, reason, count, message)
+local function bury(ctx, queue, job, fields, reason, count, message, outcome)
   local policy = policyOf(queue)
   queue.number = queue.number + 1
   queue.stamp = math.max(queue.stamp, ctx.now)
@@ -272,6 +286,7 @@ local function bury(ctx, queue, job, fields, reason, count, message)
   queue.buried = queue.buried + 1
   queue.recount = true
   releaseId(ctx, queue, fieldOf(fields, 'i'), job)
+  conclude(ctx, queue, job, fieldOf(fields, 'r'), outcome)
   if policy.retain > 0 then
     call('XTRIM', queue.letters, 'MINID', '=', text(ctx.now - policy.retain) .. '-0')
     soonerDue(ctx, queue, ctx.now + policy.retain)
@@ -338,6 +353,7 @@ local function takeInto(ctx, queue, source, claim, count, items)
     if till and tonumber(till) <= ctx.now then
       removeJob(queue, letter, id)
       releaseId(ctx, queue, fieldOf(fields, 'i'), letter .. id)
+      conclude(ctx, queue, letter .. id, fieldOf(fields, 'r'), '["expired"]')
       queue.expired = queue.expired + 1
     else
       items[#items + 1] = describedJob(letter, id, counts and text(counts[id]) or '1', fields)
@@ -566,6 +582,7 @@ local function offerWish(ctx, queue, id, body, wish, holding)
   for _, name in ipairs({ 'i', 'a', 't', 'x' }) do
     if wish[name] then args[#args + 1], args[#args + 2] = name, wish[name] end
   end
+  if wish.r then args[#args + 1], args[#args + 2] = 'r', '1' end
   if wish.e then args[#args + 1], args[#args + 2] = 'e', text(ctx.now + tonumber(wish.e)) end
   local due = wish.d and ctx.now + tonumber(wish.d) or wish.w and tonumber(wish.w)
   local letter = wish.level
@@ -591,8 +608,8 @@ end
 
 -- queue.offer: adds jobs, all or none, once for the number of a coordinator's offer. `values` has their bodies, each
 -- followed by its id and trace if it has them. `shapes` has for each job the bytes of its body, and what else is asked for:
--- its level if that is not n; d delay, w time, e expiry, t timeout (all in ms); a attempts; i and x, the bytes of id and
--- trace. The jobs have consecutive numbers from `first` on, but those whose id is known: these are answered with their
+-- its level if that is not n; d delay, w time, e expiry, t timeout (all in ms); a attempts; r, that its outcome is kept; i and
+-- x, the bytes of id and trace. The jobs have consecutive numbers from `first` on, but those whose id is known: these are answered with their
 -- places, from 0 on, and the jobs that have the ids.
 -- keys: all
 -- args: values string, shapes string, node string, number number
@@ -729,12 +746,12 @@ handlers['queue.done'] = function(ctx, key, id, jobs, take)
   return '["done"]'
 end
 
--- queue.finish: a worker has done a job whose id its producer gave
+-- queue.finish: a worker has done a job whose id its producer gave, or whose outcome is kept
 -- keys: all
--- args: id string, job string, given string, take number
+-- args: id string, job string, given string, outcome string, take number
 -- reply: ["done"] | ["missing"]
 -- flags: allow-oom
-handlers['queue.finish'] = function(ctx, key, id, job, given, take)
+handlers['queue.finish'] = function(ctx, key, id, job, given, outcome, take)
   local claim = claimOf(ctx, id)
   local queue = loadQueue(ctx, key, claim)
   local worker = workerOf(queue, claim)
@@ -743,6 +760,7 @@ handlers['queue.finish'] = function(ctx, key, id, job, given, take)
   if removeJob(queue, letter, at) == 1 then
     queue.active, queue.completed = queue.active - 1, queue.completed + 1
     releaseId(ctx, queue, given, job)
+    conclude(ctx, queue, job, outcome ~= '', outcome)
   end
   giveCredit(queue, worker, take)
   return '["done"]'
@@ -787,10 +805,10 @@ end
 
 -- queue.bury: a worker puts a job aside as a dead letter
 -- keys: all
--- args: id string, job string, reason string, message string, take number
+-- args: id string, job string, reason string, message string, outcome string, take number
 -- reply: ["buried"] | ["missing"]
 -- flags: allow-oom
-handlers['queue.bury'] = function(ctx, key, id, job, reason, message, take)
+handlers['queue.bury'] = function(ctx, key, id, job, reason, message, outcome, take)
   local claim = claimOf(ctx, id)
   local queue = loadQueue(ctx, key, claim)
   local worker = workerOf(queue, claim)
@@ -799,7 +817,7 @@ handlers['queue.bury'] = function(ctx, key, id, job, reason, message, take)
   local holder, count = holdingOf(queue, letter, at)
   if holder == claim then
     local fields = entryAt(queue[letter], at)
-    if fields then bury(ctx, queue, job, fields, reason, count, message) end
+    if fields then bury(ctx, queue, job, fields, reason, count, message, outcome) end
     removeJob(queue, letter, at)
     queue.active = queue.active - 1
   end
@@ -845,6 +863,7 @@ handlers['queue.cancel'] = function(ctx, key, name)
   if not fields then return MISSING end
   removeJob(queue, letter, at)
   releaseId(ctx, queue, fieldOf(fields, 'i'), job)
+  conclude(ctx, queue, job, fieldOf(fields, 'r'), '["cancelled"]')
   if not holder then
     queue[WAITING[letter]] = math.max(0, queue[WAITING[letter]] - 1)
   elseif holder == RETURNED then
@@ -877,6 +896,23 @@ handlers['queue.status'] = function(ctx, key, name)
   return reply('status', state, (count or 0) % CRASH)
 end
 
+-- queue.watch: a member waits for the outcome of a job, by its own id, or by that of its producer
+-- keys: all
+-- args: id string, name string
+-- reply: ["outcome", job string, outcome json] | ["watching", job string] | ["missing"]
+handlers['queue.watch'] = function(ctx, key, id, name)
+  local queue = loadQueue(ctx, key)
+  local job = call('HGET', queue.ids, name) or recalled(ctx, queue, 'i' .. name) or name
+  local outcome = recalled(ctx, queue, 'r' .. job)
+  if outcome then return reply('outcome', job, json(outcome)) end
+  local letter, at = split(job)
+  local fields = letter and jobAt(queue, letter, at)
+  if not fields or not fieldOf(fields, 'r') then return MISSING end
+  local claim, waiting = claimOf(ctx, id), call('HGET', key, 'a' .. job) or ''
+  if not find(waiting .. ' ', claim .. ' ', 1, true) then call('HSET', key, 'a' .. job, waiting .. claim .. ' ') end
+  return reply('watching', job)
+end
+
 -- queue.pause: no jobs are handed out from now on, or again
 -- keys: all
 -- args: paused boolean
@@ -901,6 +937,7 @@ handlers['queue.purge'] = function(ctx, key)
     removeJob(queue, letter, id)
     local given = fields and fieldOf(fields, 'i')
     if given then call('HDEL', queue.ids, given) end
+    conclude(ctx, queue, letter .. id, fields and fieldOf(fields, 'r'), '["cancelled"]')
     count = count + 1
   end
   for source = 1, SOURCES do
@@ -1020,7 +1057,7 @@ local function dismissWorker(ctx, queue, claim, crashed)
         local id, count = one[1], tonumber(one[4]) + (crashed and CRASH or -1)
         local fields = crashed and floor(count / CRASH) >= most and entryAt(queue[letter], id)
         if fields then
-          bury(ctx, queue, letter .. id, fields, 'crashed', count, '')
+          bury(ctx, queue, letter .. id, fields, 'crashed', count, '', '["crashed"]')
           removeJob(queue, letter, id)
           queue.active = queue.active - 1
         else

@@ -77,11 +77,19 @@ import { millis, type Place, placeOf, type Space, spaceOf } from "./internal/hol
 import { question, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { isTraced, spanned } from "./internal/hold/span.ts"
-import { fail, type JobTimeout, OfferUncertain, type QueueError } from "./internal/queue/errors.ts"
+import {
+  fail,
+  JobFailed,
+  type JobTimeout,
+  OfferUncertain,
+  OutcomeUnknown,
+  type QueueError
+} from "./internal/queue/errors.ts"
 import { handlingOf } from "./internal/queue/handling.ts"
 import type { Job } from "./internal/queue/job.ts"
 import { type DeadLetter, lettersOf } from "./internal/queue/letters.ts"
 import { type Offered, Offerer } from "./internal/queue/offering.ts"
+import { type Outcome, Outcomes } from "./internal/queue/outcomes.ts"
 import { type State, stateOf } from "./internal/queue/state.ts"
 import { type OfferOptions, whole, wishOf } from "./internal/queue/wish.ts"
 import { Worker } from "./internal/queue/worker.ts"
@@ -96,7 +104,7 @@ export {
    */
   InvalidPayload
 } from "./internal/hold/payload.ts"
-export { JobTimeout, OfferUncertain, QueueError } from "./internal/queue/errors.ts"
+export { JobFailed, JobTimeout, OfferUncertain, OutcomeUnknown, QueueError } from "./internal/queue/errors.ts"
 export { Job } from "./internal/queue/job.ts"
 export type {
   /**
@@ -146,6 +154,15 @@ export type TypeId = "~lockstep/Queue"
  * @category options
  * @since 0.1.0
  */
+export interface ExecuteOptions extends Omit<OfferOptions, "result"> {
+  /** What becomes of the job when the caller is interrupted. Default `cancel`. */
+  readonly onInterrupt?: "cancel" | "continue" | undefined
+}
+
+/**
+ * @category options
+ * @since 0.1.0
+ */
 export interface RunOptions<in E = unknown> {
   /** How many jobs this process runs at a time, up to 1,024. Default 1. */
   readonly concurrency?: number | undefined
@@ -178,10 +195,12 @@ export interface Status {
 }
 
 /**
+ * A queue of payloads `A`. Jobs whose outcome is kept have a result `S`, or an error `E`.
+ *
  * @category models
  * @since 0.1.0
  */
-export interface Queue<in out A> {
+export interface Queue<in out A, in out S = unknown, in out E = never> {
   readonly [TypeId]: TypeId
   readonly name: string
   /** Stores a job. Confirmed when it succeeds; if it fails with `Timeout`, it may have been stored. */
@@ -193,10 +212,17 @@ export interface Queue<in out A> {
     payloads: Iterable<A>,
     options?: OfferOptions | ((payload: A) => OfferOptions) | undefined
   ) => Effect.Effect<ReadonlyArray<Offered>, QueueError>
+  /**
+   * Stores a job, and waits for its result, whichever process runs it. It fails with the error of the last attempt, as far as
+   * the `error` schema describes that, or else with `JobFailed`. While Redis is away, it waits.
+   */
+  readonly execute: (payload: A, options?: ExecuteOptions | undefined) => Effect.Effect<S, E | QueueError>
+  /** Waits for the result of a job that was offered with `result`, by its `id`, as `execute` does. */
+  readonly result: (id: string) => Effect.Effect<S, E | QueueError>
   /** Runs the handler on jobs, as a worker of the queue. Ends with an error only. */
-  readonly run: <E, R>(
-    handler: (payload: A) => Effect.Effect<unknown, E, R>,
-    options?: RunOptions<E> | undefined
+  readonly run: <E2, R>(
+    handler: (payload: A) => Effect.Effect<S, E2, R>,
+    options?: RunOptions<E2> | undefined
   ) => Effect.Effect<never, QueueError, Exclude<R, Job>>
   /** What has become of a job, by its `id`; `None` if it is done, or was never there. */
   readonly status: (id: string) => Effect.Effect<Option.Option<Status>, QueueError>
@@ -220,23 +246,27 @@ export interface Queue<in out A> {
 }
 
 /**
- * How a queue works, for all processes. The last `make` that sets one of `limits`, `dedupe` and `letters` decides about all
+ * How a queue works, for all processes. The last `make` that sets one of `limits`, `retention` and `letters` decides about all
  * of them.
  *
  * @category options
  * @since 0.1.0
  */
-export interface Options<in out A> {
-  /** Of the payloads. It has to decode and encode synchronously. */
+export interface Options<in out A, in out S = unknown, in out E = never> {
+  /** Of the payloads. It has to decode and encode synchronously, as all of these. */
   readonly payload: Schema.Codec<A, any>
+  /** Of results. Default: handlers may return anything, and results are undefined. */
+  readonly success?: Schema.Codec<S, any> | undefined
+  /** Of errors that `execute` and `result` fail with. Default: they fail with `JobFailed`. */
+  readonly error?: Schema.Codec<E, any> | undefined
   readonly limits?: {
     /** How many jobs are active at a time, over all processes. Default: no limit. */
     readonly concurrency?: number | undefined
     /** How many jobs begin in each interval, over all processes. So many can begin at once. Default: no limit. */
     readonly rate?: { readonly jobs: number; readonly interval: Duration.Input } | undefined
   } | undefined
-  /** How long ids of jobs that are done are known, at least. Default: 10 minutes. */
-  readonly dedupe?: Duration.Input | undefined
+  /** How long ids and results of jobs that are done are known, at least. Default: 10 minutes. */
+  readonly retention?: Duration.Input | undefined
   readonly letters?: {
     /** How many dead letters are kept, the newest. Default 10,000. */
     readonly length?: number | undefined
@@ -249,7 +279,7 @@ export interface Options<in out A> {
   readonly lease?: Duration.Input | undefined
 }
 
-const joinArgs = <A>({ dedupe = "10 minutes", letters = {}, limits = {} }: Options<A>) => {
+const joinArgs = ({ letters = {}, limits = {}, retention = "10 minutes" }: Options<any, any, any>) => {
   const { concurrency, rate } = limits
   const interval = rate === undefined ? 0 : millis(rate.interval, "limits.rate.interval")
   const { age = "7 days", crashes = 3, length = 10_000 } = letters
@@ -257,7 +287,7 @@ const joinArgs = <A>({ dedupe = "10 minutes", letters = {}, limits = {} }: Optio
     concurrency === undefined ? 0 : whole(concurrency, "limits.concurrency", 2 ** 31),
     rate === undefined ? 0 : interval / whole(rate.jobs, "limits.rate.jobs", 1_000_000),
     interval,
-    millis(dedupe, "dedupe"),
+    millis(retention, "retention"),
     whole(length, "letters.length", 1_000_000),
     Duration.isFinite(Duration.fromInputUnsafe(age)) ? millis(age, "letters.age") : 0,
     whole(crashes, "letters.crashes", 1000)
@@ -268,30 +298,40 @@ const patience = Schedule.exponential("1 second").pipe(
   Schedule.modifyDelay(({ duration }) => Effect.succeed(Duration.min(duration, Duration.hours(1))))
 )
 
-class QueueImpl<in out A> implements Queue<A> {
+class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
   readonly "~lockstep/Queue" = "~lockstep/Queue" as const
   readonly name: string
   readonly #space: Space
   readonly #place: Place
-  readonly #options: Options<A>
+  readonly #options: Options<A, S, E>
   readonly #codec: Codec<A>
+  readonly #success: Codec<S> | undefined
+  readonly #error: Codec<E> | undefined
   readonly #offerer: Offerer
+  readonly #outcomes: Outcomes
 
-  constructor(space: Space, name: string, options: Options<A>) {
+  constructor(space: Space, name: string, options: Options<A, S, E>) {
     this.name = name
     this.#space = space
     this.#place = placeOf(space, "queue", name, "name", options.lease)
     this.#options = options
     this.#codec = codec(options.payload, `A job of queue ${JSON.stringify(name)}`)
+    const { error, success } = options
+    this.#success = success && codec(success, `A result of queue ${JSON.stringify(name)}`)
+    this.#error = error && codec(error, `An error of queue ${JSON.stringify(name)}`)
     this.#offerer = new Offerer(this.#place)
+    this.#outcomes = new Outcomes(this.#place)
   }
 
   readonly join: Effect.Effect<void, QueueError, Scope.Scope> = Effect.suspend(() => {
-    const { dedupe, letters, limits } = this.#options
-    const given = dedupe !== undefined || letters !== undefined || limits !== undefined
+    const { letters, limits, retention } = this.#options
+    const given = retention !== undefined || letters !== undefined || limits !== undefined
     const args = joinArgs(this.#options)
-    const observer = { observe: () => {} }
-    return Effect.asVoid(join(this.#place, { verb: "queue.join", args: () => [given, ...args], observer, fail }))
+    const { observer } = this.#outcomes
+    return Effect.map(
+      join(this.#place, { verb: "queue.join", args: () => [given, ...args], observer, fail }),
+      ([membership]) => this.#outcomes.joined(membership.id)
+    )
   })
 
   // -------------------------------------------------------------------------------------------------------------------
@@ -386,16 +426,54 @@ class QueueImpl<in out A> implements Queue<A> {
   }
 
   // -------------------------------------------------------------------------------------------------------------------
+  // Results
+  // -------------------------------------------------------------------------------------------------------------------
+
+  readonly execute = (payload: A, { onInterrupt = "cancel", ...options }: ExecuteOptions = {}) =>
+    Effect.uninterruptibleMask((restore) =>
+      Effect.flatMap(this.offer(payload, { ...options, result: true }), ({ id }) => {
+        const result = restore(this.result(id))
+        return onInterrupt === "continue"
+          ? result
+          : Effect.onInterrupt(result, () => Effect.ignore(this.cancel(id)))
+      })
+    )
+
+  readonly result = (id: string): Effect.Effect<S, E | QueueError> =>
+    Effect.flatMap(failing(this.#outcomes.await(checkName(id, "id"))), (outcome) => this.#decoded(id, outcome))
+
+  #decoded(id: string, outcome: Outcome): Effect.Effect<S, E | QueueError> {
+    const { name } = this
+    switch (outcome[0]) {
+      case "success":
+        return this.#success === undefined
+          ? Effect.succeed(undefined as S)
+          : Exit.mapError(this.#success.decodeParsed(outcome[1]), fail)
+      case "failure": {
+        if (this.#error === undefined) {
+          return Effect.fail(fail(new JobFailed({ name, id, outcome: "failed", error: JSON.stringify(outcome[1]) })))
+        }
+        const error = this.#error.decodeParsed(outcome[1])
+        return Exit.isSuccess(error) ? Effect.fail(error.value) : Effect.failCause(Cause.map(error.cause, fail))
+      }
+      case "missing":
+        return Effect.fail(fail(new OutcomeUnknown({ name, id })))
+      default:
+        return Effect.fail(fail(new JobFailed({ name, id, outcome: outcome[0], error: outcome[1] ?? "" })))
+    }
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
   // Work
   // -------------------------------------------------------------------------------------------------------------------
 
-  readonly run = <E, R>(
-    handler: (payload: A) => Effect.Effect<unknown, E, R>,
-    { attempts, concurrency = 1, grace, retry, timeout }: RunOptions<E> = {}
+  readonly run = <E2, R>(
+    handler: (payload: A) => Effect.Effect<S, E2, R>,
+    { attempts, concurrency = 1, grace, retry, timeout }: RunOptions<E2> = {}
   ): Effect.Effect<never, QueueError, Exclude<R, Job>> => {
     whole(concurrency, "concurrency", 1024)
     const { hooks: { log }, settings: { namespace } } = this.#space.kernel
-    const handling = handlingOf(this.#codec, handler, {
+    const handling = handlingOf(this.#codec, { success: this.#success, error: this.#error }, handler, {
       attempts: attempts === undefined
         ? retry === undefined ? 5 : Number.POSITIVE_INFINITY
         : whole(attempts, "attempts", 1000),
@@ -513,9 +591,9 @@ const chunked = (ids: ReadonlyArray<string>): ReadonlyArray<ReadonlyArray<string
  * @category constructors
  * @since 0.1.0
  */
-export const make = <A>(
-  options: Options<A> & { readonly name: string }
-): Effect.Effect<Queue<A>, QueueError, Coordinator | Scope.Scope> =>
+export const make = <A, S = unknown, E = never>(
+  options: Options<A, S, E> & { readonly name: string }
+): Effect.Effect<Queue<A, S, E>, QueueError, Coordinator | Scope.Scope> =>
   Effect.flatMap(Coordinator, (coordinator) => {
     const queue = new QueueImpl(spaceOf(coordinator), options.name, options)
     return Effect.as(queue.join, queue)
@@ -527,8 +605,8 @@ export const make = <A>(
  * @category models
  * @since 0.1.0
  */
-export interface ServiceClass<in out Self, in out Name extends string, in out A>
-  extends AnyServiceClass<Self, `lockstep/Queue/${Name}`, Queue<A>, QueueError, Coordinator>
+export interface ServiceClass<in out Self, in out Name extends string, in out A, in out S, in out E>
+  extends AnyServiceClass<Self, `lockstep/Queue/${Name}`, Queue<A, S, E>, QueueError, Coordinator>
 {}
 
 /**
@@ -537,13 +615,16 @@ export interface ServiceClass<in out Self, in out Name extends string, in out A>
  * @category constructors
  * @since 0.1.0
  */
-export const Service =
-  <Self>() => <const Name extends string, A>(name: Name, options: Options<A>): ServiceClass<Self, Name, A> =>
-    service<Self, "Queue", Name, Queue<A>, QueueError, Coordinator | Scope.Scope>(
-      "Queue",
-      name,
-      make({ ...options, name })
-    )
+export const Service = <Self>() =>
+<const Name extends string, A, S = unknown, E = never>(
+  name: Name,
+  options: Options<A, S, E>
+): ServiceClass<Self, Name, A, S, E> =>
+  service<Self, "Queue", Name, Queue<A, S, E>, QueueError, Coordinator | Scope.Scope>(
+    "Queue",
+    name,
+    make({ ...options, name })
+  )
 
 /**
  * A layer that runs a handler on jobs for as long as it is built. While Redis is away, it begins again; any other error of the
@@ -552,10 +633,10 @@ export const Service =
  * @category layers
  * @since 0.1.0
  */
-export const worker = <Self, A, E, R>(
-  tag: Context.Key<Self, Queue<A>>,
-  handler: (payload: A) => Effect.Effect<unknown, E, R>,
-  options?: RunOptions<E> | undefined
+export const worker = <Self, A, S, E, E2, R>(
+  tag: Context.Key<Self, Queue<A, S, E>>,
+  handler: (payload: A) => Effect.Effect<S, E2, R>,
+  options?: RunOptions<E2> | undefined
 ): Layer.Layer<never, never, Self | Exclude<R, Job>> =>
   Layer.effectDiscard(
     Effect.flatMap(tag, (queue) => {

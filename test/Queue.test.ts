@@ -1,6 +1,6 @@
 /** Queues: every job runs until it has succeeded, in order, within the limits, and what cannot be handled is put aside. */
 import { assert, layer } from "@effect/vitest"
-import { Context, Deferred, Effect, Exit, Fiber, Layer, Option, Schedule, Schema, Stream, Tracer } from "effect"
+import { Cause, Context, Deferred, Effect, Exit, Fiber, Layer, Option, Schedule, Schema, Stream, Tracer } from "effect"
 import { Queue } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually } from "./support/eventually.ts"
@@ -15,26 +15,26 @@ const hostile = "x\u0000}{:\r\n\"é😀"
 const upTo = (count: number, from = 0) => Array.from({ length: count }, (_, at) => from + at)
 
 // Jobs outlive their program, so the tests remove them. Ids do so for the window.
-const emptied = <A>(queue: Queue.Queue<A>) =>
+const emptied = <A, S, E>(queue: Queue.Queue<A, S, E>) =>
   Effect.addFinalizer(() => Effect.orDie(Effect.andThen(queue.purge, queue.discard())))
 
 const make = (options: Partial<Queue.Options<number> & { readonly name: string }> = {}) =>
-  Effect.tap(Queue.make({ name: hostile, payload: Schema.Number, dedupe: "200 millis", ...options }), emptied)
+  Effect.tap(Queue.make({ name: hostile, payload: Schema.Number, retention: "200 millis", ...options }), emptied)
 
 const isRangeError = <A, E>(exit: Exit.Exit<A, E>) =>
   assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"), String(exit))
 
-const shows = <A>(queue: Queue.Queue<A>, expected: Partial<Queue.State>) =>
+const shows = <A, S, E>(queue: Queue.Queue<A, S, E>, expected: Partial<Queue.State>) =>
   eventually(Effect.map(queue.state, (state) => {
     const found = Object.fromEntries(Object.keys(expected).map((key) => [key, state[key as keyof Queue.State]]))
     assert.deepStrictEqual(found, expected)
   }))
 
 /** A worker in a fiber of its own, and what it has begun. */
-const working = <A, E = never>(
-  queue: Queue.Queue<A>,
-  handler: (payload: A) => Effect.Effect<unknown, E, Queue.Job> = () => Effect.void,
-  options?: Queue.RunOptions<E>
+const working = <A, S, E, E2 = never>(
+  queue: Queue.Queue<A, S, E>,
+  handler: (payload: A) => Effect.Effect<S, E2, Queue.Job> = () => Effect.succeed(undefined as S),
+  options?: Queue.RunOptions<E2>
 ) =>
   Effect.gen(function*() {
     const begun: Array<A> = []
@@ -156,7 +156,7 @@ layer(TestServer.layer, live)("a queue", (it) => {
   it.effect("stores a job with an id once, while it is there and for a while after that", () =>
     several(2, (nodes) =>
       Effect.gen(function*() {
-        const [queue, other] = yield* Effect.forEach(nodes, (context) => on(context, make({ dedupe: "1 second" })))
+        const [queue, other] = yield* Effect.forEach(nodes, (context) => on(context, make({ retention: "1 second" })))
         const first = yield* queue!.offer(1, { id: hostile })
         const second = yield* other!.offer(2, { id: hostile })
         assert.deepStrictEqual(second, { id: first.id, duplicate: true })
@@ -569,7 +569,7 @@ layer(TestServer.layer, live)("a job", (it) => {
       yield* Effect.scoped(Effect.gen(function*() {
         const line = yield* proxy(server)
         const context = yield* node(line.url, { namespace, partitions: 1, ...short, requestTimeout: "500 millis" })
-        const queue = yield* on(context, make({ dedupe: "1 minute" }))
+        const queue = yield* on(context, make({ retention: "1 minute" }))
         yield* queue.offer(0)
         const sent = yield* line.once(asks("queue.offer"), "dropReply")
         const offering = yield* Effect.forkChild(queue.offerAll([1, 2]))
@@ -609,6 +609,125 @@ layer(TestServer.layer, live)("a job", (it) => {
           spans.find((span) => span.name === name)!
         )
         assert.strictEqual(handle!.links[0]?.span.spanId, offer!.spanId)
+      })))
+})
+
+class TooBig extends Schema.Error<TooBig>("TooBig")({ _tag: Schema.tag("TooBig"), limit: Schema.Number }) {}
+
+const typed = (retention: "1 second" | "3 seconds" = "1 second") =>
+  Effect.tap(
+    Queue.make({
+      name: "typed",
+      payload: Schema.Number,
+      success: Schema.Struct({ square: Schema.NumberFromString }),
+      error: TooBig,
+      retention
+    }),
+    emptied
+  )
+
+const outcomeOf = <A, E>(exit: Exit.Exit<A, E | Queue.QueueError>) =>
+  Exit.match(exit, {
+    onSuccess: () => "success",
+    onFailure: (cause) => {
+      const error = Cause.squash(cause) as Queue.QueueError
+      return error.reason._tag === "JobFailed" ? error.reason.outcome : error.reason._tag
+    }
+  })
+
+layer(TestServer.layer, live)("the result of a job", (it) => {
+  it.effect("comes to whichever process waits for it, as do its errors", () =>
+    several(3, (nodes) =>
+      Effect.gen(function*() {
+        const [a, b, c] = yield* Effect.forEach(nodes, (context) => on(context, typed()))
+        const attempts: Array<number> = []
+        const worker = yield* working(a!, (n) => {
+          attempts.push(n)
+          return n > 9
+            ? Effect.fail(new TooBig({ limit: 9 }))
+            : n === 0
+            ? Effect.die("zero")
+            : Effect.succeed({ square: n * n })
+        }, { retry: Schedule.recurs(1), concurrency: 4 })
+        assert.deepStrictEqual(yield* b!.execute(3), { square: 9 })
+        assert.deepStrictEqual(yield* a!.execute(4), { square: 16 })
+        assert.deepStrictEqual(yield* Effect.flip(b!.execute(10)), new TooBig({ limit: 9 }))
+        assert.deepStrictEqual(attempts, [3, 4, 10, 10])
+        assert.strictEqual(outcomeOf(yield* Effect.exit(b!.execute(0))), "failed")
+        const all = yield* Effect.forEach(upTo(100, 1), (n) => b!.execute(n % 9 + 1), { concurrency: "unbounded" })
+        assert.deepStrictEqual(all.map(({ square }) => Math.sqrt(square)), upTo(100, 1).map((n) => n % 9 + 1))
+        const { id } = yield* b!.offer(5, { result: true, id: "five" })
+        assert.strictEqual(id.startsWith("n"), true)
+        const both = yield* Effect.all([a!.result("five"), c!.result("five"), c!.result(id)], { concurrency: 3 })
+        assert.deepStrictEqual(both, [{ square: 25 }, { square: 25 }, { square: 25 }])
+        assert.deepStrictEqual(yield* c!.result("five"), { square: 25 })
+        assert.strictEqual(outcomeOf(yield* Effect.exit(c!.result("six"))), "OutcomeUnknown")
+        const plain = yield* b!.offer(6, { delay: "1 hour" })
+        assert.strictEqual(outcomeOf(yield* Effect.exit(c!.result(plain.id))), "OutcomeUnknown")
+        yield* worker.stop
+      })))
+
+  it.effect("is that there is none when the job was cancelled, has expired, or is not understood", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, typed())
+        const other = yield* on(b!, typed())
+        const delayed = yield* queue.offer(1, { result: true, delay: "1 hour" })
+        const waiting = yield* Effect.forkChild(Effect.exit(other.result(delayed.id)), { startImmediately: true })
+        yield* eventually(
+          Effect.map(
+            server.cli("HKEYS", `{${namespace}:00}:queue:typed`),
+            (fields) => assert.include(fields, `a${delayed.id}`)
+          )
+        )
+        yield* queue.cancel(delayed.id)
+        assert.strictEqual(outcomeOf(yield* Fiber.join(waiting)), "cancelled")
+        const expired = yield* queue.offer(2, { result: true, expires: 1 })
+        const texts = yield* on(a!, Queue.make({ name: "typed", payload: Schema.String }))
+        const strange = yield* texts.offer("x", { result: true })
+        const worker = yield* working(queue, () => Effect.succeed({ square: 0 }))
+        assert.strictEqual(outcomeOf(yield* Effect.exit(other.result(expired.id))), "expired")
+        assert.strictEqual(outcomeOf(yield* Effect.exit(other.result(strange.id))), "undecodable")
+        assert.strictEqual(outcomeOf(yield* Effect.exit(queue.result(strange.id))), "undecodable")
+        yield* worker.stop
+        const wrong = yield* working(queue, () => Effect.succeed({ square: "no" as never }))
+        assert.strictEqual(outcomeOf(yield* Effect.exit(other.execute(3))), "failed")
+        assert.deepStrictEqual(wrong.begun, [3])
+        yield* wrong.stop
+      })))
+
+  it.effect("is not wanted any more by a caller that is interrupted, unless it says so", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, typed())
+        const other = yield* on(b!, typed())
+        const worker = yield* working(queue, () => Effect.never, { concurrency: 2 })
+        const cancelled = yield* Effect.forkChild(other.execute(1))
+        yield* begins(worker, [1])
+        yield* Fiber.interrupt(cancelled)
+        yield* shows(queue, { active: 0, waiting: 0 })
+        const left = yield* Effect.forkChild(other.execute(2, { onInterrupt: "continue", id: "two" }))
+        yield* begins(worker, [1, 2])
+        yield* Fiber.interrupt(left)
+        assert.isTrue(Option.isSome(yield* queue.status("two")))
+        assert.isTrue(yield* queue.cancel("two"))
+        yield* worker.stop
+      })))
+
+  it.effect("comes to a caller whose session was lost, and whose news were", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, typed("3 seconds"))
+        const other = yield* on(b!, typed("3 seconds"))
+        const gate = yield* Deferred.make<void>()
+        const worker = yield* working(queue, (n) => Effect.as(Deferred.await(gate), { square: n * n }))
+        const executing = yield* Effect.forkChild(other.execute(2))
+        yield* begins(worker, [2])
+        yield* lose(b!, namespace, server)
+        missed(b!)
+        yield* Deferred.succeed(gate, undefined)
+        assert.deepStrictEqual(yield* Fiber.join(executing), { square: 4 })
+        yield* worker.stop
       })))
 })
 

@@ -37,7 +37,7 @@ const scenario = <A, E, R>(
       yield* Effect.scoped(Effect.gen(function*() {
         const queue = yield* on(
           here,
-          Queue.make({ name: "shared", payload: Schema.Number, dedupe: "10 seconds", letters: { crashes: 1000 } })
+          Queue.make({ name: "shared", payload: Schema.Number, retention: "10 seconds", letters: { crashes: 1000 } })
         )
         yield* self(queue, (options) =>
           spawn<Event>(new URL("./programs/worker.ts", import.meta.url), {

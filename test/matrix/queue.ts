@@ -17,6 +17,7 @@ export const requests = [
   ["queue.credit", "queue:mails"],
   ["queue.cancel", "queue:mails"],
   ["queue.status", "queue:mails"],
+  ["queue.watch", "queue:mails"],
   ["queue.pause", "queue:mails"],
   ["queue.purge", "queue:mails"],
   ["queue.state", "queue:mails"],
@@ -30,16 +31,22 @@ export const requests = [
 export const program: Program = ({ other }) =>
   Effect.gen(function*() {
     // What is known of ids outlives the queue for as long as they are.
-    const make = Queue.make({ name: "mails", payload: Schema.Number, dedupe: "100 millis" })
+    const make = Queue.make({ name: "mails", payload: Schema.Number, retention: "500 millis" })
     const mails = yield* insist(make)
     const theirs = yield* onNode(other)(make)
     const of = <K extends keyof Queue.State>(key: K) => Effect.map(theirs.state, (state) => state[key])
     yield* leads(Effect.asVoid(mails.offer(1)), undefined, of("waiting"), 1)
-    yield* leads(Effect.map(mails.offer(2, { id: "two" }), ({ duplicate }) => duplicate), false, of("waiting"), 2)
+    yield* leads(
+      Effect.map(mails.offer(2, { id: "two", result: true }), ({ duplicate }) => duplicate),
+      false,
+      of("waiting"),
+      2
+    )
     yield* leads(Effect.asVoid(mails.offer(3, { delay: "10 seconds", id: "three" })), undefined, of("delayed"), 1)
     yield* leads(Effect.asVoid(mails.offer(4)), undefined, of("waiting"), 3)
     assert.deepStrictEqual(yield* insist(mails.status("three")), Option.some({ state: "delayed", attempts: 0 }))
     yield* leads(mails.cancel("three"), true, of("delayed"), 0)
+    const results = yield* Effect.forEach([theirs, mails], (queue) => Effect.forkChild(insist(queue.result("two"))))
     const handled: Array<number> = []
     const running = yield* Effect.forkChild(insist(mails.run((n) =>
       Effect.flatMap(Queue.Job, ({ attempt }) => {
@@ -57,6 +64,9 @@ export const program: Program = ({ other }) =>
       })
     }))
     assert.deepStrictEqual([...new Set(handled)].toSorted(), [1, 2, 4])
+    yield* Fiber.join(results[0]!)
+    // It may be answered so late that the result is not known any more.
+    yield* Effect.exit(Fiber.join(results[1]!))
     yield* Fiber.interrupt(running)
     yield* eventually(Effect.map(of("workers"), (workers) => assert.strictEqual(workers, 0)))
     yield* leads(mails.pause, undefined, of("paused"), true)

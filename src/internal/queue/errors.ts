@@ -44,12 +44,51 @@ export class JobTimeout extends Schema.Error<JobTimeout>("lockstep/Queue/JobTime
 }
 
 /**
+ * A job has no result: its last attempt has failed with something that the queue's `error` schema does not describe, its payload
+ * does not fit the schema of its worker, too many of its workers have died, or it was cancelled or has expired.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class JobFailed extends Schema.Error<JobFailed>("lockstep/Queue/JobFailed")({
+  _tag: Schema.tag("JobFailed"),
+  name: Schema.String,
+  id: Schema.String,
+  outcome: Schema.Literals(["failed", "undecodable", "crashed", "cancelled", "expired"]),
+  error: Schema.String
+}) {
+  override get message(): string {
+    const why = this.error === "" ? "" : `: ${this.error}`
+    return `Job ${this.id} of queue ${JSON.stringify(this.name)} has no result (${this.outcome})${why}`
+  }
+}
+
+/**
+ * There is no such job, or its outcome is not kept, or not any more.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class OutcomeUnknown extends Schema.Error<OutcomeUnknown>("lockstep/Queue/OutcomeUnknown")({
+  _tag: Schema.tag("OutcomeUnknown"),
+  name: Schema.String,
+  id: Schema.String
+}) {
+  override get message(): string {
+    return `The outcome of job ${this.id} of queue ${
+      JSON.stringify(this.name)
+    } is not known: offer it with \`result\`, and ask ` +
+      `within the queue's \`retention\`.`
+  }
+}
+
+/**
  * @category errors
  * @since 0.1.0
  */
 export class QueueError extends Schema.Error<QueueError>("lockstep/Queue/QueueError")({
   _tag: Schema.tag("QueueError"),
-  reason: Schema.Union([OfferUncertain, InvalidPayload, WaitTimeout, ...coordinatorReasons])
+  reason: Schema.Union([OfferUncertain, JobFailed, OutcomeUnknown, InvalidPayload, WaitTimeout, ...coordinatorReasons])
 }) {
   override get message(): string {
     return this.reason.message

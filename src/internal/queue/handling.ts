@@ -16,6 +16,12 @@ import { JobTimeout } from "./errors.ts"
 import type { Task } from "./job.ts"
 import type { Handling, Verdict } from "./worker.ts"
 
+/** How what a handler comes to is kept. */
+export interface Results {
+  readonly success: Codec<any> | undefined
+  readonly error: Codec<any> | undefined
+}
+
 export interface Policy<E> {
   readonly attempts: number
   readonly retry: Schedule.Schedule<unknown, E>
@@ -26,6 +32,15 @@ export interface Policy<E> {
 
 /** A payload that could not be decoded: no handler has seen it. */
 class Undecodable {
+  readonly error: InvalidPayload
+
+  constructor(error: InvalidPayload) {
+    this.error = error
+  }
+}
+
+/** A result that does not fit the schema of the queue: another attempt would not change that. */
+class Unencodable {
   readonly error: InvalidPayload
 
   constructor(error: InvalidPayload) {
@@ -66,8 +81,17 @@ const limited = <A, E, R>(
   })
 }
 
+const encoded = ({ success }: Results, value: unknown): Exit.Exit<string, Unencodable> => {
+  if (success === undefined) return Exit.succeed("[\"success\",null]")
+  const exit = success.encode(value)
+  return Exit.isSuccess(exit)
+    ? Exit.succeed(`["success",${exit.value}]`)
+    : Exit.fail(new Unencodable(Cause.squash(exit.cause) as InvalidPayload))
+}
+
 export const handlingOf = <A, E, R>(
   { decodeParsed }: Codec<A>,
+  results: Results,
   handler: (payload: A) => Effect.Effect<unknown, E, R>,
   policy: Policy<E | JobTimeout>
 ): Handling<R> => ({
@@ -75,17 +99,27 @@ export const handlingOf = <A, E, R>(
     const decoded = decodeParsed(task.body)
     if (Exit.isFailure(decoded)) return Effect.fail(new Undecodable(Cause.squash(decoded.cause) as InvalidPayload))
     const timeout = task.timeout ?? policy.timeout
-    const handled = Effect.suspend(() => handler(decoded.value))
+    const handling = Effect.suspend(() => handler(decoded.value))
+    const handled = task.isKept ? Effect.flatMap(handling, (value) => encoded(results, value)) : handling
     return traced(timeout === undefined ? handled : limited(handled, timeout, task), task)
   },
   judge: (task, { cause }) => {
     const error = Cause.squash(cause)
-    const bury = (reason: "failed" | "undecodable", text: string): Verdict => ({
-      tag: "bury",
-      reason,
-      message: text.slice(0, mostText).toWellFormed()
-    })
+    const bury = (reason: "failed" | "undecodable", text: string): Verdict => {
+      const message = text.slice(0, mostText).toWellFormed()
+      if (!task.isKept) return { tag: "bury", reason, message, outcome: "" }
+      const typed = Option.flatMap(
+        Cause.findErrorOption(cause),
+        (error) => results.error === undefined ? Option.none() : Exit.getSuccess(results.error.encode(error))
+      )
+      const outcome = Option.match(typed, {
+        onNone: () => JSON.stringify([reason, message]),
+        onSome: (error) => `["failure",${error}]`
+      })
+      return { tag: "bury", reason, message, outcome }
+    }
     if (error instanceof Undecodable) return Effect.succeed(bury("undecodable", error.error.message))
+    if (error instanceof Unencodable) return Effect.succeed(bury("failed", error.error.message))
     const attempts = task.attempts ?? policy.attempts
     if (task.attempt >= attempts) return Effect.succeed(bury("failed", Cause.pretty(cause)))
     return Effect.map(

@@ -88,6 +88,11 @@ export class Task implements Context.Service.Shape<typeof Job> {
     return timeout === undefined ? undefined : Number(timeout)
   }
 
+  /** Whether its outcome is kept. */
+  get isKept(): boolean {
+    return this.#field("r") !== undefined
+  }
+
   /** The W3C `traceparent` of the span that has offered it. */
   get trace(): string | undefined {
     return this.#field("x")

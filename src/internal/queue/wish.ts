@@ -24,13 +24,15 @@ export interface OfferOptions {
   readonly priority?: Priority | undefined
   /**
    * A second offer with the same id stores nothing, whichever process makes it: while the job is not done, and for the queue's
-   * `dedupe` window after that. Up to 512 bytes.
+   * `retention` after that. Up to 512 bytes.
    */
   readonly id?: string | undefined
   /** How often it is attempted at most. Default: that of the worker. */
   readonly attempts?: number | undefined
   /** How long an attempt may run; then it is interrupted, and has failed. Default: that of the worker. */
   readonly timeout?: Duration.Input | undefined
+  /** Whether its outcome is kept when it is done, for the queue's `retention`: see `result`. Default false. */
+  readonly result?: boolean | undefined
   /** How long after the offer an attempt may begin; then the job is removed. Default: for ever. */
   readonly expires?: Duration.Input | undefined
 }
@@ -56,7 +58,7 @@ const delayOf = ({ at, delay }: OfferOptions): string => {
 /** The body is JSON. Of the options, those that make no sense are defects. */
 export const wishOf = (body: string, options: OfferOptions | undefined, trace: string): Wish => {
   if (options === undefined && trace === "") return { body, ...plain }
-  const { attempts, expires, id, priority = "normal", timeout } = options ?? {}
+  const { attempts, expires, id, priority = "normal", result = false, timeout } = options ?? {}
   const level = letters[priority]
   if (level === undefined) throw new RangeError(`priority must be one of ${levels.join(", ")}`)
   const delay = options === undefined ? "" : delayOf(options)
@@ -65,6 +67,7 @@ export const wishOf = (body: string, options: OfferOptions | undefined, trace: s
   if (attempts !== undefined) more += `a${whole(attempts, "attempts", 1000)}`
   if (timeout !== undefined) more += `t${millis(timeout, "timeout")}`
   if (expires !== undefined) more += `e${millis(expires, "expires")}`
+  if (result) more += "r"
   if (id !== undefined) {
     if (isOwn(checkName(id, "id"))) throw new RangeError("id must not look like one that the queue has made")
     more += `i${Buffer.byteLength(id)}`

@@ -15,18 +15,24 @@ import { Job, type Raw, Task } from "./job.ts"
 
 /** What becomes of a job after an attempt. */
 export type Verdict =
-  | { readonly tag: "done" }
+  | { readonly tag: "done"; readonly outcome: string }
   | { readonly tag: "retry"; readonly delay: number }
-  | { readonly tag: "bury"; readonly reason: "failed" | "undecodable"; readonly message: string }
+  | {
+    readonly tag: "bury"
+    readonly reason: "failed" | "undecodable"
+    readonly message: string
+    readonly outcome: string
+  }
 
 /** Runs one attempt, and decides what follows. */
 export interface Handling<R> {
+  /** Succeeds with the outcome if that is kept, as JSON. */
   readonly attempt: (task: Task) => Effect.Effect<unknown, unknown, R>
   /** Of an attempt that has failed. */
   readonly judge: (task: Task, exit: Exit.Failure<unknown, unknown>) => Effect.Effect<Verdict>
 }
 
-const done: Verdict = { tag: "done" }
+const done: Verdict = { tag: "done", outcome: "" }
 
 // So many jobs begin before what the ones before them have come to is sent: then Redis works while this process does.
 const slice = 32
@@ -150,12 +156,17 @@ export class Worker<R> extends Member {
   // -------------------------------------------------------------------------------------------------------------------
 
   #ended(task: Task, exit: Exit.Exit<unknown, unknown>): void {
-    if (task.over || Exit.isSuccess(exit)) return this.#settle(task, done)
+    if (task.over) return this.#settle(task, done)
+    if (Exit.isSuccess(exit)) {
+      return this.#settle(task, task.isKept ? { tag: "done", outcome: exit.value as string } : done)
+    }
     const judged = Effect.runForkWith(this.#context)(this.#handling.judge(task, exit))
     judged.addObserver((exit) =>
       this.#settle(
         task,
-        Exit.isSuccess(exit) ? exit.value : { tag: "bury", reason: "failed", message: String(exit.cause) }
+        Exit.isSuccess(exit)
+          ? exit.value
+          : { tag: "bury", reason: "failed", message: String(exit.cause), outcome: "[\"failed\",\"\"]" }
       )
     )
   }
@@ -181,9 +192,12 @@ export class Worker<R> extends Member {
     const { given, key } = task
     switch (verdict.tag) {
       case "done":
-        return given === undefined
+        return given === undefined && verdict.outcome === ""
           ? this.#send(key)
-          : this.#tell(key, (told) => this.tell("queue.finish", [this.id, key, given, this.#take], told))
+          : this.#tell(
+            key,
+            (told) => this.tell("queue.finish", [this.id, key, given ?? "", verdict.outcome, this.#take], told)
+          )
       case "retry":
         return this.#tell(
           key,
@@ -193,7 +207,8 @@ export class Worker<R> extends Member {
         this.place.space.kernel.hooks.metrics.buried()
         return this.#tell(
           key,
-          (told) => this.tell("queue.bury", [this.id, key, verdict.reason, verdict.message, this.#take], told)
+          (told) =>
+            this.tell("queue.bury", [this.id, key, verdict.reason, verdict.message, verdict.outcome, this.#take], told)
         )
     }
   }
