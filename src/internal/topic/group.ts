@@ -8,12 +8,10 @@ import { identity } from "effect/Function"
 import * as Scope from "effect/Scope"
 import type { CoordinatorError } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
-import type { Session } from "../actor/session.ts"
-import { join } from "../hold/acquire.ts"
 import type { Argument } from "../hold/claim.ts"
-import type { Membership } from "../hold/membership.ts"
 import type { Place } from "../hold/place.ts"
 import { request } from "../hold/request.ts"
+import * as work from "../work/member.ts"
 import { again, fail, OrderMismatch, TooManyGroups, type TopicError } from "./errors.ts"
 import { type Element, gap, type Raw } from "./event.ts"
 import type { Parts } from "./parts.ts"
@@ -52,12 +50,12 @@ export class Delivery<A> {
 
   /** It was handled. `done` is called when Redis knows, or when that cannot be told. */
   acknowledge(done: (error: CoordinatorError | undefined) => void): void {
-    this.#end(done, (member, raw) => member.tell("topic.ack", raw, (own, index) => [own, index, raw.id, raw.key], done))
+    this.#end(done, (member, raw) => member.say("topic.ack", raw, (own, index) => [own, index, raw.id, raw.key], done))
   }
 
   /** It could not be handled: it is delivered again in so many milliseconds. */
   giveBack(delay: number, done: (error: CoordinatorError | undefined) => void): void {
-    this.#end(done, (member, raw) => member.tell("topic.retry", raw, (own, index) => [own, index, raw.id, delay], done))
+    this.#end(done, (member, raw) => member.say("topic.retry", raw, (own, index) => [own, index, raw.id, delay], done))
   }
 
   #end(done: (error: undefined) => void, tell: (member: Member<A>, raw: Raw) => void): void {
@@ -80,19 +78,14 @@ export interface GroupSettings {
 }
 
 /** This process as a member of a group, in one shard. */
-class Member<A> {
-  readonly #place: Place
+class Member<A> extends work.Member {
   readonly #decode: (raw: Raw) => Element<A>
   readonly #deliver: (delivery: Delivery<A>) => void
   readonly #working = new Map<string, Delivery<A>>()
   // The attempts of events that this member has acknowledged or returned; Redis may not know yet.
   readonly #told = new Map<string, number>()
-  #membership: Membership | undefined = undefined
-  #session: Session | undefined = undefined
-  #left = false
+  #joined = false
   #index = ""
-  // What came before the membership was known here.
-  #early: Array<Items> = []
   // The number of deliveries that the last answer included: a delivery among these that comes later is old.
   #counted = 0
   // The number of the last delivery.
@@ -104,7 +97,7 @@ class Member<A> {
   readonly #onDrained: () => void
 
   constructor({ decode, place }: Shard<A>, deliver: (delivery: Delivery<A>) => void, onDrained: () => void) {
-    this.#place = place
+    super(place)
     this.#decode = decode
     this.#deliver = deliver
     this.#onDrained = onDrained
@@ -112,15 +105,10 @@ class Member<A> {
 
   /** Behind which event the group begins, if it has to be made: one that Redis has lost goes on where it was. */
   from(first: string): string {
-    return this.#last ?? (this.#session === undefined ? first : "0")
+    return this.#last ?? (this.#joined ? "0" : first)
   }
 
-  joined(membership: Membership): void {
-    this.#membership = membership
-    for (const items of this.#early.splice(0)) this.#takeAll(items)
-  }
-
-  observe(change: ReadonlyArray<unknown>): void {
+  protected take(change: ReadonlyArray<unknown>): void {
     if (change[0] === "deliver") {
       const count = Number(change[1])
       if (count <= this.#counted) return
@@ -128,8 +116,8 @@ class Member<A> {
       return this.#takeAll(change[2] as Items)
     }
     const [index, counted, drained, items] = change as readonly [string, number, number, Items]
+    this.#joined = true
     this.#index = index
-    this.#session = this.#place.channel.session
     this.#counted = counted
     this.#takeAll(items)
     // An answer can come after a later delivery.
@@ -142,11 +130,10 @@ class Member<A> {
   }
 
   #takeAll(items: Items): void {
-    if (this.#membership === undefined) return void this.#early.push(items)
     for (const item of items) {
       if (item[0] === "gap") {
         const missed = Number(item[1])
-        if (missed > 0) this.#place.space.kernel.hooks.metrics.missed(missed)
+        if (missed > 0) this.place.space.kernel.hooks.metrics.missed(missed)
         this.#deliver(
           new Delivery<A>(missed < 0 ? gap("lost", undefined) : gap("trimmed", missed), undefined, undefined)
         )
@@ -165,7 +152,7 @@ class Member<A> {
     const raw = { id, attempt, body, key, publisher, trace }
     const delivery = new Delivery(this.#decode(raw), raw, this)
     this.#working.set(id, delivery)
-    this.#place.space.kernel.hooks.metrics.delivered(attempt)
+    this.place.space.kernel.hooks.metrics.delivered(attempt)
     this.#last = id
     this.#deliver(delivery)
   }
@@ -174,7 +161,7 @@ class Member<A> {
     this.#working.delete(delivery.raw!.id)
   }
 
-  lose(): void {
+  protected lose(): void {
     const lost = [...this.#working.values()]
     this.#working.clear()
     this.#told.clear()
@@ -184,44 +171,22 @@ class Member<A> {
 
   /** What it has in hand goes to other members: an acknowledgement that comes later would be for theirs. */
   leave(): void {
-    this.#left = true
+    this.left = true
     this.lose()
   }
 
-  tell<V extends "topic.ack" | "topic.retry">(
+  say<V extends "topic.ack" | "topic.retry">(
     verb: V,
     { attempt, id }: Raw,
     argsOf: (own: string, index: string) => Requests[V]["args"],
     done: (error: CoordinatorError | undefined) => void
   ): void {
-    const session = this.#session
-    if (session === undefined || session.lost !== undefined || this.#left) return done(undefined)
-    const { channel, key, space: { kernel } } = this.#place
-    const args = argsOf(this.#membership!.id, this.#index)
-    const settled = (error?: CoordinatorError) => {
+    if (this.trusted === undefined) return done(undefined)
+    this.#told.set(id, attempt)
+    this.tell(verb, argsOf(this.id, this.#index), (error) => {
       if (this.#told.get(id) === attempt) this.#told.delete(id)
       done(error)
-    }
-    const send = (): void => {
-      if (session.lost !== undefined || this.#left || kernel.isClosing()) return settled()
-      channel.outbox.request<V>({
-        verb,
-        key,
-        args,
-        session,
-        urgent: true,
-        // It is delivered again, to whichever member.
-        moot: () => settled(),
-        settle: () => settled(),
-        fail: (error) => {
-          if (error.reason._tag === "ActorDefect" || kernel.isClosing()) return settled(error)
-          // The session lives on, and with it the claim of this member: no other one would get the event.
-          kernel.io.after(channel.lease / 3, send)
-        }
-      })
-    }
-    this.#told.set(id, attempt)
-    send()
+    })
   }
 }
 
@@ -280,41 +245,17 @@ export const joinGroup = <A>(
   })
 
 const joinShard = <A>(
-  place: Place,
+  { name, space: { kernel } }: Place,
   group: string,
   member: Member<A>,
   args: () => ReadonlyArray<Argument>,
   closed: () => void
-): Effect.Effect<void, TopicError, Scope.Scope> => {
-  const joined = join(place, {
-    verb: "topic.consume",
-    args,
-    observer: {
-      observe: (change) => member.observe(change),
-      lost: () => member.lose(),
-      closed: () => {
-        member.lose()
-        closed()
-      }
-    },
-    fail
+): Effect.Effect<void, TopicError, Scope.Scope> =>
+  Effect.flatMap(member.join({ verb: "topic.consume", args, closed, fail }), (outcome) => {
+    if (outcome[0] === "granted") return Effect.addFinalizer(() => Effect.sync(() => member.leave()))
+    const about = { name, namespace: kernel.settings.namespace, group }
+    return Effect.fail(fail(outcome[0] === "full" ? new TooManyGroups(about) : new OrderMismatch(about)))
   })
-  const watching = Effect.acquireRelease(
-    Effect.sync(() => place.partition.watch()),
-    (end) => Effect.sync(end)
-  )
-  return Effect.andThen(
-    watching,
-    Effect.flatMap(joined, ([membership, outcome]) => {
-      if (outcome[0] === "granted") {
-        member.joined(membership)
-        return Effect.addFinalizer(() => Effect.sync(() => member.leave()))
-      }
-      const about = { name: place.name, namespace: place.space.kernel.settings.namespace, group }
-      return Effect.fail(fail(outcome[0] === "full" ? new TooManyGroups(about) : new OrderMismatch(about)))
-    })
-  )
-}
 
 /** Lets an ordered group begin an epoch when nothing of before it is left in any shard. */
 const turnOf = <A>(parts: Parts<A>, group: string, members: ReadonlyArray<Member<A>>): () => void => {
