@@ -539,7 +539,7 @@ finishQueue = function(ctx, queue)
   call('HSET', unpack(args))
   if queue.bounded < bounded then
     everyKey(queue, function(key) call('PERSIST', key) end)
-  elseif queue.bounded > bounded then
+  elseif queue.bounded > bounded or queue.bounded == 1 and queue.joined then
     keep(queue.key)
   end
   if queue.next then alarm(ctx, queue.key, math.max(0, queue.next - ctx.now)) end
@@ -669,6 +669,7 @@ handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, wind
       letters = tonumber(letters), retain = tonumber(retain), crashes = tonumber(crashes)
     }))
   end
+  queue.joined = true
   if enrol(ctx, key, id, PERMANENT) then queue.members = queue.members + 1 end
   return '["joined"]'
 end

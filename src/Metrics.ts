@@ -126,13 +126,13 @@ export const publications = Metric.counter("lockstep_publications", {
 })
 
 /**
- * `lockstep_deliveries`: events that were delivered to this process as a member of a group. Written with each batch.
+ * `lockstep_deliveries`: events that were delivered to this process as a member of a group, and jobs that it was given as a worker. Written with each batch.
  *
  * @category metrics
  * @since 0.1.0
  */
 export const deliveries = Metric.counter("lockstep_deliveries", {
-  description: "Events delivered to members of groups",
+  description: "Events delivered to members of groups, and jobs to workers",
   incremental: true
 })
 
@@ -143,18 +143,18 @@ export const deliveries = Metric.counter("lockstep_deliveries", {
  * @since 0.1.0
  */
 export const redeliveries = Metric.counter("lockstep_redeliveries", {
-  description: "Events delivered to members of groups again",
+  description: "Events and jobs delivered again",
   incremental: true
 })
 
 /**
- * `lockstep_dead_letters`: events that this process has put aside.
+ * `lockstep_dead_letters`: events and jobs that this process has put aside.
  *
  * @category metrics
  * @since 0.1.0
  */
 export const deadLetters = Metric.counter("lockstep_dead_letters", {
-  description: "Events that handlers could not handle, put aside",
+  description: "Events and jobs that handlers could not handle, put aside",
   incremental: true
 })
 

@@ -17,7 +17,7 @@
  *   level starves.
  * - A worker never has more jobs than it can run. An idle one is pushed the next job; a busy one gets it with the reply to
  *   its acknowledgement.
- * - A job that is done leaves nothing behind in Redis, but its `id` if it was offered with one.
+ * - A job that is done leaves nothing behind in Redis, but its `id` and its result for the `retention`, if it has them.
  *
  * **Gotchas**
  *
@@ -85,12 +85,13 @@ import {
   OutcomeUnknown,
   type QueueError
 } from "./internal/queue/errors.ts"
-import { handlingOf } from "./internal/queue/handling.ts"
+import { handlingOf, type Policy, type Results } from "./internal/queue/handling.ts"
 import type { Job } from "./internal/queue/job.ts"
 import { type DeadLetter, lettersOf } from "./internal/queue/letters.ts"
 import { type Offered, Offerer } from "./internal/queue/offering.ts"
 import { type Outcome, Outcomes } from "./internal/queue/outcomes.ts"
 import { type State, stateOf } from "./internal/queue/state.ts"
+import { take, type Taken } from "./internal/queue/taking.ts"
 import { type OfferOptions, whole, wishOf } from "./internal/queue/wish.ts"
 import { Worker } from "./internal/queue/worker.ts"
 import { type Codec, codec } from "./internal/work/codec.ts"
@@ -129,6 +130,13 @@ export type {
    */
   State
 } from "./internal/queue/state.ts"
+export type {
+  /**
+   * @category models
+   * @since 0.1.0
+   */
+  Taken
+} from "./internal/queue/taking.ts"
 export type {
   /**
    * @category options
@@ -183,6 +191,15 @@ export interface RunOptions<in E = unknown> {
 }
 
 /**
+ * @category options
+ * @since 0.1.0
+ */
+export interface TakeOptions extends Pick<RunOptions, "attempts" | "retry"> {
+  /** How long to wait for a job. Default: for ever. */
+  readonly wait?: Duration.Input | undefined
+}
+
+/**
  * What has become of a job that is not done.
  *
  * @category models
@@ -224,6 +241,13 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
     handler: (payload: A) => Effect.Effect<S, E2, R>,
     options?: RunOptions<E2> | undefined
   ) => Effect.Effect<never, QueueError, Exclude<R, Job>>
+  /**
+   * Takes one job into the scope, or `None` if there is none in time. The job is done when the scope closes with a success. It has
+   * failed when the scope closes with a failure, and goes back when it is interrupted. Prefer `run` for many jobs.
+   */
+  readonly take: (
+    options?: TakeOptions | undefined
+  ) => Effect.Effect<Option.Option<Taken<A, S>>, QueueError, Scope.Scope>
   /** What has become of a job, by its `id`; `None` if it is done, or was never there. */
   readonly status: (id: string) => Effect.Effect<Option.Option<Status>, QueueError>
   /** Removes a job that is not done, and interrupts its handler if one runs. Answers whether there was one. */
@@ -443,7 +467,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
     Effect.flatMap(failing(this.#outcomes.await(checkName(id, "id"))), (outcome) => this.#decoded(id, outcome))
 
   #decoded(id: string, outcome: Outcome): Effect.Effect<S, E | QueueError> {
-    const { name } = this
+    const about = { name: this.name, namespace: this.#space.kernel.settings.namespace, id }
     switch (outcome[0]) {
       case "success":
         return this.#success === undefined
@@ -451,15 +475,15 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
           : Exit.mapError(this.#success.decodeParsed(outcome[1]), fail)
       case "failure": {
         if (this.#error === undefined) {
-          return Effect.fail(fail(new JobFailed({ name, id, outcome: "failed", error: JSON.stringify(outcome[1]) })))
+          return Effect.fail(fail(new JobFailed({ ...about, outcome: "failed", error: JSON.stringify(outcome[1]) })))
         }
         const error = this.#error.decodeParsed(outcome[1])
         return Exit.isSuccess(error) ? Effect.fail(error.value) : Effect.failCause(Cause.map(error.cause, fail))
       }
       case "missing":
-        return Effect.fail(fail(new OutcomeUnknown({ name, id })))
+        return Effect.fail(fail(new OutcomeUnknown(about)))
       default:
-        return Effect.fail(fail(new JobFailed({ name, id, outcome: outcome[0], error: outcome[1] ?? "" })))
+        return Effect.fail(fail(new JobFailed({ ...about, outcome: outcome[0], error: outcome[1] ?? "" })))
     }
   }
 
@@ -467,20 +491,48 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
   // Work
   // -------------------------------------------------------------------------------------------------------------------
 
-  readonly run = <E2, R>(
-    handler: (payload: A) => Effect.Effect<S, E2, R>,
-    { attempts, concurrency = 1, grace, retry, timeout }: RunOptions<E2> = {}
-  ): Effect.Effect<never, QueueError, Exclude<R, Job>> => {
-    whole(concurrency, "concurrency", 1024)
+  #policy<E2>({ attempts, retry, timeout }: Pick<RunOptions<E2>, "attempts" | "retry" | "timeout">): Policy<any> {
     const { hooks: { log }, settings: { namespace } } = this.#space.kernel
-    const handling = handlingOf(this.#codec, { success: this.#success, error: this.#error }, handler, {
+    return {
       attempts: attempts === undefined
         ? retry === undefined ? 5 : Number.POSITIVE_INFINITY
         : whole(attempts, "attempts", 1000),
       retry: retry ?? patience,
       timeout: timeout === undefined ? undefined : millis(timeout, "timeout"),
-      log
-    })
+      log,
+      namespace
+    }
+  }
+
+  get #results(): Results {
+    return { success: this.#success, error: this.#error }
+  }
+
+  get #closed(): QueueError {
+    return fail(new CoordinatorClosed({ namespace: this.#space.kernel.settings.namespace }))
+  }
+
+  readonly take = (options: TakeOptions = {}): Effect.Effect<Option.Option<Taken<A, S>>, QueueError, Scope.Scope> =>
+    Effect.suspend(() =>
+      take({
+        place: this.#place,
+        payload: this.#codec,
+        results: this.#results,
+        policy: this.#policy(options),
+        wait: options.wait === undefined ? undefined : millis(options.wait, "wait"),
+        closed: () => this.#closed,
+        fail
+      })
+    )
+
+  readonly run = <E2, R>(
+    handler: (payload: A) => Effect.Effect<S, E2, R>,
+    options: RunOptions<E2> = {}
+  ): Effect.Effect<never, QueueError, Exclude<R, Job>> => {
+    const { concurrency = 1, grace } = options
+    whole(concurrency, "concurrency", 1024)
+    const policy = this.#policy(options)
+    const handling = handlingOf(this.#codec, this.#results, handler, policy)
     const patient = grace === undefined ? 0 : millis(grace, "grace")
     const running = Effect.flatMap(
       Effect.context<R>(),
@@ -489,7 +541,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
           const closed = yield* Deferred.make<never, QueueError>()
           const worker = new Worker(this.#place, concurrency, context, handling)
           yield* worker.work(
-            () => Deferred.doneUnsafe(closed, Effect.fail(fail(new CoordinatorClosed({ namespace })))),
+            () => Deferred.doneUnsafe(closed, Effect.fail(this.#closed)),
             fail
           )
           yield* Effect.addFinalizer(() => worker.stop(patient))

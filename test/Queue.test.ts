@@ -3,6 +3,7 @@ import { assert, layer } from "@effect/vitest"
 import { Cause, Context, Deferred, Effect, Exit, Fiber, Layer, Option, Schedule, Schema, Stream, Tracer } from "effect"
 import { Queue } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
+import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { freshNamespace, node, short, TestServer } from "./support/live.ts"
 import { asks } from "./support/requests.ts"
@@ -285,6 +286,26 @@ layer(TestServer.layer, live)("a queue", (it) => {
         yield* worker.stop
       })))
 
+  it.effect("stays as it is while it is open, also when its time to live had begun", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const opened = make({ name: "again", retention: "1 second", limits: { concurrency: 1 } })
+        const life = Effect.map(server.cli("PTTL", `{${namespace}:00}:queue:again`), Number)
+        yield* Effect.scoped(Effect.gen(function*() {
+          const queue = yield* on(a!, opened)
+          const worker = yield* working(queue)
+          yield* queue.offer(1, { id: "x" })
+          yield* shows(queue, { completed: 1 })
+          yield* worker.stop
+        }))
+        const left = yield* life
+        assert.isTrue(left > 0 && left <= 1000, String(left))
+        const queue = yield* on(a!, opened)
+        assert.isAbove(yield* life, 3_600_000)
+        yield* queue.offer(2, { delay: "1 hour" })
+        assert.strictEqual(yield* life, -1)
+      })))
+
   it.effect("keeps the limits over all processes", () =>
     several(2, (nodes) =>
       Effect.gen(function*() {
@@ -545,6 +566,34 @@ layer(TestServer.layer, live)("a job", (it) => {
         assert.deepStrictEqual(worker.begun, [0, 1])
       })))
 
+  it.effect("is interrupted when it was cancelled, also when the news of that are late", () =>
+    behindLine(({ context, direct, line }) =>
+      Effect.gen(function*() {
+        const other = yield* on(yield* direct(), make())
+        const queue = yield* on(context, make())
+        const interrupted: Array<number> = []
+        const worker = yield* working(
+          queue,
+          (n) => Effect.onInterrupt(Effect.never, () => Effect.sync(() => interrupted.push(n))),
+          { concurrency: 3 }
+        )
+        const [first] = yield* other.offerAll([1, 2])
+        yield* begins(worker, [1, 2])
+        const held = yield* line.hold(({ name }) => name === "XREAD")
+        yield* other.offer(3)
+        yield* promptly(held.request, "the next reading of the mailbox")
+        yield* begins(worker, [1, 2, 3])
+        yield* other.cancel(first!.id)
+        assert.deepStrictEqual(interrupted, [])
+        missed(context)
+        yield* eventually(Effect.sync(() => assert.deepStrictEqual(interrupted, [1])))
+        yield* held.release()
+        yield* other.offer(4)
+        yield* begins(worker, [1, 2, 3, 4])
+        yield* worker.stop
+      })
+    ))
+
   it.effect("is told again when news of it were lost, and runs once", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
@@ -728,6 +777,61 @@ layer(TestServer.layer, live)("the result of a job", (it) => {
         yield* Deferred.succeed(gate, undefined)
         assert.deepStrictEqual(yield* Fiber.join(executing), { square: 4 })
         yield* worker.stop
+      })))
+})
+
+layer(TestServer.layer, live)("a job that is taken into a scope", (it) => {
+  it.effect("is done, has failed or goes back as the scope ends", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const other = yield* on(b!, make())
+        const taking = (end: Effect.Effect<void, string>, options?: Queue.TakeOptions) =>
+          Effect.scoped(Effect.gen(function*() {
+            const taken = Option.getOrThrow(yield* queue.take({ retry: Schedule.recurs(1), ...options }))
+            yield* shows(other, { active: 1 })
+            yield* end
+            return [taken.payload, taken.job.attempt]
+          }))
+        yield* other.offerAll([1, 2])
+        yield* Effect.exit(taking(Effect.fail("no")))
+        yield* shows(other, { active: 0, waiting: 2, workers: 0 })
+        const [payload, attempt] = yield* taking(Effect.void)
+        assert.deepStrictEqual([payload, attempt], [1, 2])
+        yield* shows(other, { completed: 1, active: 0, waiting: 1, workers: 0 })
+        const held = yield* Effect.forkChild(taking(Effect.never))
+        yield* shows(other, { active: 1, waiting: 0 })
+        yield* Fiber.interrupt(held)
+        yield* shows(other, { active: 0, waiting: 1, workers: 0 })
+        assert.deepStrictEqual(yield* taking(Effect.void), [2, 1])
+        // A push, when there is none yet.
+        const waiting = yield* Effect.forkChild(taking(Effect.void))
+        yield* shows(other, { workers: 1 })
+        yield* other.offer(3)
+        assert.deepStrictEqual(yield* promptly(Fiber.join(waiting), "the job"), [3, 1])
+        yield* shows(other, { completed: 3, workers: 0 })
+        assert.isTrue(Option.isNone(yield* Effect.scoped(queue.take({ wait: "30 millis" }))))
+        yield* shows(other, { workers: 0 })
+      })))
+
+  it.effect("is told when it is not its own any more, and has the result that was set", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, typed())
+        const other = yield* on(b!, typed())
+        const executing = yield* Effect.forkChild(other.execute(3))
+        yield* Effect.scoped(Effect.gen(function*() {
+          const { payload, result } = Option.getOrThrow(yield* queue.take())
+          yield* result({ square: payload * payload })
+        }))
+        assert.deepStrictEqual(yield* Fiber.join(executing), { square: 9 })
+        yield* other.offer(4, { id: "four" })
+        yield* Effect.scoped(Effect.gen(function*() {
+          const { lost } = Option.getOrThrow(yield* queue.take())
+          yield* other.cancel("four")
+          yield* promptly(lost, "the news")
+        }))
+        yield* shows(other, { completed: 1, active: 0, workers: 0 })
       })))
 })
 

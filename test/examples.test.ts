@@ -24,7 +24,8 @@ const lines: Record<string, string> = {
   "91-singleton.ts": "reports are made by a only",
   "93-topic.ts": "ann 10 30, bob 20 40, cy 7 -5",
   "94-schema-evolution.ts": "en, de, fr, en",
-  "95-shared-ref.ts": "8 workers, and ann and bob have 100"
+  "95-shared-ref.ts": "8 workers, and ann and bob have 100",
+  "96-queue.ts": "sent to ann, bob, cy; 2 + 3 = 5; one dead letter, replayed"
 }
 
 describe("examples", () => {

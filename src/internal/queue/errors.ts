@@ -34,11 +34,14 @@ export class OfferUncertain extends Schema.Error<OfferUncertain>("lockstep/Queue
 export class JobTimeout extends Schema.Error<JobTimeout>("lockstep/Queue/JobTimeout")({
   _tag: Schema.tag("JobTimeout"),
   name: Schema.String,
+  namespace: Schema.String,
   id: Schema.String,
   timeout: Schema.DurationFromMillis
 }) {
   override get message(): string {
-    return `The handler of job ${this.id} of queue ${JSON.stringify(this.name)} ran for longer than its \`timeout\`: ` +
+    return `The handler of job ${this.id} of ${
+      describe("queue", this.name, this.namespace)
+    } ran for longer than its \`timeout\`: ` +
       `set a longer one, or make it faster.`
   }
 }
@@ -53,13 +56,14 @@ export class JobTimeout extends Schema.Error<JobTimeout>("lockstep/Queue/JobTime
 export class JobFailed extends Schema.Error<JobFailed>("lockstep/Queue/JobFailed")({
   _tag: Schema.tag("JobFailed"),
   name: Schema.String,
+  namespace: Schema.String,
   id: Schema.String,
   outcome: Schema.Literals(["failed", "undecodable", "crashed", "cancelled", "expired"]),
   error: Schema.String
 }) {
   override get message(): string {
     const why = this.error === "" ? "" : `: ${this.error}`
-    return `Job ${this.id} of queue ${JSON.stringify(this.name)} has no result (${this.outcome})${why}`
+    return `Job ${this.id} of ${describe("queue", this.name, this.namespace)} has no result (${this.outcome})${why}`
   }
 }
 
@@ -72,11 +76,12 @@ export class JobFailed extends Schema.Error<JobFailed>("lockstep/Queue/JobFailed
 export class OutcomeUnknown extends Schema.Error<OutcomeUnknown>("lockstep/Queue/OutcomeUnknown")({
   _tag: Schema.tag("OutcomeUnknown"),
   name: Schema.String,
+  namespace: Schema.String,
   id: Schema.String
 }) {
   override get message(): string {
-    return `The outcome of job ${this.id} of queue ${
-      JSON.stringify(this.name)
+    return `The outcome of job ${this.id} of ${
+      describe("queue", this.name, this.namespace)
     } is not known: offer it with \`result\`, and ask ` +
       `within the queue's \`retention\`.`
   }

@@ -28,6 +28,7 @@ export interface Policy<E> {
   /** In milliseconds. */
   readonly timeout: number | undefined
   readonly log: Log
+  readonly namespace: string
 }
 
 /** A payload that could not be decoded: no handler has seen it. */
@@ -72,12 +73,13 @@ const traced = <A, E, R>(self: Effect.Effect<A, E, R>, { attempt, id, queue, tra
 const limited = <A, E, R>(
   self: Effect.Effect<A, E, R>,
   timeout: number,
-  { id, queue }: Task
+  { id, queue }: Task,
+  namespace: string
 ): Effect.Effect<A, E | JobTimeout, R> => {
   const limit = Duration.millis(timeout)
   return Effect.timeoutOrElse(self, {
     duration: limit,
-    orElse: () => Effect.fail(new JobTimeout({ name: queue, id, timeout: limit }))
+    orElse: () => Effect.fail(new JobTimeout({ name: queue, namespace, id, timeout: limit }))
   })
 }
 
@@ -101,7 +103,7 @@ export const handlingOf = <A, E, R>(
     const timeout = task.timeout ?? policy.timeout
     const handling = Effect.suspend(() => handler(decoded.value))
     const handled = task.isKept ? Effect.flatMap(handling, (value) => encoded(results, value)) : handling
-    return traced(timeout === undefined ? handled : limited(handled, timeout, task), task)
+    return traced(timeout === undefined ? handled : limited(handled, timeout, task, policy.namespace), task)
   },
   judge: (task, { cause }) => {
     const error = Cause.squash(cause)

@@ -37,17 +37,20 @@ export class Task implements Context.Service.Shape<typeof Job> {
   readonly count: number
   readonly body: unknown
   readonly token: number
+  /** The number of the delivery to its worker that it came with. */
+  readonly delivery: number
   readonly #more: ReadonlyArray<string> | undefined
   fiber: Fiber.Fiber<unknown, unknown> | undefined = undefined
   /** What its handler comes to does not matter any more: the session is lost, or the job was cancelled or given back. */
   over = false
 
-  constructor(queue: string, raw: Raw, token: number) {
+  constructor(queue: string, raw: Raw, token: number, delivery: number) {
     this.queue = queue
     this.key = raw[0]
     this.count = raw[1]
     this.body = raw[2]
     this.token = token
+    this.delivery = delivery
     this.#more = raw.length > 3 ? raw.slice(3) as Array<string> : undefined
   }
 

@@ -37,6 +37,9 @@ const done: Verdict = { tag: "done", outcome: "" }
 // So many jobs begin before what the ones before them have come to is sent: then Redis works while this process does.
 const slice = 32
 
+// Most of them are done by then, and never come.
+const mostCancelled = 1024
+
 const ignore = () => {}
 
 export class Worker<R> extends Member {
@@ -89,7 +92,7 @@ export class Worker<R> extends Member {
   protected take(change: ReadonlyArray<unknown>): void {
     if (change[0] === "deliver") {
       const [, sent, token, jobs] = change as readonly [string, number, number, ReadonlyArray<Raw>]
-      if (sent > this.#counted) this.#beginAll(jobs, token, 0)
+      if (sent > this.#counted) this.#beginAll(jobs, token, sent, 0)
     } else if (change[0] === "cancel") {
       this.#cancel(String(change[1]))
     } else {
@@ -98,28 +101,33 @@ export class Worker<R> extends Member {
       for (; this.#owed > 0; this.#owed--) this.#send(undefined)
       const told = new Set(this.#told)
       for (const { jobs } of this.#unanswered) for (const job of jobs) told.add(job)
+      const found = new Set(jobs.map(([key]) => key))
+      // Cancelled, and the news of that are lost.
+      for (const task of [...this.#working.values()]) {
+        if (task.delivery <= sent && !found.has(task.key)) this.#abandon(task)
+      }
       for (const [at, raw] of jobs.entries()) {
-        if (!this.#working.has(raw[0]) && !told.has(raw[0])) this.#begin(raw, token + at)
+        if (!this.#working.has(raw[0]) && !told.has(raw[0])) this.#begin(raw, token + at, sent)
       }
     }
   }
 
-  #beginAll(jobs: ReadonlyArray<Raw>, token: number, from: number): void {
+  #beginAll(jobs: ReadonlyArray<Raw>, token: number, delivery: number, from: number): void {
     const { session } = this
     const to = Math.min(jobs.length, from + slice)
-    for (let at = from; at < to; at++) this.#begin(jobs[at]!, token + at)
+    for (let at = from; at < to; at++) this.#begin(jobs[at]!, token + at, delivery)
     if (to === jobs.length) return
     this.place.space.kernel.io.defer(() => {
-      if (session === this.session) this.#beginAll(jobs, token, to)
+      if (session === this.session) this.#beginAll(jobs, token, delivery, to)
     })
   }
 
-  #begin(raw: Raw, token: number): void {
+  #begin(raw: Raw, token: number, delivery: number): void {
     const session = this.trusted
     // A job that comes while the worker stops goes back as it leaves.
     if (session === undefined || this.#stopping) return
     if (this.#cancelled.size > 0 && this.#cancelled.delete(raw[0])) return this.#send(undefined)
-    const task = new Task(this.place.name, raw, token)
+    const task = new Task(this.place.name, raw, token, delivery)
     this.#working.set(task.key, task)
     this.#running++
     this.place.space.kernel.hooks.metrics.delivered(task.attempt)
@@ -136,7 +144,8 @@ export class Worker<R> extends Member {
   #cancel(key: string): void {
     const task = this.#working.get(key)
     if (task !== undefined) return this.#abandon(task)
-    if (this.#cancelled.size < 1000) this.#cancelled.add(key)
+    this.#cancelled.add(key)
+    if (this.#cancelled.size > mostCancelled) this.#cancelled.delete(this.#cancelled.values().next().value!)
   }
 
   #abandon(task: Task): void {
@@ -244,10 +253,15 @@ export class Worker<R> extends Member {
   // End
   // -------------------------------------------------------------------------------------------------------------------
 
+  /** Begins no more jobs. */
+  halt(): void {
+    this.#stopping = true
+  }
+
   /** Takes no more jobs, and lets handlers finish. What is left after that many milliseconds is interrupted. */
   stop(grace: number): Effect.Effect<void> {
     return Effect.suspend(() => {
-      this.#stopping = true
+      this.halt()
       this.tell("queue.credit", [this.id, 0, true], ignore)
       return Effect.andThen(
         this.#running === 0 || grace === 0 ? Effect.void : this.#within(grace),

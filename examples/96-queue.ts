@@ -1,0 +1,66 @@
+/**
+ * Mails of a shop. Producers offer them, and workers on any process send them. What cannot be sent is retried, becomes a dead
+ * letter in the end, and is replayed when the bug is fixed. A second queue has results.
+ */
+import { NodeRuntime } from "@effect/platform-node"
+import { Console, Effect, Layer, Schedule, Schema, Stream } from "effect"
+import assert from "node:assert/strict"
+import { Queue } from "../src/index.ts" // In your program: from "lockstep"
+import { layer } from "./support.ts"
+
+class Mails extends Queue.Service<Mails>()("mails", {
+  payload: Schema.Struct({ to: Schema.String }),
+  // Over all processes: the provider allows no more.
+  limits: { concurrency: 10, rate: { jobs: 100, interval: "1 second" } }
+}) {}
+
+class Sums extends Queue.Service<Sums>()("sums", {
+  payload: Schema.Tuple([Schema.Number, Schema.Number]),
+  success: Schema.Number
+}) {}
+
+const sent: Array<string> = []
+let cyIsKnown = false
+
+const send = ({ to }: { readonly to: string }) =>
+  Effect.gen(function*() {
+    const { attempt } = yield* Queue.Job
+    if (to === "ann" && attempt === 1) return yield* Effect.fail("the server is away")
+    if (to === "cy" && !cyIsKnown) return yield* Effect.fail("unknown address")
+    sent.push(to)
+  })
+
+// In your program, these layers are in the processes that work.
+const workers = Layer.mergeAll(
+  Queue.worker(Mails, send, { concurrency: 5, retry: Schedule.spaced("20 millis"), attempts: 3 }),
+  Queue.worker(Sums, ([a, b]) => Effect.succeed(a + b))
+)
+
+const program = Effect.gen(function*() {
+  const mails = yield* Mails
+  const until = (done: (state: Queue.State) => boolean) =>
+    Effect.repeat(mails.state, { until: done, schedule: Schedule.spaced("10 millis") })
+  yield* mails.offerAll([{ to: "ann" }, { to: "cy" }])
+  // With an id, a mail that is offered twice is sent once.
+  const first = yield* mails.offer({ to: "bob" }, { id: "welcome/bob", delay: "50 millis" })
+  assert.deepEqual(yield* mails.offer({ to: "bob" }, { id: "welcome/bob" }), { id: first.id, duplicate: true })
+  yield* until(({ completed, dead }) => completed === 2 && dead === 1)
+
+  const [letter] = yield* Stream.runCollect(mails.deadLetters)
+  assert.equal(letter!.attempts, 3)
+  assert.match(letter!.error, /unknown address/)
+  cyIsKnown = true
+  yield* mails.replay([letter!.letter])
+  yield* until(({ completed }) => completed === 3)
+
+  // The result comes to whichever process waits for it.
+  const sums = yield* Sums
+  const sum = yield* sums.execute([2, 3])
+  yield* Console.log(`sent to ${sent.toSorted().join(", ")}; 2 + 3 = ${sum}; one dead letter, replayed`)
+})
+
+program.pipe(
+  Effect.provide(workers.pipe(Layer.provideMerge(Layer.mergeAll(Mails.layer, Sums.layer)))),
+  Effect.provide(layer()),
+  NodeRuntime.runMain
+)
