@@ -586,13 +586,15 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* other.cancel(first!.id)
         assert.deepStrictEqual(interrupted, [])
         missed(context)
-        yield* eventually(Effect.sync(() => assert.deepStrictEqual(interrupted, [1])))
+        yield* promptly(
+          eventually(Effect.sync(() => assert.deepStrictEqual(interrupted, [1]))),
+          "its interruption"
+        )
         yield* held.release()
         yield* other.offer(4)
         yield* begins(worker, [1, 2, 3, 4])
         yield* worker.stop
-      })
-    ))
+      }), { lease: "30 seconds", margin: "1 second", requestTimeout: "1 second" }))
 
   it.effect("is told again when news of it were lost, and runs once", () =>
     several(1, ([a]) =>
