@@ -148,14 +148,13 @@ const traffic = Effect.fnUntraced(function*({ group, handlers, name, next, opene
 
 const lead = Effect.fnUntraced(function*({ entered, key, leaving, stay }: Worker) {
   const election = yield* Election.make({ name: key })
-  yield* election.lead(
+  yield* election.leadForever(
     Effect.sync(entered).pipe(
       Effect.andThen(Effect.sleep(stay)),
       Effect.andThen(Effect.sync(leaving)),
       // Interrupts this, after which it campaigns again.
       Effect.andThen(election.resign)
-    ),
-    { again: true }
+    )
   )
 }, Effect.scoped)
 
