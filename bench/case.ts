@@ -5,6 +5,7 @@
 import type { Contestant, Meeting, Open, RefVerb, Sample, Traffic, Worker } from "./contestant.ts"
 import type { Column } from "./figures.ts"
 import { now, sleep } from "./machine.ts"
+import { counted, cpuMillis, receive, send } from "./parent.ts"
 import { openProgress } from "./progress.ts"
 
 export type Name = Column | "lockstep-scoped"
@@ -57,8 +58,6 @@ export interface Job {
       readonly interval: number
     }
 }
-
-export type ToChild = { readonly from: number; readonly to: number } | { readonly more: true }
 
 export interface LoopsResult {
   readonly millis: number
@@ -130,33 +129,9 @@ const load = async (name: Name): Promise<Open> => {
   }
 }
 
-const send = (message: unknown): Promise<void> =>
-  new Promise((resolve, reject) => process.send!(message, (error: Error | null) => error ? reject(error) : resolve()))
-
-const receive = (): Promise<ToChild> => new Promise((resolve) => process.once("message", resolve))
-
-const cpuMillis = (): number => {
-  const { system, user } = process.cpuUsage()
-  return (system + user) / 1000
-}
-
 const name = (n: number): string => `bench:${String(n).padStart(6, "0")}`
 
 const names = (from: number, to: number) => Array.from({ length: to - from }, (_, at) => name(from + at))
-
-/** What was counted between two times that the parent says. What was noted before them is forgotten. */
-const counted = async (go: Promise<unknown>, counts: ReadonlyArray<number>, notes: Array<unknown>) => {
-  const { from, to } = await go as { from: number; to: number }
-  await sleep(from - now())
-  notes.length = 0
-  const before = { at: now(), counts: [...counts], cpu: cpuMillis() }
-  await sleep(to - now())
-  return {
-    millis: now() - before.at,
-    cpuMillis: cpuMillis() - before.cpu,
-    counts: counts.map((count, at) => count - before.counts[at]!)
-  }
-}
 
 const loops = async (contestant: Contestant, task: Extract<Job["task"], { is: "loops" }>): Promise<LoopsResult> => {
   const { keys, lead = false, pause, permits, ref, stay } = task

@@ -1,8 +1,9 @@
 /** Starts and talks to the processes of the contestants. */
 import { spawn } from "node:child_process"
 import { fileURLToPath } from "node:url"
-import type { Job, ToChild } from "./case.ts"
+import type { Job } from "./case.ts"
 import { pinned } from "./machine.ts"
+import type { ToChild } from "./parent.ts"
 
 export interface Child {
   /** The next message from it. */
