@@ -4,6 +4,7 @@
  */
 import type { Contestant, Meeting, Open, RefVerb, Sample, Traffic, Worker } from "./contestant.ts"
 import type { Column } from "./figures.ts"
+import { jobs, type JobsTask, store, type StoreTask } from "./jobs.ts"
 import { now, sleep } from "./machine.ts"
 import { counted, cpuMillis, receive, send } from "./parent.ts"
 import { openProgress } from "./progress.ts"
@@ -57,6 +58,8 @@ export interface Job {
       /** Milliseconds between two events, about; 0: as fast as they are handled. */
       readonly interval: number
     }
+    | JobsTask
+    | StoreTask
 }
 
 export interface LoopsResult {
@@ -124,6 +127,14 @@ const load = async (name: Name): Promise<Open> => {
       return (await import("./contestants/streams.ts")).openEach
     case "xreadgroup":
       return (await import("./contestants/streams.ts")).openGroup
+    case "raw-queue":
+      return (await import("./contestants/raw-queue.ts")).open
+    case "bullmq":
+      return (await import("./contestants/bullmq.ts")).open
+    case "bee-queue":
+      return (await import("./contestants/bee-queue.ts")).open
+    case "persisted-queue":
+      return (await import("./contestants/persisted-queue.ts")).open
     case "in-process":
       return (await import("./contestants/in-process.ts")).open
   }
@@ -349,5 +360,14 @@ switch (job.task.is) {
     break
   case "traffic":
     await send(await traffic(contestant, job.task, job.port))
+    break
+  case "enqueue":
+  case "process":
+  case "offer":
+  case "work":
+    await send(await jobs(await contestant.queue!("jobs", "removed"), job.task))
+    break
+  case "store":
+    await store(await contestant.queue!("jobs", "default"), job.task)
 }
 process.exit(0)

@@ -68,7 +68,28 @@ export interface Traffic {
   readonly opened: () => Promise<void>
 }
 
-/** None of these ends, except by failing, but `hold`. Nobody can do everything. */
+/** How jobs are offered. */
+export interface Production {
+  /** How many calls are under way at a time. */
+  readonly producers: number
+  /** Jobs of each call. 1: the call for a single job. */
+  readonly batch: number
+  /** Asked before each call, whether there is one more. */
+  readonly more: () => boolean | Promise<boolean>
+  /** The next job. To be called right before it is offered. */
+  readonly next: () => Sample
+  /** To be called when a call has stored so many jobs. */
+  readonly stored: (jobs: number) => void
+}
+
+export interface JobQueue {
+  /** Ends when there are no more jobs. */
+  readonly produce: (production: Production) => Promise<void>
+  /** Runs jobs, so many at a time. It ends only by failing. */
+  readonly work: (concurrency: number, handler: (job: Sample) => void) => Promise<never>
+}
+
+/** None of these ends, except by failing, but `hold` and `queue`. Nobody can do everything. */
 export interface Contestant {
   /** A loop of acquire and release for each worker, all at once. */
   readonly locks?: (workers: ReadonlyArray<Worker>) => Promise<void>
@@ -92,6 +113,8 @@ export interface Contestant {
   readonly signal?: (meeting: Meeting) => Promise<void>
   /** Publishes, and handles what is published. */
   readonly traffic?: (traffic: Traffic) => Promise<void>
+  /** Opens a queue of jobs. What becomes of finished jobs: as by `default`, or they are `removed` if that can be set. */
+  readonly queue?: (name: string, finished: "default" | "removed") => Promise<JobQueue>
 }
 
 export type Open = (settings: Settings) => Promise<Contestant>
@@ -147,6 +170,22 @@ export const publishing = async (
     for (;;) {
       for (let wait = pause(); wait !== undefined; wait = pause()) await wait
       await publish(JSON.stringify(next()))
+    }
+  }))
+}
+
+/** All producers of this process, where an offer is a promise. */
+export const producing = async (
+  { batch, more, next, producers, stored }: Production,
+  offer: (job: Sample) => Promise<unknown>,
+  offerAll: (jobs: ReadonlyArray<Sample>) => Promise<unknown>
+): Promise<void> => {
+  await Promise.all(Array.from({ length: producers }, async () => {
+    for (;;) {
+      const goesOn = more()
+      if (!(typeof goesOn === "boolean" ? goesOn : await goesOn)) return
+      await (batch === 1 ? offer(next()) : offerAll(Array.from({ length: batch }, next)))
+      stored(batch)
     }
   }))
 }

@@ -14,6 +14,10 @@ export type Column =
   | "xread"
   | "xread-each"
   | "xreadgroup"
+  | "raw-queue"
+  | "bullmq"
+  | "bee-queue"
+  | "persisted-queue"
   | "in-process"
 
 export interface Floor {

@@ -16,7 +16,11 @@ export const commands: { readonly [column in Column]?: ReadonlyArray<string> } =
   "pubsub": ["publish"],
   "xread": ["xadd", "xread"],
   "xread-each": ["xadd", "xread"],
-  "xreadgroup": ["xadd", "xreadgroup", "xack"]
+  "xreadgroup": ["xadd", "xreadgroup", "xack"],
+  "raw-queue": ["xadd", "xreadgroup", "xack", "xdel"],
+  "bullmq": ["evalsha", "eval", "bzpopmin", "multi", "exec"],
+  "bee-queue": ["evalsha", "brpoplpush", "hget", "multi", "exec", "lrem", "srem", "hdel"],
+  "persisted-queue": ["evalsha", "eval", "rpush"]
 }
 
 interface Loops {

@@ -4,7 +4,7 @@
  *     node bench/main.ts [--quick] [--write] [--cpu-prof] [case ...]
  *
  * `--quick` shortens everything, `--write` writes RESULTS.md, `--cpu-prof` leaves profiles of lockstep's processes in
- * cases 1 to 4, 8 to 10 and 13 to 15 in the current directory. Cases are numbers from 1 to 15; without any, all of them run.
+ * cases 1 to 4, 8 to 10 and 13 to 18 in the current directory. Cases are numbers from 1 to 19; without any, all of them run.
  */
 import { readFileSync, writeFileSync } from "node:fs"
 import { createRequire } from "node:module"
@@ -14,6 +14,7 @@ import { cases as ofLocks } from "./cases.ts"
 import { coordination } from "./coordination.ts"
 import type { Row } from "./figures.ts"
 import { describe, findCores } from "./machine.ts"
+import { queues } from "./queues.ts"
 import { refs } from "./refs.ts"
 import { isMet, results, tables } from "./report.ts"
 import { topics } from "./topics.ts"
@@ -26,7 +27,7 @@ const { positionals, values } = parseArgs({
     "cpu-prof": { type: "boolean", default: false }
   }
 })
-const cases = [...ofLocks, ...coordination, ...refs, ...topics]
+const cases = [...ofLocks, ...coordination, ...refs, ...topics, ...queues]
 const wanted = positionals.length === 0 ? cases.map((_, at) => at + 1) : positionals.map(Number)
 for (const at of wanted) if (cases[at - 1] === undefined) throw new RangeError(`there is no case ${at}`)
 
@@ -55,7 +56,9 @@ const versions: Array<readonly [string, string]> = [
   ["effect", versionOf("effect", library.pathname)],
   ["ioredis", versionOf("ioredis", library.pathname)],
   ["redlock", versionOf("redlock", import.meta.url)],
-  ["redis-semaphore", versionOf("redis-semaphore", import.meta.url)]
+  ["redis-semaphore", versionOf("redis-semaphore", import.meta.url)],
+  ["bullmq", versionOf("bullmq", import.meta.url)],
+  ["bee-queue", versionOf("bee-queue", import.meta.url)]
 ]
 
 const cores = findCores()

@@ -14,6 +14,10 @@ const columns: ReadonlyArray<readonly [Column, string]> = [
   ["xread", "XREAD, shared"],
   ["xread-each", "XREAD, a connection each"],
   ["xreadgroup", "XREADGROUP"],
+  ["raw-queue", "raw stream"],
+  ["bullmq", "BullMQ"],
+  ["bee-queue", "bee-queue"],
+  ["persisted-queue", "Effect's PersistedQueue"],
   ["in-process", "Effect's PubSub"]
 ]
 
@@ -67,9 +71,9 @@ const columnsOf = (rows: ReadonlyArray<Row>) =>
 const about = (row: Row, before: Row | undefined): ReadonlyArray<string> =>
   before?.case === row.case && before.what === row.what ? ["", ""] : [String(row.case), row.what]
 
-// Locks, meetings and topics have other contestants: in one table, most of it would be empty.
+// Locks, meetings, topics and queues have other contestants: in one table, most of it would be empty.
 const parts = (rows: ReadonlyArray<Row>): ReadonlyArray<ReadonlyArray<Row>> =>
-  [[0, 7], [7, 11], [11, Number.POSITIVE_INFINITY]]
+  [[0, 7], [7, 11], [11, 15], [15, Number.POSITIVE_INFINITY]]
     .map(([above, last]) => rows.filter((row) => row.case > above! && row.case <= last!))
     .filter((part) => part.length > 0)
 
@@ -173,6 +177,19 @@ ${tables(rows)}
   sends an auto-pipelined \`XACK\` for each. What a member that dies has read stays unhandled there.
 * A delivery (14) is measured from the moment before an event is published to the call of the handler in another process,
   one event at a time.
+* Jobs (16 to 19) are a small JSON text each. \`lockstep\` is \`Queue.offer\`, \`Queue.offerAll\` and \`Queue.run\` with the
+  defaults and an empty handler. A backlog is stored first, and one process runs it; each run checks that no job was lost
+  or was run twice. The first jobs of each run warm it up.
+* \`raw stream\` is the fastest raw way: auto-pipelined \`XADD\`, or pipelines of 500 for many jobs; then one \`XREADGROUP\` for
+  as many jobs as run at a time, pipelined behind one \`XACK\` and one \`XDEL\` for the jobs before them. It has neither
+  retries nor delays nor priorities, and the jobs of a process that dies stay with it.
+* BullMQ, bee-queue and PersistedQueue have their default settings, except that BullMQ and bee-queue remove finished jobs
+  in cases 16 to 18, and that bee-queue sends no events there and keeps no jobs in the process, as its documentation
+  recommends for speed. PersistedQueue has its own Redis client, and no call for many jobs: a fiber offers each.
+* A start (18) is measured from the moment before a job is offered to the call of the handler in another process, one job
+  every 10 ms on average. PersistedQueue polls every second.
+* Memory of jobs (19) is what 10,000 more of them cost after the first 500, with the default settings of all: BullMQ and
+  bee-queue keep finished jobs.
 * A hand-over (11) is measured from the last instruction of the leader, after which it resigns, to the first one of the
   next leader.
 

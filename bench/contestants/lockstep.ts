@@ -1,10 +1,11 @@
-import { Effect, Layer, ManagedRuntime, References, Schema, Stream } from "effect"
+import { Effect, Layer, ManagedRuntime, References, Schema, Scope, Stream } from "effect"
 import {
   Barrier,
   Coordinator,
   CountDownLatch,
   Election,
   Lock,
+  Queue,
   Redis,
   Semaphore,
   SharedRef,
@@ -16,12 +17,14 @@ import {
   groupConcurrency,
   groupPrefetch,
   holdsAtOnce,
+  type JobQueue,
   type Meeting,
   type Open,
   rest,
   type Traffic,
   type Worker
 } from "../contestant.ts"
+import { produce, sample } from "./producing.ts"
 
 const inside = (worker: Worker): Effect.Effect<void> =>
   worker.stay === 0
@@ -195,6 +198,16 @@ const make = (scoped: boolean): Open => async ({ lease, port }) => {
     latch: (meeting) => runtime.runPromise(latch(meeting)),
     signal: (meeting) => runtime.runPromise(signal(meeting)),
     traffic: (events) => runtime.runPromise(traffic(events)),
+    queue: async (name): Promise<JobQueue> => {
+      // The process ends without closing it.
+      const scope = Scope.makeUnsafe()
+      const queue = await runtime.runPromise(Scope.provide(Queue.make({ name, payload: sample }), scope))
+      return {
+        produce: (production) => runtime.runPromise(produce(production, (job) => queue.offer(job), queue.offerAll)),
+        work: (concurrency, handler) =>
+          runtime.runPromise(queue.run((job) => Effect.sync(() => handler(job)), { concurrency }))
+      }
+    },
     hold: (keys) =>
       scoped
         ? holding((held) =>

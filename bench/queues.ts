@@ -1,0 +1,200 @@
+/** The cases of queues: jobs that processes offer, and others run. */
+import type { Job } from "./case.ts"
+import * as child from "./child.ts"
+import { timed } from "./coordination.ts"
+import {
+  add,
+  type Case,
+  type Column,
+  type Context,
+  type Figures,
+  type Floor,
+  rounds,
+  type Row,
+  withServer
+} from "./figures.ts"
+import type { DelaysResult, JobsResult, JobsTask, StoreTask } from "./jobs.ts"
+import { commands, measured } from "./loops.ts"
+import * as server from "./server.ts"
+
+const columns: ReadonlyArray<Column> = ["lockstep", "raw-queue", "bullmq", "bee-queue", "persisted-queue"]
+
+const start = (context: Context, redis: server.Server, contestant: Column, process: number, task: JobsTask) => {
+  const job: Job = { contestant, port: redis.port, lease: 15_000, autoPipelining: true, task }
+  return child.start(context.cores.client(process), job, contestant === "lockstep" ? context.nodeOptions : [])
+}
+
+// -----------------------------------------------------------------------------
+// 16 and 17: throughput
+// -----------------------------------------------------------------------------
+
+/** Rates and costs of so many jobs, by contestants in turn on one server. */
+const throughput = async (
+  context: Context,
+  about: {
+    readonly case: number
+    readonly what: string
+    readonly floor?: Floor | undefined
+    readonly ofCalls?: Floor | undefined
+  },
+  task: JobsTask
+): Promise<ReadonlyArray<Row>> => {
+  const rate: Figures = {}
+  const client: Figures = {}
+  const ofServer: Figures = {}
+  const calls: Figures = {}
+  await withServer(
+    context,
+    context.cores.server,
+    (redis) =>
+      rounds(context, context.quick ? 2 : 5, columns, async (column) => {
+        await redis.client.flushall()
+        const one = start(context, redis, column, 0, task)
+        await one.next()
+        const before = await redis.info()
+        const { cpuMillis, jobs, millis } = await one.next<JobsResult>()
+        const after = await redis.info()
+        await one.ended
+        add(rate, column, jobs / millis * 1000)
+        add(client, column, cpuMillis / jobs * 1000)
+        add(ofServer, column, (server.cpuSeconds(after) - server.cpuSeconds(before)) / jobs * 1e6)
+        const sent = commands[column]!
+        add(calls, column, (server.calls(after, sent) - server.calls(before, sent)) / jobs)
+      })
+  )
+  const { case: number, floor, ofCalls, what } = about
+  return [
+    { case: number, what, measure: "jobs/s", digits: 0, figures: rate, floor },
+    { case: number, what, measure: "client CPU per job, us", digits: 1, figures: client },
+    { case: number, what, measure: "Redis CPU per job, us", digits: 1, figures: ofServer },
+    { case: number, what, measure: "Redis calls per job", digits: 3, figures: calls, floor: ofCalls }
+  ]
+}
+
+const producers = 64
+const bulk = 10_000
+
+const enqueue = async (context: Context): Promise<ReadonlyArray<Row>> => {
+  const { quick } = context
+  return [
+    ...await throughput(
+      context,
+      { case: 16, what: `enqueue, one job at a time by ${producers} fibers` },
+      { is: "enqueue", producers, batch: 1, warm: quick ? 10_000 : 20_000, count: quick ? 20_000 : 50_000 }
+    ),
+    ...await throughput(
+      context,
+      {
+        case: 16,
+        what: `enqueue, ${bulk.toLocaleString("en")} jobs with a call`,
+        floor: { text: ">= 0.8 of raw stream", met: (_, ratio) => ratio("raw-queue") >= 0.8 }
+      },
+      { is: "enqueue", producers: 1, batch: bulk, warm: (quick ? 2 : 3) * bulk, count: (quick ? 5 : 10) * bulk }
+    )
+  ]
+}
+
+const work = async (context: Context): Promise<ReadonlyArray<Row>> => {
+  const { quick } = context
+  const rows: Array<Row> = []
+  for (const concurrency of [1, 50, 500]) {
+    const busy = concurrency > 1
+    const [warm, count] = busy ? [20_000, 50_000] : [5000, 15_000]
+    rows.push(
+      ...await throughput(
+        context,
+        {
+          case: 17,
+          what: `process a backlog, concurrency ${concurrency}`,
+          floor: busy ? { text: ">= 3.0 of BullMQ", met: (_, ratio) => ratio("bullmq") >= 3 } : undefined,
+          ofCalls: busy ? { text: "<= 0.3", met: (median) => median("lockstep") <= 0.3 } : undefined
+        },
+        { is: "process", concurrency, warm: quick ? warm / 2 : warm, count: quick ? count / 2 : count }
+      )
+    )
+  }
+  return rows
+}
+
+// -----------------------------------------------------------------------------
+// 18: latency
+// -----------------------------------------------------------------------------
+
+const latency = (context: Context): Promise<ReadonlyArray<Row>> =>
+  timed(
+    context,
+    columns,
+    {
+      case: 18,
+      what: "idle queue, one job at a time, begun in another process",
+      of: "start",
+      floor: { text: "< 1 ms", met: (median) => median("lockstep") < 1 }
+    },
+    async (redis, column, times) => {
+      await redis.client.flushall()
+      const children: Array<child.Child> = []
+      for (const task of [{ is: "work" }, { is: "offer", interval: 10 }] as const) {
+        const one = start(context, redis, column, children.length, task)
+        children.push(one)
+        await one.next()
+      }
+      const { results } = await measured<DelaysResult>(redis, column, children, times)
+      return results[0]!.delays
+    }
+  )
+
+// -----------------------------------------------------------------------------
+// 19: memory
+// -----------------------------------------------------------------------------
+
+const stored = 10_000
+
+// So many first that every script is loaded.
+const base = 500
+
+const memory = async (context: Context): Promise<ReadonlyArray<Row>> => {
+  const rowOf = async (finished: boolean): Promise<Row> => {
+    const figures: Figures = {}
+    await rounds(
+      context,
+      context.quick ? 1 : 3,
+      columns,
+      (column) =>
+        withServer(context, context.cores.server, async (redis) => {
+          const task: StoreTask = {
+            is: "store",
+            finished,
+            counts: [base, base + stored],
+            settle: context.quick ? 2500 : 4000
+          }
+          // Lockstep's last replies stay in Redis until its next heartbeat, which comes within a third of the lease.
+          const job: Job = { contestant: column, port: redis.port, lease: 6000, autoPipelining: true, task }
+          const one = child.start(context.cores.client(0), job)
+          const read = async () => {
+            await one.next()
+            const bytes = server.dataBytes(await redis.info())
+            one.send({ more: true })
+            return bytes
+          }
+          const before = await read()
+          add(figures, column, (await read() - before) / stored)
+          await one.ended
+        })
+    )
+    return {
+      case: 19,
+      what: `${stored.toLocaleString("en")} ${finished ? "finished" : "waiting"} jobs`,
+      measure: "Redis, bytes each",
+      digits: 0,
+      figures
+    }
+  }
+  return [await rowOf(false), await rowOf(true)]
+}
+
+export const queues: ReadonlyArray<Case> = [
+  { title: "enqueue", run: enqueue },
+  { title: "process", run: work },
+  { title: "latency of a queue", run: latency },
+  { title: "memory of a queue", run: memory }
+]
