@@ -487,19 +487,20 @@ local function forgetQueue(ctx, queue)
   call('PEXPIRE', queue.key, text(known))
 end
 
-local function writeNoted(queue)
-  local args
+local function writeNoted(ctx, queue)
+  if not next(queue.noted) then return end
+  -- The window may have changed in this call.
+  local now = turnsOfQueue(ctx, queue)
+  local args = { now }
   for field, value in pairs(queue.noted) do
-    args = args or { queue.current }
     args[#args + 1], args[#args + 2] = field, value
     if #args > 2000 then
       call('HSET', unpack(args))
-      args = { queue.current }
+      args = { now }
     end
   end
-  if not args then return end
   if #args > 1 then call('HSET', unpack(args)) end
-  call('PEXPIRE', queue.current, text(2 * windowOfQueue(queue)))
+  call('PEXPIRE', now, text(2 * windowOfQueue(queue)))
 end
 
 -- Trims what is done of a level.
@@ -520,7 +521,7 @@ finishQueue = function(ctx, queue)
   end
   if queue.workers > 0 then dispatchJobs(ctx, queue) end
   if queue.recount then queue.dead = call('XLEN', queue.letters) end
-  writeNoted(queue)
+  writeNoted(ctx, queue)
   local jobs = queue.delayed + queue.dead + queue.active + readyIn(queue)
   if jobs == 0 and queue.members == 0 and queue.workers == 0 then return forgetQueue(ctx, queue) end
   if #queue.fresh > 0 then listOfWorkers(queue) end

@@ -7,7 +7,7 @@ import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { freshNamespace, node, short, TestServer } from "./support/live.ts"
 import { asks } from "./support/requests.ts"
-import { lose, missed, on, promptly, several } from "./support/several.ts"
+import { lose, missed, on, promptly, revoked, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -67,6 +67,19 @@ layer(TestServer.layer, live)("a queue", (it) => {
         yield* worker.stop
         yield* shows(queue, { workers: 0 })
       })))
+
+  it.effect("goes on when its process may call the actor again", () =>
+    several(1, ([a], _, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        yield* queue.offer(0)
+        yield* revoked(a!, server, queue.offer(1))
+        yield* promptly(eventually(Effect.asVoid(queue.offer(2))), "an offer")
+        yield* promptly(queue.offerAll([3, 4]), "offers")
+        const worker = yield* working(queue)
+        yield* begins(worker, [0, 2, 3, 4])
+        yield* worker.stop
+      }), short))
 
   it.effect("gives jobs to all workers that wait, and never more than they can run", () =>
     several(3, (nodes) =>

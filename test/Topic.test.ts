@@ -25,7 +25,7 @@ import { behindLine } from "./support/behindLine.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { freshNamespace, type Node, node, short, TestServer } from "./support/live.ts"
 import { asks } from "./support/requests.ts"
-import { lose, missed, on, promptly, several } from "./support/several.ts"
+import { lose, missed, on, promptly, revoked, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -188,6 +188,17 @@ layer(TestServer.layer, live)("a topic", (it) => {
         }))
       }))
   }
+
+  it.effect("goes on when its process may call the actor again", () =>
+    several(1, ([a], _, server) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        yield* topic.publish(0)
+        yield* revoked(a!, server, topic.publish(1))
+        yield* promptly(eventually(Effect.asVoid(topic.publish(2))), "a publication")
+        yield* promptly(topic.publishAll([3, 4]), "publications")
+        assert.deepStrictEqual(valuesOf(yield* collect(topic.subscribe({ from: "beginning" }), 4)), [0, 2, 3, 4])
+      }), short))
 
   it.effect("keeps what retention allows, and shows what was removed unread", () =>
     several(1, ([a]) =>

@@ -111,6 +111,23 @@ export const lose = (context: Node, namespace: string, server: Server) =>
     on(context, Lock.withLockIfAvailable(Effect.void, "to be told"))
   )
 
+/** For longer than a lease, the user may not call the actor: requests are refused, and then no session can be opened. */
+export const revoked = <A, E extends { readonly reason: { readonly _tag: string } }>(
+  context: Node,
+  server: Server,
+  request: Effect.Effect<A, E>
+) =>
+  Effect.gen(function*() {
+    const { sessions } = Context.get(context, Coordinator.Coordinator)
+    yield* server.cli("ACL", "SETUSER", "default", "-fcall")
+    yield* eventually(
+      Effect.map(sessions, (all) => assert.isTrue(all.every(({ state }) => state !== "open" && state !== "suspended")))
+    )
+    for (let tries = 0; tries < 3; tries++) {
+      assert.strictEqual((yield* promptly(Effect.flip(request), "a refusal")).reason._tag, "MissingPermission")
+    }
+  }).pipe(Effect.ensuring(Effect.orDie(server.cli("ACL", "SETUSER", "default", "+fcall"))))
+
 /** How many events the mailbox of a coordinator has had. */
 export const eventsOf = (context: Node, namespace: string, server: Server) =>
   Effect.gen(function*() {

@@ -167,6 +167,7 @@ export class Outbox {
       )
     )
     const sent = (this.#inFlight ?? []).filter((request) => !again.has(request))
+    for (const request of this.#queue) request.queued = false
     const drained = { sent, queued: this.#queue.filter(({ cancelled }) => cancelled !== true) }
     this.#inFlight = undefined
     this.#queue = []

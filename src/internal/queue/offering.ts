@@ -62,9 +62,10 @@ class Offer implements Request<"queue.offer"> {
     this.#answered = answered
   }
 
-  /** It can take in another job: it has not been sent. */
+  /** It can take in another job: it has not been sent, and has not failed. */
   get open(): boolean {
-    return this.#args === undefined && !this.cancelled && this.items.length < mostJobs && this.text < mostText
+    return this.#args === undefined && this.#answered !== undefined && this.items.length < mostJobs &&
+      this.text < mostText
   }
 
   // Made when it is sent, and the same each time.
