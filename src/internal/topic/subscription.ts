@@ -21,7 +21,7 @@ type Elements<A> = Arr.NonEmptyReadonlyArray<Element<A>>
  * - `paging`: it reads by itself.
  * - `joining`: it reads what is left up to where the shared read stands; what is newer is kept aside.
  * - `live`: it is fed by the shared read.
- * - `paused`: the buffer is full, and it goes on when that is empty.
+ * - `paused`: the buffer is full, and it goes on when half of that is free.
  * - `held`: its next event is of an epoch that not all lanes have come to.
  */
 type Mode = "paging" | "joining" | "live" | "paused" | "held"
@@ -218,7 +218,7 @@ export class Subscription<A> {
 
   /** The next elements, at least one. */
   readonly take: Effect.Effect<Elements<A>, CoordinatorError> = Effect.callback((resume) => {
-    if (this.#size === 0) this.#resume()
+    if (this.#size <= this.#capacity / 2) this.#resume()
     if (this.#size > 0 || this.#error !== undefined) return resume(this.#next())
     this.#waiting = resume
     return Effect.sync(() => {
