@@ -13,13 +13,17 @@ const away = new Set(["Timeout", "ConnectionLost", "NotConnected", "Unavailable"
 export const insist = <A, E extends Failure, R>(question: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
   Effect.retry(question, { while: ({ reason }) => away.has(reason._tag), times: 10 })
 
-/** Asks for a change, once. Whether its answer was late or not, the change leads to this state, and nowhere else. */
+/**
+ * Asks for a change. Whether its answer was late or not, the change leads to this state, and nowhere else. It is asked for once
+ * more if it was given up before it was sent, since the request before it had no answer.
+ */
 export const leads = <A, E extends Failure, B, E2>(
   change: Effect.Effect<A, E>,
   expected: A,
   state: Effect.Effect<B, E2>,
-  to: B
-) =>
+  to: B,
+  again = true
+): Effect.Effect<void, unknown> =>
   Effect.gen(function*() {
     const answer = yield* Effect.match(change, {
       onFailure: ({ reason }) => ({ failed: reason._tag }),
@@ -28,7 +32,10 @@ export const leads = <A, E extends Failure, B, E2>(
     const reached = Effect.map(state, (now) => assert.strictEqual(now, to))
     if ("failed" in answer) {
       assert.strictEqual(answer.failed, "Timeout")
-      return yield* eventually(reached)
+      return yield* again
+        ? Effect.catchCause(eventually(reached, { timeout: "4 seconds" }), () =>
+          leads(change, expected, state, to, false))
+        : eventually(reached)
     }
     assert.strictEqual(answer.value, expected)
     yield* reached
