@@ -925,7 +925,7 @@ handlers['queue.pause'] = function(ctx, key, paused)
   return '["paused"]'
 end
 
--- Who takes jobs out of a queue to remove them.
+-- The consumer that takes jobs out of a queue to remove them.
 local PURGING = '/'
 
 -- queue.purge: removes some of the jobs that are not in work, and says whether there are more

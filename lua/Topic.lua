@@ -9,9 +9,9 @@
 --
 -- A topic has a shard in each of several partitions, and a key belongs to one of them. A change of their number begins an
 -- epoch: all shards are *sealed*, the first one, which decides, before the others. A sealed shard refuses what is published,
--- until all are sealed and it is *opened*. So every event of an epoch was stored before every event of the next one, and who
--- reads in order finishes an epoch in all shards before the next one. `shards` counts those that keys belong to now, `width`
--- all that ever had events.
+-- until all are sealed and it is *opened*. So every event of an epoch was stored before every event of the next one, and a
+-- reader that keeps order finishes an epoch in all shards before the next one. `shards` counts those that keys belong to now,
+-- `width` all that ever had events.
 --
 -- The hash:
 --   s                  record Topic
@@ -786,7 +786,7 @@ handlers['topic.consume'] = function(ctx, key, id, name, from, credit, ordered)
   return reply('joined', index, member and member.sent or 0, group.drained, json('[' .. concat(items, ',') .. ']'))
 end
 
--- topic.begin: all shards have nothing left for a group of what there was before an epoch, so it begins that
+-- topic.begin: no shard has anything left for a group of what there was before an epoch, so the group begins that epoch
 -- keys: all
 -- args: name string, epoch number
 -- reply: ["begun"]

@@ -1,6 +1,6 @@
 /**
  * The shards of a topic, as this process knows them. It joins them, and takes part in each change of their number: all are
- * sealed, the first one before the others, and then opened. Whoever hears of a change brings it to its end.
+ * sealed, the first one before the others, and then opened. A process that hears of a change brings it to its end.
  */
 
 import type * as Duration from "effect/Duration"
