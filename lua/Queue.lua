@@ -215,35 +215,15 @@ end
 -- What is known for a while
 -- -----------------------------------------------------------------------------
 
-local function windowOfQueue(queue)
-  return queue.window > 0 and queue.window or 600000
-end
-
--- The hash of this turn, and that of the turn before.
-local function turnsOfQueue(ctx, queue)
-  if queue.current then return queue.current, queue.former end
-  local turn = floor(ctx.now / windowOfQueue(queue))
-  -- After a fail-over the clock may be a little behind: what is known must not be forgotten for that.
-  if turn == queue.turn - 1 then turn = queue.turn end
-  if turn ~= queue.turn then
-    call('UNLINK', turn % 2 == 0 and queue.even or queue.odd)
-    if turn ~= queue.turn + 1 then call('UNLINK', turn % 2 == 0 and queue.odd or queue.even) end
-    queue.turn = turn
-  end
-  queue.current, queue.former = queue.even, queue.odd
-  if turn % 2 ~= 0 then queue.current, queue.former = queue.odd, queue.even end
-  return queue.current, queue.former
-end
-
 local function recalled(ctx, queue, field)
   local noted = queue.noted[field]
   if noted then return noted end
-  local now, before = turnsOfQueue(ctx, queue)
+  local now, before = turnsOf(ctx, queue)
   return call('HGET', now, field) or call('HGET', before, field)
 end
 
 local function noteIn(ctx, queue, field, value)
-  turnsOfQueue(ctx, queue)
+  turnsOf(ctx, queue)
   queue.noted[field] = value
 end
 
@@ -475,7 +455,7 @@ end
 -- Nothing is left of a queue without jobs and members, but the ids that are still known.
 local function forgetQueue(ctx, queue)
   call('ZREM', ctx.dues, '@' .. sub(queue.key, #ctx.prefix + 1))
-  local known = queue.named > 0 and queue.named + windowOfQueue(queue) - ctx.now or 0
+  local known = queue.named > 0 and queue.named + windowOf(queue) - ctx.now or 0
   if known <= 0 then
     call('DEL', queue.even, queue.odd)
     return everyKey(queue, function(key) call('DEL', key) end)
@@ -490,7 +470,7 @@ end
 local function writeNoted(ctx, queue)
   if not next(queue.noted) then return end
   -- The window may have changed in this call.
-  local now = turnsOfQueue(ctx, queue)
+  local now = turnsOf(ctx, queue)
   local args = { now }
   for field, value in pairs(queue.noted) do
     args[#args + 1], args[#args + 2] = field, value
@@ -500,7 +480,7 @@ local function writeNoted(ctx, queue)
     end
   end
   if #args > 1 then call('HSET', unpack(args)) end
-  call('PEXPIRE', now, text(2 * windowOfQueue(queue)))
+  call('PEXPIRE', now, text(2 * windowOf(queue)))
 end
 
 -- Trims what is done of a level.
@@ -550,7 +530,7 @@ end
 -- Offer
 -- -----------------------------------------------------------------------------
 
--- What is asked of a job besides its body: letters with numbers, see `queue.offer`. Texts stand behind the body.
+-- The options of an offer: letters with numbers, see `queue.offer`. Texts stand behind the body.
 local function wishOf(values, at, more)
   local wish = { level = 'n', at = at }
   for letter, number in string.gmatch(more, '(%a)(%d*)') do
@@ -708,6 +688,13 @@ handlers['queue.work'] = function(ctx, key, id, credit)
   return reply('joined', 0, 0, json('[]'))
 end
 
+-- The queue, the worker that asks, if it is one still, and its claim.
+local function askingWorker(ctx, key, id)
+  local claim = claimOf(ctx, id)
+  local queue = loadQueue(ctx, key, claim)
+  return queue, workerOf(queue, claim), claim
+end
+
 -- A worker takes so many jobs more.
 local function giveCredit(queue, worker, take)
   worker.credit = worker.credit + tonumber(take)
@@ -721,9 +708,7 @@ end
 -- reply: ["done"] | ["missing"]
 -- flags: allow-oom
 handlers['queue.done'] = function(ctx, key, id, jobs, take)
-  local claim = claimOf(ctx, id)
-  local queue = loadQueue(ctx, key, claim)
-  local worker = workerOf(queue, claim)
+  local queue, worker = askingWorker(ctx, key, id)
   if not worker then return MISSING end
   local sorted, done, ids = {}, 0, nil
   for part in string.gmatch(jobs, '%S+') do
@@ -754,9 +739,7 @@ end
 -- reply: ["done"] | ["missing"]
 -- flags: allow-oom
 handlers['queue.finish'] = function(ctx, key, id, job, given, outcome, take)
-  local claim = claimOf(ctx, id)
-  local queue = loadQueue(ctx, key, claim)
-  local worker = workerOf(queue, claim)
+  local queue, worker = askingWorker(ctx, key, id)
   if not worker then return MISSING end
   local letter, at = split(job)
   if removeJob(queue, letter, at) == 1 then
@@ -783,9 +766,7 @@ end
 -- reply: ["returned"] | ["missing"]
 -- flags: allow-oom
 handlers['queue.retry'] = function(ctx, key, id, job, delay, attempted, take)
-  local claim = claimOf(ctx, id)
-  local queue = loadQueue(ctx, key, claim)
-  local worker = workerOf(queue, claim)
+  local queue, worker, claim = askingWorker(ctx, key, id)
   if not worker then return MISSING end
   local letter, at = split(job)
   local holder, count = holdingOf(queue, letter, at)
@@ -811,9 +792,7 @@ end
 -- reply: ["buried"] | ["missing"]
 -- flags: allow-oom
 handlers['queue.bury'] = function(ctx, key, id, job, reason, message, outcome, take)
-  local claim = claimOf(ctx, id)
-  local queue = loadQueue(ctx, key, claim)
-  local worker = workerOf(queue, claim)
+  local queue, worker, claim = askingWorker(ctx, key, id)
   if not worker then return MISSING end
   local letter, at = split(job)
   local holder, count = holdingOf(queue, letter, at)
@@ -833,9 +812,7 @@ end
 -- reply: ["credited"] | ["missing"]
 -- flags: allow-oom
 handlers['queue.credit'] = function(ctx, key, id, change, stop)
-  local claim = claimOf(ctx, id)
-  local queue = loadQueue(ctx, key, claim)
-  local worker = workerOf(queue, claim)
+  local queue, worker = askingWorker(ctx, key, id)
   if not worker then return MISSING end
   if stop == '1' then worker.credit, worker.changed = 0, true else giveCredit(queue, worker, change) end
   return '["credited"]'

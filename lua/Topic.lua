@@ -411,11 +411,6 @@ local function lifeOf(topic, hasGroups)
   return math.max(topic.age, hasGroups and topic.abandon or 0, topic.members > 0 and ABANDONED or 0) + 1000
 end
 
--- Before the first member has said so, as after a loss of data.
-local function windowOf(topic)
-  return topic.window > 0 and topic.window or 600000
-end
-
 -- At the end of a call: hands events out, trims, and writes what has changed.
 local function finishTopic(ctx, topic)
   if topic.groups > 0 then
@@ -500,22 +495,6 @@ end
 -- -----------------------------------------------------------------------------
 -- Publish
 -- -----------------------------------------------------------------------------
-
--- The hash of this turn, for what was published, and that of the turn before.
-local function turnsOf(ctx, topic)
-  if topic.current then return topic.current, topic.former end
-  local turn = floor(ctx.now / windowOf(topic))
-  -- After a fail-over the clock may be a little behind: what is known must not be forgotten for that.
-  if turn == topic.turn - 1 then turn = topic.turn end
-  if turn ~= topic.turn then
-    call('UNLINK', turn % 2 == 0 and topic.even or topic.odd)
-    if turn ~= topic.turn + 1 then call('UNLINK', turn % 2 == 0 and topic.odd or topic.even) end
-    topic.turn = turn
-  end
-  topic.current, topic.former = topic.even, topic.odd
-  if turn % 2 ~= 0 then topic.current, topic.former = topic.odd, topic.even end
-  return topic.current, topic.former
-end
 
 -- The last number that a coordinator has published under.
 local function lastOf(topic, node, now, before)

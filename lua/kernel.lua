@@ -383,6 +383,32 @@ local function nearest(ctx)
 end
 
 -- -----------------------------------------------------------------------------
+-- What is known for a while
+-- -----------------------------------------------------------------------------
+
+-- Of a resource that notes something in turns of `window` ms, in `even` and `odd`. Before its first member has said how long
+-- these are, as after a loss of data, they are the default.
+local function windowOf(state)
+  return state.window > 0 and state.window or 600000
+end
+
+-- The hash of this turn, and that of the turn before.
+local function turnsOf(ctx, state)
+  if state.current then return state.current, state.former end
+  local turn = floor(ctx.now / windowOf(state))
+  -- After a fail-over the clock may be a little behind: what is known must not be forgotten for that.
+  if turn == state.turn - 1 then turn = state.turn end
+  if turn ~= state.turn then
+    call('UNLINK', turn % 2 == 0 and state.even or state.odd)
+    if turn ~= state.turn + 1 then call('UNLINK', turn % 2 == 0 and state.odd or state.even) end
+    state.turn = turn
+  end
+  state.current, state.former = state.even, state.odd
+  if turn % 2 ~= 0 then state.current, state.former = state.odd, state.even end
+  return state.current, state.former
+end
+
+-- -----------------------------------------------------------------------------
 -- Queues
 -- -----------------------------------------------------------------------------
 
