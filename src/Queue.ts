@@ -76,7 +76,7 @@ import { join } from "./internal/hold/acquire.ts"
 import { millis, type Place, placeOf, type Space, spaceOf } from "./internal/hold/place.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
-import { isTraced, spanned } from "./internal/hold/span.ts"
+import { sending } from "./internal/hold/span.ts"
 import {
   fail,
   JobFailed,
@@ -440,13 +440,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
   }
 
   #spanned<B>(verb: string, use: (trace: string) => Effect.Effect<B, QueueError>): Effect.Effect<B, QueueError> {
-    return Effect.withFiber((fiber) => {
-      if (!isTraced(fiber)) return use("")
-      const traced = Effect.withFiber<B, QueueError>(({ cache: { span } }) =>
-        use(span === undefined ? "" : `00-${span.traceId}-${span.spanId}-${span.sampled ? "01" : "00"}`)
-      )
-      return spanned(fiber, traced, `lockstep.Queue.${verb}`, "queue", this.name)
-    })
+    return sending(use, `lockstep.Queue.${verb}`, "queue", this.name)
   }
 
   // -------------------------------------------------------------------------------------------------------------------

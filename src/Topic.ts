@@ -76,7 +76,7 @@ import type { InvalidPayload } from "./internal/hold/payload.ts"
 import { millis, type Space, spaceOf } from "./internal/hold/place.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
-import { isTraced, spanned } from "./internal/hold/span.ts"
+import { sending } from "./internal/hold/span.ts"
 import type { Tenancy } from "./internal/hold/tenancy.ts"
 import { fail, type TopicError } from "./internal/topic/errors.ts"
 import {
@@ -542,13 +542,7 @@ class TopicImpl<in out A> implements Topic<A> {
       }))
 
   #spanned<B>(verb: string, use: (trace: string) => Effect.Effect<B, TopicError>): Effect.Effect<B, TopicError> {
-    return Effect.withFiber((fiber) => {
-      if (!isTraced(fiber)) return use("")
-      const traced = Effect.withFiber<B, TopicError>(({ cache: { span } }) =>
-        use(span === undefined ? "" : `00-${span.traceId}-${span.spanId}-${span.sampled ? "01" : "00"}`)
-      )
-      return spanned(fiber, traced, `lockstep.Topic.${verb}`, "topic", this.name)
-    })
+    return sending(use, `lockstep.Topic.${verb}`, "topic", this.name)
   }
 
   // -------------------------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 import * as Effect from "effect/Effect"
 import type * as Fiber from "effect/Fiber"
+import * as Tracer from "effect/Tracer"
 
 /** Whether spans are made: there is a tracer, or an open span. */
-export const isTraced = ({ cache }: Fiber.Fiber<unknown, unknown>): boolean =>
+const isTraced = ({ cache }: Fiber.Fiber<unknown, unknown>): boolean =>
   cache.tracer !== undefined || cache.span !== undefined
 
 /**
@@ -23,3 +24,41 @@ export const spanned = <A, E, R>(
       captureStackTrace: false
     }) as Effect.Effect<A, E, R>
     : self
+
+/** As `spanned`, for what is handled elsewhere: it is given the W3C `traceparent` of its span, or "". */
+export const sending = <A, E, R>(
+  use: (trace: string) => Effect.Effect<A, E, R>,
+  name: string,
+  kind: string,
+  key: string
+): Effect.Effect<A, E, R> =>
+  Effect.withFiber((fiber) => {
+    if (!isTraced(fiber)) return use("")
+    const traced = Effect.withFiber<A, E, R>(({ cache: { span } }) =>
+      use(span === undefined ? "" : `00-${span.traceId}-${span.spanId}-${span.sampled ? "01" : "00"}`)
+    )
+    return spanned(fiber, traced, name, kind, key)
+  })
+
+/** A span around a handler, with the sender's as a link. */
+export const receiving = <A, E, R>(
+  self: Effect.Effect<A, E, R>,
+  name: string,
+  attributes: { readonly [name: string]: string | number },
+  trace: string | undefined
+): Effect.Effect<A, E, R> =>
+  Effect.withFiber<A, E, R>((fiber) => {
+    if (!isTraced(fiber)) return self
+    const parts = trace?.split("-")
+    return Effect.withSpan(self, name, {
+      attributes,
+      kind: "consumer",
+      captureStackTrace: false,
+      links: parts?.length === 4
+        ? [{
+          span: Tracer.externalSpan({ traceId: parts[1]!, spanId: parts[2]!, sampled: parts[3] === "01" }),
+          attributes: {}
+        }]
+        : []
+    }) as Effect.Effect<A, E, R>
+  })

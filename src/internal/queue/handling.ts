@@ -6,10 +6,9 @@ import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Option from "effect/Option"
 import type * as Schedule from "effect/Schedule"
-import * as Tracer from "effect/Tracer"
 import type { Log } from "../actor/hooks.ts"
 import type { InvalidPayload } from "../hold/payload.ts"
-import { isTraced } from "../hold/span.ts"
+import { receiving } from "../hold/span.ts"
 import type { Codec } from "../work/codec.ts"
 import { delayAfter } from "../work/patience.ts"
 import { JobTimeout } from "./errors.ts"
@@ -52,23 +51,13 @@ class Unencodable {
 // Of an error that is kept with a dead letter.
 const mostText = 4096
 
-// A handler's span has the producer's as a link.
-const traced = <A, E, R>(self: Effect.Effect<A, E, R>, { attempt, id, queue, trace }: Task): Effect.Effect<A, E, R> =>
-  Effect.withFiber<A, E, R>((fiber) => {
-    if (!isTraced(fiber)) return self
-    const parts = trace?.split("-")
-    return Effect.withSpan(self, "lockstep.Queue.handle", {
-      attributes: { "lockstep.kind": "queue", "lockstep.key": queue, "lockstep.job": id, "lockstep.attempt": attempt },
-      kind: "consumer",
-      captureStackTrace: false,
-      links: parts?.length === 4
-        ? [{
-          span: Tracer.externalSpan({ traceId: parts[1]!, spanId: parts[2]!, sampled: parts[3] === "01" }),
-          attributes: {}
-        }]
-        : []
-    }) as Effect.Effect<A, E, R>
-  })
+const traced = <A, E, R>(self: Effect.Effect<A, E, R>, { attempt, id, queue, trace }: Task) =>
+  receiving(
+    self,
+    "lockstep.Queue.handle",
+    { "lockstep.kind": "queue", "lockstep.key": queue, "lockstep.job": id, "lockstep.attempt": attempt },
+    trace
+  )
 
 const limited = <A, E, R>(
   self: Effect.Effect<A, E, R>,

@@ -43,7 +43,7 @@ export class Outcomes {
           if (waiter.job === change[1]) this.#settle(waiter, change[2] as Outcome)
         }
       } else {
-        // It has joined, perhaps again: what was told meanwhile, and who has asked, may be lost.
+        // The membership is joined, perhaps again: news of meanwhile, and the callers that Redis knew, may be lost.
         for (const waiter of this.#waiters) if (waiter.job !== undefined) this.#ask(waiter)
       }
     },

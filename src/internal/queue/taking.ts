@@ -37,7 +37,7 @@ interface Taking<A, E> {
   readonly fail: (error: CoordinatorReason | WaitTimeout) => E
 }
 
-// What a scope has come to is told to Redis before it is left.
+// Redis is told the outcome of a scope before the worker leaves.
 const patience = 60_000
 
 export const take = <A, S, E>(

@@ -8,10 +8,9 @@ import * as Exit from "effect/Exit"
 import * as Fiber from "effect/Fiber"
 import * as Option from "effect/Option"
 import type * as Schedule from "effect/Schedule"
-import * as Tracer from "effect/Tracer"
 import type { Log } from "../actor/hooks.ts"
 import { joined } from "../hold/protect.ts"
-import { isTraced } from "../hold/span.ts"
+import { receiving } from "../hold/span.ts"
 import { delayAfter } from "../work/patience.ts"
 import type { Event, Gap } from "./event.ts"
 import type { Delivery } from "./group.ts"
@@ -29,23 +28,13 @@ export interface Policy<E> {
 
 const ignore = () => {}
 
-/** A handler's span has the publisher's as a link. */
 const traced = <A, E, R>(self: Effect.Effect<A, E, R>, name: string, { id, trace }: Event<unknown>) =>
-  Effect.withFiber<A, E, R>((fiber) => {
-    if (!isTraced(fiber)) return self
-    const parts = trace?.split("-")
-    return Effect.withSpan(self, "lockstep.Topic.handle", {
-      attributes: { "lockstep.kind": "topic", "lockstep.key": name, "lockstep.event": id },
-      kind: "consumer",
-      captureStackTrace: false,
-      links: parts?.length === 4
-        ? [{
-          span: Tracer.externalSpan({ traceId: parts[1]!, spanId: parts[2]!, sampled: parts[3] === "01" }),
-          attributes: {}
-        }]
-        : []
-    }) as Effect.Effect<A, E, R>
-  })
+  receiving(
+    self,
+    "lockstep.Topic.handle",
+    { "lockstep.kind": "topic", "lockstep.key": name, "lockstep.event": id },
+    trace
+  )
 
 /** Runs a program that ends when the delivery is lost. */
 const whileDelivered = <A, E, R>(
