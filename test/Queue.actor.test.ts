@@ -180,7 +180,7 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
     if (found === undefined) return
     const [id, job] = found
     const name = nameOf(job.worker)
-    // A slot that it does not take again is owed to nobody.
+    // No worker is owed a job for a slot that it does not take again.
     const more = stopped[job.worker] ? 0 : 1
     if (more === 0) owed[job.worker]!++
     switch (what) {
