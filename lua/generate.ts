@@ -118,7 +118,7 @@ const kindsOf = (file: string, source: string): ReadonlyArray<readonly [kind: st
     })
   )
 
-// The kernel comes first; a file may say behind which other ones it comes.
+// The kernel comes first; a file may say behind which other ones it comes, and then it sees their names.
 const read = (file: string) => readFileSync(new URL(file, import.meta.url), "utf8").trimEnd()
 const texts = new Map(
   readdirSync(new URL(".", import.meta.url)).filter((file) => file.endsWith(".lua")).sort().map((file) =>
@@ -136,22 +136,41 @@ add("kernel.lua")
 for (const file of texts.keys()) add(file)
 
 const sources = ordered.map((file) => [file, expandRecords(file, texts.get(file)!)] as const)
-// The names of a file are its own, unless another file comes behind it.
-const isShared = (file: string) =>
-  file === "kernel.lua" || [...texts.values()].some((source) => source.includes(`\n-- after ${file}\n`))
+const namesOf = (source: string) =>
+  [...source.matchAll(/^local (?:function )?([\w, ]+)/gm)].flatMap((found) => found[1]!.trim().split(/, */))
 const handlers = sources.flatMap(([file, source]) => parse(file, source))
 const kinds = sources.flatMap(([file, source]) => kindsOf(file, source))
 const verbs = sources.flatMap(([, source]) => [...source.matchAll(/^handlers\['([\w.]+)'\]/gm)])
 if (verbs.length !== handlers.length) fail("a handler is not written as handlers['verb'] = function(...)")
-// A name that is taken twice would change what the first file means by it.
-const namesOf = (source: string) =>
-  [...source.matchAll(/^local (?:function )?([\w, ]+)/gm)].flatMap((found) => found[1]!.trim().split(/, */))
-const shared = sources.flatMap(([file, source]) => isShared(file) ? namesOf(source) : [])
-for (const [file, source] of sources) {
-  const names = isShared(file) ? shared : [...shared, ...namesOf(source)]
+
+/** The names that a file uses of those that it comes behind. */
+const importsOf = (file: string): ReadonlyArray<readonly [from: string, names: ReadonlyArray<string>]> => {
+  const words = new Set(texts.get(file)!.replace(/--.*$/gm, "").match(/\w+/g))
+  return [...texts.get(file)!.matchAll(/^-- after (\w+\.lua)$/gm)].map(([, from]) => {
+    const [, provider] = sources.find(([name]) => name === from)!
+    return [from!, namesOf(provider).filter((name) => words.has(name))] as const
+  })
+}
+const imports = new Map(ordered.map((file) => [file, importsOf(file)] as const))
+const shared = ["modules", ...namesOf(sources[0]![1])]
+for (const [file, source] of sources.slice(1)) {
+  const names = [...shared, ...imports.get(file)!.flatMap(([, imported]) => imported), ...namesOf(source)]
+  // A name that is taken twice would change what the first file means by it.
   const twice = names.find((name, at) => names.indexOf(name) !== at)
   if (twice !== undefined) fail(`${file}: ${twice} is declared twice`)
   if (names.length > 195) fail(`${file}: ${names.length} names: a Lua function has room for 200`)
+}
+
+// The names of the kernel are those of all files. Those of another file reach the files that come behind it.
+const scoped = (file: string, source: string): string => {
+  const imported = imports.get(file)!.flatMap(([from, names]) =>
+    names.map((name) => `local ${name} = modules['${from}'].${name}`)
+  )
+  const exported = new Set([...imports.values()].flat().flatMap(([from, names]) => from === file ? names : []))
+  const table = exported.size === 0
+    ? []
+    : [`modules['${file}'] = { ${[...exported].map((name) => `${name} = ${name}`).join(", ")} }`]
+  return ["do", ...imported, source, ...table, "end"].join("\n")
 }
 
 const rolesInLua = (roles: ReadonlyArray<string>) => `{ ${roles.map((role) => `'${role}'`).join(", ")} }`
@@ -166,7 +185,8 @@ const body = [
   // Of a request about the same resource as the one before it, which names all keys of it.
   `local SAME = { ${handlers.map(({ verb }) => `['=${verb}'] = '${verb}'`).join(", ")} }`,
   `local ROLES = { none = { 'hash' }, ${kinds.map(([kind, roles]) => `${kind} = ${rolesInLua(roles)}`).join(", ")} }`,
-  ...sources.map(([file, source]) => isShared(file) ? source : `do\n${source}\nend`)
+  "local modules = {}",
+  ...sources.map(([file, source]) => file === "kernel.lua" ? source : scoped(file, source))
 ].join("\n")
   .split("\n").map((line) => line.replace(/^\s+| +-- .*$/g, "")).filter((line) => line !== "" && !line.startsWith("--"))
   .join("\n")
