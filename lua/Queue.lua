@@ -496,10 +496,10 @@ local function trimLevel(queue, letter)
 end
 
 finishQueue = function(ctx, queue)
+  if queue.workers > 0 then dispatchJobs(ctx, queue) end
   for letter, done in pairs(DONE) do
     if queue[done] >= TRIMMED or queue[done] > 0 and queue.active == 0 then trimLevel(queue, letter) end
   end
-  if queue.workers > 0 then dispatchJobs(ctx, queue) end
   if queue.recount then queue.dead = call('XLEN', queue.letters) end
   writeNoted(ctx, queue)
   local jobs = queue.delayed + queue.dead + queue.active + readyIn(queue)
