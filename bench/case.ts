@@ -363,6 +363,7 @@ switch (job.task.is) {
     break
   case "enqueue":
   case "process":
+  case "drain":
   case "offer":
   case "work":
     await send(await jobs(await contestant.queue!("jobs", "removed"), job.task))

@@ -87,6 +87,8 @@ export interface JobQueue {
   readonly produce: (production: Production) => Promise<void>
   /** Runs jobs, so many at a time. It ends only by failing. */
   readonly work: (concurrency: number, handler: (job: Sample) => void) => Promise<never>
+  /** Stores so many jobs that begin in an hour. */
+  readonly delay?: (jobs: ReadonlyArray<Sample>) => Promise<unknown>
 }
 
 /** None of these ends, except by failing, but `hold` and `queue`. Nobody can do everything. */

@@ -13,12 +13,27 @@ export type JobsTask =
     readonly warm: number
     readonly count: number
   }
-  /** Stores a backlog of jobs and then runs it. The first jobs warm it up. */
-  | { readonly is: "process"; readonly concurrency: number; readonly warm: number; readonly count: number }
+  /** Stores a backlog of jobs and then runs it, beside so many that are delayed. The first jobs warm it up. */
+  | {
+    readonly is: "process"
+    readonly concurrency: number
+    readonly warm: number
+    readonly count: number
+    readonly delayed?: number
+  }
+  /** Stores so many jobs and then runs them. */
+  | { readonly is: "drain"; readonly concurrency: number; readonly count: number }
   /** Offers one job at a time, so many milliseconds apart on average. */
   | { readonly is: "offer"; readonly interval: number }
   /** Runs the jobs that another process offers. */
   | { readonly is: "work" }
+
+export interface DrainResult {
+  /** Of offering them all, and of running them. */
+  readonly millis: readonly [number, number]
+  /** The heap in use before the first job is run, and after each tenth of them. */
+  readonly heaps: ReadonlyArray<number>
+}
 
 /** Stores more and more jobs, and runs them if they are to be `finished`. */
 export interface StoreTask {
@@ -99,9 +114,12 @@ const acknowledged = 50
 
 const work = async (
   queue: JobQueue,
-  { concurrency, count, warm }: Extract<JobsTask, { is: "process" }>
+  { concurrency, count, delayed = 0, warm }: Extract<JobsTask, { is: "process" }>
 ): Promise<JobsResult> => {
   const { add, measured } = meter(warm, count)
+  for (let left = delayed; left > 0; left -= backlogBatch) {
+    await queue.delay!(Array.from({ length: Math.min(left, backlogBatch) }, () => ({ number: 0, at: 0 })))
+  }
   const all = warm + count
   await fill(queue, samples(), all)
   let sum = 0
@@ -113,6 +131,32 @@ const work = async (
   await sleep(acknowledged)
   if (sum !== all * (all + 1) / 2) throw new Error("a job was lost, or was run twice")
   return result
+}
+
+const heap = (): number => {
+  globalThis.gc!()
+  return process.memoryUsage().heapUsed
+}
+
+const drain = async (
+  queue: JobQueue,
+  { concurrency, count }: Extract<JobsTask, { is: "drain" }>
+): Promise<DrainResult> => {
+  const from = now()
+  await fill(queue, samples(), count)
+  const stored = now()
+  const heaps = [heap()]
+  let ended = 0
+  const run = new Promise<void>((resolve) => {
+    const handler = () => {
+      ended++
+      if (ended % (count / 10) === 0) heaps.push(heap())
+      if (ended === count) resolve()
+    }
+    void queue.work(concurrency, handler)
+  })
+  await run
+  return { millis: [stored - from, now() - stored], heaps }
 }
 
 const offer = async (queue: JobQueue, interval: number): Promise<DelaysResult> => {
@@ -159,12 +203,14 @@ export const store = async (queue: JobQueue, { counts, finished, settle }: Store
   }
 }
 
-export const jobs = async (queue: JobQueue, task: JobsTask): Promise<JobsResult | DelaysResult> => {
+export const jobs = async (queue: JobQueue, task: JobsTask): Promise<JobsResult | DelaysResult | DrainResult> => {
   switch (task.is) {
     case "enqueue":
       return await enqueue(queue, task)
     case "process":
       return await work(queue, task)
+    case "drain":
+      return await drain(queue, task)
     case "offer":
       return await offer(queue, task.interval)
     case "work":

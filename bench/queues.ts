@@ -13,7 +13,7 @@ import {
   type Row,
   withServer
 } from "./figures.ts"
-import type { DelaysResult, JobsResult, JobsTask, StoreTask } from "./jobs.ts"
+import type { DelaysResult, DrainResult, JobsResult, JobsTask, StoreTask } from "./jobs.ts"
 import { commands, measured } from "./loops.ts"
 import * as server from "./server.ts"
 
@@ -192,9 +192,83 @@ const memory = async (context: Context): Promise<ReadonlyArray<Row>> => {
   return [await rowOf(false), await rowOf(true)]
 }
 
+// -----------------------------------------------------------------------------
+// 20: long queues
+// -----------------------------------------------------------------------------
+
+const delayed = 100_000
+const backlog = 1_000_000
+
+/** Rates of contestants with many delayed jobs, each relative to its own without. */
+const besideDelayed = async (context: Context): Promise<Row> => {
+  const { quick } = context
+  const figures: Figures = {}
+  await withServer(
+    context,
+    context.cores.server,
+    (redis) =>
+      rounds(context, quick ? 1 : 3, ["lockstep", "bullmq"], async (column) => {
+        const rate = async (delayed: number): Promise<number> => {
+          await redis.client.flushall()
+          const [warm, count] = quick ? [5000, 15_000] : [10_000, 50_000]
+          const one = start(context, redis, column, 0, { is: "process", concurrency: 50, warm, count, delayed })
+          await one.next()
+          const { jobs, millis } = await one.next<JobsResult>()
+          await one.ended
+          return jobs / millis
+        }
+        const alone = await rate(0)
+        add(figures, column, await rate(delayed) / alone)
+      })
+  )
+  return {
+    case: 20,
+    what: `process a backlog beside ${delayed.toLocaleString("en")} delayed jobs, concurrency 50`,
+    measure: "jobs/s, relative to none delayed",
+    digits: 2,
+    figures,
+    floor: { text: ">= 0.9", met: (median) => median("lockstep") >= 0.9 }
+  }
+}
+
+const drained = async (context: Context): Promise<ReadonlyArray<Row>> => {
+  const offered: Figures = {}
+  const run: Figures = {}
+  const heap: Figures = {}
+  const count = context.quick ? backlog / 10 : backlog
+  await withServer(context, context.cores.server, (redis) =>
+    rounds(context, 1, ["lockstep"], async (column) => {
+      const one = start(context, redis, column, 0, { is: "drain", concurrency: 500, count })
+      const { heaps, millis } = await one.next<DrainResult>()
+      await one.ended
+      add(offered, column, count / millis[0] * 1000)
+      add(run, column, count / millis[1] * 1000)
+      add(heap, column, (Math.max(...heaps) - heaps[0]!) / 1024 / 1024)
+    }))
+  const what = `${count.toLocaleString("en")} waiting jobs, offered and then processed by one process`
+  return [
+    { case: 20, what, measure: "jobs/s offered", digits: 0, figures: offered },
+    { case: 20, what, measure: "jobs/s processed", digits: 0, figures: run },
+    {
+      case: 20,
+      what,
+      measure: "growth of the heap while it processes, MiB",
+      digits: 1,
+      figures: heap,
+      floor: { text: "< 16", met: (median) => median("lockstep") < 16 }
+    }
+  ]
+}
+
+const long = async (context: Context): Promise<ReadonlyArray<Row>> => [
+  await besideDelayed(context),
+  ...await drained(context)
+]
+
 export const queues: ReadonlyArray<Case> = [
   { title: "enqueue", run: enqueue },
   { title: "process", run: work },
   { title: "latency of a queue", run: latency },
-  { title: "memory of a queue", run: memory }
+  { title: "memory of a queue", run: memory },
+  { title: "long queues", run: long }
 ]

@@ -23,7 +23,8 @@ export const open: Open = async ({ port }) => {
           new Promise((_, reject) => {
             const worker = new Worker<Sample>(name, async ({ data }) => handler(data), { connection, concurrency })
             worker.on("error", reject)
-          })
+          }),
+        delay: (jobs) => queue.addBulk(jobs.map((data) => ({ name: "bench", data, opts: { delay: 3_600_000 } })))
       }
     }
   }

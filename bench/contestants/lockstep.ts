@@ -205,7 +205,8 @@ const make = (scoped: boolean): Open => async ({ lease, port }) => {
       return {
         produce: (production) => runtime.runPromise(produce(production, (job) => queue.offer(job), queue.offerAll)),
         work: (concurrency, handler) =>
-          runtime.runPromise(queue.run((job) => Effect.sync(() => handler(job)), { concurrency }))
+          runtime.runPromise(queue.run((job) => Effect.sync(() => handler(job)), { concurrency })),
+        delay: (jobs) => runtime.runPromise(queue.offerAll(jobs, { delay: "1 hour" }))
       }
     },
     hold: (keys) =>
