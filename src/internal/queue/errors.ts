@@ -48,7 +48,7 @@ export class JobTimeout extends Schema.Error<JobTimeout>("lockstep/Queue/JobTime
 
 /**
  * A job has no result: its last attempt has failed with something that the queue's `error` schema does not describe, its payload
- * does not fit the schema of its worker, too many of its workers have died, or it was cancelled or has expired.
+ * does not fit the schema of its worker, too many of its workers have died, its handler has discarded it, or it was cancelled or has expired.
  *
  * @category errors
  * @since 0.1.0
@@ -58,7 +58,7 @@ export class JobFailed extends Schema.Error<JobFailed>("lockstep/Queue/JobFailed
   name: Schema.String,
   namespace: Schema.String,
   id: Schema.String,
-  outcome: Schema.Literals(["failed", "undecodable", "crashed", "cancelled", "expired"]),
+  outcome: Schema.Literals(["failed", "undecodable", "crashed", "cancelled", "expired", "discarded"]),
   error: Schema.String
 }) {
   override get message(): string {

@@ -11,6 +11,7 @@ import type { InvalidPayload } from "../hold/payload.ts"
 import { receiving } from "../hold/span.ts"
 import type { Codec } from "../work/codec.ts"
 import { delayAfter } from "../work/patience.ts"
+import { decisionOf, Snoozed } from "./deciding.ts"
 import { JobTimeout } from "./errors.ts"
 import type { Task } from "./job.ts"
 import type { Handling, Verdict } from "./worker.ts"
@@ -96,12 +97,15 @@ export const handlingOf = <A, E, R>(
   },
   judge: (task, { cause }) => {
     const error = Cause.squash(cause)
-    const bury = (reason: "failed" | "undecodable", text: string): Verdict => {
+    const bury = (reason: "failed" | "undecodable" | "discarded", text: string): Verdict => {
       const message = text.slice(0, mostText).toWellFormed()
       if (!task.isKept) return { tag: "bury", reason, message, outcome: "" }
       const typed = Option.flatMap(
         Cause.findErrorOption(cause),
-        (error) => results.error === undefined ? Option.none() : Exit.getSuccess(results.error.encode(error))
+        (error) =>
+          results.error === undefined || reason === "discarded"
+            ? Option.none()
+            : Exit.getSuccess(results.error.encode(error))
       )
       const outcome = Option.match(typed, {
         onNone: () => JSON.stringify([reason, message]),
@@ -109,6 +113,9 @@ export const handlingOf = <A, E, R>(
       })
       return { tag: "bury", reason, message, outcome }
     }
+    const decision = decisionOf(cause)
+    if (decision instanceof Snoozed) return Effect.succeed({ tag: "retry", delay: decision.delay, attempted: false })
+    if (decision !== undefined) return Effect.succeed(bury("discarded", decision.reason))
     if (error instanceof Undecodable) return Effect.succeed(bury("undecodable", error.error.message))
     if (error instanceof Unencodable) return Effect.succeed(bury("failed", error.error.message))
     const attempts = task.attempts ?? policy.attempts
@@ -119,7 +126,7 @@ export const handlingOf = <A, E, R>(
         onNone: () => bury("failed", Cause.pretty(cause)),
         onSome: (delay) => {
           policy.log("Debug", `job ${task.id} of queue ${JSON.stringify(task.queue)} is attempted again`, error)
-          return { tag: "retry", delay: Math.ceil(Duration.toMillis(delay)) }
+          return { tag: "retry", delay: Math.ceil(Duration.toMillis(delay)), attempted: true }
         }
       })
     )

@@ -2,7 +2,11 @@
 
 import * as Context from "effect/Context"
 import * as DateTime from "effect/DateTime"
+import type * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
 import type * as Fiber from "effect/Fiber"
+import { millis } from "../hold/place.ts"
+import { Discarded, Snoozed } from "./deciding.ts"
 
 /**
  * The job that a handler works on.
@@ -23,6 +27,13 @@ export class Job extends Context.Service<Job, {
   readonly token: number
   /** When it was offered, or replayed, by Redis's clock. */
   readonly offeredAt: DateTime.Utc
+  /**
+   * Ends the handler, and gives the job back: it is handed out again after this delay, and that uses up no attempt. It ends the
+   * handler as a defect does, so finalizers run, and `Effect.catch` does not see it.
+   */
+  readonly snooze: (delay: Duration.Input) => Effect.Effect<never>
+  /** Ends the handler as `snooze` does, and makes the job a dead letter with this reason at once, however many attempts it has left. */
+  readonly discard: (reason: string) => Effect.Effect<never>
 }>()("lockstep/Queue/Job") {}
 
 /** As the actor hands it out: id, attempts and crashes, body, and its other fields by name. */
@@ -75,6 +86,14 @@ export class Task implements Context.Service.Shape<typeof Job> {
 
   get crashes(): number {
     return Math.floor(this.count / crash)
+  }
+
+  snooze(delay: Duration.Input): Effect.Effect<never> {
+    return Effect.suspend(() => Effect.die(new Snoozed(millis(delay, "delay"))))
+  }
+
+  discard(reason: string): Effect.Effect<never> {
+    return Effect.die(new Discarded(reason))
   }
 
   get offeredAt(): DateTime.Utc {

@@ -11,8 +11,9 @@ export interface DeadLetter {
    * - `failed`: its attempts were used up, or its worker's schedule has ended.
    * - `undecodable`: its payload does not fit the schema of its worker.
    * - `crashed`: too many sessions of its workers have ended.
+   * - `discarded`: its handler has decided so.
    */
-  readonly reason: "failed" | "undecodable" | "crashed"
+  readonly reason: "failed" | "undecodable" | "crashed" | "discarded"
   readonly attempts: number
   readonly crashes: number
   readonly error: string

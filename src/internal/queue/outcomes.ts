@@ -8,7 +8,7 @@ import type { Place } from "../hold/place.ts"
 /** As the actor keeps it, or as the worker has encoded it. */
 export type Outcome =
   | readonly [tag: "success" | "failure", value: unknown]
-  | readonly [tag: "failed" | "undecodable", error: string]
+  | readonly [tag: "failed" | "undecodable" | "discarded", error: string]
   | readonly [tag: "crashed" | "cancelled" | "expired"]
   /** No such job is known, or its outcome is not kept. */
   | readonly [tag: "missing"]

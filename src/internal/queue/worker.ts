@@ -16,10 +16,10 @@ import { Job, type Raw, Task } from "./job.ts"
 /** What becomes of a job after an attempt. */
 export type Verdict =
   | { readonly tag: "done"; readonly outcome: string }
-  | { readonly tag: "retry"; readonly delay: number }
+  | { readonly tag: "retry"; readonly delay: number; readonly attempted: boolean }
   | {
     readonly tag: "bury"
-    readonly reason: "failed" | "undecodable"
+    readonly reason: "failed" | "undecodable" | "discarded"
     readonly message: string
     readonly outcome: string
   }
@@ -210,7 +210,7 @@ export class Worker<R> extends Member {
       case "retry":
         return this.#tell(
           key,
-          (told) => this.tell("queue.retry", [this.id, key, verdict.delay, true, this.#take], told)
+          (told) => this.tell("queue.retry", [this.id, key, verdict.delay, verdict.attempted, this.#take], told)
         )
       case "bury":
         this.place.space.kernel.hooks.metrics.buried()

@@ -1,0 +1,32 @@
+/** What a handler decides about its job: it ends the handler, as a defect, so no handler of errors takes it for a failure. */
+
+import type * as Cause from "effect/Cause"
+
+/** The job goes back for a while, and no attempt is used up. */
+export class Snoozed {
+  /** In milliseconds. */
+  readonly delay: number
+
+  constructor(delay: number) {
+    this.delay = delay
+  }
+}
+
+/** The job becomes a dead letter at once. */
+export class Discarded {
+  readonly reason: string
+
+  constructor(reason: string) {
+    this.reason = reason
+  }
+}
+
+/** What a handler has decided, whatever else has failed as it ended. */
+export const decisionOf = ({ reasons }: Cause.Cause<unknown>): Snoozed | Discarded | undefined => {
+  for (const reason of reasons) {
+    if (reason._tag !== "Die") continue
+    const { defect } = reason
+    if (defect instanceof Snoozed || defect instanceof Discarded) return defect
+  }
+  return undefined
+}
