@@ -1,6 +1,7 @@
 -- A queue: jobs that this actor hands to workers, each until its worker has said what has become of it.
 --
--- kinds: queue: hash, urgent, high, normal, low, held, delayed, dead, ids, even, odd
+-- kinds: queue: hash, urgent, high, normal, low, held, delayed, dead, ids, even, odd, notes
+-- after QueueNotes.lua
 --
 -- A job is one entry of a stream, from its offer until it is done. Its id is "<letter><ms>-<number>": the letter says which
 -- stream, and of which level the job is. Numbers are those of the queue, so ids differ between its streams too.
@@ -34,7 +35,7 @@
 -- that are done are deleted at once.
 -- record Queue 1: number, stamp, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12, delayed, active, dead, paused, turn, served,
 --   members, workers, idle, limit, spacing, burst, tat, window, completed, buried, expired, bounded, named, last1, last2,
---   last3, last4, at1, at2, at3, at4, done1, done2, done3, done4, full1, full2, full3, full4
+--   last3, last4, at1, at2, at3, at4, done1, done2, done3, done4, full1, full2, full3, full4, notes
 -- record QueuePolicy 1: letters, retain, crashes
 
 local RETURNED, DELAYED, JOBS, CRASH = '-', '~', 'workers', 65536
@@ -103,7 +104,7 @@ local function readQueue(ctx, key, claim)
     queue = {
       number = 0, stamp = 0, delayed = 0, active = 0, dead = 0, paused = 0, turn = 0, served = 0, members = 0, workers = 0,
       idle = 0, limit = 0, spacing = 0, burst = 0, tat = 0, window = 0, completed = 0, buried = 0, expired = 0, bounded = 0,
-      named = 0
+      named = 0, notes = 0
     }
     for source = 1, SOURCES do queue[FIELD[source]] = 0 end
     for letter, last in pairs(LAST) do
@@ -114,7 +115,7 @@ local function readQueue(ctx, key, claim)
   if known then queue.loaded[claim] = workerFrom(claim, known) end
   for letter, role in pairs(ROLE) do queue[letter] = ctx[role] end
   queue.delays, queue.letters, queue.ids, queue.even, queue.odd = ctx.delayed, ctx.dead, ctx.ids, ctx.even, ctx.odd
-  queue.noted = {}
+  queue.noted, queue.notebook = {}, ctx.notes
   return queue
 end
 
@@ -255,6 +256,8 @@ end
 -- Puts a job aside. It is gone from its stream by then, or will be.
 local function bury(ctx, queue, job, fields, reason, count, message, outcome)
   local policy = policyOf(queue)
+  fields[2] = noteOf(queue, 'b' .. job) or fields[2]
+  dropNotes(queue, { job })
   queue.number = queue.number + 1
   queue.stamp = math.max(queue.stamp, ctx.now)
   local args = {
@@ -325,13 +328,27 @@ local function takeSource(queue, source, claim, count)
   return entries, counts, letter
 end
 
+-- A job is not handed out before that time.
+local function delayJob(ctx, queue, letter, id, due, count)
+  moveJobs(queue[letter], DELAYED, { id }, count)
+  call('ZADD', queue.delays, text(due), letter .. id)
+  queue.delayed = queue.delayed + 1
+  soonerDue(ctx, queue, due)
+end
+
 local function takeInto(ctx, queue, source, claim, count, items)
   local entries, counts, letter = takeSource(queue, source, claim, count)
+  local notes = notesOf(queue, letter, entries)
   for at = 1, #entries do
     local id, fields = entries[at][1], entries[at][2]
-    local till = #fields > 2 and fieldOf(fields, 'e')
-    if till and tonumber(till) <= ctx.now then
+    local till, due = #fields > 2 and fieldOf(fields, 'e'), notes and tonumber(notes[2 * at])
+    if notes then fields[2] = notes[2 * at - 1] or fields[2] end
+    if due then unsetNote(queue, 'd' .. letter .. id) end
+    if due and due > ctx.now then
+      delayJob(ctx, queue, letter, id, due, 0)
+    elseif till and tonumber(till) <= ctx.now then
       removeJob(queue, letter, id)
+      dropNotes(queue, { letter .. id })
       releaseId(ctx, queue, fieldOf(fields, 'i'), letter .. id)
       conclude(ctx, queue, letter .. id, fieldOf(fields, 'r'), '["expired"]')
       queue.expired = queue.expired + 1
@@ -448,7 +465,8 @@ end
 
 local function everyKey(queue, act)
   for _, key in ipairs({
-    queue.key, queue.u, queue.h, queue.n, queue.l, queue.U, queue.delays, queue.letters, queue.ids
+    queue.key, queue.u, queue.h, queue.n, queue.l, queue.U, queue.delays, queue.letters, queue.ids,
+    queue.notebook
   }) do act(key) end
 end
 
@@ -661,7 +679,10 @@ local function inHandOf(queue, claim)
   for _, letter in ipairs(EVERY_LETTER) do
     for _, pending in ipairs(pendingOf(queue[letter], MOST_CREDIT, consumerOf(letter, claim))) do
       local fields = entryAt(queue[letter], pending[1])
-      if fields then items[#items + 1] = describedJob(letter, pending[1], text(pending[4]), fields) end
+      if fields then
+        fields[2] = noteOf(queue, 'b' .. letter .. pending[1]) or fields[2]
+        items[#items + 1] = describedJob(letter, pending[1], text(pending[4]), fields)
+      end
     end
   end
   return items
@@ -727,6 +748,10 @@ handlers['queue.done'] = function(ctx, key, id, jobs, take)
       call('XDEL', stream, unpack(ids))
     end
     if LAST[letter] then queue[DONE[letter]] = queue[DONE[letter]] + count end
+    if queue.notes > 0 then
+      for at = 1, #ids do ids[at] = letter .. ids[at] end
+      dropNotes(queue, ids)
+    end
   end
   queue.active, queue.completed = queue.active - done, queue.completed + done
   giveCredit(queue, worker, take)
@@ -744,6 +769,7 @@ handlers['queue.finish'] = function(ctx, key, id, job, given, outcome, take)
   local letter, at = split(job)
   if removeJob(queue, letter, at) == 1 then
     queue.active, queue.completed = queue.active - 1, queue.completed + 1
+    dropNotes(queue, { job })
     releaseId(ctx, queue, given, job)
     conclude(ctx, queue, job, outcome ~= '', outcome)
   end
@@ -773,11 +799,8 @@ handlers['queue.retry'] = function(ctx, key, id, job, delay, attempted, take)
   if holder == claim then
     if attempted ~= '1' then count = count - 1 end
     if tonumber(delay) > 0 then
-      local due = ctx.now + tonumber(delay)
-      moveJobs(queue[letter], DELAYED, { at }, count)
-      call('ZADD', queue.delays, text(due), job)
-      queue.delayed, queue.active = queue.delayed + 1, queue.active - 1
-      soonerDue(ctx, queue, due)
+      delayJob(ctx, queue, letter, at, ctx.now + tonumber(delay), count)
+      queue.active = queue.active - 1
     else
       returnJobs(queue, letter, { [count] = { at } })
     end
@@ -841,6 +864,7 @@ handlers['queue.cancel'] = function(ctx, key, name)
   local fields, holder = jobAt(queue, letter, at)
   if not fields then return MISSING end
   removeJob(queue, letter, at)
+  dropNotes(queue, { job })
   releaseId(ctx, queue, fieldOf(fields, 'i'), job)
   conclude(ctx, queue, job, fieldOf(fields, 'r'), '["cancelled"]')
   if not holder then
@@ -866,12 +890,18 @@ end
 -- flags: allow-oom
 handlers['queue.status'] = function(ctx, key, name)
   local queue = readQueue(ctx, key)
-  local _, letter, at = jobNamed(queue, name)
+  local job, letter, at = jobNamed(queue, name)
   if not letter then return MISSING end
   local fields, holder, count = jobAt(queue, letter, at)
   if not fields then return MISSING end
   local state = 'active'
-  if not holder or holder == RETURNED then state = 'waiting' elseif holder == DELAYED then state = 'delayed' end
+  if not holder then
+    state = tonumber(noteOf(queue, 'd' .. job) or 0) > ctx.now and 'delayed' or 'waiting'
+  elseif holder == RETURNED then
+    state = 'waiting'
+  elseif holder == DELAYED then
+    state = 'delayed'
+  end
   return reply('status', state, (count or 0) % CRASH)
 end
 
@@ -914,6 +944,7 @@ handlers['queue.purge'] = function(ctx, key)
   local queue, count = loadQueue(ctx, key), 0
   local function remove(letter, id, fields)
     removeJob(queue, letter, id)
+    dropNotes(queue, { letter .. id })
     local given = fields and fieldOf(fields, 'i')
     if given then call('HDEL', queue.ids, given) end
     conclude(ctx, queue, letter .. id, fields and fieldOf(fields, 'r'), '["cancelled"]')

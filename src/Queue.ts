@@ -59,6 +59,7 @@
 
 import * as Cause from "effect/Cause"
 import type * as Context from "effect/Context"
+import type * as DateTime from "effect/DateTime"
 import * as Deferred from "effect/Deferred"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
@@ -92,7 +93,7 @@ import { type Offered, Offerer } from "./internal/queue/offering.ts"
 import { type Outcome, Outcomes } from "./internal/queue/outcomes.ts"
 import { type State, stateOf } from "./internal/queue/state.ts"
 import { take, type Taken } from "./internal/queue/taking.ts"
-import { type OfferOptions, whole, wishOf } from "./internal/queue/wish.ts"
+import { type OfferOptions, timeOf, whole, wishOf } from "./internal/queue/wish.ts"
 import { Worker } from "./internal/queue/worker.ts"
 import { type Codec, codec } from "./internal/work/codec.ts"
 
@@ -200,6 +201,17 @@ export interface TakeOptions extends Pick<RunOptions, "attempts" | "retry"> {
 }
 
 /**
+ * @category options
+ * @since 0.1.0
+ */
+export interface RescheduleOptions {
+  /** How long from now the job waits. */
+  readonly delay?: Duration.Input | undefined
+  /** When it can begin, instead of a `delay`. */
+  readonly at?: DateTime.DateTime.Input | undefined
+}
+
+/**
  * What has become of a job that is not done.
  *
  * @category models
@@ -252,6 +264,20 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   readonly status: (id: string) => Effect.Effect<Option.Option<Status>, QueueError>
   /** Removes a job that is not done, and interrupts its handler if one runs. Answers whether there was one. */
   readonly cancel: (id: string) => Effect.Effect<boolean, QueueError>
+  /**
+   * Has a job that waits for its retry begin now, or offers the newest dead letter of that `id` again. Answers whether there was
+   * one. Redis looks at 512 dead letters with each call, the newest first.
+   */
+  readonly retry: (id: string) => Effect.Effect<boolean, QueueError>
+  /** Has a job begin now whose delay is not over, or that waits for its retry. Answers whether there was one. */
+  readonly promote: (id: string) => Effect.Effect<boolean, QueueError>
+  /** Has a job that is not in work begin after this delay, or at that time. Answers whether there was one. */
+  readonly reschedule: (id: string, when: RescheduleOptions) => Effect.Effect<boolean, QueueError>
+  /**
+   * Replaces the payload of a job that has not begun. Answers whether there was one. A job whose first attempt was given back has
+   * not begun.
+   */
+  readonly update: (id: string, payload: A) => Effect.Effect<boolean, QueueError>
   /** From now on no job begins, on any process. Jobs that have begun go on. */
   readonly pause: Effect.Effect<void, QueueError>
   readonly resume: Effect.Effect<void, QueueError>
@@ -562,6 +588,37 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
     Effect.map(
       failing(request(this.#place, "queue.cancel", [checkName(id, "id")])),
       ([tag]) => tag === "cancelled"
+    )
+
+  readonly promote = (id: string): Effect.Effect<boolean, QueueError> =>
+    Effect.map(
+      failing(request(this.#place, "queue.promote", [checkName(id, "id")])),
+      ([tag]) => tag === "promoted"
+    )
+
+  readonly retry = (id: string): Effect.Effect<boolean, QueueError> => {
+    const sought = (before: string): Effect.Effect<boolean, QueueError> =>
+      Effect.flatMap(failing(question(this.#place, "queue.seek", [id, before])), (reply) => {
+        if (reply[0] === "missing") return Effect.succeed(false)
+        return reply[0] === "more" ? sought(reply[1]) : Effect.map(this.replay([reply[1]]), (count) => count === 1)
+      })
+    return Effect.flatMap(this.promote(id), (promoted) => promoted ? Effect.succeed(true) : sought(""))
+  }
+
+  readonly reschedule = (id: string, when: RescheduleOptions): Effect.Effect<boolean, QueueError> =>
+    Effect.suspend(() =>
+      Effect.map(
+        failing(request(this.#place, "queue.reschedule", [checkName(id, "id"), ...timeOf(when)])),
+        ([tag]) => tag === "rescheduled"
+      )
+    )
+
+  readonly update = (id: string, payload: A): Effect.Effect<boolean, QueueError> =>
+    Effect.flatMap(
+      Effect.suspend(() => this.#encode(payload)),
+      (body) =>
+        Effect.map(failing(request(this.#place, "queue.update", [checkName(id, "id"), body])), ([tag]) =>
+          tag === "updated")
     )
 
   get pause(): Effect.Effect<void, QueueError> {

@@ -3,8 +3,8 @@ import { assert, layer } from "@effect/vitest"
 import { Effect, Option, Schedule, Schema, Stream } from "effect"
 import { Queue } from "../src/index.ts"
 import { TestServer } from "./support/live.ts"
-import { begins, emptied, make, shows, working } from "./support/queues.ts"
-import { on, several } from "./support/several.ts"
+import { begins, emptied, isRangeError, make, shows, upTo, working } from "./support/queues.ts"
+import { lose, missed, on, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -86,5 +86,130 @@ layer(TestServer.layer, live)("a handler", (it) => {
           Effect.flatMap(queue.take(), (taken) => Option.getOrThrow(taken).job.discard("no"))
         ))
         yield* shows(queue, { delayed: 1, waiting: 0, dead: 1 })
+      })))
+})
+
+layer(TestServer.layer, live)("a job that is not done", (it) => {
+  it.effect("begins now when it is promoted, or later when it is rescheduled", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const other = yield* on(b!, make())
+        const delayed = yield* queue.offer(1, { delay: "1 hour" })
+        yield* queue.offer(2, { id: "two", delay: "1 hour" })
+        yield* queue.offer(3, { id: "three" })
+        const late = yield* queue.offer(4, { priority: "high" })
+        yield* queue.offer(5, { id: "five", delay: "50 millis" })
+        assert.isTrue(yield* other.promote(delayed.id))
+        assert.isFalse(yield* other.promote(delayed.id))
+        // One that waits, which Redis notices as it comes to its turn, and one whose delay is not over.
+        assert.isTrue(yield* other.reschedule(late.id, { delay: "1 hour" }))
+        assert.isTrue(yield* other.reschedule("three", { at: Date.now() + 300 }))
+        assert.deepStrictEqual(yield* other.status(late.id), Option.some({ state: "delayed", attempts: 0 }))
+        assert.isTrue(yield* other.reschedule("five", { delay: "1 hour" }))
+        assert.isTrue(yield* other.reschedule("five", { at: 0 }))
+        const worker = yield* working(queue, (n) => n === 3 ? Effect.never : Effect.void, { concurrency: 2 })
+        yield* begins(worker, [1, 5, 3])
+        yield* shows(queue, { delayed: 2, waiting: 0, active: 1, completed: 2 })
+        // What is in work, done, or was never there.
+        for (const id of ["three", delayed.id, "never"]) {
+          assert.isFalse(yield* other.promote(id))
+          assert.isFalse(yield* other.reschedule(id, { delay: 1 }))
+        }
+        assert.isTrue(yield* other.promote(late.id))
+        assert.isTrue(yield* other.reschedule("two", { delay: 1 }))
+        yield* begins(worker, [1, 5, 3, 4, 2])
+        isRangeError(yield* Effect.exit(queue.reschedule("x", {})))
+        isRangeError(yield* Effect.exit(queue.reschedule("x", { delay: 1, at: 1 })))
+        isRangeError(yield* Effect.exit(queue.reschedule("x", { delay: 0 })))
+        yield* worker.stop
+        assert.isTrue(yield* other.cancel("three"))
+      })))
+
+  it.effect("waits again when it was promoted, and rescheduled, before any worker came to it", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const { id } = yield* queue.offer(1)
+        yield* queue.offer(2)
+        assert.isTrue(yield* queue.reschedule(id, { delay: "1 hour" }))
+        assert.isTrue(yield* queue.promote(id))
+        assert.isFalse(yield* queue.promote(id))
+        yield* queue.pause
+        const delayed = yield* queue.offer(3, { delay: "1 hour" })
+        assert.isTrue(yield* queue.promote(delayed.id))
+        assert.isTrue(yield* queue.reschedule(delayed.id, { delay: "1 hour" }))
+        yield* shows(queue, { waiting: 2, delayed: 1 })
+        yield* queue.resume
+        const worker = yield* working(queue)
+        yield* begins(worker, [1, 2])
+        yield* worker.stop
+      })))
+
+  it.effect("has the payload that it was given last, until it has begun", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const other = yield* on(b!, make())
+        const [first] = yield* queue.offerAll([1, 2])
+        yield* queue.offer(3, { id: "three", delay: "1 hour" })
+        assert.isTrue(yield* other.update(first!.id, 10))
+        assert.isTrue(yield* other.update(first!.id, 11))
+        assert.isTrue(yield* other.update("three", 30))
+        const worker = yield* working(queue, (n) => n > 9 ? Effect.fail("no") : Effect.void, {
+          retry: Schedule.spaced("1 hour")
+        })
+        yield* begins(worker, [11, 2])
+        // An attempt was made, so it has begun.
+        assert.isFalse(yield* other.update(first!.id, 12))
+        assert.isFalse(yield* other.update("never", 1))
+        assert.isTrue(yield* other.retry(first!.id))
+        yield* begins(worker, [11, 2, 11])
+        const invalid = yield* Effect.flip(other.update("three", "x" as never))
+        assert.strictEqual(invalid.reason._tag, "InvalidPayload")
+        yield* worker.stop
+        const last = yield* working(queue, () => Effect.fail("no"), { attempts: 1 })
+        assert.isTrue(yield* other.promote("three"))
+        yield* begins(last, [30])
+        yield* shows(queue, { dead: 1 })
+        const [letter] = yield* Stream.runCollect(queue.deadLetters)
+        assert.strictEqual(letter!.body, "30")
+        // A dead letter begins anew.
+        assert.isTrue(yield* other.retry("three"))
+        yield* begins(last, [30, 30])
+        assert.isFalse(yield* other.retry("never"))
+        yield* last.stop
+      })))
+
+  it.effect("keeps its payload when its worker dies, and is told again", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const other = yield* on(b!, make())
+        const { id } = yield* other.offer(1)
+        assert.isTrue(yield* other.update(id, 2))
+        const worker = yield* working(queue, () => Effect.never)
+        yield* begins(worker, [2])
+        missed(a!)
+        yield* lose(a!, namespace, server)
+        yield* begins(worker, [2, 2])
+        assert.deepStrictEqual(yield* other.status(id), Option.some({ state: "active", attempts: 2 }))
+        yield* worker.stop
+      })))
+
+  it.effect("is found among thousands of dead letters", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        yield* queue.offer(0, { id: "first" })
+        yield* queue.offerAll(upTo(1100, 1))
+        const worker = yield* working(queue, () => Effect.flatMap(Queue.Job, (job) => job.discard("no")), {
+          concurrency: 100
+        })
+        yield* shows(queue, { dead: 1101 })
+        yield* worker.stop
+        assert.isTrue(yield* queue.retry("first"))
+        assert.isFalse(yield* queue.retry("first"))
+        yield* shows(queue, { dead: 1100, waiting: 1 })
       })))
 })

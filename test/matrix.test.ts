@@ -12,6 +12,7 @@ import * as election from "./matrix/election.ts"
 import * as held from "./matrix/held.ts"
 import * as latch from "./matrix/latch.ts"
 import * as queue from "./matrix/queue.ts"
+import * as queueJobs from "./matrix/queueJobs.ts"
 import * as ref from "./matrix/ref.ts"
 import * as rendezvous from "./matrix/rendezvous.ts"
 import * as shards from "./matrix/shards.ts"
@@ -35,7 +36,8 @@ const programs = {
   topic,
   shards,
   ref,
-  queue
+  queue,
+  queueJobs
 }
 
 type Missing = Exclude<keyof Requests, typeof programs[keyof typeof programs]["requests"][number][0]>

@@ -55,6 +55,16 @@ const delayOf = ({ at, delay }: OfferOptions): string => {
   return `d${millis(delay, "delay")}`
 }
 
+/** When a job is to begin: in so many milliseconds, or at that time. */
+export const timeOf = (
+  { at, delay }: Pick<OfferOptions, "at" | "delay">
+): [relative: boolean, millis: number] => {
+  if ((at === undefined) === (delay === undefined)) throw new RangeError("one of delay and at must be set")
+  return delay === undefined
+    ? [false, DateTime.toEpochMillis(DateTime.makeUnsafe(at!))]
+    : [true, millis(delay, "delay")]
+}
+
 /** The body is JSON. Of the options, those that make no sense are defects. */
 export const wishOf = (body: string, options: OfferOptions | undefined, trace: string): Wish => {
   if (options === undefined && trace === "") return { body, ...plain }

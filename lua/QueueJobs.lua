@@ -1,0 +1,89 @@
+-- What other processes change of a job that is not done.
+--
+-- after Queue.lua
+-- after QueueNotes.lua
+
+-- A job that is not done, by its own id or that of its producer: its id, letter and place, its holder and its count.
+local function jobFound(queue, name)
+  local job, letter, at = jobNamed(queue, name)
+  if not letter then return nil end
+  local fields, holder, count = jobAt(queue, letter, at)
+  if not fields then return nil end
+  return job, letter, at, holder, count or 0
+end
+
+-- A job whose delay is not over, or that waits for its retry, can begin now. Answers whether it was such a one.
+local function promoteJob(queue, job, letter, at, holder)
+  if not holder then return unsetNote(queue, 'd' .. job) end
+  if holder ~= DELAYED then return false end
+  moveJobs(queue[letter], consumerOf(letter, RETURNED), { at })
+  call('ZREM', queue.delays, job)
+  queue.delayed, queue[READY[letter]] = queue.delayed - 1, queue[READY[letter]] + 1
+  return true
+end
+
+-- queue.promote: has a job begin now that is delayed, or waits for its retry
+-- keys: all
+-- args: name string
+-- reply: ["promoted"] | ["begun"] | ["missing"]
+-- flags: allow-oom
+handlers['queue.promote'] = function(ctx, key, name)
+  local queue = loadQueue(ctx, key)
+  local job, letter, at, holder = jobFound(queue, name)
+  if not job then return MISSING end
+  return promoteJob(queue, job, letter, at, holder) and '["promoted"]' or '["begun"]'
+end
+
+-- queue.reschedule: has a job that is not in work begin in so many ms, or at that time, and not before
+-- keys: all
+-- args: name string, relative boolean, millis number
+-- reply: ["rescheduled"] | ["begun"] | ["missing"]
+handlers['queue.reschedule'] = function(ctx, key, name, relative, millis)
+  local queue = loadQueue(ctx, key)
+  local job, letter, at, holder = jobFound(queue, name)
+  if not job then return MISSING end
+  local due = tonumber(millis) + (relative == '1' and ctx.now or 0)
+  if not holder then
+    setNote(queue, 'd' .. job, text(due))
+  elseif holder == RETURNED then
+    queue[READY[letter]] = math.max(0, queue[READY[letter]] - 1)
+    delayJob(ctx, queue, letter, at, due)
+  elseif holder == DELAYED then
+    call('ZADD', queue.delays, text(due), job)
+    soonerDue(ctx, queue, due)
+  else
+    return '["begun"]'
+  end
+  return '["rescheduled"]'
+end
+
+-- queue.update: replaces the payload of a job that has not begun. A job that was begun and given back has not.
+-- keys: all
+-- args: name string, body string
+-- reply: ["updated"] | ["begun"] | ["missing"]
+handlers['queue.update'] = function(ctx, key, name, body)
+  local queue = loadQueue(ctx, key)
+  local job, _, _, _, count = jobFound(queue, name)
+  if not job then return MISSING end
+  if count > 0 then return '["begun"]' end
+  setNote(queue, 'b' .. job, body)
+  return '["updated"]'
+end
+
+-- How many dead letters one request looks at.
+local SOUGHT = 512
+
+-- queue.seek: the newest dead letter of a job, by its own id, or by that of its producer; among those before `before`, all
+-- if that is empty. When there may be more, it answers behind which one to go on.
+-- keys: hash, dead
+-- args: name string, before string
+-- reply: ["found", letter string] | ["more", before string] | ["missing"]
+-- flags: allow-oom
+handlers['queue.seek'] = function(ctx, _, name, before)
+  local found = call('XREVRANGE', ctx.dead, before == '' and '+' or '(' .. before, '-', 'COUNT', SOUGHT)
+  for _, entry in ipairs(found) do
+    if fieldOf(entry[2], 'j') == name or fieldOf(entry[2], 'i') == name then return reply('found', entry[1]) end
+  end
+  if #found < SOUGHT then return MISSING end
+  return reply('more', found[SOUGHT][1])
+end

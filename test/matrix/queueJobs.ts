@@ -1,0 +1,41 @@
+import { assert } from "@effect/vitest"
+import { Effect, Fiber, Option, Schema } from "effect"
+import { Queue } from "../../src/index.ts"
+import { eventually } from "../support/eventually.ts"
+import { onNode } from "../support/live.ts"
+import { insist, leads } from "../support/uncertain.ts"
+import type { Program, Rows } from "./matrix.ts"
+
+export const requests = [
+  ["queue.promote", "queue:mails"],
+  ["queue.reschedule", "queue:mails"],
+  ["queue.update", "queue:mails"],
+  ["queue.seek", "queue:mails"]
+] as const satisfies Rows
+
+export const program: Program = ({ other }) =>
+  Effect.gen(function*() {
+    const make = Queue.make({ name: "mails", payload: Schema.Number, retention: "500 millis" })
+    const mails = yield* insist(make)
+    const theirs = yield* onNode(other)(make)
+    const of = <K extends keyof Queue.State>(key: K) => Effect.map(theirs.state, (state) => state[key])
+    const stateOf = (id: string) =>
+      Effect.map(theirs.status(id), (status) => Option.isSome(status) ? status.value.state : "none")
+    yield* theirs.offer(1, { id: "one", delay: "10 seconds" })
+    yield* theirs.offer(2, { id: "two" })
+    yield* leads(mails.reschedule("two", { delay: "10 seconds" }), true, stateOf("two"), "delayed")
+    yield* leads(mails.promote("one"), true, stateOf("one"), "waiting")
+    assert.isTrue(yield* insist(mails.update("two", 3)))
+    const begun: Array<number> = []
+    const running = yield* Effect.forkChild(theirs.run((n) => {
+      begun.push(n)
+      return n === 1 ? Effect.flatMap(Queue.Job, (job) => job.discard("no")) : Effect.void
+    }))
+    yield* theirs.promote("two")
+    yield* eventually(Effect.map(of("completed"), (completed) => assert.strictEqual(completed, 1)))
+    assert.deepStrictEqual(begun.toSorted(), [1, 3])
+    yield* theirs.pause
+    yield* leads(mails.retry("one"), true, of("waiting"), 1)
+    yield* Fiber.interrupt(running)
+    yield* theirs.purge
+  })
