@@ -104,13 +104,14 @@ export const losses = (reason: "expired" | "unknown" | "rolledBack" | "closed") 
   )
 
 /**
- * `lockstep_overruns`: protected programs that still ran when the margin after a loss had passed.
+ * `lockstep_overruns`: protected programs that still ran when the margin after a loss had passed, and handlers of jobs that still
+ * ran `overrun` after their interruption.
  *
  * @category metrics
  * @since 0.1.0
  */
 export const overruns = Metric.counter("lockstep_overruns", {
-  description: "Protected programs that ran on after their lease was lost and the margin had passed",
+  description: "Protected programs and handlers of jobs that ran on long after their interruption",
   incremental: true
 })
 

@@ -25,7 +25,7 @@
  * - A retry, and a job whose delay is over, go ahead of jobs of their level that wait.
  * - A delay ends when the process that has asked for it, or any other that hears of it, tells Redis. When that process dies,
  *   the others hear of it with their next renewal: after up to a third of the lease.
- * - A handler that ignores its interruption keeps its slot, and runs beside the next attempt on another process.
+ * - A handler that ignores its interruption runs beside the next attempt. After `overrun`, its slot goes to another job.
  * - Redis may lose jobs that it had acknowledged, as in a fail-over, or hand out again what was done.
  *
  * **Example** (Offer, and work)
@@ -60,7 +60,6 @@
 import * as Cause from "effect/Cause"
 import type * as Context from "effect/Context"
 import type * as DateTime from "effect/DateTime"
-import * as Deferred from "effect/Deferred"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
@@ -91,6 +90,7 @@ import type { Job } from "./internal/queue/job.ts"
 import { type DeadLetter, lettersOf } from "./internal/queue/letters.ts"
 import { type Offered, Offerer } from "./internal/queue/offering.ts"
 import { type Outcome, Outcomes } from "./internal/queue/outcomes.ts"
+import { graceOf, mostConcurrency, mostOverrun, poolOf, type WorkerPool } from "./internal/queue/pool.ts"
 import { type State, stateOf } from "./internal/queue/state.ts"
 import { take, type Taken } from "./internal/queue/taking.ts"
 import { type OfferOptions, timeOf, whole, wishOf } from "./internal/queue/wish.ts"
@@ -124,6 +124,15 @@ export type {
    */
   Offered
 } from "./internal/queue/offering.ts"
+export type {
+  /**
+   * The workers of this process, as `pool` makes them.
+   *
+   * @category models
+   * @since 0.1.0
+   */
+  WorkerPool
+} from "./internal/queue/pool.ts"
 export type {
   /**
    * @category models
@@ -189,6 +198,20 @@ export interface RunOptions<in E = unknown> {
    * interrupted, and their jobs go back. Default: not at all.
    */
   readonly grace?: Duration.Input | undefined
+  /**
+   * How long a handler may go on after its interruption. Then that is logged and counted (`lockstep_overruns`), and its slot goes
+   * to another job, beside which it runs. Default 10 seconds.
+   */
+  readonly overrun?: Duration.Input | undefined
+}
+
+/**
+ * @category options
+ * @since 0.1.0
+ */
+export interface PoolOptions<in E = unknown> extends RunOptions<E> {
+  /** The pool ends by itself when it had no job for so long; not while Redis is away. Default: never. */
+  readonly idle?: Duration.Input | undefined
 }
 
 /**
@@ -253,6 +276,14 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
     handler: (payload: A) => Effect.Effect<S, E2, R>,
     options?: RunOptions<E2> | undefined
   ) => Effect.Effect<never, QueueError, Exclude<R, Job>>
+  /**
+   * Runs the handler on jobs, as `run` does, with a pool that can be resized, drained and shut down. It shuts down when the scope
+   * closes.
+   */
+  readonly pool: <E2, R>(
+    handler: (payload: A) => Effect.Effect<S, E2, R>,
+    options?: PoolOptions<E2> | undefined
+  ) => Effect.Effect<WorkerPool, QueueError, Scope.Scope | Exclude<R, Job>>
   /**
    * Takes one job into the scope, or `None` if there is none in time. The job is done when the scope closes with a success. It has
    * failed when the scope closes with a failure, and goes back when it is interrupted. Prefer `run` for many jobs.
@@ -549,26 +580,31 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
     handler: (payload: A) => Effect.Effect<S, E2, R>,
     options: RunOptions<E2> = {}
   ): Effect.Effect<never, QueueError, Exclude<R, Job>> => {
-    const { concurrency = 1, grace } = options
-    whole(concurrency, "concurrency", 1024)
-    const policy = this.#policy(options)
-    const handling = handlingOf(this.#codec, this.#results, handler, policy)
-    const patient = grace === undefined ? 0 : millis(grace, "grace")
-    const running = Effect.flatMap(
-      Effect.context<R>(),
+    const pool = this.#pool(handler, options)
+    return Effect.scoped(Effect.flatMap(pool, (pool) => Effect.andThen(pool.await, Effect.never)))
+  }
+
+  readonly pool = <E2, R>(handler: (payload: A) => Effect.Effect<S, E2, R>, options: PoolOptions<E2> = {}) =>
+    this.#pool(handler, options)
+
+  #pool<E2, R>(
+    handler: (payload: A) => Effect.Effect<S, E2, R>,
+    { concurrency = 1, grace = 0, idle, overrun = mostOverrun, ...options }: PoolOptions<E2>
+  ): Effect.Effect<WorkerPool, QueueError, Scope.Scope | Exclude<R, Job>> {
+    whole(concurrency, "concurrency", mostConcurrency)
+    const handling = handlingOf(this.#codec, this.#results, handler, this.#policy(options))
+    const shared = {
+      grace: graceOf(grace),
+      idle: idle === undefined ? undefined : millis(idle, "idle"),
+      closed: () => this.#closed,
+      fail
+    }
+    const over = millis(overrun, "overrun")
+    return Effect.flatMap(
+      Effect.context<Exclude<R, Job>>(),
       (context) =>
-        Effect.scoped(Effect.gen({ self: this }, function*() {
-          const closed = yield* Deferred.make<never, QueueError>()
-          const worker = new Worker(this.#place, concurrency, context, handling)
-          yield* worker.work(
-            () => Deferred.doneUnsafe(closed, Effect.fail(this.#closed)),
-            fail
-          )
-          yield* Effect.addFinalizer(() => worker.stop(patient))
-          return yield* Deferred.await(closed)
-        }))
+        poolOf(this.#place, new Worker(this.#place, concurrency, context as Context.Context<R>, handling, over), shared)
     )
-    return running as Effect.Effect<never, QueueError, Exclude<R, Job>>
   }
 
   // -------------------------------------------------------------------------------------------------------------------

@@ -26,11 +26,19 @@ export interface Io {
   readonly id: () => string
 }
 
+// A longer timer of Node fires at once.
+const longest = 2 ** 31 - 1
+
 export const live: Io = {
   now: () => performance.now(),
   wall: () => Date.now(),
   after: (millis, f) => {
-    const timer = setTimeout(f, millis)
+    const set = (rest: number) =>
+      setTimeout(() => {
+        if (rest > longest) timer = set(rest - longest)
+        else f()
+      }, Math.min(rest, longest))
+    let timer = set(millis)
     return { cancel: () => clearTimeout(timer) }
   },
   defer: queueMicrotask,

@@ -60,19 +60,6 @@ const traced = <A, E, R>(self: Effect.Effect<A, E, R>, { attempt, id, queue, tra
     trace
   )
 
-const limited = <A, E, R>(
-  self: Effect.Effect<A, E, R>,
-  timeout: number,
-  { id, queue }: Task,
-  namespace: string
-): Effect.Effect<A, E | JobTimeout, R> => {
-  const limit = Duration.millis(timeout)
-  return Effect.timeoutOrElse(self, {
-    duration: limit,
-    orElse: () => Effect.fail(new JobTimeout({ name: queue, namespace, id, timeout: limit }))
-  })
-}
-
 const encoded = ({ success }: Results, value: unknown): Exit.Exit<string, Unencodable> => {
   if (success === undefined) return Exit.succeed("[\"success\",null]")
   const exit = success.encode(value)
@@ -90,11 +77,17 @@ export const handlingOf = <A, E, R>(
   attempt: (task) => {
     const decoded = decodeParsed(task.body)
     if (Exit.isFailure(decoded)) return Effect.fail(new Undecodable(Cause.squash(decoded.cause) as InvalidPayload))
-    const timeout = task.timeout ?? policy.timeout
     const handling = Effect.suspend(() => handler(decoded.value))
     const handled = task.isKept ? Effect.flatMap(handling, (value) => encoded(results, value)) : handling
-    return traced(timeout === undefined ? handled : limited(handled, timeout, task, policy.namespace), task)
+    return traced(handled, task)
   },
+  timeout: (task) => task.timeout ?? policy.timeout,
+  late: ({ id, queue }, timeout) =>
+    Exit.failCause(
+      Cause.fail(
+        new JobTimeout({ name: queue, namespace: policy.namespace, id, timeout: Duration.millis(timeout) })
+      )
+    ) as Exit.Failure<unknown, unknown>,
   judge: (task, { cause }) => {
     const error = Cause.squash(cause)
     const bury = (reason: "failed" | "undecodable" | "discarded", text: string): Verdict => {

@@ -4,8 +4,10 @@ import * as Context from "effect/Context"
 import * as DateTime from "effect/DateTime"
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
+import type * as Exit from "effect/Exit"
 import type * as Fiber from "effect/Fiber"
 import { millis } from "../hold/place.ts"
+import type { Timer } from "../io.ts"
 import { Discarded, Snoozed } from "./deciding.ts"
 
 /**
@@ -54,6 +56,13 @@ export class Task implements Context.Service.Shape<typeof Job> {
   fiber: Fiber.Fiber<unknown, unknown> | undefined = undefined
   /** What its handler comes to does not matter any more: the session is lost, or the job was cancelled or given back. */
   over = false
+  /** Of its timeout; after its interruption, of the time that its handler has to end. */
+  timer: Timer | undefined = undefined
+  /** What it has come to, when it ran for longer than its timeout. */
+  late: Exit.Failure<unknown, unknown> | undefined = undefined
+  interrupted = false
+  /** Its handler goes on after its interruption, and another job has its slot. */
+  replaced = false
 
   constructor(queue: string, raw: Raw, token: number, delivery: number) {
     this.queue = queue

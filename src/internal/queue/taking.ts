@@ -14,6 +14,7 @@ import type { Place } from "../hold/place.ts"
 import type { Codec } from "../work/codec.ts"
 import { handlingOf, type Policy, type Results } from "./handling.ts"
 import { Job } from "./job.ts"
+import { mostOverrun } from "./pool.ts"
 import { Worker } from "./worker.ts"
 
 /** A job that was taken, until its scope is closed. */
@@ -62,7 +63,8 @@ export const take = <A, S, E>(
         place,
         1,
         Context.empty() as Context.Context<Job>,
-        handlingOf(payload, results, attempt, policy)
+        handlingOf(payload, results, attempt, policy),
+        mostOverrun
       )
       const leave = (grace: number) => Effect.andThen(worker.stop(grace), Scope.close(own, Exit.void))
       const joined = Scope.provide(

@@ -9,6 +9,7 @@ import type { Session } from "../actor/session.ts"
 import { guarded } from "../hold/guard.ts"
 import type { WaitTimeout } from "../hold/loss.ts"
 import type { Place } from "../hold/place.ts"
+import { request } from "../hold/request.ts"
 import { Member } from "../work/member.ts"
 import { Acknowledging } from "./acknowledging.ts"
 import { Job, type Raw, Task } from "./job.ts"
@@ -30,6 +31,10 @@ export interface Handling<R> {
   readonly attempt: (task: Task) => Effect.Effect<unknown, unknown, R>
   /** Of an attempt that has failed. */
   readonly judge: (task: Task, exit: Exit.Failure<unknown, unknown>) => Effect.Effect<Verdict>
+  /** How long an attempt may run, in milliseconds. */
+  readonly timeout: (task: Task) => number | undefined
+  /** What an attempt has come to that was interrupted after that time. */
+  readonly late: (task: Task, timeout: number) => Exit.Failure<unknown, unknown>
 }
 
 const done: Verdict = { tag: "done", outcome: "" }
@@ -40,20 +45,24 @@ const slice = 32
 // Most of them are done by then, and never come.
 const mostCancelled = 1024
 
-const ignore = () => {}
-
 export class Worker<R> extends Member {
   readonly #handling: Handling<R>
   readonly #context: Context.Context<R>
-  readonly #concurrency: number
+  // In milliseconds.
+  readonly #overrun: number
   readonly #working = new Map<string, Task>()
   // Handlers that have not ended, whether their jobs are still theirs or not.
   #running = 0
-  // The session in which the actor was told how many jobs it takes.
+  // How many jobs it runs at a time, and what the actor was told of that in this session. More may run while it shrinks.
+  #size: number
+  #told = 0
+  // The session in which the actor was asked for jobs, and for how many.
   #asked: Session | undefined = undefined
+  #credit = 0
   // Slots that have become free since then, and before the answer.
   #owed = 0
   #stopping = false
+  #retired = false
   // The number of deliveries that the last answer included: a delivery among these that comes later is old.
   #counted = 0
   // Jobs that were cancelled before they came here.
@@ -61,14 +70,39 @@ export class Worker<R> extends Member {
   #last: Acknowledging | undefined = undefined
   readonly #unanswered = new Set<Acknowledging>()
   // Jobs whose outcome was sent by itself, and is not answered.
-  readonly #told = new Set<string>()
-  #idle: () => void = ignore
+  readonly #settling = new Set<string>()
+  readonly #listeners = new Set<() => void>()
 
-  constructor(place: Place, concurrency: number, context: Context.Context<R>, handling: Handling<R>) {
+  constructor(place: Place, size: number, context: Context.Context<R>, handling: Handling<R>, overrun: number) {
     super(place)
-    this.#concurrency = concurrency
+    this.#size = size
     this.#context = context
     this.#handling = handling
+    this.#overrun = overrun
+  }
+
+  /** Handlers that have not ended, but for those that were given up. */
+  get running(): number {
+    return this.#running
+  }
+
+  get size(): number {
+    return this.#size
+  }
+
+  /** It has a session, and so can be given jobs. */
+  get ready(): boolean {
+    return this.trusted !== undefined
+  }
+
+  /** Tells when jobs have come, and when the last handler that ran has ended. Answers how to end that. */
+  listen(listener: () => void): () => void {
+    this.#listeners.add(listener)
+    return () => void this.#listeners.delete(listener)
+  }
+
+  #notify(): void {
+    if (this.#listeners.size > 0) { for (const listener of [...this.#listeners]) listener() }
   }
 
   /** Works for as long as the scope is open. */
@@ -78,9 +112,14 @@ export class Worker<R> extends Member {
   ): Effect.Effect<void, E, Scope.Scope> {
     const args = () => {
       const { session } = this.place.channel
-      if (this.#asked !== session) this.#owed = 0
-      this.#asked = session
-      return [this.#stopping ? 0 : Math.max(0, this.#concurrency - this.#running)]
+      if (this.#asked !== session) {
+        this.#asked = session
+        this.#owed = 0
+        this.#told = this.#size
+        // Below 0 if fewer jobs are wanted than handlers of former sessions still run.
+        this.#credit = this.#size - this.#running
+      }
+      return [this.#stopping ? 0 : this.#credit]
     }
     return Effect.asVoid(this.join({ verb: "queue.work", args, closed, fail }))
   }
@@ -99,7 +138,8 @@ export class Worker<R> extends Member {
       const [sent, token, jobs] = change as readonly [number, number, ReadonlyArray<Raw>]
       this.#counted = sent
       for (; this.#owed > 0; this.#owed--) this.#send(undefined)
-      const told = new Set(this.#told)
+      this.#adjust()
+      const told = new Set(this.#settling)
       for (const { jobs } of this.#unanswered) for (const job of jobs) told.add(job)
       const found = new Set(jobs.map(([key]) => key))
       // Cancelled, and the news of that are lost.
@@ -109,6 +149,7 @@ export class Worker<R> extends Member {
       for (const [at, raw] of jobs.entries()) {
         if (!this.#working.has(raw[0]) && !told.has(raw[0])) this.#begin(raw, token + at, sent)
       }
+      this.#notify()
     }
   }
 
@@ -116,7 +157,7 @@ export class Worker<R> extends Member {
     const { session } = this
     const to = Math.min(jobs.length, from + slice)
     for (let at = from; at < to; at++) this.#begin(jobs[at]!, token + at, delivery)
-    if (to === jobs.length) return
+    if (to === jobs.length) return this.#notify()
     this.place.space.kernel.io.defer(() => {
       if (session === this.session) this.#beginAll(jobs, token, delivery, to)
     })
@@ -124,8 +165,9 @@ export class Worker<R> extends Member {
 
   #begin(raw: Raw, token: number, delivery: number): void {
     const session = this.trusted
-    // A job that comes while the worker stops goes back as it leaves.
-    if (session === undefined || this.#stopping) return
+    if (session === undefined) return
+    // It was on its way when the worker began to stop, which can take long.
+    if (this.#stopping) return this.#return(raw[0])
     if (this.#cancelled.size > 0 && this.#cancelled.delete(raw[0])) return this.#send(undefined)
     const task = new Task(this.place.name, raw, token, delivery)
     this.#working.set(task.key, task)
@@ -136,9 +178,17 @@ export class Worker<R> extends Member {
     const exit = fiber.pollUnsafe()
     if (exit !== undefined) return this.#ended(task, exit)
     task.fiber = fiber
-    fiber.addObserver((exit) => this.#ended(task, exit))
+    fiber.addObserver((exit) => {
+      if (!task.replaced) this.#ended(task, exit)
+    })
     // It was lost or cancelled in its first steps.
-    if (task.over) fiber.interruptUnsafe()
+    if (task.over) return this.#interrupt(task)
+    const timeout = this.#handling.timeout(task)
+    if (timeout === undefined) return
+    task.timer = this.place.space.kernel.io.after(timeout, () => {
+      task.late = this.#handling.late(task, timeout)
+      this.#interrupt(task)
+    })
   }
 
   #cancel(key: string): void {
@@ -151,12 +201,35 @@ export class Worker<R> extends Member {
   #abandon(task: Task): void {
     task.over = true
     this.#working.delete(task.key)
-    task.fiber?.interruptUnsafe()
+    if (task.fiber !== undefined) this.#interrupt(task)
+  }
+
+  // A handler that does not end then would cost this process a slot for ever.
+  #interrupt(task: Task): void {
+    if (task.interrupted) return
+    const fiber = task.fiber!
+    task.interrupted = true
+    task.timer?.cancel()
+    fiber.interruptUnsafe()
+    if (fiber.pollUnsafe() !== undefined) return
+    task.timer = this.place.space.kernel.io.after(this.#overrun, () => this.#replace(task))
+  }
+
+  #replace(task: Task): void {
+    const { hooks } = this.place.space.kernel
+    task.replaced = true
+    hooks.metrics.overrun(1)
+    hooks.log(
+      "Warn",
+      `the handler of job ${task.id} of queue ${JSON.stringify(task.queue)} goes on ${this.#overrun} ms after its ` +
+        `interruption, beside the job that gets its slot`
+    )
+    this.#ended(task, Exit.interrupt())
   }
 
   protected lose(): void {
     this.#cancelled.clear()
-    this.#told.clear()
+    this.#settling.clear()
     for (const task of [...this.#working.values()]) this.#abandon(task)
   }
 
@@ -165,11 +238,12 @@ export class Worker<R> extends Member {
   // -------------------------------------------------------------------------------------------------------------------
 
   #ended(task: Task, exit: Exit.Exit<unknown, unknown>): void {
+    task.timer?.cancel()
     if (task.over) return this.#settle(task, done)
     if (Exit.isSuccess(exit)) {
       return this.#settle(task, task.isKept ? { tag: "done", outcome: exit.value as string } : done)
     }
-    const judged = Effect.runForkWith(this.#context)(this.#handling.judge(task, exit))
+    const judged = Effect.runForkWith(this.#context)(this.#handling.judge(task, task.late ?? exit))
     judged.addObserver((exit) =>
       this.#settle(
         task,
@@ -190,7 +264,7 @@ export class Worker<R> extends Member {
       if (this.session === undefined) this.#owed++
       else this.#send(undefined)
     }
-    if (this.#running === 0) this.#idle()
+    if (this.#running === 0) this.#notify()
   }
 
   get #take(): number {
@@ -243,10 +317,43 @@ export class Worker<R> extends Member {
     else this.again(request.session, error, () => this.place.channel.outbox.request(request), over)
   }
 
+  // That is no attempt.
+  #return(job: string): void {
+    this.#tell(job, (told) => this.tell("queue.retry", [this.id, job, 0, false, 0], told))
+  }
+
   // Until that is answered, the job may seem to be in hand.
   #tell(job: string, tell: (told: () => void) => void): void {
-    this.#told.add(job)
-    tell(() => void this.#told.delete(job))
+    this.#settling.add(job)
+    tell(() => void this.#settling.delete(job))
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Size
+  // -------------------------------------------------------------------------------------------------------------------
+
+  /** Runs so many jobs at a time from now on. Handlers that run are not interrupted. */
+  resize(size: number): void {
+    this.#size = size
+    this.#adjust()
+  }
+
+  // With a negative credit, as many jobs have to end before it gets another one.
+  #adjust(): void {
+    const change = this.#size - this.#told
+    if (change === 0 || this.#stopping || this.trusted === undefined) return
+    this.#told = this.#size
+    this.tell("queue.credit", [this.id, change, false], ignore)
+  }
+
+  /** Whether the actor has no job in its hand. Deliveries that are on their way show here. */
+  get emptyHanded(): Effect.Effect<boolean, CoordinatorError> {
+    return Effect.suspend(() => {
+      const session = this.trusted
+      if (session === undefined || this.#running > 0) return Effect.succeed(false)
+      const asked = request(this.place, "queue.work", [this.id, 0], { session, moot: () => undefined })
+      return Effect.map(asked, (reply) => reply !== undefined && (reply[3] as ReadonlyArray<unknown>).length === 0)
+    })
   }
 
   // -------------------------------------------------------------------------------------------------------------------
@@ -258,37 +365,39 @@ export class Worker<R> extends Member {
     this.#stopping = true
   }
 
-  /** Takes no more jobs, and lets handlers finish. What is left after that many milliseconds is interrupted. */
+  /** Begins no more jobs, and is given none. */
+  retire(): void {
+    this.halt()
+    if (this.#retired) return
+    this.#retired = true
+    this.tell("queue.credit", [this.id, 0, true], ignore)
+  }
+
+  /**
+   * Takes no more jobs, and lets handlers finish. What is left after that many milliseconds is interrupted, and goes back. Ends
+   * when all handlers have. A second call can make it end earlier.
+   */
   stop(grace: number): Effect.Effect<void> {
-    return Effect.suspend(() => {
-      this.halt()
-      this.tell("queue.credit", [this.id, 0, true], ignore)
-      return Effect.andThen(
-        this.#running === 0 || grace === 0 ? Effect.void : this.#within(grace),
-        Effect.suspend(() => {
-          this.left = true
-          for (const task of [...this.#working.values()]) this.#abandon(task)
-          return this.#ending
-        })
-      )
-    })
-  }
-
-  get #ending(): Effect.Effect<void> {
     return Effect.callback((resume) => {
-      if (this.#running === 0) return resume(Effect.void)
-      this.#idle = () => resume(Effect.void)
-    })
-  }
-
-  #within(grace: number): Effect.Effect<void> {
-    const { io } = this.place.space.kernel
-    return Effect.callback((resume) => {
-      const timer = io.after(grace, () => resume(Effect.void))
-      this.#idle = () => {
-        timer.cancel()
+      this.retire()
+      const timer = grace === 0 ? undefined : this.place.space.kernel.io.after(grace, () => this.#quit())
+      const ended = () => {
+        if (this.#running > 0) return
+        off()
+        timer?.cancel()
+        this.#quit()
         resume(Effect.void)
       }
+      const off = this.listen(ended)
+      if (grace === 0) this.#quit()
+      ended()
     })
   }
+
+  #quit(): void {
+    this.left = true
+    for (const task of [...this.#working.values()]) this.#abandon(task)
+  }
 }
+
+const ignore = () => {}

@@ -1,0 +1,158 @@
+/** A worker that can be resized, drained and shut down while it works. */
+
+import * as Deferred from "effect/Deferred"
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import * as Scope from "effect/Scope"
+import { type CoordinatorReason, isAway } from "../actor/errors.ts"
+import type { WaitTimeout } from "../hold/loss.ts"
+import { millis, type Place } from "../hold/place.ts"
+import { question } from "../hold/request.ts"
+import type { Io, Timer } from "../io.ts"
+import type { QueueError } from "./errors.ts"
+import { stateOf } from "./state.ts"
+import { whole } from "./wish.ts"
+import type { Worker } from "./worker.ts"
+
+export interface WorkerPool {
+  /** How many jobs it runs at a time at most. */
+  readonly size: Effect.Effect<number>
+  /** How many handlers run now: more than `size` while it shrinks. */
+  readonly running: Effect.Effect<number>
+  /** Runs up to so many jobs at a time from now on: 1 to 1,024. Handlers that run go on, also when it shrinks. */
+  readonly resize: (size: number) => Effect.Effect<void>
+  /**
+   * Works until no job waits and no handler of this pool runs, and then ends. Jobs that are delayed, or that wait for a retry,
+   * stay. While the queue is paused, or Redis is away, it waits.
+   */
+  readonly drain: Effect.Effect<void, QueueError>
+  /**
+   * Takes no more jobs, lets handlers go on for `grace` (default: that of the pool), interrupts those that still run, and gives
+   * their jobs back, which is no attempt. Interrupting this does not stop it. A second call can end the grace earlier:
+   * `shutdown({ grace: 0 })` ends it now.
+   */
+  readonly shutdown: (options?: { readonly grace?: Duration.Input | undefined }) => Effect.Effect<void>
+  /** Waits until the pool has ended: drained, shut down, or idle. Fails when its coordinator is closed. */
+  readonly await: Effect.Effect<void, QueueError>
+}
+
+export interface Pooling {
+  /** In milliseconds, as `idle`. */
+  readonly grace: number
+  readonly idle: number | undefined
+  readonly closed: () => QueueError
+  readonly fail: (error: CoordinatorReason | WaitTimeout) => QueueError
+}
+
+export const mostConcurrency = 1024
+
+/** In milliseconds, by default. */
+export const mostOverrun = 10_000
+
+/** In milliseconds; 0 is allowed. */
+export const graceOf = (grace: Duration.Input): number =>
+  Duration.toMillis(Duration.fromInputUnsafe(grace)) === 0 ? 0 : millis(grace, "grace")
+
+export const poolOf = <R>(
+  place: Place,
+  worker: Worker<R>,
+  { closed, fail, grace: usual, idle }: Pooling
+): Effect.Effect<WorkerPool, QueueError, Scope.Scope> =>
+  Effect.uninterruptibleMask((restore) =>
+    Effect.gen(function*() {
+      const { channel, space: { kernel: { io } } } = place
+      const context = yield* Effect.context<never>()
+      const own = yield* Scope.make()
+      const left = Deferred.makeUnsafe<void>()
+      const ended = Deferred.makeUnsafe<void, QueueError>()
+      let ending = false
+
+      // In a fiber of its own: it goes on when the fiber that has asked for it is interrupted.
+      const leave = (grace: number): Effect.Effect<void> =>
+        Effect.suspend(() => {
+          if (ending) return Effect.andThen(worker.stop(grace), Deferred.await(left))
+          ending = true
+          const leaving = Effect.gen(function*() {
+            yield* worker.stop(grace)
+            yield* Scope.close(own, Exit.void)
+            Deferred.doneUnsafe(left, Effect.void)
+            Deferred.doneUnsafe(ended, Effect.void)
+          })
+          Effect.runForkWith(context)(leaving)
+          return Deferred.await(left)
+        })
+
+      const nothingWaits = Effect.flatMap(question(place, "queue.state", []), (reply) =>
+        // In this order: a job that was handed to this pool before it was asked for the state shows in its hand.
+        stateOf(reply).waiting > 0 ? Effect.succeed(false) : worker.emptyHanded).pipe(
+          Effect.catchIf(({ reason }) => isAway(reason), () => Effect.succeed(false)),
+          Effect.mapError(({ reason }) => fail(reason))
+        )
+
+      // What this pool is not told, it asks as often as it renews its session: that others have taken jobs that it could not
+      // be given because of a limit or a pause.
+      const drained: Effect.Effect<void, QueueError> = Effect.gen(function*() {
+        while (true) {
+          yield* newsOf(worker, () => worker.running === 0)
+          if (yield* nothingWaits) return
+          yield* newsOf(worker, () => worker.running > 0, (f) => io.after(channel.lease / 3, f))
+        }
+      })
+
+      yield* Effect.onExit(
+        restore(Scope.provide(worker.work(() => Deferred.doneUnsafe(ended, Effect.fail(closed())), fail), own)),
+        (exit) => Exit.isSuccess(exit) ? Effect.void : leave(0)
+      )
+      yield* Effect.addFinalizer(() => leave(usual))
+      if (idle !== undefined) {
+        const quit = whenIdle(worker, idle, io, () => Effect.runForkWith(context)(leave(0)))
+        yield* Effect.addFinalizer(() => Effect.sync(quit))
+      }
+      return {
+        size: Effect.sync(() => worker.size),
+        running: Effect.sync(() => worker.running),
+        resize: (size) => Effect.sync(() => worker.resize(whole(size, "size", mostConcurrency))),
+        drain: Effect.raceFirst(Deferred.await(ended), Effect.andThen(drained, leave(0))),
+        shutdown: ({ grace } = {}) => Effect.suspend(() => leave(grace === undefined ? usual : graceOf(grace))),
+        await: Deferred.await(ended)
+      }
+    })
+  )
+
+/** Ends when that is so, or when the timer rings. */
+const newsOf = <R>(worker: Worker<R>, isSo: () => boolean, set?: (f: () => void) => Timer): Effect.Effect<void> =>
+  Effect.callback((resume) => {
+    if (isSo()) return resume(Effect.void)
+    const end = () => {
+      off()
+      timer?.cancel()
+    }
+    const timer = set?.(() => {
+      end()
+      resume(Effect.void)
+    })
+    const off = worker.listen(() => {
+      if (!isSo()) return
+      end()
+      resume(Effect.void)
+    })
+    return Effect.sync(end)
+  })
+
+/** Calls once, when the worker had nothing to do for so many milliseconds. Answers how to end that. */
+const whenIdle = <R>(worker: Worker<R>, idle: number, io: Io, quit: () => void): () => void => {
+  // One timer, which is not set anew for each job.
+  let since = io.now()
+  const check = () => {
+    const rest = worker.running > 0 || !worker.ready ? idle : since + idle - io.now()
+    if (rest > 0) timer = io.after(rest, check)
+    else quit()
+  }
+  const off = worker.listen(() => void (since = io.now()))
+  let timer = io.after(idle, check)
+  return () => {
+    off()
+    timer.cancel()
+  }
+}
