@@ -5,6 +5,7 @@ import { doubleBarrier } from "./workloads/doubleBarrier.ts"
 import { election } from "./workloads/election.ts"
 import { latch } from "./workloads/latch.ts"
 import { lock } from "./workloads/lock.ts"
+import { queue } from "./workloads/queue.ts"
 import { readWriteLock } from "./workloads/readWriteLock.ts"
 import { ref } from "./workloads/ref.ts"
 import { rendezvous } from "./workloads/rendezvous.ts"
@@ -25,5 +26,6 @@ export const workloads: ReadonlyArray<Workload> = [
   rendezvous,
   election,
   topic,
-  ref
+  ref,
+  queue
 ]

@@ -1,0 +1,337 @@
+import { Effect, Option, Schedule, Schema, type Scope, Stream } from "effect"
+import { randomUUID } from "node:crypto"
+import type * as Lockstep from "../../../src/index.ts"
+import { History } from "../../../src/testing.ts"
+import type { Client, Log } from "../client.ts"
+import { kept, limited, many, planOf, resultOf, retryDelay, workerAttempts } from "../queues.ts"
+import { fibers, type Workload } from "../workload.ts"
+
+// A failure on purpose. Its reason makes the history say "timeout".
+const Refusal = Schema.Struct({ reason: Schema.Struct({ _tag: Schema.Literal("WaitTimeout") }), value: Schema.String })
+type Refusal = typeof Refusal.Type
+
+const refusal = (value: string): Refusal => ({ reason: { _tag: "WaitTimeout" }, value })
+
+type Queue = Lockstep.Queue.Queue<string, string, Refusal>
+type Options = Lockstep.Queue.OfferOptions
+type Job = Lockstep.Queue.Job["Service"]
+type Shape = typeof many | typeof limited
+
+const schemas = { payload: Schema.String, success: Schema.String, error: Refusal }
+
+/** Ids are known longer than a lease, and gone before the harness looks for leaks. */
+const open = (client: Client, { name, limits }: Shape): Effect.Effect<
+  Queue,
+  Lockstep.Queue.QueueError,
+  Lockstep.Coordinator.Coordinator | Scope.Scope
+> => client.lockstep.Queue.make({ ...schemas, name, limits, retention: (client.keep - 1000) / 2 })
+
+// Restarts after every failure, until its scope closes.
+const forever = <E, R>(effect: Effect.Effect<unknown, E, R>) =>
+  effect.pipe(Effect.catch(() => Effect.sleep(100)), Effect.forever, Effect.forkScoped)
+
+const follow = <A, E, R>(client: Client, queue: Queue, verb: string, use: (log: Log) => Effect.Effect<A, E, R>) =>
+  client.follow({ kind: `queue ${verb}`, key: queue.name, weight: 1, wait: false }, use)
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Work
+// ---------------------------------------------------------------------------------------------------------------------
+
+/** Handles a job as its plan says. That it is done is recorded before the worker acknowledges it. */
+const handled = (client: Client, queue: Queue, value: string, job: Job, run: number) =>
+  follow(client, queue, "handle", ({ step, tell }) =>
+    Effect.gen(function*() {
+      // Tokens are times of Redis, and a round runs on one machine.
+      const skew = Date.now() * 1000 - History.now()
+      const { attempt, crashes, id, offeredAt, token } = job
+      tell("handles", id, value, attempt, crashes, offeredAt.epochMilliseconds, skew, token, run)
+      const { failing, long } = planOf(value)
+      for (let left = long ? 40 : 1 + Math.floor(client.random() * 3); left > 0; left--) {
+        yield* Effect.sleep(long ? 25 : client.random() * 6)
+        step()
+      }
+      if (attempt - crashes <= failing) {
+        tell("refuses")
+        return yield* Effect.fail(refusal(value))
+      }
+      tell("done")
+      return resultOf(value)
+    }))
+
+let runs = 0
+
+/** Runs a worker: one that leaves after a while says so, as its handlers may be interrupted then. */
+const running = (client: Client, queue: Queue, leaves: boolean) => {
+  const run = ++runs
+  const grace = client.random() < 0.5 ? 0 : Math.round(client.random() * 400)
+  const working = queue.run(
+    (value) => Effect.flatMap(client.lockstep.Queue.Job, (job) => handled(client, queue, value, job, run)),
+    {
+      concurrency: client.pick([1, 2, 4, 8]),
+      attempts: workerAttempts,
+      retry: Schedule.spaced(retryDelay),
+      grace: grace === 0 ? undefined : grace
+    }
+  )
+  if (!leaves) return working
+  return follow(client, queue, "run", ({ tell }) =>
+    Effect.raceFirst(
+      working,
+      Effect.map(Effect.sleep(500 + client.random() * 4000), () => tell("stops", run, grace))
+    ))
+}
+
+const taking = (client: Client, queue: Queue) =>
+  Effect.scoped(
+    Effect.flatMap(
+      queue.take({ wait: client.random() * 300, attempts: workerAttempts, retry: Schedule.spaced(retryDelay) }),
+      Option.match({
+        onNone: () => Effect.void,
+        onSome: ({ job, lost, payload, result }) =>
+          Effect.raceFirst(Effect.flatMap(handled(client, queue, payload, job, 0), result), lost)
+      })
+    )
+  )
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Offer
+// ---------------------------------------------------------------------------------------------------------------------
+
+type Wish = readonly [value: string, options: Options]
+
+const told = ({ tell }: Log, [value, { attempts = workerAttempts, delay = 0, expires = 0, id = "" }]: Wish) =>
+  tell("offers", value, id, attempts, Number(delay), Number(expires))
+
+const isUncertain = (error: Lockstep.Queue.QueueError | Refusal): boolean => error.reason._tag === "OfferUncertain"
+
+const offering = (client: Client, queue: Queue, wishes: ReadonlyArray<Wish>) =>
+  follow(client, queue, "offer", (log) => {
+    for (const wish of wishes) told(log, wish)
+    const byValue = new Map(wishes)
+    const [[value, options]] = wishes as [Wish]
+    const offered = wishes.length === 1
+      ? Effect.map(queue.offer(value, options), (one) => [one])
+      : queue.offerAll(byValue.keys(), (value) => byValue.get(value)!)
+    return offered.pipe(
+      // The job is stored, and its id is lost.
+      Effect.catchIf(
+        (error) => isUncertain(error) && wishes.length === 1,
+        () => Effect.succeed([{ id: "", duplicate: false }])
+      ),
+      Effect.map((all) => {
+        for (const [at, { duplicate, id }] of all.entries()) log.tell("stored", wishes[at]![0], id, duplicate ? 1 : 0)
+        return all
+      })
+    )
+  })
+
+/** Records what becomes of a job whose outcome is kept; other errors are those of the coordinator. */
+const concluded = (
+  { tell }: Log,
+  value: string,
+  id: string,
+  result: Effect.Effect<
+    string,
+    Lockstep.Queue.QueueError | Refusal
+  >
+) =>
+  result.pipe(
+    Effect.map((text) => tell("result", value, id, text)),
+    Effect.catch((error) => {
+      if (!("_tag" in error)) return Effect.sync(() => tell("refused", value, id, error.value))
+      const { reason } = error
+      if (reason._tag === "JobFailed") return Effect.sync(() => tell("failed", value, id, reason.outcome))
+      if (reason._tag === "OutcomeUnknown") return Effect.sync(() => tell("failed", value, id, "unknown"))
+      return Effect.fail(error)
+    })
+  )
+
+const executing = (client: Client, queue: Queue, [value, options]: Wish) => {
+  const executed = follow(client, queue, "execute", (log) => {
+    told(log, [value, options])
+    return concluded(log, value, "", queue.execute(value, options))
+  })
+  return client.random() < 0.2 ? Effect.timeoutOption(executed, client.random() * 100) : executed
+}
+
+const cancelling = (client: Client, queue: Queue, id: string) =>
+  follow(client, queue, "cancel", ({ tell }) => {
+    tell("cancels", id)
+    return Effect.map(queue.cancel(id), (found) => tell("cancelled", found ? 1 : 0))
+  })
+
+/** Values say what handlers do with them. Each is offered once. */
+const valuesOf = () => {
+  const name = randomUUID().slice(0, 8)
+  let count = 0
+  return (plan: string) => `${plan}/${name}.${++count}`
+}
+
+/** Offers in every way, and cancels some. */
+const producer = (client: Client, queue: Queue) => {
+  const { pick, random } = client
+  const value = valuesOf()
+  const options = (): Options => ({
+    delay: random() < 0.15 ? Math.round(random() * 400) : undefined,
+    priority: random() < 0.4 ? pick(["urgent", "high", "normal", "low"]) : undefined,
+    attempts: random() < 0.3 ? 1 + Math.floor(random() * 3) : undefined,
+    expires: random() < 0.1 ? 1 + Math.round(random() * 150) : undefined
+  })
+  const wish = (): Wish => [value(pick(["plain", "plain", "plain", "plain", "fails1", "fails2", "never"])), options()]
+  return Effect.gen(function*() {
+    const way = random()
+    // Clients that come at the same time bring the same id.
+    const turn = Math.floor(Date.now() / 100)
+    if (way < 0.2) yield* offering(client, queue, Array.from({ length: 2 + Math.floor(random() * 20) }, wish))
+    else if (way < 0.4) yield* executing(client, queue, wish())
+    else if (way < 0.6) {
+      const id = `turn ${turn}`
+      const [plain] = [value("plain")]
+      yield* offering(client, queue, [[plain, { id, result: true, priority: pick(["high", "normal"]) }]])
+      if (random() < 0.5) yield* follow(client, queue, "result", (log) => concluded(log, plain, id, queue.result(id)))
+    } else if (way < 0.7) {
+      const given = random() < 0.5 ? randomUUID() : undefined
+      const [offered] = yield* offering(client, queue, [[value("long"), { ...options(), id: given }]])
+      yield* Effect.sleep(random() * 500)
+      const id = given ?? offered!.id
+      if (id !== "" && random() < 0.8) yield* cancelling(client, queue, id)
+    } else if (way < 0.73) {
+      yield* offering(client, queue, [[value("slow"), { timeout: 60, attempts: 2 }]])
+    } else yield* offering(client, queue, [wish()])
+    yield* Effect.sleep(random() * 250)
+  }).pipe(Effect.catch(() => Effect.sleep(20 + random() * 50)))
+}
+
+/** Offers plain jobs, many at once now and then, so that some wait. */
+const orderly = (client: Client, queue: Queue) => {
+  const value = valuesOf()
+  return Effect.gen(function*() {
+    const size = client.random() < 0.1 ? 1 + Math.floor(client.random() * 25) : 1 + Math.floor(client.random() * 2)
+    const wishes = Array.from({ length: size }, (): Wish => [value(client.random() < 0.05 ? "fails1" : "plain"), {}])
+    yield* offering(client, queue, wishes)
+    yield* Effect.sleep(100 + client.random() * 900)
+  }).pipe(Effect.catch(() => Effect.sleep(20 + client.random() * 50)))
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Operate
+// ---------------------------------------------------------------------------------------------------------------------
+
+const pausing = (client: Client, queue: Queue) => {
+  const turned = (verb: "pause" | "resume") => follow(client, queue, verb, () => queue[verb])
+  const resumed = turned("resume").pipe(Effect.retry(Schedule.spaced(100)))
+  return Effect.gen(function*() {
+    yield* Effect.sleep(500 + client.random() * 2000)
+    // A process may have been killed before it resumed.
+    if (client.random() < 0.5 || client.stopping()) return yield* resumed
+    yield* Effect.andThen(turned("pause"), Effect.sleep(client.random() * 300)).pipe(
+      Effect.ensuring(Effect.ignore(resumed))
+    )
+  })
+}
+
+/** Reads the dead letters. Some of the first ones are replayed or discarded, if that is wanted. */
+const letters = (client: Client, queue: Queue, known: Set<string>, operates: boolean) =>
+  Effect.gen(function*() {
+    const found = yield* follow(client, queue, "letters", ({ tell }) =>
+      Effect.map(Stream.runCollect(queue.deadLetters), (all) => {
+        for (const { attempts, body, crashes, id, letter, reason } of all) {
+          if (known.has(letter)) {
+            continue
+          }
+          known.add(letter)
+          tell("letter", letter, id, JSON.parse(body) as string, reason, attempts, crashes)
+        }
+        return all
+      }))
+    if (!operates) {
+      return
+    }
+    for (const { body, letter } of found.slice(0, 8)) {
+      const way = client.random()
+      if (way < 0.3) {
+        yield* follow(client, queue, "replay", ({ tell }) => {
+          tell("replays", letter, JSON.parse(body) as string)
+          return Effect.map(queue.replay([letter]), (count) =>
+            tell("replayed", count))
+        })
+      } else if (way < 0.6) {
+        yield* queue.discard([letter])
+      }
+    }
+  })
+
+/** Waits until no job is left but dead letters, no longer than a bound, and reads these. */
+const settled = (client: Client, queue: Queue, known: Set<string>) =>
+  client.follow(
+    { kind: "queue settled", key: queue.name, weight: 0, wait: true },
+    ({ tell }) =>
+      Effect.gen(function*() {
+        const until = performance.now() + client.keep
+        for (;;) {
+          // The process that has paused the queue may be dead.
+          const state = yield* Effect.andThen(queue.resume, queue.state).pipe(Effect.catch(() => Effect.undefined))
+          if (state !== undefined && state.waiting + state.delayed + state.active === 0) break
+          if (performance.now() > until) {
+            if (state !== undefined) tell("open", state.waiting, state.delayed, state.active, state.workers)
+            return yield* Effect.fail(refusal(""))
+          }
+          yield* Effect.sleep(50)
+        }
+        yield* letters(client, queue, known, false).pipe(Effect.retry(Schedule.spaced(100)))
+      })
+  ).pipe(Effect.ignore)
+
+const usingMany = Effect.fnUntraced(function*(client: Client) {
+  const queue = yield* open(client, many)
+  const known = new Set<string>()
+  yield* forever(Effect.suspend(() => running(client, queue, true)))
+  yield* forever(Effect.suspend(() => running(client, queue, true)))
+  if (client.random() < 0.5) yield* forever(taking(client, queue))
+  yield* forever(Effect.delay(
+    Effect.suspend(() => client.stopping() ? Effect.void : letters(client, queue, known, true)),
+    500 + client.random() * 1000
+  ))
+  yield* fibers(2, client, producer(client, queue))
+  yield* settled(client, queue, known)
+})
+
+const usingLimited = Effect.fnUntraced(function*(client: Client) {
+  const queue = yield* open(client, limited)
+  yield* forever(Effect.suspend(() => running(client, queue, false)))
+  yield* Effect.all([
+    fibers(1, client, orderly(client, queue)),
+    fibers(1, client, Effect.ignore(pausing(client, queue)))
+  ], { concurrency: "unbounded" })
+  yield* settled(client, queue, new Set())
+})
+
+/**
+ * Two queues. Every client offers jobs to one of them in every way, executes and cancels some, runs workers that leave, takes
+ * jobs, and replays or discards dead letters. The other one has limits and is paused now and then; its workers stay, so that the
+ * order of its jobs tells something.
+ */
+export const queue: Workload = {
+  name: "queue",
+  run: (client) =>
+    Effect.forEach(
+      [usingMany, usingLimited],
+      (using) =>
+        using(client).pipe(
+          Effect.scoped,
+          // Redis may be out of memory or out of reach at that moment.
+          Effect.catch(() => Effect.sleep(100)),
+          Effect.repeat({ while: () => !client.stopping() })
+        ),
+      { concurrency: "unbounded", discard: true }
+    ),
+  check: kept,
+  clear: ({ Queue }) =>
+    Effect.scoped(
+      Effect.forEach([many, limited], ({ name }) =>
+        Effect.flatMap(
+          Queue.make({ payload: Schema.String, name }),
+          (queue) => Effect.andThen(queue.purge, queue.discard())
+        ), { discard: true })
+    )
+}
