@@ -48,8 +48,11 @@ interface Incarnation {
   killed: boolean
 }
 
+// The machine may have much else to do.
+const startUp = { timeout: "1 minute" } as const
+
 // Before that a signal would end it.
-const listening = ({ process }: Incarnation) => process.waitFor(({ event }) => event === "started")
+const listening = ({ process }: Incarnation) => process.waitFor(({ event }) => event === "started", startUp)
 
 const victim = (
   name: string,
@@ -131,7 +134,7 @@ export const clients = Effect.fnUntraced(function*(options: Options): Effect.fn.
     const link = yield* options.link
     victims.push(victim(name, link, yield* start(name, link), start(name, link)))
   }
-  for (const { process } of incarnations) yield* process.waitFor(({ event }) => event === "ready")
+  for (const { process } of incarnations) yield* process.waitFor(({ event }) => event === "ready", startUp)
   return {
     victims,
     stop: (patience) => stop(incarnations.filter(({ killed }) => !killed), patience),

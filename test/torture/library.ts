@@ -315,6 +315,139 @@ export const bugs: { readonly [name: string]: Bug } = {
       "this.#isSending = false\n    this.#sending = 0\n    if (Math.random() < 0.05) this.#sum = 0"
     ]]
   },
+  // Some jobs that are given back are not counted, so no other worker gets them.
+  lostJob: {
+    only: ["queue"],
+    lua: [[
+      "queue[READY[letter]] = queue[READY[letter]] + #ids\nqueue.active = queue.active - #ids",
+      "queue[READY[letter]] = queue[READY[letter]] + (queue.number % 3 > 0 and #ids or 0)\nqueue.active = queue.active - #ids"
+    ]]
+  },
+  // Some acknowledgements of jobs give the worker no credit for the next one, until it starves.
+  starvedWorker: {
+    only: ["queue"],
+    lua: [[
+      "worker.credit = worker.credit + tonumber(take)",
+      "worker.credit = worker.credit + (queue.completed % 10 > 0 and tonumber(take) or 0)"
+    ]]
+  },
+  // Some jobs whose delay is over are not handed out.
+  lostDelayed: {
+    only: ["queue"],
+    lua: [[
+      "local ids = sorted[letter] or {}\nsorted[letter], ids[#ids + 1] = ids, id\nend\nfor letter, ids in pairs(sorted) do\nmoveJobs(",
+      "local ids = sorted[letter] or {}\nif ctx.micros % 20 > 0 then sorted[letter], ids[#ids + 1] = ids, id end\nend\nfor letter, ids in pairs(sorted) do\nmoveJobs("
+    ]]
+  },
+  // A retry is not put off.
+  hastyRetry: {
+    only: ["queue"],
+    sources: [[
+      "internal/queue/handling.ts",
+      "delay: Math.ceil(Duration.toMillis(delay))",
+      "delay: 0 * Duration.toMillis(delay)"
+    ]]
+  },
+  // An offer that is made again by the next session is stored again.
+  reoffered: {
+    only: ["queue"],
+    faults: ["SIGSTOP", "paused server"],
+    lua: [[
+      "if last == number then return before end\nif last and tonumber(last) > tonumber(number) then return '[\"late\"]' end",
+      ""
+    ]]
+  },
+  // The id of a job is free as soon as the job is done.
+  freedId: {
+    only: ["queue"],
+    lua: [["noteIn(ctx, queue, 'i' .. given, job)", ""]]
+  },
+  // Some members that wait for an outcome are not told.
+  untoldOutcome: {
+    only: ["queue"],
+    lua: [[
+      "deliver(ctx, session, reply('changed', id, 'outcome', job, json(outcome)))",
+      "if ctx.micros % 20 > 0 then deliver(ctx, session, reply('changed', id, 'outcome', job, json(outcome))) end"
+    ]]
+  },
+  // Some jobs are handed out after they have expired.
+  unexpired: {
+    only: ["queue"],
+    lua: [["if till and tonumber(till) <= ctx.now then", "if till and tonumber(till) <= ctx.now - 500 then"]]
+  },
+  // The worker of a job that is cancelled is not told.
+  untoldCancel: {
+    only: ["queue"],
+    lua: [["deliver(ctx, session, reply('changed', id, 'cancel', job))", ""]]
+  },
+  // A job that is cancelled while a worker has it stays active.
+  uncountedCancel: {
+    only: ["queue"],
+    lua: [[
+      "queue.active = queue.active - 1\nlocal session, id = match(holder",
+      "local session, id = match(holder"
+    ]]
+  },
+  // Now and then a queue does not look at its limit.
+  unlimited: {
+    only: ["queue"],
+    lua: [[
+      "if queue.limit > 0 then allowed",
+      "if queue.limit > 0 and ctx.micros % 20 > 0 then allowed"
+    ]]
+  },
+  // The rate is not counted.
+  unrated: {
+    only: ["queue"],
+    lua: [["local byRate = allowedByRate(ctx, queue)", "local byRate = MOST_HANDED"]]
+  },
+  // Now and then jobs are handed out though the queue is paused.
+  unpaused: {
+    only: ["queue"],
+    lua: [["while queue.paused == 0 do", "while queue.paused == 0 or ctx.micros % 5 == 0 do"]]
+  },
+  // Jobs that are handed out together are in the wrong order.
+  reversedJobs: {
+    only: ["queue"],
+    lua: [[
+      "local session, id = match(worker.claim, '^([^/]*)/(.*)$')\nworker.credit",
+      "for at = 1, floor(count / 2) do items[at], items[count + 1 - at] = items[count + 1 - at], items[at] end\nlocal session, id = match(worker.claim, '^([^/]*)/(.*)$')\nworker.credit"
+    ]]
+  },
+  // Some jobs that are done stay with their worker, and go to another one when it leaves.
+  redoneJob: {
+    only: ["queue"],
+    lua: [[
+      "local count = call('XACK', stream, JOBS, unpack(ids))",
+      "if ctx.micros % 10 == 0 then ids[1] = '0-1' end\nlocal count = call('XACK', stream, JOBS, unpack(ids))"
+    ]]
+  },
+  // An attempt that has failed is not counted, now and then.
+  uncountedAttempt: {
+    only: ["queue"],
+    lua: [["if attempted ~= '1' then count", "if attempted ~= '1' or ctx.micros % 5 == 0 then count"]]
+  },
+  // The end of a worker's session is counted as a failure of its jobs.
+  uncountedCrash: {
+    only: ["queue"],
+    faults: ["SIGSTOP", "kill -9", "partition"],
+    lua: [["(crashed and CRASH or -1)", "(crashed and 0 or -1)"]]
+  },
+  // Handlers go on when the session is lost.
+  ceaseless: {
+    only: ["queue"],
+    faults: ["partition", "stall", "kill -9"],
+    sources: [[
+      "internal/queue/worker.ts",
+      "for (const task of [...this.#working.values()]) this.#abandon(task)\n  }\n\n  // ---",
+      "this.#working.clear()\n  }\n\n  // ---"
+    ]]
+  },
+  // A worker that leaves interrupts its handlers at once.
+  graceless: {
+    only: ["queue"],
+    sources: [["Queue.ts", "worker.stop(patient)", "worker.stop(0 * patient)"]]
+  },
   // Some permits that are given back stay taken.
   leakedPermit: {
     lua: [[
