@@ -404,7 +404,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   // Now and then jobs are handed out though the queue is paused.
   unpaused: {
     only: ["queue"],
-    lua: [["while queue.paused == 0 do", "while queue.paused == 0 or ctx.micros % 5 == 0 do"]]
+    lua: [["while queue.paused == 0 do", "while queue.paused == 0 or ctx.micros % 2 == 0 do"]]
   },
   // Jobs that are handed out together are in the wrong order.
   reversedJobs: {

@@ -224,7 +224,7 @@ const pausing = (client: Client, queue: Queue) => {
     yield* Effect.sleep(500 + client.random() * 2000)
     // A process may have been killed before it resumed.
     if (client.random() < 0.5 || client.stopping()) return yield* resumed
-    yield* Effect.andThen(turned("pause"), Effect.sleep(client.random() * 300)).pipe(
+    yield* Effect.andThen(turned("pause"), Effect.sleep(100 + client.random() * 400)).pipe(
       Effect.ensuring(Effect.ignore(resumed))
     )
   })
