@@ -436,11 +436,11 @@ export const bugs: { readonly [name: string]: Bug } = {
   // Handlers go on when the session is lost.
   ceaseless: {
     only: ["queue"],
-    faults: ["partition", "stall", "kill -9"],
+    faults: ["SIGSTOP", "partition"],
     sources: [[
       "internal/queue/worker.ts",
       "for (const task of [...this.#working.values()]) this.#abandon(task)\n  }\n\n  // ---",
-      "this.#working.clear()\n  }\n\n  // ---"
+      "for (const task of this.#working.values()) task.over = true\n    this.#working.clear()\n  }\n\n  // ---"
     ]]
   },
   // A worker that leaves interrupts its handlers at once.

@@ -21,7 +21,7 @@ export const [workerAttempts, retryDelay] = [4, 80]
 // Of `letters.crashes`, by default.
 const mostCrashes = 3
 
-/** What a handler does: how many attempts fail, and whether each takes about a second. */
+/** What a handler does: how many attempts fail, and whether each takes a second or more. */
 export const planOf = (value: string): { readonly failing: number; readonly long: boolean } => {
   const plan = value.slice(0, value.indexOf("/"))
   if (plan === "never") return { failing: Number.POSITIVE_INFINITY, long: false }

@@ -46,7 +46,12 @@ const handled = (client: Client, queue: Queue, value: string, job: Job, run: num
       const { attempt, crashes, id, offeredAt, token } = job
       tell("handles", id, value, attempt, crashes, offeredAt.epochMilliseconds, skew, token, run)
       const { failing, long } = planOf(value)
-      for (let left = long ? 40 : 1 + Math.floor(client.random() * 3); left > 0; left--) {
+      // A long one outlives the session of its worker.
+      for (
+        let left = long ? 20 + Math.floor(client.random() * 100) : 1 + Math.floor(client.random() * 3);
+        left > 0;
+        left--
+      ) {
         yield* Effect.sleep(long ? 25 : client.random() * 6)
         step()
       }
