@@ -8,7 +8,7 @@
 --   u h n l   `urgent`, `high`, `normal`, `low`: jobs that can be handed out in the order of their offers
 --   U H N L   `held`, for jobs of each level that cannot: they begin with a delay
 -- Fields of an entry: b <JSON>, and where the job has them: i <id of the producer's> a <attempts> t <timeout in ms>
--- e <ms after which it is not begun> r <1 if its outcome is kept> x <trace>.
+-- e <ms after which it is not begun> r <1 if its outcome is kept> x <trace> k <the checkpoint of a job that was replayed>.
 --
 -- Each stream has one consumer group. Jobs in work are pending under the claim of their worker (in `held`, followed by the
 -- letter), so a claim lasts as long as the session does. Other pending jobs have these consumers:
@@ -25,7 +25,8 @@
 --   q                  the list of workers that have credit and no job for it: their claims, in the order of their turns
 -- `ids` has the ids that producers gave to jobs that are not done: the id of each job. `even` and `odd` have, in turns of
 -- `window` ms, i<id> and r<job> of jobs that are done: the job, and its outcome as JSON. They also have p<node> "<number> <reply>" of the last offer of a coordinator.
--- `dead` is a stream of dead letters: j <id> w <reason> n <attempts> c <crashes> m <error>, and the fields of the job.
+-- `dead` is a stream of dead letters: j <id> w <reason> n <attempts> c <crashes> m <error>, o <log> if there is one, and the
+-- fields of the job.
 --
 -- Jobs come from sources, three for each level: returned jobs, jobs whose delay is over, and jobs that wait. c1 to c12 count
 -- them, those of the highest level first.
@@ -256,14 +257,20 @@ end
 -- Puts a job aside. It is gone from its stream by then, or will be.
 local function bury(ctx, queue, job, fields, reason, count, message, outcome)
   local policy = policyOf(queue)
-  fields[2] = noteOf(queue, 'b' .. job) or fields[2]
-  dropNotes(queue, { job })
+  local log
+  if queue.notes > 0 then
+    local notes = call('HMGET', queue.notebook, 'b' .. job, 'k' .. job, 'l' .. job)
+    reviseFields(fields, notes[1], notes[2])
+    log = notes[3]
+  end
+  dropNotes(ctx, queue, { job })
   queue.number = queue.number + 1
   queue.stamp = math.max(queue.stamp, ctx.now)
   local args = {
     queue.letters, 'MAXLEN', '=', text(policy.letters), text(queue.stamp) .. '-' .. text(queue.number), 'j', job, 'w', reason,
     'n', text(count % CRASH), 'c', text(floor(count / CRASH)), 'm', message
   }
+  if log then args[#args + 1], args[#args + 2] = 'o', log end
   for at = 1, #fields do args[#args + 1] = fields[at] end
   call('XADD', unpack(args))
   queue.buried = queue.buried + 1
@@ -341,14 +348,14 @@ local function takeInto(ctx, queue, source, claim, count, items)
   local notes = notesOf(queue, letter, entries)
   for at = 1, #entries do
     local id, fields = entries[at][1], entries[at][2]
-    local till, due = #fields > 2 and fieldOf(fields, 'e'), notes and tonumber(notes[2 * at])
-    if notes then fields[2] = notes[2 * at - 1] or fields[2] end
+    local till, due = #fields > 2 and fieldOf(fields, 'e'), notes and tonumber(notes[3 * at - 1])
+    if notes then reviseFields(fields, notes[3 * at - 2], notes[3 * at]) end
     if due then unsetNote(queue, 'd' .. letter .. id) end
     if due and due > ctx.now then
       delayJob(ctx, queue, letter, id, due, 0)
     elseif till and tonumber(till) <= ctx.now then
       removeJob(queue, letter, id)
-      dropNotes(queue, { letter .. id })
+      dropNotes(ctx, queue, { letter .. id })
       releaseId(ctx, queue, fieldOf(fields, 'i'), letter .. id)
       conclude(ctx, queue, letter .. id, fieldOf(fields, 'r'), '["expired"]')
       queue.expired = queue.expired + 1
@@ -680,7 +687,8 @@ local function inHandOf(queue, claim)
     for _, pending in ipairs(pendingOf(queue[letter], MOST_CREDIT, consumerOf(letter, claim))) do
       local fields = entryAt(queue[letter], pending[1])
       if fields then
-        fields[2] = noteOf(queue, 'b' .. letter .. pending[1]) or fields[2]
+        local job = letter .. pending[1]
+        if queue.notes > 0 then reviseFields(fields, noteOf(queue, 'b' .. job), noteOf(queue, 'k' .. job)) end
         items[#items + 1] = describedJob(letter, pending[1], text(pending[4]), fields)
       end
     end
@@ -750,7 +758,7 @@ handlers['queue.done'] = function(ctx, key, id, jobs, take)
     if LAST[letter] then queue[DONE[letter]] = queue[DONE[letter]] + count end
     if queue.notes > 0 then
       for at = 1, #ids do ids[at] = letter .. ids[at] end
-      dropNotes(queue, ids)
+      dropNotes(ctx, queue, ids)
     end
   end
   queue.active, queue.completed = queue.active - done, queue.completed + done
@@ -769,7 +777,7 @@ handlers['queue.finish'] = function(ctx, key, id, job, given, outcome, take)
   local letter, at = split(job)
   if removeJob(queue, letter, at) == 1 then
     queue.active, queue.completed = queue.active - 1, queue.completed + 1
-    dropNotes(queue, { job })
+    dropNotes(ctx, queue, { job })
     releaseId(ctx, queue, given, job)
     conclude(ctx, queue, job, outcome ~= '', outcome)
   end
@@ -864,7 +872,7 @@ handlers['queue.cancel'] = function(ctx, key, name)
   local fields, holder = jobAt(queue, letter, at)
   if not fields then return MISSING end
   removeJob(queue, letter, at)
-  dropNotes(queue, { job })
+  dropNotes(ctx, queue, { job })
   releaseId(ctx, queue, fieldOf(fields, 'i'), job)
   conclude(ctx, queue, job, fieldOf(fields, 'r'), '["cancelled"]')
   if not holder then
@@ -944,7 +952,7 @@ handlers['queue.purge'] = function(ctx, key)
   local queue, count = loadQueue(ctx, key), 0
   local function remove(letter, id, fields)
     removeJob(queue, letter, id)
-    dropNotes(queue, { letter .. id })
+    dropNotes(ctx, queue, { letter .. id })
     local given = fields and fieldOf(fields, 'i')
     if given then call('HDEL', queue.ids, given) end
     conclude(ctx, queue, letter .. id, fields and fieldOf(fields, 'r'), '["cancelled"]')
@@ -989,7 +997,7 @@ end
 -- -----------------------------------------------------------------------------
 
 -- queue.letters: dead letters behind an id, the oldest first: id, job, reason, attempts, crashes, error, body, id of the
--- producer
+-- producer, lines of the log
 -- keys: all
 -- args: behind string, count number
 -- reply: ["letters", letters json]
@@ -1001,6 +1009,7 @@ handlers['queue.letters'] = function(ctx, key, behind, count)
     local fields = entry[2]
     local parts = { encoded(entry[1]) }
     for _, name in ipairs({ 'j', 'w', 'n', 'c', 'm', 'b', 'i' }) do parts[#parts + 1] = encoded(fieldOf(fields, name) or '') end
+    parts[#parts + 1] = encoded(linesOf(fieldOf(fields, 'o')))
     letters[at] = '[' .. concat(parts, ',') .. ']'
   end
   return reply('letters', json('[' .. concat(letters, ',') .. ']'))

@@ -1,4 +1,4 @@
--- What other processes change of a job that is not done.
+-- What a worker keeps of a job that it has in hand, and what other processes read and change of jobs that are not done.
 --
 -- after Queue.lua
 -- after QueueNotes.lua
@@ -86,4 +86,79 @@ handlers['queue.seek'] = function(ctx, _, name, before)
   end
   if #found < SOUGHT then return MISSING end
   return reply('more', found[SOUGHT][1])
+end
+
+-- -----------------------------------------------------------------------------
+-- What a worker keeps of its job
+-- -----------------------------------------------------------------------------
+
+-- queue.note: a worker keeps the progress and the checkpoint of a job that it has in hand, as JSON, and lines of its log, each as
+-- JSON; empty ones stay as they are
+-- keys: all
+-- args: id string, job string, progress string, checkpoint string, lines string
+-- reply: ["noted"] | ["missing"]
+handlers['queue.note'] = function(ctx, key, id, job, progress, checkpoint, lines)
+  local claim = claimOf(ctx, id)
+  local queue = loadQueue(ctx, key, claim)
+  local letter, at = split(job)
+  if holdingOf(queue, letter, at) ~= claim then return MISSING end
+  if checkpoint ~= '' then setNote(queue, 'k' .. job, checkpoint) end
+  if lines ~= '' then addLines(queue, job, lines) end
+  if progress ~= '' then
+    local token, followers = nextToken(ctx), noteOf(queue, 'v' .. job)
+    setNote(queue, 'p' .. job, token .. ' ' .. progress)
+    if followers then tellFollowers(ctx, followers, 'progress', job, json(token), json(progress)) end
+  end
+  return '["noted"]'
+end
+
+-- The members that follow a job, but this one; those whose sessions have ended are not told any more.
+local function otherFollowers(ctx, queue, job, claim)
+  local claims = {}
+  for known in string.gmatch(noteOf(queue, 'v' .. job) or '', '%S+') do
+    if known ~= claim and isAlive(ctx, holderOf(known)) then claims[#claims + 1] = known end
+  end
+  return claims
+end
+
+-- queue.follow: a member is told of the progress of a job from now on, and when the job is not there any more. It answers the
+-- progress so far, if there is any, as a list.
+-- keys: all
+-- args: id string, name string
+-- reply: ["following", job string, token number, progress json] | ["missing"]
+handlers['queue.follow'] = function(ctx, key, id, name)
+  local queue = loadQueue(ctx, key)
+  local job = jobFound(queue, name)
+  if not job then return MISSING end
+  local claim = claimOf(ctx, id)
+  local claims = otherFollowers(ctx, queue, job, claim)
+  claims[#claims + 1] = claim
+  setNote(queue, 'v' .. job, concat(claims, ' '))
+  local token, progress = match(noteOf(queue, 'p' .. job) or '', '^(%d+) (.*)$')
+  return reply('following', job, json(token or '0'), json('[' .. (progress or '') .. ']'))
+end
+
+-- queue.unfollow: a member is not told of a job any more
+-- keys: all
+-- args: id string, job string
+-- reply: ["unfollowed"]
+-- flags: allow-oom
+handlers['queue.unfollow'] = function(ctx, key, id, job)
+  local queue = loadQueue(ctx, key)
+  if not noteOf(queue, 'v' .. job) then return '["unfollowed"]' end
+  local claims = otherFollowers(ctx, queue, job, claimOf(ctx, id))
+  if #claims == 0 then unsetNote(queue, 'v' .. job) else setNote(queue, 'v' .. job, concat(claims, ' ')) end
+  return '["unfollowed"]'
+end
+
+-- queue.logs: the newest lines of the log of a job that is not done
+-- keys: all
+-- args: name string
+-- reply: ["logs", lines json] | ["missing"]
+-- flags: allow-oom
+handlers['queue.logs'] = function(ctx, key, name)
+  local queue = readQueue(ctx, key)
+  local job = jobFound(queue, name)
+  if not job then return MISSING end
+  return reply('logs', linesOf(noteOf(queue, 'l' .. job)))
 end

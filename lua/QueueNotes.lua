@@ -2,9 +2,15 @@
 --
 --   b<job>  the payload that has replaced that of the entry
 --   d<job>  of a job that waits: when it can begin
+--   k<job>  its checkpoint, as JSON
+--   p<job>  "<token> <its progress as JSON>": a later one has a larger token
+--   l<job>  the newest lines of its log, each as JSON
+--   v<job>  the members that follow its progress: their claims
 -- `notes` of the queue's record counts these fields: while there are none, no request looks for any.
 
-local NOTES = { 'b', 'd' }
+local NOTES = { 'b', 'd', 'k', 'p', 'l', 'v' }
+-- Of a log, in lines and in bytes.
+local MOST_LINES, MOST_LOG = 100, 16384
 -- Lua unpacks some thousand values at most.
 local MOST_NOTED = 256
 
@@ -23,25 +29,61 @@ local function unsetNote(queue, field)
   return removed == 1
 end
 
--- Of jobs that are done, or gone.
-local function dropNotes(queue, jobs)
+local function tellFollowers(ctx, claims, ...)
+  for session, id in string.gmatch(claims, '([^/%s]+)/(%S+)') do deliver(ctx, session, reply('changed', id, ...)) end
+end
+
+-- Of jobs that are done, or gone: their followers are told.
+local function dropNotes(ctx, queue, jobs)
   if queue.notes == 0 then return end
   for from = 1, #jobs, MOST_NOTED do
-    local fields = {}
+    local fields, followers = {}, {}
     for at = from, math.min(#jobs, from + MOST_NOTED - 1) do
+      followers[#followers + 1] = 'v' .. jobs[at]
       for _, kind in ipairs(NOTES) do fields[#fields + 1] = kind .. jobs[at] end
+    end
+    for at, claims in ipairs(call('HMGET', queue.notebook, unpack(followers))) do
+      if claims then tellFollowers(ctx, claims, 'over', jobs[from + at - 1]) end
     end
     queue.notes = queue.notes - call('HDEL', queue.notebook, unpack(fields))
   end
 end
 
--- What is noted of entries that are handed out: payload and time of each, in turn.
+-- What is noted of entries that are handed out: payload, time and checkpoint of each, in turn.
 local function notesOf(queue, letter, entries)
   if queue.notes == 0 or #entries == 0 then return nil end
   local fields = {}
   for at = 1, #entries do
     local job = letter .. entries[at][1]
-    fields[2 * at - 1], fields[2 * at] = 'b' .. job, 'd' .. job
+    fields[3 * at - 2], fields[3 * at - 1], fields[3 * at] = 'b' .. job, 'd' .. job, 'k' .. job
   end
   return call('HMGET', queue.notebook, unpack(fields))
+end
+
+
+-- The fields of an entry, as they are now. The first one is the payload.
+local function reviseFields(fields, body, checkpoint)
+  if body then fields[2] = body end
+  if not checkpoint then return end
+  for at = 3, #fields, 2 do
+    if fields[at] == 'k' then
+      fields[at + 1] = checkpoint
+      return
+    end
+  end
+  fields[#fields + 1], fields[#fields + 2] = 'k', checkpoint
+end
+
+-- Adds lines to a log, and removes the oldest ones.
+local function addLines(queue, job, lines)
+  local log = noteOf(queue, 'l' .. job)
+  log = log and log .. '\n' .. lines or lines
+  local from = #log > MOST_LOG and find(log, '\n', #log - MOST_LOG, true) or 0
+  local ends = { from }
+  for at in string.gmatch(sub(log, from + 1), '()\n') do ends[#ends + 1] = from + at end
+  setNote(queue, 'l' .. job, sub(log, ends[math.max(1, #ends - MOST_LINES + 1)] + 1))
+end
+
+local function linesOf(log)
+  return json('[' .. string.gsub(log or '', '\n', ',') .. ']')
 end

@@ -73,6 +73,7 @@ import { Coordinator } from "./Coordinator.ts"
 import { CoordinatorClosed, type CoordinatorError, isAway } from "./internal/actor/errors.ts"
 import { checkName } from "./internal/actor/keys.ts"
 import { join } from "./internal/hold/acquire.ts"
+import type { Observer } from "./internal/hold/membership.ts"
 import { millis, type Place, placeOf, type Space, spaceOf } from "./internal/hold/place.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
@@ -85,6 +86,7 @@ import {
   OutcomeUnknown,
   type QueueError
 } from "./internal/queue/errors.ts"
+import { Following } from "./internal/queue/following.ts"
 import { handlingOf, type Policy, type Results } from "./internal/queue/handling.ts"
 import type { Job } from "./internal/queue/job.ts"
 import { type DeadLetter, lettersOf } from "./internal/queue/letters.ts"
@@ -293,6 +295,14 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   ) => Effect.Effect<Option.Option<Taken<A, S>>, QueueError, Scope.Scope>
   /** What has become of a job, by its `id`; `None` if it is done, or was never there. */
   readonly status: (id: string) => Effect.Effect<Option.Option<Status>, QueueError>
+  /**
+   * What the handler of a job tells with `Job.progress`: the latest so far if there is any, and then each change, of which only
+   * the latest waits for a slow consumer. It ends when the job is done, a dead letter or removed, and at once if there is none.
+   * While Redis is away, it waits.
+   */
+  readonly progress: (id: string) => Stream.Stream<unknown, QueueError>
+  /** What handlers have added to the log of a job that is not done, the newest lines; empty if there is none. */
+  readonly logs: (id: string) => Effect.Effect<ReadonlyArray<string>, QueueError>
   /** Removes a job that is not done, and interrupts its handler if one runs. Answers whether there was one. */
   readonly cancel: (id: string) => Effect.Effect<boolean, QueueError>
   /**
@@ -390,6 +400,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
   readonly #error: Codec<E> | undefined
   readonly #offerer: Offerer
   readonly #outcomes: Outcomes
+  readonly #following: Following
 
   constructor(space: Space, name: string, options: Options<A, S, E>) {
     this.name = name
@@ -402,18 +413,36 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
     this.#error = error && codec(error, `An error of queue ${JSON.stringify(name)}`)
     this.#offerer = new Offerer(this.#place)
     this.#outcomes = new Outcomes(this.#place)
+    this.#following = new Following(this.#place)
   }
 
   readonly join: Effect.Effect<void, QueueError, Scope.Scope> = Effect.suspend(() => {
     const { letters, limits, retention } = this.#options
     const given = retention !== undefined || letters !== undefined || limits !== undefined
     const args = joinArgs(this.#options)
-    const { observer } = this.#outcomes
     return Effect.map(
-      join(this.#place, { verb: "queue.join", args: () => [given, ...args], observer, fail }),
-      ([membership]) => this.#outcomes.joined(membership.id)
+      join(this.#place, { verb: "queue.join", args: () => [given, ...args], observer: this.#observer, fail }),
+      ([{ id }]) => {
+        this.#outcomes.joined(id)
+        this.#following.joined(id)
+      }
     )
   })
+
+  readonly #observer: Observer = {
+    observe: (change) => {
+      if (change[0] === "outcome") this.#outcomes.told(change)
+      else if (change[0] === "progress" || change[0] === "over") this.#following.told(change as never)
+      else {
+        this.#outcomes.rejoined()
+        this.#following.rejoined()
+      }
+    },
+    closed: () => {
+      this.#outcomes.closed()
+      this.#following.closed()
+    }
+  }
 
   // -------------------------------------------------------------------------------------------------------------------
   // Offer
@@ -618,6 +647,15 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
         reply[0] === "missing"
           ? Option.none()
           : Option.some({ state: reply[1] as Status["state"], attempts: reply[2] })
+    )
+
+  readonly progress = (id: string): Stream.Stream<unknown, QueueError> =>
+    Stream.suspend(() => this.#following.progress(checkName(id, "id"), ({ reason }) => fail(reason)))
+
+  readonly logs = (id: string): Effect.Effect<ReadonlyArray<string>, QueueError> =>
+    Effect.map(
+      failing(question(this.#place, "queue.logs", [checkName(id, "id")])),
+      (reply) => reply[0] === "missing" ? [] : reply[1] as ReadonlyArray<string>
     )
 
   readonly cancel = (id: string): Effect.Effect<boolean, QueueError> =>

@@ -1,10 +1,12 @@
 /** What handlers decide about their jobs, and what other processes may change of jobs that are not done. */
 import { assert, layer } from "@effect/vitest"
-import { Effect, Option, Schedule, Schema, Stream } from "effect"
+import { Cause, Deferred, Effect, Exit, Fiber, Option, Schedule, Schema, Stream } from "effect"
 import { Queue } from "../src/index.ts"
+import { eventually } from "./support/eventually.ts"
 import { TestServer } from "./support/live.ts"
-import { begins, emptied, isRangeError, make, shows, upTo, working } from "./support/queues.ts"
-import { lose, missed, on, several } from "./support/several.ts"
+import { begins, emptied, hostile, isRangeError, make, shows, upTo, working } from "./support/queues.ts"
+import type { Server } from "./support/servers.ts"
+import { lose, missed, on, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -211,5 +213,173 @@ layer(TestServer.layer, live)("a job that is not done", (it) => {
         assert.isTrue(yield* queue.retry("first"))
         assert.isFalse(yield* queue.retry("first"))
         yield* shows(queue, { dead: 1100, waiting: 1 })
+      })))
+})
+
+layer(TestServer.layer, live)("what a handler keeps of its job", (it) => {
+  const notesOf = (namespace: string, server: Server) =>
+    Effect.map(server.cli("HLEN", `{${namespace}:00}:queue-notes:noted`), Number)
+
+  it.effect("is told to processes that follow it, and ends with the job", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ name: "noted" }))
+        const other = yield* on(b!, make({ name: "noted" }))
+        const steps = yield* Effect.forEach(upTo(4), () => Deferred.make<void>())
+        const { id } = yield* queue.offer(1, { delay: "1 hour", id: "followed" })
+        const plain = yield* queue.offer(2)
+        const [early, own]: [Array<unknown>, Array<unknown>] = [[], []]
+        const follow = (by: typeof queue, name: string, into: Array<unknown>) =>
+          Effect.forkChild(Stream.runForEach(by.progress(name), (value) => Effect.sync(() => into.push(value))))
+        const fibers = [yield* follow(other, "followed", early), yield* follow(queue, id, own)]
+        const nothing = yield* follow(other, plain.id, [])
+        yield* eventually(Effect.map(notesOf(namespace, server), (count) => assert.strictEqual(count, 2)))
+        const worker = yield* working(queue, (n) =>
+          n === 2 ? Effect.void : Effect.gen(function*() {
+            const { progress } = yield* Queue.Job
+            yield* progress(0.1)
+            yield* progress({ at: 0.2 })
+            for (const [at, step] of steps.entries()) {
+              yield* Deferred.await(step)
+              yield* progress(at)
+            }
+          }), { concurrency: 2 })
+        yield* promptly(Fiber.join(nothing), "the end of a job that told nothing")
+        yield* queue.promote(id)
+        // Of one turn, the latest.
+        yield* eventually(Effect.sync(() => assert.deepStrictEqual([early, own], [[{ at: 0.2 }], [{ at: 0.2 }]])))
+        assert.deepStrictEqual(yield* Stream.runHead(other.progress("followed")), Option.some({ at: 0.2 }))
+        for (const [at, step] of steps.entries()) {
+          yield* Deferred.succeed(step, undefined)
+          if (at < 3) yield* eventually(Effect.sync(() => assert.deepStrictEqual([early.at(-1), own.at(-1)], [at, at])))
+        }
+        yield* promptly(Effect.forEach(fibers, (fiber) => Fiber.join(fiber)), "the end")
+        // The last one came before the end, although it was told in the same turn.
+        assert.deepStrictEqual([early.at(-1), own.at(-1)], [3, 3])
+        assert.deepStrictEqual(yield* Stream.runCollect(other.progress("followed")), [])
+        assert.strictEqual(yield* notesOf(namespace, server), 0)
+        yield* worker.stop
+      })))
+
+  it.effect("is followed through the loss of sessions, and no more when nothing follows it", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ name: "noted" }))
+        const other = yield* on(b!, make({ name: "noted" }))
+        const { id } = yield* queue.offer(1)
+        const gate = yield* Deferred.make<void>()
+        const worker = yield* working(queue, () =>
+          Effect.gen(function*() {
+            const job = yield* Queue.Job
+            yield* job.progress(job.attempt)
+            yield* Deferred.await(gate)
+          }))
+        const told: Array<unknown> = []
+        const following = yield* Effect.forkChild(
+          Stream.runForEach(other.progress(id), (value) => Effect.sync(() => told.push(value)))
+        )
+        yield* eventually(Effect.sync(() => assert.deepStrictEqual(told, [1])))
+        yield* lose(b!, namespace, server)
+        yield* lose(a!, namespace, server)
+        yield* eventually(Effect.sync(() => assert.deepStrictEqual(told, [1, 2])))
+        missed(b!)
+        const second = yield* Effect.forkChild(Stream.runDrain(other.progress(id)))
+        yield* Fiber.interrupt(following)
+        yield* eventually(Effect.map(notesOf(namespace, server), (count) => assert.strictEqual(count, 2)))
+        yield* Fiber.interrupt(second)
+        yield* eventually(Effect.map(notesOf(namespace, server), (count) => assert.strictEqual(count, 1)))
+        yield* Deferred.succeed(gate, undefined)
+        yield* shows(queue, { completed: 1 })
+        yield* worker.stop
+      })))
+
+  it.effect("is a log of its newest lines, which goes on with its dead letter", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ name: "noted" }))
+        const other = yield* on(b!, make({ name: "noted" }))
+        const { id } = yield* other.offer(1)
+        assert.deepStrictEqual(yield* other.logs(id), [])
+        const gate = yield* Deferred.make<void>()
+        const line = (n: number) => `line "${n}"\n${hostile}`
+        const worker = yield* working(queue, () =>
+          Effect.gen(function*() {
+            const job = yield* Queue.Job
+            for (let n = 0; n < 230; n++) {
+              yield* job.log(line(n))
+              if (n % 50 === 49) yield* job.checkpoint(n)
+            }
+            yield* job.checkpoint("long")
+            yield* Deferred.await(gate)
+            yield* job.log("\u0000".repeat(5000))
+            yield* Effect.fail("no")
+          }), { attempts: 1 })
+        yield* eventually(
+          Effect.map(other.logs(id), (lines) => assert.deepStrictEqual(lines, upTo(100, 130).map(line)))
+        )
+        yield* Deferred.succeed(gate, undefined)
+        yield* shows(queue, { dead: 1 })
+        const [letter] = yield* Stream.runCollect(other.deadLetters)
+        assert.strictEqual(letter!.logs.at(-1), "\u0000".repeat(2048))
+        assert.isBelow(JSON.stringify(letter!.logs).length, 16_500)
+        assert.isAbove(letter!.logs.length, 20)
+        assert.strictEqual(yield* notesOf(namespace, server), 0)
+        assert.deepStrictEqual(yield* other.logs(id), [])
+        yield* worker.stop
+      })))
+
+  it.effect("is a checkpoint for the attempts that follow, after failures, crashes and a replay", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ name: "noted" }))
+        const other = yield* on(b!, make({ name: "noted" }))
+        const found: Array<unknown> = []
+        const handler = () =>
+          Effect.gen(function*() {
+            const job = yield* Queue.Job
+            found.push(Option.getOrUndefined(job.checkpointed))
+            yield* job.checkpoint({ step: found.length })
+            if (found.length === 2) yield* Effect.never
+            if (found.length < 5) yield* Effect.fail("no")
+          })
+        const worker = yield* working(queue, handler, { retry: Schedule.spaced("10 millis"), attempts: 4 })
+        yield* other.offer(1)
+        yield* eventually(Effect.sync(() => assert.strictEqual(found.length, 2)))
+        yield* eventually(Effect.map(notesOf(namespace, server), (count) => assert.strictEqual(count, 1)))
+        missed(a!)
+        yield* lose(a!, namespace, server)
+        yield* shows(other, { dead: 1 })
+        yield* worker.stop
+        const again = yield* working(other, handler)
+        assert.strictEqual(yield* other.replay(), 1)
+        yield* shows(other, { completed: 1 })
+        assert.deepStrictEqual(found, [undefined, { step: 1 }, { step: 2 }, { step: 3 }, { step: 4 }])
+        assert.strictEqual(yield* notesOf(namespace, server), 0)
+        yield* again.stop
+      })))
+
+  it.effect("is refused when the job is not its own any more, and when it is no JSON", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ name: "noted" }))
+        const { id } = yield* queue.offer(1)
+        yield* queue.offer(2)
+        const jobs: Array<Queue.Job["Service"]> = []
+        const worker = yield* working(queue, (n) =>
+          Effect.andThen(
+            Effect.map(Queue.Job, (job) => void jobs.push(job)),
+            n === 1 ? Effect.never : Effect.void
+          ), { concurrency: 2 })
+        yield* shows(queue, { completed: 1 })
+        assert.isTrue(yield* queue.cancel(id))
+        for (const job of jobs) {
+          yield* job.progress(1)
+          yield* job.log("late")
+          const exit = yield* Effect.exit(job.checkpoint(1))
+          assert.isTrue(Exit.isFailure(exit) && Cause.hasInterruptsOnly(exit.cause))
+          isRangeError(yield* Effect.exit(job.progress(undefined)))
+        }
+        assert.strictEqual(yield* notesOf(namespace, server), 0)
+        yield* worker.stop
       })))
 })

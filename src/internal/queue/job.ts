@@ -6,9 +6,12 @@ import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import type * as Exit from "effect/Exit"
 import type * as Fiber from "effect/Fiber"
+import * as Option from "effect/Option"
 import { millis } from "../hold/place.ts"
 import type { Timer } from "../io.ts"
 import { Discarded, Snoozed } from "./deciding.ts"
+import { fail, type QueueError } from "./errors.ts"
+import type { Noting } from "./noting.ts"
 
 /**
  * The job that a handler works on.
@@ -30,6 +33,20 @@ export class Job extends Context.Service<Job, {
   /** When it was offered, or replayed, by Redis's clock. */
   readonly offeredAt: DateTime.Utc
   /**
+   * Tells the processes that follow the job how far it is: any JSON. Of what is told before Redis can be told again, only the
+   * latest is sent. It is kept until the job is done.
+   */
+  readonly progress: (value: unknown) => Effect.Effect<void>
+  /** Adds a line to the log of the job: its first 2,048 characters. The newest 100 lines are kept, of up to 16 kB as JSON. */
+  readonly log: (line: string) => Effect.Effect<void>
+  /**
+   * Keeps a state, any JSON, for the attempts that follow, and for the replay of its dead letter. Stored when it succeeds. It
+   * interrupts a handler whose job is not its own any more.
+   */
+  readonly checkpoint: (state: unknown) => Effect.Effect<void, QueueError>
+  /** The state that earlier attempts have kept last; `None` if there is none. */
+  readonly checkpointed: Option.Option<unknown>
+  /**
    * Ends the handler, and gives the job back: it is handed out again after this delay, and that uses up no attempt. It ends the
    * handler as a defect does, so finalizers run, and `Effect.catch` does not see it.
    */
@@ -40,6 +57,12 @@ export class Job extends Context.Service<Job, {
 
 /** As the actor hands it out: id, attempts and crashes, body, and its other fields by name. */
 export type Raw = readonly [id: string, count: number, body: unknown, ...more: ReadonlyArray<string>]
+
+const jsonOf = (value: unknown, what: string): string => {
+  const text = JSON.stringify(value) as string | undefined
+  if (text === undefined) throw new RangeError(`${what} must be JSON`)
+  return text.toWellFormed()
+}
 
 // Of lua/Queue.lua.
 const crash = 65_536
@@ -53,6 +76,9 @@ export class Task implements Context.Service.Shape<typeof Job> {
   /** The number of the delivery to its worker that it came with. */
   readonly delivery: number
   readonly #more: ReadonlyArray<string> | undefined
+  readonly #note: (task: Task) => Noting | undefined
+  /** The last request with what its handler keeps. */
+  noting: Noting | undefined = undefined
   fiber: Fiber.Fiber<unknown, unknown> | undefined = undefined
   /** What its handler comes to does not matter any more: the session is lost, or the job was cancelled or given back. */
   over = false
@@ -64,13 +90,14 @@ export class Task implements Context.Service.Shape<typeof Job> {
   /** Its handler goes on after its interruption, and another job has its slot. */
   replaced = false
 
-  constructor(queue: string, raw: Raw, token: number, delivery: number) {
+  constructor(queue: string, raw: Raw, token: number, delivery: number, note: (task: Task) => Noting | undefined) {
     this.queue = queue
     this.key = raw[0]
     this.count = raw[1]
     this.body = raw[2]
     this.token = token
     this.delivery = delivery
+    this.#note = note
     this.#more = raw.length > 3 ? raw.slice(3) as Array<string> : undefined
   }
 
@@ -95,6 +122,39 @@ export class Task implements Context.Service.Shape<typeof Job> {
 
   get crashes(): number {
     return Math.floor(this.count / crash)
+  }
+
+  // Handlers may take these out of the service, and most use none.
+  get progress() {
+    return (value: unknown): Effect.Effect<void> =>
+      Effect.sync(() => {
+        const text = jsonOf(value, "progress")
+        const noting = this.#note(this)
+        if (noting !== undefined) noting.progress = text
+      })
+  }
+
+  get log() {
+    return (line: string): Effect.Effect<void> => Effect.sync(() => this.#note(this)?.log(line))
+  }
+
+  get checkpoint() {
+    return (state: unknown): Effect.Effect<void, QueueError> =>
+      Effect.callback((resume) => {
+        const text = jsonOf(state, "checkpoint")
+        const noting = this.#note(this)
+        if (noting === undefined) return resume(Effect.interrupt)
+        noting.checkpoint = text
+        noting.tell((stored, error) => {
+          if (error !== undefined) resume(Effect.fail(fail(error.reason)))
+          else resume(stored ? Effect.void : Effect.interrupt)
+        })
+      })
+  }
+
+  get checkpointed(): Option.Option<unknown> {
+    const state = this.#field("k")
+    return state === undefined ? Option.none() : Option.some(JSON.parse(state))
   }
 
   snooze(delay: Duration.Input): Effect.Effect<never> {

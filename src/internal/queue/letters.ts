@@ -19,6 +19,8 @@ export interface DeadLetter {
   readonly error: string
   /** The JSON text of its payload. */
   readonly body: string
+  /** The newest lines of its log. */
+  readonly logs: ReadonlyArray<string>
   /** When it was put aside, by Redis's clock. */
   readonly time: DateTime.Utc
 }
@@ -31,11 +33,12 @@ type Tuple = readonly [
   crashes: string,
   error: string,
   body: string,
-  given: string
+  given: string,
+  logs: ReadonlyArray<string>
 ]
 
 export const lettersOf = (tuples: unknown): ReadonlyArray<DeadLetter> =>
-  (tuples as ReadonlyArray<Tuple>).map(([letter, job, reason, attempts, crashes, error, body, given]) => ({
+  (tuples as ReadonlyArray<Tuple>).map(([letter, job, reason, attempts, crashes, error, body, given, logs]) => ({
     letter,
     id: given === "" ? job : given,
     reason: reason as DeadLetter["reason"],
@@ -43,5 +46,6 @@ export const lettersOf = (tuples: unknown): ReadonlyArray<DeadLetter> =>
     crashes: Number(crashes),
     error,
     body,
+    logs,
     time: DateTime.makeUnsafe(Number.parseInt(letter, 10))
   }))

@@ -2,7 +2,6 @@
 
 import * as Effect from "effect/Effect"
 import type { CoordinatorError } from "../actor/errors.ts"
-import type { Observer } from "../hold/membership.ts"
 import type { Place } from "../hold/place.ts"
 
 /** As the actor keeps it, or as the worker has encoded it. */
@@ -34,24 +33,20 @@ export class Outcomes {
     this.#place = place
   }
 
-  /** The membership that is told. */
-  readonly observer: Observer = {
-    observe: (change) => {
-      if (change[0] === "outcome") {
-        if (this.#unanswered > 0) this.#early.set(change[1], change[2] as Outcome)
-        for (const waiter of [...this.#waiters]) {
-          if (waiter.job === change[1]) this.#settle(waiter, change[2] as Outcome)
-        }
-      } else {
-        // The membership is joined, perhaps again: news of meanwhile, and the callers that Redis knew, may be lost.
-        for (const waiter of this.#waiters) if (waiter.job !== undefined) this.#ask(waiter)
-      }
-    },
-    closed: () => {
-      for (const waiter of [...this.#waiters]) {
-        this.#waiters.delete(waiter)
-        waiter.fail(this.#place.channel.closedError())
-      }
+  told([, job, outcome]: ReadonlyArray<unknown>): void {
+    if (this.#unanswered > 0) this.#early.set(job, outcome as Outcome)
+    for (const waiter of [...this.#waiters]) if (waiter.job === job) this.#settle(waiter, outcome as Outcome)
+  }
+
+  /** The membership is joined, perhaps again: news of meanwhile, and the callers that Redis knew, may be lost. */
+  rejoined(): void {
+    for (const waiter of this.#waiters) if (waiter.job !== undefined) this.#ask(waiter)
+  }
+
+  closed(): void {
+    for (const waiter of [...this.#waiters]) {
+      this.#waiters.delete(waiter)
+      waiter.fail(this.#place.channel.closedError())
     }
   }
 

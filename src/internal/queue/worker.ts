@@ -13,6 +13,7 @@ import { request } from "../hold/request.ts"
 import { Member } from "../work/member.ts"
 import { Acknowledging } from "./acknowledging.ts"
 import { Job, type Raw, Task } from "./job.ts"
+import { Noting } from "./noting.ts"
 
 /** What becomes of a job after an attempt. */
 export type Verdict =
@@ -169,7 +170,7 @@ export class Worker<R> extends Member {
     // It was on its way when the worker began to stop, which can take long.
     if (this.#stopping) return this.#return(raw[0])
     if (this.#cancelled.size > 0 && this.#cancelled.delete(raw[0])) return this.#send(undefined)
-    const task = new Task(this.place.name, raw, token, delivery)
+    const task = new Task(this.place.name, raw, token, delivery, this.#note)
     this.#working.set(task.key, task)
     this.#running++
     this.place.space.kernel.hooks.metrics.delivered(task.attempt)
@@ -190,6 +191,27 @@ export class Worker<R> extends Member {
       this.#interrupt(task)
     })
   }
+
+  // What the handler of a job keeps goes with the request that was not sent yet.
+  readonly #note = (task: Task): Noting | undefined => {
+    const session = this.trusted
+    if (session === undefined || this.#working.get(task.key) !== task) return undefined
+    const { channel, key } = this.place
+    let { noting } = task
+    if (noting === undefined || !noting.open) {
+      noting = task.noting = new Noting(key, this.id, task.key, session, this.#refused)
+      channel.outbox.request(noting)
+    }
+    return noting
+  }
+
+  readonly #refused = (noting: Noting, error: CoordinatorError): void =>
+    this.again(
+      noting.session,
+      error,
+      () => this.place.channel.outbox.request(noting),
+      (error) => noting.over(false, error)
+    )
 
   #cancel(key: string): void {
     const task = this.#working.get(key)
@@ -275,7 +297,8 @@ export class Worker<R> extends Member {
     const { given, key } = task
     switch (verdict.tag) {
       case "done":
-        return given === undefined && verdict.outcome === ""
+        // What it has kept is told before it is done.
+        return given === undefined && verdict.outcome === "" && task.noting === undefined
           ? this.#send(key)
           : this.#tell(
             key,
