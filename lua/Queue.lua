@@ -14,6 +14,8 @@
 -- letter), so a claim lasts as long as the session does. Other pending jobs have these consumers:
 --   -    returned, to be handed out again (in `held`, "-<letter>")
 --   ~    delayed: their time is in `delayed`, a zset of ids
+-- Jobs that begin before all others of their level count as returned. `delayed` has them too, with scores below 0: the last
+-- one that was offered has the smallest of its level.
 -- The count of deliveries of a pending job is its attempts, and CRASH for each attempt that ended with its worker's session.
 --
 -- The hash:
@@ -36,7 +38,7 @@
 -- that are done are deleted at once.
 -- record Queue 1: number, stamp, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12, delayed, active, dead, paused, turn, served,
 --   members, workers, idle, limit, spacing, burst, tat, window, completed, buried, expired, bounded, named, last1, last2,
---   last3, last4, at1, at2, at3, at4, done1, done2, done3, done4, full1, full2, full3, full4, notes
+--   last3, last4, at1, at2, at3, at4, done1, done2, done3, done4, full1, full2, full3, full4, notes, stacked
 -- record QueuePolicy 1: letters, retain, crashes
 
 local RETURNED, DELAYED, JOBS, CRASH = '-', '~', 'workers', 65536
@@ -53,6 +55,8 @@ local LAST = { u = 'last1', h = 'last2', n = 'last3', l = 'last4' }
 local AT = { u = 'at1', h = 'at2', n = 'at3', l = 'at4' }
 local DONE = { u = 'done1', h = 'done2', n = 'done3', l = 'done4' }
 local FULL = { u = 'full1', h = 'full2', n = 'full3', l = 'full4' }
+-- Of jobs that begin before all others of their level: the scores of each level have a span of their own.
+local FRONT, FRONT_SPAN = { U = 1, H = 2, N = 3, L = 4 }, 2 ^ 50
 local ROLE = {
   u = 'urgent', h = 'high', n = 'normal', l = 'low', U = 'held', H = 'held', N = 'held', L = 'held'
 }
@@ -105,7 +109,7 @@ local function readQueue(ctx, key, claim)
     queue = {
       number = 0, stamp = 0, delayed = 0, active = 0, dead = 0, paused = 0, turn = 0, served = 0, members = 0, workers = 0,
       idle = 0, limit = 0, spacing = 0, burst = 0, tat = 0, window = 0, completed = 0, buried = 0, expired = 0, bounded = 0,
-      named = 0, notes = 0
+      named = 0, notes = 0, stacked = 0
     }
     for source = 1, SOURCES do queue[FIELD[source]] = 0 end
     for letter, last in pairs(LAST) do
@@ -311,6 +315,25 @@ local function readWaiting(stream, claim, count)
   return found and found[1] and found[1][2] or {}
 end
 
+-- Takes up to so many jobs of the front of a level, the last one that was offered first: as `pendingOf`.
+local function frontOf(queue, letter, count)
+  if queue.stacked == 0 or not FRONT[letter] then return {} end
+  local least = -FRONT[letter] * FRONT_SPAN
+  local jobs = call('ZRANGEBYSCORE', queue.delays, text(least), '(' .. text(least + FRONT_SPAN), 'LIMIT', 0, count)
+  if #jobs == 0 then return jobs end
+  queue.stacked = queue.stacked - call('ZREM', queue.delays, unpack(jobs))
+  local pending = {}
+  for at, job in ipairs(jobs) do pending[at] = { sub(job, 2), nil, nil, 0 } end
+  return pending
+end
+
+local function claimInto(stream, consumer, pending, entries, counts)
+  if #pending == 0 then return end
+  local args = { stream, JOBS, consumer, 0 }
+  for at, one in ipairs(pending) do args[4 + at], counts[one[1]] = one[1], one[4] + 1 end
+  for _, entry in ipairs(call('XCLAIM', unpack(args))) do entries[#entries + 1] = entry end
+end
+
 -- Takes up to so many jobs of a source for a consumer: their entries, and how often each was delivered. Fewer are found if
 -- others were deleted, and then there are no more.
 local function takeSource(queue, source, claim, count)
@@ -325,11 +348,14 @@ local function takeSource(queue, source, claim, count)
       queue[AT[letter]], queue[LAST[letter]] = tonumber(at), tonumber(last)
     end
   else
-    local pending = pendingOf(stream, count, consumerOf(letter, RETURNED))
-    local args = { stream, JOBS, consumer, 0 }
-    counts, found = {}, #pending
-    for at, one in ipairs(pending) do args[4 + at], counts[one[1]] = one[1], one[4] + 1 end
-    entries = found > 0 and call('XCLAIM', unpack(args)) or {}
+    local pending = frontOf(queue, letter, count)
+    entries, counts, found = {}, {}, #pending
+    claimInto(stream, consumer, pending, entries, counts)
+    if found < count then
+      pending = pendingOf(stream, count - found, consumerOf(letter, RETURNED))
+      claimInto(stream, consumer, pending, entries, counts)
+      found = found + #pending
+    end
   end
   queue[field] = found < count and 0 or queue[field] - found
   return entries, counts, letter
@@ -590,7 +616,7 @@ local function offerWish(ctx, queue, id, body, wish, holding)
   end
   if wish.r then args[#args + 1], args[#args + 2] = 'r', '1' end
   if wish.e then args[#args + 1], args[#args + 2] = 'e', text(ctx.now + tonumber(wish.e)) end
-  local due = wish.d and ctx.now + tonumber(wish.d) or wish.w and tonumber(wish.w)
+  local due = wish.f and 0 or wish.d and ctx.now + tonumber(wish.d) or wish.w and tonumber(wish.w)
   local letter = wish.level
   if due then
     letter = HELD[wish.level]
@@ -598,6 +624,11 @@ local function offerWish(ctx, queue, id, body, wish, holding)
     local consumer = due > ctx.now and DELAYED or consumerOf(letter, RETURNED)
     local ids = holding[consumer] or {}
     holding[consumer], ids[#ids + 1] = ids, id
+    if wish.f then
+      local number = tonumber(match(id, '%d+$'))
+      call('ZADD', queue.delays, text((1 - FRONT[letter]) * FRONT_SPAN - number), letter .. id)
+      queue.stacked = queue.stacked + 1
+    end
     if due > ctx.now then
       call('ZADD', queue.delays, text(due), letter .. id)
       queue.delayed = queue.delayed + 1
@@ -614,7 +645,7 @@ end
 
 -- queue.offer: adds jobs, all or none, once for the number of a coordinator's offer. `values` has their bodies, each
 -- followed by its id and trace if it has them. `shapes` has for each job the bytes of its body, and what else is asked for:
--- its level if that is not n; d delay, w time, e expiry, t timeout (all in ms); a attempts; r, that its outcome is kept; i and
+-- its level if that is not n; f, that it begins before all others of its level; d delay, w time, e expiry, t timeout (all in ms); a attempts; r, that its outcome is kept; i and
 -- x, the bytes of id and trace. The jobs have consecutive numbers from `first` on, but those whose id is known: these are answered with their
 -- places, from 0 on, and the jobs that have the ids.
 -- keys: all
@@ -860,6 +891,11 @@ local function jobNamed(queue, name)
   return job, letter, at
 end
 
+-- A job is not at the front of its level any more.
+local function unstack(queue, job)
+  if queue.stacked > 0 then queue.stacked = queue.stacked - call('ZREM', queue.delays, job) end
+end
+
 -- queue.cancel: removes a job. One that is in work is interrupted.
 -- keys: all
 -- args: name string
@@ -878,6 +914,7 @@ handlers['queue.cancel'] = function(ctx, key, name)
   if not holder then
     queue[WAITING[letter]] = math.max(0, queue[WAITING[letter]] - 1)
   elseif holder == RETURNED then
+    unstack(queue, job)
     queue[READY[letter]] = math.max(0, queue[READY[letter]] - 1)
   elseif holder == DELAYED then
     call('ZREM', queue.delays, job)
@@ -965,7 +1002,7 @@ handlers['queue.purge'] = function(ctx, key)
       for _, entry in ipairs(entries) do remove(letter, entry[1], entry[2]) end
     end
   end
-  local delayed = count < MOVED and call('ZRANGEBYSCORE', queue.delays, '-inf', '+inf', 'LIMIT', 0, MOVED - count) or {}
+  local delayed = count < MOVED and call('ZRANGEBYSCORE', queue.delays, 0, '+inf', 'LIMIT', 0, MOVED - count) or {}
   for _, job in ipairs(delayed) do
     local letter, id = split(job)
     remove(letter, id, entryAt(queue[letter], id))
@@ -1109,7 +1146,7 @@ end
 
 alarms.queue = function(ctx, key)
   local queue = loadQueue(ctx, key)
-  local due, sorted = call('ZRANGEBYSCORE', queue.delays, '-inf', text(ctx.now), 'LIMIT', 0, MOVED), {}
+  local due, sorted = call('ZRANGEBYSCORE', queue.delays, 0, text(ctx.now), 'LIMIT', 0, MOVED), {}
   for _, job in ipairs(due) do
     local letter, id = split(job)
     local ids = sorted[letter] or {}
@@ -1121,7 +1158,7 @@ alarms.queue = function(ctx, key)
   end
   if #due > 0 then call('ZREM', queue.delays, unpack(due)) end
   queue.delayed = queue.delayed - #due
-  local after = call('ZRANGEBYSCORE', queue.delays, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+  local after = call('ZRANGEBYSCORE', queue.delays, 0, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
   if after then soonerDue(ctx, queue, tonumber(after)) end
   local retain = queue.dead > 0 and policyOf(queue).retain or 0
   if retain > 0 then

@@ -42,10 +42,11 @@ handlers['queue.reschedule'] = function(ctx, key, name, relative, millis)
   local queue = loadQueue(ctx, key)
   local job, letter, at, holder = jobFound(queue, name)
   if not job then return MISSING end
-  local due = tonumber(millis) + (relative == '1' and ctx.now or 0)
+  local due = math.max(0, tonumber(millis) + (relative == '1' and ctx.now or 0))
   if not holder then
     setNote(queue, 'd' .. job, text(due))
   elseif holder == RETURNED then
+    unstack(queue, job)
     queue[READY[letter]] = math.max(0, queue[READY[letter]] - 1)
     delayJob(ctx, queue, letter, at, due)
   elseif holder == DELAYED then

@@ -110,6 +110,7 @@ layer(TestServer.layer, live)("a job that is not done", (it) => {
         assert.deepStrictEqual(yield* other.status(late.id), Option.some({ state: "delayed", attempts: 0 }))
         assert.isTrue(yield* other.reschedule("five", { delay: "1 hour" }))
         assert.isTrue(yield* other.reschedule("five", { at: 0 }))
+        yield* shows(queue, { waiting: 4, delayed: 1 })
         const worker = yield* working(queue, (n) => n === 3 ? Effect.never : Effect.void, { concurrency: 2 })
         yield* begins(worker, [1, 5, 3])
         yield* shows(queue, { delayed: 2, waiting: 0, active: 1, completed: 2 })
@@ -146,6 +147,42 @@ layer(TestServer.layer, live)("a job that is not done", (it) => {
         const worker = yield* working(queue)
         yield* begins(worker, [1, 2])
         yield* worker.stop
+      })))
+
+  it.effect("begins before those of its level that wait, the last one first", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        yield* queue.offer(0)
+        const lifo = yield* queue.offerAll(upTo(9, 1), { lifo: true })
+        yield* queue.offerAll([20, 21], { lifo: true, priority: "high" })
+        yield* queue.offer(22, { priority: "high" })
+        yield* queue.offer(30, { lifo: true, priority: "low" })
+        yield* shows(queue, { waiting: 14, waitingBy: { urgent: 0, high: 3, normal: 10, low: 1 }, delayed: 0 })
+        assert.isTrue(yield* queue.cancel(lifo[8]!.id))
+        assert.isTrue(yield* queue.reschedule(lifo[7]!.id, { delay: "1 hour" }))
+        assert.isTrue(yield* queue.update(lifo[6]!.id, 70))
+        assert.deepStrictEqual(yield* queue.status(lifo[5]!.id), Option.some({ state: "waiting", attempts: 0 }))
+        const worker = yield* working(
+          queue,
+          (n) =>
+            n === 21
+              ? Effect.flatMap(Queue.Job, ({ attempt }) => attempt === 1 ? Effect.fail("no") : Effect.void)
+              : Effect.void,
+          { retry: Schedule.spaced("1 milli") }
+        )
+        yield* shows(queue, { completed: 12, delayed: 1, waiting: 0 })
+        const { begun } = worker
+        assert.deepStrictEqual(begun.slice(0, 1), [21])
+        // One in eight is of another source.
+        const normal = begun.filter((n) => n < 20 || n === 70)
+        assert.deepStrictEqual(normal.filter((n) => n !== 0), [70, 6, 5, 4, 3, 2, 1])
+        assert.isBelow(begun.indexOf(20), begun.indexOf(22))
+        yield* worker.stop
+        yield* queue.offerAll(upTo(300), { lifo: true })
+        assert.strictEqual(yield* queue.purge, 301)
+        yield* shows(queue, { waiting: 0, delayed: 0 })
+        isRangeError(yield* Effect.exit(Effect.suspend(() => queue.offer(1, { lifo: true, delay: 1 }))))
       })))
 
   it.effect("has the payload that it was given last, until it has begun", () =>
