@@ -8,7 +8,8 @@
 --   u h n l   `urgent`, `high`, `normal`, `low`: jobs that can be handed out in the order of their offers
 --   U H N L   `held`, for jobs of each level that cannot: they begin with a delay
 -- Fields of an entry: b <JSON>, and where the job has them: i <id of the producer's> a <attempts> t <timeout in ms>
--- e <ms after which it is not begun> r <1 if its outcome is kept> x <trace> k <the checkpoint of a job that was replayed>.
+-- e <ms after which it is not begun> r <1 if its outcome is kept> x <trace> k <the checkpoint of a job that was replayed>
+-- q <how it is deduplicated, a letter, and the id for that>.
 --
 -- Each stream has one consumer group. Jobs in work are pending under the claim of their worker (in `held`, followed by the
 -- letter), so a claim lasts as long as the session does. Other pending jobs have these consumers:
@@ -24,9 +25,11 @@
 --   o<session>/<id>    a member: it offers or works
 --   w<session>/<id>    a worker: "<credit> <deliveries so far> <1 if it is in the list>"
 --   a<job>             the members that wait for the outcome of a job: their claims
+--   x<id>              the job that others with this id for deduplication are duplicates of, and the one that is kept behind it
 --   q                  the list of workers that have credit and no job for it: their claims, in the order of their turns
 -- `ids` has the ids that producers gave to jobs that are not done: the id of each job. `even` and `odd` have, in turns of
--- `window` ms, i<id> and r<job> of jobs that are done: the job, and its outcome as JSON. They also have p<node> "<number> <reply>" of the last offer of a coordinator.
+-- `window` ms, i<id> and r<job> of jobs that are done: the job, and its outcome as JSON. They also have t<id> "<time> <job>" of jobs
+-- that others are duplicates of until then, and p<node> "<number> <reply>" of the last offer of a coordinator.
 -- `dead` is a stream of dead letters: j <id> w <reason> n <attempts> c <crashes> m <error>, o <log> if there is one, and the
 -- fields of the job.
 --
@@ -233,8 +236,12 @@ local function noteIn(ctx, queue, field, value)
   queue.noted[field] = value
 end
 
+-- What lua/QueueDedupe.lua adds.
+local extend = {}
+
 -- The id that a producer gave is free again when the job is done and the window has passed.
-local function releaseId(ctx, queue, given, job)
+local function releaseId(ctx, queue, given, job, deduped)
+  if deduped and deduped ~= '' then extend.released(ctx, queue, deduped, job) end
   if not given or given == '' then return end
   call('HDEL', queue.ids, given)
   noteIn(ctx, queue, 'i' .. given, job)
@@ -279,7 +286,7 @@ local function bury(ctx, queue, job, fields, reason, count, message, outcome)
   call('XADD', unpack(args))
   queue.buried = queue.buried + 1
   queue.recount = true
-  releaseId(ctx, queue, fieldOf(fields, 'i'), job)
+  releaseId(ctx, queue, fieldOf(fields, 'i'), job, fieldOf(fields, 'q'))
   conclude(ctx, queue, job, fieldOf(fields, 'r'), outcome)
   if policy.retain > 0 then
     call('XTRIM', queue.letters, 'MINID', '=', text(ctx.now - policy.retain) .. '-0')
@@ -382,7 +389,7 @@ local function takeInto(ctx, queue, source, claim, count, items)
     elseif till and tonumber(till) <= ctx.now then
       removeJob(queue, letter, id)
       dropNotes(ctx, queue, { letter .. id })
-      releaseId(ctx, queue, fieldOf(fields, 'i'), letter .. id)
+      releaseId(ctx, queue, fieldOf(fields, 'i'), letter .. id, fieldOf(fields, 'q'))
       conclude(ctx, queue, letter .. id, fieldOf(fields, 'r'), '["expired"]')
       queue.expired = queue.expired + 1
     else
@@ -587,7 +594,7 @@ local function wishOf(values, at, more)
   for letter, number in string.gmatch(more, '(%a)(%d*)') do
     if LOWER[letter] and number == '' then
       wish.level = letter
-    elseif letter == 'i' or letter == 'x' then
+    elseif letter == 'i' or letter == 'x' or letter == 'q' then
       local behind = wish.at + tonumber(number)
       wish[letter], wish.at = sub(values, wish.at, behind - 1), behind
     else
@@ -611,7 +618,7 @@ end
 
 local function offerWish(ctx, queue, id, body, wish, holding)
   local args = { queue[wish.level], id, 'b', body }
-  for _, name in ipairs({ 'i', 'a', 't', 'x' }) do
+  for _, name in ipairs({ 'i', 'a', 't', 'x', 'q' }) do
     if wish[name] then args[#args + 1], args[#args + 2] = name, wish[name] end
   end
   if wish.r then args[#args + 1], args[#args + 2] = 'r', '1' end
@@ -641,13 +648,23 @@ local function offerWish(ctx, queue, id, body, wish, holding)
   end
   call('XADD', unpack(args))
   if wish.i then call('HSET', queue.ids, wish.i, letter .. id) end
+  return letter .. id
+end
+
+-- Those that were offered so far become pending.
+local function holdAll(queue, holding)
+  for consumer, ids in pairs(holding) do
+    holdJobs(queue, consumer, ids)
+    holding[consumer] = nil
+  end
 end
 
 -- queue.offer: adds jobs, all or none, once for the number of a coordinator's offer. `values` has their bodies, each
 -- followed by its id and trace if it has them. `shapes` has for each job the bytes of its body, and what else is asked for:
--- its level if that is not n; f, that it begins before all others of its level; d delay, w time, e expiry, t timeout (all in ms); a attempts; r, that its outcome is kept; i and
--- x, the bytes of id and trace. The jobs have consecutive numbers from `first` on, but those whose id is known: these are answered with their
--- places, from 0 on, and the jobs that have the ids.
+-- its level if that is not n; f, that it begins before all others of its level; d delay, w time, e expiry, t timeout (all in ms); a attempts; r, that its outcome is kept; i, x and
+-- q, the bytes of id, trace, and id for deduplication, which has the letter of its mode in front; v, the window of that in ms. The
+-- jobs have consecutive numbers from `first` on, but those that were not stored because of others: these are answered with their
+-- places, from 0 on, and the other jobs. A job with a 1 behind it was stored, as another one than it would be without the others.
 -- keys: all
 -- args: values string, shapes string, node string, number number
 -- reply: ["offered", stamp number, first number, known json] | ["late"]
@@ -670,18 +687,24 @@ handlers['queue.offer'] = function(ctx, key, values, shapes, node, number)
     else
       local wish = wishOf(values, behind, more)
       local job = wish.i and (call('HGET', queue.ids, wish.i) or recalled(ctx, queue, 'i' .. wish.i))
+      if wish.q then
+        holdAll(queue, holding)
+        job = extend.duplicated(ctx, queue, wish, body)
+      end
       if job then
         known[#known + 1] = '[' .. text(place) .. ',"' .. job .. '"]'
       else
         added = added + 1
-        offerWish(ctx, queue, time .. text(added), body, wish, holding)
+        job = offerWish(ctx, queue, time .. text(added), body, wish, holding)
+        if wish.q then extend.placed(ctx, queue, wish, job) end
+        if wish.behind then known[#known + 1] = '[' .. text(place) .. ',"' .. job .. '",1]' end
       end
       at = wish.at
     end
     place = place + 1
   end
   queue.number = added
-  for consumer, ids in pairs(holding) do holdJobs(queue, consumer, ids) end
+  holdAll(queue, holding)
   local answered = reply('offered', queue.stamp, first, json('[' .. concat(known, ',') .. ']'))
   noteIn(ctx, queue, field, number .. ' ' .. answered)
   return answered
@@ -799,17 +822,17 @@ end
 
 -- queue.finish: a worker has done a job whose id its producer gave, or whose outcome is kept
 -- keys: all
--- args: id string, job string, given string, outcome string, take number
+-- args: id string, job string, given string, deduped string, outcome string, take number
 -- reply: ["done"] | ["missing"]
 -- flags: allow-oom
-handlers['queue.finish'] = function(ctx, key, id, job, given, outcome, take)
+handlers['queue.finish'] = function(ctx, key, id, job, given, deduped, outcome, take)
   local queue, worker = askingWorker(ctx, key, id)
   if not worker then return MISSING end
   local letter, at = split(job)
   if removeJob(queue, letter, at) == 1 then
     queue.active, queue.completed = queue.active - 1, queue.completed + 1
     dropNotes(ctx, queue, { job })
-    releaseId(ctx, queue, given, job)
+    releaseId(ctx, queue, given, job, deduped)
     conclude(ctx, queue, job, outcome ~= '', outcome)
   end
   giveCredit(queue, worker, take)
@@ -909,8 +932,8 @@ handlers['queue.cancel'] = function(ctx, key, name)
   if not fields then return MISSING end
   removeJob(queue, letter, at)
   dropNotes(ctx, queue, { job })
-  releaseId(ctx, queue, fieldOf(fields, 'i'), job)
   conclude(ctx, queue, job, fieldOf(fields, 'r'), '["cancelled"]')
+  releaseId(ctx, queue, fieldOf(fields, 'i'), job, fieldOf(fields, 'q'))
   if not holder then
     queue[WAITING[letter]] = math.max(0, queue[WAITING[letter]] - 1)
   elseif holder == RETURNED then
@@ -992,6 +1015,8 @@ handlers['queue.purge'] = function(ctx, key)
     dropNotes(ctx, queue, { letter .. id })
     local given = fields and fieldOf(fields, 'i')
     if given then call('HDEL', queue.ids, given) end
+    local deduped = fields and fieldOf(fields, 'q')
+    if deduped then extend.released(ctx, queue, deduped, letter .. id) end
     conclude(ctx, queue, letter .. id, fields and fieldOf(fields, 'r'), '["cancelled"]')
     count = count + 1
   end
@@ -1070,7 +1095,7 @@ handlers['queue.replay'] = function(ctx, key, id)
   for place = 1, #fields, 2 do
     -- The letter's own fields end with the first one of the job.
     own = own or fields[place] == 'b'
-    if own and fields[place] ~= 'e' then args[#args + 1], args[#args + 2] = fields[place], fields[place + 1] end
+    if own and fields[place] ~= 'e' and fields[place] ~= 'q' then args[#args + 1], args[#args + 2] = fields[place], fields[place + 1] end
   end
   call('XADD', unpack(args))
   queue[WAITING[letter]] = queue[WAITING[letter]] + 1

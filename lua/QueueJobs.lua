@@ -34,15 +34,8 @@ handlers['queue.promote'] = function(ctx, key, name)
   return promoteJob(queue, job, letter, at, holder) and '["promoted"]' or '["begun"]'
 end
 
--- queue.reschedule: has a job that is not in work begin in so many ms, or at that time, and not before
--- keys: all
--- args: name string, relative boolean, millis number
--- reply: ["rescheduled"] | ["begun"] | ["missing"]
-handlers['queue.reschedule'] = function(ctx, key, name, relative, millis)
-  local queue = loadQueue(ctx, key)
-  local job, letter, at, holder = jobFound(queue, name)
-  if not job then return MISSING end
-  local due = math.max(0, tonumber(millis) + (relative == '1' and ctx.now or 0))
+-- Has a job that is not in work begin at that time. Answers whether it was such a one.
+local function postponeJob(ctx, queue, job, letter, at, holder, due)
   if not holder then
     setNote(queue, 'd' .. job, text(due))
   elseif holder == RETURNED then
@@ -53,9 +46,21 @@ handlers['queue.reschedule'] = function(ctx, key, name, relative, millis)
     call('ZADD', queue.delays, text(due), job)
     soonerDue(ctx, queue, due)
   else
-    return '["begun"]'
+    return false
   end
-  return '["rescheduled"]'
+  return true
+end
+
+-- queue.reschedule: has a job that is not in work begin in so many ms, or at that time, and not before
+-- keys: all
+-- args: name string, relative boolean, millis number
+-- reply: ["rescheduled"] | ["begun"] | ["missing"]
+handlers['queue.reschedule'] = function(ctx, key, name, relative, millis)
+  local queue = loadQueue(ctx, key)
+  local job, letter, at, holder = jobFound(queue, name)
+  if not job then return MISSING end
+  local due = math.max(0, tonumber(millis) + (relative == '1' and ctx.now or 0))
+  return postponeJob(ctx, queue, job, letter, at, holder, due) and '["rescheduled"]' or '["begun"]'
 end
 
 -- queue.update: replaces the payload of a job that has not begun. A job that was begun and given back has not.

@@ -370,7 +370,9 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
   readonly lease?: Duration.Input | undefined
 }
 
-const joinArgs = ({ letters = {}, limits = {}, retention = "10 minutes" }: Options<any, any, any>) => {
+const retained = "10 minutes"
+
+const joinArgs = ({ letters = {}, limits = {}, retention = retained }: Options<any, any, any>) => {
   const { concurrency, rate } = limits
   const interval = rate === undefined ? 0 : millis(rate.interval, "limits.rate.interval")
   const { age = "7 days", crashes = 3, length = 10_000 } = letters
@@ -398,6 +400,8 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
   readonly #codec: Codec<A>
   readonly #success: Codec<S> | undefined
   readonly #error: Codec<E> | undefined
+  // In milliseconds.
+  readonly #retention: number
   readonly #offerer: Offerer
   readonly #outcomes: Outcomes
   readonly #following: Following
@@ -411,6 +415,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
     const { error, success } = options
     this.#success = success && codec(success, `A result of queue ${JSON.stringify(name)}`)
     this.#error = error && codec(error, `An error of queue ${JSON.stringify(name)}`)
+    this.#retention = millis(options.retention ?? retained, "retention")
     this.#offerer = new Offerer(this.#place)
     this.#outcomes = new Outcomes(this.#place)
     this.#following = new Following(this.#place)
@@ -460,7 +465,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
     this.#spanned("offer", (trace) => {
       const encoded = this.#encode(payload)
       if (Exit.isFailure(encoded)) return Effect.failCause(encoded.cause)
-      const wish = wishOf(encoded.value, options, trace)
+      const wish = wishOf(encoded.value, options, trace, this.#retention)
       return Effect.callback((resume) =>
         this.#offerer.offer(wish, {
           offered: (_, offered) =>
@@ -515,7 +520,12 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
           }
           const encoded = this.#encode(next.value)
           if (Exit.isFailure(encoded)) return end(Effect.failCause(encoded.cause))
-          const wish = wishOf(encoded.value, typeof options === "function" ? options(next.value) : options, trace)
+          const wish = wishOf(
+            encoded.value,
+            typeof options === "function" ? options(next.value) : options,
+            trace,
+            this.#retention
+          )
           this.#offerer.offer(wish, asker, asked++)
         }
       } catch (cause) {

@@ -188,7 +188,7 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
       case "finish":
         gone(job)
         completed++
-        if (job.given !== "") await queue.send(name, "queue.finish", ["w", id, job.given, "", more])
+        if (job.given !== "") await queue.send(name, "queue.finish", ["w", id, job.given, "", "", more])
         else await queue.send(name, "queue.done", ["w", `${id[0]} ${id.slice(1)}`, more])
         return
       case "retry":

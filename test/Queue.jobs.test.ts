@@ -2,7 +2,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Cause, Deferred, Effect, Exit, Fiber, Option, Schedule, Schema, Stream } from "effect"
 import { Queue } from "../src/index.ts"
-import { eventually } from "./support/eventually.ts"
+import { eventually, realSleep } from "./support/eventually.ts"
 import { TestServer } from "./support/live.ts"
 import { begins, emptied, hostile, isRangeError, make, shows, upTo, working } from "./support/queues.ts"
 import type { Server } from "./support/servers.ts"
@@ -418,5 +418,171 @@ layer(TestServer.layer, live)("what a handler keeps of its job", (it) => {
         }
         assert.strictEqual(yield* notesOf(namespace, server), 0)
         yield* worker.stop
+      })))
+})
+
+layer(TestServer.layer, live)("a job that means the same as others", (it) => {
+  const isEmpty = (queue: Queue.Queue<number>, namespace: string, server: Server) =>
+    Effect.gen(function*() {
+      yield* shows(queue, { waiting: 0, delayed: 0, active: 0 })
+      const fields = (yield* server.cli("HKEYS", `{${namespace}:00}:queue:same`)).split("\n")
+      assert.deepStrictEqual(fields.filter((field) => field.startsWith("x")), [])
+    })
+
+  it.effect("is stored once while one is not done", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ name: "same" }))
+        const other = yield* on(b!, make({ name: "same" }))
+        const dedupe = { id: hostile } as const
+        const [first, second, apart] = yield* queue.offerAll([1, 2, 3], (n) => n === 3 ? { id: hostile } : { dedupe })
+        assert.deepStrictEqual(second, { id: first!.id, duplicate: true })
+        assert.isFalse(apart!.duplicate)
+        const gate = yield* Deferred.make<void>()
+        const worker = yield* working(queue, (n) => n === 1 ? Deferred.await(gate) : Effect.void, { concurrency: 2 })
+        yield* begins(worker, [1, 3])
+        assert.deepStrictEqual(yield* other.offer(4, { dedupe, delay: "1 hour" }), { id: first!.id, duplicate: true })
+        yield* Deferred.succeed(gate, undefined)
+        yield* shows(queue, { completed: 2 })
+        const delayed = yield* other.offer(5, { dedupe, delay: "1 hour" })
+        assert.isFalse(delayed.duplicate)
+        assert.isTrue(yield* other.cancel(delayed.id))
+        assert.isFalse((yield* other.offer(6, { dedupe })).duplicate)
+        yield* begins(worker, [1, 3, 6])
+        yield* queue.pause
+        yield* other.offer(7, { dedupe })
+        yield* other.offer(8, { dedupe: { id: "expires" }, expires: 1 })
+        yield* queue.purge
+        assert.isFalse((yield* other.offer(9, { dedupe, expires: 1 })).duplicate)
+        yield* queue.resume
+        yield* shows(queue, { waiting: 0, active: 0 })
+        yield* isEmpty(queue, namespace, server)
+        yield* worker.stop
+      })))
+
+  it.effect("is stored once in a window", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const throttled = make({ name: "same", retention: "2 seconds" })
+        const queue = yield* on(a!, throttled)
+        const other = yield* on(b!, throttled)
+        const worker = yield* working(queue)
+        const dedupe = { id: "x", mode: "throttle", window: "700 millis" } as const
+        const started = Date.now()
+        const first = yield* queue.offer(1, { dedupe })
+        yield* begins(worker, [1])
+        assert.deepStrictEqual(
+          yield* other.offerAll([2, 3], { dedupe }),
+          upTo(2).map(() => ({ id: first.id, duplicate: true }))
+        )
+        assert.isFalse((yield* other.offer(4, { dedupe: { ...dedupe, id: "y" } })).duplicate)
+        yield* eventually(Effect.map(other.offer(5, { dedupe }), ({ duplicate }) => assert.isFalse(duplicate)))
+        assert.isAtLeast(Date.now() - started, 690)
+        yield* begins(worker, [1, 4, 5])
+        yield* isEmpty(queue, namespace, server)
+        yield* worker.stop
+      })))
+
+  it.effect("begins with the last payload when none was offered for a window", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ name: "same" }))
+        const other = yield* on(b!, make({ name: "same" }))
+        const dedupe = { id: "x", mode: "debounce", window: "400 millis" } as const
+        const gate = yield* Deferred.make<void>()
+        const worker = yield* working(queue, (n) => n === 10 ? Deferred.await(gate) : Effect.void, { concurrency: 2 })
+        const [first, again] = yield* queue.offerAll([1, 2], { dedupe })
+        assert.deepStrictEqual([first!.duplicate, again], [false, { id: first!.id, duplicate: true }])
+        const started = Date.now()
+        for (let n = 3; n <= 10; n++) {
+          yield* realSleep("100 millis")
+          assert.deepStrictEqual(yield* other.offer(n, { dedupe }), { id: first!.id, duplicate: true })
+        }
+        assert.deepStrictEqual(worker.begun, [])
+        yield* begins(worker, [10])
+        assert.isAtLeast(Date.now() - started, 1190)
+        // One runs, and another one begins beside it.
+        const second = yield* other.offer(11, { dedupe })
+        assert.isFalse(second.duplicate)
+        yield* begins(worker, [10, 11])
+        yield* Deferred.succeed(gate, undefined)
+        yield* shows(queue, { completed: 2 })
+        yield* isEmpty(queue, namespace, server)
+        yield* worker.stop
+      })))
+
+  it.effect("is kept behind the one that runs, with the last payload", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ name: "same" }))
+        const other = yield* on(b!, make({ name: "same" }))
+        const dedupe = { id: "x", mode: "keepLast" } as const
+        const gates = yield* Effect.forEach(upTo(3), () => Deferred.make<void>())
+        let [running, most, begun] = [0, 0, 0]
+        const worker = yield* working(queue, (n) =>
+          Effect.gen(function*() {
+            most = Math.max(most, ++running)
+            if (n < 10) yield* Deferred.await(gates[begun++]!)
+            if (n === 4 && (yield* Queue.Job).attempt === 1) yield* Effect.fail("no")
+            if (n === 8) yield* (yield* Queue.Job).discard("no")
+          }).pipe(Effect.ensuring(Effect.sync(() => running--))), {
+          concurrency: 5,
+          retry: Schedule.spaced("300 millis")
+        })
+        const [one, two, three, four] = yield* queue.offerAll([1, 2, 3, 4], { dedupe })
+        assert.deepStrictEqual([one!.duplicate, two, three, four!.id], [
+          false,
+          { id: one!.id, duplicate: true },
+          { id: one!.id, duplicate: true },
+          one!.id
+        ])
+        yield* begins(worker, [4])
+        const [kept, sixth] = yield* other.offerAll([5, 6], { dedupe })
+        assert.deepStrictEqual([kept!.duplicate, sixth], [false, { id: kept!.id, duplicate: true }])
+        assert.deepStrictEqual(yield* other.status(kept!.id), Option.some({ state: "delayed", attempts: 0 }))
+        yield* Deferred.succeed(gates[0]!, undefined)
+        // It has failed, and waits for its next attempt: the others wait as well.
+        yield* shows(queue, { active: 0, delayed: 2 })
+        assert.deepStrictEqual(yield* other.offer(7, { dedupe }), { id: kept!.id, duplicate: true })
+        yield* begins(worker, [4, 4])
+        yield* Deferred.succeed(gates[1]!, undefined)
+        yield* begins(worker, [4, 4, 7])
+        // One that is kept may be cancelled; and it begins behind one that is a dead letter, or whose worker has died.
+        const cancelled = yield* other.offer(9, { dedupe })
+        assert.isTrue(yield* other.cancel(cancelled.id))
+        assert.isFalse((yield* other.offer(10, { dedupe })).duplicate)
+        missed(a!)
+        yield* lose(a!, namespace, server)
+        yield* begins(worker, [4, 4, 7, 7])
+        assert.strictEqual(most, 1)
+        assert.isTrue((yield* other.offer(11, { dedupe })).duplicate)
+        assert.isTrue(yield* other.cancel((yield* other.offer(12, { dedupe })).id))
+        yield* other.offer(13, { dedupe })
+        const [active] = worker.begun.slice(-1)
+        assert.strictEqual(active, 7)
+        yield* Deferred.succeed(gates[2]!, undefined)
+        yield* worker.stop
+        const last = yield* working(other, () => Effect.void)
+        yield* begins(last, [7, 13])
+        yield* isEmpty(queue, namespace, server)
+        yield* last.stop
+      })))
+
+  it.effect("is refused when it makes no sense", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ name: "same" }))
+        const refused = (options: Queue.OfferOptions) =>
+          Effect.map(Effect.exit(Effect.suspend(() => queue.offer(1, options))), isRangeError)
+        yield* refused({ dedupe: { id: "" } })
+        yield* refused({ dedupe: { id: "x" }, id: "y" })
+        yield* refused({ dedupe: { id: "x", window: 1 } })
+        yield* refused({ dedupe: { id: "x", mode: "throttle" } })
+        yield* refused({ dedupe: { id: "x", mode: "throttle", window: "1 hour" } })
+        yield* refused({ dedupe: { id: "x", mode: "debounce", window: 0 } })
+        yield* refused({ dedupe: { id: "x", mode: "debounce", window: 1 }, delay: 1 })
+        yield* refused({ dedupe: { id: "x", mode: "keepLast" }, lifo: true })
+        yield* refused({ dedupe: { id: "x", mode: "never" as "simple" } })
+        yield* shows(queue, { waiting: 0, delayed: 0 })
       })))
 })

@@ -184,6 +184,11 @@ export class Task implements Context.Service.Shape<typeof Job> {
     return this.#field("r") !== undefined
   }
 
+  /** How it is deduplicated: the letter of the mode, and the id for that. */
+  get deduped(): string | undefined {
+    return this.#field("q")
+  }
+
   /** The W3C `traceparent` of the span that has offered it. */
   get trace(): string | undefined {
     return this.#field("x")

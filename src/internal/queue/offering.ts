@@ -20,7 +20,10 @@ export interface Wish {
 /** What Redis has made of an offer. */
 export interface Offered {
   readonly id: string
-  /** A job with the `id` that was asked for was there already, so this one was not stored; `id` is that of the former. */
+  /**
+   * A job with the `id` that was asked for, or with that of `dedupe`, was there already, so this one was not stored. `id` is that
+   * of the former, which may have the payload of this one now: see `dedupe`.
+   */
   readonly duplicate: boolean
 }
 
@@ -97,15 +100,17 @@ class Offer implements Request<"queue.offer"> {
       return
     }
     const [, stamp, first, list] = reply
-    const known = list as ReadonlyArray<readonly [place: number, id: string]>
-    let next = 0
+    const known = list as ReadonlyArray<readonly [place: number, id: string, stored?: number]>
+    let [next, number] = [0, first]
     for (let place = 0; place < items.length; place++) {
       const { asker, at, wish: { held, level } } = items[place]!
       if (known[next]?.[0] === place) {
-        asker.offered(at, { id: known[next++]![1], duplicate: true })
+        const [, id, stored] = known[next++]!
+        if (stored !== undefined) number++
+        asker.offered(at, { id, duplicate: stored === undefined })
       } else {
         const letter = held ? level.toUpperCase() : level
-        asker.offered(at, { id: `${letter}${stamp}-${first + place - next}`, duplicate: false })
+        asker.offered(at, { id: `${letter}${stamp}-${number++}`, duplicate: false })
       }
     }
   }

@@ -32,6 +32,26 @@ export interface OfferOptions {
    * `retention` after that. Up to 512 bytes.
    */
   readonly id?: string | undefined
+  /**
+   * Whether the job is stored beside others with the same `id` of `dedupe`, whichever process offers them. Not with an `id`.
+   *
+   * - `simple`: nothing is stored while one is not done.
+   * - `throttle`: at most one is stored in each `window`, which begins with its offer.
+   * - `debounce`: the job begins when no other was offered for a `window`, with the payload of the last one. While it runs, another
+   *   one may begin.
+   * - `keepLast`: while one waits, it gets the payload of the last one. While one runs, or waits for a retry, only the last of the
+   *   others is kept; it begins when the former is done or a dead letter.
+   *
+   * A job that gets the payload of another keeps all other options. `debounce` and `keepLast` go with no `delay`, `at` or `lifo`.
+   */
+  readonly dedupe?: {
+    /** Up to 512 bytes. */
+    readonly id: string
+    /** Default `simple`. */
+    readonly mode?: "simple" | "throttle" | "debounce" | "keepLast" | undefined
+    /** Of `throttle` and `debounce`, which need one. That of `throttle` is up to the queue's `retention`. */
+    readonly window?: Duration.Input | undefined
+  } | undefined
   /** How often it is attempted at most. Default: that of the worker. */
   readonly attempts?: number | undefined
   /** How long an attempt may run; then it is interrupted, and has failed. Default: that of the worker. */
@@ -70,8 +90,36 @@ export const timeOf = (
     : [true, millis(delay, "delay")]
 }
 
-/** The body is JSON. Of the options, those that make no sense are defects. */
-export const wishOf = (body: string, options: OfferOptions | undefined, trace: string): Wish => {
+const modes = { simple: "s", throttle: "t", debounce: "d", keepLast: "k" } as const
+
+// The id behind the letter of its mode, and the window.
+const dedupeOf = (
+  { at, dedupe, delay, id, lifo }: OfferOptions,
+  retention: number
+): readonly [text: string, window: string] => {
+  if (dedupe === undefined) return ["", ""]
+  const { mode = "simple", window } = dedupe
+  const letter = modes[mode]
+  if (letter === undefined) throw new RangeError(`dedupe.mode must be one of ${Object.keys(modes).join(", ")}`)
+  if (id !== undefined) throw new RangeError("id and dedupe cannot both be set")
+  const text = letter + checkName(dedupe.id, "dedupe.id")
+  if ((mode === "debounce" || mode === "keepLast") && (delay !== undefined || at !== undefined || lifo === true)) {
+    throw new RangeError(`dedupe.mode ${mode} goes with no delay, at or lifo`)
+  }
+  if (mode === "simple" || mode === "keepLast") {
+    if (window !== undefined) throw new RangeError(`dedupe.mode ${mode} has no window`)
+    return [text, ""]
+  }
+  if (window === undefined) throw new RangeError(`dedupe.mode ${mode} needs a window`)
+  const length = millis(window, "dedupe.window")
+  if (mode === "throttle" && length > retention) {
+    throw new RangeError("dedupe.window must not be longer than the queue's retention")
+  }
+  return [text, `v${length}`]
+}
+
+/** The body is JSON. Of the options, those that make no sense are defects. The retention of the queue is in milliseconds. */
+export const wishOf = (body: string, options: OfferOptions | undefined, trace: string, retention: number): Wish => {
   if (options === undefined && trace === "") return { body, ...plain }
   const { attempts, expires, id, lifo = false, priority = "normal", result = false, timeout } = options ?? {}
   const level = letters[priority]
@@ -92,11 +140,16 @@ export const wishOf = (body: string, options: OfferOptions | undefined, trace: s
     more += `i${Buffer.byteLength(id)}`
     texts += id
   }
+  const [deduped, window] = options === undefined ? ["", ""] : dedupeOf(options, retention)
+  if (deduped !== "") {
+    more += `${window}q${Buffer.byteLength(deduped)}`
+    texts += deduped
+  }
   if (trace !== "") {
     more += `x${trace.length}`
     texts += trace
   }
-  return { body, level, held: lifo || delay !== "", more, texts }
+  return { body, level, held: lifo || delay !== "" || deduped[0] === "d", more, texts }
 }
 
 export const whole = (value: number, what: string, most: number): number => {

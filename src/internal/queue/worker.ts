@@ -294,15 +294,15 @@ export class Worker<R> extends Member {
   }
 
   #conclude(task: Task, verdict: Verdict): void {
-    const { given, key } = task
+    const { deduped = "", given = "", key } = task
     switch (verdict.tag) {
       case "done":
         // What it has kept is told before it is done.
-        return given === undefined && verdict.outcome === "" && task.noting === undefined
+        return given === "" && deduped === "" && verdict.outcome === "" && task.noting === undefined
           ? this.#send(key)
           : this.#tell(
             key,
-            (told) => this.tell("queue.finish", [this.id, key, given ?? "", verdict.outcome, this.#take], told)
+            (told) => this.tell("queue.finish", [this.id, key, given, deduped, verdict.outcome, this.#take], told)
           )
       case "retry":
         return this.#tell(

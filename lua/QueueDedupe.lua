@@ -1,0 +1,63 @@
+-- Jobs that are duplicates of others, by an id that their producers give for that.
+--
+-- after Queue.lua
+-- after QueueNotes.lua
+-- after QueueJobs.lua
+--
+-- The letters of the modes, and which offers store nothing:
+--   s  simple: while the job is not done
+--   t  throttle: until the window is over that began with the offer of the job
+--   d  debounce: while the job has not begun, which then has the payload of the last offer, and begins a window after that
+--   k  keepLast: while the job has not begun, which then has the payload of the last offer. While it has begun and is not done,
+--      the next job is kept behind it.
+
+-- Jobs that are kept behind others are delayed until this time, or until those are done.
+local FOREVER = 8640000000000000
+
+-- The job that is in the way of an offer; none if the offer is to be stored.
+extend.duplicated = function(ctx, queue, wish, body)
+  local mode, id = match(wish.q, '^(.)(.*)$')
+  if mode == 't' then
+    local till, job = match(recalled(ctx, queue, 't' .. id) or '', '^(%d+) (.*)$')
+    return till and tonumber(till) > ctx.now and job or nil
+  end
+  local name, kept = match(call('HGET', queue.key, 'x' .. id) or '', '^(%S+) ?(%S*)$')
+  if mode == 'd' then wish.d = wish.v end
+  if not name then return nil end
+  local job, letter, at, holder, count = jobFound(queue, name)
+  if not job or mode == 's' then return job end
+  if count == 0 then
+    setNote(queue, 'b' .. job, body)
+    if mode == 'd' then postponeJob(ctx, queue, job, letter, at, holder, ctx.now + tonumber(wish.v)) end
+    return job
+  end
+  if mode == 'd' then return nil end
+  if kept ~= '' and jobFound(queue, kept) then
+    setNote(queue, 'b' .. kept, body)
+    return kept
+  end
+  wish.behind, wish.w = job, text(FOREVER)
+end
+
+-- A job was stored.
+extend.placed = function(ctx, queue, wish, job)
+  local mode, id = match(wish.q, '^(.)(.*)$')
+  if mode == 't' then
+    noteIn(ctx, queue, 't' .. id, text(ctx.now + tonumber(wish.v)) .. ' ' .. job)
+    queue.named = ctx.now
+  else
+    call('HSET', queue.key, 'x' .. id, wish.behind and wish.behind .. ' ' .. job or job)
+  end
+end
+
+-- A job is done, or gone: the one that was kept behind it begins.
+extend.released = function(ctx, queue, deduped, job)
+  local field = 'x' .. sub(deduped, 2)
+  local name, kept = match(call('HGET', queue.key, field) or '', '^(%S+) ?(%S*)$')
+  if kept == job then return call('HSET', queue.key, field, name) end
+  if name ~= job then return end
+  local behind, letter, at, holder = jobFound(queue, kept)
+  if not behind then return call('HDEL', queue.key, field) end
+  call('HSET', queue.key, field, behind)
+  promoteJob(queue, behind, letter, at, holder)
+end
