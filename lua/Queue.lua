@@ -659,20 +659,8 @@ local function holdAll(queue, holding)
   end
 end
 
--- queue.offer: adds jobs, all or none, once for the number of a coordinator's offer. `values` has their bodies, each
--- followed by its id and trace if it has them. `shapes` has for each job the bytes of its body, and what else is asked for:
--- its level if that is not n; f, that it begins before all others of its level; d delay, w time, e expiry, t timeout (all in ms); a attempts; r, that its outcome is kept; i, x and
--- q, the bytes of id, trace, and id for deduplication, which has the letter of its mode in front; v, the window of that in ms. The
--- jobs have consecutive numbers from `first` on, but those that were not stored because of others: these are answered with their
--- places, from 0 on, and the other jobs. A job with a 1 behind it was stored, as another one than it would be without the others.
--- keys: all
--- args: values string, shapes string, node string, number number
--- reply: ["offered", stamp number, first number, known json] | ["late"]
-handlers['queue.offer'] = function(ctx, key, values, shapes, node, number)
-  local queue, field = loadQueue(ctx, key), 'p' .. node
-  local last, before = match(recalled(ctx, queue, field) or '', '^(%d+) (.*)$')
-  if last == number then return before end
-  if last and tonumber(last) > tonumber(number) then return '["late"]' end
+-- Stores jobs, see `queue.offer`: the number of the first one, and the jobs that others were in the way of.
+local function storeJobs(ctx, queue, values, shapes)
   queue.stamp = math.max(queue.stamp, ctx.now)
   local first, place, at, known, holding = queue.number + 1, 0, 1, {}, {}
   local time, added, normal = text(queue.stamp) .. '-', queue.number, queue.n
@@ -705,6 +693,24 @@ handlers['queue.offer'] = function(ctx, key, values, shapes, node, number)
   end
   queue.number = added
   holdAll(queue, holding)
+  return first, known
+end
+
+-- queue.offer: adds jobs, all or none, once for the number of a coordinator's offer. `values` has their bodies, each
+-- followed by its id and trace if it has them. `shapes` has for each job the bytes of its body, and what else is asked for:
+-- its level if that is not n; f, that it begins before all others of its level; d delay, w time, e expiry, t timeout (all in ms); a attempts; r, that its outcome is kept; i, x and
+-- q, the bytes of id, trace, and id for deduplication, which has the letter of its mode in front; v, the window of that in ms. The
+-- jobs have consecutive numbers from `first` on, but those that were not stored because of others: these are answered with their
+-- places, from 0 on, and the other jobs. A job with a 1 behind it was stored, as another one than it would be without the others.
+-- keys: all
+-- args: values string, shapes string, node string, number number
+-- reply: ["offered", stamp number, first number, known json] | ["late"]
+handlers['queue.offer'] = function(ctx, key, values, shapes, node, number)
+  local queue, field = loadQueue(ctx, key), 'p' .. node
+  local last, before = match(recalled(ctx, queue, field) or '', '^(%d+) (.*)$')
+  if last == number then return before end
+  if last and tonumber(last) > tonumber(number) then return '["late"]' end
+  local first, known = storeJobs(ctx, queue, values, shapes)
   local answered = reply('offered', queue.stamp, first, json('[' .. concat(known, ',') .. ']'))
   noteIn(ctx, queue, field, number .. ' ' .. answered)
   return answered
@@ -820,6 +826,17 @@ handlers['queue.done'] = function(ctx, key, id, jobs, take)
   return '["done"]'
 end
 
+-- A job is done. Answers whether it was there.
+local function finishJob(ctx, queue, job, given, deduped, outcome)
+  local letter, at = split(job)
+  if removeJob(queue, letter, at) == 0 then return false end
+  queue.active, queue.completed = queue.active - 1, queue.completed + 1
+  dropNotes(ctx, queue, { job })
+  releaseId(ctx, queue, given, job, deduped)
+  conclude(ctx, queue, job, outcome ~= '', outcome)
+  return true
+end
+
 -- queue.finish: a worker has done a job whose id its producer gave, or whose outcome is kept
 -- keys: all
 -- args: id string, job string, given string, deduped string, outcome string, take number
@@ -828,13 +845,7 @@ end
 handlers['queue.finish'] = function(ctx, key, id, job, given, deduped, outcome, take)
   local queue, worker = askingWorker(ctx, key, id)
   if not worker then return MISSING end
-  local letter, at = split(job)
-  if removeJob(queue, letter, at) == 1 then
-    queue.active, queue.completed = queue.active - 1, queue.completed + 1
-    dropNotes(ctx, queue, { job })
-    releaseId(ctx, queue, given, job, deduped)
-    conclude(ctx, queue, job, outcome ~= '', outcome)
-  end
+  finishJob(ctx, queue, job, given, deduped, outcome)
   giveCredit(queue, worker, take)
   return '["done"]'
 end

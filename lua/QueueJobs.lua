@@ -168,3 +168,15 @@ handlers['queue.logs'] = function(ctx, key, name)
   if not job then return MISSING end
   return reply('logs', linesOf(noteOf(queue, 'l' .. job)))
 end
+
+-- queue.complete: as `queue.finish`, and adds the jobs that follow it, as `queue.offer` does: none, if the job is not there any more
+-- keys: all
+-- args: id string, job string, given string, deduped string, outcome string, take number, values string, shapes string
+-- reply: ["done"] | ["missing"]
+handlers['queue.complete'] = function(ctx, key, id, job, given, deduped, outcome, take, values, shapes)
+  local queue, worker = askingWorker(ctx, key, id)
+  if not worker then return MISSING end
+  if finishJob(ctx, queue, job, given, deduped, outcome) then storeJobs(ctx, queue, values, shapes) end
+  giveCredit(queue, worker, take)
+  return '["done"]'
+end

@@ -88,7 +88,7 @@ import {
 } from "./internal/queue/errors.ts"
 import { Following } from "./internal/queue/following.ts"
 import { handlingOf, type Policy, type Results } from "./internal/queue/handling.ts"
-import type { Job } from "./internal/queue/job.ts"
+import { Job, Task } from "./internal/queue/job.ts"
 import { type DeadLetter, lettersOf } from "./internal/queue/letters.ts"
 import { type Offered, Offerer } from "./internal/queue/offering.ts"
 import { type Outcome, Outcomes } from "./internal/queue/outcomes.ts"
@@ -266,6 +266,11 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
     payloads: Iterable<A>,
     options?: OfferOptions | ((payload: A) => OfferOptions) | undefined
   ) => Effect.Effect<ReadonlyArray<Offered>, QueueError>
+  /**
+   * For handlers of this queue: offers a job when the handler's own job is done, in the same step: both happen, or neither. Nothing
+   * is offered if the attempt fails, or the job is not its worker's any more. Up to 512 for a job.
+   */
+  readonly followUp: (payload: A, options?: OfferOptions | undefined) => Effect.Effect<void, QueueError, Job>
   /**
    * Stores a job, and waits for its result, whichever process runs it. It fails with the error of the last attempt, as far as
    * the `error` schema describes that, or else with `JobFailed`. While Redis is away, it waits.
@@ -474,6 +479,18 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
         }, 0)
       )
     })
+
+  readonly followUp = (payload: A, options?: OfferOptions): Effect.Effect<void, QueueError, Job> =>
+    Effect.flatMap(Job, (job) =>
+      this.#spanned("followUp", (trace) => {
+        if (!(job instanceof Task) || job.place.space !== this.#space || job.place.key !== this.#place.key) {
+          throw new RangeError(`followUp is for handlers of jobs of queue ${JSON.stringify(this.name)}`)
+        }
+        const encoded = this.#encode(payload)
+        if (Exit.isFailure(encoded)) return Effect.failCause(encoded.cause)
+        job.follow(wishOf(encoded.value, options, trace, this.#retention))
+        return Effect.void
+      }))
 
   readonly offerAll = (
     payloads: Iterable<A>,

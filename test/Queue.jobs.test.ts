@@ -586,3 +586,87 @@ layer(TestServer.layer, live)("a job that means the same as others", (it) => {
         yield* shows(queue, { waiting: 0, delayed: 0 })
       })))
 })
+
+layer(TestServer.layer, live)("a follow-up", (it) => {
+  it.effect("is offered when its job is done, and not when that fails", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const other = yield* on(b!, make())
+        const worker = yield* working(queue, (n) =>
+          Effect.gen(function*() {
+            const { attempt } = yield* Queue.Job
+            if (n === 1) {
+              yield* queue.followUp(10 * attempt)
+              yield* queue.followUp(11, { priority: "high", id: "eleven" })
+              yield* queue.followUp(12, { delay: "1 hour", id: "twelve" })
+              if (attempt === 1) yield* Effect.fail("no")
+            }
+            if (n === 2) {
+              yield* queue.followUp(30)
+              yield* (yield* Queue.Job).discard("no")
+            }
+            if (n === 3) {
+              yield* queue.followUp(31)
+              yield* Effect.never
+            }
+          }), { retry: Schedule.spaced("10 millis") })
+        const [, , third] = yield* other.offerAll([1, 2, 3])
+        yield* eventually(Effect.sync(() => assert.include(worker.begun, 3)))
+        assert.isTrue(yield* other.cancel(third!.id))
+        yield* shows(queue, { completed: 3, dead: 1, delayed: 1, waiting: 0, active: 0 })
+        assert.deepStrictEqual(worker.begun.filter((n) => n >= 10).toSorted(), [11, 20])
+        assert.isTrue(yield* other.cancel("twelve"))
+        yield* worker.stop
+      })))
+
+  it.effect("is offered once when its worker dies, and when replies are lost", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const other = yield* on(b!, make())
+        const gate = yield* Deferred.make<void>()
+        const handler = (n: number) => n === 1 ? Effect.andThen(queue.followUp(2), Deferred.await(gate)) : Effect.void
+        const worker = yield* working(queue, handler)
+        yield* other.offer(1)
+        yield* begins(worker, [1])
+        missed(a!)
+        yield* lose(a!, namespace, server)
+        yield* begins(worker, [1, 1])
+        yield* Deferred.succeed(gate, undefined)
+        yield* begins(worker, [1, 1, 2])
+        yield* shows(queue, { completed: 2, waiting: 0, active: 0 })
+        yield* worker.stop
+      })))
+
+  it.effect("goes with the result of its job, and is one of so many", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(
+          a!,
+          Effect.tap(
+            Queue.make({ name: "counts", payload: Schema.Number, success: Schema.Number, retention: "200 millis" }),
+            emptied
+          )
+        )
+        const apart = yield* on(a!, make({ name: "apart" }))
+        const worker = yield* working(queue, (n) =>
+          Effect.gen(function*() {
+            for (let at = 0; at < n; at++) yield* queue.followUp(0)
+            if (n === 1) yield* apart.followUp(1)
+            if (n === 2) yield* queue.followUp("two" as never)
+            return n
+          }), { concurrency: 10, attempts: 1 })
+        assert.strictEqual(yield* queue.execute(512), 512)
+        yield* shows(queue, { completed: 513, dead: 0 })
+        for (const n of [1, 2, 513]) yield* Effect.exit(queue.execute(n))
+        const letters = yield* Stream.runCollect(queue.deadLetters)
+        assert.deepStrictEqual(
+          letters.map(({ error }) => /RangeError|InvalidPayload|Expected number/.test(error)),
+          [true, true, true]
+        )
+        yield* shows(queue, { completed: 513, dead: 3, waiting: 0 })
+        isRangeError(yield* Effect.exit(queue.followUp(1).pipe(Effect.provideService(Queue.Job, {} as never))))
+        yield* worker.stop
+      })))
+})

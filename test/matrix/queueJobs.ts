@@ -11,6 +11,7 @@ export const requests = [
   ["queue.reschedule", "queue:mails"],
   ["queue.update", "queue:mails"],
   ["queue.seek", "queue:mails"],
+  ["queue.complete", "queue:mails"],
   ["queue.note", "queue:mails"],
   ["queue.follow", "queue:mails"],
   ["queue.unfollow", "queue:mails"],
@@ -73,4 +74,17 @@ export const program: Program = ({ other }) =>
     yield* Fiber.join(followed)
     assert.deepStrictEqual(kept, [undefined, { attempt: 1 }])
     yield* Fiber.interrupt(working)
+    // A job that another one follows, once.
+    const chain: Array<number> = []
+    const chained = yield* Effect.forkChild(insist(mails.run((n) => {
+      chain.push(n)
+      return n < 12 ? mails.followUp(n + 1) : Effect.void
+    })))
+    yield* theirs.offer(10)
+    yield* eventually(Effect.sync(() => assert.deepStrictEqual([...new Set(chain)], [10, 11, 12])))
+    yield* eventually(
+      Effect.map(theirs.state, ({ active, waiting }) => assert.deepStrictEqual([active, waiting], [0, 0]))
+    )
+    assert.strictEqual(chain.filter((n) => n === 12).length, 1)
+    yield* Fiber.interrupt(chained)
   })

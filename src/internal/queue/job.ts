@@ -7,11 +7,12 @@ import * as Effect from "effect/Effect"
 import type * as Exit from "effect/Exit"
 import type * as Fiber from "effect/Fiber"
 import * as Option from "effect/Option"
-import { millis } from "../hold/place.ts"
+import { millis, type Place } from "../hold/place.ts"
 import type { Timer } from "../io.ts"
 import { Discarded, Snoozed } from "./deciding.ts"
 import { fail, type QueueError } from "./errors.ts"
 import type { Noting } from "./noting.ts"
+import type { Wish } from "./offering.ts"
 
 /**
  * The job that a handler works on.
@@ -64,11 +65,15 @@ const jsonOf = (value: unknown, what: string): string => {
   return text.toWellFormed()
 }
 
+// Redis stores them with one call.
+const mostFollowers = 512
+
 // Of lua/Queue.lua.
 const crash = 65_536
 
 export class Task implements Context.Service.Shape<typeof Job> {
-  readonly queue: string
+  /** Of its queue. */
+  readonly place: Place
   readonly key: string
   readonly count: number
   readonly body: unknown
@@ -79,6 +84,8 @@ export class Task implements Context.Service.Shape<typeof Job> {
   readonly #note: (task: Task) => Noting | undefined
   /** The last request with what its handler keeps. */
   noting: Noting | undefined = undefined
+  /** The jobs that are offered when it is done. */
+  followers: Array<{ readonly wish: Wish }> | undefined = undefined
   fiber: Fiber.Fiber<unknown, unknown> | undefined = undefined
   /** What its handler comes to does not matter any more: the session is lost, or the job was cancelled or given back. */
   over = false
@@ -90,8 +97,8 @@ export class Task implements Context.Service.Shape<typeof Job> {
   /** Its handler goes on after its interruption, and another job has its slot. */
   replaced = false
 
-  constructor(queue: string, raw: Raw, token: number, delivery: number, note: (task: Task) => Noting | undefined) {
-    this.queue = queue
+  constructor(place: Place, raw: Raw, token: number, delivery: number, note: (task: Task) => Noting | undefined) {
+    this.place = place
     this.key = raw[0]
     this.count = raw[1]
     this.body = raw[2]
@@ -108,6 +115,10 @@ export class Task implements Context.Service.Shape<typeof Job> {
     return undefined
   }
 
+  get queue(): string {
+    return this.place.name
+  }
+
   get given(): string | undefined {
     return this.#field("i")
   }
@@ -122,6 +133,12 @@ export class Task implements Context.Service.Shape<typeof Job> {
 
   get crashes(): number {
     return Math.floor(this.count / crash)
+  }
+
+  follow(wish: Wish): void {
+    const followers = this.followers ??= []
+    if (followers.length === mostFollowers) throw new RangeError(`a job can have up to ${mostFollowers} follow-ups`)
+    followers.push({ wish })
   }
 
   // Handlers may take these out of the service, and most use none.

@@ -45,6 +45,18 @@ const mostText = 1 << 20
 
 type Reply = readonly ["offered", stamp: number, first: number, known: unknown] | readonly ["late"]
 
+/** Jobs as `queue.offer` reads them. */
+export const packed = (items: ReadonlyArray<{ readonly wish: Wish }>): [values: string, shapes: string] => {
+  let values = ""
+  let shapes = ""
+  for (const { wish: { body, more, texts } } of items) {
+    values += body
+    if (texts !== "") values += texts
+    shapes += `${Buffer.byteLength(body)}${more} `
+  }
+  return [values, shapes]
+}
+
 class Offer implements Request<"queue.offer"> {
   readonly verb = "queue.offer"
   readonly key: string
@@ -73,15 +85,7 @@ class Offer implements Request<"queue.offer"> {
 
   // Made when it is sent, and the same each time.
   get args(): [values: string, shapes: string, node: string, number: number] {
-    if (this.#args !== undefined) return this.#args
-    let values = ""
-    let shapes = ""
-    for (const { wish: { body, more, texts } } of this.items) {
-      values += body
-      if (texts !== "") values += texts
-      shapes += `${Buffer.byteLength(body)}${more} `
-    }
-    return this.#args = [values, shapes, this.#node, this.#number]
+    return this.#args ??= [...packed(this.items), this.#node, this.#number]
   }
 
   // Once: an answer may come to an offer that has failed because Redis was away.

@@ -14,6 +14,7 @@ import { Member } from "../work/member.ts"
 import { Acknowledging } from "./acknowledging.ts"
 import { Job, type Raw, Task } from "./job.ts"
 import { Noting } from "./noting.ts"
+import { packed } from "./offering.ts"
 
 /** What becomes of a job after an attempt. */
 export type Verdict =
@@ -170,7 +171,7 @@ export class Worker<R> extends Member {
     // It was on its way when the worker began to stop, which can take long.
     if (this.#stopping) return this.#return(raw[0])
     if (this.#cancelled.size > 0 && this.#cancelled.delete(raw[0])) return this.#send(undefined)
-    const task = new Task(this.place.name, raw, token, delivery, this.#note)
+    const task = new Task(this.place, raw, token, delivery, this.#note)
     this.#working.set(task.key, task)
     this.#running++
     this.place.space.kernel.hooks.metrics.delivered(task.attempt)
@@ -297,6 +298,18 @@ export class Worker<R> extends Member {
     const { deduped = "", given = "", key } = task
     switch (verdict.tag) {
       case "done":
+        if (task.followers !== undefined) {
+          const following = packed(task.followers)
+          return this.#tell(
+            key,
+            (told) =>
+              this.tell(
+                "queue.complete",
+                [this.id, key, given, deduped, verdict.outcome, this.#take, ...following],
+                told
+              )
+          )
+        }
         // What it has kept is told before it is done.
         return given === "" && deduped === "" && verdict.outcome === "" && task.noting === undefined
           ? this.#send(key)
