@@ -446,7 +446,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   // A worker that leaves interrupts its handlers at once.
   graceless: {
     only: ["queue"],
-    sources: [["Queue.ts", "worker.stop(patient)", "worker.stop(0 * patient)"]]
+    sources: [["internal/queue/pool.ts", "addFinalizer(() => leave(usual))", "addFinalizer(() => leave(0 * usual))"]]
   },
   // Some permits that are given back stay taken.
   leakedPermit: {
