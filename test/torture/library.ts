@@ -331,6 +331,14 @@ export const bugs: { readonly [name: string]: Bug } = {
       "worker.credit = worker.credit + (queue.completed % 10 > 0 and tonumber(take) or 0)"
     ]]
   },
+  // Some acknowledgements of jobs give the worker credit for two more.
+  crowdedWorker: {
+    only: ["queue"],
+    lua: [[
+      "worker.credit = worker.credit + tonumber(take)",
+      "worker.credit = worker.credit + tonumber(take) + (queue.completed % 10 == 0 and 1 or 0)"
+    ]]
+  },
   // Some jobs whose delay is over are not handed out.
   lostDelayed: {
     only: ["queue"],

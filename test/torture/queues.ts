@@ -16,17 +16,29 @@ export const limited = {
 } as const
 
 /** Of all workers. The delay is in milliseconds. */
-export const [workerAttempts, retryDelay] = [4, 80]
+export const [workerAttempts, retryDelay, mostSize] = [4, 80, 8]
 
 // Of `letters.crashes`, by default.
 const mostCrashes = 3
 
-/** What a handler does: how many attempts fail, and whether each takes a second or more. */
-export const planOf = (value: string): { readonly failing: number; readonly long: boolean } => {
+interface Plan {
+  /** How many attempts fail. */
+  readonly failing: number
+  /** Whether each takes a second or more. */
+  readonly long: boolean
+  /** Whether the handler snoozes or discards the job now and then. */
+  readonly decides: boolean
+}
+
+/** What a handler does. */
+export const planOf = (value: string): Plan => {
   const plan = value.slice(0, value.indexOf("/"))
-  if (plan === "never") return { failing: Number.POSITIVE_INFINITY, long: false }
   const fails = /^fails(\d)$/.exec(plan)
-  return { failing: fails === null ? 0 : Number(fails[1]), long: plan === "long" || plan === "slow" }
+  return {
+    failing: plan === "never" ? Number.POSITIVE_INFINITY : fails === null ? 0 : Number(fails[1]),
+    long: plan === "long" || plan === "slow",
+    decides: plan === "snoozes" || plan === "discards"
+  }
 }
 
 /** Has a `timeout` that is shorter than its handler. */
@@ -339,7 +351,8 @@ const results = (facts: Facts): ReadonlyArray<Anomaly> => {
       }
       if (word !== "failed") return []
       const { expires } = offers.get(value) ?? { expires: 0 }
-      const excused = answer === "expired" && expires > 0 || answer === "crashed" && run.lost.size > 0 ||
+      const excused = answer === "discarded" && value.startsWith("discards/") || answer === "expired" && expires > 0 ||
+        answer === "crashed" && run.lost.size > 0 ||
         answer === "unknown" && isDisturbed(run, hold.client, hold.asked, at)
       return excused ? [] : wrong(`has no result: ${answer}`)
     })
@@ -355,7 +368,9 @@ const repeated = (facts: Facts): ReadonlyArray<Anomaly> =>
   [...groupedBy([...facts.handled.values()].flat(), lifeOf).values()].flatMap((all) =>
     all.slice(1).flatMap((second, at) => {
       const first = all[at]!
-      if (first.hold.outcome !== "released" || isUntold(facts, first, second) || isLate(facts, second)) return []
+      if (
+        !isDone(first) || first.hold.outcome !== "released" || isUntold(facts, first, second) || isLate(facts, second)
+      ) return []
       return [{
         check: "repeated",
         detail: `${second.value} was handled again, and nothing was wrong the first time`,
@@ -386,7 +401,9 @@ const attempts = (facts: Facts): ReadonlyArray<Anomaly> =>
       if (crashes >= mostCrashes) return wrong(`is attempted after ${crashes} crashes`)
       if (counted > failed.length) return wrong(`has failed ${counted} times, and ${failed.length} attempts did`)
       if (counted < sure.length) return wrong(`has failed ${counted} times, and ${sure.length} attempts did`, sure)
-      const last = sure.at(-1)
+      const last = all.slice(0, at).findLast((before) =>
+        sure.includes(before) || toldOf(before.hold, "decides") !== undefined && !isUntold(facts, before, one)
+      )
       if (last !== undefined && handed < last.hold.ended! + retryDelay * 1000 - 10_000) {
         return wrong("is attempted again too early", [last])
       }
@@ -400,7 +417,11 @@ const buried = ({ letters, offers, run }: Facts): ReadonlyArray<Anomaly> =>
     const offer = offers.get(value)
     if (offer === undefined || forgot(run, offer.hold.asked, at)) return []
     const allowed = isSlow(value) ? 2 : offer.attempts
-    const right = reason === "crashed" ? crashes === mostCrashes : reason === "failed" && attempts >= allowed
+    const right = reason === "discarded"
+      ? value.startsWith("discards/")
+      : reason === "crashed"
+      ? crashes === mostCrashes
+      : reason === "failed" && attempts >= allowed
     if (right) return []
     const detail = `${value} has ${reason} after ${attempts} of ${allowed} attempts, ${crashes} crashes`
     return [{ check: "buried", detail, holds: [offer.hold, hold] }]
@@ -435,8 +456,12 @@ const bodyOf = (run: Run) => ({ hold, token }: Handling): Hold => {
   return { ...hold, token, outcome: over ? "lost session" : hold.outcome }
 }
 
-/** A job runs in one place at a time, and so many jobs at a time as the limit says. */
+/** A job runs in one place at a time; so many jobs at a time as the limit says, and as a pool has room for. */
 const apart = ({ handled, holds, run }: Facts): ReadonlyArray<Anomaly> => [
+  ...[
+    ...groupedBy([...handled.values()].flat().filter((one) => one.run > 0), ({ hold, run }) => `${hold.client} ${run}`)
+      .values()
+  ].flatMap((all) => exclusive(all.map(bodyOf(run)), mostSize, run)),
   ...[...handled.values()].flatMap((all) => all.length === 1 ? [] : exclusive(all.map(bodyOf(run)), 1, run)),
   ...wasMany(holds[0]!)
     ? []

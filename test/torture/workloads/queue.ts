@@ -3,7 +3,7 @@ import { randomUUID } from "node:crypto"
 import type * as Lockstep from "../../../src/index.ts"
 import { History } from "../../../src/testing.ts"
 import type { Client, Log } from "../client.ts"
-import { kept, limited, many, planOf, resultOf, retryDelay, workerAttempts } from "../queues.ts"
+import { kept, limited, many, mostSize, planOf, resultOf, retryDelay, workerAttempts } from "../queues.ts"
 import { fibers, type Workload } from "../workload.ts"
 
 // A failure on purpose. Its reason makes the history say "timeout".
@@ -45,7 +45,7 @@ const handled = (client: Client, queue: Queue, value: string, job: Job, run: num
       const skew = Date.now() * 1000 - History.now()
       const { attempt, crashes, id, offeredAt, token } = job
       tell("handles", id, value, attempt, crashes, offeredAt.epochMilliseconds, skew, token, run)
-      const { failing, long } = planOf(value)
+      const { decides, failing, long } = planOf(value)
       // A long one outlives the session of its worker.
       for (
         let left = long ? 20 + Math.floor(client.random() * 100) : 1 + Math.floor(client.random() * 3);
@@ -59,25 +59,44 @@ const handled = (client: Client, queue: Queue, value: string, job: Job, run: num
         tell("refuses")
         return yield* Effect.fail(refusal(value))
       }
+      if (run > 0 && decides && client.random() < 0.5) {
+        tell("decides")
+        return undefined
+      }
       tell("done")
       return resultOf(value)
     }))
 
 let runs = 0
 
-/** Runs a worker: one that leaves after a while says so, as its handlers may be interrupted then. */
+/** Handles a job, and snoozes or discards it in the end if that was decided. */
+const decided = (client: Client, queue: Queue, value: string, run: number) =>
+  Effect.flatMap(
+    client.lockstep.Queue.Job,
+    (job) =>
+      Effect.flatMap(handled(client, queue, value, job, run), (result) => {
+        if (result !== undefined) return Effect.succeed(result)
+        return value.startsWith("snoozes/") ? job.snooze(retryDelay) : job.discard(value)
+      })
+  )
+
+/** Runs a pool of a changing size. One that leaves drains it, or says so, as its handlers may be interrupted then. */
 const running = (client: Client, queue: Queue, leaves: boolean) => {
   const run = ++runs
   const grace = client.random() < 0.5 ? 0 : Math.round(client.random() * 400)
-  const working = queue.run(
-    (value) => Effect.flatMap(client.lockstep.Queue.Job, (job) => handled(client, queue, value, job, run)),
-    {
-      concurrency: client.pick([1, 2, 4, 8]),
+  const size = () => client.pick([1, 2, 4, mostSize])
+  const working = Effect.gen(function*() {
+    const pool = yield* queue.pool((value) => decided(client, queue, value, run), {
+      concurrency: size(),
       attempts: workerAttempts,
       retry: Schedule.spaced(retryDelay),
-      grace: grace === 0 ? undefined : grace
-    }
-  )
+      grace
+    })
+    yield* Effect.forkScoped(
+      Effect.forever(Effect.flatMap(Effect.sleep(200 + client.random() * 1000), () => pool.resize(size())))
+    )
+    yield* leaves && client.random() < 0.3 ? pool.drain : pool.await
+  }).pipe(Effect.scoped)
   if (!leaves) return working
   return follow(client, queue, "run", ({ tell }) =>
     Effect.raceFirst(
@@ -93,7 +112,7 @@ const taking = (client: Client, queue: Queue) =>
       Option.match({
         onNone: () => Effect.void,
         onSome: ({ job, lost, payload, result }) =>
-          Effect.raceFirst(Effect.flatMap(handled(client, queue, payload, job, 0), result), lost)
+          Effect.raceFirst(Effect.flatMap(handled(client, queue, payload, job, 0), (value) => result(value!)), lost)
       })
     )
   )
@@ -172,6 +191,8 @@ const valuesOf = () => {
   return (plan: string) => `${plan}/${name}.${++count}`
 }
 
+const plain = Array.from({ length: 8 }, () => "plain")
+
 /** Offers in every way, and cancels some. */
 const producer = (client: Client, queue: Queue) => {
   const { pick, random } = client
@@ -182,7 +203,7 @@ const producer = (client: Client, queue: Queue) => {
     attempts: random() < 0.3 ? 1 + Math.floor(random() * 3) : undefined,
     expires: random() < 0.1 ? 1 + Math.round(random() * 150) : undefined
   })
-  const wish = (): Wish => [value(pick(["plain", "plain", "plain", "plain", "fails1", "fails2", "never"])), options()]
+  const wish = (): Wish => [value(pick([...plain, "fails1", "fails2", "never", "snoozes", "discards"])), options()]
   return Effect.gen(function*() {
     const way = random()
     // Clients that come at the same time bring the same id.
@@ -191,9 +212,9 @@ const producer = (client: Client, queue: Queue) => {
     else if (way < 0.4) yield* executing(client, queue, wish())
     else if (way < 0.6) {
       const id = `turn ${turn}`
-      const [plain] = [value("plain")]
-      yield* offering(client, queue, [[plain, { id, result: true, priority: pick(["high", "normal"]) }]])
-      if (random() < 0.5) yield* follow(client, queue, "result", (log) => concluded(log, plain, id, queue.result(id)))
+      const own = value("plain")
+      yield* offering(client, queue, [[own, { id, result: true, priority: pick(["high", "normal"]) }]])
+      if (random() < 0.5) yield* follow(client, queue, "result", (log) => concluded(log, own, id, queue.result(id)))
     } else if (way < 0.7) {
       const given = random() < 0.5 ? randomUUID() : undefined
       const [offered] = yield* offering(client, queue, [[value("long"), { ...options(), id: given }]])
