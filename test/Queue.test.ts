@@ -615,6 +615,35 @@ layer(TestServer.layer, live)("a job", (it) => {
       }))
     }))
 
+  it.effect("ends when it is interrupted before Redis has answered", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const context = yield* node(line.url, { namespace, partitions: 1, ...short })
+        const queue = yield* on(context, make())
+        yield* queue.offer(0)
+        for (
+          const waiting of [
+            queue.run(() => Effect.void),
+            Effect.scoped(queue.take()),
+            Effect.scoped(Effect.andThen(queue.pool(() => Effect.void), Effect.never))
+          ]
+        ) {
+          const sent = yield* line.once(asks("queue.work"), "drop")
+          const fiber = yield* Effect.forkChild(waiting)
+          yield* sent
+          yield* promptly(Fiber.interrupt(fiber), "the end")
+          const exit = yield* Fiber.await(fiber)
+          assert.isTrue(Exit.isFailure(exit) && Cause.hasInterruptsOnly(exit.cause), String(exit))
+        }
+        const worker = yield* working(queue)
+        yield* begins(worker, [0])
+        yield* worker.stop
+      }))
+    }))
+
   it.effect("links the span of its handler to that of its offer", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

@@ -406,7 +406,8 @@ export class Worker<R> extends Member {
     this.halt()
     if (this.#retired) return
     this.#retired = true
-    this.tell("queue.credit", [this.id, 0, true], ignore)
+    // Without a session the actor has given it nothing, and may never have known it.
+    if (this.trusted !== undefined) this.tell("queue.credit", [this.id, 0, true], ignore)
   }
 
   /**
