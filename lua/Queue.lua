@@ -27,6 +27,7 @@
 --   a<job>             the members that wait for the outcome of a job: their claims
 --   x<id>              the job that others with this id for deduplication are duplicates of, and the one that is kept behind it
 --   q                  the list of workers that have credit and no job for it: their claims, in the order of their turns
+--   z                  of a queue with other shards: the workers to be told when there are jobs that no worker has credit for
 -- `ids` has the ids that producers gave to jobs that are not done: the id of each job. `even` and `odd` have, in turns of
 -- `window` ms, i<id> and r<job> of jobs that are done: the job, and its outcome as JSON. They also have t<id> "<time> <job>" of jobs
 -- that others are duplicates of until then, and p<node> "<number> <reply>" of the last offer of a coordinator.
@@ -41,7 +42,7 @@
 -- that are done are deleted at once.
 -- record Queue 1: number, stamp, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12, delayed, active, dead, paused, turn, served,
 --   members, workers, idle, limit, spacing, burst, tat, window, completed, buried, expired, bounded, named, last1, last2,
---   last3, last4, at1, at2, at3, at4, done1, done2, done3, done4, full1, full2, full3, full4, notes, stacked
+--   last3, last4, at1, at2, at3, at4, done1, done2, done3, done4, full1, full2, full3, full4, notes, stacked, shards, armed
 -- record QueuePolicy 1: letters, retain, crashes
 
 local RETURNED, DELAYED, JOBS, CRASH = '-', '~', 'workers', 65536
@@ -112,7 +113,7 @@ local function readQueue(ctx, key, claim)
     queue = {
       number = 0, stamp = 0, delayed = 0, active = 0, dead = 0, paused = 0, turn = 0, served = 0, members = 0, workers = 0,
       idle = 0, limit = 0, spacing = 0, burst = 0, tat = 0, window = 0, completed = 0, buried = 0, expired = 0, bounded = 0,
-      named = 0, notes = 0, stacked = 0
+      named = 0, notes = 0, stacked = 0, shards = 1, armed = 0
     }
     for source = 1, SOURCES do queue[FIELD[source]] = 0 end
     for letter, last in pairs(LAST) do
@@ -151,6 +152,11 @@ local function readyIn(queue)
   local ready = 0
   for source = 1, SOURCES do ready = ready + queue[FIELD[source]] end
   return ready
+end
+
+-- Dead letters are some too.
+local function jobsOf(queue)
+  return queue.delayed + queue.dead + queue.active + readyIn(queue)
 end
 
 -- -----------------------------------------------------------------------------
@@ -490,13 +496,47 @@ local function dispatchJobs(ctx, queue)
     if byRate <= 0 then return soonerDue(ctx, queue, math.ceil(queue.tat + queue.spacing - queue.burst)) end
     if handed >= MOST_HANDED then return soonerDue(ctx, queue, ctx.now) end
     local worker = nextWorker(ctx, queue)
-    if not worker then return end
+    if not worker then
+      queue.lacking = true
+      return
+    end
     local share = math.ceil(ready / (#queue.list - queue.head + 2))
     local items = takeJobs(ctx, queue, worker.claim, math.min(worker.credit, HAND, share, allowed, byRate))
     handed = handed + math.max(1, #items)
     handOutTo(ctx, queue, worker, items)
     enlist(queue, worker)
   end
+end
+
+local function arm(queue, claim)
+  if queue.shards == 1 then return end
+  queue.arming = queue.arming or {}
+  queue.arming[claim] = true
+end
+
+-- A process shares its slots among the shards, so one that has jobs and no credit says so: once to each worker, and again after
+-- that has given it credit.
+local function tellOfMore(ctx, queue)
+  local arming = queue.arming
+  if not arming and not (queue.lacking and queue.armed > 0) then return end
+  local armed, before = {}, queue.armed > 0 and call('HGET', queue.key, 'z') or ''
+  for claim in string.gmatch(before, '%S+') do armed[#armed + 1] = claim end
+  for claim in pairs(arming or {}) do
+    if not find(before .. ' ', claim .. ' ', 1, true) then armed[#armed + 1] = claim end
+  end
+  local left = {}
+  for _, claim in ipairs(armed) do
+    local worker = workerOf(queue, claim)
+    if worker and (worker.credit > 0 or not queue.lacking) then
+      left[#left + 1] = claim
+    elseif worker then
+      local session, id = match(claim, '^([^/]*)/(.*)$')
+      deliver(ctx, session, reply('changed', id, 'more'))
+    end
+  end
+  local after = concat(left, ' ')
+  queue.armed = #left
+  if after ~= before then call('HSET', queue.key, 'z', after) end
 end
 
 -- -----------------------------------------------------------------------------
@@ -555,12 +595,13 @@ end
 
 finishQueue = function(ctx, queue)
   if queue.workers > 0 then dispatchJobs(ctx, queue) end
+  if queue.shards > 1 then tellOfMore(ctx, queue) end
   for letter, done in pairs(DONE) do
     if queue[done] >= TRIMMED or queue[done] > 0 and queue.active == 0 then trimLevel(queue, letter) end
   end
   if queue.recount then queue.dead = call('XLEN', queue.letters) end
   writeNoted(ctx, queue)
-  local jobs = queue.delayed + queue.dead + queue.active + readyIn(queue)
+  local jobs = jobsOf(queue)
   if jobs == 0 and queue.members == 0 and queue.workers == 0 then return forgetQueue(ctx, queue) end
   if #queue.fresh > 0 then listOfWorkers(queue) end
   if queue.relisted then queue.idle = #queue.list - queue.head + 1 end
@@ -722,14 +763,24 @@ end
 
 -- queue.join: becomes a member, and says how the queue works, unless `set` is false: how many jobs may be in work (0 for no
 -- limit), how many ms are between two jobs, and how many ms of that may be saved up for a burst (0 for no limit), how long
--- ids are known, how many dead letters are kept, and for how long (0 for ever), and after how many crashes a job is one.
+-- ids are known, how many dead letters are kept, and for how long (0 for ever), and after how many crashes a job is one. It
+-- also says how many shards there are (0: as many as there were), among which the limits are divided, and which one this is.
+-- Another number is refused while there are jobs or members.
 -- keys: all
--- args: id string, set boolean, limit number, spacing number, burst number, window number, letters number, retain number, crashes number
--- reply: ["joined"]
-handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, window, letters, retain, crashes)
+-- args: id string, set boolean, limit number, spacing number, burst number, window number, letters number, retain number, crashes number, shards number, shard number
+-- reply: ["joined", shards number] | ["mismatch", shards number]
+handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, window, letters, retain, crashes, shards, shard)
   local queue = loadQueue(ctx, key)
+  shards = tonumber(shards)
+  if shards > 0 and shards ~= queue.shards then
+    if queue.members + queue.workers + jobsOf(queue) > 0 then return reply('mismatch', queue.shards) end
+    queue.shards = shards
+  end
   if set == '1' or queue.window == 0 then
-    queue.limit, queue.spacing, queue.burst = tonumber(limit), tonumber(spacing), tonumber(burst)
+    limit, shards = tonumber(limit), queue.shards
+    queue.limit = floor(limit / shards) + (tonumber(shard) < limit % shards and 1 or 0)
+    queue.spacing = tonumber(spacing) * shards
+    queue.burst = math.max(tonumber(burst), queue.spacing)
     queue.window, queue.current = tonumber(window), nil
     call('HSET', key, 'm', packQueuePolicy({
       letters = tonumber(letters), retain = tonumber(retain), crashes = tonumber(crashes)
@@ -737,7 +788,7 @@ handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, wind
   end
   queue.joined = true
   if enrol(ctx, key, id, PERMANENT) then queue.members = queue.members + 1 end
-  return '["joined"]'
+  return reply('joined', queue.shards)
 end
 
 -- The jobs that a worker has in hand, as `describedJob` describes them.
@@ -767,6 +818,7 @@ handlers['queue.work'] = function(ctx, key, id, credit)
   local queue = loadQueue(ctx, key, claim)
   local worker = workerOf(queue, claim)
   if worker then
+    arm(queue, claim)
     local items = inHandOf(queue, claim)
     return reply('joined', worker.sent, json(nextTokens(ctx, #items)), json('[' .. concat(items, ',') .. ']'))
   end
@@ -774,6 +826,7 @@ handlers['queue.work'] = function(ctx, key, id, credit)
   queue.loaded[claim], queue.workers = worker, queue.workers + 1
   own(ctx, key, id, PERMANENT)
   enlist(queue, worker)
+  arm(queue, claim)
   return reply('joined', 0, 0, json('[]'))
 end
 
@@ -787,6 +840,7 @@ end
 -- A worker takes so many jobs more.
 local function giveCredit(queue, worker, take)
   worker.credit = worker.credit + tonumber(take)
+  if tonumber(take) > 0 then arm(queue, worker.claim) end
   enlist(queue, worker)
 end
 
@@ -912,6 +966,21 @@ handlers['queue.credit'] = function(ctx, key, id, change, stop)
   if not worker then return MISSING end
   if stop == '1' then worker.credit, worker.changed = 0, true else giveCredit(queue, worker, change) end
   return '["credited"]'
+end
+
+-- queue.shed: a worker takes so many jobs less at a time, as far as it has credit for them
+-- keys: all
+-- args: id string, most number
+-- reply: ["shed", count number] | ["missing"]
+-- flags: allow-oom
+handlers['queue.shed'] = function(ctx, key, id, most)
+  local queue, worker = askingWorker(ctx, key, id)
+  if not worker then return MISSING end
+  -- Credit of the same call may be for jobs that wait: two shards would shed each other's slots for ever.
+  dispatchJobs(ctx, queue)
+  local count = math.max(0, math.min(worker.credit, tonumber(most)))
+  worker.credit, worker.changed = worker.credit - count, true
+  return reply('shed', count)
 end
 
 -- -----------------------------------------------------------------------------

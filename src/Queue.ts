@@ -71,10 +71,10 @@ import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
 import { Coordinator } from "./Coordinator.ts"
 import { CoordinatorClosed, type CoordinatorError, isAway } from "./internal/actor/errors.ts"
-import { checkName } from "./internal/actor/keys.ts"
+import { checkName, partitionOf } from "./internal/actor/keys.ts"
 import { join } from "./internal/hold/acquire.ts"
 import type { Observer } from "./internal/hold/membership.ts"
-import { millis, type Place, placeOf, type Space, spaceOf } from "./internal/hold/place.ts"
+import { millis, type Place, placeIn, type Space, spaceOf } from "./internal/hold/place.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { sending } from "./internal/hold/span.ts"
@@ -84,19 +84,21 @@ import {
   type JobTimeout,
   OfferUncertain,
   OutcomeUnknown,
-  type QueueError
+  type QueueError,
+  ShardsMismatch
 } from "./internal/queue/errors.ts"
 import { Following } from "./internal/queue/following.ts"
 import { handlingOf, type Policy, type Results } from "./internal/queue/handling.ts"
 import { Job, Task } from "./internal/queue/job.ts"
 import { type DeadLetter, lettersOf } from "./internal/queue/letters.ts"
+import { ownOf } from "./internal/queue/naming.ts"
 import { type Offered, Offerer } from "./internal/queue/offering.ts"
 import { type Outcome, Outcomes } from "./internal/queue/outcomes.ts"
 import { graceOf, mostConcurrency, mostOverrun, poolOf, type WorkerPool } from "./internal/queue/pool.ts"
-import { type State, stateOf } from "./internal/queue/state.ts"
+import { type State, stateOf, stateOfAll } from "./internal/queue/state.ts"
 import { take, type Taken } from "./internal/queue/taking.ts"
 import { type OfferOptions, timeOf, whole, wishOf } from "./internal/queue/wish.ts"
-import { Worker } from "./internal/queue/worker.ts"
+import { crewOf } from "./internal/queue/worker.ts"
 import { type Codec, codec } from "./internal/work/codec.ts"
 
 export {
@@ -108,7 +110,14 @@ export {
    */
   InvalidPayload
 } from "./internal/hold/payload.ts"
-export { JobFailed, JobTimeout, OfferUncertain, OutcomeUnknown, QueueError } from "./internal/queue/errors.ts"
+export {
+  JobFailed,
+  JobTimeout,
+  OfferUncertain,
+  OutcomeUnknown,
+  QueueError,
+  ShardsMismatch
+} from "./internal/queue/errors.ts"
 export { Job } from "./internal/queue/job.ts"
 export type {
   /**
@@ -361,6 +370,12 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
     /** How many jobs begin in each interval, over all processes. So many can begin at once. Default: no limit. */
     readonly rate?: { readonly jobs: number; readonly interval: Duration.Input } | undefined
   } | undefined
+  /**
+   * Over how many partitions the queue is spread, and so over how many primaries of a Redis Cluster: up to the coordinator's
+   * `partitions`. Default: as many as the queue has, or 1. It can only be changed while the queue is empty and no process has it
+   * open; until then `make` fails with `ShardsMismatch`. Jobs are in order within a shard, and `limits` are divided among them.
+   */
+  readonly shards?: number | undefined
   /** How long ids and results of jobs that are done are known, at least. Default: 10 minutes. */
   readonly retention?: Duration.Input | undefined
   readonly letters?: {
@@ -401,6 +416,11 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
   readonly name: string
   readonly #space: Space
   readonly #place: Place
+  readonly #shard: number
+  // How many shards there are; 0: as many as there were.
+  #count: number
+  // Of all shards.
+  #places: ReadonlyArray<Place>
   readonly #options: Options<A, S, E>
   readonly #codec: Codec<A>
   readonly #success: Codec<S> | undefined
@@ -411,39 +431,62 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
   readonly #outcomes: Outcomes
   readonly #following: Following
 
-  constructor(space: Space, name: string, options: Options<A, S, E>) {
+  constructor(space: Space, name: string, options: Options<A, S, E>, shard: number) {
     this.name = name
     this.#space = space
-    this.#place = placeOf(space, "queue", name, "name", options.lease)
+    const { kernel } = space
+    const first = kernel.partitionFor(checkName(name, "name")).index
+    const partition = kernel.partitionAt((first + shard) % kernel.settings.partitions)
+    this.#place = placeIn(space, partition, "queue", name, options.lease)
+    this.#shard = shard
+    this.#count = options.shards ?? 0
+    this.#places = [this.#place]
     this.#options = options
     this.#codec = codec(options.payload, `A job of queue ${JSON.stringify(name)}`)
     const { error, success } = options
     this.#success = success && codec(success, `A result of queue ${JSON.stringify(name)}`)
     this.#error = error && codec(error, `An error of queue ${JSON.stringify(name)}`)
     this.#retention = millis(options.retention ?? retained, "retention")
-    this.#offerer = new Offerer(this.#place)
+    this.#offerer = new Offerer(this.#place, shard)
     this.#outcomes = new Outcomes(this.#place)
     this.#following = new Following(this.#place)
   }
 
-  readonly join: Effect.Effect<void, QueueError, Scope.Scope> = Effect.suspend(() => {
+  /** Answers how many shards there are. */
+  readonly join: Effect.Effect<number, QueueError, Scope.Scope> = Effect.suspend(() => {
     const { letters, limits, retention } = this.#options
     const given = retention !== undefined || letters !== undefined || limits !== undefined
     const args = joinArgs(this.#options)
-    return Effect.map(
-      join(this.#place, { verb: "queue.join", args: () => [given, ...args], observer: this.#observer, fail }),
-      ([{ id }]) => {
-        this.#outcomes.joined(id)
-        this.#following.joined(id)
+    const joined = join(this.#place, {
+      verb: "queue.join",
+      args: () => [given, ...args, this.#count, this.#shard],
+      observer: this.#observer,
+      fail
+    })
+    return Effect.flatMap(joined, ([{ id }, outcome]) => {
+      if (outcome[0] === "mismatch") {
+        const { namespace } = this.#space.kernel.settings
+        const about = { name: this.name, namespace, shards: Number(outcome[1]), expected: this.#count }
+        return Effect.fail(fail(new ShardsMismatch(about)))
       }
-    )
+      this.#outcomes.joined(id)
+      this.#following.joined(id)
+      return Effect.succeed(this.#count)
+    })
   })
+
+  /** Its workers work on all shards. */
+  spread(shards: ReadonlyArray<QueueImpl<A, S, E>>): void {
+    this.#places = shards.map((shard) => shard.#place)
+  }
 
   readonly #observer: Observer = {
     observe: (change) => {
       if (change[0] === "outcome") this.#outcomes.told(change)
       else if (change[0] === "progress" || change[0] === "over") this.#following.told(change as never)
       else {
+        // After a loss of data, Redis does not know it any more.
+        this.#count = Number(change[0])
         this.#outcomes.rejoined()
         this.#following.rejoined()
       }
@@ -457,6 +500,16 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
   // -------------------------------------------------------------------------------------------------------------------
   // Offer
   // -------------------------------------------------------------------------------------------------------------------
+
+  /** Whether it is the job of one of the handlers here. */
+  hasHanded(job: Context.Service.Shape<typeof Job>): job is Task {
+    return job instanceof Task && job.place.space === this.#space && job.place.key === this.#place.key
+  }
+
+  /** An offer was not sent yet, and can take in another job. */
+  get isOffering(): boolean {
+    return this.#offerer.open
+  }
 
   get #uncertain(): QueueError {
     return fail(new OfferUncertain({ name: this.name, namespace: this.#space.kernel.settings.namespace }))
@@ -483,7 +536,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
   readonly followUp = (payload: A, options?: OfferOptions): Effect.Effect<void, QueueError, Job> =>
     Effect.flatMap(Job, (job) =>
       this.#spanned("followUp", (trace) => {
-        if (!(job instanceof Task) || job.place.space !== this.#space || job.place.key !== this.#place.key) {
+        if (!this.hasHanded(job)) {
           throw new RangeError(`followUp is for handlers of jobs of queue ${JSON.stringify(this.name)}`)
         }
         const encoded = this.#encode(payload)
@@ -571,7 +624,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
     )
 
   readonly result = (id: string): Effect.Effect<S, E | QueueError> =>
-    Effect.flatMap(failing(this.#outcomes.await(checkName(id, "id"))), (outcome) => this.#decoded(id, outcome))
+    Effect.flatMap(failing(this.#outcomes.await(localOf(id))), (outcome) => this.#decoded(id, outcome))
 
   #decoded(id: string, outcome: Outcome): Effect.Effect<S, E | QueueError> {
     const about = { name: this.name, namespace: this.#space.kernel.settings.namespace, id }
@@ -622,7 +675,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
   readonly take = (options: TakeOptions = {}): Effect.Effect<Option.Option<Taken<A, S>>, QueueError, Scope.Scope> =>
     Effect.suspend(() =>
       take({
-        place: this.#place,
+        places: this.#places,
         payload: this.#codec,
         results: this.#results,
         policy: this.#policy(options),
@@ -653,14 +706,14 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
       grace: graceOf(grace),
       idle: idle === undefined ? undefined : millis(idle, "idle"),
       closed: () => this.#closed,
-      fail
+      fail,
+      place: this.#place
     }
     const over = millis(overrun, "overrun")
-    return Effect.flatMap(
-      Effect.context<Exclude<R, Job>>(),
-      (context) =>
-        poolOf(this.#place, new Worker(this.#place, concurrency, context as Context.Context<R>, handling, over), shared)
-    )
+    return Effect.flatMap(Effect.context<Exclude<R, Job>>(), (context) => {
+      const employment = { context: context as Context.Context<R>, handling, overrun: over }
+      return poolOf(crewOf(employment, this.#places, concurrency), shared)
+    })
   }
 
   // -------------------------------------------------------------------------------------------------------------------
@@ -669,7 +722,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
 
   readonly status = (id: string): Effect.Effect<Option.Option<Status>, QueueError> =>
     Effect.map(
-      failing(question(this.#place, "queue.status", [checkName(id, "id")])),
+      failing(question(this.#place, "queue.status", [localOf(id)])),
       (reply) =>
         reply[0] === "missing"
           ? Option.none()
@@ -677,23 +730,23 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
     )
 
   readonly progress = (id: string): Stream.Stream<unknown, QueueError> =>
-    Stream.suspend(() => this.#following.progress(checkName(id, "id"), ({ reason }) => fail(reason)))
+    Stream.suspend(() => this.#following.progress(localOf(id), ({ reason }) => fail(reason)))
 
   readonly logs = (id: string): Effect.Effect<ReadonlyArray<string>, QueueError> =>
     Effect.map(
-      failing(question(this.#place, "queue.logs", [checkName(id, "id")])),
+      failing(question(this.#place, "queue.logs", [localOf(id)])),
       (reply) => reply[0] === "missing" ? [] : reply[1] as ReadonlyArray<string>
     )
 
   readonly cancel = (id: string): Effect.Effect<boolean, QueueError> =>
     Effect.map(
-      failing(request(this.#place, "queue.cancel", [checkName(id, "id")])),
+      failing(request(this.#place, "queue.cancel", [localOf(id)])),
       ([tag]) => tag === "cancelled"
     )
 
   readonly promote = (id: string): Effect.Effect<boolean, QueueError> =>
     Effect.map(
-      failing(request(this.#place, "queue.promote", [checkName(id, "id")])),
+      failing(request(this.#place, "queue.promote", [localOf(id)])),
       ([tag]) => tag === "promoted"
     )
 
@@ -709,7 +762,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
   readonly reschedule = (id: string, when: RescheduleOptions): Effect.Effect<boolean, QueueError> =>
     Effect.suspend(() =>
       Effect.map(
-        failing(request(this.#place, "queue.reschedule", [checkName(id, "id"), ...timeOf(when)])),
+        failing(request(this.#place, "queue.reschedule", [localOf(id), ...timeOf(when)])),
         ([tag]) => tag === "rescheduled"
       )
     )
@@ -718,8 +771,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
     Effect.flatMap(
       Effect.suspend(() => this.#encode(payload)),
       (body) =>
-        Effect.map(failing(request(this.#place, "queue.update", [checkName(id, "id"), body])), ([tag]) =>
-          tag === "updated")
+        Effect.map(failing(request(this.#place, "queue.update", [localOf(id), body])), ([tag]) => tag === "updated")
     )
 
   get pause(): Effect.Effect<void, QueueError> {
@@ -748,8 +800,10 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
       "",
       (behind: string) =>
         Effect.map(failing(question(this.#place, "queue.letters", [behind, pageSize])), ([, found]) => {
-          const letters = lettersOf(found)
-          const next = letters.length < pageSize ? Option.none() : Option.some(letters[letters.length - 1]!.letter)
+          const letters = lettersOf(this.#shard, found)
+          const next = letters.length < pageSize
+            ? Option.none()
+            : Option.some(localOf(letters[letters.length - 1]!.letter))
           return [letters, next] as const
         })
     )
@@ -759,7 +813,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
     const chosen = letters === undefined
       ? Stream.map(this.deadLetters, ({ letter }) => letter)
       : Stream.fromIterable(letters)
-    return Stream.mapEffect(chosen, (letter) => failing(request(this.#place, "queue.replay", [letter])), {
+    return Stream.mapEffect(chosen, (letter) => failing(request(this.#place, "queue.replay", [localOf(letter)])), {
       concurrency: pageSize
     }).pipe(Stream.filter(([tag]) => tag === "replayed"), Stream.runCount)
   }
@@ -769,7 +823,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
     return Effect.reduce(
       chunked(letters),
       () => 0,
-      (total, ids) => Effect.map(this.#discard(ids.join(" ")), (count) => total + count)
+      (total, ids) => Effect.map(this.#discard(ids.map(localOf).join(" ")), (count) => total + count)
     )
   }
 
@@ -777,6 +831,8 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
     return Effect.map(failing(request(this.#place, "queue.discard", [ids])), ([, count]) => count)
   }
 }
+
+const localOf = (id: string): string => ownOf(id)?.[1] ?? checkName(id, "id")
 
 const pageSize = 64
 
@@ -790,6 +846,192 @@ const chunked = (ids: ReadonlyArray<string>): ReadonlyArray<ReadonlyArray<string
   Array.from({ length: Math.ceil(ids.length / pageSize) }, (_, at) => ids.slice(at * pageSize, (at + 1) * pageSize))
 
 /**
+ * A queue of several shards. A job that has an `id` is in the shard of that; others go wherever the process offers its jobs at
+ * the moment.
+ */
+class Sharded<in out A, in out S, in out E> implements Queue<A, S, E> {
+  readonly "~lockstep/Queue" = "~lockstep/Queue" as const
+  readonly #shards: ReadonlyArray<QueueImpl<A, S, E>>
+  readonly #first: QueueImpl<A, S, E>
+  // The shard of jobs without an id.
+  #current = 0
+
+  constructor(shards: ReadonlyArray<QueueImpl<A, S, E>>) {
+    this.#shards = shards
+    this.#first = shards[0]!
+    this.#first.spread(shards)
+  }
+
+  get name(): string {
+    return this.#first.name
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Where jobs are
+  // -------------------------------------------------------------------------------------------------------------------
+
+  #home(name: string): QueueImpl<A, S, E> {
+    return this.#shards[partitionOf(name, this.#shards.length)]!
+  }
+
+  #of(id: string): QueueImpl<A, S, E> {
+    const own = ownOf(id)
+    return own === undefined ? this.#home(checkName(id, "id")) : this.#shards[own[0]] ?? this.#first
+  }
+
+  // Jobs that are offered at the same time share a request, and so a shard.
+  get #next(): QueueImpl<A, S, E> {
+    if (!this.#shards[this.#current]!.isOffering) this.#current = (this.#current + 1) % this.#shards.length
+    return this.#shards[this.#current]!
+  }
+
+  #for(options: OfferOptions | undefined): QueueImpl<A, S, E> {
+    const named = options?.id ?? options?.dedupe?.id
+    return named === undefined ? this.#next : this.#home(named)
+  }
+
+  #all<B>(
+    use: (shard: QueueImpl<A, S, E>) => Effect.Effect<B, QueueError>
+  ): Effect.Effect<ReadonlyArray<B>, QueueError> {
+    return Effect.forEach(this.#shards, use, { concurrency: "unbounded" })
+  }
+
+  #sum(use: (shard: QueueImpl<A, S, E>) => Effect.Effect<number, QueueError>): Effect.Effect<number, QueueError> {
+    return Effect.map(this.#all(use), (counts) => counts.reduce((sum, count) => sum + count, 0))
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Offer
+  // -------------------------------------------------------------------------------------------------------------------
+
+  readonly offer = (payload: A, options?: OfferOptions): Effect.Effect<Offered, QueueError> =>
+    Effect.suspend(() => this.#for(options).offer(payload, options))
+
+  // So many at a time, some of each shard.
+  readonly offerAll = (
+    payloads: Iterable<A>,
+    options?: OfferOptions | ((payload: A) => OfferOptions)
+  ): Effect.Effect<ReadonlyArray<Offered>, QueueError> =>
+    Effect.suspend(() => {
+      const results: Array<Offered> = []
+      const iterator = payloads[Symbol.iterator]()
+      const some: Effect.Effect<ReadonlyArray<Offered>, QueueError> = Effect.suspend(() => {
+        const parts = new Map<QueueImpl<A, S, E>, Array<Item<A>>>()
+        let [next, ended] = [results.length, false]
+        for (const to = next + mostAhead; next < to && !ended;) {
+          const one = iterator.next()
+          if (one.done === true) {
+            ended = true
+          } else {
+            const chosen = typeof options === "function" ? options(one.value) : options
+            const shard = chosen?.id === undefined && chosen?.dedupe === undefined
+              ? this.#shards[(this.#current + Math.floor(next / chunk)) % this.#shards.length]!
+              : this.#for(chosen)
+            const items = parts.get(shard) ?? []
+            parts.set(shard, items)
+            items.push({ at: next++, payload: one.value, options: chosen })
+          }
+        }
+        const offered = Effect.forEach(parts, ([shard, items]) => {
+          let at = 0
+          return Effect.map(
+            shard.offerAll(items.map(({ payload }) => payload), () => items[at++]!.options ?? {}),
+            (found) => found.forEach((one, at) => void (results[items[at]!.at] = one))
+          )
+        }, { concurrency: "unbounded", discard: true })
+        return Effect.flatMap(offered, () => ended ? Effect.succeed(results) : some)
+      })
+      return some
+    })
+
+  // In the shard of the handler's job, so it is not looked for elsewhere.
+  readonly followUp = (payload: A, options?: OfferOptions): Effect.Effect<void, QueueError, Job> =>
+    Effect.flatMap(Job, (job) => {
+      if (options?.id !== undefined || options?.dedupe !== undefined) {
+        throw new RangeError("followUp takes no id and no dedupe where a queue has several shards")
+      }
+      const shard = this.#shards.find((shard) => shard.hasHanded(job)) ?? this.#first
+      return shard.followUp(payload, options)
+    })
+
+  readonly execute = (payload: A, options?: ExecuteOptions): Effect.Effect<S, E | QueueError> =>
+    Effect.suspend(() => this.#for(options).execute(payload, options))
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Work
+  // -------------------------------------------------------------------------------------------------------------------
+
+  readonly run = <E2, R>(handler: (payload: A) => Effect.Effect<S, E2, R>, options?: RunOptions<E2>) =>
+    this.#first.run(handler, options)
+
+  readonly pool = <E2, R>(handler: (payload: A) => Effect.Effect<S, E2, R>, options?: PoolOptions<E2>) =>
+    this.#first.pool(handler, options)
+
+  readonly take = (options?: TakeOptions) => this.#first.take(options)
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // One job
+  // -------------------------------------------------------------------------------------------------------------------
+
+  readonly result = (id: string) => Effect.suspend(() => this.#of(id).result(id))
+
+  readonly status = (id: string) => Effect.suspend(() => this.#of(id).status(id))
+
+  readonly progress = (id: string) => Stream.suspend(() => this.#of(id).progress(id))
+
+  readonly logs = (id: string) => Effect.suspend(() => this.#of(id).logs(id))
+
+  readonly cancel = (id: string) => Effect.suspend(() => this.#of(id).cancel(id))
+
+  readonly retry = (id: string) => Effect.suspend(() => this.#of(id).retry(id))
+
+  readonly promote = (id: string) => Effect.suspend(() => this.#of(id).promote(id))
+
+  readonly reschedule = (id: string, when: RescheduleOptions) => Effect.suspend(() => this.#of(id).reschedule(id, when))
+
+  readonly update = (id: string, payload: A) => Effect.suspend(() => this.#of(id).update(id, payload))
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // All jobs
+  // -------------------------------------------------------------------------------------------------------------------
+
+  get pause(): Effect.Effect<void, QueueError> {
+    return Effect.asVoid(this.#all((shard) => shard.pause))
+  }
+
+  get resume(): Effect.Effect<void, QueueError> {
+    return Effect.asVoid(this.#all((shard) => shard.resume))
+  }
+
+  get purge(): Effect.Effect<number, QueueError> {
+    return this.#sum((shard) => shard.purge)
+  }
+
+  get state(): Effect.Effect<State, QueueError> {
+    return Effect.map(this.#all((shard) => shard.state), stateOfAll)
+  }
+
+  get deadLetters(): Stream.Stream<DeadLetter, QueueError> {
+    return Stream.flatMap(Stream.fromIterable(this.#shards), (shard) => shard.deadLetters)
+  }
+
+  readonly replay = (letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> =>
+    this.#sum((shard) => shard.replay(letters?.filter((letter) => this.#of(letter) === shard)))
+
+  readonly discard = (letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> =>
+    this.#sum((shard) => shard.discard(letters?.filter((letter) => this.#of(letter) === shard)))
+}
+
+interface Item<A> {
+  readonly at: number
+  readonly payload: A
+  readonly options: OfferOptions | undefined
+}
+
+// Jobs of a call that follow each other are in one shard.
+const chunk = 512
+
+/**
  * Opens the queue, and creates it if need be. It is open for as long as the scope is; its jobs stay.
  *
  * @category constructors
@@ -798,9 +1040,22 @@ const chunked = (ids: ReadonlyArray<string>): ReadonlyArray<ReadonlyArray<string
 export const make = <A, S = unknown, E = never>(
   options: Options<A, S, E> & { readonly name: string }
 ): Effect.Effect<Queue<A, S, E>, QueueError, Coordinator | Scope.Scope> =>
-  Effect.flatMap(Coordinator, (coordinator) => {
-    const queue = new QueueImpl(spaceOf(coordinator), options.name, options)
-    return Effect.as(queue.join, queue)
+  Effect.gen(function*() {
+    const space = spaceOf(yield* Coordinator)
+    const { limits, name, shards: wanted } = options
+    if (wanted !== undefined) whole(wanted, "shards", space.kernel.settings.partitions)
+    const first = new QueueImpl(space, name, options, 0)
+    const count = yield* first.join
+    if (count === 1) return first
+    if (limits?.concurrency !== undefined && limits.concurrency < count) {
+      throw new RangeError(`limits.concurrency must not be less than the number of shards, ${count}`)
+    }
+    const others = Array.from(
+      { length: count - 1 },
+      (_, at) => new QueueImpl(space, name, { ...options, shards: count }, at + 1)
+    )
+    yield* Effect.forEach(others, ({ join }) => join, { concurrency: "unbounded", discard: true })
+    return new Sharded([first, ...others])
   })
 
 /**

@@ -13,6 +13,7 @@ import * as held from "./matrix/held.ts"
 import * as latch from "./matrix/latch.ts"
 import * as queue from "./matrix/queue.ts"
 import * as queueJobs from "./matrix/queueJobs.ts"
+import * as queueShards from "./matrix/queueShards.ts"
 import * as ref from "./matrix/ref.ts"
 import * as rendezvous from "./matrix/rendezvous.ts"
 import * as shards from "./matrix/shards.ts"
@@ -37,7 +38,8 @@ const programs = {
   shards,
   ref,
   queue,
-  queueJobs
+  queueJobs,
+  queueShards
 }
 
 type Missing = Exclude<keyof Requests, typeof programs[keyof typeof programs]["requests"][number][0]>

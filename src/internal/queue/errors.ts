@@ -88,12 +88,42 @@ export class OutcomeUnknown extends Schema.Error<OutcomeUnknown>("lockstep/Queue
 }
 
 /**
+ * The queue has another number of shards, and jobs, dead letters or processes that have it open.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class ShardsMismatch extends Schema.Error<ShardsMismatch>("lockstep/Queue/ShardsMismatch")({
+  _tag: Schema.tag("ShardsMismatch"),
+  name: Schema.String,
+  namespace: Schema.String,
+  /** How many it has. */
+  shards: Schema.Number,
+  expected: Schema.Number
+}) {
+  override get message(): string {
+    return `The number of shards of ${
+      describe("queue", this.name, this.namespace)
+    } is ${this.shards}, and this process was told ${this.expected}: say ${this.shards} or nothing, or change it while the ` +
+      `queue is empty and no process has it open.`
+  }
+}
+
+/**
  * @category errors
  * @since 0.1.0
  */
 export class QueueError extends Schema.Error<QueueError>("lockstep/Queue/QueueError")({
   _tag: Schema.tag("QueueError"),
-  reason: Schema.Union([OfferUncertain, JobFailed, OutcomeUnknown, InvalidPayload, WaitTimeout, ...coordinatorReasons])
+  reason: Schema.Union([
+    ShardsMismatch,
+    OfferUncertain,
+    JobFailed,
+    OutcomeUnknown,
+    InvalidPayload,
+    WaitTimeout,
+    ...coordinatorReasons
+  ])
 }) {
   override get message(): string {
     return this.reason.message

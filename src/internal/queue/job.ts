@@ -11,6 +11,7 @@ import { millis, type Place } from "../hold/place.ts"
 import type { Timer } from "../io.ts"
 import { Discarded, Snoozed } from "./deciding.ts"
 import { fail, type QueueError } from "./errors.ts"
+import { nameOf } from "./naming.ts"
 import type { Noting } from "./noting.ts"
 import type { Wish } from "./offering.ts"
 
@@ -80,6 +81,7 @@ export class Task implements Context.Service.Shape<typeof Job> {
   readonly token: number
   /** The number of the delivery to its worker that it came with. */
   readonly delivery: number
+  readonly #shard: number
   readonly #more: ReadonlyArray<string> | undefined
   readonly #note: (task: Task) => Noting | undefined
   /** The last request with what its handler keeps. */
@@ -97,8 +99,16 @@ export class Task implements Context.Service.Shape<typeof Job> {
   /** Its handler goes on after its interruption, and another job has its slot. */
   replaced = false
 
-  constructor(place: Place, raw: Raw, token: number, delivery: number, note: (task: Task) => Noting | undefined) {
+  constructor(
+    place: Place,
+    shard: number,
+    raw: Raw,
+    token: number,
+    delivery: number,
+    note: (task: Task) => Noting | undefined
+  ) {
     this.place = place
+    this.#shard = shard
     this.key = raw[0]
     this.count = raw[1]
     this.body = raw[2]
@@ -124,7 +134,7 @@ export class Task implements Context.Service.Shape<typeof Job> {
   }
 
   get id(): string {
-    return this.given ?? this.key
+    return this.given ?? nameOf(this.#shard, this.key)
   }
 
   get attempt(): number {

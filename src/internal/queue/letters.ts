@@ -1,6 +1,7 @@
 /** Jobs that were put aside. */
 
 import * as DateTime from "effect/DateTime"
+import { nameOf } from "./naming.ts"
 
 export interface DeadLetter {
   /** Of the letter: to replay or discard it. */
@@ -37,10 +38,10 @@ type Tuple = readonly [
   logs: ReadonlyArray<string>
 ]
 
-export const lettersOf = (tuples: unknown): ReadonlyArray<DeadLetter> =>
+export const lettersOf = (shard: number, tuples: unknown): ReadonlyArray<DeadLetter> =>
   (tuples as ReadonlyArray<Tuple>).map(([letter, job, reason, attempts, crashes, error, body, given, logs]) => ({
-    letter,
-    id: given === "" ? job : given,
+    letter: nameOf(shard, letter),
+    id: given === "" ? nameOf(shard, job) : given,
     reason: reason as DeadLetter["reason"],
     attempts: Number(attempts),
     crashes: Number(crashes),

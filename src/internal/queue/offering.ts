@@ -3,6 +3,7 @@
 import type { CoordinatorError } from "../actor/errors.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { Place } from "../hold/place.ts"
+import { nameOf } from "./naming.ts"
 
 export type Level = "u" | "h" | "n" | "l"
 
@@ -65,13 +66,15 @@ class Offer implements Request<"queue.offer"> {
   askedAt: number | undefined = undefined
   queued: boolean | undefined = undefined
   cancelled = false
+  readonly #shard: number
   readonly #node: string
   readonly #number: number
   #answered: (() => void) | undefined
   #args: [values: string, shapes: string, node: string, number: number] | undefined = undefined
 
-  constructor(key: string, node: string, number: number, answered: () => void) {
+  constructor(key: string, shard: number, node: string, number: number, answered: () => void) {
     this.key = key
+    this.#shard = shard
     this.#node = node
     this.#number = number
     this.#answered = answered
@@ -111,10 +114,10 @@ class Offer implements Request<"queue.offer"> {
       if (known[next]?.[0] === place) {
         const [, id, stored] = known[next++]!
         if (stored !== undefined) number++
-        asker.offered(at, { id, duplicate: stored === undefined })
+        asker.offered(at, { id: nameOf(this.#shard, id), duplicate: stored === undefined })
       } else {
         const letter = held ? level.toUpperCase() : level
-        asker.offered(at, { id: `${letter}${stamp}-${number++}`, duplicate: false })
+        asker.offered(at, { id: nameOf(this.#shard, `${letter}${stamp}-${number++}`), duplicate: false })
       }
     }
   }
@@ -134,6 +137,7 @@ function expire(this: Offer, error: CoordinatorError): void {
 
 export class Offerer {
   readonly place: Place
+  readonly #shard: number
   readonly #node: string
   // A number for each request, growing: a smaller one that comes later is a repetition.
   #number = 0
@@ -143,9 +147,15 @@ export class Offerer {
   #waiting: Array<Item> = []
   #head = 0
 
-  constructor(place: Place) {
+  constructor(place: Place, shard: number) {
     this.place = place
+    this.#shard = shard
     this.#node = place.space.kernel.uniqueId()
+  }
+
+  /** An offer was not sent yet, and can take in another job. */
+  get open(): boolean {
+    return this.#last?.open === true
   }
 
   offer(wish: Wish, asker: Asker, at: number): void {
@@ -163,7 +173,7 @@ export class Offerer {
       }
       if (this.#unanswered === 2) return false
       this.#unanswered++
-      offer = this.#last = new Offer(key, this.#node, ++this.#number, this.#answered)
+      offer = this.#last = new Offer(key, this.#shard, this.#node, ++this.#number, this.#answered)
       offer.items.push(item)
       offer.text = item.wish.body.length
       channel.outbox.request(offer)

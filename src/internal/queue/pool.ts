@@ -8,12 +8,10 @@ import * as Scope from "effect/Scope"
 import { type CoordinatorReason, isAway } from "../actor/errors.ts"
 import type { WaitTimeout } from "../hold/loss.ts"
 import { millis, type Place } from "../hold/place.ts"
-import { question } from "../hold/request.ts"
 import type { Io, Timer } from "../io.ts"
+import type { Crew } from "./crew.ts"
 import type { QueueError } from "./errors.ts"
-import { stateOf } from "./state.ts"
 import { whole } from "./wish.ts"
-import type { Worker } from "./worker.ts"
 
 export interface WorkerPool {
   /** How many jobs it runs at a time at most. */
@@ -38,6 +36,8 @@ export interface WorkerPool {
 }
 
 export interface Pooling {
+  /** The lease there says how often the pool asks what it is not told. */
+  readonly place: Place
   /** In milliseconds, as `idle`. */
   readonly grace: number
   readonly idle: number | undefined
@@ -54,10 +54,9 @@ export const mostOverrun = 10_000
 export const graceOf = (grace: Duration.Input): number =>
   Duration.toMillis(Duration.fromInputUnsafe(grace)) === 0 ? 0 : millis(grace, "grace")
 
-export const poolOf = <R>(
-  place: Place,
-  worker: Worker<R>,
-  { closed, fail, grace: usual, idle }: Pooling
+export const poolOf = (
+  crew: Crew,
+  { closed, fail, grace: usual, idle, place }: Pooling
 ): Effect.Effect<WorkerPool, QueueError, Scope.Scope> =>
   Effect.uninterruptibleMask((restore) =>
     Effect.gen(function*() {
@@ -71,10 +70,10 @@ export const poolOf = <R>(
       // In a fiber of its own: it goes on when the fiber that has asked for it is interrupted.
       const leave = (grace: number): Effect.Effect<void> =>
         Effect.suspend(() => {
-          if (ending) return Effect.andThen(worker.stop(grace), Deferred.await(left))
+          if (ending) return Effect.andThen(crew.stop(grace), Deferred.await(left))
           ending = true
           const leaving = Effect.gen(function*() {
-            yield* worker.stop(grace)
+            yield* crew.stop(grace)
             yield* Scope.close(own, Exit.void)
             Deferred.doneUnsafe(left, Effect.void)
             Deferred.doneUnsafe(ended, Effect.void)
@@ -83,36 +82,34 @@ export const poolOf = <R>(
           return Deferred.await(left)
         })
 
-      const nothingWaits = Effect.flatMap(question(place, "queue.state", []), (reply) =>
-        // In this order: a job that was handed to this pool before it was asked for the state shows in its hand.
-        stateOf(reply).waiting > 0 ? Effect.succeed(false) : worker.emptyHanded).pipe(
-          Effect.catchIf(({ reason }) => isAway(reason), () => Effect.succeed(false)),
-          Effect.mapError(({ reason }) => fail(reason))
-        )
+      const nothingWaits = crew.nothingWaits.pipe(
+        Effect.catchIf(({ reason }) => isAway(reason), () => Effect.succeed(false)),
+        Effect.mapError(({ reason }) => fail(reason))
+      )
 
       // What this pool is not told, it asks as often as it renews its session: that others have taken jobs that it could not
       // be given because of a limit or a pause.
       const drained: Effect.Effect<void, QueueError> = Effect.gen(function*() {
         while (true) {
-          yield* newsOf(worker, () => worker.running === 0)
+          yield* newsOf(crew, () => crew.running === 0)
           if (yield* nothingWaits) return
-          yield* newsOf(worker, () => worker.running > 0, (f) => io.after(channel.lease / 3, f))
+          yield* newsOf(crew, () => crew.running > 0, (f) => io.after(channel.lease / 3, f))
         }
       })
 
       yield* Effect.onExit(
-        restore(Scope.provide(worker.work(() => Deferred.doneUnsafe(ended, Effect.fail(closed())), fail), own)),
+        restore(Scope.provide(crew.work(() => Deferred.doneUnsafe(ended, Effect.fail(closed())), fail), own)),
         (exit) => Exit.isSuccess(exit) ? Effect.void : leave(0)
       )
       yield* Effect.addFinalizer(() => leave(usual))
       if (idle !== undefined) {
-        const quit = whenIdle(worker, idle, io, () => Effect.runForkWith(context)(leave(0)))
+        const quit = whenIdle(crew, idle, io, () => Effect.runForkWith(context)(leave(0)))
         yield* Effect.addFinalizer(() => Effect.sync(quit))
       }
       return {
-        size: Effect.sync(() => worker.size),
-        running: Effect.sync(() => worker.running),
-        resize: (size) => Effect.sync(() => worker.resize(whole(size, "size", mostConcurrency))),
+        size: Effect.sync(() => crew.size),
+        running: Effect.sync(() => crew.running),
+        resize: (size) => Effect.sync(() => crew.resize(whole(size, "size", mostConcurrency))),
         drain: Effect.raceFirst(Deferred.await(ended), Effect.andThen(drained, leave(0))),
         shutdown: ({ grace } = {}) => Effect.suspend(() => leave(grace === undefined ? usual : graceOf(grace))),
         await: Deferred.await(ended)
@@ -121,7 +118,7 @@ export const poolOf = <R>(
   )
 
 /** Ends when that is so, or when the timer rings. */
-const newsOf = <R>(worker: Worker<R>, isSo: () => boolean, set?: (f: () => void) => Timer): Effect.Effect<void> =>
+const newsOf = (crew: Crew, isSo: () => boolean, set?: (f: () => void) => Timer): Effect.Effect<void> =>
   Effect.callback((resume) => {
     if (isSo()) return resume(Effect.void)
     const end = () => {
@@ -132,7 +129,7 @@ const newsOf = <R>(worker: Worker<R>, isSo: () => boolean, set?: (f: () => void)
       end()
       resume(Effect.void)
     })
-    const off = worker.listen(() => {
+    const off = crew.listen(() => {
       if (!isSo()) return
       end()
       resume(Effect.void)
@@ -140,16 +137,16 @@ const newsOf = <R>(worker: Worker<R>, isSo: () => boolean, set?: (f: () => void)
     return Effect.sync(end)
   })
 
-/** Calls once, when the worker had nothing to do for so many milliseconds. Answers how to end that. */
-const whenIdle = <R>(worker: Worker<R>, idle: number, io: Io, quit: () => void): () => void => {
+/** Calls once, when the crew had nothing to do for so many milliseconds. Answers how to end that. */
+const whenIdle = (crew: Crew, idle: number, io: Io, quit: () => void): () => void => {
   // One timer, which is not set anew for each job.
   let since = io.now()
   const check = () => {
-    const rest = worker.running > 0 || !worker.ready ? idle : since + idle - io.now()
+    const rest = crew.running > 0 || !crew.ready ? idle : since + idle - io.now()
     if (rest > 0) timer = io.after(rest, check)
     else quit()
   }
-  const off = worker.listen(() => void (since = io.now()))
+  const off = crew.listen(() => void (since = io.now()))
   let timer = io.after(idle, check)
   return () => {
     off()

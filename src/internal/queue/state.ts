@@ -33,3 +33,22 @@ export const stateOf = (reply: Reply): State => {
   const waiting = levels.reduce((total, level) => total + waitingBy[level], 0)
   return { waiting, waitingBy, delayed, active, dead, workers, paused, completed, failed, expired }
 }
+
+/** Of all shards together. A worker works on all of them. */
+export const stateOfAll = (states: ReadonlyArray<State>): State => {
+  const sum = (count: (state: State) => number) => states.reduce((sum, state) => sum + count(state), 0)
+  return {
+    waiting: sum(({ waiting }) => waiting),
+    waitingBy: Object.fromEntries(
+      levels.map((level) => [level, sum(({ waitingBy }) => waitingBy[level])])
+    ) as State["waitingBy"],
+    delayed: sum(({ delayed }) => delayed),
+    active: sum(({ active }) => active),
+    dead: sum(({ dead }) => dead),
+    workers: Math.max(...states.map(({ workers }) => workers)),
+    paused: states.some(({ paused }) => paused),
+    completed: sum(({ completed }) => completed),
+    failed: sum(({ failed }) => failed),
+    expired: sum(({ expired }) => expired)
+  }
+}

@@ -15,7 +15,7 @@ import type { Codec } from "../work/codec.ts"
 import { handlingOf, type Policy, type Results } from "./handling.ts"
 import { Job } from "./job.ts"
 import { mostOverrun } from "./pool.ts"
-import { Worker } from "./worker.ts"
+import { crewOf } from "./worker.ts"
 
 /** A job that was taken, until its scope is closed. */
 export interface Taken<out A, in S> {
@@ -28,7 +28,8 @@ export interface Taken<out A, in S> {
 }
 
 interface Taking<A, E> {
-  readonly place: Place
+  /** Of all shards. */
+  readonly places: ReadonlyArray<Place>
   readonly payload: Codec<A>
   readonly results: Results
   readonly policy: Policy<any>
@@ -42,7 +43,7 @@ interface Taking<A, E> {
 const patience = 60_000
 
 export const take = <A, S, E>(
-  { closed, fail, payload, place, policy, results, wait }: Taking<A, E>
+  { closed, fail, payload, places, policy, results, wait }: Taking<A, E>
 ): Effect.Effect<Option.Option<Taken<A, S>>, E, Scope.Scope> =>
   Effect.uninterruptibleMask((restore) =>
     Effect.gen(function*() {
@@ -59,12 +60,14 @@ export const take = <A, S, E>(
           Deferred.doneUnsafe(found, Effect.succeed({ payload, job, lost: Deferred.await(lost), result }))
           return Effect.onInterrupt(Deferred.await(over), () => Deferred.succeed(lost, undefined))
         })
-      const worker = new Worker(
-        place,
-        1,
-        Context.empty() as Context.Context<Job>,
-        handlingOf(payload, results, attempt, policy),
-        mostOverrun
+      const worker = crewOf(
+        {
+          context: Context.empty() as Context.Context<Job>,
+          handling: handlingOf(payload, results, attempt, policy),
+          overrun: mostOverrun
+        },
+        places,
+        1
       )
       const leave = (grace: number) => Effect.andThen(worker.stop(grace), Scope.close(own, Exit.void))
       const joined = Scope.provide(

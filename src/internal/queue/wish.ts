@@ -4,6 +4,7 @@ import * as DateTime from "effect/DateTime"
 import * as Duration from "effect/Duration"
 import { checkName } from "../actor/keys.ts"
 import { millis } from "../hold/place.ts"
+import { ownOf } from "./naming.ts"
 import type { Level, Wish } from "./offering.ts"
 
 /**
@@ -67,9 +68,6 @@ const letters: { readonly [priority in Priority]: Level } = { urgent: "u", high:
 export const levels: ReadonlyArray<Priority> = ["urgent", "high", "normal", "low"]
 
 const plain = { level: "n", held: false, more: "", texts: "" } as const
-
-// Ids of this shape are the actor's own.
-const isOwn = (id: string): boolean => /^[uhnl]\d+-\d+$/i.test(id)
 
 const delayOf = ({ at, delay }: OfferOptions): string => {
   if (at !== undefined) {
@@ -136,7 +134,9 @@ export const wishOf = (body: string, options: OfferOptions | undefined, trace: s
   if (expires !== undefined) more += `e${millis(expires, "expires")}`
   if (result) more += "r"
   if (id !== undefined) {
-    if (isOwn(checkName(id, "id"))) throw new RangeError("id must not look like one that the queue has made")
+    if (ownOf(checkName(id, "id")) !== undefined) {
+      throw new RangeError("id must not look like one that the queue has made")
+    }
     more += `i${Buffer.byteLength(id)}`
     texts += id
   }

@@ -9,12 +9,15 @@ import type { Session } from "../actor/session.ts"
 import { guarded } from "../hold/guard.ts"
 import type { WaitTimeout } from "../hold/loss.ts"
 import type { Place } from "../hold/place.ts"
-import { request } from "../hold/request.ts"
+import { question, request } from "../hold/request.ts"
 import { Member } from "../work/member.ts"
 import { Acknowledging } from "./acknowledging.ts"
+import { type Crew, Team } from "./crew.ts"
 import { Job, type Raw, Task } from "./job.ts"
 import { Noting } from "./noting.ts"
 import { packed } from "./offering.ts"
+import { type Seat, Slots } from "./slots.ts"
+import { stateOf } from "./state.ts"
 
 /** What becomes of a job after an attempt. */
 export type Verdict =
@@ -39,6 +42,14 @@ export interface Handling<R> {
   readonly late: (task: Task, timeout: number) => Exit.Failure<unknown, unknown>
 }
 
+/** What all workers of a crew have in common. */
+export interface Employment<R> {
+  readonly context: Context.Context<R>
+  readonly handling: Handling<R>
+  /** For how many milliseconds a handler may go on after its interruption. */
+  readonly overrun: number
+}
+
 const done: Verdict = { tag: "done", outcome: "" }
 
 // So many jobs begin before what the ones before them have come to is sent: then Redis works while this process does.
@@ -47,7 +58,7 @@ const slice = 32
 // Most of them are done by then, and never come.
 const mostCancelled = 1024
 
-export class Worker<R> extends Member {
+class Worker<R> extends Member implements Crew, Seat {
   readonly #handling: Handling<R>
   readonly #context: Context.Context<R>
   // In milliseconds.
@@ -74,16 +85,21 @@ export class Worker<R> extends Member {
   // Jobs whose outcome was sent by itself, and is not answered.
   readonly #settling = new Set<string>()
   readonly #listeners = new Set<() => void>()
+  readonly #shard: number
+  // Those that it shares with workers of other shards.
+  readonly #slots: Slots | undefined
 
-  constructor(place: Place, size: number, context: Context.Context<R>, handling: Handling<R>, overrun: number) {
+  constructor({ context, handling, overrun }: Employment<R>, place: Place, size: number, shard: number, slots?: Slots) {
     super(place)
-    this.#size = size
     this.#context = context
     this.#handling = handling
     this.#overrun = overrun
+    this.#size = size
+    this.#shard = shard
+    this.#slots = slots
+    slots?.add(this)
   }
 
-  /** Handlers that have not ended, but for those that were given up. */
   get running(): number {
     return this.#running
   }
@@ -92,12 +108,10 @@ export class Worker<R> extends Member {
     return this.#size
   }
 
-  /** It has a session, and so can be given jobs. */
   get ready(): boolean {
     return this.trusted !== undefined
   }
 
-  /** Tells when jobs have come, and when the last handler that ran has ended. Answers how to end that. */
   listen(listener: () => void): () => void {
     this.#listeners.add(listener)
     return () => void this.#listeners.delete(listener)
@@ -107,7 +121,6 @@ export class Worker<R> extends Member {
     if (this.#listeners.size > 0) { for (const listener of [...this.#listeners]) listener() }
   }
 
-  /** Works for as long as the scope is open. */
   work<E>(
     closed: () => void,
     fail: (error: CoordinatorReason | WaitTimeout) => E
@@ -134,6 +147,8 @@ export class Worker<R> extends Member {
     if (change[0] === "deliver") {
       const [, sent, token, jobs] = change as readonly [string, number, number, ReadonlyArray<Raw>]
       if (sent > this.#counted) this.#beginAll(jobs, token, sent, 0)
+    } else if (change[0] === "more") {
+      if (!this.#stopping) this.#slots?.want(this)
     } else if (change[0] === "cancel") {
       this.#cancel(String(change[1]))
     } else {
@@ -171,7 +186,7 @@ export class Worker<R> extends Member {
     // It was on its way when the worker began to stop, which can take long.
     if (this.#stopping) return this.#return(raw[0])
     if (this.#cancelled.size > 0 && this.#cancelled.delete(raw[0])) return this.#send(undefined)
-    const task = new Task(this.place, raw, token, delivery, this.#note)
+    const task = new Task(this.place, this.#shard, raw, token, delivery, this.#note)
     this.#working.set(task.key, task)
     this.#running++
     this.place.space.kernel.hooks.metrics.delivered(task.attempt)
@@ -251,6 +266,7 @@ export class Worker<R> extends Member {
   }
 
   protected lose(): void {
+    this.#slots?.forget(this)
     this.#cancelled.clear()
     this.#settling.clear()
     for (const task of [...this.#working.values()]) this.#abandon(task)
@@ -290,8 +306,13 @@ export class Worker<R> extends Member {
     if (this.#running === 0) this.#notify()
   }
 
-  get #take(): number {
-    return this.#stopping ? 0 : 1
+  // How many jobs the worker takes instead of one that has ended.
+  #next(): number {
+    if (this.#stopping) return 0
+    if (this.#slots === undefined || this.#slots.keeps(this)) return 1
+    this.#size--
+    this.#told--
+    return 0
   }
 
   #conclude(task: Task, verdict: Verdict): void {
@@ -305,7 +326,7 @@ export class Worker<R> extends Member {
             (told) =>
               this.tell(
                 "queue.complete",
-                [this.id, key, given, deduped, verdict.outcome, this.#take, ...following],
+                [this.id, key, given, deduped, verdict.outcome, this.#next(), ...following],
                 told
               )
           )
@@ -315,19 +336,23 @@ export class Worker<R> extends Member {
           ? this.#send(key)
           : this.#tell(
             key,
-            (told) => this.tell("queue.finish", [this.id, key, given, deduped, verdict.outcome, this.#take], told)
+            (told) => this.tell("queue.finish", [this.id, key, given, deduped, verdict.outcome, this.#next()], told)
           )
       case "retry":
         return this.#tell(
           key,
-          (told) => this.tell("queue.retry", [this.id, key, verdict.delay, verdict.attempted, this.#take], told)
+          (told) => this.tell("queue.retry", [this.id, key, verdict.delay, verdict.attempted, this.#next()], told)
         )
       case "bury":
         this.place.space.kernel.hooks.metrics.buried()
         return this.#tell(
           key,
           (told) =>
-            this.tell("queue.bury", [this.id, key, verdict.reason, verdict.message, verdict.outcome, this.#take], told)
+            this.tell(
+              "queue.bury",
+              [this.id, key, verdict.reason, verdict.message, verdict.outcome, this.#next()],
+              told
+            )
         )
     }
   }
@@ -344,7 +369,7 @@ export class Worker<R> extends Member {
       channel.outbox.request(last)
     }
     if (job !== undefined) last.jobs.push(job)
-    last.take += this.#take
+    last.take += this.#next()
   }
 
   readonly #acknowledged = (request: Acknowledging, error: CoordinatorError | undefined): void => {
@@ -368,7 +393,6 @@ export class Worker<R> extends Member {
   // Size
   // -------------------------------------------------------------------------------------------------------------------
 
-  /** Runs so many jobs at a time from now on. Handlers that run are not interrupted. */
   resize(size: number): void {
     this.#size = size
     this.#adjust()
@@ -382,8 +406,44 @@ export class Worker<R> extends Member {
     this.tell("queue.credit", [this.id, change, false], ignore)
   }
 
-  /** Whether the actor has no job in its hand. Deliveries that are on their way show here. */
-  get emptyHanded(): Effect.Effect<boolean, CoordinatorError> {
+  get free(): number {
+    return Math.max(0, this.#size - this.#running)
+  }
+
+  shed(count: number, shed: (count: number) => void): void {
+    const session = this.trusted
+    const { channel, key } = this.place
+    // The actor will hear of its size when there is a session again.
+    if (session === undefined) {
+      this.#size -= count
+      return shed(count)
+    }
+    const end = (count: number) => {
+      this.#size -= count
+      this.#told -= count
+      shed(count)
+    }
+    const send = (): void =>
+      channel.outbox.request<"queue.shed">({
+        verb: "queue.shed",
+        key,
+        args: [this.id, count],
+        session,
+        moot: () => shed(0),
+        settle: (reply) => reply[0] === "shed" ? end(reply[1]) : shed(0),
+        fail: (error) => this.again(session, error, send, () => shed(0))
+      })
+    send()
+  }
+
+  get nothingWaits(): Effect.Effect<boolean, CoordinatorError> {
+    return Effect.flatMap(question(this.place, "queue.state", []), (reply) =>
+      // In this order: a job that was handed to this worker before it asked for the state shows in its hand.
+      stateOf(reply).waiting > 0 ? Effect.succeed(false) : this.#emptyHanded)
+  }
+
+  // Whether the actor has no job in its hand. Deliveries that are on their way show here.
+  get #emptyHanded(): Effect.Effect<boolean, CoordinatorError> {
     return Effect.suspend(() => {
       const session = this.trusted
       if (session === undefined || this.#running > 0) return Effect.succeed(false)
@@ -438,3 +498,18 @@ export class Worker<R> extends Member {
 }
 
 const ignore = () => {}
+
+/** Workers for all shards, which run so many jobs at a time together. */
+export const crewOf = <R>(employment: Employment<R>, places: ReadonlyArray<Place>, size: number): Crew => {
+  const [first, ...others] = places
+  if (others.length === 0) return new Worker(employment, first!, size, 0)
+  const slots = new Slots(size)
+  // Processes with fewer slots than shards begin with other ones.
+  const from = Math.floor(first!.space.kernel.io.random() * places.length)
+  const workers = places.map((place, shard) => {
+    const rank = (shard + from) % places.length
+    const own = Math.floor(size / places.length) + (rank < size % places.length ? 1 : 0)
+    return new Worker(employment, place, own, shard, slots)
+  })
+  return new Team(slots, workers)
+}

@@ -1,0 +1,12 @@
+/** The ids that a queue makes for jobs and dead letters. Those of other shards than the first begin with the shard's number. */
+
+const shape = /^(?:(\d{1,4}):)?((?:[uhnl])?\d+-\d+)$/i
+
+/** Among all shards. */
+export const nameOf = (shard: number, own: string): string => shard === 0 ? own : `${shard}:${own}`
+
+/** The shard, and the id there; undefined if a producer gave the id. */
+export const ownOf = (id: string): readonly [shard: number, own: string] | undefined => {
+  const [, shard = "0", own] = shape.exec(id) ?? []
+  return own === undefined ? undefined : [Number(shard), own]
+}

@@ -1,0 +1,105 @@
+/**
+ * The slots of a process that works on several shards: each has some of them, as the credit of its worker. A shard that has
+ * jobs and no credit here says so, and gets slots of shards that have nothing to do, or a fair share of those that are busy.
+ */
+
+/** The worker of one shard. */
+export interface Seat {
+  /** How many jobs of its shard it runs at a time. */
+  readonly size: number
+  /** How many of these slots have no job, as far as it knows. */
+  readonly free: number
+  /** Runs so many jobs at a time from now on. */
+  readonly resize: (size: number) => void
+  /** Gives up to so many free slots back, and then says how many they were. */
+  readonly shed: (count: number, shed: (count: number) => void) => void
+}
+
+export class Slots {
+  readonly #seats: Array<Seat> = []
+  // Those whose shards have jobs that they have no slot for, in the order in which they said so.
+  readonly #wanting = new Set<Seat>()
+  // Those that are asked for slots.
+  readonly #asked = new Set<Seat>()
+  #size: number
+
+  constructor(size: number) {
+    this.#size = size
+  }
+
+  /** All slots, also those that were shed and are not given yet. */
+  get size(): number {
+    return this.#size
+  }
+
+  add(seat: Seat): void {
+    this.#seats.push(seat)
+  }
+
+  /** Has so many slots from now on. Jobs that run go on. */
+  resize(size: number): void {
+    for (; this.#size < size; this.#size++) this.#give(least([...this.#wanting, ...this.#seats]), 1)
+    for (; this.#size > size; this.#size--) {
+      const most = this.#seats.reduce((most, one) =>
+        one.free > most.free || one.free === most.free && one.size > most.size ? one : most
+      )
+      most.resize(most.size - 1)
+    }
+  }
+
+  /** The session of a worker is lost: its shard says again what it wants. */
+  forget(seat: Seat): void {
+    this.#wanting.delete(seat)
+  }
+
+  // Of a shard, while so many have something to do. With fewer slots than that, none keeps one for longer than a job.
+  #share(busy: number): number {
+    return this.#size < busy ? 0 : Math.ceil(this.#size / busy)
+  }
+
+  /** Whether a slot that is free again stays with its shard. If not, another one has got it. */
+  keeps(seat: Seat): boolean {
+    const others = this.#wanting.size - (this.#wanting.has(seat) ? 1 : 0)
+    if (others === 0 || seat.size <= this.#share(others + 1)) {
+      // Its shard says so again when it has more jobs than that.
+      this.#wanting.delete(seat)
+      return true
+    }
+    this.#give(least([...this.#wanting].filter((one) => one !== seat)), 1)
+    return false
+  }
+
+  /** The shard has jobs, and no credit here. */
+  want(seat: Seat): void {
+    this.#wanting.delete(seat)
+    this.#wanting.add(seat)
+    this.#find(seat)
+  }
+
+  #give(seat: Seat, count: number): void {
+    // Its shard says so again if that was too little.
+    this.#wanting.delete(seat)
+    seat.resize(seat.size + count)
+  }
+
+  // Shards that do not want slots themselves have nothing to do with those that are free.
+  #find(seat: Seat): void {
+    const donor = this.#seats.reduce<Seat | undefined>(
+      (best, one) =>
+        one === seat || one.free <= (best?.free ?? 0) || this.#wanting.has(one) || this.#asked.has(one) ? best : one,
+      undefined
+    )
+    if (donor === undefined) return
+    this.#asked.add(donor)
+    const most = Math.max(1, this.#share(this.#wanting.size) - seat.size)
+    donor.shed(Math.min(donor.free, most), (count) => {
+      this.#asked.delete(donor)
+      const [first] = this.#wanting.has(seat) ? [seat] : this.#wanting
+      if (count > 0) this.#give(first ?? donor, count)
+      else if (this.#wanting.has(seat)) this.#find(seat)
+    })
+  }
+}
+
+// The first one of those that have the fewest.
+const least = (seats: ReadonlyArray<Seat>): Seat => seats.reduce((least, one) => one.size < least.size ? one : least)
