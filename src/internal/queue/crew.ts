@@ -26,6 +26,8 @@ export interface Crew {
   readonly nothingWaits: Effect.Effect<boolean, CoordinatorError>
   /** Begins no more jobs. */
   readonly halt: () => void
+  /** Begins no more jobs, and is given none. */
+  readonly retire: () => void
   /**
    * Takes no more jobs, and lets handlers finish. What is left after that many milliseconds is interrupted, and goes back. Ends
    * when all handlers have. A second call can make it end earlier.
@@ -82,6 +84,10 @@ export class Team implements Crew {
 
   halt(): void {
     for (const worker of this.#workers) worker.halt()
+  }
+
+  retire(): void {
+    for (const worker of this.#workers) worker.retire()
   }
 
   stop(grace: number): Effect.Effect<void> {

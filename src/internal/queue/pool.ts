@@ -92,7 +92,8 @@ export const poolOf = (
       const drained: Effect.Effect<void, QueueError> = Effect.gen(function*() {
         while (true) {
           yield* newsOf(crew, () => crew.running === 0)
-          if (yield* nothingWaits) return
+          // In one step with the end of the worker: a handler that has begun meanwhile goes on, and a job that comes later goes back.
+          if ((yield* nothingWaits) && crew.running === 0) return crew.retire()
           yield* newsOf(crew, () => crew.running > 0, (f) => io.after(channel.lease / 3, f))
         }
       })
@@ -103,7 +104,10 @@ export const poolOf = (
       )
       yield* Effect.addFinalizer(() => leave(usual))
       if (idle !== undefined) {
-        const quit = whenIdle(crew, idle, io, () => Effect.runForkWith(context)(leave(0)))
+        const quit = whenIdle(crew, idle, io, () => {
+          crew.retire()
+          Effect.runForkWith(context)(leave(0))
+        })
         yield* Effect.addFinalizer(() => Effect.sync(quit))
       }
       return {
