@@ -48,7 +48,7 @@ const handled = (client: Client, queue: Queue, value: string, job: Job, run: num
       const { decides, failing, long } = planOf(value)
       // A long one outlives the session of its worker.
       for (
-        let left = long ? 20 + Math.floor(client.random() * 100) : 1 + Math.floor(client.random() * 3);
+        let left = long ? 20 + Math.floor(client.random() * 80) : 1 + Math.floor(client.random() * 3);
         left > 0;
         left--
       ) {
@@ -101,7 +101,12 @@ const running = (client: Client, queue: Queue, leaves: boolean) => {
   return follow(client, queue, "run", ({ tell }) =>
     Effect.raceFirst(
       working,
-      Effect.map(Effect.sleep(500 + client.random() * 4000), () => tell("stops", run, grace))
+      Effect.flatMap(Effect.sleep(500 + client.random() * 4000), () => {
+        // A job that takes longer than workers stay would never be done.
+        if (client.stopping()) return Effect.never
+        tell("stops", run, grace)
+        return Effect.void
+      })
     ))
 }
 
@@ -294,17 +299,21 @@ const settled = (client: Client, queue: Queue, known: Set<string>) =>
     ({ tell }) =>
       Effect.gen(function*() {
         const until = performance.now() + client.keep
-        for (;;) {
-          // The process that has paused the queue may be dead.
-          const state = yield* Effect.andThen(queue.resume, queue.state).pipe(Effect.catch(() => Effect.undefined))
-          if (state !== undefined && state.waiting + state.delayed + state.active === 0) break
-          if (performance.now() > until) {
-            if (state !== undefined) tell("open", state.waiting, state.delayed, state.active, state.workers)
-            return yield* Effect.fail(refusal(""))
+        const awaited = Effect.gen(function*() {
+          for (;;) {
+            // The process that has paused the queue may be dead.
+            const state = yield* Effect.andThen(queue.resume, queue.state).pipe(Effect.catch(() => Effect.undefined))
+            if (state !== undefined && state.waiting + state.delayed + state.active === 0) return true
+            if (performance.now() > until) {
+              if (state !== undefined) tell("open", state.waiting, state.delayed, state.active, state.workers)
+              return false
+            }
+            yield* Effect.sleep(50)
           }
-          yield* Effect.sleep(50)
-        }
+        })
+        const done = yield* awaited
         yield* letters(client, queue, known, false).pipe(Effect.retry(Schedule.spaced(100)))
+        if (!done) return yield* Effect.fail(refusal(""))
       })
   ).pipe(Effect.ignore)
 
