@@ -508,7 +508,7 @@ const timely = (facts: Facts): ReadonlyArray<Anomaly> => {
       return [{ check: "cancelled", detail: `${value} began after it was cancelled`, holds: [cancel, hold] }]
     }
     const last = hold.steps.at(-1) ?? hold.asked
-    return last < cancel.ended! + 300_000 || isDisturbed(run, hold.client, cancel.asked - 1_000_000, last) ? [] : [
+    return last < cancel.ended! + 1_000_000 || isDisturbed(run, hold.client, cancel.asked - 1_000_000, last) ? [] : [
       { check: "cancelled", detail: `${value} ran on after it was cancelled`, holds: [cancel, hold] }
     ]
   })
