@@ -246,6 +246,17 @@ export interface RescheduleOptions {
 }
 
 /**
+ * @category options
+ * @since 0.1.0
+ */
+export interface TakeBatchOptions extends Pick<RunOptions, "attempts" | "retry"> {
+  /** How many jobs it takes at most: 1 to 1,024. */
+  readonly max: number
+  /** How long to wait until there are `max`. Default: only until there is any, and then it takes those that come with it. */
+  readonly wait?: Duration.Input | undefined
+}
+
+/**
  * What has become of a job that is not done.
  *
  * @category models
@@ -307,6 +318,13 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   readonly take: (
     options?: TakeOptions | undefined
   ) => Effect.Effect<Option.Option<Taken<A, S>>, QueueError, Scope.Scope>
+  /**
+   * Takes several jobs into the scope, as `take`: `max` of them, or those that have come in time, perhaps none. How the scope ends
+   * decides about all of them.
+   */
+  readonly takeBatch: (
+    options: TakeBatchOptions
+  ) => Effect.Effect<ReadonlyArray<Taken<A, S>>, QueueError, Scope.Scope>
   /** What has become of a job, by its `id`; `None` if it is done, or was never there. */
   readonly status: (id: string) => Effect.Effect<Option.Option<Status>, QueueError>
   /**
@@ -673,8 +691,14 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
   }
 
   readonly take = (options: TakeOptions = {}): Effect.Effect<Option.Option<Taken<A, S>>, QueueError, Scope.Scope> =>
+    Effect.map(this.takeBatch({ ...options, max: 1 }), ([taken]) => Option.fromUndefinedOr(taken))
+
+  readonly takeBatch = (
+    options: TakeBatchOptions
+  ): Effect.Effect<ReadonlyArray<Taken<A, S>>, QueueError, Scope.Scope> =>
     Effect.suspend(() =>
       take({
+        max: whole(options.max, "max", mostConcurrency),
         places: this.#places,
         payload: this.#codec,
         results: this.#results,
@@ -968,6 +992,8 @@ class Sharded<in out A, in out S, in out E> implements Queue<A, S, E> {
     this.#first.pool(handler, options)
 
   readonly take = (options?: TakeOptions) => this.#first.take(options)
+
+  readonly takeBatch = (options: TakeBatchOptions) => this.#first.takeBatch(options)
 
   // -------------------------------------------------------------------------------------------------------------------
   // One job

@@ -821,6 +821,92 @@ layer(TestServer.layer, live)("a job that is taken into a scope", (it) => {
         yield* shows(other, { workers: 0 })
       })))
 
+  it.effect("comes with others, as many as are wanted or have come in time", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const other = yield* on(b!, make())
+        const taking = <B, E>(
+          options: Queue.TakeBatchOptions,
+          use: (jobs: ReadonlyArray<number>, attempts: ReadonlyArray<number>) => Effect.Effect<B, E>
+        ) =>
+          Effect.scoped(
+            Effect.flatMap(
+              queue.takeBatch({ retry: Schedule.recurs(1), ...options }),
+              (taken) => use(taken.map(({ payload }) => payload), taken.map(({ job }) => job.attempt))
+            )
+          )
+        yield* other.offerAll(upTo(100))
+        // As many as are wanted.
+        const first = yield* taking({ max: 70 }, (jobs) => Effect.as(shows(other, { active: 70, waiting: 30 }), jobs))
+        assert.deepStrictEqual(first, upTo(70))
+        yield* shows(other, { completed: 70, workers: 0, active: 0 })
+        // As many as there are: others that come are not its own.
+        yield* taking({ max: 50 }, (jobs) =>
+          Effect.gen(function*() {
+            assert.deepStrictEqual(jobs, upTo(30, 70))
+            yield* other.offer(100)
+            yield* shows(other, { active: 30, waiting: 1, workers: 1 })
+          }))
+        yield* shows(other, { completed: 100, waiting: 1 })
+        // Those that come until the time is over, and then those that make it full.
+        const some = yield* Effect.forkChild(taking({ max: 10, wait: "300 millis" }, Effect.succeed))
+        yield* shows(other, { active: 1 })
+        yield* other.offer(101)
+        assert.deepStrictEqual(yield* Fiber.join(some), [100, 101])
+        const full = yield* Effect.forkChild(taking({ max: 2, wait: "1 minute" }, Effect.succeed))
+        yield* other.offer(102)
+        yield* shows(other, { active: 1 })
+        yield* other.offer(103)
+        assert.deepStrictEqual(yield* promptly(Fiber.join(full), "two jobs"), [102, 103])
+        assert.deepStrictEqual(yield* taking({ max: 2, wait: "20 millis" }, Effect.succeed), [])
+        // All of them fail, or go back, which is no attempt.
+        yield* other.offerAll([1, 2, 3])
+        yield* Effect.exit(taking({ max: 3 }, () => Effect.fail("no")))
+        const held = yield* Effect.forkChild(taking({ max: 3, wait: "1 minute" }, () => Effect.never))
+        yield* shows(other, { active: 3 })
+        yield* Fiber.interrupt(held)
+        assert.deepStrictEqual(yield* taking({ max: 3, wait: "1 minute" }, (_, attempts) => Effect.succeed(attempts)), [
+          2,
+          2,
+          2
+        ])
+        // A wait that is given up takes nothing with it.
+        const waiting = yield* Effect.forkChild(taking({ max: 3, wait: "1 minute" }, Effect.succeed))
+        yield* other.offer(4)
+        yield* shows(other, { active: 1 })
+        yield* Fiber.interrupt(waiting)
+        yield* shows(other, { active: 0, waiting: 1, workers: 0 })
+        assert.deepStrictEqual(yield* taking({ max: 3 }, Effect.succeed), [4])
+        yield* Effect.forEach(
+          [0, 1025, 1.5],
+          (max) => Effect.map(Effect.exit(taking({ max }, Effect.succeed)), isRangeError)
+        )
+      })))
+
+  it.effect("is left out when it is lost while others are waited for", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const taking = yield* Effect.forkChild(
+          Effect.scoped(Effect.map(queue.takeBatch({ max: 3, wait: "1 minute" }), (taken) =>
+            taken.map(({ job, payload }) => [payload, job.crashes])))
+        )
+        yield* queue.offerAll([1, 2])
+        yield* shows(queue, { active: 2 })
+        yield* lose(a!, namespace, server)
+        yield* shows(queue, { active: 2 })
+        yield* queue.offer(4)
+        const taken = yield* promptly(Fiber.join(taking), "three jobs")
+        assert.deepStrictEqual(
+          taken.toSorted(([a], [b]) =>
+            a! - b!
+          ),
+          [[1, 1], [2, 1], [4, 0]]
+        )
+        yield* shows(queue, { completed: 3, workers: 0 })
+      })))
+
   it.effect("is told when it is not its own any more, and has the result that was set", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {

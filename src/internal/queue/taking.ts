@@ -1,4 +1,4 @@
-/** Takes one job into a scope: how that ends decides what becomes of the job. */
+/** Takes jobs into a scope: how that ends decides what becomes of them. */
 
 import * as Cause from "effect/Cause"
 import * as Context from "effect/Context"
@@ -6,7 +6,6 @@ import * as Deferred from "effect/Deferred"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
-import * as Option from "effect/Option"
 import * as Scope from "effect/Scope"
 import type { CoordinatorReason } from "../actor/errors.ts"
 import type { WaitTimeout } from "../hold/loss.ts"
@@ -33,7 +32,8 @@ interface Taking<A, E> {
   readonly payload: Codec<A>
   readonly results: Results
   readonly policy: Policy<any>
-  /** In milliseconds; undefined for ever. */
+  readonly max: number
+  /** In milliseconds; undefined for as long as there is none. */
   readonly wait: number | undefined
   readonly closed: () => E
   readonly fail: (error: CoordinatorReason | WaitTimeout) => E
@@ -42,23 +42,38 @@ interface Taking<A, E> {
 // Redis is told the outcome of a scope before the worker leaves.
 const patience = 60_000
 
+/** Up to `max` jobs: as soon as there are so many, or the time to wait is over; without one, as soon as there are any. */
 export const take = <A, S, E>(
-  { closed, fail, payload, places, policy, results, wait }: Taking<A, E>
-): Effect.Effect<Option.Option<Taken<A, S>>, E, Scope.Scope> =>
+  { closed, fail, max, payload, places, policy, results, wait }: Taking<A, E>
+): Effect.Effect<ReadonlyArray<Taken<A, S>>, E, Scope.Scope> =>
   Effect.uninterruptibleMask((restore) =>
     Effect.gen(function*() {
       const scope = yield* Effect.scope
       const own = yield* Scope.make()
-      const found = Deferred.makeUnsafe<Taken<A, S>, E>()
-      const over = Deferred.makeUnsafe<unknown, unknown>()
-      const lost = Deferred.makeUnsafe<void>()
-      let value: S | undefined
+      const found = Deferred.makeUnsafe<void, E>()
+      const over = Deferred.makeUnsafe<void, unknown>()
+      // What is lost before it is answered is not taken.
+      let open = true
+      const enough = (result: Effect.Effect<void, E>) => {
+        open = false
+        Deferred.doneUnsafe(found, result)
+      }
+      const jobs = new Map<Taken<A, S>["job"], Taken<A, S>>()
       const attempt = (payload: A): Effect.Effect<unknown, unknown, Job> =>
         Effect.flatMap(Job, (job) => {
-          worker.halt()
+          const lost = Deferred.makeUnsafe<void>()
+          let value: S | undefined
           const result = (given: S) => Effect.sync(() => void (value = given))
-          Deferred.doneUnsafe(found, Effect.succeed({ payload, job, lost: Deferred.await(lost), result }))
-          return Effect.onInterrupt(Deferred.await(over), () => Deferred.succeed(lost, undefined))
+          jobs.set(job, { payload, job, lost: Deferred.await(lost), result })
+          if (jobs.size === max) {
+            worker.halt()
+            enough(Effect.void)
+          }
+          const gone = Effect.suspend(() => {
+            if (open) jobs.delete(job)
+            return Deferred.succeed(lost, undefined)
+          })
+          return Effect.onInterrupt(Effect.map(Deferred.await(over), () => value), () => gone)
         })
       const worker = crewOf(
         {
@@ -67,30 +82,39 @@ export const take = <A, S, E>(
           overrun: mostOverrun
         },
         places,
-        1
+        max
       )
+      const off = worker.listen(() => {
+        if (wait === undefined && jobs.size > 0) enough(Effect.void)
+      })
       const leave = (grace: number) => Effect.andThen(worker.stop(grace), Scope.close(own, Exit.void))
       const joined = Scope.provide(
-        worker.work(() => Deferred.doneUnsafe(found, Effect.fail(closed())), fail),
+        worker.work(() => enough(Effect.fail(closed())), fail),
         own
       )
       const waited = Effect.andThen(
         joined,
         wait === undefined
-          ? Effect.asSome(Deferred.await(found))
-          : Effect.timeoutOption(Deferred.await(found), Duration.millis(wait))
+          ? Deferred.await(found)
+          : Effect.asVoid(Effect.timeoutOption(Deferred.await(found), Duration.millis(wait)))
       )
-      const taken = yield* Effect.onExit(
-        restore(waited),
-        (exit) => Exit.isSuccess(exit) && Option.isSome(exit.value) ? Effect.void : leave(0)
-      )
-      if (Option.isNone(taken)) return taken
+      const taken = yield* Effect.map(Effect.exit(restore(waited)), (exit) => {
+        off()
+        open = false
+        // None that are on their way are wanted any more.
+        if (jobs.size < max) worker.retire()
+        return Exit.map(exit, () => [...jobs.values()])
+      })
+      if (Exit.isFailure(taken) || taken.value.length === 0) {
+        yield* leave(0)
+        return yield* taken
+      }
       yield* Scope.addFinalizerExit(scope, (exit) => {
-        // It goes back, and that is no attempt.
+        // They go back, and that is no attempt.
         if (Exit.isFailure(exit) && Cause.hasInterruptsOnly(exit.cause)) return leave(0)
-        Deferred.doneUnsafe(over, Exit.isSuccess(exit) ? Effect.succeed(value) : exit)
+        Deferred.doneUnsafe(over, Exit.asVoid(exit))
         return leave(patience)
       })
-      return taken
+      return taken.value
     })
   )

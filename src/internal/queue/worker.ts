@@ -156,6 +156,8 @@ class Worker<R> extends Member implements Crew, Seat {
       this.#counted = sent
       for (; this.#owed > 0; this.#owed--) this.#send(undefined)
       this.#adjust()
+      // It may have asked before it began to stop.
+      if (this.#retired) this.tell("queue.credit", [this.id, 0, true], ignore)
       const told = new Set(this.#settling)
       for (const { jobs } of this.#unanswered) for (const job of jobs) told.add(job)
       const found = new Set(jobs.map(([key]) => key))
