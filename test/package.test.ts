@@ -46,8 +46,12 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("t
             fs.writeFileSync(entry, program("lockstep", server.url, freshNamespace()))
             assert.strictEqual((await run(process.execPath, [entry], { cwd: folder })).stdout.trim(), "held")
             // Each module by itself, as the exports map names it.
-            for (const file of fs.readdirSync(path.join(root, "src")).filter((file) => /^[A-Z].*\.ts$/.test(file))) {
-              const name = file.slice(0, -3)
+            const modules = ["", "effect/"].flatMap((folder) =>
+              fs.readdirSync(path.join(root, "src", folder)).flatMap((file) =>
+                /^[A-Z].*\.ts$/.test(file) ? [folder + file.slice(0, -3)] : []
+              )
+            )
+            for (const name of modules) {
               const check = `import * as it from "lockstep/${name}"; if (Object.keys(it).length === 0) process.exit(1)`
               await run(process.execPath, ["--input-type=module", "-e", check], { cwd: folder })
             }

@@ -18,7 +18,7 @@ const imported = (code: string) =>
   code.replaceAll("\"lockstep\"", "\"../../src/index.ts\"").replaceAll(
     "\"lockstep/testing\"",
     "\"../../src/testing.ts\""
-  )
+  ).replaceAll(/"lockstep\/(effect\/\w+)"/g, "\"../../src/$1.ts\"")
 
 /** A folder beside the tests, where packages are found as they are from here. */
 const withFolder = <A>(use: (folder: string) => Promise<A>) =>

@@ -81,13 +81,18 @@ export const handlingOf = <A, E, R>(
     const handled = task.isKept ? Effect.flatMap(handling, (value) => encoded(results, value)) : handling
     return traced(handled, task)
   },
-  timeout: (task) => task.timeout ?? policy.timeout,
-  late: ({ id, queue }, timeout) =>
-    Exit.failCause(
-      Cause.fail(
-        new JobTimeout({ name: queue, namespace: policy.namespace, id, timeout: Duration.millis(timeout) })
-      )
-    ) as Exit.Failure<unknown, unknown>,
+  limit: (task) => {
+    const timeout = task.timeout ?? policy.timeout
+    if (timeout === undefined) return undefined
+    const { id, queue: name } = task
+    return {
+      timeout,
+      exit: () =>
+        Exit.fail(
+          new JobTimeout({ name, namespace: policy.namespace, id, timeout: Duration.millis(timeout) })
+        ) as Exit.Failure<unknown, unknown>
+    }
+  },
   judge: (task, { cause }) => {
     const error = Cause.squash(cause)
     const bury = (reason: "failed" | "undecodable" | "discarded", text: string): Verdict => {

@@ -22,6 +22,7 @@ import { stateOf } from "./state.ts"
 /** What becomes of a job after an attempt. */
 export type Verdict =
   | { readonly tag: "done"; readonly outcome: string }
+  /** Without `attempted`, it has not been an attempt. */
   | { readonly tag: "retry"; readonly delay: number; readonly attempted: boolean }
   | {
     readonly tag: "bury"
@@ -36,10 +37,15 @@ export interface Handling<R> {
   readonly attempt: (task: Task) => Effect.Effect<unknown, unknown, R>
   /** Of an attempt that has failed. */
   readonly judge: (task: Task, exit: Exit.Failure<unknown, unknown>) => Effect.Effect<Verdict>
-  /** How long an attempt may run, in milliseconds. */
-  readonly timeout: (task: Task) => number | undefined
+  /** How long an attempt may run. */
+  readonly limit?: (task: Task) => Limit | undefined
+}
+
+export interface Limit {
+  /** In milliseconds. */
+  readonly timeout: number
   /** What an attempt has come to that was interrupted after that time. */
-  readonly late: (task: Task, timeout: number) => Exit.Failure<unknown, unknown>
+  readonly exit: () => Exit.Failure<unknown, unknown>
 }
 
 /** What all workers of a crew have in common. */
@@ -202,10 +208,10 @@ class Worker<R> extends Member implements Crew, Seat {
     })
     // It was lost or cancelled in its first steps.
     if (task.over) return this.#interrupt(task)
-    const timeout = this.#handling.timeout(task)
-    if (timeout === undefined) return
-    task.timer = this.place.space.kernel.io.after(timeout, () => {
-      task.late = this.#handling.late(task, timeout)
+    const limit = this.#handling.limit?.(task)
+    if (limit === undefined) return
+    task.timer = this.place.space.kernel.io.after(limit.timeout, () => {
+      task.late = limit.exit()
       this.#interrupt(task)
     })
   }

@@ -1,0 +1,307 @@
+/**
+ * Lets `PersistedQueue` and `DurableQueue` of `effect` store their elements in queues of this library.
+ *
+ * **Guarantees**
+ *
+ * - An element is pushed to a process that takes: nothing polls.
+ * - An `offer` is stored once, also when its reply is lost and it is sent again.
+ * - The elements of a process that died go to others when its session ends: after the coordinator's `lease` at most.
+ * - An interrupted `take` gives its element back at once, and uses up no attempt.
+ *
+ * **Gotchas**
+ *
+ * - `timeToLive` of `PersistedQueue.layerCleanup` has no effect: elements that are processed leave nothing behind but the ids
+ *   that they were given, for `retention`. Only `failedTimeToLive` has, for the queues that this process uses.
+ * - What `take` runs is not interrupted when the session is lost. Another process may be given the element then.
+ * - The queues are those of `Queue`: one with the same name in the same namespace is the same one, and it must not be used for
+ *   anything else.
+ * - A custom id may have up to 512 bytes.
+ * - It belongs to the unstable part of `effect`, and may have to change with it.
+ *
+ * **Example** (A persisted queue)
+ *
+ * ```ts
+ * import { Coordinator } from "lockstep"
+ * import { layerStore } from "lockstep/effect/PersistedQueue"
+ * import { Effect, Layer, Schema } from "effect"
+ * import { PersistedQueue } from "effect/persistence"
+ *
+ * const program = Effect.gen(function*() {
+ *   const mails = yield* PersistedQueue.make({ name: "mails", schema: Schema.Struct({ to: Schema.String }) })
+ *   yield* mails.offer({ to: "ann@example.com" }, { id: "welcome-ann" })
+ *   yield* mails.take(({ to }) => Effect.log(`to ${to}`))
+ * })
+ *
+ * program.pipe(
+ *   Effect.provide(
+ *     PersistedQueue.layer.pipe(Layer.provide(layerStore()), Layer.provide(Coordinator.layerEmbedded()))
+ *   ),
+ *   Effect.runPromise
+ * )
+ * ```
+ *
+ * @since 0.1.0
+ */
+
+import * as Cause from "effect/Cause"
+import * as Context from "effect/Context"
+import * as DateTime from "effect/DateTime"
+import * as Deferred from "effect/Deferred"
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import * as Layer from "effect/Layer"
+import { PersistedQueueError, PersistedQueueStore } from "effect/persistence/PersistedQueue"
+import * as Predicate from "effect/Predicate"
+import * as Schedule from "effect/Schedule"
+import * as Schema from "effect/Schema"
+import * as Scope from "effect/Scope"
+import * as Stream from "effect/Stream"
+import { Coordinator } from "../Coordinator.ts"
+import { CoordinatorClosed, isAway } from "../internal/actor/errors.ts"
+import { placeOf, type Space, spaceOf } from "../internal/hold/place.ts"
+import { fail as queueError } from "../internal/queue/errors.ts"
+import type { Task } from "../internal/queue/job.ts"
+import { mostOverrun } from "../internal/queue/pool.ts"
+import { type Handling, type Verdict, Worker } from "../internal/queue/worker.ts"
+import * as Queue from "../Queue.ts"
+
+/**
+ * @category options
+ * @since 0.1.0
+ */
+export interface Options {
+  /**
+   * How long the id of an element that was processed is known, at least, and at most twice as long: another offer with it stores
+   * nothing. Default 30 days. Elements whose ids `PersistedQueue` has made cost nothing after they were processed.
+   */
+  readonly retention?: Duration.Input | undefined
+  /** How many elements that have failed are kept, and how long. Default: 10,000 for ever. */
+  readonly letters?: Omit<NonNullable<Queue.Options<unknown>["letters"]>, "crashes"> | undefined
+  /** How long elements stay with a process that died. Default: that of the coordinator. */
+  readonly lease?: Duration.Input | undefined
+}
+
+type Store = Context.Service.Shape<typeof PersistedQueueStore>
+type TakeOptions = Parameters<Store["take"]>[0]
+type Element = Effect.Success<ReturnType<Store["take"]>>
+
+// `PersistedQueue` makes an id for each element that has none. A job's own `id` costs more: it is known for `retention`.
+const Body = Schema.Struct({ element: Schema.Json, id: Schema.optionalKey(Schema.String) })
+
+const failed = (what: string) => (cause: unknown) =>
+  new PersistedQueueError({ message: `Failed to ${what} of a persisted queue`, cause })
+
+// `PersistedQueue` does not export it.
+const isDeadLetter = Predicate.isTagged("~effect/persistence/PersistedQueue/DeadLetter")
+
+/** A `take`, from its beginning until its scope is closed. */
+interface Taker {
+  readonly options: TakeOptions
+  readonly given: Deferred.Deferred<Element, PersistedQueueError>
+  /** How its scope was closed. */
+  readonly over: Deferred.Deferred<void, unknown>
+}
+
+/** The takers of one queue in this process share a worker, which has credit for as many as there are. */
+class Takers {
+  readonly worker: Worker<never>
+  readonly #space: Space
+  readonly #waiting = new Set<Taker>()
+  // Elements that takers have, and which takers had them.
+  #busy = 0
+  readonly #takers = new WeakMap<Task, Taker>()
+  #shrinking = false
+
+  constructor(space: Space, name: string, lease: Duration.Input | undefined) {
+    this.#space = space
+    const handling: Handling<never> = {
+      attempt: (task) => this.#hand(task),
+      judge: (task, { cause }) => this.#judge(task, cause)
+    }
+    this.worker = new Worker(placeOf(space, "queue", name, "name", lease), 0, Context.empty(), handling, mostOverrun)
+  }
+
+  wait(taker: Taker): void {
+    this.#waiting.add(taker)
+    if (this.#wanted > this.worker.size) this.worker.resize(this.#wanted)
+  }
+
+  /** It waits no more, or its scope is closed. */
+  leave(taker: Taker, exit: Exit.Exit<unknown, unknown>): void {
+    this.#waiting.delete(taker)
+    Deferred.doneUnsafe(taker.over, Exit.asVoid(exit))
+    this.#shrink()
+  }
+
+  get #wanted(): number {
+    return this.#waiting.size + this.#busy
+  }
+
+  // Mostly, a taker whose element is done takes the next one at once.
+  #shrink(): void {
+    if (this.#shrinking) return
+    this.#shrinking = true
+    this.#space.kernel.io.after(1, () => {
+      this.#shrinking = false
+      if (this.#wanted < this.worker.size) this.worker.resize(this.#wanted)
+    })
+  }
+
+  close(): void {
+    const error = failed("take an element")(
+      queueError(new CoordinatorClosed({ namespace: this.#space.kernel.settings.namespace }))
+    )
+    for (const taker of this.#waiting) Deferred.doneUnsafe(taker.given, Effect.fail(error))
+    this.#waiting.clear()
+  }
+
+  #hand(task: Task): Effect.Effect<void, unknown> {
+    const [taker] = this.#waiting
+    // It was on its way to one that waits no more.
+    if (taker === undefined) return Effect.onInterrupt(Effect.interrupt, () => Effect.sync(() => this.#shrink()))
+    this.#takers.set(task, taker)
+    const { attempt, body, id: given } = task
+    const { element, id = given } = body as typeof Body.Type
+    // The process that had its last attempt has died.
+    if (attempt > taker.options.maxAttempts) return Effect.fail("The process has died")
+    this.#waiting.delete(taker)
+    this.#busy++
+    Deferred.doneUnsafe(taker.given, Effect.succeed({ id, attempts: attempt, element }))
+    const ended = Effect.sync(() => {
+      this.#busy--
+      this.#shrink()
+    })
+    return Effect.ensuring(Deferred.await(taker.over), ended)
+  }
+
+  #judge(task: Task, cause: Cause.Cause<unknown>): Effect.Effect<Verdict> {
+    const taker = this.#takers.get(task)
+    if (taker === undefined || Cause.hasInterruptsOnly(cause)) {
+      return Effect.succeed({ tag: "retry", delay: 0, attempted: false })
+    }
+    const letter = cause.reasons.find((reason) => Cause.isFailReason(reason) && isDeadLetter(reason.error))
+    const bury = (reason: "failed" | "undecodable", cause: Cause.Cause<unknown>): Verdict => ({
+      tag: "bury",
+      reason,
+      message: Cause.pretty(cause).slice(0, 4096).toWellFormed(),
+      outcome: ""
+    })
+    if (letter !== undefined) {
+      return Effect.succeed(bury("undecodable", (letter as Cause.Fail<{ cause: Cause.Cause<unknown> }>).error.cause))
+    }
+    const { maxAttempts, retryDelay } = taker.options
+    if (task.attempt >= maxAttempts) return Effect.succeed(bury("failed", cause))
+    return Effect.map(retryDelay(task.attempt), (delay) => ({
+      tag: "retry",
+      delay: Math.min(Math.ceil(Duration.toMillis(delay)), Number.MAX_SAFE_INTEGER),
+      attempted: true
+    }))
+  }
+}
+
+/** Makes one of each name, which stay as long as the scope is open. One that has failed is made again for the next caller. */
+const oncePerName = <A, E>(
+  scope: Scope.Scope,
+  make: (name: string) => Effect.Effect<A, E, Scope.Scope>
+): {
+  readonly known: ReadonlyMap<string, Deferred.Deferred<A, E>>
+  readonly get: (name: string) => Effect.Effect<A, E>
+} => {
+  const known = new Map<string, Deferred.Deferred<A, E>>()
+  const get = (name: string): Effect.Effect<A, E> =>
+    Effect.suspend(() => {
+      const found = known.get(name)
+      if (found !== undefined) return Deferred.await(found)
+      const made = Deferred.makeUnsafe<A, E>()
+      known.set(name, made)
+      const making = Effect.onExit(Scope.provide(make(name), scope), (exit) =>
+        Effect.sync(() => {
+          if (Exit.isFailure(exit)) known.delete(name)
+          Deferred.doneUnsafe(made, exit)
+        }))
+      return Effect.andThen(Effect.forkIn(making, scope), Deferred.await(made))
+    })
+  return { known, get }
+}
+
+/**
+ * A `PersistedQueueStore` on the queues of a coordinator.
+ *
+ * @category layers
+ * @since 0.1.0
+ */
+export const layerStore = (
+  { lease, letters, retention = "30 days" }: Options = {}
+): Layer.Layer<PersistedQueueStore, never, Coordinator> =>
+  Layer.effect(
+    PersistedQueueStore,
+    Effect.gen(function*() {
+      const coordinator = yield* Coordinator
+      const scope = yield* Effect.scope
+      const space = spaceOf(coordinator)
+      const queues = oncePerName(scope, (name) =>
+        Queue.make({
+          name,
+          payload: Body,
+          lease,
+          retention,
+          // How often an element may be attempted is not known here; a process that dies uses up an attempt.
+          letters: { age: Duration.infinity, ...letters, crashes: 1000 }
+        }).pipe(Effect.provideService(Coordinator, coordinator)))
+      const takers = oncePerName(scope, (name) =>
+        Effect.gen(function*() {
+          yield* queues.get(name)
+          const takers = new Takers(space, name, lease)
+          const scope = yield* Effect.scope
+          yield* Effect.uninterruptible(Effect.andThen(
+            takers.worker.work(() => takers.close(), queueError),
+            Scope.addFinalizer(scope, Effect.andThen(takers.worker.stop(0), Effect.sync(() => takers.close())))
+          ))
+          return takers
+        }).pipe(
+          // A take waits for as long as there is nothing.
+          Effect.retry({ while: ({ reason }) => isAway(reason), schedule: Schedule.spaced("1 second") })
+        ))
+
+      return PersistedQueueStore.of({
+        offer: ({ delay, element, id, isCustomId, name }) =>
+          Effect.flatMap(queues.get(name), (queue) =>
+            isCustomId
+              ? queue.offer({ element: element as Schema.Json }, { id, delay })
+              : queue.offer({ element: element as Schema.Json, id }, { delay })).pipe(
+              Effect.asVoid,
+              Effect.mapError(failed("offer an element"))
+            ),
+        take: (options) =>
+          Effect.uninterruptibleMask((restore) =>
+            Effect.gen(function*() {
+              const scope = yield* Effect.scope
+              const found = yield* Effect.mapError(restore(takers.get(options.name)), failed("take an element"))
+              const taker: Taker = { options, given: Deferred.makeUnsafe(), over: Deferred.makeUnsafe() }
+              found.wait(taker)
+              const given = yield* Effect.onExit(
+                restore(Deferred.await(taker.given)),
+                // One that was given an element as it was interrupted gives it back.
+                (exit) => Exit.isSuccess(exit) ? Effect.void : Effect.sync(() => found.leave(taker, exit))
+              )
+              yield* Scope.addFinalizerExit(scope, (exit) => Effect.sync(() => found.leave(taker, exit)))
+              return given
+            })
+          ),
+        cleanup: ({ failedTimeToLive }) =>
+          failedTimeToLive === undefined ? Effect.void : Effect.gen(function*() {
+            const before = Date.now() - Duration.toMillis(failedTimeToLive)
+            for (const name of queues.known.keys()) {
+              const queue = yield* queues.get(name)
+              const old = yield* queue.deadLetters.pipe(
+                Stream.takeWhile(({ time }) => DateTime.toEpochMillis(time) <= before),
+                Stream.map(({ letter }) => letter),
+                Stream.runCollect
+              )
+              if (old.length > 0) yield* queue.discard(old)
+            }
+          }).pipe(Effect.mapError(failed("remove elements")))
+      })
+    })
+  )
