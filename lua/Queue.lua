@@ -42,10 +42,13 @@
 -- that are done are deleted at once.
 -- record Queue 1: number, stamp, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12, delayed, active, dead, paused, turn, served,
 --   members, workers, idle, limit, spacing, burst, tat, window, completed, buried, expired, bounded, named, last1, last2,
---   last3, last4, at1, at2, at3, at4, done1, done2, done3, done4, full1, full2, full3, full4, notes, stacked, shards, armed
+--   last3, last4, at1, at2, at3, at4, done1, done2, done3, done4, full1, full2, full3, full4, notes, stacked,
+--   length, overflow, queued, told, dropped, shards, armed
 -- record QueuePolicy 1: letters, retain, crashes
 
 local RETURNED, DELAYED, JOBS, CRASH = '-', '~', 'workers', 65536
+-- The consumer that takes jobs out of a queue to remove them.
+local PURGING = '/'
 local SOURCES, LEVELS = 12, 4
 local FIELD = { 'c1', 'c2', 'c3', 'c4', 'c5', 'c6', 'c7', 'c8', 'c9', 'c10', 'c11', 'c12' }
 -- The letter of the jobs of each source, and the source that a returned or due job of a letter goes to.
@@ -113,7 +116,8 @@ local function readQueue(ctx, key, claim)
     queue = {
       number = 0, stamp = 0, delayed = 0, active = 0, dead = 0, paused = 0, turn = 0, served = 0, members = 0, workers = 0,
       idle = 0, limit = 0, spacing = 0, burst = 0, tat = 0, window = 0, completed = 0, buried = 0, expired = 0, bounded = 0,
-      named = 0, notes = 0, stacked = 0, shards = 1, armed = 0
+      named = 0, notes = 0, stacked = 0, length = 0, overflow = 0, queued = 0, told = 0, dropped = 0,
+      shards = 1, armed = 0
     }
     for source = 1, SOURCES do queue[FIELD[source]] = 0 end
     for letter, last in pairs(LAST) do
@@ -242,7 +246,7 @@ local function noteIn(ctx, queue, field, value)
   queue.noted[field] = value
 end
 
--- What lua/QueueDedupe.lua adds.
+-- What lua/QueueDedupe.lua and lua/QueueLimits.lua add.
 local extend = {}
 
 -- The id that a producer gave is free again when the job is done and the window has passed.
@@ -514,31 +518,6 @@ local function arm(queue, claim)
   queue.arming[claim] = true
 end
 
--- A process shares its slots among the shards, so one that has jobs and no credit says so: once to each worker, and again after
--- that has given it credit.
-local function tellOfMore(ctx, queue)
-  local arming = queue.arming
-  if not arming and not (queue.lacking and queue.armed > 0) then return end
-  local armed, before = {}, queue.armed > 0 and call('HGET', queue.key, 'z') or ''
-  for claim in string.gmatch(before, '%S+') do armed[#armed + 1] = claim end
-  for claim in pairs(arming or {}) do
-    if not find(before .. ' ', claim .. ' ', 1, true) then armed[#armed + 1] = claim end
-  end
-  local left = {}
-  for _, claim in ipairs(armed) do
-    local worker = workerOf(queue, claim)
-    if worker and (worker.credit > 0 or not queue.lacking) then
-      left[#left + 1] = claim
-    elseif worker then
-      local session, id = match(claim, '^([^/]*)/(.*)$')
-      deliver(ctx, session, reply('changed', id, 'more'))
-    end
-  end
-  local after = concat(left, ' ')
-  queue.armed = #left
-  if after ~= before then call('HSET', queue.key, 'z', after) end
-end
-
 -- -----------------------------------------------------------------------------
 -- The end of a call
 -- -----------------------------------------------------------------------------
@@ -595,7 +574,8 @@ end
 
 finishQueue = function(ctx, queue)
   if queue.workers > 0 then dispatchJobs(ctx, queue) end
-  if queue.shards > 1 then tellOfMore(ctx, queue) end
+  if queue.length > 0 or queue.queued > 0 then extend.bound(ctx, queue) end
+  if queue.shards > 1 then extend.tellOfMore(ctx, queue) end
   for letter, done in pairs(DONE) do
     if queue[done] >= TRIMMED or queue[done] > 0 and queue.active == 0 then trimLevel(queue, letter) end
   end
@@ -701,17 +681,33 @@ local function holdAll(queue, holding)
 end
 
 -- Stores jobs, see `queue.offer`: the number of the first one, and the jobs that others were in the way of.
-local function storeJobs(ctx, queue, values, shapes)
+-- When the queue has a length, `claim` says of whom, and false that it does not matter.
+local function storeJobs(ctx, queue, values, shapes, claim)
   queue.stamp = math.max(queue.stamp, ctx.now)
   local first, place, at, known, holding = queue.number + 1, 0, 1, {}, {}
   local time, added, normal = text(queue.stamp) .. '-', queue.number, queue.n
+  -- The number of the last job that there is room for.
+  local last, full = math.huge, false
+  if queue.length > 0 and claim ~= false then last = added end
+  local function hasRoom()
+    if added < last then return true end
+    if full then return false end
+    holdAll(queue, holding)
+    last = added + extend.room(ctx, queue, claim)
+    full = added == last
+    return not full
+  end
   for size, more in string.gmatch(shapes, '(%d+)(%S*)') do
     local behind = at + size
     local body = sub(values, at, behind - 1)
     if more == '' then
-      added = added + 1
-      call('XADD', normal, time .. text(added), 'b', body)
-      queue.c9 = queue.c9 + 1
+      if added < last or hasRoom() then
+        added = added + 1
+        call('XADD', normal, time .. text(added), 'b', body)
+        queue.c9 = queue.c9 + 1
+      else
+        known[#known + 1] = extend.refusal(queue, place)
+      end
       at = behind
     else
       local wish = wishOf(values, behind, more)
@@ -722,6 +718,8 @@ local function storeJobs(ctx, queue, values, shapes)
       end
       if job then
         known[#known + 1] = '[' .. text(place) .. ',"' .. job .. '"]'
+      elseif not hasRoom() then
+        known[#known + 1] = extend.refusal(queue, place)
       else
         added = added + 1
         job = offerWish(ctx, queue, time .. text(added), body, wish, holding)
@@ -737,24 +735,29 @@ local function storeJobs(ctx, queue, values, shapes)
   return first, known
 end
 
+local function offerOnce(ctx, queue, values, shapes, node, number, claim)
+  local field = 'p' .. node
+  local last, before = match(recalled(ctx, queue, field) or '', '^(%d+) (.*)$')
+  if last == number then return before end
+  if last and tonumber(last) > tonumber(number) then return '["late"]' end
+  local first, known = storeJobs(ctx, queue, values, shapes, claim)
+  local answered = reply('offered', queue.stamp, first, json('[' .. concat(known, ',') .. ']'))
+  noteIn(ctx, queue, field, number .. ' ' .. answered)
+  return answered
+end
+
 -- queue.offer: adds jobs, all or none, once for the number of a coordinator's offer. `values` has their bodies, each
 -- followed by its id and trace if it has them. `shapes` has for each job the bytes of its body, and what else is asked for:
 -- its level if that is not n; f, that it begins before all others of its level; d delay, w time, e expiry, t timeout (all in ms); a attempts; r, that its outcome is kept; i, x and
 -- q, the bytes of id, trace, and id for deduplication, which has the letter of its mode in front; v, the window of that in ms. The
 -- jobs have consecutive numbers from `first` on, but those that were not stored because of others: these are answered with their
 -- places, from 0 on, and the other jobs. A job with a 1 behind it was stored, as another one than it would be without the others.
+-- Instead of a job, 0 says that the queue is full, and 2 that the job waits until it is not.
 -- keys: all
 -- args: values string, shapes string, node string, number number
 -- reply: ["offered", stamp number, first number, known json] | ["late"]
 handlers['queue.offer'] = function(ctx, key, values, shapes, node, number)
-  local queue, field = loadQueue(ctx, key), 'p' .. node
-  local last, before = match(recalled(ctx, queue, field) or '', '^(%d+) (.*)$')
-  if last == number then return before end
-  if last and tonumber(last) > tonumber(number) then return '["late"]' end
-  local first, known = storeJobs(ctx, queue, values, shapes)
-  local answered = reply('offered', queue.stamp, first, json('[' .. concat(known, ',') .. ']'))
-  noteIn(ctx, queue, field, number .. ' ' .. answered)
-  return answered
+  return offerOnce(ctx, loadQueue(ctx, key), values, shapes, node, number)
 end
 
 -- -----------------------------------------------------------------------------
@@ -763,13 +766,14 @@ end
 
 -- queue.join: becomes a member, and says how the queue works, unless `set` is false: how many jobs may be in work (0 for no
 -- limit), how many ms are between two jobs, and how many ms of that may be saved up for a burst (0 for no limit), how long
--- ids are known, how many dead letters are kept, and for how long (0 for ever), and after how many crashes a job is one. It
--- also says how many shards there are (0: as many as there were), among which the limits are divided, and which one this is.
--- Another number is refused while there are jobs or members.
+-- ids are known, how many dead letters are kept, and for how long (0 for ever), after how many crashes a job is one, how many
+-- jobs may wait (0 for no limit), and what becomes of offers beyond that: see lua/QueueLimits.lua. It also says how many shards
+-- there are (0: as many as there were), among which the limits are divided, and which one this is. Another number is refused
+-- while there are jobs or members.
 -- keys: all
--- args: id string, set boolean, limit number, spacing number, burst number, window number, letters number, retain number, crashes number, shards number, shard number
+-- args: id string, set boolean, limit number, spacing number, burst number, window number, letters number, retain number, crashes number, length number, overflow number, shards number, shard number
 -- reply: ["joined", shards number] | ["mismatch", shards number]
-handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, window, letters, retain, crashes, shards, shard)
+handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, window, letters, retain, crashes, length, overflow, shards, shard)
   local queue = loadQueue(ctx, key)
   shards = tonumber(shards)
   if shards > 0 and shards ~= queue.shards then
@@ -777,11 +781,12 @@ handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, wind
     queue.shards = shards
   end
   if set == '1' or queue.window == 0 then
-    limit, shards = tonumber(limit), queue.shards
-    queue.limit = floor(limit / shards) + (tonumber(shard) < limit % shards and 1 or 0)
-    queue.spacing = tonumber(spacing) * shards
+    queue.limit = extend.shareOf(queue, tonumber(limit), tonumber(shard))
+    queue.spacing = tonumber(spacing) * queue.shards
     queue.burst = math.max(tonumber(burst), queue.spacing)
     queue.window, queue.current = tonumber(window), nil
+    queue.length = extend.shareOf(queue, tonumber(length), tonumber(shard))
+    queue.overflow = tonumber(overflow)
     call('HSET', key, 'm', packQueuePolicy({
       letters = tonumber(letters), retain = tonumber(retain), crashes = tonumber(crashes)
     }))
@@ -968,21 +973,6 @@ handlers['queue.credit'] = function(ctx, key, id, change, stop)
   return '["credited"]'
 end
 
--- queue.shed: a worker takes so many jobs less at a time, as far as it has credit for them
--- keys: all
--- args: id string, most number
--- reply: ["shed", count number] | ["missing"]
--- flags: allow-oom
-handlers['queue.shed'] = function(ctx, key, id, most)
-  local queue, worker = askingWorker(ctx, key, id)
-  if not worker then return MISSING end
-  -- Credit of the same call may be for jobs that wait: two shards would shed each other's slots for ever.
-  dispatchJobs(ctx, queue)
-  local count = math.max(0, math.min(worker.credit, tonumber(most)))
-  worker.credit, worker.changed = worker.credit - count, true
-  return reply('shed', count)
-end
-
 -- -----------------------------------------------------------------------------
 -- Jobs
 -- -----------------------------------------------------------------------------
@@ -1080,9 +1070,6 @@ handlers['queue.pause'] = function(ctx, key, paused)
   return '["paused"]'
 end
 
--- The consumer that takes jobs out of a queue to remove them.
-local PURGING = '/'
-
 -- queue.purge: removes some of the jobs that are not in work, and says whether there are more
 -- keys: all
 -- args:
@@ -1120,7 +1107,7 @@ end
 -- queue.state: how many jobs and workers there are
 -- keys: all
 -- args:
--- reply: ["state", ready strings, delayed number, active number, dead number, workers number, paused boolean, completed number, buried number, expired number] | ["stale"] | ["missing"]
+-- reply: ["state", ready strings, delayed number, active number, dead number, workers number, paused boolean, completed number, buried number, expired number, dropped number] | ["stale"] | ["missing"]
 -- flags: allow-oom
 handlers['queue.state'] = function(ctx, key)
   local queue = readQueue(ctx, key)
@@ -1131,7 +1118,7 @@ handlers['queue.state'] = function(ctx, key)
     ready[level] = queue[FIELD[3 * level - 2]] + queue[FIELD[3 * level - 1]] + queue[FIELD[3 * level]]
   end
   return reply('state', list(ready), queue.delayed, queue.active, queue.dead, queue.workers, queue.paused == 1,
-    queue.completed, queue.buried, queue.expired)
+    queue.completed, queue.buried, queue.expired, queue.dropped)
 end
 
 -- -----------------------------------------------------------------------------
@@ -1246,6 +1233,7 @@ reapers.queue = function(ctx, key, session, id)
   local claim = session .. '/' .. id
   local queue = loadQueue(ctx, key, claim)
   if call('HDEL', key, 'o' .. claim) == 1 then queue.members = math.max(0, queue.members - 1) end
+  if queue.queued > 0 then extend.depart(queue, claim) end
   if workerOf(queue, claim) then dismissWorker(ctx, queue, claim, not hasLeft(ctx, session)) end
 end
 

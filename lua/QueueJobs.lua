@@ -176,7 +176,7 @@ end
 handlers['queue.complete'] = function(ctx, key, id, job, given, deduped, outcome, take, values, shapes)
   local queue, worker = askingWorker(ctx, key, id)
   if not worker then return MISSING end
-  if finishJob(ctx, queue, job, given, deduped, outcome) then storeJobs(ctx, queue, values, shapes) end
+  if finishJob(ctx, queue, job, given, deduped, outcome) then storeJobs(ctx, queue, values, shapes, false) end
   giveCredit(queue, worker, take)
   return '["done"]'
 end

@@ -85,6 +85,7 @@ import {
   OfferUncertain,
   OutcomeUnknown,
   type QueueError,
+  QueueFull,
   ShardsMismatch
 } from "./internal/queue/errors.ts"
 import { Following } from "./internal/queue/following.ts"
@@ -92,7 +93,7 @@ import { handlingOf, type Policy, type Results } from "./internal/queue/handling
 import { Job, Task } from "./internal/queue/job.ts"
 import { type DeadLetter, lettersOf } from "./internal/queue/letters.ts"
 import { ownOf } from "./internal/queue/naming.ts"
-import { type Offered, Offerer } from "./internal/queue/offering.ts"
+import { type Asker, type Offered, Offerer } from "./internal/queue/offering.ts"
 import { type Outcome, Outcomes } from "./internal/queue/outcomes.ts"
 import { graceOf, mostConcurrency, mostOverrun, poolOf, type WorkerPool } from "./internal/queue/pool.ts"
 import { type State, stateOf, stateOfAll } from "./internal/queue/state.ts"
@@ -116,6 +117,7 @@ export {
   OfferUncertain,
   OutcomeUnknown,
   QueueError,
+  QueueFull,
   ShardsMismatch
 } from "./internal/queue/errors.ts"
 export { Job } from "./internal/queue/job.ts"
@@ -387,6 +389,16 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
     readonly concurrency?: number | undefined
     /** How many jobs begin in each interval, over all processes. So many can begin at once. Default: no limit. */
     readonly rate?: { readonly jobs: number; readonly interval: Duration.Input } | undefined
+    /** How many jobs may wait, delayed ones included, up to 2^31. Default: no limit. */
+    readonly length?: number | undefined
+    /**
+     * What becomes of `offer` and `offerAll` beyond the `length`. Default `wait`.
+     *
+     * - `wait`: jobs wait in their process until there is room. Processes take turns, in the order in which they began to wait.
+     * - `fail`: with `QueueFull`. Of `offerAll`, jobs may have been stored.
+     * - `dropOldest`: the oldest job of the lowest level is removed, which may be the new one.
+     */
+    readonly onFull?: "wait" | "fail" | "dropOldest" | undefined
   } | undefined
   /**
    * Over how many partitions the queue is spread, and so over how many primaries of a Redis Cluster: up to the coordinator's
@@ -410,18 +422,28 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
 
 const retained = "10 minutes"
 
+const overflows = ["wait", "fail", "dropOldest"]
+
+const overflowOf = (onFull: string): number => {
+  const overflow = overflows.indexOf(onFull)
+  if (overflow < 0) throw new RangeError(`limits.onFull must be one of ${overflows.join(", ")}`)
+  return overflow
+}
+
 const joinArgs = ({ letters = {}, limits = {}, retention = retained }: Options<any, any, any>) => {
-  const { concurrency, rate } = limits
+  const { concurrency, length, onFull = "wait", rate } = limits
   const interval = rate === undefined ? 0 : millis(rate.interval, "limits.rate.interval")
-  const { age = "7 days", crashes = 3, length = 10_000 } = letters
+  const { age = "7 days", crashes = 3, length: kept = 10_000 } = letters
   return [
     concurrency === undefined ? 0 : whole(concurrency, "limits.concurrency", 2 ** 31),
     rate === undefined ? 0 : interval / whole(rate.jobs, "limits.rate.jobs", 1_000_000),
     interval,
     millis(retention, "retention"),
-    whole(length, "letters.length", 1_000_000),
+    whole(kept, "letters.length", 1_000_000),
     Duration.isFinite(Duration.fromInputUnsafe(age)) ? millis(age, "letters.age") : 0,
-    whole(crashes, "letters.crashes", 1000)
+    whole(crashes, "letters.crashes", 1000),
+    length === undefined ? 0 : whole(length, "limits.length", 2 ** 31),
+    overflowOf(onFull)
   ] as const
 }
 
@@ -487,6 +509,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
         const about = { name: this.name, namespace, shards: Number(outcome[1]), expected: this.#count }
         return Effect.fail(fail(new ShardsMismatch(about)))
       }
+      this.#offerer.joined(id, limits?.length !== undefined && (limits.onFull ?? "wait") === "wait")
       this.#outcomes.joined(id)
       this.#following.joined(id)
       return Effect.succeed(this.#count)
@@ -502,14 +525,17 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
     observe: (change) => {
       if (change[0] === "outcome") this.#outcomes.told(change)
       else if (change[0] === "progress" || change[0] === "over") this.#following.told(change as never)
+      else if (change[0] === "room") this.#offerer.enter()
       else {
         // After a loss of data, Redis does not know it any more.
         this.#count = Number(change[0])
+        this.#offerer.rejoined()
         this.#outcomes.rejoined()
         this.#following.rejoined()
       }
     },
     closed: () => {
+      this.#offerer.closed()
       this.#outcomes.closed()
       this.#following.closed()
     }
@@ -518,6 +544,10 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
   // -------------------------------------------------------------------------------------------------------------------
   // Offer
   // -------------------------------------------------------------------------------------------------------------------
+
+  get #full(): QueueError {
+    return fail(new QueueFull({ name: this.name, namespace: this.#space.kernel.settings.namespace }))
+  }
 
   /** Whether it is the job of one of the handlers here. */
   hasHanded(job: Context.Service.Shape<typeof Job>): job is Task {
@@ -542,13 +572,17 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
       const encoded = this.#encode(payload)
       if (Exit.isFailure(encoded)) return Effect.failCause(encoded.cause)
       const wish = wishOf(encoded.value, options, trace, this.#retention)
-      return Effect.callback((resume) =>
-        this.#offerer.offer(wish, {
+      return Effect.callback((resume) => {
+        const asker: Asker = {
           offered: (_, offered) =>
             resume(offered === undefined ? Effect.fail(this.#uncertain) : Effect.succeed(offered)),
+          full: () => resume(Effect.fail(this.#full)),
           failed: ({ reason }) => resume(Effect.fail(fail(reason)))
-        }, 0)
-      )
+        }
+        this.#offerer.offer(wish, asker, 0)
+        // Only then it may wait for long.
+        return this.#offerer.enters ? Effect.sync(() => this.#offerer.withdraw(asker)) : undefined
+      })
     })
 
   readonly followUp = (payload: A, options?: OfferOptions): Effect.Effect<void, QueueError, Job> =>
@@ -567,7 +601,11 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
     payloads: Iterable<A>,
     options?: OfferOptions | ((payload: A) => OfferOptions)
   ): Effect.Effect<ReadonlyArray<Offered>, QueueError> =>
-    this.#spanned("offerAll", (trace) => Effect.callback((resume) => this.#offerAll(payloads, options, trace, resume)))
+    this.#spanned("offerAll", (trace) =>
+      Effect.callback((resume) => {
+        const asker = this.#offerAll(payloads, options, trace, resume)
+        return Effect.sync(() => this.#offerer.withdraw(asker))
+      }))
 
   // Jobs are encoded while Redis works on those before them.
   #offerAll(
@@ -575,7 +613,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
     options: OfferOptions | ((payload: A) => OfferOptions) | undefined,
     trace: string,
     resume: (result: Effect.Effect<ReadonlyArray<Offered>, QueueError>) => void
-  ): void {
+  ): Asker {
     const { io } = this.#space.kernel
     const results: Array<Offered> = []
     const iterator = payloads[Symbol.iterator]()
@@ -584,7 +622,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
       over = true
       resume(result)
     }
-    const asker = {
+    const asker: Asker = {
       offered: (at: number, offered: Offered | undefined) => {
         if (over) return
         if (offered === undefined) return end(Effect.fail(this.#uncertain))
@@ -593,13 +631,16 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
         if (answered === asked && ended) end(Effect.succeed(results))
         else if (asked - answered === mostAhead / 2) io.defer(() => io.defer(feed))
       },
+      full: () => {
+        if (!over) end(Effect.fail(this.#full))
+      },
       failed: ({ reason }: CoordinatorError) => {
         if (!over) end(Effect.fail(fail(reason)))
       }
     }
     const feed = () => {
       try {
-        while (!over && !ended && asked - answered < mostAhead) {
+        while (!over && asker.gone !== true && !ended && asked - answered < mostAhead) {
           const next = iterator.next()
           if (next.done === true) {
             ended = true
@@ -621,6 +662,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
       }
     }
     feed()
+    return asker
   }
 
   #spanned<B>(verb: string, use: (trace: string) => Effect.Effect<B, QueueError>): Effect.Effect<B, QueueError> {

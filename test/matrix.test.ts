@@ -13,6 +13,8 @@ import * as held from "./matrix/held.ts"
 import * as latch from "./matrix/latch.ts"
 import * as queue from "./matrix/queue.ts"
 import * as queueJobs from "./matrix/queueJobs.ts"
+import * as queueLimits from "./matrix/queueLimits.ts"
+import * as queueNotes from "./matrix/queueNotes.ts"
 import * as queueShards from "./matrix/queueShards.ts"
 import * as ref from "./matrix/ref.ts"
 import * as rendezvous from "./matrix/rendezvous.ts"
@@ -39,6 +41,8 @@ const programs = {
   ref,
   queue,
   queueJobs,
+  queueLimits,
+  queueNotes,
   queueShards
 }
 

@@ -60,10 +60,11 @@ import * as Stream from "effect/Stream"
 import { Coordinator } from "../Coordinator.ts"
 import { CoordinatorClosed, isAway } from "../internal/actor/errors.ts"
 import { placeOf, type Space, spaceOf } from "../internal/hold/place.ts"
+import type { Crew } from "../internal/queue/crew.ts"
 import { fail as queueError } from "../internal/queue/errors.ts"
 import type { Task } from "../internal/queue/job.ts"
 import { mostOverrun } from "../internal/queue/pool.ts"
-import { type Handling, type Verdict, Worker } from "../internal/queue/worker.ts"
+import { crewOf, type Handling, type Verdict } from "../internal/queue/worker.ts"
 import * as Queue from "../Queue.ts"
 
 /**
@@ -105,7 +106,7 @@ interface Taker {
 
 /** The takers of one queue in this process share a worker, which has credit for as many as there are. */
 class Takers {
-  readonly worker: Worker<never>
+  readonly worker: Crew
   readonly #space: Space
   readonly #waiting = new Set<Taker>()
   // Elements that takers have, and which takers had them.
@@ -119,7 +120,11 @@ class Takers {
       attempt: (task) => this.#hand(task),
       judge: (task, { cause }) => this.#judge(task, cause)
     }
-    this.worker = new Worker(placeOf(space, "queue", name, "name", lease), 0, Context.empty(), handling, mostOverrun)
+    this.worker = crewOf(
+      { context: Context.empty(), handling, overrun: mostOverrun },
+      [placeOf(space, "queue", name, "name", lease)],
+      0
+    )
   }
 
   wait(taker: Taker): void {
@@ -244,6 +249,7 @@ export const layerStore = (
         Queue.make({
           name,
           payload: Body,
+          shards: 1,
           lease,
           retention,
           // How often an element may be attempted is not known here; a process that dies uses up an attempt.

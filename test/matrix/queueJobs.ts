@@ -1,5 +1,5 @@
 import { assert } from "@effect/vitest"
-import { Deferred, Effect, Fiber, Option, Schedule, Schema, Stream } from "effect"
+import { Effect, Fiber, Option, Schema } from "effect"
 import { Queue } from "../../src/index.ts"
 import { eventually } from "../support/eventually.ts"
 import { onNode } from "../support/live.ts"
@@ -10,12 +10,7 @@ export const requests = [
   ["queue.promote", "queue:mails"],
   ["queue.reschedule", "queue:mails"],
   ["queue.update", "queue:mails"],
-  ["queue.seek", "queue:mails"],
-  ["queue.complete", "queue:mails"],
-  ["queue.note", "queue:mails"],
-  ["queue.follow", "queue:mails"],
-  ["queue.unfollow", "queue:mails"],
-  ["queue.logs", "queue:mails"]
+  ["queue.seek", "queue:mails"]
 ] as const satisfies Rows
 
 export const program: Program = ({ other }) =>
@@ -43,48 +38,4 @@ export const program: Program = ({ other }) =>
     yield* leads(mails.retry("one"), true, of("waiting"), 1)
     yield* Fiber.interrupt(running)
     yield* theirs.purge
-    yield* theirs.resume
-    // What a handler keeps, and what others hear of it.
-    const { id } = yield* theirs.offer(4)
-    const [gate, second] = yield* Effect.all([Deferred.make<void>(), Deferred.make<void>()])
-    const kept: Array<unknown> = []
-    const working = yield* Effect.forkChild(insist(mails.run(() =>
-      Effect.gen(function*() {
-        const job = yield* Queue.Job
-        kept.push(Option.getOrUndefined(job.checkpointed))
-        yield* job.progress(job.attempt)
-        yield* job.log(`attempt ${job.attempt}`)
-        yield* job.checkpoint({ attempt: job.attempt })
-        yield* Deferred.await(job.attempt === 1 ? gate : second)
-        if (job.attempt === 1) yield* Effect.fail("no")
-      }), { retry: Schedule.spaced("10 millis") })))
-    const first = Stream.runHead(mails.progress(id))
-    const told: Array<unknown> = []
-    yield* insist(eventually(Effect.map(first, (value) => assert.deepStrictEqual(value, Option.some(1)))))
-    const followed = yield* Effect.forkChild(
-      insist(Stream.runForEach(mails.progress(id), (value) => Effect.sync(() => told.push(value))))
-    )
-    yield* eventually(Effect.sync(() => assert.deepStrictEqual(told, [1])))
-    yield* Deferred.succeed(gate, undefined)
-    yield* eventually(Effect.sync(() => assert.deepStrictEqual(told, [1, 2])))
-    yield* eventually(
-      Effect.map(insist(mails.logs(id)), (lines) => assert.deepStrictEqual(lines, ["attempt 1", "attempt 2"]))
-    )
-    yield* Deferred.succeed(second, undefined)
-    yield* Fiber.join(followed)
-    assert.deepStrictEqual(kept, [undefined, { attempt: 1 }])
-    yield* Fiber.interrupt(working)
-    // A job that another one follows, once.
-    const chain: Array<number> = []
-    const chained = yield* Effect.forkChild(insist(mails.run((n) => {
-      chain.push(n)
-      return n < 12 ? mails.followUp(n + 1) : Effect.void
-    })))
-    yield* theirs.offer(10)
-    yield* eventually(Effect.sync(() => assert.deepStrictEqual([...new Set(chain)], [10, 11, 12])))
-    yield* eventually(
-      Effect.map(theirs.state, ({ active, waiting }) => assert.deepStrictEqual([active, waiting], [0, 0]))
-    )
-    assert.strictEqual(chain.filter((n) => n === 12).length, 1)
-    yield* Fiber.interrupt(chained)
   })

@@ -26,6 +26,23 @@ export class OfferUncertain extends Schema.Error<OfferUncertain>("lockstep/Queue
 }
 
 /**
+ * As many jobs wait as the queue's `limits.length` allows, so one was not stored.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class QueueFull extends Schema.Error<QueueFull>("lockstep/Queue/QueueFull")({
+  _tag: Schema.tag("QueueFull"),
+  name: Schema.String,
+  namespace: Schema.String
+}) {
+  override get message(): string {
+    return `A job was not stored, because ${describe("queue", this.name, this.namespace)} is full: ` +
+      `offer it again later, or raise \`limits.length\`.`
+  }
+}
+
+/**
  * A handler ran for longer than the `timeout` of its job, and was interrupted.
  *
  * @category errors
@@ -48,7 +65,7 @@ export class JobTimeout extends Schema.Error<JobTimeout>("lockstep/Queue/JobTime
 
 /**
  * A job has no result: its last attempt has failed with something that the queue's `error` schema does not describe, its payload
- * does not fit the schema of its worker, too many of its workers have died, its handler has discarded it, or it was cancelled or has expired.
+ * does not fit the schema of its worker, too many of its workers have died, its handler has discarded it, or it was cancelled, dropped or has expired.
  *
  * @category errors
  * @since 0.1.0
@@ -58,7 +75,7 @@ export class JobFailed extends Schema.Error<JobFailed>("lockstep/Queue/JobFailed
   name: Schema.String,
   namespace: Schema.String,
   id: Schema.String,
-  outcome: Schema.Literals(["failed", "undecodable", "crashed", "cancelled", "expired", "discarded"]),
+  outcome: Schema.Literals(["failed", "undecodable", "crashed", "cancelled", "expired", "discarded", "dropped"]),
   error: Schema.String
 }) {
   override get message(): string {
@@ -118,6 +135,7 @@ export class QueueError extends Schema.Error<QueueError>("lockstep/Queue/QueueEr
   reason: Schema.Union([
     ShardsMismatch,
     OfferUncertain,
+    QueueFull,
     JobFailed,
     OutcomeUnknown,
     InvalidPayload,

@@ -31,8 +31,15 @@ export interface Offered {
 /** Told of the results of jobs, by their places from `from` on. Undefined: they are stored, and their ids are lost. */
 export interface Asker {
   readonly offered: (at: number, offered: Offered | undefined) => void
+  /** The queue is full, so a job was not stored. */
+  readonly full: () => void
   readonly failed: (error: CoordinatorError) => void
+  /** Its caller was interrupted: what was not stored is not wanted any more. */
+  gone?: boolean
 }
+
+// Instead of an id, of jobs that were not stored because the queue is full.
+const waits = 2
 
 interface Item {
   readonly wish: Wish
@@ -58,8 +65,10 @@ export const packed = (items: ReadonlyArray<{ readonly wish: Wish }>): [values: 
   return [values, shapes]
 }
 
+type OfferArgs = [values: string, shapes: string, node: string, number: number]
+
 class Offer implements Request<"queue.offer"> {
-  readonly verb = "queue.offer"
+  readonly verb: "queue.offer"
   readonly key: string
   readonly items: Array<Item> = []
   text = 0
@@ -69,10 +78,22 @@ class Offer implements Request<"queue.offer"> {
   readonly #shard: number
   readonly #node: string
   readonly #number: number
-  #answered: (() => void) | undefined
-  #args: [values: string, shapes: string, node: string, number: number] | undefined = undefined
+  // As which member it asks, if its jobs may wait for room.
+  readonly #member: string | undefined
+  #answered: ((waiting: Array<Item>, entered: boolean) => void) | undefined
+  #args: OfferArgs | undefined = undefined
 
-  constructor(key: string, shard: number, node: string, number: number, answered: () => void) {
+  constructor(
+    key: string,
+    shard: number,
+    node: string,
+    number: number,
+    member: string | undefined,
+    answered: (waiting: Array<Item>, entered: boolean) => void
+  ) {
+    // Both have the same replies.
+    this.verb = (member === undefined ? "queue.offer" : "queue.enter") as "queue.offer"
+    this.#member = member
     this.key = key
     this.#shard = shard
     this.#node = node
@@ -87,32 +108,41 @@ class Offer implements Request<"queue.offer"> {
   }
 
   // Made when it is sent, and the same each time.
-  get args(): [values: string, shapes: string, node: string, number: number] {
-    return this.#args ??= [...packed(this.items), this.#node, this.#number]
+  get args(): OfferArgs {
+    if (this.#args !== undefined) return this.#args
+    const args: OfferArgs = [...packed(this.items), this.#node, this.#number]
+    return this.#args = this.#member === undefined ? args : [this.#member, ...args] as never
   }
 
   // Once: an answer may come to an offer that has failed because Redis was away.
-  #over(): boolean {
+  #over(): ((waiting: Array<Item>) => void) | undefined {
     const answered = this.#answered
     this.#answered = undefined
-    answered?.()
-    return answered === undefined
+    return answered && ((waiting) => answered(waiting, this.#member !== undefined))
   }
 
   settle(reply: Reply): void {
-    if (this.#over()) return
+    const answered = this.#over()
+    if (answered === undefined) return
     const { items } = this
     if (reply[0] === "late") {
+      answered([])
       for (const { asker, at } of items) asker.offered(at, undefined)
       return
     }
     const [, stamp, first, list] = reply
-    const known = list as ReadonlyArray<readonly [place: number, id: string, stored?: number]>
+    const known = list as ReadonlyArray<readonly [place: number, id: string | 0 | 2, stored?: number]>
+    answered(known.length === 0 ? [] : known.flatMap(([place, id]) => id === waits ? [items[place]!] : []))
     let [next, number] = [0, first]
     for (let place = 0; place < items.length; place++) {
       const { asker, at, wish: { held, level } } = items[place]!
       if (known[next]?.[0] === place) {
         const [, id, stored] = known[next++]!
+        if (id === waits) continue
+        if (id === 0) {
+          asker.full()
+          continue
+        }
         if (stored !== undefined) number++
         asker.offered(at, { id: nameOf(this.#shard, id), duplicate: stored === undefined })
       } else {
@@ -123,7 +153,9 @@ class Offer implements Request<"queue.offer"> {
   }
 
   readonly fail = (error: CoordinatorError): void => {
-    if (this.#over()) return
+    const answered = this.#over()
+    if (answered === undefined) return
+    answered([])
     for (const { asker } of this.items) asker.failed(error)
   }
 
@@ -146,6 +178,15 @@ export class Offerer {
   #unanswered = 0
   #waiting: Array<Item> = []
   #head = 0
+  // As a member whose jobs may wait for room it makes one request at a time, so they keep their order.
+  #enters = false
+  // Jobs wait until the actor says that there is room.
+  #parked = false
+  // The actor has said so before an answer.
+  #told = false
+  // How many of those that wait were sent, and come before all others.
+  #returned = 0
+  #id: string | undefined = undefined
 
   constructor(place: Place, shard: number) {
     this.place = place
@@ -158,25 +199,68 @@ export class Offerer {
     return this.#last?.open === true
   }
 
+  /** Whether its jobs may wait for room. */
+  get enters(): boolean {
+    return this.#enters
+  }
+
+  joined(id: string, enters: boolean): void {
+    this.#id = id
+    this.#enters = enters
+  }
+
   offer(wish: Wish, asker: Asker, at: number): void {
     const item = { wish, asker, at }
     if (this.#waiting.length > 0 || !this.#put(item)) this.#waiting.push(item)
   }
 
+  /** There is room: the actor has said so, or a new session has begun, which does not stand in the line yet. */
+  enter(): void {
+    // The answer may be behind the news.
+    if (this.#unanswered > 0) this.#told = true
+    else if (this.#head < this.#waiting.length) {
+      this.#parked = false
+      this.#putAll()
+    } else this.#leave()
+  }
+
+  // Nothing waits any more.
+  #leave(): void {
+    this.#parked = false
+    this.#send()
+  }
+
+  /** Jobs of a caller that was interrupted do not wait any more. */
+  withdraw(asker: Asker): void {
+    asker.gone = true
+    this.#waiting = this.#waiting.slice(this.#head).filter((item) => item.asker !== asker)
+    this.#head = 0
+    if (this.#parked && this.#waiting.length === 0) this.#leave()
+  }
+
+  /** The membership is joined, perhaps again. */
+  rejoined(): void {
+    if (this.#parked) this.enter()
+  }
+
+  closed(): void {
+    const error = this.place.channel.closedError()
+    for (const { asker } of this.#waiting.splice(0).slice(this.#head)) asker.failed(error)
+    this.#head = 0
+  }
+
   #put(item: Item): boolean {
-    const { channel, key, space: { kernel } } = this.place
+    const { channel, space: { kernel } } = this.place
     let offer = this.#last
     if (offer === undefined || !offer.open) {
       if (kernel.isClosing()) {
         item.asker.failed(channel.closedError())
         return true
       }
-      if (this.#unanswered === 2) return false
-      this.#unanswered++
-      offer = this.#last = new Offer(key, this.#shard, this.#node, ++this.#number, this.#answered)
+      if (this.#parked || this.#unanswered === (this.#enters ? 1 : 2)) return false
+      offer = this.#send()
       offer.items.push(item)
       offer.text = item.wish.body.length
-      channel.outbox.request(offer)
     } else {
       offer.items.push(item)
       offer.text += item.wish.body.length
@@ -184,8 +268,34 @@ export class Offerer {
     return true
   }
 
-  readonly #answered = (): void => {
+  #send(): Offer {
+    const { channel, key } = this.place
+    const member = this.#enters ? this.#id : undefined
+    const offer = this.#last = new Offer(key, this.#shard, this.#node, ++this.#number, member, this.#answered)
+    this.#unanswered++
+    channel.outbox.request(offer)
+    return offer
+  }
+
+  readonly #answered = (waiting: Array<Item>, entered: boolean): void => {
     this.#unanswered--
+    if (waiting.length > 0) {
+      this.#enters = true
+      // In front of those that were not sent, and behind those of an earlier request.
+      const wanted = waiting.filter(({ asker }) => asker.gone !== true)
+      const all = this.#waiting.slice(this.#head)
+      this.#waiting = [...all.slice(0, this.#returned), ...wanted, ...all.slice(this.#returned)]
+      this.#head = 0
+      this.#returned += wanted.length
+      this.#parked = entered && !this.#told
+    }
+    this.#told = false
+    if (this.#unanswered === 0) this.#returned = 0
+    if (this.#parked && this.#waiting.length === 0) this.#leave()
+    this.#putAll()
+  }
+
+  #putAll(): void {
     while (this.#head < this.#waiting.length && this.#put(this.#waiting[this.#head]!)) this.#head++
     if (this.#head === this.#waiting.length) this.#waiting = []
     else if (this.#head * 2 > this.#waiting.length) this.#waiting = this.#waiting.slice(this.#head)

@@ -19,19 +19,21 @@ export interface State {
   readonly completed: number
   readonly failed: number
   readonly expired: number
+  /** Jobs that were removed because the queue was full. */
+  readonly dropped: number
 }
 
 type Reply = Exclude<Requests["queue.state"]["reply"], readonly ["stale"]>
 
-const none: Reply = ["state", [], 0, 0, 0, 0, false, 0, 0, 0]
+const none: Reply = ["state", [], 0, 0, 0, 0, false, 0, 0, 0, 0]
 
 export const stateOf = (reply: Reply): State => {
-  const [, ready, delayed, active, dead, workers, paused, completed, failed, expired] = reply[0] === "missing"
+  const [, ready, delayed, active, dead, workers, paused, completed, failed, expired, dropped] = reply[0] === "missing"
     ? none
     : reply
   const waitingBy = Object.fromEntries(levels.map((level, at) => [level, Number(ready[at] ?? 0)])) as State["waitingBy"]
   const waiting = levels.reduce((total, level) => total + waitingBy[level], 0)
-  return { waiting, waitingBy, delayed, active, dead, workers, paused, completed, failed, expired }
+  return { waiting, waitingBy, delayed, active, dead, workers, paused, completed, failed, expired, dropped }
 }
 
 /** Of all shards together. A worker works on all of them. */
@@ -49,6 +51,7 @@ export const stateOfAll = (states: ReadonlyArray<State>): State => {
     paused: states.some(({ paused }) => paused),
     completed: sum(({ completed }) => completed),
     failed: sum(({ failed }) => failed),
-    expired: sum(({ expired }) => expired)
+    expired: sum(({ expired }) => expired),
+    dropped: sum(({ dropped }) => dropped)
   }
 }

@@ -1,0 +1,132 @@
+-- The length of a queue: how many jobs may wait, delayed ones included, and what becomes of offers beyond that.
+--
+-- after Queue.lua
+-- after QueueNotes.lua
+--
+-- `overflow` of the record says it: an offer waits, fails, or is stored in the place of the oldest job of the lowest level.
+-- Members whose jobs wait stand in a line, in the field `f`: their claims. `queued` counts them, and `told` is 1 when the first
+-- one was told that there is room. While there is a line, only the first member stores anything; then it goes to the end.
+
+local WAIT, DROP = 0, 2
+-- Of one call.
+local MOST_DROPPED = 1024
+
+local function lengthOf(queue)
+  return queue.delayed + readyIn(queue)
+end
+
+local function lineOf(queue)
+  local line = queue.line
+  if not line then
+    line = {}
+    if queue.queued > 0 then
+      for claim in string.gmatch(call('HGET', queue.key, 'f') or '', '%S+') do line[#line + 1] = claim end
+    end
+    queue.line = line
+  end
+  return line
+end
+
+local function setLine(queue, line, first)
+  if line[1] ~= first then queue.told = 0 end
+  queue.queued = #line
+  if #line > 0 then call('HSET', queue.key, 'f', concat(line, ' ')) else call('HDEL', queue.key, 'f') end
+end
+
+-- How many jobs more may be stored. Workers that wait take what there is first.
+extend.room = function(ctx, queue, claim)
+  if queue.overflow == DROP then return math.huge end
+  if queue.queued > 0 and lineOf(queue)[1] ~= claim then return 0 end
+  if lengthOf(queue) >= queue.length and queue.workers > 0 then dispatchJobs(ctx, queue) end
+  return math.max(0, queue.length - lengthOf(queue))
+end
+
+extend.refusal = function(queue, place)
+  return '[' .. text(place) .. (queue.overflow == WAIT and ',2]' or ',0]')
+end
+
+-- A member leaves the line.
+extend.depart = function(queue, claim)
+  local line = lineOf(queue)
+  local first = line[1]
+  for at = #line, 1, -1 do
+    if line[at] == claim then table.remove(line, at) end
+  end
+  setLine(queue, line, first)
+end
+
+local function dropJob(ctx, queue, letter, id, fields)
+  removeJob(queue, letter, id)
+  dropNotes(ctx, queue, { letter .. id })
+  queue.dropped = queue.dropped + 1
+  if not fields then return end
+  local given, deduped = fieldOf(fields, 'i'), fieldOf(fields, 'q')
+  if given then call('HDEL', queue.ids, given) end
+  if deduped then extend.released(ctx, queue, deduped, letter .. id) end
+  conclude(ctx, queue, letter .. id, fieldOf(fields, 'r'), '["dropped"]')
+end
+
+-- The oldest jobs of the lowest level, as `purge` takes them out.
+local function dropJobs(ctx, queue, excess)
+  for level = LEVELS, 1, -1 do
+    for source = 3 * level, 3 * level - 2, -1 do
+      local some = math.min(queue[FIELD[source]], excess)
+      if some > 0 then
+        local entries, _, letter = takeSource(queue, source, PURGING, some)
+        for _, entry in ipairs(entries) do dropJob(ctx, queue, letter, entry[1], entry[2]) end
+        excess = excess - #entries
+      end
+    end
+  end
+  if excess <= 0 then return end
+  for _, job in ipairs(call('ZRANGEBYSCORE', queue.delays, 0, '+inf', 'LIMIT', 0, excess)) do
+    local letter, id = split(job)
+    call('ZREM', queue.delays, job)
+    queue.delayed = queue.delayed - 1
+    dropJob(ctx, queue, letter, id, entryAt(queue[letter], id))
+  end
+end
+
+-- At the end of a call: tells the first member of the line that there is room, or removes what is too much.
+extend.bound = function(ctx, queue)
+  local room = queue.length - lengthOf(queue)
+  if queue.overflow == DROP and queue.length > 0 and room < 0 then
+    return dropJobs(ctx, queue, math.min(-room, MOST_DROPPED))
+  end
+  -- Those that waited under a former length, or way, go on.
+  if queue.length == 0 or queue.overflow ~= WAIT then room = 1 end
+  if queue.queued == 0 or queue.told == 1 or room <= 0 then return end
+  local line = lineOf(queue)
+  while line[1] and not isAlive(ctx, holderOf(line[1])) do table.remove(line, 1) end
+  setLine(queue, line, nil)
+  if not line[1] then return end
+  queue.told = 1
+  deliver(ctx, holderOf(line[1]), reply('changed', idOf(line[1]), 'room'))
+end
+
+-- queue.enter: as `queue.offer`, of a member whose jobs may wait: while some of these were refused, it stands in the line
+-- keys: all
+-- args: id string, values string, shapes string, node string, number number
+-- reply: ["offered", stamp number, first number, known json] | ["late"]
+handlers['queue.enter'] = function(ctx, key, id, values, shapes, node, number)
+  local claim = claimOf(ctx, id)
+  local queue = loadQueue(ctx, key)
+  local before = queue.number
+  local answered = offerOnce(ctx, queue, values, shapes, node, number, claim)
+  -- Also when it was answered before: that may have been in a session that is over.
+  local line, waits = lineOf(queue), find(answered, ',2]', 1, true) ~= nil
+  local first = line[1]
+  local place
+  for at = #line, 1, -1 do
+    if line[at] == claim then place = at end
+  end
+  if place and (not waits or queue.number > before) then
+    table.remove(line, place)
+    place = nil
+  end
+  if waits and not place then line[#line + 1] = claim end
+  setLine(queue, line, first)
+  -- A member that was told and stores nothing is told again.
+  if line[1] == claim then queue.told = 0 end
+  return answered
+end

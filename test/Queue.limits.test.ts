@@ -1,0 +1,171 @@
+/** Queues of a length: what becomes of offers when they are full. */
+import { assert, layer } from "@effect/vitest"
+import { Deferred, Effect, Exit, Fiber, Option, Schema, Scope } from "effect"
+import { Queue } from "../src/index.ts"
+import { eventually } from "./support/eventually.ts"
+import { TestServer } from "./support/live.ts"
+import { begins, emptied, isRangeError, make, shows, upTo, working } from "./support/queues.ts"
+import { isPending, lose, missed, on, pending, promptly, several } from "./support/several.ts"
+
+const live = { excludeTestServices: true, timeout: "60 seconds" } as const
+
+const limited = (length: number, onFull?: "wait" | "fail" | "dropOldest") => make({ limits: { length, onFull } })
+
+const waitersOf = <A, E>(fibers: ReadonlyArray<Fiber.Fiber<A, E>>, count: number) =>
+  eventually(Effect.sync(() => assert.strictEqual(fibers.filter((fiber) => isPending(fiber)).length, count)))
+
+layer(TestServer.layer, live)("a queue of a length", (it) => {
+  it.effect("has offers wait in turn until there is room", () =>
+    several(3, (nodes) =>
+      Effect.gen(function*() {
+        const [queue, second, third] = yield* Effect.forEach(nodes, (context) => on(context, limited(10)))
+        yield* queue!.offerAll(upTo(10))
+        const own = yield* Effect.forkChild(queue!.offerAll(upTo(3000, 1000)))
+        yield* pending(own)
+        const theirs = yield* Effect.forkChild(second!.offerAll(upTo(300, 5000)))
+        const single = yield* Effect.forEach(upTo(5, 6000), (n) => Effect.forkChild(third!.offer(n)))
+        yield* shows(queue!, { waiting: 10 })
+        for (const fiber of [own, theirs, ...single]) yield* pending<unknown, unknown>(fiber)
+        const worker = yield* working(queue!, undefined, { concurrency: 5 })
+        const offered = yield* Fiber.join(own)
+        assert.strictEqual(new Set(offered.map(({ id }) => id)).size, 3000)
+        yield* Fiber.join(theirs)
+        yield* Effect.forEach(single, (fiber) => Fiber.join(fiber))
+        yield* shows(queue!, { completed: 3315, waiting: 0 })
+        for (const [from, count] of [[1000, 3000], [5000, 300], [6000, 5]] as const) {
+          assert.deepStrictEqual(worker.begun.filter((n) => n >= from && n < from + count), upTo(count, from))
+        }
+        // No process waits for all jobs of another one.
+        assert.isBelow(worker.begun.indexOf(6004), 1000)
+        yield* worker.stop
+      })))
+
+  it.effect("keeps no room for an offer that is interrupted, or whose process is gone", () =>
+    several(3, ([a, b, c], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, limited(1))
+        const scope = yield* Scope.make()
+        const open = Queue.make({ name: queue.name, payload: Schema.Number, limits: { length: 1 } })
+        const other = yield* Scope.provide(on(b!, open), scope)
+        const last = yield* on(c!, limited(1))
+        yield* queue.offer(1)
+        const line = Effect.map(
+          server.cli(
+            "--raw",
+            "EVAL",
+            "for _, key in ipairs(redis.call('KEYS', '*:queue:*')) do return redis.call('HGET', key, 'f') end",
+            0
+          ),
+          (found) => found.trim() === "" ? 0 : found.trim().split(" ").length
+        )
+        const inLine = (count: number) => eventually(Effect.map(line, (found) => assert.strictEqual(found, count)))
+        const first = yield* Effect.forkChild(other.offer(2))
+        yield* inLine(1)
+        const kept = yield* Effect.forkChild(last.offer(3))
+        yield* inLine(2)
+        yield* Fiber.interrupt(first)
+        yield* inLine(1)
+        const again = yield* Effect.forkChild(other.offerAll([4, 5]))
+        yield* inLine(2)
+        yield* pending(kept)
+        // The place in the line is that of the session, and the jobs go into the line again.
+        yield* lose(c!, namespace, server)
+        missed(b!)
+        yield* inLine(2)
+        yield* Scope.close(scope, Exit.void)
+        yield* inLine(1)
+        const worker = yield* working(queue)
+        yield* promptly(Fiber.join(kept), "the offer")
+        yield* begins(worker, [1, 3])
+        yield* Fiber.interrupt(again)
+        yield* worker.stop
+      })))
+
+  it.effect("takes what workers that wait can begin, whatever its length", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, limited(1, "fail"))
+        const gate = yield* Deferred.make<void>()
+        const worker = yield* working(queue, () => Deferred.await(gate), { concurrency: 20 })
+        yield* shows(queue, { workers: 1 })
+        yield* queue.offerAll(upTo(21))
+        const { reason } = yield* Effect.flip(queue.offer(21))
+        assert.strictEqual(reason._tag, "QueueFull")
+        assert.include(reason.message, "is full")
+        yield* Deferred.succeed(gate, undefined)
+        yield* shows(queue, { completed: 21 })
+        yield* queue.offer(22)
+        yield* shows(queue, { completed: 22 })
+        yield* worker.stop
+      })))
+
+  it.effect("refuses offers, but those whose job is there", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, limited(3, "fail"))
+        // One that does not know of the limit.
+        const other = yield* on(b!, Queue.make({ name: queue.name, payload: Schema.Number }))
+        yield* other.offer(1, { id: "one" })
+        yield* other.offer(2, { delay: "1 hour" })
+        const some = yield* Effect.flip(other.offerAll([3, 4, 5]))
+        assert.strictEqual(some.reason._tag, "QueueFull")
+        yield* shows(queue, { waiting: 2, delayed: 1 })
+        assert.isTrue((yield* queue.offer(1, { id: "one" })).duplicate)
+        assert.strictEqual((yield* Effect.flip(queue.offer(6, { lifo: true }))).reason._tag, "QueueFull")
+        yield* queue.purge
+        yield* queue.offer(7)
+        isRangeError(yield* Effect.exit(on(a!, limited(0))))
+        isRangeError(yield* Effect.exit(on(a!, limited(1, "never" as "fail"))))
+      })))
+
+  it.effect("drops the oldest jobs of the lowest level, and tells who waits for them", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const make = Effect.tap(
+          Queue.make({
+            name: "drops",
+            payload: Schema.Number,
+            retention: "200 millis",
+            limits: { length: 4, onFull: "dropOldest" }
+          }),
+          emptied
+        )
+        const queue = yield* on(a!, make)
+        const other = yield* on(b!, make)
+        const result = yield* Effect.forkChild(Effect.flip(other.execute(0, { priority: "low", id: "zero" })))
+        yield* shows(queue, { waiting: 1 })
+        yield* queue.offerAll([1, 2])
+        yield* queue.offer(3, { priority: "high" })
+        yield* queue.offer(4, { delay: "1 hour", dedupe: { id: "x" } })
+        const { reason } = yield* promptly(Fiber.join(result), "the outcome")
+        assert.deepInclude(reason, { _tag: "JobFailed", outcome: "dropped" })
+        yield* shows(queue, { waiting: 3, delayed: 1, dropped: 1 })
+        // Its id is free again.
+        assert.isFalse((yield* other.offer(5, { priority: "low", id: "zero" })).duplicate)
+        yield* shows(queue, { waiting: 3, delayed: 1, dropped: 2 })
+        yield* other.offerAll(upTo(600, 100), { priority: "urgent" })
+        yield* shows(queue, { waiting: 3, delayed: 1, dropped: 602 })
+        const worker = yield* working(queue)
+        yield* begins(worker, [697, 698, 699])
+        yield* worker.stop
+        // Where none waits, the one that would begin first.
+        yield* queue.offerAll(upTo(4), { delay: "2 hours" })
+        yield* shows(queue, { waiting: 0, delayed: 4, dropped: 603 })
+        assert.isFalse((yield* other.offer(9, { dedupe: { id: "x" }, delay: "3 hours" })).duplicate)
+        yield* shows(queue, { waiting: 0, delayed: 4, dropped: 604 })
+      })))
+
+  it.effect("lets waiting offers go on when its length is raised, or taken away", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, limited(1))
+        const fibers = yield* Effect.forEach(upTo(3), (n) => Effect.forkChild(queue.offer(n)))
+        yield* waitersOf(fibers, 2)
+        yield* on(b!, limited(2))
+        yield* waitersOf(fibers, 1)
+        yield* on(b!, make({ limits: {} }))
+        yield* waitersOf(fibers, 0)
+        yield* shows(queue, { waiting: 3 })
+        assert.isTrue(Option.isNone(yield* queue.status("none")))
+      })))
+})
