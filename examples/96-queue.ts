@@ -1,6 +1,7 @@
 /**
  * Mails of a shop. Producers offer them, and workers on any process send them. What cannot be sent is retried, becomes a dead
- * letter in the end, and is replayed when the bug is fixed. A second queue has results.
+ * letter in the end, and is replayed when the bug is fixed. A second queue has results, and a third one runs the jobs of each
+ * account in order.
  */
 import { NodeRuntime } from "@effect/platform-node"
 import { Console, Effect, Layer, Schedule, Schema, Stream } from "effect"
@@ -19,6 +20,20 @@ class Sums extends Queue.Service<Sums>()("sums", {
   success: Schema.Number
 }) {}
 
+class Syncs extends Queue.Service<Syncs>()("syncs", {
+  payload: Schema.Struct({ account: Schema.String, step: Schema.Number }),
+  groups: { concurrency: 1 }
+}) {}
+
+const synced: Array<string> = []
+
+const sync = ({ account, step }: { readonly account: string; readonly step: number }) =>
+  Effect.gen(function*() {
+    const { attempt } = yield* Queue.Job
+    if (step === 1 && attempt === 1) return yield* Effect.fail("the server is away")
+    synced.push(`${account}${step}`)
+  })
+
 const sent: Array<string> = []
 let cyIsKnown = false
 
@@ -33,7 +48,8 @@ const send = ({ to }: { readonly to: string }) =>
 // In your program, these layers are in the processes that work.
 const workers = Layer.mergeAll(
   Queue.worker(Mails, send, { concurrency: 5, retry: Schedule.spaced("20 millis"), attempts: 3 }),
-  Queue.worker(Sums, ([a, b]) => Effect.succeed(a + b))
+  Queue.worker(Sums, ([a, b]) => Effect.succeed(a + b)),
+  Queue.worker(Syncs, sync, { concurrency: 5, retry: Schedule.spaced("20 millis") })
 )
 
 const program = Effect.gen(function*() {
@@ -56,11 +72,23 @@ const program = Effect.gen(function*() {
   // The result comes to whichever process waits for it.
   const sums = yield* Sums
   const sum = yield* sums.execute([2, 3])
+
+  // The second step of an account does not begin before the first one is done, though that is retried.
+  const syncs = yield* Syncs
+  const steps = [1, 2].flatMap((step) => ["a", "b"].map((account) => ({ account, step })))
+  yield* syncs.offerAll(steps, ({ account }) => ({ group: account }))
+  yield* Effect.repeat(syncs.state, {
+    until: ({ completed }) => completed === 4,
+    schedule: Schedule.spaced("10 millis")
+  })
+  for (const account of ["a", "b"]) {
+    assert.deepEqual(synced.filter((step) => step.startsWith(account)), [`${account}1`, `${account}2`])
+  }
   yield* Console.log(`sent to ${sent.toSorted().join(", ")}; 2 + 3 = ${sum}; one dead letter, replayed`)
 })
 
 program.pipe(
-  Effect.provide(workers.pipe(Layer.provideMerge(Layer.mergeAll(Mails.layer, Sums.layer)))),
+  Effect.provide(workers.pipe(Layer.provideMerge(Layer.mergeAll(Mails.layer, Sums.layer, Syncs.layer)))),
   Effect.provide(layer()),
   NodeRuntime.runMain
 )

@@ -1,15 +1,16 @@
 -- A queue: jobs that this actor hands to workers, each until its worker has said what has become of it.
 --
--- kinds: queue: hash, urgent, high, normal, low, held, delayed, dead, ids, even, odd, notes
+-- kinds: queue: hash, urgent, high, normal, low, held, delayed, dead, ids, even, odd, notes, order, turns
 -- after QueueNotes.lua
 --
 -- A job is one entry of a stream, from its offer until it is done. Its id is "<letter><ms>-<number>": the letter says which
 -- stream, and of which level the job is. Numbers are those of the queue, so ids differ between its streams too.
 --   u h n l   `urgent`, `high`, `normal`, `low`: jobs that can be handed out in the order of their offers
 --   U H N L   `held`, for jobs of each level that cannot: they begin with a delay
+--   V I O M   `held`, for jobs of groups: see lua/QueueGroups.lua
 -- Fields of an entry: b <JSON>, and where the job has them: i <id of the producer's> a <attempts> t <timeout in ms>
 -- e <ms after which it is not begun> r <1 if its outcome is kept> x <trace> k <the checkpoint of a job that was replayed>
--- q <how it is deduplicated, a letter, and the id for that>.
+-- q <how it is deduplicated, a letter, and the id for that> g <group>.
 --
 -- Each stream has one consumer group. Jobs in work are pending under the claim of their worker (in `held`, followed by the
 -- letter), so a claim lasts as long as the session does. Other pending jobs have these consumers:
@@ -43,36 +44,33 @@
 -- record Queue 1: number, stamp, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12, delayed, active, dead, paused, turn, served,
 --   members, workers, idle, limit, spacing, burst, tat, window, completed, buried, expired, bounded, named, last1, last2,
 --   last3, last4, at1, at2, at3, at4, done1, done2, done3, done4, full1, full2, full3, full4, notes, stacked,
---   length, overflow, queued, told, dropped, shards, armed
--- record QueuePolicy 1: letters, retain, crashes
+--   length, overflow, queued, told, dropped, shards, armed, grouped, after
+-- record QueuePolicy 1: letters, retain, crashes, grouplimit, groupspacing, groupburst
 
 local RETURNED, DELAYED, JOBS, CRASH = '-', '~', 'workers', 65536
 -- The consumer that takes jobs out of a queue to remove them.
 local PURGING = '/'
-local SOURCES, LEVELS = 12, 4
 local FIELD = { 'c1', 'c2', 'c3', 'c4', 'c5', 'c6', 'c7', 'c8', 'c9', 'c10', 'c11', 'c12' }
 -- The letter of the jobs of each source, and the source that a returned or due job of a letter goes to.
 local LETTER = { 'u', 'U', 'u', 'h', 'H', 'h', 'n', 'N', 'n', 'l', 'L', 'l' }
 local READY = { u = 'c1', U = 'c2', h = 'c4', H = 'c5', n = 'c7', N = 'c8', l = 'c10', L = 'c11' }
 local WAITING = { u = 'c3', h = 'c6', n = 'c9', l = 'c12' }
-local LOWER = { u = 'u', h = 'h', n = 'n', l = 'l', U = 'u', H = 'h', N = 'n', L = 'l' }
+local LOWER = {
+  u = 'u', h = 'h', n = 'n', l = 'l', U = 'u', H = 'h', N = 'n', L = 'l', V = 'u', I = 'h', O = 'n', M = 'l'
+}
 local HELD = { u = 'U', h = 'H', n = 'N', l = 'L' }
-local EVERY_LETTER = { 'u', 'U', 'h', 'H', 'n', 'N', 'l', 'L' }
+local EVERY_LETTER = { 'u', 'U', 'V', 'h', 'H', 'I', 'n', 'N', 'O', 'l', 'L', 'M' }
 local LAST = { u = 'last1', h = 'last2', n = 'last3', l = 'last4' }
 local AT = { u = 'at1', h = 'at2', n = 'at3', l = 'at4' }
 local DONE = { u = 'done1', h = 'done2', n = 'done3', l = 'done4' }
 local FULL = { u = 'full1', h = 'full2', n = 'full3', l = 'full4' }
 -- Of jobs that begin before all others of their level: the scores of each level have a span of their own.
 local FRONT, FRONT_SPAN = { U = 1, H = 2, N = 3, L = 4 }, 2 ^ 50
-local ROLE = {
-  u = 'urgent', h = 'high', n = 'normal', l = 'low', U = 'held', H = 'held', N = 'held', L = 'held'
-}
 -- While several sources have jobs, one of so many is not from the first of them.
 local TURNS = 8
--- Of one call: jobs that are handed out to one worker at a time and to all, and jobs that are moved.
-local HAND, MOST_HANDED, MOVED, MOST_CREDIT = 512, 2048, 256, 1024
--- Of a level: jobs that are done before it is trimmed, and those that may stay.
-local TRIMMED, MOST_DONE = 64, 1024
+-- Of one call: jobs that are moved, handed out to one worker at a time, and to all. A worker's credit. Of a level: jobs that are
+-- done before it is trimmed, and those that may stay.
+local MOVED, MOST = 256, { hand = 512, handed = 2048, credit = 1024, trimmed = 64, done = 1024 }
 
 -- -----------------------------------------------------------------------------
 -- State: read once in a call, and written at its end
@@ -102,6 +100,9 @@ local function soonerDue(ctx, queue, at)
 end
 
 local finishQueue
+-- What lua/QueueGroups.lua does. It is asked about jobs with letters of groups, and, for all, while `queue.grouped` is not 0.
+-- The letter of a job of a group by that of its level, and the level, from 1 on, by the former.
+local groups = { letters = { u = 'V', h = 'I', n = 'O', l = 'M' }, levels = { V = 1, I = 2, O = 3, M = 4 } }
 
 local function readQueue(ctx, key, claim)
   local packed, known
@@ -117,17 +118,19 @@ local function readQueue(ctx, key, claim)
       number = 0, stamp = 0, delayed = 0, active = 0, dead = 0, paused = 0, turn = 0, served = 0, members = 0, workers = 0,
       idle = 0, limit = 0, spacing = 0, burst = 0, tat = 0, window = 0, completed = 0, buried = 0, expired = 0, bounded = 0,
       named = 0, notes = 0, stacked = 0, length = 0, overflow = 0, queued = 0, told = 0, dropped = 0,
-      shards = 1, armed = 0
+      shards = 1, armed = 0, grouped = 0, after = 0
     }
-    for source = 1, SOURCES do queue[FIELD[source]] = 0 end
+    for source = 1, #FIELD do queue[FIELD[source]] = 0 end
     for letter, last in pairs(LAST) do
       queue[last], queue[AT[letter]], queue[DONE[letter]], queue[FULL[letter]] = 0, 0, 0, 0
     end
   end
   queue.key, queue.known, queue.loaded, queue.fresh = key, packed and true, {}, {}
   if known then queue.loaded[claim] = workerFrom(claim, known) end
-  for letter, role in pairs(ROLE) do queue[letter] = ctx[role] end
+  for letter in pairs(LOWER) do queue[letter] = ctx.held end
+  queue.u, queue.h, queue.n, queue.l = ctx.urgent, ctx.high, ctx.normal, ctx.low
   queue.delays, queue.letters, queue.ids, queue.even, queue.odd = ctx.delayed, ctx.dead, ctx.ids, ctx.even, ctx.odd
+  queue.order, queue.turns = ctx.order, ctx.turns
   queue.noted, queue.notebook = {}, ctx.notes
   return queue
 end
@@ -149,18 +152,19 @@ end
 
 local function policyOf(queue)
   local packed = call('HGET', queue.key, 'm')
-  return packed and unpackQueuePolicy(packed) or { letters = 10000, retain = 0, crashes = 3 }
+  return packed and unpackQueuePolicy(packed)
+    or { letters = 10000, retain = 0, crashes = 3, grouplimit = 1, groupspacing = 0, groupburst = 0 }
 end
 
 local function readyIn(queue)
   local ready = 0
-  for source = 1, SOURCES do ready = ready + queue[FIELD[source]] end
+  for source = 1, #FIELD do ready = ready + queue[FIELD[source]] end
   return ready
 end
 
 -- Dead letters are some too.
 local function jobsOf(queue)
-  return queue.delayed + queue.dead + queue.active + readyIn(queue)
+  return queue.delayed + queue.dead + queue.active + readyIn(queue) + groups.waiting(queue)
 end
 
 -- -----------------------------------------------------------------------------
@@ -227,7 +231,7 @@ local function jobAt(queue, letter, id)
 end
 
 local function split(job)
-  return match(job, '^([uhnlUHNL])(%d+%-%d+)$')
+  return match(job, '^([uhnlUHNLVIOM])(%d+%-%d+)$')
 end
 
 -- -----------------------------------------------------------------------------
@@ -386,23 +390,40 @@ local function delayJob(ctx, queue, letter, id, due, count)
   soonerDue(ctx, queue, due)
 end
 
+-- The delays of jobs are over.
+local function endDelays(queue, letter, ids)
+  if groups.levels[letter] then
+    groups.due(queue, letter, ids)
+  else
+    queue[READY[letter]] = queue[READY[letter]] + #ids
+  end
+  moveJobs(queue[letter], consumerOf(letter, RETURNED), ids)
+  queue.delayed = queue.delayed - #ids
+end
+
+-- Removes a job that may not begin any more. Answers whether it is one.
+local function expireJob(ctx, queue, letter, id, fields)
+  local till = #fields > 2 and fieldOf(fields, 'e')
+  if not till or tonumber(till) > ctx.now then return false end
+  removeJob(queue, letter, id)
+  dropNotes(ctx, queue, { letter .. id })
+  releaseId(ctx, queue, fieldOf(fields, 'i'), letter .. id, fieldOf(fields, 'q'))
+  conclude(ctx, queue, letter .. id, fieldOf(fields, 'r'), '["expired"]')
+  queue.expired = queue.expired + 1
+  return true
+end
+
 local function takeInto(ctx, queue, source, claim, count, items)
   local entries, counts, letter = takeSource(queue, source, claim, count)
   local notes = notesOf(queue, letter, entries)
   for at = 1, #entries do
     local id, fields = entries[at][1], entries[at][2]
-    local till, due = #fields > 2 and fieldOf(fields, 'e'), notes and tonumber(notes[3 * at - 1])
+    local due = notes and tonumber(notes[3 * at - 1])
     if notes then reviseFields(fields, notes[3 * at - 2], notes[3 * at]) end
     if due then unsetNote(queue, 'd' .. letter .. id) end
     if due and due > ctx.now then
       delayJob(ctx, queue, letter, id, due, 0)
-    elseif till and tonumber(till) <= ctx.now then
-      removeJob(queue, letter, id)
-      dropNotes(ctx, queue, { letter .. id })
-      releaseId(ctx, queue, fieldOf(fields, 'i'), letter .. id, fieldOf(fields, 'q'))
-      conclude(ctx, queue, letter .. id, fieldOf(fields, 'r'), '["expired"]')
-      queue.expired = queue.expired + 1
-    else
+    elseif not expireJob(ctx, queue, letter, id, fields) then
       items[#items + 1] = describedJob(letter, id, counts and text(counts[id]) or '1', fields)
     end
   end
@@ -411,7 +432,7 @@ end
 -- Takes jobs of the first source that has any; while others have some too, one of TURNS comes from those in turn.
 local function takeJobs(ctx, queue, claim, count)
   local items, first, others = {}, nil, {}
-  for source = 1, SOURCES do
+  for source = 1, #FIELD do
     if queue[FIELD[source]] > 0 then
       if first then others[#others + 1] = source else first = source end
     end
@@ -469,7 +490,7 @@ end
 
 -- How many jobs the rate allows now.
 local function allowedByRate(ctx, queue)
-  if queue.spacing == 0 then return MOST_HANDED end
+  if queue.spacing == 0 then return MOST.handed end
   return floor((ctx.now + queue.burst - math.max(queue.tat, ctx.now)) / queue.spacing + 1e-9)
 end
 
@@ -490,22 +511,28 @@ end
 -- Hands jobs out for as long as there are any, the limits allow it, and a worker has credit.
 local function dispatchJobs(ctx, queue)
   local handed = 0
+  if queue.touched then groups.place(ctx, queue) end
   while queue.paused == 0 do
     local ready = readyIn(queue)
+    local inGroups = queue.grouped > 0 and groups.ready(queue) or 0
+    ready = ready + inGroups
     if ready == 0 then return end
-    local allowed = MOST_HANDED
+    if queue.after > ctx.now then return soonerDue(ctx, queue, queue.after) end
+    local allowed = MOST.handed
     if queue.limit > 0 then allowed = queue.limit - queue.active end
     if allowed <= 0 then return end
     local byRate = allowedByRate(ctx, queue)
     if byRate <= 0 then return soonerDue(ctx, queue, math.ceil(queue.tat + queue.spacing - queue.burst)) end
-    if handed >= MOST_HANDED then return soonerDue(ctx, queue, ctx.now) end
+    if handed >= MOST.handed then return soonerDue(ctx, queue, ctx.now) end
     local worker = nextWorker(ctx, queue)
     if not worker then
       queue.lacking = true
       return
     end
     local share = math.ceil(ready / (#queue.list - queue.head + 2))
-    local items = takeJobs(ctx, queue, worker.claim, math.min(worker.credit, HAND, share, allowed, byRate))
+    local some = math.min(worker.credit, MOST.hand, share, allowed, byRate)
+    local items = inGroups > 0 and groups.take(ctx, queue, worker.claim, some)
+      or takeJobs(ctx, queue, worker.claim, some)
     handed = handed + math.max(1, #items)
     handOutTo(ctx, queue, worker, items)
     enlist(queue, worker)
@@ -524,8 +551,8 @@ end
 
 local function everyKey(queue, act)
   for _, key in ipairs({
-    queue.key, queue.u, queue.h, queue.n, queue.l, queue.U, queue.delays, queue.letters, queue.ids,
-    queue.notebook
+    queue.key, queue.u, queue.h, queue.n, queue.l, queue.U, queue.delays, queue.letters, queue.ids, queue.notebook,
+    queue.order, queue.turns
   }) do act(key) end
 end
 
@@ -537,11 +564,12 @@ local function forgetQueue(ctx, queue)
     call('DEL', queue.even, queue.odd)
     return everyKey(queue, function(key) call('DEL', key) end)
   end
-  everyKey(queue, function(key) if key ~= queue.key then call('DEL', key) end end)
-  for source = 1, SOURCES do queue[FIELD[source]] = 0 end
+  everyKey(queue, function(key) if key ~= queue.key and key ~= queue.turns then call('DEL', key) end end)
+  for source = 1, #FIELD do queue[FIELD[source]] = 0 end
   queue.bounded = 1
   call('HSET', queue.key, 's', packQueue(queue))
   call('PEXPIRE', queue.key, text(known))
+  call('PEXPIRE', queue.turns, text(known))
 end
 
 local function writeNoted(ctx, queue)
@@ -569,7 +597,7 @@ local function trimLevel(queue, letter)
   local first = pending[2] or text(queue[AT[letter]]) .. '-' .. text(queue[LAST[letter]] + 1)
   call('XTRIM', stream, 'MINID', '=', first)
   local left = call('XLEN', stream) - queue[WAITING[letter]] - pending[1]
-  queue[FULL[letter]] = left >= MOST_DONE and 1 or 0
+  queue[FULL[letter]] = left >= MOST.done and 1 or 0
 end
 
 finishQueue = function(ctx, queue)
@@ -577,10 +605,11 @@ finishQueue = function(ctx, queue)
   if queue.length > 0 or queue.queued > 0 then extend.bound(ctx, queue) end
   if queue.shards > 1 then extend.tellOfMore(ctx, queue) end
   for letter, done in pairs(DONE) do
-    if queue[done] >= TRIMMED or queue[done] > 0 and queue.active == 0 then trimLevel(queue, letter) end
+    if queue[done] >= MOST.trimmed or queue[done] > 0 and queue.active == 0 then trimLevel(queue, letter) end
   end
   if queue.recount then queue.dead = call('XLEN', queue.letters) end
   writeNoted(ctx, queue)
+  groups.finish(ctx, queue)
   local jobs = jobsOf(queue)
   if jobs == 0 and queue.members == 0 and queue.workers == 0 then return forgetQueue(ctx, queue) end
   if #queue.fresh > 0 then listOfWorkers(queue) end
@@ -615,7 +644,7 @@ local function wishOf(values, at, more)
   for letter, number in string.gmatch(more, '(%a)(%d*)') do
     if LOWER[letter] and number == '' then
       wish.level = letter
-    elseif letter == 'i' or letter == 'x' or letter == 'q' then
+    elseif letter == 'i' or letter == 'x' or letter == 'q' or letter == 'g' then
       local behind = wish.at + tonumber(number)
       wish[letter], wish.at = sub(values, wish.at, behind - 1), behind
     else
@@ -639,17 +668,18 @@ end
 
 local function offerWish(ctx, queue, id, body, wish, holding)
   local args = { queue[wish.level], id, 'b', body }
-  for _, name in ipairs({ 'i', 'a', 't', 'x', 'q' }) do
+  for _, name in ipairs({ 'i', 'a', 't', 'x', 'q', 'g' }) do
     if wish[name] then args[#args + 1], args[#args + 2] = name, wish[name] end
   end
   if wish.r then args[#args + 1], args[#args + 2] = 'r', '1' end
   if wish.e then args[#args + 1], args[#args + 2] = 'e', text(ctx.now + tonumber(wish.e)) end
   local due = wish.f and 0 or wish.d and ctx.now + tonumber(wish.d) or wish.w and tonumber(wish.w)
   local letter = wish.level
-  if due then
-    letter = HELD[wish.level]
+  if due or wish.g then
+    letter = (wish.g and groups.letters or HELD)[wish.level]
     args[1] = queue.U
-    local consumer = due > ctx.now and DELAYED or consumerOf(letter, RETURNED)
+    local later = due and due > ctx.now
+    local consumer = later and DELAYED or consumerOf(letter, RETURNED)
     local ids = holding[consumer] or {}
     holding[consumer], ids[#ids + 1] = ids, id
     if wish.f then
@@ -657,11 +687,12 @@ local function offerWish(ctx, queue, id, body, wish, holding)
       call('ZADD', queue.delays, text((1 - FRONT[letter]) * FRONT_SPAN - number), letter .. id)
       queue.stacked = queue.stacked + 1
     end
-    if due > ctx.now then
+    if wish.g then groups.offered(queue, letter, id, wish.g, later) end
+    if later then
       call('ZADD', queue.delays, text(due), letter .. id)
       queue.delayed = queue.delayed + 1
       soonerDue(ctx, queue, due)
-    else
+    elseif not wish.g then
       queue[READY[letter]] = queue[READY[letter]] + 1
     end
   else
@@ -748,8 +779,8 @@ end
 
 -- queue.offer: adds jobs, all or none, once for the number of a coordinator's offer. `values` has their bodies, each
 -- followed by its id and trace if it has them. `shapes` has for each job the bytes of its body, and what else is asked for:
--- its level if that is not n; f, that it begins before all others of its level; d delay, w time, e expiry, t timeout (all in ms); a attempts; r, that its outcome is kept; i, x and
--- q, the bytes of id, trace, and id for deduplication, which has the letter of its mode in front; v, the window of that in ms. The
+-- its level if that is not n; f, that it begins before all others of its level; d delay, w time, e expiry, t timeout (all in ms); a attempts; r, that its outcome is kept; i, x, g
+-- and q, the bytes of id, trace, group, and id for deduplication, which has the letter of its mode in front; v, the window of that in ms. The
 -- jobs have consecutive numbers from `first` on, but those that were not stored because of others: these are answered with their
 -- places, from 0 on, and the other jobs. A job with a 1 behind it was stored, as another one than it would be without the others.
 -- Instead of a job, 0 says that the queue is full, and 2 that the job waits until it is not.
@@ -767,13 +798,14 @@ end
 -- queue.join: becomes a member, and says how the queue works, unless `set` is false: how many jobs may be in work (0 for no
 -- limit), how many ms are between two jobs, and how many ms of that may be saved up for a burst (0 for no limit), how long
 -- ids are known, how many dead letters are kept, and for how long (0 for ever), after how many crashes a job is one, how many
--- jobs may wait (0 for no limit), and what becomes of offers beyond that: see lua/QueueLimits.lua. It also says how many shards
--- there are (0: as many as there were), among which the limits are divided, and which one this is. Another number is refused
--- while there are jobs or members.
+-- jobs may wait (0 for no limit), and what becomes of offers beyond that: see lua/QueueLimits.lua. Of each group: how many jobs
+-- may be in work, how many ms are between two, and how many of these may be saved up. It also says how many shards there are
+-- (0: as many as there were), among which the limits but those of groups are divided, and which one this is. Another number is
+-- refused while there are jobs or members.
 -- keys: all
--- args: id string, set boolean, limit number, spacing number, burst number, window number, letters number, retain number, crashes number, length number, overflow number, shards number, shard number
+-- args: id string, set boolean, limit number, spacing number, burst number, window number, letters number, retain number, crashes number, length number, overflow number, grouplimit number, groupspacing number, groupburst number, shards number, shard number
 -- reply: ["joined", shards number] | ["mismatch", shards number]
-handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, window, letters, retain, crashes, length, overflow, shards, shard)
+handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, window, letters, retain, crashes, length, overflow, grouplimit, groupspacing, groupburst, shards, shard)
   local queue = loadQueue(ctx, key)
   shards = tonumber(shards)
   if shards > 0 and shards ~= queue.shards then
@@ -788,8 +820,10 @@ handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, wind
     queue.length = extend.shareOf(queue, tonumber(length), tonumber(shard))
     queue.overflow = tonumber(overflow)
     call('HSET', key, 'm', packQueuePolicy({
-      letters = tonumber(letters), retain = tonumber(retain), crashes = tonumber(crashes)
+      letters = tonumber(letters), retain = tonumber(retain), crashes = tonumber(crashes),
+      grouplimit = tonumber(grouplimit), groupspacing = tonumber(groupspacing), groupburst = tonumber(groupburst)
     }))
+    queue.policy = nil
   end
   queue.joined = true
   if enrol(ctx, key, id, PERMANENT) then queue.members = queue.members + 1 end
@@ -800,7 +834,7 @@ end
 local function inHandOf(queue, claim)
   local items = {}
   for _, letter in ipairs(EVERY_LETTER) do
-    for _, pending in ipairs(pendingOf(queue[letter], MOST_CREDIT, consumerOf(letter, claim))) do
+    for _, pending in ipairs(pendingOf(queue[letter], MOST.credit, consumerOf(letter, claim))) do
       local fields = entryAt(queue[letter], pending[1])
       if fields then
         local job = letter .. pending[1]
@@ -869,6 +903,7 @@ handlers['queue.done'] = function(ctx, key, id, jobs, take)
   end
   for letter, ids in pairs(sorted) do
     local stream = queue[letter]
+    if groups.levels[letter] then groups.done(queue, letter, ids) end
     local count = call('XACK', stream, JOBS, unpack(ids))
     done = done + count
     if not LAST[letter] or queue[FULL[letter]] == 1 then
@@ -888,6 +923,7 @@ end
 -- A job is done. Answers whether it was there.
 local function finishJob(ctx, queue, job, given, deduped, outcome)
   local letter, at = split(job)
+  if groups.levels[letter] then groups.done(queue, letter, { at }) end
   if removeJob(queue, letter, at) == 0 then return false end
   queue.active, queue.completed = queue.active - 1, queue.completed + 1
   dropNotes(ctx, queue, { job })
@@ -913,7 +949,11 @@ end
 local function returnJobs(queue, letter, counted)
   for count, ids in pairs(counted) do
     moveJobs(queue[letter], consumerOf(letter, RETURNED), ids, count)
-    queue[READY[letter]] = queue[READY[letter]] + #ids
+    if groups.levels[letter] then
+      groups.returned(queue, letter, ids, count)
+    else
+      queue[READY[letter]] = queue[READY[letter]] + #ids
+    end
     queue.active = queue.active - #ids
   end
 end
@@ -931,6 +971,7 @@ handlers['queue.retry'] = function(ctx, key, id, job, delay, attempted, take)
   if holder == claim then
     if attempted ~= '1' then count = count - 1 end
     if tonumber(delay) > 0 then
+      if groups.levels[letter] then groups.postponed(queue, letter, at, count) end
       delayJob(ctx, queue, letter, at, ctx.now + tonumber(delay), count)
       queue.active = queue.active - 1
     else
@@ -954,6 +995,7 @@ handlers['queue.bury'] = function(ctx, key, id, job, reason, message, outcome, t
   if holder == claim then
     local fields = entryAt(queue[letter], at)
     if fields then bury(ctx, queue, job, fields, reason, count, message, outcome) end
+    if groups.levels[letter] then groups.done(queue, letter, { at }) end
     removeJob(queue, letter, at)
     queue.active = queue.active - 1
   end
@@ -998,17 +1040,18 @@ handlers['queue.cancel'] = function(ctx, key, name)
   local queue = loadQueue(ctx, key)
   local job, letter, at = jobNamed(queue, name)
   if not letter then return MISSING end
-  local fields, holder = jobAt(queue, letter, at)
+  local fields, holder, count = jobAt(queue, letter, at)
   if not fields then return MISSING end
   removeJob(queue, letter, at)
   dropNotes(ctx, queue, { job })
   conclude(ctx, queue, job, fieldOf(fields, 'r'), '["cancelled"]')
   releaseId(ctx, queue, fieldOf(fields, 'i'), job, fieldOf(fields, 'q'))
+  if groups.levels[letter] then groups.cancelled(queue, letter, at, fields, holder, count) end
   if not holder then
     queue[WAITING[letter]] = math.max(0, queue[WAITING[letter]] - 1)
   elseif holder == RETURNED then
     unstack(queue, job)
-    queue[READY[letter]] = math.max(0, queue[READY[letter]] - 1)
+    if not groups.levels[letter] then queue[READY[letter]] = math.max(0, queue[READY[letter]] - 1) end
   elseif holder == DELAYED then
     call('ZREM', queue.delays, job)
     queue.delayed = queue.delayed - 1
@@ -1060,14 +1103,25 @@ handlers['queue.watch'] = function(ctx, key, id, name)
   return reply('watching', job)
 end
 
--- queue.pause: no jobs are handed out from now on, or again
+-- queue.pause: no jobs are handed out from now on, or again, also if a worker has asked for less haste
 -- keys: all
 -- args: paused boolean
 -- reply: ["paused"]
 -- flags: allow-oom
 handlers['queue.pause'] = function(ctx, key, paused)
-  loadQueue(ctx, key).paused = paused == '1' and 1 or 0
+  local queue = loadQueue(ctx, key)
+  if paused == '1' then queue.paused = 1 else queue.paused, queue.after = 0, 0 end
   return '["paused"]'
+end
+
+local function purgeJob(ctx, queue, letter, id, fields)
+  removeJob(queue, letter, id)
+  dropNotes(ctx, queue, { letter .. id })
+  local given = fields and fieldOf(fields, 'i')
+  if given then call('HDEL', queue.ids, given) end
+  local deduped = fields and fieldOf(fields, 'q')
+  if deduped then extend.released(ctx, queue, deduped, letter .. id) end
+  conclude(ctx, queue, letter .. id, fields and fieldOf(fields, 'r'), '["cancelled"]')
 end
 
 -- queue.purge: removes some of the jobs that are not in work, and says whether there are more
@@ -1077,31 +1131,26 @@ end
 -- flags: allow-oom
 handlers['queue.purge'] = function(ctx, key)
   local queue, count = loadQueue(ctx, key), 0
-  local function remove(letter, id, fields)
-    removeJob(queue, letter, id)
-    dropNotes(ctx, queue, { letter .. id })
-    local given = fields and fieldOf(fields, 'i')
-    if given then call('HDEL', queue.ids, given) end
-    local deduped = fields and fieldOf(fields, 'q')
-    if deduped then extend.released(ctx, queue, deduped, letter .. id) end
-    conclude(ctx, queue, letter .. id, fields and fieldOf(fields, 'r'), '["cancelled"]')
-    count = count + 1
-  end
-  for source = 1, SOURCES do
+  for source = 1, #FIELD do
     local some = math.min(queue[FIELD[source]], MOVED - count)
     if some > 0 then
-      local entries, _, letter = takeSource(queue, source, PURGING, some)
-      for _, entry in ipairs(entries) do remove(letter, entry[1], entry[2]) end
+      -- No worker has a claim of this name.
+      local entries, _, letter = takeSource(queue, source, '/', some)
+      for _, entry in ipairs(entries) do purgeJob(ctx, queue, letter, entry[1], entry[2]) end
+      count = count + #entries
     end
   end
+  if queue.grouped > 0 and count < MOVED then count = count + groups.purge(ctx, queue, '-', '+', MOVED - count) end
   local delayed = count < MOVED and call('ZRANGEBYSCORE', queue.delays, 0, '+inf', 'LIMIT', 0, MOVED - count) or {}
   for _, job in ipairs(delayed) do
-    local letter, id = split(job)
-    remove(letter, id, entryAt(queue[letter], id))
-    call('ZREM', queue.delays, job)
-    queue.delayed = queue.delayed - 1
+    -- One before it may have ended its delay.
+    if call('ZREM', queue.delays, job) == 1 then
+      local letter, id = split(job)
+      queue.delayed, count = queue.delayed - 1, count + 1
+      purgeJob(ctx, queue, letter, id, entryAt(queue[letter], id))
+    end
   end
-  return reply('purged', count, queue.delayed + readyIn(queue) > 0)
+  return reply('purged', count, queue.delayed + readyIn(queue) + groups.waiting(queue) > 0)
 end
 
 -- queue.state: how many jobs and workers there are
@@ -1114,8 +1163,9 @@ handlers['queue.state'] = function(ctx, key)
   if not queue.known then return MISSING end
   if isStale(ctx) then return STALE end
   local ready = {}
-  for level = 1, LEVELS do
+  for level = 1, 4 do
     ready[level] = queue[FIELD[3 * level - 2]] + queue[FIELD[3 * level - 1]] + queue[FIELD[3 * level]]
+      + groups.waiting(queue, level)
   end
   return reply('state', list(ready), queue.delayed, queue.active, queue.dead, queue.workers, queue.paused == 1,
     queue.completed, queue.buried, queue.expired, queue.dropped)
@@ -1126,7 +1176,7 @@ end
 -- -----------------------------------------------------------------------------
 
 -- queue.letters: dead letters behind an id, the oldest first: id, job, reason, attempts, crashes, error, body, id of the
--- producer, lines of the log
+-- producer, group, lines of the log
 -- keys: all
 -- args: behind string, count number
 -- reply: ["letters", letters json]
@@ -1137,7 +1187,7 @@ handlers['queue.letters'] = function(ctx, key, behind, count)
   for at, entry in ipairs(found) do
     local fields = entry[2]
     local parts = { encoded(entry[1]) }
-    for _, name in ipairs({ 'j', 'w', 'n', 'c', 'm', 'b', 'i' }) do parts[#parts + 1] = encoded(fieldOf(fields, name) or '') end
+    for _, name in ipairs({ 'j', 'w', 'n', 'c', 'm', 'b', 'i', 'g' }) do parts[#parts + 1] = encoded(fieldOf(fields, name) or '') end
     parts[#parts + 1] = encoded(linesOf(fieldOf(fields, 'o')))
     letters[at] = '[' .. concat(parts, ',') .. ']'
   end
@@ -1155,7 +1205,9 @@ handlers['queue.replay'] = function(ctx, key, id)
   if not fields then return MISSING end
   local given = fieldOf(fields, 'i')
   if given and call('HGET', queue.ids, given) then return '["taken"]' end
+  local group = fieldOf(fields, 'g')
   local letter = LOWER[sub(fieldOf(fields, 'j'), 1, 1)]
+  if group then letter = groups.letters[letter] end
   queue.number, queue.stamp = queue.number + 1, math.max(queue.stamp, ctx.now)
   local at = text(queue.stamp) .. '-' .. text(queue.number)
   local args, own = { queue[letter], at }, false
@@ -1165,7 +1217,12 @@ handlers['queue.replay'] = function(ctx, key, id)
     if own and fields[place] ~= 'e' and fields[place] ~= 'q' then args[#args + 1], args[#args + 2] = fields[place], fields[place + 1] end
   end
   call('XADD', unpack(args))
-  queue[WAITING[letter]] = queue[WAITING[letter]] + 1
+  if group then
+    holdJobs(queue, consumerOf(letter, RETURNED), { at })
+    groups.offered(queue, letter, at, group, false)
+  else
+    queue[WAITING[letter]] = queue[WAITING[letter]] + 1
+  end
   if given then call('HSET', queue.ids, given, letter .. at) end
   call('XDEL', queue.letters, id)
   queue.recount = true
@@ -1206,6 +1263,7 @@ local function dismissWorker(ctx, queue, claim, crashed)
         local fields = crashed and floor(count / CRASH) >= most and entryAt(queue[letter], id)
         if fields then
           bury(ctx, queue, letter .. id, fields, 'crashed', count, '', '["crashed"]')
+          if groups.levels[letter] then groups.done(queue, letter, { id }) end
           removeJob(queue, letter, id)
           queue.active = queue.active - 1
         else
@@ -1246,11 +1304,10 @@ alarms.queue = function(ctx, key)
     sorted[letter], ids[#ids + 1] = ids, id
   end
   for letter, ids in pairs(sorted) do
-    moveJobs(queue[letter], consumerOf(letter, RETURNED), ids)
-    queue[READY[letter]] = queue[READY[letter]] + #ids
+    endDelays(queue, letter, ids)
   end
+  if queue.grouped > 0 then groups.ring(ctx, queue) end
   if #due > 0 then call('ZREM', queue.delays, unpack(due)) end
-  queue.delayed = queue.delayed - #due
   local after = call('ZRANGEBYSCORE', queue.delays, 0, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
   if after then soonerDue(ctx, queue, tonumber(after)) end
   local retain = queue.dead > 0 and policyOf(queue).retain or 0

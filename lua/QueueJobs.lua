@@ -16,9 +16,8 @@ end
 local function promoteJob(queue, job, letter, at, holder)
   if not holder then return unsetNote(queue, 'd' .. job) end
   if holder ~= DELAYED then return false end
-  moveJobs(queue[letter], consumerOf(letter, RETURNED), { at })
+  endDelays(queue, letter, { at })
   call('ZREM', queue.delays, job)
-  queue.delayed, queue[READY[letter]] = queue.delayed - 1, queue[READY[letter]] + 1
   return true
 end
 
@@ -39,8 +38,12 @@ local function postponeJob(ctx, queue, job, letter, at, holder, due)
   if not holder then
     setNote(queue, 'd' .. job, text(due))
   elseif holder == RETURNED then
-    unstack(queue, job)
-    queue[READY[letter]] = math.max(0, queue[READY[letter]] - 1)
+    if groups.levels[letter] then
+      groups.rescheduled(queue, letter, at)
+    else
+      unstack(queue, job)
+      queue[READY[letter]] = math.max(0, queue[READY[letter]] - 1)
+    end
     delayJob(ctx, queue, letter, at, due)
   elseif holder == DELAYED then
     call('ZADD', queue.delays, text(due), job)

@@ -68,7 +68,7 @@ end
 
 -- The oldest jobs of the lowest level, as `purge` takes them out.
 local function dropJobs(ctx, queue, excess)
-  for level = LEVELS, 1, -1 do
+  for level = #FIELD / 3, 1, -1 do
     for source = 3 * level, 3 * level - 2, -1 do
       local some = math.min(queue[FIELD[source]], excess)
       if some > 0 then

@@ -536,10 +536,10 @@ end
 -- Every command that an actor or a reader needs. What a user may not do has to be known before anything is written.
 local NEEDED = {
   { 'DEL' }, { 'GET' }, { 'HDEL', 'f' }, { 'HGET', 'f' }, { 'HGETALL' }, { 'HKEYS' }, { 'HLEN' }, { 'HMGET', 'f' },
-  { 'HSET', 'f', 'v' }, { 'MGET' }, { 'PERSIST' }, { 'PEXPIRE', '1' }, { 'SADD', 'm' }, { 'SET', 'v' }, { 'SRANDMEMBER' }, { 'SREM', 'm' },
+  { 'HSCAN', '0' }, { 'HSET', 'f', 'v' }, { 'MGET' }, { 'PERSIST' }, { 'PEXPIRE', '1' }, { 'SADD', 'm' }, { 'SET', 'v' }, { 'SRANDMEMBER' }, { 'SREM', 'm' },
   { 'UNLINK' },
   { 'XACK', 'g', '0' }, { 'XADD', '*', 'f', 'v' }, { 'XCLAIM', 'g', 'c', '0', '0' }, { 'XDEL', '0' }, { 'XPENDING', 'g' },
-  { 'XLEN' }, { 'XRANGE', '-', '+' }, { 'XREVRANGE', '+', '-' }, { 'XTRIM', 'MINID', '0' }, { 'ZADD', '0', 'm' }, { 'ZRANGEBYSCORE', '0', '0' }, { 'ZREM', 'm' }
+  { 'XLEN' }, { 'XRANGE', '-', '+' }, { 'XREVRANGE', '+', '-' }, { 'XTRIM', 'MINID', '0' }, { 'ZADD', '0', 'm' }, { 'ZRANGEBYLEX', '-', '+' }, { 'ZRANGEBYSCORE', '0', '0' }, { 'ZREM', 'm' }
 }
 
 local function denied(ctx)

@@ -89,6 +89,7 @@ import {
   ShardsMismatch
 } from "./internal/queue/errors.ts"
 import { Following } from "./internal/queue/following.ts"
+import { type Group, groupOf, groupsOf, type GroupState, purging } from "./internal/queue/groups.ts"
 import { handlingOf, type Policy, type Results } from "./internal/queue/handling.ts"
 import { Job, Task } from "./internal/queue/job.ts"
 import { type DeadLetter, lettersOf } from "./internal/queue/letters.ts"
@@ -120,6 +121,20 @@ export {
   QueueFull,
   ShardsMismatch
 } from "./internal/queue/errors.ts"
+export type {
+  /**
+   * The jobs that were offered with the same `group`.
+   *
+   * @category models
+   * @since 0.1.0
+   */
+  Group,
+  /**
+   * @category models
+   * @since 0.1.0
+   */
+  GroupState
+} from "./internal/queue/groups.ts"
 export { Job } from "./internal/queue/job.ts"
 export type {
   /**
@@ -355,10 +370,15 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   readonly update: (id: string, payload: A) => Effect.Effect<boolean, QueueError>
   /** From now on no job begins, on any process. Jobs that have begun go on. */
   readonly pause: Effect.Effect<void, QueueError>
+  /** Ends a pause, and the time that a handler has asked for with `Job.slowDown`. */
   readonly resume: Effect.Effect<void, QueueError>
   /** Removes all jobs that have not begun. Answers how many they were. */
   readonly purge: Effect.Effect<number, QueueError>
   readonly state: Effect.Effect<State, QueueError>
+  /** A group of jobs, by the `group` that they are offered with, to look at it, and to pause, resume or purge it. */
+  readonly group: (name: string) => Group
+  /** The groups that have jobs, or are paused. One that comes or changes meanwhile may be missing, or come twice. */
+  readonly groups: Stream.Stream<GroupState, QueueError>
   /** The dead letters, the oldest first. */
   readonly deadLetters: Stream.Stream<DeadLetter, QueueError>
   /**
@@ -371,8 +391,8 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
 }
 
 /**
- * How a queue works, for all processes. The last `make` that sets one of `limits`, `retention` and `letters` decides about all
- * of them.
+ * How a queue works, for all processes. The last `make` that sets one of `limits`, `groups`, `retention` and `letters` decides
+ * about all of them.
  *
  * @category options
  * @since 0.1.0
@@ -400,10 +420,21 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
      */
     readonly onFull?: "wait" | "fail" | "dropOldest" | undefined
   } | undefined
+  /** Of each group of jobs; see `group` of `OfferOptions`. */
+  readonly groups?: {
+    /**
+     * How many jobs of a group are active at a time, over all processes. Default 1: they run in the order of their offers, one by
+     * one, and while one waits for its retry no other job of the group begins.
+     */
+    readonly concurrency?: number | undefined
+    /** How many jobs of a group begin in each interval, over all processes. So many can begin at once. Default: no limit. */
+    readonly rate?: { readonly jobs: number; readonly interval: Duration.Input } | undefined
+  } | undefined
   /**
    * Over how many partitions the queue is spread, and so over how many primaries of a Redis Cluster: up to the coordinator's
    * `partitions`. Default: as many as the queue has, or 1. It can only be changed while the queue is empty and no process has it
-   * open; until then `make` fails with `ShardsMismatch`. Jobs are in order within a shard, and `limits` are divided among them.
+   * open; until then `make` fails with `ShardsMismatch`. Jobs are in order within a shard, and `limits` are divided among them;
+   * a group is in one shard.
    */
   readonly shards?: number | undefined
   /** How long ids and results of jobs that are done are known, at least. Default: 10 minutes. */
@@ -430,20 +461,32 @@ const overflowOf = (onFull: string): number => {
   return overflow
 }
 
-const joinArgs = ({ letters = {}, limits = {}, retention = retained }: Options<any, any, any>) => {
-  const { concurrency, length, onFull = "wait", rate } = limits
-  const interval = rate === undefined ? 0 : millis(rate.interval, "limits.rate.interval")
+type Limits = NonNullable<Options<any>["limits"]>
+
+// How many at a time, how many milliseconds are between two, and how many of these may be saved up.
+const limitArgs = ({ concurrency, rate }: Limits, what: string) => {
+  const interval = rate === undefined ? 0 : millis(rate.interval, `${what}.rate.interval`)
+  return [
+    concurrency === undefined ? 0 : whole(concurrency, `${what}.concurrency`, 2 ** 31),
+    rate === undefined ? 0 : interval / whole(rate.jobs, `${what}.rate.jobs`, 1_000_000),
+    interval
+  ] as const
+}
+
+const joinArgs = (
+  { groups: { concurrency = 1, rate } = {}, letters = {}, limits = {}, retention = retained }: Options<any, any, any>
+) => {
+  const { length, onFull = "wait" } = limits
   const { age = "7 days", crashes = 3, length: kept = 10_000 } = letters
   return [
-    concurrency === undefined ? 0 : whole(concurrency, "limits.concurrency", 2 ** 31),
-    rate === undefined ? 0 : interval / whole(rate.jobs, "limits.rate.jobs", 1_000_000),
-    interval,
+    ...limitArgs(limits, "limits"),
     millis(retention, "retention"),
     whole(kept, "letters.length", 1_000_000),
     Duration.isFinite(Duration.fromInputUnsafe(age)) ? millis(age, "letters.age") : 0,
     whole(crashes, "letters.crashes", 1000),
     length === undefined ? 0 : whole(length, "limits.length", 2 ** 31),
-    overflowOf(onFull)
+    overflowOf(onFull),
+    ...limitArgs({ concurrency, rate }, "groups")
   ] as const
 }
 
@@ -494,8 +537,8 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
 
   /** Answers how many shards there are. */
   readonly join: Effect.Effect<number, QueueError, Scope.Scope> = Effect.suspend(() => {
-    const { letters, limits, retention } = this.#options
-    const given = retention !== undefined || letters !== undefined || limits !== undefined
+    const { groups, letters, limits, retention } = this.#options
+    const given = [retention, letters, limits, groups].some((option) => option !== undefined)
     const args = joinArgs(this.#options)
     const joined = join(this.#place, {
       verb: "queue.join",
@@ -849,16 +892,17 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
   }
 
   get purge(): Effect.Effect<number, QueueError> {
-    const some = (removed: number): Effect.Effect<number, QueueError> =>
-      Effect.flatMap(
-        failing(request(this.#place, "queue.purge", [])),
-        ([, count, more]) => more ? some(removed + count) : Effect.succeed(removed + count)
-      )
-    return some(0)
+    return purging(failing(request(this.#place, "queue.purge", [])))
   }
 
   get state(): Effect.Effect<State, QueueError> {
     return Effect.map(failing(question(this.#place, "queue.state", [])), stateOf)
+  }
+
+  readonly group = (name: string): Group => groupOf(this.#place, checkName(name, "name"), failing)
+
+  get groups(): Stream.Stream<GroupState, QueueError> {
+    return groupsOf(this.#place, failing)
   }
 
   get deadLetters(): Stream.Stream<DeadLetter, QueueError> {
@@ -953,7 +997,12 @@ class Sharded<in out A, in out S, in out E> implements Queue<A, S, E> {
 
   #for(options: OfferOptions | undefined): QueueImpl<A, S, E> {
     const named = options?.id ?? options?.dedupe?.id
-    return named === undefined ? this.#next : this.#home(named)
+    if (options?.group === undefined) return named === undefined ? this.#next : this.#home(named)
+    // Jobs are looked for where their id is, and a group is in one shard.
+    if (named !== undefined) {
+      throw new RangeError("group goes with no id and no dedupe where a queue has several shards")
+    }
+    return this.#home(options.group)
   }
 
   #all<B>(
@@ -990,7 +1039,7 @@ class Sharded<in out A, in out S, in out E> implements Queue<A, S, E> {
             ended = true
           } else {
             const chosen = typeof options === "function" ? options(one.value) : options
-            const shard = chosen?.id === undefined && chosen?.dedupe === undefined
+            const shard = chosen?.id === undefined && chosen?.dedupe === undefined && chosen?.group === undefined
               ? this.#shards[(this.#current + Math.floor(next / chunk)) % this.#shards.length]!
               : this.#for(chosen)
             const items = parts.get(shard) ?? []
@@ -1015,6 +1064,9 @@ class Sharded<in out A, in out S, in out E> implements Queue<A, S, E> {
     Effect.flatMap(Job, (job) => {
       if (options?.id !== undefined || options?.dedupe !== undefined) {
         throw new RangeError("followUp takes no id and no dedupe where a queue has several shards")
+      }
+      if (options?.group !== undefined && options.group !== job.group) {
+        throw new RangeError("followUp takes no other group than that of its job where a queue has several shards")
       }
       const shard = this.#shards.find((shard) => shard.hasHanded(job)) ?? this.#first
       return shard.followUp(payload, options)
@@ -1077,6 +1129,12 @@ class Sharded<in out A, in out S, in out E> implements Queue<A, S, E> {
 
   get state(): Effect.Effect<State, QueueError> {
     return Effect.map(this.#all((shard) => shard.state), stateOfAll)
+  }
+
+  readonly group = (name: string): Group => this.#home(checkName(name, "name")).group(name)
+
+  get groups(): Stream.Stream<GroupState, QueueError> {
+    return Stream.flatMap(Stream.fromIterable(this.#shards), (shard) => shard.groups)
   }
 
   get deadLetters(): Stream.Stream<DeadLetter, QueueError> {

@@ -113,7 +113,7 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
   let [number, values, paused, completed] = [0, 0, false, 0]
   const nameOf = (worker: number) => `s${worker}x${sessions[worker]}`
   await queue.open("producer")
-  await queue.send("producer", "queue.join", ["p", "1", limit, 0, 0, 60_000, 1000, 0, mostCrashes, 0, 0])
+  await queue.send("producer", "queue.join", ["p", "1", limit, 0, 0, 60_000, 1000, 0, mostCrashes, 0, 0, 1, 0, 0, 1, 0])
   for (const worker of [0, 1, 2]) await queue.open(nameOf(worker))
 
   const held = (worker?: number) =>

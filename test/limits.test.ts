@@ -29,6 +29,7 @@ const inside = [
     "+hkeys",
     "+hlen",
     "+hmget",
+    "+hscan",
     "+hset",
     "+mget",
     "+persist",
@@ -48,6 +49,7 @@ const inside = [
     "+xrevrange",
     "+xtrim",
     "+zadd",
+    "+zrangebylex",
     "+zrangebyscore",
     "+zrem"
   ]

@@ -12,6 +12,7 @@ import * as election from "./matrix/election.ts"
 import * as held from "./matrix/held.ts"
 import * as latch from "./matrix/latch.ts"
 import * as queue from "./matrix/queue.ts"
+import * as queueGroups from "./matrix/queueGroups.ts"
 import * as queueJobs from "./matrix/queueJobs.ts"
 import * as queueLimits from "./matrix/queueLimits.ts"
 import * as queueNotes from "./matrix/queueNotes.ts"
@@ -40,6 +41,7 @@ const programs = {
   shards,
   ref,
   queue,
+  queueGroups,
   queueJobs,
   queueLimits,
   queueNotes,

@@ -13,7 +13,9 @@ const timing = { lease: `${lease} millis`, margin: "400 millis" } as const
 
 type Work = Extract<Event, { readonly token: number }>
 type Process = Effect.Success<ReturnType<typeof spawn<Event>>>
-type Start = (options: Pick<Argument, "millis" | "offers" | "from">) => Effect.Effect<Process, never, Scope.Scope>
+type Start = (
+  options: Pick<Argument, "millis" | "offers" | "from" | "fails">
+) => Effect.Effect<Process, never, Scope.Scope>
 
 const work = (processes: ReadonlyArray<Process>): ReadonlyArray<Work> =>
   processes.flatMap(({ received }) => received.filter((event): event is Work => "token" in event))
@@ -60,9 +62,10 @@ const scenario = <A, E, R>(
     yield* assertEmpty(server, namespace)
   })
 
-const workers = (queue: Queue.Queue<number>, start: Start, count: number, millis: number) =>
+const workers = (queue: Queue.Queue<number>, start: Start, count: number, millis: number, fails?: number) =>
   Effect.gen(function*() {
-    const started = yield* Effect.all(Array.from({ length: count }, () => start({ millis })), {
+    const options = fails === undefined ? { millis } : { millis, fails }
+    const started = yield* Effect.all(Array.from({ length: count }, () => start(options)), {
       concurrency: "unbounded"
     })
     yield* Effect.forEach(started, (one) => one.waitFor(({ event }) => event === "ready"))
@@ -149,6 +152,57 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
         for (const events of jobs.values()) for (const { attempt } of events) assert.strictEqual(attempt, 1)
         yield* all[1]!.signal("SIGTERM")
         yield* all[1]!.exit
+      })
+    ))
+
+  it.effect("keeps the order of each group while workers are killed, paused and stopped at random", () =>
+    scenario((queue, start) =>
+      Effect.gen(function*() {
+        const [each, groups] = [600, 20]
+        let count = 0
+        const all = [...yield* workers(queue, start, 3, 4, 17)]
+        const alive = [...all]
+        for (const how of ["kill9", "sigstop", "stop", "kill9"] as const) {
+          const victim = alive.shift()!
+          yield* queue.offerAll(Array.from({ length: each }, () => count++), (n) => ({ group: `group ${n % groups}` }))
+          const seen = victim.received.length
+          yield* eventually(
+            Effect.sync(() => assert.isAbove(victim.received.length, seen)),
+            { message: "it works" }
+          )
+          if (how === "sigstop") {
+            yield* victim.sigstop
+            const before = work(alive).length
+            yield* eventually(Effect.sync(() => assert.isAbove(work(alive).length, before + 30)))
+            yield* victim.sigcont
+            alive.push(victim)
+          } else {
+            yield* how === "kill9" ? victim.kill9 : victim.signal("SIGTERM")
+            const next = yield* start({ millis: 4, fails: 17 })
+            all.push(next)
+            yield* next.waitFor(({ event }) => event === "ready")
+            alive.push(next)
+          }
+        }
+        yield* eventually(Effect.map(queue.state, ({ completed }) => assert.strictEqual(completed, count)), {
+          timeout: "30 seconds"
+        })
+        const jobs = byJob(work(all))
+        for (let group = 0; group < groups; group++) {
+          let over = 0
+          for (let value = group; value < count; value += groups) {
+            const events = jobs.get(value) ?? []
+            // What a killed process has said last may be lost. Else a job begins when the one before it is over.
+            for (const { at, event } of events) if (event === "begun") assert.isAtLeast(at, over, `job ${value}`)
+            const last = events.findLast(({ event }) => event === "done")
+            over = Math.max(over, last?.at ?? 0)
+            const tokens = events.map(({ token }) => token)
+            const next = (jobs.get(value + groups) ?? []).map(({ token }) => token)
+            assert.isBelow(Math.max(0, ...tokens), Math.min(Number.POSITIVE_INFINITY, ...next), `job ${value}`)
+          }
+        }
+        yield* Effect.forEach(all, (one) => one.signal("SIGKILL"))
+        yield* Effect.forEach(all, (one) => one.exit)
       })
     ))
 

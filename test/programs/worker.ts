@@ -12,6 +12,8 @@ export interface Argument {
   readonly millis?: number
   readonly offers?: number
   readonly from?: number
+  /** One of so many jobs fails at its first attempt. */
+  readonly fails?: number
 }
 
 export type Event =
@@ -26,7 +28,7 @@ export type Event =
     readonly at: number
   }
 
-const { from = 0, lease, margin, millis = 0, namespace, offers, url } = argument() as Argument
+const { fails, from = 0, lease, margin, millis = 0, namespace, offers, url } = argument() as Argument
 
 const again = Effect.retry(Schedule.spaced("100 millis"))
 
@@ -46,10 +48,15 @@ const program = Effect.gen(function*() {
       const say = (event: "begun" | "done" | "interrupted") =>
         Effect.sync(() => emit({ event, value, attempt, crashes, token, at: Date.now() } satisfies Event))
       return Effect.onInterrupt(
-        Effect.andThen(say("begun"), Effect.andThen(Effect.sleep(millis), say("done"))),
+        Effect.gen(function*() {
+          yield* say("begun")
+          yield* Effect.sleep(millis)
+          if (fails !== undefined && attempt === 1 && value % fails === 0) return yield* Effect.fail("no")
+          yield* say("done")
+        }),
         () => say("interrupted")
       )
-    }), { concurrency: 8 })
+    }), { concurrency: 8, attempts: 1000, retry: Schedule.spaced("100 millis") })
   yield* Effect.forkChild(again(working))
   emit({ event: "ready" } satisfies Event)
   return yield* Effect.never

@@ -22,7 +22,7 @@ export const several = <A, E, R>(
     yield* Effect.scoped(Effect.gen(function*() {
       const nodes = yield* Effect.forEach(
         Array.from({ length: count }),
-        (_, at) => node(server.url, { name: `node${at}`, ...options, namespace, partitions: 1 })
+        (_, at) => node(server.url, { name: `node${at}`, partitions: 1, ...options, namespace })
       )
       yield* Effect.scoped(self(nodes, namespace, server))
     }))

@@ -8,6 +8,7 @@ import type * as Exit from "effect/Exit"
 import type * as Fiber from "effect/Fiber"
 import * as Option from "effect/Option"
 import { millis, type Place } from "../hold/place.ts"
+import { request } from "../hold/request.ts"
 import type { Timer } from "../io.ts"
 import { Discarded, Snoozed } from "./deciding.ts"
 import { fail, type QueueError } from "./errors.ts"
@@ -55,6 +56,13 @@ export class Job extends Context.Service<Job, {
   readonly snooze: (delay: Duration.Input) => Effect.Effect<never>
   /** Ends the handler as `snooze` does, and makes the job a dead letter with this reason at once, however many attempts it has left. */
   readonly discard: (reason: string) => Effect.Effect<never>
+  /** The group that it was offered with. */
+  readonly group: string | undefined
+  /**
+   * Has no other job of its group begin before this delay is over, on any process; or of its queue, if it has no group. What
+   * becomes of this job is another matter. Of several such delays the one that ends last counts; `resume` ends them.
+   */
+  readonly slowDown: (delay: Duration.Input) => Effect.Effect<void, QueueError>
 }>()("lockstep/Queue/Job") {}
 
 /** As the actor hands it out: id, attempts and crashes, body, and its other fields by name. */
@@ -73,8 +81,8 @@ const mostFollowers = 512
 const crash = 65_536
 
 export class Task implements Context.Service.Shape<typeof Job> {
-  /** Of its queue. */
-  readonly place: Place
+  // Of all shards of its queue.
+  readonly #places: ReadonlyArray<Place>
   readonly key: string
   readonly count: number
   readonly body: unknown
@@ -100,14 +108,14 @@ export class Task implements Context.Service.Shape<typeof Job> {
   replaced = false
 
   constructor(
-    place: Place,
+    places: ReadonlyArray<Place>,
     shard: number,
     raw: Raw,
     token: number,
     delivery: number,
     note: (task: Task) => Noting | undefined
   ) {
-    this.place = place
+    this.#places = places
     this.#shard = shard
     this.key = raw[0]
     this.count = raw[1]
@@ -125,12 +133,21 @@ export class Task implements Context.Service.Shape<typeof Job> {
     return undefined
   }
 
+  /** Of its shard. */
+  get place(): Place {
+    return this.#places[this.#shard]!
+  }
+
   get queue(): string {
     return this.place.name
   }
 
   get given(): string | undefined {
     return this.#field("i")
+  }
+
+  get group(): string | undefined {
+    return this.#field("g")
   }
 
   get id(): string {
@@ -194,6 +211,21 @@ export class Task implements Context.Service.Shape<typeof Job> {
 
   get offeredAt(): DateTime.Utc {
     return DateTime.makeUnsafe(Number.parseInt(this.key.slice(1), 10))
+  }
+
+  // Made when it is asked for, so that it can be taken out of the service, and costs no other job anything.
+  get slowDown() {
+    return (delay: Duration.Input): Effect.Effect<void, QueueError> =>
+      Effect.suspend(() => {
+        const { group } = this
+        const args = [group ?? "", millis(delay, "delay")] as [string, number]
+        const slowing = Effect.forEach(
+          group === undefined ? this.#places : [this.place],
+          (place) => request(place, "queue.slow", args),
+          { concurrency: "unbounded", discard: true }
+        )
+        return Effect.mapError(slowing, ({ reason }) => fail(reason))
+      })
   }
 
   get attempts(): number | undefined {

@@ -18,6 +18,7 @@ export interface DeadLetter {
   readonly attempts: number
   readonly crashes: number
   readonly error: string
+  readonly group: string | undefined
   /** The JSON text of its payload. */
   readonly body: string
   /** The newest lines of its log. */
@@ -35,17 +36,19 @@ type Tuple = readonly [
   error: string,
   body: string,
   given: string,
+  group: string,
   logs: ReadonlyArray<string>
 ]
 
 export const lettersOf = (shard: number, tuples: unknown): ReadonlyArray<DeadLetter> =>
-  (tuples as ReadonlyArray<Tuple>).map(([letter, job, reason, attempts, crashes, error, body, given, logs]) => ({
+  (tuples as ReadonlyArray<Tuple>).map(([letter, job, reason, attempts, crashes, error, body, given, group, logs]) => ({
     letter: nameOf(shard, letter),
     id: given === "" ? nameOf(shard, job) : given,
     reason: reason as DeadLetter["reason"],
     attempts: Number(attempts),
     crashes: Number(crashes),
     error,
+    group: group === "" ? undefined : group,
     body,
     logs,
     time: DateTime.makeUnsafe(Number.parseInt(letter, 10))

@@ -1,6 +1,6 @@
 /** The ids that a queue makes for jobs and dead letters. Those of other shards than the first begin with the shard's number. */
 
-const shape = /^(?:(\d{1,4}):)?((?:[uhnl])?\d+-\d+)$/i
+const shape = /^(?:(\d{1,4}):)?((?:[uhnlviom])?\d+-\d+)$/i
 
 /** Among all shards. */
 export const nameOf = (shard: number, own: string): string => shard === 0 ? own : `${shard}:${own}`

@@ -10,9 +10,8 @@ export type Level = "u" | "h" | "n" | "l"
 /** What is stored of a job. `more` says what is asked for besides its body, as `queue.offer` in lua/Queue.lua reads it. */
 export interface Wish {
   readonly body: string
-  readonly level: Level
-  /** It does not begin at once. */
-  readonly held: boolean
+  /** What its id begins with: it says which stream, and of which level the job is. */
+  readonly letter: string
   readonly more: string
   /** The texts that `more` names, which stand behind the body. */
   readonly texts: string
@@ -135,7 +134,7 @@ class Offer implements Request<"queue.offer"> {
     answered(known.length === 0 ? [] : known.flatMap(([place, id]) => id === waits ? [items[place]!] : []))
     let [next, number] = [0, first]
     for (let place = 0; place < items.length; place++) {
-      const { asker, at, wish: { held, level } } = items[place]!
+      const { asker, at, wish: { letter } } = items[place]!
       if (known[next]?.[0] === place) {
         const [, id, stored] = known[next++]!
         if (id === waits) continue
@@ -146,7 +145,6 @@ class Offer implements Request<"queue.offer"> {
         if (stored !== undefined) number++
         asker.offered(at, { id: nameOf(this.#shard, id), duplicate: stored === undefined })
       } else {
-        const letter = held ? level.toUpperCase() : level
         asker.offered(at, { id: nameOf(this.#shard, `${letter}${stamp}-${number++}`), duplicate: false })
       }
     }

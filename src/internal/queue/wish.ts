@@ -61,13 +61,21 @@ export interface OfferOptions {
   readonly result?: boolean | undefined
   /** How long after the offer an attempt may begin; then the job is removed. Default: for ever. */
   readonly expires?: Duration.Input | undefined
+  /**
+   * The group that it belongs to: of each group, jobs begin in order and only so many at a time, see `groups` of the queue. Up to
+   * 512 bytes. Default: none.
+   */
+  readonly group?: string | undefined
 }
 
 const letters: { readonly [priority in Priority]: Level } = { urgent: "u", high: "h", normal: "n", low: "l" }
 
 export const levels: ReadonlyArray<Priority> = ["urgent", "high", "normal", "low"]
 
-const plain = { level: "n", held: false, more: "", texts: "" } as const
+// Of jobs of groups.
+const grouped: { readonly [level in Level]: string } = { u: "V", h: "I", n: "O", l: "M" }
+
+const plain = { letter: "n", more: "", texts: "" } as const
 
 const delayOf = ({ at, delay }: OfferOptions): string => {
   if (at !== undefined) {
@@ -119,7 +127,7 @@ const dedupeOf = (
 /** The body is JSON. Of the options, those that make no sense are defects. The retention of the queue is in milliseconds. */
 export const wishOf = (body: string, options: OfferOptions | undefined, trace: string, retention: number): Wish => {
   if (options === undefined && trace === "") return { body, ...plain }
-  const { attempts, expires, id, lifo = false, priority = "normal", result = false, timeout } = options ?? {}
+  const { attempts, expires, group, id, lifo = false, priority = "normal", result = false, timeout } = options ?? {}
   const level = letters[priority]
   if (level === undefined) throw new RangeError(`priority must be one of ${levels.join(", ")}`)
   const delay = options === undefined ? "" : delayOf(options)
@@ -149,7 +157,14 @@ export const wishOf = (body: string, options: OfferOptions | undefined, trace: s
     more += `x${trace.length}`
     texts += trace
   }
-  return { body, level, held: lifo || delay !== "" || deduped[0] === "d", more, texts }
+  if (group !== undefined) {
+    if (lifo) throw new RangeError("group and lifo cannot both be set: jobs of a group begin in order")
+    more += `g${Buffer.byteLength(checkName(group, "group"))}`
+    texts += group
+  }
+  const held = lifo || delay !== "" || deduped[0] === "d"
+  const letter = group !== undefined ? grouped[level] : held ? level.toUpperCase() : level
+  return { body, letter, more, texts }
 }
 
 export const whole = (value: number, what: string, most: number): number => {

@@ -91,12 +91,21 @@ class Worker<R> extends Member implements Crew, Seat {
   // Jobs whose outcome was sent by itself, and is not answered.
   readonly #settling = new Set<string>()
   readonly #listeners = new Set<() => void>()
+  // Of all shards.
+  readonly #places: ReadonlyArray<Place>
   readonly #shard: number
   // Those that it shares with workers of other shards.
   readonly #slots: Slots | undefined
 
-  constructor({ context, handling, overrun }: Employment<R>, place: Place, size: number, shard: number, slots?: Slots) {
-    super(place)
+  constructor(
+    { context, handling, overrun }: Employment<R>,
+    places: ReadonlyArray<Place>,
+    size: number,
+    shard: number,
+    slots?: Slots
+  ) {
+    super(places[shard]!)
+    this.#places = places
     this.#context = context
     this.#handling = handling
     this.#overrun = overrun
@@ -194,7 +203,7 @@ class Worker<R> extends Member implements Crew, Seat {
     // It was on its way when the worker began to stop, which can take long.
     if (this.#stopping) return this.#return(raw[0])
     if (this.#cancelled.size > 0 && this.#cancelled.delete(raw[0])) return this.#send(undefined)
-    const task = new Task(this.place, this.#shard, raw, token, delivery, this.#note)
+    const task = new Task(this.#places, this.#shard, raw, token, delivery, this.#note)
     this.#working.set(task.key, task)
     this.#running++
     this.place.space.kernel.hooks.metrics.delivered(task.attempt)
@@ -509,15 +518,14 @@ const ignore = () => {}
 
 /** Workers for all shards, which run so many jobs at a time together. */
 export const crewOf = <R>(employment: Employment<R>, places: ReadonlyArray<Place>, size: number): Crew => {
-  const [first, ...others] = places
-  if (others.length === 0) return new Worker(employment, first!, size, 0)
+  if (places.length === 1) return new Worker(employment, places, size, 0)
   const slots = new Slots(size)
   // Processes with fewer slots than shards begin with other ones.
-  const from = Math.floor(first!.space.kernel.io.random() * places.length)
-  const workers = places.map((place, shard) => {
+  const from = Math.floor(places[0]!.space.kernel.io.random() * places.length)
+  const workers = places.map((_, shard) => {
     const rank = (shard + from) % places.length
     const own = Math.floor(size / places.length) + (rank < size % places.length ? 1 : 0)
-    return new Worker(employment, place, own, shard, slots)
+    return new Worker(employment, places, own, shard, slots)
   })
   return new Team(slots, workers)
 }
