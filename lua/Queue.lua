@@ -1,6 +1,6 @@
 -- A queue: jobs that this actor hands to workers, each until its worker has said what has become of it.
 --
--- kinds: queue: hash, urgent, high, normal, low, held, delayed, dead, ids, even, odd, notes, order, turns
+-- kinds: queue: hash, urgent, high, normal, low, held, delayed, dead, ids, even, odd, notes, order, turns, schedules
 -- after QueueNotes.lua
 --
 -- A job is one entry of a stream, from its offer until it is done. Its id is "<letter><ms>-<number>": the letter says which
@@ -9,13 +9,13 @@
 --   U H N L   `held`, for jobs of each level that cannot: they begin with a delay
 --   V I O M   `held`, for jobs of groups: see lua/QueueGroups.lua
 -- Fields of an entry: b <JSON>, and where the job has them: i <id of the producer's> a <attempts> t <timeout in ms>
--- e <ms after which it is not begun> r <1 if its outcome is kept> x <trace> k <the checkpoint of a job that was replayed>
--- q <how it is deduplicated, a letter, and the id for that> g <group>.
+-- e <ms after which it is not begun> r <1 if its outcome is kept> s <tick and name of its schedule> x <trace>
+-- k <the checkpoint of a job that was replayed> q <how it is deduplicated, a letter, and the id for that> g <group>.
 --
 -- Each stream has one consumer group. Jobs in work are pending under the claim of their worker (in `held`, followed by the
 -- letter), so a claim lasts as long as the session does. Other pending jobs have these consumers:
 --   -    returned, to be handed out again (in `held`, "-<letter>")
---   ~    delayed: their time is in `delayed`, a zset of ids
+--   ~    delayed: their time is in `delayed`, a zset of ids; lua/QueueSchedules.lua has other members there
 -- Jobs that begin before all others of their level count as returned. `delayed` has them too, with scores below 0: the last
 -- one that was offered has the smallest of its level.
 -- The count of deliveries of a pending job is its attempts, and CRASH for each attempt that ended with its worker's session.
@@ -29,6 +29,7 @@
 --   x<id>              the job that others with this id for deduplication are duplicates of, and the one that is kept behind it
 --   q                  the list of workers that have credit and no job for it: their claims, in the order of their turns
 --   z                  of a queue with other shards: the workers to be told when there are jobs that no worker has credit for
+--   h                  what was done in each minute: lua/QueueLists.lua
 -- `ids` has the ids that producers gave to jobs that are not done: the id of each job. `even` and `odd` have, in turns of
 -- `window` ms, i<id> and r<job> of jobs that are done: the job, and its outcome as JSON. They also have t<id> "<time> <job>" of jobs
 -- that others are duplicates of until then, and p<node> "<number> <reply>" of the last offer of a coordinator.
@@ -41,15 +42,17 @@
 -- most of what a job costs. `last1` and `at1` are the id of the last job of the first level that was handed out; `done1` counts
 -- jobs of it that were done since it was trimmed. When too many stay behind a job that is not done, `full1` is 1, and jobs
 -- that are done are deleted at once.
+--
+-- `waited` and `ran` are the ms that all jobs together have waited and were in work until `since`. Ids and outcomes of jobs up to
+-- the number `cleared` are not known any more. `plans` counts schedules.
 -- record Queue 1: number, stamp, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12, delayed, active, dead, paused, turn, served,
 --   members, workers, idle, limit, spacing, burst, tat, window, completed, buried, expired, bounded, named, last1, last2,
 --   last3, last4, at1, at2, at3, at4, done1, done2, done3, done4, full1, full2, full3, full4, notes, stacked,
---   length, overflow, queued, told, dropped, shards, armed, grouped, after
+--   length, overflow, queued, told, dropped, shards, armed, grouped, after,
+--   since, begun, waited, ran, plans, cleared
 -- record QueuePolicy 1: letters, retain, crashes, grouplimit, groupspacing, groupburst
 
 local RETURNED, DELAYED, JOBS, CRASH = '-', '~', 'workers', 65536
--- The consumer that takes jobs out of a queue to remove them.
-local PURGING = '/'
 local FIELD = { 'c1', 'c2', 'c3', 'c4', 'c5', 'c6', 'c7', 'c8', 'c9', 'c10', 'c11', 'c12' }
 -- The letter of the jobs of each source, and the source that a returned or due job of a letter goes to.
 local LETTER = { 'u', 'U', 'u', 'h', 'H', 'h', 'n', 'N', 'n', 'l', 'L', 'l' }
@@ -71,6 +74,8 @@ local TURNS = 8
 -- Of one call: jobs that are moved, handed out to one worker at a time, and to all. A worker's credit. Of a level: jobs that are
 -- done before it is trimmed, and those that may stay.
 local MOVED, MOST = 256, { hand = 512, handed = 2048, credit = 1024, trimmed = 64, done = 1024 }
+-- What files add that come behind this one.
+local extend = {}
 
 -- -----------------------------------------------------------------------------
 -- State: read once in a call, and written at its end
@@ -118,7 +123,7 @@ local function readQueue(ctx, key, claim)
       number = 0, stamp = 0, delayed = 0, active = 0, dead = 0, paused = 0, turn = 0, served = 0, members = 0, workers = 0,
       idle = 0, limit = 0, spacing = 0, burst = 0, tat = 0, window = 0, completed = 0, buried = 0, expired = 0, bounded = 0,
       named = 0, notes = 0, stacked = 0, length = 0, overflow = 0, queued = 0, told = 0, dropped = 0,
-      shards = 1, armed = 0, grouped = 0, after = 0
+      shards = 1, armed = 0, grouped = 0, after = 0, since = ctx.now, begun = 0, waited = 0, ran = 0, plans = 0, cleared = 0
     }
     for source = 1, #FIELD do queue[FIELD[source]] = 0 end
     for letter, last in pairs(LAST) do
@@ -131,8 +136,23 @@ local function readQueue(ctx, key, claim)
   queue.u, queue.h, queue.n, queue.l = ctx.urgent, ctx.high, ctx.normal, ctx.low
   queue.delays, queue.letters, queue.ids, queue.even, queue.odd = ctx.delayed, ctx.dead, ctx.ids, ctx.even, ctx.odd
   queue.order, queue.turns = ctx.order, ctx.turns
-  queue.noted, queue.notebook = {}, ctx.notes
+  queue.noted, queue.notebook, queue.schedules = {}, ctx.notes, ctx.schedules
   return queue
+end
+
+local function readyIn(queue)
+  local ready = 0
+  for source = 1, #FIELD do ready = ready + queue[FIELD[source]] end
+  return ready
+end
+
+local function waitingIn(queue)
+  return readyIn(queue) + groups.waiting(queue)
+end
+
+-- Dead letters are some too, and so are schedules.
+local function jobsOf(queue)
+  return queue.plans + queue.delayed + queue.dead + queue.active + waitingIn(queue)
 end
 
 local function loadQueue(ctx, key, claim)
@@ -145,6 +165,7 @@ local function loadQueue(ctx, key, claim)
   if not queue then
     queue = readQueue(ctx, key, claim)
     queues[key] = queue
+    extend.passTime(ctx, queue)
     later(ctx, function() finishQueue(ctx, queue) end)
   end
   return queue
@@ -154,17 +175,6 @@ local function policyOf(queue)
   local packed = call('HGET', queue.key, 'm')
   return packed and unpackQueuePolicy(packed)
     or { letters = 10000, retain = 0, crashes = 3, grouplimit = 1, groupspacing = 0, groupburst = 0 }
-end
-
-local function readyIn(queue)
-  local ready = 0
-  for source = 1, #FIELD do ready = ready + queue[FIELD[source]] end
-  return ready
-end
-
--- Dead letters are some too.
-local function jobsOf(queue)
-  return queue.delayed + queue.dead + queue.active + readyIn(queue) + groups.waiting(queue)
 end
 
 -- -----------------------------------------------------------------------------
@@ -242,16 +252,18 @@ local function recalled(ctx, queue, field)
   local noted = queue.noted[field]
   if noted then return noted end
   local now, before = turnsOf(ctx, queue)
-  return call('HGET', now, field) or call('HGET', before, field)
+  local found = call('HGET', now, field) or call('HGET', before, field)
+  if found and queue.cleared > 0 then
+    local job = match(field, '^r(.*)$') or match(field, '^[it]') and found
+    if job and tonumber(match(job, '%d+$')) <= queue.cleared then return nil end
+  end
+  return found
 end
 
 local function noteIn(ctx, queue, field, value)
   turnsOf(ctx, queue)
   queue.noted[field] = value
 end
-
--- What lua/QueueDedupe.lua and lua/QueueLimits.lua add.
-local extend = {}
 
 -- The id that a producer gave is free again when the job is done and the window has passed.
 local function releaseId(ctx, queue, given, job, deduped)
@@ -311,6 +323,17 @@ end
 local function removeJob(queue, letter, id)
   call('XDEL', queue[letter], id)
   return call('XACK', queue[letter], JOBS, id)
+end
+
+-- Removes a job that was not in work, for another reason than that it is done.
+extend.remove = function(ctx, queue, letter, id, fields, outcome)
+  removeJob(queue, letter, id)
+  dropNotes(ctx, queue, { letter .. id })
+  if not fields then return end
+  local given, deduped = fieldOf(fields, 'i'), fieldOf(fields, 'q')
+  if given then call('HDEL', queue.ids, given) end
+  if deduped then extend.released(ctx, queue, deduped, letter .. id) end
+  conclude(ctx, queue, letter .. id, fieldOf(fields, 'r'), outcome)
 end
 
 -- -----------------------------------------------------------------------------
@@ -499,7 +522,7 @@ local function handOutTo(ctx, queue, worker, items)
   if count == 0 then return end
   local session, id = match(worker.claim, '^([^/]*)/(.*)$')
   worker.credit, worker.sent = worker.credit - count, worker.sent + 1
-  queue.active = queue.active + count
+  queue.active, queue.begun = queue.active + count, queue.begun + count
   if queue.spacing > 0 then queue.tat = math.max(queue.tat, ctx.now) + count * queue.spacing end
   local token = nextTokens(ctx, count)
   -- Redis's Lua hashes every string that it makes, so the jobs are concatenated once.
@@ -552,7 +575,7 @@ end
 local function everyKey(queue, act)
   for _, key in ipairs({
     queue.key, queue.u, queue.h, queue.n, queue.l, queue.U, queue.delays, queue.letters, queue.ids, queue.notebook,
-    queue.order, queue.turns
+    queue.order, queue.turns, queue.schedules
   }) do act(key) end
 end
 
@@ -634,6 +657,13 @@ finishQueue = function(ctx, queue)
   if queue.next then alarm(ctx, queue.key, math.max(0, queue.next - ctx.now)) end
 end
 
+-- The alarm rings when the next job or schedule of `delayed` is due.
+local function expectDelayed(ctx, queue)
+  if queue.delayed + queue.plans == 0 then return end
+  local first = call('ZRANGEBYSCORE', queue.delays, 0, '(+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+  if first then soonerDue(ctx, queue, tonumber(first)) end
+end
+
 -- -----------------------------------------------------------------------------
 -- Offer
 -- -----------------------------------------------------------------------------
@@ -668,7 +698,7 @@ end
 
 local function offerWish(ctx, queue, id, body, wish, holding)
   local args = { queue[wish.level], id, 'b', body }
-  for _, name in ipairs({ 'i', 'a', 't', 'x', 'q', 'g' }) do
+  for _, name in ipairs({ 'i', 'a', 't', 's', 'x', 'q', 'g' }) do
     if wish[name] then args[#args + 1], args[#args + 2] = name, wish[name] end
   end
   if wish.r then args[#args + 1], args[#args + 2] = 'r', '1' end
@@ -804,7 +834,7 @@ end
 -- refused while there are jobs or members.
 -- keys: all
 -- args: id string, set boolean, limit number, spacing number, burst number, window number, letters number, retain number, crashes number, length number, overflow number, grouplimit number, groupspacing number, groupburst number, shards number, shard number
--- reply: ["joined", shards number] | ["mismatch", shards number]
+-- reply: ["joined", shards number, scheduled boolean] | ["mismatch", shards number]
 handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, window, letters, retain, crashes, length, overflow, grouplimit, groupspacing, groupburst, shards, shard)
   local queue = loadQueue(ctx, key)
   shards = tonumber(shards)
@@ -827,7 +857,10 @@ handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, wind
   end
   queue.joined = true
   if enrol(ctx, key, id, PERMANENT) then queue.members = queue.members + 1 end
-  return reply('joined', queue.shards)
+  if queue.plans > 0 then extend.wakePlans(ctx, queue) end
+  -- Alarms are forgotten when no session was alive for a day.
+  expectDelayed(ctx, queue)
+  return reply('joined', queue.shards, queue.plans > 0)
 end
 
 -- The jobs that a worker has in hand, as `describedJob` describes them.
@@ -1031,6 +1064,13 @@ local function unstack(queue, job)
   if queue.stacked > 0 then queue.stacked = queue.stacked - call('ZREM', queue.delays, job) end
 end
 
+-- A job that was removed is interrupted.
+local function interruptJob(ctx, queue, holder, job)
+  queue.active = queue.active - 1
+  local session, id = match(holder, '^([^/]*)/(.*)$')
+  deliver(ctx, session, reply('changed', id, 'cancel', job))
+end
+
 -- queue.cancel: removes a job. One that is in work is interrupted.
 -- keys: all
 -- args: name string
@@ -1056,9 +1096,7 @@ handlers['queue.cancel'] = function(ctx, key, name)
     call('ZREM', queue.delays, job)
     queue.delayed = queue.delayed - 1
   else
-    queue.active = queue.active - 1
-    local session, id = match(holder, '^([^/]*)/(.*)$')
-    deliver(ctx, session, reply('changed', id, 'cancel', job))
+    interruptJob(ctx, queue, holder, job)
     return reply('cancelled', true)
   end
   return reply('cancelled', false)
@@ -1111,64 +1149,31 @@ end
 handlers['queue.pause'] = function(ctx, key, paused)
   local queue = loadQueue(ctx, key)
   if paused == '1' then queue.paused = 1 else queue.paused, queue.after = 0, 0 end
+  if queue.plans > 0 and paused ~= '1' then extend.wakePlans(ctx, queue) end
   return '["paused"]'
 end
 
-local function purgeJob(ctx, queue, letter, id, fields)
-  removeJob(queue, letter, id)
-  dropNotes(ctx, queue, { letter .. id })
-  local given = fields and fieldOf(fields, 'i')
-  if given then call('HDEL', queue.ids, given) end
-  local deduped = fields and fieldOf(fields, 'q')
-  if deduped then extend.released(ctx, queue, deduped, letter .. id) end
-  conclude(ctx, queue, letter .. id, fields and fieldOf(fields, 'r'), '["cancelled"]')
-end
-
--- queue.purge: removes some of the jobs that are not in work, and says whether there are more
+-- queue.state: how many jobs and workers there are, and when the oldest job that waits in its order was offered, 0 for none
 -- keys: all
 -- args:
--- reply: ["purged", count number, more boolean]
--- flags: allow-oom
-handlers['queue.purge'] = function(ctx, key)
-  local queue, count = loadQueue(ctx, key), 0
-  for source = 1, #FIELD do
-    local some = math.min(queue[FIELD[source]], MOVED - count)
-    if some > 0 then
-      -- No worker has a claim of this name.
-      local entries, _, letter = takeSource(queue, source, '/', some)
-      for _, entry in ipairs(entries) do purgeJob(ctx, queue, letter, entry[1], entry[2]) end
-      count = count + #entries
-    end
-  end
-  if queue.grouped > 0 and count < MOVED then count = count + groups.purge(ctx, queue, '-', '+', MOVED - count) end
-  local delayed = count < MOVED and call('ZRANGEBYSCORE', queue.delays, 0, '+inf', 'LIMIT', 0, MOVED - count) or {}
-  for _, job in ipairs(delayed) do
-    -- One before it may have ended its delay.
-    if call('ZREM', queue.delays, job) == 1 then
-      local letter, id = split(job)
-      queue.delayed, count = queue.delayed - 1, count + 1
-      purgeJob(ctx, queue, letter, id, entryAt(queue[letter], id))
-    end
-  end
-  return reply('purged', count, queue.delayed + readyIn(queue) + groups.waiting(queue) > 0)
-end
-
--- queue.state: how many jobs and workers there are
--- keys: all
--- args:
--- reply: ["state", ready strings, delayed number, active number, dead number, workers number, paused boolean, completed number, buried number, expired number, dropped number] | ["stale"] | ["missing"]
+-- reply: ["state", ready strings, delayed number, active number, dead number, workers number, paused boolean, completed number, buried number, expired number, dropped number, oldest number] | ["stale"] | ["missing"]
 -- flags: allow-oom
 handlers['queue.state'] = function(ctx, key)
   local queue = readQueue(ctx, key)
   if not queue.known then return MISSING end
   if isStale(ctx) then return STALE end
-  local ready = {}
+  local ready, oldest = {}, nil
+  for letter, field in pairs(WAITING) do
+    local from = '(' .. text(queue[AT[letter]]) .. '-' .. text(queue[LAST[letter]])
+    local first = queue[field] > 0 and call('XRANGE', queue[letter], from, '+', 'COUNT', 1)[1]
+    if first then oldest = math.min(oldest or math.huge, tonumber(match(first[1], '^%d+'))) end
+  end
   for level = 1, 4 do
     ready[level] = queue[FIELD[3 * level - 2]] + queue[FIELD[3 * level - 1]] + queue[FIELD[3 * level]]
       + groups.waiting(queue, level)
   end
   return reply('state', list(ready), queue.delayed, queue.active, queue.dead, queue.workers, queue.paused == 1,
-    queue.completed, queue.buried, queue.expired, queue.dropped)
+    queue.completed, queue.buried, queue.expired, queue.dropped, oldest or 0)
 end
 
 -- -----------------------------------------------------------------------------
@@ -1293,23 +1298,29 @@ reapers.queue = function(ctx, key, session, id)
   if call('HDEL', key, 'o' .. claim) == 1 then queue.members = math.max(0, queue.members - 1) end
   if queue.queued > 0 then extend.depart(queue, claim) end
   if workerOf(queue, claim) then dismissWorker(ctx, queue, claim, not hasLeft(ctx, session)) end
+  if queue.plans > 0 then extend.wakePlans(ctx, queue) end
 end
 
 alarms.queue = function(ctx, key)
   local queue = loadQueue(ctx, key)
-  local due, sorted = call('ZRANGEBYSCORE', queue.delays, 0, text(ctx.now), 'LIMIT', 0, MOVED), {}
+  local due, sorted, jobs, plans = call('ZRANGEBYSCORE', queue.delays, 0, text(ctx.now), 'LIMIT', 0, MOVED), {}, {}, {}
   for _, job in ipairs(due) do
     local letter, id = split(job)
-    local ids = sorted[letter] or {}
-    sorted[letter], ids[#ids + 1] = ids, id
+    if letter then
+      local ids = sorted[letter] or {}
+      sorted[letter], ids[#ids + 1] = ids, id
+      jobs[#jobs + 1] = job
+    else
+      plans[#plans + 1] = job
+    end
   end
   for letter, ids in pairs(sorted) do
     endDelays(queue, letter, ids)
   end
   if queue.grouped > 0 then groups.ring(ctx, queue) end
-  if #due > 0 then call('ZREM', queue.delays, unpack(due)) end
-  local after = call('ZRANGEBYSCORE', queue.delays, 0, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
-  if after then soonerDue(ctx, queue, tonumber(after)) end
+  if #jobs > 0 then call('ZREM', queue.delays, unpack(jobs)) end
+  if #plans > 0 then extend.tickPlans(ctx, queue, plans) end
+  expectDelayed(ctx, queue)
   local retain = queue.dead > 0 and policyOf(queue).retain or 0
   if retain > 0 then
     call('XTRIM', queue.letters, 'MINID', '=', text(ctx.now - retain) .. '-0')

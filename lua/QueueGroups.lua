@@ -417,7 +417,7 @@ groups.cancelled = function(queue, letter, id, fields, holder, count)
   end
 end
 
-local function purgeInGroup(ctx, queue, job)
+local function purgeInGroup(ctx, queue, job, outcome)
   local group = changing(queue, job.group)
   if job.rank == LATER or job.rank == AGAIN then
     call('ZREM', queue.delays, job.letter .. job.id)
@@ -427,20 +427,35 @@ local function purgeInGroup(ctx, queue, job)
     group.head, group.moved = nil, true
     countWaiting(queue, group, job.letter, -1)
   end
-  purgeJob(ctx, queue, job.letter, job.id, entryAt(queue.U, job.id))
+  extend.remove(ctx, queue, job.letter, job.id, entryAt(queue.U, job.id), outcome)
 end
 
--- Removes up to so many jobs that are not in work. Answers how many they were, and how many it has looked at.
-groups.purge = function(ctx, queue, from, to, most)
+-- Removes up to so many jobs that are not in work, or only those that wait. Answers how many they were, how many it has looked
+-- at, and the last of these.
+groups.purge = function(ctx, queue, from, to, most, waiting, outcome)
   local members, count = call('ZRANGEBYLEX', queue.order, from, to, 'LIMIT', 0, most), 0
   for _, member in ipairs(members) do
+    local job = orderedJob(member)
+    local wanted = not waiting or job.rank ~= LATER and job.rank ~= AGAIN
     -- One before it may have ended its delay.
-    if call('ZREM', queue.order, member) == 1 then
-      purgeInGroup(ctx, queue, orderedJob(member))
+    if wanted and call('ZREM', queue.order, member) == 1 then
+      purgeInGroup(ctx, queue, job, outcome or '["cancelled"]')
       count = count + 1
     end
   end
-  return count, #members
+  return count, #members, members[#members]
+end
+
+-- Adds up to so many jobs that wait, behind a member of the order. Answers the place behind which there are more.
+groups.list = function(queue, behind, most, items, add)
+  local members = call('ZRANGEBYLEX', queue.order, behind and '(' .. behind or '-', '+', 'LIMIT', 0, most)
+  for _, member in ipairs(members) do
+    local job = orderedJob(member)
+    if job.rank ~= LATER and job.rank ~= AGAIN then
+      add(queue, items, 'g' .. member, '0', job.letter, job.id, text(job.count), entryAt(queue.U, job.id))
+    end
+  end
+  return #members == most and 'g' .. members[most] or ''
 end
 
 -- -----------------------------------------------------------------------------

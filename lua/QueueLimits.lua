@@ -12,7 +12,7 @@ local WAIT, DROP = 0, 2
 local MOST_DROPPED = 1024
 
 local function lengthOf(queue)
-  return queue.delayed + readyIn(queue)
+  return queue.delayed + waitingIn(queue)
 end
 
 local function lineOf(queue)
@@ -55,36 +55,34 @@ extend.depart = function(queue, claim)
   setLine(queue, line, first)
 end
 
-local function dropJob(ctx, queue, letter, id, fields)
-  removeJob(queue, letter, id)
-  dropNotes(ctx, queue, { letter .. id })
-  queue.dropped = queue.dropped + 1
-  if not fields then return end
-  local given, deduped = fieldOf(fields, 'i'), fieldOf(fields, 'q')
-  if given then call('HDEL', queue.ids, given) end
-  if deduped then extend.released(ctx, queue, deduped, letter .. id) end
-  conclude(ctx, queue, letter .. id, fieldOf(fields, 'r'), '["dropped"]')
-end
-
--- The oldest jobs of the lowest level, as `purge` takes them out.
+-- The oldest jobs of the lowest level; then those of groups, and those that are delayed.
 local function dropJobs(ctx, queue, excess)
+  queue.dropped = queue.dropped + excess
   for level = #FIELD / 3, 1, -1 do
     for source = 3 * level, 3 * level - 2, -1 do
       local some = math.min(queue[FIELD[source]], excess)
       if some > 0 then
-        local entries, _, letter = takeSource(queue, source, PURGING, some)
-        for _, entry in ipairs(entries) do dropJob(ctx, queue, letter, entry[1], entry[2]) end
+        -- No worker has a claim of this name.
+        local entries, _, letter = takeSource(queue, source, '/', some)
+        for _, entry in ipairs(entries) do extend.remove(ctx, queue, letter, entry[1], entry[2], '["dropped"]') end
         excess = excess - #entries
       end
     end
   end
-  if excess <= 0 then return end
-  for _, job in ipairs(call('ZRANGEBYSCORE', queue.delays, 0, '+inf', 'LIMIT', 0, excess)) do
-    local letter, id = split(job)
-    call('ZREM', queue.delays, job)
-    queue.delayed = queue.delayed - 1
-    dropJob(ctx, queue, letter, id, entryAt(queue[letter], id))
+  if excess > 0 and queue.grouped > 0 then excess = excess - groups.purge(ctx, queue, '-', '+', excess, true, '["dropped"]') end
+  if excess > 0 then
+    for _, job in ipairs(call('ZRANGEBYSCORE', queue.delays, 0, '+inf', 'LIMIT', 0, excess + queue.plans)) do
+      local letter, id = split(job)
+      -- Schedules are among them.
+      if letter and not groups.levels[letter] and excess > 0 then
+        call('ZREM', queue.delays, job)
+        queue.delayed, excess = queue.delayed - 1, excess - 1
+        extend.remove(ctx, queue, letter, id, entryAt(queue[letter], id), '["dropped"]')
+      end
+    end
   end
+  if excess > 0 and queue.grouped > 0 then excess = excess - groups.purge(ctx, queue, '-', '+', excess, false, '["dropped"]') end
+  queue.dropped = queue.dropped - excess
 end
 
 -- At the end of a call: tells the first member of the line that there is room, or removes what is too much.

@@ -240,3 +240,27 @@ export const groupAge = (topic: string, group: string) =>
     }),
     { topic, group }
   )
+
+/**
+ * `lockstep_queue_jobs{state}`: jobs of a queue. `Queue.monitor` writes it.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const queueJobs = (queue: string, state: "waiting" | "delayed" | "active" | "dead") =>
+  Metric.withAttributes(Metric.gauge("lockstep_queue_jobs", { description: "Jobs of a queue, by state" }), {
+    queue,
+    state
+  })
+
+/**
+ * `lockstep_queue_oldest_millis`: age of the oldest job that waits in the order of the offers, in milliseconds by the clock of this process; 0 for none. `Queue.monitor` writes it.
+ *
+ * @category metrics
+ * @since 0.1.0
+ */
+export const queueAge = (queue: string) =>
+  Metric.withAttributes(
+    Metric.gauge("lockstep_queue_oldest_millis", { description: "Age of the oldest job of a queue that waits" }),
+    { queue }
+  )

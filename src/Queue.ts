@@ -17,6 +17,7 @@
  *   level starves.
  * - A worker never has more jobs than it can run. An idle one is pushed the next job; a busy one gets it with the reply to
  *   its acknowledgement.
+ * - A tick of a `schedule` has one job, whichever processes are alive, and however often the schedule is set.
  * - A job that is done leaves nothing behind in Redis, but its `id` and its result for the `retention`, if it has them.
  *
  * **Gotchas**
@@ -59,6 +60,7 @@
 
 import * as Cause from "effect/Cause"
 import type * as Context from "effect/Context"
+import type * as Cron from "effect/Cron"
 import type * as DateTime from "effect/DateTime"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
@@ -89,15 +91,18 @@ import {
   ShardsMismatch
 } from "./internal/queue/errors.ts"
 import { Following } from "./internal/queue/following.ts"
-import { type Group, groupOf, groupsOf, type GroupState, purging } from "./internal/queue/groups.ts"
+import { type Group, groupOf, groupsOf, type GroupState, removing } from "./internal/queue/groups.ts"
 import { handlingOf, type Policy, type Results } from "./internal/queue/handling.ts"
+import { historyOf, historyOfAll, type Minute } from "./internal/queue/history.ts"
 import { Job, Task } from "./internal/queue/job.ts"
 import { type DeadLetter, lettersOf } from "./internal/queue/letters.ts"
+import { type JobInfo, jobs, type JobsOptions } from "./internal/queue/listing.ts"
 import { ownOf } from "./internal/queue/naming.ts"
 import { type Asker, type Offered, Offerer } from "./internal/queue/offering.ts"
 import { type Outcome, Outcomes } from "./internal/queue/outcomes.ts"
 import { graceOf, mostConcurrency, mostOverrun, poolOf, type WorkerPool } from "./internal/queue/pool.ts"
-import { type State, stateOf, stateOfAll } from "./internal/queue/state.ts"
+import { type Scheduled, type ScheduleOptions, Schedules } from "./internal/queue/schedules.ts"
+import { measured, type State, stateOf, stateOfAll } from "./internal/queue/state.ts"
 import { take, type Taken } from "./internal/queue/taking.ts"
 import { type OfferOptions, timeOf, whole, wishOf } from "./internal/queue/wish.ts"
 import { crewOf } from "./internal/queue/worker.ts"
@@ -135,6 +140,15 @@ export type {
    */
   GroupState
 } from "./internal/queue/groups.ts"
+export type {
+  /**
+   * A minute of a queue.
+   *
+   * @category models
+   * @since 0.1.0
+   */
+  Minute
+} from "./internal/queue/history.ts"
 export { Job } from "./internal/queue/job.ts"
 export type {
   /**
@@ -145,6 +159,20 @@ export type {
    */
   DeadLetter
 } from "./internal/queue/letters.ts"
+export type {
+  /**
+   * A job that is not done.
+   *
+   * @category models
+   * @since 0.1.0
+   */
+  JobInfo,
+  /**
+   * @category options
+   * @since 0.1.0
+   */
+  JobsOptions
+} from "./internal/queue/listing.ts"
 export type {
   /**
    * @category models
@@ -161,6 +189,20 @@ export type {
    */
   WorkerPool
 } from "./internal/queue/pool.ts"
+export type {
+  /**
+   * A schedule of a queue.
+   *
+   * @category models
+   * @since 0.1.0
+   */
+  Scheduled,
+  /**
+   * @category options
+   * @since 0.1.0
+   */
+  ScheduleOptions
+} from "./internal/queue/schedules.ts"
 export type {
   /**
    * @category models
@@ -372,13 +414,49 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   readonly pause: Effect.Effect<void, QueueError>
   /** Ends a pause, and the time that a handler has asked for with `Job.slowDown`. */
   readonly resume: Effect.Effect<void, QueueError>
-  /** Removes all jobs that have not begun. Answers how many they were. */
-  readonly purge: Effect.Effect<number, QueueError>
+  /**
+   * Removes all jobs that wait to begin, and with `delayed` those as well whose delay, or time until a retry, is not over. Answers
+   * how many they were. Schedules go on.
+   */
+  readonly drain: (
+    options?: { readonly delayed?: boolean | undefined } | undefined
+  ) => Effect.Effect<number, QueueError>
+  /** Removes dead letters that are as old as this. Answers how many they were. */
+  readonly clean: (age: Duration.Input) => Effect.Effect<number, QueueError>
+  /**
+   * Removes everything: all jobs, schedules, dead letters, ids, results and the history. Handlers that run are interrupted. Members
+   * and workers stay. Answers how many jobs there were. Jobs that are offered meanwhile may be removed or not.
+   */
+  readonly obliterate: Effect.Effect<number, QueueError>
   readonly state: Effect.Effect<State, QueueError>
   /** A group of jobs, by the `group` that they are offered with, to look at it, and to pause, resume or purge it. */
   readonly group: (name: string) => Group
   /** The groups that have jobs, or are paused. One that comes or changes meanwhile may be missing, or come twice. */
   readonly groups: Stream.Stream<GroupState, QueueError>
+  /** What was done in each of the last 60 minutes, the oldest first. The last one goes on. */
+  readonly history: Effect.Effect<ReadonlyArray<Minute>, QueueError>
+  /**
+   * The jobs of a state: those that wait in the order in which they begin, level by level, delayed ones as they are due, and active
+   * ones as they were offered. Up to 64 are read with each call, so jobs that change meanwhile can be missing or come twice.
+   */
+  readonly jobs: (options: JobsOptions) => Stream.Stream<JobInfo<A>, QueueError>
+  /**
+   * Offers a job at each time of a calendar, or at an interval: one for each tick, whichever processes are alive. A schedule of
+   * this name is replaced; if its times are the same, its next tick stays. The first tick of an interval is one interval from now.
+   * A calendar without a time zone is in UTC.
+   */
+  readonly schedule: (
+    name: string,
+    times: Cron.Cron | Duration.Input,
+    payload: A,
+    options?: ScheduleOptions | undefined
+  ) => Effect.Effect<void, QueueError>
+  /** Removes a schedule. Answers whether there was one. Jobs that it has offered stay. */
+  readonly unschedule: (name: string) => Effect.Effect<boolean, QueueError>
+  /** The schedules, in the order of their names. */
+  readonly schedules: Stream.Stream<Scheduled<A>, QueueError>
+  /** The next ticks of a schedule, up to 1,000; none if there is no such schedule. */
+  readonly nextRuns: (name: string, count: number) => Effect.Effect<ReadonlyArray<DateTime.Utc>, QueueError>
   /** The dead letters, the oldest first. */
   readonly deadLetters: Stream.Stream<DeadLetter, QueueError>
   /**
@@ -513,6 +591,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
   readonly #offerer: Offerer
   readonly #outcomes: Outcomes
   readonly #following: Following
+  readonly #schedules: Schedules
 
   constructor(space: Space, name: string, options: Options<A, S, E>, shard: number) {
     this.name = name
@@ -533,6 +612,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
     this.#offerer = new Offerer(this.#place, shard)
     this.#outcomes = new Outcomes(this.#place)
     this.#following = new Following(this.#place)
+    this.#schedules = new Schedules(this.#place)
   }
 
   /** Answers how many shards there are. */
@@ -546,7 +626,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
       observer: this.#observer,
       fail
     })
-    return Effect.flatMap(joined, ([{ id }, outcome]) => {
+    const opened = Effect.flatMap(joined, ([{ id }, outcome]) => {
       if (outcome[0] === "mismatch") {
         const { namespace } = this.#space.kernel.settings
         const about = { name: this.name, namespace, shards: Number(outcome[1]), expected: this.#count }
@@ -555,8 +635,10 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
       this.#offerer.joined(id, limits?.length !== undefined && (limits.onFull ?? "wait") === "wait")
       this.#outcomes.joined(id)
       this.#following.joined(id)
+      this.#schedules.joined(id)
       return Effect.succeed(this.#count)
     })
+    return Effect.andThen(Effect.addFinalizer(() => Effect.sync(() => this.#schedules.leave())), opened)
   })
 
   /** Its workers work on all shards. */
@@ -569,9 +651,11 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
       if (change[0] === "outcome") this.#outcomes.told(change)
       else if (change[0] === "progress" || change[0] === "over") this.#following.told(change as never)
       else if (change[0] === "room") this.#offerer.enter()
+      else if (change[0] === "ticks") this.#schedules.told(change)
       else {
         // After a loss of data, Redis does not know it any more.
         this.#count = Number(change[0])
+        if (change[1] === true) this.#schedules.watch()
         this.#offerer.rejoined()
         this.#outcomes.rejoined()
         this.#following.rejoined()
@@ -826,6 +910,33 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
   }
 
   // -------------------------------------------------------------------------------------------------------------------
+  // Schedules
+  // -------------------------------------------------------------------------------------------------------------------
+
+  readonly schedule = (
+    name: string,
+    times: Cron.Cron | Duration.Input,
+    payload: A,
+    options: ScheduleOptions = {}
+  ): Effect.Effect<void, QueueError> =>
+    Effect.suspend(() => {
+      const body = this.#encode(payload)
+      return Exit.isFailure(body)
+        ? Effect.failCause(body.cause)
+        : failing(this.#schedules.set(checkName(name, "name"), times, body.value, options))
+    })
+
+  readonly unschedule = (name: string): Effect.Effect<boolean, QueueError> =>
+    failing(this.#schedules.remove(checkName(name, "name")))
+
+  get schedules(): Stream.Stream<Scheduled<A>, QueueError> {
+    return Stream.mapError(this.#schedules.all(this.#codec), ({ reason }) => fail(reason))
+  }
+
+  readonly nextRuns = (name: string, count: number): Effect.Effect<ReadonlyArray<DateTime.Utc>, QueueError> =>
+    failing(this.#schedules.runs(checkName(name, "name"), count))
+
+  // -------------------------------------------------------------------------------------------------------------------
   // Look and operate
   // -------------------------------------------------------------------------------------------------------------------
 
@@ -891,8 +1002,14 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
     return Effect.asVoid(failing(request(this.#place, "queue.pause", [false])))
   }
 
-  get purge(): Effect.Effect<number, QueueError> {
-    return purging(failing(request(this.#place, "queue.purge", [])))
+  readonly drain = ({ delayed = false }: { readonly delayed?: boolean | undefined } = {}) =>
+    removing((behind) => failing(request(this.#place, "queue.drain", [delayed, behind])))
+
+  readonly clean = (age: Duration.Input): Effect.Effect<number, QueueError> =>
+    removing(() => failing(request(this.#place, "queue.clean", [millis(age, "age")])))
+
+  get obliterate(): Effect.Effect<number, QueueError> {
+    return removing(() => failing(request(this.#place, "queue.obliterate", [])))
   }
 
   get state(): Effect.Effect<State, QueueError> {
@@ -904,6 +1021,13 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
   get groups(): Stream.Stream<GroupState, QueueError> {
     return groupsOf(this.#place, failing)
   }
+
+  get history(): Effect.Effect<ReadonlyArray<Minute>, QueueError> {
+    return Effect.map(failing(question(this.#place, "queue.history", [])), ([, minutes]) => historyOf(minutes))
+  }
+
+  readonly jobs = (options: JobsOptions): Stream.Stream<JobInfo<A>, QueueError> =>
+    Stream.mapError(jobs(this.#place, this.#shard, this.#codec, options), ({ reason }) => fail(reason))
 
   get deadLetters(): Stream.Stream<DeadLetter, QueueError> {
     return Stream.paginate(
@@ -1123,9 +1247,42 @@ class Sharded<in out A, in out S, in out E> implements Queue<A, S, E> {
     return Effect.asVoid(this.#all((shard) => shard.resume))
   }
 
-  get purge(): Effect.Effect<number, QueueError> {
-    return this.#sum((shard) => shard.purge)
+  readonly drain = (options?: { readonly delayed?: boolean | undefined }) => this.#sum((shard) => shard.drain(options))
+
+  readonly clean = (age: Duration.Input): Effect.Effect<number, QueueError> => this.#sum((shard) => shard.clean(age))
+
+  get obliterate(): Effect.Effect<number, QueueError> {
+    return this.#sum((shard) => shard.obliterate)
   }
+
+  get history(): Effect.Effect<ReadonlyArray<Minute>, QueueError> {
+    return Effect.map(this.#all((shard) => shard.history), historyOfAll)
+  }
+
+  readonly jobs = ({ after = "", limit, ...options }: JobsOptions): Stream.Stream<JobInfo<A>, QueueError> => {
+    const [, shard = "0", behind] = /^(?:(\d{1,4})\/)?([^]*)$/.exec(after)!
+    const listed = Stream.flatMap(
+      Stream.fromIterable(this.#shards.slice(Number(shard)).entries()),
+      ([at, one]) => one.jobs({ ...options, limit, after: at === 0 ? behind : undefined })
+    )
+    return limit === undefined ? listed : Stream.take(listed, limit)
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Schedules, in the shards of their names
+  // -------------------------------------------------------------------------------------------------------------------
+
+  readonly schedule = (name: string, times: Cron.Cron | Duration.Input, payload: A, options?: ScheduleOptions) =>
+    Effect.suspend(() => this.#home(checkName(name, "name")).schedule(name, times, payload, options))
+
+  readonly unschedule = (name: string) => Effect.suspend(() => this.#home(checkName(name, "name")).unschedule(name))
+
+  get schedules(): Stream.Stream<Scheduled<A>, QueueError> {
+    return Stream.flatMap(Stream.fromIterable(this.#shards), (shard) => shard.schedules)
+  }
+
+  readonly nextRuns = (name: string, count: number) =>
+    Effect.suspend(() => this.#home(checkName(name, "name")).nextRuns(name, count))
 
   get state(): Effect.Effect<State, QueueError> {
     return Effect.map(this.#all((shard) => shard.state), stateOfAll)
@@ -1236,4 +1393,43 @@ export const worker = <Self, A, S, E, E2, R>(
             : Effect.logError(`a worker of queue ${JSON.stringify(queue.name)} has ended`, cause))
       )
     })
+  )
+
+/**
+ * A layer that sets a schedule of a queue when it is built, as `schedule` does. The schedule stays when the layer is closed: remove it
+ * with `unschedule`.
+ *
+ * @category layers
+ * @since 0.1.0
+ */
+export const schedule = <Self, A, S, E>(
+  tag: Context.Key<Self, Queue<A, S, E>>,
+  name: string,
+  times: Cron.Cron | Duration.Input,
+  payload: A,
+  options?: ScheduleOptions | undefined
+): Layer.Layer<never, QueueError, Self> =>
+  Layer.effectDiscard(Effect.flatMap(tag, (queue) => queue.schedule(name, times, payload, options)))
+
+/**
+ * A layer that writes the gauges of a queue for as long as it is built: how many jobs are in each state, and the age of the oldest one
+ * that waits. One process of all should have it.
+ *
+ * @category layers
+ * @since 0.1.0
+ */
+export const monitor = <Self, A, S, E>(
+  tag: Context.Key<Self, Queue<A, S, E>>,
+  { every = "15 seconds" }: {
+    /** Default 15 seconds. */
+    readonly every?: Duration.Input | undefined
+  } = {}
+): Layer.Layer<never, never, Self> =>
+  Layer.effectDiscard(
+    Effect.flatMap(tag, (queue) =>
+      Effect.flatMap(queue.state, (state) => measured(queue.name, state)).pipe(
+        Effect.catch((error) => Effect.logDebug(`queue ${JSON.stringify(queue.name)} could not be measured`, error)),
+        Effect.repeat(Schedule.spaced(Duration.millis(millis(every, "every")))),
+        Effect.forkScoped
+      ))
   )

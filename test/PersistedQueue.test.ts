@@ -36,7 +36,7 @@ const make = (
     )
     // The queue below it, for looking.
     const below = yield* on(context, Queue.make({ name: "shared", payload: Schema.Unknown }))
-    yield* Effect.addFinalizer(() => Effect.orDie(Effect.andThen(below.purge, below.discard())))
+    yield* Effect.addFinalizer(() => Effect.orDie(Effect.andThen(below.drain({ delayed: true }), below.discard())))
     const shows = (expected: Partial<Queue.State>) =>
       eventually(Effect.map(below.state, (state) => {
         for (const [key, value] of Object.entries(expected)) assert.strictEqual(state[key as "active"], value, key)

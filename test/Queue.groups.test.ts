@@ -250,7 +250,7 @@ layer(TestServer.layer, live)("a group of jobs", (it) => {
         assert.strictEqual((yield* Stream.runCollect(queue.groups)).length, 301)
         assert.strictEqual(yield* queue.group("a").purge, 1300)
         yield* shows(queue, { waiting: 300, delayed: 0 })
-        assert.strictEqual(yield* queue.purge, 300)
+        assert.strictEqual(yield* queue.drain({ delayed: true }), 300)
         yield* isGone(queue)
       })))
 

@@ -180,7 +180,7 @@ layer(TestServer.layer, live)("a job that is not done", (it) => {
         assert.isBelow(begun.indexOf(20), begun.indexOf(22))
         yield* worker.stop
         yield* queue.offerAll(upTo(300), { lifo: true })
-        assert.strictEqual(yield* queue.purge, 301)
+        assert.strictEqual(yield* queue.drain({ delayed: true }), 301)
         yield* shows(queue, { waiting: 0, delayed: 0 })
         isRangeError(yield* Effect.exit(Effect.suspend(() => queue.offer(1, { lifo: true, delay: 1 }))))
       })))
@@ -452,7 +452,7 @@ layer(TestServer.layer, live)("a job that means the same as others", (it) => {
         yield* queue.pause
         yield* other.offer(7, { dedupe })
         yield* other.offer(8, { dedupe: { id: "expires" }, expires: 1 })
-        yield* queue.purge
+        yield* queue.drain({ delayed: true })
         assert.isFalse((yield* other.offer(9, { dedupe, expires: 1 })).duplicate)
         yield* queue.resume
         yield* shows(queue, { waiting: 0, active: 0 })

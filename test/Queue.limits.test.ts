@@ -112,7 +112,7 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         yield* shows(queue, { waiting: 2, delayed: 1 })
         assert.isTrue((yield* queue.offer(1, { id: "one" })).duplicate)
         assert.strictEqual((yield* Effect.flip(queue.offer(6, { lifo: true }))).reason._tag, "QueueFull")
-        yield* queue.purge
+        yield* queue.drain({ delayed: true })
         yield* queue.offer(7)
         isRangeError(yield* Effect.exit(on(a!, limited(0))))
         isRangeError(yield* Effect.exit(on(a!, limited(1, "never" as "fail"))))

@@ -14,7 +14,7 @@ const upTo = (count: number, from = 0) => Array.from({ length: count }, (_, at) 
 const make = (options: Partial<Queue.Options<number>> = {}) =>
   Effect.tap(
     Queue.make({ name: "jobs", payload: Schema.Number, retention: "200 millis", ...options }),
-    (queue) => Effect.addFinalizer(() => Effect.orDie(Effect.andThen(queue.purge, queue.discard())))
+    (queue) => Effect.addFinalizer(() => Effect.orDie(Effect.andThen(queue.drain({ delayed: true }), queue.discard())))
   )
 
 const shows = <A, S, E>(queue: Queue.Queue<A, S, E>, expected: Partial<Queue.State>) =>

@@ -195,7 +195,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
         const worker = yield* blocked(queue, 20)
         yield* eventually(Effect.sync(() => assert.strictEqual(worker.seen.now, 6)))
         yield* worker.stop
-        yield* queue.purge
+        yield* queue.drain({ delayed: true })
         const few = yield* Effect.exit(on(a!, Effect.scoped(make({ limits: { concurrency: 3 } }))))
         assert.isTrue(Exit.isFailure(few) && String(few.cause).includes("RangeError"), String(few))
       })))

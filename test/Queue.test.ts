@@ -220,7 +220,7 @@ layer(TestServer.layer, live)("a queue", (it) => {
         yield* queue.offer(11, { priority: "high", id: "y" })
         yield* shows(queue, { waiting: 11, active: 0, paused: true })
         assert.deepStrictEqual(worker.begun, [])
-        assert.strictEqual(yield* queue.purge, 12)
+        assert.strictEqual(yield* queue.drain({ delayed: true }), 12)
         yield* other.offer(12, { id: "y" })
         yield* other.resume
         yield* begins(worker, [12])
@@ -237,7 +237,7 @@ layer(TestServer.layer, live)("a queue", (it) => {
         yield* shows(queue, { workers: 1 })
         yield* queue.offerAll(upTo(3000), (n) => n % 2 === 0 ? {} : { priority: "low", delay: n % 3 === 0 ? 1e6 : 0 })
         yield* shows(queue, { active: 3 })
-        assert.strictEqual(yield* queue.purge, 2997)
+        assert.strictEqual(yield* queue.drain({ delayed: true }), 2997)
         yield* Deferred.succeed(gate, undefined)
         yield* shows(queue, { active: 0, waiting: 0, delayed: 0, completed: 3 })
         yield* worker.stop

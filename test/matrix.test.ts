@@ -15,6 +15,7 @@ import * as queue from "./matrix/queue.ts"
 import * as queueGroups from "./matrix/queueGroups.ts"
 import * as queueJobs from "./matrix/queueJobs.ts"
 import * as queueLimits from "./matrix/queueLimits.ts"
+import * as queueLists from "./matrix/queueLists.ts"
 import * as queueNotes from "./matrix/queueNotes.ts"
 import * as queueShards from "./matrix/queueShards.ts"
 import * as ref from "./matrix/ref.ts"
@@ -44,6 +45,7 @@ const programs = {
   queueGroups,
   queueJobs,
   queueLimits,
+  queueLists,
   queueNotes,
   queueShards
 }

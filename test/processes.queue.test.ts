@@ -14,7 +14,7 @@ const timing = { lease: `${lease} millis`, margin: "400 millis" } as const
 type Work = Extract<Event, { readonly token: number }>
 type Process = Effect.Success<ReturnType<typeof spawn<Event>>>
 type Start = (
-  options: Pick<Argument, "millis" | "offers" | "from" | "fails">
+  options: Pick<Argument, "millis" | "offers" | "from" | "fails" | "schedule">
 ) => Effect.Effect<Process, never, Scope.Scope>
 
 const work = (processes: ReadonlyArray<Process>): ReadonlyArray<Work> =>
@@ -107,6 +107,28 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
         assert.isAtMost(first - killedAt, lease + 150)
         yield* Effect.forEach(all.slice(1), (one) => one.signal("SIGKILL"))
         yield* Effect.forEach(all, (one) => one.exit)
+      })
+    ))
+
+  it.effect("offers each tick of a schedule once while processes are killed, as long as one lives", () =>
+    scenario((queue, start) =>
+      Effect.gen(function*() {
+        const started = yield* Effect.forEach([0, 1, 2, 3], () => start({ millis: 0, schedule: 100 }))
+        const ticks = () =>
+          work(started).flatMap(({ attempt, event, tick }) => event === "begun" && attempt === 1 ? [tick!] : [])
+        yield* Effect.forEach(started, (one) => one.waitFor(begun))
+        for (const one of started.slice(0, 3)) {
+          const before = ticks().length
+          yield* one.kill9
+          yield* eventually(Effect.sync(() => assert.isAtLeast(ticks().length, before + 10)), { timeout: "20 seconds" })
+        }
+        assert.isTrue(yield* queue.unschedule("often"))
+        yield* eventually(Effect.map(queue.state, ({ active, waiting }) => assert.strictEqual(active + waiting, 0)))
+        yield* started[3]!.kill9
+        yield* Effect.forEach(started, (one) => one.exit)
+        const times = ticks().toSorted((x, y) => x - y)
+        assert.strictEqual(new Set(times).size, times.length, "a tick came twice")
+        assert.isTrue(times.every((tick) => (tick - times[0]!) % 100 === 0))
       })
     ))
 

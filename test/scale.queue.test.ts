@@ -14,7 +14,7 @@ const collect = runInNewContext("gc") as () => void
 
 const upTo = (count: number) => Array.from({ length: count }, (_, at) => at)
 
-const emptied = <A>(queue: Queue.Queue<A>) => Effect.addFinalizer(() => Effect.orDie(queue.purge))
+const emptied = <A>(queue: Queue.Queue<A>) => Effect.addFinalizer(() => Effect.orDie(queue.drain({ delayed: true })))
 
 /** Runs as many jobs as there are, and looks at each. */
 const drained = <A>(queue: Queue.Queue<A>, count: number, look: (done: number) => void = () => {}) =>

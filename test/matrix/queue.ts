@@ -19,7 +19,7 @@ export const requests = [
   ["queue.status", "queue:mails"],
   ["queue.watch", "queue:mails"],
   ["queue.pause", "queue:mails"],
-  ["queue.purge", "queue:mails"],
+  ["queue.drain", "queue:mails"],
   ["queue.state", "queue:mails"],
   ["queue.letters", "queue:mails"],
   ["queue.replay", "queue:mails"],
@@ -72,7 +72,7 @@ export const program: Program = ({ other }) =>
     yield* leads(mails.pause, undefined, of("paused"), true)
     const [letter] = yield* insist(Stream.runCollect(mails.deadLetters))
     yield* leads(mails.replay([letter!.letter]), 1, of("waiting"), 1)
-    yield* leads(mails.purge, 1, of("waiting"), 0)
+    yield* leads(mails.drain(), 1, of("waiting"), 0)
     yield* leads(mails.discard(), 0, of("dead"), 0)
     yield* insist(mails.state)
   })

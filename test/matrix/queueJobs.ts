@@ -37,5 +37,5 @@ export const program: Program = ({ other }) =>
     yield* theirs.pause
     yield* leads(mails.retry("one"), true, of("waiting"), 1)
     yield* Fiber.interrupt(running)
-    yield* theirs.purge
+    yield* theirs.drain({ delayed: true })
   })

@@ -1,5 +1,5 @@
 /** Another process of the tests, that works on a queue, or offers jobs to it. */
-import { Effect, Layer, Schedule, Schema } from "effect"
+import { DateTime, Effect, Layer, Option, Schedule, Schema } from "effect"
 import { Coordinator, Queue, Redis } from "../../src/index.ts"
 import { argument, emit } from "../../src/testing/Program.ts"
 
@@ -14,6 +14,8 @@ export interface Argument {
   readonly from?: number
   /** One of so many jobs fails at its first attempt. */
   readonly fails?: number
+  /** It sets a schedule with so many milliseconds between two ticks. */
+  readonly schedule?: number
 }
 
 export type Event =
@@ -26,9 +28,10 @@ export type Event =
     readonly crashes: number
     readonly token: number
     readonly at: number
+    readonly tick: number | undefined
   }
 
-const { fails, from = 0, lease, margin, millis = 0, namespace, offers, url } = argument() as Argument
+const { fails, from = 0, lease, margin, millis = 0, namespace, offers, schedule, url } = argument() as Argument
 
 const again = Effect.retry(Schedule.spaced("100 millis"))
 
@@ -44,9 +47,10 @@ const program = Effect.gen(function*() {
     return yield* Effect.never
   }
   const working = queue.run((value) =>
-    Effect.flatMap(Queue.Job, ({ attempt, crashes, token }) => {
+    Effect.flatMap(Queue.Job, ({ attempt, crashes, schedule, token }) => {
+      const tick = Option.getOrUndefined(Option.map(schedule, ({ tick }) => DateTime.toEpochMillis(tick)))
       const say = (event: "begun" | "done" | "interrupted") =>
-        Effect.sync(() => emit({ event, value, attempt, crashes, token, at: Date.now() } satisfies Event))
+        Effect.sync(() => emit({ event, value, attempt, crashes, token, at: Date.now(), tick } satisfies Event))
       return Effect.onInterrupt(
         Effect.gen(function*() {
           yield* say("begun")
@@ -58,6 +62,7 @@ const program = Effect.gen(function*() {
       )
     }), { concurrency: 8, attempts: 1000, retry: Schedule.spaced("100 millis") })
   yield* Effect.forkChild(again(working))
+  if (schedule !== undefined) yield* again(queue.schedule("often", schedule, 1))
   emit({ event: "ready" } satisfies Event)
   return yield* Effect.never
 }).pipe(

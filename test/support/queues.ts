@@ -10,7 +10,7 @@ export const upTo = (count: number, from = 0) => Array.from({ length: count }, (
 
 // Jobs outlive their program, so the tests remove them. Ids do so for the window.
 export const emptied = <A, S, E>(queue: Queue.Queue<A, S, E>) =>
-  Effect.addFinalizer(() => Effect.orDie(Effect.andThen(queue.purge, queue.discard())))
+  Effect.addFinalizer(() => Effect.orDie(Effect.andThen(queue.drain({ delayed: true }), queue.discard())))
 
 export const make = (options: Partial<Queue.Options<number> & { readonly name: string }> = {}) =>
   Effect.tap(Queue.make({ name: hostile, payload: Schema.Number, retention: "200 millis", ...options }), emptied)

@@ -32,13 +32,18 @@ export interface Group {
 
 type Failing = <A>(self: Effect.Effect<A, CoordinatorError>) => Effect.Effect<A, QueueError>
 
-/** Pages of requests that remove some jobs each: how many they were. */
-export const purging = (
-  page: Effect.Effect<readonly [tag: "purged", count: number, more: boolean], QueueError>
+/** Requests that remove some jobs each, behind a place if that matters: how many they were. */
+export const removing = (
+  page: (
+    behind: string
+  ) => Effect.Effect<readonly [tag: string, count: number, more: boolean, behind?: string], QueueError>
 ): Effect.Effect<number, QueueError> => {
-  const some = (removed: number): Effect.Effect<number, QueueError> =>
-    Effect.flatMap(page, ([, count, more]) => more ? some(removed + count) : Effect.succeed(removed + count))
-  return some(0)
+  const some = (removed: number, behind: string): Effect.Effect<number, QueueError> =>
+    Effect.flatMap(
+      page(behind),
+      ([, count, more, behind = ""]) => more ? some(removed + count, behind) : Effect.succeed(removed + count)
+    )
+  return some(0, "")
 }
 
 export const groupOf = (place: Place, name: string, failing: Failing): Group => {
@@ -47,7 +52,7 @@ export const groupOf = (place: Place, name: string, failing: Failing): Group => 
     name,
     pause: pause(true),
     resume: pause(false),
-    purge: purging(failing(request(place, "queue.purgeGroup", [name]))),
+    purge: removing(() => failing(request(place, "queue.purgeGroup", [name]))),
     state: Effect.map(failing(question(place, "queue.group", [name])), (reply) => {
       const [, waiting, delayed, active, paused] = reply[0] === "missing" ? none : reply
       return { name, waiting, delayed, active, paused }

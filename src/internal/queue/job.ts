@@ -56,6 +56,8 @@ export class Job extends Context.Service<Job, {
   readonly snooze: (delay: Duration.Input) => Effect.Effect<never>
   /** Ends the handler as `snooze` does, and makes the job a dead letter with this reason at once, however many attempts it has left. */
   readonly discard: (reason: string) => Effect.Effect<never>
+  /** The schedule that has offered it, and its tick. */
+  readonly schedule: Option.Option<{ readonly name: string; readonly tick: DateTime.Utc }>
   /** The group that it was offered with. */
   readonly group: string | undefined
   /**
@@ -211,6 +213,13 @@ export class Task implements Context.Service.Shape<typeof Job> {
 
   get offeredAt(): DateTime.Utc {
     return DateTime.makeUnsafe(Number.parseInt(this.key.slice(1), 10))
+  }
+
+  get schedule(): Option.Option<{ readonly name: string; readonly tick: DateTime.Utc }> {
+    const field = this.#field("s")
+    if (field === undefined) return Option.none()
+    const space = field.indexOf(" ")
+    return Option.some({ name: field.slice(space + 1), tick: DateTime.makeUnsafe(Number(field.slice(0, space))) })
   }
 
   // Made when it is asked for, so that it can be taken out of the service, and costs no other job anything.

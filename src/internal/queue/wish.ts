@@ -75,6 +75,9 @@ export const levels: ReadonlyArray<Priority> = ["urgent", "high", "normal", "low
 // Of jobs of groups.
 const grouped: { readonly [level in Level]: string } = { u: "V", h: "I", n: "O", l: "M" }
 
+/** Of a job, by its own id. */
+export const levelOf = (job: string): Priority => levels["uhnlviom".indexOf(job[0]!.toLowerCase()) % 4]!
+
 const plain = { letter: "n", more: "", texts: "" } as const
 
 const delayOf = ({ at, delay }: OfferOptions): string => {

@@ -366,7 +366,7 @@ export const queue: Workload = {
       Effect.forEach([many, limited], ({ name }) =>
         Effect.flatMap(
           Queue.make({ payload: Schema.String, name }),
-          (queue) => Effect.andThen(queue.purge, queue.discard())
+          (queue) => Effect.andThen(queue.drain({ delayed: true }), queue.discard())
         ), { discard: true })
     )
 }

@@ -1,0 +1,285 @@
+-- after Queue.lua
+-- after QueueNotes.lua
+-- Jobs of a queue by their state, what it has done in each minute, and the removal of what has gathered.
+
+-- Of one call: pending jobs that are looked at.
+local LOOKED_AT = 256
+local STREAMS = { 'u', 'h', 'n', 'l', 'U' }
+
+-- -----------------------------------------------------------------------------
+-- Lists of jobs: page by page, each job with the place behind which the next page begins
+-- -----------------------------------------------------------------------------
+
+local function addJob(queue, items, place, due, letter, id, count, fields)
+  if not fields then return end
+  if queue.notes > 0 then
+    local job = letter .. id
+    reviseFields(fields, noteOf(queue, 'b' .. job), noteOf(queue, 'k' .. job))
+    due = noteOf(queue, 'd' .. job) or due
+  end
+  items[#items + 1] = '[' .. encoded(place) .. ',' .. due .. ',' .. describedJob(letter, id, count, fields) .. ']'
+end
+
+local lists = {}
+
+-- In the order in which they are handed out, level by level: "<source> <id>". Jobs of groups come last, group by group: "g" and the
+-- member of their order.
+lists.waiting = function(queue, place, count, items)
+  local source, from = match(place, '^(%d+) (%d+%-%d+)$')
+  local member = match(place, '^g(.*)$')
+  source = member and #FIELD + 1 or tonumber(source) or 1
+  while source <= #FIELD do
+    local letter, found, last = LETTER[source], 0, nil
+    local stream = queue[letter]
+    if queue[FIELD[source]] == 0 then
+      -- Nothing of that one.
+    elseif source % 3 == 0 then
+      -- Those in front of it have begun.
+      if not from or tonumber(match(from, '%d+$')) < queue[LAST[letter]] then
+        from = text(queue[AT[letter]]) .. '-' .. text(queue[LAST[letter]])
+      end
+      local entries = call('XRANGE', stream, '(' .. from, '+', 'COUNT', count)
+      for _, entry in ipairs(entries) do addJob(queue, items, source .. ' ' .. entry[1], '0', letter, entry[1], '0', entry[2]) end
+      found = #entries
+      last = found > 0 and entries[found][1]
+    else
+      local pending = tryJobs('XPENDING', stream, JOBS, from and '(' .. from or '-', '+', count, consumerOf(letter, RETURNED)) or {}
+      for _, one in ipairs(pending) do
+        addJob(queue, items, source .. ' ' .. one[1], '0', letter, one[1], text(one[4]), entryAt(stream, one[1]))
+      end
+      found = #pending
+      last = found > 0 and pending[found][1]
+    end
+    if found == count then return source .. ' ' .. last end
+    count, source, from = count - found, source + 1, nil
+  end
+  return queue.grouped > 0 and groups.list(queue, member, count, items, addJob) or ''
+end
+
+-- In the order in which they are due: "<time> <how many of that time>".
+lists.delayed = function(queue, place, count, items)
+  local last, ties = match(place, '^(%d+) (%d+)$')
+  ties = tonumber(ties) or 0
+  local found = call('ZRANGEBYSCORE', queue.delays, last or '-inf', '(+inf', 'WITHSCORES', 'LIMIT', ties, count)
+  for at = 1, #found, 2 do
+    local letter, id = split(found[at])
+    local due = text(tonumber(found[at + 1]))
+    if due == last then ties = ties + 1 else last, ties = due, 1 end
+    if letter then
+      local _, deliveries = holdingOf(queue, letter, id)
+      addJob(queue, items, last .. ' ' .. text(ties), due, letter, id, text(deliveries or 0), entryAt(queue[letter], id))
+    end
+  end
+  return #found == 2 * count and last .. ' ' .. text(ties) or ''
+end
+
+-- In the order of their offers, level by level: "<stream> <id>".
+lists.active = function(queue, place, count, items)
+  local at, from = match(place, '^(%d+) (%d+%-%d+)$')
+  at = tonumber(at) or 1
+  local looked = LOOKED_AT
+  while at <= #STREAMS do
+    local stream = queue[STREAMS[at]]
+    local pending = tryJobs('XPENDING', stream, JOBS, from and '(' .. from or '-', '+', looked) or {}
+    for _, one in ipairs(pending) do
+      local id, consumer = one[1], one[2]
+      -- A worker's claim; in `held`, the letter is behind it.
+      if find(consumer, '^[^/]+/') then
+        local letter = STREAMS[at] == 'U' and sub(consumer, -1) or STREAMS[at]
+        addJob(queue, items, at .. ' ' .. id, '0', letter, id, text(one[4]), entryAt(stream, id))
+        if #items == count then return at .. ' ' .. id end
+      end
+    end
+    if #pending == looked then return at .. ' ' .. pending[looked][1] end
+    looked, at, from = looked - #pending, at + 1, nil
+  end
+  return ''
+end
+
+-- queue.jobs: some jobs of a state behind a place: each with its own place, when it is due (0 for at once), and as
+-- `describedJob` describes it. `place` is behind them; it is empty if there are no more.
+-- keys: all
+-- args: state string, behind string, count number
+-- reply: ["jobs", place string, jobs json]
+-- flags: allow-oom
+handlers['queue.jobs'] = function(ctx, key, state, behind, count)
+  local items = {}
+  local place = lists[state](readQueue(ctx, key), behind, tonumber(count), items)
+  return reply('jobs', place, json('[' .. concat(items, ',') .. ']'))
+end
+
+-- -----------------------------------------------------------------------------
+-- History
+-- -----------------------------------------------------------------------------
+
+-- `h` has records of this length: what the queue had done at the end of a minute, and how many jobs waited and were in work
+-- then. Nothing has changed from there to the minute of the next record.
+-- record QueueMinute 1: minute, completed, buried, expired, begun, waited, ran, ready, active
+
+local MINUTE, MINUTES, MINUTE_BYTES = 60000, 61, 1 + 8 * 9
+
+-- How long jobs wait and run is known without the times of each: as many as there are of them, for as long as that is so.
+local function passTime(queue, now)
+  local passed = now - queue.since
+  -- After a fail-over the clock may be a little behind.
+  if passed <= 0 then return end
+  queue.waited, queue.ran = queue.waited + passed * waitingIn(queue), queue.ran + passed * queue.active
+  queue.since = now
+end
+
+local function soFar(queue, minute)
+  return {
+    minute = minute, completed = queue.completed, buried = queue.buried, expired = queue.expired, begun = queue.begun,
+    waited = queue.waited, ran = queue.ran, ready = waitingIn(queue), active = queue.active
+  }
+end
+
+-- Ends the minute in which the queue was used last.
+local function minuteOf(queue)
+  local minute = floor(queue.since / MINUTE)
+  passTime(queue, (minute + 1) * MINUTE)
+  return soFar(queue, minute)
+end
+
+-- Of each call, before anything changes.
+extend.passTime = function(ctx, queue)
+  if floor(ctx.now / MINUTE) > floor(queue.since / MINUTE) then
+    local known = call('HGET', queue.key, 'h') or ''
+    call('HSET', queue.key, 'h', sub(known, -MINUTE_BYTES * (MINUTES - 1)) .. packQueueMinute(minuteOf(queue)))
+  end
+  passTime(queue, ctx.now)
+end
+
+local function listedMinute(one)
+  return list({
+    one.minute, one.completed, one.buried, one.expired, one.begun, one.waited, one.ran, one.ready, one.active
+  })[1]
+end
+
+-- queue.history: what the queue had done in all at the end of each minute in which it was used, and now
+-- keys: all
+-- args:
+-- reply: ["history", minutes json]
+-- flags: allow-oom
+handlers['queue.history'] = function(ctx, key)
+  local queue, minutes = readQueue(ctx, key), {}
+  local known = call('HGET', key, 'h') or ''
+  for at = 1, #known, MINUTE_BYTES do
+    minutes[#minutes + 1] = listedMinute(unpackQueueMinute(sub(known, at, at + MINUTE_BYTES - 1)))
+  end
+  local minute = floor(ctx.now / MINUTE)
+  if minute > floor(queue.since / MINUTE) then minutes[#minutes + 1] = listedMinute(minuteOf(queue)) end
+  passTime(queue, ctx.now)
+  minutes[#minutes + 1] = listedMinute(soFar(queue, minute))
+  return reply('history', json('[' .. concat(minutes, ',') .. ']'))
+end
+
+-- -----------------------------------------------------------------------------
+-- Removal
+-- -----------------------------------------------------------------------------
+
+-- Removes up to MOVED jobs that are not in work; those that are delayed only if that is wanted. Of groups, those behind a
+-- member of their order. Answers how many they were, and the member behind which there may be more.
+local function drainJobs(ctx, queue, delayed, behind)
+  local count = 0
+  local function remove(letter, id, fields)
+    extend.remove(ctx, queue, letter, id, fields, '["cancelled"]')
+    count = count + 1
+  end
+  for source = 1, #FIELD do
+    local some = math.min(queue[FIELD[source]], MOVED - count)
+    if some > 0 then
+      -- No worker has a claim of this name.
+      local entries, _, letter = takeSource(queue, source, '/', some)
+      for _, entry in ipairs(entries) do remove(letter, entry[1], entry[2]) end
+    end
+  end
+  if queue.grouped > 0 then
+    if count == MOVED then return count, behind == '' and '-' or behind end
+    local from = (behind == '' or behind == '-') and '-' or '(' .. behind
+    local removed, looked, last = groups.purge(ctx, queue, from, '+', MOVED - count, not delayed)
+    behind, count = looked == MOVED - count and last or '', count + removed
+  end
+  if not delayed or queue.delayed == 0 or count == MOVED then return count, behind end
+  -- Schedules are among them.
+  for _, job in ipairs(call('ZRANGEBYSCORE', queue.delays, 0, '+inf', 'LIMIT', 0, MOVED + queue.plans)) do
+    local letter, id = split(job)
+    -- One that was kept behind another may have been put among those that wait. Those of groups are removed in their order.
+    if letter and not groups.levels[letter] and count < MOVED and call('ZREM', queue.delays, job) == 1 then
+      queue.delayed = queue.delayed - 1
+      remove(letter, id, entryAt(queue[letter], id))
+    end
+  end
+  return count, behind
+end
+
+-- queue.drain: removes some of the jobs that are not in work, and says whether there are more, and behind which member of the
+-- order of groups
+-- keys: all
+-- args: delayed boolean, behind string
+-- reply: ["drained", count number, more boolean, behind string]
+-- flags: allow-oom
+handlers['queue.drain'] = function(ctx, key, delayed, behind)
+  local queue = loadQueue(ctx, key)
+  local count, last = drainJobs(ctx, queue, delayed == '1', behind)
+  return reply('drained', count, readyIn(queue) > 0 or last ~= '' or delayed == '1' and queue.delayed > 0, last)
+end
+
+-- queue.clean: removes some dead letters that are so many ms old, and says whether there are more
+-- keys: all
+-- args: age number
+-- reply: ["cleaned", count number, more boolean]
+-- flags: allow-oom
+handlers['queue.clean'] = function(ctx, key, age)
+  local queue = loadQueue(ctx, key)
+  local old = call('XRANGE', queue.letters, '-', text(math.max(0, ctx.now - tonumber(age))), 'COUNT', MOVED)
+  local ids = {}
+  for at, letter in ipairs(old) do ids[at] = letter[1] end
+  if #ids > 0 then call('XDEL', queue.letters, unpack(ids)) end
+  queue.recount = true
+  return reply('cleaned', #ids, #ids == MOVED)
+end
+
+-- Removes some jobs that are in work. Answers how many they were.
+local function cancelActive(ctx, queue, most)
+  local count = 0
+  for _, name in ipairs(STREAMS) do
+    for _, one in ipairs(most > count and tryJobs('XPENDING', queue[name], JOBS, '-', '+', most - count) or {}) do
+      local id, consumer = one[1], one[2]
+      local letter, fields = name, entryAt(queue[name], id)
+      if name == 'U' then letter, consumer = sub(consumer, -1), sub(consumer, 1, -2) end
+      if groups.levels[letter] then groups.done(queue, letter, { id }) end
+      removeJob(queue, letter, id)
+      dropNotes(ctx, queue, { letter .. id })
+      if fields then
+        releaseId(ctx, queue, fieldOf(fields, 'i'), letter .. id, fieldOf(fields, 'q'))
+        conclude(ctx, queue, letter .. id, fieldOf(fields, 'r'), '["cancelled"]')
+      end
+      interruptJob(ctx, queue, consumer, letter .. id)
+      count = count + 1
+    end
+  end
+  return count
+end
+
+-- queue.obliterate: removes some jobs, those in work too, and says whether there are more. With the last ones, all that is known
+-- of the queue is removed, but its members.
+-- keys: all
+-- args:
+-- reply: ["obliterated", count number, more boolean]
+-- flags: allow-oom
+handlers['queue.obliterate'] = function(ctx, key)
+  local queue = loadQueue(ctx, key)
+  local count = drainJobs(ctx, queue, true, '')
+  if count < MOVED then count = count + cancelActive(ctx, queue, MOVED - count) end
+  local more = queue.delayed + queue.active + waitingIn(queue) > 0
+  if not more then
+    call('UNLINK', queue.letters, queue.ids, queue.schedules, queue.delays, queue.notebook)
+    call('HDEL', key, 'h')
+    -- What is known of ids and outcomes stays where it is: numbers of offers are there too, which must not be stored twice.
+    queue.plans, queue.notes, queue.stacked, queue.cleared, queue.recount = 0, 0, 0, queue.number, true
+    queue.completed, queue.buried, queue.expired = 0, 0, 0
+    queue.begun, queue.waited, queue.ran = 0, 0, 0
+  end
+  return reply('obliterated', count, more)
+end

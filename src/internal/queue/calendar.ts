@@ -1,0 +1,112 @@
+/** The times of a schedule: as JSON, so that any process can compute its next ticks, and the ticks of a calendar. */
+
+import * as Cron from "effect/Cron"
+import * as DateTime from "effect/DateTime"
+import * as Duration from "effect/Duration"
+import * as Option from "effect/Option"
+import { millis } from "../hold/place.ts"
+
+/** When jobs of a schedule are offered: at the times of a calendar, or at an interval. */
+export type Times = Cron.Cron | Duration.Duration
+
+type Encoded =
+  | readonly [tag: "every", millis: number]
+  | readonly [
+    tag: "cron",
+    seconds: ReadonlyArray<number>,
+    minutes: ReadonlyArray<number>,
+    hours: ReadonlyArray<number>,
+    days: ReadonlyArray<number>,
+    months: ReadonlyArray<number>,
+    weekdays: ReadonlyArray<number>,
+    zone: string,
+    and: boolean,
+    onDstOverlap: Cron.DstOverlapPolicy
+  ]
+
+// Each tick is a call to Redis.
+const shortest = 100
+
+// So many ticks are given at a time. Of lua/QueueSchedules.lua: missed ones that are made up for, and all that a schedule keeps.
+const ahead = 32
+const mostMissed = 100
+const mostTicks = 256
+
+export const timesOf = (input: Cron.Cron | Duration.Input): Times => {
+  if (!Cron.isCron(input)) {
+    const every = millis(input, "times")
+    if (every < shortest) throw new RangeError(`times must be at least ${shortest} milliseconds apart`)
+    return Duration.millis(every)
+  }
+  try {
+    Cron.next(input, new Date(0))
+  } catch (cause) {
+    throw new RangeError("times must be a Cron that has a next time", { cause })
+  }
+  return decodeTimes(JSON.parse(encodeTimes(input)))
+}
+
+export const everyOf = (times: Times): number => Cron.isCron(times) ? 0 : Duration.toMillis(times)
+
+const sorted = (values: ReadonlySet<number>) => [...values].toSorted((a, b) => a - b)
+
+// Processes can be in several time zones, so a calendar without one is in none of theirs.
+const zoneOf = ({ tz }: Cron.Cron): string => Option.match(tz, { onNone: () => "UTC", onSome: DateTime.zoneToString })
+
+export const encodeTimes = (times: Times): string => {
+  if (!Cron.isCron(times)) return JSON.stringify(["every", Duration.toMillis(times)] satisfies Encoded)
+  const { days, hours, minutes, months, seconds, weekdays } = times
+  const [s, m, h, d, month, w] = [seconds, minutes, hours, days, months, weekdays].map(sorted) as [
+    Array<number>,
+    Array<number>,
+    Array<number>,
+    Array<number>,
+    Array<number>,
+    Array<number>
+  ]
+  const tz = Option.getOrUndefined(times.tz)
+  // A Cron does not say so by itself.
+  const and = Cron.equals(times, Cron.make({ ...times, tz, and: true }))
+  const encoded: Encoded = ["cron", s, m, h, d, month, w, zoneOf(times), and, times.onDstOverlap]
+  return JSON.stringify(encoded)
+}
+
+/** Throws when this process does not know the time zone. */
+export const decodeTimes = (json: unknown): Times => {
+  const encoded = json as Encoded
+  if (encoded[0] === "every") return Duration.millis(encoded[1])
+  const [, seconds, minutes, hours, days, months, weekdays, zone, and, onDstOverlap] = encoded
+  const tz = Option.getOrUndefined(DateTime.zoneFromString(zone))
+  if (tz === undefined) throw new RangeError(`time zone ${JSON.stringify(zone)} is not known here`)
+  return Cron.make({ seconds, minutes, hours, days, months, weekdays, tz, and, onDstOverlap })
+}
+
+const after = (cron: Cron.Cron, time: number): number => Cron.next(cron, new Date(time)).getTime()
+
+/** The ticks behind the last one: those of the past that may be made up for, the newest, and the next ones. In milliseconds. */
+export const ticksOf = (cron: Cron.Cron, last: number, now: number, missed: Missed): ReadonlyArray<number> => {
+  let from = now + 1
+  for (let back = missed === "all" ? mostMissed : 1; back >= 0 && from > last; back--) {
+    from = Cron.prev(cron, new Date(from)).getTime()
+  }
+  const ticks: Array<number> = []
+  let next = after(cron, Math.max(from, last))
+  for (let coming = 0; coming < ahead && ticks.length < mostTicks; next = after(cron, next)) {
+    ticks.push(next)
+    if (next > now) coming++
+  }
+  return ticks
+}
+
+/** What becomes of ticks that were due while no process was alive, or while the queue was paused. */
+export type Missed = "once" | "skip" | "all"
+
+/** So many ticks from one on, or else behind a time. In milliseconds. */
+export const runsOf = (times: Times, next: number, now: number, count: number): ReadonlyArray<number> => {
+  const runs: Array<number> = []
+  for (let run = next; runs.length < count;) {
+    if (run > 0) runs.push(run)
+    run = Cron.isCron(times) ? after(times, run > 0 ? run : now) : run + Duration.toMillis(times)
+  }
+  return runs
+}

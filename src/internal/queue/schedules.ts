@@ -1,0 +1,180 @@
+/** Recurring jobs: the actor counts intervals by itself, and members give it the ticks of calendars. */
+
+import * as Clock from "effect/Clock"
+import * as Cron from "effect/Cron"
+import * as DateTime from "effect/DateTime"
+import type * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import * as Option from "effect/Option"
+import * as Stream from "effect/Stream"
+import type { CoordinatorError } from "../actor/errors.ts"
+import type { Requests } from "../actor/lua.ts"
+import type { Place } from "../hold/place.ts"
+import { question, request } from "../hold/request.ts"
+import type { Codec } from "../work/codec.ts"
+import { decodeTimes, encodeTimes, everyOf, type Missed, runsOf, ticksOf, timesOf } from "./calendar.ts"
+import { type OfferOptions, wishOf } from "./wish.ts"
+
+/** @internal */
+export interface ScheduleOptions extends Pick<OfferOptions, "priority" | "attempts" | "timeout" | "expires"> {
+  /**
+   * What becomes of ticks that were due while no process was alive, or while the queue was paused: one job is offered for all of
+   * them (`once`, the default), none (`skip`), or one for each, up to the newest 100 (`all`). A tick was missed if it is more
+   * than a minute late, or if the next one is due as well.
+   */
+  readonly missed?: Missed | undefined
+}
+
+/** A schedule as it is now. */
+export interface Scheduled<out A> {
+  readonly name: string
+  readonly times: Cron.Cron | Duration.Duration
+  readonly missed: "once" | "skip" | "all"
+  /** `None` if it does not fit the schema of this process. */
+  readonly payload: Option.Option<A>
+  /** When the next job is offered; undefined while that is being computed. */
+  readonly next: DateTime.Utc | undefined
+  /** The tick of the last job. */
+  readonly last: DateTime.Utc | undefined
+}
+
+type Tuple = readonly [
+  name: string,
+  times: unknown,
+  missed: Missed,
+  body: unknown,
+  last: number,
+  ran: number,
+  next: number
+]
+
+type Short = readonly [name: string, version: number, last: number, now: number, missed: Missed, times: unknown]
+
+const pageSize = 64
+const mostRuns = 1000
+
+const ignore = () => {}
+
+const timeOf = (millis: number) => millis === 0 ? undefined : DateTime.makeUnsafe(millis)
+
+const scheduledOf = <A>({ decodeParsed }: Codec<A>, [name, times, missed, body, , ran, next]: Tuple): Scheduled<A> => ({
+  name,
+  times: decodeTimes(times),
+  missed,
+  payload: Exit.getSuccess(decodeParsed(body)),
+  next: timeOf(next),
+  last: timeOf(ran)
+})
+
+export class Schedules {
+  readonly #place: Place
+  #id = ""
+  #left = false
+  #unwatch: (() => void) | undefined = undefined
+
+  constructor(place: Place) {
+    this.#place = place
+  }
+
+  /** That a schedule needs ticks. */
+  told(change: ReadonlyArray<unknown>): void {
+    this.#give(change.slice(1) as unknown as Short)
+  }
+
+  joined(id: string): void {
+    this.#id = id
+  }
+
+  leave(): void {
+    this.#left = true
+    this.#unwatch?.()
+  }
+
+  /** There are schedules. A process that waits for nothing would hear of alarms with its renewals only. */
+  watch(): void {
+    if (!this.#left) this.#unwatch ??= this.#place.partition.watch()
+  }
+
+  set(
+    name: string,
+    input: Cron.Cron | Duration.Input,
+    body: string,
+    { missed = "once", ...options }: ScheduleOptions
+  ): Effect.Effect<void, CoordinatorError> {
+    if (missed !== "once" && missed !== "skip" && missed !== "all") {
+      throw new RangeError("missed must be one of once, skip, all")
+    }
+    const times = timesOf(input)
+    const spec = encodeTimes(times)
+    const { more } = wishOf(body, options, "", 0)
+    this.watch()
+    const args = [this.#id, name, spec, more, body, everyOf(times), missed] as const
+    const asked = request(this.#place, "queue.schedule", [...args], {
+      // Also when the caller was interrupted: no other member would be told.
+      answered: (reply) => {
+        if (reply[0] === "full" || !reply[4]) return
+        this.#give([name, reply[1], reply[2], reply[3], missed, JSON.parse(spec)])
+      }
+    })
+    return Effect.flatMap(asked, ([tag]) =>
+      tag === "full"
+        ? Effect.die(new RangeError(`queue ${JSON.stringify(this.#place.name)} has no room for more schedules`))
+        : Effect.void)
+  }
+
+  #give([name, version, last, now, missed, spec]: Short): void {
+    const { channel, key, name: queue, space: { kernel } } = this.#place
+    const { hooks: { log }, io } = kernel
+    let args: Requests["queue.ticks"]["args"]
+    try {
+      const times = decodeTimes(spec)
+      if (!Cron.isCron(times)) return
+      args = [this.#id, name, version, last, ticksOf(times, last, now, missed).join(" ")]
+    } catch (cause) {
+      const what = `schedule ${JSON.stringify(name)} of queue ${JSON.stringify(queue)}`
+      return log("Error", `the next ticks of ${what} could not be computed`, cause)
+    }
+    const send = (): void => {
+      if (this.#left || kernel.isClosing()) return
+      channel.outbox.request<"queue.ticks">({
+        verb: "queue.ticks",
+        key,
+        args,
+        settle: ignore,
+        fail: () => void io.after(channel.lease / 3, send)
+      })
+    }
+    send()
+  }
+
+  remove(name: string): Effect.Effect<boolean, CoordinatorError> {
+    return Effect.map(request(this.#place, "queue.unschedule", [name]), ([tag]) => tag === "removed")
+  }
+
+  all<A>(codec: Codec<A>): Stream.Stream<Scheduled<A>, CoordinatorError> {
+    return Stream.paginate(
+      "",
+      (behind: string) =>
+        Effect.map(question(this.#place, "queue.schedules", [behind, pageSize]), ([, found]) => {
+          const page = (found as ReadonlyArray<Tuple>).map((tuple) => scheduledOf(codec, tuple))
+          const next = page.length < pageSize ? Option.none() : Option.some(page[page.length - 1]!.name)
+          return [page, next] as const
+        })
+    )
+  }
+
+  runs(name: string, count: number): Effect.Effect<ReadonlyArray<DateTime.Utc>, CoordinatorError> {
+    if (!Number.isInteger(count) || count < 1 || count > mostRuns) {
+      throw new RangeError(`count must be a whole number from 1 to ${mostRuns}`)
+    }
+    return Effect.flatMap(question(this.#place, "queue.scheduled", [name]), (reply) => {
+      if (reply[0] === "missing") return Effect.succeed([])
+      const [, times, , , , , next] = reply[1] as Tuple
+      return Effect.map(
+        Clock.currentTimeMillis,
+        (now) => runsOf(decodeTimes(times), next, now, count).map((run) => DateTime.makeUnsafe(run))
+      )
+    })
+  }
+}

@@ -1,0 +1,296 @@
+/** What a queue has in it, what it has done, and how it is emptied. */
+import { assert, layer } from "@effect/vitest"
+import {
+  DateTime,
+  Deferred,
+  Duration,
+  Effect,
+  Exit,
+  Fiber,
+  Layer,
+  Metric,
+  Option,
+  Schedule,
+  Schema,
+  Stream
+} from "effect"
+import { Metrics, Queue } from "../src/index.ts"
+import { historyOf } from "../src/internal/queue/history.ts"
+import { eventually } from "./support/eventually.ts"
+import { TestServer } from "./support/live.ts"
+import { on, several } from "./support/several.ts"
+
+const live = { excludeTestServices: true, timeout: "60 seconds" } as const
+
+const upTo = (count: number, from = 0) => Array.from({ length: count }, (_, at) => from + at)
+
+const isRangeError = <A, E>(exit: Exit.Exit<A, E>) =>
+  assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"), String(exit))
+
+const make = (options: Partial<Queue.Options<number>> = {}) =>
+  Effect.tap(
+    Queue.make({ name: "jobs", payload: Schema.Number, retention: "300 millis", ...options }),
+    (queue) => Effect.addFinalizer(() => Effect.orDie(queue.obliterate))
+  )
+
+const shows = <A, S, E>(queue: Queue.Queue<A, S, E>, expected: Partial<Queue.State>) =>
+  eventually(Effect.map(queue.state, (state) => {
+    const found = Object.fromEntries(Object.keys(expected).map((key) => [key, state[key as keyof Queue.State]]))
+    assert.deepStrictEqual(found, expected)
+  }))
+
+const listed = (queue: Queue.Queue<number>, options: Queue.JobsOptions) => Stream.runCollect(queue.jobs(options))
+
+const payloads = (jobs: ReadonlyArray<Queue.JobInfo<number>>) => jobs.map(({ payload }) => Option.getOrThrow(payload))
+
+layer(TestServer.layer, live)("the jobs of a queue", (it) => {
+  it.effect("are listed by their state, page by page", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const other = yield* on(b!, make())
+        const running = yield* Effect.forkChild(
+          queue.run((n) => n < 100 ? Effect.never : Effect.fail("no"), {
+            concurrency: 150,
+            retry: Schedule.spaced("1 hour")
+          })
+        )
+        yield* shows(queue, { workers: 1 })
+        // Those from 100 on fail, and are delayed; 70 to 99 are of the stream of delayed jobs.
+        yield* queue.offerAll(upTo(130), (n) => n >= 70 && n < 100 ? { delay: 1, priority: "low" } : {})
+        yield* shows(queue, { active: 100, delayed: 30 })
+        const active = yield* listed(other, { state: "active" })
+        assert.deepStrictEqual(payloads(active), upTo(100))
+        assert.isTrue(
+          active.every(({ attempts, due, state }) => attempts === 1 && due === undefined && state === "active")
+        )
+        assert.deepStrictEqual(active.map(({ priority }) => priority), upTo(100).map((n) => n < 70 ? "normal" : "low"))
+        yield* queue.pause
+        const due = Math.round(Date.now() / 1000) * 1000 + 1_800_000
+        yield* other.offerAll(upTo(200, 1000), { at: due })
+        yield* other.offer(2000, { delay: "2 hours", id: "last", priority: "urgent" })
+        const delayed = yield* listed(queue, { state: "delayed" })
+        assert.strictEqual(delayed.length, 231)
+        assert.sameMembers(payloads(delayed.slice(0, 200)), upTo(200, 1000))
+        assert.sameMembers(payloads(delayed.slice(200, 230)), upTo(30, 100))
+        assert.deepStrictEqual(
+          [delayed[0]!.attempts, delayed[200]!.attempts, delayed[230]!.priority, delayed[230]!.id],
+          [0, 1, "urgent", "last"]
+        )
+        assert.isTrue(delayed.slice(0, 200).every((job) => DateTime.toEpochMillis(job.due!) === due))
+        yield* other.offerAll(upTo(300, 3000), (n) => ({ priority: n < 3100 ? "low" : n < 3200 ? "high" : "normal" }))
+        const inOrder = [...upTo(100, 3100), ...upTo(100, 3200), ...upTo(100, 3000)]
+        const waiting = yield* listed(queue, { state: "waiting" })
+        assert.deepStrictEqual(payloads(waiting), inOrder)
+        assert.isTrue(waiting.every(({ attempts }) => attempts === 0))
+        yield* Fiber.interrupt(running)
+        yield* shows(queue, { active: 0 })
+        // Returned jobs are in front of those of their level that wait.
+        const normal = [...upTo(70), ...upTo(100, 3200)]
+        const low = [...upTo(30, 70), ...upTo(100, 3000)]
+        const all = [...upTo(100, 3100), ...normal, ...low]
+        const again = yield* listed(queue, { state: "waiting" })
+        assert.deepStrictEqual(payloads(again), all)
+        for (const jobs of [again, delayed]) {
+          const { state } = jobs[0]!
+          for (const at of [0, 63, 64, 150, 199, 200]) {
+            const some = yield* listed(other, { state, after: jobs[at]!.cursor, limit: 5 })
+            assert.deepStrictEqual(payloads(some), payloads(jobs.slice(at + 1, at + 6)))
+          }
+        }
+        assert.deepStrictEqual(payloads(yield* listed(queue, { state: "waiting", limit: 70 })), all.slice(0, 70))
+        const strings = yield* on(b!, Queue.make({ name: "jobs", payload: Schema.String }))
+        const [first] = yield* Stream.runCollect(strings.jobs({ state: "waiting", limit: 1 }))
+        assert.isTrue(Option.isNone(first!.payload))
+      })))
+
+  it.effect("are not listed by what makes no sense", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        for (const options of [{ limit: 0 }, { after: "x" }, { state: "done" as "active" }]) {
+          isRangeError(yield* Effect.exit(Effect.suspend(() => listed(queue, { state: "waiting", ...options }))))
+        }
+        isRangeError(yield* Effect.exit(Effect.suspend(() => queue.clean(0))))
+        for (const state of ["waiting", "delayed", "active"] as const) {
+          assert.deepStrictEqual(yield* listed(queue, { state }), [])
+        }
+      })))
+})
+
+layer(TestServer.layer, live)("a queue is emptied", (it) => {
+  it.effect("of jobs that wait, and of delayed ones only if that is wanted", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        yield* queue.offerAll(upTo(700), (n) => n % 2 === 0 ? { delay: "1 hour", id: `${n}` } : { priority: "low" })
+        assert.strictEqual(yield* queue.drain(), 350)
+        yield* shows(queue, { waiting: 0, delayed: 350 })
+        assert.strictEqual(yield* queue.drain({ delayed: true }), 350)
+        yield* shows(queue, { waiting: 0, delayed: 0 })
+        assert.isFalse((yield* queue.offer(2, { id: "2" })).duplicate)
+      })))
+
+  it.effect("of dead letters that are old", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const running = yield* Effect.forkChild(queue.run(() => Effect.fail("no"), { attempts: 1, concurrency: 100 }))
+        yield* queue.offerAll(upTo(600))
+        yield* shows(queue, { dead: 600 })
+        const [letter] = yield* Stream.runCollect(Stream.take(queue.deadLetters, 1))
+        const buried = DateTime.toEpochMillis(letter!.time)
+        assert.strictEqual(yield* queue.clean("1 hour"), 0)
+        yield* eventually(Effect.sync(() => assert.isAbove(Date.now(), buried + 1000)))
+        yield* queue.offer(1)
+        yield* shows(queue, { dead: 601 })
+        assert.strictEqual(yield* queue.clean(Date.now() - buried - 500), 600)
+        yield* shows(queue, { dead: 1 })
+        yield* Fiber.interrupt(running)
+      })))
+
+  it.effect("of everything, and its members and workers go on", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ retention: "1 second" }))
+        const other = yield* on(b!, make({ retention: "1 second" }))
+        let interrupted = 0
+        const running = yield* Effect.forkChild(
+          queue.run((n) =>
+            n === 1
+              ? Effect.void
+              : n === 2
+              ? Effect.fail("no")
+              : Effect.onInterrupt(Effect.never, () => Effect.sync(() => interrupted++)), {
+            concurrency: 300,
+            attempts: 1
+          })
+        )
+        yield* other.offer(1, { id: "one", result: true })
+        yield* other.offer(2)
+        yield* shows(other, { completed: 1, dead: 1 })
+        yield* other.offerAll(upTo(299, 100), (n) => n % 2 === 0 ? { delay: 1 } : {})
+        const waiting = yield* Effect.forkChild(Effect.exit(other.execute(5)), { startImmediately: true })
+        yield* shows(other, { active: 300 })
+        yield* other.schedule("hourly", "1 hour", 1)
+        yield* other.offerAll(upTo(400, 1000), (n) => n % 2 === 0 ? { delay: "1 hour", id: `${n}` } : {})
+        assert.strictEqual(yield* other.obliterate, 700)
+        yield* eventually(Effect.sync(() => assert.strictEqual(interrupted, 300)))
+        const exit = yield* Fiber.join(waiting)
+        assert.include(String(Exit.isFailure(exit) && exit.cause), "cancelled")
+        yield* shows(other, { waiting: 0, delayed: 0, active: 0, dead: 0, completed: 0, failed: 0, workers: 1 })
+        assert.deepStrictEqual(yield* Stream.runCollect(other.schedules), [])
+        assert.deepStrictEqual((yield* other.history).map(({ completed, failed }) => completed + failed), [0])
+        const unknown = yield* Effect.flip(other.result("one"))
+        assert.strictEqual(unknown.reason._tag, "OutcomeUnknown")
+        assert.isFalse((yield* other.offer(1, { id: "one" })).duplicate)
+        yield* shows(other, { completed: 1 })
+        assert.isTrue((yield* other.offer(1, { id: "one" })).duplicate)
+        yield* Fiber.interrupt(running)
+        assert.strictEqual(yield* server.cli("EXISTS", `{${namespace}:00}:queue-schedules:jobs`), "0")
+      })))
+})
+
+layer(TestServer.layer, live)("the history of a queue", (it) => {
+  it.effect("counts jobs, and how long they wait and run", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const other = yield* on(b!, make())
+        yield* queue.offerAll(upTo(10))
+        const gate = yield* Deferred.make<void>()
+        const running = yield* Effect.forkChild(
+          queue.run((n) => n === 0 ? Effect.fail("no") : Deferred.await(gate), { concurrency: 10, attempts: 1 })
+        )
+        yield* shows(queue, { active: 9, dead: 1 })
+        const began = Date.now()
+        yield* eventually(Effect.sync(() => assert.isAbove(Date.now(), began + 300)))
+        const sum = (minutes: ReadonlyArray<Queue.Minute>, of: (minute: Queue.Minute) => number) =>
+          minutes.reduce((total, minute) => total + of(minute), 0)
+        const before = yield* other.history
+        assert.isAtLeast(sum(before, ({ ran }) => Duration.toMillis(ran)), 9 * 300)
+        const ended = Date.now()
+        yield* Deferred.succeed(gate, undefined)
+        yield* shows(queue, { completed: 9 })
+        const minutes = yield* other.history
+        assert.strictEqual(sum(minutes, ({ completed }) => completed), 9)
+        assert.strictEqual(sum(minutes, ({ failed }) => failed), 1)
+        assert.strictEqual(sum(minutes, ({ begun }) => begun), 10)
+        assert.isAtMost(sum(minutes, ({ ran }) => Duration.toMillis(ran)), 10 * (Date.now() - began + 500))
+        assert.isAtMost(DateTime.toEpochMillis(minutes[0]!.time), ended)
+        yield* Fiber.interrupt(running)
+      })))
+
+  it.effect("ends a minute with the first call of a later one", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        yield* queue.offerAll([1, 2])
+        const key = `{${namespace}:00}:queue:jobs`
+        // As if that had been three minutes ago.
+        yield* server.cli(
+          "EVAL",
+          "local packed = redis.call('HGET', KEYS[1], 's') local at = 1 + 8 * tonumber(ARGV[1]) " +
+            "local since = struct.unpack('<d', packed:sub(at + 1, at + 8)) " +
+            "redis.call('HSET', KEYS[1], 's', packed:sub(1, at) .. struct.pack('<d', since - 180000) .. packed:sub(at + 9))",
+          1,
+          key,
+          since
+        )
+        const expected = (minutes: ReadonlyArray<Queue.Minute>) => {
+          assert.strictEqual(minutes.length, 4)
+          const waited = minutes.map(({ waited }) => Duration.toMillis(waited))
+          assert.deepStrictEqual(waited.slice(1, 3), [120_000, 120_000])
+          assert.strictEqual(
+            DateTime.toEpochMillis(minutes[3]!.time) - DateTime.toEpochMillis(minutes[0]!.time),
+            180_000
+          )
+          const all = waited.reduce((total, one) => total + one, 0)
+          assert.isTrue(all >= 360_000 && all < 380_000, String(all))
+        }
+        expected(yield* queue.history)
+        yield* queue.offer(3)
+        expected(yield* queue.history)
+      })))
+
+  it.effect("is of 60 minutes at most", () =>
+    Effect.sync(() => {
+      const row = (minute: number, n: number) => [minute, n, 0, 0, n, 0, 0, 0, 1]
+      const busy = historyOf(upTo(62).map((n) => row(1000 + n, n * n)))
+      assert.strictEqual(busy.length, 60)
+      assert.deepStrictEqual(busy.map(({ completed }) => completed), upTo(60, 2).map((n) => 2 * n - 1))
+      const quiet = historyOf([row(1000, 5), row(5000, 6)])
+      assert.strictEqual(quiet.length, 60)
+      assert.deepStrictEqual(quiet.map(({ completed }) => completed), [...upTo(59).map(() => 0), 1])
+      assert.isTrue(quiet.slice(0, 59).every(({ ran }) => Duration.toMillis(ran) === 60_000))
+      assert.deepStrictEqual(historyOf([row(7, 0)]).length, 1)
+    }))
+
+  it.effect("is beside gauges of what is there now", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        class Jobs extends Queue.Service<Jobs>()("jobs", { payload: Schema.Number }) {}
+        const live = Queue.monitor(Jobs, { every: "20 millis" }).pipe(Layer.provideMerge(Jobs.layer))
+        yield* on(
+          a!,
+          Effect.scoped(Effect.gen(function*() {
+            const jobs = yield* Jobs
+            yield* jobs.offerAll([1, 2])
+            yield* jobs.offer(3, { delay: "1 hour" })
+            yield* eventually(Effect.gen(function*() {
+              const gauges = yield* Effect.forEach(
+                ["waiting", "delayed", "active", "dead"] as const,
+                (state) => Metric.value(Metrics.queueJobs("jobs", state))
+              )
+              assert.deepStrictEqual(gauges.map(({ value }) => value), [2, 1, 0, 0])
+              const age = yield* Metric.value(Metrics.queueAge("jobs"))
+              assert.isTrue(age.value > 0 && age.value < 10_000, String(age.value))
+            }))
+            yield* jobs.obliterate
+          })).pipe(Effect.provide(live))
+        )
+      })))
+})
+
+// Where `since` stands in the record of a queue.
+const since = 60
