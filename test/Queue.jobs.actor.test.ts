@@ -1,0 +1,256 @@
+/** The queue actor beside a model: what has the same id, what changes before it begins, and how much of it there may be. */
+import { assert, layer } from "@effect/vitest"
+import { Effect } from "effect"
+import * as fc from "fast-check"
+import { actor, client, keysOf } from "./support/actor.ts"
+import { freshNamespace, TestServer } from "./support/live.ts"
+
+const live = { excludeTestServices: true, timeout: "120 seconds" } as const
+
+interface Step {
+  readonly do:
+    | "offer"
+    | "lifo"
+    | "simple"
+    | "keepLast"
+    | "update"
+    | "postpone"
+    | "promote"
+    | "note"
+    | "cancel"
+    | "done"
+    | "retry"
+    | "bury"
+    | "end"
+    | "take"
+  readonly pick: number
+}
+
+const step: fc.Arbitrary<Step> = fc.record({
+  do: fc.constantFrom(
+    ...[
+      "offer",
+      "lifo",
+      "simple",
+      "simple",
+      "keepLast",
+      "keepLast",
+      "keepLast",
+      "update",
+      "update",
+      "postpone"
+    ] as const,
+    ...["promote", "promote", "note", "note", "cancel", "done", "done", "done", "retry", "bury", "end"] as const,
+    ...["take", "take", "take", "take"] as const
+  ),
+  pick: fc.nat(100)
+})
+
+interface Job {
+  readonly id: string
+  readonly deduped: string
+  value: number
+  begun: boolean
+  state: "waiting" | "delayed" | "active"
+  checkpoint: number | undefined
+}
+
+layer(TestServer.layer, live)("the queue actor", (it) => {
+  for (const length of [0, 4]) {
+    it.effect(`knows what has become of jobs${length === 0 ? "" : `, and drops those beyond ${length}`}`, () =>
+      Effect.gen(function*() {
+        const redis = yield* client(yield* TestServer)
+        yield* Effect.promise(() =>
+          fc.assert(
+            fc.asyncProperty(fc.array(step, { minLength: 5, maxLength: 60 }), async (steps) => {
+              const queue = actor(redis, freshNamespace(), "queue:q")
+              const notes = keysOf(queue.key).find((key) => key.includes("queue-notes:"))!
+              await run(queue, steps, length, () => redis.hlen(notes))
+            }),
+            { numRuns: 150, endOnFailure: false }
+          )
+        )
+      }))
+  }
+})
+
+const run = async (
+  queue: ReturnType<typeof actor>,
+  steps: ReadonlyArray<Step>,
+  length: number,
+  noted: () => Promise<number>
+) => {
+  // In the order of their offers.
+  const jobs = new Map<string, Job>()
+  let [number, value, session, read, dropped] = [0, 0, 0, 0, 0]
+  const worker = () => `w${session}`
+  await queue.open("producer")
+  await queue.open(worker())
+  await queue.send("producer", "queue.join", ["p", "1", 0, 0, 0, 60_000, 1000, 0, 100, length, 2, 1, 0, 0, 1, 0])
+  await queue.send(worker(), "queue.work", ["w", 0])
+
+  const of = (...states: ReadonlyArray<Job["state"]>) =>
+    [...jobs.values()].filter(({ state }) => states.includes(state))
+  const active = () => of("active")[0]
+  const named = (deduped: string) => [...jobs.values()].filter((job) => job.deduped === deduped && deduped !== "")
+  // A job that was kept behind this one can begin.
+  const gone = (job: Job) => {
+    jobs.delete(job.id)
+    if (!job.deduped.startsWith("k")) return
+    const [next] = named(job.deduped)
+    if (next?.state === "delayed" && !next.begun) next.state = "waiting"
+  }
+  const offer = async (more: string, deduped: string) => {
+    const body = String(++value)
+    const shape = `${body.length}${more}${deduped === "" ? "" : `q${deduped.length}`}`
+    const answer = await queue.send("producer", "queue.offer", [body + deduped, shape, "node", ++number])
+    assert.deepStrictEqual(await queue.send("producer", "queue.offer", [body + deduped, shape, "node", number]), answer)
+    const [, stamp, first, [known]] = answer as [string, number, number, Array<[number, string, 1?]>]
+    const same = named(deduped)
+    const fresh = same.find(({ begun }) => !begun)
+    if (deduped.startsWith("s") && same.length > 0) return assert.deepStrictEqual(known, [0, same[0]!.id])
+    if (fresh !== undefined) {
+      assert.deepStrictEqual(known, [0, fresh.id])
+      fresh.value = value
+      return
+    }
+    const kept = deduped.startsWith("k") && same.length > 0
+    const id = `${kept ? "N" : more === "f" ? "N" : "n"}${stamp}-${first}`
+    assert.deepStrictEqual(known, kept ? [0, id, 1] : undefined)
+    jobs.set(id, { id, deduped, value, begun: false, state: kept ? "delayed" : "waiting", checkpoint: undefined })
+  }
+  const hear = async () => {
+    const events = await queue.mail(worker())
+    for (const event of events.slice(read)) {
+      if (event[0] !== "changed" || event[2] !== "deliver") continue
+      for (const [id, , body, ...more] of event[5] as Array<[string, number, number, ...Array<string>]>) {
+        const job = jobs.get(id)
+        assert.isDefined(job, `${id} is gone`)
+        assert.notStrictEqual(job!.state, "active")
+        assert.strictEqual(body, job!.value)
+        const at = more.indexOf("k")
+        assert.strictEqual(at < 0 ? undefined : Number(more[at + 1]), job!.checkpoint)
+        // Of those that mean the same, one at a time.
+        assert.isTrue(named(job!.deduped).every(({ state }) => state !== "active"))
+        job!.state = "active"
+        job!.begun = true
+      }
+    }
+    read = events.length
+  }
+  // What was dropped is known from what is left: the model does not say which.
+  const check = async () => {
+    const [, ready, delayed, busy, , , , , , , gonePast] = await queue.look("queue.state", [])
+    const waiting = (ready as Array<number>).reduce((total, some) => total + Number(some), 0)
+    if (gonePast > dropped) {
+      assert.isAbove(length, 0)
+      for (const job of [...jobs.values()]) {
+        const [tag] = await queue.look("queue.status", [job.id])
+        if (tag === "missing") {
+          assert.notStrictEqual(job.state, "active")
+          gone(job)
+          dropped++
+        }
+      }
+    }
+    assert.strictEqual(gonePast, dropped)
+    assert.strictEqual(waiting + delayed, of("waiting", "delayed").length)
+    assert.strictEqual(busy, of("active").length)
+    for (const job of jobs.values()) {
+      const [, state] = await queue.look("queue.status", [job.id])
+      assert.strictEqual(state, job.state, job.id)
+    }
+    if (jobs.size === 0) assert.strictEqual(await noted(), 0)
+  }
+  const pickOf = (all: ReadonlyArray<Job>, pick: number) => all[pick % Math.max(1, all.length)]
+
+  for (const { do: what, pick } of steps) {
+    const any = pickOf([...jobs.values()], pick)
+    const now = active()
+    switch (what) {
+      case "offer":
+        await offer("", "")
+        break
+      case "lifo":
+        await offer("f", "")
+        break
+      case "simple":
+      case "keepLast":
+        await offer("", `${what[0]}${what}${pick % 2}`)
+        break
+      case "update":
+        if (any === undefined) break
+        assert.deepStrictEqual(
+          await queue.send("producer", "queue.update", [any.id, String(++value)]),
+          any.begun ? ["begun"] : ["updated"]
+        )
+        if (!any.begun) any.value = value
+        break
+      case "postpone":
+        if (any === undefined) break
+        assert.deepStrictEqual(
+          await queue.send("producer", "queue.reschedule", [any.id, "1", 3_600_000]),
+          any.state === "active" ? ["begun"] : ["rescheduled"]
+        )
+        if (any.state !== "active") any.state = "delayed"
+        break
+      case "promote": {
+        // A job that is kept behind another one stays there in the model.
+        const kept = any !== undefined && any.deduped.startsWith("k") && named(any.deduped).length > 1
+        if (any === undefined || kept) break
+        assert.deepStrictEqual(
+          await queue.send("producer", "queue.promote", [any.id]),
+          any.state === "delayed" ? ["promoted"] : ["begun"]
+        )
+        if (any.state === "delayed") any.state = "waiting"
+        break
+      }
+      case "note":
+        if (any === undefined) break
+        value++
+        assert.deepStrictEqual(
+          await queue.send(worker(), "queue.note", ["w", any.id, "1", String(value), "\"line\""]),
+          any.state === "active" ? ["noted"] : ["missing"]
+        )
+        if (any.state === "active") any.checkpoint = value
+        break
+      case "cancel":
+        if (any === undefined) break
+        await queue.send("producer", "queue.cancel", [any.id])
+        gone(any)
+        break
+      case "done":
+        if (now === undefined) break
+        gone(now)
+        if (now.deduped === "") await queue.send(worker(), "queue.done", ["w", `${now.id[0]} ${now.id.slice(1)}`, 0])
+        else await queue.send(worker(), "queue.finish", ["w", now.id, "", now.deduped, "", 0])
+        break
+      case "retry":
+        if (now === undefined) break
+        now.state = "waiting"
+        await queue.send(worker(), "queue.retry", ["w", now.id, 0, "1", 0])
+        break
+      case "bury":
+        if (now === undefined) break
+        gone(now)
+        await queue.send(worker(), "queue.bury", ["w", now.id, "failed", "no", "", 0])
+        break
+      case "end":
+        await queue.end(worker())
+        await queue.reap(worker())
+        for (const job of of("active")) job.state = "waiting"
+        session++
+        read = 0
+        await queue.open(worker())
+        await queue.send(worker(), "queue.work", ["w", 0])
+        break
+      case "take":
+        await queue.send(worker(), "queue.credit", ["w", 1, ""])
+    }
+    await hear()
+    await check()
+  }
+  for (const job of [...jobs.values()]) await queue.send("producer", "queue.cancel", [job.id])
+  jobs.clear()
+  assert.strictEqual(await noted(), 0)
+}
