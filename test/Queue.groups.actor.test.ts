@@ -294,9 +294,9 @@ const run = async (
       (state === "waiting" || state === "delayed") && (at === undefined || at === group)
     )
     const answer = at === undefined
-      ? await queue.send("producer", "queue.purge", [])
+      ? await queue.send("producer", "queue.drain", ["1", ""])
       : await queue.send("producer", "queue.purgeGroup", [names[at]!])
-    assert.deepStrictEqual(answer, ["purged", gone.length, false])
+    assert.deepStrictEqual(answer.slice(1, 3), [gone.length, false])
     for (const job of gone) job.state = "gone"
   }
   const replay = async () => {
