@@ -430,15 +430,15 @@ local function purgeInGroup(ctx, queue, job, outcome)
   extend.remove(ctx, queue, job.letter, job.id, entryAt(queue.U, job.id), outcome)
 end
 
--- Removes up to so many jobs that are not in work, or only those that wait. Answers how many they were, how many it has looked
--- at, and the last of these.
-groups.purge = function(ctx, queue, from, to, most, waiting, outcome)
+-- Removes jobs that are not in work, or only those that wait: so many at most, or `wanted` of so many that it looks at. Answers
+-- how many they were, how many it has looked at, and the last of these.
+groups.purge = function(ctx, queue, from, to, most, waiting, outcome, wanted)
   local members, count = call('ZRANGEBYLEX', queue.order, from, to, 'LIMIT', 0, most), 0
   for _, member in ipairs(members) do
     local job = orderedJob(member)
-    local wanted = not waiting or job.rank ~= LATER and job.rank ~= AGAIN
+    local fits = count < (wanted or most) and (not waiting or job.rank ~= LATER and job.rank ~= AGAIN)
     -- One before it may have ended its delay.
-    if wanted and call('ZREM', queue.order, member) == 1 then
+    if fits and call('ZREM', queue.order, member) == 1 then
       purgeInGroup(ctx, queue, job, outcome or '["cancelled"]')
       count = count + 1
     end

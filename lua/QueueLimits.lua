@@ -69,7 +69,18 @@ local function dropJobs(ctx, queue, excess)
       end
     end
   end
-  if excess > 0 and queue.grouped > 0 then excess = excess - groups.purge(ctx, queue, '-', '+', excess, true, '["dropped"]') end
+  if excess > 0 and queue.grouped > 0 then
+    local from = '-'
+    -- Delayed ones stand between them.
+    for _ = 1, 4 do
+      local count, looked, last = groups.purge(ctx, queue, from, '+', math.max(excess, MOVED), true, '["dropped"]', excess)
+      excess = excess - count
+      if excess == 0 or looked < MOVED then break end
+      from = '(' .. last
+    end
+    -- A job behind one of these may be able to begin.
+    soonerDue(ctx, queue, ctx.now)
+  end
   if excess > 0 then
     for _, job in ipairs(call('ZRANGEBYSCORE', queue.delays, 0, '+inf', 'LIMIT', 0, excess + queue.plans)) do
       local letter, id = split(job)

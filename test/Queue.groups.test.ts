@@ -290,6 +290,22 @@ layer(TestServer.layer, live)("a group of jobs", (it) => {
         yield* worker.stop
       })))
 
+  it.effect("counts for the length of its queue, and gives its jobs up for new ones", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ limits: { length: 4, onFull: "dropOldest" } }))
+        yield* queue.offer(0, { group: "a", delay: "1 hour" })
+        yield* queue.offerAll(upTo(6, 1), { group: "a" })
+        yield* shows(queue, { waiting: 3, delayed: 1, dropped: 3 })
+        yield* queue.offerAll(upTo(4, 10), { group: "b" })
+        yield* shows(queue, { waiting: 3, delayed: 1, dropped: 7 })
+        const worker = yield* working(queue)
+        yield* begins(worker, upTo(3, 11))
+        yield* worker.stop
+        yield* queue.drain({ delayed: true })
+        yield* isGone(queue)
+      })))
+
   it.effect("is in one shard of a queue that has several", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
