@@ -62,7 +62,9 @@ const start = (env: Record<string, string>): Effect.Effect<Service, never, Scope
     for (const stream of [child.stdout, child.stderr]) {
       stream.setEncoding("utf8").on("data", (text: string) => output += text)
     }
-    const port = yield* eventually(Effect.sync(() => /Listening on http:\/\/.*:(\d+)/.exec(output)?.[1] ?? false))
+    const port = yield* eventually(Effect.sync(() => /Listening on http:\/\/.*:(\d+)/.exec(output)?.[1] ?? false), {
+      timeout: "30 seconds"
+    })
     return {
       child,
       output: () => output,
@@ -87,7 +89,7 @@ const isAlive = (pid: number) => {
 }
 
 const noneIsLeft = (pids: ReadonlyArray<number>) =>
-  eventually(Effect.sync(() => assert.deepStrictEqual(pids.filter(isAlive), [])))
+  eventually(Effect.sync(() => assert.deepStrictEqual(pids.filter(isAlive), [])), { timeout: "30 seconds" })
 
 const scenario = <E>(
   env: Record<string, string>,
