@@ -118,8 +118,7 @@ layer(TestServer.layer, live)("a pool", (it) => {
           const pool = yield* queue.pool((n) =>
             Effect.gen(function*() {
               assert.isAtMost(++running, allowed)
-              yield* Effect.sleep(random(3))
-              running--
+              yield* Effect.ensuring(Effect.sleep(random(3)), Effect.sync(() => void running--))
               done.set(n, 1 + (done.get(n) ?? 0))
             }), { concurrency: 8 })
           const offering = yield* Effect.forkChild(other.offerAll(upTo(3000)))
@@ -141,7 +140,7 @@ layer(TestServer.layer, live)("a pool", (it) => {
           yield* other.offerAll(upTo(50))
           yield* shows(queue, { completed: 3050 })
         }).pipe(Effect.tapCause((cause) => Effect.logError(`seed ${seed}`, cause)))
-      })))
+      }), { lease: "30 seconds", margin: "1 second" }))
 
   it.effect("ends by itself when it had nothing to do for long", () =>
     several(1, ([a]) =>
