@@ -4,7 +4,7 @@
  *
  *   node examples/demo/main.ts [folder]
  *
- * First each file is claimed under a lock, worked on with one of two permits, and added to the totals under another lock,
+ * First each file is taken from a queue, worked on with one of two permits, and added to the totals under a lock,
  * its fencing token checked. A latch ends that phase; the leader sees it, and proclaims the next one. Its parties meet at
  * a barrier, each finds the most frequent words of its share, another latch tells the leader, and it proclaims the result.
  * The next leader begins a new term, and drives on. What the workers tell goes through a topic, and a shared ref says
@@ -50,7 +50,7 @@ const demo = Effect.gen(function*() {
   yield* view.say(`Indexing ${folder}`)
   if (Option.isSome(embedded)) yield* view.say(`A private Redis is process ${embedded.value.pid}`)
   const started = performance.now()
-  const top = yield* Effect.raceFirst(crew.work(board, view, { redis, namespace, folder }), view.run(board))
+  const top = yield* Effect.raceFirst(crew.work(board, view, files, { redis, namespace, folder }), view.run(board))
   const wall = performance.now() - started
   yield* view.say(`All workers are finished. Counting again in this process alone, to compare`)
 
@@ -90,6 +90,7 @@ const demo = Effect.gen(function*() {
   yield* Effect.sync(() => process.stdout.write(`\n${lines.join("\n")}\n`))
 }).pipe(
   Effect.ensuring(Effect.ignore(store.clear(keys))),
+  Effect.ensuring(Effect.ignore(Effect.flatMap(protocol.Files, (queue) => queue.purge))),
   Effect.ensuring(Effect.ignore(Effect.flatMap(protocol.News, (news) => news.purge))),
   Effect.ensuring(Effect.ignore(Effect.flatMap(protocol.Finished, (finished) => finished.delete))),
   Effect.timeoutOrElse({
@@ -102,7 +103,7 @@ const redis = process.env["REDIS_URL"] === undefined ? Redis.layerEmbedded() : R
 
 demo.pipe(
   Effect.provide(
-    Layer.mergeAll(protocol.Chief.layer, protocol.News.layer, protocol.Finished.layer).pipe(
+    Layer.mergeAll(protocol.Chief.layer, protocol.News.layer, protocol.Finished.layer, protocol.Files.layer).pipe(
       Layer.provideMerge(Coordinator.layer({ ...protocol.coordinator, namespace, name: "parent" })),
       Layer.provideMerge(redis),
       Layer.merge(NodeServices.layer)

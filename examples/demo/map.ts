@@ -1,26 +1,30 @@
 /** The first phase: every file is counted by one worker at a time, and added to the totals exactly once. */
-import { Effect, Option } from "effect"
-import { type Coordinator, type CountDownLatch, Fence, Lease, Lock, Redis, Semaphore } from "../../src/index.ts"
+import { Effect, Option, Schedule } from "effect"
+import { type CountDownLatch, Fence, Lease, Lock, Queue, Redis, Semaphore } from "../../src/index.ts"
 import * as protocol from "./protocol.ts"
 import { keys, settings, tell } from "./self.ts"
 import * as store from "./store.ts"
 import * as words from "./words.ts"
 
+type Write = ReturnType<typeof Fence.run>
+
 /** Tells the parent what is held while `body` runs. */
+const told = <A, E, R>(what: string, token: number, body: Effect.Effect<A, E, R>) =>
+  Effect.andThen(tell({ _tag: "Holds", what, token }), body).pipe(Effect.ensuring(tell({ _tag: "Freed", what })))
+
 const holding = <A, E, R>(what: string, body: (lease: Lease.Lease) => Effect.Effect<A, E, R>) =>
   Effect.gen(function*() {
     const lease = Option.getOrThrow(yield* Lease.current)
-    yield* tell({ _tag: "Holds", what, token: lease.token })
-    return yield* body(lease)
-  }).pipe(Effect.ensuring(tell({ _tag: "Freed", what })))
+    return yield* told(what, lease.token, body(lease))
+  })
 
 /** Takes files until all are finished. Answers how many words it has written itself. */
 export const map = Effect.fnUntraced(function*(files: ReadonlyArray<string>, mapped: CountDownLatch.CountDownLatch) {
+  const queue = yield* protocol.Files
   const redis = yield* Redis.Redis
   const chief = yield* protocol.Chief
   const done = yield* protocol.Finished
   const heavy = yield* Semaphore.attach({ name: "heavy", wait: "10 seconds" })
-  let late: Effect.Effect<unknown, Fence.FenceError, Coordinator.Coordinator> | undefined
   let written = 0
 
   /** The demo's own part: one leader is killed, and a later one stopped, at a moment that could not be worse. */
@@ -38,7 +42,12 @@ export const map = Effect.fnUntraced(function*(files: ReadonlyArray<string>, map
    * Adds the counts of a file to the totals: reads, adds, writes, which is right only because nobody else does so
    * meanwhile. That is what the lock is for, and the token of its lease for the case that we only think we have it.
    */
-  const merge = Effect.fnUntraced(function*(file: string, counts: words.Counts, lease: Lease.Lease) {
+  const merge = Effect.fnUntraced(function*(
+    file: string,
+    counts: words.Counts,
+    lease: Lease.Lease,
+    prepare: (write: Write) => void
+  ) {
     const parts = words.partsOf(counts)
     const marker = yield* store.ask<string | null>("HGET", keys.totals, store.fileField(file))
     for (let at = Number(marker ?? 0); at < parts.length; at++) {
@@ -60,7 +69,7 @@ export const map = Effect.fnUntraced(function*(files: ReadonlyArray<string>, map
         ...[store.filesField, last ? finished + 1 : finished],
         ...part.flatMap(([word, times], index) => [word, Number(known[index + 1]) + times])
       )
-      late = write
+      prepare(write)
       yield* meetFate(file, at, parts.length, finished)
       yield* write
       const added = part.reduce((sum, [, times]) => sum + times, 0)
@@ -71,63 +80,40 @@ export const map = Effect.fnUntraced(function*(files: ReadonlyArray<string>, map
     }
   })
 
-  /** Whoever finds a file finished counts it. By its name, it counts once, and nobody can die in between. */
-  const isDone = Effect.fnUntraced(function*(file: string) {
-    if ((yield* store.ask("HGET", keys.totals, store.fileField(file))) !== "done") return false
-    yield* mapped.countDown({ id: file })
-    return true
-  })
-
-  const index = (file: string) =>
-    holding(`file ${file}`, () =>
-      Effect.gen(function*() {
-        if (yield* isDone(file)) return
-        yield* tell({ _tag: "Waits", what: "permit" })
-        yield* holding("permit", () =>
-          Effect.gen(function*() {
-            const counts = yield* words.count(settings.folder, file)
-            yield* tell({ _tag: "Waits", what: "totals" })
-            yield* holding("totals", (lease) => merge(file, counts, lease)).pipe(Lock.withLock("totals"))
-          })).pipe(heavy.withPermit)
-        yield* mapped.countDown({ id: file })
-      }))
-
-  // The leases were lost, so what this process was about to write must not be written any more. A program would go on
-  // with something else here. This one tries, as one that had not noticed would.
-  const onLoss = Effect.fnUntraced(function*(lost: Lease.LeaseLost) {
-    yield* tell({ _tag: "Lost", what: lost.key, reason: lost.reason })
-    if (late === undefined) return false
-    yield* late
-    return false
-  })
-
-  /** Whether the file is finished; otherwise somebody else is at it. */
-  const attempt = (file: string, wait: boolean) =>
-    Effect.gen(function*() {
-      if (yield* isDone(file)) return true
-      if (!wait) return Option.isSome(yield* Lock.withLockIfAvailable(index(file), `file ${file}`))
-      yield* tell({ _tag: "Waits", what: `file ${file}` })
-      yield* Lock.withLock(index(file), `file ${file}`)
-      return true
+  /** The handler of a job. Another worker may have been at the file before: it goes on where that one was. */
+  const index = Effect.fnUntraced(function*(file: string) {
+    const { token } = yield* Queue.Job
+    let late: Write | undefined
+    const count = Effect.gen(function*() {
+      yield* tell({ _tag: "Waits", what: "permit" })
+      const counted = holding("permit", () =>
+        Effect.gen(function*() {
+          const counts = yield* words.count(settings.folder, file)
+          yield* tell({ _tag: "Waits", what: "totals" })
+          const merged = holding("totals", (lease) => merge(file, counts, lease, (write) => late = write))
+          yield* Lock.withLock(merged, "totals")
+        }))
+      yield* heavy.withPermit(counted)
+    })
+    // The session was lost, and the file with it, so what this process was about to write must not be written any more. A
+    // program would clean up here. This one tries, as one that had not noticed would.
+    const lost = Effect.gen(function*() {
+      yield* tell({ _tag: "Lost", what: `file ${file}`, reason: "interrupted" })
+      if (late !== undefined) yield* late
     }).pipe(
-      Effect.catchReason("LockError", "LeaseLost", onLoss),
-      Effect.catchReason("SemaphoreError", "LeaseLost", onLoss),
-      Effect.catchReasons("FenceError", {
-        StaleToken: ({ seen, token }) => Effect.as(tell({ _tag: "Refused", token, seen }), false),
-        // The connection is gone, and nobody knows whether that was written. The mark in the totals does: look again.
-        CoordinatorError: () => Effect.succeed(false)
-      })
+      Effect.catchReason("FenceError", "StaleToken", ({ seen, token }) => tell({ _tag: "Refused", token, seen })),
+      Effect.ignore
     )
+    const body = Effect.gen(function*() {
+      if ((yield* store.ask("HGET", keys.totals, store.fileField(file))) !== "done") yield* count
+      // By its name, it counts once, and nobody can die in between.
+      yield* mapped.countDown({ id: file })
+    })
+    yield* told(`file ${file}`, token, body).pipe(Effect.onInterrupt(() => lost))
+  })
 
-  const todo = [...files]
-  let taken: Array<string> = []
-  while (todo.length > 0 || taken.length > 0) {
-    // What somebody else was at is finished by now, or being worked on, or left behind by a dead one.
-    const still: Array<string> = []
-    for (const file of taken) if (!(yield* attempt(file, todo.length === 0))) still.push(file)
-    taken = still
-    const next = todo.shift()
-    if (next !== undefined && !(yield* attempt(next, false))) taken.push(next)
-  }
+  const pool = yield* queue.pool(index, { retry: Schedule.spaced("100 millis") })
+  yield* mapped.await
+  yield* pool.drain
   return written
-})
+}, Effect.scoped)

@@ -1,6 +1,6 @@
 /** What the demo's processes have in common: their settings, what the leader proclaims, and what the workers tell. */
 import { Schema } from "effect"
-import { type Coordinator, CountDownLatch, Election, SharedRef, Topic } from "../../src/index.ts"
+import { type Coordinator, CountDownLatch, Election, Queue, SharedRef, Topic } from "../../src/index.ts"
 
 /** How many files may be worked on at once, over all processes. */
 export const permits = 2
@@ -19,6 +19,9 @@ export class Settings extends Schema.Class<Settings>("Settings")({
   /** After so many finished files, the leader is stopped (SIGSTOP) for a while, also in the middle of a merge. */
   freezeAt: Schema.Int
 }) {}
+
+/** The files, which the parent offers, and the workers take. Workers die here more often than for the fault of a file. */
+export class Files extends Queue.Service<Files>()("files", { payload: Schema.String, letters: { crashes: 100 } }) {}
 
 /** The most frequent words, the most frequent first. */
 export const Top = Schema.Array(Schema.Tuple([Schema.String, Schema.Int]))

@@ -27,7 +27,7 @@ const program = Effect.gen(function*() {
 program.pipe(
   Effect.scoped,
   Effect.provide(
-    Layer.mergeAll(protocol.Chief.layer, protocol.News.layer, protocol.Finished.layer).pipe(
+    Layer.mergeAll(protocol.Chief.layer, protocol.News.layer, protocol.Finished.layer, protocol.Files.layer).pipe(
       Layer.provideMerge(
         Coordinator.layer({ ...protocol.coordinator, namespace: settings.namespace, name: settings.name })
       ),
