@@ -59,8 +59,8 @@ handlers['counter.join'] = function(ctx, key, id)
   local isNew = enrol(ctx, key, id)
   local value, till = loadCounter(ctx)
   if till > 0 then alarm(ctx, key, till - ctx.now + 1) end
-  if isNew then return reply('joined', json(ctx.last), value) end
-  post(ctx, ctx.session, reply('changed', id, json(ctx.last), value))
+  if isNew then return reply('joined', json(lastToken(ctx)), value) end
+  post(ctx, ctx.session, reply('changed', id, json(lastToken(ctx)), value))
   return reply('joined', -1, 0)
 end
 

@@ -36,7 +36,7 @@ end
 
 -- The newest token of the partition: no change up to it is newer than what is read now, and every later one is.
 local function asOf(ctx)
-  return json(ctx.last)
+  return json(lastToken(ctx))
 end
 
 local function storeRef(ctx, key, version, value, life)

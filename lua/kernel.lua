@@ -1,13 +1,9 @@
 -- The partition actor's core: sessions, exactly-once batches, dispatch, fencing tokens, mailboxes, alarms, reaping.
 --
 -- One call is one message to the actor of one partition:
---   KEYS  1 sessions  hash of all sessions of the partition (see below)
---         2 due       zset: a session, or "@<kind>:<name>" for the alarm of a resource -> server ms before which nothing is
---                     to be done about it
---         3 floor     a fencing token that is larger than all that were given
---         4 owned     set of the session: "<claim id>:<kind>:<name>" of everything that it holds or waits for
---         5 mailbox   stream of the session
---         6.. the keys of the requests, in order: for each role that the verb declares, one
+--   KEYS  1 sessions, see below
+--         2.. the keys of the requests, in order: for each role that the verb declares, one
+--         On a cluster, all others that the call may need follow: each key of a call costs more than most that is done with it.
 --   ARGV  1 session id, or "" for requests that need no session (they are idempotent)
 --         2 batch number  3 lease_ms  4 id of the last event read from the mailbox, or ""
 --         5.. the requests: verb, its arguments, verb, its arguments, ... (text: parsing JSON would cost more than the rest);
@@ -15,6 +11,14 @@
 --   reply JSON: ["ok", [reply, ...], [event, ...], next number] | ["unknown"] | ["expired"] | ["stale"] | ["gap"]
 --         The events are for claims of the session that asks. `next` is in how many ms the partition has something to do, -1
 --         for nothing. Both are left out where they are not needed.
+--
+-- The keys of a partition:
+--   sessions        hash of all sessions of the partition
+--   due             zset: a session, or "@<kind>:<name>" for the alarm of a resource -> server ms before which nothing is to be
+--                   done about it
+--   floor           a fencing token that is larger than all that were given
+--   own:<session>   set of "<claim id>:<kind>:<name>" of everything that the session holds or waits for
+--   mail:<session>  its mailbox, a stream
 --
 -- Fields of `sessions`:
 --   protocol, partitions    settings of the partition
@@ -26,8 +30,8 @@
 --   library/<session>       the library that its coordinator calls
 --
 -- All sessions live in one key, declared in every call: while a slot migrates, an undeclared key can look absent, and a
--- live session would look dead. The only undeclared keys are the mailboxes of other sessions: a lost event is only a
--- delay, because events are numbered and coordinators resync. `due` only says where to look; `sessions` has the word.
+-- live session would look dead. The only keys that are undeclared there are the mailboxes of other sessions: a lost event is
+-- only a delay, because events are numbered and coordinators resync. `due` only says where to look; `sessions` has the word.
 --
 -- Every key expires a day after the last session that needs it has done anything, except `floor`.
 --
@@ -46,14 +50,12 @@ local TRIM_EVERY = 64
 local REAP_SESSIONS, REAP_ENTRIES, REAP_SAMPLE = 16, 128, 512
 -- How long the keys of a session outlive its deadline, in ms. Whatever it owns is touched four times as often.
 local ABANDONED, A_DAY = 86400000, '86400000'
--- In microseconds.
-local TOKENS_AHEAD = 20000000
 -- What this release cannot reap, or ring, another one may: it is looked at again after a minute.
 local ASIDE = 60000
 
 local handlers, reapers, alarms = {}, {}, {}
--- Registered behind all files, hence declared here: lua/Fence.lua.
-local fence
+-- Registered behind all files, hence declared here: lua/calls.lua, lua/Fence.lua.
+local run, inspect, fence
 
 -- What a library cannot reach while it is loaded, bound when it is first called.
 local call, format, match, find, sub, byte, concat, floor, pack, unpackStruct, WHOLE
@@ -121,10 +123,19 @@ local STALE, RELEASED, ABSENT, MISSING = '["stale"]', '["released"]', '["absent"
 -- Tokens, sessions, claims
 -- -----------------------------------------------------------------------------
 
+-- The newest token of the partition, which most calls do not need, as text.
+local function lastToken(ctx)
+  if not ctx.last then
+    ctx.before = call('HGET', ctx.sessions, 'token')
+    ctx.last = ctx.before or call('GET', ctx.prefix .. 'floor') or '0'
+  end
+  return ctx.last
+end
+
 -- Strictly increasing in the partition, hence per resource, even after the resource was deleted. It starts from the
 -- clock, hence also after the partition lost its data.
 local function nextToken(ctx)
-  local token = (ctx.token or tonumber(ctx.last)) + 1
+  local token = (ctx.token or lastToken(ctx)) + 1
   if ctx.micros > token then token = ctx.micros end
   ctx.token, ctx.last = token, text(token)
   return ctx.last
@@ -144,11 +155,16 @@ end
 -- The record of a session, read once in a call; false for one that is forgotten.
 local function sessionOf(ctx, session)
   if session == ctx.session then return ctx.own end
-  local known = ctx.known[session]
+  local sessions = ctx.known
+  if not sessions then
+    sessions = {}
+    ctx.known = sessions
+  end
+  local known = sessions[session]
   if known == nil then
     local packed = call('HGET', ctx.sessions, 's' .. session)
     known = packed and unpackSession(packed) or false
-    ctx.known[session] = known
+    sessions[session] = known
   end
   return known
 end
@@ -188,6 +204,15 @@ end
 
 local function aboutOf(ctx, claim)
   return json(call('HGET', ctx.sessions, 'about' .. holderOf(claim)) or 'null')
+end
+
+-- The set of what a session owns.
+local function ownedBy(ctx, session)
+  return ctx.prefix .. 'own:' .. session
+end
+
+local function mailboxOf(ctx, session)
+  return ctx.prefix .. 'mail:' .. session
 end
 
 -- What stands in the set of a session for something that it owns.
@@ -252,7 +277,7 @@ local function writeMail(ctx)
       local id = postedId(ctx, state)
       if session ~= ctx.session then call('HSET', ctx.sessions, 's' .. session, packSession(state)) end
       -- pcall: on a migrating slot another session's mailbox may be out of reach, which is a delay and not a failure.
-      redis.pcall('XADD', ctx.prefix .. 'mail:' .. session, 'NOMKSTREAM', 'MAXLEN', '~', MAILBOX_LENGTH,
+      redis.pcall('XADD', mailboxOf(ctx, session), 'NOMKSTREAM', 'MAXLEN', '~', MAILBOX_LENGTH,
         id, 'e', '[' .. concat(ctx.mail[session], ',') .. ']')
     end
   end
@@ -548,10 +573,10 @@ local function denied(ctx)
     if not redis.acl_check_cmd(command[1], ctx.sessions, unpack(command, 2)) then return command[1] end
   end
   -- Those whose keys come later.
-  if not redis.acl_check_cmd('XREAD', 'STREAMS', ctx.mailbox, '0') then return 'XREAD' end
-  if not redis.acl_check_cmd('XREADGROUP', 'GROUP', 'g', 'c', 'STREAMS', ctx.mailbox, '>') then return 'XREADGROUP' end
+  if not redis.acl_check_cmd('XREAD', 'STREAMS', ctx.sessions, '0') then return 'XREAD' end
+  if not redis.acl_check_cmd('XREADGROUP', 'GROUP', 'g', 'c', 'STREAMS', ctx.sessions, '>') then return 'XREADGROUP' end
   for _, subcommand in ipairs({ 'CREATE', 'DELCONSUMER', 'DESTROY', 'SETID' }) do
-    if not redis.acl_check_cmd('XGROUP', subcommand, ctx.mailbox, 'g', 'c') then return 'XGROUP|' .. subcommand end
+    if not redis.acl_check_cmd('XGROUP', subcommand, ctx.sessions, 'g', 'c') then return 'XGROUP|' .. subcommand end
   end
 end
 
@@ -564,12 +589,12 @@ local function isInUse(ctx)
   return false
 end
 
-local function keepSession(ctx, lease)
+local function keepSession(ctx, session, lease)
   local millis = text(lease + ABANDONED)
   call('PEXPIRE', ctx.sessions, millis, 'GT')
   call('PEXPIRE', ctx.dues, millis, 'GT')
-  call('PEXPIRE', ctx.owned, millis)
-  call('PEXPIRE', ctx.mailbox, millis)
+  call('PEXPIRE', ownedBy(ctx, session), millis)
+  call('PEXPIRE', mailboxOf(ctx, session), millis)
 end
 
 -- The libraries that coordinators of this namespace have called, and that no session alive calls any more.
@@ -595,26 +620,26 @@ end
 -- args: session string, replaces string, lease number, protocol number, partitions number, about string, library string
 -- reply: ["opened", position string, retired string] | ["mismatch", protocol number, partitions number] | ["denied", command string]
 handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, partitions, about, library)
-  local known = call('HMGET', ctx.sessions, 'protocol', 'partitions')
   local command = denied(ctx)
   if command then return reply('denied', command) end
+  local known = call('HMGET', ctx.sessions, 'protocol', 'partitions')
   for former in string.gmatch(replaces, '%S+') do finish(ctx, former, 0) end
   if known[1] and (known[1] ~= protocol or known[2] ~= partitions) and isInUse(ctx) then
     return reply('mismatch', tonumber(known[1]), tonumber(known[2]))
   end
   local state = { number = 0, deadline = ctx.now + lease, read = 1, posted = 0, stamp = 0 }
   local position = postedId(ctx, state)
-  call('XADD', ctx.mailbox, position, 'e', '[]')
+  call('XADD', mailboxOf(ctx, session), position, 'e', '[]')
   -- Never empty, so that it keeps its time to live.
-  call('SADD', ctx.owned, '')
-  ctx.known[session] = state
+  call('SADD', ownedBy(ctx, session), '')
+  ctx.known = { [session] = state }
   call('HSET', ctx.sessions, 'protocol', protocol, 'partitions', partitions, 's' .. session, packSession(state),
     'about' .. session, about)
   call('ZADD', ctx.dues, text(state.deadline), session)
   -- A key without a time to live counts as one that stays for ever, which GT would not change.
   call('PEXPIRE', ctx.sessions, A_DAY, 'NX')
   call('PEXPIRE', ctx.dues, A_DAY, 'NX')
-  keepSession(ctx, lease)
+  keepSession(ctx, session, lease)
   if library == '' then return reply('opened', position, '') end
   call('HSET', ctx.sessions, 'library/' .. session, library, 'library' .. library, '')
   return reply('opened', position, retired(ctx))
@@ -629,10 +654,11 @@ handlers['session.renew'] = function(ctx)
   local state = sessionOf(ctx, ctx.session)
   if state then
     call('ZADD', ctx.dues, text(state.deadline), ctx.session)
-    keepSession(ctx, ctx.lease)
+    keepSession(ctx, ctx.session, ctx.lease)
     -- A mailbox that Redis has dropped is made again; the number says that something is missing.
-    if call('PEXPIRE', ctx.mailbox, text(ctx.lease + ABANDONED)) == 0 then
-      call('XADD', ctx.mailbox, postedId(ctx, state), 'e', '[]')
+    local mailbox = mailboxOf(ctx, ctx.session)
+    if call('PEXPIRE', mailbox, text(ctx.lease + ABANDONED)) == 0 then
+      call('XADD', mailbox, postedId(ctx, state), 'e', '[]')
     end
   end
   local due = {}
@@ -677,7 +703,7 @@ end
 handlers['session.owned'] = function(ctx, _, session)
   if isAlive(ctx, session) then return '["alive"]' end
   local entries, unknown = {}, false
-  for _, entry in ipairs(call('SRANDMEMBER', ctx.owned, REAP_SAMPLE)) do
+  for _, entry in ipairs(call('SRANDMEMBER', ownedBy(ctx, session), REAP_SAMPLE)) do
     if entry ~= '' then
       if not reapers[match(entry, '^[^:]*:([^:]*):')] then
         unknown = true
@@ -693,8 +719,8 @@ handlers['session.owned'] = function(ctx, _, session)
   end
   call('HDEL', ctx.sessions, 's' .. session, 'r' .. session, 'about' .. session, 'library/' .. session)
   call('ZREM', ctx.dues, session)
-  call('DEL', ctx.owned, ctx.mailbox)
-  ctx.known[session] = false
+  call('DEL', ownedBy(ctx, session), mailboxOf(ctx, session))
+  ctx.known = nil
   return '["forgotten"]'
 end
 
@@ -707,7 +733,7 @@ handlers['session.reap'] = function(ctx, key, session, entry)
   if isAlive(ctx, session) then return '["alive"]' end
   local id, kind = match(entry, '^([^:]*):([^:]*):')
   reapers[kind](ctx, key, session, id)
-  call('SREM', ctx.owned, entry)
+  call('SREM', ownedBy(ctx, session), entry)
   return '["reaped"]'
 end
 
@@ -750,194 +776,4 @@ handlers['alarm.ring'] = function(ctx, key)
   end
   expect(ctx)
   return '["rung"]'
-end
-
--- -----------------------------------------------------------------------------
--- Calls
--- -----------------------------------------------------------------------------
-
--- What the session owns is written once a call. An id is never owned again after it was removed, so additions go first.
-local function writeOwned(ctx)
-  if ctx.added then call('SADD', ctx.owned, unpack(ctx.added)) end
-  if ctx.removed then call('SREM', ctx.owned, unpack(ctx.removed)) end
-end
-
-local function context(keys, argv)
-  if not call then bind() end
-  local time = call('TIME')
-  local micros = time[1] * 1e6 + time[2]
-  return {
-    sessions = keys[1],
-    dues = keys[2],
-    owned = keys[4],
-    mailbox = keys[5],
-    prefix = sub(keys[1], 1, -9), -- without "sessions"
-    session = argv[1],
-    lease = tonumber(argv[3]),
-    known = {},
-    seconds = time[1],
-    micros = micros,
-    now = floor(micros / 1000)
-  }
-end
-
--- The keys of a request that declares more than one role, by role. Answers how many they are.
-local function bindKeys(ctx, keys, at, shape)
-  local roles = shape.roles
-  if not roles then
-    ctx.kind = match(keys[at], '^([^:]*):', #ctx.prefix + 1)
-    roles = ROLES[ctx.kind] or ROLES.none
-  end
-  for index = 2, #roles do ctx[roles[index]] = keys[at + index - 1] end
-  return #roles
-end
-
--- The keys of a request about several resources, whose first argument is their number. `ctx.bind` chooses one of them,
--- and answers its hash.
-local function bindEach(ctx, keys, at, shape, count)
-  local used = bindKeys(ctx, keys, at, shape)
-  ctx.bind = function(index)
-    local first = at + (index - 1) * used
-    bindKeys(ctx, keys, first, shape)
-    return keys[first]
-  end
-  return used * count
-end
-
-local function isDenial(message)
-  return find(message, 'NOPERM', 1, true) or find(message, 'ACL failure', 1, true)
-    or find(message, 'no permission', 1, true) or find(message, 'The user executing the script', 1, true)
-end
-
--- Every request runs by itself: a handler that fails answers "failed", and the others run.
-local function dispatch(ctx, keys, requests)
-  local replies, count, key, at, length, before = {}, 0, 6, 5, #requests, 0
-  ctx.replies = replies
-  while at <= length do
-    local verb = requests[at]
-    local same = SAME[verb]
-    if same then verb = same end
-    local shape = SHAPES[verb]
-    count = count + 1
-    if not shape then
-      -- Whatever comes behind it cannot be told apart from its arguments.
-      replies[count] = '["failed","unknown request"]'
-      break
-    end
-    local used, last = shape.keys, at + shape.args
-    if same then
-      key, used = key - before, before
-    else
-      ctx.items = nil
-      if used == -2 then
-        used = bindEach(ctx, keys, key, shape, tonumber(requests[at + 1]))
-      elseif used ~= 0 and used ~= 1 then
-        used = bindKeys(ctx, keys, key, shape)
-      end
-    end
-    local fine, answer = pcall(handlers[verb], ctx, keys[key], unpack(requests, at + 1, last))
-    if fine then
-      replies[count] = answer
-    else
-      redis.log(redis.LOG_WARNING, 'lockstep: a request failed: ' .. verb)
-      local message = tostring(type(answer) == 'table' and answer.err or answer)
-      replies[count] = isDenial(message) and '["failed","denied"]' or '["failed","defect"]'
-    end
-    key, at, before = key + used, last + 1, used
-  end
-  return replies
-end
-
--- One concatenation: Redis's Lua hashes every string that it makes, and events can be long.
-local function answer(ctx, replies)
-  local count = #replies
-  if count == 0 then return '["ok",[]]' end
-  local events = ctx.events
-  local tail = ctx.expects and '],' .. text(nearest(ctx)) .. ']' or ']]'
-  if events then
-    local parts = { '["ok",[', concat(replies, ','), '],[', events[1] }
-    for index = 2, #events do
-      parts[#parts + 1], parts[#parts + 2] = ',', events[index]
-    end
-    parts[#parts + 1] = tail
-    return concat(parts)
-  end
-  replies[1] = '["ok",[' .. replies[1]
-  replies[count] = replies[count] .. (ctx.expects and '],[' or '') .. tail
-  return concat(replies, ',')
-end
-
--- Keeps `floor` above the tokens that are given: it is written when the tokens enter another interval of 10 seconds, for
--- two of them ahead.
-local function raiseFloor(ctx, keys, before)
-  if not before or sub(before, 1, -8) ~= sub(ctx.last, 1, -8) then
-    call('SET', keys[3], text(ctx.token + TOKENS_AHEAD))
-  end
-end
-
-local function run(keys, argv)
-  local ctx = context(keys, argv)
-  local session = ctx.session
-  local known = call('HMGET', keys[1], 'token', 's' .. session)
-  local before = known[1]
-  ctx.last = before or call('GET', keys[3]) or '0'
-  if session == '' then
-    local replies = dispatch(ctx, keys, argv)
-    finishCall(ctx)
-    writeMail(ctx)
-    if ctx.token then
-      raiseFloor(ctx, keys, before)
-      call('HSET', keys[1], 'token', ctx.last)
-    end
-    return answer(ctx, replies)
-  end
-
-  local state = known[2] and unpackSession(known[2])
-  if not state then return '["unknown"]' end
-  ctx.own = state
-  if state.deadline <= ctx.now then return '["expired"]' end
-  state.deadline = ctx.now + ctx.lease
-  local number, read = tonumber(argv[2]), argv[4]
-  if number == state.number then
-    -- Answered already, and renewed all the same: the coordinator counts its trust from this sending of the batch.
-    call('HSET', keys[1], 's' .. session, packSession(state))
-    return call('HGET', keys[1], 'r' .. session)
-  end
-  if number < state.number then return '["stale"]' end
-  if number > state.number + 1 then return '["gap"]' end
-  if read ~= '' then
-    local id = read
-    read = tonumber(match(id, '^%d+'))
-    -- Read, and not posted: Redis has forgotten what it delivered.
-    if read > state.posted or read == state.posted and id ~= text(read) .. '-' .. text(state.stamp) then
-      return '["gap"]'
-    end
-    if floor(read / TRIM_EVERY) > floor(state.read / TRIM_EVERY) then
-      call('XTRIM', ctx.mailbox, 'MINID', text(read) .. '-0')
-    end
-    state.read = read
-  end
-
-  local replies = dispatch(ctx, keys, argv)
-  finishCall(ctx)
-  writeOwned(ctx)
-  writeMail(ctx)
-  state.number = number
-  local reply = answer(ctx, replies)
-  if ctx.token then
-    raiseFloor(ctx, keys, before)
-    call('HSET', keys[1], 's' .. session, packSession(state), 'r' .. session, reply, 'token', ctx.last)
-  else
-    call('HSET', keys[1], 's' .. session, packSession(state), 'r' .. session, reply)
-  end
-  return reply
-end
-
--- Requests that only read, for questions: KEYS and ARGV as above, no session. With the number 1, what an expired session
--- may falsify is answered all the same.
-local function inspect(keys, argv)
-  local ctx = context(keys, argv)
-  ctx.session = ''
-  ctx.anyway = argv[2] == '1'
-  return answer(ctx, dispatch(ctx, keys, argv))
 end

@@ -243,8 +243,8 @@ layer(TestServer.layer, live)("a barrier", (it) => {
                 .call(
                   "FCALL",
                   `${library}_test`,
-                  7,
-                  ...resource.keys(""),
+                  3,
+                  resource.keys("")[0]!,
                   resource.key,
                   resource.key.replace(":barrier:", ":barrier-items:"),
                   "",

@@ -36,13 +36,9 @@ export const keysOf = (hash: string): ReadonlyArray<string> =>
 export const actor = (redis: IoRedis, namespace: string, resource: string) => {
   const prefix = `{${namespace}:00}:`
   const key = prefix + resource
-  const keys = (id: string) => [
-    `${prefix}sessions`,
-    `${prefix}due`,
-    `${prefix}floor`,
-    `${prefix}own:${id}`,
-    `${prefix}mail:${id}`
-  ]
+  const sessions = `${prefix}sessions`
+  /** Those of the partition, and of a session. */
+  const keys = (id: string) => [sessions, `${prefix}due`, `${prefix}floor`, `${prefix}own:${id}`, `${prefix}mail:${id}`]
   // What a verb declares: the hash, some roles, or all of the kind.
   const rolesOf = (verb: string, hash: string) =>
     roles[verb] === undefined ?
@@ -64,13 +60,13 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
   /** A request that needs no session. */
   const ask = async (id: string, verb: string, args: ReadonlyArray<string | number>, hash?: string) => {
     const own = hash === undefined ? [] : rolesOf(verb, hash)
-    const [, replies] = await call([5 + own.length, ...keys(id), ...own, "", 0, 0, "", verb, ...args])
+    const [, replies] = await call([1 + own.length, sessions, ...own, "", 0, 0, "", verb, ...args])
     return replies[0]!
   }
   /** A question, as it is answered when an expired session that was not reaped does not matter. */
   const look = async (verb: string, args: ReadonlyArray<string | number>, hash = key) => {
     const own = rolesOf(verb, hash)
-    const message = [5 + own.length, ...keys(""), ...own, "", 1, 0, "", verb, ...args]
+    const message = [1 + own.length, sessions, ...own, "", 1, 0, "", verb, ...args]
     const [, replies] = JSON.parse(await redis.call("FCALL", [`${library}_look`, ...message.map(String)]) as string)
     return replies[0] as Array<any>
   }
@@ -85,7 +81,7 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
     const number = (numbers.get(id) ?? 0) + 1
     numbers.set(id, number)
     const own = verb.startsWith("session.renew") ? [] : hashes.flatMap((hash) => rolesOf(verb, hash))
-    const message = [5 + own.length, ...keys(id), ...own, id, number, lease, read, verb, ...args]
+    const message = [1 + own.length, sessions, ...own, id, number, lease, read, verb, ...args]
     last.set(id, message)
     const answer = await call(message)
     const [status, replies, events = []] = answer

@@ -13,7 +13,6 @@ import type { Entry, Reader, Source } from "./reader.ts"
 import type { Reaper } from "./reaper.ts"
 import { type LossReason, type Phase, Session } from "./session.ts"
 import { type Answer, coordinatorError, failed, isTransient, type Transport } from "./transport.ts"
-import { addressOf } from "./wire.ts"
 
 /** What hangs off the sessions of a channel: holds, waits and memberships. */
 export interface Tenant {
@@ -229,7 +228,7 @@ export class Channel {
       const sentAtWall = io.wall()
       const replaced = this.#ending()
       try {
-        const asking = transport.ask(addressOf(this.prefix, id, ""), [this.#hello(id, replaced)])
+        const asking = transport.ask(transport.addressOf(this.prefix, id, ""), [this.#hello(id, replaced)])
         this.#asking = asking
         const reply = (await asking).replies[0] as Requests["session.open"]["reply"] | readonly ["failed", string]
         if (this.#office.isClosed()) return void this.#former.set(id, 0)
@@ -287,8 +286,9 @@ export class Channel {
   }
 
   #begin(id: string, position: string, sentAt: number, sentAtWall: number): void {
-    const { io } = this.#office
-    const session = new Session(this.prefix, id, position, io, (expired) => this.lose(expired, "expired"))
+    const { io, transport } = this.#office
+    const address = transport.addressOf(this.prefix, id)
+    const session = new Session(this.prefix, id, address, position, io, (expired) => this.lose(expired, "expired"))
     this.#opening = false
     this.away = false
     this.session = session

@@ -7,7 +7,7 @@ import type { Io, Timer } from "../io.ts"
 import { RedisError } from "../redis/errors.ts"
 import type { Log } from "./hooks.ts"
 import { isTransient, type Reply, type Transport } from "./transport.ts"
-import { addressOf, type Message } from "./wire.ts"
+import type { Message } from "./wire.ts"
 
 // Of requests that another coordinator makes when this one does not.
 const maxAttempts = 10
@@ -42,7 +42,7 @@ export class Reaper {
 
   /** As `ask`, and again when the connection was lost meanwhile. */
   async insist(session: string, messages: ReadonlyArray<Message>): Promise<ReadonlyArray<Reply>> {
-    const address = addressOf(this.#prefix, session, "")
+    const address = this.#transport.addressOf(this.#prefix, session, "")
     for (let attempt = 0;; attempt++) {
       try {
         const { next, replies } = await this.#transport.ask(address, messages)

@@ -1,7 +1,7 @@
 /** The coordinator's lease with one partition, from the moment when Redis has opened it until it is lost. */
 
 import type { Io } from "../io.ts"
-import { type Address, addressOf } from "./wire.ts"
+import type { Address } from "./wire.ts"
 
 /** Why a session, and with it every hold, was lost. */
 export type LossReason = "expired" | "unknown" | "rolledBack" | "closed"
@@ -31,10 +31,17 @@ export class Session {
   #until = 0
   #wallUntil = 0
 
-  constructor(prefix: string, id: string, position: string, io: Io, expire: (session: Session) => void) {
+  constructor(
+    prefix: string,
+    id: string,
+    address: Address,
+    position: string,
+    io: Io,
+    expire: (session: Session) => void
+  ) {
     this.id = id
     this.mailbox = `${prefix}mail:${id}`
-    this.address = addressOf(prefix, id)
+    this.address = address
     this.position = position
     this.read = Number.parseInt(position, 10)
     this.acknowledged = this.read

@@ -8,7 +8,7 @@ import { ascii, type Call } from "../redis/resp.ts"
 import { ActorDefect, CoordinatorError } from "./errors.ts"
 import { resourceOf } from "./keys.ts"
 import { allowOom, body, library, replies as shapes, type Requests } from "./lua.ts"
-import { type Address, batch, type Message } from "./wire.ts"
+import { type Address, addressOf, batch, type Message } from "./wire.ts"
 
 export type Verb = keyof Requests
 
@@ -113,6 +113,11 @@ export class Transport {
 
   get commands(): Connection {
     return this.connections.commands
+  }
+
+  /** The address of a session; with an empty id, that of requests about it that need no session. */
+  addressOf(prefix: string, session: string, id?: string): Address {
+    return addressOf(prefix, this.connections.topology === "cluster", session, id)
   }
 
   /** Why a request is not waited for any longer. `cause` is what keeps Redis from answering, where that is known. */

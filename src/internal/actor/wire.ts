@@ -7,23 +7,30 @@ import { kinds, roles } from "./lua.ts"
 /** A session as calls name it. */
 export interface Address {
   readonly key: string
-  /** The keys that the kernel needs, and the session's id, as arguments. */
-  readonly keys: string
+  /** The key of all sessions, those that are declared only for a cluster, and the session's id, as arguments. */
+  readonly sessions: string
+  readonly declared: string
+  readonly declaredCount: number
   readonly id: string
 }
 
-/** Requests that need no session have an empty id; the keys of one have to be declared all the same. */
-export const addressOf = (prefix: string, session: string, id = session): Address => ({
-  key: `${prefix}sessions`,
-  keys: [
-    `${prefix}sessions`,
-    `${prefix}due`,
-    `${prefix}floor`,
-    `${prefix}own:${session}`,
-    `${prefix}mail:${session}`
-  ].map(bulk).join(""),
-  id: ascii(id)
-})
+/**
+ * Requests that need no session have an empty id. While a slot of a cluster migrates, a key that is not declared can look
+ * absent, so the keys of the session about which they are have to be declared there all the same.
+ */
+export const addressOf = (prefix: string, cluster: boolean, session: string, id = session): Address => {
+  const key = `${prefix}sessions`
+  const declared = cluster
+    ? [`${prefix}due`, `${prefix}floor`, `${prefix}own:${session}`, `${prefix}mail:${session}`]
+    : []
+  return {
+    key,
+    sessions: bulk(key),
+    declared: declared.map(bulk).join(""),
+    declaredCount: declared.length,
+    id: ascii(id)
+  }
+}
 
 export interface Message {
   readonly verb: string
@@ -39,10 +46,10 @@ const needs = new Map(Object.entries(roles))
 
 /** A batch of requests; the header is its number, the lease and the id of the last event read, as arguments. */
 export const batch = (address: Address, header: string, requests: ReadonlyArray<Message>): Call => {
-  let { keys } = address
+  let keys = address.sessions
   let args = address.id + header
-  let keyCount = 5
-  let count = 1 + 5 + 4
+  let keyCount = 1 + address.declaredCount
+  let count = 1 + keyCount + 4
   // Of the request before, where it named all keys of one resource.
   let before: string | undefined = undefined
   for (const { args: own, key, others, verb } of requests) {
@@ -72,5 +79,5 @@ export const batch = (address: Address, header: string, requests: ReadonlyArray<
     for (const arg of own) args += encode(arg)
     count += 1 + own.length
   }
-  return { key: address.key, count, text: ascii(String(keyCount)) + keys + args }
+  return { key: address.key, count, text: ascii(String(keyCount)) + keys + address.declared + args }
 }

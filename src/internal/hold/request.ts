@@ -6,7 +6,6 @@ import type { Requests } from "../actor/lua.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { Session } from "../actor/session.ts"
 import { coordinatorError, failed, type Verb } from "../actor/transport.ts"
-import { addressOf } from "../actor/wire.ts"
 import { mostStale } from "./claim.ts"
 import type { Hold } from "./hold.ts"
 import type { Tenancy } from "./tenancy.ts"
@@ -125,7 +124,7 @@ const inspect = async (
   args: ReadonlyArray<string | number | boolean>,
   anyway: boolean
 ) => {
-  const address = addressOf(partition.prefix, "")
+  const address = transport.addressOf(partition.prefix, "")
   const { replies: [reply] } = await transport.answered(
     key,
     () => isClosing() ? channel.closedError() : undefined,
