@@ -75,7 +75,12 @@ export interface OutboxOptions {
 
 /** The batch that is under way, over all its sendings. */
 interface Sending {
+  readonly session: Session
   readonly batch: ReadonlyArray<Request>
+  readonly number: number
+  /** The last event of the mailbox that it acknowledges. */
+  readonly read: number
+  readonly header: string
   /** What is sent of it: without requests that were refused for want of memory. */
   requests: ReadonlyArray<Request>
   attempt: number
@@ -198,7 +203,7 @@ export class Outbox {
         batch = batch.flatMap((request) => [request, ...request.following ?? []])
       }
       this.#inFlight = batch
-      void this.#transmit(session, batch)
+      this.#transmit(session, batch)
     }
   }
 
@@ -213,38 +218,59 @@ export class Outbox {
     return count === queue.length ? queue : queue.slice(0, count)
   }
 
-  async #transmit(session: Session, batch: ReadonlyArray<Request>): Promise<void> {
-    const { io, transport } = this.#options
+  #transmit(session: Session, batch: ReadonlyArray<Request>): void {
     const number = session.number + 1
     const { read } = session
     const position = read === session.acknowledged ? "" : session.position
     const header = ascii(String(number)) + this.#lease + ascii(position)
-    const sending: Sending = { batch, requests: batch, attempt: 0, uncertain: false, refusal: undefined }
-    while (session.lost === undefined) {
-      const sentAt = io.now()
-      const sentAtWall = io.wall()
-      let answer: Answer
-      try {
-        answer = await transport.call(session.address, sending.requests, header, batch, this.#timeout)
-      } catch (cause) {
-        if (session.lost !== undefined) return
-        if (cause instanceof RedisError) {
-          if (await this.#refused(session, sending, cause)) return
-          continue
-        }
-        // An answer, though not one that can be read: the batch was executed, and what it has come to is not known.
-        session.number = number
-        this.#inFlight = undefined
-        for (const request of batch) this.#fail(request, coordinatorError(cause), true)
-        return this.flush()
-      }
-      if (session.lost !== undefined) return
-      if (answer.status !== "ok") return this.#forgotten(session, sending, answer.status)
-      session.number = number
-      session.acknowledged = read
-      this.#keeper.answered(session, sentAt, sentAtWall, answer)
-      return this.#settleAll(session, sending, answer)
+    this.#send({
+      session,
+      batch,
+      number,
+      read,
+      header,
+      requests: batch,
+      attempt: 0,
+      uncertain: false,
+      refusal: undefined
+    })
+  }
+
+  // Callbacks instead of awaiting: every batch goes through here.
+  #send(sending: Sending): void {
+    const { batch, header, requests, session } = sending
+    if (session.lost !== undefined) return
+    const { io, transport } = this.#options
+    const sentAt = io.now()
+    const sentAtWall = io.wall()
+    transport.call(session.address, requests, header, batch, this.#timeout).then(
+      (answer) => this.#answered(sending, answer, sentAt, sentAtWall),
+      (cause: unknown) => void this.#failed(sending, cause)
+    )
+  }
+
+  #answered(sending: Sending, answer: Answer, sentAt: number, sentAtWall: number): void {
+    const { number, read, session } = sending
+    if (session.lost !== undefined) return
+    if (answer.status !== "ok") return this.#forgotten(session, sending, answer.status)
+    session.number = number
+    session.acknowledged = read
+    this.#keeper.answered(session, sentAt, sentAtWall, answer)
+    this.#settleAll(session, sending, answer)
+  }
+
+  async #failed(sending: Sending, cause: unknown): Promise<void> {
+    const { batch, number, session } = sending
+    if (session.lost !== undefined) return
+    if (cause instanceof RedisError) {
+      if (!await this.#refused(session, sending, cause)) this.#send(sending)
+      return
     }
+    // An answer, though not one that can be read: the batch was executed, and what it has come to is not known.
+    session.number = number
+    this.#inFlight = undefined
+    for (const request of batch) this.#fail(request, coordinatorError(cause), true)
+    this.flush()
   }
 
   #settleAll(session: Session, { batch, refusal, requests }: Sending, { replies }: Answer): void {

@@ -133,7 +133,7 @@ export class Transport {
   // ---------------------------------------------------------------------------------------------------------------
 
   /** Sends a batch of a session. `header` is its number, the lease and the id of the last event read. */
-  async call(
+  call(
     address: Address,
     messages: ReadonlyArray<Message>,
     header: string,
@@ -141,8 +141,18 @@ export class Transport {
     before: ReadonlyArray<Message> = messages,
     timeout: number = this.requestTimeout
   ): Promise<Answer> {
-    const oom = messages.every(({ verb }) => allowOom.has(verb))
-    return decode(messages, await this.invoke(oom ? "_oom" : "", batch(address, header, messages), timeout), before)
+    const variant = messages.every(({ verb }) => allowOom.has(verb)) ? "_oom" : ""
+    let call: Call
+    try {
+      call = batch(address, header, messages)
+    } catch (cause) {
+      return Promise.reject(cause)
+    }
+    // No async function: this is the hot path.
+    return this.#run(variant, call, timeout).then(
+      (raw) => decode(messages, raw, before),
+      async (cause: unknown) => decode(messages, await this.#reload(variant, call, timeout, cause), before)
+    )
   }
 
   /** Requests that need no session: they are idempotent. */
@@ -182,24 +192,37 @@ export class Transport {
   }
 
   /** Calls a function of the library, or its script where there are no functions; loads it where it is missing. */
-  async invoke(
+  invoke(
     variant: Variant,
     call: Call,
     requestTimeout: number = this.requestTimeout
   ): Promise<unknown> {
+    return this.#run(variant, call, requestTimeout).catch((cause: unknown) =>
+      this.#reload(variant, call, requestTimeout, cause)
+    )
+  }
+
+  #run(variant: Variant, call: Call, requestTimeout: number): Promise<unknown> {
+    const { commands, features } = this.connections
+    return features.functions
+      ? commands.run("FCALL", variants[variant].name, call, requestTimeout)
+      : commands.run("EVALSHA", script(variant).sha, call, requestTimeout)
+  }
+
+  /** Goes on after a failed call: if what it calls was missing, that is loaded, and called again. */
+  async #reload(variant: Variant, call: Call, requestTimeout: number, cause: unknown): Promise<unknown> {
     const { commands, features } = this.connections
     let refusal: unknown
     for (let load = 0;; load++) {
+      if (!(cause instanceof RedisError) || cause.reason._tag !== "FunctionMissing") throw cause
+      if (load === maxLoads) throw refusal ?? cause
+      // EVAL carries a key, so on a cluster it reaches the node that lacks the script; functions go to every primary.
+      if (!features.functions) return commands.run("EVAL", script(variant).source, call, requestTimeout)
+      refusal = await this.#load()
       try {
-        return features.functions
-          ? await commands.run("FCALL", variants[variant].name, call, requestTimeout)
-          : await commands.run("EVALSHA", script(variant).sha, call, requestTimeout)
-      } catch (cause) {
-        if (!(cause instanceof RedisError) || cause.reason._tag !== "FunctionMissing") throw cause
-        if (load === maxLoads) throw refusal ?? cause
-        // EVAL carries a key, so on a cluster it reaches the node that lacks the script; functions go to every primary.
-        if (!features.functions) return await commands.run("EVAL", script(variant).source, call, requestTimeout)
-        refusal = await this.#load()
+        return await this.#run(variant, call, requestTimeout)
+      } catch (error) {
+        cause = error
       }
     }
   }
