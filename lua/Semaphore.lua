@@ -4,23 +4,33 @@
 -- kinds: lock, readWriteLock, semaphore: hash
 --
 -- A resource is one hash, deleted with its last hold, member and waiter: a queue (see kernel.lua), and
---   s                  record Semaphore
+--   s                  record Semaphore; or, of a lock with a holder and nothing else, "h<session>/<id> <token> <since>"
 --   h<session>/<id>    a hold: "<weight> <token> <since, in seconds>"
 --   o<session>/<id>    a member: it keeps a semaphore alive, and hears how many permits there are
 -- Waiters wait for a weight, or, with weight 0, to become a member of a semaphore that does not exist yet: capacity 0.
 -- record Semaphore 1: capacity, taken, holds, members, first, last
 
 local MOST_LISTED = 1000
+local LONE = 104 -- h
 
-local function load(key, capacity)
-  local packed = call('HGET', key, 's')
-  local state = packed and unpackSemaphore(packed)
+-- Most locks have a holder and nothing else: its hold is all that is written of it, and the rest when the next one comes.
+local function unfold(packed)
+  local field, hold = match(packed, '^(h%S+) (.*)$')
+  if not field then return unpackSemaphore(packed) end
+  return { capacity = 1, taken = 1, holds = 1, members = 0, first = 1, last = 0, field = field, hold = '1 ' .. hold }
+end
+
+local function load(key, capacity, packed)
+  packed = packed or call('HGET', key, 's')
+  local state = packed and unfold(packed)
   return state or { capacity = capacity, taken = 0, holds = 0, members = 0, first = 1, last = 0 }
 end
 
 local function save(key, state)
   if state.holds + state.members == 0 and state.first > state.last then
     call('DEL', key)
+  elseif state.field then
+    call('HSET', key, 's', packSemaphore(state), state.field, state.hold)
   else
     call('HSET', key, 's', packSemaphore(state))
   end
@@ -31,13 +41,9 @@ local function granted(token)
   return '["granted","' .. token .. '"]'
 end
 
--- The packed state of a lock with a holder and no waiter, which is what most locks are: it need not be unpacked.
-local lone
-
 local function holdAlone(ctx, key, id)
-  lone = lone or packSemaphore({ capacity = 1, taken = 1, holds = 1, members = 0, first = 1, last = 0 })
   local token = nextToken(ctx)
-  call('HSET', key, 'h' .. ctx.session .. '/' .. id, '1 ' .. token .. ' ' .. ctx.seconds, 's', lone)
+  call('HSET', key, 's', 'h' .. ctx.session .. '/' .. id .. ' ' .. token .. ' ' .. ctx.seconds)
   own(ctx, key, id)
   return granted(token)
 end
@@ -88,10 +94,11 @@ end
 
 -- The state, and what has become of a claim that has asked before.
 local function recallClaim(ctx, key, id, capacity, packed)
-  local state = packed and unpackSemaphore(packed) or load(key, capacity)
+  local state = load(key, capacity, packed)
   -- Mostly there is nothing yet.
   if state.holds == 0 and state.first > state.last then return state end
   local claim = claimOf(ctx, id)
+  if state.field then return state, state.field == 'h' .. claim and granted(match(state.hold, '^%S+ (%S+)')) end
   local found = call('HMGET', key, 'h' .. claim, 'q' .. claim)
   if found[1] then return state, granted(match(found[1], '^%S+ (%S+)')) end
   if found[2] then return state, queued(ctx, tonumber(found[2]) - state.first) end
@@ -101,15 +108,18 @@ end
 -- Ends a hold, a wait or a membership, whichever it is by now. Answers whether it was there.
 local function drop(ctx, key, session, id)
   local claim = session .. '/' .. id
-  local found = call('HMGET', key, 's', 'h' .. claim)
-  if found[2] and found[1] == lone then
+  local packed = call('HGET', key, 's')
+  if not packed then return false end
+  local mine = 'h' .. claim .. ' '
+  if sub(packed, 1, #mine) == mine then
     call('DEL', key)
     return true
   end
-  local state = found[1] and unpackSemaphore(found[1])
-  if not state then return false end
-  if found[2] then
-    state.taken, state.holds = state.taken - tonumber(match(found[2], '^%S+')), state.holds - 1
+  local state = unfold(packed)
+  if not state or state.field then return false end
+  local hold = call('HGET', key, 'h' .. claim)
+  if hold then
+    state.taken, state.holds = state.taken - tonumber(match(hold, '^%S+')), state.holds - 1
     if state.holds + state.members == 0 and state.first > state.last then
       call('DEL', key)
       return true
@@ -208,11 +218,12 @@ end
 handlers['semaphore.reweigh'] = function(ctx, key, id, weight, anyway)
   weight = tonumber(weight)
   local field = 'h' .. claimOf(ctx, id)
-  local found = call('HGET', key, field)
+  local state = load(key, 0)
+  local found
+  if state.field == field then found, state.field = state.hold, nil else found = call('HGET', key, field) end
   if not found then return ABSENT end
   local before, token, since = match(found, '^(%S+) (%S+) (%S+)$')
   before = tonumber(before)
-  local state = load(key, 0)
   if weight > before and state.taken - before + weight > state.capacity then
     return anyway == '' and isStale(ctx) and STALE or '["conflict"]'
   end
@@ -249,9 +260,14 @@ handlers['semaphore.holders'] = function(ctx, key)
   if isStale(ctx) then return STALE end
   local fields, holders = call('HGETALL', key), {}
   for index = 1, #fields, 2 do
-    local claim = match(fields[index], '^h(.*)$')
+    local field, hold = fields[index], fields[index + 1]
+    if field == 's' and byte(hold) == LONE then
+      local lone = unfold(hold)
+      field, hold = lone.field, lone.hold
+    end
+    local claim = match(field, '^h(.*)$')
     if claim and #holders < MOST_LISTED then
-      local weight, token, since = match(fields[index + 1], '^(%S+) (%S+) (%S+)$')
+      local weight, token, since = match(hold, '^(%S+) (%S+) (%S+)$')
       holders[#holders + 1] = list({ json(weight), token, json(since), aboutOf(ctx, claim) })
     end
   end

@@ -39,7 +39,7 @@
 -- are in the context, by role. Calls of Redis and the formatting of numbers are what a call costs, so there are as few of
 -- them as possible.
 --
--- PROTOCOL 2: to be raised when coordinators of two releases must not share a namespace any more.
+-- PROTOCOL 3: to be raised when coordinators of two releases must not share a namespace any more.
 
 -- A deadline of 0: the session was ended. This one: its coordinator was closed, so no other session follows it.
 local CLOSED = -1

@@ -14,7 +14,9 @@ export const fields = (server: Server, namespace: string, key: string, kind: "h"
   Effect.gen(function*() {
     const names = (yield* server.cli("KEYS", `{${namespace}:*}:${key}`)).split("\n").filter((name) => name !== "")
     const all = yield* Effect.forEach(names, (name) => server.cli("HKEYS", name))
-    return all.flatMap((text) => text.split("\n")).filter((field) => field.startsWith(kind)).length
+    // The hold of a lock that has nothing else is its state.
+    const states = yield* Effect.forEach(kind === "h" ? names : [], (name) => server.cli("HGET", name, "s"))
+    return [...all.flatMap((text) => text.split("\n")), ...states].filter((field) => field.startsWith(kind)).length
   })
 
 export const waits = (server: Server, namespace: string, key: string, count: number) =>
