@@ -90,7 +90,7 @@ const demo = Effect.gen(function*() {
   yield* Effect.sync(() => process.stdout.write(`\n${lines.join("\n")}\n`))
 }).pipe(
   Effect.ensuring(Effect.ignore(store.clear(keys))),
-  Effect.ensuring(Effect.ignore(Effect.flatMap(protocol.Files, (queue) => queue.purge))),
+  Effect.ensuring(Effect.ignore(Effect.flatMap(protocol.Files, (queue) => queue.drain({ delayed: true })))),
   Effect.ensuring(Effect.ignore(Effect.flatMap(protocol.News, (news) => news.purge))),
   Effect.ensuring(Effect.ignore(Effect.flatMap(protocol.Finished, (finished) => finished.delete))),
   Effect.timeoutOrElse({
