@@ -70,12 +70,14 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
         const counts = new Map<number, number>()
         let [running, most] = [0, 0]
         const handler = (n: number) =>
-          Effect.gen(function*() {
-            counts.set(n, (counts.get(n) ?? 0) + 1)
-            most = Math.max(most, ++running)
-            yield* Effect.yieldNow
-            running--
-          })
+          Effect.acquireUseRelease(
+            Effect.sync(() => {
+              counts.set(n, (counts.get(n) ?? 0) + 1)
+              most = Math.max(most, ++running)
+            }),
+            () => Effect.yieldNow,
+            () => Effect.sync(() => void running--)
+          )
         const workers = [yield* working(queue, handler, { concurrency: 7 })]
         yield* eventually(Effect.sync(() => assert.isAbove(counts.size, 50)))
         assert.isAtMost(most, 7)

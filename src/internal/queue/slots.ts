@@ -82,6 +82,11 @@ export class Slots {
     seat.resize(seat.size + count)
   }
 
+  /** Slots may be free: an answer has come that brought no job for them. */
+  look(): void {
+    for (const seat of [...this.#wanting]) if (this.#wanting.has(seat)) this.#find(seat)
+  }
+
   // Shards that do not want slots themselves have nothing to do with those that are free.
   #find(seat: Seat): void {
     const donor = this.#seats.reduce<Seat | undefined>(
@@ -94,9 +99,11 @@ export class Slots {
     const most = Math.max(1, this.#share(this.#wanting.size) - seat.size)
     donor.shed(Math.min(donor.free, most), (count) => {
       this.#asked.delete(donor)
+      // They were not free any more; their jobs are on the way, and will be answered.
+      if (count === 0) return
       const [first] = this.#wanting.has(seat) ? [seat] : this.#wanting
-      if (count > 0) this.#give(first ?? donor, count)
-      else if (this.#wanting.has(seat)) this.#find(seat)
+      this.#give(first ?? donor, count)
+      this.look()
     })
   }
 }

@@ -184,6 +184,7 @@ class Worker<R> extends Member implements Crew, Seat {
         if (!this.#working.has(raw[0]) && !told.has(raw[0])) this.#begin(raw, token + at, sent)
       }
       this.#notify()
+      this.#slots?.look()
     }
   }
 
@@ -390,7 +391,10 @@ class Worker<R> extends Member implements Crew, Seat {
   }
 
   readonly #acknowledged = (request: Acknowledging, error: CoordinatorError | undefined): void => {
-    const over = () => void this.#unanswered.delete(request)
+    const over = () => {
+      this.#unanswered.delete(request)
+      this.#slots?.look()
+    }
     if (error === undefined) over()
     else this.again(request.session, error, () => this.place.channel.outbox.request(request), over)
   }
@@ -403,7 +407,10 @@ class Worker<R> extends Member implements Crew, Seat {
   // Until that is answered, the job may seem to be in hand.
   #tell(job: string, tell: (told: () => void) => void): void {
     this.#settling.add(job)
-    tell(() => void this.#settling.delete(job))
+    tell(() => {
+      this.#settling.delete(job)
+      this.#slots?.look()
+    })
   }
 
   // -------------------------------------------------------------------------------------------------------------------
@@ -420,10 +427,13 @@ class Worker<R> extends Member implements Crew, Seat {
     const change = this.#size - this.#told
     if (change === 0 || this.#stopping || this.trusted === undefined) return
     this.#told = this.#size
-    this.tell("queue.credit", [this.id, change, false], ignore)
+    this.tell("queue.credit", [this.id, change, false], () => this.#slots?.look())
   }
 
   get free(): number {
+    const { session } = this.place.channel
+    // It has told the actor how many it wants, and may be given jobs for all of them with the answer.
+    if (this.session === undefined && session !== undefined && session === this.#asked) return 0
     return Math.max(0, this.#size - this.#running)
   }
 
