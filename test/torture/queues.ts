@@ -41,6 +41,9 @@ export const planOf = (value: string): Plan => {
   }
 }
 
+/** Of the queue that is `many`: jobs of a group run one by one. */
+const groupOf = (value: string): string => value.split("#")[1] ?? ""
+
 /** Has a `timeout` that is shorter than its handler. */
 const isSlow = (value: string): boolean => value.startsWith("slow/")
 
@@ -463,6 +466,8 @@ const apart = ({ handled, holds, run }: Facts): ReadonlyArray<Anomaly> => [
       .values()
   ].flatMap((all) => exclusive(all.map(bodyOf(run)), mostSize, run)),
   ...[...handled.values()].flatMap((all) => all.length === 1 ? [] : exclusive(all.map(bodyOf(run)), 1, run)),
+  ...[...groupedBy([...handled.values()].flat(), ({ value }) => groupOf(value))]
+    .flatMap(([group, all]) => group === "" ? [] : exclusive(all.map(bodyOf(run)), 1, run)),
   ...wasMany(holds[0]!)
     ? []
     : exclusive([...handled.values()].flat().map(bodyOf(run)), limited.limits.concurrency, run)
@@ -567,6 +572,27 @@ const ordered = ({ handled, holds, offers, run }: Facts): ReadonlyArray<Anomaly>
   })
 }
 
+/** No other job of its group begins between two attempts of a job. */
+const unbroken = ({ handled, run }: Facts): ReadonlyArray<Anomaly> =>
+  [...groupedBy([...handled.values()].flat(), ({ value }) => groupOf(value))].flatMap(([group, all]) => {
+    if (group === "") return []
+    // A job that was replayed is another one.
+    const jobs = [...groupedBy(all, ({ id }) => id).values()]
+      .map((attempts) => attempts.toSorted((a, b) => a.token - b.token))
+      .sort(([a], [b]) => a!.token - b!.token)
+    let before = jobs[0]!
+    return jobs.slice(1).flatMap((job) => {
+      const [first] = job as [Handling]
+      const last = before.at(-1)!
+      const broken = last.token > first.token
+      const excused = !broken || forgot(run, before[0]!.hold.asked, last.hold.asked)
+      const detail = `${first.value} began between two attempts of ${last.value}`
+      const anomaly = { check: "order", detail, holds: [before[0]!.hold, first.hold, last.hold] }
+      if (job.at(-1)!.token > last.token) before = job
+      return excused ? [] : [anomaly]
+    })
+  })
+
 /** A handler is interrupted only if its session was lost, its worker has left, or its job was cancelled or took too long. */
 const interrupted = (facts: Facts): ReadonlyArray<Anomaly> => {
   const { handled, holds, run, stops } = facts
@@ -608,6 +634,7 @@ export const kept = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomal
     timely,
     paused,
     ordered,
+    unbroken,
     interrupted,
     lag
   ].flatMap((check) => check(facts).slice(0, 5))

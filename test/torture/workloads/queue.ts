@@ -208,7 +208,12 @@ const producer = (client: Client, queue: Queue) => {
     attempts: random() < 0.3 ? 1 + Math.floor(random() * 3) : undefined,
     expires: random() < 0.1 ? 1 + Math.round(random() * 150) : undefined
   })
-  const wish = (): Wish => [value(pick([...plain, "fails1", "fails2", "never", "snoozes", "discards"])), options()]
+  const wish = (): Wish => {
+    const own = value(pick([...plain, "fails1", "fails2", "never", "snoozes", "discards"]))
+    if (random() < 0.7) return [own, options()]
+    const group = `group ${pick([1, 2, 3])}`
+    return [`${own}#${group}`, { ...options(), group }]
+  }
   return Effect.gen(function*() {
     const way = random()
     // Clients that come at the same time bring the same id.
