@@ -123,7 +123,7 @@ const groupedBy = <A>(items: ReadonlyArray<A>, keyOf: (item: A) => string): Read
 }
 
 /** Of one job, from its offer or replay to its end. */
-const lifeOf = ({ offered, value }: Handling): string => `${value} ${offered}`
+const lifeOf = ({ id, offered, value }: Handling): string => `${value} ${id} ${offered}`
 
 const toldOf = ({ told }: Hold, word: string): Told | undefined => told.find(({ what }) => what[0] === word)
 
@@ -172,7 +172,8 @@ const handlingsOf = (holds: ReadonlyArray<Hold>): ReadonlyArray<Handling> =>
       number,
       number
     ]
-    const [stored, handed] = [offered * 1000 - skew, token - skew]
+    // A clock that jumps makes tokens of the time to come.
+    const [stored, handed] = [offered * 1000 - skew, Math.min(token - skew, hold.asked)]
     return [{ hold, id: String(id), value: String(value), attempt, crashes, offered, stored, handed, token, run }]
   }).sort((a, b) => a.token - b.token)
 
