@@ -12,22 +12,24 @@
  *   given the job. Its `Job.token` lets databases refuse what it writes all the same.
  * - The jobs of a process that died go to other workers as soon as its session ends. A job whose workers died three times is
  *   a dead letter.
- * - A process that stops gives jobs back that it has not finished, and that uses up no attempt.
- * - Jobs of a level begin in the order of their offers. Of eight jobs, one comes from a lower level, if one waits there: no
- *   level starves.
+ * - A process that stops gives its unfinished jobs back, and that uses up no attempt.
+ * - Jobs of a level begin in the order of their offers. One of eight jobs comes from the other levels that have jobs, so no level
+ *   starves.
  * - A worker never has more jobs than it can run. An idle one is pushed the next job; a busy one gets it with the reply to
  *   its acknowledgement.
  * - A tick of a `schedule` has one job, whichever processes are alive, and however often the schedule is set.
- * - A job that is done leaves nothing behind in Redis, but its `id` and its result for the `retention`, if it has them.
+ * - A finished job leaves nothing behind in Redis, but its `id` and its result for the `retention`, if it has them.
  *
  * **Gotchas**
  *
  * - A job can run more than once: its process may die between its end and its acknowledgement. Make handlers idempotent.
- * - A retry, and a job whose delay is over, go ahead of jobs of their level that wait.
- * - A delay ends when the process that has asked for it, or any other that hears of it, tells Redis. When that process dies,
- *   the others hear of it with their next renewal: after up to a third of the lease.
+ * - A retry, and a job whose delay is over, go ahead of the waiting jobs of their level.
+ * - A delay ends when a process rings the alarm in Redis. When the process that would ring dies, another one does with its next
+ *   renewal: up to a third of the lease later.
+ * - `attempts` counts crashes, but only a failure ends in a dead letter because of it. A job with `attempts: 1` runs again after a
+ *   crash, up to `letters.crashes`.
  * - A handler that ignores its interruption runs beside the next attempt. After `overrun`, its slot goes to another job.
- * - Redis may lose jobs that it had acknowledged, as in a fail-over, or hand out again what was done.
+ * - In a fail-over, Redis may lose jobs that it had acknowledged, or hand out finished jobs again.
  *
  * **Example** (Offer, and work)
  *
@@ -264,13 +266,13 @@ export interface RunOptions<in E = unknown> {
   /** How long a handler may run; then it is interrupted, and has failed. A job's own `timeout` goes first. Default: for ever. */
   readonly timeout?: Duration.Input | undefined
   /**
-   * When it is interrupted, for how long handlers may go on; it takes no more jobs meanwhile. Handlers that still run then are
+   * How long handlers may go on after an interruption; the worker takes no more jobs meanwhile. Then the other handlers are
    * interrupted, and their jobs go back. Default: not at all.
    */
   readonly grace?: Duration.Input | undefined
   /**
-   * How long a handler may go on after its interruption. Then that is logged and counted (`lockstep_overruns`), and its slot goes
-   * to another job, beside which it runs. Default 10 seconds.
+   * How long a handler may go on after its interruption. Then its slot goes to another job, and the handler runs beside it. That is
+   * logged and counted (`lockstep_overruns`). Default 10 seconds.
    */
   readonly overrun?: Duration.Input | undefined
 }
@@ -280,7 +282,7 @@ export interface RunOptions<in E = unknown> {
  * @since 0.1.0
  */
 export interface PoolOptions<in E = unknown> extends RunOptions<E> {
-  /** The pool ends by itself when it had no job for so long; not while Redis is away. Default: never. */
+  /** The pool ends by itself when it had no job for this long; not while Redis is away. Default: never. */
   readonly idle?: Duration.Input | undefined
 }
 
@@ -311,7 +313,7 @@ export interface RescheduleOptions {
 export interface TakeBatchOptions extends Pick<RunOptions, "attempts" | "retry"> {
   /** How many jobs it takes at most: 1 to 1,024. */
   readonly max: number
-  /** How long to wait until there are `max`. Default: only until there is any, and then it takes those that come with it. */
+  /** How long to wait for `max` jobs. Default: until the first job, and the jobs that come with it. */
   readonly wait?: Duration.Input | undefined
 }
 
@@ -346,8 +348,8 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
     options?: OfferOptions | ((payload: A) => OfferOptions) | undefined
   ) => Effect.Effect<ReadonlyArray<Offered>, QueueError>
   /**
-   * For handlers of this queue: offers a job when the handler's own job is done, in the same step: both happen, or neither. Nothing
-   * is offered if the attempt fails, or the job is not its worker's any more. Up to 512 for a job.
+   * For handlers of this queue: offers a job when the handler's own job is done, in the same step: both happen, or neither. No job
+   * is offered if the attempt fails, or the worker has lost the job. Up to 512 for a job.
    */
   readonly followUp: (payload: A, options?: OfferOptions | undefined) => Effect.Effect<void, QueueError, Job>
   /**
@@ -378,8 +380,8 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
     options?: TakeOptions | undefined
   ) => Effect.Effect<Option.Option<Taken<A, S>>, QueueError, Scope.Scope>
   /**
-   * Takes several jobs into the scope, as `take`: `max` of them, or those that have come in time, perhaps none. How the scope ends
-   * decides about all of them.
+   * Takes several jobs into the scope, as `take`: `max` of them, or the jobs that have come in time, perhaps none. How the scope
+   * ends decides about all of them.
    */
   readonly takeBatch: (
     options: TakeBatchOptions
@@ -387,9 +389,9 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   /** What has become of a job, by its `id`; `None` if it is done, or was never there. */
   readonly status: (id: string) => Effect.Effect<Option.Option<Status>, QueueError>
   /**
-   * What the handler of a job tells with `Job.progress`: the latest so far if there is any, and then each change, of which only
-   * the latest waits for a slow consumer. It ends when the job is done, a dead letter or removed, and at once if there is none.
-   * While Redis is away, it waits.
+   * The values that the handler of a job has set with `Job.progress`: the latest value, if any, and then each change. Only the latest
+   * change waits for a slow consumer. The stream ends when the job is done, a dead letter or removed, and at once if there is no such
+   * job. While Redis is away, it waits.
    */
   readonly progress: (id: string) => Stream.Stream<unknown, QueueError>
   /** What handlers have added to the log of a job that is not done, the newest lines; empty if there is none. */
@@ -397,17 +399,17 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   /** Removes a job that is not done, and interrupts its handler if one runs. Answers whether there was one. */
   readonly cancel: (id: string) => Effect.Effect<boolean, QueueError>
   /**
-   * Has a job that waits for its retry begin now, or offers the newest dead letter of that `id` again. Answers whether there was
-   * one. Redis looks at 512 dead letters with each call, the newest first.
+   * Has a job that waits for its retry begin now, or offers the newest dead letter of that `id` again. Answers whether it found
+   * either. Redis looks at 512 dead letters with each call, the newest first.
    */
   readonly retry: (id: string) => Effect.Effect<boolean, QueueError>
-  /** Has a job begin now whose delay is not over, or that waits for its retry. Answers whether there was one. */
+  /** Ends the delay of a job, or its time until a retry. Answers whether it had one. */
   readonly promote: (id: string) => Effect.Effect<boolean, QueueError>
-  /** Has a job that is not in work begin after this delay, or at that time. Answers whether there was one. */
+  /** Has a job that is not active begin after this delay, or at that time. Answers whether there was one. */
   readonly reschedule: (id: string, when: RescheduleOptions) => Effect.Effect<boolean, QueueError>
   /**
-   * Replaces the payload of a job that has not begun. Answers whether there was one. A job whose first attempt was given back has
-   * not begun.
+   * Replaces the payload of a job that has not begun. Answers whether there was such a job. A job whose first attempt was given back
+   * has not begun.
    */
   readonly update: (id: string, payload: A) => Effect.Effect<boolean, QueueError>
   /** From now on no job begins, on any process. Jobs that have begun go on. */
@@ -415,13 +417,13 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   /** Ends a pause, and the time that a handler has asked for with `Job.slowDown`. */
   readonly resume: Effect.Effect<void, QueueError>
   /**
-   * Removes all jobs that wait to begin, and with `delayed` those as well whose delay, or time until a retry, is not over. Answers
-   * how many they were. Schedules go on.
+   * Removes all waiting jobs, and with `delayed` the delayed jobs and retries too. Answers how many jobs it removed. Schedules go
+   * on.
    */
   readonly drain: (
     options?: { readonly delayed?: boolean | undefined } | undefined
   ) => Effect.Effect<number, QueueError>
-  /** Removes dead letters that are as old as this. Answers how many they were. */
+  /** Removes dead letters of at least this age. Answers how many it removed. */
   readonly clean: (age: Duration.Input) => Effect.Effect<number, QueueError>
   /**
    * Removes everything: all jobs, schedules, dead letters, ids, results and the history. Handlers that run are interrupted. Members
@@ -431,13 +433,14 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   readonly state: Effect.Effect<State, QueueError>
   /** A group of jobs, by the `group` that they are offered with, to look at it, and to pause, resume or purge it. */
   readonly group: (name: string) => Group
-  /** The groups that have jobs, or are paused. One that comes or changes meanwhile may be missing, or come twice. */
+  /** The groups that have jobs, or are paused. A group that appears or changes meanwhile may be missing, or come twice. */
   readonly groups: Stream.Stream<GroupState, QueueError>
   /** What was done in each of the last 60 minutes, the oldest first. The last one goes on. */
   readonly history: Effect.Effect<ReadonlyArray<Minute>, QueueError>
   /**
-   * The jobs of a state: those that wait in the order in which they begin, level by level, delayed ones as they are due, and active
-   * ones as they were offered. Up to 64 are read with each call, so jobs that change meanwhile can be missing or come twice.
+   * The jobs of a state. Waiting jobs come level by level in the order in which they begin, and jobs of groups last; delayed jobs as
+   * they are due; active jobs as they were offered. Redis reads up to 64 with each call, so jobs that change meanwhile can be missing
+   * or come twice.
    */
   readonly jobs: (options: JobsOptions) => Stream.Stream<JobInfo<A>, QueueError>
   /**
@@ -485,15 +488,15 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
   readonly limits?: {
     /** How many jobs are active at a time, over all processes. Default: no limit. */
     readonly concurrency?: number | undefined
-    /** How many jobs begin in each interval, over all processes. So many can begin at once. Default: no limit. */
+    /** How many jobs begin in each interval, over all processes. All of `jobs` can begin at once. Default: no limit. */
     readonly rate?: { readonly jobs: number; readonly interval: Duration.Input } | undefined
     /** How many jobs may wait, delayed ones included, up to 2^31. Default: no limit. */
     readonly length?: number | undefined
     /**
-     * What becomes of `offer` and `offerAll` beyond the `length`. Default `wait`.
+     * What a full queue does with the jobs of `offer`, `offerAll` and `execute`. Default `wait`.
      *
      * - `wait`: jobs wait in their process until there is room. Processes take turns, in the order in which they began to wait.
-     * - `fail`: with `QueueFull`. Of `offerAll`, jobs may have been stored.
+     * - `fail`: the offer fails with `QueueFull`. `offerAll` may have stored some of its jobs.
      * - `dropOldest`: the oldest job of the lowest level is removed, which may be the new one.
      */
     readonly onFull?: "wait" | "fail" | "dropOldest" | undefined
@@ -505,7 +508,7 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
      * one, and while one waits for its retry no other job of the group begins.
      */
     readonly concurrency?: number | undefined
-    /** How many jobs of a group begin in each interval, over all processes. So many can begin at once. Default: no limit. */
+    /** How many jobs of a group begin in each interval, over all processes. All of `jobs` can begin at once. Default: no limit. */
     readonly rate?: { readonly jobs: number; readonly interval: Duration.Input } | undefined
   } | undefined
   /**
@@ -515,14 +518,14 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
    * a group is in one shard.
    */
   readonly shards?: number | undefined
-  /** How long ids and results of jobs that are done are known, at least. Default: 10 minutes. */
+  /** How long ids and results of finished jobs are known: at least this long, at most twice as long. Default: 10 minutes. */
   readonly retention?: Duration.Input | undefined
   readonly letters?: {
-    /** How many dead letters are kept, the newest. Default 10,000. */
+    /** How many dead letters are kept, the newest: 1 to 1,000,000, of each shard. Default 10,000. */
     readonly length?: number | undefined
     /** How long they are kept. Default: 7 days. `Infinity` for no limit. */
     readonly age?: Duration.Input | undefined
-    /** How many sessions of its workers may end before a job is a dead letter. Default 3. */
+    /** The session of a job's worker may end this often, 1 to 1,000; then the job is a dead letter. Default 3. */
     readonly crashes?: number | undefined
   } | undefined
   /** How long jobs stay with a process that died. Default: the coordinator's lease. */
@@ -541,7 +544,7 @@ const overflowOf = (onFull: string): number => {
 
 type Limits = NonNullable<Options<any>["limits"]>
 
-// How many at a time, how many milliseconds are between two, and how many of these may be saved up.
+// How many jobs at a time, how many milliseconds between two of them, and how many of these may be saved up.
 const limitArgs = ({ concurrency, rate }: Limits, what: string) => {
   const interval = rate === undefined ? 0 : millis(rate.interval, `${what}.rate.interval`)
   return [
@@ -578,7 +581,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
   readonly #space: Space
   readonly #place: Place
   readonly #shard: number
-  // How many shards there are; 0: as many as there were.
+  // How many shards the queue has; 0: as many as it had.
   #count: number
   // Of all shards.
   #places: ReadonlyArray<Place>
@@ -653,7 +656,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
       else if (change[0] === "room") this.#offerer.enter()
       else if (change[0] === "ticks") this.#schedules.told(change)
       else {
-        // After a loss of data, Redis does not know it any more.
+        // After a loss of data, Redis does not know the number of shards any more.
         this.#count = Number(change[0])
         if (change[1] === true) this.#schedules.watch()
         this.#offerer.rejoined()
@@ -676,7 +679,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
     return fail(new QueueFull({ name: this.name, namespace: this.#space.kernel.settings.namespace }))
   }
 
-  /** Whether it is the job of one of the handlers here. */
+  /** Whether a handler of this queue here has the job. */
   hasHanded(job: Context.Service.Shape<typeof Job>): job is Task {
     return job instanceof Task && job.place.space === this.#space && job.place.key === this.#place.key
   }
@@ -1070,7 +1073,7 @@ const localOf = (id: string): string => ownOf(id)?.[1] ?? checkName(id, "id")
 
 const pageSize = 64
 
-// Of jobs that `offerAll` has encoded, and Redis has not stored.
+// How many jobs `offerAll` encodes ahead of Redis.
 const mostAhead = 2048
 
 const failing = <A, R>(self: Effect.Effect<A, CoordinatorError, R>): Effect.Effect<A, QueueError, R> =>
@@ -1080,8 +1083,8 @@ const chunked = (ids: ReadonlyArray<string>): ReadonlyArray<ReadonlyArray<string
   Array.from({ length: Math.ceil(ids.length / pageSize) }, (_, at) => ids.slice(at * pageSize, (at + 1) * pageSize))
 
 /**
- * A queue of several shards. A job that has an `id` is in the shard of that; others go wherever the process offers its jobs at
- * the moment.
+ * A queue of several shards. A job that has an `id` is in the shard of that id. Other jobs go to the shard that the process offers
+ * to at the moment.
  */
 class Sharded<in out A, in out S, in out E> implements Queue<A, S, E> {
   readonly "~lockstep/Queue" = "~lockstep/Queue" as const
@@ -1146,7 +1149,7 @@ class Sharded<in out A, in out S, in out E> implements Queue<A, S, E> {
   readonly offer = (payload: A, options?: OfferOptions): Effect.Effect<Offered, QueueError> =>
     Effect.suspend(() => this.#for(options).offer(payload, options))
 
-  // So many at a time, some of each shard.
+  // Up to `mostAhead` jobs at a time, some of each shard.
   readonly offerAll = (
     payloads: Iterable<A>,
     options?: OfferOptions | ((payload: A) => OfferOptions)
@@ -1183,7 +1186,7 @@ class Sharded<in out A, in out S, in out E> implements Queue<A, S, E> {
       return some
     })
 
-  // In the shard of the handler's job, so it is not looked for elsewhere.
+  // The job goes to the shard of the handler's job, so no process would look for an id of its own there.
   readonly followUp = (payload: A, options?: OfferOptions): Effect.Effect<void, QueueError, Job> =>
     Effect.flatMap(Job, (job) => {
       if (options?.id !== undefined || options?.dedupe !== undefined) {
@@ -1311,7 +1314,7 @@ interface Item<A> {
   readonly options: OfferOptions | undefined
 }
 
-// Jobs of a call that follow each other are in one shard.
+// This many consecutive jobs of a call are in one shard.
 const chunk = 512
 
 /**
@@ -1412,8 +1415,8 @@ export const schedule = <Self, A, S, E>(
   Layer.effectDiscard(Effect.flatMap(tag, (queue) => queue.schedule(name, times, payload, options)))
 
 /**
- * A layer that writes the gauges of a queue for as long as it is built: how many jobs are in each state, and the age of the oldest one
- * that waits. One process of all should have it.
+ * A layer that writes the gauges of a queue for as long as it is built: how many jobs are in each state, and the age of the oldest
+ * waiting job. One process is enough.
  *
  * @category layers
  * @since 0.1.0

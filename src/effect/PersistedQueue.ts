@@ -10,11 +10,10 @@
  *
  * **Gotchas**
  *
- * - `timeToLive` of `PersistedQueue.layerCleanup` has no effect: elements that are processed leave nothing behind but the ids
- *   that they were given, for `retention`. Only `failedTimeToLive` has, for the queues that this process uses.
- * - What `take` runs is not interrupted when the session is lost. Another process may be given the element then.
- * - The queues are those of `Queue`: one with the same name in the same namespace is the same one, and it must not be used for
- *   anything else.
+ * - `timeToLive` of `PersistedQueue.layerCleanup` has no effect: a processed element leaves nothing behind but its custom id, for
+ *   `retention`. `failedTimeToLive` works for the queues that this process uses.
+ * - The effect of `take` is not interrupted when the session is lost. Another process may be given the element then.
+ * - The queue of a name is the `Queue` of that name in the same namespace. Offer to it, and work on it, with `PersistedQueue` only.
  * - A custom id may have up to 512 bytes.
  * - It belongs to the unstable part of `effect`, and may have to change with it.
  *
@@ -73,8 +72,8 @@ import * as Queue from "../Queue.ts"
  */
 export interface Options {
   /**
-   * How long the id of an element that was processed is known, at least, and at most twice as long: another offer with it stores
-   * nothing. Default 30 days. Elements whose ids `PersistedQueue` has made cost nothing after they were processed.
+   * How long the custom id of a processed element is known: at least this long, at most twice as long. Another offer with that id
+   * stores nothing. Default 30 days. An element without a custom id costs nothing after it was processed.
    */
   readonly retention?: Duration.Input | undefined
   /** How many elements that have failed are kept, and how long. Default: 10,000 for ever. */
@@ -143,7 +142,7 @@ class Takers {
     return this.#waiting.size + this.#busy
   }
 
-  // Mostly, a taker whose element is done takes the next one at once.
+  // Mostly, a taker whose element is done takes the next element at once.
   #shrink(): void {
     if (this.#shrinking) return
     this.#shrinking = true
@@ -163,7 +162,7 @@ class Takers {
 
   #hand(task: Task): Effect.Effect<void, unknown> {
     const [taker] = this.#waiting
-    // It was on its way to one that waits no more.
+    // The element was on its way to a taker that waits no more.
     if (taker === undefined) return Effect.onInterrupt(Effect.interrupt, () => Effect.sync(() => this.#shrink()))
     this.#takers.set(task, taker)
     const { attempt, body, id: given } = task
@@ -205,7 +204,7 @@ class Takers {
   }
 }
 
-/** Makes one of each name, which stay as long as the scope is open. One that has failed is made again for the next caller. */
+/** Makes one resource for each name, which stays while the scope is open. After a failure, the next caller makes it again. */
 const oncePerName = <A, E>(
   scope: Scope.Scope,
   make: (name: string) => Effect.Effect<A, E, Scope.Scope>
@@ -288,7 +287,7 @@ export const layerStore = (
               found.wait(taker)
               const given = yield* Effect.onExit(
                 restore(Deferred.await(taker.given)),
-                // One that was given an element as it was interrupted gives it back.
+                // A taker that is given an element as it is interrupted gives it back.
                 (exit) => Exit.isSuccess(exit) ? Effect.void : Effect.sync(() => found.leave(taker, exit))
               )
               yield* Scope.addFinalizerExit(scope, (exit) => Effect.sync(() => found.leave(taker, exit)))

@@ -27,7 +27,7 @@ type Encoded =
 // Each tick is a call to Redis.
 const shortest = 100
 
-// So many ticks are given at a time. Of lua/QueueSchedules.lua: missed ones that are made up for, and all that a schedule keeps.
+// Ticks that are given at a time. As in lua/QueueSchedules.lua: missed ticks that are made up for, and ticks that a schedule keeps.
 const ahead = 32
 const mostMissed = 100
 const mostTicks = 256
@@ -83,7 +83,7 @@ export const decodeTimes = (json: unknown): Times => {
 
 const after = (cron: Cron.Cron, time: number): number => Cron.next(cron, new Date(time)).getTime()
 
-/** The ticks behind the last one: those of the past that may be made up for, the newest, and the next ones. In milliseconds. */
+/** The ticks behind the last one: the newest missed ticks that may be made up for, and the next ticks. In milliseconds. */
 export const ticksOf = (cron: Cron.Cron, last: number, now: number, missed: Missed): ReadonlyArray<number> => {
   let from = now + 1
   for (let back = missed === "all" ? mostMissed : 1; back >= 0 && from > last; back--) {

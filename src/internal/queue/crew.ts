@@ -9,7 +9,7 @@ import type { Slots } from "./slots.ts"
 export interface Crew {
   /** How many jobs it runs at a time. */
   readonly size: number
-  /** Handlers that have not ended, but for those that were given up. */
+  /** Handlers that have not ended, without handlers whose slot has gone to another job. */
   readonly running: number
   /** It has a session, and so can be given jobs. */
   readonly ready: boolean
@@ -29,8 +29,8 @@ export interface Crew {
   /** Begins no more jobs, and is given none. */
   readonly retire: () => void
   /**
-   * Takes no more jobs, and lets handlers finish. What is left after that many milliseconds is interrupted, and goes back. Ends
-   * when all handlers have. A second call can make it end earlier.
+   * Takes no more jobs, and lets handlers finish. After that many milliseconds, the other handlers are interrupted, and their jobs go
+   * back. Ends when all handlers have ended. A second call can make it end earlier.
    */
   readonly stop: (grace: number) => Effect.Effect<void>
 }

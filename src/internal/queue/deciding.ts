@@ -21,7 +21,7 @@ export class Discarded {
   }
 }
 
-/** What a handler has decided, whatever else has failed as it ended. */
+/** The decision of a handler, also when its finalizers have failed. */
 export const decisionOf = ({ reasons }: Cause.Cause<unknown>): Snoozed | Discarded | undefined => {
   for (const reason of reasons) {
     if (reason._tag !== "Die") continue

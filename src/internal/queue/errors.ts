@@ -26,7 +26,7 @@ export class OfferUncertain extends Schema.Error<OfferUncertain>("lockstep/Queue
 }
 
 /**
- * As many jobs wait as the queue's `limits.length` allows, so one was not stored.
+ * As many jobs wait as the queue's `limits.length` allows, so the new job was not stored.
  *
  * @category errors
  * @since 0.1.0
@@ -64,8 +64,9 @@ export class JobTimeout extends Schema.Error<JobTimeout>("lockstep/Queue/JobTime
 }
 
 /**
- * A job has no result: its last attempt has failed with something that the queue's `error` schema does not describe, its payload
- * does not fit the schema of its worker, too many of its workers have died, its handler has discarded it, or it was cancelled, dropped or has expired.
+ * A job has no result, and `outcome` says why. `failed`: the last attempt has failed with an error that the queue's `error` schema
+ * does not describe. `undecodable`: the payload does not fit the schema of the worker. `crashed`: too many of its workers have died.
+ * `discarded`: its handler has decided so. `cancelled`, `dropped` and `expired`: it was removed.
  *
  * @category errors
  * @since 0.1.0
@@ -114,7 +115,7 @@ export class ShardsMismatch extends Schema.Error<ShardsMismatch>("lockstep/Queue
   _tag: Schema.tag("ShardsMismatch"),
   name: Schema.String,
   namespace: Schema.String,
-  /** How many it has. */
+  /** How many shards the queue has. */
   shards: Schema.Number,
   expected: Schema.Number
 }) {

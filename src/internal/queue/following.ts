@@ -1,4 +1,4 @@
-/** Follows the progress of jobs: as a member of the queue, which is told of those that it has asked for. */
+/** Follows the progress of jobs, as a member of the queue: the actor tells a member of the jobs that it asked for. */
 
 import * as Cause from "effect/Cause"
 import * as Effect from "effect/Effect"
@@ -12,7 +12,7 @@ interface Follower {
   readonly name: string
   /** The job's own id, when it is known. */
   job: string | undefined
-  /** Of the newest progress: one that comes later may be older. */
+  /** Of the newest progress: an event that comes later may be older. */
   token: number
   readonly next: (value: unknown) => void
   readonly end: () => void
@@ -120,7 +120,7 @@ export class Following {
     })
   }
 
-  /** The progress of a job, and each change of it, of which only the latest waits for a slow consumer. */
+  /** The progress of a job, and each change of it. Only the latest change waits for a slow consumer. */
   progress<E>(name: string, fail: (error: CoordinatorError) => E): Stream.Stream<unknown, E> {
     const opened = Effect.map(Queue.sliding<unknown, E | Cause.Done>(1), (queue) => {
       const follower: Follower = {

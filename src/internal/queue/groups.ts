@@ -10,7 +10,7 @@ import type { QueueError } from "./errors.ts"
 
 export interface GroupState {
   readonly name: string
-  /** Jobs whose turn can come, as far as the group's limits and its pause allow it. */
+  /** Jobs that can begin as soon as the group's limits and its pause allow it. */
   readonly waiting: number
   /** Jobs that begin later: because of their `delay`, or for a retry. */
   readonly delayed: number
@@ -25,14 +25,14 @@ export interface Group {
   readonly pause: Effect.Effect<void, QueueError>
   /** Ends a pause, and the time that a handler has asked for with `Job.slowDown`. */
   readonly resume: Effect.Effect<void, QueueError>
-  /** Removes all jobs of the group that are not active. Answers how many they were. */
+  /** Removes all jobs of the group that are not active. Answers how many it removed. */
   readonly purge: Effect.Effect<number, QueueError>
   readonly state: Effect.Effect<GroupState, QueueError>
 }
 
 type Failing = <A>(self: Effect.Effect<A, CoordinatorError>) => Effect.Effect<A, QueueError>
 
-/** Requests that remove some jobs each, behind a place if that matters: how many they were. */
+/** Repeats a request that removes some jobs, each time behind the last place. Answers how many jobs it removed. */
 export const removing = (
   page: (
     behind: string

@@ -36,18 +36,18 @@ export class Job extends Context.Service<Job, {
   /** When it was offered, or replayed, by Redis's clock. */
   readonly offeredAt: DateTime.Utc
   /**
-   * Tells the processes that follow the job how far it is: any JSON. Of what is told before Redis can be told again, only the
-   * latest is sent. It is kept until the job is done.
+   * Sends a value, any JSON, to the processes that follow the job. Of the values that a handler sets before the next request is sent,
+   * only the latest is sent. Redis keeps it until the job is done.
    */
   readonly progress: (value: unknown) => Effect.Effect<void>
   /** Adds a line to the log of the job: its first 2,048 characters. The newest 100 lines are kept, of up to 16 kB as JSON. */
   readonly log: (line: string) => Effect.Effect<void>
   /**
-   * Keeps a state, any JSON, for the attempts that follow, and for the replay of its dead letter. Stored when it succeeds. It
-   * interrupts a handler whose job is not its own any more.
+   * Keeps a state, any JSON, for later attempts, and for the replay of the dead letter. The state is stored when the effect succeeds.
+   * The effect interrupts a handler whose worker has lost the job.
    */
   readonly checkpoint: (state: unknown) => Effect.Effect<void, QueueError>
-  /** The state that earlier attempts have kept last; `None` if there is none. */
+  /** The latest state that earlier attempts have kept; `None` without any. */
   readonly checkpointed: Option.Option<unknown>
   /**
    * Ends the handler, and gives the job back: it is handed out again after this delay, and that uses up no attempt. It ends the
@@ -61,8 +61,8 @@ export class Job extends Context.Service<Job, {
   /** The group that it was offered with. */
   readonly group: string | undefined
   /**
-   * Has no other job of its group begin before this delay is over, on any process; or of its queue, if it has no group. What
-   * becomes of this job is another matter. Of several such delays the one that ends last counts; `resume` ends them.
+   * Until this delay is over, no other job of the group begins on any process; without a group, no other job of the queue. This job
+   * goes on. Of several such delays, the one that ends last counts; `resume` ends them.
    */
   readonly slowDown: (delay: Duration.Input) => Effect.Effect<void, QueueError>
 }>()("lockstep/Queue/Job") {}
@@ -99,11 +99,11 @@ export class Task implements Context.Service.Shape<typeof Job> {
   /** The jobs that are offered when it is done. */
   followers: Array<{ readonly wish: Wish }> | undefined = undefined
   fiber: Fiber.Fiber<unknown, unknown> | undefined = undefined
-  /** What its handler comes to does not matter any more: the session is lost, or the job was cancelled or given back. */
+  /** The exit of its handler does not matter any more: the session is lost, or the job was cancelled or given back. */
   over = false
   /** Of its timeout; after its interruption, of the time that its handler has to end. */
   timer: Timer | undefined = undefined
-  /** What it has come to, when it ran for longer than its timeout. */
+  /** The failure of a handler that ran for longer than its timeout. */
   late: Exit.Failure<unknown, unknown> | undefined = undefined
   interrupted = false
   /** Its handler goes on after its interruption, and another job has its slot. */
@@ -170,7 +170,7 @@ export class Task implements Context.Service.Shape<typeof Job> {
     followers.push({ wish })
   }
 
-  // Handlers may take these out of the service, and most use none.
+  // Getters: handlers may take these functions out of the service, and most handlers use none.
   get progress() {
     return (value: unknown): Effect.Effect<void> =>
       Effect.sync(() => {
@@ -222,7 +222,7 @@ export class Task implements Context.Service.Shape<typeof Job> {
     return Option.some({ name: field.slice(space + 1), tick: DateTime.makeUnsafe(Number(field.slice(0, space))) })
   }
 
-  // Made when it is asked for, so that it can be taken out of the service, and costs no other job anything.
+  // A getter, for the same reason.
   get slowDown() {
     return (delay: Duration.Input): Effect.Effect<void, QueueError> =>
       Effect.suspend(() => {

@@ -15,7 +15,7 @@ import { levelOf, type Priority } from "./wish.ts"
 /** @internal */
 export interface JobsOptions {
   readonly state: "waiting" | "delayed" | "active"
-  /** The `cursor` of a job: only those behind it. */
+  /** The `cursor` of a job: the stream begins behind it. Default: at the first job. */
   readonly after?: string | undefined
   /** At most so many. Default: all. */
   readonly limit?: number | undefined
@@ -38,7 +38,7 @@ export interface JobInfo<out A> {
   readonly due: DateTime.Utc | undefined
   /** The schedule that has offered it, and its tick. */
   readonly schedule: Option.Option<{ readonly name: string; readonly tick: DateTime.Utc }>
-  /** Where it stands: a listing that begins `after` it goes on behind it. */
+  /** The place of the job: a listing with this `after` goes on behind it. */
   readonly cursor: string
 }
 

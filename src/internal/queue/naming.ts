@@ -1,4 +1,4 @@
-/** The ids that a queue makes for jobs and dead letters. Those of other shards than the first begin with the shard's number. */
+/** The ids that a queue makes for jobs and dead letters. Ids of all shards but the first begin with the shard's number. */
 
 const shape = /^(?:(\d{1,4}):)?((?:[uhnlviom])?\d+-\d+)$/i
 

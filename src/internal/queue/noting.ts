@@ -1,4 +1,4 @@
-/** What a handler keeps of its job: what it keeps until the request is sent is one request, with the latest of it. */
+/** Progress, log and checkpoint of a job: all that its handler sets until the request is sent goes with one request. */
 
 import type { CoordinatorError } from "../actor/errors.ts"
 import type { Request } from "../actor/outbox.ts"
@@ -43,7 +43,7 @@ export class Noting implements Request<"queue.note"> {
     this.#refused = refused
   }
 
-  /** It can take in more: it has not been sent. */
+  /** The request has not been sent, and can take in more. */
   get open(): boolean {
     return this.#args === undefined
   }

@@ -10,7 +10,7 @@ export type Level = "u" | "h" | "n" | "l"
 /** What is stored of a job. `more` says what is asked for besides its body, as `queue.offer` in lua/Queue.lua reads it. */
 export interface Wish {
   readonly body: string
-  /** What its id begins with: it says which stream, and of which level the job is. */
+  /** The first letter of its id: the stream and the level of the job. */
   readonly letter: string
   readonly more: string
   /** The texts that `more` names, which stand behind the body. */
@@ -21,8 +21,8 @@ export interface Wish {
 export interface Offered {
   readonly id: string
   /**
-   * A job with the `id` that was asked for, or with that of `dedupe`, was there already, so this one was not stored. `id` is that
-   * of the former, which may have the payload of this one now: see `dedupe`.
+   * A job with the same `id`, or the same `id` of `dedupe`, was there already, so the new job was not stored. `id` is that of the
+   * former job, which may have the new payload now: see `dedupe`.
    */
   readonly duplicate: boolean
 }
@@ -33,7 +33,7 @@ export interface Asker {
   /** The queue is full, so a job was not stored. */
   readonly full: () => void
   readonly failed: (error: CoordinatorError) => void
-  /** Its caller was interrupted: what was not stored is not wanted any more. */
+  /** Its caller was interrupted: jobs that were not stored are dropped. */
   gone?: boolean
 }
 
@@ -182,7 +182,7 @@ export class Offerer {
   #parked = false
   // The actor has said so before an answer.
   #told = false
-  // How many of those that wait were sent, and come before all others.
+  // How many of the waiting jobs were sent before: they go ahead of the others.
   #returned = 0
   #id: string | undefined = undefined
 
@@ -279,7 +279,7 @@ export class Offerer {
     this.#unanswered--
     if (waiting.length > 0) {
       this.#enters = true
-      // In front of those that were not sent, and behind those of an earlier request.
+      // In front of jobs that were not sent, and behind the jobs of an earlier request.
       const wanted = waiting.filter(({ asker }) => asker.gone !== true)
       const all = this.#waiting.slice(this.#head)
       this.#waiting = [...all.slice(0, this.#returned), ...wanted, ...all.slice(this.#returned)]

@@ -26,8 +26,8 @@ export interface WorkerPool {
    */
   readonly drain: Effect.Effect<void, QueueError>
   /**
-   * Takes no more jobs, lets handlers go on for `grace` (default: that of the pool), interrupts those that still run, and gives
-   * their jobs back, which is no attempt. Interrupting this does not stop it. A second call can end the grace earlier:
+   * Takes no more jobs, lets handlers go on for `grace` (default: that of the pool), interrupts the other handlers, and gives their
+   * jobs back, which is no attempt. Interrupting this does not stop it. A second call can end the grace earlier:
    * `shutdown({ grace: 0 })` ends it now.
    */
   readonly shutdown: (options?: { readonly grace?: Duration.Input | undefined }) => Effect.Effect<void>
@@ -36,7 +36,7 @@ export interface WorkerPool {
 }
 
 export interface Pooling {
-  /** The lease there says how often the pool asks what it is not told. */
+  /** Its lease says how often the pool asks whether jobs wait. */
   readonly place: Place
   /** In milliseconds, as `idle`. */
   readonly grace: number
@@ -87,8 +87,8 @@ export const poolOf = (
         Effect.mapError(({ reason }) => fail(reason))
       )
 
-      // What this pool is not told, it asks as often as it renews its session: that others have taken jobs that it could not
-      // be given because of a limit or a pause.
+      // The actor does not tell this pool of jobs that other pools have taken while a limit or a pause held them back here. So the
+      // pool asks, as often as it renews its session.
       const drained: Effect.Effect<void, QueueError> = Effect.gen(function*() {
         while (true) {
           yield* newsOf(crew, () => crew.running === 0)

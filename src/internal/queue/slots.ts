@@ -1,6 +1,6 @@
 /**
  * The slots of a process that works on several shards: each has some of them, as the credit of its worker. A shard that has
- * jobs and no credit here says so, and gets slots of shards that have nothing to do, or a fair share of those that are busy.
+ * jobs and no credit here says so. It gets slots of idle shards, or a fair share of the slots of busy shards.
  */
 
 /** The worker of one shard. */
@@ -17,9 +17,9 @@ export interface Seat {
 
 export class Slots {
   readonly #seats: Array<Seat> = []
-  // Those whose shards have jobs that they have no slot for, in the order in which they said so.
+  // Seats whose shards have jobs and no slot for them, in the order of their news.
   readonly #wanting = new Set<Seat>()
-  // Those that are asked for slots.
+  // Seats that were asked to shed slots, and have not answered.
   readonly #asked = new Set<Seat>()
   #size: number
 
@@ -27,7 +27,7 @@ export class Slots {
     this.#size = size
   }
 
-  /** All slots, also those that were shed and are not given yet. */
+  /** All slots, also slots that were shed and have no seat yet. */
   get size(): number {
     return this.#size
   }
@@ -87,7 +87,7 @@ export class Slots {
     for (const seat of [...this.#wanting]) if (this.#wanting.has(seat)) this.#find(seat)
   }
 
-  // Shards that do not want slots themselves have nothing to do with those that are free.
+  // The free slots of shards that want none are idle.
   #find(seat: Seat): void {
     const donor = this.#seats.reduce<Seat | undefined>(
       (best, one) =>
@@ -99,7 +99,7 @@ export class Slots {
     const most = Math.max(1, this.#share(this.#wanting.size) - seat.size)
     donor.shed(Math.min(donor.free, most), (count) => {
       this.#asked.delete(donor)
-      // They were not free any more; their jobs are on the way, and will be answered.
+      // The slots were not free any more: their jobs are on the way here.
       if (count === 0) return
       const [first] = this.#wanting.has(seat) ? [seat] : this.#wanting
       this.#give(first ?? donor, count)
@@ -108,5 +108,5 @@ export class Slots {
   }
 }
 
-// The first one of those that have the fewest.
+// The first seat of the smallest size.
 const least = (seats: ReadonlyArray<Seat>): Seat => seats.reduce((least, one) => one.size < least.size ? one : least)

@@ -52,7 +52,7 @@ export const take = <A, S, E>(
       const own = yield* Scope.make()
       const found = Deferred.makeUnsafe<void, E>()
       const over = Deferred.makeUnsafe<void, unknown>()
-      // What is lost before it is answered is not taken.
+      // A job that is lost before the answer is not taken.
       let open = true
       const enough = (result: Effect.Effect<void, E>) => {
         open = false
@@ -101,7 +101,7 @@ export const take = <A, S, E>(
       const taken = yield* Effect.map(Effect.exit(restore(waited)), (exit) => {
         off()
         open = false
-        // None that are on their way are wanted any more.
+        // Jobs that are on their way go back.
         if (jobs.size < max) worker.retire()
         return Exit.map(exit, () => [...jobs.values()])
       })

@@ -24,24 +24,24 @@ export interface OfferOptions {
   /** Jobs of a higher level begin first, but for one in eight. Default `normal`. */
   readonly priority?: Priority | undefined
   /**
-   * The job begins before all others of its level that wait: of several such jobs, the one that was offered last. One in eight
-   * jobs is another one, so none starves. Not with a `delay` or an `at`. Default false.
+   * The job begins before all waiting jobs of its level: of several such jobs, the newest first. One of eight jobs is another one, so
+   * no job starves. Not with a `delay`, an `at` or a `group`. Default false.
    */
   readonly lifo?: boolean | undefined
   /**
    * A second offer with the same id stores nothing, whichever process makes it: while the job is not done, and for the queue's
-   * `retention` after that. Up to 512 bytes.
+   * `retention` after that. 1 to 512 bytes. Ids that look like the queue's own, as `2026-11` or `n1700-3`, are a `RangeError`.
    */
   readonly id?: string | undefined
   /**
    * Whether the job is stored beside others with the same `id` of `dedupe`, whichever process offers them. Not with an `id`.
    *
-   * - `simple`: nothing is stored while one is not done.
-   * - `throttle`: at most one is stored in each `window`, which begins with its offer.
-   * - `debounce`: the job begins when no other was offered for a `window`, with the payload of the last one. While it runs, another
-   *   one may begin.
-   * - `keepLast`: while one waits, it gets the payload of the last one. While one runs, or waits for a retry, only the last of the
-   *   others is kept; it begins when the former is done or a dead letter.
+   * - `simple`: no job is stored while another one is not done.
+   * - `throttle`: at most one job is stored in each `window`, which begins with its offer.
+   * - `debounce`: the job begins when no other was offered for a `window`, with the payload of the last offer. While it runs, another
+   *   job may begin.
+   * - `keepLast`: a waiting job gets the payload of the last offer. While a job runs, or waits for a retry, only the last of the later
+   *   offers is kept; it begins when the first job is done or a dead letter.
    *
    * A job that gets the payload of another keeps all other options. `debounce` and `keepLast` go with no `delay`, `at` or `lifo`.
    */
@@ -127,7 +127,7 @@ const dedupeOf = (
   return [text, `v${length}`]
 }
 
-/** The body is JSON. Of the options, those that make no sense are defects. The retention of the queue is in milliseconds. */
+/** The body is JSON. Contradictory options are defects. The retention of the queue is in milliseconds. */
 export const wishOf = (body: string, options: OfferOptions | undefined, trace: string, retention: number): Wish => {
   if (options === undefined && trace === "") return { body, ...plain }
   const { attempts, expires, group, id, lifo = false, priority = "normal", result = false, timeout } = options ?? {}

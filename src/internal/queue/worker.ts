@@ -94,7 +94,7 @@ class Worker<R> extends Member implements Crew, Seat {
   // Of all shards.
   readonly #places: ReadonlyArray<Place>
   readonly #shard: number
-  // Those that it shares with workers of other shards.
+  // The slots that the workers of all shards share.
   readonly #slots: Slots | undefined
 
   constructor(
@@ -226,7 +226,7 @@ class Worker<R> extends Member implements Crew, Seat {
     })
   }
 
-  // What the handler of a job keeps goes with the request that was not sent yet.
+  // Progress, log and checkpoint of a job share a request until it is sent.
   readonly #note = (task: Task): Noting | undefined => {
     const session = this.trusted
     if (session === undefined || this.#working.get(task.key) !== task) return undefined
@@ -324,7 +324,7 @@ class Worker<R> extends Member implements Crew, Seat {
     if (this.#running === 0) this.#notify()
   }
 
-  // How many jobs the worker takes instead of one that has ended.
+  // How many jobs the worker takes after one has ended.
   #next(): number {
     if (this.#stopping) return 0
     if (this.#slots === undefined || this.#slots.keeps(this)) return 1
@@ -349,7 +349,7 @@ class Worker<R> extends Member implements Crew, Seat {
               )
           )
         }
-        // What it has kept is told before it is done.
+        // Notes of the job are sent before its acknowledgement.
         return given === "" && deduped === "" && verdict.outcome === "" && task.noting === undefined
           ? this.#send(key)
           : this.#tell(
@@ -498,8 +498,8 @@ class Worker<R> extends Member implements Crew, Seat {
   }
 
   /**
-   * Takes no more jobs, and lets handlers finish. What is left after that many milliseconds is interrupted, and goes back. Ends
-   * when all handlers have. A second call can make it end earlier.
+   * Takes no more jobs, and lets handlers finish. After that many milliseconds, the other handlers are interrupted, and their jobs go
+   * back. Ends when all handlers have ended. A second call can make it end earlier.
    */
   stop(grace: number): Effect.Effect<void> {
     return Effect.callback((resume) => {
@@ -530,7 +530,7 @@ const ignore = () => {}
 export const crewOf = <R>(employment: Employment<R>, places: ReadonlyArray<Place>, size: number): Crew => {
   if (places.length === 1) return new Worker(employment, places, size, 0)
   const slots = new Slots(size)
-  // Processes with fewer slots than shards begin with other ones.
+  // Processes with fewer slots than shards begin at different shards.
   const from = Math.floor(places[0]!.space.kernel.io.random() * places.length)
   const workers = places.map((_, shard) => {
     const rank = (shard + from) % places.length
