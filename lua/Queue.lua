@@ -16,8 +16,8 @@
 -- letter), so a claim lasts as long as the session does. Other pending jobs have these consumers:
 --   -    returned, to be handed out again (in `held`, "-<letter>")
 --   ~    delayed: their time is in `delayed`, a zset of ids; lua/QueueSchedules.lua has other members there
--- Jobs that begin before all others of their level count as returned. `delayed` has them too, with scores below 0: the last
--- one that was offered has the smallest of its level.
+-- Jobs that begin before all others of their level count as returned. `delayed` has them too, with scores below 0: the newest
+-- job has the smallest score of its level.
 -- The count of deliveries of a pending job is its attempts, and CRASH for each attempt that ended with its worker's session.
 --
 -- The hash:
@@ -26,7 +26,7 @@
 --   o<session>/<id>    a member: it offers or works
 --   w<session>/<id>    a worker: "<credit> <deliveries so far> <1 if it is in the list>"
 --   a<job>             the members that wait for the outcome of a job: their claims
---   x<id>              the job that others with this id for deduplication are duplicates of, and the one that is kept behind it
+--   x<id>              of an id for deduplication: the first job, and the job that is kept behind it
 --   q                  the list of workers that have credit and no job for it: their claims, in the order of their turns
 --   z                  of a queue with other shards: the workers to be told when there are jobs that no worker has credit for
 --   h                  what was done in each minute: lua/QueueLists.lua
@@ -74,7 +74,7 @@ local TURNS = 8
 -- Of one call: jobs that are moved, handed out to one worker at a time, and to all. A worker's credit. Of a level: jobs that are
 -- done before it is trimmed, and those that may stay.
 local MOVED, MOST = 256, { hand = 512, handed = 2048, credit = 1024, trimmed = 64, done = 1024 }
--- What files add that come behind this one.
+-- Functions of the files that come behind this file.
 local extend = {}
 
 -- -----------------------------------------------------------------------------
@@ -150,7 +150,7 @@ local function waitingIn(queue)
   return readyIn(queue) + groups.waiting(queue)
 end
 
--- Dead letters are some too, and so are schedules.
+-- What keeps a queue in Redis: dead letters and schedules too.
 local function jobsOf(queue)
   return queue.plans + queue.delayed + queue.dead + queue.active + waitingIn(queue)
 end
@@ -359,7 +359,7 @@ local function readWaiting(stream, claim, count)
   return found and found[1] and found[1][2] or {}
 end
 
--- Takes up to so many jobs of the front of a level, the last one that was offered first: as `pendingOf`.
+-- Takes up to so many jobs of the front of a level, the newest first: as `pendingOf`.
 local function frontOf(queue, letter, count)
   if queue.stacked == 0 or not FRONT[letter] then return {} end
   local least = -FRONT[letter] * FRONT_SPAN
@@ -579,7 +579,7 @@ local function everyKey(queue, act)
   }) do act(key) end
 end
 
--- Nothing is left of a queue without jobs and members, but the ids that are still known.
+-- A queue without jobs and members is removed, but for the ids that are still known.
 local function forgetQueue(ctx, queue)
   call('ZREM', ctx.dues, '@' .. sub(queue.key, #ctx.prefix + 1))
   local known = queue.named > 0 and queue.named + windowOf(queue) - ctx.now or 0
@@ -611,7 +611,7 @@ local function writeNoted(ctx, queue)
   call('PEXPIRE', now, text(2 * windowOf(queue)))
 end
 
--- Trims what is done of a level.
+-- Trims the finished jobs of a level.
 local function trimLevel(queue, letter)
   local stream = queue[letter]
   queue[DONE[letter]] = 0
@@ -733,7 +733,7 @@ local function offerWish(ctx, queue, id, body, wish, holding)
   return letter .. id
 end
 
--- Those that were offered so far become pending.
+-- The jobs of `held` that were offered so far become pending.
 local function holdAll(queue, holding)
   for consumer, ids in pairs(holding) do
     holdJobs(queue, consumer, ids)
@@ -1256,7 +1256,7 @@ end
 -- The end of a session, and alarms
 -- -----------------------------------------------------------------------------
 
--- What a worker has in hand goes back. If it has crashed that counts, and a job that has seen too many crashes is put aside.
+-- The jobs that a worker has in hand go back. After a crash they count it, and a job with too many crashes becomes a dead letter.
 local function dismissWorker(ctx, queue, claim, crashed)
   local most = crashed and policyOf(queue).crashes
   for _, letter in ipairs(EVERY_LETTER) do

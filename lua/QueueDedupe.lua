@@ -11,7 +11,7 @@
 --   k  keepLast: while the job has not begun, which then has the payload of the last offer. While it has begun and is not done,
 --      the next job is kept behind it.
 
--- Jobs that are kept behind others are delayed until this time, or until those are done.
+-- A job that is kept behind another is delayed until this time, or until the other is done.
 local FOREVER = 8640000000000000
 
 -- The job that is in the way of an offer; none if the offer is to be stored.
@@ -50,7 +50,7 @@ extend.placed = function(ctx, queue, wish, job)
   end
 end
 
--- A job is done, or gone: the one that was kept behind it begins.
+-- A job is done, or gone: the job that was kept behind it begins.
 extend.released = function(ctx, queue, deduped, job)
   local field = 'x' .. sub(deduped, 2)
   local name, kept = match(call('HGET', queue.key, field) or '', '^(%S+) ?(%S*)$')

@@ -6,14 +6,14 @@
 -- Jobs of groups are entries of `held`. Those that can begin are pending under "-<letter>", as returned ones.
 --
 -- `order` is a zset, with scores of 0, of the jobs of groups that are not in work: "<bytes of the name>:<name><rank><number of
--- the job, 16 digits><letter><ms of its id>,<deliveries>". So the jobs of a group stand together, those that begin first in
--- front. The ranks:
+-- the job, 16 digits><letter><ms of its id>,<deliveries>". So the jobs of a group stand together, in the order in which they
+-- begin. The ranks:
 --   0         begun before, in a group of one job at a time: no other job of the group goes ahead of it
 --   1 3 5 7   begun before, of each level
 --   2 4 6 8   not begun, of each level
 --   9 :       delayed: not begun, and begun before
--- `turns` is a zset of groups. Those that can begin a job come first, by the level of that job and by their turn; behind them
--- those that wait for a time.
+-- `turns` is a zset of groups. Groups that can begin a job come first, by the level of that job and by their turn. Groups that
+-- wait for a time come behind them.
 --
 -- The hash:
 --   g<name>    record QueueGroup
@@ -255,7 +255,7 @@ groups.finish = function(ctx, queue)
   for from = 1, #gone, 1000 do call('HDEL', queue.key, unpack(gone, from, math.min(from + 999, #gone))) end
 end
 
--- Groups whose time has come.
+-- Places the groups whose time has come.
 groups.ring = function(ctx, queue)
   groups.place(ctx, queue)
   if totalsOf(queue).timed == 0 then return end
@@ -367,7 +367,7 @@ groups.done = function(queue, letter, ids)
   end
 end
 
--- Jobs in work are given back, and go ahead of those that have not begun.
+-- Jobs in work are given back, and go ahead of jobs that have not begun.
 groups.returned = function(queue, letter, ids, count)
   for _, id in ipairs(ids) do
     local fields = entryAt(queue[letter], id)
@@ -430,14 +430,14 @@ local function purgeInGroup(ctx, queue, job, outcome)
   extend.remove(ctx, queue, job.letter, job.id, entryAt(queue.U, job.id), outcome)
 end
 
--- Removes jobs that are not in work, or only those that wait: so many at most, or `wanted` of so many that it looks at. Answers
--- how many they were, how many it has looked at, and the last of these.
+-- Removes jobs that are not in work, or only waiting jobs: `most` jobs, or `wanted` of the `most` that it reads. Answers how many
+-- it has removed, how many it has read, and the last member that it has read.
 groups.purge = function(ctx, queue, from, to, most, waiting, outcome, wanted)
   local members, count = call('ZRANGEBYLEX', queue.order, from, to, 'LIMIT', 0, most), 0
   for _, member in ipairs(members) do
     local job = orderedJob(member)
     local fits = count < (wanted or most) and (not waiting or job.rank ~= LATER and job.rank ~= AGAIN)
-    -- One before it may have ended its delay.
+    -- The removal of a job before it may have ended the delay of this job, and so moved it.
     if fits and call('ZREM', queue.order, member) == 1 then
       purgeInGroup(ctx, queue, job, outcome or '["cancelled"]')
       count = count + 1

@@ -12,7 +12,7 @@ local function jobFound(queue, name)
   return job, letter, at, holder, count or 0
 end
 
--- A job whose delay is not over, or that waits for its retry, can begin now. Answers whether it was such a one.
+-- Ends the delay of a job, or its time until a retry. Answers whether it had one.
 local function promoteJob(queue, job, letter, at, holder)
   if not holder then return unsetNote(queue, 'd' .. job) end
   if holder ~= DELAYED then return false end
@@ -33,7 +33,7 @@ handlers['queue.promote'] = function(ctx, key, name)
   return promoteJob(queue, job, letter, at, holder) and '["promoted"]' or '["begun"]'
 end
 
--- Has a job that is not in work begin at that time. Answers whether it was such a one.
+-- Has a job begin at that time. Answers false for a job that is in work.
 local function postponeJob(ctx, queue, job, letter, at, holder, due)
   if not holder then
     setNote(queue, 'd' .. job, text(due))
@@ -121,7 +121,7 @@ handlers['queue.note'] = function(ctx, key, id, job, progress, checkpoint, lines
   return '["noted"]'
 end
 
--- The members that follow a job, but this one; those whose sessions have ended are not told any more.
+-- The other members that follow a job. Members whose sessions have ended do not follow it any more.
 local function otherFollowers(ctx, queue, job, claim)
   local claims = {}
   for known in string.gmatch(noteOf(queue, 'v' .. job) or '', '%S+') do

@@ -5,7 +5,7 @@
 --
 -- `overflow` of the record says it: an offer waits, fails, or is stored in the place of the oldest job of the lowest level.
 -- Members whose jobs wait stand in a line, in the field `f`: their claims. `queued` counts them, and `told` is 1 when the first
--- one was told that there is room. While there is a line, only the first member stores anything; then it goes to the end.
+-- member was told of room. While there is a line, only the first member stores anything; then it goes to the end.
 
 local WAIT, DROP = 0, 2
 -- Of one call.
@@ -55,7 +55,7 @@ extend.depart = function(queue, claim)
   setLine(queue, line, first)
 end
 
--- The oldest jobs of the lowest level; then those of groups, and those that are delayed.
+-- Removes the oldest jobs of the lowest level; then jobs of groups, and then delayed jobs.
 local function dropJobs(ctx, queue, excess)
   queue.dropped = queue.dropped + excess
   for level = #FIELD / 3, 1, -1 do
@@ -71,7 +71,7 @@ local function dropJobs(ctx, queue, excess)
   end
   if excess > 0 and queue.grouped > 0 then
     local from = '-'
-    -- Delayed ones stand between them.
+    -- Delayed jobs of groups stand between the waiting jobs.
     for _ = 1, 4 do
       local count, looked, last = groups.purge(ctx, queue, from, '+', math.max(excess, MOVED), true, '["dropped"]', excess)
       excess = excess - count
@@ -96,13 +96,13 @@ local function dropJobs(ctx, queue, excess)
   queue.dropped = queue.dropped - excess
 end
 
--- At the end of a call: tells the first member of the line that there is room, or removes what is too much.
+-- At the end of a call: tells the first member of the line of room, or removes the jobs beyond the length.
 extend.bound = function(ctx, queue)
   local room = queue.length - lengthOf(queue)
   if queue.overflow == DROP and queue.length > 0 and room < 0 then
     return dropJobs(ctx, queue, math.min(-room, MOST_DROPPED))
   end
-  -- Those that waited under a former length, or way, go on.
+  -- The length was removed, or offers do not wait any more: the members of the line go on.
   if queue.length == 0 or queue.overflow ~= WAIT then room = 1 end
   if queue.queued == 0 or queue.told == 1 or room <= 0 then return end
   local line = lineOf(queue)

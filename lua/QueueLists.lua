@@ -1,6 +1,6 @@
 -- after Queue.lua
 -- after QueueNotes.lua
--- Jobs of a queue by their state, what it has done in each minute, and the removal of what has gathered.
+-- Jobs of a queue by their state, its history by minutes, and the removal of jobs and dead letters.
 
 -- Of one call: pending jobs that are looked at.
 local LOOKED_AT = 256
@@ -32,9 +32,9 @@ lists.waiting = function(queue, place, count, items)
     local letter, found, last = LETTER[source], 0, nil
     local stream = queue[letter]
     if queue[FIELD[source]] == 0 then
-      -- Nothing of that one.
+      -- The source has no jobs.
     elseif source % 3 == 0 then
-      -- Those in front of it have begun.
+      -- The jobs in front of it have begun.
       if not from or tonumber(match(from, '%d+$')) < queue[LAST[letter]] then
         from = text(queue[AT[letter]]) .. '-' .. text(queue[LAST[letter]])
       end
@@ -178,8 +178,8 @@ end
 -- Removal
 -- -----------------------------------------------------------------------------
 
--- Removes up to MOVED jobs that are not in work; those that are delayed only if that is wanted. Of groups, those behind a
--- member of their order. Answers how many they were, and the member behind which there may be more.
+-- Removes up to MOVED jobs that are not in work; delayed jobs only with `delayed`. Of groups, it removes jobs behind a member of
+-- their order. Answers how many it has removed, and the member behind which there may be more.
 local function drainJobs(ctx, queue, delayed, behind)
   local count = 0
   local function remove(letter, id, fields)
@@ -204,7 +204,7 @@ local function drainJobs(ctx, queue, delayed, behind)
   -- Schedules are among them.
   for _, job in ipairs(call('ZRANGEBYSCORE', queue.delays, 0, '+inf', 'LIMIT', 0, MOVED + queue.plans)) do
     local letter, id = split(job)
-    -- One that was kept behind another may have been put among those that wait. Those of groups are removed in their order.
+    -- A removal may have ended the delay of a job that was kept behind another. Jobs of groups are removed in their order.
     if letter and not groups.levels[letter] and count < MOVED and call('ZREM', queue.delays, job) == 1 then
       queue.delayed = queue.delayed - 1
       remove(letter, id, entryAt(queue[letter], id))

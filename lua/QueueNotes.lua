@@ -74,7 +74,7 @@ local function reviseFields(fields, body, checkpoint)
   fields[#fields + 1], fields[#fields + 2] = 'k', checkpoint
 end
 
--- Adds lines to a log, and removes the oldest ones.
+-- Adds lines to a log, and removes its oldest lines beyond the bounds.
 local function addLines(queue, job, lines)
   local log = noteOf(queue, 'l' .. job)
   log = log and log .. '\n' .. lines or lines

@@ -3,7 +3,7 @@
 -- the number of processes, resent requests and fail-overs.
 --
 -- The actor counts intervals by itself. Calendars are for processes: they compute the next ticks, and the actor tells a member
--- when few are left. It never uses up the last one: the member computes the next ones from it, and whether some were missed.
+-- when few are left. It never uses up the last tick: from it the member computes the next ticks, and whether any were missed.
 --
 -- `schedules` has for each schedule:
 --   d<name>  "<times>\n<shape>\n<body>": its times as JSON, what is asked for besides the body as in `queue.offer`, and the body
@@ -14,7 +14,7 @@
 
 local NEVER = '+inf'
 local MOST_PLANS, FEW_TICKS, MOST_TICKS, MOST_MISSED = 1024, 8, 256, 100
--- A tick that is later than that was missed, in ms; so was each that another one has followed.
+-- A tick that is later than this was missed, in ms. So was a tick that is due together with the next one.
 local PUNCTUAL = 60000
 
 local function planOf(queue, name)
@@ -53,8 +53,8 @@ local function definitionOf(queue, name)
   return match(call('HGET', queue.schedules, 'd' .. name), '^([^\n]*)\n([^\n]*)\n(.*)$')
 end
 
--- Tells a member to give a schedule ticks: the one that did so last, or another one. When that one dies, or joins again
--- because it may have missed news, another one is told.
+-- Tells a member to give a schedule ticks: the member that did so last, or another. When that member dies, or joins again
+-- because it may have missed news, another member is told.
 local function askForTicks(ctx, queue, name, plan)
   local function lives(claim)
     return isAlive(ctx, holderOf(claim)) and call('HGET', queue.key, 'o' .. claim)
@@ -119,7 +119,7 @@ local function tickPlan(ctx, queue, name)
   return offered
 end
 
--- Those that are left when a call has offered enough are due at once.
+-- Schedules that remain when a call has offered enough jobs stay due.
 extend.tickPlans = function(ctx, queue, names)
   local offered = 0
   for _, name in ipairs(names) do

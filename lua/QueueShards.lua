@@ -8,8 +8,8 @@ extend.shareOf = function(queue, limit, shard)
   return limit > 0 and math.max(1, share) or 0
 end
 
--- A process shares its slots among the shards, so one that has jobs and no credit says so: once to each worker, and again after
--- that has given it credit.
+-- A process shares its slots among the shards, so a shard that has jobs and no credit says so: once to each worker, and again
+-- after the worker has given it credit.
 extend.tellOfMore = function(ctx, queue)
   local arming = queue.arming
   if not arming and not (queue.lacking and queue.armed > 0) then return end
