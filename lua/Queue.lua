@@ -29,7 +29,7 @@
 --   x<id>              of an id for deduplication: the first job, and the job that is kept behind it
 --   q                  the list of workers that have credit and no job for it: their claims, in the order of their turns
 --   z                  of a queue with other shards: the workers to be told when there are jobs that no worker has credit for
---   h                  what was done in each minute: lua/QueueLists.lua
+--   h                  the history by minutes: lua/QueueLists.lua
 -- `ids` has the ids that producers gave to jobs that are not done: the id of each job. `even` and `odd` have, in turns of
 -- `window` ms, i<id> and r<job> of jobs that are done: the job, and its outcome as JSON. They also have t<id> "<time> <job>" of jobs
 -- that others are duplicates of until then, and p<node> "<number> <reply>" of the last offer of a coordinator.
@@ -37,9 +37,9 @@
 -- fields of the job.
 --
 -- Jobs come from sources, three for each level: returned jobs, jobs whose delay is over, and jobs that wait. c1 to c12 count
--- them, those of the highest level first.
--- Entries of jobs that are done are trimmed in front of the first pending one, many at a time: deleting each by itself would be
--- most of what a job costs. `last1` and `at1` are the id of the last job of the first level that was handed out; `done1` counts
+-- them, the highest level first.
+-- Entries of finished jobs are trimmed in front of the first pending entry, many at a time: deleting each by itself would be most
+-- of the cost of a job. `last1` and `at1` are the id of the last job of the first level that was handed out; `done1` counts
 -- jobs of it that were done since it was trimmed. When too many stay behind a job that is not done, `full1` is 1, and jobs
 -- that are done are deleted at once.
 --
@@ -807,13 +807,16 @@ local function offerOnce(ctx, queue, values, shapes, node, number, claim)
   return answered
 end
 
--- queue.offer: adds jobs, all or none, once for the number of a coordinator's offer. `values` has their bodies, each
--- followed by its id and trace if it has them. `shapes` has for each job the bytes of its body, and what else is asked for:
--- its level if that is not n; f, that it begins before all others of its level; d delay, w time, e expiry, t timeout (all in ms); a attempts; r, that its outcome is kept; i, x, g
--- and q, the bytes of id, trace, group, and id for deduplication, which has the letter of its mode in front; v, the window of that in ms. The
--- jobs have consecutive numbers from `first` on, but those that were not stored because of others: these are answered with their
--- places, from 0 on, and the other jobs. A job with a 1 behind it was stored, as another one than it would be without the others.
--- Instead of a job, 0 says that the queue is full, and 2 that the job waits until it is not.
+-- queue.offer: adds jobs, all or none, once for the number of a coordinator's offer. `values` has their bodies, each followed by
+-- the texts that the job has. `shapes` has for each job the bytes of its body, and letters for its options:
+--   u h n l   its level, if that is not n
+--   f         it begins before all others of its level
+--   d w e t   delay, time, expiry and timeout, in ms
+--   a r       attempts; its outcome is kept
+--   i x g     bytes of its id, trace and group, which are texts
+--   q v       bytes of its id for deduplication, a text with the letter of the mode in front; the window of that, in ms
+-- The jobs have consecutive numbers from `first` on. `known` has the exceptions, each with its place, from 0 on: the former job of
+-- a duplicate; a job with a 1 behind it, which was stored under this id; 0 if the queue is full, and 2 if the job waits for room.
 -- keys: all
 -- args: values string, shapes string, node string, number number
 -- reply: ["offered", stamp number, first number, known json] | ["late"]

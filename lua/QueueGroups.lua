@@ -3,7 +3,7 @@
 -- after Queue.lua
 -- after QueueNotes.lua
 --
--- Jobs of groups are entries of `held`. Those that can begin are pending under "-<letter>", as returned ones.
+-- Jobs of groups are entries of `held`. A job that can begin is pending under "-<letter>", as returned jobs are.
 --
 -- `order` is a zset, with scores of 0, of the jobs of groups that are not in work: "<bytes of the name>:<name><rank><number of
 -- the job, 16 digits><letter><ms of its id>,<deliveries>". So the jobs of a group stand together, in the order in which they
@@ -29,7 +29,7 @@ local STRICT, LATER, AGAIN, BEHIND = '0', '9', ':', ';'
 local NOWHERE, TIMED, TAKEN = 0, 5, 6
 local PLACES = { 'ready1', 'ready2', 'ready3', 'ready4', 'timed' }
 local IN_LEVEL = { 'waiting1', 'waiting2', 'waiting3', 'waiting4' }
--- Scores: turns of a level are behind those of the level above it, and times are behind all turns.
+-- Scores: the turns of a level are behind the turns of the level above it, and times are behind all turns.
 local LEVEL_APART, TIMES = 2 ^ 49, 2 ^ 52
 -- Records that only a time keeps are dropped after full minutes, so that the alarm does not ring for each of them.
 local A_MINUTE = 60000
@@ -236,7 +236,7 @@ groups.place = function(ctx, queue)
   for _, group in ipairs(touched) do placeGroup(ctx, queue, group) end
 end
 
--- Writes what has changed, once for all requests of a call.
+-- Writes the groups that have changed, once for all requests of a call.
 groups.finish = function(ctx, queue)
   if not queue.states then return end
   groups.place(ctx, queue)

@@ -82,8 +82,8 @@ end
 -- How many dead letters one request looks at.
 local SOUGHT = 512
 
--- queue.seek: the newest dead letter of a job, by its own id, or by that of its producer; among those before `before`, all
--- if that is empty. When there may be more, it answers behind which one to go on.
+-- queue.seek: the newest dead letter of a job, by its own id, or by that of its producer; among the letters before
+-- `before`, all if that is empty. When there may be more, it answers the letter to go on from.
 -- keys: hash, dead
 -- args: name string, before string
 -- reply: ["found", letter string] | ["more", before string] | ["missing"]
@@ -102,7 +102,7 @@ end
 -- -----------------------------------------------------------------------------
 
 -- queue.note: a worker keeps the progress and the checkpoint of a job that it has in hand, as JSON, and lines of its log, each as
--- JSON; empty ones stay as they are
+-- JSON; an empty argument changes nothing
 -- keys: all
 -- args: id string, job string, progress string, checkpoint string, lines string
 -- reply: ["noted"] | ["missing"]

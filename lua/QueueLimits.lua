@@ -1,4 +1,4 @@
--- The length of a queue: how many jobs may wait, delayed ones included, and what becomes of offers beyond that.
+-- The length of a queue: how many jobs may wait, delayed jobs included, and what a full queue does with offers.
 --
 -- after Queue.lua
 -- after QueueNotes.lua
@@ -113,7 +113,7 @@ extend.bound = function(ctx, queue)
   deliver(ctx, holderOf(line[1]), reply('changed', idOf(line[1]), 'room'))
 end
 
--- queue.enter: as `queue.offer`, of a member whose jobs may wait: while some of these were refused, it stands in the line
+-- queue.enter: as `queue.offer`, of a member whose jobs may wait: while some jobs were refused, the member stands in the line
 -- keys: all
 -- args: id string, values string, shapes string, node string, number number
 -- reply: ["offered", stamp number, first number, known json] | ["late"]

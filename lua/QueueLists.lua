@@ -262,8 +262,8 @@ local function cancelActive(ctx, queue, most)
   return count
 end
 
--- queue.obliterate: removes some jobs, those in work too, and says whether there are more. With the last ones, all that is known
--- of the queue is removed, but its members.
+-- queue.obliterate: removes some jobs, those in work too, and says whether there are more. With the last jobs, everything
+-- but the members of the queue is removed.
 -- keys: all
 -- args:
 -- reply: ["obliterated", count number, more boolean]
@@ -276,7 +276,7 @@ handlers['queue.obliterate'] = function(ctx, key)
   if not more then
     call('UNLINK', queue.letters, queue.ids, queue.schedules, queue.delays, queue.notebook)
     call('HDEL', key, 'h')
-    -- What is known of ids and outcomes stays where it is: numbers of offers are there too, which must not be stored twice.
+    -- Known ids and outcomes stay where they are: the numbers of offers are there too, and no offer must be stored twice.
     queue.plans, queue.notes, queue.stacked, queue.cleared, queue.recount = 0, 0, 0, queue.number, true
     queue.completed, queue.buried, queue.expired = 0, 0, 0
     queue.begun, queue.waited, queue.ran = 0, 0, 0

@@ -1,4 +1,4 @@
--- What is known of jobs of a queue beside their entries, which cannot be changed: in the hash `notes`, until they are done.
+-- What changes of a job: its entry cannot be changed. The hash `notes` has it until the job is done.
 --
 --   b<job>  the payload that has replaced that of the entry
 --   d<job>  of a job that waits: when it can begin
@@ -49,7 +49,7 @@ local function dropNotes(ctx, queue, jobs)
   end
 end
 
--- What is noted of entries that are handed out: payload, time and checkpoint of each, in turn.
+-- The notes of entries that are handed out: payload, time and checkpoint of each, in turn.
 local function notesOf(queue, letter, entries)
   if queue.notes == 0 or #entries == 0 then return nil end
   local fields = {}

@@ -1,12 +1,12 @@
 -- after Queue.lua
--- Recurring jobs of a queue: the actor offers one job for each tick of a schedule when its alarm rings, so exactly one whatever
--- the number of processes, resent requests and fail-overs.
+-- Recurring jobs of a queue. The actor offers one job for each tick of a schedule when its alarm rings: exactly one, however many
+-- processes there are, and however often requests are resent.
 --
 -- The actor counts intervals by itself. Calendars are for processes: they compute the next ticks, and the actor tells a member
 -- when few are left. It never uses up the last tick: from it the member computes the next ticks, and whether any were missed.
 --
 -- `schedules` has for each schedule:
---   d<name>  "<times>\n<shape>\n<body>": its times as JSON, what is asked for besides the body as in `queue.offer`, and the body
+--   d<name>  "<times>\n<shape>\n<body>": its times as JSON, the options of its jobs as in `queue.offer`, and the body
 --   t<name>  "<version> <every> <missed> <last> <ran> <member> <tick> ...": the number of its times; its interval in ms, 0 for a
 --            calendar; what becomes of missed ticks; the tick that was dealt with last, the one that had a job last, 0 for none;
 --            the member that gave it ticks, and the next ticks
@@ -137,8 +137,8 @@ extend.wakePlans = function(ctx, queue)
   soonerDue(ctx, queue, ctx.now)
 end
 
--- queue.schedule: has a job offered at each tick from now on; a schedule of that name is replaced. One whose times stay the same
--- keeps its next tick. `short` says that the schedule needs ticks, and `last` from when on.
+-- queue.schedule: has a job offered at each tick from now on; a schedule of that name is replaced. With the same times it
+-- keeps its next tick. `short` says that the schedule needs ticks: those behind `last`.
 -- keys: all
 -- args: id string, name string, times string, shape string, body string, every number, missed string
 -- reply: ["scheduled", version number, last number, now number, short boolean] | ["full"]
@@ -160,8 +160,8 @@ handlers['queue.schedule'] = function(ctx, key, id, name, times, shape, body, ev
   return reply('scheduled', plan.version, plan.last, ctx.now, needsTicks(ctx, plan))
 end
 
--- queue.ticks: gives a schedule all ticks behind one that was the last, in order. They are not needed when its times were
--- replaced, or others were given.
+-- queue.ticks: gives a schedule all ticks behind `last`, in order. Nothing changes when its times were replaced, or it was given
+-- other ticks meanwhile.
 -- keys: all
 -- args: id string, name string, version number, last number, ticks string
 -- reply: ["given"] | ["missing"]
@@ -182,7 +182,7 @@ handlers['queue.ticks'] = function(ctx, key, id, name, version, last, ticks)
   return '["given"]'
 end
 
--- queue.unschedule: no more jobs are offered for a schedule; those that were stay
+-- queue.unschedule: removes a schedule; the jobs that it has offered stay
 -- keys: all
 -- args: name string
 -- reply: ["removed"] | ["missing"]

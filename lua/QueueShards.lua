@@ -2,7 +2,7 @@
 --
 -- after Queue.lua
 
--- What is left of a limit for one shard of a queue. 0 would be no limit.
+-- The share of one shard in a limit of the queue: at least 1, as 0 would be no limit.
 extend.shareOf = function(queue, limit, shard)
   local share = floor(limit / queue.shards) + (shard < limit % queue.shards and 1 or 0)
   return limit > 0 and math.max(1, share) or 0

@@ -1,4 +1,4 @@
--- How a call is executed: what every request needs of it, and what is written once for all of them.
+-- How a call is executed: the context of its requests, and the state that is written once for all of them.
 
 -- In microseconds.
 local TOKENS_EACH, TOKENS_AHEAD = 10000000, 20000000
@@ -76,7 +76,7 @@ local function dispatch(ctx, keys, requests)
     local shape = SHAPES[verb]
     count = count + 1
     if not shape then
-      -- Whatever comes behind it cannot be told apart from its arguments.
+      -- The requests behind it cannot be told apart from its arguments.
       replies[count] = '["failed","unknown request"]'
       break
     end

@@ -118,7 +118,7 @@ const kindsOf = (file: string, source: string): ReadonlyArray<readonly [kind: st
     })
   )
 
-// The kernel comes first; a file may say behind which other ones it comes, and then it sees their names.
+// The kernel comes first. A file may name the files that it comes behind, and then it sees their names.
 const read = (file: string) => readFileSync(new URL(file, import.meta.url), "utf8").trimEnd()
 const texts = new Map(
   readdirSync(new URL(".", import.meta.url)).filter((file) => file.endsWith(".lua")).sort().map((file) =>
@@ -143,7 +143,7 @@ const kinds = sources.flatMap(([file, source]) => kindsOf(file, source))
 const verbs = sources.flatMap(([, source]) => [...source.matchAll(/^handlers\['([\w.]+)'\]/gm)])
 if (verbs.length !== handlers.length) fail("a handler is not written as handlers['verb'] = function(...)")
 
-/** The names that a file uses of those that it comes behind. */
+/** The names that a file uses of the files that it comes behind. */
 const importsOf = (file: string): ReadonlyArray<readonly [from: string, names: ReadonlyArray<string>]> => {
   const words = new Set(texts.get(file)!.replace(/--.*$/gm, "").match(/\w+/g))
   return [...texts.get(file)!.matchAll(/^-- after (\w+\.lua)$/gm)].map(([, from]) => {
@@ -161,7 +161,7 @@ for (const [file, source] of sources.slice(1)) {
   if (names.length > 195) fail(`${file}: ${names.length} names: a Lua function has room for 200`)
 }
 
-// The names of the kernel are those of all files. Those of another file reach the files that come behind it.
+// All files see the names of the kernel. The names of another file reach the files that come behind it.
 const scoped = (file: string, source: string): string => {
   const imported = imports.get(file)!.flatMap(([from, names]) =>
     names.map((name) => `local ${name} = modules['${from}'].${name}`)

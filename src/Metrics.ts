@@ -127,7 +127,8 @@ export const publications = Metric.counter("lockstep_publications", {
 })
 
 /**
- * `lockstep_deliveries`: events that were delivered to this process as a member of a group, and jobs that it was given as a worker. Written with each batch.
+ * `lockstep_deliveries`: events that were delivered to this process as a member of a group, and jobs as a worker. Written with
+ * each batch.
  *
  * @category metrics
  * @since 0.1.0
@@ -254,7 +255,8 @@ export const queueJobs = (queue: string, state: "waiting" | "delayed" | "active"
   })
 
 /**
- * `lockstep_queue_oldest_millis`: age of the oldest job that waits in the order of the offers, in milliseconds by the clock of this process; 0 for none. `Queue.monitor` writes it.
+ * `lockstep_queue_oldest_millis`: age of the oldest job that waits in the order of the offers, in milliseconds by the clock of this
+ * process; 0 for none. `Queue.monitor` writes it.
  *
  * @category metrics
  * @since 0.1.0

@@ -435,7 +435,7 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   readonly group: (name: string) => Group
   /** The groups that have jobs, or are paused. A group that appears or changes meanwhile may be missing, or come twice. */
   readonly groups: Stream.Stream<GroupState, QueueError>
-  /** What was done in each of the last 60 minutes, the oldest first. The last one goes on. */
+  /** The counts of each of the last 60 minutes, the oldest first. The last minute goes on. */
   readonly history: Effect.Effect<ReadonlyArray<Minute>, QueueError>
   /**
    * The jobs of a state. Waiting jobs come level by level in the order in which they begin, and jobs of groups last; delayed jobs as
@@ -490,7 +490,7 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
     readonly concurrency?: number | undefined
     /** How many jobs begin in each interval, over all processes. All of `jobs` can begin at once. Default: no limit. */
     readonly rate?: { readonly jobs: number; readonly interval: Duration.Input } | undefined
-    /** How many jobs may wait, delayed ones included, up to 2^31. Default: no limit. */
+    /** How many jobs may wait, delayed jobs included, up to 2^31. Default: no limit. */
     readonly length?: number | undefined
     /**
      * What a full queue does with the jobs of `offer`, `offerAll` and `execute`. Default `wait`.

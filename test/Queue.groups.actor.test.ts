@@ -128,7 +128,7 @@ const run = async (
   const joined = [false, false]
   const read = new Map<string, number>()
   const held = names.map(() => false)
-  // Of each group: since which begin it could have begun a job of which level, and when it last began one.
+  // Of each group, counted in jobs that began: since when it can begin a job, of which level, and when it last began a job.
   const ready = names.map(() => ({ since: Number.POSITIVE_INFINITY, level: -1 }))
   const before = names.map(() => -1)
   let [number, values, paused, begins] = [0, 0, false, 0]
@@ -424,7 +424,7 @@ const run = async (
     await take()
     await check()
   }
-  // Whatever has happened, a worker that goes on gets the rest, and nothing is left of the groups.
+  // After all that, a worker that goes on gets the rest, and nothing is left of the groups.
   await once({ do: "resume" })
   await take()
   for (const at of [0, 1, 2]) {

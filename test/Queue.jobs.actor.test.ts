@@ -130,7 +130,7 @@ const run = async (
         assert.strictEqual(body, job!.value)
         const at = more.indexOf("k")
         assert.strictEqual(at < 0 ? undefined : Number(more[at + 1]), job!.checkpoint)
-        // Of those that mean the same, one at a time.
+        // Jobs with the same id for deduplication are active one at a time.
         assert.isTrue(named(job!.deduped).every(({ state }) => state !== "active"))
         job!.state = "active"
         job!.begun = true
@@ -138,7 +138,7 @@ const run = async (
     }
     read = events.length
   }
-  // What was dropped is known from what is left: the model does not say which.
+  // The model does not say which jobs were dropped: the jobs that are left do.
   const check = async () => {
     const [, ready, delayed, busy, , , , , , , gonePast] = await queue.look("queue.state", [])
     const waiting = (ready as Array<number>).reduce((total, some) => total + Number(some), 0)

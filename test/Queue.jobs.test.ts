@@ -104,7 +104,7 @@ layer(TestServer.layer, live)("a job that is not done", (it) => {
         yield* queue.offer(5, { id: "five", delay: "50 millis" })
         assert.isTrue(yield* other.promote(delayed.id))
         assert.isFalse(yield* other.promote(delayed.id))
-        // One that waits, which Redis notices as it comes to its turn, and one whose delay is not over.
+        // A waiting job, whose delay Redis notices as its turn comes, and a delayed job.
         assert.isTrue(yield* other.reschedule(late.id, { delay: "1 hour" }))
         assert.isTrue(yield* other.reschedule("three", { at: Date.now() + 300 }))
         assert.deepStrictEqual(yield* other.status(late.id), Option.some({ state: "delayed", attempts: 0 }))
@@ -114,7 +114,7 @@ layer(TestServer.layer, live)("a job that is not done", (it) => {
         const worker = yield* working(queue, (n) => n === 3 ? Effect.never : Effect.void, { concurrency: 2 })
         yield* begins(worker, [1, 5, 3])
         yield* shows(queue, { delayed: 2, waiting: 0, active: 1, completed: 2 })
-        // What is in work, done, or was never there.
+        // Jobs that are active, done, or were never there.
         for (const id of ["three", delayed.id, "never"]) {
           assert.isFalse(yield* other.promote(id))
           assert.isFalse(yield* other.reschedule(id, { delay: 1 }))
@@ -547,7 +547,7 @@ layer(TestServer.layer, live)("a job that means the same as others", (it) => {
         yield* begins(worker, [4, 4])
         yield* Deferred.succeed(gates[1]!, undefined)
         yield* begins(worker, [4, 4, 7])
-        // One that is kept may be cancelled; and it begins behind one that is a dead letter, or whose worker has died.
+        // A kept job may be cancelled. It begins when the job before it is a dead letter, also after the death of a worker.
         const cancelled = yield* other.offer(9, { dedupe })
         assert.isTrue(yield* other.cancel(cancelled.id))
         assert.isFalse((yield* other.offer(10, { dedupe })).duplicate)

@@ -103,7 +103,7 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const queue = yield* on(a!, limited(3, "fail"))
-        // One that does not know of the limit.
+        // A queue that was opened without the limit.
         const other = yield* on(b!, Queue.make({ name: queue.name, payload: Schema.Number }))
         yield* other.offer(1, { id: "one" })
         yield* other.offer(2, { delay: "1 hour" })
@@ -148,7 +148,7 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         const worker = yield* working(queue)
         yield* begins(worker, [697, 698, 699])
         yield* worker.stop
-        // Where none waits, the one that would begin first.
+        // Where no job waits, the delayed job that would begin first is dropped.
         yield* queue.offerAll(upTo(4), { delay: "2 hours" })
         yield* shows(queue, { waiting: 0, delayed: 4, dropped: 603 })
         assert.isFalse((yield* other.offer(9, { dedupe: { id: "x" }, delay: "3 hours" })).duplicate)

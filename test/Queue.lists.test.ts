@@ -56,7 +56,7 @@ layer(TestServer.layer, live)("the jobs of a queue", (it) => {
           })
         )
         yield* shows(queue, { workers: 1 })
-        // Those from 100 on fail, and are delayed; 70 to 99 are of the stream of delayed jobs.
+        // Jobs from 100 on fail, and are delayed; jobs 70 to 99 are in the stream of delayed jobs.
         yield* queue.offerAll(upTo(130), (n) => n >= 70 && n < 100 ? { delay: 1, priority: "low" } : {})
         yield* shows(queue, { active: 100, delayed: 30 })
         const active = yield* listed(other, { state: "active" })
@@ -85,7 +85,7 @@ layer(TestServer.layer, live)("the jobs of a queue", (it) => {
         assert.isTrue(waiting.every(({ attempts }) => attempts === 0))
         yield* Fiber.interrupt(running)
         yield* shows(queue, { active: 0 })
-        // Returned jobs are in front of those of their level that wait.
+        // Returned jobs are in front of the waiting jobs of their level.
         const normal = [...upTo(70), ...upTo(100, 3200)]
         const low = [...upTo(30, 70), ...upTo(100, 3000)]
         const all = [...upTo(100, 3100), ...normal, ...low]

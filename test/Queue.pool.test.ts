@@ -125,7 +125,7 @@ layer(TestServer.layer, live)("a pool", (it) => {
           while ((yield* queue.state).completed < 3000) {
             const next = 1 + random(16)
             const before = yield* pool.size
-            // What runs goes on, and what was handed out before begins.
+            // Running handlers go on, and jobs that were handed out before begin.
             allowed = Math.max(allowed, before, next)
             yield* pool.resize(next)
             yield* Effect.sleep(random(20))
@@ -153,7 +153,7 @@ layer(TestServer.layer, live)("a pool", (it) => {
         yield* pool.await
         assert.isAtLeast(performance.now() - offered, 299)
         yield* shows(queue, { workers: 0, completed: 1 })
-        // One that has a job does not, however long that takes.
+        // A pool that has a job does not end, however long the job takes.
         const other = yield* gated(queue, { idle: "50 millis" })
         yield* queue.offer(2)
         yield* other.runs(2)
@@ -193,7 +193,7 @@ layer(TestServer.layer, live)("a pool", (it) => {
         yield* other.offer(9, { delay: "1 hour" })
         yield* one.runs(0, 1)
         const draining = yield* Effect.forkChild(one.pool.drain, { startImmediately: true })
-        // Behind those that were there.
+        // The new job comes behind the jobs that were there.
         yield* other.offer(5)
         for (const count of [2, 2, 1]) {
           yield* eventually(Effect.map(one.pool.running, (running) => assert.isAtLeast(running, count)))
@@ -228,7 +228,7 @@ layer(TestServer.layer, live)("a pool", (it) => {
         yield* ours.runs(2)
         yield* ours.finish(1)
         yield* promptly(Fiber.join(draining), "the end of the pool")
-        // The others take what it has waited for, and it is told nothing.
+        // Other pools take the job that this pool waits for, and the actor does not tell it.
         yield* queue.pause
         yield* queue.offer(3)
         const next = yield* gated(queue)

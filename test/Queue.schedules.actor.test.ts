@@ -179,7 +179,7 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>) 
       }
       case "give":
       case "late": {
-        // What it was told may be old by now.
+        // The news that it answers may be old by now.
         const told = next.do === "late" ? asked[next.member]![0] : asked[next.member]!.pop()
         if (told !== undefined) await give(nameOf(next.member), told)
         break
@@ -219,7 +219,7 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>) 
     const [, schedules] = await queue.look("queue.schedules", ["", 100])
     assert.sameMembers((schedules as Array<[string]>).map(([name]) => name), [...plans.keys()])
   }
-  // Whatever has happened, a member that lives is told, and the ticks go on.
+  // After all that, a living member is told, and the ticks go on.
   await queue.send("user", "queue.pause", [""])
   for (const [name, { every, number }] of plans) {
     const seen = jobs.get(number)?.length ?? 0

@@ -97,7 +97,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
         yield* shows(queue, { workers: 1 })
         yield* queue.offerAll(upTo(10), (n) => ({ id: idsOf(2, 10)[n]! }))
         yield* eventually(Effect.sync(() => assert.strictEqual(first.seen.now, 4)))
-        // The other shards have no slot now, and get the ones that become free.
+        // The other shards have no slot now, and get the slots that become free.
         yield* queue.offerAll(upTo(10, 10), (n) => ({ id: idsOf(n % 2, 20)[n]! }))
         yield* first.open
         yield* eventually(Effect.sync(() => assert.strictEqual(first.seen.all, 20)))

@@ -849,7 +849,7 @@ layer(TestServer.layer, live)("a job that is taken into a scope", (it) => {
             yield* shows(other, { active: 30, waiting: 1, workers: 1 })
           }))
         yield* shows(other, { completed: 100, waiting: 1 })
-        // Those that come until the time is over, and then those that make it full.
+        // First the jobs that come until the time is over, then as many jobs as fit.
         const some = yield* Effect.forkChild(taking({ max: 10, wait: "300 millis" }, Effect.succeed))
         yield* shows(other, { active: 1 })
         yield* other.offer(101)

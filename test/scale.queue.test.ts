@@ -28,7 +28,7 @@ const drained = <A>(queue: Queue.Queue<A>, count: number, look: (done: number) =
     yield* Effect.raceFirst(queue.run(() => handler, { concurrency: 50 }), Deferred.await(over))
   })
 
-/** How often Redis was called, by its own commands and by those inside of functions. */
+/** How often Redis was called, by clients and by commands inside of functions. */
 const calls = Effect.gen(function*() {
   const server = yield* TestServer
   const stats = yield* server.cli("INFO", "commandstats")

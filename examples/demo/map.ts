@@ -80,7 +80,7 @@ export const map = Effect.fnUntraced(function*(files: ReadonlyArray<string>, map
     }
   })
 
-  /** The handler of a job. Another worker may have been at the file before: it goes on where that one was. */
+  /** The handler of a job. Another worker may have begun the file: this worker goes on from there. */
   const index = Effect.fnUntraced(function*(file: string) {
     const { token } = yield* Queue.Job
     let late: Write | undefined
@@ -96,7 +96,7 @@ export const map = Effect.fnUntraced(function*(files: ReadonlyArray<string>, map
       yield* heavy.withPermit(counted)
     })
     // The session was lost, and the file with it, so what this process was about to write must not be written any more. A
-    // program would clean up here. This one tries, as one that had not noticed would.
+    // program would clean up here. This worker tries to write, as a worker that had not noticed would.
     const lost = Effect.gen(function*() {
       yield* tell({ _tag: "Lost", what: `file ${file}`, reason: "interrupted" })
       if (late !== undefined) yield* late
@@ -106,7 +106,7 @@ export const map = Effect.fnUntraced(function*(files: ReadonlyArray<string>, map
     )
     const body = Effect.gen(function*() {
       if ((yield* store.ask("HGET", keys.totals, store.fileField(file))) !== "done") yield* count
-      // By its name, it counts once, and nobody can die in between.
+      // The id makes it count once, however often the job is attempted.
       yield* mapped.countDown({ id: file })
     })
     yield* told(`file ${file}`, token, body).pipe(Effect.onInterrupt(() => lost))

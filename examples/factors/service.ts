@@ -98,7 +98,7 @@ const service = Effect.gen(function*() {
   )
 
   yield* Deferred.await(quit)
-  // Those that are open are answered.
+  // Open requests are answered.
   yield* Scope.close(requests, Exit.void)
   yield* crew.stop
   yield* Console.log("All jobs are done")

@@ -1,9 +1,9 @@
 /**
- * A worker process of the service: it factors up to NUMBER_OF_WORKERS numbers at a time, and posts the factors back. It leaves when it had
- * nothing to do for IDLE.
+ * A worker process of the service: it factors up to NUMBER_OF_WORKERS numbers at a time, and posts the factors back. It ends when it
+ * had no job for IDLE.
  *
- * SIGQUIT, or the end of its standard input, has it leave behind the jobs that wait. SIGTERM gives what it does ten seconds, and
- * then back. A second one does so now.
+ * After SIGQUIT, or the end of its standard input, it ends behind the jobs that wait. After SIGTERM its jobs have ten seconds to end,
+ * and then go back to the queue. A second SIGTERM gives them back at once.
  */
 import { NodeHttpClient, NodeRuntime } from "@effect/platform-node"
 import { Config, Console, Duration, Effect, Layer } from "effect"

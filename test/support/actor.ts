@@ -37,7 +37,7 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
   const prefix = `{${namespace}:00}:`
   const key = prefix + resource
   const sessions = `${prefix}sessions`
-  /** Those of the partition, and of a session. */
+  /** The keys of the partition, and of a session. */
   const keys = (id: string) => [sessions, `${prefix}due`, `${prefix}floor`, `${prefix}own:${id}`, `${prefix}mail:${id}`]
   // What a verb declares: the hash, some roles, or all of the kind.
   const rolesOf = (verb: string, hash: string) =>

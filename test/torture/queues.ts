@@ -1,5 +1,5 @@
 /**
- * What must be true of a queue: of what was offered to it, what workers handled, and what callers were told. Values are unique,
+ * The promises of a queue, checked against the offers, the attempts of workers, and the answers to callers. Values are unique,
  * and say what their handlers do.
  */
 import { type Anomaly, exclusive, isLost, overlaps, type Run, tokens } from "./checks.ts"
@@ -310,7 +310,7 @@ const concluded = (facts: Facts): ReadonlyArray<Anomaly> => {
   const ids = groupedBy([...offers.values()].filter(({ id }) => id !== ""), ({ id }) => id)
   const lost = [...offers.values()].filter(({ duplicate, expires, hold, id, stored, value }) => {
     if (stored === undefined || expires > 0 || forgot(run, hold.asked, Number.POSITIVE_INFINITY)) return false
-    // Of those of one id, one was stored.
+    // Of all offers with one id, one was stored.
     const candidates = duplicate || stored === "" && id !== "" ? ids.get(id)!.map((one) => one.value) : [value]
     return !candidates.some((one) => endsOf(facts, one)) && !isCancelled(facts, value, id === "" ? stored : id)
   }).map(({ hold, stored, value }) => ({
@@ -331,7 +331,7 @@ const concluded = (facts: Facts): ReadonlyArray<Anomaly> => {
   return [...lost, ...replayed]
 }
 
-/** Those that wait for an outcome are told that of their job. */
+/** A caller that waits for an outcome is told the outcome of its job. */
 const results = (facts: Facts): ReadonlyArray<Anomaly> => {
   const { handled, offers, run } = facts
   return [...ofKind(facts.holds, "execute"), ...ofKind(facts.holds, "result")].flatMap((hold) =>
@@ -383,7 +383,7 @@ const repeated = (facts: Facts): ReadonlyArray<Anomaly> =>
     })
   )
 
-/** An attempt is one more than those that have failed and those whose sessions have ended; it waits for its turn. */
+/** An attempt counts the attempts that have failed or crashed before it, and waits for the time of its retry. */
 const attempts = (facts: Facts): ReadonlyArray<Anomaly> =>
   [...groupedBy([...facts.handled.values()].flat(), lifeOf).values()].flatMap((all) =>
     all.flatMap((one, at) => {
@@ -431,7 +431,7 @@ const buried = ({ letters, offers, run }: Facts): ReadonlyArray<Anomaly> =>
     return [{ check: "buried", detail, holds: [offer.hold, hold] }]
   })
 
-/** Tokens grow: behind those that were known when a job was offered, and with the attempts of a job. */
+/** Tokens grow: they are larger than all tokens known at the offer, and grow with the attempts of a job. */
 const fenced = ({ handled, offers, run }: Facts): ReadonlyArray<Anomaly> => {
   const all = [...handled.values()].flat()
   const asked = all.map(({ hold, token, value }) => ({
@@ -618,7 +618,7 @@ const lag = ({ holds }: Facts): ReadonlyArray<Anomaly> =>
     holds: [hold]
   }))
 
-/** The checks of one queue. The first ones of each kind are enough. */
+/** The checks of one queue. The first anomalies of each kind are enough. */
 export const kept = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> => {
   const facts = factsOf(holds, run)
   return [

@@ -266,7 +266,7 @@ export class Outbox {
       if (!await this.#refused(session, sending, cause)) this.#send(sending)
       return
     }
-    // An answer, though not one that can be read: the batch was executed, and what it has come to is not known.
+    // The answer cannot be read: the batch was executed, and its replies are not known.
     session.number = number
     this.#inFlight = undefined
     for (const request of batch) this.#fail(request, coordinatorError(cause), true)

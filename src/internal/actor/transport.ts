@@ -209,7 +209,7 @@ export class Transport {
       : commands.run("EVALSHA", script(variant).sha, call, requestTimeout)
   }
 
-  /** Goes on after a failed call: if what it calls was missing, that is loaded, and called again. */
+  /** Goes on after a failed call: a missing function or script is loaded, and called again. */
   async #reload(variant: Variant, call: Call, requestTimeout: number, cause: unknown): Promise<unknown> {
     const { commands, features } = this.connections
     let refusal: unknown

@@ -7,7 +7,7 @@ import { kinds, roles } from "./lua.ts"
 /** A session as calls name it. */
 export interface Address {
   readonly key: string
-  /** The key of all sessions, those that are declared only for a cluster, and the session's id, as arguments. */
+  /** As arguments: the key of all sessions, the keys that are declared only for a cluster, and the session's id. */
   readonly sessions: string
   readonly declared: string
   readonly declaredCount: number

@@ -72,7 +72,7 @@ const between = (before: Row, row: Row): ReadonlyArray<Minute> => {
 
 export const historyOf = (list: unknown): ReadonlyArray<Minute> => {
   const rows = list as ReadonlyArray<Row>
-  // Of a list that is full, nothing is known of what was before its first minute.
+  // A full list has lost the counts before its first minute, so that minute cannot be computed.
   const first = rows.length > mostMinutes + 1 ? 1 : 0
   return rows.flatMap((row, at) => at < first ? [] : between(rows[at - 1] ?? nothing, row)).slice(-mostMinutes)
 }

@@ -7,7 +7,7 @@ import type { Session } from "../actor/session.ts"
 // Of lua/QueueNotes.lua: Redis keeps no more of a log.
 const mostLines = 100
 
-// Of a line: as JSON it has to fit into what is kept of a log.
+// Of a line: as JSON it has to fit into the log, which Redis bounds.
 const mostText = 2048
 
 /** Told whether it was stored: it was not if the job is not the worker's any more. */

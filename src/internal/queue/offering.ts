@@ -176,7 +176,7 @@ export class Offerer {
   #unanswered = 0
   #waiting: Array<Item> = []
   #head = 0
-  // As a member whose jobs may wait for room it makes one request at a time, so they keep their order.
+  // Jobs may wait for room: the process sends one request at a time, so its jobs keep their order.
   #enters = false
   // Jobs wait until the actor says that there is room.
   #parked = false

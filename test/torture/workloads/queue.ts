@@ -80,7 +80,7 @@ const decided = (client: Client, queue: Queue, value: string, run: number) =>
       })
   )
 
-/** Runs a pool of a changing size. One that leaves drains it, or says so, as its handlers may be interrupted then. */
+/** Runs a pool of a changing size. A client that leaves drains the pool, or says so, as its handlers may be interrupted then. */
 const running = (client: Client, queue: Queue, leaves: boolean) => {
   const run = ++runs
   const grace = client.random() < 0.5 ? 0 : Math.round(client.random() * 400)
@@ -154,7 +154,7 @@ const offering = (client: Client, queue: Queue, wishes: ReadonlyArray<Wish>) =>
     )
   })
 
-/** Records what becomes of a job whose outcome is kept; other errors are those of the coordinator. */
+/** Records the outcome of a job whose outcome is kept; other errors come from the coordinator. */
 const concluded = (
   { tell }: Log,
   value: string,
@@ -266,7 +266,7 @@ const pausing = (client: Client, queue: Queue) => {
   })
 }
 
-/** Reads the dead letters. Some of the first ones are replayed or discarded, if that is wanted. */
+/** Reads the dead letters, and replays or discards some of the first, if that is wanted. */
 const letters = (client: Client, queue: Queue, known: Set<string>, operates: boolean) =>
   Effect.gen(function*() {
     const found = yield* follow(client, queue, "letters", ({ tell }) =>
