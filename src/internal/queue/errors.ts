@@ -106,7 +106,7 @@ export class OutcomeUnknown extends Schema.Error<OutcomeUnknown>("lockstep/Queue
 }
 
 /**
- * The queue has another number of shards, and jobs, dead letters or processes that have it open.
+ * The queue has another number of shards, and jobs, dead letters, schedules, or processes that have it open.
  *
  * @category errors
  * @since 0.1.0
