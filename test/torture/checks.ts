@@ -26,6 +26,8 @@ export interface Run {
   readonly disturbed: ReadonlyMap<string, ReadonlyArray<Span>>
   /** When the sessions of a client were lost. */
   readonly lost: ReadonlyMap<string, ReadonlyArray<number>>
+  /** The clock of Redis has jumped, so its times are not those of the machine. */
+  readonly jumped?: boolean | undefined
   readonly tally?: Tally | undefined
 }
 

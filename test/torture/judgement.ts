@@ -86,6 +86,7 @@ export const judge = (evidence: Evidence): Judgement => {
     lease,
     forgets: injected.filter(({ fault }) => fault.forgets),
     disturbed: disturbances(evidence),
+    jumped: injected.some(({ fault }) => fault.name === "clock jump"),
     lost: new Map(lost.map(([name, events]) => [name, events.map(({ at }) => at)])),
     tally
   }

@@ -159,7 +159,7 @@ const offersOf = (holds: ReadonlyArray<Hold>): ReadonlyMap<string, Offer> => {
   return found
 }
 
-const handlingsOf = (holds: ReadonlyArray<Hold>): ReadonlyArray<Handling> =>
+const handlingsOf = (holds: ReadonlyArray<Hold>, jumped: boolean): ReadonlyArray<Handling> =>
   ofKind(holds, "handle").flatMap((hold) => {
     const told = toldOf(hold, "handles")
     if (told === undefined) return []
@@ -172,8 +172,7 @@ const handlingsOf = (holds: ReadonlyArray<Hold>): ReadonlyArray<Handling> =>
       number,
       number
     ]
-    // A clock that jumps makes tokens of the time to come.
-    const [stored, handed] = [offered * 1000 - skew, Math.min(token - skew, hold.asked)]
+    const [stored, handed] = [offered * 1000 - skew, jumped ? hold.asked : token - skew]
     return [{ hold, id: String(id), value: String(value), attempt, crashes, offered, stored, handed, token, run }]
   }).sort((a, b) => a.token - b.token)
 
@@ -201,7 +200,7 @@ const deathsOf = (holds: ReadonlyArray<Hold>): ReadonlyMap<string, number> => {
 
 const factsOf = (holds: ReadonlyArray<Hold>, run: Run): Facts => ({
   offers: offersOf(holds),
-  handled: groupedBy(handlingsOf(holds), ({ value }) => value),
+  handled: groupedBy(handlingsOf(holds, run.jumped === true), ({ value }) => value),
   letters: groupedBy(lettersOf(holds), ({ value }) => value),
   holds,
   run,
@@ -476,7 +475,7 @@ const apart = ({ handled, holds, run }: Facts): ReadonlyArray<Anomaly> => [
 
 /** So many jobs begin in an interval as can begin at once, and as many again. */
 const rate = (facts: Facts): ReadonlyArray<Anomaly> => {
-  if (wasMany(facts.holds[0]!)) return []
+  if (wasMany(facts.holds[0]!) || facts.run.jumped === true) return []
   const { interval, jobs } = limited.limits.rate
   const begun = [...facts.handled.values()].flat().filter((one) => !isRetold(facts, one)).sort((a, b) =>
     a.handed - b.handed
@@ -503,7 +502,8 @@ const timely = (facts: Facts): ReadonlyArray<Anomaly> => {
     if (handed < offer.hold.asked + offer.delay - 10_000) {
       return [{ check: "early", detail: `${value} began before its delay was over`, holds: [offer.hold, hold] }]
     }
-    if (isRetold(facts, one)) return []
+    // It is only known when a job began, and that is later than when it was handed out.
+    if (run.jumped === true || isRetold(facts, one)) return []
     const isFirst = stored < offer.confirmed + 2000
     if (offer.expires > 0 && isFirst && handed > offer.confirmed + offer.expires + 10_000) {
       return [{ check: "expired", detail: `${value} began after it had expired`, holds: [offer.hold, hold] }]
@@ -522,6 +522,7 @@ const timely = (facts: Facts): ReadonlyArray<Anomaly> => {
 
 /** No job begins between a pause and the next attempt to resume. */
 const paused = (facts: Facts): ReadonlyArray<Anomaly> => {
+  if (facts.run.jumped === true) return []
   const resumes = [...ofKind(facts.holds, "resume"), ...ofKind(facts.holds, "settled")].map((
     { asked, ended, outcome }
   ) => ({
