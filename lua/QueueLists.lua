@@ -60,7 +60,8 @@ end
 lists.delayed = function(queue, place, count, items)
   local last, ties = match(place, '^(%d+) (%d+)$')
   ties = tonumber(ties) or 0
-  local found = call('ZRANGEBYSCORE', queue.delays, last or '-inf', '(+inf', 'WITHSCORES', 'LIMIT', ties, count)
+  -- Those below 0 wait, at the front of their level.
+  local found = call('ZRANGEBYSCORE', queue.delays, last or 0, '(+inf', 'WITHSCORES', 'LIMIT', ties, count)
   for at = 1, #found, 2 do
     local letter, id = split(found[at])
     local due = text(tonumber(found[at + 1]))

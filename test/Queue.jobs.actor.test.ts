@@ -2,6 +2,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
+import type { Redis as IoRedis } from "ioredis"
 import { actor, client, keysOf } from "./support/actor.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
@@ -253,4 +254,68 @@ const run = async (
   for (const job of [...jobs.values()]) await queue.send("producer", "queue.cancel", [job.id])
   jobs.clear()
   assert.strictEqual(await noted(), 0)
+}
+
+layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
+  const alone = (f: (queue: Awaited<ReturnType<typeof started>>, redis: IoRedis) => Promise<void>) =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      yield* Effect.promise(async () => f(await started(redis), redis))
+    })
+
+  it.effect("are not listed as delayed while they are in front of others", () =>
+    alone(async ({ look, offer }) => {
+      const ids = [await offer("1f"), await offer("1f"), await offer("1d60000")]
+      const [, place, jobs] = await look("queue.jobs", ["delayed", "", 2])
+      assert.deepStrictEqual([place, jobs.map(([, , [id]]: any) => id)], ["", ids.slice(2)])
+    }))
+})
+
+/** A queue with a producer, and a worker that works when it is told to. */
+const started = async (redis: IoRedis) => {
+  const queue = actor(redis, freshNamespace(), "queue:q")
+  const due = queue.keys("")[1]!
+  let number = 0
+  const now = async () => {
+    const [seconds, micros] = await redis.time()
+    return Number(seconds) * 1000 + Number(micros) / 1000
+  }
+  const join = ({ groupspacing = 0, length = 0, overflow = 0 } = {}) =>
+    queue.send(
+      "producer",
+      "queue.join",
+      ["p", "1", 0, 0, 0, 60_000, 1000, 0, 100, length, overflow, 1, groupspacing, 0, 1, 0]
+    )
+  /** Jobs with bodies of one digit; the same texts are behind each. */
+  const offers = (shapes: ReadonlyArray<string>, texts = "", body = 1) => {
+    const values = shapes.map(() => `${body}${texts}`).join("")
+    return queue.send("producer", "queue.offer", [values, shapes.join(" "), "node", ++number])
+  }
+  await queue.open("producer")
+  await queue.open("worker")
+  await join()
+  return {
+    ...queue,
+    join,
+    offers,
+    /** Answers the id of the job. */
+    offer: async (shape: string, texts = "", body = 1): Promise<string> => {
+      const [, stamp, first, [known]] = await offers([shape], texts, body)
+      if (known !== undefined) return known[1]
+      const letter = /^1.*[fd]/.test(shape) ? "N" : "n"
+      return `${letter}${stamp}-${first}`
+    },
+    work: (credit: number) => queue.send("worker", "queue.work", ["w", credit]),
+    /** The jobs that the worker was given, and their bodies. */
+    delivered: async (): Promise<Array<[id: string, body: number]>> =>
+      (await queue.mail("worker")).flatMap(([, , tag, , , jobs]) =>
+        tag === "deliver" ? jobs.map(([id, , body]: any) => [id, body]) : []
+      ),
+    /** When the alarm of the queue rings. */
+    alarm: async () => Number(await redis.zscore(due, "@queue:q")),
+    passed: async (millis: number) => {
+      const from = await now()
+      while (await now() <= from + millis) await redis.ping()
+    }
+  }
 }
