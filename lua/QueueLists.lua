@@ -247,17 +247,20 @@ local function cancelActive(ctx, queue, most)
   for _, name in ipairs(STREAMS) do
     for _, one in ipairs(most > count and tryJobs('XPENDING', queue[name], JOBS, '-', '+', most - count) or {}) do
       local id, consumer = one[1], one[2]
-      local letter, fields = name, entryAt(queue[name], id)
-      if name == 'U' then letter, consumer = sub(consumer, -1), sub(consumer, 1, -2) end
-      if groups.levels[letter] then groups.done(queue, letter, { id }) end
-      removeJob(queue, letter, id)
-      dropNotes(ctx, queue, { letter .. id })
-      if fields then
-        releaseId(ctx, queue, fieldOf(fields, 'i'), letter .. id, fieldOf(fields, 'q'))
-        conclude(ctx, queue, letter .. id, fieldOf(fields, 'r'), '["cancelled"]')
+      -- One that was kept behind another may have been put among those that wait.
+      if find(consumer, '^[^/]+/') then
+        local letter, fields = name, entryAt(queue[name], id)
+        if name == 'U' then letter, consumer = sub(consumer, -1), sub(consumer, 1, -2) end
+        if groups.levels[letter] then groups.done(queue, letter, { id }) end
+        removeJob(queue, letter, id)
+        dropNotes(ctx, queue, { letter .. id })
+        if fields then
+          releaseId(ctx, queue, fieldOf(fields, 'i'), letter .. id, fieldOf(fields, 'q'))
+          conclude(ctx, queue, letter .. id, fieldOf(fields, 'r'), '["cancelled"]')
+        end
+        interruptJob(ctx, queue, consumer, letter .. id)
+        count = count + 1
       end
-      interruptJob(ctx, queue, consumer, letter .. id)
-      count = count + 1
     end
   end
   return count

@@ -269,6 +269,18 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       const [, place, jobs] = await look("queue.jobs", ["delayed", "", 2])
       assert.deepStrictEqual([place, jobs.map(([, , [id]]: any) => id)], ["", ids.slice(2)])
     }))
+
+  it.effect("are obliterated behind one that waits for its retry", () =>
+    alone(async ({ look, offer, send, work }) => {
+      await work(1)
+      const job = await offer("1q2", "kx")
+      await offer("1q2", "kx")
+      await send("worker", "queue.retry", ["w", job, 60_000, "1", 0])
+      assert.deepStrictEqual(await send("producer", "queue.obliterate", []), ["obliterated", 1, true])
+      assert.deepStrictEqual(await send("producer", "queue.obliterate", []), ["obliterated", 1, false])
+      const [, , delayed, active] = await look("queue.state", [])
+      assert.deepStrictEqual([delayed, active], [0, 0])
+    }))
 })
 
 /** A queue with a producer, and a worker that works when it is told to. */
