@@ -26,16 +26,17 @@ extend.duplicated = function(ctx, queue, wish, body)
   if not name then return nil end
   local job, letter, at, holder, count = jobFound(queue, name)
   if not job or mode == 's' then return job end
+  -- The former may have been given back as if it had not begun; and one that is kept may have been promoted.
+  if mode == 'k' and kept ~= '' and select(5, jobFound(queue, kept)) == 0 then
+    setNote(queue, 'b' .. kept, body)
+    return kept
+  end
   if count == 0 then
     setNote(queue, 'b' .. job, body)
     if mode == 'd' then postponeJob(ctx, queue, job, letter, at, holder, ctx.now + tonumber(wish.v)) end
     return job
   end
   if mode == 'd' then return nil end
-  if kept ~= '' and jobFound(queue, kept) then
-    setNote(queue, 'b' .. kept, body)
-    return kept
-  end
   wish.behind, wish.w = job, text(FOREVER)
 end
 

@@ -281,6 +281,18 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       const [, , delayed, active] = await look("queue.state", [])
       assert.deepStrictEqual([delayed, active], [0, 0])
     }))
+
+  it.effect("get no payload that is newer than that of the one behind them", () =>
+    alone(async ({ delivered, offer, send, work }) => {
+      await work(1)
+      const first = await offer("1q2", "kx", 1)
+      const kept = await offer("1q2", "kx", 2)
+      await send("worker", "session.leave", ["w"])
+      assert.strictEqual(await offer("1q2", "kx", 3), kept)
+      await work(1)
+      await send("worker", "queue.finish", ["w", first, "", "kx", "", 1])
+      assert.deepStrictEqual(await delivered(), [[first, 1], [first, 1], [kept, 3]])
+    }))
 })
 
 /** A queue with a producer, and a worker that works when it is told to. */
