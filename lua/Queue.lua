@@ -554,9 +554,11 @@ local function dispatchJobs(ctx, queue)
     end
     local share = math.ceil(ready / (#queue.list - queue.head + 2))
     local some = math.min(worker.credit, MOST.hand, share, allowed, byRate)
+    local before = queue.expired + queue.delayed
     local items = inGroups > 0 and groups.take(ctx, queue, worker.claim, some)
       or takeJobs(ctx, queue, worker.claim, some)
-    handed = handed + math.max(1, #items)
+    -- Jobs that have expired, or begin later, are work too.
+    handed = handed + math.max(1, #items + queue.expired + queue.delayed - before)
     handOutTo(ctx, queue, worker, items)
     enlist(queue, worker)
   end

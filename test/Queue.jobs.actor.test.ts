@@ -293,6 +293,19 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       await send("worker", "queue.finish", ["w", first, "", "kx", "", 1])
       assert.deepStrictEqual(await delivered(), [[first, 1], [first, 1], [kept, 3]])
     }))
+
+  it.effect("expire, so many in a call", () =>
+    alone(async ({ look, offers, passed, ring, work }) => {
+      for (let at = 0; at < 10; at++) await offers(Array.from({ length: 500 }, () => "1e1"))
+      await passed(1)
+      await work(500)
+      const expired = async () => (await look("queue.state", []))[9] as number
+      const some = await expired()
+      assert.isTrue(some >= 2048 && some < 3000, String(some))
+      await ring()
+      await ring()
+      assert.strictEqual(await expired(), 5000)
+    }))
 })
 
 /** A queue with a producer, and a worker that works when it is told to. */
