@@ -865,6 +865,7 @@ handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, wind
   if queue.plans > 0 then extend.wakePlans(ctx, queue) end
   -- Alarms are forgotten when no session was alive for a day.
   expectDelayed(ctx, queue)
+  if queue.grouped > 0 then groups.ring(ctx, queue) end
   return reply('joined', queue.shards, queue.plans > 0)
 end
 

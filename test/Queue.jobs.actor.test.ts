@@ -306,6 +306,18 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       await ring()
       assert.strictEqual(await expired(), 5000)
     }))
+
+  it.effect("of groups that wait for a time begin after all sessions have been away for long", () =>
+    alone(async ({ alarm, delivered, join, keys, offers, send, work }, redis) => {
+      await join({ groupspacing: 60_000 })
+      await work(2)
+      await offers(["1g1", "1g1"], "g")
+      const [[id]] = await delivered() as [[string, number]]
+      await send("worker", "queue.done", ["w", `${id[0]} ${id.slice(1)}`, 0])
+      await redis.del(keys("")[1]!)
+      await join({ groupspacing: 60_000 })
+      assert.isTrue(await alarm() > 0)
+    }))
 })
 
 /** A queue with a producer, and a worker that works when it is told to. */
