@@ -84,9 +84,8 @@ local function dropJobs(ctx, queue, excess)
   if excess > 0 then
     for _, job in ipairs(call('ZRANGEBYSCORE', queue.delays, 0, '+inf', 'LIMIT', 0, excess + queue.plans)) do
       local letter, id = split(job)
-      -- Schedules are among them.
-      if letter and not groups.levels[letter] and excess > 0 then
-        call('ZREM', queue.delays, job)
+      -- Schedules are among them, and one that was kept behind another may have been put among those that wait.
+      if letter and not groups.levels[letter] and excess > 0 and call('ZREM', queue.delays, job) == 1 then
         queue.delayed, excess = queue.delayed - 1, excess - 1
         extend.remove(ctx, queue, letter, id, entryAt(queue[letter], id), '["dropped"]')
       end

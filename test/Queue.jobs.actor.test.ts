@@ -318,6 +318,20 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       await join({ groupspacing: 60_000 })
       assert.isTrue(await alarm() > 0)
     }))
+
+  it.effect("are counted when they are dropped behind others", () =>
+    alone(async ({ join, look, offer, send, work }) => {
+      await work(2)
+      for (const deduped of ["kx", "ky"]) {
+        const job = await offer("1q2", deduped)
+        await offer("1q2", deduped)
+        await send("worker", "queue.retry", ["w", job, 60_000, "1", 0])
+      }
+      await join({ length: 1, overflow: 2 })
+      await join({ length: 1, overflow: 2 })
+      const [, ready, delayed] = await look("queue.state", [])
+      assert.deepStrictEqual([ready, delayed], [[0, 0, 1, 0], 0])
+    }))
 })
 
 /** A queue with a producer, and a worker that works when it is told to. */
