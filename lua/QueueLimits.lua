@@ -78,8 +78,6 @@ local function dropJobs(ctx, queue, excess)
       if excess == 0 or looked < MOVED then break end
       from = '(' .. last
     end
-    -- A job behind one of these may be able to begin.
-    soonerDue(ctx, queue, ctx.now)
   end
   if excess > 0 then
     for _, job in ipairs(call('ZRANGEBYSCORE', queue.delays, 0, '+inf', 'LIMIT', 0, excess + queue.plans)) do
@@ -99,7 +97,10 @@ end
 extend.bound = function(ctx, queue)
   local room = queue.length - lengthOf(queue)
   if queue.overflow == DROP and queue.length > 0 and room < 0 then
-    return dropJobs(ctx, queue, math.min(-room, MOST_DROPPED))
+    dropJobs(ctx, queue, math.min(-room, MOST_DROPPED))
+    -- A job behind one of these may be able to begin.
+    if queue.workers > 0 then dispatchJobs(ctx, queue) end
+    return
   end
   -- The length was removed, or offers do not wait any more: the members of the line go on.
   if queue.length == 0 or queue.overflow ~= WAIT then room = 1 end

@@ -332,6 +332,16 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       const [, ready, delayed] = await look("queue.state", [])
       assert.deepStrictEqual([ready, delayed], [[0, 0, 1, 0], 0])
     }))
+
+  it.effect("begin when the one before them is dropped", () =>
+    alone(async ({ delivered, join, offer, send, work }) => {
+      await join({ length: 1, overflow: 2 })
+      await work(1)
+      const job = await offer("1q2", "kx")
+      const kept = await offer("1q2", "kx")
+      await send("worker", "queue.retry", ["w", job, 60_000, "1", 1])
+      assert.deepStrictEqual((await delivered()).map(([id]) => id), [job, kept])
+    }))
 })
 
 /** A queue with a producer, and a worker that works when it is told to. */
