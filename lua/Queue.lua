@@ -325,9 +325,15 @@ local function removeJob(queue, letter, id)
   return call('XACK', queue[letter], JOBS, id)
 end
 
+-- A job is not at the front of its level any more.
+local function unstack(queue, job)
+  if queue.stacked > 0 then queue.stacked = queue.stacked - call('ZREM', queue.delays, job) end
+end
+
 -- Removes a job that was not in work, for another reason than that it is done.
 extend.remove = function(ctx, queue, letter, id, fields, outcome)
   removeJob(queue, letter, id)
+  unstack(queue, letter .. id)
   dropNotes(ctx, queue, { letter .. id })
   if not fields then return end
   local given, deduped = fieldOf(fields, 'i'), fieldOf(fields, 'q')
@@ -392,7 +398,8 @@ local function takeSource(queue, source, claim, count)
       queue[AT[letter]], queue[LAST[letter]] = tonumber(at), tonumber(last)
     end
   else
-    local pending = frontOf(queue, letter, count)
+    -- Of those that are removed, the oldest ones come first.
+    local pending = claim == '/' and {} or frontOf(queue, letter, count)
     entries, counts, found = {}, {}, #pending
     claimInto(stream, consumer, pending, entries, counts)
     if found < count then
@@ -1063,11 +1070,6 @@ local function jobNamed(queue, name)
   local job = call('HGET', queue.ids, name) or name
   local letter, at = split(job)
   return job, letter, at
-end
-
--- A job is not at the front of its level any more.
-local function unstack(queue, job)
-  if queue.stacked > 0 then queue.stacked = queue.stacked - call('ZREM', queue.delays, job) end
 end
 
 -- A job that was removed is interrupted.

@@ -342,6 +342,14 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       await send("worker", "queue.retry", ["w", job, 60_000, "1", 1])
       assert.deepStrictEqual((await delivered()).map(([id]) => id), [job, kept])
     }))
+
+  it.effect("are dropped, the oldest one first, also where the newest one begins first", () =>
+    alone(async ({ delivered, join, offer, work }) => {
+      await join({ length: 2, overflow: 2 })
+      const ids = [await offer("1f"), await offer("1f"), await offer("1f")]
+      await work(2)
+      assert.deepStrictEqual((await delivered()).map(([id]) => id), [ids[2], ids[1]])
+    }))
 })
 
 /** A queue with a producer, and a worker that works when it is told to. */
