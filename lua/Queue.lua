@@ -541,8 +541,9 @@ end
 -- Hands jobs out for as long as there are any, the limits allow it, and a worker has credit.
 local function dispatchJobs(ctx, queue)
   local handed = 0
-  if queue.touched then groups.place(ctx, queue) end
   while queue.paused == 0 do
+    -- A job that expires may have another one begin.
+    if queue.touched then groups.place(ctx, queue) end
     local ready = readyIn(queue)
     local inGroups = queue.grouped > 0 and groups.ready(queue) or 0
     ready = ready + inGroups

@@ -350,6 +350,16 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       await work(2)
       assert.deepStrictEqual((await delivered()).map(([id]) => id), [ids[2], ids[1]])
     }))
+
+  it.effect("of groups begin when the one before them has expired", () =>
+    alone(async ({ delivered, offer, passed, send, work }) => {
+      await work(1)
+      const job = await offer("1e20q2", "kx")
+      const kept = await offer("1q2g1", "kxg")
+      await passed(20)
+      await send("worker", "queue.retry", ["w", job, 0, "1", 1])
+      assert.deepStrictEqual((await delivered()).map(([id]) => id), [job, kept])
+    }))
 })
 
 /** A queue with a producer, and a worker that works when it is told to. */
