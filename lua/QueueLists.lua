@@ -192,7 +192,16 @@ local function drainJobs(ctx, queue, delayed, behind)
     if some > 0 then
       -- No worker has a claim of this name.
       local entries, _, letter = takeSource(queue, source, '/', some)
-      for _, entry in ipairs(entries) do remove(letter, entry[1], entry[2]) end
+      for _, entry in ipairs(entries) do
+        local job = letter .. entry[1]
+        local due = not delayed and tonumber(noteOf(queue, 'd' .. job) or 0) or 0
+        if due > ctx.now then
+          unsetNote(queue, 'd' .. job)
+          delayJob(ctx, queue, letter, entry[1], due, 0)
+        else
+          remove(letter, entry[1], entry[2])
+        end
+      end
     end
   end
   if queue.grouped > 0 then

@@ -360,6 +360,15 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       await send("worker", "queue.retry", ["w", job, 0, "1", 1])
       assert.deepStrictEqual((await delivered()).map(([id]) => id), [job, kept])
     }))
+
+  it.effect("that were rescheduled are drained as delayed ones", () =>
+    alone(async ({ look, offer, send }) => {
+      const job = await offer("1")
+      await send("producer", "queue.reschedule", [job, "1", 60_000])
+      assert.deepStrictEqual(await send("producer", "queue.drain", ["", ""]), ["drained", 0, false, ""])
+      assert.deepStrictEqual(await look("queue.status", [job]), ["status", "delayed", 0])
+      assert.deepStrictEqual(await send("producer", "queue.drain", ["1", ""]), ["drained", 1, false, ""])
+    }))
 })
 
 /** A queue with a producer, and a worker that works when it is told to. */
