@@ -975,7 +975,7 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
 
   readonly retry = (id: string): Effect.Effect<boolean, QueueError> => {
     const sought = (before: string): Effect.Effect<boolean, QueueError> =>
-      Effect.flatMap(failing(question(this.#place, "queue.seek", [id, before])), (reply) => {
+      Effect.flatMap(failing(question(this.#place, "queue.seek", [localOf(id), before])), (reply) => {
         if (reply[0] === "missing") return Effect.succeed(false)
         return reply[0] === "more" ? sought(reply[1]) : Effect.map(this.replay([reply[1]]), (count) => count === 1)
       })

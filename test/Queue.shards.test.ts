@@ -176,6 +176,18 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
         yield* shows(queue, { dead: 0, waiting: 3 })
       })))
 
+  it.effect("offers dead letters again by the ids of their jobs, in whatever shard", () =>
+    spread(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ shards }))
+        const offered = yield* Effect.forEach(upTo(shards), (n) => queue.offer(n))
+        const failing = yield* working(queue, () => Effect.fail("no"), { attempts: 1, concurrency: shards })
+        yield* shows(queue, { dead: shards })
+        yield* failing.stop
+        for (const { id } of offered) assert.isTrue(yield* queue.retry(id), id)
+        yield* shows(queue, { dead: 0, waiting: shards })
+      })))
+
   it.effect("takes one job from whatever shard", () =>
     spread(1, ([a]) =>
       Effect.gen(function*() {
