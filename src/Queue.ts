@@ -698,22 +698,36 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
   }
 
   readonly offer = (payload: A, options?: OfferOptions): Effect.Effect<Offered, QueueError> =>
-    this.#spanned("offer", (trace) => {
+    this.#offer(payload, options)
+
+  // `late` is told of a job that was stored, or found, after its caller was interrupted.
+  #offer(
+    payload: A,
+    options: OfferOptions | undefined,
+    late?: (offered: Offered) => void
+  ): Effect.Effect<Offered, QueueError> {
+    return this.#spanned("offer", (trace) => {
       const encoded = this.#encode(payload)
       if (Exit.isFailure(encoded)) return Effect.failCause(encoded.cause)
       const wish = wishOf(encoded.value, options, trace, this.#retention)
       return Effect.callback((resume) => {
         const asker: Asker = {
-          offered: (_, offered) =>
-            resume(offered === undefined ? Effect.fail(this.#uncertain) : Effect.succeed(offered)),
+          offered: (_, offered) => {
+            if (offered === undefined) resume(Effect.fail(this.#uncertain))
+            else if (late !== undefined && asker.gone === true) late(offered)
+            else resume(Effect.succeed(offered))
+          },
           full: () => resume(Effect.fail(this.#full)),
           failed: ({ reason }) => resume(Effect.fail(fail(reason)))
         }
         this.#offerer.offer(wish, asker, 0)
         // Only then it may wait for long.
-        return this.#offerer.enters ? Effect.sync(() => this.#offerer.withdraw(asker)) : undefined
+        return this.#offerer.enters || late !== undefined
+          ? Effect.sync(() => this.#offerer.withdraw(asker))
+          : undefined
       })
     })
+  }
 
   readonly followUp = (payload: A, options?: OfferOptions): Effect.Effect<void, QueueError, Job> =>
     Effect.flatMap(Job, (job) =>
@@ -803,15 +817,17 @@ class QueueImpl<in out A, in out S, in out E> implements Queue<A, S, E> {
   // Results
   // -------------------------------------------------------------------------------------------------------------------
 
-  readonly execute = (payload: A, { onInterrupt = "cancel", ...options }: ExecuteOptions = {}) =>
-    Effect.uninterruptibleMask((restore) =>
-      Effect.flatMap(this.offer(payload, { ...options, result: true }), ({ id }) => {
-        const result = restore(this.result(id))
-        return onInterrupt === "continue"
-          ? result
-          : Effect.onInterrupt(result, () => Effect.ignore(this.cancel(id)))
-      })
+  readonly execute = (payload: A, { onInterrupt = "cancel", ...options }: ExecuteOptions = {}) => {
+    const cancel = ({ id }: Offered) => onInterrupt === "continue" ? Effect.void : Effect.ignore(this.cancel(id))
+    // An offer may wait for room for long, so it can be interrupted too.
+    const offer = this.#offer(payload, { ...options, result: true }, (offered) => void Effect.runFork(cancel(offered)))
+    return Effect.uninterruptibleMask((restore) =>
+      Effect.flatMap(
+        restore(offer),
+        (offered) => Effect.onInterrupt(restore(this.result(offered.id)), () => cancel(offered))
+      )
     )
+  }
 
   readonly result = (id: string): Effect.Effect<S, E | QueueError> =>
     Effect.flatMap(failing(this.#outcomes.await(localOf(id))), (outcome) => this.#decoded(id, outcome))

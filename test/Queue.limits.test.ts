@@ -81,6 +81,24 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         yield* worker.stop
       })))
 
+  it.effect("lets go of a caller that is interrupted before its job is stored, or known to be", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, limited(1))
+        const early = yield* Effect.forkChild(queue.execute(1), { startImmediately: true })
+        yield* promptly(Fiber.interrupt(early), "the interruption")
+        // Behind that one, which was stored, and is cancelled.
+        yield* promptly(queue.offer(2), "the offer")
+        yield* shows(queue, { waiting: 1 })
+        const waiting = yield* Effect.forkChild(queue.execute(3), { startImmediately: true })
+        yield* pending(waiting)
+        yield* promptly(Fiber.interrupt(waiting), "the interruption")
+        const worker = yield* working(queue)
+        yield* shows(queue, { waiting: 0, completed: 1 })
+        assert.deepStrictEqual(worker.begun, [2])
+        yield* worker.stop
+      })))
+
   it.effect("takes what workers that wait can begin, whatever its length", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
