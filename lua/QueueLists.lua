@@ -291,7 +291,7 @@ handlers['queue.obliterate'] = function(ctx, key)
     call('HDEL', key, 'h')
     -- Known ids and outcomes stay where they are: the numbers of offers are there too, and no offer must be stored twice.
     queue.plans, queue.notes, queue.stacked, queue.cleared, queue.recount = 0, 0, 0, queue.number, true
-    queue.completed, queue.buried, queue.expired = 0, 0, 0
+    queue.completed, queue.buried, queue.expired, queue.dropped = 0, 0, 0, 0
     queue.begun, queue.waited, queue.ran = 0, 0, 0
   end
   return reply('obliterated', count, more)

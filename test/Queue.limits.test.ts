@@ -171,6 +171,8 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         yield* shows(queue, { waiting: 0, delayed: 4, dropped: 603 })
         assert.isFalse((yield* other.offer(9, { dedupe: { id: "x" }, delay: "3 hours" })).duplicate)
         yield* shows(queue, { waiting: 0, delayed: 4, dropped: 604 })
+        yield* queue.obliterate
+        yield* shows(queue, { waiting: 0, delayed: 0, completed: 0, dropped: 0 })
       })))
 
   it.effect("lets waiting offers go on when its length is raised, or taken away", () =>
