@@ -283,8 +283,8 @@ local function beginHeads(ctx, queue, names)
       group.head = nil
       countWaiting(queue, group, head.letter, -1)
       group.active = group.active + 1
+      begun[#begun + 1] = { head, group, group.tat }
       if spacing > 0 then group.tat = math.max(group.tat, ctx.now) + spacing end
-      begun[#begun + 1] = { head, group }
       local place = PLACES[group.placed]
       totalsOf(queue)[place] = totalsOf(queue)[place] - 1
       group.placed = TAKEN
@@ -305,7 +305,7 @@ local function takeOfGroups(ctx, queue, level, claim, count, items)
       local fields, notes = entries[1][2], notesOf(queue, job.letter, entries)
       if notes then reviseFields(fields, notes[1], notes[3]) end
       if expireJob(ctx, queue, job.letter, job.id, fields) then
-        group.active = group.active - 1
+        group.active, group.tat = group.active - 1, begun[3]
       else
         items[#items + 1] = describedJob(job.letter, job.id, text(job.count + 1), fields)
       end

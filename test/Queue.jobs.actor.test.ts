@@ -319,6 +319,15 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       assert.isTrue(await alarm() > 0)
     }))
 
+  it.effect("use up nothing of the rate of their group when they expire", () =>
+    alone(async ({ delivered, join, offers, passed, work }) => {
+      await join({ groupspacing: 60_000 })
+      await offers(["1e1g1", "1e1g1", "1g1"], "g")
+      await passed(1)
+      await work(1)
+      assert.strictEqual((await delivered()).length, 1)
+    }))
+
   it.effect("are counted when they are dropped behind others", () =>
     alone(async ({ join, look, offer, send, work }) => {
       await work(2)
