@@ -306,6 +306,39 @@ layer(TestServer.layer, live)("a group of jobs", (it) => {
         yield* isGone(queue)
       })))
 
+  it.effect("is listed, drained and obliterated with the jobs of no group", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const listed = (options: Queue.JobsOptions) => Stream.runCollect(queue.jobs(options))
+        yield* queue.offerAll(upTo(300), (n) => n % 10 === 0 ? {} : { group: `g${n % 3}` })
+        yield* queue.offer(300, { group: "g0", delay: "1 hour" })
+        const waiting = yield* listed({ state: "waiting" })
+        assert.sameMembers(waiting.map(({ payload }) => Option.getOrThrow(payload)), upTo(300))
+        assert.isTrue(waiting.every(({ group, payload }) => {
+          const n = Option.getOrThrow(payload)
+          return group === (n % 10 === 0 ? undefined : `g${n % 3}`)
+        }))
+        const first = yield* listed({ state: "waiting", limit: 100 })
+        const rest = yield* listed({ state: "waiting", after: first.at(-1)!.cursor })
+        assert.deepStrictEqual([...first, ...rest], waiting)
+        const delayed = yield* listed({ state: "delayed" })
+        assert.deepStrictEqual(delayed.map(({ group }) => group), ["g0"])
+        assert.strictEqual(yield* queue.drain(), 300)
+        yield* shows(queue, { waiting: 0, delayed: 1 })
+        yield* queue.offerAll(upTo(300), (n) => ({ group: `g${n % 3}` }))
+        const blocked = yield* working(queue, () => Effect.never, { concurrency: 8 })
+        yield* shows(queue, { active: 3, waiting: 297 })
+        assert.strictEqual(yield* queue.obliterate, 301)
+        yield* shows(queue, { active: 0, waiting: 0, delayed: 0 })
+        yield* blocked.stop
+        const worker = yield* working(queue)
+        yield* queue.offerAll(upTo(6), { group: "g1" })
+        yield* begins(worker, upTo(6))
+        yield* worker.stop
+        yield* isGone(queue)
+      })))
+
   it.effect("is in one shard of a queue that has several", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {

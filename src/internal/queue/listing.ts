@@ -33,6 +33,8 @@ export interface JobInfo<out A> {
   /** How often its worker's session has ended while it was at work. */
   readonly crashes: number
   readonly priority: Priority
+  /** The group that it was offered with. */
+  readonly group: string | undefined
   readonly offeredAt: DateTime.Utc
   /** When a delayed job can begin. */
   readonly due: DateTime.Utc | undefined
@@ -60,7 +62,7 @@ export const jobs = <A>(
     throw new RangeError("state must be one of waiting, delayed, active")
   }
   const infoOf = ([cursor, due, raw]: Listed): JobInfo<A> => {
-    const { attempt, body, crashes, id, key, offeredAt, schedule } = new Task([], shard, raw, 0, 0, ignore)
+    const { attempt, body, crashes, group, id, key, offeredAt, schedule } = new Task([], shard, raw, 0, 0, ignore)
     return {
       id,
       state,
@@ -68,6 +70,7 @@ export const jobs = <A>(
       attempts: attempt,
       crashes,
       priority: levelOf(key),
+      group,
       offeredAt,
       due: due === 0 ? undefined : DateTime.makeUnsafe(due),
       schedule,
