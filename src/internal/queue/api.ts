@@ -1,0 +1,282 @@
+/** What a queue does for users, and what they can ask of it. */
+
+import type * as Cron from "effect/Cron"
+import type * as DateTime from "effect/DateTime"
+import type * as Duration from "effect/Duration"
+import type * as Effect from "effect/Effect"
+import type * as Option from "effect/Option"
+import type * as Schedule from "effect/Schedule"
+import type * as Schema from "effect/Schema"
+import type * as Scope from "effect/Scope"
+import type * as Stream from "effect/Stream"
+import type { JobTimeout, QueueError } from "./errors.ts"
+import type { Group, GroupState } from "./groups.ts"
+import type { Minute } from "./history.ts"
+import type { Job } from "./job.ts"
+import type { DeadLetter } from "./letters.ts"
+import type { JobInfo, JobsOptions } from "./listing.ts"
+import type { Offered } from "./offering.ts"
+import type { WorkerPool } from "./pool.ts"
+import type { Scheduled, ScheduleOptions } from "./schedules.ts"
+import type { State } from "./state.ts"
+import type { Taken } from "./taking.ts"
+import type { OfferOptions } from "./wish.ts"
+
+export interface ExecuteOptions extends Omit<OfferOptions, "result"> {
+  /** What becomes of the job when the caller is interrupted. Default `cancel`. */
+  readonly onInterrupt?: "cancel" | "continue" | undefined
+}
+
+export interface RunOptions<in E = unknown> {
+  /** How many jobs this process runs at a time, up to 1,024. Default 1. */
+  readonly concurrency?: number | undefined
+  /**
+   * How often a job is attempted at most; then it is a dead letter. Default: 5, or for as long as the `retry` schedule goes on
+   * if there is one. A job's own `attempts` goes first.
+   */
+  readonly attempts?: number | undefined
+  /** When a job whose handler has failed is attempted again. Default: after 1, 2, 4 seconds and so on, up to an hour. */
+  readonly retry?: Schedule.Schedule<unknown, E | JobTimeout> | undefined
+  /** How long a handler may run; then it is interrupted, and has failed. A job's own `timeout` goes first. Default: for ever. */
+  readonly timeout?: Duration.Input | undefined
+  /**
+   * How long handlers may go on after an interruption; the worker takes no more jobs meanwhile. Then the other handlers are
+   * interrupted, and their jobs go back. Default: not at all.
+   */
+  readonly grace?: Duration.Input | undefined
+  /**
+   * How long a handler may go on after its interruption. Then its slot goes to another job, and the handler runs beside it. That is
+   * logged and counted (`lockstep_overruns`). Default 10 seconds.
+   */
+  readonly overrun?: Duration.Input | undefined
+}
+
+export interface PoolOptions<in E = unknown> extends RunOptions<E> {
+  /** The pool ends by itself when it had no job for this long; not while Redis is away. Default: never. */
+  readonly idle?: Duration.Input | undefined
+}
+
+export interface TakeOptions extends Pick<RunOptions, "attempts" | "retry"> {
+  /** How long to wait for a job. Default: for ever. */
+  readonly wait?: Duration.Input | undefined
+}
+
+export interface RescheduleOptions {
+  /** How long from now the job waits. */
+  readonly delay?: Duration.Input | undefined
+  /** When it can begin, instead of a `delay`. */
+  readonly at?: DateTime.DateTime.Input | undefined
+}
+
+export interface TakeBatchOptions extends Pick<RunOptions, "attempts" | "retry"> {
+  /** How many jobs it takes at most: 1 to 1,024. */
+  readonly max: number
+  /** How long to wait for `max` jobs. Default: until the first job, and the jobs that come with it. */
+  readonly wait?: Duration.Input | undefined
+}
+
+/**
+ * What has become of a job that is not done.
+ */
+export interface Status {
+  readonly state: "waiting" | "delayed" | "active"
+  /** How often it was begun. */
+  readonly attempts: number
+}
+
+/**
+ * A queue of payloads `A`. Jobs whose outcome is kept have a result `S`, or an error `E`.
+ */
+export interface Queue<in out A, in out S = unknown, in out E = never> {
+  readonly "~lockstep/Queue": "~lockstep/Queue"
+  readonly name: string
+  /** Stores a job. Confirmed when it succeeds; if it fails with `Timeout`, it may have been stored. */
+  readonly offer: (payload: A, options?: OfferOptions | undefined) => Effect.Effect<Offered, QueueError>
+  /**
+   * Stores jobs in their order, up to 512 with each call: all of these, or none. If it fails, some calls may have succeeded.
+   */
+  readonly offerAll: (
+    payloads: Iterable<A>,
+    options?: OfferOptions | ((payload: A) => OfferOptions) | undefined
+  ) => Effect.Effect<ReadonlyArray<Offered>, QueueError>
+  /**
+   * For handlers of this queue: offers a job when the handler's own job is done, in the same step: both happen, or neither. No job
+   * is offered if the attempt fails, or the worker has lost the job. Up to 512 for a job.
+   */
+  readonly followUp: (payload: A, options?: OfferOptions | undefined) => Effect.Effect<void, QueueError, Job>
+  /**
+   * Stores a job, and waits for its result, whichever process runs it. It fails with the error of the last attempt, as far as
+   * the `error` schema describes that, or else with `JobFailed`. While Redis is away, it waits.
+   */
+  readonly execute: (payload: A, options?: ExecuteOptions | undefined) => Effect.Effect<S, E | QueueError>
+  /** Waits for the result of a job that was offered with `result`, by its `id`, as `execute` does. */
+  readonly result: (id: string) => Effect.Effect<S, E | QueueError>
+  /** Runs the handler on jobs, as a worker of the queue. Ends with an error only. */
+  readonly run: <E2, R>(
+    handler: (payload: A) => Effect.Effect<S, E2, R>,
+    options?: RunOptions<E2> | undefined
+  ) => Effect.Effect<never, QueueError, Exclude<R, Job>>
+  /**
+   * Runs the handler on jobs, as `run` does, with a pool that can be resized, drained and shut down. It shuts down when the scope
+   * closes.
+   */
+  readonly pool: <E2, R>(
+    handler: (payload: A) => Effect.Effect<S, E2, R>,
+    options?: PoolOptions<E2> | undefined
+  ) => Effect.Effect<WorkerPool, QueueError, Scope.Scope | Exclude<R, Job>>
+  /**
+   * Takes one job into the scope, or `None` if there is none in time. The job is done when the scope closes with a success. It has
+   * failed when the scope closes with a failure, and goes back when it is interrupted. Prefer `run` for many jobs.
+   */
+  readonly take: (
+    options?: TakeOptions | undefined
+  ) => Effect.Effect<Option.Option<Taken<A, S>>, QueueError, Scope.Scope>
+  /**
+   * Takes several jobs into the scope, as `take`: `max` of them, or the jobs that have come in time, perhaps none. How the scope
+   * ends decides about all of them.
+   */
+  readonly takeBatch: (
+    options: TakeBatchOptions
+  ) => Effect.Effect<ReadonlyArray<Taken<A, S>>, QueueError, Scope.Scope>
+  /** What has become of a job, by its `id`; `None` if it is done, or was never there. */
+  readonly status: (id: string) => Effect.Effect<Option.Option<Status>, QueueError>
+  /**
+   * The values that the handler of a job has set with `Job.progress`: the latest value, if any, and then each change. Only the latest
+   * change waits for a slow consumer. The stream ends when the job is done, a dead letter or removed, and at once if there is no such
+   * job. While Redis is away, it waits.
+   */
+  readonly progress: (id: string) => Stream.Stream<unknown, QueueError>
+  /** What handlers have added to the log of a job that is not done, the newest lines; empty if there is none. */
+  readonly logs: (id: string) => Effect.Effect<ReadonlyArray<string>, QueueError>
+  /** Removes a job that is not done, and interrupts its handler if one runs. Answers whether there was one. */
+  readonly cancel: (id: string) => Effect.Effect<boolean, QueueError>
+  /**
+   * Has a job that waits for its retry begin now, or offers the newest dead letter of that `id` again. Answers whether it found
+   * either. Redis looks at 512 dead letters with each call, the newest first.
+   */
+  readonly retry: (id: string) => Effect.Effect<boolean, QueueError>
+  /** Ends the delay of a job, or its time until a retry. Answers whether it had one. */
+  readonly promote: (id: string) => Effect.Effect<boolean, QueueError>
+  /** Has a job that is not active begin after this delay, or at that time. Answers whether there was one. */
+  readonly reschedule: (id: string, when: RescheduleOptions) => Effect.Effect<boolean, QueueError>
+  /**
+   * Replaces the payload of a job that has not begun. Answers whether there was such a job. A job whose first attempt was given back
+   * has not begun.
+   */
+  readonly update: (id: string, payload: A) => Effect.Effect<boolean, QueueError>
+  /** From now on no job begins, on any process. Jobs that have begun go on. */
+  readonly pause: Effect.Effect<void, QueueError>
+  /** Ends a pause, and the time that a handler has asked for with `Job.slowDown`. */
+  readonly resume: Effect.Effect<void, QueueError>
+  /**
+   * Removes all waiting jobs, and with `delayed` the delayed jobs and retries too. Answers how many jobs it removed. Schedules go
+   * on.
+   */
+  readonly drain: (
+    options?: { readonly delayed?: boolean | undefined } | undefined
+  ) => Effect.Effect<number, QueueError>
+  /** Removes dead letters of at least this age. Answers how many it removed. */
+  readonly clean: (age: Duration.Input) => Effect.Effect<number, QueueError>
+  /**
+   * Removes everything: all jobs, schedules, dead letters, ids, results and the history. Handlers that run are interrupted. Members
+   * and workers stay. Answers how many jobs there were. Jobs that are offered meanwhile may be removed or not.
+   */
+  readonly obliterate: Effect.Effect<number, QueueError>
+  readonly state: Effect.Effect<State, QueueError>
+  /** A group of jobs, by the `group` that they are offered with, to look at it, and to pause, resume or purge it. */
+  readonly group: (name: string) => Group
+  /** The groups that have jobs, or are paused. A group that appears or changes meanwhile may be missing, or come twice. */
+  readonly groups: Stream.Stream<GroupState, QueueError>
+  /** The counts of each of the last 60 minutes, the oldest first. The last minute goes on. */
+  readonly history: Effect.Effect<ReadonlyArray<Minute>, QueueError>
+  /**
+   * The jobs of a state. Waiting jobs come level by level in the order in which they begin, and jobs of groups last; delayed jobs as
+   * they are due; active jobs as they were offered. Redis reads up to 64 with each call, so jobs that change meanwhile can be missing
+   * or come twice.
+   */
+  readonly jobs: (options: JobsOptions) => Stream.Stream<JobInfo<A>, QueueError>
+  /**
+   * Offers a job at each time of a calendar, or at an interval: one for each tick, whichever processes are alive. A schedule of
+   * this name is replaced; if its times are the same, its next tick stays. The first tick of an interval is one interval from now.
+   * A calendar without a time zone is in UTC.
+   */
+  readonly schedule: (
+    name: string,
+    times: Cron.Cron | Duration.Input,
+    payload: A,
+    options?: ScheduleOptions | undefined
+  ) => Effect.Effect<void, QueueError>
+  /** Removes a schedule. Answers whether there was one. Jobs that it has offered stay. */
+  readonly unschedule: (name: string) => Effect.Effect<boolean, QueueError>
+  /** The schedules, in the order of their names. */
+  readonly schedules: Stream.Stream<Scheduled<A>, QueueError>
+  /** The next ticks of a schedule, up to 1,000; none if there is no such schedule. */
+  readonly nextRuns: (name: string, count: number) => Effect.Effect<ReadonlyArray<DateTime.Utc>, QueueError>
+  /** The dead letters, the oldest first. */
+  readonly deadLetters: Stream.Stream<DeadLetter, QueueError>
+  /**
+   * Offers the jobs of dead letters again, which begin with their first attempt: those of these `letter`s, or of all that there
+   * are now. Answers how many they were: one stays if another job has its `id`.
+   */
+  readonly replay: (letters?: ReadonlyArray<string> | undefined) => Effect.Effect<number, QueueError>
+  /** Removes dead letters: these, or all. Answers how many they were. */
+  readonly discard: (letters?: ReadonlyArray<string> | undefined) => Effect.Effect<number, QueueError>
+}
+
+/**
+ * How a queue works, for all processes. The last `make` that sets one of `limits`, `groups`, `retention` and `letters` decides
+ * about all of them.
+ */
+export interface Options<in out A, in out S = unknown, in out E = never> {
+  /** Of the payloads. It has to decode and encode synchronously, as all of these. */
+  readonly payload: Schema.Codec<A, any>
+  /** Of results. Default: handlers may return anything, and results are undefined. */
+  readonly success?: Schema.Codec<S, any> | undefined
+  /** Of errors that `execute` and `result` fail with. Default: they fail with `JobFailed`. */
+  readonly error?: Schema.Codec<E, any> | undefined
+  readonly limits?: {
+    /** How many jobs are active at a time, over all processes. Default: no limit. */
+    readonly concurrency?: number | undefined
+    /** How many jobs begin in each interval, over all processes. All of `jobs` can begin at once. Default: no limit. */
+    readonly rate?: { readonly jobs: number; readonly interval: Duration.Input } | undefined
+    /** How many jobs may wait, delayed jobs included, up to 2^31. Default: no limit. */
+    readonly length?: number | undefined
+    /**
+     * What a full queue does with the jobs of `offer`, `offerAll` and `execute`. Default `wait`.
+     *
+     * - `wait`: jobs wait in their process until there is room. Processes take turns, in the order in which they began to wait.
+     * - `fail`: the offer fails with `QueueFull`. `offerAll` may have stored some of its jobs.
+     * - `dropOldest`: the oldest job of the lowest level is removed, which may be the new one.
+     */
+    readonly onFull?: "wait" | "fail" | "dropOldest" | undefined
+  } | undefined
+  /** Of each group of jobs; see `group` of `OfferOptions`. */
+  readonly groups?: {
+    /**
+     * How many jobs of a group are active at a time, over all processes. Default 1: they run in the order of their offers, one by
+     * one, and while one waits for its retry no other job of the group begins.
+     */
+    readonly concurrency?: number | undefined
+    /** How many jobs of a group begin in each interval, over all processes. All of `jobs` can begin at once. Default: no limit. */
+    readonly rate?: { readonly jobs: number; readonly interval: Duration.Input } | undefined
+  } | undefined
+  /**
+   * Over how many partitions the queue is spread, and so over how many primaries of a Redis Cluster: up to the coordinator's
+   * `partitions`. Default: as many as the queue has, or 1. It can only be changed while the queue is empty and no process has it
+   * open; until then `make` fails with `ShardsMismatch`. Jobs are in order within a shard, and `limits` are divided among them;
+   * a group is in one shard.
+   */
+  readonly shards?: number | undefined
+  /** How long ids and results of finished jobs are known: at least this long, at most twice as long. Default: 10 minutes. */
+  readonly retention?: Duration.Input | undefined
+  readonly letters?: {
+    /** How many dead letters are kept, the newest: 1 to 1,000,000, of each shard. Default 10,000. */
+    readonly length?: number | undefined
+    /** How long they are kept. Default: 7 days. `Infinity` for no limit. */
+    readonly age?: Duration.Input | undefined
+    /** The session of a job's worker may end this often, 1 to 1,000; then the job is a dead letter. Default 3. */
+    readonly crashes?: number | undefined
+  } | undefined
+  /** How long jobs stay with a process that died. Default: the coordinator's lease. */
+  readonly lease?: Duration.Input | undefined
+}

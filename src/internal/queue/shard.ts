@@ -1,0 +1,623 @@
+/** A queue, or one shard of it. */
+
+import * as Cause from "effect/Cause"
+import type * as Context from "effect/Context"
+import type * as Cron from "effect/Cron"
+import type * as DateTime from "effect/DateTime"
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import * as Option from "effect/Option"
+import * as Schedule from "effect/Schedule"
+import type * as Scope from "effect/Scope"
+import * as Stream from "effect/Stream"
+import { CoordinatorClosed, type CoordinatorError } from "../actor/errors.ts"
+import { checkName } from "../actor/keys.ts"
+import { join } from "../hold/acquire.ts"
+import type { Observer } from "../hold/membership.ts"
+import { millis, type Place, placeIn, type Space } from "../hold/place.ts"
+import { question, request } from "../hold/request.ts"
+import { sending } from "../hold/span.ts"
+import { type Codec, codec } from "../work/codec.ts"
+import type {
+  ExecuteOptions,
+  Options,
+  PoolOptions,
+  Queue,
+  RescheduleOptions,
+  RunOptions,
+  Status,
+  TakeBatchOptions,
+  TakeOptions
+} from "./api.ts"
+import {
+  fail,
+  JobFailed,
+  OfferUncertain,
+  OutcomeUnknown,
+  type QueueError,
+  QueueFull,
+  ShardsMismatch
+} from "./errors.ts"
+import { Following } from "./following.ts"
+import { type Group, groupOf, groupsOf, type GroupState, removing } from "./groups.ts"
+import { handlingOf, type Policy, type Results } from "./handling.ts"
+import { historyOf, type Minute } from "./history.ts"
+import { Job, Task } from "./job.ts"
+import { type DeadLetter, lettersOf } from "./letters.ts"
+import { type JobInfo, jobs, type JobsOptions } from "./listing.ts"
+import { ownOf } from "./naming.ts"
+import { type Asker, type Offered, Offerer } from "./offering.ts"
+import { type Outcome, Outcomes } from "./outcomes.ts"
+import { graceOf, mostConcurrency, mostOverrun, poolOf, type WorkerPool } from "./pool.ts"
+import { type Scheduled, type ScheduleOptions, Schedules } from "./schedules.ts"
+import { type State, stateOf } from "./state.ts"
+import { take, type Taken } from "./taking.ts"
+import { type OfferOptions, timeOf, whole, wishOf } from "./wish.ts"
+import { crewOf } from "./worker.ts"
+
+const retained = "10 minutes"
+
+const overflows = ["wait", "fail", "dropOldest"]
+
+const overflowOf = (onFull: string): number => {
+  const overflow = overflows.indexOf(onFull)
+  if (overflow < 0) throw new RangeError(`limits.onFull must be one of ${overflows.join(", ")}`)
+  return overflow
+}
+
+type Limits = NonNullable<Options<any>["limits"]>
+
+// How many jobs at a time, how many milliseconds between two of them, and how many of these may be saved up.
+const limitArgs = ({ concurrency, rate }: Limits, what: string) => {
+  const interval = rate === undefined ? 0 : millis(rate.interval, `${what}.rate.interval`)
+  return [
+    concurrency === undefined ? 0 : whole(concurrency, `${what}.concurrency`, 2 ** 31),
+    rate === undefined ? 0 : interval / whole(rate.jobs, `${what}.rate.jobs`, 1_000_000),
+    interval
+  ] as const
+}
+
+const joinArgs = (
+  { groups: { concurrency = 1, rate } = {}, letters = {}, limits = {}, retention = retained }: Options<any, any, any>
+) => {
+  const { length, onFull = "wait" } = limits
+  const { age = "7 days", crashes = 3, length: kept = 10_000 } = letters
+  return [
+    ...limitArgs(limits, "limits"),
+    millis(retention, "retention"),
+    whole(kept, "letters.length", 1_000_000),
+    Duration.isFinite(Duration.fromInputUnsafe(age)) ? millis(age, "letters.age") : 0,
+    whole(crashes, "letters.crashes", 1000),
+    length === undefined ? 0 : whole(length, "limits.length", 2 ** 31),
+    overflowOf(onFull),
+    ...limitArgs({ concurrency, rate }, "groups")
+  ] as const
+}
+
+const patience = Schedule.exponential("1 second").pipe(
+  Schedule.modifyDelay(({ duration }) => Effect.succeed(Duration.min(duration, Duration.hours(1))))
+)
+
+export class Shard<in out A, in out S, in out E> implements Queue<A, S, E> {
+  readonly "~lockstep/Queue" = "~lockstep/Queue" as const
+  readonly name: string
+  readonly #space: Space
+  readonly #place: Place
+  readonly #shard: number
+  // How many shards the queue has; 0: as many as it had.
+  #count: number
+  // Of all shards.
+  #places: ReadonlyArray<Place>
+  readonly #options: Options<A, S, E>
+  readonly #codec: Codec<A>
+  readonly #success: Codec<S> | undefined
+  readonly #error: Codec<E> | undefined
+  // In milliseconds.
+  readonly #retention: number
+  readonly #offerer: Offerer
+  readonly #outcomes: Outcomes
+  readonly #following: Following
+  readonly #schedules: Schedules
+
+  constructor(space: Space, name: string, options: Options<A, S, E>, shard: number) {
+    this.name = name
+    this.#space = space
+    const { kernel } = space
+    const first = kernel.partitionFor(checkName(name, "name")).index
+    const partition = kernel.partitionAt((first + shard) % kernel.settings.partitions)
+    this.#place = placeIn(space, partition, "queue", name, options.lease)
+    this.#shard = shard
+    this.#count = options.shards ?? 0
+    this.#places = [this.#place]
+    this.#options = options
+    this.#codec = codec(options.payload, `A job of queue ${JSON.stringify(name)}`)
+    const { error, success } = options
+    this.#success = success && codec(success, `A result of queue ${JSON.stringify(name)}`)
+    this.#error = error && codec(error, `An error of queue ${JSON.stringify(name)}`)
+    this.#retention = millis(options.retention ?? retained, "retention")
+    this.#offerer = new Offerer(this.#place, shard)
+    this.#outcomes = new Outcomes(this.#place)
+    this.#following = new Following(this.#place)
+    this.#schedules = new Schedules(this.#place)
+  }
+
+  /** Answers how many shards there are. */
+  readonly join: Effect.Effect<number, QueueError, Scope.Scope> = Effect.suspend(() => {
+    const { groups, letters, limits, retention } = this.#options
+    const given = [retention, letters, limits, groups].some((option) => option !== undefined)
+    const args = joinArgs(this.#options)
+    const joined = join(this.#place, {
+      verb: "queue.join",
+      args: () => [given, ...args, this.#count, this.#shard],
+      observer: this.#observer,
+      fail
+    })
+    const opened = Effect.flatMap(joined, ([{ id }, outcome]) => {
+      if (outcome[0] === "mismatch") {
+        const { namespace } = this.#space.kernel.settings
+        const about = { name: this.name, namespace, shards: Number(outcome[1]), expected: this.#count }
+        return Effect.fail(fail(new ShardsMismatch(about)))
+      }
+      this.#offerer.joined(id, limits?.length !== undefined && (limits.onFull ?? "wait") === "wait")
+      this.#outcomes.joined(id)
+      this.#following.joined(id)
+      this.#schedules.joined(id)
+      return Effect.succeed(this.#count)
+    })
+    return Effect.andThen(Effect.addFinalizer(() => Effect.sync(() => this.#schedules.leave())), opened)
+  })
+
+  /** Its workers work on all shards. */
+  spread(shards: ReadonlyArray<Shard<A, S, E>>): void {
+    this.#places = shards.map((shard) => shard.#place)
+  }
+
+  readonly #observer: Observer = {
+    observe: (change) => {
+      if (change[0] === "outcome") this.#outcomes.told(change)
+      else if (change[0] === "progress" || change[0] === "over") this.#following.told(change as never)
+      else if (change[0] === "room") this.#offerer.enter()
+      else if (change[0] === "ticks") this.#schedules.told(change)
+      else {
+        // After a loss of data, Redis does not know the number of shards any more.
+        this.#count = Number(change[0])
+        if (change[1] === true) this.#schedules.watch()
+        this.#offerer.rejoined()
+        this.#outcomes.rejoined()
+        this.#following.rejoined()
+      }
+    },
+    closed: () => {
+      this.#offerer.closed()
+      this.#outcomes.closed()
+      this.#following.closed()
+    }
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Offer
+  // -------------------------------------------------------------------------------------------------------------------
+
+  get #full(): QueueError {
+    return fail(new QueueFull({ name: this.name, namespace: this.#space.kernel.settings.namespace }))
+  }
+
+  /** Whether a handler of this queue here has the job. */
+  hasHanded(job: Context.Service.Shape<typeof Job>): job is Task {
+    return job instanceof Task && job.place.space === this.#space && job.place.key === this.#place.key
+  }
+
+  /** An offer was not sent yet, and can take in another job. */
+  get isOffering(): boolean {
+    return this.#offerer.open
+  }
+
+  get #uncertain(): QueueError {
+    return fail(new OfferUncertain({ name: this.name, namespace: this.#space.kernel.settings.namespace }))
+  }
+
+  #encode(payload: A): Exit.Exit<string, QueueError> {
+    return Exit.mapError(this.#codec.encode(payload), fail)
+  }
+
+  readonly offer = (payload: A, options?: OfferOptions): Effect.Effect<Offered, QueueError> =>
+    this.#offer(payload, options)
+
+  // `late` is told of a job that was stored, or found, after its caller was interrupted.
+  #offer(
+    payload: A,
+    options: OfferOptions | undefined,
+    late?: (offered: Offered) => void
+  ): Effect.Effect<Offered, QueueError> {
+    return this.#spanned("offer", (trace) => {
+      const encoded = this.#encode(payload)
+      if (Exit.isFailure(encoded)) return Effect.failCause(encoded.cause)
+      const wish = wishOf(encoded.value, options, trace, this.#retention)
+      return Effect.callback((resume) => {
+        const asker: Asker = {
+          offered: (_, offered) => {
+            if (offered === undefined) resume(Effect.fail(this.#uncertain))
+            else if (late !== undefined && asker.gone === true) late(offered)
+            else resume(Effect.succeed(offered))
+          },
+          full: () => resume(Effect.fail(this.#full)),
+          failed: ({ reason }) => resume(Effect.fail(fail(reason)))
+        }
+        this.#offerer.offer(wish, asker, 0)
+        // Only then it may wait for long.
+        return this.#offerer.enters || late !== undefined
+          ? Effect.sync(() => this.#offerer.withdraw(asker))
+          : undefined
+      })
+    })
+  }
+
+  readonly followUp = (payload: A, options?: OfferOptions): Effect.Effect<void, QueueError, Job> =>
+    Effect.flatMap(Job, (job) =>
+      this.#spanned("followUp", (trace) => {
+        if (!this.hasHanded(job)) {
+          throw new RangeError(`followUp is for handlers of jobs of queue ${JSON.stringify(this.name)}`)
+        }
+        const encoded = this.#encode(payload)
+        if (Exit.isFailure(encoded)) return Effect.failCause(encoded.cause)
+        job.follow(wishOf(encoded.value, options, trace, this.#retention))
+        return Effect.void
+      }))
+
+  readonly offerAll = (
+    payloads: Iterable<A>,
+    options?: OfferOptions | ((payload: A) => OfferOptions)
+  ): Effect.Effect<ReadonlyArray<Offered>, QueueError> =>
+    this.#spanned("offerAll", (trace) =>
+      Effect.callback((resume) => {
+        const asker = this.#offerAll(payloads, options, trace, resume)
+        return Effect.sync(() => this.#offerer.withdraw(asker))
+      }))
+
+  // Jobs are encoded while Redis works on those before them.
+  #offerAll(
+    payloads: Iterable<A>,
+    options: OfferOptions | ((payload: A) => OfferOptions) | undefined,
+    trace: string,
+    resume: (result: Effect.Effect<ReadonlyArray<Offered>, QueueError>) => void
+  ): Asker {
+    const { io } = this.#space.kernel
+    const results: Array<Offered> = []
+    const iterator = payloads[Symbol.iterator]()
+    let [asked, answered, ended, over] = [0, 0, false, false]
+    const end = (result: Effect.Effect<ReadonlyArray<Offered>, QueueError>) => {
+      over = true
+      resume(result)
+    }
+    const asker: Asker = {
+      offered: (at: number, offered: Offered | undefined) => {
+        if (over) return
+        if (offered === undefined) return end(Effect.fail(this.#uncertain))
+        results[at] = offered
+        answered++
+        if (answered === asked && ended) end(Effect.succeed(results))
+        else if (asked - answered === mostAhead / 2) io.defer(() => io.defer(feed))
+      },
+      full: () => {
+        if (!over) end(Effect.fail(this.#full))
+      },
+      failed: ({ reason }: CoordinatorError) => {
+        if (!over) end(Effect.fail(fail(reason)))
+      }
+    }
+    const feed = () => {
+      try {
+        while (!over && asker.gone !== true && !ended && asked - answered < mostAhead) {
+          const next = iterator.next()
+          if (next.done === true) {
+            ended = true
+            if (answered === asked) end(Effect.succeed(results))
+            return
+          }
+          const encoded = this.#encode(next.value)
+          if (Exit.isFailure(encoded)) return end(Effect.failCause(encoded.cause))
+          const wish = wishOf(
+            encoded.value,
+            typeof options === "function" ? options(next.value) : options,
+            trace,
+            this.#retention
+          )
+          this.#offerer.offer(wish, asker, asked++)
+        }
+      } catch (cause) {
+        end(Effect.die(cause))
+      }
+    }
+    feed()
+    return asker
+  }
+
+  #spanned<B>(verb: string, use: (trace: string) => Effect.Effect<B, QueueError>): Effect.Effect<B, QueueError> {
+    return sending(use, `lockstep.Queue.${verb}`, "queue", this.name)
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Results
+  // -------------------------------------------------------------------------------------------------------------------
+
+  readonly execute = (payload: A, { onInterrupt = "cancel", ...options }: ExecuteOptions = {}) => {
+    const cancel = ({ id }: Offered) => onInterrupt === "continue" ? Effect.void : Effect.ignore(this.cancel(id))
+    // An offer may wait for room for long, so it can be interrupted too.
+    const offer = this.#offer(payload, { ...options, result: true }, (offered) => void Effect.runFork(cancel(offered)))
+    return Effect.uninterruptibleMask((restore) =>
+      Effect.flatMap(
+        restore(offer),
+        (offered) => Effect.onInterrupt(restore(this.result(offered.id)), () => cancel(offered))
+      )
+    )
+  }
+
+  readonly result = (id: string): Effect.Effect<S, E | QueueError> =>
+    Effect.flatMap(failing(this.#outcomes.await(localOf(id))), (outcome) => this.#decoded(id, outcome))
+
+  #decoded(id: string, outcome: Outcome): Effect.Effect<S, E | QueueError> {
+    const about = { name: this.name, namespace: this.#space.kernel.settings.namespace, id }
+    switch (outcome[0]) {
+      case "success":
+        return this.#success === undefined
+          ? Effect.succeed(undefined as S)
+          : Exit.mapError(this.#success.decodeParsed(outcome[1]), fail)
+      case "failure": {
+        if (this.#error === undefined) {
+          return Effect.fail(fail(new JobFailed({ ...about, outcome: "failed", error: JSON.stringify(outcome[1]) })))
+        }
+        const error = this.#error.decodeParsed(outcome[1])
+        return Exit.isSuccess(error) ? Effect.fail(error.value) : Effect.failCause(Cause.map(error.cause, fail))
+      }
+      case "missing":
+        return Effect.fail(fail(new OutcomeUnknown(about)))
+      default:
+        return Effect.fail(fail(new JobFailed({ ...about, outcome: outcome[0], error: outcome[1] ?? "" })))
+    }
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Work
+  // -------------------------------------------------------------------------------------------------------------------
+
+  #policy<E2>({ attempts, retry, timeout }: Pick<RunOptions<E2>, "attempts" | "retry" | "timeout">): Policy<any> {
+    const { hooks: { log }, settings: { namespace } } = this.#space.kernel
+    return {
+      attempts: attempts === undefined
+        ? retry === undefined ? 5 : Number.POSITIVE_INFINITY
+        : whole(attempts, "attempts", 1000),
+      retry: retry ?? patience,
+      timeout: timeout === undefined ? undefined : millis(timeout, "timeout"),
+      log,
+      namespace
+    }
+  }
+
+  get #results(): Results {
+    return { success: this.#success, error: this.#error }
+  }
+
+  get #closed(): QueueError {
+    return fail(new CoordinatorClosed({ namespace: this.#space.kernel.settings.namespace }))
+  }
+
+  readonly take = (options: TakeOptions = {}): Effect.Effect<Option.Option<Taken<A, S>>, QueueError, Scope.Scope> =>
+    Effect.map(this.takeBatch({ ...options, max: 1 }), ([taken]) => Option.fromUndefinedOr(taken))
+
+  readonly takeBatch = (
+    options: TakeBatchOptions
+  ): Effect.Effect<ReadonlyArray<Taken<A, S>>, QueueError, Scope.Scope> =>
+    Effect.suspend(() =>
+      take({
+        max: whole(options.max, "max", mostConcurrency),
+        places: this.#places,
+        payload: this.#codec,
+        results: this.#results,
+        policy: this.#policy(options),
+        wait: options.wait === undefined ? undefined : millis(options.wait, "wait"),
+        closed: () => this.#closed,
+        fail
+      })
+    )
+
+  readonly run = <E2, R>(
+    handler: (payload: A) => Effect.Effect<S, E2, R>,
+    options: RunOptions<E2> = {}
+  ): Effect.Effect<never, QueueError, Exclude<R, Job>> => {
+    const pool = this.#pool(handler, options)
+    return Effect.scoped(Effect.flatMap(pool, (pool) => Effect.andThen(pool.await, Effect.never)))
+  }
+
+  readonly pool = <E2, R>(handler: (payload: A) => Effect.Effect<S, E2, R>, options: PoolOptions<E2> = {}) =>
+    this.#pool(handler, options)
+
+  #pool<E2, R>(
+    handler: (payload: A) => Effect.Effect<S, E2, R>,
+    { concurrency = 1, grace = 0, idle, overrun = mostOverrun, ...options }: PoolOptions<E2>
+  ): Effect.Effect<WorkerPool, QueueError, Scope.Scope | Exclude<R, Job>> {
+    whole(concurrency, "concurrency", mostConcurrency)
+    const handling = handlingOf(this.#codec, this.#results, handler, this.#policy(options))
+    const shared = {
+      grace: graceOf(grace),
+      idle: idle === undefined ? undefined : millis(idle, "idle"),
+      closed: () => this.#closed,
+      fail,
+      place: this.#place
+    }
+    const over = millis(overrun, "overrun")
+    return Effect.flatMap(Effect.context<Exclude<R, Job>>(), (context) => {
+      const employment = { context: context as Context.Context<R>, handling, overrun: over }
+      return poolOf(crewOf(employment, this.#places, concurrency), shared)
+    })
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Schedules
+  // -------------------------------------------------------------------------------------------------------------------
+
+  readonly schedule = (
+    name: string,
+    times: Cron.Cron | Duration.Input,
+    payload: A,
+    options: ScheduleOptions = {}
+  ): Effect.Effect<void, QueueError> =>
+    Effect.suspend(() => {
+      const body = this.#encode(payload)
+      return Exit.isFailure(body)
+        ? Effect.failCause(body.cause)
+        : failing(this.#schedules.set(checkName(name, "name"), times, body.value, options))
+    })
+
+  readonly unschedule = (name: string): Effect.Effect<boolean, QueueError> =>
+    failing(this.#schedules.remove(checkName(name, "name")))
+
+  get schedules(): Stream.Stream<Scheduled<A>, QueueError> {
+    return Stream.mapError(this.#schedules.all(this.#codec), ({ reason }) => fail(reason))
+  }
+
+  readonly nextRuns = (name: string, count: number): Effect.Effect<ReadonlyArray<DateTime.Utc>, QueueError> =>
+    failing(this.#schedules.runs(checkName(name, "name"), count))
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Look and operate
+  // -------------------------------------------------------------------------------------------------------------------
+
+  readonly status = (id: string): Effect.Effect<Option.Option<Status>, QueueError> =>
+    Effect.map(
+      failing(question(this.#place, "queue.status", [localOf(id)])),
+      (reply) =>
+        reply[0] === "missing"
+          ? Option.none()
+          : Option.some({ state: reply[1] as Status["state"], attempts: reply[2] })
+    )
+
+  readonly progress = (id: string): Stream.Stream<unknown, QueueError> =>
+    Stream.suspend(() => this.#following.progress(localOf(id), ({ reason }) => fail(reason)))
+
+  readonly logs = (id: string): Effect.Effect<ReadonlyArray<string>, QueueError> =>
+    Effect.map(
+      failing(question(this.#place, "queue.logs", [localOf(id)])),
+      (reply) => reply[0] === "missing" ? [] : reply[1] as ReadonlyArray<string>
+    )
+
+  readonly cancel = (id: string): Effect.Effect<boolean, QueueError> =>
+    Effect.map(
+      failing(request(this.#place, "queue.cancel", [localOf(id)])),
+      ([tag]) => tag === "cancelled"
+    )
+
+  readonly promote = (id: string): Effect.Effect<boolean, QueueError> =>
+    Effect.map(
+      failing(request(this.#place, "queue.promote", [localOf(id)])),
+      ([tag]) => tag === "promoted"
+    )
+
+  readonly retry = (id: string): Effect.Effect<boolean, QueueError> => {
+    const sought = (before: string): Effect.Effect<boolean, QueueError> =>
+      Effect.flatMap(failing(question(this.#place, "queue.seek", [localOf(id), before])), (reply) => {
+        if (reply[0] === "missing") return Effect.succeed(false)
+        return reply[0] === "more" ? sought(reply[1]) : Effect.map(this.replay([reply[1]]), (count) => count === 1)
+      })
+    return Effect.flatMap(this.promote(id), (promoted) => promoted ? Effect.succeed(true) : sought(""))
+  }
+
+  readonly reschedule = (id: string, when: RescheduleOptions): Effect.Effect<boolean, QueueError> =>
+    Effect.suspend(() =>
+      Effect.map(
+        failing(request(this.#place, "queue.reschedule", [localOf(id), ...timeOf(when)])),
+        ([tag]) => tag === "rescheduled"
+      )
+    )
+
+  readonly update = (id: string, payload: A): Effect.Effect<boolean, QueueError> =>
+    Effect.flatMap(
+      Effect.suspend(() => this.#encode(payload)),
+      (body) =>
+        Effect.map(failing(request(this.#place, "queue.update", [localOf(id), body])), ([tag]) => tag === "updated")
+    )
+
+  get pause(): Effect.Effect<void, QueueError> {
+    return Effect.asVoid(failing(request(this.#place, "queue.pause", [true])))
+  }
+
+  get resume(): Effect.Effect<void, QueueError> {
+    return Effect.asVoid(failing(request(this.#place, "queue.pause", [false])))
+  }
+
+  readonly drain = ({ delayed = false }: { readonly delayed?: boolean | undefined } = {}) =>
+    removing((behind) => failing(request(this.#place, "queue.drain", [delayed, behind])))
+
+  readonly clean = (age: Duration.Input): Effect.Effect<number, QueueError> =>
+    removing(() => failing(request(this.#place, "queue.clean", [millis(age, "age")])))
+
+  get obliterate(): Effect.Effect<number, QueueError> {
+    return removing(() => failing(request(this.#place, "queue.obliterate", [])))
+  }
+
+  get state(): Effect.Effect<State, QueueError> {
+    return Effect.map(failing(question(this.#place, "queue.state", [])), stateOf)
+  }
+
+  readonly group = (name: string): Group => groupOf(this.#place, checkName(name, "name"), failing)
+
+  get groups(): Stream.Stream<GroupState, QueueError> {
+    return groupsOf(this.#place, failing)
+  }
+
+  get history(): Effect.Effect<ReadonlyArray<Minute>, QueueError> {
+    return Effect.map(failing(question(this.#place, "queue.history", [])), ([, minutes]) => historyOf(minutes))
+  }
+
+  readonly jobs = (options: JobsOptions): Stream.Stream<JobInfo<A>, QueueError> =>
+    Stream.mapError(jobs(this.#place, this.#shard, this.#codec, options), ({ reason }) => fail(reason))
+
+  get deadLetters(): Stream.Stream<DeadLetter, QueueError> {
+    return Stream.paginate(
+      "",
+      (behind: string) =>
+        Effect.map(failing(question(this.#place, "queue.letters", [behind, pageSize])), ([, found]) => {
+          const letters = lettersOf(this.#shard, found)
+          const next = letters.length < pageSize
+            ? Option.none()
+            : Option.some(localOf(letters[letters.length - 1]!.letter))
+          return [letters, next] as const
+        })
+    )
+  }
+
+  readonly replay = (letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> => {
+    const chosen = letters === undefined
+      ? Stream.map(this.deadLetters, ({ letter }) => letter)
+      : Stream.fromIterable(letters)
+    return Stream.mapEffect(chosen, (letter) => failing(request(this.#place, "queue.replay", [localOf(letter)])), {
+      concurrency: pageSize
+    }).pipe(Stream.filter(([tag]) => tag === "replayed"), Stream.runCount)
+  }
+
+  readonly discard = (letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> => {
+    if (letters === undefined) return this.#discard("")
+    return Effect.reduce(
+      chunked(letters),
+      () => 0,
+      (total, ids) => Effect.map(this.#discard(ids.map(localOf).join(" ")), (count) => total + count)
+    )
+  }
+
+  #discard(ids: string): Effect.Effect<number, QueueError> {
+    return Effect.map(failing(request(this.#place, "queue.discard", [ids])), ([, count]) => count)
+  }
+}
+
+const localOf = (id: string): string => ownOf(id)?.[1] ?? checkName(id, "id")
+
+const pageSize = 64
+
+// How many jobs `offerAll` encodes ahead of Redis.
+export const mostAhead = 2048
+
+const failing = <A, R>(self: Effect.Effect<A, CoordinatorError, R>): Effect.Effect<A, QueueError, R> =>
+  Effect.mapError(self, ({ reason }) => fail(reason))
+
+const chunked = (ids: ReadonlyArray<string>): ReadonlyArray<ReadonlyArray<string>> =>
+  Array.from({ length: Math.ceil(ids.length / pageSize) }, (_, at) => ids.slice(at * pageSize, (at + 1) * pageSize))

@@ -1,0 +1,263 @@
+/** Several shards as one queue. */
+
+import type * as Cron from "effect/Cron"
+import type * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Stream from "effect/Stream"
+import { checkName, partitionOf } from "../actor/keys.ts"
+import type {
+  ExecuteOptions,
+  PoolOptions,
+  Queue,
+  RescheduleOptions,
+  RunOptions,
+  TakeBatchOptions,
+  TakeOptions
+} from "./api.ts"
+import type { QueueError } from "./errors.ts"
+import type { Group, GroupState } from "./groups.ts"
+import { historyOfAll, type Minute } from "./history.ts"
+import { Job } from "./job.ts"
+import type { DeadLetter } from "./letters.ts"
+import type { JobInfo, JobsOptions } from "./listing.ts"
+import { ownOf } from "./naming.ts"
+import type { Offered } from "./offering.ts"
+import type { Scheduled, ScheduleOptions } from "./schedules.ts"
+import { mostAhead, type Shard } from "./shard.ts"
+import { type State, stateOfAll } from "./state.ts"
+import type { OfferOptions } from "./wish.ts"
+
+/**
+ * A queue of several shards. A job that has an `id` is in the shard of that id. Other jobs go to the shard that the process offers
+ * to at the moment.
+ */
+export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E> {
+  readonly "~lockstep/Queue" = "~lockstep/Queue" as const
+  readonly #shards: ReadonlyArray<Shard<A, S, E>>
+  readonly #first: Shard<A, S, E>
+  // The shard of jobs without an id.
+  #current = 0
+
+  constructor(shards: ReadonlyArray<Shard<A, S, E>>) {
+    this.#shards = shards
+    this.#first = shards[0]!
+    this.#first.spread(shards)
+  }
+
+  get name(): string {
+    return this.#first.name
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Where jobs are
+  // -------------------------------------------------------------------------------------------------------------------
+
+  #home(name: string): Shard<A, S, E> {
+    return this.#shards[partitionOf(name, this.#shards.length)]!
+  }
+
+  #of(id: string): Shard<A, S, E> {
+    const own = ownOf(id)
+    return own === undefined ? this.#home(checkName(id, "id")) : this.#shards[own[0]] ?? this.#first
+  }
+
+  // Jobs that are offered at the same time share a request, and so a shard.
+  get #next(): Shard<A, S, E> {
+    if (!this.#shards[this.#current]!.isOffering) this.#current = (this.#current + 1) % this.#shards.length
+    return this.#shards[this.#current]!
+  }
+
+  #for(options: OfferOptions | undefined): Shard<A, S, E> {
+    const named = options?.id ?? options?.dedupe?.id
+    if (options?.group === undefined) return named === undefined ? this.#next : this.#home(named)
+    // Jobs are looked for where their id is, and a group is in one shard.
+    if (named !== undefined) {
+      throw new RangeError("group goes with no id and no dedupe where a queue has several shards")
+    }
+    return this.#home(options.group)
+  }
+
+  #all<B>(
+    use: (shard: Shard<A, S, E>) => Effect.Effect<B, QueueError>
+  ): Effect.Effect<ReadonlyArray<B>, QueueError> {
+    return Effect.forEach(this.#shards, use, { concurrency: "unbounded" })
+  }
+
+  #sum(use: (shard: Shard<A, S, E>) => Effect.Effect<number, QueueError>): Effect.Effect<number, QueueError> {
+    return Effect.map(this.#all(use), (counts) => counts.reduce((sum, count) => sum + count, 0))
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Offer
+  // -------------------------------------------------------------------------------------------------------------------
+
+  readonly offer = (payload: A, options?: OfferOptions): Effect.Effect<Offered, QueueError> =>
+    Effect.suspend(() => this.#for(options).offer(payload, options))
+
+  // Up to `mostAhead` jobs at a time, some of each shard.
+  readonly offerAll = (
+    payloads: Iterable<A>,
+    options?: OfferOptions | ((payload: A) => OfferOptions)
+  ): Effect.Effect<ReadonlyArray<Offered>, QueueError> =>
+    Effect.suspend(() => {
+      const results: Array<Offered> = []
+      const iterator = payloads[Symbol.iterator]()
+      const some: Effect.Effect<ReadonlyArray<Offered>, QueueError> = Effect.suspend(() => {
+        const parts = new Map<Shard<A, S, E>, Array<Item<A>>>()
+        let [next, ended] = [results.length, false]
+        for (const to = next + mostAhead; next < to && !ended;) {
+          const one = iterator.next()
+          if (one.done === true) {
+            ended = true
+          } else {
+            const chosen = typeof options === "function" ? options(one.value) : options
+            const shard = chosen?.id === undefined && chosen?.dedupe === undefined && chosen?.group === undefined
+              ? this.#shards[(this.#current + Math.floor(next / chunk)) % this.#shards.length]!
+              : this.#for(chosen)
+            const items = parts.get(shard) ?? []
+            parts.set(shard, items)
+            items.push({ at: next++, payload: one.value, options: chosen })
+          }
+        }
+        const offered = Effect.forEach(parts, ([shard, items]) => {
+          let at = 0
+          return Effect.map(
+            shard.offerAll(items.map(({ payload }) => payload), () => items[at++]!.options ?? {}),
+            (found) => found.forEach((one, at) => void (results[items[at]!.at] = one))
+          )
+        }, { concurrency: "unbounded", discard: true })
+        return Effect.flatMap(offered, () => ended ? Effect.succeed(results) : some)
+      })
+      return some
+    })
+
+  // The job goes to the shard of the handler's job, so no process would look for an id of its own there.
+  readonly followUp = (payload: A, options?: OfferOptions): Effect.Effect<void, QueueError, Job> =>
+    Effect.flatMap(Job, (job) => {
+      if (options?.id !== undefined || options?.dedupe !== undefined) {
+        throw new RangeError("followUp takes no id and no dedupe where a queue has several shards")
+      }
+      if (options?.group !== undefined && options.group !== job.group) {
+        throw new RangeError("followUp takes no other group than that of its job where a queue has several shards")
+      }
+      const shard = this.#shards.find((shard) => shard.hasHanded(job)) ?? this.#first
+      return shard.followUp(payload, options)
+    })
+
+  readonly execute = (payload: A, options?: ExecuteOptions): Effect.Effect<S, E | QueueError> =>
+    Effect.suspend(() => this.#for(options).execute(payload, options))
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Work
+  // -------------------------------------------------------------------------------------------------------------------
+
+  readonly run = <E2, R>(handler: (payload: A) => Effect.Effect<S, E2, R>, options?: RunOptions<E2>) =>
+    this.#first.run(handler, options)
+
+  readonly pool = <E2, R>(handler: (payload: A) => Effect.Effect<S, E2, R>, options?: PoolOptions<E2>) =>
+    this.#first.pool(handler, options)
+
+  readonly take = (options?: TakeOptions) => this.#first.take(options)
+
+  readonly takeBatch = (options: TakeBatchOptions) => this.#first.takeBatch(options)
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // One job
+  // -------------------------------------------------------------------------------------------------------------------
+
+  readonly result = (id: string) => Effect.suspend(() => this.#of(id).result(id))
+
+  readonly status = (id: string) => Effect.suspend(() => this.#of(id).status(id))
+
+  readonly progress = (id: string) => Stream.suspend(() => this.#of(id).progress(id))
+
+  readonly logs = (id: string) => Effect.suspend(() => this.#of(id).logs(id))
+
+  readonly cancel = (id: string) => Effect.suspend(() => this.#of(id).cancel(id))
+
+  readonly retry = (id: string) => Effect.suspend(() => this.#of(id).retry(id))
+
+  readonly promote = (id: string) => Effect.suspend(() => this.#of(id).promote(id))
+
+  readonly reschedule = (id: string, when: RescheduleOptions) => Effect.suspend(() => this.#of(id).reschedule(id, when))
+
+  readonly update = (id: string, payload: A) => Effect.suspend(() => this.#of(id).update(id, payload))
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // All jobs
+  // -------------------------------------------------------------------------------------------------------------------
+
+  get pause(): Effect.Effect<void, QueueError> {
+    return Effect.asVoid(this.#all((shard) => shard.pause))
+  }
+
+  get resume(): Effect.Effect<void, QueueError> {
+    return Effect.asVoid(this.#all((shard) => shard.resume))
+  }
+
+  readonly drain = (options?: { readonly delayed?: boolean | undefined }) => this.#sum((shard) => shard.drain(options))
+
+  readonly clean = (age: Duration.Input): Effect.Effect<number, QueueError> => this.#sum((shard) => shard.clean(age))
+
+  get obliterate(): Effect.Effect<number, QueueError> {
+    return this.#sum((shard) => shard.obliterate)
+  }
+
+  get history(): Effect.Effect<ReadonlyArray<Minute>, QueueError> {
+    return Effect.map(this.#all((shard) => shard.history), historyOfAll)
+  }
+
+  readonly jobs = ({ after = "", limit, ...options }: JobsOptions): Stream.Stream<JobInfo<A>, QueueError> => {
+    const [, shard = "0", behind] = /^(?:(\d{1,4})\/)?([^]*)$/.exec(after)!
+    const listed = Stream.flatMap(
+      Stream.fromIterable(this.#shards.slice(Number(shard)).entries()),
+      ([at, one]) => one.jobs({ ...options, limit, after: at === 0 ? behind : undefined })
+    )
+    return limit === undefined ? listed : Stream.take(listed, limit)
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Schedules, in the shards of their names
+  // -------------------------------------------------------------------------------------------------------------------
+
+  readonly schedule = (name: string, times: Cron.Cron | Duration.Input, payload: A, options?: ScheduleOptions) =>
+    Effect.suspend(() => this.#home(checkName(name, "name")).schedule(name, times, payload, options))
+
+  readonly unschedule = (name: string) => Effect.suspend(() => this.#home(checkName(name, "name")).unschedule(name))
+
+  get schedules(): Stream.Stream<Scheduled<A>, QueueError> {
+    return Stream.flatMap(Stream.fromIterable(this.#shards), (shard) => shard.schedules)
+  }
+
+  readonly nextRuns = (name: string, count: number) =>
+    Effect.suspend(() => this.#home(checkName(name, "name")).nextRuns(name, count))
+
+  get state(): Effect.Effect<State, QueueError> {
+    return Effect.map(this.#all((shard) => shard.state), stateOfAll)
+  }
+
+  readonly group = (name: string): Group => this.#home(checkName(name, "name")).group(name)
+
+  get groups(): Stream.Stream<GroupState, QueueError> {
+    return Stream.flatMap(Stream.fromIterable(this.#shards), (shard) => shard.groups)
+  }
+
+  get deadLetters(): Stream.Stream<DeadLetter, QueueError> {
+    return Stream.flatMap(Stream.fromIterable(this.#shards), (shard) => shard.deadLetters)
+  }
+
+  readonly replay = (letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> =>
+    this.#sum((shard) => shard.replay(letters?.filter((letter) => this.#of(letter) === shard)))
+
+  readonly discard = (letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> =>
+    this.#sum((shard) => shard.discard(letters?.filter((letter) => this.#of(letter) === shard)))
+}
+
+interface Item<A> {
+  readonly at: number
+  readonly payload: A
+  readonly options: OfferOptions | undefined
+}
+
+// This many consecutive jobs of a call are in one shard.
+const chunk = 512
