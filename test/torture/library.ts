@@ -319,8 +319,8 @@ export const bugs: { readonly [name: string]: Bug } = {
   lostJob: {
     only: ["queue"],
     lua: [[
-      "queue[READY[letter]] = queue[READY[letter]] + #ids\nqueue.active = queue.active - #ids",
-      "queue[READY[letter]] = queue[READY[letter]] + (queue.number % 3 > 0 and #ids or 0)\nqueue.active = queue.active - #ids"
+      "queue[READY[letter]] = queue[READY[letter]] + #ids\nend\nqueue.active = queue.active - #ids",
+      "queue[READY[letter]] = queue[READY[letter]] + (queue.number % 3 > 0 and #ids or 0)\nend\nqueue.active = queue.active - #ids"
     ]]
   },
   // Some acknowledgements of jobs give the worker no credit for the next one, until it starves.
@@ -343,8 +343,8 @@ export const bugs: { readonly [name: string]: Bug } = {
   lostDelayed: {
     only: ["queue"],
     lua: [[
-      "local ids = sorted[letter] or {}\nsorted[letter], ids[#ids + 1] = ids, id\nend\nfor letter, ids in pairs(sorted) do\nmoveJobs(",
-      "local ids = sorted[letter] or {}\nif ctx.micros % 20 > 0 then sorted[letter], ids[#ids + 1] = ids, id end\nend\nfor letter, ids in pairs(sorted) do\nmoveJobs("
+      "sorted[letter], ids[#ids + 1] = ids, id\njobs[#jobs + 1] = job",
+      "if ctx.micros % 20 > 0 then sorted[letter], ids[#ids + 1] = ids, id end\njobs[#jobs + 1] = job"
     ]]
   },
   // A retry is not put off.
@@ -381,7 +381,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   // Some jobs are handed out after they have expired.
   unexpired: {
     only: ["queue"],
-    lua: [["if till and tonumber(till) <= ctx.now then", "if till and tonumber(till) <= ctx.now - 500 then"]]
+    lua: [["if not till or tonumber(till) > ctx.now then", "if not till or tonumber(till) > ctx.now - 500 then"]]
   },
   // The worker of a job that is cancelled is not told.
   untoldCancel: {
@@ -459,8 +459,8 @@ export const bugs: { readonly [name: string]: Bug } = {
   // Some permits that are given back stay taken.
   leakedPermit: {
     lua: [[
-      "state.taken, state.holds = state.taken - tonumber(match(found[2], '^%S+')), state.holds - 1",
-      "state.taken, state.holds = state.taken - (ctx.micros % 40 == 0 and 0 or tonumber(match(found[2], '^%S+'))), state.holds - 1"
+      "state.taken, state.holds = state.taken - tonumber(match(hold, '^%S+')), state.holds - 1",
+      "state.taken, state.holds = state.taken - (ctx.micros % 40 == 0 and 0 or tonumber(match(hold, '^%S+'))), state.holds - 1"
     ]]
   },
   // The client does not notice that its lease has run out.
