@@ -4,29 +4,29 @@
  */
 import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
-import type { Requests } from "../src/internal/actor/lua.ts"
-import { make as proxy, type Verdict } from "../src/testing/Proxy.ts"
-import * as barrier from "./matrix/barrier.ts"
-import * as doubleBarrier from "./matrix/doubleBarrier.ts"
-import * as election from "./matrix/election.ts"
-import * as held from "./matrix/held.ts"
-import * as latch from "./matrix/latch.ts"
-import * as queue from "./matrix/queue.ts"
-import * as queueGroups from "./matrix/queueGroups.ts"
-import * as queueJobs from "./matrix/queueJobs.ts"
-import * as queueLimits from "./matrix/queueLimits.ts"
-import * as queueLists from "./matrix/queueLists.ts"
-import * as queueNotes from "./matrix/queueNotes.ts"
-import * as queueShards from "./matrix/queueShards.ts"
-import * as ref from "./matrix/ref.ts"
-import * as rendezvous from "./matrix/rendezvous.ts"
-import * as shards from "./matrix/shards.ts"
-import * as signal from "./matrix/signal.ts"
-import * as singleton from "./matrix/singleton.ts"
-import * as tasks from "./matrix/tasks.ts"
-import * as topic from "./matrix/topic.ts"
-import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
-import { asks, within } from "./support/requests.ts"
+import type { Requests } from "../../src/internal/actor/lua.ts"
+import { make as proxy, type Verdict } from "../../src/testing/Proxy.ts"
+import { assertEmpty, freshNamespace, node, TestServer } from "../support/live.ts"
+import { asks, within } from "../support/requests.ts"
+import * as barrier from "./barrier.ts"
+import * as doubleBarrier from "./doubleBarrier.ts"
+import * as election from "./election.ts"
+import * as held from "./held.ts"
+import * as latch from "./latch.ts"
+import * as queue from "./queue.ts"
+import * as queueGroups from "./queueGroups.ts"
+import * as queueJobs from "./queueJobs.ts"
+import * as queueLimits from "./queueLimits.ts"
+import * as queueLists from "./queueLists.ts"
+import * as queueNotes from "./queueNotes.ts"
+import * as queueShards from "./queueShards.ts"
+import * as ref from "./ref.ts"
+import * as rendezvous from "./rendezvous.ts"
+import * as shards from "./shards.ts"
+import * as signal from "./signal.ts"
+import * as singleton from "./singleton.ts"
+import * as tasks from "./tasks.ts"
+import * as topic from "./topic.ts"
 
 const programs = {
   held,
@@ -58,8 +58,9 @@ const complete: [Missing] extends [never] ? true : Missing = true
 // The coordinator does not wait for these for longer than a request may take; then the lease ends it.
 const closing = new Set<string>(["session.end", "session.owned", "session.reap"])
 
-layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a request", (it) => {
-  for (const verdict of ["dropReply", "drop", "duplicate", "blackhole", "blackholeReply"] satisfies Array<Verdict>) {
+/** The tests of all requests with one fault. Each fault has a file of its own, so that they run side by side. */
+export const executed = (verdict: Verdict): void =>
+  layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a request", (it) => {
     for (const [name, { program, requests }] of Object.entries(programs)) {
       it.effect(`is executed exactly once, and settled in time: ${name}, ${verdict}`, () =>
         Effect.gen(function*() {
@@ -86,5 +87,4 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
             })), { concurrency: 4 })
         }))
     }
-  }
-})
+  })
