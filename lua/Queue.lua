@@ -282,9 +282,7 @@ local function conclude(ctx, queue, job, wanted, outcome)
   local waiting = call('HGET', queue.key, 'a' .. job)
   if not waiting then return end
   call('HDEL', queue.key, 'a' .. job)
-  for session, id in string.gmatch(waiting, '([^/%s]+)/(%S+)') do
-    deliver(ctx, session, reply('changed', id, 'outcome', job, json(outcome)))
-  end
+  tellMembers(ctx, waiting, 'outcome', job, json(outcome))
 end
 
 -- -----------------------------------------------------------------------------
@@ -431,14 +429,20 @@ local function endDelays(queue, letter, ids)
   queue.delayed = queue.delayed - #ids
 end
 
+-- Removes a job, whose id stays known for a while, and says what has become of it.
+local function endJob(ctx, queue, letter, id, fields, outcome)
+  local job = letter .. id
+  removeJob(queue, letter, id)
+  dropNotes(ctx, queue, { job })
+  releaseId(ctx, queue, fieldOf(fields, 'i'), job, fieldOf(fields, 'q'))
+  conclude(ctx, queue, job, fieldOf(fields, 'r'), outcome)
+end
+
 -- Removes a job that may not begin any more. Answers whether it is one.
 local function expireJob(ctx, queue, letter, id, fields)
   local till = #fields > 2 and fieldOf(fields, 'e')
   if not till or tonumber(till) > ctx.now then return false end
-  removeJob(queue, letter, id)
-  dropNotes(ctx, queue, { letter .. id })
-  releaseId(ctx, queue, fieldOf(fields, 'i'), letter .. id, fieldOf(fields, 'q'))
-  conclude(ctx, queue, letter .. id, fieldOf(fields, 'r'), '["expired"]')
+  endJob(ctx, queue, letter, id, fields, '["expired"]')
   queue.expired = queue.expired + 1
   return true
 end
@@ -1091,10 +1095,7 @@ handlers['queue.cancel'] = function(ctx, key, name)
   if not letter then return MISSING end
   local fields, holder, count = jobAt(queue, letter, at)
   if not fields then return MISSING end
-  removeJob(queue, letter, at)
-  dropNotes(ctx, queue, { job })
-  conclude(ctx, queue, job, fieldOf(fields, 'r'), '["cancelled"]')
-  releaseId(ctx, queue, fieldOf(fields, 'i'), job, fieldOf(fields, 'q'))
+  endJob(ctx, queue, letter, at, fields, '["cancelled"]')
   if groups.levels[letter] then groups.cancelled(queue, letter, at, fields, holder, count) end
   if not holder then
     queue[WAITING[letter]] = math.max(0, queue[WAITING[letter]] - 1)

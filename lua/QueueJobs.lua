@@ -116,7 +116,7 @@ handlers['queue.note'] = function(ctx, key, id, job, progress, checkpoint, lines
   if progress ~= '' then
     local token, followers = nextToken(ctx), noteOf(queue, 'v' .. job)
     setNote(queue, 'p' .. job, token .. ' ' .. progress)
-    if followers then tellFollowers(ctx, followers, 'progress', job, json(token), json(progress)) end
+    if followers then tellMembers(ctx, followers, 'progress', job, json(token), json(progress)) end
   end
   return '["noted"]'
 end
@@ -130,7 +130,7 @@ local function otherFollowers(ctx, queue, job, claim)
   return claims
 end
 
--- queue.follow: a member is told of the progress of a job from now on, and when the job is not there any more. It answers the
+-- queue.follow: tells a member the progress of a job from now on, and when the job is not there any more. It answers the
 -- progress so far, if there is any, as a list.
 -- keys: all
 -- args: id string, name string

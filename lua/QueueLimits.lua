@@ -135,7 +135,7 @@ handlers['queue.enter'] = function(ctx, key, id, values, shapes, node, number)
   end
   if waits and not place then line[#line + 1] = claim end
   setLine(queue, line, first)
-  -- A member that was told and stores nothing is told again.
+  -- The actor tells the first member again if it has stored nothing.
   if line[1] == claim then queue.told = 0 end
   return answered
 end

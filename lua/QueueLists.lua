@@ -261,12 +261,7 @@ local function cancelActive(ctx, queue, most)
         local letter, fields = name, entryAt(queue[name], id)
         if name == 'U' then letter, consumer = sub(consumer, -1), sub(consumer, 1, -2) end
         if groups.levels[letter] then groups.done(queue, letter, { id }) end
-        removeJob(queue, letter, id)
-        dropNotes(ctx, queue, { letter .. id })
-        if fields then
-          releaseId(ctx, queue, fieldOf(fields, 'i'), letter .. id, fieldOf(fields, 'q'))
-          conclude(ctx, queue, letter .. id, fieldOf(fields, 'r'), '["cancelled"]')
-        end
+        endJob(ctx, queue, letter, id, fields or {}, '["cancelled"]')
         interruptJob(ctx, queue, consumer, letter .. id)
         count = count + 1
       end

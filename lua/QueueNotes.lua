@@ -29,7 +29,8 @@ local function unsetNote(queue, field)
   return removed == 1
 end
 
-local function tellFollowers(ctx, claims, ...)
+-- Tells the members of a list of claims.
+local function tellMembers(ctx, claims, ...)
   for session, id in string.gmatch(claims, '([^/%s]+)/(%S+)') do deliver(ctx, session, reply('changed', id, ...)) end
 end
 
@@ -43,7 +44,7 @@ local function dropNotes(ctx, queue, jobs)
       for _, kind in ipairs(NOTES) do fields[#fields + 1] = kind .. jobs[at] end
     end
     for at, claims in ipairs(call('HMGET', queue.notebook, unpack(followers))) do
-      if claims then tellFollowers(ctx, claims, 'over', jobs[from + at - 1]) end
+      if claims then tellMembers(ctx, claims, 'over', jobs[from + at - 1]) end
     end
     queue.notes = queue.notes - call('HDEL', queue.notebook, unpack(fields))
   end

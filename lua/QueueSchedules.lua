@@ -54,7 +54,7 @@ local function definitionOf(queue, name)
 end
 
 -- Tells a member to give a schedule ticks: the member that did so last, or another. When that member dies, or joins again
--- because it may have missed news, another member is told.
+-- because it may have missed news, the actor tells another member.
 local function askForTicks(ctx, queue, name, plan)
   local function lives(claim)
     return isAlive(ctx, holderOf(claim)) and call('HGET', queue.key, 'o' .. claim)

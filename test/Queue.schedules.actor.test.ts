@@ -219,7 +219,7 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>) 
     const [, schedules] = await queue.look("queue.schedules", ["", 100])
     assert.sameMembers((schedules as Array<[string]>).map(([name]) => name), [...plans.keys()])
   }
-  // After all that, a living member is told, and the ticks go on.
+  // After all that, the actor tells a living member, and the ticks go on.
   await queue.send("user", "queue.pause", [""])
   for (const [name, { every, number }] of plans) {
     const seen = jobs.get(number)?.length ?? 0

@@ -61,6 +61,7 @@ import { CoordinatorClosed, isAway } from "../internal/actor/errors.ts"
 import { placeOf, type Space, spaceOf } from "../internal/hold/place.ts"
 import type { Crew } from "../internal/queue/crew.ts"
 import { fail as queueError } from "../internal/queue/errors.ts"
+import { shortened } from "../internal/queue/handling.ts"
 import type { Task } from "../internal/queue/job.ts"
 import { mostOverrun } from "../internal/queue/pool.ts"
 import { crewOf, type Handling, type Verdict } from "../internal/queue/worker.ts"
@@ -188,7 +189,7 @@ class Takers {
     const bury = (reason: "failed" | "undecodable", cause: Cause.Cause<unknown>): Verdict => ({
       tag: "bury",
       reason,
-      message: Cause.pretty(cause).slice(0, 4096).toWellFormed(),
+      message: shortened(Cause.pretty(cause)),
       outcome: ""
     })
     if (letter !== undefined) {

@@ -46,6 +46,16 @@ export const removing = (
   return some(0, "")
 }
 
+type Tuple = readonly [name: string, waiting: number, delayed: number, active: number, paused: boolean]
+
+const stateOf = ([name, waiting, delayed, active, paused]: Tuple): GroupState => ({
+  name,
+  waiting,
+  delayed,
+  active,
+  paused
+})
+
 export const groupOf = (place: Place, name: string, failing: Failing): Group => {
   const pause = (paused: boolean) => Effect.asVoid(failing(request(place, "queue.pauseGroup", [name, paused])))
   return {
@@ -54,8 +64,8 @@ export const groupOf = (place: Place, name: string, failing: Failing): Group => 
     resume: pause(false),
     purge: removing(() => failing(request(place, "queue.purgeGroup", [name]))),
     state: Effect.map(failing(question(place, "queue.group", [name])), (reply) => {
-      const [, waiting, delayed, active, paused] = reply[0] === "missing" ? none : reply
-      return { name, waiting, delayed, active, paused }
+      const [, ...counts] = reply[0] === "missing" ? none : reply
+      return stateOf([name, ...counts])
     })
   }
 }
@@ -65,20 +75,12 @@ const none = ["group", 0, 0, 0, false] as const
 // Redis looks at about so many fields of the queue at a time.
 const pageSize = 256
 
-type Tuple = readonly [name: string, waiting: number, delayed: number, active: number, paused: boolean]
-
 export const groupsOf = (place: Place, failing: Failing): Stream.Stream<GroupState, QueueError> =>
   Stream.paginate(
     "0",
     (cursor: string) =>
       Effect.map(failing(question(place, "queue.groups", [cursor, pageSize])), ([, next, found]) => {
-        const groups = (found as ReadonlyArray<Tuple>).map(([name, waiting, delayed, active, paused]) => ({
-          name,
-          waiting,
-          delayed,
-          active,
-          paused
-        }))
+        const groups = (found as ReadonlyArray<Tuple>).map(stateOf)
         return [groups, next === "0" ? Option.none() : Option.some(next)] as const
       })
   )

@@ -31,26 +31,21 @@ export interface Policy<E> {
   readonly namespace: string
 }
 
-/** A payload that could not be decoded: no handler has seen it. */
-class Undecodable {
+/** A payload or a result does not fit the schema of the queue: another attempt would not change that. */
+class Unfit {
+  readonly reason: "failed" | "undecodable"
   readonly error: InvalidPayload
 
-  constructor(error: InvalidPayload) {
-    this.error = error
-  }
-}
-
-/** A result that does not fit the schema of the queue: another attempt would not change that. */
-class Unencodable {
-  readonly error: InvalidPayload
-
-  constructor(error: InvalidPayload) {
-    this.error = error
+  constructor(reason: "failed" | "undecodable", cause: Cause.Cause<unknown>) {
+    this.reason = reason
+    this.error = Cause.squash(cause) as InvalidPayload
   }
 }
 
 // Of an error that is kept with a dead letter.
 const mostText = 4096
+
+export const shortened = (text: string): string => text.slice(0, mostText).toWellFormed()
 
 const traced = <A, E, R>(self: Effect.Effect<A, E, R>, { attempt, id, queue, trace }: Task) =>
   receiving(
@@ -60,12 +55,12 @@ const traced = <A, E, R>(self: Effect.Effect<A, E, R>, { attempt, id, queue, tra
     trace
   )
 
-const encoded = ({ success }: Results, value: unknown): Exit.Exit<string, Unencodable> => {
+const encoded = ({ success }: Results, value: unknown): Exit.Exit<string, Unfit> => {
   if (success === undefined) return Exit.succeed("[\"success\",null]")
   const exit = success.encode(value)
   return Exit.isSuccess(exit)
     ? Exit.succeed(`["success",${exit.value}]`)
-    : Exit.fail(new Unencodable(Cause.squash(exit.cause) as InvalidPayload))
+    : Exit.fail(new Unfit("failed", exit.cause))
 }
 
 export const handlingOf = <A, E, R>(
@@ -76,7 +71,7 @@ export const handlingOf = <A, E, R>(
 ): Handling<R> => ({
   attempt: (task) => {
     const decoded = decodeParsed(task.body)
-    if (Exit.isFailure(decoded)) return Effect.fail(new Undecodable(Cause.squash(decoded.cause) as InvalidPayload))
+    if (Exit.isFailure(decoded)) return Effect.fail(new Unfit("undecodable", decoded.cause))
     const handling = Effect.suspend(() => handler(decoded.value))
     const handled = task.isKept ? Effect.flatMap(handling, (value) => encoded(results, value)) : handling
     return traced(handled, task)
@@ -96,7 +91,7 @@ export const handlingOf = <A, E, R>(
   judge: (task, { cause }) => {
     const error = Cause.squash(cause)
     const bury = (reason: "failed" | "undecodable" | "discarded", text: string): Verdict => {
-      const message = text.slice(0, mostText).toWellFormed()
+      const message = shortened(text)
       if (!task.isKept) return { tag: "bury", reason, message, outcome: "" }
       const typed = Option.flatMap(
         Cause.findErrorOption(cause),
@@ -114,8 +109,7 @@ export const handlingOf = <A, E, R>(
     const decision = decisionOf(cause)
     if (decision instanceof Snoozed) return Effect.succeed({ tag: "retry", delay: decision.delay, attempted: false })
     if (decision !== undefined) return Effect.succeed(bury("discarded", decision.reason))
-    if (error instanceof Undecodable) return Effect.succeed(bury("undecodable", error.error.message))
-    if (error instanceof Unencodable) return Effect.succeed(bury("failed", error.error.message))
+    if (error instanceof Unfit) return Effect.succeed(bury(error.reason, error.error.message))
     const attempts = task.attempts ?? policy.attempts
     if (task.attempt >= attempts) return Effect.succeed(bury("failed", Cause.pretty(cause)))
     return Effect.map(

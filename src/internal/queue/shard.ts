@@ -224,7 +224,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E> {
   readonly offer = (payload: A, options?: OfferOptions): Effect.Effect<Offered, QueueError> =>
     this.#offer(payload, options)
 
-  // `late` is told of a job that was stored, or found, after its caller was interrupted.
+  // `late` hears of a job that Redis stored, or found, after the caller was interrupted.
   #offer(
     payload: A,
     options: OfferOptions | undefined,

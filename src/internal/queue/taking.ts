@@ -39,7 +39,7 @@ interface Taking<A, E> {
   readonly fail: (error: CoordinatorReason | WaitTimeout) => E
 }
 
-// Redis is told the outcome of a scope before the worker leaves.
+// The worker tells Redis the outcome of a scope before it leaves.
 const patience = 60_000
 
 /** Up to `max` jobs: as soon as there are so many, or the time to wait is over; without one, as soon as there are any. */
