@@ -1,9 +1,9 @@
 import { assert } from "@effect/vitest"
-import { Effect, Fiber, Option, Schedule, Schema, Stream } from "effect"
+import { Effect, Fiber, Option, Schedule, Stream } from "effect"
 import { Queue } from "../../src/index.ts"
 import { eventually } from "../support/eventually.ts"
-import { onNode } from "../support/live.ts"
 import { insist, leads } from "../support/uncertain.ts"
+import { opened } from "./mails.ts"
 import type { Program, Rows } from "./matrix.ts"
 
 export const requests = [
@@ -30,11 +30,7 @@ export const requests = [
 
 export const program: Program = ({ other }) =>
   Effect.gen(function*() {
-    // What is known of ids outlives the queue for as long as they are.
-    const make = Queue.make({ name: "mails", payload: Schema.Number, retention: "500 millis" })
-    const mails = yield* insist(make)
-    const theirs = yield* onNode(other)(make)
-    const of = <K extends keyof Queue.State>(key: K) => Effect.map(theirs.state, (state) => state[key])
+    const { mails, of, theirs } = yield* opened(other)
     yield* leads(Effect.asVoid(mails.offer(1)), undefined, of("waiting"), 1)
     yield* leads(
       Effect.map(mails.offer(2, { id: "two", result: true }), ({ duplicate }) => duplicate),

@@ -1,9 +1,9 @@
 import { assert } from "@effect/vitest"
-import { Effect, Fiber, Schema, Stream } from "effect"
+import { Effect, Fiber, Stream } from "effect"
 import { Queue } from "../../src/index.ts"
 import { eventually } from "../support/eventually.ts"
-import { onNode } from "../support/live.ts"
 import { insist, leads } from "../support/uncertain.ts"
+import { opened } from "./mails.ts"
 import type { Program, Rows } from "./matrix.ts"
 
 export const requests = [
@@ -19,10 +19,7 @@ export const requests = [
 
 export const program: Program = ({ other }) =>
   Effect.gen(function*() {
-    const make = Queue.make({ name: "mails", payload: Schema.Number, retention: "500 millis" })
-    const mails = yield* insist(make)
-    const theirs = yield* onNode(other)(make)
-    const of = <K extends keyof Queue.State>(key: K) => Effect.map(theirs.state, (state) => state[key])
+    const { mails, of, theirs } = yield* opened(other)
     const paused = Effect.map(theirs.group("a").state, (group) => group.paused)
     yield* leads(Effect.asVoid(mails.offerAll([1, 2], { group: "a" })), undefined, of("waiting"), 2)
     yield* leads(Effect.asVoid(mails.offer(3, { group: "b" })), undefined, of("waiting"), 3)

@@ -1,9 +1,9 @@
 import { assert } from "@effect/vitest"
-import { Effect, Fiber, Option, Schema } from "effect"
+import { Effect, Fiber, Option } from "effect"
 import { Queue } from "../../src/index.ts"
 import { eventually } from "../support/eventually.ts"
-import { onNode } from "../support/live.ts"
 import { insist, leads } from "../support/uncertain.ts"
+import { opened } from "./mails.ts"
 import type { Program, Rows } from "./matrix.ts"
 
 export const requests = [
@@ -15,10 +15,7 @@ export const requests = [
 
 export const program: Program = ({ other }) =>
   Effect.gen(function*() {
-    const make = Queue.make({ name: "mails", payload: Schema.Number, retention: "500 millis" })
-    const mails = yield* insist(make)
-    const theirs = yield* onNode(other)(make)
-    const of = <K extends keyof Queue.State>(key: K) => Effect.map(theirs.state, (state) => state[key])
+    const { mails, of, theirs } = yield* opened(other)
     const stateOf = (id: string) =>
       Effect.map(theirs.status(id), (status) => Option.isSome(status) ? status.value.state : "none")
     yield* theirs.offer(1, { id: "one", delay: "10 seconds" })

@@ -1,9 +1,8 @@
 import { assert } from "@effect/vitest"
-import { Cron, Effect, Option, Schema, Stream } from "effect"
-import { Queue } from "../../src/index.ts"
+import { Cron, Effect, Option, Stream } from "effect"
 import { eventually } from "../support/eventually.ts"
-import { onNode } from "../support/live.ts"
 import { insist, leads } from "../support/uncertain.ts"
+import { opened } from "./mails.ts"
 import type { Program, Rows } from "./matrix.ts"
 
 export const requests = [
@@ -20,10 +19,7 @@ export const requests = [
 
 export const program: Program = ({ other }) =>
   Effect.gen(function*() {
-    const make = Queue.make({ name: "mails", payload: Schema.Number, retention: "500 millis" })
-    const mails = yield* insist(make)
-    const theirs = yield* onNode(other)(make)
-    const of = <K extends keyof Queue.State>(key: K) => Effect.map(theirs.state, (state) => state[key])
+    const { mails, of, theirs } = yield* opened(other)
     const schedules = Effect.map(Stream.runCollect(theirs.schedules), (all) => all.length)
     yield* leads(mails.schedule("daily", Cron.parseUnsafe("0 0 * * *"), 5), undefined, schedules, 1)
     yield* eventually(Effect.map(Stream.runCollect(theirs.schedules), ([daily]) => assert.isDefined(daily!.next)))

@@ -1,9 +1,9 @@
 import { assert } from "@effect/vitest"
-import { Deferred, Effect, Fiber, Option, Schedule, Schema, Stream } from "effect"
+import { Deferred, Effect, Fiber, Option, Schedule, Stream } from "effect"
 import { Queue } from "../../src/index.ts"
 import { eventually } from "../support/eventually.ts"
-import { onNode } from "../support/live.ts"
 import { insist } from "../support/uncertain.ts"
+import { opened } from "./mails.ts"
 import type { Program, Rows } from "./matrix.ts"
 
 export const requests = [
@@ -16,9 +16,7 @@ export const requests = [
 
 export const program: Program = ({ other }) =>
   Effect.gen(function*() {
-    const make = Queue.make({ name: "mails", payload: Schema.Number, retention: "500 millis" })
-    const mails = yield* insist(make)
-    const theirs = yield* onNode(other)(make)
+    const { mails, theirs } = yield* opened(other)
     // What a handler keeps, and what others hear of it.
     const { id } = yield* theirs.offer(4)
     const [gate, second] = yield* Effect.all([Deferred.make<void>(), Deferred.make<void>()])
