@@ -86,7 +86,9 @@ it.live("an election goes on when the primary dies, and all see the same leader"
       )
       for (const mine of seen) {
         const terms = mine.flatMap((info) => info === undefined ? [] : [info.term])
-        assert.deepStrictEqual(terms, terms.toSorted((a, b) => a - b))
+        // The replica may not have heard that a term was over: then, and once, observers hear of that term again.
+        const again = terms.filter((term, at) => term < (terms[at - 1] ?? 0))
+        assert.isAtMost(again.length, losses.length === 0 ? 0 : 1, `terms: ${terms.join(" ")}`)
         assert.isAbove(new Set(terms).size, 30)
       }
       yield* Deferred.succeed(leave, undefined)
