@@ -100,7 +100,7 @@ export const round = (options: Options): Effect.Effect<Report, unknown, Scope.Sc
 
     // In the calm what waits is granted within a lease, and what holds is short.
     yield* realSleep(settings.lease * 2 + 1000)
-    const patience = settings.lease * 3 + 5000
+    const patience = settings.lease * 3 + 20_000
     const ended = yield* group.stop(patience)
     const histories = yield* group.histories
     const judgement = judge({ histories, injected, healed, ended, patience, lease: settings.lease })

@@ -200,16 +200,19 @@ const moving = (client: Client) =>
 // Settle
 // ---------------------------------------------------------------------------------------------------------------------
 
-/** Waits until groups and subscribers have caught up, but no longer than a bound. */
+/** Waits until groups and subscribers have caught up, and gives up when groups have got no further for a while. */
 const settled = (client: Client, topic: Topic, readings: ReadonlyArray<ReadonlySet<string>>) =>
   client.follow(
     { kind: "topic settled", key: topic.name, weight: 0, wait: true },
     ({ tell }) =>
       Effect.gen(function*() {
-        const until = performance.now() + client.keep
+        let [until, least] = [performance.now() + client.keep, Number.POSITIVE_INFINITY]
         for (;;) {
           const state = yield* topic.state.pipe(Effect.catch(() => Effect.undefined))
           const open = state === undefined ? [] : state.groups.filter(({ lag, pending }) => lag + pending > 0)
+          // With many members on few cores, an ordered group needs long for what it has missed in the faults.
+          const left = open.reduce((sum, { lag, pending }) => sum + lag + pending, 0)
+          if (left < least) [until, least] = [Math.max(until, performance.now() + client.keep / 2), left]
           const behind = state === undefined
             ? 0
             : readings.filter((seen) => state.last.some((id) => !seen.has(plain(id)))).length
