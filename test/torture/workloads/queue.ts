@@ -4,7 +4,7 @@ import type * as Lockstep from "../../../src/index.ts"
 import { History } from "../../../src/testing.ts"
 import type { Client, Log } from "../client.ts"
 import { kept, limited, many, mostSize, planOf, resultOf, retryDelay, workerAttempts } from "../queues.ts"
-import { fibers, type Workload } from "../workload.ts"
+import { fibers, patienceOf, type Workload } from "../workload.ts"
 
 // A failure on purpose. Its reason makes the history say "timeout".
 const Refusal = Schema.Struct({ reason: Schema.Struct({ _tag: Schema.Literal("WaitTimeout") }), value: Schema.String })
@@ -303,13 +303,14 @@ const settled = (client: Client, queue: Queue, known: Set<string>) =>
     { kind: "queue settled", key: queue.name, weight: 0, wait: true },
     ({ tell }) =>
       Effect.gen(function*() {
-        const until = performance.now() + client.keep
+        const isOver = patienceOf(client.keep)
         const awaited = Effect.gen(function*() {
           for (;;) {
             // The process that has paused the queue may be dead.
             const state = yield* Effect.andThen(queue.resume, queue.state).pipe(Effect.catch(() => Effect.undefined))
-            if (state !== undefined && state.waiting + state.delayed + state.active === 0) return true
-            if (performance.now() > until) {
+            const left = state === undefined ? Number.POSITIVE_INFINITY : state.waiting + state.delayed + state.active
+            if (left === 0) return true
+            if (isOver(left)) {
               if (state !== undefined) tell("open", state.waiting, state.delayed, state.active, state.workers)
               return false
             }

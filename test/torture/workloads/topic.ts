@@ -3,7 +3,7 @@ import { randomUUID } from "node:crypto"
 import type * as Lockstep from "../../../src/index.ts"
 import type { Client } from "../client.ts"
 import { kept, keyOf } from "../topics.ts"
-import { fibers, type Workload } from "../workload.ts"
+import { fibers, patienceOf, type Workload } from "../workload.ts"
 
 type Topic = Lockstep.Topic.Topic<string>
 type Event = Lockstep.Topic.Event<string>
@@ -200,24 +200,22 @@ const moving = (client: Client) =>
 // Settle
 // ---------------------------------------------------------------------------------------------------------------------
 
-/** Waits until groups and subscribers have caught up, and gives up when groups have got no further for a while. */
+/** Waits until groups and subscribers have caught up, but no longer than a bound. */
 const settled = (client: Client, topic: Topic, readings: ReadonlyArray<ReadonlySet<string>>) =>
   client.follow(
     { kind: "topic settled", key: topic.name, weight: 0, wait: true },
     ({ tell }) =>
       Effect.gen(function*() {
-        let [until, least] = [performance.now() + client.keep, Number.POSITIVE_INFINITY]
+        const isOver = patienceOf(client.keep)
         for (;;) {
           const state = yield* topic.state.pipe(Effect.catch(() => Effect.undefined))
           const open = state === undefined ? [] : state.groups.filter(({ lag, pending }) => lag + pending > 0)
-          // With many members on few cores, an ordered group needs long for what it has missed in the faults.
-          const left = open.reduce((sum, { lag, pending }) => sum + lag + pending, 0)
-          if (left < least) [until, least] = [Math.max(until, performance.now() + client.keep / 2), left]
           const behind = state === undefined
             ? 0
             : readings.filter((seen) => state.last.some((id) => !seen.has(plain(id)))).length
           if (state?.groups.length === groups.length && open.length === 0 && behind === 0) return
-          if (performance.now() > until) {
+          const left = open.reduce((sum, { lag, pending }) => sum + lag + pending, 0)
+          if (isOver(state === undefined ? Number.POSITIVE_INFINITY : left)) {
             for (const { lag, members, name, pending } of open) tell("open", name, members, lag, pending)
             tell("behind", behind, state?.groups.length ?? -1)
             return yield* Effect.fail(refusal)
