@@ -46,6 +46,25 @@ const gated = (queue: Queue.Queue<number>, options?: Queue.PoolOptions) =>
   })
 
 layer(TestServer.layer, live)("a pool", (it) => {
+  it.effect("never runs more jobs than its size, also if Redis has refused to hear of a smaller one", () =>
+    several(1, ([a], _namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const { pool, runs, seen } = yield* gated(queue, { concurrency: 8 })
+        const denied = Effect.map(server.cli("ACL", "LOG"), (log) => assert.include(log, "fcall"))
+        yield* server.cli("ACL", "LOG", "RESET")
+        yield* server.cli("ACL", "SETUSER", "default", "-fcall").pipe(
+          Effect.andThen(pool.resize(1)),
+          Effect.andThen(eventually(denied)),
+          Effect.ensuring(Effect.orDie(server.cli("ACL", "SETUSER", "default", "+fcall")))
+        )
+        yield* pool.resize(8)
+        yield* queue.offerAll(upTo(20))
+        yield* runs(0, 1, 2, 3, 4, 5, 6, 7)
+        assert.strictEqual(seen.most, 8)
+        yield* shows(queue, { waiting: 12, active: 8 })
+      })))
+
   it.effect("runs more or fewer jobs at a time when it is resized, and interrupts none", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

@@ -78,6 +78,8 @@ class Worker<R> extends Member implements Crew, Seat {
   // The session in which the actor was asked for jobs, and for how many.
   #asked: Session | undefined = undefined
   #credit = 0
+  // The session in which the actor is being told of another size.
+  #adjusting: Session | undefined = undefined
   // Slots that have become free since then, and before the answer.
   #owed = 0
   #stopping = false
@@ -422,12 +424,19 @@ class Worker<R> extends Member implements Crew, Seat {
     this.#adjust()
   }
 
-  // With a negative credit, as many jobs have to end before it gets another one.
+  // With a negative credit, as many jobs have to end before it gets another one. One change at a time: Redis may refuse a request
+  // for a while, and executes it behind later ones then.
   #adjust(): void {
     const change = this.#size - this.#told
-    if (change === 0 || this.#stopping || this.trusted === undefined) return
+    const session = this.trusted
+    if (change === 0 || this.#stopping || session === undefined || this.#adjusting === session) return
     this.#told = this.#size
-    this.tell("queue.credit", [this.id, change, false], () => this.#slots?.look())
+    this.#adjusting = session
+    this.tell("queue.credit", [this.id, change, false], () => {
+      if (this.#adjusting === session) this.#adjusting = undefined
+      this.#adjust()
+      this.#slots?.look()
+    })
   }
 
   get free(): number {
