@@ -29,8 +29,14 @@ export interface Judgement extends Readonly<Tally> {
 const losses = (histories: Histories) =>
   Array.from(histories, ([name, events]) => [name, events.filter((event) => event.event === "lost")] as const)
 
+// A process that starts keeps a core busy, beside others that start.
+const startUp = 2_000_000
+
 const disturbances = ({ histories, injected }: Evidence): Run["disturbed"] => {
   const disturbed = new Map<string, Array<Span>>()
+  for (const [name, [first]] of histories) {
+    if (first !== undefined) disturbed.set(name, [{ from: first.at, to: first.at + startUp }])
+  }
   for (const { client, from, to } of injected) {
     const names = client === "" ? [""] : [...histories.keys()].filter((name) => name.startsWith(`${client}.`))
     for (const name of names) disturbed.set(name, [...disturbed.get(name) ?? [], { from, to: to + 1_000_000 }])
