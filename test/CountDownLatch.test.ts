@@ -192,7 +192,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
           assert.isAtLeast(Number(yield* server.cli("HLEN", items)), 100_000)
           yield* server.cli("SLOWLOG", "RESET")
           yield* end
-          const log = JSON.parse(yield* server.cli("--json", "SLOWLOG", "GET", "-1")) as ReadonlyArray<
+          const log = (yield* server.call("SLOWLOG", "GET", "-1")) as ReadonlyArray<
             readonly [id: number, at: number, micros: number, command: ReadonlyArray<string>]
           >
           const calls = log.filter(([, , , command]) => command[0]!.toUpperCase() === "FCALL")

@@ -102,7 +102,7 @@ describe("handshake", () => {
       assert.match(message, /no permission for SELECT.*ACL/)
       assert.notInclude(message, "running")
       missing(yield* Effect.flip(own.send("PING")))
-      assert.strictEqual(yield* server.cli("-n", 0, "EXISTS", "key"), "0")
+      assert.strictEqual(yield* server.cli("EXISTS", "key"), "0")
       yield* server.cli("ACL", "SETUSER", "app", "+select")
       yield* eventually(Effect.map(redis.state, (state) => state === "ready"))
       assert.strictEqual(yield* database, "3")

@@ -1,7 +1,8 @@
 import { Effect, type Scope } from "effect"
 import { type Workspace, workspace } from "../../src/internal/testing/workspace.ts"
+import type { CommandError } from "./command.ts"
 import { eventually } from "./eventually.ts"
-import { awaitInSync, type CommandError, launch, type Server, type ServerOptions } from "./servers.ts"
+import { awaitInSync, launch, type Server, type ServerOptions } from "./servers.ts"
 
 /** Moves one slot in the steps an operator takes, so that a test can act between them. */
 export interface Migration {
@@ -213,10 +214,8 @@ export const cluster = (
       })
       const move: Migration["move"] = Effect.fnUntraced(function*(which) {
         const keys = "count" in which
-          // As JSON: there can be line ends in a key.
-          ? JSON.parse(yield* from.cli("--json", "CLUSTER", "GETKEYSINSLOT", slot, which.count)) as ReadonlyArray<
-            string
-          >
+          // There can be line ends in a key, so this is no text.
+          ? (yield* from.call("CLUSTER", "GETKEYSINSLOT", slot, which.count)) as ReadonlyArray<string>
           : which
         if (keys.length === 0) return 0
         yield* from.cli("MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "REPLACE", "KEYS", ...keys)

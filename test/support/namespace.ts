@@ -1,10 +1,11 @@
 /** What a namespace has in Redis, whatever its coordinators say. */
 import { Effect } from "effect"
-import type { CommandError, Server } from "./servers.ts"
+import type { CommandError } from "./command.ts"
+import type { Server } from "./servers.ts"
 
-// As JSON: there can be line ends in a key.
-const list = (server: Server, ...command: ReadonlyArray<string>): Effect.Effect<ReadonlyArray<string>, CommandError> =>
-  Effect.map(server.cli("--json", ...command), (json) => JSON.parse(json) as ReadonlyArray<string>)
+// There can be line ends in a key, so this is no text.
+const list = (server: Server, ...command: ReadonlyArray<string>) =>
+  server.call(...command) as Effect.Effect<ReadonlyArray<string>, CommandError>
 
 export const keysOf = (server: Server, namespace: string): Effect.Effect<ReadonlyArray<string>, CommandError> =>
   list(server, "KEYS", `{${namespace}:*`)

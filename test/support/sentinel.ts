@@ -1,8 +1,9 @@
 import { Effect, type Scope } from "effect"
 import { workspace } from "../../src/internal/testing/workspace.ts"
+import type { CommandError } from "./command.ts"
 import { eventually } from "./eventually.ts"
 import { awaitInSync, launchReplicated, launchSentinel } from "./servers.ts"
-import type { CommandError, Server, ServerOptions } from "./servers.ts"
+import type { Server, ServerOptions } from "./servers.ts"
 
 /** A primary, two replicas and three sentinels. */
 export interface Sentinel {

@@ -1,22 +1,16 @@
-import { Data, Effect, type Scope } from "effect"
-import { execFile } from "node:child_process"
+import { Effect, type Scope } from "effect"
 import { randomBytes } from "node:crypto"
 import * as fs from "node:fs"
 import * as path from "node:path"
 import { reservePort } from "../../src/internal/testing/ports.ts"
 import { type Child, type Workspace, workspace } from "../../src/internal/testing/workspace.ts"
-import { cliBinary, serverBinary } from "./binaries.ts"
+import { serverBinary } from "./binaries.ts"
+import { call, type CommandError, type Reply, type Target, textOf } from "./command.ts"
 import { eventually } from "./eventually.ts"
 import { type TlsMaterial, tlsMaterial } from "./tls.ts"
 
 /** Directives of the configuration file, by name; an array repeats the directive. */
 export type Config = Readonly<Record<string, string | number | ReadonlyArray<string>>>
-
-/** An error reply, or no reply within 10 seconds. */
-export class CommandError extends Data.TaggedError("CommandError")<{
-  readonly command: string
-  readonly message: string
-}> {}
 
 /** A Redis or Valkey process. `stop` and `start` keep its port and configuration file. */
 export interface Server {
@@ -41,7 +35,9 @@ export interface Server {
   /** SIGSTOP: connections stay open, connects succeed, nothing answers. */
   readonly pause: Effect.Effect<void>
   readonly resume: Effect.Effect<void>
-  /** Runs one command with full rights and returns what the command line client prints. */
+  /** Executes one command with full rights. */
+  readonly call: (...args: ReadonlyArray<string | number>) => Effect.Effect<Reply, CommandError>
+  /** The same, and returns what the command line client prints. */
   readonly cli: (...args: ReadonlyArray<string | number>) => Effect.Effect<string, CommandError>
   /** What the process wrote to its log so far. */
   readonly log: Effect.Effect<string>
@@ -81,37 +77,21 @@ const supervise = (spec: {
   readonly port: number
   readonly busPort?: number | undefined
   readonly args: ReadonlyArray<string>
-  readonly credentials?: { readonly user: string; readonly password: string } | undefined
+  readonly credentials?: Target["credentials"]
   readonly tls?: TlsMaterial | undefined
 }): Effect.Effect<Server> =>
   Effect.gen(function*() {
     const { home, port, space, tls } = spec
     const command = serverBinary()
-    const client = cliBinary()
     const data = path.join(home, "data")
     const logFile = path.join(home, "log")
     const log = Effect.sync(() => fs.readFileSync(logFile, "utf8"))
     let child: Child | undefined
     let paused = false
 
-    const clientArgs = ["-e", "-p", String(port)]
-    if (spec.credentials !== undefined) clientArgs.push("--user", spec.credentials.user)
-    if (tls !== undefined) {
-      clientArgs.push("--tls", "--cacert", "ca.crt", "--cert", "client.crt", "--key", "client.key")
-    }
-    const clientEnv = { ...process.env, REDISCLI_AUTH: spec.credentials?.password }
-
-    const cli: Server["cli"] = (...args) =>
-      Effect.callback<string, CommandError>((resume, signal) => {
-        const words = args.map(String)
-        const settings = { cwd: home, env: clientEnv, timeout: 10_000, maxBuffer: 1 << 28, signal }
-        execFile(client, [...clientArgs, ...words], settings, (error, stdout, stderr) => {
-          if (error === null) return resume(Effect.succeed(stdout.replace(/\n$/, "")))
-          const said = `${stderr}${stdout}`.trim()
-          const message = error.killed === true ? "no reply within 10 seconds" : said === "" ? error.message : said
-          resume(Effect.fail(new CommandError({ command: words.join(" "), message })))
-        }).stdin?.end()
-      })
+    const socket = path.join(home, "socket")
+    const ask: Server["call"] = (...args) => call({ socket, credentials: spec.credentials }, args)
+    const cli: Server["cli"] = (...args) => Effect.map(ask(...args), textOf)
 
     // A server that is still loading its data answers PING with an error.
     const ready = Effect.gen(function*() {
@@ -150,7 +130,7 @@ const supervise = (spec: {
       port,
       busPort: spec.busPort,
       url: `${tls === undefined ? "redis" : "rediss"}://127.0.0.1:${port}`,
-      socket: path.join(home, "socket"),
+      socket,
       tls,
       get pid() {
         return child?.pid ?? 0
@@ -171,6 +151,7 @@ const supervise = (spec: {
         child?.signal("SIGCONT")
         paused = false
       }),
+      call: ask,
       cli,
       log
     }
