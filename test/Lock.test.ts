@@ -2,6 +2,7 @@ import { assert, layer } from "@effect/vitest"
 import { Deferred, Duration, Effect, Exit, Fiber, Option } from "effect"
 import { TestClock } from "effect/testing"
 import { type Coordinator, Lease, Lock, Redis } from "../src/index.ts"
+import { elapsed } from "./support/awake.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, onNode, short, TestServer, withNode } from "./support/live.ts"
 
@@ -411,7 +412,7 @@ layer(TestServer.layer, live)("Lock", (it) => {
           )
           yield* Deferred.await(held)
           const waiting = yield* Effect.forkDetach(
-            Effect.sync(() => performance.now()).pipe(
+            Effect.sync(() => Date.now()).pipe(
               Lock.withLock("a"),
               Effect.provideContext(yield* Effect.context<never>())
             )
@@ -419,8 +420,8 @@ layer(TestServer.layer, live)("Lock", (it) => {
           yield* eventually(Effect.map(waiters(namespace, "a"), (count) => count === 1))
           return { waiting, lost }
         }))
-        const closed = performance.now()
-        assert.isBelow((yield* Fiber.join(waiting.waiting)) - closed, 1000)
+        const closed = Date.now()
+        assert.isBelow(elapsed(closed, yield* Fiber.join(waiting.waiting)), 1000)
         const error = yield* Fiber.join(waiting.lost)
         assert.strictEqual(
           error._tag === "LockError" && error.reason._tag === "LeaseLost" && error.reason.reason,

@@ -467,7 +467,7 @@ layer(TestServer.layer, live)("a job that means the same as others", (it) => {
         const queue = yield* on(a!, throttled)
         const other = yield* on(b!, throttled)
         const worker = yield* working(queue)
-        const dedupe = { id: "x", mode: "throttle", window: "700 millis" } as const
+        const dedupe = { id: "x", mode: "throttle", window: "1500 millis" } as const
         const started = Date.now()
         const first = yield* queue.offer(1, { dedupe })
         yield* begins(worker, [1])
@@ -477,7 +477,7 @@ layer(TestServer.layer, live)("a job that means the same as others", (it) => {
         )
         assert.isFalse((yield* other.offer(4, { dedupe: { ...dedupe, id: "y" } })).duplicate)
         yield* eventually(Effect.map(other.offer(5, { dedupe }), ({ duplicate }) => assert.isFalse(duplicate)))
-        assert.isAtLeast(Date.now() - started, 690)
+        assert.isAtLeast(Date.now() - started, 1490)
         yield* begins(worker, [1, 4, 5])
         yield* isEmpty(queue, namespace, server)
         yield* worker.stop
@@ -488,19 +488,19 @@ layer(TestServer.layer, live)("a job that means the same as others", (it) => {
       Effect.gen(function*() {
         const queue = yield* on(a!, make({ name: "same" }))
         const other = yield* on(b!, make({ name: "same" }))
-        const dedupe = { id: "x", mode: "debounce", window: "400 millis" } as const
+        const dedupe = { id: "x", mode: "debounce", window: "1 second" } as const
         const gate = yield* Deferred.make<void>()
         const worker = yield* working(queue, (n) => n === 10 ? Deferred.await(gate) : Effect.void, { concurrency: 2 })
         const [first, again] = yield* queue.offerAll([1, 2], { dedupe })
         assert.deepStrictEqual([first!.duplicate, again], [false, { id: first!.id, duplicate: true }])
         const started = Date.now()
         for (let n = 3; n <= 10; n++) {
-          yield* realSleep("100 millis")
+          yield* realSleep("200 millis")
           assert.deepStrictEqual(yield* other.offer(n, { dedupe }), { id: first!.id, duplicate: true })
         }
         assert.deepStrictEqual(worker.begun, [])
         yield* begins(worker, [10])
-        assert.isAtLeast(Date.now() - started, 1190)
+        assert.isAtLeast(Date.now() - started, 2590)
         // One runs, and another one begins beside it.
         const second = yield* other.offer(11, { dedupe })
         assert.isFalse(second.duplicate)

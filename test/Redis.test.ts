@@ -17,6 +17,7 @@ import * as path from "node:path"
 import { inspect } from "node:util"
 import { connectionsOf } from "../src/internal/redis/connection.ts"
 import * as Redis from "../src/Redis.ts"
+import { elapsed } from "./support/awake.ts"
 import { identify, serverBinary } from "./support/binaries.ts"
 
 const temporaryDirectory = Effect.acquireRelease(
@@ -139,9 +140,9 @@ const ping = (redis: Redis.Redis["Service"]) => redis.send<string>("PING")
 
 /** Builds the layer and answers how it failed, and how fast. */
 const failure = Effect.fnUntraced(function*(layer: Layer.Layer<any, Redis.RedisError, never>) {
-  const before = performance.now()
+  const before = Date.now()
   const error = yield* Effect.flip(Effect.scoped(Layer.build(layer)))
-  return { error, millis: performance.now() - before }
+  return { error, millis: Date.now() - before, took: elapsed(before) }
 })
 
 const reasonOf = (layer: Layer.Layer<any, Redis.RedisError, never>) =>
@@ -284,17 +285,17 @@ describe("Redis", () => {
     it.live("nothing listens", () =>
       Effect.gen(function*() {
         const port = yield* freePort
-        const { error, millis } = yield* failure(Redis.layer({ host: "127.0.0.1", port }))
+        const { error, took } = yield* failure(Redis.layer({ host: "127.0.0.1", port }))
         assert.strictEqual(error.reason._tag, "NotConnected")
         assert.strictEqual(error.executed, "no")
         assert.include(error.message, `127.0.0.1:${port} (ECONNREFUSED)`)
-        assert.isBelow(millis, 2000)
+        assert.isBelow(took, 2000)
         const cluster = yield* failure(Redis.layer({ cluster: [{ host: "127.0.0.1", port }] }))
         assert.strictEqual(cluster.error.reason._tag, "NotConnected")
-        assert.isBelow(cluster.millis, 4000)
+        assert.isBelow(cluster.took, 4000)
         const sentinel = yield* failure(Redis.layer({ sentinels: [{ host: "127.0.0.1", port }], name: "primary" }))
         assert.strictEqual(sentinel.error.reason._tag, "NotConnected")
-        assert.isBelow(sentinel.millis, 4000)
+        assert.isBelow(sentinel.took, 4000)
         const none = yield* failure(Redis.layer({ path: "/nowhere/redis.sock" }))
         assert.include(none.error.message, "ENOENT")
       }), 20_000)
@@ -309,22 +310,22 @@ describe("Redis", () => {
         const closing = yield* tcp((socket) => socket.end())
         const closed = yield* failure(Redis.layer({ host: "127.0.0.1", port: closing.port }))
         assert.strictEqual(closed.error.reason._tag, "NotConnected")
-        assert.isBelow(closed.millis, 2000)
+        assert.isBelow(closed.took, 2000)
       }), 20_000)
 
     it.live("it accepts the connection and never answers", () =>
       Effect.gen(function*() {
         const silent = yield* tcp(() => {})
-        const { error, millis } = yield* failure(
+        const { error, millis, took } = yield* failure(
           Redis.layer({ host: "127.0.0.1", port: silent.port, connectTimeout: "300 millis" })
         )
         assert.strictEqual(error.reason._tag, "Timeout")
-        assert.isBelow(millis, 1500)
+        assert.isBelow(took, 1500)
         assert.isAtLeast(millis, 250)
         const cluster = yield* failure(
           Redis.layer({ cluster: [{ host: "127.0.0.1", port: silent.port }], connectTimeout: "300 millis" })
         )
-        assert.isBelow(cluster.millis, 1500)
+        assert.isBelow(cluster.took, 1500)
       }), 20_000)
 
     it.live("the password is wrong or missing, and no error tells it", () =>
@@ -572,11 +573,11 @@ describe("Redis", () => {
                 })
               )
             faults.swallow = true
-            const before = performance.now()
+            const before = Date.now()
             const late = commands.send("SET", ["a", "1"], 60_000)
             const early = commands.send("SET", ["a", "1"], 50)
             assert.strictEqual(yield* tag(early), "Timeout")
-            assert.isBelow(performance.now() - before, 500)
+            assert.isBelow(elapsed(before), 500)
             assert.isTrue(commands.isReady())
             commands.reset()
             assert.isFalse(commands.isReady())

@@ -174,7 +174,7 @@ layer(TestServer.layer, live)("a singleton", (it) => {
         assert.deepStrictEqual(runs, ["a"])
         yield* Fiber.interrupt(first)
         // At once: a candidate that had given up would try again after a second.
-        yield* within(eventually(Effect.sync(() => assert.deepStrictEqual(runs, ["a", "b"]))), 500, "the second")
+        yield* within(eventually(Effect.sync(() => assert.deepStrictEqual(runs, ["a", "b"]))), 900, "the second")
         yield* Fiber.interrupt(second)
       }), { lease: "3 seconds", margin: "500 millis", wait: "50 millis", maxHold: "100 millis" }))
 

@@ -8,6 +8,7 @@ import * as net from "node:net"
 import { Coordinator, Lease, Lock, Semaphore } from "../src/index.ts"
 import { words } from "../src/internal/testing/resp.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
+import { elapsed } from "./support/awake.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"
 import { assertEmpty, deadlineOf, freshNamespace, holding, node, TestServer } from "./support/live.ts"
@@ -252,7 +253,8 @@ layer(TestServer.layer, live)("a connection", (it) => {
             error._tag === "LockError" && error.reason._tag === "LeaseLost" && error.reason.reason === "expired"
           )
           for (const fiber of told) assert.strictEqual((yield* Fiber.join(fiber)).reason, "expired")
-          assert.isBelow(interruptedAt, deadline - 300)
+          // A margin before the deadline, and the margin is 500 ms.
+          assert.isBelow(elapsed(deadline - 500, interruptedAt), 200)
           const next = yield* Fiber.join(successor)
           assert.isAtLeast(next.at, cleanedAt)
           assert.isAbove(next.token, lease.token)

@@ -5,6 +5,7 @@ import type { Scope } from "effect"
 import { Barrier, DoubleBarrier } from "../src/index.ts"
 import { type Process, spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/party.ts"
+import { elapsed } from "./support/awake.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
 import { on, pending } from "./support/several.ts"
@@ -53,8 +54,8 @@ const counts = (barrier: DoubleBarrier.DoubleBarrier, inside: number, waiting: n
 /** How long after now the effect ends, in milliseconds. */
 const after = <A, E, R>(effect: Effect.Effect<A, E, R>) =>
   Effect.suspend(() => {
-    const started = performance.now()
-    return Effect.map(effect, (result) => ({ result, millis: performance.now() - started }))
+    const started = Date.now()
+    return Effect.map(effect, (result) => ({ result, millis: elapsed(started) }))
   })
 
 layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a party", (it) => {

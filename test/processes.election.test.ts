@@ -4,6 +4,7 @@ import { Effect, Exit, Option, Schema, Scope, Stream } from "effect"
 import { Election } from "../src/index.ts"
 import { type Process, spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/election.ts"
+import { elapsed } from "./support/awake.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, deadlineOf, freshNamespace, node, TestServer } from "./support/live.ts"
 import type { Server } from "./support/servers.ts"
@@ -94,7 +95,7 @@ const saw = (term: number | undefined) => (event: Event): event is Extract<Event
 /** Not before the lease has ended, by Redis's clock, and soon after. */
 const inTime = (at: number, deadline: number) => {
   assert.isAtLeast(at, deadline - 5)
-  assert.isAtMost(at, deadline + slack)
+  assert.isAtMost(elapsed(deadline, at), slack)
 }
 
 layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("processes", (it) => {

@@ -4,6 +4,7 @@ import { Effect, Schema, type Scope } from "effect"
 import { Queue } from "../src/index.ts"
 import { spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/worker.ts"
+import { elapsed } from "./support/awake.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
 import { deadForgotten, on } from "./support/several.ts"
@@ -104,7 +105,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
           )
         }
         const first = Math.min(...again.map((events) => events.find(({ crashes }) => crashes > 0)!.at))
-        assert.isAtMost(first - killedAt, lease + 150)
+        assert.isAtMost(elapsed(killedAt, first), lease + 1000)
         yield* Effect.forEach(all.slice(1), (one) => one.signal("SIGKILL"))
         yield* Effect.forEach(all, (one) => one.exit)
       })

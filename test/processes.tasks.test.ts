@@ -4,6 +4,7 @@ import { Effect, Fiber, Schema, type Scope, Stream } from "effect"
 import { TaskGroup } from "../src/index.ts"
 import { spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/tasks.ts"
+import { elapsed } from "./support/awake.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
 import { now } from "./support/now.ts"
@@ -58,7 +59,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("p
         yield* group.run("y", Effect.succeed("here"))
         const failing = yield* Effect.forkChild(Effect.map(Effect.flip(group.awaitAll()), ({ reason }) => ({
           reason,
-          at: now()
+          at: Date.now()
         })))
         const waiting = yield* Effect.forkChild(group.awaitAll({ onWorkerLost: "wait" }))
         const shown = yield* Effect.forkChild(
@@ -66,12 +67,12 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("p
         )
         yield* worker.waitFor(is("tick"))
         yield* worker.kill9
-        const killed = now()
+        const killed = Date.now()
         const { at, reason } = yield* Fiber.join(failing)
         assert.deepInclude(reason, { _tag: "WorkerLost", shard: "x" })
         // Not before its lease is over: the last renewal can be a third of a lease old.
         assert.isAbove(at - killed, lease * 0.6)
-        assert.isBelow(at - killed, lease + 1000)
+        assert.isBelow(elapsed(killed, at), lease + 1000)
         yield* Fiber.join(shown)
         assert.isUndefined(waiting.pollUnsafe())
         yield* start("cycle", "second", ["x"])

@@ -5,6 +5,7 @@ import type { Scope } from "effect"
 import { Fence, Lease, Lock, Semaphore } from "../src/index.ts"
 import { spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/holder.ts"
+import { elapsed } from "./support/awake.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, onNode, TestServer } from "./support/live.ts"
 import { now } from "./support/now.ts"
@@ -70,19 +71,19 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("p
         const holder = yield* start({ mode: "hold", what: "lock" })
         const held = yield* holder.waitFor(is("held"))
         const successor = yield* Effect.forkChild(
-          Effect.map(token, (token) => ({ token, at: now() })).pipe(
+          Effect.map(token, (token) => ({ token, at: Date.now() })).pipe(
             Lock.withLock("shared"),
             Effect.provideContext(here)
           )
         )
         yield* holder.waitFor(is("tick"))
         yield* holder.kill9
-        const killed = now()
+        const killed = Date.now()
         const next = yield* Fiber.join(successor)
         assert.isAbove(next.token, held.token)
         // Not before its lease is over: the last renewal can be a third of a lease old.
         assert.isAbove(next.at - killed, lease * 0.6)
-        assert.isBelow(next.at - killed, lease + 1000)
+        assert.isBelow(elapsed(killed, next.at), lease + 1000)
       })
     ))
 

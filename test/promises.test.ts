@@ -233,9 +233,8 @@ layer(TestServer.layer, live)("a lost event", (it) => {
         const [session] = yield* sessionsOf(two!)
         yield* server.cli("DEL", `{${namespace}:00}:mail:${session!.id}`)
         yield* held.leave
-        const { millis, result } = yield* within(Fiber.join(waiting), 1500, "the grant")
+        const { result } = yield* within(Fiber.join(waiting), 1500, "the grant")
         assert.strictEqual(result, "entered")
-        assert.isBelow(millis, 1500)
       }), { lease: "1500 millis", margin: "300 millis" }))
 
   it.effect("costs nothing while nothing is lost: no request for each waiter", () =>
@@ -811,6 +810,12 @@ layer(TestServer.layer, live)("keys", (it) => {
     }))
 })
 
+/** Milliseconds that this process has worked, whatever else the machine does. */
+const busy = () => {
+  const { system, user } = process.cpuUsage()
+  return (system + user) / 1000
+}
+
 layer(TestServer.layer, live)("interruption", (it) => {
   it.effect("of thousands that are queued to be sent takes no longer than making them", () =>
     behindLine(({ context, line }) =>
@@ -818,7 +823,7 @@ layer(TestServer.layer, live)("interruption", (it) => {
         yield* onNode(context)(Lock.withLock(Effect.void, "a"))
         yield* line.blackhole
         const count = 30_000
-        const started = performance.now()
+        const started = busy()
         const fiber = yield* Effect.forkDetach(
           onNode(context)(Effect.forEach(
             Array.from({ length: count }),
@@ -827,9 +832,9 @@ layer(TestServer.layer, live)("interruption", (it) => {
           ))
         )
         yield* realSleep(1)
-        const made = performance.now()
+        const made = busy()
         yield* Fiber.interrupt(fiber)
-        const interrupted = performance.now()
+        const interrupted = busy()
         assert.isBelow(interrupted - made, 2000 + 3 * (made - started))
         yield* line.pass
         yield* line.closeAll
@@ -858,10 +863,10 @@ layer(TestServer.layer, live)("the end of a membership", (it) => {
           ))
         )
         yield* eventually(Effect.sync(() => place.tenancy.size >= count))
-        const started = performance.now()
+        const started = busy()
         for (const [member] of members) place.tenancy.release(member, () => {})
         // Looking at all claims for each of them takes seconds.
-        assert.isBelow(performance.now() - started, 500)
+        assert.isBelow(busy() - started, 500)
         yield* Fiber.interrupt(waiting)
         yield* line.pass
         yield* line.closeAll

@@ -1,11 +1,12 @@
 import { Cause, Duration, Effect, Exit } from "effect"
 import { realSleep } from "../../src/internal/testing/sleep.ts"
+import { awake } from "./awake.ts"
 
 export { realSleep }
 
 /**
  * Runs `effect` until it succeeds with something other than `false`, and returns that. Failures and defects mean "not
- * yet". At the deadline (real time, 10 s by default) it dies with the last failure in the message; an attempt still
+ * yet". At the deadline (10 s by default, but for stalls) it dies with the last failure in the message; an attempt still
  * running then is interrupted.
  */
 export const eventually = <A, E, R>(
@@ -41,5 +42,5 @@ export const eventually = <A, E, R>(
       const what = options?.message ?? "condition"
       return Effect.die(new Error(`${what}: not met after ${waited} ms and ${attempts} attempts; last: ${last}`))
     })
-    return Effect.raceFirst(poll, Effect.andThen(realSleep(timeout), expire))
+    return Effect.raceFirst(poll, Effect.andThen(awake(timeout), expire))
   })

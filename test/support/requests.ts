@@ -1,7 +1,8 @@
 /** Requests on their way between a coordinator and Redis, and what they leave in Redis. */
 import { Effect } from "effect"
 import type { Request } from "../../src/testing/Proxy.ts"
-import { eventually, realSleep } from "./eventually.ts"
+import { awake } from "./awake.ts"
+import { eventually } from "./eventually.ts"
 import type { Server } from "./servers.ts"
 
 /** A call of the actor that carries this request, perhaps among others. */
@@ -29,7 +30,7 @@ export const within = <A, E, R>(effect: Effect.Effect<A, E, R>, millis: number, 
     const started = performance.now()
     const result = yield* Effect.raceFirst(
       effect,
-      Effect.andThen(realSleep(millis), Effect.die(new Error(`${what}: not within ${millis} ms`)))
+      Effect.andThen(awake(millis), Effect.die(new Error(`${what}: not within ${millis} ms`)))
     )
     return { result, millis: performance.now() - started }
   })

@@ -6,7 +6,8 @@ import type { Channel } from "../../src/internal/actor/channel.ts"
 import { spaceOf } from "../../src/internal/hold/place.ts"
 import type { Tenancy } from "../../src/internal/hold/tenancy.ts"
 import type { Proxy } from "../../src/testing/Proxy.ts"
-import { eventually, realSleep } from "./eventually.ts"
+import { awake } from "./awake.ts"
+import { eventually } from "./eventually.ts"
 import { assertEmpty, elsewhere, freshNamespace, type Node, node, TestServer } from "./live.ts"
 import type { Server } from "./servers.ts"
 
@@ -37,7 +38,7 @@ export const on = <A, E>(context: Node, effect: Effect.Effect<A, E, Coordinator.
   >
 
 export const promptly = <A, E, R>(effect: Effect.Effect<A, E, R>, what: string): Effect.Effect<A, E, R> =>
-  Effect.raceFirst(effect, Effect.andThen(realSleep("3 seconds"), Effect.die(new Error(`${what}: not in time`))))
+  Effect.raceFirst(effect, Effect.andThen(awake("3 seconds"), Effect.die(new Error(`${what}: not in time`))))
 
 export const isPending = <A, E>(fiber: Fiber.Fiber<A, E>): boolean => fiber.pollUnsafe() === undefined
 
