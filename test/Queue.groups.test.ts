@@ -263,15 +263,14 @@ layer(TestServer.layer, live)("a group of jobs", (it) => {
         const handler = (n: number) =>
           Effect.flatMap(Queue.Job, ({ slowDown, token }) => {
             begun.push([n, token])
-            return n % 10 === 0 ? slowDown("200 millis") : Effect.void
+            return n % 10 === 0 ? slowDown(n === 20 ? "1 minute" : "200 millis") : Effect.void
           })
         const worker = yield* working(other, handler, { concurrency: 5 })
         const since = (from: number, to: number) => {
           const tokenOf = (sought: number) => begun.find(([n]) => n === sought)![1]
           return tokenOf(to) - tokenOf(from)
         }
-        yield* queue.offerAll([0, 1], { group: "a" })
-        yield* queue.offer(2, { group: "b" })
+        yield* queue.offerAll([0, 1, 2], (n) => ({ group: n === 2 ? "b" : "a" }))
         yield* shows(queue, { completed: 3 })
         assert.isAtLeast(since(0, 1), 200_000)
         assert.isAtMost(since(0, 2), 190_000)
