@@ -3,8 +3,9 @@ import { assert, it } from "@effect/vitest"
 import { Effect, Fiber, Layer, Schema, Stream } from "effect"
 import { Coordinator, Redis, TaskGroup } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
+import { awake } from "./support/awake.ts"
 import { cluster } from "./support/cluster.ts"
-import { eventually, realSleep } from "./support/eventually.ts"
+import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace } from "./support/live.ts"
 import { awaitInSync } from "./support/servers.ts"
 
@@ -13,7 +14,7 @@ const partitions = 6
 const within = <A, E, R>(effect: Effect.Effect<A, E, R>, millis: number, what: string): Effect.Effect<A, E, R> =>
   Effect.raceFirst(
     effect,
-    Effect.andThen(realSleep(millis), Effect.die(new Error(`${what}: not within ${millis} ms`)))
+    Effect.andThen(awake(millis), Effect.die(new Error(`${what}: not within ${millis} ms`)))
   )
 
 const scenario = (missed: boolean) =>

@@ -3,8 +3,9 @@ import { assert, it } from "@effect/vitest"
 import { Deferred, Effect, Fiber, Layer, Option, Result, Stream } from "effect"
 import { Coordinator, Lease, Lock, Redis, Semaphore } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
+import { awake } from "./support/awake.ts"
 import { type Cluster, cluster } from "./support/cluster.ts"
-import { eventually, realSleep } from "./support/eventually.ts"
+import { eventually } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"
 import { assertEmpty, freshNamespace, type Node, onNode } from "./support/live.ts"
 import { awaitInSync } from "./support/servers.ts"
@@ -16,7 +17,7 @@ const tagOf = (namespace: string, key: string) => `{${namespace}:0${partitionOf(
 const within = <A, E, R>(effect: Effect.Effect<A, E, R>, millis: number, what: string): Effect.Effect<A, E, R> =>
   Effect.raceFirst(
     effect,
-    Effect.andThen(realSleep(millis), Effect.die(new Error(`${what}: not within ${millis} ms`)))
+    Effect.andThen(awake(millis), Effect.die(new Error(`${what}: not within ${millis} ms`)))
   )
 
 /** Coordinators with connections of their own, and what they tell about lost sessions, by partition. */

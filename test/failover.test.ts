@@ -3,7 +3,8 @@ import { assert, it, layer } from "@effect/vitest"
 import { Deferred, Effect, Fiber, Layer, Option, Result, type Scope, Stream } from "effect"
 import { Coordinator, Lease, Lock, Redis, Semaphore } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
-import { eventually, realSleep } from "./support/eventually.ts"
+import { awake } from "./support/awake.ts"
+import { eventually } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"
 import { assertEmpty, freshNamespace, type Node, node, onNode, TestServer } from "./support/live.ts"
 import { sentinel } from "./support/sentinel.ts"
@@ -48,7 +49,7 @@ const tokenOf = (key: string) =>
 const within = <A, E, R>(effect: Effect.Effect<A, E, R>, millis: number, what: string): Effect.Effect<A, E, R> =>
   Effect.raceFirst(
     effect,
-    Effect.andThen(realSleep(millis), Effect.die(new Error(`${what}: not within ${millis} ms`)))
+    Effect.andThen(awake(millis), Effect.die(new Error(`${what}: not within ${millis} ms`)))
   )
 
 const waiting = (server: Server, namespace: string, key: string) =>

@@ -3,6 +3,7 @@ import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Fiber, Layer, Option, Schema, type Scope } from "effect"
 import { Coordinator, Lease, Lock, ReadWriteLock, Redis, Rendezvous, Semaphore } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
+import { awake } from "./support/awake.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"
 import { assertEmpty, freshNamespace, holding, type Node, node, onNode, TestServer } from "./support/live.ts"
@@ -81,7 +82,7 @@ const redisReason = (
 const quickly = <A, E, R>(effect: Effect.Effect<A, E, R>, what: string, millis = 1000): Effect.Effect<A, E, R> =>
   Effect.raceFirst(
     effect,
-    Effect.andThen(realSleep(millis), Effect.die(new Error(`${what}: not within ${millis} ms`)))
+    Effect.andThen(awake(millis), Effect.die(new Error(`${what}: not within ${millis} ms`)))
   )
 
 /** Locks, read-write locks and semaphores of two coordinators, and what a third leaves behind that goes silent. */
