@@ -30,6 +30,7 @@
 --   q                  the list of workers that have credit and no job for it: their claims, in the order of their turns
 --   z                  of a queue with other shards: the workers to be told when there are jobs that no worker has credit for
 --   h                  the history by minutes: lua/QueueLists.lua
+--   n                  the member that is asked for ticks when the member that gave them is dead
 -- `ids` has the ids that producers gave to jobs that are not done: the id of each job. `even` and `odd` have, in turns of
 -- `window` ms, i<id> and r<job> of jobs that are done: the job, and its outcome as JSON. They also have t<id> "<time> <job>" of jobs
 -- that others are duplicates of until then, and p<node> "<number> <reply>" of the last offer of a coordinator.
@@ -44,12 +45,12 @@
 -- that are done are deleted at once.
 --
 -- `waited` and `ran` are the ms that all jobs together have waited and were in work until `since`. Ids and outcomes of jobs up to
--- the number `cleared` are not known any more. `plans` counts schedules.
+-- the number `cleared` are not known any more. `plans` counts schedules. `sweep` is for lua/QueueSweep.lua.
 -- record Queue 1: number, stamp, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12, delayed, active, dead, paused, turn, served,
 --   members, workers, idle, limit, spacing, burst, tat, window, completed, buried, expired, bounded, named, last1, last2,
 --   last3, last4, at1, at2, at3, at4, done1, done2, done3, done4, full1, full2, full3, full4, notes, stacked,
 --   length, overflow, queued, told, dropped, shards, armed, grouped, after,
---   since, begun, waited, ran, plans, cleared
+--   since, begun, waited, ran, plans, cleared, sweep
 -- record QueuePolicy 1: letters, retain, crashes, grouplimit, groupspacing, groupburst
 
 local RETURNED, DELAYED, JOBS, CRASH = '-', '~', 'workers', 65536
@@ -123,7 +124,7 @@ local function readQueue(ctx, key, claim)
       number = 0, stamp = 0, delayed = 0, active = 0, dead = 0, paused = 0, turn = 0, served = 0, members = 0, workers = 0,
       idle = 0, limit = 0, spacing = 0, burst = 0, tat = 0, window = 0, completed = 0, buried = 0, expired = 0, bounded = 0,
       named = 0, notes = 0, stacked = 0, length = 0, overflow = 0, queued = 0, told = 0, dropped = 0,
-      shards = 1, armed = 0, grouped = 0, after = 0, since = ctx.now, begun = 0, waited = 0, ran = 0, plans = 0, cleared = 0
+      shards = 1, armed = 0, grouped = 0, after = 0, since = ctx.now, begun = 0, waited = 0, ran = 0, plans = 0, cleared = 0, sweep = 0
     }
     for source = 1, #FIELD do queue[FIELD[source]] = 0 end
     for letter, last in pairs(LAST) do
@@ -678,6 +679,16 @@ local function expectDelayed(ctx, queue)
   if first then soonerDue(ctx, queue, tonumber(first)) end
 end
 
+-- Removes dead letters that are too old. The alarm rings when the next one is.
+local function expectLetters(ctx, queue)
+  local retain = queue.dead > 0 and policyOf(queue).retain or 0
+  if retain == 0 then return end
+  call('XTRIM', queue.letters, 'MINID', '=', text(ctx.now - retain) .. '-0')
+  queue.recount = true
+  local oldest = call('XRANGE', queue.letters, '-', '+', 'COUNT', 1)[1]
+  if oldest then soonerDue(ctx, queue, tonumber(match(oldest[1], '^%d+')) + retain + 1) end
+end
+
 -- -----------------------------------------------------------------------------
 -- Offer
 -- -----------------------------------------------------------------------------
@@ -866,17 +877,25 @@ handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, wind
     queue.window, queue.current = tonumber(window), nil
     queue.length = extend.shareOf(queue, tonumber(length), tonumber(shard))
     queue.overflow = tonumber(overflow)
-    call('HSET', key, 'm', packQueuePolicy({
+    local before = policyOf(queue)
+    queue.policy = {
       letters = tonumber(letters), retain = tonumber(retain), crashes = tonumber(crashes),
       grouplimit = tonumber(grouplimit), groupspacing = tonumber(groupspacing), groupburst = tonumber(groupburst)
-    }))
-    queue.policy = nil
+    }
+    call('HSET', key, 'm', packQueuePolicy(queue.policy))
+    if queue.grouped > 0 and extend.haveChanged(before, queue.policy) then extend.beginSweep(ctx, queue) end
   end
   queue.joined = true
   if enrol(ctx, key, id, PERMANENT) then queue.members = queue.members + 1 end
-  if queue.plans > 0 then extend.wakePlans(ctx, queue) end
-  -- Alarms are forgotten when no session was alive for a day.
+  if queue.plans > 0 then
+    call('HSET', key, 'n', claimOf(ctx, id))
+    extend.wakePlans(ctx, queue)
+  end
+  -- Alarms are forgotten when no session was alive for a day, and so are sessions that were not reaped by then.
+  if queue.rested > ABANDONED then extend.beginSweep(ctx, queue) end
+  if queue.sweep > 0 then soonerDue(ctx, queue, ctx.now) end
   expectDelayed(ctx, queue)
+  expectLetters(ctx, queue)
   if queue.grouped > 0 then groups.ring(ctx, queue) end
   return reply('joined', queue.shards, queue.plans > 0)
 end
@@ -1302,12 +1321,19 @@ local function dismissWorker(ctx, queue, claim, crashed)
   queue.workers = queue.workers - 1
 end
 
+-- A member or worker is not there any more. Answers whether it was a worker.
+local function dropClaim(ctx, queue, claim, crashed)
+  if call('HDEL', queue.key, 'o' .. claim) == 1 then queue.members = math.max(0, queue.members - 1) end
+  if queue.queued > 0 then extend.depart(queue, claim) end
+  local works = workerOf(queue, claim)
+  if works then dismissWorker(ctx, queue, claim, crashed) end
+  return works
+end
+
 reapers.queue = function(ctx, key, session, id)
   local claim = session .. '/' .. id
   local queue = loadQueue(ctx, key, claim)
-  if call('HDEL', key, 'o' .. claim) == 1 then queue.members = math.max(0, queue.members - 1) end
-  if queue.queued > 0 then extend.depart(queue, claim) end
-  if workerOf(queue, claim) then dismissWorker(ctx, queue, claim, not hasLeft(ctx, session)) end
+  dropClaim(ctx, queue, claim, not hasLeft(ctx, session))
   if queue.plans > 0 then extend.wakePlans(ctx, queue) end
 end
 
@@ -1330,12 +1356,7 @@ alarms.queue = function(ctx, key)
   if queue.grouped > 0 then groups.ring(ctx, queue) end
   if #jobs > 0 then call('ZREM', queue.delays, unpack(jobs)) end
   if #plans > 0 then extend.tickPlans(ctx, queue, plans) end
+  if queue.sweep > 0 then extend.sweep(ctx, queue) end
   expectDelayed(ctx, queue)
-  local retain = queue.dead > 0 and policyOf(queue).retain or 0
-  if retain > 0 then
-    call('XTRIM', queue.letters, 'MINID', '=', text(ctx.now - retain) .. '-0')
-    queue.recount = true
-    local oldest = call('XRANGE', queue.letters, '-', '+', 'COUNT', 1)[1]
-    if oldest then soonerDue(ctx, queue, tonumber(match(oldest[1], '^%d+')) + retain + 1) end
-  end
+  expectLetters(ctx, queue)
 end

@@ -267,6 +267,18 @@ groups.ring = function(ctx, queue)
   if after then soonerDue(ctx, queue, tonumber(after) - TIMES) end
 end
 
+-- Whether other limits may let groups begin jobs sooner.
+extend.haveChanged = function(before, after)
+  return before.grouplimit ~= after.grouplimit or before.groupspacing ~= after.groupspacing
+    or before.groupburst ~= after.groupburst
+end
+
+-- Places a group that may be able to begin a job, and has no turn.
+groups.sweep = function(queue, name, packed)
+  local group = unpackQueueGroup(packed)
+  if group and not IN_LEVEL[group.placed] and canBegin(queue, group) then changing(queue, name) end
+end
+
 -- -----------------------------------------------------------------------------
 -- Hand out
 -- -----------------------------------------------------------------------------

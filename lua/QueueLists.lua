@@ -144,6 +144,7 @@ end
 
 -- Of each call, before anything changes.
 extend.passTime = function(ctx, queue)
+  queue.rested = ctx.now - queue.since
   if floor(ctx.now / MINUTE) > floor(queue.since / MINUTE) then
     local known = call('HGET', queue.key, 'h') or ''
     call('HSET', queue.key, 'h', sub(known, -MINUTE_BYTES * (MINUTES - 1)) .. packQueueMinute(minuteOf(queue)))

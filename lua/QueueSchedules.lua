@@ -53,23 +53,16 @@ local function definitionOf(queue, name)
   return match(call('HGET', queue.schedules, 'd' .. name), '^([^\n]*)\n([^\n]*)\n(.*)$')
 end
 
+-- A member that may be told to give ticks, if it lives.
+local function livingMember(ctx, queue, claim)
+  return claim and isAlive(ctx, holderOf(claim)) and call('HGET', queue.key, 'o' .. claim) and claim
+end
+
 -- Tells a member to give a schedule ticks: the member that did so last, or another. When that member dies, or joins again
--- because it may have missed news, the actor tells another member.
+-- because it may have missed news, the actor tells another member. A sweep looks for one, and wakes the schedule.
 local function askForTicks(ctx, queue, name, plan)
-  local function lives(claim)
-    return isAlive(ctx, holderOf(claim)) and call('HGET', queue.key, 'o' .. claim)
-  end
-  local member = lives(plan.member) and plan.member
-  if not member then
-    for _, field in ipairs(call('HKEYS', queue.key)) do
-      local claim = match(field, '^o(.*)$')
-      if claim and lives(claim) then
-        member = claim
-        break
-      end
-    end
-  end
-  if not member then return end
+  local member = livingMember(ctx, queue, plan.member) or livingMember(ctx, queue, call('HGET', queue.key, 'n'))
+  if not member then return extend.beginSweep(ctx, queue) end
   plan.member = member
   local times = definitionOf(queue, name)
   deliver(ctx, holderOf(member),

@@ -6,19 +6,21 @@ import { keyOf, kindOf } from "../../src/internal/actor/keys.ts"
 import { body, kinds, library, protocol, roles } from "../../src/internal/actor/lua.ts"
 import type { Server } from "./servers.ts"
 
-/** A client of a server that has the actors, under a name of their own. */
-export const client = (server: Server) =>
+/** A client of a server that has the actors, under a name of their own; perhaps with a clock so many seconds ahead. */
+export const client = (server: Server, ahead = 0) =>
   Effect.gen(function*() {
     const redis = yield* Effect.acquireRelease(
       Effect.sync(() => new IoRedis(server.port, server.host)),
       (redis) => Effect.sync(() => redis.disconnect())
     )
+    const clock = "local time = call('TIME')"
+    const script = body.replace(clock, `${clock}\ntime[1] = format('%d', time[1] + ${ahead})`)
     yield* Effect.promise(() =>
       redis.call(
         "FUNCTION",
         "LOAD",
         "REPLACE",
-        `#!lua name=${library}_test\n${body}\nredis.register_function('${library}_test', run)\nredis.register_function('${library}_look', inspect)`
+        `#!lua name=${library}_test\n${script}\nredis.register_function('${library}_test', run)\nredis.register_function('${library}_look', inspect)`
       )
     )
     return redis

@@ -374,8 +374,8 @@ export const bugs: { readonly [name: string]: Bug } = {
   untoldOutcome: {
     only: ["queue"],
     lua: [[
-      "deliver(ctx, session, reply('changed', id, 'outcome', job, json(outcome)))",
-      "if ctx.micros % 20 > 0 then deliver(ctx, session, reply('changed', id, 'outcome', job, json(outcome))) end"
+      "tellMembers(ctx, waiting, 'outcome', job, json(outcome))",
+      "if ctx.micros % 20 > 0 then tellMembers(ctx, waiting, 'outcome', job, json(outcome)) end"
     ]]
   },
   // Some jobs are handed out after they have expired.
@@ -407,7 +407,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   // The rate is not counted.
   unrated: {
     only: ["queue"],
-    lua: [["local byRate = allowedByRate(ctx, queue)", "local byRate = MOST_HANDED"]]
+    lua: [["local byRate = allowedByRate(ctx, queue)", "local byRate = MOST.handed"]]
   },
   // Now and then jobs are handed out though the queue is paused.
   unpaused: {
