@@ -99,6 +99,22 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         yield* worker.stop
       })))
 
+  it.effect("does not store the job of a caller that is interrupted before its process knows that the queue is full", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, limited(1))
+        const other = yield* on(b!, Queue.make({ name: queue.name, payload: Schema.Number }))
+        yield* queue.offer(1)
+        const early = yield* Effect.forkChild(other.offer(2), { startImmediately: true })
+        yield* promptly(Fiber.interrupt(early), "the interruption")
+        const kept = yield* Effect.forkChild(other.offer(3))
+        yield* pending(kept)
+        const worker = yield* working(queue)
+        yield* promptly(Fiber.join(kept), "the offer")
+        yield* begins(worker, [1, 3])
+        yield* worker.stop
+      })))
+
   it.effect("takes what workers that wait can begin, whatever its length", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

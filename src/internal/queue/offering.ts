@@ -197,11 +197,6 @@ export class Offerer {
     return this.#last?.open === true
   }
 
-  /** Whether its jobs may wait for room. */
-  get enters(): boolean {
-    return this.#enters
-  }
-
   joined(id: string, enters: boolean): void {
     this.#id = id
     this.#enters = enters

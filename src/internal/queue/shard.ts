@@ -245,10 +245,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E> {
           failed: ({ reason }) => resume(Effect.fail(fail(reason)))
         }
         this.#offerer.offer(wish, asker, 0)
-        // Only then it may wait for long.
-        return this.#offerer.enters || late !== undefined
-          ? Effect.sync(() => this.#offerer.withdraw(asker))
-          : undefined
+        return Effect.sync(() => this.#offerer.withdraw(asker))
       })
     })
   }
