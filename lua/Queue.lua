@@ -594,10 +594,12 @@ local function everyKey(queue, act)
   }) do act(key) end
 end
 
--- A queue without jobs and members is removed, but for the ids that are still known.
+-- A queue without jobs and members is removed, but for the ids that are still known, and what holds back the next jobs.
 local function forgetQueue(ctx, queue)
   call('ZREM', ctx.dues, '@' .. sub(queue.key, #ctx.prefix + 1))
-  local known = queue.named > 0 and queue.named + windowOf(queue) - ctx.now or 0
+  local named = queue.named > 0 and queue.named + windowOf(queue) or 0
+  local held = queue.grouped > 0 and groups.heldFor(queue) or 0
+  local known = math.ceil(math.max(named - ctx.now, queue.tat - ctx.now, queue.after - ctx.now, held))
   if known <= 0 then
     call('DEL', queue.even, queue.odd)
     return everyKey(queue, function(key) call('DEL', key) end)
@@ -668,6 +670,7 @@ finishQueue = function(ctx, queue)
     everyKey(queue, function(key) call('PERSIST', key) end)
   elseif queue.bounded > bounded or queue.bounded == 1 and queue.joined then
     keep(queue.key)
+    if queue.grouped > 0 then keep(queue.turns) end
   end
   if queue.next then alarm(ctx, queue.key, math.max(0, queue.next - ctx.now)) end
 end

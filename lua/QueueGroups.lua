@@ -267,6 +267,11 @@ groups.ring = function(ctx, queue)
   if after then soonerDue(ctx, queue, tonumber(after) - TIMES) end
 end
 
+-- For how many ms a rate can hold groups back.
+groups.heldFor = function(queue)
+  return totalsOf(queue).timed > 0 and rulesOf(queue).groupburst or 0
+end
+
 -- Whether other limits may let groups begin jobs sooner.
 extend.haveChanged = function(before, after)
   return before.grouplimit ~= after.grouplimit or before.groupspacing ~= after.groupspacing

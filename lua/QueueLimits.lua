@@ -55,49 +55,75 @@ extend.depart = function(queue, claim)
   setLine(queue, line, first)
 end
 
+-- Removes jobs of a source: up to so many that it reads. Without `delayed`, jobs that were rescheduled are delayed from now on.
+-- Answers how many it has removed.
+local function removeWaiting(ctx, queue, source, most, delayed, outcome)
+  local some, count = math.min(queue[FIELD[source]], most), 0
+  if some <= 0 then return 0 end
+  -- No worker has a claim of this name.
+  local entries, _, letter = takeSource(queue, source, '/', some)
+  for _, entry in ipairs(entries) do
+    local id, job = entry[1], letter .. entry[1]
+    local due = not delayed and tonumber(noteOf(queue, 'd' .. job) or 0) or 0
+    if due > ctx.now then
+      unsetNote(queue, 'd' .. job)
+      delayJob(ctx, queue, letter, id, due, 0)
+    else
+      extend.remove(ctx, queue, letter, id, entry[2], outcome)
+      count = count + 1
+    end
+  end
+  return count
+end
+
+-- Removes up to so many delayed jobs of no group, those first that are due first. Answers how many.
+local function removeDelayed(ctx, queue, most, outcome)
+  local count = 0
+  -- Schedules are among them.
+  for _, job in ipairs(call('ZRANGEBYSCORE', queue.delays, 0, '+inf', 'LIMIT', 0, most + queue.plans)) do
+    local letter, id = split(job)
+    -- A removal may have ended the delay of a job that was kept behind another.
+    if letter and not groups.levels[letter] and count < most and call('ZREM', queue.delays, job) == 1 then
+      queue.delayed, count = queue.delayed - 1, count + 1
+      extend.remove(ctx, queue, letter, id, entryAt(queue[letter], id), outcome)
+    end
+  end
+  return count
+end
+
 -- Removes the oldest jobs of the lowest level; then jobs of groups, and then delayed jobs.
 local function dropJobs(ctx, queue, excess)
-  queue.dropped = queue.dropped + excess
+  local outcome, left, looked = '["dropped"]', excess, 0
   for level = #FIELD / 3, 1, -1 do
     for source = 3 * level, 3 * level - 2, -1 do
-      local some = math.min(queue[FIELD[source]], excess)
-      if some > 0 then
-        -- No worker has a claim of this name.
-        local entries, _, letter = takeSource(queue, source, '/', some)
-        for _, entry in ipairs(entries) do extend.remove(ctx, queue, letter, entry[1], entry[2], '["dropped"]') end
-        excess = excess - #entries
+      while left > 0 and queue[FIELD[source]] > 0 do
+        -- The rest is for the next call.
+        if looked >= MOST_DROPPED then return excess - left end
+        looked = looked + math.min(left, queue[FIELD[source]])
+        left = left - removeWaiting(ctx, queue, source, left, false, outcome)
       end
     end
   end
-  if excess > 0 and queue.grouped > 0 then
+  if left > 0 and queue.grouped > 0 then
     local from = '-'
     -- Delayed jobs of groups stand between the waiting jobs.
     for _ = 1, 4 do
-      local count, looked, last = groups.purge(ctx, queue, from, '+', math.max(excess, MOVED), true, '["dropped"]', excess)
-      excess = excess - count
-      if excess == 0 or looked < MOVED then break end
+      local count, read, last = groups.purge(ctx, queue, from, '+', math.max(left, MOVED), true, outcome, left)
+      left = left - count
+      if left == 0 or read < MOVED then break end
       from = '(' .. last
     end
   end
-  if excess > 0 then
-    for _, job in ipairs(call('ZRANGEBYSCORE', queue.delays, 0, '+inf', 'LIMIT', 0, excess + queue.plans)) do
-      local letter, id = split(job)
-      -- Schedules are among them, and one that was kept behind another may have been put among those that wait.
-      if letter and not groups.levels[letter] and excess > 0 and call('ZREM', queue.delays, job) == 1 then
-        queue.delayed, excess = queue.delayed - 1, excess - 1
-        extend.remove(ctx, queue, letter, id, entryAt(queue[letter], id), '["dropped"]')
-      end
-    end
-  end
-  if excess > 0 and queue.grouped > 0 then excess = excess - groups.purge(ctx, queue, '-', '+', excess, false, '["dropped"]') end
-  queue.dropped = queue.dropped - excess
+  if left > 0 then left = left - removeDelayed(ctx, queue, left, outcome) end
+  if left > 0 and queue.grouped > 0 then left = left - groups.purge(ctx, queue, '-', '+', left, false, outcome) end
+  return excess - left
 end
 
 -- At the end of a call: tells the first member of the line of room, or removes the jobs beyond the length.
 extend.bound = function(ctx, queue)
   local room = queue.length - lengthOf(queue)
   if queue.overflow == DROP and queue.length > 0 and room < 0 then
-    dropJobs(ctx, queue, math.min(-room, MOST_DROPPED))
+    queue.dropped = queue.dropped + dropJobs(ctx, queue, math.min(-room, MOST_DROPPED))
     -- A job behind one of these may be able to begin.
     if queue.workers > 0 then dispatchJobs(ctx, queue) end
     return

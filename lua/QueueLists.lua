@@ -1,5 +1,6 @@
 -- after Queue.lua
 -- after QueueNotes.lua
+-- after QueueLimits.lua
 -- Jobs of a queue by their state, its history by minutes, and the removal of jobs and dead letters.
 
 -- Of one call: pending jobs that are looked at.
@@ -183,44 +184,16 @@ end
 -- Removes up to MOVED jobs that are not in work; delayed jobs only with `delayed`. Of groups, it removes jobs behind a member of
 -- their order. Answers how many it has removed, and the member behind which there may be more.
 local function drainJobs(ctx, queue, delayed, behind)
-  local count = 0
-  local function remove(letter, id, fields)
-    extend.remove(ctx, queue, letter, id, fields, '["cancelled"]')
-    count = count + 1
-  end
-  for source = 1, #FIELD do
-    local some = math.min(queue[FIELD[source]], MOVED - count)
-    if some > 0 then
-      -- No worker has a claim of this name.
-      local entries, _, letter = takeSource(queue, source, '/', some)
-      for _, entry in ipairs(entries) do
-        local job = letter .. entry[1]
-        local due = not delayed and tonumber(noteOf(queue, 'd' .. job) or 0) or 0
-        if due > ctx.now then
-          unsetNote(queue, 'd' .. job)
-          delayJob(ctx, queue, letter, entry[1], due, 0)
-        else
-          remove(letter, entry[1], entry[2])
-        end
-      end
-    end
-  end
+  local outcome, count = '["cancelled"]', 0
+  for source = 1, #FIELD do count = count + removeWaiting(ctx, queue, source, MOVED - count, delayed, outcome) end
   if queue.grouped > 0 then
     if count == MOVED then return count, behind == '' and '-' or behind end
     local from = (behind == '' or behind == '-') and '-' or '(' .. behind
     local removed, looked, last = groups.purge(ctx, queue, from, '+', MOVED - count, not delayed)
     behind, count = looked == MOVED - count and last or '', count + removed
   end
-  if not delayed or queue.delayed == 0 or count == MOVED then return count, behind end
-  -- Schedules are among them.
-  for _, job in ipairs(call('ZRANGEBYSCORE', queue.delays, 0, '+inf', 'LIMIT', 0, MOVED + queue.plans)) do
-    local letter, id = split(job)
-    -- A removal may have ended the delay of a job that was kept behind another. Jobs of groups are removed in their order.
-    if letter and not groups.levels[letter] and count < MOVED and call('ZREM', queue.delays, job) == 1 then
-      queue.delayed = queue.delayed - 1
-      remove(letter, id, entryAt(queue[letter], id))
-    end
-  end
+  -- Jobs of groups are removed in their order.
+  if delayed and queue.delayed > 0 then count = count + removeDelayed(ctx, queue, MOVED - count, outcome) end
   return count, behind
 end
 

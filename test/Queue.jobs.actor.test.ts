@@ -370,6 +370,23 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       assert.deepStrictEqual((await delivered()).map(([id]) => id), [job, kept])
     }))
 
+  it.effect("that were rescheduled are dropped after jobs that wait", () =>
+    alone(async ({ join, look, offer, send }) => {
+      await join({ length: 3, overflow: 2 })
+      const [first, second, third] = [await offer("1"), await offer("1"), await offer("1")]
+      for (const job of [first, second]) await send("producer", "queue.reschedule", [job, "1", 60_000])
+      const last = await offer("1")
+      const states = async () => {
+        const answers = await Promise.all([first, second, third, last].map((job) => look("queue.status", [job])))
+        return answers.map(([, state]) => state ?? "gone")
+      }
+      assert.deepStrictEqual(await states(), ["delayed", "delayed", "gone", "waiting"])
+      const [, ready, delayed] = await look("queue.state", [])
+      assert.deepStrictEqual([ready, delayed], [[0, 0, 1, 0], 2])
+      await join({ length: 1, overflow: 2 })
+      assert.deepStrictEqual(await states(), ["gone", "delayed", "gone", "gone"])
+    }))
+
   it.effect("that were rescheduled are drained as delayed ones", () =>
     alone(async ({ look, offer, send }) => {
       const job = await offer("1")

@@ -1,4 +1,4 @@
-/** What a queue finds by looking at all of its members, workers and groups: after a day without sessions, and otherwise. */
+/** What a queue finds by looking at all of its members, workers and groups, and what it knows when it has none of them. */
 import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import type { Redis } from "ioredis"
@@ -12,8 +12,10 @@ const [anHour, aDay] = [3_600_000, 86_400_000] as const
 type Actor = ReturnType<typeof actor>
 
 /** A member that says how the queue works. Times are in milliseconds. */
-const join = (queue: Actor, session: string, { age = 0, limit = 1 } = {}) =>
-  queue.send(session, "queue.join", ["m", "1", 0, 0, 0, 60_000, 1000, age, 3, 0, 0, limit, 0, 0, 1, 0])
+const join = (queue: Actor, session: string, { age = 0, limit = 1, interval = 0 } = {}) => {
+  const [rules, ofGroups] = [[0, interval, interval, 60_000, 1000, age, 3, 0, 0], [limit, interval, interval]]
+  return queue.send(session, "queue.join", ["m", "1", ...rules, ...ofGroups, 1, 0])
+}
 
 let offers = 0
 
@@ -136,6 +138,29 @@ layer(TestServer.layer, live)("a queue", (it) => {
         assert.deepStrictEqual(await queue.send("B", "queue.ticks", ["m", "s", version, last, ticks.join(" ")]), ["given"])
         await ringAll(redis, queue)
         assert.strictEqual(await alarmOf(redis, queue), ticks[0])
+      })
+    }))
+  it.effect("keeps its rates when all jobs and processes are gone, and nothing else for longer", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      const queue = actor(redis, freshNamespace(), "queue:q")
+      yield* Effect.promise(async () => {
+        await queue.open("A")
+        await join(queue, "A", { interval: anHour })
+        await queue.send("A", "queue.work", ["w", 2])
+        await offer(queue, "A", ["ng1"], "g")
+        const [[job]] = await deliveredTo(queue, "A") as [[string, number]]
+        await queue.send("A", "queue.done", ["w", `${job.slice(0, 1)} ${job.slice(1)}`, 1])
+        for (const id of ["w", "m"]) await queue.send("A", "session.leave", [id])
+        const keys = await redis.keys(`${queue.key.slice(0, -2)}*`)
+        const lives = await Promise.all(keys.map((key) => redis.pttl(key)))
+        assert.isTrue(lives.every((life) => life > 0 && life < anHour + 10_000), lives.join())
+        await join(queue, "A", { interval: anHour })
+        await queue.send("A", "queue.work", ["w", 2])
+        await offer(queue, "A", ["ng1"], "g")
+        await offer(queue, "A", ["n"])
+        assert.lengthOf(await deliveredTo(queue, "A"), 1)
+        assert.closeTo(await alarmOf(redis, queue), Date.now() + anHour, 10_000)
       })
     }))
 })
