@@ -23,10 +23,33 @@ end
 
 local lists = {}
 
--- In the order in which they are handed out, level by level: "<source> <id>". Jobs of groups come last, group by group: "g" and the
--- member of their order.
+-- The score in `delayed` of a job that begins before all others of its level.
+local function frontScore(letter, id)
+  return text((1 - FRONT[letter]) * FRONT_SPAN - tonumber(match(id, '%d+$')))
+end
+
+local function isInFront(queue, letter, id)
+  local score = frontScore(letter, id)
+  return call('ZRANGEBYSCORE', queue.delays, score, score)[1] ~= nil
+end
+
+-- Adds up to so many jobs at the front of a level, behind one of these. Answers how many, and the place of the last one.
+local function listFront(queue, source, letter, behind, count, items)
+  local least = -FRONT[letter] * FRONT_SPAN
+  local from = behind and '(' .. frontScore(letter, behind) or text(least)
+  local jobs, place = call('ZRANGEBYSCORE', queue.delays, from, '(' .. text(least + FRONT_SPAN), 'LIMIT', 0, count), nil
+  for _, job in ipairs(jobs) do
+    local id = sub(job, 2)
+    place = source .. ' ^' .. id
+    addJob(queue, items, place, '0', letter, id, '0', entryAt(queue[letter], id))
+  end
+  return #jobs, place
+end
+
+-- In the order in which they are handed out, level by level: "<source> <id>", or "<source> ^<id>" at the front of a level. Jobs of
+-- groups come last, group by group: "g" and the member of their order.
 lists.waiting = function(queue, place, count, items)
-  local source, from = match(place, '^(%d+) (%d+%-%d+)$')
+  local source, first, from = match(place, '^(%d+) (%^?)(%d+%-%d+)$')
   local member = match(place, '^g(.*)$')
   source = member and #FIELD + 1 or tonumber(source) or 1
   while source <= #FIELD do
@@ -44,15 +67,25 @@ lists.waiting = function(queue, place, count, items)
       found = #entries
       last = found > 0 and entries[found][1]
     else
+      local stacked = queue.stacked > 0 and FRONT[letter]
+      if stacked and (not from or first == '^') then
+        local some, behind = listFront(queue, source, letter, from, count, items)
+        if some == count then return behind end
+        count = count - some
+      end
+      if first == '^' then from = nil end
       local pending = tryJobs('XPENDING', stream, JOBS, from and '(' .. from or '-', '+', count, consumerOf(letter, RETURNED)) or {}
       for _, one in ipairs(pending) do
-        addJob(queue, items, source .. ' ' .. one[1], '0', letter, one[1], text(one[4]), entryAt(stream, one[1]))
+        local id = one[1]
+        if not stacked or not isInFront(queue, letter, id) then
+          addJob(queue, items, source .. ' ' .. id, '0', letter, id, text(one[4]), entryAt(stream, id))
+        end
       end
       found = #pending
       last = found > 0 and pending[found][1]
     end
     if found == count then return source .. ' ' .. last end
-    count, source, from = count - found, source + 1, nil
+    count, source, first, from = count - found, source + 1, nil, nil
   end
   return queue.grouped > 0 and groups.list(queue, member, count, items, addJob) or ''
 end

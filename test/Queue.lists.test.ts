@@ -104,6 +104,24 @@ layer(TestServer.layer, live)("the jobs of a queue", (it) => {
         assert.isTrue(Option.isNone(first!.payload))
       })))
 
+  it.effect("are listed in the order in which they begin, also at the front of their level", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        yield* queue.offerAll(upTo(70), { lifo: true, priority: "high" })
+        yield* queue.offerAll(upTo(3, 200))
+        yield* queue.offerAll(upTo(2, 300), { delay: "1 hour" })
+        yield* queue.offerAll(upTo(70, 100), { lifo: true })
+        for (const { id } of yield* listed(queue, { state: "delayed" })) yield* queue.promote(id)
+        const jobs = yield* listed(queue, { state: "waiting" })
+        const inOrder = [...upTo(70).toReversed(), ...upTo(70, 100).toReversed(), ...upTo(2, 300), ...upTo(3, 200)]
+        assert.deepStrictEqual(payloads(jobs), inOrder)
+        for (const [at, { cursor }] of jobs.entries()) {
+          const some = yield* listed(queue, { state: "waiting", after: cursor, limit: 3 })
+          assert.deepStrictEqual(payloads(some), inOrder.slice(at + 1, at + 4))
+        }
+      })))
+
   it.effect("are not listed by what makes no sense", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

@@ -56,7 +56,7 @@ export const jobs = <A>(
   { decodeParsed }: Codec<A>,
   { after = "", limit = Number.MAX_SAFE_INTEGER, state }: JobsOptions
 ): Stream.Stream<JobInfo<A>, CoordinatorError> => {
-  if (!/^(?:\d+ \d+(?:-\d+)?|g[^]+)?$/.test(after)) throw new RangeError("after must be the cursor of a job")
+  if (!/^(?:\d+ \^?\d+(?:-\d+)?|g[^]+)?$/.test(after)) throw new RangeError("after must be the cursor of a job")
   if (!Number.isInteger(limit) || limit < 1) throw new RangeError("limit must be a whole number from 1 on")
   if (state !== "waiting" && state !== "delayed" && state !== "active") {
     throw new RangeError("state must be one of waiting, delayed, active")
