@@ -89,6 +89,8 @@ export interface JobQueue {
   readonly work: (concurrency: number, handler: (job: Sample) => void) => Promise<never>
   /** Stores so many jobs that begin in an hour. */
   readonly delay?: (jobs: ReadonlyArray<Sample>) => Promise<unknown>
+  /** The same, with so many groups, by the numbers of the jobs. Each group has one job at a time, in the order of their offers. */
+  readonly grouped?: (groups: number) => Promise<JobQueue>
 }
 
 /** None of these ends, except by failing, but `hold` and `queue`. Nobody can do everything. */

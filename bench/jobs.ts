@@ -20,6 +20,8 @@ export type JobsTask =
     readonly warm: number
     readonly count: number
     readonly delayed?: number
+    /** The jobs are in so many groups. */
+    readonly groups?: number
   }
   /** Stores so many jobs and then runs them. */
   | { readonly is: "drain"; readonly concurrency: number; readonly count: number }
@@ -114,7 +116,7 @@ const acknowledged = 50
 
 const work = async (
   queue: JobQueue,
-  { concurrency, count, delayed = 0, warm }: Extract<JobsTask, { is: "process" }>
+  { concurrency, count, delayed = 0, groups = 0, warm }: Extract<JobsTask, { is: "process" }>
 ): Promise<JobsResult> => {
   const { add, measured } = meter(warm, count)
   for (let left = delayed; left > 0; left -= backlogBatch) {
@@ -123,7 +125,13 @@ const work = async (
   const all = warm + count
   await fill(queue, samples(), all)
   let sum = 0
+  const last = new Map<number, number>()
   const handler = ({ number }: Sample): void => {
+    if (groups > 0) {
+      const group = number % groups
+      if (number < last.get(group)!) throw new Error("a job of a group was run before an earlier one")
+      last.set(group, number)
+    }
     sum += number
     add(1)
   }
@@ -208,7 +216,7 @@ export const jobs = async (queue: JobQueue, task: JobsTask): Promise<JobsResult 
     case "enqueue":
       return await enqueue(queue, task)
     case "process":
-      return await work(queue, task)
+      return await work(task.groups === undefined ? queue : await queue.grouped!(task.groups), task)
     case "drain":
       return await drain(queue, task)
     case "offer":

@@ -4,7 +4,7 @@
  *     node bench/main.ts [--quick] [--write] [--cpu-prof] [case ...]
  *
  * `--quick` shortens everything, `--write` writes RESULTS.md, `--cpu-prof` leaves profiles of lockstep's processes in
- * cases 1 to 4, 8 to 10 and 13 to 18 in the current directory. Cases are numbers from 1 to 19; without any, all of them run.
+ * cases 1 to 4, 8 to 10 and 13 to 18 in the current directory. Cases are numbers from 1 to 21; without any, all of them run.
  */
 import { readFileSync, writeFileSync } from "node:fs"
 import { createRequire } from "node:module"

@@ -36,6 +36,8 @@ const throughput = async (
     readonly what: string
     readonly floor?: Floor | undefined
     readonly ofCalls?: Floor | undefined
+    /** All of them by default. */
+    readonly columns?: ReadonlyArray<Column> | undefined
   },
   task: JobsTask
 ): Promise<ReadonlyArray<Row>> => {
@@ -47,7 +49,7 @@ const throughput = async (
     context,
     context.cores.server,
     (redis) =>
-      rounds(context, context.quick ? 2 : 5, columns, async (column) => {
+      rounds(context, context.quick ? 2 : 5, about.columns ?? columns, async (column) => {
         await redis.client.flushall()
         const one = start(context, redis, column, 0, task)
         await one.next()
@@ -265,10 +267,32 @@ const long = async (context: Context): Promise<ReadonlyArray<Row>> => [
   ...await drained(context)
 ]
 
+// -----------------------------------------------------------------------------
+// 21: groups
+// -----------------------------------------------------------------------------
+
+const groups = 1000
+
+/** BullMQ has a queue and a worker for each group. */
+const ordered = (context: Context): Promise<ReadonlyArray<Row>> => {
+  const [warm, count] = context.quick ? [5000, 10_000] : [10_000, 30_000]
+  return throughput(
+    context,
+    {
+      case: 21,
+      what: `process a backlog of ${groups.toLocaleString("en")} groups, each in order, concurrency 500`,
+      columns: ["lockstep", "bullmq"],
+      floor: { text: ">= 1.0 of BullMQ", met: (_, ratio) => ratio("bullmq") >= 1 }
+    },
+    { is: "process", concurrency: 500, warm, count, groups }
+  )
+}
+
 export const queues: ReadonlyArray<Case> = [
   { title: "enqueue", run: enqueue },
   { title: "process", run: work },
   { title: "latency of a queue", run: latency },
   { title: "memory of a queue", run: memory },
-  { title: "long queues", run: long }
+  { title: "long queues", run: long },
+  { title: "groups of jobs", run: ordered }
 ]

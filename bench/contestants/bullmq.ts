@@ -1,6 +1,6 @@
 import { Queue, Worker } from "bullmq"
 import { Redis } from "ioredis"
-import { type Open, producing, type Sample } from "../contestant.ts"
+import { type JobQueue, type Open, producing, type Sample } from "../contestant.ts"
 
 export const open: Open = async ({ port }) => {
   const connection = new Redis({ host: "127.0.0.1", port, maxRetriesPerRequest: null })
@@ -12,18 +12,39 @@ export const open: Open = async ({ port }) => {
         ...finished === "removed" ? { defaultJobOptions: { removeOnComplete: true } } : {}
       })
       await queue.waitUntilReady()
+      const run = (name: string, concurrency: number, handler: (job: Sample) => void) =>
+        new Promise<never>((_, reject) => {
+          const worker = new Worker<Sample>(name, async ({ data }) => handler(data), { connection, concurrency })
+          worker.on("error", reject)
+        })
+      // It has no groups: a queue for each, and a worker that runs one job at a time.
+      const grouped = async (groups: number): Promise<JobQueue> => {
+        const queues = Array.from({ length: groups }, (_, at) => new Queue<Sample>(`${name}-${at}`, { connection }))
+        await Promise.all(queues.map((queue) => queue.waitUntilReady()))
+        return {
+          produce: (production) =>
+            producing(
+              production,
+              (job) => queues[job.number % groups]!.add("bench", job),
+              (jobs) =>
+                Promise.all(queues.map((queue, at) =>
+                  queue.addBulk(
+                    jobs.filter(({ number }) => number % groups === at).map((data) => ({ name: "bench", data }))
+                  )
+                ))
+            ),
+          work: (_, handler) => Promise.race(queues.map((queue) => run(queue.name, 1, handler)))
+        }
+      }
       return {
+        grouped,
         produce: (production) =>
           producing(
             production,
             (job) => queue.add("bench", job),
             (jobs) => queue.addBulk(jobs.map((data) => ({ name: "bench", data })))
           ),
-        work: (concurrency, handler) =>
-          new Promise((_, reject) => {
-            const worker = new Worker<Sample>(name, async ({ data }) => handler(data), { connection, concurrency })
-            worker.on("error", reject)
-          }),
+        work: (concurrency, handler) => run(name, concurrency, handler),
         delay: (jobs) => queue.addBulk(jobs.map((data) => ({ name: "bench", data, opts: { delay: 3_600_000 } })))
       }
     }

@@ -202,12 +202,21 @@ const make = (scoped: boolean): Open => async ({ lease, port }) => {
       // The process ends without closing it.
       const scope = Scope.makeUnsafe()
       const queue = await runtime.runPromise(Scope.provide(Queue.make({ name, payload: sample }), scope))
-      return {
-        produce: (production) => runtime.runPromise(produce(production, (job) => queue.offer(job), queue.offerAll)),
+      const jobQueue = (optionsOf?: (job: Sample) => Queue.OfferOptions): JobQueue => ({
+        produce: (production) =>
+          runtime.runPromise(
+            produce(
+              production,
+              (job) => queue.offer(job, optionsOf?.(job)),
+              (jobs) => queue.offerAll(jobs, optionsOf)
+            )
+          ),
         work: (concurrency, handler) =>
           runtime.runPromise(queue.run((job) => Effect.sync(() => handler(job)), { concurrency })),
-        delay: (jobs) => runtime.runPromise(queue.offerAll(jobs, { delay: "1 hour" }))
-      }
+        delay: (jobs) => runtime.runPromise(queue.offerAll(jobs, { delay: "1 hour" })),
+        grouped: (groups) => Promise.resolve(jobQueue(({ number }) => ({ group: `${number % groups}` })))
+      })
+      return jobQueue()
     },
     hold: (keys) =>
       scoped
