@@ -20,7 +20,10 @@ const square = ({ n }: { readonly n: number }) => n < 0 ? Effect.fail(`no ${n}`)
 
 /** The queues of a coordinator, as `effect` has them. */
 const factoryOf = (context: Node) =>
-  on(context, Layer.build(Layer.fresh(PersistedQueue.layer.pipe(Layer.provide(layerStore({ retention: "300 millis" }))))))
+  on(
+    context,
+    Layer.build(Layer.fresh(PersistedQueue.layer.pipe(Layer.provide(layerStore({ retention: "300 millis" })))))
+  )
 
 /** An engine that runs the workflow beside one coordinator; workers of others; and the queue below. */
 const started = (context: Node) =>

@@ -26,7 +26,10 @@ const offer = async (queue: Actor, session: string, wishes: ReadonlyArray<string
   assert.strictEqual((await queue.send(session, "queue.offer", [values, shapes, "node", ++offers]))[0], "offered")
 }
 
-const deliveredTo = async (queue: Actor, session: string): Promise<ReadonlyArray<readonly [id: string, count: number]>> =>
+const deliveredTo = async (
+  queue: Actor,
+  session: string
+): Promise<ReadonlyArray<readonly [id: string, count: number]>> =>
   (await queue.mail(session)).flatMap((event) => event[2] === "deliver" ? event[5] : [])
 
 const alarmOf = async (redis: Redis, queue: Actor) => {
@@ -72,7 +75,13 @@ layer(TestServer.layer, live)("a queue", (it) => {
         await join(queue, "C", { age: 2 * aDay })
         await ringAll(redis, queue, ahead)
         const [, ready, delayed, active, dead, workers] = await queue.look("queue.state", [])
-        assert.deepStrictEqual([ready.reduce((sum: number, n: number) => sum + n), delayed, active, dead, workers], [6, 0, 0, 1, 0])
+        assert.deepStrictEqual([ready.reduce((sum: number, n: number) => sum + n), delayed, active, dead, workers], [
+          6,
+          0,
+          0,
+          1,
+          0
+        ])
         assert.closeTo(await alarmOf(redis, queue), Date.now() + 2 * aDay, anHour)
         await queue.send("C", "queue.work", ["w", 10])
         const handed = await deliveredTo(queue, "C")
@@ -135,7 +144,9 @@ layer(TestServer.layer, live)("a queue", (it) => {
         const [told] = await asked()
         const [version, last] = [told![4], told![5]] as [number, number]
         const ticks = [anHour, 2 * anHour, 3 * anHour].map((from) => Date.now() + from)
-        assert.deepStrictEqual(await queue.send("B", "queue.ticks", ["m", "s", version, last, ticks.join(" ")]), ["given"])
+        assert.deepStrictEqual(await queue.send("B", "queue.ticks", ["m", "s", version, last, ticks.join(" ")]), [
+          "given"
+        ])
         await ringAll(redis, queue)
         assert.strictEqual(await alarmOf(redis, queue), ticks[0])
       })

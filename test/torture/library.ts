@@ -407,12 +407,39 @@ export const bugs: { readonly [name: string]: Bug } = {
   // The rate is not counted.
   unrated: {
     only: ["queue"],
+    faults: ["cut"],
     lua: [["local byRate = allowedByRate(ctx, queue)", "local byRate = MOST.handed"]]
   },
   // Now and then jobs are handed out though the queue is paused.
   unpaused: {
     only: ["queue"],
+    faults: ["cut"],
     lua: [["while queue.paused == 0 do", "while queue.paused == 0 or ctx.micros % 2 == 0 do"]]
+  },
+  // A schedule forgets some ticks that it has offered jobs of, and offers these again.
+  repeatedTick: {
+    only: ["queue"],
+    lua: [[
+      "writePlan(ctx, queue, name, plan)\nreturn offered",
+      "if offered == 0 or ctx.micros % 10 > 0 then writePlan(ctx, queue, name, plan) end\nreturn offered"
+    ]]
+  },
+  // A schedule offers no job of some ticks.
+  lostTick: {
+    only: ["queue"],
+    lua: [[
+      "offerTick(ctx, queue, name, shape, body, tick)\nplan.ran",
+      "if ctx.micros % 10 > 0 then offerTick(ctx, queue, name, shape, body, tick) end\nplan.ran"
+    ]]
+  },
+  // Jobs of one id go to several shards.
+  misplacedId: {
+    only: ["queue"],
+    sources: [[
+      "internal/queue/sharded.ts",
+      "return named === undefined ? this.#next : this.#home(named)",
+      "return this.#next"
+    ]]
   },
   // Jobs that are handed out together are in the wrong order.
   reversedJobs: {

@@ -15,6 +15,17 @@ export const limited = {
   limits: { concurrency: 3, rate: { jobs: 20, interval: 500 } }
 } as const
 
+/** Two shards, and schedules: the times between their ticks, in milliseconds. All clients set the schedules again and again. */
+export const spread = {
+  name: "spread",
+  limits: undefined,
+  shards: 2,
+  ticks: { interval: 300, calendar: 1000 }
+} as const
+
+/** The payload of the jobs of a schedule. */
+export const tickOf = (schedule: string): string => `tick/${schedule}`
+
 /** Of all workers. The delay is in milliseconds. */
 export const [workerAttempts, retryDelay, mostSize] = [4, 80, 8]
 
@@ -129,7 +140,7 @@ const toldOf = ({ told }: Hold, word: string): Told | undefined => told.find(({ 
 
 const isDone = ({ hold }: Handling): boolean => toldOf(hold, "done") !== undefined
 
-const wasMany = ({ key }: Hold): boolean => key === many.name
+const wasLimited = ({ key }: Hold): boolean => key === limited.name
 
 const offersOf = (holds: ReadonlyArray<Hold>): ReadonlyMap<string, Offer> => {
   const found = new Map<string, Offer>()
@@ -226,7 +237,7 @@ const isUntold = ({ deaths, run, stops }: Facts, first: Handling, next: Handling
     // The handler was interrupted behind its end.
     stop !== undefined && ended > stop.until - 200_000 ||
     // The worker has left, and Redis may have refused the acknowledgement until then.
-    wasMany(first.hold) && overlaps(run.disturbed.get(""), first.hold.asked, next.hold.asked) ||
+    !wasLimited(first.hold) && overlaps(run.disturbed.get(""), first.hold.asked, next.hold.asked) ||
     forgot(run, first.hold.asked, next.hold.asked)
 }
 
@@ -449,7 +460,8 @@ const fenced = ({ handled, offers, run }: Facts): ReadonlyArray<Anomaly> => {
       }]
     })
   )
-  return [...tokens(asked), ...grown]
+  // Each shard has tokens of its own.
+  return asked[0]?.key === spread.name ? grown : [...tokens(asked), ...grown]
 }
 
 // A handler that outlives its session, or its job, may take one step before it is interrupted.
@@ -468,14 +480,14 @@ const apart = ({ handled, holds, run }: Facts): ReadonlyArray<Anomaly> => [
   ...[...handled.values()].flatMap((all) => all.length === 1 ? [] : exclusive(all.map(bodyOf(run)), 1, run)),
   ...[...groupedBy([...handled.values()].flat(), ({ value }) => groupOf(value))]
     .flatMap(([group, all]) => group === "" ? [] : exclusive(all.map(bodyOf(run)), 1, run)),
-  ...wasMany(holds[0]!)
+  ...!wasLimited(holds[0]!)
     ? []
     : exclusive([...handled.values()].flat().map(bodyOf(run)), limited.limits.concurrency, run)
 ]
 
 /** So many jobs begin in an interval as can begin at once, and as many again. */
 const rate = (facts: Facts): ReadonlyArray<Anomaly> => {
-  if (wasMany(facts.holds[0]!) || facts.run.jumped === true) return []
+  if (!wasLimited(facts.holds[0]!) || facts.run.jumped === true) return []
   const { interval, jobs } = limited.limits.rate
   const begun = [...facts.handled.values()].flat().filter((one) => !isRetold(facts, one)).sort((a, b) =>
     a.handed - b.handed
@@ -522,12 +534,14 @@ const timely = (facts: Facts): ReadonlyArray<Anomaly> => {
 
 /** No job begins between a pause and the next attempt to resume. */
 const paused = (facts: Facts): ReadonlyArray<Anomaly> => {
-  if (facts.run.jumped === true) return []
+  const { deaths, run } = facts
+  if (run.jumped === true) return []
+  // One that has failed, or whose process was killed, is refused when its session has expired.
   const resumes = [...ofKind(facts.holds, "resume"), ...ofKind(facts.holds, "settled")].map((
-    { asked, ended, outcome }
+    { asked, client, ended, outcome }
   ) => ({
     asked,
-    ended: outcome === "released" ? ended! : Number.POSITIVE_INFINITY
+    ended: outcome === "released" ? ended! : (ended ?? deaths.get(client) ?? Number.POSITIVE_INFINITY) + run.lease
   })).sort((a, b) => a.asked - b.asked)
   const spans = ofKind(facts.holds, "pause").filter(({ outcome }) => outcome === "released").map((hold) => ({
     hold,
@@ -546,7 +560,7 @@ const sequenceOf = (_: Offer): string => ""
 
 /** Jobs of a level begin in the order of their offers, as far as their workers stay and nothing disturbs any of them. */
 const ordered = ({ handled, holds, offers, run }: Facts): ReadonlyArray<Anomaly> => {
-  if (wasMany(holds[0]!)) return []
+  if (!wasLimited(holds[0]!)) return []
   const begun = [...offers.values()].flatMap((offer) => {
     const [first] = handled.get(offer.value) ?? []
     const number = /^n\d+-(\d+)$/.exec(offer.stored ?? "")?.[1]
@@ -609,6 +623,34 @@ const interrupted = (facts: Facts): ReadonlyArray<Anomaly> => {
   })
 }
 
+/** Each tick of a schedule has one job, at its time, and no tick between two of them is left out. */
+const scheduled = ({ holds, letters, run }: Facts): ReadonlyArray<Anomaly> => {
+  if (run.jumped === true) return []
+  const ticks = ofKind(holds, "tick").flatMap((hold) => {
+    const told = toldOf(hold, "ticks")
+    if (told === undefined) return []
+    const [, name, id, tick, skew] = told.what
+    return [{ hold, name: String(name), id: String(id), tick: Number(tick) * 1000 - Number(skew), time: Number(tick) }]
+  })
+  return [...groupedBy(ticks, ({ name }) => name)].flatMap(([name, all]) => {
+    const sorted = all.toSorted((a, b) => a.time - b.time)
+    // A job that has crashed too often is a dead letter.
+    let buried = letters.get(tickOf(name))?.length ?? 0
+    return sorted.flatMap((one, at) => {
+      const wrong = (detail: string) => [{ check: "tick", detail: `${name}: ${detail}`, holds: [one.hold] }]
+      if (one.hold.asked < one.tick - 10_000) return wrong(`the job of ${one.time} began before its tick`)
+      const next = sorted[at + 1]
+      if (next === undefined || forgot(run, one.tick, next.hold.asked)) return []
+      if (next.time === one.time) return next.id === one.id ? [] : wrong(`${one.time} has two jobs`)
+      const missing = (next.time - one.time) / spread.ticks[name as keyof typeof spread.ticks] - 1
+      buried -= missing
+      return missing === 0 || Number.isInteger(missing) && buried >= 0
+        ? []
+        : wrong(`${missing} ticks between ${one.time} and ${next.time} have no job`)
+    })
+  })
+}
+
 /** After the last offer, all jobs are done within a bound. */
 const lag = ({ holds }: Facts): ReadonlyArray<Anomaly> =>
   ofKind(holds, "settled").filter(({ outcome }) => outcome === "timeout").map((hold) => ({
@@ -638,6 +680,7 @@ export const kept = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomal
     ordered,
     unbroken,
     interrupted,
+    scheduled,
     lag
   ].flatMap((check) => check(facts).slice(0, 5))
 }

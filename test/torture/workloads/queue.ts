@@ -1,9 +1,20 @@
-import { Effect, Option, Schedule, Schema, type Scope, Stream } from "effect"
+import { Cron, Effect, Option, Schedule, Schema, type Scope, Stream } from "effect"
 import { randomUUID } from "node:crypto"
 import type * as Lockstep from "../../../src/index.ts"
 import { History } from "../../../src/testing.ts"
 import type { Client, Log } from "../client.ts"
-import { kept, limited, many, mostSize, planOf, resultOf, retryDelay, workerAttempts } from "../queues.ts"
+import {
+  kept,
+  limited,
+  many,
+  mostSize,
+  planOf,
+  resultOf,
+  retryDelay,
+  spread,
+  tickOf,
+  workerAttempts
+} from "../queues.ts"
 import { fibers, patienceOf, type Workload } from "../workload.ts"
 
 // A failure on purpose. Its reason makes the history say "timeout".
@@ -15,16 +26,19 @@ const refusal = (value: string): Refusal => ({ reason: { _tag: "WaitTimeout" }, 
 type Queue = Lockstep.Queue.Queue<string, string, Refusal>
 type Options = Lockstep.Queue.OfferOptions
 type Job = Lockstep.Queue.Job["Service"]
-type Shape = typeof many | typeof limited
+type Shape = typeof many | typeof limited | typeof spread
 
 const schemas = { payload: Schema.String, success: Schema.String, error: Refusal }
 
 /** Ids are known longer than a lease, and gone before the harness looks for leaks. */
-const open = (client: Client, { name, limits }: Shape): Effect.Effect<
+const open = (client: Client, { name, limits, ...shape }: Shape): Effect.Effect<
   Queue,
   Lockstep.Queue.QueueError,
   Lockstep.Coordinator.Coordinator | Scope.Scope
-> => client.lockstep.Queue.make({ ...schemas, name, limits, retention: (client.keep - 1000) / 2 })
+> => {
+  const shards = "shards" in shape ? shape.shards : undefined
+  return client.lockstep.Queue.make({ ...schemas, name, limits, shards, retention: (client.keep - 1000) / 2 })
+}
 
 // Restarts after every failure, until its scope closes.
 const forever = <E, R>(effect: Effect.Effect<unknown, E, R>) =>
@@ -67,6 +81,15 @@ const handled = (client: Client, queue: Queue, value: string, job: Job, run: num
       return resultOf(value)
     }))
 
+/** Handles a job of a schedule. */
+const ticked = (client: Client, queue: Queue, { id, schedule }: Job) =>
+  follow(client, queue, "tick", ({ tell }) =>
+    Effect.sync(() => {
+      const { name, tick } = Option.getOrThrow(schedule)
+      tell("ticks", name, id, tick.epochMilliseconds, Date.now() * 1000 - History.now())
+      return ""
+    }))
+
 let runs = 0
 
 /** Handles a job, and snoozes or discards it in the end if that was decided. */
@@ -74,10 +97,12 @@ const decided = (client: Client, queue: Queue, value: string, run: number) =>
   Effect.flatMap(
     client.lockstep.Queue.Job,
     (job) =>
-      Effect.flatMap(handled(client, queue, value, job, run), (result) => {
-        if (result !== undefined) return Effect.succeed(result)
-        return value.startsWith("snoozes/") ? job.snooze(retryDelay) : job.discard(value)
-      })
+      Option.isSome(job.schedule)
+        ? ticked(client, queue, job)
+        : Effect.flatMap(handled(client, queue, value, job, run), (result) => {
+          if (result !== undefined) return Effect.succeed(result)
+          return value.startsWith("snoozes/") ? job.snooze(retryDelay) : job.discard(value)
+        })
   )
 
 /** Runs a pool of a changing size. A client that leaves drains the pool, or says so, as its handlers may be interrupted then. */
@@ -238,14 +263,19 @@ const producer = (client: Client, queue: Queue) => {
   }).pipe(Effect.catch(() => Effect.sleep(20 + random() * 50)))
 }
 
-/** Offers plain jobs, many at once now and then, so that some wait. */
+/** Offers plain jobs, many at once now and then, so that some wait, for longer than an interval of the rate at times. */
 const orderly = (client: Client, queue: Queue) => {
   const value = valuesOf()
   return Effect.gen(function*() {
-    const size = client.random() < 0.1 ? 1 + Math.floor(client.random() * 25) : 1 + Math.floor(client.random() * 2)
+    const way = client.random()
+    const size = way < 0.02
+      ? 60
+      : way < 0.04
+      ? 1 + Math.floor(client.random() * 25)
+      : 1 + Math.floor(client.random() * 2)
     const wishes = Array.from({ length: size }, (): Wish => [value(client.random() < 0.05 ? "fails1" : "plain"), {}])
     yield* offering(client, queue, wishes)
-    yield* Effect.sleep(100 + client.random() * 900)
+    yield* Effect.sleep(300 + client.random() * 1000)
   }).pipe(Effect.catch(() => Effect.sleep(20 + client.random() * 50)))
 }
 
@@ -285,7 +315,11 @@ const letters = (client: Client, queue: Queue, known: Set<string>, operates: boo
     }
     for (const { body, letter } of found.slice(0, 8)) {
       const way = client.random()
-      if (way < 0.3) {
+      if (
+        way < 0.3 && !Object.keys(spread.ticks).some((name) =>
+          tickOf(name) === JSON.parse(body)
+        )
+      ) {
         yield* follow(client, queue, "replay", ({ tell }) => {
           tell("replays", letter, JSON.parse(body) as string)
           return Effect.map(queue.replay([letter]), (count) =>
@@ -337,6 +371,25 @@ const usingMany = Effect.fnUntraced(function*(client: Client) {
   yield* settled(client, queue, known)
 })
 
+/** Sets the schedules: a schedule that is there goes on as it is. */
+const scheduling = (client: Client, queue: Queue) =>
+  Effect.gen(function*() {
+    const { interval } = spread.ticks
+    yield* queue.schedule("interval", interval, tickOf("interval"), { missed: "all" })
+    yield* queue.schedule("calendar", Cron.parseUnsafe("* * * * * *", "UTC"), tickOf("calendar"), { missed: "all" })
+    // They are gone when Redis has forgotten them.
+    yield* Effect.sleep(3000 + client.random() * 3000)
+  })
+
+const usingSpread = Effect.fnUntraced(function*(client: Client) {
+  const queue = yield* open(client, spread)
+  const known = new Set<string>()
+  yield* forever(Effect.suspend(() => running(client, queue, true)))
+  yield* forever(Effect.suspend(() => scheduling(client, queue)))
+  yield* fibers(1, client, producer(client, queue))
+  yield* settled(client, queue, known)
+})
+
 const usingLimited = Effect.fnUntraced(function*(client: Client) {
   const queue = yield* open(client, limited)
   yield* forever(Effect.suspend(() => running(client, queue, false)))
@@ -348,15 +401,15 @@ const usingLimited = Effect.fnUntraced(function*(client: Client) {
 })
 
 /**
- * Two queues. Every client offers jobs to one of them in every way, executes and cancels some, runs workers that leave, takes
+ * Three queues. Every client offers jobs to one of them in every way, executes and cancels some, runs workers that leave, takes
  * jobs, and replays or discards dead letters. The other one has limits and is paused now and then; its workers stay, so that the
- * order of its jobs tells something.
+ * order of its jobs tells something. The third one has two shards and schedules.
  */
 export const queue: Workload = {
   name: "queue",
   run: (client) =>
     Effect.forEach(
-      [usingMany, usingLimited],
+      [usingMany, usingLimited, usingSpread],
       (using) =>
         using(client).pipe(
           Effect.scoped,
@@ -369,10 +422,14 @@ export const queue: Workload = {
   check: kept,
   clear: ({ Queue }) =>
     Effect.scoped(
-      Effect.forEach([many, limited], ({ name }) =>
-        Effect.flatMap(
-          Queue.make({ payload: Schema.String, name }),
-          (queue) => Effect.andThen(queue.drain({ delayed: true }), queue.discard())
-        ), { discard: true })
+      Effect.forEach([many, limited, spread], ({ name }) =>
+        Effect.flatMap(Queue.make({ payload: Schema.String, name }), (queue) =>
+          Effect.gen(function*() {
+            for (const schedule of Object.keys(spread.ticks)) {
+              yield* queue.unschedule(schedule)
+            }
+            yield* queue.drain({ delayed: true })
+            yield* queue.discard()
+          })), { discard: true })
     )
 }
