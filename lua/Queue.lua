@@ -30,6 +30,7 @@
 --   q                  the list of workers that have credit and no job for it: their claims, in the order of their turns
 --   z                  of a queue with other shards: the workers to be told when there are jobs that no worker has credit for
 --   h                  the history by minutes: lua/QueueLists.lua
+--   e                  while `draining` is 1, the workers that are told when no job waits: their claims
 --   n                  the member that is asked for ticks when the member that gave them is dead
 -- `ids` has the ids that producers gave to jobs that are not done: the id of each job. `even` and `odd` have, in turns of
 -- `window` ms, i<id> and r<job> of jobs that are done: the job, and its outcome as JSON. They also have t<id> "<time> <job>" of jobs
@@ -50,7 +51,7 @@
 --   members, workers, idle, limit, spacing, burst, tat, window, completed, buried, expired, bounded, named, last1, last2,
 --   last3, last4, at1, at2, at3, at4, done1, done2, done3, done4, full1, full2, full3, full4, notes, stacked,
 --   length, overflow, queued, told, dropped, shards, armed, grouped, after,
---   since, begun, waited, ran, plans, cleared, sweep
+--   since, begun, waited, ran, plans, cleared, sweep, draining
 -- record QueuePolicy 1: letters, retain, crashes, grouplimit, groupspacing, groupburst
 
 local RETURNED, DELAYED, JOBS, CRASH = '-', '~', 'workers', 65536
@@ -124,7 +125,8 @@ local function readQueue(ctx, key, claim)
       number = 0, stamp = 0, delayed = 0, active = 0, dead = 0, paused = 0, turn = 0, served = 0, members = 0, workers = 0,
       idle = 0, limit = 0, spacing = 0, burst = 0, tat = 0, window = 0, completed = 0, buried = 0, expired = 0, bounded = 0,
       named = 0, notes = 0, stacked = 0, length = 0, overflow = 0, queued = 0, told = 0, dropped = 0,
-      shards = 1, armed = 0, grouped = 0, after = 0, since = ctx.now, begun = 0, waited = 0, ran = 0, plans = 0, cleared = 0, sweep = 0
+      shards = 1, armed = 0, grouped = 0, after = 0, since = ctx.now, begun = 0, waited = 0, ran = 0, plans = 0, cleared = 0, sweep = 0,
+      draining = 0
     }
     for source = 1, #FIELD do queue[FIELD[source]] = 0 end
     for letter, last in pairs(LAST) do
@@ -644,6 +646,7 @@ finishQueue = function(ctx, queue)
   if queue.workers > 0 then dispatchJobs(ctx, queue) end
   if queue.length > 0 or queue.queued > 0 then extend.bound(ctx, queue) end
   if queue.shards > 1 then extend.tellOfMore(ctx, queue) end
+  if queue.draining > 0 then extend.tellDrained(ctx, queue) end
   for letter, done in pairs(DONE) do
     if queue[done] >= MOST.trimmed or queue[done] > 0 and queue.active == 0 then trimLevel(queue, letter) end
   end

@@ -20,6 +20,7 @@ export const requests = [
   ["queue.watch", "queue:mails"],
   ["queue.pause", "queue:mails"],
   ["queue.drain", "queue:mails"],
+  ["queue.drained", "queue:mails"],
   ["queue.state", "queue:mails"],
   ["queue.letters", "queue:mails"],
   ["queue.replay", "queue:mails"],
@@ -68,7 +69,10 @@ export const program: Program = ({ other }) =>
     yield* leads(mails.pause, undefined, of("paused"), true)
     const [letter] = yield* insist(Stream.runCollect(mails.deadLetters))
     yield* leads(mails.replay([letter!.letter]), 1, of("waiting"), 1)
+    const draining = Effect.scoped(Effect.flatMap(mails.pool(() => Effect.void), ({ drain }) => drain))
+    const drained = yield* Effect.forkChild(insist(draining))
     yield* leads(mails.drain(), 1, of("waiting"), 0)
+    yield* Fiber.join(drained)
     yield* leads(mails.discard(), 0, of("dead"), 0)
     yield* insist(mails.state)
   })

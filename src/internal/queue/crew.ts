@@ -13,7 +13,7 @@ export interface Crew {
   readonly running: number
   /** It has a session, and so can be given jobs. */
   readonly ready: boolean
-  /** Tells when jobs have come, and when the last handler that ran has ended. Answers how to end that. */
+  /** Tells when jobs have come, when Redis knows the end of the last one, and of a new session. Answers how to end that. */
   readonly listen: (listener: () => void) => () => void
   /** Works for as long as the scope is open. */
   readonly work: <E>(
@@ -22,7 +22,7 @@ export interface Crew {
   ) => Effect.Effect<void, E, Scope.Scope>
   /** Runs so many jobs at a time from now on. Handlers that run are not interrupted. */
   readonly resize: (size: number) => void
-  /** Whether no job waits, and none is here or on its way. */
+  /** Whether no job waits, and none is here or on its way. If jobs wait, listeners are told when none does any more. */
   readonly nothingWaits: Effect.Effect<boolean, CoordinatorError>
   /** Begins no more jobs. */
   readonly halt: () => void

@@ -36,7 +36,7 @@ export interface WorkerPool {
 }
 
 export interface Pooling {
-  /** Its lease says how often the pool asks whether jobs wait. */
+  /** Its lease says how often the pool asks again while Redis is away. */
   readonly place: Place
   /** In milliseconds, as `idle`. */
   readonly grace: number
@@ -83,19 +83,21 @@ export const poolOf = (
         })
 
       const nothingWaits = crew.nothingWaits.pipe(
-        Effect.catchIf(({ reason }) => isAway(reason), () => Effect.succeed(false)),
+        Effect.catchIf(({ reason }) => isAway(reason), () => Effect.succeed("away" as const)),
         Effect.mapError(({ reason }) => fail(reason))
       )
 
-      // The actor does not tell this pool of jobs that other pools have taken while a limit or a pause held them back here. So the
-      // pool asks, as often as it renews its session.
-      const drained: Effect.Effect<void, QueueError> = Effect.gen(function*() {
-        while (true) {
-          yield* newsOf(crew, () => crew.running === 0)
-          // In one step with the end of the worker: a handler that has begun meanwhile goes on, and a job that comes later goes back.
-          if ((yield* nothingWaits) && crew.running === 0) return crew.retire()
-          yield* newsOf(crew, () => crew.running > 0, (f) => io.after(channel.lease / 3, f))
-        }
+      const drained: Effect.Effect<void, QueueError> = Effect.suspend(() => {
+        const news = newsOf(crew)
+        return Effect.gen(function*() {
+          while (true) {
+            news.forget()
+            const nothing = crew.running === 0 && (yield* nothingWaits)
+            // In one step with the end of the worker: a handler that has begun meanwhile goes on, and a job that comes later goes back.
+            if (nothing === true && crew.running === 0) return crew.retire()
+            yield* news.await((f) => nothing === "away" ? io.after(channel.lease / 3, f) : undefined)
+          }
+        }).pipe(Effect.ensuring(Effect.sync(news.end)))
       })
 
       yield* Effect.onExit(
@@ -121,25 +123,30 @@ export const poolOf = (
     })
   )
 
-/** Ends when that is so, or when the timer rings. */
-const newsOf = (crew: Crew, isSo: () => boolean, set?: (f: () => void) => Timer): Effect.Effect<void> =>
-  Effect.callback((resume) => {
-    if (isSo()) return resume(Effect.void)
-    const end = () => {
-      off()
-      timer?.cancel()
-    }
-    const timer = set?.(() => {
-      end()
-      resume(Effect.void)
-    })
-    const off = crew.listen(() => {
-      if (!isSo()) return
-      end()
-      resume(Effect.void)
-    })
-    return Effect.sync(end)
+/** What a crew tells, also between two questions. */
+const newsOf = (crew: Crew) => {
+  let heard = false
+  let wake = () => {}
+  const end = crew.listen(() => {
+    heard = true
+    wake()
   })
+  return {
+    forget: (): void => void (heard = false),
+    /** Ends when the crew has told something, or when the timer rings. */
+    await: (set: (f: () => void) => Timer | undefined): Effect.Effect<void> =>
+      Effect.callback((resume) => {
+        if (heard) return resume(Effect.void)
+        const timer = set(() => wake())
+        wake = () => {
+          timer?.cancel()
+          resume(Effect.void)
+        }
+        return Effect.sync(() => timer?.cancel())
+      }),
+    end
+  }
+}
 
 /** Calls once, when the crew had nothing to do for so many milliseconds. Answers how to end that. */
 const whenIdle = (crew: Crew, idle: number, io: Io, quit: () => void): () => void => {

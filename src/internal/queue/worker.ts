@@ -9,7 +9,7 @@ import type { Session } from "../actor/session.ts"
 import { guarded } from "../hold/guard.ts"
 import type { WaitTimeout } from "../hold/loss.ts"
 import type { Place } from "../hold/place.ts"
-import { question, request } from "../hold/request.ts"
+import { request } from "../hold/request.ts"
 import { Member } from "../work/member.ts"
 import { Acknowledging } from "./acknowledging.ts"
 import { type Crew, Team } from "./crew.ts"
@@ -17,7 +17,6 @@ import { Job, type Raw, Task } from "./job.ts"
 import { Noting } from "./noting.ts"
 import { packed } from "./offering.ts"
 import { type Seat, Slots } from "./slots.ts"
-import { stateOf } from "./state.ts"
 
 /** What becomes of a job after an attempt. */
 export type Verdict =
@@ -166,6 +165,8 @@ class Worker<R> extends Member implements Crew, Seat {
       if (sent > this.#counted) this.#beginAll(jobs, token, sent, 0)
     } else if (change[0] === "more") {
       if (!this.#stopping) this.#slots?.want(this)
+    } else if (change[0] === "drained") {
+      this.#notify()
     } else if (change[0] === "cancel") {
       this.#cancel(String(change[1]))
     } else {
@@ -395,7 +396,7 @@ class Worker<R> extends Member implements Crew, Seat {
   readonly #acknowledged = (request: Acknowledging, error: CoordinatorError | undefined): void => {
     const over = () => {
       this.#unanswered.delete(request)
-      this.#slots?.look()
+      this.#answered()
     }
     if (error === undefined) over()
     else this.again(request.session, error, () => this.place.channel.outbox.request(request), over)
@@ -411,8 +412,14 @@ class Worker<R> extends Member implements Crew, Seat {
     this.#settling.add(job)
     tell(() => {
       this.#settling.delete(job)
-      this.#slots?.look()
+      this.#answered()
     })
+  }
+
+  // The actor knows of the end of a job, which it may have seen in hand until now.
+  #answered(): void {
+    this.#slots?.look()
+    if (this.#running === 0) this.#notify()
   }
 
   // -------------------------------------------------------------------------------------------------------------------
@@ -473,18 +480,11 @@ class Worker<R> extends Member implements Crew, Seat {
   }
 
   get nothingWaits(): Effect.Effect<boolean, CoordinatorError> {
-    return Effect.flatMap(question(this.place, "queue.state", []), (reply) =>
-      // In this order: a job that was handed to this worker before it asked for the state shows in its hand.
-      stateOf(reply).waiting > 0 ? Effect.succeed(false) : this.#emptyHanded)
-  }
-
-  // Whether the actor has no job in its hand. Deliveries that are on their way show here.
-  get #emptyHanded(): Effect.Effect<boolean, CoordinatorError> {
     return Effect.suspend(() => {
       const session = this.trusted
       if (session === undefined || this.#running > 0) return Effect.succeed(false)
-      const asked = request(this.place, "queue.work", [this.id, 0], { session, moot: () => undefined })
-      return Effect.map(asked, (reply) => reply !== undefined && (reply[3] as ReadonlyArray<unknown>).length === 0)
+      const asked = request(this.place, "queue.drained", [this.id], { session, moot: () => undefined })
+      return Effect.map(asked, (reply) => reply?.[1] === true)
     })
   }
 
