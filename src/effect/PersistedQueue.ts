@@ -11,7 +11,8 @@
  * **Gotchas**
  *
  * - `timeToLive` of `PersistedQueue.layerCleanup` has no effect: a processed element leaves nothing behind but its custom id, for
- *   `retention`. `failedTimeToLive` works for the queues that this process uses.
+ *   `retention`, whose default is that of `timeToLive`. Set `retention` where you would set `timeToLive`. `failedTimeToLive` works
+ *   for the queues that this process uses.
  * - The effect of `take` is not interrupted when the session is lost. Another process may be given the element then.
  * - The queue of a name is the `Queue` of that name in the same namespace. Offer to it, and work on it, with `PersistedQueue` only.
  * - A custom id may have up to 512 bytes.
@@ -73,7 +74,7 @@ import * as Queue from "../Queue.ts"
  */
 export interface Options {
   /**
-   * How long the custom id of a processed element is known: at least this long, at most twice as long. Another offer with that id
+   * How long the custom id of a processed element is known, in place of `timeToLive`: at least this long, at most twice as long. Another offer with that id
    * stores nothing. Default 30 days. An element without a custom id costs nothing after it was processed.
    */
   readonly retention?: Duration.Input | undefined
