@@ -51,7 +51,6 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         yield* queue.offer(1)
         const line = Effect.map(
           server.cli(
-            "--raw",
             "EVAL",
             "for _, key in ipairs(redis.call('KEYS', '*:queue:*')) do return redis.call('HGET', key, 'f') end",
             0
