@@ -1,6 +1,6 @@
 -- A queue: jobs that this actor hands to workers, each until its worker has said what has become of it.
 --
--- kinds: queue: hash, urgent, high, normal, low, held, delayed, dead, ids, even, odd, notes, order, turns, schedules
+-- kinds: queue, errands: hash, urgent, high, normal, low, held, delayed, dead, ids, even, odd, notes, order, turns, schedules
 -- after QueueNotes.lua
 --
 -- A job is one entry of a stream, from its offer until it is done. Its id is "<letter><ms>-<number>": the letter says which
@@ -26,6 +26,7 @@
 --   o<session>/<id>    a member: it offers or works
 --   w<session>/<id>    a worker: "<credit> <deliveries so far> <1 if it is in the list>"
 --   a<job>             the members that wait for the outcome of a job: their claims
+--   y<job>             what else is told of the end of a job: lua/QueueErrands.lua
 --   x<id>              of an id for deduplication: the first job, and the job that is kept behind it
 --   q                  the list of workers that have credit and no job for it: their claims, in the order of their turns
 --   z                  of a queue with other shards: the workers to be told when there are jobs that no worker has credit for
@@ -174,10 +175,16 @@ local function loadQueue(ctx, key, claim)
   return queue
 end
 
+-- Errands are for actors: they are attempted until they have succeeded.
+local function isErrands(queue)
+  return match(queue.key, '^{[^}]*}:(%a+)') == 'errands'
+end
+
 local function policyOf(queue)
   local packed = call('HGET', queue.key, 'm')
+  local crashes = isErrands(queue) and math.huge or 3
   return packed and unpackQueuePolicy(packed)
-    or { letters = 10000, retain = 0, crashes = 3, grouplimit = 1, groupspacing = 0, groupburst = 0 }
+    or { letters = 10000, retain = 0, crashes = crashes, grouplimit = 1, groupspacing = 0, groupburst = 0 }
 end
 
 -- -----------------------------------------------------------------------------
@@ -277,15 +284,17 @@ local function releaseId(ctx, queue, given, job, deduped)
   queue.named = ctx.now
 end
 
--- Keeps the outcome of a job, if that is wanted, and tells the members that wait for it.
+-- Keeps the outcome of a job, if that is wanted, and tells its subscriber and the members that wait for it.
 local function conclude(ctx, queue, job, wanted, outcome)
   if not wanted then return end
   noteIn(ctx, queue, 'r' .. job, outcome)
   queue.named = ctx.now
-  local waiting = call('HGET', queue.key, 'a' .. job)
-  if not waiting then return end
-  call('HDEL', queue.key, 'a' .. job)
-  tellMembers(ctx, waiting, 'outcome', job, json(outcome))
+  local found = call('HMGET', queue.key, 'a' .. job, 'y' .. job)
+  local waiting, subscriber = found[1], found[2]
+  if not waiting and not subscriber then return end
+  call('HDEL', queue.key, 'a' .. job, 'y' .. job)
+  if subscriber then extend.ended(ctx, subscriber, job, outcome) end
+  if waiting then tellMembers(ctx, waiting, 'outcome', job, json(outcome)) end
 end
 
 -- -----------------------------------------------------------------------------
@@ -643,6 +652,7 @@ local function trimLevel(queue, letter)
 end
 
 finishQueue = function(ctx, queue)
+  queue.finished = true
   if queue.workers > 0 then dispatchJobs(ctx, queue) end
   if queue.length > 0 or queue.queued > 0 then extend.bound(ctx, queue) end
   if queue.shards > 1 then extend.tellOfMore(ctx, queue) end
@@ -705,7 +715,7 @@ local function wishOf(values, at, more)
   for letter, number in string.gmatch(more, '(%a)(%d*)') do
     if LOWER[letter] and number == '' then
       wish.level = letter
-    elseif letter == 'i' or letter == 'x' or letter == 'q' or letter == 'g' then
+    elseif letter == 'i' or letter == 'x' or letter == 'q' or letter == 'g' or letter == 'y' then
       local behind = wish.at + tonumber(number)
       wish[letter], wish.at = sub(values, wish.at, behind - 1), behind
     else
@@ -761,6 +771,7 @@ local function offerWish(ctx, queue, id, body, wish, holding)
   end
   call('XADD', unpack(args))
   if wish.i then call('HSET', queue.ids, wish.i, letter .. id) end
+  if wish.y then call('HSET', queue.key, 'y' .. letter .. id, wish.y) end
   return letter .. id
 end
 
@@ -843,8 +854,8 @@ end
 --   u h n l   its level, if that is not n
 --   f         it begins before all others of its level
 --   d w e t   delay, time, expiry and timeout, in ms
---   a r       attempts; its outcome is kept
---   i x g     bytes of its id, trace and group, which are texts
+--   a r       attempts; its outcome is kept, as it has to be for a subscriber
+--   i x g y   bytes of its id, trace, group and subscriber, which are texts
 --   q v       bytes of its id for deduplication, a text with the letter of the mode in front; the window of that, in ms
 -- The jobs have consecutive numbers from `first` on. `known` has the exceptions, each with its place, from 0 on: the former job of
 -- a duplicate; a job with a 1 behind it, which was stored under this id; 0 if the queue is full, and 2 if the job waits for room.

@@ -30,6 +30,7 @@ import type {
   TakeBatchOptions,
   TakeOptions
 } from "./api.ts"
+import type { Inner } from "./errands.ts"
 import {
   fail,
   JobFailed,
@@ -53,7 +54,7 @@ import { graceOf, mostConcurrency, mostOverrun, poolOf, type WorkerPool } from "
 import { type Scheduled, type ScheduleOptions, Schedules } from "./schedules.ts"
 import { type State, stateOf } from "./state.ts"
 import { take, type Taken } from "./taking.ts"
-import { type OfferOptions, timeOf, whole, wishOf } from "./wish.ts"
+import { type OfferOptions, type Subscriber, timeOf, whole, wishOf } from "./wish.ts"
 import { crewOf } from "./worker.ts"
 
 const retained = "10 minutes"
@@ -99,7 +100,7 @@ const patience = Schedule.exponential("1 second").pipe(
   Schedule.modifyDelay(({ duration }) => Effect.succeed(Duration.min(duration, Duration.hours(1))))
 )
 
-export class Shard<in out A, in out S, in out E> implements Queue<A, S, E> {
+export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inner<A> {
   readonly "~lockstep/Queue" = "~lockstep/Queue" as const
   readonly name: string
   readonly #space: Space
@@ -168,6 +169,10 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E> {
     return Effect.andThen(Effect.addFinalizer(() => Effect.sync(() => this.#schedules.leave())), opened)
   })
 
+  get partitions(): ReadonlyArray<number> {
+    return this.#places.map(({ partition }) => partition.index)
+  }
+
   /** Its workers work on all shards. */
   spread(shards: ReadonlyArray<Shard<A, S, E>>): void {
     this.#places = shards.map((shard) => shard.#place)
@@ -224,16 +229,20 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E> {
   readonly offer = (payload: A, options?: OfferOptions): Effect.Effect<Offered, QueueError> =>
     this.#offer(payload, options)
 
+  readonly offerFor = (payload: A, options: OfferOptions, subscriber: Subscriber) =>
+    this.#offer(payload, options, undefined, subscriber)
+
   // `late` hears of a job that Redis stored, or found, after the caller was interrupted.
   #offer(
     payload: A,
     options: OfferOptions | undefined,
-    late?: (offered: Offered) => void
+    late?: (offered: Offered) => void,
+    subscriber?: Subscriber
   ): Effect.Effect<Offered, QueueError> {
     return this.#spanned("offer", (trace) => {
       const encoded = this.#encode(payload)
       if (Exit.isFailure(encoded)) return Effect.failCause(encoded.cause)
-      const wish = wishOf(encoded.value, options, trace, this.#retention)
+      const wish = wishOf(encoded.value, options, trace, this.#retention, subscriber)
       return Effect.callback((resume) => {
         const asker: Asker = {
           offered: (_, offered) => {
@@ -351,7 +360,9 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E> {
   }
 
   readonly result = (id: string): Effect.Effect<S, E | QueueError> =>
-    Effect.flatMap(failing(this.#outcomes.await(localOf(id))), (outcome) => this.#decoded(id, outcome))
+    Effect.flatMap(this.outcome(id), (outcome) => this.#decoded(id, outcome))
+
+  readonly outcome = (id: string): Effect.Effect<Outcome, QueueError> => failing(this.#outcomes.await(localOf(id)))
 
   #decoded(id: string, outcome: Outcome): Effect.Effect<S, E | QueueError> {
     const about = { name: this.name, namespace: this.#space.kernel.settings.namespace, id }

@@ -14,6 +14,7 @@ import type {
   TakeBatchOptions,
   TakeOptions
 } from "./api.ts"
+import type { Inner } from "./errands.ts"
 import type { QueueError } from "./errors.ts"
 import type { Group, GroupState } from "./groups.ts"
 import { historyOfAll, type Minute } from "./history.ts"
@@ -25,13 +26,13 @@ import type { Offered } from "./offering.ts"
 import type { Scheduled, ScheduleOptions } from "./schedules.ts"
 import { mostAhead, type Shard } from "./shard.ts"
 import { type State, stateOfAll } from "./state.ts"
-import type { OfferOptions } from "./wish.ts"
+import type { OfferOptions, Subscriber } from "./wish.ts"
 
 /**
  * A queue of several shards. A job that has an `id` is in the shard of that id. Other jobs go to the shard that the process offers
  * to at the moment.
  */
-export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E> {
+export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, Inner<A> {
   readonly "~lockstep/Queue" = "~lockstep/Queue" as const
   readonly #shards: ReadonlyArray<Shard<A, S, E>>
   readonly #first: Shard<A, S, E>
@@ -46,6 +47,10 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E> {
 
   get name(): string {
     return this.#first.name
+  }
+
+  get partitions(): ReadonlyArray<number> {
+    return this.#first.partitions
   }
 
   // -------------------------------------------------------------------------------------------------------------------
@@ -93,6 +98,9 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E> {
 
   readonly offer = (payload: A, options?: OfferOptions): Effect.Effect<Offered, QueueError> =>
     Effect.suspend(() => this.#for(options).offer(payload, options))
+
+  readonly offerFor = (payload: A, options: OfferOptions, subscriber: Subscriber): Effect.Effect<Offered, QueueError> =>
+    Effect.suspend(() => this.#for(options).offerFor(payload, options, subscriber))
 
   // Up to `mostAhead` jobs at a time, some of each shard.
   readonly offerAll = (
@@ -166,6 +174,8 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E> {
   // -------------------------------------------------------------------------------------------------------------------
 
   readonly result = (id: string) => Effect.suspend(() => this.#of(id).result(id))
+
+  readonly outcome = (id: string) => Effect.suspend(() => this.#of(id).outcome(id))
 
   readonly status = (id: string) => Effect.suspend(() => this.#of(id).status(id))
 

@@ -68,6 +68,14 @@ export interface OfferOptions {
   readonly group?: string | undefined
 }
 
+/** What is told of the end of a job, by an errand: see errands.ts. */
+export interface Subscriber {
+  /** The name of the errands. */
+  readonly errands: string
+  /** What their receiver knows the job by. */
+  readonly reference: string
+}
+
 const letters: { readonly [priority in Priority]: Level } = { urgent: "u", high: "h", normal: "n", low: "l" }
 
 export const levels: ReadonlyArray<Priority> = ["urgent", "high", "normal", "low"]
@@ -128,7 +136,13 @@ const dedupeOf = (
 }
 
 /** The body is JSON. Contradictory options are defects. The retention of the queue is in milliseconds. */
-export const wishOf = (body: string, options: OfferOptions | undefined, trace: string, retention: number): Wish => {
+export const wishOf = (
+  body: string,
+  options: OfferOptions | undefined,
+  trace: string,
+  retention: number,
+  subscriber?: Subscriber
+): Wish => {
   if (options === undefined && trace === "") return { body, ...plain }
   const { attempts, expires, group, id, lifo = false, priority = "normal", result = false, timeout } = options ?? {}
   const level = letters[priority]
@@ -143,7 +157,7 @@ export const wishOf = (body: string, options: OfferOptions | undefined, trace: s
   if (attempts !== undefined) more += `a${whole(attempts, "attempts", 1000)}`
   if (timeout !== undefined) more += `t${millis(timeout, "timeout")}`
   if (expires !== undefined) more += `e${millis(expires, "expires")}`
-  if (result) more += "r"
+  if (result || subscriber !== undefined) more += "r"
   if (id !== undefined) {
     if (ownOf(checkName(id, "id")) !== undefined) {
       throw new RangeError("id must not look like one that the queue has made")
@@ -164,6 +178,11 @@ export const wishOf = (body: string, options: OfferOptions | undefined, trace: s
     if (lifo) throw new RangeError("group and lifo cannot both be set: jobs of a group begin in order")
     more += `g${Buffer.byteLength(checkName(group, "group"))}`
     texts += group
+  }
+  if (subscriber !== undefined) {
+    const text = `${Buffer.byteLength(subscriber.errands)} ${subscriber.errands}${subscriber.reference}`
+    more += `y${Buffer.byteLength(text)}`
+    texts += text
   }
   const held = lifo || delay !== "" || deduped[0] === "d"
   const letter = group !== undefined ? grouped[level] : held ? level.toUpperCase() : level

@@ -1,0 +1,88 @@
+/**
+ * Errands: messages from an actor in one partition to an actor in another. The actor that sends an errand stores it as a job of an
+ * internal queue beside it, in the step that has led to it, and the processes that work on errands of its name deliver it. So an
+ * errand that was sent is delivered at least once while any of them lives; receivers recognize repetitions.
+ */
+
+import type * as Context from "effect/Context"
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Scope from "effect/Scope"
+import type { CoordinatorReason } from "../actor/errors.ts"
+import type { WaitTimeout } from "../hold/loss.ts"
+import { placeIn, type Space } from "../hold/place.ts"
+import type { Queue } from "./api.ts"
+import type { QueueError } from "./errors.ts"
+import type { Task } from "./job.ts"
+import type { Offered } from "./offering.ts"
+import type { Outcome } from "./outcomes.ts"
+import { mostOverrun } from "./pool.ts"
+import type { OfferOptions, Subscriber } from "./wish.ts"
+import { crewOf, type Handling } from "./worker.ts"
+
+/** What primitives on queues can ask of a queue, besides what users can. */
+export interface Inner<in out A> {
+  /** As `offer`. The subscriber is sent the errand `["ended", reference, job, outcome]` when the job is done, or gone. */
+  readonly offerFor: (payload: A, options: OfferOptions, subscriber: Subscriber) => Effect.Effect<Offered, QueueError>
+  /** The outcome of a job as it is kept, when there is one. */
+  readonly outcome: (id: string) => Effect.Effect<Outcome, QueueError>
+  /** Of its shards. */
+  readonly partitions: ReadonlyArray<number>
+}
+
+export const innerOf = <A>(queue: Queue<A, any, any>): Inner<A> => queue as unknown as Inner<A>
+
+interface Employment<R, E> {
+  readonly space: Space
+  /** Of the errands: what they are about has the same name. */
+  readonly name: string
+  /** In which these errands are sent. */
+  readonly partitions: Iterable<number>
+  /** Fails if it is to be called again. It may be called again also when it has succeeded. */
+  readonly handler: (body: ReadonlyArray<unknown>, task: Task) => Effect.Effect<unknown, unknown, R>
+  readonly lease?: Duration.Input | undefined
+  /** How many errands of each partition it delivers at a time. */
+  readonly concurrency?: number | undefined
+  /** The coordinator was closed. */
+  readonly closed?: (() => void) | undefined
+  readonly fail: (reason: CoordinatorReason | WaitTimeout) => E
+}
+
+// In milliseconds, before the second attempt and before all late ones. Nobody else would make them, so there is no last one.
+const [shortest, longest] = [50, 10_000]
+
+const ignore = () => {}
+
+/** Delivers the errands of a name in these partitions, for as long as the scope is open. */
+export const workErrands = <R, E>(
+  { closed = ignore, concurrency = 64, fail, handler, lease, name, partitions, space }: Employment<R, E>
+): Effect.Effect<void, E, Scope.Scope | R> => {
+  const handling: Handling<R> = {
+    attempt: (task) => Effect.suspend(() => handler(task.body as ReadonlyArray<unknown>, task)),
+    judge: (task, { cause }) =>
+      Effect.sync(() => {
+        space.kernel.hooks.log("Debug", `errand ${task.key} of ${JSON.stringify(name)} is attempted again`, cause)
+        const delay = Math.min(longest, shortest * 2 ** Math.min(task.attempt - 1, 16))
+        return { tag: "retry", delay, attempted: true }
+      })
+  }
+  const workAt = (context: Context.Context<R>, index: number) => {
+    const place = placeIn(space, space.kernel.partitionAt(index), "errands", name, lease)
+    const crew = crewOf({ context, handling, overrun: mostOverrun }, [place], concurrency)
+    return Effect.uninterruptibleMask((restore) =>
+      Effect.ensuring(
+        restore(crew.work(closed, fail)),
+        // Behind the membership, so it is called before that ends: errands that are under way go back.
+        Effect.addFinalizer(() => crew.stop(0))
+      )
+    )
+  }
+  return Effect.flatMap(
+    Effect.context<R>(),
+    (context) =>
+      Effect.forEach(new Set(partitions), (index) => workAt(context, index), {
+        concurrency: "unbounded",
+        discard: true
+      })
+  )
+}
