@@ -5,9 +5,9 @@
  */
 
 import type * as Context from "effect/Context"
-import * as Duration from "effect/Duration"
+import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
-import * as Scope from "effect/Scope"
+import type * as Scope from "effect/Scope"
 import type { CoordinatorReason } from "../actor/errors.ts"
 import type { WaitTimeout } from "../hold/loss.ts"
 import { placeIn, type Space } from "../hold/place.ts"
