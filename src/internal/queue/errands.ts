@@ -30,7 +30,7 @@ export interface Inner<in out A> {
   readonly partitions: ReadonlyArray<number>
 }
 
-export const innerOf = <A>(queue: Queue<A, any, any>): Inner<A> => queue as unknown as Inner<A>
+export const innerOf = <A, S, E>(queue: Queue<A, S, E>): Inner<A> => queue as unknown as Inner<A>
 
 interface Employment<R, E> {
   readonly space: Space
