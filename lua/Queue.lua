@@ -15,6 +15,7 @@
 -- Each stream has one consumer group. Jobs in work are pending under the claim of their worker (in `held`, followed by the
 -- letter), so a claim lasts as long as the session does. Other pending jobs have these consumers:
 --   -    returned, to be handed out again (in `held`, "-<letter>")
+--   ^    blocked by jobs that come before them: "^<letter>", see lua/QueueAfter.lua
 --   ~    delayed: their time is in `delayed`, a zset of ids; lua/QueueSchedules.lua has other members there
 -- Jobs that begin before all others of their level count as returned. `delayed` has them too, with scores below 0: the newest
 -- job has the smallest score of its level.
@@ -52,10 +53,10 @@
 --   members, workers, idle, limit, spacing, burst, tat, window, completed, buried, expired, bounded, named, last1, last2,
 --   last3, last4, at1, at2, at3, at4, done1, done2, done3, done4, full1, full2, full3, full4, notes, stacked,
 --   length, overflow, queued, told, dropped, shards, armed, grouped, after,
---   since, begun, waited, ran, plans, cleared, sweep, draining
+--   since, begun, waited, ran, plans, cleared, sweep, draining, blocked, awaited
 -- record QueuePolicy 1: letters, retain, crashes, grouplimit, groupspacing, groupburst
 
-local RETURNED, DELAYED, JOBS, CRASH = '-', '~', 'workers', 65536
+local RETURNED, DELAYED, BLOCKED, JOBS, CRASH = '-', '~', '^', 'workers', 65536
 local FIELD = { 'c1', 'c2', 'c3', 'c4', 'c5', 'c6', 'c7', 'c8', 'c9', 'c10', 'c11', 'c12' }
 -- The letter of the jobs of each source, and the source that a returned or due job of a letter goes to.
 local LETTER = { 'u', 'U', 'u', 'h', 'H', 'h', 'n', 'N', 'n', 'l', 'L', 'l' }
@@ -127,7 +128,7 @@ local function readQueue(ctx, key, claim)
       idle = 0, limit = 0, spacing = 0, burst = 0, tat = 0, window = 0, completed = 0, buried = 0, expired = 0, bounded = 0,
       named = 0, notes = 0, stacked = 0, length = 0, overflow = 0, queued = 0, told = 0, dropped = 0,
       shards = 1, armed = 0, grouped = 0, after = 0, since = ctx.now, begun = 0, waited = 0, ran = 0, plans = 0, cleared = 0, sweep = 0,
-      draining = 0
+      draining = 0, blocked = 0, awaited = 0
     }
     for source = 1, #FIELD do queue[FIELD[source]] = 0 end
     for letter, last in pairs(LAST) do
@@ -154,9 +155,9 @@ local function waitingIn(queue)
   return readyIn(queue) + groups.waiting(queue)
 end
 
--- What keeps a queue in Redis: dead letters and schedules too.
+-- What keeps a queue in Redis: dead letters and schedules too, and jobs that have to hear of the end of another.
 local function jobsOf(queue)
-  return queue.plans + queue.delayed + queue.dead + queue.active + waitingIn(queue)
+  return queue.plans + queue.delayed + queue.blocked + queue.awaited + queue.dead + queue.active + waitingIn(queue)
 end
 
 local function loadQueue(ctx, key, claim)
@@ -284,8 +285,9 @@ local function releaseId(ctx, queue, given, job, deduped)
   queue.named = ctx.now
 end
 
--- Keeps the outcome of a job, if that is wanted, and tells its subscriber and the members that wait for it.
-local function conclude(ctx, queue, job, wanted, outcome)
+-- Keeps the outcome of a job, if that is wanted, and tells its subscriber, and the jobs and members that wait for it.
+local function conclude(ctx, queue, job, wanted, outcome, done)
+  if queue.awaited > 0 then extend.settled(ctx, queue, { job }, done and 's' or 'f') end
   if not wanted then return end
   noteIn(ctx, queue, 'r' .. job, outcome)
   queue.named = ctx.now
@@ -559,6 +561,7 @@ local function dispatchJobs(ctx, queue)
   local handed = 0
   while queue.paused == 0 do
     -- A job that expires may have another one begin.
+    if queue.ending then extend.release(ctx, queue) end
     if queue.touched then groups.place(ctx, queue) end
     local ready = readyIn(queue)
     local inGroups = queue.grouped > 0 and groups.ready(queue) or 0
@@ -655,6 +658,8 @@ finishQueue = function(ctx, queue)
   queue.finished = true
   if queue.workers > 0 then dispatchJobs(ctx, queue) end
   if queue.length > 0 or queue.queued > 0 then extend.bound(ctx, queue) end
+  if queue.ending then extend.release(ctx, queue) end
+  if queue.ending then extend.suspend(ctx, queue) end
   if queue.shards > 1 then extend.tellOfMore(ctx, queue) end
   if queue.draining > 0 then extend.tellDrained(ctx, queue) end
   for letter, done in pairs(DONE) do
@@ -715,7 +720,7 @@ local function wishOf(values, at, more)
   for letter, number in string.gmatch(more, '(%a)(%d*)') do
     if LOWER[letter] and number == '' then
       wish.level = letter
-    elseif letter == 'i' or letter == 'x' or letter == 'q' or letter == 'g' or letter == 'y' then
+    elseif letter == 'i' or letter == 'x' or letter == 'q' or letter == 'g' or letter == 'y' or letter == 'p' then
       local behind = wish.at + tonumber(number)
       wish[letter], wish.at = sub(values, wish.at, behind - 1), behind
     else
@@ -746,11 +751,11 @@ local function offerWish(ctx, queue, id, body, wish, holding)
   if wish.e then args[#args + 1], args[#args + 2] = 'e', text(ctx.now + tonumber(wish.e)) end
   local due = wish.f and 0 or wish.d and ctx.now + tonumber(wish.d) or wish.w and tonumber(wish.w)
   local letter = wish.level
-  if due or wish.g then
+  if due or wish.g or wish.p then
     letter = (wish.g and groups.letters or HELD)[wish.level]
     args[1] = queue.U
-    local later = due and due > ctx.now
-    local consumer = later and DELAYED or consumerOf(letter, RETURNED)
+    local later, blocked = due and due > ctx.now, wish.p and extend.isBlocked(wish)
+    local consumer = later and DELAYED or consumerOf(letter, blocked and BLOCKED or RETURNED)
     local ids = holding[consumer] or {}
     holding[consumer], ids[#ids + 1] = ids, id
     if wish.f then
@@ -758,12 +763,12 @@ local function offerWish(ctx, queue, id, body, wish, holding)
       call('ZADD', queue.delays, text((1 - FRONT[letter]) * FRONT_SPAN - number), letter .. id)
       queue.stacked = queue.stacked + 1
     end
-    if wish.g then groups.offered(queue, letter, id, wish.g, later) end
+    if wish.g and not blocked then groups.offered(queue, letter, id, wish.g, later) end
     if later then
       call('ZADD', queue.delays, text(due), letter .. id)
       queue.delayed = queue.delayed + 1
       soonerDue(ctx, queue, due)
-    elseif not wish.g then
+    elseif not wish.g and not blocked then
       queue[READY[letter]] = queue[READY[letter]] + 1
     end
   else
@@ -821,13 +826,23 @@ local function storeJobs(ctx, queue, values, shapes, claim)
       end
       if job then
         known[#known + 1] = '[' .. text(place) .. ',"' .. job .. '"]'
-      elseif not hasRoom() then
-        known[#known + 1] = extend.refusal(queue, place)
       else
-        added = added + 1
-        job = offerWish(ctx, queue, time .. text(added), body, wish, holding)
-        if wish.q then extend.placed(ctx, queue, wish, job) end
-        if wish.behind then known[#known + 1] = '[' .. text(place) .. ',"' .. job .. '",1]' end
+        if wish.p then holdAll(queue, holding) end
+        local unknown = wish.p and extend.precede(ctx, queue, wish)
+        if unknown then
+          known[#known + 1] = '[' .. text(place) .. ',3,' .. text(unknown) .. ']'
+        elseif not hasRoom() then
+          known[#known + 1] = extend.refusal(queue, place)
+        else
+          added = added + 1
+          job = offerWish(ctx, queue, time .. text(added), body, wish, holding)
+          if wish.q then extend.placed(ctx, queue, wish, job) end
+          if wish.p and extend.isBlocked(wish) then
+            holdAll(queue, holding)
+            extend.blocked(ctx, queue, job, wish)
+          end
+          if wish.behind then known[#known + 1] = '[' .. text(place) .. ',"' .. job .. '",1]' end
+        end
       end
       at = wish.at
     end
@@ -857,8 +872,10 @@ end
 --   a r       attempts; its outcome is kept, as it has to be for a subscriber
 --   i x g y   bytes of its id, trace, group and subscriber, which are texts
 --   q v       bytes of its id for deduplication, a text with the letter of the mode in front; the window of that, in ms
+--   p         bytes of the jobs that it runs after, see lua/QueueAfter.lua
 -- The jobs have consecutive numbers from `first` on. `known` has the exceptions, each with its place, from 0 on: the former job of
--- a duplicate; a job with a 1 behind it, which was stored under this id; 0 if the queue is full, and 2 if the job waits for room.
+-- a duplicate; a job with a 1 behind it, which was stored under this id; 0 if the queue is full, and 2 if the job waits for room;
+-- 3 and the place of a job that it runs after and that is not known.
 -- keys: all
 -- args: values string, shapes string, node string, number number
 -- reply: ["offered", stamp number, first number, known json] | ["late"]
@@ -911,6 +928,7 @@ handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, wind
   -- Alarms are forgotten when no session was alive for a day, and so are sessions that were not reaped by then.
   if queue.rested > ABANDONED then extend.beginSweep(ctx, queue) end
   if queue.sweep > 0 then soonerDue(ctx, queue, ctx.now) end
+  if queue.awaited > 0 then extend.resume(ctx, queue) end
   expectDelayed(ctx, queue)
   expectLetters(ctx, queue)
   if queue.grouped > 0 then groups.ring(ctx, queue) end
@@ -947,6 +965,11 @@ handlers['queue.work'] = function(ctx, key, id, credit)
     arm(queue, claim)
     local items = inHandOf(queue, claim)
     return reply('joined', worker.sent, json(nextTokens(ctx, #items)), json('[' .. concat(items, ',') .. ']'))
+  end
+  -- As for a member that joins: errands have workers only.
+  if queue.rested > ABANDONED then
+    extend.beginSweep(ctx, queue)
+    expectDelayed(ctx, queue)
   end
   worker = { claim = claim, credit = tonumber(credit), sent = 0, listed = false }
   queue.loaded[claim], queue.workers = worker, queue.workers + 1
@@ -997,9 +1020,10 @@ handlers['queue.done'] = function(ctx, key, id, jobs, take)
       call('XDEL', stream, unpack(ids))
     end
     if LAST[letter] then queue[DONE[letter]] = queue[DONE[letter]] + count end
-    if queue.notes > 0 then
+    if queue.notes + queue.awaited > 0 then
       for at = 1, #ids do ids[at] = letter .. ids[at] end
       dropNotes(ctx, queue, ids)
+      if queue.awaited > 0 then extend.settled(ctx, queue, ids, 's') end
     end
   end
   queue.active, queue.completed = queue.active - done, queue.completed + done
@@ -1015,7 +1039,7 @@ local function finishJob(ctx, queue, job, given, deduped, outcome)
   queue.active, queue.completed = queue.active - 1, queue.completed + 1
   dropNotes(ctx, queue, { job })
   releaseId(ctx, queue, given, job, deduped)
-  conclude(ctx, queue, job, outcome ~= '', outcome)
+  conclude(ctx, queue, job, outcome ~= '', outcome, true)
   return true
 end
 
@@ -1132,6 +1156,10 @@ handlers['queue.cancel'] = function(ctx, key, name)
   local fields, holder, count = jobAt(queue, letter, at)
   if not fields then return MISSING end
   endJob(ctx, queue, letter, at, fields, '["cancelled"]')
+  if holder == BLOCKED then
+    extend.unblocked(queue, job)
+    return reply('cancelled', false)
+  end
   if groups.levels[letter] then groups.cancelled(queue, letter, at, fields, holder, count) end
   if not holder then
     queue[WAITING[letter]] = math.max(0, queue[WAITING[letter]] - 1)
@@ -1166,6 +1194,8 @@ handlers['queue.status'] = function(ctx, key, name)
     state = 'waiting'
   elseif holder == DELAYED then
     state = 'delayed'
+  elseif holder == BLOCKED then
+    state = 'blocked'
   end
   return reply('status', state, (count or 0) % CRASH)
 end
@@ -1202,7 +1232,7 @@ end
 -- queue.state: how many jobs and workers there are, and when the oldest job that waits in its order was offered, 0 for none
 -- keys: all
 -- args:
--- reply: ["state", ready strings, delayed number, active number, dead number, workers number, paused boolean, completed number, buried number, expired number, dropped number, oldest number] | ["stale"] | ["missing"]
+-- reply: ["state", ready strings, delayed number, active number, dead number, workers number, paused boolean, completed number, buried number, expired number, dropped number, oldest number, blocked number] | ["stale"] | ["missing"]
 -- flags: allow-oom
 handlers['queue.state'] = function(ctx, key)
   local queue = readQueue(ctx, key)
@@ -1219,7 +1249,7 @@ handlers['queue.state'] = function(ctx, key)
       + groups.waiting(queue, level)
   end
   return reply('state', list(ready), queue.delayed, queue.active, queue.dead, queue.workers, queue.paused == 1,
-    queue.completed, queue.buried, queue.expired, queue.dropped, oldest or 0)
+    queue.completed, queue.buried, queue.expired, queue.dropped, oldest or 0, queue.blocked)
 end
 
 -- -----------------------------------------------------------------------------
@@ -1371,6 +1401,7 @@ alarms.queue = function(ctx, key)
     endDelays(queue, letter, ids)
   end
   if queue.grouped > 0 then groups.ring(ctx, queue) end
+  if queue.awaited > 0 then extend.resume(ctx, queue) end
   if #jobs > 0 then call('ZREM', queue.delays, unpack(jobs)) end
   if #plans > 0 then extend.tickPlans(ctx, queue, plans) end
   if queue.sweep > 0 then extend.sweep(ctx, queue) end

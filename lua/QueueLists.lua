@@ -131,6 +131,23 @@ lists.active = function(queue, place, count, items)
   return ''
 end
 
+-- In the order of their offers, level by level: "<letter> <id>", the letter as a number.
+lists.blocked = function(queue, place, count, items)
+  local start, from = match(place, '^(%d+) (%d+%-%d+)$')
+  for at = tonumber(start) or 1, queue.blocked > 0 and #EVERY_LETTER or 0 do
+    local letter, left = EVERY_LETTER[at], count - #items
+    local first = from and '(' .. from or '-'
+    local pending = LAST[letter] and {}
+      or tryJobs('XPENDING', queue[letter], JOBS, first, '+', left, consumerOf(letter, BLOCKED)) or {}
+    for _, one in ipairs(pending) do
+      addJob(queue, items, at .. ' ' .. one[1], '0', letter, one[1], text(one[4]), entryAt(queue[letter], one[1]))
+    end
+    if #pending == left then return at .. ' ' .. pending[left][1] end
+    from = nil
+  end
+  return ''
+end
+
 -- queue.jobs: some jobs of a state behind a place: each with its own place, when it is due (0 for at once), and as
 -- `describedJob` describes it. `place` is behind them; it is empty if there are no more.
 -- keys: all
@@ -217,7 +234,8 @@ end
 -- Removes up to MOVED jobs that are not in work; delayed jobs only with `delayed`. Of groups, it removes jobs behind a member of
 -- their order. Answers how many it has removed, and the member behind which there may be more.
 local function drainJobs(ctx, queue, delayed, behind)
-  local outcome, count = '["cancelled"]', 0
+  local outcome = '["cancelled"]'
+  local count = delayed and queue.blocked + queue.awaited > 0 and extend.drainBlocked(ctx, queue, MOVED) or 0
   for source = 1, #FIELD do count = count + removeWaiting(ctx, queue, source, MOVED - count, delayed, outcome) end
   if queue.grouped > 0 then
     if count == MOVED then return count, behind == '' and '-' or behind end
@@ -230,6 +248,12 @@ local function drainJobs(ctx, queue, delayed, behind)
   return count, behind
 end
 
+-- Removes blocked jobs that run after removed ones. Answers how many.
+local function sweptIn(ctx, queue)
+  if queue.clearing and queue.ending then extend.release(ctx, queue) end
+  return queue.removed or 0
+end
+
 -- queue.drain: removes some of the jobs that are not in work, and says whether there are more, and behind which member of the
 -- order of groups
 -- keys: all
@@ -239,7 +263,9 @@ end
 handlers['queue.drain'] = function(ctx, key, delayed, behind)
   local queue = loadQueue(ctx, key)
   local count, last = drainJobs(ctx, queue, delayed == '1', behind)
-  return reply('drained', count, readyIn(queue) > 0 or last ~= '' or delayed == '1' and queue.delayed > 0, last)
+  local swept = sweptIn(ctx, queue)
+  local more = readyIn(queue) > 0 or last ~= '' or delayed == '1' and queue.delayed + queue.blocked > 0
+  return reply('drained', count + swept, more, last)
 end
 
 -- queue.clean: removes some dead letters that are so many ms old, and says whether there are more
@@ -287,7 +313,8 @@ handlers['queue.obliterate'] = function(ctx, key)
   local queue = loadQueue(ctx, key)
   local count = drainJobs(ctx, queue, true, '')
   if count < MOVED then count = count + cancelActive(ctx, queue, MOVED - count) end
-  local more = queue.delayed + queue.active + waitingIn(queue) > 0
+  count = count + sweptIn(ctx, queue)
+  local more = queue.delayed + queue.blocked + queue.active + waitingIn(queue) > 0 or queue.ending ~= nil
   if not more then
     call('UNLINK', queue.letters, queue.ids, queue.schedules, queue.delays, queue.notebook)
     call('HDEL', key, 'h')
