@@ -248,7 +248,7 @@ export const groupAge = (topic: string, group: string) =>
  * @category metrics
  * @since 0.1.0
  */
-export const queueJobs = (queue: string, state: "waiting" | "delayed" | "active" | "dead") =>
+export const queueJobs = (queue: string, state: "waiting" | "delayed" | "blocked" | "active" | "dead") =>
   Metric.withAttributes(Metric.gauge("lockstep_queue_jobs", { description: "Jobs of a queue, by state" }), {
     queue,
     state

@@ -14,6 +14,7 @@ import * as election from "./election.ts"
 import * as held from "./held.ts"
 import * as latch from "./latch.ts"
 import * as queue from "./queue.ts"
+import * as queueAfter from "./queueAfter.ts"
 import * as queueErrands from "./queueErrands.ts"
 import * as queueGroups from "./queueGroups.ts"
 import * as queueJobs from "./queueJobs.ts"
@@ -43,6 +44,7 @@ const programs = {
   shards,
   ref,
   queue,
+  queueAfter,
   queueErrands,
   queueGroups,
   queueJobs,

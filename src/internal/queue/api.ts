@@ -79,7 +79,8 @@ export interface TakeBatchOptions extends Pick<RunOptions, "attempts" | "retry">
  * What has become of a job that is not done.
  */
 export interface Status {
-  readonly state: "waiting" | "delayed" | "active"
+  /** `blocked`: it waits for the end of jobs that it was offered to run `after`. */
+  readonly state: "waiting" | "delayed" | "blocked" | "active"
   /** How often it was begun. */
   readonly attempts: number
 }
@@ -169,8 +170,8 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   /** Ends a pause, and the time that a handler has asked for with `Job.slowDown`. */
   readonly resume: Effect.Effect<void, QueueError>
   /**
-   * Removes all waiting jobs, and with `delayed` the delayed jobs and retries too. Answers how many jobs it removed. Schedules go
-   * on.
+   * Removes all waiting jobs, and with `delayed` the delayed jobs, retries and blocked jobs too. Answers how many jobs it removed.
+   * Schedules go on. Without `delayed`, a job that was to run after a removed one fails, or does what its `onFailure` says.
    */
   readonly drain: (
     options?: { readonly delayed?: boolean | undefined } | undefined

@@ -66,7 +66,8 @@ export class JobTimeout extends Schema.Error<JobTimeout>("lockstep/Queue/JobTime
 /**
  * A job has no result, and `outcome` says why. `failed`: the last attempt has failed with an error that the queue's `error` schema
  * does not describe. `undecodable`: the payload does not fit the schema of the worker. `crashed`: too many of its workers have died.
- * `discarded`: its handler has decided so. `cancelled`, `dropped` and `expired`: it was removed.
+ * `discarded`: its handler has decided so. `cancelled`, `dropped` and `expired`: it was removed. `skipped`: a job that it was to run
+ * after has not succeeded.
  *
  * @category errors
  * @since 0.1.0
@@ -76,7 +77,16 @@ export class JobFailed extends Schema.Error<JobFailed>("lockstep/Queue/JobFailed
   name: Schema.String,
   namespace: Schema.String,
   id: Schema.String,
-  outcome: Schema.Literals(["failed", "undecodable", "crashed", "cancelled", "expired", "discarded", "dropped"]),
+  outcome: Schema.Literals([
+    "failed",
+    "undecodable",
+    "crashed",
+    "cancelled",
+    "expired",
+    "discarded",
+    "dropped",
+    "skipped"
+  ]),
   error: Schema.String
 }) {
   override get message(): string {

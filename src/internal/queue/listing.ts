@@ -14,7 +14,7 @@ import { levelOf, type Priority } from "./wish.ts"
 
 /** @internal */
 export interface JobsOptions {
-  readonly state: "waiting" | "delayed" | "active"
+  readonly state: "waiting" | "delayed" | "blocked" | "active"
   /** The `cursor` of a job: the stream begins behind it. Default: at the first job. */
   readonly after?: string | undefined
   /** At most so many. Default: all. */
@@ -25,7 +25,7 @@ export interface JobsOptions {
 export interface JobInfo<out A> {
   /** The `id` that it was offered with, or the one that `offer` has answered. */
   readonly id: string
-  readonly state: "waiting" | "delayed" | "active"
+  readonly state: "waiting" | "delayed" | "blocked" | "active"
   /** `None` if it does not fit the schema of this process. */
   readonly payload: Option.Option<A>
   /** How often it was begun. */
@@ -58,8 +58,8 @@ export const jobs = <A>(
 ): Stream.Stream<JobInfo<A>, CoordinatorError> => {
   if (!/^(?:\d+ \^?\d+(?:-\d+)?|g[^]+)?$/.test(after)) throw new RangeError("after must be the cursor of a job")
   if (!Number.isInteger(limit) || limit < 1) throw new RangeError("limit must be a whole number from 1 on")
-  if (state !== "waiting" && state !== "delayed" && state !== "active") {
-    throw new RangeError("state must be one of waiting, delayed, active")
+  if (state !== "waiting" && state !== "delayed" && state !== "blocked" && state !== "active") {
+    throw new RangeError("state must be one of waiting, delayed, blocked, active")
   }
   const infoOf = ([cursor, due, raw]: Listed): JobInfo<A> => {
     const { attempt, body, crashes, group, id, key, offeredAt, schedule } = new Task([], shard, raw, 0, 0, ignore)

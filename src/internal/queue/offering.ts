@@ -15,6 +15,8 @@ export interface Wish {
   readonly more: string
   /** The texts that `more` names, which stand behind the body. */
   readonly texts: string
+  /** The jobs that it runs after. */
+  readonly after?: ReadonlyArray<string>
 }
 
 /** What Redis has made of an offer. */
@@ -32,13 +34,15 @@ export interface Asker {
   readonly offered: (at: number, offered: Offered | undefined) => void
   /** The queue is full, so a job was not stored. */
   readonly full: () => void
+  /** A job was not stored, because nothing is known of this job before it. */
+  readonly unknown: (before: string) => void
   readonly failed: (error: CoordinatorError) => void
   /** Its caller was interrupted: jobs that were not stored are dropped. */
   gone?: boolean
 }
 
-// Instead of an id, of jobs that were not stored because the queue is full.
-const waits = 2
+// Instead of an id, of jobs that were not stored: the queue is full, or a job before them is not known.
+const [full, waits, unknown] = [0, 2, 3]
 
 interface Item {
   readonly wish: Wish
@@ -49,6 +53,12 @@ interface Item {
 // The work of one request is bounded, for Redis and for this process. In jobs, and in characters of their bodies.
 const mostJobs = 512
 const mostText = 1 << 20
+
+// To look for a job costs Redis as much as to store so many characters.
+const perBefore = 256
+
+const weightOf = ({ wish: { after, body } }: Item): number =>
+  after === undefined ? body.length : body.length + after.length * perBefore
 
 type Reply = readonly ["offered", stamp: number, first: number, known: unknown] | readonly ["late"]
 
@@ -130,16 +140,16 @@ class Offer implements Request<"queue.offer"> {
       return
     }
     const [, stamp, first, list] = reply
-    const known = list as ReadonlyArray<readonly [place: number, id: string | 0 | 2, stored?: number]>
+    const known = list as ReadonlyArray<readonly [place: number, id: string | 0 | 2 | 3, more?: number]>
     answered(known.length === 0 ? [] : known.flatMap(([place, id]) => id === waits ? [items[place]!] : []))
     let [next, number] = [0, first]
     for (let place = 0; place < items.length; place++) {
-      const { asker, at, wish: { letter } } = items[place]!
+      const { asker, at, wish: { after, letter } } = items[place]!
       if (known[next]?.[0] === place) {
         const [, id, stored] = known[next++]!
-        if (id === waits) continue
-        if (id === 0) {
-          asker.full()
+        if (typeof id === "number") {
+          if (id === full) asker.full()
+          else if (id === unknown) asker.unknown(after![stored!]!)
           continue
         }
         if (stored !== undefined) number++
@@ -253,10 +263,10 @@ export class Offerer {
       if (this.#parked || this.#unanswered === (this.#enters ? 1 : 2)) return false
       offer = this.#send()
       offer.items.push(item)
-      offer.text = item.wish.body.length
+      offer.text = weightOf(item)
     } else {
       offer.items.push(item)
-      offer.text += item.wish.body.length
+      offer.text += weightOf(item)
     }
     return true
   }

@@ -8,7 +8,7 @@ import type { Place } from "../hold/place.ts"
 export type Outcome =
   | readonly [tag: "success" | "failure", value: unknown]
   | readonly [tag: "failed" | "undecodable" | "discarded", error: string]
-  | readonly [tag: "crashed" | "cancelled" | "expired" | "dropped"]
+  | readonly [tag: "crashed" | "cancelled" | "expired" | "dropped" | "skipped"]
   /** No such job is known, or its outcome is not kept. */
   | readonly [tag: "missing"]
 

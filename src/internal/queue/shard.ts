@@ -222,6 +222,10 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     return fail(new OfferUncertain({ name: this.name, namespace: this.#space.kernel.settings.namespace }))
   }
 
+  #unknown(id: string): QueueError {
+    return fail(new OutcomeUnknown({ name: this.name, namespace: this.#space.kernel.settings.namespace, id }))
+  }
+
   #encode(payload: A): Exit.Exit<string, QueueError> {
     return Exit.mapError(this.#codec.encode(payload), fail)
   }
@@ -251,6 +255,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
             else resume(Effect.succeed(offered))
           },
           full: () => resume(Effect.fail(this.#full)),
+          unknown: (before) => resume(Effect.fail(this.#unknown(before))),
           failed: ({ reason }) => resume(Effect.fail(fail(reason)))
         }
         this.#offerer.offer(wish, asker, 0)
@@ -265,6 +270,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
         if (!this.hasHanded(job)) {
           throw new RangeError(`followUp is for handlers of jobs of queue ${JSON.stringify(this.name)}`)
         }
+        if (options?.after !== undefined) throw new RangeError("followUp takes no after")
         const encoded = this.#encode(payload)
         if (Exit.isFailure(encoded)) return Effect.failCause(encoded.cause)
         job.follow(wishOf(encoded.value, options, trace, this.#retention))
@@ -307,6 +313,9 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
       },
       full: () => {
         if (!over) end(Effect.fail(this.#full))
+      },
+      unknown: (before) => {
+        if (!over) end(Effect.fail(this.#unknown(before)))
       },
       failed: ({ reason }: CoordinatorError) => {
         if (!over) end(Effect.fail(fail(reason)))
@@ -379,7 +388,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
         return Exit.isSuccess(error) ? Effect.fail(error.value) : Effect.failCause(Cause.map(error.cause, fail))
       }
       case "missing":
-        return Effect.fail(fail(new OutcomeUnknown(about)))
+        return Effect.fail(this.#unknown(id))
       default:
         return Effect.fail(fail(new JobFailed({ ...about, outcome: outcome[0], error: outcome[1] ?? "" })))
     }

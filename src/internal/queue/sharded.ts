@@ -73,6 +73,18 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
   }
 
   #for(options: OfferOptions | undefined): Shard<A, S, E> {
+    const before = options?.after?.map((id) => this.#of(id)) ?? []
+    const shard = before.length > 0 && options?.id === undefined && options?.dedupe === undefined &&
+        options?.group === undefined
+      ? before[0]!
+      : this.#placed(options)
+    if (before.some((one) => one !== shard)) {
+      throw new RangeError("after names a job of another shard than that of the job: use a Flow for those")
+    }
+    return shard
+  }
+
+  #placed(options: OfferOptions | undefined): Shard<A, S, E> {
     const named = options?.id ?? options?.dedupe?.id
     if (options?.group === undefined) return named === undefined ? this.#next : this.#home(named)
     // Jobs are looked for where their id is, and a group is in one shard.
@@ -119,7 +131,8 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
             ended = true
           } else {
             const chosen = typeof options === "function" ? options(one.value) : options
-            const shard = chosen?.id === undefined && chosen?.dedupe === undefined && chosen?.group === undefined
+            const shard = chosen?.id === undefined && chosen?.dedupe === undefined && chosen?.group === undefined &&
+                chosen?.after === undefined
               ? this.#shards[(this.#current + Math.floor(next / chunk)) % this.#shards.length]!
               : this.#for(chosen)
             const items = parts.get(shard) ?? []

@@ -16,6 +16,8 @@ export interface State {
   readonly oldest: DateTime.Utc | undefined
   /** Jobs that begin later: because of their `delay`, or for a retry. */
   readonly delayed: number
+  /** Jobs that wait for the end of the jobs that they were offered to run `after`. */
+  readonly blocked: number
   /** Jobs that workers have. */
   readonly active: number
   /** Dead letters. */
@@ -32,10 +34,10 @@ export interface State {
 
 type Reply = Exclude<Requests["queue.state"]["reply"], readonly ["stale"]>
 
-const none: Reply = ["state", [], 0, 0, 0, 0, false, 0, 0, 0, 0, 0]
+const none: Reply = ["state", [], 0, 0, 0, 0, false, 0, 0, 0, 0, 0, 0]
 
 export const stateOf = (reply: Reply): State => {
-  const [, ready, delayed, active, dead, workers, paused, completed, failed, expired, dropped, oldest] =
+  const [, ready, delayed, active, dead, workers, paused, completed, failed, expired, dropped, oldest, blocked] =
     reply[0] === "missing"
       ? none
       : reply
@@ -46,6 +48,7 @@ export const stateOf = (reply: Reply): State => {
     waitingBy,
     oldest: oldest === 0 ? undefined : DateTime.makeUnsafe(oldest),
     delayed,
+    blocked,
     active,
     dead,
     workers,
@@ -73,6 +76,7 @@ export const stateOfAll = (states: ReadonlyArray<State>): State => {
       undefined
     ),
     delayed: sum(({ delayed }) => delayed),
+    blocked: sum(({ blocked }) => blocked),
     active: sum(({ active }) => active),
     dead: sum(({ dead }) => dead),
     workers: Math.max(...states.map(({ workers }) => workers)),
@@ -87,7 +91,7 @@ export const stateOfAll = (states: ReadonlyArray<State>): State => {
 /** Writes a state into the gauges. */
 export const measured = (queue: string, state: State): Effect.Effect<void> =>
   Effect.gen(function*() {
-    for (const name of ["waiting", "delayed", "active", "dead"] as const) {
+    for (const name of ["waiting", "delayed", "blocked", "active", "dead"] as const) {
       yield* Metric.update(Metrics.queueJobs(queue, name), state[name])
     }
     const now = yield* Clock.currentTimeMillis

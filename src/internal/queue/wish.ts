@@ -66,6 +66,19 @@ export interface OfferOptions {
    * 512 bytes. Default: none.
    */
   readonly group?: string | undefined
+  /**
+   * The ids of jobs of this queue that have to end first: the job is `blocked` until then, and stored at once. Up to 1,000, all in one
+   * shard. A job that has ended already is known if it had `result`, for the queue's `retention`; otherwise the offer fails with
+   * `OutcomeUnknown`, and nothing is stored. Blocked jobs do not count for `limits.length`. Not with a `delay`, an `at` or `lifo`, nor
+   * with `debounce` or `keepLast`, nor for `followUp`. Default: none.
+   */
+  readonly after?: ReadonlyArray<string> | undefined
+  /**
+   * What becomes of the job when a job of `after` ends without a success: a dead letter, or cancelled, skipped, expired or dropped.
+   * With `fail`, the default, it is a dead letter itself. With `skip`, it is removed, and its outcome is `skipped`. With `continue`, it
+   * runs all the same. A job that fails or is skipped has not succeeded for the jobs after it.
+   */
+  readonly onFailure?: "fail" | "skip" | "continue" | undefined
 }
 
 /** What is told of the end of a job, by an errand: see errands.ts. */
@@ -135,6 +148,28 @@ const dedupeOf = (
   return [text, `v${length}`]
 }
 
+const policies = { fail: "f", skip: "s", continue: "c" } as const
+
+const mostBefore = 1000
+
+// The own ids of the jobs, or those of their producers, behind the letter of the policy.
+const beforeOf = ({ after, at, dedupe, delay, lifo, onFailure = "fail" }: OfferOptions): string => {
+  const policy = policies[onFailure]
+  if (policy === undefined) throw new RangeError(`onFailure must be one of ${Object.keys(policies).join(", ")}`)
+  if (after === undefined || after.length === 0) return ""
+  if (after.length > mostBefore) throw new RangeError(`after can name up to ${mostBefore} jobs: use a Flow for more`)
+  if (delay !== undefined || at !== undefined || lifo === true) {
+    throw new RangeError("after goes with no delay, at or lifo")
+  }
+  if (dedupe?.mode === "debounce" || dedupe?.mode === "keepLast") {
+    throw new RangeError(`after and dedupe.mode ${dedupe.mode} cannot both be set`)
+  }
+  return policy + after.map((id) => {
+    const own = ownOf(checkName(id, "after"))?.[1] ?? id
+    return `${Buffer.byteLength(own)} ${own}`
+  }).join("")
+}
+
 /** The body is JSON. Contradictory options are defects. The retention of the queue is in milliseconds. */
 export const wishOf = (
   body: string,
@@ -179,14 +214,19 @@ export const wishOf = (
     more += `g${Buffer.byteLength(checkName(group, "group"))}`
     texts += group
   }
+  const before = options === undefined ? "" : beforeOf(options)
+  if (before !== "") {
+    more += `p${Buffer.byteLength(before)}`
+    texts += before
+  }
   if (subscriber !== undefined) {
     const text = `${Buffer.byteLength(subscriber.errands)} ${subscriber.errands}${subscriber.reference}`
     more += `y${Buffer.byteLength(text)}`
     texts += text
   }
-  const held = lifo || delay !== "" || deduped[0] === "d"
+  const held = lifo || delay !== "" || deduped[0] === "d" || before !== ""
   const letter = group !== undefined ? grouped[level] : held ? level.toUpperCase() : level
-  return { body, letter, more, texts }
+  return before === "" ? { body, letter, more, texts } : { body, letter, more, texts, after: options!.after! }
 }
 
 export const whole = (value: number, what: string, most: number): number => {
