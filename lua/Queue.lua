@@ -893,10 +893,10 @@ end
 -- jobs may wait (0 for no limit), and what becomes of offers beyond that: see lua/QueueLimits.lua. Of each group: how many jobs
 -- may be in work, how many ms are between two, and how many of these may be saved up. It also says how many shards there are
 -- (0: as many as there were), among which the limits but those of groups are divided, and which one this is. Another number is
--- refused while there are jobs or members.
+-- refused while there are jobs or members. It answers how many there are, and whether the queue has schedules, and errands.
 -- keys: all
 -- args: id string, set boolean, limit number, spacing number, burst number, window number, letters number, retain number, crashes number, length number, overflow number, grouplimit number, groupspacing number, groupburst number, shards number, shard number
--- reply: ["joined", shards number, scheduled boolean] | ["mismatch", shards number]
+-- reply: ["joined", shards number, scheduled boolean, errands boolean] | ["mismatch", shards number]
 handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, window, letters, retain, crashes, length, overflow, grouplimit, groupspacing, groupburst, shards, shard)
   local queue = loadQueue(ctx, key)
   shards = tonumber(shards)
@@ -932,7 +932,7 @@ handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, wind
   expectDelayed(ctx, queue)
   expectLetters(ctx, queue)
   if queue.grouped > 0 then groups.ring(ctx, queue) end
-  return reply('joined', queue.shards, queue.plans > 0)
+  return reply('joined', queue.shards, queue.plans > 0, extend.hasErrands(ctx, key))
 end
 
 -- The jobs that a worker has in hand, as `describedJob` describes them.

@@ -9,6 +9,8 @@
 -- A job can have a subscriber: the name of errands, and a reference for their receiver. When the job is done, or gone for any other
 -- reason, the actor sends the errand ["ended", reference, job, outcome]. Such jobs keep their outcome, so `conclude` hears of each.
 -- `y<job>` of the hash has the subscriber until then: "<bytes of the name> <name><reference>".
+--
+-- The keys of errands are not declared in the calls that send some, which do not know their names. They are in the slot of the call.
 
 -- As the kernel binds them for the resource of a request.
 local function bindErrands(ctx, name)
@@ -49,5 +51,47 @@ extend.ended = function(ctx, subscriber, job, outcome)
   extend.errand(ctx, name, '["ended",' .. encoded(reference) .. ',"' .. job .. '",' .. outcome .. ']')
 end
 
-reapers.errands = reapers.queue
+-- -----------------------------------------------------------------------------
+-- Follow-ups in other queues
+-- -----------------------------------------------------------------------------
+
+-- The errands of a queue's own jobs, "queue:<its name>", are delivered by its members. They begin to do so when they are told that
+-- there are errands and no worker; a member that joins hears it with the answer.
+
+local OWN = 'queue:'
+
+local function callMembers(ctx, errands)
+  local queue = match(sub(errands.key, #ctx.prefix + 1), '^errands:(queue:.*)$')
+  if queue and errands.workers == 0 and jobsOf(errands) > 0 then announce(ctx, ctx.prefix .. queue, 'errands') end
+end
+
+-- Sends errands of a job that is done: JSON texts, one a line.
+extend.entrust = function(ctx, queue, bodies)
+  local name = OWN .. sub(queue.key, #ctx.prefix + #OWN + 1)
+  for body in string.gmatch(bodies, '[^\n]+') do extend.errand(ctx, name, body) end
+  callMembers(ctx, loadErrands(ctx, name))
+end
+
+-- Whether a queue has errands of its own. While its slot migrates, Redis may refuse to say: then it may.
+extend.hasErrands = function(ctx, key)
+  local found = redis.pcall('HLEN', ctx.prefix .. 'errands:' .. OWN .. sub(key, #ctx.prefix + #OWN + 1))
+  return type(found) ~= 'number' or found > 0
+end
+
+reapers.errands = function(ctx, key, session, id)
+  reapers.queue(ctx, key, session, id)
+  callMembers(ctx, loadQueue(ctx, key))
+end
+
 alarms.errands = alarms.queue
+
+-- queue.entrust: as `queue.offer`, of an errand that may be delivered again: once for its id
+-- keys: all
+-- args: values string, shapes string, errand string
+-- reply: ["offered", stamp number, first number, known json] | ["late"]
+handlers['queue.entrust'] = function(ctx, key, values, shapes, errand)
+  local queue = loadQueue(ctx, key)
+  -- The errand stays known for the window also if the queue is forgotten before it.
+  queue.named = ctx.now
+  return offerOnce(ctx, queue, values, shapes, errand, '1', false)
+end

@@ -19,6 +19,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("e
       const here = yield* node(server.url, { namespace, ...timing })
       const queue = yield* on(here, Queue.make({ name: "shared", payload: Schema.Number }))
       const ends = yield* on(here, Queue.make({ name: "ends", payload: Schema.Json, retention: "1 hour" }))
+      const follows = yield* on(here, Queue.make({ name: "follows", payload: Schema.Number, shards: 3 }))
       const start = Effect.gen(function*() {
         const one = yield* spawn<Event>(new URL("./programs/errands.ts", import.meta.url), {
           argument: { url: server.url, namespace, ...timing } satisfies Argument
@@ -50,11 +51,21 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("e
       for (let value = 0; value < count; value++) {
         assert.strictEqual(found.get(`job "${value}"`)?.[0], value % 7 === 0 ? "discarded" : "success", `job ${value}`)
       }
+      // Jobs that have succeeded have a follow-up, and one only.
+      const expected = Array.from({ length: count }, (_, value) => value).filter((value) => value % 7 !== 0)
+      yield* eventually(
+        Effect.map(follows.state, ({ waiting }) => assert.strictEqual(waiting, expected.length)),
+        { timeout: "20 seconds", message: "all follow-ups are there" }
+      )
+      const followed = (yield* Stream.runCollect(follows.jobs({ state: "waiting" }))).map(({ payload }) =>
+        Option.getOrThrow(payload)
+      )
+      assert.deepStrictEqual(followed.toSorted((x, y) => x - y), expected)
       yield* Effect.forEach(alive, (one) => one.signal("SIGTERM"))
       yield* Effect.forEach(alive, (one) => one.exit)
       // What the errands needed is gone with the last process that has worked on them.
       yield* eventually(
-        Effect.map(server.cli("KEYS", `{${namespace}:*}:errands*`), (keys) => assert.strictEqual(keys.trim(), "")),
+        Effect.map(server.cli("KEYS", `{${namespace}:*}:errands*watch`), (keys) => assert.strictEqual(keys.trim(), "")),
         { timeout: "20 seconds", message: "nothing is left of the errands" }
       )
       assert.strictEqual((yield* queue.state).active, 0)

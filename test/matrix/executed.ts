@@ -16,6 +16,7 @@ import * as latch from "./latch.ts"
 import * as queue from "./queue.ts"
 import * as queueAfter from "./queueAfter.ts"
 import * as queueErrands from "./queueErrands.ts"
+import * as queueFollowUps from "./queueFollowUps.ts"
 import * as queueGroups from "./queueGroups.ts"
 import * as queueJobs from "./queueJobs.ts"
 import * as queueLimits from "./queueLimits.ts"
@@ -46,6 +47,7 @@ const programs = {
   queue,
   queueAfter,
   queueErrands,
+  queueFollowUps,
   queueGroups,
   queueJobs,
   queueLimits,

@@ -22,6 +22,7 @@ const again = Effect.retry(Schedule.spaced("100 millis"))
 
 const program = Effect.gen(function*() {
   const queue = yield* again(Queue.make({ name: "shared", payload: Schema.Number, letters: { crashes: 1000 } }))
+  const follows = yield* again(Queue.make({ name: "follows", payload: Schema.Number, shards: 3 }))
   const ends = yield* again(Queue.make({ name: "ends", payload: Schema.Json }))
   yield* again(workErrands({
     space: spaceOf(yield* Coordinator.Coordinator),
@@ -40,7 +41,7 @@ const program = Effect.gen(function*() {
   const working = queue.run(
     (value) =>
       Effect.andThen(
-        Effect.sleep(2),
+        Effect.andThen(Effect.sleep(2), follows.followUp(value)),
         value % 7 === 0
           ? Effect.flatMap(Queue.Job, (job) => job.discard("no"))
           : Effect.void

@@ -101,8 +101,11 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
     options?: OfferOptions | ((payload: A) => OfferOptions) | undefined
   ) => Effect.Effect<ReadonlyArray<Offered>, QueueError>
   /**
-   * For handlers of this queue: offers a job when the handler's own job is done, in the same step: both happen, or neither. No job
-   * is offered if the attempt fails, or the worker has lost the job. Up to 512 for a job.
+   * For handlers of jobs, of this queue or another one: offers a job when the handler's own job is done, in the same step: both happen,
+   * or neither. No job is offered if the attempt fails, or the worker has lost the job. Up to 512 for a job.
+   *
+   * A follow-up in another queue is stored beside the handler's queue in that step. Any process that has the handler's queue open
+   * delivers it, once for the `retention` of this queue, and without regard to `limits.length`.
    */
   readonly followUp: (payload: A, options?: OfferOptions | undefined) => Effect.Effect<void, QueueError, Job>
   /**

@@ -76,6 +76,12 @@ const jsonOf = (value: unknown, what: string): string => {
   return text.toWellFormed()
 }
 
+/** Jobs that follow a job into one queue, or one shard of it. */
+export interface Followers {
+  readonly place: Place
+  readonly items: Array<{ readonly wish: Wish }>
+}
+
 // Redis stores them with one call.
 const mostFollowers = 512
 
@@ -96,8 +102,8 @@ export class Task implements Context.Service.Shape<typeof Job> {
   readonly #note: (task: Task) => Noting | undefined
   /** The last request with what its handler keeps. */
   noting: Noting | undefined = undefined
-  /** The jobs that are offered when it is done. */
-  followers: Array<{ readonly wish: Wish }> | undefined = undefined
+  /** The jobs that are offered when it is done, by the keys of their queues. */
+  followers: Map<string, Followers> | undefined = undefined
   fiber: Fiber.Fiber<unknown, unknown> | undefined = undefined
   /** The exit of its handler does not matter any more: the session is lost, or the job was cancelled or given back. */
   over = false
@@ -164,10 +170,14 @@ export class Task implements Context.Service.Shape<typeof Job> {
     return Math.floor(this.count / crash)
   }
 
-  follow(wish: Wish): void {
-    const followers = this.followers ??= []
-    if (followers.length === mostFollowers) throw new RangeError(`a job can have up to ${mostFollowers} follow-ups`)
-    followers.push({ wish })
+  /** Has a job offered to the queue of that place when it is done. */
+  follow(wish: Wish, place: Place): void {
+    const all = this.followers ??= new Map<string, Followers>()
+    const count = [...all.values()].reduce((sum, { items }) => sum + items.length, 0)
+    if (count === mostFollowers) throw new RangeError(`a job can have up to ${mostFollowers} follow-ups`)
+    const followers = all.get(place.key) ?? { place, items: [] }
+    all.set(place.key, followers)
+    followers.items.push({ wish })
   }
 
   // Getters: handlers may take these functions out of the service, and most handlers use none.

@@ -9,7 +9,7 @@ import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Option from "effect/Option"
 import * as Schedule from "effect/Schedule"
-import type * as Scope from "effect/Scope"
+import * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
 import { CoordinatorClosed, type CoordinatorError } from "../actor/errors.ts"
 import { checkName } from "../actor/keys.ts"
@@ -30,6 +30,7 @@ import type {
   TakeBatchOptions,
   TakeOptions
 } from "./api.ts"
+import { entrusted } from "./entrusting.ts"
 import type { Inner } from "./errands.ts"
 import {
   fail,
@@ -120,6 +121,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   readonly #outcomes: Outcomes
   readonly #following: Following
   readonly #schedules: Schedules
+  #delivering: Effect.Effect<void> = Effect.void
 
   constructor(space: Space, name: string, options: Options<A, S, E>, shard: number) {
     this.name = name
@@ -166,8 +168,18 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
       this.#schedules.joined(id)
       return Effect.succeed(this.#count)
     })
-    return Effect.andThen(Effect.addFinalizer(() => Effect.sync(() => this.#schedules.leave())), opened)
+    const leaving = Effect.addFinalizer(() => Effect.sync(() => this.#schedules.leave()))
+    const delivering = Effect.map(Effect.scope, (scope) => {
+      this.#delivering = Effect.asVoid(Effect.forkIn(Scope.provide(entrusted(this.#place), scope), scope))
+    })
+    return leaving.pipe(Effect.andThen(delivering), Effect.andThen(opened))
   })
+
+  // Its jobs have follow-ups in other queues. From now on this process delivers them too.
+  #deliver(): void {
+    Effect.runFork(this.#delivering)
+    this.#delivering = Effect.void
+  }
 
   get partitions(): ReadonlyArray<number> {
     return this.#places.map(({ partition }) => partition.index)
@@ -184,10 +196,12 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
       else if (change[0] === "progress" || change[0] === "over") this.#following.told(change as never)
       else if (change[0] === "room") this.#offerer.enter()
       else if (change[0] === "ticks") this.#schedules.told(change)
+      else if (change[0] === "errands") this.#deliver()
       else {
         // After a loss of data, Redis does not know the number of shards any more.
         this.#count = Number(change[0])
         if (change[1] === true) this.#schedules.watch()
+        if (change[2] === true) this.#deliver()
         this.#offerer.rejoined()
         this.#outcomes.rejoined()
         this.#following.rejoined()
@@ -267,13 +281,13 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   readonly followUp = (payload: A, options?: OfferOptions): Effect.Effect<void, QueueError, Job> =>
     Effect.flatMap(Job, (job) =>
       this.#spanned("followUp", (trace) => {
-        if (!this.hasHanded(job)) {
-          throw new RangeError(`followUp is for handlers of jobs of queue ${JSON.stringify(this.name)}`)
+        if (!(job instanceof Task && job.place.space === this.#space)) {
+          throw new RangeError(`followUp is for handlers of jobs of this coordinator`)
         }
         if (options?.after !== undefined) throw new RangeError("followUp takes no after")
         const encoded = this.#encode(payload)
         if (Exit.isFailure(encoded)) return Effect.failCause(encoded.cause)
-        job.follow(wishOf(encoded.value, options, trace, this.#retention))
+        job.follow(wishOf(encoded.value, options, trace, this.#retention), this.#place)
         return Effect.void
       }))
 

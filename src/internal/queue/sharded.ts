@@ -155,14 +155,15 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
   // The job goes to the shard of the handler's job, so no process would look for an id of its own there.
   readonly followUp = (payload: A, options?: OfferOptions): Effect.Effect<void, QueueError, Job> =>
     Effect.flatMap(Job, (job) => {
+      const own = this.#shards.find((shard) => shard.hasHanded(job))
+      if (own === undefined) return this.#for(options).followUp(payload, options)
       if (options?.id !== undefined || options?.dedupe !== undefined) {
         throw new RangeError("followUp takes no id and no dedupe where a queue has several shards")
       }
       if (options?.group !== undefined && options.group !== job.group) {
         throw new RangeError("followUp takes no other group than that of its job where a queue has several shards")
       }
-      const shard = this.#shards.find((shard) => shard.hasHanded(job)) ?? this.#first
-      return shard.followUp(payload, options)
+      return own.followUp(payload, options)
     })
 
   readonly execute = (payload: A, options?: ExecuteOptions): Effect.Effect<S, E | QueueError> =>

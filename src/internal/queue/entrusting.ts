@@ -1,0 +1,43 @@
+/** Follow-ups into other queues: errands of the queue whose jobs they follow. */
+
+import * as Effect from "effect/Effect"
+import * as Schedule from "effect/Schedule"
+import type * as Scope from "effect/Scope"
+import { isAway } from "../actor/errors.ts"
+import { type Place, placeIn } from "../hold/place.ts"
+import { request } from "../hold/request.ts"
+import { workErrands } from "./errands.ts"
+import type { Task } from "./job.ts"
+import { packed } from "./offering.ts"
+
+type Body = readonly ["offer", partition: number, queue: string, values: string, shapes: string]
+
+/** The errands of a job that is done, as `queue.complete` takes them. */
+export const entrustedIn = ({ followers, place: { key } }: Task): string =>
+  [...followers!.values()].filter(({ place }) => place.key !== key).map(({ items, place: { name, partition } }) =>
+    JSON.stringify(["offer", partition.index, name, ...packed(items)] satisfies Body)
+  ).join("\n")
+
+/** Delivers the follow-ups of jobs of this place, for as long as the scope is open. */
+export const entrusted = ({ channel, name, partition, space }: Place): Effect.Effect<void, never, Scope.Scope> =>
+  workErrands({
+    space,
+    name: `queue:${name}`,
+    partitions: [partition.index],
+    lease: channel.lease,
+    fail: (reason) => reason,
+    handler: (body, task) => {
+      const [, index, queue, values, shapes] = body as Body
+      const target = placeIn(space, space.kernel.partitionAt(index), "queue", queue, undefined)
+      // Of all errands: what their queue is, and which one of these.
+      const errand = `${partition.index} ${name} ${task.key}`
+      return request(target, "queue.entrust", [values, shapes, errand])
+    }
+  }).pipe(
+    Effect.retry({ schedule: Schedule.spaced("1 second"), while: isAway }),
+    Effect.catch((reason) =>
+      Effect.sync(() =>
+        space.kernel.hooks.log("Error", `this process delivers no follow-ups of queue ${JSON.stringify(name)}`, reason)
+      )
+    )
+  )

@@ -1,0 +1,103 @@
+/** Follow-ups in other queues: stored with the end of a job, and delivered by any process that has its queue open. */
+import { assert, layer } from "@effect/vitest"
+import { Deferred, Effect, Exit, Option, Schedule, Schema, Stream } from "effect"
+import { Queue } from "../src/index.ts"
+import { eventually } from "./support/eventually.ts"
+import { TestServer } from "./support/live.ts"
+import { isRangeError, make, upTo, working } from "./support/queues.ts"
+import { on, several } from "./support/several.ts"
+
+const live = { excludeTestServices: true, timeout: "60 seconds" } as const
+
+const two = { lease: "3 seconds", margin: "500 millis", partitions: 2 } as const
+
+// Its jobs stay when the scope is closed.
+const plain = (name: string) => Queue.make({ name, payload: Schema.Number, retention: "200 millis" })
+
+const listed = (queue: Queue.Queue<number>, state: "waiting" | "delayed") =>
+  Effect.map(
+    Stream.runCollect(queue.jobs({ state })),
+    (jobs) => jobs.map(({ payload }) => Option.getOrThrow(payload)).toSorted((x, y) => x - y)
+  )
+
+layer(TestServer.layer, live)("a follow-up in another queue", (it) => {
+  it.effect("is there once when the job is done, and not when the attempt has failed", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const source = yield* on(a!, make({ name: "source" }))
+        const target = yield* on(a!, make({ name: "target" }))
+        const sharded = yield* on(a!, make({ name: "sharded", shards: 2 }))
+        const theirs = yield* on(b!, make({ name: "target" }))
+        const worker = yield* working(source, (n) =>
+          Effect.gen(function*() {
+            if (n >= 100) return
+            const { attempt } = yield* Queue.Job
+            yield* target.followUp(n)
+            yield* target.followUp(n, { id: `of ${n}`, delay: "1 hour" })
+            yield* sharded.followUp(n)
+            yield* source.followUp(n + 100)
+            if (attempt === 1 && n % 3 === 0) return yield* Effect.fail("no")
+            if (n === 7) return yield* Effect.flatMap(Queue.Job, (job) => job.discard("never"))
+          }), { concurrency: 4, retry: Schedule.spaced("20 millis") })
+        yield* source.offerAll(upTo(30))
+        const expected = upTo(30).filter((n) => n !== 7)
+        yield* eventually(Effect.map(source.state, ({ completed }) => assert.strictEqual(completed, 29 * 2)))
+        yield* eventually(Effect.map(listed(theirs, "waiting"), (found) => assert.deepStrictEqual(found, expected)))
+        yield* eventually(Effect.map(listed(sharded, "waiting"), (found) => assert.deepStrictEqual(found, expected)))
+        assert.deepStrictEqual(yield* listed(theirs, "delayed"), expected)
+        assert.strictEqual((yield* theirs.offer(3, { id: "of 3" })).duplicate, true)
+        yield* worker.stop
+      }), two))
+
+  it.effect("is delivered by another process that has the queue open, when the process of the handler is gone", () =>
+    several(3, ([a, b, c], namespace, server) =>
+      Effect.gen(function*() {
+        const target = yield* on(c!, make({ name: "target" }))
+        const source = yield* on(b!, make({ name: "source" }))
+        const gate = yield* Deferred.make<void>()
+        yield* Effect.scoped(Effect.gen(function*() {
+          const own = yield* on(a!, plain("source"))
+          const far = yield* on(a!, plain("target"))
+          yield* source.offerAll([1, 2, 3])
+          const worker = yield* working(own, (n) => Effect.andThen(far.followUp(n), Deferred.await(gate)), {
+            concurrency: 3
+          })
+          yield* eventually(Effect.map(source.state, ({ active }) => assert.strictEqual(active, 3)))
+          yield* Deferred.succeed(gate, undefined)
+          yield* eventually(Effect.map(source.state, ({ completed }) => assert.strictEqual(completed, 3)))
+          yield* worker.stop
+        }))
+        yield* eventually(Effect.map(listed(target, "waiting"), (found) => assert.deepStrictEqual(found, [1, 2, 3])))
+        // The other process goes on to deliver, also those of a process that joins later.
+        yield* Effect.scoped(Effect.gen(function*() {
+          const own = yield* on(a!, plain("source"))
+          const far = yield* on(a!, plain("target"))
+          const worker = yield* working(own, (n) => far.followUp(n))
+          yield* source.offer(4)
+          yield* eventually(
+            Effect.map(listed(target, "waiting"), (found) => assert.deepStrictEqual(found, [1, 2, 3, 4]))
+          )
+          yield* worker.stop
+        }))
+        const workers = yield* server.cli("KEYS", `{${namespace}:*}:errands:queue:source`)
+        assert.notStrictEqual(workers.trim(), "")
+      })))
+
+  it.effect("can only be offered by a handler, and of the same coordinator", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const source = yield* on(a!, make({ name: "source" }))
+        const foreign = yield* on(b!, make({ name: "target" }))
+        const exits: Array<Exit.Exit<void, unknown>> = []
+        const worker = yield* working(source, (n) =>
+          Effect.gen(function*() {
+            exits.push(yield* Effect.exit(foreign.followUp(n)))
+            exits.push(yield* Effect.exit(source.followUp(n, { after: ["x"] })))
+          }))
+        yield* source.offer(1)
+        yield* eventually(Effect.map(source.state, ({ completed }) => assert.strictEqual(completed, 1)))
+        for (const exit of exits) isRangeError(exit)
+        assert.strictEqual(exits.length, 2)
+        yield* worker.stop
+      })))
+})
