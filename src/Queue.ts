@@ -17,6 +17,7 @@
  *   starves.
  * - A worker never has more jobs than it can run. An idle one is pushed the next job; a busy one gets it with the reply to
  *   its acknowledgement.
+ * - A job that was offered to run `after` others begins when all of these have ended, in the same step.
  * - A tick of a `schedule` has one job, whichever processes are alive, and however often the schedule is set.
  * - A finished job leaves nothing behind in Redis, but its `id` and its result for the `retention`, if it has them.
  *

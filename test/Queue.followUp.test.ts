@@ -1,6 +1,6 @@
 /** Follow-ups in other queues: stored with the end of a job, and delivered by any process that has its queue open. */
 import { assert, layer } from "@effect/vitest"
-import { Deferred, Effect, Exit, Option, Schedule, Schema, Stream } from "effect"
+import { Deferred, Effect, type Exit, Option, Schedule, Schema, Stream } from "effect"
 import { Queue } from "../src/index.ts"
 import { eventually } from "./support/eventually.ts"
 import { TestServer } from "./support/live.ts"

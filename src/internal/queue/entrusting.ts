@@ -7,16 +7,7 @@ import { isAway } from "../actor/errors.ts"
 import { type Place, placeIn } from "../hold/place.ts"
 import { request } from "../hold/request.ts"
 import { workErrands } from "./errands.ts"
-import type { Task } from "./job.ts"
-import { packed } from "./offering.ts"
-
-type Body = readonly ["offer", partition: number, queue: string, values: string, shapes: string]
-
-/** The errands of a job that is done, as `queue.complete` takes them. */
-export const entrustedIn = ({ followers, place: { key } }: Task): string =>
-  [...followers!.values()].filter(({ place }) => place.key !== key).map(({ items, place: { name, partition } }) =>
-    JSON.stringify(["offer", partition.index, name, ...packed(items)] satisfies Body)
-  ).join("\n")
+import type { Entrusted } from "./job.ts"
 
 /** Delivers the follow-ups of jobs of this place, for as long as the scope is open. */
 export const entrusted = ({ channel, name, partition, space }: Place): Effect.Effect<void, never, Scope.Scope> =>
@@ -27,7 +18,7 @@ export const entrusted = ({ channel, name, partition, space }: Place): Effect.Ef
     lease: channel.lease,
     fail: (reason) => reason,
     handler: (body, task) => {
-      const [, index, queue, values, shapes] = body as Body
+      const [, index, queue, values, shapes] = body as unknown as Entrusted
       const target = placeIn(space, space.kernel.partitionAt(index), "queue", queue, undefined)
       // Of all errands: what their queue is, and which one of these.
       const errand = `${partition.index} ${name} ${task.key}`

@@ -14,7 +14,7 @@ import { Discarded, Snoozed } from "./deciding.ts"
 import { fail, type QueueError } from "./errors.ts"
 import { nameOf } from "./naming.ts"
 import type { Noting } from "./noting.ts"
-import type { Wish } from "./offering.ts"
+import { packed, type Wish } from "./offering.ts"
 
 /**
  * The job that a handler works on.
@@ -82,6 +82,9 @@ export interface Followers {
   readonly items: Array<{ readonly wish: Wish }>
 }
 
+/** An errand that brings follow-ups of a job to another queue. */
+export type Entrusted = readonly ["offer", partition: number, queue: string, values: string, shapes: string]
+
 // Redis stores them with one call.
 const mostFollowers = 512
 
@@ -132,6 +135,18 @@ export class Task implements Context.Service.Shape<typeof Job> {
     this.delivery = delivery
     this.#note = note
     this.#more = raw.length > 3 ? raw.slice(3) as Array<string> : undefined
+  }
+
+  /** What is stored with its end: its follow-ups in its own queue, and errands about the others. */
+  get following(): [values: string, shapes: string, errands: string] {
+    const { key } = this.place
+    const errands: Array<string> = []
+    for (const { items, place } of this.followers!.values()) {
+      if (place.key === key) continue
+      const body: Entrusted = ["offer", place.partition.index, place.name, ...packed(items)]
+      errands.push(JSON.stringify(body))
+    }
+    return [...packed(this.followers!.get(key)?.items ?? []), errands.join("\n")]
   }
 
   #field(name: string): string | undefined {

@@ -13,10 +13,8 @@ import { request } from "../hold/request.ts"
 import { Member } from "../work/member.ts"
 import { Acknowledging } from "./acknowledging.ts"
 import { type Crew, Team } from "./crew.ts"
-import { entrustedIn } from "./entrusting.ts"
 import { Job, type Raw, Task } from "./job.ts"
 import { Noting } from "./noting.ts"
-import { packed } from "./offering.ts"
 import { type Seat, Slots } from "./slots.ts"
 
 /** What becomes of a job after an attempt. */
@@ -342,8 +340,7 @@ class Worker<R> extends Member implements Crew, Seat {
     switch (verdict.tag) {
       case "done":
         if (task.followers !== undefined) {
-          const own = task.followers.get(this.place.key)
-          const following = [...packed(own?.items ?? []), entrustedIn(task)] as const
+          const { following } = task
           return this.#tell(
             key,
             (told) =>
