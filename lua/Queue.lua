@@ -28,6 +28,7 @@
 --   w<session>/<id>    a worker: "<credit> <deliveries so far> <1 if it is in the list>"
 --   a<job>             the members that wait for the outcome of a job: their claims
 --   y<job>             what else is told of the end of a job: lua/QueueErrands.lua
+--   j<job>             a cancelled job that keeps its slots: lua/QueueCancel.lua
 --   x<id>              of an id for deduplication: the first job, and the job that is kept behind it
 --   q                  the list of workers that have credit and no job for it: their claims, in the order of their turns
 --   z                  of a queue with other shards: the workers to be told when there are jobs that no worker has credit for
@@ -53,7 +54,7 @@
 --   members, workers, idle, limit, spacing, burst, tat, window, completed, buried, expired, bounded, named, last1, last2,
 --   last3, last4, at1, at2, at3, at4, done1, done2, done3, done4, full1, full2, full3, full4, notes, stacked,
 --   length, overflow, queued, told, dropped, shards, armed, grouped, after,
---   since, begun, waited, ran, plans, cleared, sweep, draining, blocked, awaited
+--   since, begun, waited, ran, plans, cleared, sweep, draining, blocked, awaited, cancelled
 -- record QueuePolicy 1: letters, retain, crashes, grouplimit, groupspacing, groupburst
 
 local RETURNED, DELAYED, BLOCKED, JOBS, CRASH = '-', '~', '^', 'workers', 65536
@@ -128,7 +129,7 @@ local function readQueue(ctx, key, claim)
       idle = 0, limit = 0, spacing = 0, burst = 0, tat = 0, window = 0, completed = 0, buried = 0, expired = 0, bounded = 0,
       named = 0, notes = 0, stacked = 0, length = 0, overflow = 0, queued = 0, told = 0, dropped = 0,
       shards = 1, armed = 0, grouped = 0, after = 0, since = ctx.now, begun = 0, waited = 0, ran = 0, plans = 0, cleared = 0, sweep = 0,
-      draining = 0, blocked = 0, awaited = 0
+      draining = 0, blocked = 0, awaited = 0, cancelled = 0
     }
     for source = 1, #FIELD do queue[FIELD[source]] = 0 end
     for letter, last in pairs(LAST) do
@@ -443,10 +444,10 @@ local function endDelays(queue, letter, ids)
   queue.delayed = queue.delayed - #ids
 end
 
--- Removes a job, whose id stays known for a while, and says what has become of it.
-local function endJob(ctx, queue, letter, id, fields, outcome)
+-- Removes a job, whose id stays known for a while, and says what has become of it. One that is `kept` stays pending.
+local function endJob(ctx, queue, letter, id, fields, outcome, kept)
   local job = letter .. id
-  removeJob(queue, letter, id)
+  if kept then call('XDEL', queue[letter], id) else removeJob(queue, letter, id) end
   dropNotes(ctx, queue, { job })
   releaseId(ctx, queue, fieldOf(fields, 'i'), job, fieldOf(fields, 'q'))
   conclude(ctx, queue, job, fieldOf(fields, 'r'), outcome)
@@ -935,9 +936,9 @@ handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, wind
   return reply('joined', queue.shards, queue.plans > 0, extend.hasErrands(ctx, key))
 end
 
--- The jobs that a worker has in hand, as `describedJob` describes them.
+-- The jobs that a worker has in hand, as `describedJob` describes them, and those of them that were cancelled.
 local function inHandOf(queue, claim)
-  local items = {}
+  local items, cancelled = {}, {}
   for _, letter in ipairs(EVERY_LETTER) do
     for _, pending in ipairs(pendingOf(queue[letter], MOST.credit, consumerOf(letter, claim))) do
       local fields = entryAt(queue[letter], pending[1])
@@ -945,26 +946,29 @@ local function inHandOf(queue, claim)
         local job = letter .. pending[1]
         if queue.notes > 0 then reviseFields(fields, noteOf(queue, 'b' .. job), noteOf(queue, 'k' .. job)) end
         items[#items + 1] = describedJob(letter, pending[1], text(pending[4]), fields)
+      else
+        cancelled[#cancelled + 1] = letter .. pending[1]
       end
     end
   end
-  return items
+  return items, cancelled
 end
 
 -- queue.work: becomes a worker, with credit for so many jobs. A worker that asks again hears of all jobs that it has in
 -- hand, with new tokens from `token` on, and how many deliveries it was sent so far: a delivery among these that comes later
--- is old.
+-- is old. It also hears of cancelled jobs whose slots it has not freed.
 -- keys: all
 -- args: id string, credit number
--- reply: ["joined", sent number, token number, jobs json]
+-- reply: ["joined", sent number, token number, jobs json, cancelled strings]
 handlers['queue.work'] = function(ctx, key, id, credit)
   local claim = claimOf(ctx, id)
   local queue = loadQueue(ctx, key, claim)
   local worker = workerOf(queue, claim)
   if worker then
     arm(queue, claim)
-    local items = inHandOf(queue, claim)
-    return reply('joined', worker.sent, json(nextTokens(ctx, #items)), json('[' .. concat(items, ',') .. ']'))
+    local items, cancelled = inHandOf(queue, claim)
+    local token = json(nextTokens(ctx, #items))
+    return reply('joined', worker.sent, token, json('[' .. concat(items, ',') .. ']'), list(cancelled))
   end
   -- As for a member that joins: errands have workers only.
   if queue.rested > ABANDONED then
@@ -976,7 +980,7 @@ handlers['queue.work'] = function(ctx, key, id, credit)
   own(ctx, key, id, PERMANENT)
   enlist(queue, worker)
   arm(queue, claim)
-  return reply('joined', 0, 0, json('[]'))
+  return reply('joined', 0, 0, json('[]'), json('[]'))
 end
 
 -- The queue, the worker that asks, if it is one still, and its claim.
@@ -1002,13 +1006,13 @@ end
 handlers['queue.done'] = function(ctx, key, id, jobs, take)
   local queue, worker = askingWorker(ctx, key, id)
   if not worker then return MISSING end
-  local sorted, done, ids = {}, 0, nil
+  local sorted, done, letter = {}, 0, nil
   for part in string.gmatch(jobs, '%S+') do
     if #part == 1 then
-      ids = sorted[part] or {}
-      sorted[part] = ids
-    else
-      ids[#ids + 1] = part
+      letter = part
+    elseif queue.cancelled == 0 or not extend.freed(queue, letter, part) then
+      local ids = sorted[letter] or {}
+      sorted[letter], ids[#ids + 1] = ids, part
     end
   end
   for letter, ids in pairs(sorted) do
@@ -1034,6 +1038,7 @@ end
 -- A job is done. Answers whether it was there.
 local function finishJob(ctx, queue, job, given, deduped, outcome)
   local letter, at = split(job)
+  if queue.cancelled > 0 and extend.freed(queue, letter, at) then return false end
   if groups.levels[letter] then groups.done(queue, letter, { at }) end
   if removeJob(queue, letter, at) == 0 then return false end
   queue.active, queue.completed = queue.active - 1, queue.completed + 1
@@ -1078,8 +1083,9 @@ handlers['queue.retry'] = function(ctx, key, id, job, delay, attempted, take)
   local queue, worker, claim = askingWorker(ctx, key, id)
   if not worker then return MISSING end
   local letter, at = split(job)
+  local freed = queue.cancelled > 0 and extend.freed(queue, letter, at)
   local holder, count = holdingOf(queue, letter, at)
-  if holder == claim then
+  if holder == claim and not freed then
     if attempted ~= '1' then count = count - 1 end
     if tonumber(delay) > 0 then
       if groups.levels[letter] then groups.postponed(queue, letter, at, count) end
@@ -1102,8 +1108,9 @@ handlers['queue.bury'] = function(ctx, key, id, job, reason, message, outcome, t
   local queue, worker, claim = askingWorker(ctx, key, id)
   if not worker then return MISSING end
   local letter, at = split(job)
+  local freed = queue.cancelled > 0 and extend.freed(queue, letter, at)
   local holder, count = holdingOf(queue, letter, at)
-  if holder == claim then
+  if holder == claim and not freed then
     local fields = entryAt(queue[letter], at)
     if fields then bury(ctx, queue, job, fields, reason, count, message, outcome) end
     if groups.levels[letter] then groups.done(queue, letter, { at }) end
@@ -1137,14 +1144,7 @@ local function jobNamed(queue, name)
   return job, letter, at
 end
 
--- A job that was removed is interrupted.
-local function interruptJob(ctx, queue, holder, job)
-  queue.active = queue.active - 1
-  local session, id = match(holder, '^([^/]*)/(.*)$')
-  deliver(ctx, session, reply('changed', id, 'cancel', job))
-end
-
--- queue.cancel: removes a job. One that is in work is interrupted.
+-- queue.cancel: removes a job. One that is in work is interrupted, see lua/QueueCancel.lua.
 -- keys: all
 -- args: name string
 -- reply: ["cancelled", active boolean] | ["missing"]
@@ -1155,6 +1155,10 @@ handlers['queue.cancel'] = function(ctx, key, name)
   if not letter then return MISSING end
   local fields, holder, count = jobAt(queue, letter, at)
   if not fields then return MISSING end
+  if holder and find(holder, '/', 1, true) then
+    extend.cancel(ctx, queue, letter, at, fields, holder)
+    return reply('cancelled', true)
+  end
   endJob(ctx, queue, letter, at, fields, '["cancelled"]')
   if holder == BLOCKED then
     extend.unblocked(queue, job)
@@ -1166,12 +1170,9 @@ handlers['queue.cancel'] = function(ctx, key, name)
   elseif holder == RETURNED then
     unstack(queue, job)
     if not groups.levels[letter] then queue[READY[letter]] = math.max(0, queue[READY[letter]] - 1) end
-  elseif holder == DELAYED then
+  else
     call('ZREM', queue.delays, job)
     queue.delayed = queue.delayed - 1
-  else
-    interruptJob(ctx, queue, holder, job)
-    return reply('cancelled', true)
   end
   return reply('cancelled', false)
 end
@@ -1341,13 +1342,14 @@ local function dismissWorker(ctx, queue, claim, crashed)
       local pending, counted = pendingOf(stream, MOVED, consumer), {}
       for _, one in ipairs(pending) do
         local id, count = one[1], tonumber(one[4]) + (crashed and CRASH or -1)
-        local fields = crashed and floor(count / CRASH) >= most and entryAt(queue[letter], id)
+        local freed = queue.cancelled > 0 and extend.freed(queue, letter, id)
+        local fields = crashed and not freed and floor(count / CRASH) >= most and entryAt(queue[letter], id)
         if fields then
           bury(ctx, queue, letter .. id, fields, 'crashed', count, '', '["crashed"]')
           if groups.levels[letter] then groups.done(queue, letter, { id }) end
           removeJob(queue, letter, id)
           queue.active = queue.active - 1
-        else
+        elseif not freed then
           local ids = counted[count] or {}
           counted[count], ids[#ids + 1] = ids, id
         end

@@ -423,15 +423,20 @@ groups.due = function(queue, letter, ids)
   end
 end
 
+-- A job that is not in work is removed.
 groups.cancelled = function(queue, letter, id, fields, holder, count)
   local group = groupOfJob(queue, fields)
   if holder == DELAYED then
     endDelay(queue, group, letter, id, count)
-  elseif holder == RETURNED then
-    dequeue(queue, group, letter, id, count)
   else
-    group.active = group.active - 1
+    dequeue(queue, group, letter, id, count)
   end
+end
+
+-- A cancelled job of a group is not in work any more.
+groups.freed = function(queue, name)
+  local group = changing(queue, name)
+  group.active = group.active - 1
 end
 
 local function purgeInGroup(ctx, queue, job, outcome)

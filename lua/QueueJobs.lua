@@ -111,6 +111,7 @@ handlers['queue.note'] = function(ctx, key, id, job, progress, checkpoint, lines
   local queue = loadQueue(ctx, key, claim)
   local letter, at = split(job)
   if holdingOf(queue, letter, at) ~= claim then return MISSING end
+  if queue.cancelled > 0 and extend.isCancelled(queue, job) then return MISSING end
   if checkpoint ~= '' then setNote(queue, 'k' .. job, checkpoint) end
   if lines ~= '' then addLines(queue, job, lines) end
   if progress ~= '' then

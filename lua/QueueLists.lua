@@ -283,38 +283,48 @@ handlers['queue.clean'] = function(ctx, key, age)
   return reply('cleaned', #ids, #ids == MOVED)
 end
 
--- Removes some jobs that are in work. Answers how many they were.
-local function cancelActive(ctx, queue, most)
+-- Removes jobs that are in work, among the next `most` pending jobs behind a place. Answers how many it has removed, and the place
+-- behind which there may be more.
+local function cancelActive(ctx, queue, behind, most)
+  local start, from = match(behind, '^(%d+) (%d+%-%d+)$')
   local count = 0
-  for _, name in ipairs(STREAMS) do
-    for _, one in ipairs(most > count and tryJobs('XPENDING', queue[name], JOBS, '-', '+', most - count) or {}) do
+  for at = tonumber(start) or 1, #STREAMS do
+    local name = STREAMS[at]
+    local pending = tryJobs('XPENDING', queue[name], JOBS, from and '(' .. from or '-', '+', most) or {}
+    for _, one in ipairs(pending) do
       local id, consumer = one[1], one[2]
-      -- One that was kept behind another may have been put among those that wait.
-      if find(consumer, '^[^/]+/') then
-        local letter, fields = name, entryAt(queue[name], id)
+      -- One that was kept behind another may have been put among those that wait. Of a cancelled job the entry is gone.
+      local fields = find(consumer, '^[^/]+/') and entryAt(queue[name], id)
+      if fields then
+        local letter = name
         if name == 'U' then letter, consumer = sub(consumer, -1), sub(consumer, 1, -2) end
-        if groups.levels[letter] then groups.done(queue, letter, { id }) end
-        endJob(ctx, queue, letter, id, fields or {}, '["cancelled"]')
-        interruptJob(ctx, queue, consumer, letter .. id)
+        extend.cancel(ctx, queue, letter, id, fields, consumer)
         count = count + 1
       end
     end
+    if #pending == most then return count, at .. ' ' .. pending[most][1] end
+    most, from = most - #pending, nil
   end
-  return count
+  return count, ''
 end
 
--- queue.obliterate: removes some jobs, those in work too, and says whether there are more. With the last jobs, everything
--- but the members of the queue is removed.
+-- queue.obliterate: removes some jobs, those in work too, and says whether there are more, and behind which place of those in work.
+-- With the last jobs, everything but the members of the queue is removed.
 -- keys: all
--- args:
--- reply: ["obliterated", count number, more boolean]
+-- args: behind string
+-- reply: ["obliterated", count number, more boolean, behind string]
 -- flags: allow-oom
-handlers['queue.obliterate'] = function(ctx, key)
+handlers['queue.obliterate'] = function(ctx, key, behind)
   local queue = loadQueue(ctx, key)
   local count = drainJobs(ctx, queue, true, '')
-  if count < MOVED then count = count + cancelActive(ctx, queue, MOVED - count) end
+  if count < MOVED then
+    local cancelled
+    cancelled, behind = cancelActive(ctx, queue, behind, MOVED - count)
+    count = count + cancelled
+  end
   count = count + sweptIn(ctx, queue)
-  local more = queue.delayed + queue.blocked + queue.active + waitingIn(queue) > 0 or queue.ending ~= nil
+  local active = queue.active - queue.cancelled
+  local more = queue.delayed + queue.blocked + active + waitingIn(queue) > 0 or queue.ending ~= nil
   if not more then
     call('UNLINK', queue.letters, queue.ids, queue.schedules, queue.delays, queue.notebook)
     call('HDEL', key, 'h')
@@ -323,5 +333,5 @@ handlers['queue.obliterate'] = function(ctx, key)
     queue.completed, queue.buried, queue.expired, queue.dropped = 0, 0, 0, 0
     queue.begun, queue.waited, queue.ran = 0, 0, 0
   end
-  return reply('obliterated', count, more)
+  return reply('obliterated', count, more, behind)
 end

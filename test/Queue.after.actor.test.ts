@@ -243,7 +243,7 @@ const run = async (
     const found = (await fields()).filter((field) => /^[cd]\w|^E/.test(field))
     assert.deepStrictEqual(found.toSorted(), [...needed].toSorted())
   }
-  for (let more = true; more;) more = (await queue.send("p", "queue.obliterate", []))[2]
+  for (let more = true; more;) more = (await queue.send("p", "queue.obliterate", [""]))[2]
   const left = (await fields()).filter((field) => /^[cde]\w|^E/.test(field))
   assert.deepStrictEqual(left, [])
 }

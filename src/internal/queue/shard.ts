@@ -583,7 +583,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     removing(() => failing(request(this.#place, "queue.clean", [millis(age, "age")])))
 
   get obliterate(): Effect.Effect<number, QueueError> {
-    return removing(() => failing(request(this.#place, "queue.obliterate", [])))
+    return removing((behind) => failing(request(this.#place, "queue.obliterate", [behind])))
   }
 
   get state(): Effect.Effect<State, QueueError> {

@@ -86,6 +86,8 @@ class Worker<R> extends Member implements Crew, Seat {
   #counted = 0
   // Jobs that were cancelled before they came here.
   readonly #cancelled = new Set<string>()
+  // Cancelled jobs of this session whose handlers have not ended: until then they keep their slots.
+  readonly #ending = new Map<string, Task>()
   #last: Acknowledging | undefined = undefined
   readonly #unanswered = new Set<Acknowledging>()
   // Jobs whose outcome was sent by itself, and is not answered.
@@ -169,7 +171,12 @@ class Worker<R> extends Member implements Crew, Seat {
     } else if (change[0] === "cancel") {
       this.#cancel(String(change[1]))
     } else {
-      const [sent, token, jobs] = change as readonly [number, number, ReadonlyArray<Raw>]
+      const [sent, token, jobs, cancelled] = change as readonly [
+        number,
+        number,
+        ReadonlyArray<Raw>,
+        ReadonlyArray<string>
+      ]
       this.#counted = sent
       for (; this.#owed > 0; this.#owed--) this.#send(undefined)
       this.#adjust()
@@ -178,6 +185,12 @@ class Worker<R> extends Member implements Crew, Seat {
       const told = new Set(this.#settling)
       for (const { jobs } of this.#unanswered) for (const job of jobs) told.add(job)
       const found = new Set(jobs.map(([key]) => key))
+      // Their deliveries are lost, or come too late.
+      for (const key of cancelled) {
+        if (this.#working.has(key) || this.#ending.has(key) || told.has(key)) continue
+        this.#cancelled.delete(key)
+        this.#send(key)
+      }
       // Cancelled, and the news of that are lost.
       for (const task of [...this.#working.values()]) {
         if (task.delivery <= sent && !found.has(task.key)) this.#abandon(task)
@@ -205,7 +218,7 @@ class Worker<R> extends Member implements Crew, Seat {
     if (session === undefined) return
     // It was on its way when the worker began to stop, which can take long.
     if (this.#stopping) return this.#return(raw[0])
-    if (this.#cancelled.size > 0 && this.#cancelled.delete(raw[0])) return this.#send(undefined)
+    if (this.#cancelled.size > 0 && this.#cancelled.delete(raw[0])) return this.#send(raw[0])
     const task = new Task(this.#places, this.#shard, raw, token, delivery, this.#note)
     this.#working.set(task.key, task)
     this.#running++
@@ -259,6 +272,7 @@ class Worker<R> extends Member implements Crew, Seat {
   #abandon(task: Task): void {
     task.over = true
     this.#working.delete(task.key)
+    this.#ending.set(task.key, task)
     if (task.fiber !== undefined) this.#interrupt(task)
   }
 
@@ -290,6 +304,8 @@ class Worker<R> extends Member implements Crew, Seat {
     this.#cancelled.clear()
     this.#settling.clear()
     for (const task of [...this.#working.values()]) this.#abandon(task)
+    // Others have them, or will.
+    this.#ending.clear()
   }
 
   // -------------------------------------------------------------------------------------------------------------------
@@ -315,13 +331,16 @@ class Worker<R> extends Member implements Crew, Seat {
 
   #settle(task: Task, verdict: Verdict): void {
     this.#running--
+    // The same job may have come again in another session.
+    const isEnding = this.#ending.get(task.key) === task
+    if (isEnding) this.#ending.delete(task.key)
     if (!task.over) {
       this.#working.delete(task.key)
       this.#conclude(task, verdict)
     } else if (this.#asked === this.place.channel.session) {
       // The slot of a job that was taken away.
       if (this.session === undefined) this.#owed++
-      else this.#send(undefined)
+      else this.#send(isEnding ? task.key : undefined)
     }
     if (this.#running === 0) this.#notify()
   }
@@ -377,7 +396,7 @@ class Worker<R> extends Member implements Crew, Seat {
     }
   }
 
-  // Acknowledges a job, or only takes another one.
+  // Acknowledges a job that is done, or was cancelled; or only takes another one.
   #send(job: string | undefined): void {
     const session = this.trusted
     if (session === undefined) return
