@@ -76,7 +76,8 @@ interface Job {
   readonly level: number
   attempts: number
   crashes: number
-  state: "waiting" | "delayed" | "active" | "dead" | "gone"
+  /** Cancelled: its worker has not said that the handler has ended. */
+  state: "waiting" | "delayed" | "active" | "cancelled" | "dead" | "gone"
   worker: number
   token: number
 }
@@ -116,8 +117,11 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
   await queue.send("producer", "queue.join", ["p", "1", limit, 0, 0, 60_000, 1000, 0, mostCrashes, 0, 0, 1, 0, 0, 1, 0])
   for (const worker of [0, 1, 2]) await queue.open(nameOf(worker))
 
+  // With cancelled ones.
   const held = (worker?: number) =>
-    [...jobs].filter(([, job]) => job.state === "active" && (worker === undefined || job.worker === worker))
+    [...jobs].filter(([, { state, worker: own }]) =>
+      (state === "active" || state === "cancelled") && (worker === undefined || own === worker)
+    )
 
   const fence = (job: Job, token: number) => {
     assert.isAbove(token, job.token)
@@ -161,7 +165,9 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
   // What its workers are given up counts as `crashed` says.
   const drop = (worker: number, crashed: boolean) => {
     for (const [, job] of held(worker)) {
-      job.state = "waiting"
+      const isCancelled = job.state === "cancelled"
+      job.state = isCancelled ? "gone" : "waiting"
+      if (isCancelled) continue
       if (!crashed) job.attempts--
       else if (++job.crashes >= mostCrashes) bury(job)
     }
@@ -183,39 +189,46 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
     // No worker is owed a job for a slot that it does not take again.
     const more = stopped[job.worker] ? 0 : 1
     if (more === 0) owed[job.worker]!++
+    const isCancelled = job.state === "cancelled"
+    // Whatever its worker says, it was cancelled.
+    if (isCancelled) gone(job)
     switch (what) {
       case "done":
       case "finish":
+        if (!isCancelled) completed++
         gone(job)
-        completed++
         if (job.given !== "") await queue.send(name, "queue.finish", ["w", id, job.given, "", "", more])
         else await queue.send(name, "queue.done", ["w", `${id[0]} ${id.slice(1)}`, more])
         return
       case "retry":
       case "later":
-        job.state = what === "later" ? "delayed" : "waiting"
+        if (!isCancelled) job.state = what === "later" ? "delayed" : "waiting"
         assert.deepStrictEqual(
           await queue.send(name, "queue.retry", ["w", id, what === "later" ? 1 : 0, "1", more]),
           ["returned"]
         )
         return
       case "give":
-        job.state = "waiting"
-        job.attempts--
+        if (!isCancelled) {
+          job.state = "waiting"
+          job.attempts--
+        }
         await queue.send(name, "queue.retry", ["w", id, 0, "", more])
         return
       case "bury":
-        bury(job)
+        if (!isCancelled) bury(job)
         await queue.send(name, "queue.bury", ["w", id, "failed", "no", "", more])
     }
   }
   const join = async (worker: number) => {
     const name = nameOf(worker)
-    const [tag, sent, token, open] = await queue.send(name, "queue.work", ["w", credit])
+    const [tag, sent, token, open, cancelled] = await queue.send(name, "queue.work", ["w", credit])
     assert.strictEqual(tag, "joined")
     if (!joined[worker]) counted[worker] = 0
     assert.strictEqual(sent, counted[worker])
-    assert.sameMembers((open as Array<[string]>).map(([id]) => id), held(worker).map(([id]) => id))
+    const own = (state: Job["state"]) => held(worker).filter(([, job]) => job.state === state).map(([id]) => id)
+    assert.sameMembers((open as Array<[string]>).map(([id]) => id), own("active"))
+    assert.sameMembers(cancelled, own("cancelled"))
     for (const [at, [id, count]] of (open as Array<[string, number]>).entries()) {
       fence(jobs.get(id)!, (token as number) + at)
       assert.strictEqual(count, jobs.get(id)!.attempts + 65_536 * jobs.get(id)!.crashes)
@@ -261,7 +274,7 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
     const [, ready, delayed, active, dead, , isPaused, done] = await queue.look("queue.state", [])
     const all = [...jobs.values()]
     const count = (state: Job["state"]) => all.filter((job) => job.state === state).length
-    assert.strictEqual(active, count("active"))
+    assert.strictEqual(active, count("active") + count("cancelled"))
     assert.strictEqual(dead, count("dead"))
     assert.strictEqual(isPaused, paused)
     assert.strictEqual(done, completed)
@@ -270,7 +283,7 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
     assert.strictEqual(waiting + delayed, count("waiting") + count("delayed"))
     for (const [id, job] of jobs) {
       const [tag, state, attempts] = await queue.look("queue.status", [id])
-      if (job.state === "gone" || job.state === "dead") assert.strictEqual(tag, "missing", id)
+      if (["cancelled", "gone", "dead"].includes(job.state)) assert.strictEqual(tag, "missing", id)
       else if (job.state === "active") assert.deepStrictEqual([state, attempts], ["active", job.attempts])
       else assert.include(["waiting", "delayed"], state)
     }
@@ -305,20 +318,13 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
         await queue.open(nameOf(next.worker))
         break
       case "cancel": {
-        const all = [...jobs].filter(([, { state }]) => state !== "dead" && state !== "gone")
+        const all = [...jobs].filter(([, { state }]) => !["cancelled", "gone", "dead"].includes(state))
         const found = all[next.pick % Math.max(1, all.length)]
         if (found === undefined) break
         const [id, job] = found
         const answer = await queue.send("producer", "queue.cancel", [job.given === "" ? id : job.given])
         assert.deepStrictEqual(answer, ["cancelled", job.state === "active"])
-        // Its worker takes another one.
-        if (job.state === "active" && !stopped[job.worker]) {
-          gone(job)
-          await queue.send(nameOf(job.worker), "queue.done", ["w", "", 1])
-        } else if (job.state === "active") {
-          owed[job.worker]!++
-        }
-        gone(job)
+        job.state = job.state === "active" ? "cancelled" : "gone"
         assert.deepStrictEqual(await queue.send("producer", "queue.cancel", [id]), ["missing"])
         break
       }

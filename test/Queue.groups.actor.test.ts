@@ -93,7 +93,8 @@ interface Job {
   begun: boolean
   attempts: number
   crashes: number
-  state: "waiting" | "delayed" | "active" | "dead" | "gone"
+  /** Cancelled: its worker has not said that the handler has ended. */
+  state: "waiting" | "delayed" | "active" | "cancelled" | "dead" | "gone"
   worker: number
 }
 
@@ -138,9 +139,11 @@ const run = async (
   for (const worker of [0, 1]) await queue.open(nameOf(worker))
 
   const all = () => [...jobs.values()]
-  const inGroup = (at: number, state: Job["state"]) => all().filter((job) => job.group === at && job.state === state)
-  const active = (worker?: number) =>
-    all().filter((job) => job.state === "active" && (worker === undefined || job.worker === worker))
+  // Cancelled jobs are active until their handlers have ended.
+  const inState = (state: Job["state"]) =>
+    all().filter((job) => (job.state === "cancelled" ? "active" : job.state) === state)
+  const inGroup = (at: number, state: Job["state"]) => inState(state).filter(({ group }) => group === at)
+  const active = (worker?: number) => inState("active").filter((job) => worker === undefined || job.worker === worker)
 
   /** The job that a group begins next, if it can. */
   const headOf = (at: number): Job | undefined => {
@@ -210,7 +213,9 @@ const run = async (
   }
   const drop = (worker: number, crashed: boolean) => {
     for (const job of active(worker)) {
-      job.state = "waiting"
+      const isCancelled = job.state === "cancelled"
+      job.state = isCancelled ? "gone" : "waiting"
+      if (isCancelled) continue
       if (!crashed) job.attempts--
       else if (++job.crashes >= mostCrashes) bury(job)
     }
@@ -219,8 +224,15 @@ const run = async (
   const settle = async (pick: number, how: typeof verdicts[number]) => {
     const job = active()[pick % Math.max(1, active().length)]
     if (job === undefined) return
-    const { id } = job
+    const { attempts } = job
+    const isCancelled = job.state === "cancelled"
     const name = nameOf(job.worker)
+    await tell(job, name, how)
+    // Whatever its worker says, it was cancelled.
+    if (isCancelled) Object.assign(job, { attempts, state: "gone" })
+  }
+  const tell = async (job: Job, name: string, how: typeof verdicts[number]) => {
+    const { id } = job
     switch (how) {
       case "done":
         job.state = "gone"
@@ -249,8 +261,10 @@ const run = async (
     }
   }
   const join = async (worker: number) => {
-    const [, , , open] = await queue.send(nameOf(worker), "queue.work", ["w", credit])
-    assert.sameMembers((open as Array<[string]>).map(([id]) => id), active(worker).map(({ id }) => id))
+    const [, , , open, cancelled] = await queue.send(nameOf(worker), "queue.work", ["w", credit])
+    const own = (state: Job["state"]) => active(worker).filter((job) => job.state === state).map(({ id }) => id)
+    assert.sameMembers((open as Array<[string]>).map(([id]) => id), own("active"))
+    assert.sameMembers(cancelled, own("cancelled"))
     joined[worker] = true
   }
   const offer = async ({ count, group, later, level }: Extract<Step, { do: "offer" }>) => {
@@ -317,7 +331,7 @@ const run = async (
   }
   const check = async () => {
     const [, waiting, delayed, working, dead] = await queue.look("queue.state", [])
-    const count = (state: Job["state"]) => all().filter((job) => job.state === state).length
+    const count = (state: Job["state"]) => inState(state).length
     assert.deepStrictEqual(
       [...(waiting as Array<string>).map(Number), delayed, working, dead],
       [
@@ -343,7 +357,8 @@ const run = async (
     assert.sameDeepMembers(found, states)
     for (const { attempts, id, state } of all()) {
       const answer = await queue.look("queue.status", [id])
-      assert.deepStrictEqual(answer, state === "gone" || state === "dead" ? ["missing"] : ["status", state, attempts])
+      const isOpen = !["cancelled", "gone", "dead"].includes(state)
+      assert.deepStrictEqual(answer, isOpen ? ["status", state, attempts] : ["missing"])
     }
     // What can begin has begun, if a worker takes it.
     if (paused || ![0, 1].some((worker) => joined[worker] && active(worker).length < credit)) return
@@ -373,14 +388,12 @@ const run = async (
       case "settle":
         return settle(next.pick, next.how)
       case "cancel": {
-        const open = all().filter(({ state }) => state !== "dead" && state !== "gone")
+        const open = all().filter(({ state }) => !["cancelled", "gone", "dead"].includes(state))
         const job = open[next.pick % Math.max(1, open.length)]
         if (job === undefined) return
         const isActive = job.state === "active"
-        job.state = "gone"
+        job.state = isActive ? "cancelled" : "gone"
         assert.deepStrictEqual(await queue.send("producer", "queue.cancel", [job.id]), ["cancelled", isActive])
-        await take()
-        if (isActive) await queue.send(nameOf(job.worker), "queue.done", ["w", "", 1])
         return
       }
       case "promote": {
@@ -440,5 +453,5 @@ const run = async (
     await take()
   }
   await check()
-  assert.isEmpty((await fieldsOf(queue.key)).filter((field) => /^[gG]/.test(field)))
+  assert.isEmpty((await fieldsOf(queue.key)).filter((field) => /^[gGj]/.test(field)))
 }
