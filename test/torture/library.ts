@@ -386,15 +386,20 @@ export const bugs: { readonly [name: string]: Bug } = {
   // The worker of a job that is cancelled is not told.
   untoldCancel: {
     only: ["queue"],
-    lua: [["deliver(ctx, session, reply('changed', id, 'cancel', job))", ""]]
+    lua: [["deliver(ctx, session, reply('changed', worker, 'cancel', job))", ""]]
   },
   // A job that is cancelled while a worker has it stays active.
   uncountedCancel: {
     only: ["queue"],
     lua: [[
-      "queue.active = queue.active - 1\nlocal session, id = match(holder",
-      "local session, id = match(holder"
+      "queue.active, queue.cancelled = queue.active - 1, queue.cancelled - 1",
+      "queue.cancelled = queue.cancelled - 1"
     ]]
+  },
+  // A job that is cancelled while a worker has it frees its slots before its handler has ended.
+  hastyCancel: {
+    only: ["queue"],
+    lua: [["queue.cancelled = queue.cancelled + 1", "queue.cancelled = queue.cancelled + 1\nextend.freed(queue, letter, id)"]]
   },
   // Now and then a queue does not look at its limit.
   unlimited: {
