@@ -38,8 +38,7 @@ const ends: {
 } = {
   done: (queue, name, job) => queue.send(name, "queue.done", ["w", `${parted(job)} `, 1]),
   finish: (queue, name, job) => queue.send(name, "queue.finish", ["w", job, "", "", `["success",1]`, 1]),
-  complete: (queue, name, job) =>
-    queue.send(name, "queue.complete", ["w", job, "", "", `["success",1]`, 1, "7", "1 "]),
+  complete: (queue, name, job) => queue.send(name, "queue.complete", ["w", job, "", "", `["success",1]`, 1, "7", "1 "]),
   retry: (queue, name, job) => queue.send(name, "queue.retry", ["w", job, 0, "1", 1]),
   later: (queue, name, job) => queue.send(name, "queue.retry", ["w", job, 60_000, "1", 1]),
   bury: (queue, name, job) => queue.send(name, "queue.bury", ["w", job, "failed", "no", `["failed","no"]`, 1]),
@@ -68,7 +67,9 @@ layer(TestServer.layer, live)("a job of the queue actor that is cancelled while 
             // It has ended, for all but its slot.
             assert.deepStrictEqual(await queue.send("p", "queue.cancel", [first!]), ["missing"])
             assert.deepStrictEqual(await queue.look("queue.status", [first!]), ["missing"])
-            assert.deepStrictEqual(await queue.send("p", "queue.watch", ["p", first!]), ["outcome", first!, ["cancelled"]])
+            assert.deepStrictEqual(await queue.send("p", "queue.watch", ["p", first!]), ["outcome", first!, [
+              "cancelled"
+            ]])
             assert.deepStrictEqual(await queue.send(holder, "queue.note", ["w", first!, "1", "", ""]), ["missing"])
             assert.deepStrictEqual(await begun(), [first], "another job began beside the cancelled handler")
             assert.strictEqual(await activeIn(), 1)
@@ -81,7 +82,9 @@ layer(TestServer.layer, live)("a job of the queue actor that is cancelled while 
             await queue.send(await holderOf(second!), "queue.finish", ["w", second!, "", "", `["success",2]`, 1])
             const [, ready, delayed, active, dead, , , completed] = await queue.look("queue.state", [])
             assert.deepStrictEqual([...ready, delayed, active, dead, completed].map(Number), [0, 0, 0, 0, 0, 0, 0, 1])
-            assert.deepStrictEqual(await queue.send("p", "queue.watch", ["p", first!]), ["outcome", first!, ["cancelled"]])
+            assert.deepStrictEqual(await queue.send("p", "queue.watch", ["p", first!]), ["outcome", first!, [
+              "cancelled"
+            ]])
             assert.isEmpty((await redis.hkeys(queue.key)).filter((field) => /^[jgG]/.test(field)))
             assert.strictEqual(await redis.hlen(queue.key.replace(":queue:", ":queue-notes:")), 0)
           })

@@ -399,7 +399,10 @@ export const bugs: { readonly [name: string]: Bug } = {
   // A job that is cancelled while a worker has it frees its slots before its handler has ended.
   hastyCancel: {
     only: ["queue"],
-    lua: [["queue.cancelled = queue.cancelled + 1", "queue.cancelled = queue.cancelled + 1\nextend.freed(queue, letter, id)"]]
+    lua: [[
+      "queue.cancelled = queue.cancelled + 1",
+      "queue.cancelled = queue.cancelled + 1\nextend.freed(queue, letter, id)"
+    ]]
   },
   // Now and then a queue does not look at its limit.
   unlimited: {

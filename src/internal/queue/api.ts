@@ -152,7 +152,10 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   readonly progress: (id: string) => Stream.Stream<unknown, QueueError>
   /** What handlers have added to the log of a job that is not done, the newest lines; empty if there is none. */
   readonly logs: (id: string) => Effect.Effect<ReadonlyArray<string>, QueueError>
-  /** Removes a job that is not done, and interrupts its handler if one runs. Answers whether there was one. */
+  /**
+   * Removes a job that is not done, and interrupts its handler if one runs. The job keeps its slot until the handler has ended. Answers
+   * whether there was one.
+   */
   readonly cancel: (id: string) => Effect.Effect<boolean, QueueError>
   /**
    * Has a job that waits for its retry begin now, or offers the newest dead letter of that `id` again. Answers whether it found
