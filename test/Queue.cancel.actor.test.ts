@@ -38,7 +38,8 @@ const ends: {
 } = {
   done: (queue, name, job) => queue.send(name, "queue.done", ["w", `${parted(job)} `, 1]),
   finish: (queue, name, job) => queue.send(name, "queue.finish", ["w", job, "", "", `["success",1]`, 1]),
-  complete: (queue, name, job) => queue.send(name, "queue.complete", ["w", job, "", "", `["success",1]`, 1, "7", "1 "]),
+  complete: (queue, name, job) =>
+    queue.send(name, "queue.complete", ["w", job, "", "", `["success",1]`, 1, "7", "1 ", ""]),
   retry: (queue, name, job) => queue.send(name, "queue.retry", ["w", job, 0, "1", 1]),
   later: (queue, name, job) => queue.send(name, "queue.retry", ["w", job, 60_000, "1", 1]),
   bury: (queue, name, job) => queue.send(name, "queue.bury", ["w", job, "failed", "no", `["failed","no"]`, 1]),

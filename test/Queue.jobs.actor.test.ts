@@ -83,6 +83,8 @@ const run = async (
 ) => {
   // In the order of their offers.
   const jobs = new Map<string, Job>()
+  // While the worker had them, and it has not said that their handlers have ended.
+  const cancelled = new Set<string>()
   let [number, value, session, read, dropped] = [0, 0, 0, 0, 0]
   const worker = () => `w${session}`
   await queue.open("producer")
@@ -156,7 +158,7 @@ const run = async (
     }
     assert.strictEqual(gonePast, dropped)
     assert.strictEqual(waiting + delayed, of("waiting", "delayed").length)
-    assert.strictEqual(busy, of("active").length)
+    assert.strictEqual(busy, of("active").length + cancelled.size)
     for (const job of jobs.values()) {
       const [, state] = await queue.look("queue.status", [job.id])
       assert.strictEqual(state, job.state, job.id)
@@ -207,6 +209,9 @@ const run = async (
         break
       }
       case "note":
+        for (const id of cancelled) {
+          assert.deepStrictEqual(await queue.send(worker(), "queue.note", ["w", id, "1", "1", ""]), ["missing"])
+        }
         if (any === undefined) break
         value++
         assert.deepStrictEqual(
@@ -218,9 +223,14 @@ const run = async (
       case "cancel":
         if (any === undefined) break
         await queue.send("producer", "queue.cancel", [any.id])
+        if (any.state === "active") cancelled.add(any.id)
         gone(any)
         break
       case "done":
+        for (const id of cancelled) {
+          await queue.send(worker(), "queue.done", ["w", `${id[0]} ${id.slice(1)}`, 0])
+          cancelled.delete(id)
+        }
         if (now === undefined) break
         gone(now)
         if (now.deduped === "") await queue.send(worker(), "queue.done", ["w", `${now.id[0]} ${now.id.slice(1)}`, 0])
@@ -240,6 +250,7 @@ const run = async (
         await queue.end(worker())
         await queue.reap(worker())
         for (const job of of("active")) job.state = "waiting"
+        cancelled.clear()
         session++
         read = 0
         await queue.open(worker())
@@ -276,8 +287,8 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       const job = await offer("1q2", "kx")
       await offer("1q2", "kx")
       await send("worker", "queue.retry", ["w", job, 60_000, "1", 0])
-      assert.deepStrictEqual(await send("producer", "queue.obliterate", [""]), ["obliterated", 1, true])
-      assert.deepStrictEqual(await send("producer", "queue.obliterate", [""]), ["obliterated", 1, false])
+      assert.deepStrictEqual(await send("producer", "queue.obliterate", [""]), ["obliterated", 1, true, ""])
+      assert.deepStrictEqual(await send("producer", "queue.obliterate", [""]), ["obliterated", 1, false, ""])
       const [, , delayed, active] = await look("queue.state", [])
       assert.deepStrictEqual([delayed, active], [0, 0])
     }))
