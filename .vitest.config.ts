@@ -51,7 +51,7 @@ export default defineConfig({
     include: ["test/**/*.test.ts"],
     pool: "forks",
     // Each file starts its own Redis, and waits most of the time.
-    maxWorkers: 4,
+    maxWorkers: 3,
     sequence: { sequencer: LongestFirst },
     // A test that waits for a lease to lapse, or for a failover, takes seconds; one that hangs should still end.
     testTimeout: 60_000,

@@ -85,12 +85,12 @@ export const executed = (verdict: Verdict): void =>
                 yield* Effect.scoped(program(world)).pipe(Effect.provideContext(mine))
               }).pipe(Effect.scoped)
               // A request that got no answer is given up after a second; nothing here waits for the end of a lease.
-              yield* within(run, 15_000, "all requests").pipe(
+              yield* within(run, 30_000, "all requests").pipe(
                 Effect.catchCause((cause) => Effect.die(new Error(`${verb} ${key}`, { cause })))
               )
               yield* within(met, 100, `${verb} ${key} was sent`)
               if (!verdict.startsWith("blackhole") || !closing.has(verb)) yield* assertEmpty(server, namespace)
             })), { concurrency: 4 })
-        }))
+        }), 120_000)
     }
   })

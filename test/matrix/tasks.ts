@@ -18,7 +18,7 @@ export const requests = [
 const insisting = <A, E, R>(self: Effect.Effect<A, E, R>) =>
   Effect.retry(self, {
     while: (error) => error instanceof TaskGroup.TaskGroupError && error.reason._tag === "Timeout",
-    times: 2
+    times: 10
   })
 
 export const program: Program = ({ mine, namespace, other, server }) =>
