@@ -402,8 +402,8 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         const third = yield* node(cut.url, {
           namespace,
           partitions: 1,
-          lease: "6 seconds",
-          requestTimeout: "300 millis"
+          lease: "4500 millis",
+          requestTimeout: "800 millis"
         })
         const last = yield* on(third, number())
         const waiting = yield* Effect.forkChild(Effect.flip(last.update((value) => value + 1)))
@@ -639,7 +639,9 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
             })
             const answer = yield* promptly(asked, verdict)
             yield* promptly(met, command)
-            assert.strictEqual(answer, verdict.startsWith("blackhole") ? "Timeout" : "read", `${command}, ${verdict}`)
+            // The connection may be given up for another of its commands first.
+            const expected = verdict.startsWith("blackhole") ? ["Timeout", "ConnectionLost"] : ["read"]
+            assert.include(expected, answer, `${command}, ${verdict}`)
             yield* eventually(Effect.map(asked, (answer) => answer === "read"))
           }
         }
