@@ -429,7 +429,7 @@ export const bugs: { readonly [name: string]: Bug } = {
     only: ["queue"],
     lua: [[
       "writePlan(ctx, queue, name, plan)\nreturn offered",
-      "if offered == 0 or ctx.micros % 10 > 0 then writePlan(ctx, queue, name, plan) end\nreturn offered"
+      "if offered == 0 or ctx.micros % 4 > 0 then writePlan(ctx, queue, name, plan) end\nreturn offered"
     ]]
   },
   // A schedule offers no job of some ticks.
@@ -437,7 +437,7 @@ export const bugs: { readonly [name: string]: Bug } = {
     only: ["queue"],
     lua: [[
       "offerTick(ctx, queue, name, shape, body, tick)\nplan.ran",
-      "if ctx.micros % 10 > 0 then offerTick(ctx, queue, name, shape, body, tick) end\nplan.ran"
+      "if ctx.micros % 4 > 0 then offerTick(ctx, queue, name, shape, body, tick) end\nplan.ran"
     ]]
   },
   // Jobs of one id go to several shards.

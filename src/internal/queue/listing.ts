@@ -10,6 +10,7 @@ import type { Place } from "../hold/place.ts"
 import { question } from "../hold/request.ts"
 import type { Codec } from "../work/codec.ts"
 import { type Raw, Task } from "./job.ts"
+import { pageSize } from "./paging.ts"
 import { levelOf, type Priority } from "./wish.ts"
 
 /** @internal */
@@ -43,8 +44,6 @@ export interface JobInfo<out A> {
   /** The place of the job: a listing with this `after` goes on behind it. */
   readonly cursor: string
 }
-
-const pageSize = 64
 
 const ignore = () => undefined
 

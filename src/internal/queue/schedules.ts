@@ -6,14 +6,15 @@ import * as DateTime from "effect/DateTime"
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
-import * as Option from "effect/Option"
-import * as Stream from "effect/Stream"
+import type * as Option from "effect/Option"
+import type * as Stream from "effect/Stream"
 import type { CoordinatorError } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
 import type { Place } from "../hold/place.ts"
 import { question, request } from "../hold/request.ts"
 import type { Codec } from "../work/codec.ts"
 import { decodeTimes, encodeTimes, everyOf, type Missed, runsOf, ticksOf, timesOf } from "./calendar.ts"
+import { paged, pageSize } from "./paging.ts"
 import { type OfferOptions, wishOf } from "./wish.ts"
 
 /** @internal */
@@ -51,7 +52,6 @@ type Tuple = readonly [
 
 type Short = readonly [name: string, version: number, last: number, now: number, missed: Missed, times: unknown]
 
-const pageSize = 64
 const mostRuns = 1000
 
 const ignore = () => {}
@@ -153,14 +153,13 @@ export class Schedules {
   }
 
   all<A>(codec: Codec<A>): Stream.Stream<Scheduled<A>, CoordinatorError> {
-    return Stream.paginate(
-      "",
-      (behind: string) =>
-        Effect.map(question(this.#place, "queue.schedules", [behind, pageSize]), ([, found]) => {
-          const page = (found as ReadonlyArray<Tuple>).map((tuple) => scheduledOf(codec, tuple))
-          const next = page.length < pageSize ? Option.none() : Option.some(page[page.length - 1]!.name)
-          return [page, next] as const
-        })
+    return paged(
+      (behind) =>
+        Effect.map(
+          question(this.#place, "queue.schedules", [behind, pageSize]),
+          ([, found]) => (found as ReadonlyArray<Tuple>).map((tuple) => scheduledOf(codec, tuple))
+        ),
+      ({ name }) => name
     )
   }
 

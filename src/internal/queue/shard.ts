@@ -51,6 +51,7 @@ import { type JobInfo, jobs, type JobsOptions } from "./listing.ts"
 import { ownOf } from "./naming.ts"
 import { type Asker, type Offered, Offerer } from "./offering.ts"
 import { type Outcome, Outcomes } from "./outcomes.ts"
+import { paged, pageSize } from "./paging.ts"
 import { graceOf, mostConcurrency, mostOverrun, poolOf, type WorkerPool } from "./pool.ts"
 import { type Scheduled, type ScheduleOptions, Schedules } from "./schedules.ts"
 import { type State, stateOf } from "./state.ts"
@@ -604,16 +605,13 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     Stream.mapError(jobs(this.#place, this.#shard, this.#codec, options), ({ reason }) => fail(reason))
 
   get deadLetters(): Stream.Stream<DeadLetter, QueueError> {
-    return Stream.paginate(
-      "",
-      (behind: string) =>
-        Effect.map(failing(question(this.#place, "queue.letters", [behind, pageSize])), ([, found]) => {
-          const letters = lettersOf(this.#shard, found)
-          const next = letters.length < pageSize
-            ? Option.none()
-            : Option.some(localOf(letters[letters.length - 1]!.letter))
-          return [letters, next] as const
-        })
+    return paged(
+      (behind) =>
+        Effect.map(
+          failing(question(this.#place, "queue.letters", [behind, pageSize])),
+          ([, found]) => lettersOf(this.#shard, found)
+        ),
+      ({ letter }) => localOf(letter)
     )
   }
 
@@ -641,8 +639,6 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
 }
 
 const localOf = (id: string): string => ownOf(id)?.[1] ?? checkName(id, "id")
-
-const pageSize = 64
 
 // How many jobs `offerAll` encodes ahead of Redis.
 export const mostAhead = 2048
