@@ -427,6 +427,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   // A schedule forgets some ticks that it has offered jobs of, and offers these again.
   repeatedTick: {
     only: ["queue"],
+    faults: ["cut"],
     lua: [[
       "writePlan(ctx, queue, name, plan)\nreturn offered",
       "if offered == 0 or ctx.micros % 4 > 0 then writePlan(ctx, queue, name, plan) end\nreturn offered"
@@ -435,6 +436,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   // A schedule offers no job of some ticks.
   lostTick: {
     only: ["queue"],
+    faults: ["cut"],
     lua: [[
       "offerTick(ctx, queue, name, shape, body, tick)\nplan.ran",
       "if ctx.micros % 4 > 0 then offerTick(ctx, queue, name, shape, body, tick) end\nplan.ran"
@@ -443,6 +445,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   // Jobs of one id go to several shards.
   misplacedId: {
     only: ["queue"],
+    faults: ["cut"],
     sources: [[
       "internal/queue/sharded.ts",
       "return named === undefined ? this.#next : this.#home(named)",
