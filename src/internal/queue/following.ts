@@ -1,118 +1,67 @@
-/** Follows the progress of jobs, as a member of the queue: the actor tells a member of the jobs that it asked for. */
+/** Follows the progress of jobs. */
 
 import * as Cause from "effect/Cause"
 import * as Effect from "effect/Effect"
 import * as Queue from "effect/Queue"
 import * as Stream from "effect/Stream"
 import type { CoordinatorError } from "../actor/errors.ts"
+import type { Requests } from "../actor/lua.ts"
 import type { Place } from "../hold/place.ts"
+import { type Caller, Callers } from "./callers.ts"
 
-interface Follower {
-  /** The id that was asked for. */
-  readonly name: string
-  /** The job's own id, when it is known. */
-  job: string | undefined
-  /** Of the newest progress: an event that comes later may be older. */
+interface Follower extends Caller {
+  /** Of the newest progress: news that come later may be older. */
   token: number
   readonly next: (value: unknown) => void
   readonly end: () => void
-  readonly fail: (error: CoordinatorError) => void
 }
 
-type Event =
+type News =
   | readonly [tag: "progress", job: string, token: number, value: unknown]
   | readonly [tag: "over", job: string]
 
 const ignore = () => {}
 
-export class Following {
-  readonly #place: Place
-  readonly #followers = new Set<Follower>()
-  // Events that came while it was asked for some: the mailbox can be faster than an answer.
-  #early: Array<Event> = []
-  #unanswered = 0
-  #id: string | undefined = undefined
-
+export class Following extends Callers<Follower, News, "queue.follow"> {
   constructor(place: Place) {
-    this.#place = place
+    super(place, "queue.follow")
   }
 
-  joined(id: string): void {
-    this.#id = id
-  }
-
-  told(event: Event): void {
-    if (this.#unanswered > 0) this.#early.push(event)
-    for (const follower of [...this.#followers]) this.#tell(follower, event)
-  }
-
-  /** The membership is joined, perhaps again: news of meanwhile, and the followers that Redis knew, may be lost. */
-  rejoined(): void {
-    for (const follower of this.#followers) if (follower.job !== undefined) this.#ask(follower)
-  }
-
-  closed(): void {
-    for (const follower of [...this.#followers]) {
-      this.#followers.delete(follower)
-      follower.fail(this.#place.channel.closedError())
-    }
-  }
-
-  #tell(follower: Follower, event: Event): void {
-    if (follower.job !== event[1]) return
-    if (event[0] === "over") {
-      this.#followers.delete(follower)
-      return follower.end()
-    }
-    const [, , token, value] = event
+  protected tell(follower: Follower, news: News): void {
+    if (follower.job !== news[1]) return
+    if (news[0] === "over") return this.#end(follower)
+    const [, , token, value] = news
     if (token <= follower.token) return
     follower.token = token
     follower.next(value)
   }
 
-  #ask(follower: Follower): void {
-    const { channel, key } = this.#place
-    this.#unanswered++
-    const answered = (): ReadonlyArray<Event> => {
-      const early = this.#early
-      if (--this.#unanswered === 0) this.#early = []
-      return early
+  protected answered(follower: Follower, reply: Requests["queue.follow"]["reply"], early: ReadonlyArray<News>): void {
+    if (!this.callers.has(follower)) {
+      if (reply[0] === "following") this.#leave(reply[1])
+      return
     }
-    channel.outbox.request<"queue.follow">({
-      verb: "queue.follow",
-      key,
-      args: [this.#id!, follower.name],
-      settle: (reply) => {
-        const early = answered()
-        if (!this.#followers.has(follower)) {
-          if (reply[0] === "following") this.#leave(reply[1])
-          return
-        }
-        if (reply[0] === "missing") {
-          this.#followers.delete(follower)
-          return follower.end()
-        }
-        const [, job, token, values] = reply
-        follower.job = job
-        for (const value of values as ReadonlyArray<unknown>) this.#tell(follower, ["progress", job, token, value])
-        for (const event of early) this.#tell(follower, event)
-      },
-      fail: (error) => {
-        answered()
-        if (this.#followers.delete(follower)) follower.fail(error)
-      }
-    })
+    if (reply[0] === "missing") return this.#end(follower)
+    const [, job, token, values] = reply
+    follower.job = job
+    for (const value of values as ReadonlyArray<unknown>) this.tell(follower, ["progress", job, token, value])
+    for (const news of early) this.tell(follower, news)
+  }
+
+  #end(follower: Follower): void {
+    this.callers.delete(follower)
+    follower.end()
   }
 
   // Nothing here follows the job any more. When the session is over, Redis tells it of nothing.
   #leave(job: string): void {
-    for (const follower of this.#followers) if (follower.job === job || follower.job === undefined) return
-    const { channel, key } = this.#place
+    for (const follower of this.callers) if (follower.job === job || follower.job === undefined) return
+    const { channel, key } = this.place
     if (channel.session === undefined) return
     channel.outbox.request<"queue.unfollow">({
       verb: "queue.unfollow",
       key,
-      args: [this.#id!, job],
+      args: [this.id, job],
       session: channel.session,
       moot: ignore,
       settle: ignore,
@@ -131,17 +80,12 @@ export class Following {
         end: () => void Queue.endUnsafe(queue),
         fail: (error) => void Queue.failCauseUnsafe(queue, Cause.fail(fail(error)))
       }
-      const { channel, space: { kernel } } = this.#place
-      if (kernel.isClosing()) follower.fail(channel.closedError())
-      else {
-        this.#followers.add(follower)
-        this.#ask(follower)
-      }
+      this.add(follower)
       return { follower, queue }
     })
     const closed = (follower: Follower) =>
       Effect.sync(() => {
-        if (this.#followers.delete(follower) && follower.job !== undefined) this.#leave(follower.job)
+        if (this.callers.delete(follower) && follower.job !== undefined) this.#leave(follower.job)
       })
     return Stream.unwrap(
       Effect.map(

@@ -193,7 +193,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
 
   readonly #observer: Observer = {
     observe: (change) => {
-      if (change[0] === "outcome") this.#outcomes.told(change)
+      if (change[0] === "outcome") this.#outcomes.told(change as never)
       else if (change[0] === "progress" || change[0] === "over") this.#following.told(change as never)
       else if (change[0] === "room") this.#offerer.enter()
       else if (change[0] === "ticks") this.#schedules.told(change)

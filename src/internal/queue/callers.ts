@@ -1,0 +1,93 @@
+/**
+ * Callers that wait for news of jobs. The process asks as a member of the queue, again in each session, and the actor tells it of
+ * the jobs that it has asked for.
+ */
+
+import type { CoordinatorError } from "../actor/errors.ts"
+import type { Requests } from "../actor/lua.ts"
+import type { Place } from "../hold/place.ts"
+
+export interface Caller {
+  /** The id that was asked for. */
+  readonly name: string
+  /** The job's own id, when it is known. */
+  job: string | undefined
+  readonly fail: (error: CoordinatorError) => void
+}
+
+type News = readonly [tag: string, job: string, ...rest: ReadonlyArray<unknown>]
+
+type Verb = "queue.follow" | "queue.watch"
+
+export abstract class Callers<C extends Caller, N extends News, V extends Verb> {
+  protected readonly place: Place
+  protected readonly callers = new Set<C>()
+  readonly #verb: V
+  // News that came while the actor was asked: the mailbox can be faster than an answer.
+  #early: Array<N> = []
+  #unanswered = 0
+  #id = ""
+
+  constructor(place: Place, verb: V) {
+    this.place = place
+    this.#verb = verb
+  }
+
+  protected get id(): string {
+    return this.#id
+  }
+
+  joined(id: string): void {
+    this.#id = id
+  }
+
+  told(news: N): void {
+    if (this.#unanswered > 0) this.#early.push(news)
+    for (const caller of [...this.callers]) this.tell(caller, news)
+  }
+
+  /** The membership is joined, perhaps again: news of meanwhile, and the callers that Redis knew, may be lost. */
+  rejoined(): void {
+    for (const caller of this.callers) if (caller.job !== undefined) this.#ask(caller)
+  }
+
+  closed(): void {
+    for (const caller of [...this.callers]) {
+      this.callers.delete(caller)
+      caller.fail(this.place.channel.closedError())
+    }
+  }
+
+  /** Not every job is the caller's. */
+  protected abstract tell(caller: C, news: N): void
+
+  /** The actor has answered. `early` is what it has told of any job since it was asked. */
+  protected abstract answered(caller: C, reply: Requests[V]["reply"], early: ReadonlyArray<N>): void
+
+  protected add(caller: C): void {
+    const { channel, space: { kernel } } = this.place
+    if (kernel.isClosing()) return caller.fail(channel.closedError())
+    this.callers.add(caller)
+    this.#ask(caller)
+  }
+
+  #ask(caller: C): void {
+    const { channel, key } = this.place
+    this.#unanswered++
+    const early = (): ReadonlyArray<N> => {
+      const early = this.#early
+      if (--this.#unanswered === 0) this.#early = []
+      return early
+    }
+    channel.outbox.request<V>({
+      verb: this.#verb,
+      key,
+      args: [this.#id, caller.name],
+      settle: (reply) => this.answered(caller, reply, early()),
+      fail: (error) => {
+        early()
+        if (this.callers.delete(caller)) caller.fail(error)
+      }
+    })
+  }
+}
