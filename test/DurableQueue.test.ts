@@ -38,7 +38,7 @@ const started = (context: Node) =>
       Effect.gen(function*() {
         const scope = yield* Scope.fork(yield* Effect.scope)
         const factory = yield* Scope.provide(factoryOf(context), scope)
-        yield* Layer.build(DurableQueue.worker(Squares, handler, { concurrency: 2 })).pipe(
+        yield* Layer.build(DurableQueue.worker(Squares, handler)).pipe(
           Effect.provideContext(engine),
           Effect.provideContext(factory),
           Scope.provide(scope)
