@@ -640,7 +640,11 @@ class TopicImpl<in out A> implements Topic<A> {
           ordered: orderBy === "key",
           credit: prefetch
         },
-        (delivery) => void Queue.offerUnsafe(queue, delivery),
+        (deliveries) => {
+          Queue.offerAllUnsafe(queue, deliveries)
+          // Handlers begin now, rather than in the next turn of the event loop, behind the next read.
+          queue.dispatcher.flush()
+        },
         {
           closed: () => void Queue.failCauseUnsafe(queue, Cause.fail(fail(new CoordinatorClosed({ namespace })))),
           failed: (error) => void Queue.failCauseUnsafe(queue, Cause.fail(error))

@@ -80,7 +80,7 @@ export interface GroupSettings {
 /** This process as a member of a group, in one shard. */
 class Member<A> extends work.Member {
   readonly #decode: (raw: Raw) => Element<A>
-  readonly #deliver: (delivery: Delivery<A>) => void
+  readonly #deliver: (deliveries: ReadonlyArray<Delivery<A>>) => void
   readonly #working = new Map<string, Delivery<A>>()
   // The attempts of events that this member has acknowledged or returned; Redis may not know yet.
   readonly #told = new Map<string, number>()
@@ -96,7 +96,11 @@ class Member<A> extends work.Member {
   drained = 0
   readonly #onDrained: () => void
 
-  constructor({ decode, place }: Shard<A>, deliver: (delivery: Delivery<A>) => void, onDrained: () => void) {
+  constructor(
+    { decode, place }: Shard<A>,
+    deliver: (deliveries: ReadonlyArray<Delivery<A>>) => void,
+    onDrained: () => void
+  ) {
     super(place)
     this.#decode = decode
     this.#deliver = deliver
@@ -130,22 +134,24 @@ class Member<A> extends work.Member {
   }
 
   #takeAll(items: Items): void {
+    const deliveries: Array<Delivery<A>> = []
     for (const item of items) {
       if (item[0] === "gap") {
         const missed = Number(item[1])
         if (missed > 0) this.place.space.kernel.hooks.metrics.missed(missed)
-        this.#deliver(
+        deliveries.push(
           new Delivery<A>(missed < 0 ? gap("lost", undefined) : gap("trimmed", missed), undefined, undefined)
         )
       } else if (item[0] === "drained") {
         this.#drain(Number(item[1]))
       } else {
-        this.#take(item as Item)
+        this.#take(item as Item, deliveries)
       }
     }
+    this.#deliver(deliveries)
   }
 
-  #take([id, attempt, body, key, publisher, trace]: Item): void {
+  #take([id, attempt, body, key, publisher, trace]: Item, deliveries: Array<Delivery<A>>): void {
     // The answer to a repeated question includes these events too. A later attempt can come before the reply to an earlier
     // acknowledgement.
     if (this.#working.has(id) || attempt <= (this.#told.get(id) ?? 0)) return
@@ -154,7 +160,7 @@ class Member<A> extends work.Member {
     this.#working.set(id, delivery)
     this.place.space.kernel.hooks.metrics.delivered(attempt)
     this.#last = id
-    this.#deliver(delivery)
+    deliveries.push(delivery)
   }
 
   forget(delivery: Delivery<A>): void {
@@ -194,7 +200,7 @@ class Member<A> extends work.Member {
 export const joinGroup = <A>(
   parts: Parts<A>,
   settings: GroupSettings,
-  deliver: (delivery: Delivery<A>) => void,
+  deliver: (deliveries: ReadonlyArray<Delivery<A>>) => void,
   options: {
     readonly closed: () => void
     /** It could not become a member in a shard that was added. */
