@@ -2,7 +2,7 @@
  * A process of one contestant: `node bench/case.ts <job as JSON>`, started by `main.ts` on a core of its own. It talks
  * to its parent by messages: it says `ready`, is told the times when the measurement begins and ends, and sends the result.
  */
-import type { Contestant, Meeting, Open, RefVerb, Sample, Traffic, Worker } from "./contestant.ts"
+import type { Contestant, Graph, Meeting, Open, RefVerb, Sample, Traffic, Worker } from "./contestant.ts"
 import type { Column } from "./figures.ts"
 import { jobs, type JobsTask, store, type StoreTask } from "./jobs.ts"
 import { now, sleep } from "./machine.ts"
@@ -60,6 +60,8 @@ export interface Job {
     }
     | JobsTask
     | StoreTask
+    /** Runs a graph of so many jobs once to warm up, and then so often. */
+    | { readonly is: "flow"; readonly graph: Graph; readonly nodes: number; readonly runs: number }
 }
 
 export interface LoopsResult {
@@ -96,6 +98,11 @@ export interface TrafficResult {
   readonly counts: ReadonlyArray<number>
   /** How long each took from its publication to its handler, in milliseconds. Empty unless there is an interval. */
   readonly delays: ReadonlyArray<number>
+}
+
+export interface FlowResult {
+  /** Of one run. */
+  readonly millis: number
 }
 
 export interface Entered {
@@ -332,6 +339,17 @@ const traffic = async (
   return await Promise.race([measure(), done.then(() => Promise.reject(new Error("the traffic has ended")))])
 }
 
+const flow = async (
+  contestant: Contestant,
+  { graph, nodes, runs }: Extract<Job["task"], { is: "flow" }>
+): Promise<FlowResult> => {
+  const run = await contestant.flow!(graph, nodes)
+  await run()
+  const from = now()
+  for (let count = 0; count < runs; count++) await run()
+  return { millis: (now() - from) / runs }
+}
+
 const job = JSON.parse(process.argv[2]!) as Job
 // When the parent is gone, nobody needs this.
 process.once("disconnect", () => process.exit(1))
@@ -367,6 +385,9 @@ switch (job.task.is) {
   case "offer":
   case "work":
     await send(await jobs(await contestant.queue!("jobs", "removed"), job.task))
+    break
+  case "flow":
+    await send(await flow(contestant, job.task))
     break
   case "store":
     await store(await contestant.queue!("jobs", "default"), job.task)

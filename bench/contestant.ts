@@ -93,7 +93,10 @@ export interface JobQueue {
   readonly grouped?: (groups: number) => Promise<JobQueue>
 }
 
-/** None of these ends, except by failing, but `hold` and `queue`. Nobody can do everything. */
+/** Jobs one behind the other; one behind all others; or one before, and one behind, all others. */
+export type Graph = "chain" | "fan-in" | "fan-out"
+
+/** None of these ends, except by failing, but `hold`, `queue` and `flow`. Nobody can do everything. */
 export interface Contestant {
   /** A loop of acquire and release for each worker, all at once. */
   readonly locks?: (workers: ReadonlyArray<Worker>) => Promise<void>
@@ -119,6 +122,8 @@ export interface Contestant {
   readonly traffic?: (traffic: Traffic) => Promise<void>
   /** Opens a queue of jobs. What becomes of finished jobs: as by `default`, or they are `removed` if that can be set. */
   readonly queue?: (name: string, finished: "default" | "removed") => Promise<JobQueue>
+  /** Makes it ready to run a graph of so many jobs; each call runs it once, until its end is known. */
+  readonly flow?: (graph: Graph, nodes: number) => Promise<() => Promise<unknown>>
 }
 
 export type Open = (settings: Settings) => Promise<Contestant>

@@ -13,6 +13,7 @@ import { parseArgs } from "node:util"
 import { cases as ofLocks } from "./cases.ts"
 import { coordination } from "./coordination.ts"
 import type { Row } from "./figures.ts"
+import { flows } from "./flows.ts"
 import { describe, findCores } from "./machine.ts"
 import { queues } from "./queues.ts"
 import { refs } from "./refs.ts"
@@ -27,7 +28,7 @@ const { positionals, values } = parseArgs({
     "cpu-prof": { type: "boolean", default: false }
   }
 })
-const cases = [...ofLocks, ...coordination, ...refs, ...topics, ...queues]
+const cases = [...ofLocks, ...coordination, ...refs, ...topics, ...queues, ...flows]
 const wanted = positionals.length === 0 ? cases.map((_, at) => at + 1) : positionals.map(Number)
 for (const at of wanted) if (cases[at - 1] === undefined) throw new RangeError(`there is no case ${at}`)
 

@@ -25,7 +25,8 @@ const lines: Record<string, string> = {
   "93-topic.ts": "ann 10 30, bob 20 40, cy 7 -5",
   "94-schema-evolution.ts": "en, de, fr, en",
   "95-shared-ref.ts": "8 workers, and ann and bob have 100",
-  "96-queue.ts": "sent to ann, bob, cy; 2 + 3 = 5; one dead letter, replayed"
+  "96-queue.ts": "sent to ann, bob, cy; 2 + 3 = 5; one dead letter, replayed",
+  "97-flow.ts": "every module was compiled once, behind its imports, also after internal/actor/keys.ts had failed"
 }
 
 describe("examples", () => {

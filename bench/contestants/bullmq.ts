@@ -1,4 +1,4 @@
-import { Queue, Worker } from "bullmq"
+import { type FlowJob, FlowProducer, Queue, QueueEvents, Worker } from "bullmq"
 import { Redis } from "ioredis"
 import { type JobQueue, type Open, producing, type Sample } from "../contestant.ts"
 
@@ -47,6 +47,23 @@ export const open: Open = async ({ port }) => {
         work: (concurrency, handler) => run(name, concurrency, handler),
         delay: (jobs) => queue.addBulk(jobs.map((data) => ({ name: "bench", data, opts: { delay: 3_600_000 } })))
       }
+    },
+    // Trees only: a job waits for its children.
+    flow: async (graph, nodes) => {
+      const queueName = "flow"
+      const worker = new Worker(queueName, async () => 1, { connection, concurrency: 64 })
+      await worker.waitUntilReady()
+      const events = new QueueEvents(queueName, { connection: connection.duplicate() })
+      await events.waitUntilReady()
+      const producer = new FlowProducer({ connection })
+      const treeOf = (): FlowJob => {
+        const leaf = (): FlowJob => ({ name: "bench", queueName })
+        if (graph === "fan-in") return { ...leaf(), children: Array.from({ length: nodes }, leaf) }
+        let tree = leaf()
+        for (let count = 1; count < nodes; count++) tree = { ...leaf(), children: [tree] }
+        return tree
+      }
+      return async () => (await producer.add(treeOf())).job.waitUntilFinished(events)
     }
   }
 }

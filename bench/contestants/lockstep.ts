@@ -4,6 +4,7 @@ import {
   Coordinator,
   CountDownLatch,
   Election,
+  Flow,
   Lock,
   Queue,
   Redis,
@@ -217,6 +218,31 @@ const make = (scoped: boolean): Open => async ({ lease, port }) => {
         grouped: (groups) => Promise.resolve(jobQueue(({ number }) => ({ group: `${number % groups}` })))
       })
       return jobQueue()
+    },
+    flow: async (graph, nodes) => {
+      const scope = Scope.makeUnsafe()
+      const open = <A, E, R>(self: Effect.Effect<A, E, R>) =>
+        runtime.runPromise(Scope.provide(self as never, scope)) as Promise<A>
+      class Steps extends Queue.Service<Steps>()("steps", { payload: Schema.Number, success: Schema.Number }) {}
+      const queue = await open(Queue.make({ name: "steps", payload: Schema.Number, success: Schema.Number }))
+      const flow = await open(
+        Effect.provideService(
+          Flow.make("bench", { queues: [Steps], retention: "1 minute" }, (flow) => {
+            if (graph === "chain") {
+              let last = flow.job(Steps, 1)
+              for (let count = 1; count < nodes; count++) last = flow.job(Steps, 1, { after: [last] })
+              return last
+            }
+            const first = graph === "fan-out" ? [flow.job(Steps, 1)] : []
+            const all = Array.from({ length: nodes }, () => flow.job(Steps, 1, { after: first }))
+            return flow.job(Steps, 1, { after: all })
+          }),
+          Steps,
+          queue
+        )
+      )
+      void open(queue.run(() => Effect.succeed(1), { concurrency: 64 }))
+      return () => runtime.runPromise(flow.run())
     },
     hold: (keys) =>
       scoped

@@ -11,6 +11,7 @@ import { asks, within } from "../support/requests.ts"
 import * as barrier from "./barrier.ts"
 import * as doubleBarrier from "./doubleBarrier.ts"
 import * as election from "./election.ts"
+import * as flow from "./flow.ts"
 import * as held from "./held.ts"
 import * as latch from "./latch.ts"
 import * as queue from "./queue.ts"
@@ -53,7 +54,8 @@ const programs = {
   queueLimits,
   queueLists,
   queueNotes,
-  queueShards
+  queueShards,
+  flow
 }
 
 type Missing = Exclude<keyof Requests, typeof programs[keyof typeof programs]["requests"][number][0]>

@@ -11,6 +11,7 @@ import type * as Scope from "effect/Scope"
 import type { CoordinatorReason } from "../actor/errors.ts"
 import type { WaitTimeout } from "../hold/loss.ts"
 import { placeIn, type Space } from "../hold/place.ts"
+import type { Codec } from "../work/codec.ts"
 import type { Queue } from "./api.ts"
 import type { QueueError } from "./errors.ts"
 import type { Task } from "./job.ts"
@@ -28,6 +29,14 @@ export interface Inner<in out A> {
   readonly outcome: (id: string) => Effect.Effect<Outcome, QueueError>
   /** Of its shards. */
   readonly partitions: ReadonlyArray<number>
+  readonly codecs: Codecs<A>
+}
+
+/** Of the payloads of a queue, and of what its handlers come to, where the queue has a schema for that. */
+export interface Codecs<in out A> {
+  readonly payload: Codec<A>
+  readonly success: Codec<any> | undefined
+  readonly error: Codec<any> | undefined
 }
 
 export const innerOf = <A, S, E>(queue: Queue<A, S, E>): Inner<A> => queue as unknown as Inner<A>

@@ -55,11 +55,12 @@ const traced = <A, E, R>(self: Effect.Effect<A, E, R>, { attempt, id, queue, tra
     trace
   )
 
-const encoded = ({ success }: Results, value: unknown): Exit.Exit<string, Unfit> => {
-  if (success === undefined) return Exit.succeed("[\"success\",null]")
+const encoded = ({ success }: Results, { added }: Task, value: unknown): Exit.Exit<string, Unfit> => {
+  const behind = added === undefined ? "" : `,[${added.join()}]`
+  if (success === undefined) return Exit.succeed(`["success",null${behind}]`)
   const exit = success.encode(value)
   return Exit.isSuccess(exit)
-    ? Exit.succeed(`["success",${exit.value}]`)
+    ? Exit.succeed(`["success",${exit.value}${behind}]`)
     : Exit.fail(new Unfit("failed", exit.cause))
 }
 
@@ -73,7 +74,7 @@ export const handlingOf = <A, E, R>(
     const decoded = decodeParsed(task.body)
     if (Exit.isFailure(decoded)) return Effect.fail(new Unfit("undecodable", decoded.cause))
     const handling = Effect.suspend(() => handler(decoded.value))
-    const handled = task.isKept ? Effect.flatMap(handling, (value) => encoded(results, value)) : handling
+    const handled = task.isKept ? Effect.flatMap(handling, (value) => encoded(results, task, value)) : handling
     return traced(handled, task)
   },
   limit: (task) => {

@@ -107,6 +107,8 @@ export class Task implements Context.Service.Shape<typeof Job> {
   noting: Noting | undefined = undefined
   /** The jobs that are offered when it is done, by the keys of their queues. */
   followers: Map<string, Followers> | undefined = undefined
+  /** What stands behind its result in its outcome: the nodes that it adds to its flow, as JSON. */
+  added: Array<string> | undefined = undefined
   fiber: Fiber.Fiber<unknown, unknown> | undefined = undefined
   /** The exit of its handler does not matter any more: the session is lost, or the job was cancelled or given back. */
   over = false

@@ -31,7 +31,7 @@ import type {
   TakeOptions
 } from "./api.ts"
 import { entrusted } from "./entrusting.ts"
-import type { Inner } from "./errands.ts"
+import type { Codecs, Inner } from "./errands.ts"
 import {
   fail,
   JobFailed,
@@ -180,6 +180,10 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   #deliver(): void {
     Effect.runFork(this.#delivering)
     this.#delivering = Effect.void
+  }
+
+  get codecs(): Codecs<A> {
+    return { payload: this.#codec, success: this.#success, error: this.#error }
   }
 
   get partitions(): ReadonlyArray<number> {

@@ -14,7 +14,7 @@ import type {
   TakeBatchOptions,
   TakeOptions
 } from "./api.ts"
-import type { Inner } from "./errands.ts"
+import type { Codecs, Inner } from "./errands.ts"
 import type { QueueError } from "./errors.ts"
 import type { Group, GroupState } from "./groups.ts"
 import { historyOfAll, type Minute } from "./history.ts"
@@ -47,6 +47,10 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
 
   get name(): string {
     return this.#first.name
+  }
+
+  get codecs(): Codecs<A> {
+    return this.#first.codecs
   }
 
   get partitions(): ReadonlyArray<number> {

@@ -1,0 +1,244 @@
+/**
+ * Conductors: every process that has a flow carries messages between its actor and the queues of its jobs. All that a conductor does can be
+ * repeated, by another process too: it may die behind each step, and then its errand is delivered again.
+ */
+
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import type * as Scope from "effect/Scope"
+import { request } from "../hold/request.ts"
+import { innerOf, workErrands } from "../queue/errands.ts"
+import type { QueueError } from "../queue/errors.ts"
+import type { Task } from "../queue/job.ts"
+import type { Outcome } from "../queue/outcomes.ts"
+import type { OfferOptions, Subscriber } from "../queue/wish.ts"
+import { fail, type FlowError } from "./errors.ts"
+import type { Port } from "./graph.ts"
+import { type About, type Ended, failing, type Home } from "./home.ts"
+
+type NodeErrand = readonly [tag: string, run: string, node: number, generation: number, about: About, more: any]
+
+/** The id of the job of a node: the same for each attempt of a conductor to offer it, so it is stored once. */
+const jobOf = (flow: string, run: string, node: number, generation: number): string =>
+  `${flow}/${run}/${node}/${generation}`
+
+/** The run, the node and the generation of a job; undefined if it is not one of this flow. */
+export const partsOfJob = (flow: string, job: string) => {
+  const parts = job.startsWith(`${flow}/`) ? /^([^]+)\/(\d+)\/(\d+)$/.exec(job.slice(flow.length + 1)) : null
+  return parts === null ? undefined : { run: parts[1]!, node: Number(parts[2]), generation: Number(parts[3]) }
+}
+
+const referenceOf = (run: string, node: number, generation: number, undo: boolean): string =>
+  `${node} ${generation} ${undo ? 1 : 0} ${run}`
+
+/** A payload cannot be made. Another attempt would not change that, so the node has failed. */
+class Unmade {
+  readonly outcome: Outcome
+
+  constructor(tag: "failed" | "undecodable", message: string) {
+    this.outcome = [tag, message.slice(0, 4096).toWellFormed()]
+  }
+}
+
+const made = (make: () => unknown, node: string): Exit.Exit<unknown, Unmade> => {
+  try {
+    return Exit.succeed(make())
+  } catch (cause) {
+    return Exit.fail(
+      new Unmade("failed", `the payload of node ${JSON.stringify(node)} could not be made: ${String(cause)}`)
+    )
+  }
+}
+
+class Conductor {
+  readonly home: Home
+
+  constructor(home: Home) {
+    this.home = home
+  }
+
+  readonly handle = (errand: ReadonlyArray<any>, { attempt, crashes }: Task): Effect.Effect<unknown, unknown> => {
+    switch (errand[0]) {
+      case "ended":
+        return this.#ended(errand[1], errand[3])
+      case "stop":
+        return this.#stop(errand as NodeErrand)
+      case "undo":
+        return this.#undo(errand as NodeErrand)
+      default:
+        return this.#offer(errand as NodeErrand, attempt > 1 || crashes > 0 || errand[0] === "again")
+    }
+  }
+
+  // A release that does not know a queue or a node leaves the errand to one that does.
+  #port([name, queue]: About): Effect.Effect<Port, string> {
+    const port = this.home.queues.get(queue)
+    if (port !== undefined) return Effect.succeed(port)
+    return this.#foreign(`has no queue ${JSON.stringify(queue)} for its node ${JSON.stringify(name)}`)
+  }
+
+  #foreign(what: string): Effect.Effect<never, string> {
+    const { name, space: { kernel: { hooks } } } = this.home
+    const message = `flow ${
+      JSON.stringify(name)
+    } ${what} here: processes with the code of its runs have to go on until these are over`
+    hooks.log("Warn", message)
+    return Effect.fail(message)
+  }
+
+  // Offered a second time, it is the same job, as long as the queue knows its id. The subscriber was stored with the first offer.
+  #offered(port: Port, payload: unknown, options: OfferOptions, reference: string) {
+    const subscriber: Subscriber = { errands: this.home.name, reference }
+    return Effect.catchIf(
+      innerOf(port.queue).offerFor(payload, options, subscriber),
+      ({ reason }: QueueError) => reason._tag === "InvalidPayload",
+      ({ message }) => Effect.fail(new Unmade("failed", message))
+    )
+  }
+
+  #offer(errand: NodeErrand, repeated: boolean): Effect.Effect<unknown, unknown> {
+    const [, run, node, generation, about] = errand
+    const id = jobOf(this.home.name, run, node, generation)
+    const reference = referenceOf(run, node, generation, false)
+    const begun = failing(
+      request(this.home.placeOf(run), "flow.begun", [String(node), generation], { waits: true })
+    )
+    const offering = Effect.gen({ self: this }, function*() {
+      // The first attempt may be so long ago that the node has ended, and the queue does not know the id any more.
+      if (repeated && (yield* begun)[0] !== "active") return
+      const port = yield* this.#port(about)
+      const payload = yield* this.#payload(port, errand)
+      const { duplicate } = yield* this.#offered(port, payload, { ...about[2], id }, reference)
+      // The news of its end may be lost with the data of its partition.
+      if (duplicate) yield* this.#recall(port, id, reference)
+      // Only now: a run that stops meanwhile learns from this that there is a job to remove.
+      const [tag, stop] = yield* begun
+      if (tag !== "active" || stop! > 0) yield* this.#remove(port, id, tag === "active" && stop === 1)
+    })
+    return Effect.catchIf(
+      offering as Effect.Effect<void, unknown>,
+      (error) => error instanceof Unmade,
+      ({ outcome }) => this.#ended(reference, outcome)
+    )
+  }
+
+  #payload(port: Port, [, run, node, , [name], body]: NodeErrand): Effect.Effect<unknown, unknown> {
+    if (body.length === 1) {
+      const payload = port.payload.decodeParsed(body[0])
+      return Exit.isSuccess(payload)
+        ? Effect.succeed(payload.value)
+        : Effect.mapError(Effect.failCause(payload.cause), ({ message }) => new Unmade("undecodable", message))
+    }
+    return Effect.flatMap(this.home.graphOf(run), (graph): Effect.Effect<unknown, unknown> => {
+      const vertex = graph?.names.get(name)
+      const make = vertex?.make
+      if (vertex === undefined || make === undefined) {
+        return this.#foreign(`has no payload for node ${JSON.stringify(name)}`)
+      }
+      return Effect.flatMap(this.home.inputsOf(run, node), (ended) => {
+        const found = new Map(ended.map((one) => [one[0][0], one]))
+        return Effect.flatMap(
+          Effect.forEach(
+            vertex.before.slice(0, vertex.read),
+            ({ vertex: { name } }) => this.#resultOf(found.get(name))
+          ),
+          (results) => made(() => make(results), name)
+        )
+      })
+    })
+  }
+
+  #resultOf(ended: Ended | undefined): Effect.Effect<unknown, FlowError> {
+    return ended === undefined || ended[1] !== "d" ? Effect.undefined : this.home.resultOf(ended)
+  }
+
+  #recall(port: Port, id: string, reference: string): Effect.Effect<unknown, unknown> {
+    return Effect.flatMap(port.queue.status(id), (status) => {
+      if (status._tag === "Some") return Effect.void
+      return Effect.flatMap(
+        innerOf(port.queue).outcome(id),
+        (outcome) => outcome[0] === "missing" ? Effect.void : this.#ended(reference, outcome)
+      )
+    })
+  }
+
+  // Without its job the node ends: the queue sends that errand, as at any end of the job.
+  #remove(port: Port, id: string, ifWaiting: boolean): Effect.Effect<unknown, QueueError> {
+    if (!ifWaiting) return port.queue.cancel(id)
+    return Effect.flatMap(
+      port.queue.status(id),
+      (status) => status._tag === "Some" && status.value.attempts === 0 ? port.queue.cancel(id) : Effect.void
+    )
+  }
+
+  #stop([, run, node, generation, about, ifWaiting]: NodeErrand): Effect.Effect<unknown, unknown> {
+    return Effect.flatMap(
+      this.#port(about),
+      (port) => this.#remove(port, jobOf(this.home.name, run, node, generation), ifWaiting)
+    )
+  }
+
+  #undo([, run, node, generation, about, outcome]: NodeErrand): Effect.Effect<unknown, unknown> {
+    const reference = referenceOf(run, node, generation, true)
+    const id = `${jobOf(this.home.name, run, node, generation)}/undo`
+    const offering = Effect.flatMap(this.home.graphOf(run), (graph): Effect.Effect<unknown, unknown> => {
+      const undo = graph?.names.get(about[0])?.undo
+      if (undo === undefined) return this.#foreign(`does not compensate node ${JSON.stringify(about[0])}`)
+      return Effect.flatMap(
+        this.#resultOf([about, "d", outcome]),
+        (result) =>
+          Effect.flatMap(
+            made(() => undo.make(result), about[0]),
+            (payload) =>
+              Effect.flatMap(this.#offered(undo.port, payload, { id }, reference), ({ duplicate }) =>
+                duplicate ? this.#recall(undo.port, id, reference) : Effect.void)
+          )
+      )
+    })
+    return Effect.catchIf(
+      offering,
+      (error) => error instanceof Unmade,
+      ({ outcome }) => this.#ended(reference, outcome)
+    )
+  }
+
+  // The actor tells a repetition by the state and the generation of the node.
+  #ended(reference: string, outcome: Outcome): Effect.Effect<unknown, FlowError> {
+    const [, node, generation, undo, run] = /^(\d+) (\d+) ([01]) ([^]*)$/.exec(reference)!
+    const [tag, value, added] = outcome as readonly [string, unknown?, unknown?]
+    const text = JSON.stringify(value === undefined ? [tag] : [tag, value])
+    const args = [
+      node!,
+      Number(generation),
+      undo === "1",
+      tag,
+      text,
+      added === undefined ? "" : JSON.stringify(added)
+    ] as const
+    const told = failing(request(this.home.placeOf(run!), "flow.ended", [...args], { waits: true }))
+    return Effect.flatMap(told, (reply) =>
+      reply[0] === "refused"
+        ? this.#ended(reference, [
+          "failed",
+          `the job has added to its flow what does not fit: node ${
+            JSON.stringify(reply[1])
+          } is there already, or cannot wait any more`
+        ])
+        : Effect.void)
+  }
+}
+
+/** Conducts the runs of a flow, for as long as the scope is open. */
+export const conduct = (home: Home): Effect.Effect<void, FlowError, Scope.Scope> => {
+  const conductor = new Conductor(home)
+  const partitions = [...home.ports.values()].flatMap(({ queue }) => innerOf(queue).partitions)
+  return workErrands<never, FlowError>({
+    space: home.space,
+    name: home.name,
+    partitions: [home.partition.index, ...partitions],
+    handler: conductor.handle,
+    lease: home.lease,
+    concurrency: 256,
+    fail
+  })
+}

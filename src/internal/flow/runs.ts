@@ -1,0 +1,367 @@
+/** Runs of a flow: how they begin, how they are followed, and what they come to. */
+
+import * as DateTime from "effect/DateTime"
+import * as Deferred from "effect/Deferred"
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import * as Option from "effect/Option"
+import * as Queue from "effect/Queue"
+import type * as Scope from "effect/Scope"
+import * as Stream from "effect/Stream"
+import { join } from "../hold/acquire.ts"
+import type { Membership } from "../hold/membership.ts"
+import type { Place } from "../hold/place.ts"
+import { question, request } from "../hold/request.ts"
+import type { Outcome } from "../queue/outcomes.ts"
+import {
+  fail,
+  FlowCancelled,
+  type FlowError,
+  FlowExpired,
+  NodeFailed,
+  NodeSkipped,
+  RunMismatch,
+  RunUnknown
+} from "./errors.ts"
+import { type Graph, type Layout, partsOf, resultIn } from "./graph.ts"
+import { type About, type Ended, failing, type Home, type StateLetter } from "./home.ts"
+
+/**
+ * - `blocked`: nodes before it have not ended.
+ * - `ready`: it is about to be offered to its queue.
+ * - `active`: its job is in its queue, or runs.
+ * - `done`, `failed`, `skipped`, `cancelled`: it has ended.
+ * - `compensated`: it was done, and its compensation too.
+ */
+export type NodeState = "blocked" | "ready" | "active" | "done" | "failed" | "skipped" | "cancelled" | "compensated"
+
+export type RunState =
+  | "loading"
+  | "running"
+  | "compensating"
+  | "done"
+  | "failed"
+  | "cancelled"
+  | "expired"
+
+export interface NodeInfo {
+  readonly name: string
+  readonly queue: string
+  readonly state: NodeState
+  /** How often it was retried. */
+  readonly retries: number
+}
+
+export interface Change {
+  readonly node: string
+  readonly queue: string
+  readonly state: NodeState
+}
+
+export interface Status {
+  readonly state: RunState
+  readonly nodes: number
+  /** How many nodes are in each state. */
+  readonly counts: { readonly [state in NodeState]: number }
+  readonly startedAt: DateTime.Utc | undefined
+  readonly endedAt: DateTime.Utc | undefined
+}
+
+const letters: ReadonlyArray<readonly [StateLetter, NodeState]> = [
+  ["b", "blocked"],
+  ["r", "ready"],
+  ["a", "active"],
+  ["d", "done"],
+  ["f", "failed"],
+  ["s", "skipped"],
+  ["c", "cancelled"],
+  ["x", "compensated"]
+]
+
+const stateOf = new Map(letters)
+
+const states: ReadonlyArray<RunState> = ["loading", "running", "compensating", "done", "failed", "cancelled", "expired"]
+
+// Of lua/Flow.lua: from here on a run is over.
+const over = 3
+
+const unknown = -1
+
+type Counts = Status["counts"]
+
+const countsOf = (numbers: ReadonlyArray<unknown>): Counts =>
+  Object.fromEntries(letters.map(([, state], at) => [state, numbers[at]])) as unknown as Counts
+
+const timeOf = (millis: number): DateTime.Utc | undefined => millis === 0 ? undefined : DateTime.makeUnsafe(millis)
+
+type Listed = readonly [about: About, state: StateLetter, retries: number]
+
+export interface Terms {
+  /** A failure cancels what has not begun. */
+  readonly stops: boolean
+  /** In milliseconds, 0 for none. */
+  readonly deadline: number
+  readonly retention: number
+  /** How many nodes there have to be before the run can end; -1 until it is sealed. Default 0. */
+  readonly expected?: number
+}
+
+/** Begins a run, unless there is one with that id and input. Repeated at any point, it goes on. */
+export const begin = (
+  home: Pick<Home, "about" | "name" | "placeOf">,
+  run: string,
+  input: string,
+  layout: Layout,
+  terms: Terms
+): Effect.Effect<void, FlowError> => {
+  const place = home.placeOf(run)
+  const { digest, fields, nodes } = layout
+  const { deadline, expected = 0, retention, stops } = terms
+  // Sent together: they are executed in this order, and each one does nothing where the one before has failed.
+  const attempt = Effect.all([
+    request(place, "flow.begin", [home.name, input, digest, nodes, expected, stops ? 1 : 0, deadline, retention]),
+    Effect.forEach(
+      partsOf(layout),
+      (part) => request(place, "flow.load", [digest, JSON.stringify(part)]),
+      { concurrency: "unbounded", discard: true }
+    ),
+    request(place, "flow.start", [digest, fields.length / 2])
+  ], { concurrency: "unbounded" })
+  return Effect.flatMap(failing(attempt), ([begun, , started]) => {
+    if (begun[0] === "mismatch") return Effect.fail(fail(new RunMismatch(home.about(run))))
+    // A process with another graph of the run was in between.
+    return started[0] === "begun" ? Effect.void : begin(home, run, input, layout, terms)
+  })
+}
+
+type Heard = readonly [state: number, version: number, ...counts: Array<number>, changes: any]
+
+/** A member of a run, told of its end or of all changes; and of the state when news may have been missed. */
+const observing = (
+  place: Place,
+  all: boolean,
+  observe: (heard: Heard) => void,
+  closed: () => void
+): Effect.Effect<readonly [Membership, unknown], FlowError, Scope.Scope> =>
+  Effect.andThen(
+    // The end of another member's session is good for this one: its errands go to others then.
+    Effect.acquireRelease(Effect.sync(() => place.partition.watch()), (end) => Effect.sync(end)),
+    join(place, {
+      verb: "flow.observe",
+      args: () => [all],
+      observer: { observe: (heard) => observe(heard as unknown as Heard), closed },
+      fail
+    })
+  )
+
+export class Run {
+  readonly id: string
+  readonly #home: Home
+  readonly #place: Place
+
+  constructor(home: Home, id: string) {
+    this.id = id
+    this.#home = home
+    this.#place = home.placeOf(id)
+  }
+
+  get #unknown(): FlowError {
+    return fail(new RunUnknown(this.#home.about(this.id)))
+  }
+
+  get #closed(): FlowError {
+    return fail(this.#place.channel.closedError().reason)
+  }
+
+  #page(from: number) {
+    return Effect.flatMap(failing(question(this.#place, "flow.status", [from])), (reply) => {
+      if (reply[0] === "missing") return Effect.fail(this.#unknown)
+      const [, state, version, nodes] = reply
+      return Effect.succeed({
+        state: states[state]!,
+        version,
+        nodes,
+        counts: countsOf(reply.slice(4, 12)),
+        startedAt: timeOf(reply[13]),
+        endedAt: timeOf(reply[14]),
+        fault: reply[15] as Ended | null,
+        next: reply[16],
+        page: (reply[17] as ReadonlyArray<Listed>).map(([[name, queue], letter, retries]): NodeInfo => ({
+          name,
+          queue,
+          state: stateOf.get(letter)!,
+          retries
+        }))
+      })
+    })
+  }
+
+  get status(): Effect.Effect<Status, FlowError> {
+    return Effect.map(
+      this.#page(Number.MAX_SAFE_INTEGER),
+      ({ counts, endedAt, nodes, startedAt, state }) => ({ state, nodes, counts, startedAt, endedAt })
+    )
+  }
+
+  get nodes(): Stream.Stream<NodeInfo, FlowError> {
+    return Stream.paginate(
+      1,
+      (from: number) =>
+        Effect.map(
+          this.#page(from),
+          ({ next, page }) => [page, next === 0 ? Option.none() : Option.some(next)] as const
+        )
+    )
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // The end
+  // -------------------------------------------------------------------------------------------------------------------
+
+  /** Succeeds when the run is over, with its state. */
+  get #end(): Effect.Effect<RunState, FlowError> {
+    return Effect.scoped(
+      Effect.gen({ self: this }, function*() {
+        const ended = yield* Deferred.make<number, FlowError>()
+        yield* observing(this.#place, false, ([state]) => {
+          if (state >= over || state === unknown) Deferred.doneUnsafe(ended, Exit.succeed(state))
+        }, () => Deferred.doneUnsafe(ended, Exit.fail(this.#closed)))
+        const state = yield* Deferred.await(ended)
+        return state === unknown ? yield* Effect.fail(this.#unknown) : states[state]!
+      })
+    )
+  }
+
+  get await(): Effect.Effect<any, FlowError> {
+    return Effect.flatMap(this.#end, (state) => {
+      switch (state) {
+        case "done":
+          return this.#results
+        case "cancelled":
+          return Effect.fail(fail(new FlowCancelled(this.#home.about(this.id))))
+        case "expired":
+          return Effect.fail(fail(new FlowExpired(this.#home.about(this.id))))
+        default:
+          return Effect.flatMap(this.#page(Number.MAX_SAFE_INTEGER), ({ fault }) => Effect.fail(this.#failed(fault!)))
+      }
+    })
+  }
+
+  #failed([[node, queue], , outcome]: Ended): FlowError {
+    const [tag, value] = (outcome ?? ["failed"]) as Outcome
+    const error = tag === "failure" ? this.#home.queues.get(queue)?.error?.decodeParsed(value) : undefined
+    return fail(
+      new NodeFailed({
+        ...this.#home.about(this.id),
+        node,
+        outcome: tag === "failure" ? "failed" : tag,
+        error: error !== undefined && Exit.isSuccess(error) ? error.value : value ?? ""
+      })
+    )
+  }
+
+  get #results(): Effect.Effect<unknown, FlowError> {
+    return Effect.gen({ self: this }, function*() {
+      const graph = yield* this.#home.graphOf(this.id)
+      const names = graph?.results ?? []
+      const found = yield* this.#home.outcomesOf(this.id, names)
+      if (graph === undefined || found === undefined) return yield* Effect.fail(this.#unknown)
+      const results: Array<unknown> = []
+      for (const [at, one] of found.entries()) {
+        if (one === null || one[1] !== "d") {
+          return yield* Effect.fail(fail(new NodeSkipped({ ...this.#home.about(this.id), node: names[at]! })))
+        }
+        results.push(yield* this.#home.resultOf(one))
+      }
+      return resultIn(graph.shape, results)
+    })
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Changes
+  // -------------------------------------------------------------------------------------------------------------------
+
+  get changes(): Stream.Stream<Change, FlowError> {
+    return Stream.callback<Change, FlowError>((queue) =>
+      Effect.gen({ self: this }, function*() {
+        const news = yield* Queue.unbounded<Heard | undefined>()
+        const known = new Map<string, NodeState>()
+        const show = (name: string, of: string, state: NodeState) => {
+          // What was read page by page can be ahead of events that come later.
+          if (known.get(name) === state) return
+          known.set(name, state)
+          Queue.offerUnsafe(queue, { node: name, queue: of, state })
+        }
+        yield* observing(
+          this.#place,
+          true,
+          (heard) => void Queue.offerUnsafe(news, heard),
+          () => void Queue.offerUnsafe(news, undefined)
+        )
+        let version = -1
+        const follow = Effect.gen({ self: this }, function*() {
+          for (;;) {
+            const heard = yield* Queue.take(news)
+            if (heard === undefined) return yield* Effect.fail(this.#closed)
+            const [state, next] = heard
+            if (state === unknown) return yield* Effect.fail(this.#unknown)
+            if (next > version + 1 || version < 0) version = yield* this.#showAll(show)
+            else if (next > version) {
+              version = next
+              for (const [[name, of], letter] of heard.at(-1) as ReadonlyArray<readonly [About, StateLetter]>) {
+                show(name, of, stateOf.get(letter)!)
+              }
+            }
+            if (state >= over) return
+          }
+        })
+        yield* Effect.forkScoped(
+          Effect.onExit(follow, (exit) =>
+            Effect.sync(() =>
+              Exit.isSuccess(exit) ? Queue.endUnsafe(queue) : Queue.failCauseUnsafe(queue, exit.cause)
+            ))
+        )
+      }), { bufferSize: Number.POSITIVE_INFINITY })
+  }
+
+  // Answers the version by then.
+  #showAll(show: (name: string, queue: string, state: NodeState) => void): Effect.Effect<number, FlowError> {
+    return Effect.gen({ self: this }, function*() {
+      let version = -1
+      for (let from = 1; from > 0;) {
+        const found: { readonly version: number; readonly next: number; readonly page: ReadonlyArray<NodeInfo> } =
+          yield* this
+            .#page(from)
+        if (version < 0) version = found.version
+        for (const { name, queue, state } of found.page) show(name, queue, state)
+        from = found.next
+      }
+      return version
+    })
+  }
+
+  // -------------------------------------------------------------------------------------------------------------------
+  // Operate
+  // -------------------------------------------------------------------------------------------------------------------
+
+  get cancel(): Effect.Effect<boolean, FlowError> {
+    return Effect.map(
+      failing(request(this.#place, "flow.cancel", [])),
+      ([tag, state]) => tag === "cancelled" && (state! < over || states[state!] === "cancelled")
+    )
+  }
+
+  get retry(): Effect.Effect<boolean, FlowError> {
+    return Effect.suspend(() =>
+      Effect.flatMap(
+        failing(request(this.#place, "flow.retry", [this.#home.space.kernel.uniqueId()])),
+        ([tag]) => tag === "missing" ? Effect.fail(this.#unknown) : Effect.succeed(tag === "retried")
+      )
+    )
+  }
+
+  /** The graph is known here from its start. */
+  keep(graph: Graph): void {
+    this.#home.keep(this.id, graph)
+  }
+}

@@ -1,0 +1,310 @@
+/**
+ * The flow actor itself: runs of random graphs, whose conductors are played here. They deliver errands late and twice, and crash before
+ * they acknowledge one. What becomes of each node is compared with a small model in memory.
+ */
+import { assert, layer } from "@effect/vitest"
+import { Effect } from "effect"
+import * as fc from "fast-check"
+import { layoutOf, partsOf, type Spec } from "../src/internal/flow/graph.ts"
+import { actor, client } from "./support/actor.ts"
+import { freshNamespace, TestServer } from "./support/live.ts"
+
+type Policy = "f" | "s" | "c"
+type State = "b" | "r" | "a" | "d" | "f" | "s" | "c" | "x"
+
+interface Node {
+  state: State
+  open: number
+  verdict: number
+  generation: number
+  readonly before: Array<number>
+  readonly behind: Array<readonly [node: number, policy: Policy]>
+  readonly undo: boolean
+}
+
+/** Numbers from a seed, from 0 to 1. */
+const random = (seed: number) => () => {
+  seed = seed + 0x6d2b79f5 | 0
+  let t = Math.imul(seed ^ seed >>> 15, 1 | seed)
+  t = t + Math.imul(t ^ t >>> 7, 61 | t) ^ t
+  return ((t ^ t >>> 14) >>> 0) / 2 ** 32
+}
+
+/** What the actor is to do, at once and without bounds. */
+class Model {
+  stop = 0
+  faults = 0
+  readonly order: Array<number> = []
+  readonly nodes: ReadonlyArray<Node>
+  readonly stops: boolean
+
+  constructor(nodes: ReadonlyArray<Node>, stops: boolean) {
+    this.nodes = nodes
+    this.stops = stops
+  }
+
+  start(): void {
+    for (const node of this.nodes.values()) if (node.state === "b" && node.open === 0) node.state = "r"
+  }
+
+  get unsettled(): number {
+    return this.nodes.filter(({ state }) => "bra".includes(state)).length
+  }
+
+  end(at: number, generation: number, state: "d" | "f" | "c"): void {
+    const node = this.nodes[at]!
+    if (node.generation !== generation || node.state !== "r" && node.state !== "a") return
+    const fatal = node.behind.length === 0 || node.behind.some(([, policy]) => policy === "f")
+    if (state !== "d" && fatal && this.stop === 0) {
+      this.faults++
+      if (this.stops) this.cancel(1)
+    }
+    this.#settle(at, state)
+  }
+
+  cancel(why: number): void {
+    if (this.unsettled === 0 || this.stop > 1 || this.stop >= why) return
+    this.stop = why
+    for (const node of this.nodes) if (node.state === "b") node.state = "c"
+  }
+
+  #settle(at: number, state: State): void {
+    const node = this.nodes[at]!
+    node.state = state
+    if (state === "d" && node.undo) this.order.push(at)
+    for (const [next, policy] of node.behind) {
+      const behind = this.nodes[next]!
+      if (behind.state !== "b") continue
+      behind.open--
+      const verdict = state === "d" || policy === "c" ? 0 : policy === "f" && state !== "s" ? 2 : 1
+      behind.verdict = Math.max(behind.verdict, verdict)
+      if (behind.open > 0) continue
+      if (this.stop !== 0) behind.state = "c"
+      else if (behind.verdict === 0) behind.state = "r"
+      else this.#settle(next, behind.verdict === 1 ? "s" : "f")
+    }
+  }
+
+  get outcome(): number {
+    return this.stop === 2 ? 5 : this.faults > 0 ? 4 : 3
+  }
+
+  retry(): void {
+    this.stop = this.faults = 0
+    for (const node of this.nodes) {
+      if (node.state === "d") continue
+      Object.assign(node, { state: "b", open: 0, verdict: 0, generation: node.generation + 1 })
+    }
+    for (const node of this.nodes) {
+      if (node.state !== "b") continue
+      for (const [next] of node.behind) if (this.nodes[next]!.state === "b") this.nodes[next]!.open++
+    }
+    this.start()
+  }
+}
+
+const graphOf = (size: number, density: number, next: () => number, undo: boolean): Array<Node> => {
+  const nodes: Array<Node> = []
+  for (let at = 0; at < size; at++) {
+    nodes.push({ state: "b", open: 0, verdict: 0, generation: 0, before: [], behind: [], undo: undo && next() < 0.5 })
+    const wanted = at === 0 ? 0 : Math.floor(next() * density * Math.min(at, 40))
+    const before = new Set(Array.from({ length: wanted }, () => Math.floor(next() * at)))
+    for (const from of before) {
+      nodes[at]!.before.push(from)
+      nodes[from]!.behind.push([at, (["f", "s", "c"] as const)[Math.floor(next() * 3)]!])
+    }
+    nodes[at]!.open = before.size
+  }
+  return nodes
+}
+
+const specOf = ({ before, behind, undo }: Node, at: number): Spec => ({
+  name: `n${at}`,
+  queue: "q",
+  options: "{}",
+  payload: String(at),
+  before: before.map((from) => from + 1),
+  behind: behind.map(([to, policy]) => [to + 1, policy] as const),
+  undo
+})
+
+const run = fc.record({
+  size: fc.oneof(fc.integer({ min: 1, max: 12 }), fc.integer({ min: 12, max: 200 })),
+  density: fc.constantFrom(0.05, 0.3, 1),
+  failures: fc.constantFrom(0, 0.05, 0.3),
+  stops: fc.boolean(),
+  undo: fc.boolean(),
+  cancelled: fc.constantFrom(0, 0, 0.02),
+  retries: fc.integer({ min: 0, max: 2 }),
+  seed: fc.integer()
+})
+
+const drive = async (
+  redis: Parameters<typeof actor>[0],
+  { cancelled, density, failures, retries, seed, size, stops, undo }: typeof run extends fc.Arbitrary<infer R> ? R
+    : never
+) => {
+  const next = random(seed)
+  const one = <A>(all: ReadonlyArray<A>): A => all[Math.floor(next() * all.length)]!
+  const namespace = freshNamespace()
+  const { key, look, open, repeat, ring, send } = actor(redis, namespace, "flow:f/r")
+  const prefix = `{${namespace}:00}:`
+  await open("S")
+  const nodes = graphOf(size, density, next, undo)
+  const model = new Model(nodes, stops)
+  const layout = layoutOf(nodes.map(specOf))
+  const ask = async (verb: string, ...args: ReadonlyArray<string | number>) => {
+    const reply = await send("S", verb, args)
+    if (next() < 0.1) await repeat("S")
+    return reply
+  }
+  const due = async () => Number(await redis.zscore(`${prefix}due`, "@flow:f/r") ?? Infinity) <= Date.now() + 1000
+  const settle = async () => {
+    while (await due()) await ring()
+  }
+
+  const begin = () => ask("flow.begin", "f", "null", layout.digest, size, 0, stops ? 1 : 0, 0, 600_000)
+  assert.deepStrictEqual(await begin(), ["loading"])
+  for (const part of partsOf(layout)) {
+    assert.deepStrictEqual(await ask("flow.load", layout.digest, JSON.stringify(part)), ["loaded"])
+  }
+  await begin()
+  await ask("flow.start", layout.digest, layout.fields.length / 2)
+  model.start()
+
+  // Errands that are not acknowledged; and jobs, which have an id each, so that a second offer changes nothing.
+  let pending: Array<ReadonlyArray<any>> = []
+  let read = "-"
+  const jobs = new Map<
+    string,
+    { readonly at: number; readonly generation: number; readonly undo: boolean; live: boolean }
+  >()
+  const undone: Array<number> = []
+  const receive = async () => {
+    for (const [id, fields] of await redis.xrange(`${prefix}errands-normal:f`, read, "+")) {
+      read = `(${id}`
+      pending.push(JSON.parse(fields[1]!))
+    }
+  }
+  const stop = (id: string, state: "c") => {
+    const job = jobs.get(id)
+    if (job?.live !== true) return
+    job.live = false
+    pending.push(["ended", job, state])
+  }
+  const deliver = async (errand: ReadonlyArray<any>) => {
+    const [tag] = errand
+    if (tag === "ended") {
+      const [, { at, generation, undo }, state] = errand
+      const outcome = { d: "success", f: "failure", c: "cancelled" }[state as "d" | "f" | "c"]
+      await ask("flow.ended", String(at + 1), generation, undo ? "1" : "", outcome, JSON.stringify([outcome, at]), "")
+      if (undo && nodes[at]!.state === "d") nodes[at]!.state = state === "d" ? "x" : "d"
+      else model.end(at, generation, state)
+      return
+    }
+    const [, name, node, generation] = errand
+    assert.strictEqual(name, "r")
+    const at = node - 1
+    const id = `${at}/${generation}/${tag === "undo" ? "undo" : ""}`
+    if (tag === "stop") return stop(`${at}/${generation}/`, "c")
+    if (tag === "undo") {
+      if (jobs.has(id)) return
+      jobs.set(id, { at, generation, undo: true, live: true })
+      undone.push(at)
+      assert.deepStrictEqual(errand[5], ["success", at])
+      return
+    }
+    if (!jobs.has(id)) {
+      // It starts, and only now, and only once.
+      assert.include(["r", "a", "c"], nodes[at]!.state)
+      assert.strictEqual(nodes[at]!.generation, generation)
+      assert.deepStrictEqual(errand.slice(4), [[`n${at}`, "q", {}], [at]])
+      jobs.set(id, { at, generation, undo: false, live: true })
+    }
+    const [answer, why] = await ask("flow.begun", String(node), generation)
+    if (answer === "active" && nodes[at]!.state === "r") nodes[at]!.state = "a"
+    if (answer === "over" || why > 0) stop(id, "c")
+  }
+
+  const check = async () => {
+    await settle()
+    const states: Array<string> = []
+    for (let from = 1; from > 0;) {
+      const reply = await look("flow.status", [from])
+      const [more, page] = reply.slice(16)
+      for (const [, state] of page) states.push(state)
+      from = more
+      const counts = [..."bradfscx"].map((state) => nodes.filter((node) => node.state === state).length)
+      assert.deepStrictEqual(reply.slice(4, 12), counts)
+    }
+    assert.deepStrictEqual(states, nodes.map(({ state }) => state))
+  }
+
+  const finish = async () => {
+    for (;;) {
+      if (stops || cancelled > 0 || next() < 0.3) await settle()
+      await receive()
+      const live = [...jobs.entries()].filter(([, { live }]) => live)
+      if (pending.length + live.length === 0) {
+        if (!await due()) return
+        continue
+      }
+      if (pending.length > 0 && (live.length === 0 || next() < 0.6)) {
+        const errand = one(pending)
+        await deliver(errand)
+        // The conductor dies before it acknowledges the errand.
+        if (next() > 0.15) pending = pending.filter((other) => other !== errand)
+      } else {
+        const [, job] = one(live)
+        job.live = false
+        pending.push(["ended", job, next() < failures ? "f" : "d"])
+      }
+      if (next() < cancelled) {
+        await settle()
+        await ask("flow.cancel")
+        if (undone.length === 0) model.cancel(2)
+      }
+      if (next() < 0.03) await check()
+    }
+  }
+
+  const judge = async () => {
+    await finish()
+    // The cycle of retries ends with the last one.
+    const [, state] = await look("flow.status", [1])
+    assert.strictEqual(state, model.outcome)
+    assert.isAbove(Number(await redis.pttl(key)), 0)
+    await check()
+    if (model.outcome !== 3) {
+      const order = model.order.splice(0).toReversed()
+      assert.deepStrictEqual(undone.splice(0), order)
+    }
+    return model.outcome
+  }
+
+  let outcome = await judge()
+  for (let count = 0; count < retries && outcome !== 3; count++) {
+    await ask("flow.retry", `retry${count}`)
+    await ask("flow.retry", `retry${count}`)
+    model.retry()
+    outcome = await judge()
+  }
+  // Of each node and generation there was one job at most, and every node was started or has a reason.
+  for (const [at, node] of nodes.entries()) {
+    const started = jobs.has(`${at}/${node.generation}/`)
+    if (node.state === "d" || node.state === "x") assert.isTrue([...jobs.keys()].some((id) => id.startsWith(`${at}/`)))
+    if (node.state === "s") assert.isFalse(started)
+  }
+}
+
+layer(TestServer.layer, { excludeTestServices: true })("the flow actor", (it) => {
+  it.effect(
+    "starts every node once when the nodes before it have ended, or says why not",
+    () =>
+      Effect.gen(function*() {
+        const redis = yield* client(yield* TestServer)
+        yield* Effect.promise(() => fc.assert(fc.asyncProperty(run, (one) => drive(redis, one)), { numRuns: 60 }))
+      }),
+    240_000
+  )
+})

@@ -1,0 +1,486 @@
+import { assert, layer } from "@effect/vitest"
+import { Deferred, Effect, Fiber, Layer, Option, Schedule, Schema, Stream } from "effect"
+import { type Coordinator, Flow, Queue } from "../src/index.ts"
+import { eventually } from "./support/eventually.ts"
+import { delivered } from "./support/flows.ts"
+import { assertEmpty, freshNamespace, node, onNode, TestServer, withNode } from "./support/live.ts"
+import { isRangeError, upTo } from "./support/queues.ts"
+
+class Extract extends Queue.Service<Extract>()("extract", {
+  payload: Schema.String,
+  success: Schema.Number,
+  error: Schema.Struct({ why: Schema.String }),
+  retention: "200 millis"
+}) {}
+
+class Load extends Queue.Service<Load>()("load", {
+  payload: Schema.Struct({ sum: Schema.Number }),
+  success: Schema.String,
+  retention: "200 millis",
+  shards: 2
+}) {}
+
+const queues = Layer.mergeAll(Extract.layer, Load.layer)
+
+const retention = "300 millis"
+
+class Etl extends Flow.Service<Etl>()("etl", {
+  queues: [Extract, Load],
+  input: Schema.Array(Schema.String),
+  retention
+}, (flow, texts) => {
+  const parts = texts.map((text) => flow.job(Extract, text))
+  return flow.job(Load, {
+    after: parts,
+    payload: (counts) => ({ sum: counts.reduce((a, b) => a + b, 0) }),
+    name: "load"
+  })
+}) {}
+
+const extract = (text: string): Effect.Effect<number, { readonly why: string }> =>
+  text === "bad" ? Effect.fail({ why: "bad" }) : Effect.succeed(text.length)
+
+const load = ({ sum }: { readonly sum: number }) => Effect.succeed(`loaded ${sum}`)
+
+const workers = <E, R>(
+  extracting: (text: string) => Effect.Effect<number, E, R>,
+  loading = load
+) =>
+  Layer.mergeAll(
+    Queue.worker(Extract, extracting, { concurrency: 100, attempts: 1 }),
+    Queue.worker(Load, loading, { concurrency: 100 })
+  )
+
+// Dead letters stay behind the test, and the ids of jobs and runs for a while.
+const emptied = Layer.effectDiscard(
+  Effect.flatMap(
+    Effect.all([Extract, Load]),
+    ([extract, load]) => Effect.addFinalizer(() => Effect.orDie(Effect.all([extract.obliterate, load.obliterate])))
+  )
+)
+
+const live = <E, R>(working: Layer.Layer<never, E, R>) => <A, E2, R2>(self: Effect.Effect<A, E2, R2>) =>
+  Effect.provide(
+    Effect.tap(self, () => delivered("etl")),
+    working.pipe(Layer.provideMerge(Etl.layer), Layer.provideMerge(Layer.provideMerge(emptied, queues)))
+  )
+
+const scoped = <A, E, R>(self: Effect.Effect<A, E, R>) => live(workers(extract))(Effect.scoped(self))
+
+/** A flow of its own, whose graph the test makes. */
+const made = <const O extends Flow.Shape | void>(
+  build: (flow: Flow.Builder, input: void) => O,
+  options: Partial<Flow.Options<void, typeof Extract | typeof Load>> = {}
+) =>
+  Effect.tap(
+    Flow.make("made", { queues: [Extract, Load], retention, ...options }, build),
+    () => Effect.addFinalizer(() => Effect.orDie(delivered("made")))
+  )
+
+const statesOf = <O>(run: Flow.Run<O>) =>
+  Effect.map(
+    Stream.runCollect(run.nodes),
+    (nodes) => Object.fromEntries(nodes.map(({ name, state }) => [name, state]))
+  )
+
+const reasonOf = <A, R>(self: Effect.Effect<A, Flow.FlowError, R>) =>
+  Effect.map(Effect.flip(self), ({ reason }) => reason)
+
+layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
+  it.effect("runs jobs behind others, with their results", () =>
+    withNode(() =>
+      scoped(Effect.gen(function*() {
+        const etl = yield* Etl
+        assert.strictEqual(yield* etl.run(["a", "bb", "ccc"]), "loaded 6")
+        assert.strictEqual(yield* etl.run([]), "loaded 0")
+      }))
+    ))
+
+  it.effect("answers the results in the shape that the graph has", () =>
+    withNode(() =>
+      scoped(Effect.gen(function*() {
+        const list = yield* Flow.make("list", { queues: [Extract], retention }, (flow) => [
+          flow.job(Extract, "a"),
+          flow.job(Extract, "bb")
+        ])
+        const answered: readonly [number, number] | ReadonlyArray<number> = yield* list.run()
+        assert.deepStrictEqual(answered, [1, 2])
+        const record = yield* Flow.make("record", { queues: [Extract, Load], retention }, (flow) => {
+          const a = flow.job(Extract, "a")
+          return { a, b: flow.job(Load, { after: [a], payload: ([sum]) => ({ sum }) }) }
+        })
+        const { a, b }: { readonly a: number; readonly b: string } = yield* record.run()
+        assert.deepStrictEqual([a, b], [1, "loaded 1"])
+        const nothing = yield* Flow.make("nothing", { queues: [Extract], retention }, () => {})
+        assert.isUndefined(yield* nothing.run())
+      }))
+    ))
+
+  it.effect("fails with the typed error of a node, and cancels what has not begun", () =>
+    withNode(() =>
+      scoped(Effect.gen(function*() {
+        const etl = yield* Etl
+        const run = yield* etl.start(["a", "bad", "ccc"])
+        const reason = yield* reasonOf(run.await)
+        assert.strictEqual(reason._tag, "NodeFailed")
+        assert.deepStrictEqual((reason as Flow.NodeFailed).error, { why: "bad" })
+        assert.include((reason as Flow.NodeFailed).message, "extract-2")
+        assert.strictEqual((yield* statesOf(run)).load, "cancelled")
+        assert.strictEqual((yield* run.status).state, "failed")
+      }))
+    ))
+
+  it.effect("does behind a failure what the edge says", () =>
+    withNode(() =>
+      scoped(Effect.gen(function*() {
+        const flow = yield* made((flow) => {
+          const bad = flow.job(Extract, "bad", { name: "bad" })
+          const good = flow.job(Extract, "good", { name: "good" })
+          flow.job(Extract, "x", { name: "failed", after: [bad] })
+          const skipped = flow.job(Extract, "x", { name: "skipped", after: [good, { node: bad, onFailure: "skip" }] })
+          flow.job(Extract, "x", { name: "behind", after: [skipped] })
+          return flow.job(Load, {
+            name: "all",
+            after: [bad, good],
+            onFailure: "continue",
+            payload: ([bad, good]) => {
+              const [one, other]: [number | undefined, number | undefined] = [bad, good]
+              return { sum: (one ?? 10) + (other ?? 100) }
+            }
+          })
+        }, { onFailure: "finish" })
+        const run = yield* flow.start()
+        assert.strictEqual((yield* reasonOf(run.await))._tag, "NodeFailed")
+        assert.deepStrictEqual(yield* statesOf(run), {
+          bad: "failed",
+          good: "done",
+          failed: "failed",
+          skipped: "skipped",
+          behind: "skipped",
+          all: "done"
+        })
+      }))
+    ))
+
+  it.effect("succeeds when edges handle all failures, unless a node of the result has none", () =>
+    withNode(() =>
+      scoped(Effect.gen(function*() {
+        const handled = yield* made((flow) => {
+          const bad = flow.job(Extract, "bad")
+          return flow.job(Load, { after: [bad], onFailure: "continue", payload: ([sum = -1]) => ({ sum }) })
+        })
+        assert.strictEqual(yield* handled.run(), "loaded -1")
+        const skipped = yield* Flow.make("skipped", { queues: [Extract], retention }, (flow) => {
+          const bad = flow.job(Extract, "bad")
+          return flow.job(Extract, "a", { after: [bad], onFailure: "skip" })
+        })
+        assert.strictEqual((yield* reasonOf(skipped.run()))._tag, "NodeSkipped")
+      }))
+    ))
+
+  it.effect("refuses wrong graphs before anything is sent", () =>
+    withNode(() =>
+      scoped(Effect.gen(function*() {
+        let other: Flow.Node<number> | undefined
+        const wrong: ReadonlyArray<(flow: Flow.Builder) => unknown> = [
+          (flow) => {
+            const [a, b] = [flow.job(Extract, "a"), flow.job(Extract, "b")]
+            flow.edge(a, b)
+            flow.edge(b, a)
+          },
+          (flow) => {
+            const a = flow.job(Extract, "a")
+            flow.edge(a, a)
+          },
+          (flow) => [flow.job(Extract, "a", { name: "a" }), flow.job(Extract, "a", { name: "a" })],
+          (flow) => flow.job(Extract, "a", { name: "" }),
+          (flow) => void (other = flow.job(Extract, "a")),
+          (flow) => flow.job(Extract, "a", { after: [other!] }),
+          (flow) => {
+            const a = flow.job(Extract, "a")
+            return flow.job(Extract, "a", { after: [a, a] })
+          },
+          (flow) => flow.job(Extract, "a", { onFailure: "other" as never, after: [flow.job(Extract, "b")] }),
+          (flow) => flow.job(Load, { sum: 1 }, { group: "g" }),
+          (flow) => flow.job(Extract, "a", { attempts: 0 }),
+          () => ["a"]
+        ]
+        for (const [at, build] of wrong.entries()) {
+          const flow = yield* Flow.make(`wrong${at}`, { queues: [Extract, Load], retention }, build as never)
+          const exit = yield* Effect.exit(flow.start(undefined as never))
+          // That one is right, and its node is of another graph from then on.
+          if (at === 4) yield* Effect.flatMap(flow.start(undefined as never), (run) => run.await)
+          else isRangeError(exit)
+        }
+        isRangeError(yield* Effect.exit(Effect.scoped(Flow.make("", { queues: [Extract] }, () => {}))))
+        const flow = yield* made(() => {})
+        isRangeError(yield* Effect.exit(flow.start(undefined, { id: "x".repeat(450) })))
+        const bad = yield* Flow.make("bad", { queues: [Extract] }, (flow) => void flow.job(Extract, 1 as never))
+        assert.strictEqual((yield* reasonOf(bad.start()))._tag, "InvalidPayload")
+      }))
+    ))
+
+  it.effect("begins a run once, whichever process begins it, and lets all await it", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const begun: Array<string> = []
+        const on = yield* Effect.forEach(upTo(3), () => node(server.url, { namespace }))
+        const working = workers((text) => {
+          begun.push(text)
+          return Effect.succeed(text.length)
+        })
+        const answers = yield* Effect.forEach(on, (context, at) =>
+          onNode(context)(
+            live(at === 0 ? working : Layer.empty)(Effect.gen(function*() {
+              const etl = yield* Etl
+              const answer = yield* etl.run(["a", "bb"], { id: "one" })
+              const { reason } = yield* Effect.flip(etl.run(["other"], { id: "one" }))
+              assert.strictEqual(reason._tag, "RunMismatch")
+              assert.strictEqual(yield* etl.attach("one").await, answer)
+              return answer
+            })) as Effect.Effect<string, unknown, Coordinator.Coordinator>
+          ), { concurrency: "unbounded" })
+        assert.deepStrictEqual(answers, ["loaded 3", "loaded 3", "loaded 3"])
+        assert.deepStrictEqual(begun.toSorted(), ["a", "bb"])
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("does not know runs that were never started, or are over for long", () =>
+    withNode(() =>
+      scoped(Effect.gen(function*() {
+        const etl = yield* Etl
+        const never = etl.attach("never")
+        for (
+          const asked of [
+            never.await,
+            never.status,
+            never.retry,
+            Stream.runDrain(never.changes),
+            Stream.runDrain(never.nodes)
+          ]
+        ) {
+          assert.strictEqual((yield* reasonOf(asked as Effect.Effect<unknown, Flow.FlowError>))._tag, "RunUnknown")
+        }
+        assert.isFalse(yield* never.cancel)
+        const run = yield* etl.start(["a"], { id: "short" })
+        yield* run.await
+        yield* eventually(Effect.map(reasonOf(run.status), ({ _tag }) => assert.strictEqual(_tag, "RunUnknown")))
+      }))
+    ))
+
+  it.effect("interrupts running nodes when it is cancelled, and starts no others", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const begun = yield* Deferred.make<void>()
+        const interrupted = yield* Deferred.make<void>()
+        const working = workers((text) =>
+          text === "long"
+            ? Effect.onInterrupt(
+              Effect.andThen(Deferred.succeed(begun, undefined), Effect.never),
+              () => Deferred.succeed(interrupted, undefined)
+            )
+            : extract(text)
+        )
+        yield* live(working)(Effect.gen(function*() {
+          const etl = yield* Etl
+          const run = yield* etl.start(["a", "long"])
+          yield* Deferred.await(begun)
+          assert.isTrue(yield* run.cancel)
+          assert.strictEqual((yield* reasonOf(run.await))._tag, "FlowCancelled")
+          yield* Deferred.await(interrupted)
+          const states = yield* statesOf(run)
+          assert.deepStrictEqual([states["extract-2"], states.load], ["cancelled", "cancelled"])
+        }))
+      })
+    ))
+
+  it.effect("cancels the run of a caller that is interrupted, unless that is not wanted", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const working = workers((text) => text === "long" ? Effect.never : Effect.succeed(text.length))
+        yield* live(working)(Effect.gen(function*() {
+          const etl = yield* Etl
+          for (const onInterrupt of ["cancel", "continue"] as const) {
+            const fiber = yield* Effect.forkChild(etl.run(["long"], { id: onInterrupt, onInterrupt }))
+            const run = etl.attach(onInterrupt)
+            yield* eventually(Effect.map(statesOf(run), (states) => assert.strictEqual(states["extract-1"], "active")))
+            yield* Fiber.interrupt(fiber)
+            if (onInterrupt === "continue") {
+              assert.strictEqual((yield* run.status).state, "running")
+              yield* run.cancel
+            }
+            assert.strictEqual((yield* reasonOf(run.await))._tag, "FlowCancelled")
+          }
+        }))
+      })
+    ))
+
+  it.effect("expires at its deadline", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const working = workers(() => Effect.never)
+        yield* live(working)(Effect.scoped(Effect.gen(function*() {
+          const flow = yield* made((flow) => {
+            const a = flow.job(Extract, "a")
+            flow.job(Extract, "b", { after: [a] })
+          }, { deadline: "300 millis" })
+          const run = yield* flow.start()
+          assert.strictEqual((yield* reasonOf(run.await))._tag, "FlowExpired")
+          assert.deepStrictEqual(yield* statesOf(run), { "extract-1": "cancelled", "extract-2": "cancelled" })
+        })))
+      })
+    ))
+
+  it.effect("goes on from the failed nodes when it is retried", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const begun: Array<string> = []
+        let fine = false
+        const working = workers((text) => {
+          begun.push(text)
+          return text === "later" && !fine ? Effect.fail("not yet") : Effect.succeed(text.length)
+        })
+        yield* live(working)(Effect.gen(function*() {
+          const etl = yield* Etl
+          const run = yield* etl.start(["a", "later"])
+          assert.strictEqual((yield* reasonOf(run.await))._tag, "NodeFailed")
+          fine = true
+          assert.isTrue(yield* run.retry)
+          assert.strictEqual(yield* run.await, "loaded 6")
+          assert.deepStrictEqual(begun.toSorted(), ["a", "later", "later"])
+          assert.isFalse(yield* run.retry)
+        }))
+      })
+    ))
+
+  it.effect("compensates what is done, the last node first, when it has failed", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const undone: Array<number> = []
+        const working = workers(extract, ({ sum }) =>
+          Effect.sync(() => {
+            undone.push(sum)
+            return "undone"
+          }))
+        yield* live(working)(Effect.scoped(Effect.gen(function*() {
+          const flow = yield* made((flow) => {
+            const a = flow.job(Extract, "a", { name: "a" })
+            const b = flow.job(Extract, "bb", { name: "b", after: [a] })
+            const c = flow.job(Extract, "bad", { name: "c", after: [b] })
+            for (const node of [a, b, c]) flow.compensate(node, Load, (sum) => ({ sum }))
+          })
+          const run = yield* flow.start()
+          assert.strictEqual((yield* reasonOf(run.await))._tag, "NodeFailed")
+          assert.deepStrictEqual(undone, [2, 1])
+          assert.deepStrictEqual(yield* statesOf(run), { a: "compensated", b: "compensated", c: "failed" })
+        })))
+      })
+    ))
+
+  it.effect("takes in nodes that a handler adds, when its job is done", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        let attempts = 0
+        const working = Layer.mergeAll(
+          Queue.worker(Extract, (text) =>
+            Effect.gen(function*() {
+              const etl = yield* Etl
+              if (text !== "split") return text.length
+              const a = yield* etl.add(Extract, "aaa", { name: "first" })
+              yield* etl.add(Extract, "bbbb", { name: "second", after: [a], before: ["load"] })
+              attempts++
+              return attempts < 2 ? yield* Effect.fail("again") : 0
+            }), { concurrency: 10, attempts: 2, retry: Schedule.spaced("20 millis") }),
+          Queue.worker(Load, () =>
+            Effect.gen(function*() {
+              const etl = yield* Etl
+              const found = yield* etl.results(Extract)
+              return [...found].map(([name, count]) => `${name} ${count}`).toSorted().join(", ")
+            }))
+        )
+        yield* live(working)(Effect.gen(function*() {
+          const etl = yield* Etl
+          const run = yield* etl.start(["split", "a"])
+          assert.strictEqual(yield* run.await, "extract-1 0, extract-2 1, second 4")
+          assert.strictEqual((yield* run.status).nodes, 5)
+        }))
+      })
+    ))
+
+  it.effect("fails a node that adds what does not fit", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const working = Layer.mergeAll(
+          Queue.worker(Extract, (text) =>
+            Effect.gen(function*() {
+              const etl = yield* Etl
+              yield* etl.add(Extract, "a", text === "twice" ? { name: "load" } : { before: ["unknown"] })
+              return 1
+            })),
+          Queue.worker(Load, load)
+        )
+        yield* live(working)(Effect.gen(function*() {
+          const etl = yield* Etl
+          for (const text of ["twice", "unknown"]) {
+            const reason = yield* reasonOf(etl.run([text]))
+            assert.include(reason.message, text === "twice" ? "load" : "unknown")
+          }
+          isRangeError(yield* Effect.exit(Effect.provideService(etl.results(Extract), Queue.Job, {} as never)))
+        }))
+      })
+    ))
+
+  it.effect("shows the states of the nodes, and every change", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const go = yield* Deferred.make<void>()
+        const working = workers((text) => Effect.as(Deferred.await(go), text.length))
+        yield* live(working)(Effect.gen(function*() {
+          const etl = yield* Etl
+          const run = yield* etl.start(["a", "bb"])
+          const fiber = yield* Effect.forkChild(Stream.runCollect(run.changes))
+          yield* eventually(Effect.map(run.status, ({ counts }) => assert.strictEqual(counts.active, 2)))
+          yield* Deferred.succeed(go, undefined)
+          const changes = yield* Fiber.join(fiber)
+          const of = (name: string) => changes.filter(({ node }) => node === name).map(({ state }) => state)
+          assert.deepStrictEqual(of("load").at(0), "blocked")
+          for (const name of ["extract-1", "extract-2", "load"]) assert.strictEqual(of(name).at(-1), "done")
+          const { endedAt, startedAt, state } = yield* run.status
+          assert.strictEqual(state, "done")
+          assert.isTrue(Option.isSome(Option.all([Option.fromUndefinedOr(endedAt), Option.fromUndefinedOr(startedAt)])))
+        }))
+      })
+    ))
+
+  it.effect("runs a fan-out and fan-in of 10,000 nodes", () =>
+    withNode(() =>
+      scoped(Effect.gen(function*() {
+        const flow = yield* made((flow) => {
+          const first = flow.job(Extract, "first")
+          const all = upTo(10_000).map(() => flow.job(Extract, "a", { after: [first] }))
+          return flow.job(Load, { after: all, payload: (counts) => ({ sum: counts.reduce((a, b) => a + b, 0) }) })
+        })
+        assert.strictEqual(yield* flow.run(), "loaded 10000")
+      }))
+    ), 600_000)
+
+  it.effect("runs a chain of 10,000 nodes, and skips one", () =>
+    withNode(() =>
+      scoped(Effect.gen(function*() {
+        const chained = (first: string) => (flow: Flow.Builder) =>
+          upTo(10_000).reduce<Flow.Node<number>>(
+            (before) => flow.job(Extract, "a", { after: [before], onFailure: "skip" }),
+            flow.job(Extract, first)
+          )
+        const chain = yield* made(chained("a"))
+        assert.strictEqual(yield* chain.run(), 1)
+        const skipped = yield* Flow.make("skipped", { queues: [Extract], retention: "3 seconds" }, chained("bad"))
+        const run = yield* skipped.start()
+        assert.strictEqual((yield* reasonOf(run.await))._tag, "NodeSkipped")
+        assert.strictEqual((yield* run.status).counts.skipped, 10_000)
+      }))
+    ), 600_000)
+})

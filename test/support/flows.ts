@@ -1,0 +1,25 @@
+/** What is on its way between a flow and its queues. */
+import { assert } from "@effect/vitest"
+import { Effect } from "effect"
+import { Coordinator } from "../../src/index.ts"
+import { placeIn, spaceOf } from "../../src/internal/hold/place.ts"
+import { question } from "../../src/internal/hold/request.ts"
+import { eventually } from "./eventually.ts"
+
+/** Waits until all errands of a flow are delivered. What is left when the last process closes waits for the next one, for ever. */
+export const delivered = (name: string) =>
+  Effect.gen(function*() {
+    const space = spaceOf(yield* Coordinator.Coordinator)
+    const { partitions } = space.kernel.settings
+    for (let index = 0; index < partitions; index++) {
+      const place = placeIn(space, space.kernel.partitionAt(index), "errands", name, undefined)
+      yield* eventually(
+        Effect.map(question(place, "queue.state", []), (reply) => {
+          if (reply[0] === "missing") return
+          const [, ready, delayed, active] = reply
+          assert.deepStrictEqual([ready.map(Number), delayed, active], [[0, 0, 0, 0], 0, 0])
+        }),
+        { message: `the errands of ${name} are delivered` }
+      )
+    }
+  })
