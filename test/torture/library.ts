@@ -485,8 +485,8 @@ export const bugs: { readonly [name: string]: Bug } = {
     faults: ["SIGSTOP", "partition"],
     sources: [[
       "internal/queue/worker.ts",
-      "for (const task of [...this.#working.values()]) this.#abandon(task)\n  }\n\n  // ---",
-      "for (const task of this.#working.values()) task.over = true\n    this.#working.clear()\n  }\n\n  // ---"
+      "for (const task of [...this.#working.values()]) this.#abandon(task)\n    // Others",
+      "for (const task of this.#working.values()) task.over = true\n    this.#working.clear()\n    // Others"
     ]]
   },
   // A worker that leaves interrupts its handlers at once.
