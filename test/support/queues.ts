@@ -40,4 +40,4 @@ export const working = <A, S, E, E2 = never>(
   })
 
 export const begins = <A>({ begun }: { readonly begun: ReadonlyArray<A> }, expected: ReadonlyArray<A>) =>
-  eventually(Effect.sync(() => assert.deepStrictEqual(begun, expected)))
+  eventually(Effect.sync(() => assert.deepStrictEqual(begun, expected)), { timeout: "30 seconds" })
