@@ -200,10 +200,10 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
           assert.strictEqual(yield* server.cli("EXISTS", items), "0")
         }
         yield* server.cli("CONFIG", "SET", "slowlog-log-slower-than", "10000")
-        // The machine may be busy, so one of each has to be as fast as it should be.
+        // To delete them one by one takes tens of milliseconds. The machine may be busy, so that is true of one of each.
         for (const half of [slowest.filter((_, at) => at % 2 === 0), slowest.filter((_, at) => at % 2 === 1)]) {
           assert.isAbove(half.length, 1)
-          assert.isBelow(Math.min(...half), 3000, `micros: ${slowest.join()}`)
+          assert.isBelow(Math.min(...half), 10_000, `micros: ${slowest.join()}`)
         }
       })))
 

@@ -1,6 +1,6 @@
 /** What a server may refuse: memory, permissions, functions, plain text, and a namespace of another shape. */
 import { assert, layer } from "@effect/vitest"
-import { Deferred, Effect, Fiber, Layer, Option, Schema, type Scope } from "effect"
+import { Deferred, Effect, Fiber, Layer, Option, Schedule, Schema, type Scope } from "effect"
 import { Coordinator, Lease, Lock, ReadWriteLock, Redis, Rendezvous, Semaphore } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { awake } from "./support/awake.ts"
@@ -282,6 +282,13 @@ layer(TestServer.layer, live)("a server", (it) => {
           yield* Lock.withLock(
             Effect.map(server.cli("HLEN", `{${namespace}:00}:lock:b`), (count) => assert.strictEqual(count, "1")),
             "b"
+          ).pipe(
+            // The new session may have been refused before, and the answer is on its way.
+            Effect.retry({
+              while: (error) => error instanceof Lock.LockError && redisReason(error) === "MissingPermission",
+              schedule: Schedule.spaced("50 millis"),
+              times: 20
+            })
           )
           yield* quickly(Lock.withLock(Effect.void, "a"), "what was taken and refused")
         }).pipe(Effect.provideContext(context))

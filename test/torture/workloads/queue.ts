@@ -111,12 +111,16 @@ const running = (client: Client, queue: Queue, leaves: boolean) => {
   const grace = client.random() < 0.5 ? 0 : Math.round(client.random() * 400)
   const size = () => client.pick([1, 2, 4, mostSize])
   const working = Effect.gen(function*() {
-    const pool = yield* queue.pool((value) => decided(client, queue, value, run), {
-      concurrency: size(),
-      attempts: workerAttempts,
-      retry: Schedule.spaced(retryDelay),
-      grace
-    })
+    // Of several shards, jobs of the first come while the others are being joined, which may fail.
+    const pool = yield* Effect.onError(
+      queue.pool((value) => decided(client, queue, value, run), {
+        concurrency: size(),
+        attempts: workerAttempts,
+        retry: Schedule.spaced(retryDelay),
+        grace
+      }),
+      () => Effect.ignore(follow(client, queue, "unopened", ({ tell }) => Effect.sync(() => tell("unopened", run))))
+    )
     yield* Effect.forkScoped(
       Effect.forever(Effect.flatMap(Effect.sleep(200 + client.random() * 1000), () => pool.resize(size())))
     )
