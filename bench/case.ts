@@ -58,6 +58,8 @@ export interface Job {
       /** Milliseconds between two events, about; 0: as fast as they are handled. */
       readonly interval: number
     }
+    /** Workers run what each of them has offered: jobs that take so many milliseconds. `keep` of them are not stolen. */
+    | { readonly is: "steal"; readonly loads: ReadonlyArray<ReadonlyArray<number>>; readonly keep: number }
     | JobsTask
     | StoreTask
     /** Runs a graph of so many jobs once to warm up, and then so often. */
@@ -105,12 +107,20 @@ export interface FlowResult {
   readonly millis: number
 }
 
+export interface StealResult {
+  /** From the first offer to the end of the last job. */
+  readonly millis: number
+}
+
 export interface Entered {
   readonly at: number
 }
 
 const load = async (name: Name): Promise<Open> => {
   switch (name) {
+    case "lockstep-deque":
+    case "static":
+      return (await import("./contestants/stealing.ts")).open
     case "lockstep":
       return (await import("./contestants/lockstep.ts")).open
     case "lockstep-scoped":
@@ -388,6 +398,9 @@ switch (job.task.is) {
     break
   case "flow":
     await send(await flow(contestant, job.task))
+    break
+  case "steal":
+    await send({ millis: await contestant.steal!(job.task.loads, job.task.keep) } satisfies StealResult)
     break
   case "store":
     await store(await contestant.queue!("jobs", "default"), job.task)

@@ -96,7 +96,7 @@ export interface JobQueue {
 /** Jobs one behind the other; one behind all others; or one before, and one behind, all others. */
 export type Graph = "chain" | "fan-in" | "fan-out"
 
-/** None of these ends, except by failing, but `hold`, `queue` and `flow`. Nobody can do everything. */
+/** None of these ends, except by failing, but `hold`, `queue`, `flow` and `steal`. Nobody can do everything. */
 export interface Contestant {
   /** A loop of acquire and release for each worker, all at once. */
   readonly locks?: (workers: ReadonlyArray<Worker>) => Promise<void>
@@ -124,6 +124,8 @@ export interface Contestant {
   readonly queue?: (name: string, finished: "default" | "removed") => Promise<JobQueue>
   /** Makes it ready to run a graph of so many jobs; each call runs it once, until its end is known. */
   readonly flow?: (graph: Graph, nodes: number) => Promise<() => Promise<unknown>>
+  /** Runs jobs of so many milliseconds, those of each worker offered by itself, and says how long that took. */
+  readonly steal?: (loads: ReadonlyArray<ReadonlyArray<number>>, keep: number) => Promise<number>
 }
 
 export type Open = (settings: Settings) => Promise<Contestant>

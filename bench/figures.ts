@@ -4,6 +4,8 @@ import * as server from "./server.ts"
 
 export type Column =
   | "lockstep"
+  | "lockstep-deque"
+  | "static"
   | "ioredis"
   | "ioredis-auto"
   | "redlock"

@@ -48,15 +48,15 @@ const thousand = nodes.toLocaleString("en")
 export const flows: ReadonlyArray<Case> = [
   {
     title: "chain of jobs",
-    run: (context) => perEdge(context, 21, "chain", nodes - 1, `chain of ${thousand} jobs`, ["lockstep", "bullmq"])
+    run: (context) => perEdge(context, 22, "chain", nodes - 1, `chain of ${thousand} jobs`, ["lockstep", "bullmq"])
   },
   {
     title: "fan-in of jobs",
-    run: (context) => perEdge(context, 22, "fan-in", nodes, `one job behind ${thousand} others`, ["lockstep", "bullmq"])
+    run: (context) => perEdge(context, 23, "fan-in", nodes, `one job behind ${thousand} others`, ["lockstep", "bullmq"])
   },
   {
     // No tree, so BullMQ cannot express it.
     title: "fan-out of jobs",
-    run: (context) => perEdge(context, 23, "fan-out", 2 * nodes, `${thousand} jobs between two others`, ["lockstep"])
+    run: (context) => perEdge(context, 24, "fan-out", 2 * nodes, `${thousand} jobs between two others`, ["lockstep"])
   }
 ]

@@ -8,6 +8,7 @@ import * as server from "./server.ts"
 
 /** What contestants send to Redis, as opposed to what their scripts call there. */
 export const commands: { readonly [column in Column]?: ReadonlyArray<string> } = {
+  "lockstep-deque": ["fcall", "evalsha", "eval", "xread", "ping", "function|load", "script|load"],
   lockstep: ["fcall", "evalsha", "eval", "xread", "ping", "function|load", "script|load"],
   ioredis: ["set", "evalsha", "eval", "ping"],
   "ioredis-auto": ["set", "evalsha", "eval", "ping"],

@@ -4,7 +4,7 @@
  *     node bench/main.ts [--quick] [--write] [--cpu-prof] [case ...]
  *
  * `--quick` shortens everything, `--write` writes RESULTS.md, `--cpu-prof` leaves profiles of lockstep's processes in
- * cases 1 to 4, 8 to 10 and 13 to 18 in the current directory. Cases are numbers from 1 to 21; without any, all of them run.
+ * cases 1 to 4, 8 to 10 and 13 to 18 in the current directory. Cases are numbers from 1 to 26; without any, all of them run.
  */
 import { readFileSync, writeFileSync } from "node:fs"
 import { createRequire } from "node:module"
@@ -18,6 +18,7 @@ import { describe, findCores } from "./machine.ts"
 import { queues } from "./queues.ts"
 import { refs } from "./refs.ts"
 import { isMet, results, tables } from "./report.ts"
+import { stealing } from "./stealing.ts"
 import { topics } from "./topics.ts"
 
 const { positionals, values } = parseArgs({
@@ -28,7 +29,7 @@ const { positionals, values } = parseArgs({
     "cpu-prof": { type: "boolean", default: false }
   }
 })
-const cases = [...ofLocks, ...coordination, ...refs, ...topics, ...queues, ...flows]
+const cases = [...ofLocks, ...coordination, ...refs, ...topics, ...queues, ...flows, ...stealing]
 const wanted = positionals.length === 0 ? cases.map((_, at) => at + 1) : positionals.map(Number)
 for (const at of wanted) if (cases[at - 1] === undefined) throw new RangeError(`there is no case ${at}`)
 

@@ -29,7 +29,7 @@ const start = (context: Context, redis: server.Server, contestant: Column, proce
 // -----------------------------------------------------------------------------
 
 /** Rates and costs of so many jobs, by contestants in turn on one server. */
-const throughput = async (
+export const throughput = async (
   context: Context,
   about: {
     readonly case: number

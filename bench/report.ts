@@ -4,6 +4,8 @@ import { median } from "./figures.ts"
 
 const columns: ReadonlyArray<readonly [Column, string]> = [
   ["lockstep", "lockstep"],
+  ["lockstep-deque", "lockstep, deque"],
+  ["static", "static partitions"],
   ["ioredis", "ioredis"],
   ["ioredis-auto", "ioredis, auto-pipelined"],
   ["redlock", "redlock"],
@@ -190,6 +192,10 @@ ${tables(rows)}
   every 10 ms on average. PersistedQueue polls every second.
 * Memory of jobs (19) is what 10,000 more of them cost after the first 500, with the default settings of all: BullMQ and
   bee-queue keep finished jobs.
+* Skewed load (25): 4 workers with a coordinator each run one job at a time; one worker offers 70 % of the work. A job sleeps for 20
+  to 90 ms. \`lockstep\` is \`WorkStealing\` with the defaults; in \`static partitions\` all workers \`keep\` all of their jobs. The ideal
+  is all work divided by 4.
+* A deque (26): a process offers jobs to its own deque, and runs them, as in cases 16 and 17.
 * A hand-over (11) is measured from the last instruction of the leader, after which it resigns, to the first one of the
   next leader.
 

@@ -6,7 +6,7 @@
 -- A job is one entry of a stream, from its offer until it is done. Its id is "<letter><ms>-<number>": the letter says which
 -- stream, and of which level the job is. Numbers are those of the queue, so ids differ between its streams too.
 --   u h n l   `urgent`, `high`, `normal`, `low`: jobs that can be handed out in the order of their offers
---   U H N L   `held`, for jobs of each level that cannot: they begin with a delay
+--   U H N L   `held`, for jobs of each level that cannot: they begin with a delay, or in the deque of a worker
 --   V I O M   `held`, for jobs of groups: see lua/QueueGroups.lua
 -- Fields of an entry: b <JSON>, and where the job has them: i <id of the producer's> a <attempts> t <timeout in ms>
 -- e <ms after which it is not begun> r <1 if its outcome is kept> s <tick and name of its schedule> x <trace>
@@ -25,7 +25,7 @@
 --   s                  record Queue
 --   m                  record QueuePolicy
 --   o<session>/<id>    a member: it offers or works
---   w<session>/<id>    a worker: "<credit> <deliveries so far> <1 if it is in the list>"
+--   w<session>/<id>    a worker: "<credit> <deliveries so far> <1 if it is in the list>", and with a deque "<jobs in hand> <name>"
 --   a<job>             the members that wait for the outcome of a job: their claims
 --   y<job>             what else is told of the end of a job: lua/QueueErrands.lua
 --   j<job>             a cancelled job that keeps its slots: lua/QueueCancel.lua
@@ -35,6 +35,7 @@
 --   h                  the history by minutes: lua/QueueLists.lua
 --   e                  while `draining` is 1, the workers that are told when no job waits: their claims
 --   n                  the member that is asked for ticks when the member that gave them is dead
+--   D D<name> E<...>   deques: lua/QueueStealing.lua
 -- `ids` has the ids that producers gave to jobs that are not done: the id of each job. `even` and `odd` have, in turns of
 -- `window` ms, i<id> and r<job> of jobs that are done: the job, and its outcome as JSON. They also have t<id> "<time> <job>" of jobs
 -- that others are duplicates of until then, and p<node> "<number> <reply>" of the last offer of a coordinator.
@@ -49,12 +50,13 @@
 -- that are done are deleted at once.
 --
 -- `waited` and `ran` are the ms that all jobs together have waited and were in work until `since`. Ids and outcomes of jobs up to
--- the number `cleared` are not known any more. `plans` counts schedules. `sweep` is for lua/QueueSweep.lua.
+-- the number `cleared` are not known any more. `plans` counts schedules. `sweep` is for lua/QueueSweep.lua. `stored` counts jobs in
+-- deques, `orphaned` places in deques that no worker has, and `gaps` places without a job.
 -- record Queue 1: number, stamp, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12, delayed, active, dead, paused, turn, served,
 --   members, workers, idle, limit, spacing, burst, tat, window, completed, buried, expired, bounded, named, last1, last2,
 --   last3, last4, at1, at2, at3, at4, done1, done2, done3, done4, full1, full2, full3, full4, notes, stacked,
 --   length, overflow, queued, told, dropped, shards, armed, grouped, after,
---   since, begun, waited, ran, plans, cleared, sweep, draining, blocked, awaited, cancelled
+--   since, begun, waited, ran, plans, cleared, sweep, draining, blocked, awaited, cancelled, stored, orphaned, gaps
 -- record QueuePolicy 1: letters, retain, crashes, grouplimit, groupspacing, groupburst
 
 local RETURNED, DELAYED, BLOCKED, JOBS, CRASH = '-', '~', '^', 'workers', 65536
@@ -91,8 +93,13 @@ local function consumerOf(letter, consumer)
 end
 
 local function workerFrom(claim, packed)
-  local credit, sent, listed = match(packed, '^(%S+) (%S+) (%S+)$')
-  return { claim = claim, credit = tonumber(credit), sent = tonumber(sent), listed = listed == '1' }
+  local credit, sent, listed, more = match(packed, '^(%S+) (%S+) (%S+)(.*)$')
+  local worker = { claim = claim, credit = tonumber(credit), sent = tonumber(sent), listed = listed == '1' }
+  if more ~= '' then
+    local busy, deque = match(more, '(%S+) (%S+)')
+    worker.busy, worker.deque = tonumber(busy), deque
+  end
+  return worker
 end
 
 local function workerOf(queue, claim)
@@ -129,7 +136,7 @@ local function readQueue(ctx, key, claim)
       idle = 0, limit = 0, spacing = 0, burst = 0, tat = 0, window = 0, completed = 0, buried = 0, expired = 0, bounded = 0,
       named = 0, notes = 0, stacked = 0, length = 0, overflow = 0, queued = 0, told = 0, dropped = 0,
       shards = 1, armed = 0, grouped = 0, after = 0, since = ctx.now, begun = 0, waited = 0, ran = 0, plans = 0, cleared = 0, sweep = 0,
-      draining = 0, blocked = 0, awaited = 0, cancelled = 0
+      draining = 0, blocked = 0, awaited = 0, cancelled = 0, stored = 0, orphaned = 0, gaps = 0
     }
     for source = 1, #FIELD do queue[FIELD[source]] = 0 end
     for letter, last in pairs(LAST) do
@@ -153,7 +160,7 @@ local function readyIn(queue)
 end
 
 local function waitingIn(queue)
-  return readyIn(queue) + groups.waiting(queue)
+  return readyIn(queue) + groups.waiting(queue) + queue.stored
 end
 
 -- What keeps a queue in Redis: dead letters and schedules too, and jobs that have to hear of the end of another.
@@ -246,9 +253,9 @@ end
 -- A job that is not done: its fields, and as `holdingOf`.
 local function jobAt(queue, letter, id)
   local holder, count = holdingOf(queue, letter, id)
-  -- An entry that was handed out and is not pending was not trimmed yet.
+  -- An entry that was handed out and is not pending was not trimmed yet. In `held` it is in a deque.
   local last = LAST[letter]
-  if not holder and (not last or tonumber(match(id, '%d+$')) <= queue[last]) then return nil end
+  if not holder and last and tonumber(match(id, '%d+$')) <= queue[last] then return nil end
   return entryAt(queue[letter], id), holder, count
 end
 
@@ -462,8 +469,8 @@ local function expireJob(ctx, queue, letter, id, fields)
   return true
 end
 
-local function takeInto(ctx, queue, source, claim, count, items)
-  local entries, counts, letter = takeSource(queue, source, claim, count)
+-- Adds the jobs of entries that a worker has taken, but for those that have expired, or begin later.
+local function addTaken(ctx, queue, letter, entries, counts, items)
   local notes = notesOf(queue, letter, entries)
   for at = 1, #entries do
     local id, fields = entries[at][1], entries[at][2]
@@ -476,6 +483,11 @@ local function takeInto(ctx, queue, source, claim, count, items)
       items[#items + 1] = describedJob(letter, id, counts and text(counts[id]) or '1', fields)
     end
   end
+end
+
+local function takeInto(ctx, queue, source, claim, count, items)
+  local entries, counts, letter = takeSource(queue, source, claim, count)
+  addTaken(ctx, queue, letter, entries, counts, items)
 end
 
 -- Takes jobs of the first source that has any; while others have some too, one of TURNS comes from those in turn.
@@ -548,6 +560,7 @@ local function handOutTo(ctx, queue, worker, items)
   if count == 0 then return end
   local session, id = match(worker.claim, '^([^/]*)/(.*)$')
   worker.credit, worker.sent = worker.credit - count, worker.sent + 1
+  if worker.deque then extend.handed(ctx, queue, worker, count) end
   queue.active, queue.begun = queue.active + count, queue.begun + count
   if queue.spacing > 0 then queue.tat = math.max(queue.tat, ctx.now) + count * queue.spacing end
   local token = nextTokens(ctx, count)
@@ -567,7 +580,7 @@ local function dispatchJobs(ctx, queue)
     local ready = readyIn(queue)
     local inGroups = queue.grouped > 0 and groups.ready(queue) or 0
     ready = ready + inGroups
-    if ready == 0 then return end
+    if ready + queue.stored == 0 then return end
     if queue.after > ctx.now then return soonerDue(ctx, queue, queue.after) end
     local allowed = MOST.handed
     if queue.limit > 0 then allowed = queue.limit - queue.active end
@@ -575,20 +588,26 @@ local function dispatchJobs(ctx, queue)
     local byRate = allowedByRate(ctx, queue)
     if byRate <= 0 then return soonerDue(ctx, queue, math.ceil(queue.tat + queue.spacing - queue.burst)) end
     if handed >= MOST.handed then return soonerDue(ctx, queue, ctx.now) end
-    local worker = nextWorker(ctx, queue)
+    local worker = queue.stored > 0 and extend.owner(ctx, queue) or nextWorker(ctx, queue)
     if not worker then
       queue.lacking = true
       return
     end
-    local share = math.ceil(ready / (#queue.list - queue.head + 2))
-    local some = math.min(worker.credit, MOST.hand, share, allowed, byRate)
-    local before = queue.expired + queue.delayed
-    local items = inGroups > 0 and groups.take(ctx, queue, worker.claim, some)
-      or takeJobs(ctx, queue, worker.claim, some)
+    local some = math.min(worker.credit, MOST.hand, allowed, byRate)
+    local before, items = queue.expired + queue.delayed, nil
+    if queue.stored > 0 then
+      items = extend.deal(ctx, queue, worker, some, ready, inGroups)
+    else
+      some = math.min(some, math.ceil(ready / (#queue.list - queue.head + 2)))
+      items = inGroups > 0 and groups.take(ctx, queue, worker.claim, some)
+        or takeJobs(ctx, queue, worker.claim, some)
+    end
     -- Jobs that have expired, or begin later, are work too.
-    handed = handed + math.max(1, #items + queue.expired + queue.delayed - before)
-    handOutTo(ctx, queue, worker, items)
+    handed = handed + math.max(1, #(items or {}) + queue.expired + queue.delayed - before)
+    handOutTo(ctx, queue, worker, items or {})
     enlist(queue, worker)
+    -- No worker of the list may have what is left.
+    if not items then return end
   end
 end
 
@@ -681,9 +700,12 @@ finishQueue = function(ctx, queue)
   for claim, worker in pairs(queue.loaded) do
     if worker and worker.changed then
       args[#args + 1] = 'w' .. claim
-      args[#args + 1] = text(worker.credit) .. ' ' .. text(worker.sent) .. (worker.listed and ' 1' or ' 0')
+      local packed = text(worker.credit) .. ' ' .. text(worker.sent) .. (worker.listed and ' 1' or ' 0')
+      if worker.deque then packed = packed .. ' ' .. text(worker.busy) .. ' ' .. worker.deque end
+      args[#args + 1] = packed
     end
   end
+  if queue.deques then extend.writeDeques(queue, args) end
   call('HSET', unpack(args))
   if queue.bounded < bounded then
     everyKey(queue, function(key) call('PERSIST', key) end)
@@ -715,13 +737,16 @@ end
 -- Offer
 -- -----------------------------------------------------------------------------
 
+-- Options that are texts.
+local TEXTS = 'ixqgypo'
+
 -- The options of an offer: letters with numbers, see `queue.offer`. Texts stand behind the body.
 local function wishOf(values, at, more)
   local wish = { level = 'n', at = at }
   for letter, number in string.gmatch(more, '(%a)(%d*)') do
     if LOWER[letter] and number == '' then
       wish.level = letter
-    elseif letter == 'i' or letter == 'x' or letter == 'q' or letter == 'g' or letter == 'y' or letter == 'p' then
+    elseif find(TEXTS, letter, 1, true) then
       local behind = wish.at + tonumber(number)
       wish[letter], wish.at = sub(values, wish.at, behind - 1), behind
     else
@@ -731,16 +756,16 @@ local function wishOf(values, at, more)
   return wish
 end
 
--- Jobs of `held` become pending as they are offered: nothing else reads that stream.
+-- Jobs of `held` become pending as they are offered: nothing else reads that stream. Answers those that are there.
 local function holdJobs(queue, consumer, ids)
-  if #ids == 0 then return end
+  if #ids == 0 then return {} end
   local args = { 'XCLAIM', queue.U, JOBS, consumer, 0 }
   for at, id in ipairs(ids) do args[5 + at] = id end
   for _, last in ipairs({ 'RETRYCOUNT', 0, 'FORCE', 'JUSTID' }) do args[#args + 1] = last end
-  if not tryJobs(unpack(args)) then
-    startJobs(queue.U)
-    tryJobs(unpack(args))
-  end
+  local held = tryJobs(unpack(args))
+  if held then return held end
+  startJobs(queue.U)
+  return tryJobs(unpack(args))
 end
 
 local function offerWish(ctx, queue, id, body, wish, holding)
@@ -752,13 +777,18 @@ local function offerWish(ctx, queue, id, body, wish, holding)
   if wish.e then args[#args + 1], args[#args + 2] = 'e', text(ctx.now + tonumber(wish.e)) end
   local due = wish.f and 0 or wish.d and ctx.now + tonumber(wish.d) or wish.w and tonumber(wish.w)
   local letter = wish.level
-  if due or wish.g or wish.p then
+  local dealt = wish.o or wish.c
+  if due or wish.g or wish.p or dealt then
     letter = (wish.g and groups.letters or HELD)[wish.level]
     args[1] = queue.U
     local later, blocked = due and due > ctx.now, wish.p and extend.isBlocked(wish)
-    local consumer = later and DELAYED or consumerOf(letter, blocked and BLOCKED or RETURNED)
-    local ids = holding[consumer] or {}
-    holding[consumer], ids[#ids + 1] = ids, id
+    dealt = dealt and not (due or blocked)
+      and extend.push(queue, wish.o or extend.home(queue, tonumber(wish.c)), match(id, '(%d+)%-(%d+)'))
+    if not dealt then
+      local consumer = later and DELAYED or consumerOf(letter, blocked and BLOCKED or RETURNED)
+      local ids = holding[consumer] or {}
+      holding[consumer], ids[#ids + 1] = ids, id
+    end
     if wish.f then
       local number = tonumber(match(id, '%d+$'))
       call('ZADD', queue.delays, text((1 - FRONT[letter]) * FRONT_SPAN - number), letter .. id)
@@ -769,7 +799,7 @@ local function offerWish(ctx, queue, id, body, wish, holding)
       call('ZADD', queue.delays, text(due), letter .. id)
       queue.delayed = queue.delayed + 1
       soonerDue(ctx, queue, due)
-    elseif not wish.g and not blocked then
+    elseif not wish.g and not blocked and not dealt then
       queue[READY[letter]] = queue[READY[letter]] + 1
     end
   else
@@ -818,6 +848,15 @@ local function storeJobs(ctx, queue, values, shapes, claim)
         known[#known + 1] = extend.refusal(queue, place)
       end
       at = behind
+    elseif find(more, '^o%d+$') then
+      -- As most jobs of deques are.
+      at = behind + sub(more, 2)
+      if added < last or hasRoom() then
+        added = added + 1
+        extend.place(queue, sub(values, behind, at - 1), time .. text(added), added, body, holding)
+      else
+        known[#known + 1] = extend.refusal(queue, place)
+      end
     else
       local wish = wishOf(values, behind, more)
       local job = wish.i and (call('HGET', queue.ids, wish.i) or recalled(ctx, queue, 'i' .. wish.i))
@@ -872,6 +911,7 @@ end
 --   d w e t   delay, time, expiry and timeout, in ms
 --   a r       attempts; its outcome is kept, as it has to be for a subscriber
 --   i x g y   bytes of its id, trace, group and subscriber, which are texts
+--   o c       bytes of the worker whose deque it goes to, a text; or the number of a key, and it goes to the deque of that
 --   q v       bytes of its id for deduplication, a text with the letter of the mode in front; the window of that, in ms
 --   p         bytes of the jobs that it runs after, see lua/QueueAfter.lua
 -- The jobs have consecutive numbers from `first` on. `known` has the exceptions, each with its place, from 0 on: the former job of
@@ -987,12 +1027,15 @@ end
 local function askingWorker(ctx, key, id)
   local claim = claimOf(ctx, id)
   local queue = loadQueue(ctx, key, claim)
-  return queue, workerOf(queue, claim), claim
+  local worker = workerOf(queue, claim)
+  if worker then worker.before = queue.active end
+  return queue, worker, claim
 end
 
--- A worker takes so many jobs more.
-local function giveCredit(queue, worker, take)
+-- A worker takes so many jobs more. What has become of jobs that it had in hand is done by then.
+local function giveCredit(ctx, queue, worker, take)
   worker.credit = worker.credit + tonumber(take)
+  if worker.deque then extend.relieved(ctx, queue, worker, worker.before - queue.active) end
   if tonumber(take) > 0 then arm(queue, worker.claim) end
   enlist(queue, worker)
 end
@@ -1031,7 +1074,7 @@ handlers['queue.done'] = function(ctx, key, id, jobs, take)
     end
   end
   queue.active, queue.completed = queue.active - done, queue.completed + done
-  giveCredit(queue, worker, take)
+  giveCredit(ctx, queue, worker, take)
   return '["done"]'
 end
 
@@ -1057,7 +1100,7 @@ handlers['queue.finish'] = function(ctx, key, id, job, given, deduped, outcome, 
   local queue, worker = askingWorker(ctx, key, id)
   if not worker then return MISSING end
   finishJob(ctx, queue, job, given, deduped, outcome)
-  giveCredit(queue, worker, take)
+  giveCredit(ctx, queue, worker, take)
   return '["done"]'
 end
 
@@ -1095,7 +1138,7 @@ handlers['queue.retry'] = function(ctx, key, id, job, delay, attempted, take)
       returnJobs(queue, letter, { [count] = { at } })
     end
   end
-  giveCredit(queue, worker, take)
+  giveCredit(ctx, queue, worker, take)
   return '["returned"]'
 end
 
@@ -1117,7 +1160,7 @@ handlers['queue.bury'] = function(ctx, key, id, job, reason, message, outcome, t
     removeJob(queue, letter, at)
     queue.active = queue.active - 1
   end
-  giveCredit(queue, worker, take)
+  giveCredit(ctx, queue, worker, take)
   return '["buried"]'
 end
 
@@ -1129,7 +1172,7 @@ end
 handlers['queue.credit'] = function(ctx, key, id, change, stop)
   local queue, worker = askingWorker(ctx, key, id)
   if not worker then return MISSING end
-  if stop == '1' then worker.credit, worker.changed = 0, true else giveCredit(queue, worker, change) end
+  if stop == '1' then worker.credit, worker.changed = 0, true else giveCredit(ctx, queue, worker, change) end
   return '["credited"]'
 end
 
@@ -1166,7 +1209,9 @@ handlers['queue.cancel'] = function(ctx, key, name)
   end
   if groups.levels[letter] then groups.cancelled(queue, letter, at, fields, holder, count) end
   if not holder then
-    queue[WAITING[letter]] = math.max(0, queue[WAITING[letter]] - 1)
+    local field = WAITING[letter] or 'stored'
+    queue[field] = math.max(0, queue[field] - 1)
+    if field == 'stored' then queue.gaps = queue.gaps + 1 end
   elseif holder == RETURNED then
     unstack(queue, job)
     if not groups.levels[letter] then queue[READY[letter]] = math.max(0, queue[READY[letter]] - 1) end
@@ -1249,6 +1294,7 @@ handlers['queue.state'] = function(ctx, key)
     ready[level] = queue[FIELD[3 * level - 2]] + queue[FIELD[3 * level - 1]] + queue[FIELD[3 * level]]
       + groups.waiting(queue, level)
   end
+  ready[3] = ready[3] + queue.stored
   return reply('state', list(ready), queue.delayed, queue.active, queue.dead, queue.workers, queue.paused == 1,
     queue.completed, queue.buried, queue.expired, queue.dropped, oldest or 0, queue.blocked)
 end
@@ -1359,6 +1405,7 @@ local function dismissWorker(ctx, queue, claim, crashed)
     tryJobs('XGROUP', 'DELCONSUMER', stream, JOBS, consumer)
   end
   call('HDEL', queue.key, 'w' .. claim)
+  if queue.loaded[claim].deque then extend.bereave(ctx, queue, queue.loaded[claim]) end
   local list = queue.loaded[claim].listed and listOfWorkers(queue) or {}
   for at = #list, queue.head or 1, -1 do
     if list[at] == claim then

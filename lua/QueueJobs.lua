@@ -185,6 +185,6 @@ handlers['queue.complete'] = function(ctx, key, id, job, given, deduped, outcome
     storeJobs(ctx, queue, values, shapes, false)
     if errands ~= '' then extend.entrust(ctx, queue, errands) end
   end
-  giveCredit(queue, worker, take)
+  giveCredit(ctx, queue, worker, take)
   return '["done"]'
 end

@@ -55,13 +55,10 @@ extend.depart = function(queue, claim)
   setLine(queue, line, first)
 end
 
--- Removes jobs of a source: up to so many that it reads. Without `delayed`, jobs that were rescheduled are delayed from now on.
--- Answers how many it has removed.
-local function removeWaiting(ctx, queue, source, most, delayed, outcome)
-  local some, count = math.min(queue[FIELD[source]], most), 0
-  if some <= 0 then return 0 end
-  -- No worker has a claim of this name.
-  local entries, _, letter = takeSource(queue, source, '/', some)
+-- Removes jobs that no worker has. Without `delayed`, jobs that were rescheduled are delayed from now on. Answers how many it has
+-- removed.
+local function removeEntries(ctx, queue, letter, entries, delayed, outcome)
+  local count = 0
   for _, entry in ipairs(entries) do
     local id, job = entry[1], letter .. entry[1]
     local due = not delayed and tonumber(noteOf(queue, 'd' .. job) or 0) or 0
@@ -74,6 +71,21 @@ local function removeWaiting(ctx, queue, source, most, delayed, outcome)
     end
   end
   return count
+end
+
+-- Of a source: up to so many that it reads.
+local function removeWaiting(ctx, queue, source, most, delayed, outcome)
+  local some = math.min(queue[FIELD[source]], most)
+  if some <= 0 then return 0 end
+  -- No worker has a claim of this name.
+  local entries, _, letter = takeSource(queue, source, '/', some)
+  return removeEntries(ctx, queue, letter, entries, delayed, outcome)
+end
+
+-- Of deques: the same.
+local function removeStored(ctx, queue, most, delayed, outcome)
+  if queue.stored == 0 or most <= 0 then return 0 end
+  return removeEntries(ctx, queue, 'N', extend.takeStored(queue, most), delayed, outcome)
 end
 
 -- Removes up to so many delayed jobs of no group, those first that are due first. Answers how many.
@@ -91,7 +103,7 @@ local function removeDelayed(ctx, queue, most, outcome)
   return count
 end
 
--- Removes the oldest jobs of the lowest level; then jobs of groups, and then delayed jobs.
+-- Removes the oldest jobs of the lowest level; then jobs of deques, jobs of groups, and then delayed jobs.
 local function dropJobs(ctx, queue, excess)
   local outcome, left, looked = '["dropped"]', excess, 0
   for level = #FIELD / 3, 1, -1 do
@@ -103,6 +115,11 @@ local function dropJobs(ctx, queue, excess)
         left = left - removeWaiting(ctx, queue, source, left, false, outcome)
       end
     end
+  end
+  while left > 0 and queue.stored > 0 do
+    if looked >= MOST_DROPPED then return excess - left end
+    looked = looked + left
+    left = left - removeStored(ctx, queue, left, false, outcome)
   end
   if left > 0 and queue.grouped > 0 then
     local from = '-'

@@ -5,6 +5,8 @@
 
 -- Of one call: pending jobs that are looked at.
 local LOOKED_AT = 256
+-- Behind the sources.
+local IN_DEQUES = #FIELD + 1
 local STREAMS = { 'u', 'h', 'n', 'l', 'U' }
 
 -- -----------------------------------------------------------------------------
@@ -22,6 +24,21 @@ local function addJob(queue, items, place, due, letter, id, count, fields)
 end
 
 local lists = {}
+
+-- Jobs of deques, in the order of their offers. Answers the id behind which there may be more.
+local function listStored(queue, from, count, items)
+  local found = call('XRANGE', queue.U, from and '(' .. from or '-', '+', 'COUNT', LOOKED_AT)
+  local pending, last = {}, #found > 0 and found[#found][1]
+  if not last then return nil end
+  -- Cancelled jobs that keep their slots have no entry.
+  local most = LOOKED_AT + queue.cancelled
+  for _, one in ipairs(tryJobs('XPENDING', queue.U, JOBS, found[1][1], last, most) or {}) do pending[one[1]] = true end
+  for _, entry in ipairs(found) do
+    if not pending[entry[1]] then addJob(queue, items, IN_DEQUES .. ' ' .. entry[1], '0', 'N', entry[1], '0', entry[2]) end
+    if #items >= count then return entry[1] end
+  end
+  return #found == LOOKED_AT and last or nil
+end
 
 -- The score in `delayed` of a job that begins before all others of its level.
 local function frontScore(letter, id)
@@ -47,7 +64,7 @@ local function listFront(queue, source, letter, behind, count, items)
 end
 
 -- In the order in which they are handed out, level by level: "<source> <id>", or "<source> ^<id>" at the front of a level. Jobs of
--- groups come last, group by group: "g" and the member of their order.
+-- deques come behind them, as of one more source. Jobs of groups come last, group by group: "g" and the member of their order.
 lists.waiting = function(queue, place, count, items)
   local source, first, from = match(place, '^(%d+) (%^?)(%d+%-%d+)$')
   local member = match(place, '^g(.*)$')
@@ -86,6 +103,12 @@ lists.waiting = function(queue, place, count, items)
     end
     if found == count then return source .. ' ' .. last end
     count, source, first, from = count - found, source + 1, nil, nil
+  end
+  if source == IN_DEQUES and not member and queue.stored > 0 then
+    local before = #items
+    from = listStored(queue, from, before + count, items)
+    if from then return IN_DEQUES .. ' ' .. from end
+    count = count - (#items - before)
   end
   return queue.grouped > 0 and groups.list(queue, member, count, items, addJob) or ''
 end
@@ -237,6 +260,7 @@ local function drainJobs(ctx, queue, delayed, behind)
   local outcome = '["cancelled"]'
   local count = delayed and queue.blocked + queue.awaited > 0 and extend.drainBlocked(ctx, queue, MOVED) or 0
   for source = 1, #FIELD do count = count + removeWaiting(ctx, queue, source, MOVED - count, delayed, outcome) end
+  count = count + removeStored(ctx, queue, MOVED - count, delayed, outcome)
   if queue.grouped > 0 then
     if count == MOVED then return count, behind == '' and '-' or behind end
     local from = (behind == '' or behind == '-') and '-' or '(' .. behind
@@ -264,7 +288,7 @@ handlers['queue.drain'] = function(ctx, key, delayed, behind)
   local queue = loadQueue(ctx, key)
   local count, last = drainJobs(ctx, queue, delayed == '1', behind)
   local swept = sweptIn(ctx, queue)
-  local more = readyIn(queue) > 0 or last ~= '' or delayed == '1' and queue.delayed + queue.blocked > 0
+  local more = readyIn(queue) + queue.stored > 0 or last ~= '' or delayed == '1' and queue.delayed + queue.blocked > 0
   return reply('drained', count + swept, more, last)
 end
 

@@ -26,7 +26,8 @@ const lines: Record<string, string> = {
   "94-schema-evolution.ts": "en, de, fr, en",
   "95-shared-ref.ts": "8 workers, and ann and bob have 100",
   "96-queue.ts": "sent to ann, bob, cy; 2 + 3 = 5; one dead letter, replayed",
-  "97-flow.ts": "every module was compiled once, behind its imports, also after internal/actor/keys.ts had failed"
+  "97-flow.ts": "every module was compiled once, behind its imports, also after internal/actor/keys.ts had failed",
+  "98-work-stealing.ts": "85 folders, by ann, bob, cy, and none twice"
 }
 
 describe("examples", () => {

@@ -15,7 +15,7 @@ const timing = { lease: `${lease} millis`, margin: "400 millis" } as const
 type Work = Extract<Event, { readonly token: number }>
 type Process = Effect.Success<ReturnType<typeof spawn<Event>>>
 type Start = (
-  options: Pick<Argument, "millis" | "offers" | "from" | "fails" | "schedule">
+  options: Pick<Argument, "millis" | "offers" | "from" | "fails" | "schedule" | "worker">
 ) => Effect.Effect<Process, never, Scope.Scope>
 
 const work = (processes: ReadonlyArray<Process>): ReadonlyArray<Work> =>
@@ -107,6 +107,36 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
         const first = Math.min(...again.map((events) => events.find(({ crashes }) => crashes > 0)!.at))
         assert.isAtMost(elapsed(killedAt, first), lease + 1000)
         yield* Effect.forEach(all.slice(1), (one) => one.signal("SIGKILL"))
+        yield* Effect.forEach(all, (one) => one.exit)
+      })
+    ))
+
+  it.effect("has the deques of killed processes run by others, and no job is lost or done twice", () =>
+    scenario((queue, start) =>
+      Effect.gen(function*() {
+        const thieves = yield* Effect.forEach(["b", "c", "d"], (worker) => start({ millis: 10, worker }))
+        yield* Effect.forEach(thieves, (one) => one.waitFor(({ event }) => event === "ready"))
+        yield* eventually(Effect.map(queue.state, ({ workers }) => assert.strictEqual(workers, 3)))
+        const count = 1200
+        const owner = yield* start({ millis: 10, worker: "a", offers: count })
+        const all = [owner, ...thieves]
+        yield* owner.waitFor(({ event }) => event === "ready")
+        yield* Effect.forEach(thieves, (one) => one.waitFor(begun))
+        // Both have jobs in their deques.
+        yield* Effect.forEach([owner, thieves[0]!], (one) => one.kill9)
+        yield* eventually(Effect.map(queue.state, ({ completed }) => assert.isAtLeast(completed, count)), {
+          timeout: "30 seconds"
+        })
+        const jobs = byJob(work(all))
+        assert.strictEqual(jobs.size, count)
+        assert.isTrue([...jobs.values()].some((events) => events.some(({ crashes }) => crashes > 0)))
+        for (const events of jobs.values()) {
+          // One that was done may have been given again, if its process was killed before it could say so.
+          const crashes = Math.max(...events.map(({ crashes }) => crashes))
+          assert.isAtMost(events.filter(({ event }) => event === "begun").length, 1 + crashes)
+          assert.isAtLeast(events.filter(({ event }) => event === "done").length, 1)
+        }
+        yield* Effect.forEach(thieves.slice(1), (one) => one.signal("SIGKILL"))
         yield* Effect.forEach(all, (one) => one.exit)
       })
     ))

@@ -31,6 +31,7 @@ import * as signal from "./signal.ts"
 import * as singleton from "./singleton.ts"
 import * as tasks from "./tasks.ts"
 import * as topic from "./topic.ts"
+import * as workStealing from "./workStealing.ts"
 
 const programs = {
   held,
@@ -55,7 +56,8 @@ const programs = {
   queueLists,
   queueNotes,
   queueShards,
-  flow
+  flow,
+  workStealing
 }
 
 type Missing = Exclude<keyof Requests, typeof programs[keyof typeof programs]["requests"][number][0]>

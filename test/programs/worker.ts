@@ -1,6 +1,6 @@
 /** Another process of the tests, that works on a queue, or offers jobs to it. */
 import { DateTime, Effect, Layer, Option, Schedule, Schema } from "effect"
-import { Coordinator, Queue, Redis } from "../../src/index.ts"
+import { Coordinator, Queue, Redis, WorkStealing } from "../../src/index.ts"
 import { argument, emit } from "../../src/testing/Program.ts"
 
 export interface Argument {
@@ -8,7 +8,7 @@ export interface Argument {
   readonly namespace: string
   readonly lease: string
   readonly margin: string
-  /** How long it works on a job; or else how many jobs it offers, beginning with which. */
+  /** How long it works on a job; or else how many jobs it offers, beginning with which. With a deque it does both. */
   readonly millis?: number
   readonly offers?: number
   readonly from?: number
@@ -16,6 +16,8 @@ export interface Argument {
   readonly fails?: number
   /** It sets a schedule with so many milliseconds between two ticks. */
   readonly schedule?: number
+  /** Its name as a worker with a deque. */
+  readonly worker?: string
 }
 
 export type Event =
@@ -31,13 +33,14 @@ export type Event =
     readonly tick: number | undefined
   }
 
-const { fails, from = 0, lease, margin, millis = 0, namespace, offers, schedule, url } = argument() as Argument
+const { fails, from = 0, lease, margin, millis = 0, namespace, offers, schedule, url, worker } = argument() as Argument
 
 const again = Effect.retry(Schedule.spaced("100 millis"))
 
 const program = Effect.gen(function*() {
-  const queue = yield* again(Queue.make({ name: "shared", payload: Schema.Number, letters: { crashes: 1000 } }))
-  if (offers !== undefined) {
+  const options = { name: "shared", payload: Schema.Number, letters: { crashes: 1000 } }
+  const queue = yield* again(worker === undefined ? Queue.make(options) : WorkStealing.make({ ...options, worker }))
+  if (offers !== undefined && worker === undefined) {
     emit({ event: "ready" } satisfies Event)
     for (let value = from; value < from + offers; value++) {
       yield* again(queue.offer(value, { id: `job ${value}` }))
@@ -62,6 +65,15 @@ const program = Effect.gen(function*() {
       )
     }), { concurrency: 8, attempts: 1000, retry: Schedule.spaced("100 millis") })
   yield* Effect.forkChild(again(working))
+  if (offers !== undefined) {
+    yield* Effect.repeat(again(queue.state), {
+      until: ({ workers }) => workers > 0,
+      schedule: Schedule.spaced("10 millis")
+    })
+    yield* again(
+      queue.offerAll(Array.from({ length: offers }, (_, at) => from + at), (value) => ({ id: `job ${value}` }))
+    )
+  }
   if (schedule !== undefined) yield* again(queue.schedule("often", schedule, 1))
   emit({ event: "ready" } satisfies Event)
   return yield* Effect.never

@@ -1,7 +1,7 @@
 /** A queue, or one shard of it. */
 
 import * as Cause from "effect/Cause"
-import type * as Context from "effect/Context"
+import * as Context from "effect/Context"
 import type * as Cron from "effect/Cron"
 import type * as DateTime from "effect/DateTime"
 import * as Duration from "effect/Duration"
@@ -49,12 +49,13 @@ import { Job, Task } from "./job.ts"
 import { type DeadLetter, lettersOf } from "./letters.ts"
 import { type JobInfo, jobs, type JobsOptions } from "./listing.ts"
 import { ownOf } from "./naming.ts"
-import { type Asker, type Offered, Offerer } from "./offering.ts"
+import { type Asker, type Offered, Offerer, type Wish } from "./offering.ts"
 import { type Outcome, Outcomes } from "./outcomes.ts"
 import { paged, pageSize } from "./paging.ts"
 import { graceOf, mostConcurrency, mostOverrun, poolOf, type WorkerPool } from "./pool.ts"
 import { type Scheduled, type ScheduleOptions, Schedules } from "./schedules.ts"
 import { type State, stateOf } from "./state.ts"
+import { type Deque, workersOf, type WorkerState } from "./stealing.ts"
 import { take, type Taken } from "./taking.ts"
 import { type OfferOptions, type Subscriber, timeOf, whole, wishOf } from "./wish.ts"
 import { crewOf } from "./worker.ts"
@@ -124,8 +125,12 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   readonly #schedules: Schedules
   #delivering: Effect.Effect<void> = Effect.void
 
-  constructor(space: Space, name: string, options: Options<A, S, E>, shard: number) {
+  // Of this process, if its workers have one.
+  readonly #deque: Deque | undefined
+
+  constructor(space: Space, name: string, options: Options<A, S, E>, shard: number, deque?: Deque) {
     this.name = name
+    this.#deque = deque
     this.#space = space
     const { kernel } = space
     const first = kernel.partitionFor(checkName(name, "name")).index
@@ -249,6 +254,10 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     return Exit.mapError(this.#codec.encode(payload), fail)
   }
 
+  #wish(body: string, options: OfferOptions | undefined, trace: string, subscriber?: Subscriber): Wish {
+    return wishOf(body, options, trace, this.#retention, this.#deque?.aim(options), subscriber)
+  }
+
   readonly offer = (payload: A, options?: OfferOptions): Effect.Effect<Offered, QueueError> =>
     this.#offer(payload, options)
 
@@ -265,7 +274,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     return this.#spanned("offer", (trace) => {
       const encoded = this.#encode(payload)
       if (Exit.isFailure(encoded)) return Effect.failCause(encoded.cause)
-      const wish = wishOf(encoded.value, options, trace, this.#retention, subscriber)
+      const wish = this.#wish(encoded.value, options, trace, subscriber)
       return Effect.callback((resume) => {
         const asker: Asker = {
           offered: (_, offered) => {
@@ -292,7 +301,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
         if (options?.after !== undefined) throw new RangeError("followUp takes no after")
         const encoded = this.#encode(payload)
         if (Exit.isFailure(encoded)) return Effect.failCause(encoded.cause)
-        job.follow(wishOf(encoded.value, options, trace, this.#retention), this.#place)
+        job.follow(this.#wish(encoded.value, options, trace), this.#place)
         return Effect.void
       }))
 
@@ -351,11 +360,10 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
           }
           const encoded = this.#encode(next.value)
           if (Exit.isFailure(encoded)) return end(Effect.failCause(encoded.cause))
-          const wish = wishOf(
+          const wish = this.#wish(
             encoded.value,
             typeof options === "function" ? options(next.value) : options,
-            trace,
-            this.#retention
+            trace
           )
           this.#offerer.offer(wish, asker, asked++)
         }
@@ -444,10 +452,11 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   readonly takeBatch = (
     options: TakeBatchOptions
   ): Effect.Effect<ReadonlyArray<Taken<A, S>>, QueueError, Scope.Scope> =>
-    Effect.suspend(() =>
-      take({
+    Effect.suspend(() => {
+      const taken = take<A, S, QueueError>({
         max: whole(options.max, "max", mostConcurrency),
         places: this.#places,
+        deque: this.#deque,
         payload: this.#codec,
         results: this.#results,
         policy: this.#policy(options),
@@ -455,7 +464,8 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
         closed: () => this.#closed,
         fail
       })
-    )
+      return this.#deque === undefined ? taken : Effect.andThen(this.#deque.standing, taken)
+    })
 
   readonly run = <E2, R>(
     handler: (payload: A) => Effect.Effect<S, E2, R>,
@@ -483,9 +493,20 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     }
     const over = millis(overrun, "overrun")
     return Effect.flatMap(Effect.context<Exclude<R, Job>>(), (context) => {
-      const employment = { context: context as Context.Context<R>, handling, overrun: over }
+      const employment = { context: context as Context.Context<R>, handling, overrun: over, deque: this.#deque }
       return poolOf(crewOf(employment, this.#places, concurrency), shared)
     })
+  }
+
+  /** A worker without slots: its process has a deque for as long as the scope is open, also while it takes no job. */
+  get stand(): Effect.Effect<void, QueueError, Scope.Scope> {
+    const handling = handlingOf(this.#codec, this.#results, () => Effect.void, this.#policy({}))
+    const employment = { context: Context.empty(), handling, overrun: mostOverrun, deque: this.#deque }
+    return crewOf(employment, this.#places, 0).work(() => {}, fail)
+  }
+
+  get workers(): Effect.Effect<ReadonlyArray<WorkerState>, QueueError> {
+    return Effect.map(failing(question(this.#place, "queue.deques", [])), ([, found]) => workersOf(found))
   }
 
   // -------------------------------------------------------------------------------------------------------------------

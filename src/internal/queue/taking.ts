@@ -14,6 +14,7 @@ import type { Codec } from "../work/codec.ts"
 import { handlingOf, type Policy, type Results } from "./handling.ts"
 import { Job } from "./job.ts"
 import { mostOverrun } from "./pool.ts"
+import type { Deque } from "./stealing.ts"
 import { crewOf } from "./worker.ts"
 
 /** A job that was taken, until its scope is closed. */
@@ -33,6 +34,7 @@ interface Taking<A, E> {
   readonly results: Results
   readonly policy: Policy<any>
   readonly max: number
+  readonly deque: Deque | undefined
   /** In milliseconds; undefined for as long as there is none. */
   readonly wait: number | undefined
   readonly closed: () => E
@@ -44,7 +46,7 @@ const patience = 60_000
 
 /** Up to `max` jobs: as soon as there are so many, or the time to wait is over; without one, as soon as there are any. */
 export const take = <A, S, E>(
-  { closed, fail, max, payload, places, policy, results, wait }: Taking<A, E>
+  { closed, deque, fail, max, payload, places, policy, results, wait }: Taking<A, E>
 ): Effect.Effect<ReadonlyArray<Taken<A, S>>, E, Scope.Scope> =>
   Effect.uninterruptibleMask((restore) =>
     Effect.gen(function*() {
@@ -79,7 +81,8 @@ export const take = <A, S, E>(
         {
           context: Context.empty() as Context.Context<Job>,
           handling: handlingOf(payload, results, attempt, policy),
-          overrun: mostOverrun
+          overrun: mostOverrun,
+          deque
         },
         places,
         max

@@ -170,15 +170,24 @@ const beforeOf = ({ after, at, dedupe, delay, lifo, onFailure = "fail" }: OfferO
   }).join("")
 }
 
+/** The deque that a job goes to: what `queue.offer` in lua/Queue.lua reads for that. */
+export interface Aim {
+  readonly more: string
+  readonly text: string
+}
+
 /** The body is JSON. Contradictory options are defects. The retention of the queue is in milliseconds. */
 export const wishOf = (
   body: string,
   options: OfferOptions | undefined,
   trace: string,
   retention: number,
+  aim?: Aim,
   subscriber?: Subscriber
 ): Wish => {
-  if (options === undefined && trace === "") return { body, ...plain }
+  if (options === undefined && trace === "" && subscriber === undefined) {
+    return aim === undefined ? { body, ...plain } : { body, letter: "N", more: aim.more, texts: aim.text }
+  }
   const { attempts, expires, group, id, lifo = false, priority = "normal", result = false, timeout } = options ?? {}
   const level = letters[priority]
   if (level === undefined) throw new RangeError(`priority must be one of ${levels.join(", ")}`)
@@ -214,6 +223,10 @@ export const wishOf = (
     more += `g${Buffer.byteLength(checkName(group, "group"))}`
     texts += group
   }
+  if (aim !== undefined) {
+    more += aim.more
+    texts += aim.text
+  }
   const before = options === undefined ? "" : beforeOf(options)
   if (before !== "") {
     more += `p${Buffer.byteLength(before)}`
@@ -224,7 +237,7 @@ export const wishOf = (
     more += `y${Buffer.byteLength(text)}`
     texts += text
   }
-  const held = lifo || delay !== "" || deduped[0] === "d" || before !== ""
+  const held = lifo || delay !== "" || deduped[0] === "d" || before !== "" || aim !== undefined
   const letter = group !== undefined ? grouped[level] : held ? level.toUpperCase() : level
   return before === "" ? { body, letter, more, texts } : { body, letter, more, texts, after: options!.after! }
 }

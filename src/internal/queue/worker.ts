@@ -16,6 +16,7 @@ import { type Crew, Team } from "./crew.ts"
 import { Job, type Raw, Task } from "./job.ts"
 import { Noting } from "./noting.ts"
 import { type Seat, Slots } from "./slots.ts"
+import type { Deque } from "./stealing.ts"
 
 /** What becomes of a job after an attempt. */
 export type Verdict =
@@ -52,6 +53,8 @@ export interface Employment<R> {
   readonly handling: Handling<R>
   /** For how many milliseconds a handler may go on after its interruption. */
   readonly overrun: number
+  /** Of the process, if its workers have one. */
+  readonly deque?: Deque | undefined
 }
 
 const done: Verdict = { tag: "done", outcome: "" }
@@ -98,9 +101,10 @@ class Worker<R> extends Member implements Crew, Seat {
   readonly #shard: number
   // The slots that the workers of all shards share.
   readonly #slots: Slots | undefined
+  readonly #deque: Deque | undefined
 
   constructor(
-    { context, handling, overrun }: Employment<R>,
+    { context, deque, handling, overrun }: Employment<R>,
     places: ReadonlyArray<Place>,
     size: number,
     shard: number,
@@ -111,6 +115,7 @@ class Worker<R> extends Member implements Crew, Seat {
     this.#context = context
     this.#handling = handling
     this.#overrun = overrun
+    this.#deque = deque
     this.#size = size
     this.#shard = shard
     this.#slots = slots
@@ -153,7 +158,12 @@ class Worker<R> extends Member implements Crew, Seat {
       }
       return [this.#stopping ? 0 : this.#credit]
     }
-    return Effect.asVoid(this.join({ verb: "queue.work", args, closed, fail }))
+    const deque = this.#deque
+    if (deque === undefined) return Effect.asVoid(this.join({ verb: "queue.work", args, closed, fail }))
+    const joined = this.join({ verb: "queue.employ", args: () => [...args(), ...deque.args], closed, fail })
+    // What the first handler offers goes there already.
+    const counted = Effect.acquireRelease(Effect.sync(() => deque.workers++), () => Effect.sync(() => deque.workers--))
+    return Effect.asVoid(Effect.andThen(counted, joined))
   }
 
   // -------------------------------------------------------------------------------------------------------------------
