@@ -514,7 +514,7 @@ handlers['queue.employ'] = function(ctx, key, id, credit, name, weight, keep, mo
   if not deque or deque.over then
     deque = dequeFrom(name, packQueueDeque({
       weight = tonumber(weight), head = 0, tail = 0, size = 0, keep = 0, most = 0, own = 0, stolen = 0, shared = 0, lost = 0,
-      idle = 0, since = ctx.now, busy = 0, served = 0
+      idle = 0, since = 0, busy = 0, served = 0
     }))
     queue.deques[name] = deque
   end
@@ -524,6 +524,8 @@ handlers['queue.employ'] = function(ctx, key, id, credit, name, weight, keep, mo
     if #deque.claims == 0 then
       queue.orphaned = math.max(0, queue.orphaned - deque.size)
       enter(queue, name, tonumber(weight))
+      -- It may have been the deque of a worker of this name that died.
+      deque.own, deque.stolen, deque.shared, deque.lost, deque.idle, deque.since = 0, 0, 0, 0, 0, ctx.now
     end
     deque.claims[#deque.claims + 1] = claim
   end

@@ -127,7 +127,7 @@ layer(TestServer.layer, live)("the queue actor with deques", (it) => {
                 return run(queue, size, steps, { loose, keep, most, credit })
               }
             ),
-            { numRuns: 80, endOnFailure: false }
+            { numRuns: 60, endOnFailure: false }
           )
         )
       }))
@@ -531,7 +531,7 @@ const run = async (
         // The answer does not say its id, and it may have begun by then.
         const found = new Set<string>()
         for (const state of ["waiting", "active"]) for (const id of await list(state)) found.add(id)
-        const [fresh] = [...found].filter((id) => !jobs.has(id))
+        const fresh = [...found].find((id) => !jobs.has(id))
         return add(fresh!, Number(body), own === undefined ? undefined : worker)
       }
       case "retry":

@@ -1,6 +1,6 @@
 import { assert } from "@effect/vitest"
 import { Deferred, Effect, Fiber, Schema } from "effect"
-import { Queue, WorkStealing } from "../../src/index.ts"
+import { type Queue, WorkStealing } from "../../src/index.ts"
 import { eventually } from "../support/eventually.ts"
 import { onNode } from "../support/live.ts"
 import { insist, leads } from "../support/uncertain.ts"
