@@ -49,7 +49,7 @@ export const program: Program = ({ other }) =>
     yield* eventually(Effect.map(of("workers"), (workers) => assert.strictEqual(workers, 1)))
     yield* Deferred.succeed(gate, undefined)
     yield* eventually(Effect.map(of("active"), (active) => assert.strictEqual(active, 0)))
-    yield* insist(mails.offer(4))
+    yield* insist(mails.offer(4, { id: "four" }))
     yield* eventually(Effect.sync(() => assert.include(begun, 5)))
     yield* eventually(Effect.map(theirs.state, ({ active, waiting }) => assert.strictEqual(active + waiting, 0)))
     yield* Fiber.interrupt(running)
