@@ -227,6 +227,37 @@ layer(TestServer.layer, live)("a queue with deques", (it) => {
         yield* worker.stop
       })))
 
+  it.effect("has any worker run a job after a cancelled one, whose worker has it until its handler has ended", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ worker: "a", steal: { keep: 1000 } }))
+        const other = yield* on(b!, make({ worker: "b" }))
+        const gate = yield* Deferred.make<void>()
+        const worker = yield* working(
+          queue,
+          (n) => n === 0 ? Effect.as(Effect.uninterruptible(Deferred.await(gate)), n) : Effect.succeed(n)
+        )
+        yield* joined(queue, 1)
+        const { id } = yield* queue.offer(0)
+        yield* begins(worker, [0])
+        yield* queue.offer(1, { after: [id], onFailure: "continue" })
+        yield* queue.offer(2)
+        const thief = yield* working(other, Effect.succeed)
+        yield* joined(queue, 2)
+        yield* shows(queue, { waiting: 1, blocked: 1, active: 1 })
+        assert.isTrue(yield* other.cancel(id))
+        yield* begins(thief, [1])
+        yield* shows(queue, { waiting: 1, blocked: 0, active: 1, completed: 1 })
+        assert.deepInclude(yield* countsOf(other), {
+          a: { waiting: 1, active: 1, own: 1, stolen: 0, shared: 0, lost: 0 }
+        })
+        yield* Deferred.succeed(gate, undefined)
+        yield* begins(worker, [0, 2])
+        yield* shows(queue, { waiting: 0, active: 0, completed: 2 })
+        yield* thief.stop
+        yield* worker.stop
+      })))
+
   it.effect("gives the jobs of a worker that leaves, or whose session is lost, to others", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
@@ -297,6 +328,8 @@ layer(TestServer.layer, live)("a queue with deques", (it) => {
             { to: "a", key: "b" },
             { to: "a", delay: "1 second" },
             { key: "a", at: 0 },
+            { to: "a", after: ["x"] },
+            { key: "a", after: ["x"] },
             { to: "a", dedupe: { id: "d", mode: "debounce", window: "1 second" } }
           ] as ReadonlyArray<Queue.OfferOptions>
         ) {

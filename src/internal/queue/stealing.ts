@@ -34,7 +34,7 @@ export interface WorkerState {
   readonly name: string
   /** Jobs in its deque. */
   readonly waiting: number
-  /** Jobs that it has in hand. */
+  /** Jobs that it has in hand, with cancelled ones whose handlers have not ended. */
   readonly active: number
   /** Jobs of its deque that it has begun, but for the stolen ones. */
   readonly own: number
