@@ -20,7 +20,8 @@ import {
   SharedRef,
   Signal,
   TaskGroup,
-  Topic
+  Topic,
+  WorkStealing
 } from "../src/index.ts"
 import { protocol } from "../src/internal/actor/lua.ts"
 import { Outbox } from "../src/internal/actor/outbox.ts"
@@ -924,7 +925,8 @@ describe("services of all modules", () => {
       "SharedRef.Family": SharedRef.FamilyService()("migration", { schema, initial: "" }).key,
       Signal: Signal.Service()("migration").key,
       TaskGroup: TaskGroup.Service()("migration", { result: schema }).key,
-      Topic: Topic.Service()("migration", { schema }).key
+      Topic: Topic.Service()("migration", { schema }).key,
+      WorkStealing: WorkStealing.Service()("migration", { payload: schema }).key
     }
     for (const [module, key] of Object.entries(keys)) assert.strictEqual(key, `lockstep/${module}/migration`)
     const withService = Object.entries(Lockstep).filter(([, module]) => "Service" in module).map(([name]) => name)
