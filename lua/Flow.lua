@@ -26,7 +26,8 @@
 --
 -- All work of a call is bounded: the ends of nodes whose successors are not told yet wait in w, and the alarm goes on with them.
 -- `scan` is the next node of a walk over all nodes, 0 for none: of nodes that are to be stopped, or that are to start again.
--- `expected` is how many nodes there have to be before the run can end; -1 while it is not known.
+-- `expected` is how many nodes there have to be before the run can end; -1 while it is not known. The policy is the sum of 1 if a
+-- failure stops what has not begun, 2 if the conductors hear of the end of a run that is done, and 4 if they hear of any other end.
 -- record Flow 1: state, nodes, expected, blocked, ready, active, done, failed, skipped, cancelled, compensated, version, policy, stop,
 --   scan, phase, step, head, tail, undos, undone, faults, fault, deadline, due, retention, watchers, waiters, started, ended
 
@@ -280,6 +281,12 @@ end
 
 local function endFlow(ctx, flow, state)
   flow.state, flow.ended, flow.due, flow.over = state, ctx.now, 0, true
+  local told = flow.policy >= 4
+  if state == FLOW.done then told = flow.policy % 4 >= 2 end
+  if told then
+    local counts = { state, text(flow.nodes), text(flow.done), text(flow.failed), text(flow.cancelled) }
+    extend.errand(ctx, flow.name, '["over",' .. encoded(flow.run) .. ',' .. concat(counts, ',') .. ']')
+  end
 end
 
 -- Of the nodes that can be compensated, the last one that was done comes first, and one at a time.
@@ -329,7 +336,7 @@ end
 
 local function flowCounts(flow, ...)
   return flow.state, flow.version, flow.nodes, flow.blocked, flow.ready, flow.active, flow.done, flow.failed, flow.skipped,
-    flow.cancelled, flow.compensated, ...
+    flow.cancelled, flow.compensated, flow.expected, ...
 end
 
 -- The nodes that have changed: name and state of each, in order.
@@ -355,7 +362,7 @@ finishFlow = function(ctx, flow)
     call('HSET', flow.items, 'w' .. text(flow.tail), item)
   end
   flow.work = {}
-  if #flow.changes > 0 or flow.over then
+  if #flow.changes > 0 or flow.over or flow.sealed then
     flow.version = flow.version + 1
     if flow.watchers > 0 then
       tellFlowMembers(ctx, flow, 'o', continued(flowCounts(flow, changesOf(flow))))
@@ -382,8 +389,7 @@ local function armDeadline(ctx, flow)
 end
 
 -- flow.begin: makes a run, whose nodes are to be loaded before it starts. A run that was begun with the same input is the same run.
--- One that was not started is begun again with another graph. `policy` is 1 if a failure stops what has not begun. The deadline is
--- in ms from the start, 0 for none. `expected` is how many nodes there have to be before the run can end, or -1.
+-- One that was not started is begun again with another graph. `policy` is as above. The deadline is in ms from the start, 0 for none. `expected` is how many nodes there have to be before the run can end, or -1.
 -- keys: hash, nodes
 -- args: flow string, input string, digest string, nodes number, expected number, policy number, deadline number, retention number
 -- reply: ["loading"] | ["begun", state number] | ["mismatch"]
@@ -543,27 +549,33 @@ handlers['flow.ended'] = function(ctx, key, node, generation, undo, tag, outcome
   if found.state ~= 'd' and found.fatal == '1' and flow.stop == 0 then
     if flow.faults == 0 then flow.fault = tonumber(node) end
     flow.faults = flow.faults + 1
-    if flow.policy == 1 then stopFlow(flow, STOP.failed) end
+    if flow.policy % 2 == 1 then stopFlow(flow, STOP.failed) end
   end
   stepFlow(ctx, flow)
   return '["ended"]'
 end
 
--- flow.add: adds nodes to a run that goes on, as `addNodes`; with `seal`, no more are added by this
+-- flow.add: adds nodes without edges to a run that goes on, as `addNodes`, and answers how many; those whose names are there already
+-- are left out. With `seal` no more are added, and neither when there are as many as expected.
 -- keys: hash, nodes
 -- args: added string, seal boolean
--- reply: ["added", nodes number] | ["refused", name string] | ["over", state number] | ["missing"]
+-- reply: ["added", count number] | ["sealed", state number] | ["missing"]
 handlers['flow.add'] = function(ctx, key, added, seal)
   local flow = loadFlow(ctx, key)
   if not flow then return MISSING end
-  if flow.state ~= FLOW.running or flow.stop ~= 0 then return reply('over', flow.state) end
-  if added ~= '' then
-    local taken = addNodes(ctx, flow, nil, cjson.decode(added))
-    if taken then return reply('refused', taken) end
+  local fresh, names = {}, {}
+  for _, one in ipairs(added == '' and {} or cjson.decode(added)) do
+    if not names[one[1]] and call('HEXISTS', flow.items, 'N' .. one[1]) == 0 then fresh[#fresh + 1] = one end
+    names[one[1]] = true
   end
-  if seal == '1' then flow.expected = 0 end
+  if #fresh > 0 then
+    local closed = flow.state ~= FLOW.running or flow.stop ~= 0
+    if closed or flow.expected >= 0 and flow.nodes + #fresh > flow.expected then return reply('sealed', flow.state) end
+    addNodes(ctx, flow, nil, fresh)
+  end
+  if seal == '1' and flow.state == FLOW.running and flow.expected ~= 0 then flow.expected, flow.sealed = 0, true end
   stepFlow(ctx, flow)
-  return reply('added', flow.nodes)
+  return reply('added', #fresh)
 end
 
 -- -----------------------------------------------------------------------------
@@ -614,10 +626,10 @@ end
 -- flow.observe: becomes a member, which hears of every change, or of the end only. The state is -1 if there is no such run.
 -- keys: hash, nodes
 -- args: id string, all boolean
--- reply: ["joined", state number, version number, nodes number, blocked number, ready number, active number, done number, failed number, skipped number, cancelled number, compensated number, changes json]
+-- reply: ["joined", state number, version number, nodes number, blocked number, ready number, active number, done number, failed number, skipped number, cancelled number, compensated number, expected number, changes json]
 handlers['flow.observe'] = function(ctx, key, id, all)
   local flow = loadFlow(ctx, key)
-  if not flow then return reply('joined', -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, json('[]')) end
+  if not flow then return reply('joined', -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, json('[]')) end
   local letter, count = all == '1' and 'o' or 'a', all == '1' and 'watchers' or 'waiters'
   if call('HSET', key, letter .. claimOf(ctx, id), '') == 1 then
     flow[count] = flow[count] + 1
@@ -648,7 +660,7 @@ end
 -- flow.status: the counts, the input, the first node that has failed the run, as `flow.inputs` has it, and nodes from a number on, each with its state and generation; next is 0 at the end
 -- keys: hash, nodes
 -- args: from number
--- reply: ["status", state number, version number, nodes number, blocked number, ready number, active number, done number, failed number, skipped number, cancelled number, compensated number, input json, started number, ended number, fault json, next number, page json] | ["missing"]
+-- reply: ["status", state number, version number, nodes number, blocked number, ready number, active number, done number, failed number, skipped number, cancelled number, compensated number, expected number, input json, started number, ended number, fault json, next number, page json] | ["missing"]
 -- flags: no-writes
 handlers['flow.status'] = function(ctx, key, from)
   local flow = readFlow(ctx, key)

@@ -66,7 +66,6 @@
  * @since 0.1.0
  */
 
-import type * as Context from "effect/Context"
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
@@ -89,12 +88,10 @@ import {
   specsOf,
   type Tag
 } from "./internal/flow/graph.ts"
-import { Home } from "./internal/flow/home.ts"
+import { batches, Home, type IdOf, portsOf } from "./internal/flow/home.ts"
 import { begin, type Change, type NodeInfo, Run as Handle, type Status } from "./internal/flow/runs.ts"
 import { millis, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
-import type { Queue } from "./internal/queue/api.ts"
-import { innerOf } from "./internal/queue/errands.ts"
 import { Job } from "./internal/queue/job.ts"
 import { codec } from "./internal/work/codec.ts"
 
@@ -344,8 +341,6 @@ export interface Flow<in I, out O> {
   ) => Effect.Effect<ReadonlyMap<string, S>, FlowError, Job>
 }
 
-type IdOf<K> = K extends Context.Key<infer Id, any> ? Id : never
-
 /**
  * @category options
  * @since 0.1.0
@@ -369,14 +364,6 @@ export interface Options<in out I, out Q extends AnyTag> {
   /** How long messages stay with a process that died. Default: the coordinator's lease. */
   readonly lease?: Duration.Input | undefined
 }
-
-const portOf = (queue: Queue<any, any, any>): Port => {
-  const { codecs: { error, payload, success }, partitions } = innerOf(queue)
-  return { queue, payload, success, error, shards: partitions.length }
-}
-
-// The id of a job has them, and numbers.
-const mostName = 450
 
 class FlowImpl<I, O> implements Flow<I, O> {
   readonly [TypeId]: TypeId = TypeId
@@ -402,7 +389,7 @@ class FlowImpl<I, O> implements Flow<I, O> {
   readonly start = (input: I, { id }: StartOptions = {}): Effect.Effect<Run<O>, FlowError> =>
     Effect.suspend(() => {
       const home = this.#home
-      const run = new Handle(home, this.#checked(id ?? home.space.kernel.uniqueId()))
+      const run = new Handle(home, home.checkId(id ?? home.space.kernel.uniqueId()))
       const body = home.input.encode(input)
       if (Exit.isFailure(body)) return Effect.mapError(Effect.failCause(body.cause), fail)
       const graph = home.build(input)
@@ -414,14 +401,6 @@ class FlowImpl<I, O> implements Flow<I, O> {
       })
     })
 
-  #checked(id: string): string {
-    checkName(id, "id")
-    if (Buffer.byteLength(id) + Buffer.byteLength(this.name) > mostName) {
-      throw new RangeError(`id must not be longer than ${mostName} bytes with the name of the flow`)
-    }
-    return id
-  }
-
   readonly run = (input: I, { onInterrupt = "cancel", ...options }: RunOptions = {}): Effect.Effect<O, FlowError> =>
     Effect.uninterruptibleMask((restore) =>
       Effect.flatMap(this.start(input, options), (run) =>
@@ -431,7 +410,7 @@ class FlowImpl<I, O> implements Flow<I, O> {
         ))
     )
 
-  readonly attach = (id: string): Run<O> => new Handle(this.#home, this.#checked(id))
+  readonly attach = (id: string): Run<O> => new Handle(this.#home, this.#home.checkId(id))
 
   readonly add = (queue: AnyTag, payload: unknown, options: AddOptions = {}) =>
     Effect.flatMap(Job, (job) => add(this.#home, job, this.#port(queue), payload, options))
@@ -458,10 +437,8 @@ export const make = <Q extends AnyTag, const O extends Shape | void, I = void>(
   Effect.gen(function*() {
     const space = spaceOf(yield* Coordinator)
     checkName(name, "name")
-    const ports = new Map<string, Port>()
-    for (const tag of options.queues) {
-      ports.set(tag.key, portOf((yield* tag as Context.Key<IdOf<Q>, unknown>) as Queue<any, any, any>))
-    }
+    if (name.startsWith(batches)) throw new RangeError(`name must not begin with ${JSON.stringify(batches)}`)
+    const ports = yield* portsOf(options.queues)
     const input = codec<any>(options.input ?? Schema.Void, `The input of flow ${JSON.stringify(name)}`)
     const home = new Home({ space, name, ports, lease: options.lease, input, build })
     const flow = new FlowImpl<I, ResultOf<O>>(home, options)

@@ -1,4 +1,5 @@
 export * as Barrier from "./Barrier.ts"
+export * as Batch from "./Batch.ts"
 export * as Coordinator from "./Coordinator.ts"
 export * as CountDownLatch from "./CountDownLatch.ts"
 export * as Counter from "./Counter.ts"

@@ -231,7 +231,7 @@ const drive = async (
     const states: Array<string> = []
     for (let from = 1; from > 0;) {
       const reply = await look("flow.status", [from])
-      const [more, page] = reply.slice(16)
+      const [more, page] = reply.slice(17)
       for (const [, state] of page) states.push(state)
       from = more
       const counts = [..."bradfscx"].map((state) => nodes.filter((node) => node.state === state).length)

@@ -14,9 +14,11 @@ import type { Outcome } from "../queue/outcomes.ts"
 import type { OfferOptions, Subscriber } from "../queue/wish.ts"
 import { fail, type FlowError } from "./errors.ts"
 import type { Port } from "./graph.ts"
-import { type About, type Ended, failing, type Home } from "./home.ts"
+import { type About, type Ended, failing, type Home, type Over } from "./home.ts"
 
 type NodeErrand = readonly [tag: string, run: string, node: number, generation: number, about: About, more: any]
+
+type OverErrand = readonly [tag: string, run: string, ...over: Over]
 
 /** The id of the job of a node: the same for each attempt of a conductor to offer it, so it is stored once. */
 const jobOf = (flow: string, run: string, node: number, generation: number): string =>
@@ -65,6 +67,8 @@ class Conductor {
         return this.#stop(errand as NodeErrand)
       case "undo":
         return this.#undo(errand as NodeErrand)
+      case "over":
+        return this.#over(errand as OverErrand)
       default:
         return this.#offer(errand as NodeErrand, attempt > 1 || crashes > 0 || errand[0] === "again")
     }
@@ -199,6 +203,21 @@ class Conductor {
       offering,
       (error) => error instanceof Unmade,
       ({ outcome }) => this.#ended(reference, outcome)
+    )
+  }
+
+  // Repeated, it is the same job, as long as its queue knows the id. A payload that cannot be made may be made by another release.
+  #over([, run, ...over]: OverErrand): Effect.Effect<unknown, unknown> {
+    const { callbackOf, name, space: { kernel: { hooks } } } = this.home
+    const callback = callbackOf(run, over)
+    if (callback === undefined) return this.#foreign(`has no callback for its run ${JSON.stringify(run)}`)
+    const what = `the callback of run ${JSON.stringify(run)} of ${JSON.stringify(name)}`
+    return Effect.tapError(
+      Effect.flatMap(
+        Effect.try({ try: callback.payload, catch: (cause) => cause }),
+        (payload) => callback.port.queue.offer(payload, { id: `${name}/${run}/over` })
+      ),
+      (error) => Effect.sync(() => hooks.log("Warn", `${what} could not be offered: it is attempted again`, error))
     )
   }
 

@@ -113,6 +113,14 @@ export interface Port {
   readonly shards: number
 }
 
+export const portIn = (ports: ReadonlyMap<string, Port>, { key }: AnyTag, what: string): Port => {
+  const port = ports.get(key)
+  if (port === undefined) {
+    throw new RangeError(`${what} has no queue ${JSON.stringify(key)}: add it to \`queues\``)
+  }
+  return port
+}
+
 /** A node of the graph that is built. */
 export class Vertex implements Node<any> {
   declare readonly [NodeTypeId]: (_: never) => any
@@ -195,14 +203,8 @@ export class Graph implements Builder {
     this.#ports = ports
   }
 
-  port({ key }: AnyTag): Port {
-    const port = this.#ports.get(key)
-    if (port === undefined) {
-      throw new RangeError(
-        `flow ${JSON.stringify(this.#flow)} has no queue ${JSON.stringify(key)}: add it to \`queues\``
-      )
-    }
-    return port
+  port(tag: AnyTag): Port {
+    return portIn(this.#ports, tag, `flow ${JSON.stringify(this.#flow)}`)
   }
 
   #own(node: Node<any>): Vertex {
@@ -378,18 +380,22 @@ export const specsOf = ({ vertices }: Graph): Exit.Exit<ReadonlyArray<Spec>, Inv
 const mostTexts = 512
 const mostText = 1 << 18
 
-/** The fields in parts that one request each can carry. */
-export const partsOf = ({ fields }: Layout): ReadonlyArray<ReadonlyArray<string>> => {
+/** Texts in parts that one request each can carry. So many texts stay together. */
+export const partsOfTexts = (texts: ReadonlyArray<string>, together: number): ReadonlyArray<ReadonlyArray<string>> => {
   const parts: Array<Array<string>> = []
   let size = Number.POSITIVE_INFINITY
-  for (let at = 0; at < fields.length; at += 2) {
-    const [field, value] = [fields[at]!, fields[at + 1]!]
+  for (let at = 0; at < texts.length; at += together) {
     if (size >= mostText || parts.at(-1)!.length >= mostTexts) {
       parts.push([])
       size = 0
     }
-    parts.at(-1)!.push(field, value)
-    size += field.length + value.length
+    for (const text of texts.slice(at, at + together)) {
+      parts.at(-1)!.push(text)
+      size += text.length
+    }
   }
   return parts
 }
+
+/** The fields in parts that one request each can carry. */
+export const partsOf = ({ fields }: Layout): ReadonlyArray<ReadonlyArray<string>> => partsOfTexts(fields, 2)

@@ -1,16 +1,20 @@
 /** Where a flow is: its runs, in the partition of its name, and the queues of its jobs. */
 
+import type * as Context from "effect/Context"
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import type { CoordinatorError } from "../actor/errors.ts"
 import type { Partition } from "../actor/kernel.ts"
+import { checkName } from "../actor/keys.ts"
 import { type Place, placeIn, type Space } from "../hold/place.ts"
 import { question } from "../hold/request.ts"
+import type { Queue } from "../queue/api.ts"
+import { innerOf } from "../queue/errands.ts"
 import type { Outcome } from "../queue/outcomes.ts"
 import type { Codec } from "../work/codec.ts"
 import { fail, type FlowError } from "./errors.ts"
-import { Graph, type Port } from "./graph.ts"
+import { type AnyTag, Graph, type Port } from "./graph.ts"
 
 /** As lua/Flow.lua writes them. */
 export type StateLetter = "b" | "r" | "a" | "d" | "f" | "s" | "c" | "x"
@@ -23,6 +27,39 @@ export type Ended = readonly [about: About, state: StateLetter, outcome: Outcome
 // Graphs of so many runs are kept; another one is built anew from the input of its run.
 const mostGraphs = 64
 
+// The id of a job has both, and numbers.
+const mostName = 450
+
+/** The names of batches, as runs and errands have them, begin with it; those of flows do not. */
+export const batches = "batch:"
+
+export type IdOf<K> = K extends Context.Key<infer Id, any> ? Id : never
+
+/** The queues of these services, by the keys of the services. */
+export const portsOf = <Q extends AnyTag>(
+  queues: ReadonlyArray<Q>
+): Effect.Effect<ReadonlyMap<string, Port>, never, IdOf<Q>> =>
+  Effect.map(
+    Effect.forEach(queues, (tag) =>
+      Effect.map(tag as Context.Key<IdOf<Q>, unknown>, (service): readonly [string, Port] => {
+        const queue = service as Queue<any, any, any>
+        const { codecs: { error, payload, success }, partitions } = innerOf(queue)
+        return [tag.key, { queue, payload, success, error, shards: partitions.length }]
+      })),
+    (ports) =>
+      new Map(ports)
+  )
+
+/** How a run has ended: its state, and how many nodes it has, and has in some states. */
+export type Over = readonly [state: number, nodes: number, done: number, failed: number, cancelled: number]
+
+/** A job that is offered when a run has ended. */
+export interface Callback {
+  readonly port: Port
+  /** Made of how the run has ended. */
+  readonly payload: () => unknown
+}
+
 export class Home {
   readonly space: Space
   readonly name: string
@@ -33,6 +70,8 @@ export class Home {
   readonly queues: ReadonlyMap<string, Port>
   readonly lease: Duration.Input | undefined
   readonly input: Codec<any>
+  /** The job that is offered when a run has ended, if there is one. */
+  readonly callbackOf: (run: string, over: Over) => Callback | undefined
   readonly #build: (graph: Graph, input: any) => unknown
   readonly #graphs = new Map<string, Graph>()
 
@@ -43,6 +82,7 @@ export class Home {
     readonly lease: Duration.Input | undefined
     readonly input: Codec<any>
     readonly build: (graph: Graph, input: any) => unknown
+    readonly callbackOf?: ((run: string, over: Over) => Callback | undefined) | undefined
   }) {
     this.space = options.space
     this.name = options.name
@@ -51,7 +91,16 @@ export class Home {
     this.queues = new Map([...options.ports.values()].map((port) => [port.queue.name, port]))
     this.lease = options.lease
     this.input = options.input
+    this.callbackOf = options.callbackOf ?? (() => undefined)
     this.#build = options.build
+  }
+
+  checkId(id: string): string {
+    checkName(id, "id")
+    if (Buffer.byteLength(id) + Buffer.byteLength(this.name) > mostName) {
+      throw new RangeError(`id must not be longer than ${mostName} bytes with the name of what it is a run of`)
+    }
+    return id
   }
 
   /** What its errors say of a run. */
@@ -95,7 +144,7 @@ export class Home {
   #inputOf(run: string): Effect.Effect<{ readonly input: unknown } | undefined, FlowError> {
     return Effect.map(
       failing(question(this.placeOf(run), "flow.status", [Number.MAX_SAFE_INTEGER])),
-      (reply) => reply[0] === "missing" ? undefined : { input: reply[12] }
+      (reply) => reply[0] === "missing" ? undefined : { input: reply[13] }
     )
   }
 

@@ -80,16 +80,24 @@ const letters: ReadonlyArray<readonly [StateLetter, NodeState]> = [
 
 const stateOf = new Map(letters)
 
-const states: ReadonlyArray<RunState> = ["loading", "running", "compensating", "done", "failed", "cancelled", "expired"]
+export const states: ReadonlyArray<RunState> = [
+  "loading",
+  "running",
+  "compensating",
+  "done",
+  "failed",
+  "cancelled",
+  "expired"
+]
 
-// Of lua/Flow.lua: from here on a run is over.
-const over = 3
+/** Of lua/Flow.lua: from here on a run is over. */
+export const over = 3
 
-const unknown = -1
+export const unknown = -1
 
 type Counts = Status["counts"]
 
-const countsOf = (numbers: ReadonlyArray<unknown>): Counts =>
+export const countsOf = (numbers: ReadonlyArray<unknown>): Counts =>
   Object.fromEntries(letters.map(([, state], at) => [state, numbers[at]])) as unknown as Counts
 
 const timeOf = (millis: number): DateTime.Utc | undefined => millis === 0 ? undefined : DateTime.makeUnsafe(millis)
@@ -104,6 +112,8 @@ export interface Terms {
   readonly retention: number
   /** How many nodes there have to be before the run can end; -1 until it is sealed. Default 0. */
   readonly expected?: number
+  /** Of which ends its conductors hear. Default: of none. */
+  readonly told?: { readonly done: boolean; readonly failed: boolean }
 }
 
 /** Begins a run, unless there is one with that id and input. Repeated at any point, it goes on. */
@@ -116,10 +126,11 @@ export const begin = (
 ): Effect.Effect<void, FlowError> => {
   const place = home.placeOf(run)
   const { digest, fields, nodes } = layout
-  const { deadline, expected = 0, retention, stops } = terms
+  const { deadline, expected = 0, retention, stops, told } = terms
+  const policy = (stops ? 1 : 0) + (told?.done ? 2 : 0) + (told?.failed ? 4 : 0)
   // Sent together: they are executed in this order, and each one does nothing where the one before has failed.
   const attempt = Effect.all([
-    request(place, "flow.begin", [home.name, input, digest, nodes, expected, stops ? 1 : 0, deadline, retention]),
+    request(place, "flow.begin", [home.name, input, digest, nodes, expected, policy, deadline, retention]),
     Effect.forEach(
       partsOf(layout),
       (part) => request(place, "flow.load", [digest, JSON.stringify(part)]),
@@ -134,10 +145,10 @@ export const begin = (
   })
 }
 
-type Heard = readonly [state: number, version: number, ...counts: Array<number>, changes: any]
+export type Heard = readonly [state: number, version: number, ...counts: Array<number>, expected: number, changes: any]
 
 /** A member of a run, told of its end or of all changes; and of the state when news may have been missed. */
-const observing = (
+export const observing = (
   place: Place,
   all: boolean,
   observe: (heard: Heard) => void,
@@ -154,6 +165,17 @@ const observing = (
     })
   )
 
+/** What a node has failed with. */
+export const failureOf = ({ queues }: Home, [[node, queue], , outcome]: Ended) => {
+  const [tag, value] = (outcome ?? ["failed"]) as Outcome
+  const error = tag === "failure" ? queues.get(queue)?.error?.decodeParsed(value) : undefined
+  return {
+    node,
+    outcome: tag === "failure" ? "failed" : tag,
+    error: error !== undefined && Exit.isSuccess(error) ? error.value : value ?? ""
+  }
+}
+
 export class Run {
   readonly id: string
   readonly #home: Home
@@ -169,11 +191,11 @@ export class Run {
     return fail(new RunUnknown(this.#home.about(this.id)))
   }
 
-  get #closed(): FlowError {
+  get closed(): FlowError {
     return fail(this.#place.channel.closedError().reason)
   }
 
-  #page(from: number) {
+  page(from: number) {
     return Effect.flatMap(failing(question(this.#place, "flow.status", [from])), (reply) => {
       if (reply[0] === "missing") return Effect.fail(this.#unknown)
       const [, state, version, nodes] = reply
@@ -182,11 +204,12 @@ export class Run {
         version,
         nodes,
         counts: countsOf(reply.slice(4, 12)),
-        startedAt: timeOf(reply[13]),
-        endedAt: timeOf(reply[14]),
-        fault: reply[15] as Ended | null,
-        next: reply[16],
-        page: (reply[17] as ReadonlyArray<Listed>).map(([[name, queue], letter, retries]): NodeInfo => ({
+        expected: reply[12],
+        startedAt: timeOf(reply[14]),
+        endedAt: timeOf(reply[15]),
+        fault: reply[16] as Ended | null,
+        next: reply[17],
+        page: (reply[18] as ReadonlyArray<Listed>).map(([[name, queue], letter, retries]): NodeInfo => ({
           name,
           queue,
           state: stateOf.get(letter)!,
@@ -198,7 +221,7 @@ export class Run {
 
   get status(): Effect.Effect<Status, FlowError> {
     return Effect.map(
-      this.#page(Number.MAX_SAFE_INTEGER),
+      this.page(Number.MAX_SAFE_INTEGER),
       ({ counts, endedAt, nodes, startedAt, state }) => ({ state, nodes, counts, startedAt, endedAt })
     )
   }
@@ -208,7 +231,7 @@ export class Run {
       1,
       (from: number) =>
         Effect.map(
-          this.#page(from),
+          this.page(from),
           ({ next, page }) => [page, next === 0 ? Option.none() : Option.some(next)] as const
         )
     )
@@ -219,13 +242,13 @@ export class Run {
   // -------------------------------------------------------------------------------------------------------------------
 
   /** Succeeds when the run is over, with its state. */
-  get #end(): Effect.Effect<RunState, FlowError> {
+  get end(): Effect.Effect<RunState, FlowError> {
     return Effect.scoped(
       Effect.gen({ self: this }, function*() {
         const ended = yield* Deferred.make<number, FlowError>()
         yield* observing(this.#place, false, ([state]) => {
           if (state >= over || state === unknown) Deferred.doneUnsafe(ended, Exit.succeed(state))
-        }, () => Deferred.doneUnsafe(ended, Exit.fail(this.#closed)))
+        }, () => Deferred.doneUnsafe(ended, Exit.fail(this.closed)))
         const state = yield* Deferred.await(ended)
         return state === unknown ? yield* Effect.fail(this.#unknown) : states[state]!
       })
@@ -233,7 +256,7 @@ export class Run {
   }
 
   get await(): Effect.Effect<any, FlowError> {
-    return Effect.flatMap(this.#end, (state) => {
+    return Effect.flatMap(this.end, (state) => {
       switch (state) {
         case "done":
           return this.#results
@@ -242,22 +265,13 @@ export class Run {
         case "expired":
           return Effect.fail(fail(new FlowExpired(this.#home.about(this.id))))
         default:
-          return Effect.flatMap(this.#page(Number.MAX_SAFE_INTEGER), ({ fault }) => Effect.fail(this.#failed(fault!)))
+          return Effect.flatMap(
+            this.page(Number.MAX_SAFE_INTEGER),
+            ({ fault }) =>
+              Effect.fail(fail(new NodeFailed({ ...this.#home.about(this.id), ...failureOf(this.#home, fault!) })))
+          )
       }
     })
-  }
-
-  #failed([[node, queue], , outcome]: Ended): FlowError {
-    const [tag, value] = (outcome ?? ["failed"]) as Outcome
-    const error = tag === "failure" ? this.#home.queues.get(queue)?.error?.decodeParsed(value) : undefined
-    return fail(
-      new NodeFailed({
-        ...this.#home.about(this.id),
-        node,
-        outcome: tag === "failure" ? "failed" : tag,
-        error: error !== undefined && Exit.isSuccess(error) ? error.value : value ?? ""
-      })
-    )
   }
 
   get #results(): Effect.Effect<unknown, FlowError> {
@@ -302,7 +316,7 @@ export class Run {
         const follow = Effect.gen({ self: this }, function*() {
           for (;;) {
             const heard = yield* Queue.take(news)
-            if (heard === undefined) return yield* Effect.fail(this.#closed)
+            if (heard === undefined) return yield* Effect.fail(this.closed)
             const [state, next] = heard
             if (state === unknown) return yield* Effect.fail(this.#unknown)
             if (next > version + 1 || version < 0) version = yield* this.#showAll(show)
@@ -331,7 +345,7 @@ export class Run {
       for (let from = 1; from > 0;) {
         const found: { readonly version: number; readonly next: number; readonly page: ReadonlyArray<NodeInfo> } =
           yield* this
-            .#page(from)
+            .page(from)
         if (version < 0) version = found.version
         for (const { name, queue, state } of found.page) show(name, queue, state)
         from = found.next
