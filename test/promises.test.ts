@@ -4,6 +4,7 @@ import { Context, Deferred, Effect, Exit, Fiber, Option, Schema, Scope } from "e
 import * as Lockstep from "../src/index.ts"
 import {
   Barrier,
+  Batch,
   Coordinator,
   CountDownLatch,
   Counter,
@@ -913,6 +914,7 @@ describe("services of all modules", () => {
     const keys = {
       Barrier: Barrier.Service()("migration", { parties: 2 }).key,
       CountDownLatch: CountDownLatch.Service()("migration", { count: 1 }).key,
+      Batch: Batch.Service()("migration", { queues: [] }).key,
       Counter: Counter.Service()("migration").key,
       DoubleBarrier: DoubleBarrier.Service()("migration", { parties: 2 }).key,
       Election: Election.Service()("migration").key,

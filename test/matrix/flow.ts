@@ -1,8 +1,6 @@
 import { assert } from "@effect/vitest"
 import { Context, Effect, Fiber, Layer, Schema, Stream } from "effect"
-import { Coordinator, Flow, Queue } from "../../src/index.ts"
-import { placeOf, spaceOf } from "../../src/internal/hold/place.ts"
-import { request } from "../../src/internal/hold/request.ts"
+import { Batch, Flow, Queue } from "../../src/index.ts"
 import { eventually } from "../support/eventually.ts"
 import { delivered } from "../support/flows.ts"
 import { insist } from "../support/uncertain.ts"
@@ -20,7 +18,7 @@ export const requests = [
   ["flow.status", "flow:of parts/one"],
   ["flow.cancel", "flow:of parts/two"],
   ["flow.retry", "flow:of parts/two"],
-  ["flow.add", "flow:of parts/two"],
+  ["flow.add", "flow:batch:of parts/three"],
   ["queue.offer", "queue:parts"],
   ["queue.finish", "queue:parts"],
   ["session.leave", "flow:of parts/one"]
@@ -37,7 +35,9 @@ class OfParts extends Flow.Service<OfParts>()("of parts", { queues: [Parts], ret
   return flow.job(Parts, { after: [a, b], payload: ([a, b]) => a + b })
 }) {}
 
-const parts = OfParts.layer.pipe(Layer.provideMerge(Parts.layer))
+class BatchOfParts extends Batch.Service<BatchOfParts>()("of parts", { queues: [Parts], retention: "4 seconds" }) {}
+
+const parts = Layer.mergeAll(OfParts.layer, BatchOfParts.layer).pipe(Layer.provideMerge(Parts.layer))
 
 export const program: Program = ({ other }) =>
   Effect.gen(function*() {
@@ -57,6 +57,13 @@ export const program: Program = ({ other }) =>
     assert.deepStrictEqual(begun.toSorted((a, b) => a - b), [1, 2, 30])
     assert.strictEqual((yield* insist(run.status)).state, "done")
     assert.strictEqual((yield* insist(Stream.runCollect(run.nodes))).length, 3)
+
+    const batch = Context.get(mine, BatchOfParts)
+    const three = yield* insist(batch.start({ id: "three", size: 2 }))
+    yield* insist(three.addAll(Parts, [5, 6], { name: String }))
+    assert.strictEqual((yield* insist(three.await)).done, 2)
+    assert.deepStrictEqual(begun.toSorted((a, b) => a - b), [1, 2, 5, 6, 30])
+    yield* insist(delivered("batch:of parts"))
     yield* Fiber.interrupt(running)
 
     const two = yield* insist(flow.start(undefined, { id: "two" }))
@@ -64,17 +71,8 @@ export const program: Program = ({ other }) =>
     yield* eventually(Effect.map(insist(two.status), ({ state }) => assert.strictEqual(state, "cancelled")))
     yield* insist(two.retry)
     yield* eventually(Effect.map(insist(two.status), ({ state }) => assert.strictEqual(state, "running")))
-    const place = placeOf(
-      spaceOf(yield* Coordinator.Coordinator),
-      "flow",
-      "of parts/two",
-      "name",
-      undefined,
-      "of parts"
-    )
-    assert.strictEqual((yield* insist(request(place, "flow.add", ["", false])))[0], "added")
     yield* insist(two.cancel)
     assert.strictEqual((yield* Effect.flip(insist(two.await))).reason._tag, "FlowCancelled")
-    assert.strictEqual(begun.length, 3)
+    assert.strictEqual(begun.length, 5)
     yield* insist(delivered("of parts"))
   })
