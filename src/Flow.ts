@@ -88,7 +88,7 @@ import {
   specsOf,
   type Tag
 } from "./internal/flow/graph.ts"
-import { batches, Home, type IdOf, portsOf } from "./internal/flow/home.ts"
+import { Home, type IdOf, portsOf } from "./internal/flow/home.ts"
 import { begin, type Change, type NodeInfo, Run as Handle, type Status } from "./internal/flow/runs.ts"
 import { millis, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
@@ -422,6 +422,9 @@ class FlowImpl<I, O> implements Flow<I, O> {
   }
 }
 
+// The errands of batches, and of follow-ups of queues, have names that begin so.
+const taken = /^(?:batch|queue):/
+
 /**
  * Opens the flow, and conducts its runs for as long as the scope is open. `build` makes the graph of an input, and returns the nodes that
  * the result is made of: a node, a list or a record of nodes, or nothing.
@@ -437,7 +440,7 @@ export const make = <Q extends AnyTag, const O extends Shape | void, I = void>(
   Effect.gen(function*() {
     const space = spaceOf(yield* Coordinator)
     checkName(name, "name")
-    if (name.startsWith(batches)) throw new RangeError(`name must not begin with ${JSON.stringify(batches)}`)
+    if (taken.test(name)) throw new RangeError(`name must not begin with "batch:" or "queue:"`)
     const ports = yield* portsOf(options.queues)
     const input = codec<any>(options.input ?? Schema.Void, `The input of flow ${JSON.stringify(name)}`)
     const home = new Home({ space, name, ports, lease: options.lease, input, build })

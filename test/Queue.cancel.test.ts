@@ -64,13 +64,17 @@ layer(TestServer.layer, live)("a job that is cancelled while its handler runs", 
   }
 
   it.effect("frees its slot when its worker has never heard of it", () =>
-    behindLine(({ context, direct, line }) =>
+    behindLine(({ context, direct, line, server }) =>
       Effect.gen(function*() {
         const limits = { limits: { concurrency: 2 } }
         const other = yield* on(yield* direct(), make(limits))
         const queue = yield* on(context, make(limits))
         const worker = yield* working(queue, (n) => n === 1 ? Effect.never : Effect.void, { concurrency: 2 })
         yield* shows(other, { workers: 1 })
+        // Both coordinators read, so the next reading is the one behind the delivery of the first job.
+        yield* eventually(
+          Effect.map(server.cli("INFO", "clients"), (info) => assert.include(info, "blocked_clients:2"))
+        )
         const held = yield* line.hold(({ name }) => name === "XREAD")
         yield* other.offer(1)
         yield* promptly(held.request, "the next reading of the mailbox")

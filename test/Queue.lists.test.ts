@@ -58,9 +58,14 @@ layer(TestServer.layer, live)("the jobs of a queue", (it) => {
         yield* shows(queue, { workers: 1 })
         // Jobs from 100 on fail, and are delayed; jobs 70 to 99 are in the stream of delayed jobs.
         yield* queue.offerAll(upTo(130), (n) => n >= 70 && n < 100 ? { delay: 1, priority: "low" } : {})
+        // At first, those that fail are active and those with a delay are not.
+        const active = yield* eventually(
+          Effect.tap(
+            listed(other, { state: "active" }),
+            (active) => Effect.sync(() => assert.deepStrictEqual(payloads(active), upTo(100)))
+          )
+        )
         yield* shows(queue, { active: 100, delayed: 30 })
-        const active = yield* listed(other, { state: "active" })
-        assert.deepStrictEqual(payloads(active), upTo(100))
         assert.isTrue(
           active.every(({ attempts, due, state }) => attempts === 1 && due === undefined && state === "active")
         )

@@ -30,7 +30,7 @@ const mostGraphs = 64
 // The id of a job has both, and numbers.
 const mostName = 450
 
-/** The names of batches, as runs and errands have them, begin with it; those of flows do not. */
+/** The names of batches, as runs and errands have them, begin with it. */
 export const batches = "batch:"
 
 export type IdOf<K> = K extends Context.Key<infer Id, any> ? Id : never
