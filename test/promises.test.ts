@@ -637,9 +637,9 @@ layer(TestServer.layer, live)("the bound of what waits", (it) => {
     several(1, ([context], namespace, server) =>
       Effect.gen(function*() {
         const waiters = 200
-        const fibers = yield* Effect.forEach(Array.from({ length: waiters / 10 }), () =>
+        const holder = yield* Effect.forkDetach(onNode(context!)(Effect.exit(Lock.withLock(Effect.never, "a"))))
+        const fibers = yield* Effect.forEach(Array.from({ length: waiters / 10 }), (_, at) =>
           Effect.gen(function*() {
-            const held = yield* Deferred.make<void>()
             const fiber = yield* Effect.forkDetach(
               onNode(context!)(Effect.forEach(
                 Array.from({ length: 10 }, (_, at) => at),
@@ -647,13 +647,16 @@ layer(TestServer.layer, live)("the bound of what waits", (it) => {
                 { concurrency: 10, discard: true }
               ))
             )
-            yield* Deferred.succeed(held, undefined)
-            yield* realSleep(5)
+            // No more than these are pending at a time.
+            yield* eventually(
+              Effect.map(onNode(context!)(Lock.waiting("a")), ({ length }) => assert.strictEqual(length, 10 * at + 10))
+            )
             return fiber
           }), { concurrency: 1 })
         const [session] = yield* sessionsOf(context!)
         yield* server.cli("HDEL", `{${namespace}:00}:sessions`, `s${session!.id}`)
         yield* Effect.forEach(fibers, Fiber.join, { discard: true })
+        assert.isTrue(Exit.isFailure(yield* Fiber.join(holder)))
       }), { lease: "3 seconds", margin: "500 millis", batch: { maxPending: 30, maxRequests: 8 } }))
 
   it.effect("holds without a session, too", () =>
