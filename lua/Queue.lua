@@ -27,7 +27,7 @@
 --   o<session>/<id>    a member: it offers or works
 --   w<session>/<id>    a worker: "<credit> <deliveries so far> <1 if it is in the list>", and with a deque "<jobs in hand> <name>"
 --   a<job>             the members that wait for the outcome of a job: their claims
---   y<job>             what else is told of the end of a job: lua/QueueErrands.lua
+--   y<job>             the subscriber of a job: lua/QueueErrands.lua
 --   j<job>             a cancelled job that keeps its slots: lua/QueueCancel.lua
 --   x<id>              of an id for deduplication: the first job, and the job that is kept behind it
 --   q                  the list of workers that have credit and no job for it: their claims, in the order of their turns
@@ -606,7 +606,7 @@ local function dispatchJobs(ctx, queue)
     handed = handed + math.max(1, #(items or {}) + queue.expired + queue.delayed - before)
     handOutTo(ctx, queue, worker, items or {})
     enlist(queue, worker)
-    -- No worker of the list may have what is left.
+    -- No worker of the list may have the other jobs.
     if not items then return end
   end
 end

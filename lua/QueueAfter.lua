@@ -169,7 +169,7 @@ extend.release = function(ctx, queue)
   for rest = at, #ending do queue.ending[#queue.ending + 1] = ending[rest] end
 end
 
--- At the end of a call: what is left of the jobs that have ended.
+-- At the end of a call, jobs that have ended and still have edges are kept for the alarm.
 extend.suspend = function(ctx, queue)
   local known = call('HGET', queue.key, 'E')
   call('HSET', queue.key, 'E', (known and known .. ' ' or '') .. concat(queue.ending, ' '))

@@ -11,7 +11,8 @@ extend.tellDrained = function(ctx, queue)
   tellMembers(ctx, claims or '', 'drained')
 end
 
--- queue.drained: whether no job waits, and a worker has none in hand. While jobs wait, the worker is told when none does any more.
+-- queue.drained: whether no job waits, and a worker has no job in hand. While jobs wait, the actor tells the worker when the last of
+-- them has gone.
 -- keys: all
 -- args: id string
 -- reply: ["drained", drained boolean] | ["missing"]

@@ -166,43 +166,25 @@ local function dropBlock(deque, at)
   if at == deque.head then deque.head = at + 1 else deque.tail = at - 1 end
 end
 
--- Takes up to so many places from the newest end, the newest first.
-local function takeNewest(queue, deque, count, places)
+-- Takes up to so many places from an end: the newest first, or the oldest first.
+local function takePlaces(queue, deque, newest, count, places)
   extend.settle(queue, deque)
   count = math.min(count, deque.size)
   if count > 0 then deque.size, deque.touched = deque.size - count, true end
   while count > 0 do
-    local at = deque.tail
+    local at = newest and deque.tail or deque.head
     local block = blockAt(queue, deque, at)
     local some = math.min(count, #block / PLACE)
-    for back = 1, some do places[#places + 1] = sub(block, #block - back * PLACE + 1, #block - (back - 1) * PLACE) end
+    for number = 1, some do
+      local behind = newest and #block - number * PLACE or (number - 1) * PLACE
+      places[#places + 1] = sub(block, behind + 1, behind + PLACE)
+    end
     if some * PLACE == #block then
       dropBlock(deque, at)
       -- Nothing is there, as the counts are wrong.
-      if at == deque.tail then break end
+      if at == (newest and deque.tail or deque.head) then break end
     else
-      setBlock(deque, at, sub(block, 1, #block - some * PLACE))
-    end
-    count = count - some
-  end
-  return places
-end
-
--- Takes up to so many places from the oldest end, the oldest first.
-local function takeOldest(queue, deque, count, places)
-  extend.settle(queue, deque)
-  count = math.min(count, deque.size)
-  if count > 0 then deque.size, deque.touched = deque.size - count, true end
-  while count > 0 do
-    local at = deque.head
-    local block = blockAt(queue, deque, at)
-    local some = math.min(count, #block / PLACE)
-    for front = 1, some do places[#places + 1] = sub(block, (front - 1) * PLACE + 1, front * PLACE) end
-    if some * PLACE == #block then
-      dropBlock(deque, at)
-      if at == deque.head then break end
-    else
-      setBlock(deque, at, sub(block, some * PLACE + 1))
+      setBlock(deque, at, newest and sub(block, 1, #block - some * PLACE) or sub(block, some * PLACE + 1))
     end
     count = count - some
   end
@@ -353,7 +335,7 @@ local function adopt(queue)
   for _, one in ipairs(indexOf(queue)) do
     local deque = not one.weight and dequeOf(queue, one.name)
     if deque then
-      local places, ids = takeOldest(queue, deque, MOVED, {}), {}
+      local places, ids = takePlaces(queue, deque, false, MOVED, {}), {}
       for at, place in ipairs(places) do ids[at] = idOfPlace(place) end
       local found = #(holdJobs(queue, consumerOf(LETTER_OF_DEQUES, RETURNED), ids) or {})
       queue.stored, queue.orphaned = math.max(0, queue.stored - found), math.max(0, queue.orphaned - #ids)
@@ -402,7 +384,7 @@ end
 local function steal(ctx, queue, worker, deque, most, items)
   local victim, count = victimOf(ctx, queue)
   if not victim then return #(queue.eager or {}) > 0 and items or nil end
-  local places = takeOldest(queue, victim, deque and count or math.min(count, most), {})
+  local places = takePlaces(queue, victim, false, deque and count or math.min(count, most), {})
   victim.lost = victim.lost + #places
   if deque then
     for _, place in ipairs(places) do add(deque, '\1' .. sub(place, 2)) end
@@ -413,7 +395,7 @@ local function steal(ctx, queue, worker, deque, most, items)
 end
 
 -- Up to so many jobs for a worker: of its own deque, or else those that go to any worker, or else of another deque. One of TURNS is
--- from the oldest end of its deque, and one is not of its deque. Answers nothing if no worker of the list may have what is left.
+-- from the oldest end of its deque, and one is not of its deque. Answers nothing if no worker of the list may have the other jobs.
 extend.deal = function(ctx, queue, worker, most, ready, inGroups)
   local deque, items, shared = worker.deque and dequeOf(queue, worker.deque), {}, nil
   if queue.orphaned > 0 and queue[READY[LETTER_OF_DEQUES]] == 0 then
@@ -432,7 +414,7 @@ extend.deal = function(ctx, queue, worker, most, ready, inGroups)
     local own = math.min(most - shared, deque.size)
     local oldest = floor(((turn + TURNS / 2) % TURNS + own) / TURNS)
     deque.served = deque.served + own + shared
-    addClaimed(ctx, queue, worker, takeOldest(queue, deque, oldest, takeNewest(queue, deque, own - oldest, {})), items)
+    addClaimed(ctx, queue, worker, takePlaces(queue, deque, false, oldest, takePlaces(queue, deque, true, own - oldest, {})), items)
   else
     shared = math.min(most, math.ceil(ready / (#queue.list - queue.head + 2)))
   end
@@ -450,7 +432,7 @@ extend.takeStored = function(queue, count)
     local one = indexOf(queue)[at]
     local deque = dequeOf(queue, one.name)
     while deque and deque.size > 0 and #found < count do
-      local places = takeOldest(queue, deque, count - #found, {})
+      local places = takePlaces(queue, deque, false, count - #found, {})
       if not one.weight then queue.orphaned = math.max(0, queue.orphaned - #places) end
       for _, entry in ipairs((claimPlaces(queue, consumerOf(LETTER_OF_DEQUES, '/'), places))) do found[#found + 1] = entry end
     end

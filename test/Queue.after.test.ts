@@ -37,7 +37,7 @@ layer(TestServer.layer, live)("a job after others", (it) => {
           ["job 3", 3, "blocked"],
           ["job 4", 4, "blocked"]
         ])
-        // What is asked about a job that has not begun also works for blocked jobs, and does not begin them.
+        // Requests about jobs that have not begun also work for blocked jobs, and do not begin them.
         assert.isTrue(yield* queue.update("job 4", 5))
         assert.isFalse(yield* queue.promote(third.id))
         assert.isFalse(yield* queue.reschedule(third.id, { delay: "1 second" }))

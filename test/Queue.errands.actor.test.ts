@@ -203,7 +203,7 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
       }
     }
   }
-  // Of what is left, and of what the actor removes by itself, the actor says it too.
+  // The actor also tells the ends of the other jobs, and of jobs that it removes by itself.
   if (!early) await queue.send("d", "queue.work", ["d", 2], undefined, "", [errands])
   await deliver()
   const left = new Set(await alive())

@@ -44,7 +44,7 @@ export const program: Program = ({ other }) =>
     yield* offer(2, "two")
     const running = yield* Effect.forkChild(insist(mails.run(() => Effect.void)))
     yield* eventually(Effect.map(of("completed"), (completed) => assert.strictEqual(completed, 2)))
-    // One is told until its handler has succeeded.
+    // An errand is delivered until its handler has succeeded.
     yield* eventually(Effect.sync(() => {
       assert.deepStrictEqual(told.toSorted(), [
         ["one", ["success", null]],

@@ -2,18 +2,12 @@
 
 import * as Schema from "effect/Schema"
 import { coordinatorReasons } from "../actor/errors.ts"
-import { describe, WaitTimeout } from "../hold/loss.ts"
+import { WaitTimeout } from "../hold/loss.ts"
 import { InvalidPayload } from "../hold/payload.ts"
 import type { FlowError } from "./errors.ts"
+import { aboutRun, becauseOf, run } from "./telling.ts"
 
-const run = {
-  name: Schema.String,
-  namespace: Schema.String,
-  run: Schema.String
-}
-
-const about = (reason: { readonly name: string; readonly namespace: string; readonly run: string }): string =>
-  `run ${JSON.stringify(reason.run)} of ${describe("batch", reason.name, reason.namespace)}`
+const about = aboutRun("batch")
 
 /**
  * The run is over, and not all of its jobs were done. `failed` and `cancelled` count them. `job` is the first of them, and `outcome` that
@@ -33,13 +27,10 @@ export class BatchFailed extends Schema.Error<BatchFailed>("lockstep/Batch/Batch
   error: Schema.Unknown
 }) {
   override get message(): string {
-    const why = this.error === "" || this.error === undefined ?
-      "" :
-      `: ${typeof this.error === "string" ? this.error : JSON.stringify(this.error)}`
     return `The ${
       about(this)
     } has failed: ${this.done} jobs are done, ${this.failed} have failed, ${this.cancelled} were cancelled, ` +
-      `first ${JSON.stringify(this.job)} (${this.outcome})${why}`
+      `first ${JSON.stringify(this.job)} (${this.outcome})${becauseOf(this.error)}`
   }
 }
 

@@ -224,7 +224,7 @@ export class BatchRun {
         if (state === unknown) {
           return void Queue.failCauseUnsafe(queue, Cause.fail(failBatch(new BatchUnknown(this.#about))))
         }
-        // The state is told again when news may have been missed.
+        // The actor tells the state again when this process may have missed events.
         if (version > last) {
           last = version
           Queue.offerUnsafe(queue, progressOf(nodes as number, countsOf(rest), rest[8] as number))

@@ -2,17 +2,11 @@
 
 import * as Schema from "effect/Schema"
 import { coordinatorReasons } from "../actor/errors.ts"
-import { describe, WaitTimeout } from "../hold/loss.ts"
+import { WaitTimeout } from "../hold/loss.ts"
 import { InvalidPayload } from "../hold/payload.ts"
+import { aboutRun, becauseOf, run } from "./telling.ts"
 
-const run = {
-  name: Schema.String,
-  namespace: Schema.String,
-  run: Schema.String
-}
-
-const about = (reason: { readonly name: string; readonly namespace: string; readonly run: string }): string =>
-  `run ${JSON.stringify(reason.run)} of ${describe("flow", reason.name, reason.namespace)}`
+const about = aboutRun("flow")
 
 /**
  * A node has failed, and no edge handles that. `outcome` is that of its job, as in `Queue.JobFailed`. `error` is the error of its
@@ -29,10 +23,7 @@ export class NodeFailed extends Schema.Error<NodeFailed>("lockstep/Flow/NodeFail
   error: Schema.Unknown
 }) {
   override get message(): string {
-    const why = this.error === "" || this.error === undefined ?
-      "" :
-      `: ${typeof this.error === "string" ? this.error : JSON.stringify(this.error)}`
-    return `Node ${JSON.stringify(this.node)} of ${about(this)} has failed (${this.outcome})${why}`
+    return `Node ${JSON.stringify(this.node)} of ${about(this)} has failed (${this.outcome})${becauseOf(this.error)}`
   }
 }
 

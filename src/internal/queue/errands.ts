@@ -57,7 +57,8 @@ interface Employment<R, E> {
   readonly fail: (reason: CoordinatorReason | WaitTimeout) => E
 }
 
-// In milliseconds, before the second attempt and before all late ones. Nobody else would make them, so there is no last one.
+// In milliseconds, before the second attempt and before all late ones. No other process would
+// make these attempts, so there is no last one.
 const [shortest, longest] = [50, 10_000]
 
 const ignore = () => {}
