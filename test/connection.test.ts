@@ -166,6 +166,31 @@ layer(TestServer.layer, live)("a connection", (it) => {
         }), { concurrency: "unbounded", discard: true })
     }))
 
+  it.effect("makes a new reader also when that takes longer than a heartbeat", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const mine = yield* node(line.url, { namespace, lease: "1500 millis", margin: "500 millis" })
+        const other = yield* node(server.url, { namespace, lease: "1500 millis", margin: "500 millis" })
+        const keys = ["a", "b", "c", "d", "e", "f"]
+        const held = yield* Effect.provideContext(Effect.forEach(keys, holding), other)
+        const waiting = yield* Effect.forEach(keys, (key) =>
+          Lock.withLock(Effect.void, key).pipe(Effect.provideContext(mine), Effect.forkChild))
+        yield* Effect.forEach(keys, (key) =>
+          waits(server, namespace, `lock:${key}`, 1))
+        yield* line.delay({ replies: 250 })
+        const made = line.counters.connections
+        yield* line.once((request) => request.name === "XREAD", "blackholeReply")
+        yield* Effect.forEach(held, ({ leave }) => leave)
+        yield* within(Effect.forEach(waiting, Fiber.join), 6000, "the wake-ups")
+        assert.isAtMost(line.counters.connections - made, 2)
+        yield* line.pass
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
   it.effect("reads every mailbox, also one that is first used while the reader connects", () =>
     Effect.gen(function*() {
       const server = yield* TestServer

@@ -105,13 +105,14 @@ export const round = (options: Options): Effect.Effect<Report, unknown, Scope.Sc
     const histories = yield* group.histories
     const judgement = judge({ histories, injected, healed, ended, patience, lease: settings.lease })
     const hung = ended.hung.size > 0
+    const left = hung ? [] : yield* leaks(deployment, settings)
     return {
       ...judgement,
-      anomalies: hung ? judgement.anomalies : [...judgement.anomalies, ...yield* leaks(deployment, settings)],
+      anomalies: [...judgement.anomalies, ...left],
       clients: count,
       injected,
       origin,
       histories,
-      redis: hung ? yield* dump(deployment, settings.namespace) : undefined
+      redis: hung || left.length > 0 ? yield* dump(deployment, settings.namespace) : undefined
     }
   })

@@ -67,8 +67,8 @@ class Mailbox implements Source {
   readonly key: string
   /** Of the last event that Redis is known to have posted; a heartbeat later it must have been read. */
   due: number
-  // When that was asked.
-  #askedAt = 0
+  /** When that was asked. */
+  askedAt = 0
   #askedAtWall = 0
   readonly #session: Session
   readonly #tenant: Tenant
@@ -91,7 +91,7 @@ class Mailbox implements Source {
   /** So many events had been posted when Redis was asked, or later. */
   posted(due: number, askedAt: number, askedAtWall: number): void {
     this.due = due
-    this.#askedAt = askedAt
+    this.askedAt = askedAt
     this.#askedAtWall = askedAtWall
     this.#heard()
   }
@@ -99,7 +99,7 @@ class Mailbox implements Source {
   #heard(): void {
     const session = this.#session
     if (session.read < this.due) return
-    session.heardAt = Math.max(session.heardAt, this.#askedAt)
+    session.heardAt = Math.max(session.heardAt, this.askedAt)
     session.heardAtWall = Math.max(session.heardAtWall, this.#askedAtWall)
   }
 
@@ -142,7 +142,7 @@ class Mailbox implements Source {
     // Until the next renewal, which is sent behind what is asked now.
     session.heardAt =
       session.heardAtWall =
-      this.#askedAt =
+      this.askedAt =
       this.#askedAtWall =
         Number.NEGATIVE_INFINITY
     this.#tenant.missed(session)
@@ -359,14 +359,14 @@ export class Channel {
       this.#beat(session)
       if (session.expireIfDue()) return
       this.tenant.beat(session)
+      const { askedAt, due } = this.#mailbox!
+      if (due <= session.read) return this.outbox.request(this.#renewal(session))
       // What was posted a heartbeat ago and has not been read since may never come. Behind one more event there is a gap
-      // then; if it is only late, nothing is skipped.
-      const late = this.#mailbox!.due > session.read
-      this.outbox.request(this.#renewal(session))
-      if (!late) return
+      // then; if it is only late, nothing is skipped. A process that was busy itself reads it before the reply.
+      this.outbox.request(this.#renewal(session, () => {
+        if (due > session.read) this.#reader().doubt(askedAt)
+      }))
       this.#wake(session)
-      // The connection may be half-open. If the reader was only slow, it goes on where it was.
-      this.#reader().reset()
     })
   }
 
@@ -376,7 +376,7 @@ export class Channel {
     if (session !== undefined && !session.expireIfDue()) this.outbox.request(this.#renewal(session))
   }
 
-  #renewal(session: Session): Request<"session.renew"> {
+  #renewal(session: Session, answered: () => void = ignore): Request<"session.renew"> {
     const { io } = this.#office
     const [askedAt, askedAtWall] = [io.now(), io.wall()]
     return {
@@ -386,6 +386,7 @@ export class Channel {
       urgent: true,
       moot: ignore,
       settle: ([, posted, due]) => {
+        answered()
         const others = due.filter((member) => member !== session.id)
         if (others.length > 0) void this.reaper.handle(others)
         const mailbox = this.#mailbox

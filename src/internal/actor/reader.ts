@@ -38,6 +38,8 @@ export class Reader {
   #closed = false
   readonly #sources = new Set<Source>()
   #reading: ReadonlyArray<Source> = []
+  // When the read that is under way was sent.
+  #sentAt = Number.POSITIVE_INFINITY
 
   readonly #transport: Transport
   readonly #io: Io
@@ -66,13 +68,18 @@ export class Reader {
   /** The source is not read any more. */
   exclude(source: Source): void {
     this.#sources.delete(source)
-    // The stream of a source that wakes is gone, and a read of it alone would never end.
-    if (source.wake !== undefined && this.#reading.includes(source)) this.#connection?.reset()
+    // The stream of a source that wakes is gone, and a read of such streams alone would never end.
+    const isLast = this.#reading.every((one) => one.wake === undefined || !this.#sources.has(one))
+    if (source.wake !== undefined && isLast && this.#reading.includes(source)) this.#connection?.reset()
   }
 
-  /** Reads again on a new connection: what was posted long ago has not come. */
-  reset(): void {
-    this.#connection?.reset()
+  /**
+   * What was posted before that time, long ago, has not come. The connection may be half-open if it was being read all that
+   * time: then it is read again on a new one. If the reader was only slow, it goes on where it was. A connection that is
+   * being made is left alone, because under load none would ever be ready.
+   */
+  doubt(postedBefore: number): void {
+    if (this.#sentAt <= postedBefore) this.#connection?.reset()
   }
 
   // The blocked read returns when something arrives in one of its own streams.
@@ -92,6 +99,7 @@ export class Reader {
         const sources = [...this.#sources]
         if (sources.length === 0) continue
         this.#reading = sources
+        this.#sentAt = this.#io.now()
         const reply = await connection.send("XREAD", [
           "COUNT",
           batchSize,
@@ -101,11 +109,11 @@ export class Reader {
           ...sources.map(({ key }) => key),
           ...sources.map(({ position }) => position)
         ], blockMillis + graceMillis)
-        this.#reading = []
+        this.#rest()
         if (!this.#closed) this.#deliver(sources, reply)
         attempt = 0
       } catch (cause) {
-        this.#reading = []
+        this.#rest()
         if (this.#closed) break
         const passing = cause instanceof RedisError && isTransient(cause)
         this.#log(passing ? "Debug" : "Warn", "a read of the mailboxes failed", cause)
@@ -117,6 +125,11 @@ export class Reader {
       }
     }
     this.#running = false
+  }
+
+  #rest(): void {
+    this.#reading = []
+    this.#sentAt = Number.POSITIVE_INFINITY
   }
 
   #deliver(sources: ReadonlyArray<Source>, reply: unknown): void {
