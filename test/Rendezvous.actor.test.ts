@@ -407,4 +407,22 @@ layer(TestServer.layer, { excludeTestServices: true })("the rendezvous actor", (
         assert.deepStrictEqual(await send("A", "rendezvous.accept", ["1"]), ["alone"])
       })
     }))
+
+  it.effect("reaps a claim that was made again in the call that had ended it", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const redis = yield* client(server)
+      yield* Effect.promise(async () => {
+        const { answers, end, key, open, reap, send } = actor(redis, freshNamespace(), "rendezvous:x")
+        for (const name of ["A", "B"]) await open(name)
+        const asked = (name: string) => ["1", name, 60_000, `"${name}"`] as const
+        for (const name of ["A", "B"]) await send(name, "rendezvous.exchange", asked(name))
+        await send("B", "session.leave", ["1"])
+        await send("A", "rendezvous.accept", ["1", "=rendezvous.exchange", ...asked("A")])
+        assert.deepStrictEqual(answers.get("A")![1].map(([tag]) => tag), ["alone", "queued"])
+        await end("A", true)
+        await reap("A")
+        assert.strictEqual(await redis.exists(key), 0)
+      })
+    }))
 })

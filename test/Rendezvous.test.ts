@@ -459,6 +459,51 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         )
       })))
 
+  it.effect("leaves nothing of who asks what has become of it while the answer says that it is over", () =>
+    several(1, ([b], namespace, server) =>
+      Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const a = yield* node(line.url, { namespace, partitions: 1, lease: "30 seconds" })
+        const plain = Rendezvous.make({ name: "plain", schema: Schema.String })
+        const [one, two] = [yield* on(a, plain), yield* on(b!, plain)]
+        const takers = yield* Effect.forEach([1, 2], () => Effect.forkChild(one.take()))
+        const stays = yield* Effect.forkChild(one.exchange("stays"))
+        yield* waits(two, { takers: 2, exchangers: 1 })
+        yield* eventually(Effect.sync(() => line.counters.of("XREAD") > 0), { message: "it reads its mailbox" })
+        // The next read, and what it answers to the party that it has met then.
+        const reading = yield* line.hold(({ name }) => name === "XREAD")
+        const accepting = yield* line.hold(asks("rendezvous.accept"))
+        const leaves = yield* Effect.forkChild(two.exchange("leaves"))
+        yield* Effect.all([reading.request, accepting.request])
+        yield* Fiber.interrupt(leaves)
+        // An event is lost, so everything asks anew.
+        const [{ id }] = (yield* on(a, Effect.flatMap(Coordinator.Coordinator, ({ sessions }) => sessions))) as [
+          Coordinator.Session
+        ]
+        const mailbox = `{${namespace}:00}:mail:${id}`
+        const posted = Effect.map(
+          server.cli("XREVRANGE", mailbox, "+", "-", "COUNT", 1),
+          (text) => text.split("\n")[0]!
+        )
+        const before = yield* posted
+        const first = yield* Effect.forkChild(two.give("first"))
+        yield* eventually(Effect.map(posted, (entry) => entry !== before))
+        yield* server.cli("XDEL", mailbox, yield* posted)
+        const second = yield* Effect.forkChild(two.give("second"))
+        yield* eventually(Effect.map(posted, (entry) => entry !== before))
+        const { replies } = line.counters
+        yield* reading.release()
+        yield* eventually(Effect.sync(() => line.counters.replies > replies), { message: "it hears of that" })
+        yield* accepting.release()
+        yield* promptly(Fiber.joinAll([...takers, first, second]), "givers and takers")
+        assert.strictEqual(yield* promptly(two.exchange("comes"), "who comes then"), "stays")
+        assert.strictEqual(yield* promptly(Fiber.join(stays), "who has stayed"), "comes")
+        yield* eventually(
+          Effect.map(server.cli("EXISTS", `{${namespace}:00}:rendezvous:plain`), (found) => found === "0"),
+          { message: "nothing is left" }
+        )
+      })))
+
   it.effect("can be waited at again after Redis has lost its data", () =>
     several(2, ([a, b], _, server) =>
       Effect.gen(function*() {

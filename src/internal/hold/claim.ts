@@ -79,6 +79,8 @@ export abstract class Entry {
   queued = false
   /** It has to ask again: when the reply comes that it waits for, or with the next heartbeat. */
   again = false
+  /** So often, Redis is being asked whether it still holds. */
+  verifying = 0
   /** How often an expired session stood in the way. */
   stale = 0
   /** When it was asked for, by the monotonic clock. */

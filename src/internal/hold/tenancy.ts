@@ -341,9 +341,10 @@ export class Tenancy implements Tenant, Keeper, Asker {
     this.watchOverruns([hold])
   }
 
-  /** It is over, as the actor has told, and nothing is left to release. */
+  /** It is over, as the actor has told, and nothing is left to release, unless asking about it has made a new claim of it. */
   forget(hold: Hold): void {
     if (hold.state !== "held") return
+    if (hold.verifying > 0) return this.release(hold, ignore)
     // What was lost with its session is not counted any more.
     if (hold.session?.lost === undefined) this.#released(hold)
     this.#become(hold, "done")
@@ -402,12 +403,13 @@ export class Tenancy implements Tenant, Keeper, Asker {
     for (const entry of this.#all.values()) {
       if (entry.session !== session || !isMeant(entry)) continue
       if (entry.state === "queued") this.#send(entry, true)
-      else if (entry.state === "held" && !(entry instanceof Hold && entry.concluding)) this.#verify(entry, session)
+      else if (entry.state === "held") this.#verify(entry, session)
     }
   }
 
   #verify(entry: Entry, session: Session): void {
     const { args, key, verb } = entry.claim
+    entry.verifying++
     this.channel.outbox.request({
       verb,
       key,
@@ -416,6 +418,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
       urgent: true,
       moot: ignore,
       settle: (reply: ClaimReply) => {
+        entry.verifying--
         if (entry.state !== "held" || entry.session !== session) return
         if (entry instanceof Membership) {
           return reply[0] === "joined"
@@ -428,6 +431,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
         this.release(entry, ignore)
       },
       fail: (error) => {
+        entry.verifying--
         this.#unverified = true
         this.#log(entry, "is verified with the next heartbeat", error)
       }
