@@ -50,6 +50,8 @@ export interface Client {
   readonly random: () => number
   readonly pick: <A>(items: ReadonlyArray<A>) => A
   readonly stopping: () => boolean
+  /** Waits while requests take long: nobody could say in which order they were sent if Redis had more than it can do. */
+  readonly rest: Effect.Effect<void>
   /** How long what nobody has open is remembered, in milliseconds: longer than a fault keeps a client away. */
   readonly keep: number
   /**
@@ -114,6 +116,9 @@ const outcomeOf = (exit: Exit.Exit<unknown, unknown>): Outcome => {
 }
 
 /** What a process has once it is at work. */
+// In milliseconds. Below the first, there is no need to rest; nobody rests for longer than the second.
+const [swift, longestRest] = [100, 500]
+
 interface Tools extends Pick<Client, "lockstep" | "random" | "stopping"> {
   readonly argument: Argument
   readonly record: (event: Event) => void
@@ -153,6 +158,7 @@ const body = Effect.fnUntraced(function*(tools: Tools, requests: ReadonlyArray<A
 const clientOf = (tools: Tools): Client => {
   const { argument, lockstep, random, record, stopping } = tools
   let asked = 0
+  let latency = 0
   const ask = (request: Request): Asked => {
     const id = `${++asked}`
     record({ event: "ask", id, ...request })
@@ -163,13 +169,16 @@ const clientOf = (tools: Tools): Client => {
     random,
     pick: (items) => items[Math.floor(random() * items.length)]!,
     stopping,
+    rest: Effect.suspend(() => latency < swift ? Effect.void : Effect.sleep(Math.min(latency, longestRest))),
     keep: keepOf(argument.settings.lease),
     // Whatever is asked has an end, also if it is interrupted before it begins.
     attempt: (request, effect, tokenOf, saw) =>
       Effect.uninterruptibleMask((restore) => {
         const { id } = ask(request)
+        const askedAt = performance.now()
         return Effect.map(Effect.exit(restore(effect)), (exit) => {
           if (Exit.isSuccess(exit)) {
+            if (!request.wait) latency += (performance.now() - askedAt - latency) / 8
             record({ event: "enter", id, token: tokenOf?.(exit.value) ?? 0 })
             if (saw !== undefined) record({ event: "saw", id, others: saw(exit.value) })
           }

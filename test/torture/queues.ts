@@ -113,8 +113,8 @@ interface Facts {
   readonly run: Run
   /** When workers were told to stop, and how long their handlers had then. */
   readonly stops: ReadonlyMap<string, { readonly at: number; readonly until: number }>
-  /** Pools that could not be opened. */
-  readonly unopened: ReadonlySet<string>
+  /** Pools that ended because of an error. */
+  readonly failed: ReadonlySet<string>
   /** When processes did something for the last time that were killed: the others have settled in the end. */
   readonly deaths: ReadonlyMap<string, number>
 }
@@ -225,9 +225,9 @@ const factsOf = (holds: ReadonlyArray<Hold>, run: Run): Facts => ({
       return [[`${hold.client} ${run}`, { at, until: at + Number(grace) * 1000 }]]
     })
   ),
-  unopened: new Set(
-    ofKind(holds, "unopened").flatMap((hold) => {
-      const told = toldOf(hold, "unopened")
+  failed: new Set(
+    ofKind(holds, "failed").flatMap((hold) => {
+      const told = toldOf(hold, "failed")
       return told === undefined ? [] : [`${hold.client} ${told.what[1]}`]
     })
   ),
@@ -619,13 +619,13 @@ const unbroken = ({ handled, run }: Facts): ReadonlyArray<Anomaly> =>
 
 /** A handler is interrupted only if its session was lost, its worker has left, or its job was cancelled or took too long. */
 const interrupted = (facts: Facts): ReadonlyArray<Anomaly> => {
-  const { handled, holds, run, stops, unopened } = facts
+  const { failed, handled, holds, run, stops } = facts
   const settled = new Map(ofKind(holds, "settled").map(({ client, ended }) => [client, ended ?? 0]))
   return [...handled.values()].flat().filter(({ hold }) => hold.outcome === "interrupted").flatMap((one) => {
     const { hold: { client, ended }, hold, id, value } = one
     const stop = stops.get(`${client} ${one.run}`)
     const excused = isSlow(value) || stop !== undefined && ended! > stop.until - 30_000 ||
-      unopened.has(`${client} ${one.run}`) ||
+      failed.has(`${client} ${one.run}`) ||
       isLost(run, client, hold.asked - run.lease, ended! + run.lease) || isCancelled(facts, value, id) ||
       ended! > (settled.get(client) ?? Number.POSITIVE_INFINITY) || forgot(run, hold.asked - run.lease, ended!)
     return excused ? [] : [{ check: "interrupted", detail: `${value} was interrupted without a reason`, holds: [hold] }]

@@ -31,14 +31,16 @@ export const patienceOf = (keep: number): (left: number) => boolean => {
   }
 }
 
-/** So many fibers at once, each again and again. */
+/** So many fibers at once, each again and again, as fast as Redis answers. */
 export const fibers = (
   count: number,
   client: Client,
   once: Effect.Effect<void, never, Lockstep.Coordinator.Coordinator>
-): Effect.Effect<void, never, Lockstep.Coordinator.Coordinator> =>
-  Effect.forEach(
+): Effect.Effect<void, never, Lockstep.Coordinator.Coordinator> => {
+  const body = Effect.andThen(once, client.rest)
+  return Effect.forEach(
     Array.from({ length: count }),
-    () => Effect.whileLoop({ while: () => !client.stopping(), body: () => once, step: () => {} }),
+    () => Effect.whileLoop({ while: () => !client.stopping(), body: () => body, step: () => {} }),
     { concurrency: "unbounded", discard: true }
   )
+}

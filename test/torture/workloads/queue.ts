@@ -111,21 +111,21 @@ const running = (client: Client, queue: Queue, leaves: boolean) => {
   const grace = client.random() < 0.5 ? 0 : Math.round(client.random() * 400)
   const size = () => client.pick([1, 2, 4, mostSize])
   const working = Effect.gen(function*() {
-    // Of several shards, jobs of the first come while the others are being joined, which may fail.
-    const pool = yield* Effect.onError(
-      queue.pool((value) => decided(client, queue, value, run), {
-        concurrency: size(),
-        attempts: workerAttempts,
-        retry: Schedule.spaced(retryDelay),
-        grace
-      }),
-      () => Effect.ignore(follow(client, queue, "unopened", ({ tell }) => Effect.sync(() => tell("unopened", run))))
-    )
+    const pool = yield* queue.pool((value) => decided(client, queue, value, run), {
+      concurrency: size(),
+      attempts: workerAttempts,
+      retry: Schedule.spaced(retryDelay),
+      grace
+    })
     yield* Effect.forkScoped(
       Effect.forever(Effect.flatMap(Effect.sleep(200 + client.random() * 1000), () => pool.resize(size())))
     )
     yield* leaves && client.random() < 0.3 ? pool.drain : pool.await
-  }).pipe(Effect.scoped)
+  }).pipe(
+    // Redis refuses to drain it, or to let it join one of several shards while jobs of the first come already.
+    Effect.tapError(() => follow(client, queue, "failed", ({ tell }) => Effect.sync(() => tell("failed", run)))),
+    Effect.scoped
+  )
   if (!leaves) return working
   return follow(client, queue, "run", ({ tell }) =>
     Effect.raceFirst(
