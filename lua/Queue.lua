@@ -933,8 +933,8 @@ end
 -- ids are known, how many dead letters are kept, and for how long (0 for ever), after how many crashes a job is one, how many
 -- jobs may wait (0 for no limit), and what becomes of offers beyond that: see lua/QueueLimits.lua. Of each group: how many jobs
 -- may be in work, how many ms are between two, and how many of these may be saved up. It also says how many shards there are
--- (0: as many as there were), among which the limits but those of groups are divided, and which one this is. Another number is
--- refused while there are jobs or members. It answers how many there are, and whether the queue has schedules, and errands.
+-- (0: as many as there were), among which the limits but those of groups are divided, and which one this is. Another number than
+-- that of a member before is refused while there are jobs or members. It answers how many there are, and whether the queue has schedules, and errands.
 -- keys: all
 -- args: id string, set boolean, limit number, spacing number, burst number, window number, letters number, retain number, crashes number, length number, overflow number, grouplimit number, groupspacing number, groupburst number, shards number, shard number
 -- reply: ["joined", shards number, scheduled boolean, errands boolean] | ["mismatch", shards number]
@@ -942,7 +942,9 @@ handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, wind
   local queue = loadQueue(ctx, key)
   shards = tonumber(shards)
   if shards > 0 and shards ~= queue.shards then
-    if queue.members + queue.workers + jobsOf(queue) > 0 then return reply('mismatch', queue.shards) end
+    -- After a loss of data, workers and offers can come before any member.
+    local used = queue.window > 0 and queue.members + queue.workers + jobsOf(queue) > 0
+    if used then return reply('mismatch', queue.shards) end
     queue.shards = shards
   end
   if set == '1' or queue.window == 0 then

@@ -3,6 +3,7 @@ import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Exit, Fiber, Option, Schema, type Scope, Stream } from "effect"
 import { Queue } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
+import { actor, client } from "./support/actor.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
 import { begins, emptied, make, shows, upTo, working } from "./support/queues.ts"
@@ -238,4 +239,19 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
         const none = yield* Effect.exit(Effect.scoped(on(b!, make({ shards: 5, name: "none" }))))
         assert.isTrue(Exit.isFailure(none) && String(none.cause).includes("RangeError"), String(none))
       })))
+
+  it.effect("has the number of its members also if jobs and workers come before them, after a loss of data", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      yield* Effect.promise(async () => {
+        const { open, send } = actor(redis, freshNamespace(), "queue:q")
+        await open("A")
+        await send("A", "queue.work", ["w", 1])
+        await send("A", "queue.offer", ["1", "1", "node", 1])
+        const join = (id: string, shards: number) =>
+          send("A", "queue.join", [id, "1", 0, 0, 0, 60_000, 1000, 0, 3, 0, 0, 1, 0, 0, shards, 0])
+        assert.deepStrictEqual((await join("a", 2)).slice(0, 2), ["joined", 2])
+        assert.deepStrictEqual(await join("b", 3), ["mismatch", 2])
+      })
+    }))
 })

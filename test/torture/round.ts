@@ -102,9 +102,10 @@ export const round = (options: Options): Effect.Effect<Report, unknown, Scope.Sc
     yield* realSleep(settings.lease * 2 + 1000)
     const patience = settings.lease * 3 + 20_000
     const ended = yield* group.stop(patience)
+    const hung = ended.hung.size > 0
+    const waiting = hung ? yield* dump(deployment, settings.namespace) : undefined
     const histories = yield* group.histories
     const judgement = judge({ histories, injected, healed, ended, patience, lease: settings.lease })
-    const hung = ended.hung.size > 0
     const left = hung ? [] : yield* leaks(deployment, settings)
     return {
       ...judgement,
@@ -113,6 +114,6 @@ export const round = (options: Options): Effect.Effect<Report, unknown, Scope.Sc
       injected,
       origin,
       histories,
-      redis: hung || left.length > 0 ? yield* dump(deployment, settings.namespace) : undefined
+      redis: left.length > 0 ? yield* dump(deployment, settings.namespace) : waiting
     }
   })
