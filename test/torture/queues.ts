@@ -587,6 +587,9 @@ const ordered = ({ handled, holds, offers, run }: Facts): ReadonlyArray<Anomaly>
       // A worker may have had it, and have been lost before it began.
       const excused = overlaps(disturbed, from, to) || overlaps(lost, from, to) || forgot(run, from, to)
       if (before === undefined || before.first.token > one.first.token || excused) return []
+      // Their numbers began anew.
+      const [first, second] = [from, before.offer.hold.asked].sort((a, b) => a - b) as [number, number]
+      if (forgot(run, first, second)) return []
       return [{
         check: "order",
         detail: `${one.offer.value} was offered before ${before.offer.value}, and began after it`,
@@ -649,7 +652,8 @@ const scheduled = ({ holds, letters, run }: Facts): ReadonlyArray<Anomaly> => {
       const wrong = (detail: string) => [{ check: "tick", detail: `${name}: ${detail}`, holds: [one.hold] }]
       if (one.hold.asked < one.tick - 10_000) return wrong(`the job of ${one.time} began before its tick`)
       const next = sorted[at + 1]
-      if (next === undefined || forgot(run, one.tick, next.hold.asked)) return []
+      // A job that a worker had is forgotten with it, perhaps when that has been lost.
+      if (next === undefined || forgot(run, one.tick, next.hold.asked + 2 * run.lease)) return []
       if (next.time === one.time) return next.id === one.id ? [] : wrong(`${one.time} has two jobs`)
       const missing = (next.time - one.time) / spread.ticks[name as keyof typeof spread.ticks] - 1
       buried -= missing
