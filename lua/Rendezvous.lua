@@ -250,7 +250,7 @@ handlers['rendezvous.acknowledge'] = function(ctx, key, id, accepted)
   local entry, giver = match(call('HGET', key, 'g' .. item), '^(%S+) (%S+)')
   removeItem(ctx, key, item, entry, claim)
   state.claims = state.claims - call('HDEL', key, 'c' .. claim)
-  disown(ctx, key, id)
+  disownNow(ctx, key, id)
   if giver ~= NO_PARTY then
     call('HSET', key, 'r' .. item, giver .. ' ' .. tostring(accepted == '1'))
     if call('HGET', key, 'c' .. giver) then
@@ -321,7 +321,7 @@ handlers['rendezvous.accept'] = function(ctx, key, id)
   local state = loadMeeting(key)
   separateParty(ctx, key, party)
   state.claims = state.claims - call('HDEL', key, 'c' .. claim)
-  disown(ctx, key, id)
+  disownNow(ctx, key, id)
   saveMeeting(ctx, key, state)
   return '["alone"]'
 end

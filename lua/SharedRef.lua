@@ -187,7 +187,7 @@ end
 handlers['sharedRef.update'] = function(ctx, key, id, expected, value, life, more)
   local line, claim = loadLine(key), id ~= '' and claimOf(ctx, id)
   if isTaken(ctx, line, claim) then
-    if claim then disown(ctx, key, id) end
+    if claim then disownNow(ctx, key, id) end
     return '["taken"]'
   end
   local conflict = conflictWith(ctx, expected)
@@ -196,7 +196,7 @@ handlers['sharedRef.update'] = function(ctx, key, id, expected, value, life, mor
   local kept = claim and line.claim == claim and more == '1' and ctx.now < line.till - TURN + SPELL
   if claim and not kept then
     if line.claim == claim then passTurn(ctx, key, line) end
-    disown(ctx, key, id)
+    disownNow(ctx, key, id)
   end
   return reply('set', version, kept or false)
 end

@@ -62,7 +62,7 @@ handlers['signal.consume'] = function(ctx, key, id)
   state.taken, state.holds = state.taken - 1, state.holds - 1
   addSignals(state, -1)
   saveSignal(key, state)
-  disown(ctx, key, id)
+  disownNow(ctx, key, id)
   return '["consumed"]'
 end
 

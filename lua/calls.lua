@@ -3,6 +3,12 @@
 -- In microseconds.
 local TOKENS_EACH, TOKENS_AHEAD = 10000000, 20000000
 
+-- Additions go first: what was given up is never owned again.
+local function writeOwned(ctx)
+  if ctx.added then call('SADD', ownedBy(ctx, ctx.session), unpack(ctx.added)) end
+  if ctx.removed then call('SREM', ownedBy(ctx, ctx.session), unpack(ctx.removed)) end
+end
+
 -- Of the call before, which often was to the same partition: its first key, and what follows from that.
 local sessionsKey, prefix, dues
 

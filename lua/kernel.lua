@@ -228,32 +228,24 @@ end
 -- Instead of a time to live: what users store has its own, or none.
 local PERMANENT = -1
 
--- What the session owns is written once a call, the additions first.
-local function writeOwned(ctx)
-  if ctx.added then call('SADD', ownedBy(ctx, ctx.session), unpack(ctx.added)) end
-  if ctx.removed then call('SREM', ownedBy(ctx, ctx.session), unpack(ctx.removed)) end
-end
-
--- The session owns a hold or a wait of a resource that has been written already.
+-- The session owns a hold or a wait of a resource that has been written already. What it owns is written once a call.
 local function own(ctx, key, id, millis)
-  local entry, removed = entryOf(ctx, key, id), ctx.removed
-  -- What has become of it was asked when it had just ended.
-  if removed and removed[entry] then
-    writeOwned(ctx)
-    ctx.added, ctx.removed = nil, nil
-  end
   local added = ctx.added
-  if added then added[#added + 1] = entry else ctx.added = { entry } end
+  if added then added[#added + 1] = entryOf(ctx, key, id) else ctx.added = { entryOf(ctx, key, id) } end
   if millis == PERMANENT then return end
   keep(key, millis)
   if ctx.items then keep(ctx.items, millis) end
 end
 
+-- The session has given it up, and never asks for it again.
 local function disown(ctx, key, id)
-  local entry = entryOf(ctx, key, id)
-  local removed = ctx.removed or {}
-  ctx.removed = removed
-  removed[#removed + 1], removed[entry] = entry, true
+  local removed = ctx.removed
+  if removed then removed[#removed + 1] = entryOf(ctx, key, id) else ctx.removed = { entryOf(ctx, key, id) } end
+end
+
+-- It has ended by itself. The same call may ask what has become of it, and own it anew.
+local function disownNow(ctx, key, id)
+  call('SREM', ownedBy(ctx, ctx.session), entryOf(ctx, key, id))
 end
 
 -- -----------------------------------------------------------------------------
