@@ -453,21 +453,27 @@ end
 -- Nodes
 -- -----------------------------------------------------------------------------
 
--- flow.begun: the job of a node was offered. Answers why the run stops, 0 if it does not. If it stops, or the node has ended, the job
--- is to be removed.
+-- flow.begun: the job of a node was offered, or is going to be. If the run stops, or has given the node up, conductors remove it.
 -- keys: hash, nodes
 -- args: node string, generation number
--- reply: ["active", stop number] | ["over"] | ["missing"]
+-- reply: ["active"] | ["over"] | ["missing"]
+-- flags: allow-oom
 handlers['flow.begun'] = function(ctx, key, node, generation)
   local flow = loadFlow(ctx, key)
   local found = flow and nodeAt(flow, node)
   if not found then return MISSING end
-  if found.generation ~= tonumber(generation) or found.state ~= 'r' and found.state ~= 'a' then return '["over"]' end
+  if found.generation ~= tonumber(generation) or found.state == 'c' then
+    found.generation = tonumber(generation)
+    stopNode(ctx, flow, node, found)
+    return '["over"]'
+  end
+  if found.state ~= 'r' and found.state ~= 'a' then return '["over"]' end
   if found.state == 'r' then
     moveNode(flow, node, found, 'a')
     writeNode(flow, node, found)
   end
-  return reply('active', flow.stop)
+  if flow.stop ~= 0 then stopNode(ctx, flow, node, found) end
+  return '["active"]'
 end
 
 -- Adds nodes behind a node that has just ended, or behind none: `added` has of each its name, its queue, its payload as JSON text, its

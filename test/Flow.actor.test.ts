@@ -221,9 +221,12 @@ const drive = async (
       assert.deepStrictEqual(errand.slice(4), [[`n${at}`, "q", {}], [at]])
       jobs.set(id, { at, generation, undo: false, live: true })
     }
-    const [answer, why] = await ask("flow.begun", String(node), generation)
+    const known = pending.length
+    const [answer] = await ask("flow.begun", String(node), generation)
     if (answer === "active" && nodes[at]!.state === "r") nodes[at]!.state = "a"
-    if (answer === "over" || why > 0) stop(id, "c")
+    if (answer !== "active" || model.stop === 0) return
+    await receive()
+    assert.isTrue(pending.slice(known).some(([tag, , behind]) => tag === "stop" && behind === node), "it is removed")
   }
 
   const check = async () => {

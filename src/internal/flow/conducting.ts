@@ -101,6 +101,7 @@ class Conductor {
   }
 
   #offer(errand: NodeErrand, repeated: boolean): Effect.Effect<unknown, unknown> {
+    const { hooks } = this.home.space.kernel
     const [, run, node, generation, about] = errand
     const id = jobOf(this.home.name, run, node, generation)
     const reference = referenceOf(run, node, generation, false)
@@ -115,9 +116,16 @@ class Conductor {
       const { duplicate } = yield* this.#offered(port, payload, { ...about[2], id }, reference)
       // The news of its end may be lost with the data of its partition.
       if (duplicate) yield* this.#recall(port, id, reference)
-      // Only now: a run that stops meanwhile learns from this that there is a job to remove.
-      const [tag, stop] = yield* begun
-      if (tag !== "active" || stop! > 0) yield* this.#remove(port, id, tag === "active" && stop === 1)
+      // Only now: a run that stops meanwhile learns from this that there is a job to remove. It goes to the actor in front of the
+      // acknowledgement of this errand, so nothing waits for the answer.
+      yield* Effect.forkDetach(
+        Effect.catchCause(
+          begun,
+          (cause) =>
+            Effect.sync(() => hooks.log("Warn", `job ${JSON.stringify(id)} is not known to be under way`, cause))
+        ),
+        { startImmediately: true }
+      )
     })
     return Effect.catchIf(
       offering as Effect.Effect<void, unknown>,
