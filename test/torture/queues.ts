@@ -77,7 +77,7 @@ interface Offer {
 }
 
 /** One attempt that a worker has begun. Times are in microseconds of the machine's clock. */
-interface Handling {
+export interface Handling {
   readonly hold: Hold
   readonly id: string
   readonly value: string
@@ -104,7 +104,7 @@ interface Letter {
   readonly crashes: number
 }
 
-interface Facts {
+export interface Facts {
   readonly offers: ReadonlyMap<string, Offer>
   /** By value, in the order of their tokens. */
   readonly handled: ReadonlyMap<string, ReadonlyArray<Handling>>
@@ -119,12 +119,13 @@ interface Facts {
   readonly deaths: ReadonlyMap<string, number>
 }
 
-const kindOf = ({ kind }: Hold): string => kind.slice("queue ".length)
+// The name of the workload stands before it.
+const kindOf = ({ kind }: Hold): string => kind.slice(kind.indexOf(" ") + 1)
 
-const ofKind = (holds: ReadonlyArray<Hold>, kind: string): ReadonlyArray<Hold> =>
+export const ofKind = (holds: ReadonlyArray<Hold>, kind: string): ReadonlyArray<Hold> =>
   holds.filter((hold) => kindOf(hold) === kind)
 
-const groupedBy = <A>(items: ReadonlyArray<A>, keyOf: (item: A) => string): ReadonlyMap<string, ReadonlyArray<A>> => {
+export const groupedBy = <A>(items: ReadonlyArray<A>, keyOf: (item: A) => string): ReadonlyMap<string, ReadonlyArray<A>> => {
   const found = new Map<string, Array<A>>()
   for (const item of items) {
     const key = keyOf(item)
@@ -138,7 +139,7 @@ const groupedBy = <A>(items: ReadonlyArray<A>, keyOf: (item: A) => string): Read
 /** Of one job, from its offer or replay to its end. */
 const lifeOf = ({ id, offered, value }: Handling): string => `${value} ${id} ${offered}`
 
-const toldOf = ({ told }: Hold, word: string): Told | undefined => told.find(({ what }) => what[0] === word)
+export const toldOf = ({ told }: Hold, word: string): Told | undefined => told.find(({ what }) => what[0] === word)
 
 const isDone = ({ hold }: Handling): boolean => toldOf(hold, "done") !== undefined
 
@@ -211,7 +212,7 @@ const deathsOf = (holds: ReadonlyArray<Hold>): ReadonlyMap<string, number> => {
   return deaths
 }
 
-const factsOf = (holds: ReadonlyArray<Hold>, run: Run): Facts => ({
+export const factsOf = (holds: ReadonlyArray<Hold>, run: Run): Facts => ({
   offers: offersOf(holds),
   handled: groupedBy(handlingsOf(holds, run.jumped === true), ({ value }) => value),
   letters: groupedBy(lettersOf(holds), ({ value }) => value),
@@ -254,7 +255,7 @@ const isLate = ({ run }: Facts, { hold }: Handling): boolean =>
   isLost(run, hold.client, hold.asked - run.lease, (hold.ended ?? hold.asked) + run.lease) ||
   hold.outcome === undefined && hold.steps.length === 0
 
-const isDisturbed = (run: Run, client: string, from: number, to: number): boolean =>
+export const isDisturbed = (run: Run, client: string, from: number, to: number): boolean =>
   overlaps(run.disturbed.get(client), from, to) || overlaps(run.disturbed.get(""), from, to) ||
   isLost(run, client, from, to)
 

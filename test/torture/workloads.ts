@@ -11,6 +11,7 @@ import { ref } from "./workloads/ref.ts"
 import { rendezvous } from "./workloads/rendezvous.ts"
 import { semaphore } from "./workloads/semaphore.ts"
 import { signal } from "./workloads/signal.ts"
+import { stealing } from "./workloads/stealing.ts"
 import { tasks } from "./workloads/tasks.ts"
 import { topic } from "./workloads/topic.ts"
 
@@ -27,5 +28,6 @@ export const workloads: ReadonlyArray<Workload> = [
   election,
   topic,
   ref,
-  queue
+  queue,
+  stealing
 ]

@@ -23,12 +23,13 @@ type Refusal = typeof Refusal.Type
 
 const refusal = (value: string): Refusal => ({ reason: { _tag: "WaitTimeout" }, value })
 
-type Queue = Lockstep.Queue.Queue<string, string, Refusal>
-type Options = Lockstep.Queue.OfferOptions
+/** Of the queues of this workload and of "stealing". */
+export type Queue = Lockstep.Queue.Queue<string, string, Refusal>
+type Options = Lockstep.Queue.OfferOptions & Pick<Lockstep.WorkStealing.OfferOptions, "key" | "to">
 type Job = Lockstep.Queue.Job["Service"]
 type Shape = typeof many | typeof limited | typeof spread
 
-const schemas = { payload: Schema.String, success: Schema.String, error: Refusal }
+export const schemas = { payload: Schema.String, success: Schema.String, error: Refusal }
 
 /** Ids are known longer than a lease, and gone before the harness looks for leaks. */
 const open = (client: Client, { name, limits, ...shape }: Shape): Effect.Effect<
@@ -41,10 +42,10 @@ const open = (client: Client, { name, limits, ...shape }: Shape): Effect.Effect<
 }
 
 // Restarts after every failure, until its scope closes.
-const forever = <E, R>(effect: Effect.Effect<unknown, E, R>) =>
+export const forever = <E, R>(effect: Effect.Effect<unknown, E, R>) =>
   effect.pipe(Effect.catch(() => Effect.sleep(100)), Effect.forever, Effect.forkScoped)
 
-const follow = <A, E, R>(client: Client, queue: Queue, verb: string, use: (log: Log) => Effect.Effect<A, E, R>) =>
+export const follow = <A, E, R>(client: Client, queue: Queue, verb: string, use: (log: Log) => Effect.Effect<A, E, R>) =>
   client.follow({ kind: `queue ${verb}`, key: queue.name, weight: 1, wait: false }, use)
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ const ticked = (client: Client, queue: Queue, { id, schedule }: Job) =>
 let runs = 0
 
 /** Handles a job, and snoozes or discards it in the end if that was decided. */
-const decided = (client: Client, queue: Queue, value: string, run: number) =>
+export const decided = (client: Client, queue: Queue, value: string, run: number) =>
   Effect.flatMap(
     client.lockstep.Queue.Job,
     (job) =>
@@ -105,13 +106,25 @@ const decided = (client: Client, queue: Queue, value: string, run: number) =>
         })
   )
 
+// How long the workers of a client stay, in milliseconds.
+const stay = (client: Client): number => 500 + client.random() * 4000
+
 /** Runs a pool of a changing size. A client that leaves drains the pool, or says so, as its handlers may be interrupted then. */
-const running = (client: Client, queue: Queue, leaves: boolean) => {
+export const running = (
+  client: Client,
+  queue: Queue,
+  leaves: boolean,
+  { drains = client.random() < 0.3, handle = decided, stays = stay(client) }: {
+    readonly drains?: boolean
+    readonly handle?: typeof decided
+    readonly stays?: number
+  } = {}
+) => {
   const run = ++runs
   const grace = client.random() < 0.5 ? 0 : Math.round(client.random() * 400)
   const size = () => client.pick([1, 2, 4, mostSize])
   const working = Effect.gen(function*() {
-    const pool = yield* queue.pool((value) => decided(client, queue, value, run), {
+    const pool = yield* queue.pool((value) => handle(client, queue, value, run), {
       concurrency: size(),
       attempts: workerAttempts,
       retry: Schedule.spaced(retryDelay),
@@ -120,7 +133,7 @@ const running = (client: Client, queue: Queue, leaves: boolean) => {
     yield* Effect.forkScoped(
       Effect.forever(Effect.flatMap(Effect.sleep(200 + client.random() * 1000), () => pool.resize(size())))
     )
-    yield* leaves && client.random() < 0.3 ? pool.drain : pool.await
+    yield* leaves && drains ? pool.drain : pool.await
   }).pipe(
     // Redis refuses to drain it, or to let it join one of several shards while jobs of the first come already.
     Effect.tapError(() => follow(client, queue, "failed", ({ tell }) => Effect.sync(() => tell("failed", run)))),
@@ -130,7 +143,7 @@ const running = (client: Client, queue: Queue, leaves: boolean) => {
   return follow(client, queue, "run", ({ tell }) =>
     Effect.raceFirst(
       working,
-      Effect.flatMap(Effect.sleep(500 + client.random() * 4000), () => {
+      Effect.flatMap(Effect.sleep(stays), () => {
         // A job that takes longer than workers stay would never be done.
         if (client.stopping()) return Effect.never
         tell("stops", run, grace)
@@ -139,7 +152,7 @@ const running = (client: Client, queue: Queue, leaves: boolean) => {
     ))
 }
 
-const taking = (client: Client, queue: Queue) =>
+export const taking = (client: Client, queue: Queue) =>
   Effect.scoped(
     Effect.flatMap(
       queue.take({ wait: client.random() * 300, attempts: workerAttempts, retry: Schedule.spaced(retryDelay) }),
@@ -155,14 +168,14 @@ const taking = (client: Client, queue: Queue) =>
 // Offer
 // ---------------------------------------------------------------------------------------------------------------------
 
-type Wish = readonly [value: string, options: Options]
+export type Wish = readonly [value: string, options: Options]
 
-const told = ({ tell }: Log, [value, { attempts = workerAttempts, delay = 0, expires = 0, id = "" }]: Wish) =>
+export const told = ({ tell }: Log, [value, { attempts = workerAttempts, delay = 0, expires = 0, id = "" }]: Wish) =>
   tell("offers", value, id, attempts, Number(delay), Number(expires))
 
 const isUncertain = (error: Lockstep.Queue.QueueError | Refusal): boolean => error.reason._tag === "OfferUncertain"
 
-const offering = (client: Client, queue: Queue, wishes: ReadonlyArray<Wish>) =>
+export const offering = (client: Client, queue: Queue, wishes: ReadonlyArray<Wish>) =>
   follow(client, queue, "offer", (log) => {
     for (const wish of wishes) told(log, wish)
     const byValue = new Map(wishes)
@@ -204,7 +217,7 @@ const concluded = (
     })
   )
 
-const executing = (client: Client, queue: Queue, [value, options]: Wish) => {
+export const executing = (client: Client, queue: Queue, [value, options]: Wish) => {
   const executed = follow(client, queue, "execute", (log) => {
     told(log, [value, options])
     return concluded(log, value, "", queue.execute(value, options))
@@ -212,14 +225,14 @@ const executing = (client: Client, queue: Queue, [value, options]: Wish) => {
   return client.random() < 0.2 ? Effect.timeoutOption(executed, client.random() * 100) : executed
 }
 
-const cancelling = (client: Client, queue: Queue, id: string) =>
+export const cancelling = (client: Client, queue: Queue, id: string) =>
   follow(client, queue, "cancel", ({ tell }) => {
     tell("cancels", id)
     return Effect.map(queue.cancel(id), (found) => tell("cancelled", found ? 1 : 0))
   })
 
 /** Values say what handlers do with them. Each is offered once. */
-const valuesOf = () => {
+export const valuesOf = () => {
   const name = randomUUID().slice(0, 8)
   let count = 0
   return (plan: string) => `${plan}/${name}.${++count}`
@@ -301,7 +314,7 @@ const pausing = (client: Client, queue: Queue) => {
 }
 
 /** Reads the dead letters, and replays or discards some of the first, if that is wanted. */
-const letters = (client: Client, queue: Queue, known: Set<string>, operates: boolean) =>
+export const letters = (client: Client, queue: Queue, known: Set<string>, operates: boolean) =>
   Effect.gen(function*() {
     const found = yield* follow(client, queue, "letters", ({ tell }) =>
       Effect.map(Stream.runCollect(queue.deadLetters), (all) => {
@@ -336,7 +349,7 @@ const letters = (client: Client, queue: Queue, known: Set<string>, operates: boo
   })
 
 /** Waits until no job is left but dead letters, no longer than a bound, and reads these. */
-const settled = (client: Client, queue: Queue, known: Set<string>) =>
+export const settled = (client: Client, queue: Queue, known: Set<string>) =>
   client.follow(
     { kind: "queue settled", key: queue.name, weight: 0, wait: true },
     ({ tell }) =>
