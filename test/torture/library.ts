@@ -521,5 +521,60 @@ export const bugs: { readonly [name: string]: Bug } = {
       "if (state === \"held\" && entry instanceof Hold) this.#released(entry)",
       "if (state === \"held\" && entry instanceof Hold) this.#released(entry)\n    if (Math.random() < 0.02) return done()"
     ]]
+  },
+  // Some stolen jobs stay in the deque that they were stolen of.
+  copiedTheft: {
+    only: ["stealing"],
+    lua: [[
+      "for _, place in ipairs(places) do add(deque, '\\1' .. sub(place, 2)) end",
+      "for _, place in ipairs(places) do\nadd(deque, '\\1' .. sub(place, 2))\nif ctx.micros % 3 == 0 then add(victim, place) end\nend"
+    ]]
+  },
+  // Some stolen jobs are in no deque.
+  lostTheft: {
+    only: ["stealing"],
+    lua: [[
+      "for _, place in ipairs(places) do add(deque, '\\1' .. sub(place, 2)) end",
+      "for _, place in ipairs(places) do if ctx.micros % 20 > 0 then add(deque, '\\1' .. sub(place, 2)) end end"
+    ]]
+  },
+  // The jobs of a deque that no worker has any more go to nobody.
+  orphanedDeque: {
+    only: ["stealing"],
+    lua: [["queue.orphaned = queue.orphaned + deque.size\n", ""]]
+  },
+  // Jobs are stolen though their worker keeps them.
+  keepless: {
+    only: ["stealing"],
+    faults: ["cut"],
+    lua: [[
+      "local spare = alive and deque.size - deque.keep or math.huge",
+      "local spare = alive and deque.size or math.huge"
+    ]]
+  },
+  // A key does not always belong to the same worker.
+  homelessKey: {
+    only: ["stealing"],
+    faults: ["cut"],
+    lua: [[
+      "local mixed = bit.bxor(key, one.weight) * 48271 % PRIME",
+      "local mixed = bit.bxor(key + queue.number % 2, one.weight) * 48271 % PRIME"
+    ]]
+  },
+  // A worker with room for a job is not told that its deque has one, and others leave the job to it.
+  unpushedOwner: {
+    only: ["stealing"],
+    lua: [
+      ["if #deque.fresh == 0 then rouse(queue, deque) end", ""],
+      [
+        "if ownerOf(ctx, queue, deque) then\nrouse(queue, deque)\nreturn nil",
+        "if ownerOf(ctx, queue, deque) then\nreturn nil"
+      ]
+    ]
+  },
+  // No job is stolen while its worker lives.
+  unstolen: {
+    only: ["stealing"],
+    lua: [["local spare = alive and deque.size - deque.keep or math.huge", "local spare = alive and 0 or math.huge"]]
   }
 }

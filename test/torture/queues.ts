@@ -125,7 +125,10 @@ const kindOf = ({ kind }: Hold): string => kind.slice(kind.indexOf(" ") + 1)
 export const ofKind = (holds: ReadonlyArray<Hold>, kind: string): ReadonlyArray<Hold> =>
   holds.filter((hold) => kindOf(hold) === kind)
 
-export const groupedBy = <A>(items: ReadonlyArray<A>, keyOf: (item: A) => string): ReadonlyMap<string, ReadonlyArray<A>> => {
+export const groupedBy = <A>(
+  items: ReadonlyArray<A>,
+  keyOf: (item: A) => string
+): ReadonlyMap<string, ReadonlyArray<A>> => {
   const found = new Map<string, Array<A>>()
   for (const item of items) {
     const key = keyOf(item)

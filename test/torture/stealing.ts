@@ -96,9 +96,11 @@ const strayed = (facts: Facts, stands: ReadonlyArray<Stand>, all: ReadonlyArray<
     return jobs.flatMap((one) => {
       const own = one.first.hold.client
       if (stands.some((stand) => bereft(facts.run, stand, one))) return []
-      return [...new Set(stands.filter((stand) => stand.client !== own && stood(facts.run, stand, one)).map((stand) =>
-        stand.client
-      ))].flatMap((other) => {
+      return [
+        ...new Set(
+          stands.filter((stand) => stand.client !== own && stood(facts.run, stand, one)).map((stand) => stand.client)
+        )
+      ].flatMap((other) => {
         preferred.set(`${own} ${other}`, one)
         const before = preferred.get(`${other} ${own}`)
         return before === undefined ? [] : [{

@@ -45,8 +45,12 @@ const open = (client: Client, { name, limits, ...shape }: Shape): Effect.Effect<
 export const forever = <E, R>(effect: Effect.Effect<unknown, E, R>) =>
   effect.pipe(Effect.catch(() => Effect.sleep(100)), Effect.forever, Effect.forkScoped)
 
-export const follow = <A, E, R>(client: Client, queue: Queue, verb: string, use: (log: Log) => Effect.Effect<A, E, R>) =>
-  client.follow({ kind: `queue ${verb}`, key: queue.name, weight: 1, wait: false }, use)
+export const follow = <A, E, R>(
+  client: Client,
+  queue: Queue,
+  verb: string,
+  use: (log: Log) => Effect.Effect<A, E, R>
+) => client.follow({ kind: `queue ${verb}`, key: queue.name, weight: 1, wait: false }, use)
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Work

@@ -66,7 +66,9 @@ const living = Effect.fnUntraced(function*(
 ) {
   let [left, over] = [lives, false]
   const known = new Set<string>()
-  yield* Effect.suspend(() => running(client, queue, true, { handle: growing, stays, ...drains === false && { drains } }))
+  yield* Effect.suspend(() =>
+    running(client, queue, true, { handle: growing, stays, ...drains === false && { drains } })
+  )
     .pipe(
       Effect.catch(() => Effect.sleep(100)),
       Effect.repeat({ while: () => !(over = !client.stopping() && --left <= 0) }),
@@ -143,7 +145,8 @@ const dealing = (client: Client, queue: Stealing) => {
   return Effect.gen(function*() {
     const workers = yield* queue.workers
     const wishes = Array.from({ length: 1 + Math.floor(random() * (random() < 0.2 ? 12 : 3)) }, (): Wish => {
-      const own = value(pick(["plain", "plain", "fails1"]))
+      // Deques have jobs only while their workers are busy.
+      const own = value(pick(["plain", "plain", "plain", "plain", "plain", "fails1", "long"]))
       const way = random()
       if (way < 0.2 || workers.length === 0) return [dealt(own, "to", queue.worker), {}]
       if (way < 0.5) {
@@ -167,7 +170,8 @@ const keeping = (client: Client, worker: string) =>
         yield* taking(client, queue)
         tell("stands", worker)
         const stays = 3000 + client.random() * 15_000
-        const isOver = yield* living(client, queue, { lives: 1, stays, drains: false }, (mortal) => dealing(mortal, queue))
+        const isOver = yield* living(client, queue, { lives: 1, stays, drains: false }, (mortal) =>
+          dealing(mortal, queue))
         tell("leaves")
         return isOver
       }))
