@@ -561,17 +561,6 @@ export const bugs: { readonly [name: string]: Bug } = {
       "local mixed = bit.bxor(key + queue.number % 2, one.weight) * 48271 % PRIME"
     ]]
   },
-  // A worker with room for a job is not told that its deque has one, and others leave the job to it.
-  unpushedOwner: {
-    only: ["stealing"],
-    lua: [
-      ["if #deque.fresh == 0 then rouse(queue, deque) end", ""],
-      [
-        "if ownerOf(ctx, queue, deque) then\nrouse(queue, deque)\nreturn nil",
-        "if ownerOf(ctx, queue, deque) then\nreturn nil"
-      ]
-    ]
-  },
   // No job is stolen while its worker lives.
   unstolen: {
     only: ["stealing"],
