@@ -429,7 +429,9 @@ const whole = (left: Facts, right: Facts): ReadonlyArray<Anomaly> => {
       } else if (word === "beside") {
         const [base, version] = [mine.versionOf(String(third)), theirs.versionOf(String(value))]
         if (version === undefined || base === undefined || base < version && nextOf(mine, base) > version) continue
-        torn(`${nameOf(mine, base)} was not there at ${nameOf(theirs, version)}`, hold, hold.asked, at)
+        // Redis can have forgotten it between the attempt and the write.
+        const written = Math.max(at, theirs.known.get(version) ?? at)
+        torn(`${nameOf(mine, base)} was not there at ${nameOf(theirs, version)}`, hold, hold.asked, written)
       }
     }
   }

@@ -443,14 +443,17 @@ export const queue: Workload = {
   check: kept,
   clear: ({ Queue }) =>
     Effect.scoped(
-      Effect.forEach([many, limited, spread], ({ name }) =>
-        Effect.flatMap(Queue.make({ payload: Schema.String, name }), (queue) =>
-          Effect.gen(function*() {
-            for (const schedule of Object.keys(spread.ticks)) {
-              yield* queue.unschedule(schedule)
-            }
-            yield* queue.drain({ delayed: true })
-            yield* queue.discard()
-          })), { discard: true })
+      Effect.forEach([many, limited, spread], ({ name, ...shape }) =>
+        Effect.flatMap(
+          Queue.make({ payload: Schema.String, name, shards: "shards" in shape ? shape.shards : 1 }),
+          (queue) =>
+            Effect.gen(function*() {
+              for (const schedule of Object.keys(spread.ticks)) {
+                yield* queue.unschedule(schedule)
+              }
+              yield* queue.drain({ delayed: true })
+              yield* queue.discard()
+            })
+        ), { discard: true })
     )
 }
