@@ -17,6 +17,7 @@
 --   n<node>            "<state> <open> <verdict> <generation> <successors> <predecessors> <fatal> <undo>", see below
 --   e<node>.<chunk>    successors: "<node><policy> " each; the policy is f (fail), s (skip) or c (continue)
 --   b<node>.<chunk>    predecessors: "<node> " each
+--   m<node>            the node whose handler has added it
 --   r<node>            its outcome, as JSON
 --   w<place>           a node whose end its successors do not know yet: "<node> <chunk>"
 --   k<place>           nodes that can be compensated, in the order of their ends
@@ -25,7 +26,8 @@
 -- predecessors are counts of chunks. `fatal` is 1 if no edge handles its failure. `undo` is 1 if it can be compensated.
 --
 -- All work of a call is bounded: the ends of nodes whose successors are not told yet wait in w, and the alarm goes on with them.
--- `scan` is the next node of a walk over all nodes, 0 for none: of nodes that are to be stopped, or that are to start again.
+-- `scan` is the next node of a walk over all nodes, 0 for none: of nodes that are to be stopped, or that are to start again. Before a run
+-- is replayed, the nodes behind those that were named wait in w too, and then `scan` is the next place of a walk over k.
 -- `expected` is how many nodes there have to be before the run can end; -1 while it is not known. The policy is the sum of 1 if a
 -- failure stops what has not begun, 2 if the conductors hear of the end of a run that is done, and 4 if they hear of any other end.
 -- record Flow 1: state, nodes, expected, blocked, ready, active, done, failed, skipped, cancelled, compensated, version, policy, stop,
@@ -38,7 +40,7 @@ local FLOW = { loading = 0, running = 1, undoing = 2, done = 3, failed = 4, canc
 -- Why a run stops: its conductors withdraw jobs that have not begun, or cancel all.
 local STOP = { failed = 1, cancelled = 2, expired = 3 }
 -- What a walk over all nodes is for.
-local PHASE = { stop = 1, clear = 2, count = 3, start = 4, again = 5 }
+local PHASE = { stop = 1, clear = 2, count = 3, start = 4, again = 5, mark = 6, pack = 7 }
 -- Of one call: edges that are walked. Of one answer.
 local FLOW_STEPS, FLOW_CHUNK, FLOW_PAGE, FLOW_BYTES = 512, 256, 256, 131072
 
@@ -152,7 +154,17 @@ end
 local function stopFlow(flow, why)
   -- A run that has failed waits for the jobs that had begun; these are cancelled too when it is cancelled, or expires.
   if flow.stop > STOP.failed or flow.stop >= why or flow.state ~= FLOW.running then return end
-  flow.stop, flow.scan, flow.phase, flow.step = why, 1, PHASE.stop, 0
+  flow.stop = why
+  -- A replay forgets all results behind the nodes that were named first, or else the next retry would leave old ones.
+  if flow.scan > 0 and flow.phase >= PHASE.mark then return end
+  flow.scan, flow.phase, flow.step = 1, PHASE.stop, 0
+end
+
+-- A node that is to be done again waits without knowing for what, and its result is gone. The caller writes the node.
+local function clearNode(flow, at, node)
+  node.generation, node.open, node.verdict = node.generation + 1, 0, 0
+  moveNode(flow, at, node, 'b')
+  call('HDEL', flow.items, 'r' .. at)
 end
 
 -- What an edge makes of the end of its predecessor.
@@ -172,8 +184,9 @@ local function settleSuccessor(ctx, flow, at, node)
   end
 end
 
--- Tells one chunk of the successors of a node that it has ended. Answers how many they are.
-local function tellSuccessors(ctx, flow, at, chunk)
+-- Visits one chunk of the successors of a node, and leaves the next chunk as work. `visit` answers whether a successor is to be written.
+-- Answers how many they are.
+local function visitSuccessors(flow, at, chunk, visit)
   local found = call('HMGET', flow.items, 'n' .. at, 'e' .. at .. '.' .. chunk)
   local from, fields, policies = nodeFrom(found[1]), {}, {}
   for successor, policy in string.gmatch(found[2] or '', '(%d+)(%a)') do
@@ -183,10 +196,7 @@ local function tellSuccessors(ctx, flow, at, chunk)
   local written = {}
   for index, line in ipairs(call('HMGET', flow.items, unpack(fields))) do
     local node = nodeFrom(line)
-    if node.state == 'b' then
-      node.open = node.open - 1
-      node.verdict = math.max(node.verdict, verdictOf(from.state, policies[index]))
-      if node.open == 0 then settleSuccessor(ctx, flow, sub(fields[index], 2), node) end
+    if visit(sub(fields[index], 2), node, from, policies[index]) then
       written[#written + 1], written[#written + 2] = fields[index], lineOf(node)
     end
   end
@@ -194,6 +204,17 @@ local function tellSuccessors(ctx, flow, at, chunk)
   local behind = tonumber(chunk) + 1
   if behind < from.successors then flow.work[#flow.work + 1] = at .. ' ' .. text(behind) end
   return #fields
+end
+
+-- Tells one chunk of the successors of a node that it has ended. Answers how many they are.
+local function tellSuccessors(ctx, flow, at, chunk)
+  return visitSuccessors(flow, at, chunk, function(successor, node, from, policy)
+    if node.state ~= 'b' then return false end
+    node.open = node.open - 1
+    node.verdict = math.max(node.verdict, verdictOf(from.state, policy))
+    if node.open == 0 then settleSuccessor(ctx, flow, successor, node) end
+    return true
+  end)
 end
 
 -- A node whose end its successors do not know yet; those that wait from earlier calls come first.
@@ -219,10 +240,9 @@ local function visitNode(ctx, flow, at, node)
     end
     if state == 'r' or state == 'a' then stopNode(ctx, flow, at, node) end
   elseif flow.phase == PHASE.clear then
-    if state == 'd' then return false end
-    node.generation, node.open, node.verdict = node.generation + 1, 0, 0
-    moveNode(flow, at, node, 'b')
-    call('HDEL', flow.items, 'r' .. at)
+    -- A replay has cleared the nodes that wait; a batch has added those that are ready.
+    if state == 'd' or state == 'b' or state == 'r' or state == 'a' then return false end
+    clearNode(flow, at, node)
     return true
   elseif flow.phase == PHASE.again then
     if state == 'r' or state == 'a' then offerNode(ctx, flow, at, node, 'again') end
@@ -253,9 +273,47 @@ local function walkNodes(ctx, flow)
   return math.max(1, #fields)
 end
 
+-- Before a run is replayed, what is behind the nodes that were named is cleared as they are. One chunk of the successors of one node.
+local function markSuccessors(_, flow)
+  local at, chunk = nextWork(flow)
+  if not at then
+    flow.scan, flow.phase, flow.step = 1, PHASE.pack, 0
+    return 1
+  end
+  return visitSuccessors(flow, at, chunk, function(successor, node)
+    if node.state == 'b' then return false end
+    clearNode(flow, successor, node)
+    if node.successors > 0 then flow.work[#flow.work + 1] = successor .. ' 0' end
+    return true
+  end)
+end
+
+-- A node that was cleared has its place among those that can be compensated when it is done again, and not twice. A chunk of the places.
+local function packUndos(_, flow)
+  local last = math.min(flow.undos, flow.scan + FLOW_CHUNK - 1)
+  local places, nodes = {}, {}
+  for place = flow.scan, last do places[#places + 1] = 'k' .. text(place) end
+  if #places > 0 then
+    local found = call('HMGET', flow.items, unpack(places))
+    for index, at in ipairs(found) do nodes[index] = 'n' .. at end
+    call('HDEL', flow.items, unpack(places))
+    for index, line in ipairs(call('HMGET', flow.items, unpack(nodes))) do
+      if nodeFrom(line).state == 'd' then
+        flow.step = flow.step + 1
+        call('HSET', flow.items, 'k' .. text(flow.step), found[index])
+      end
+    end
+  end
+  flow.scan = last + 1
+  if flow.scan > flow.undos then
+    flow.undos, flow.scan, flow.step, flow.phase = flow.step, 1, 0, flow.stop == 0 and PHASE.clear or PHASE.stop
+  end
+  return math.max(1, #places)
+end
+
 -- Before a run begins again, each node that is not done counts the others that it is blocked by. One chunk of the successors of one
 -- node.
-local function countSuccessors(flow)
+local function countSuccessors(_, flow)
   local at = text(flow.scan)
   local node = nodeAt(flow, at)
   local written = {}
@@ -278,6 +336,8 @@ local function countSuccessors(flow)
   if flow.scan > flow.nodes then flow.scan, flow.phase = 1, PHASE.start end
   return 1 + #written
 end
+
+local WALKS = { [PHASE.count] = countSuccessors, [PHASE.mark] = markSuccessors, [PHASE.pack] = packUndos }
 
 local function endFlow(ctx, flow, state)
   flow.state, flow.ended, flow.due, flow.over = state, ctx.now, 0, true
@@ -318,7 +378,7 @@ local function stepFlow(ctx, flow)
   local steps = ctx.flowSteps or 0
   while steps < FLOW_STEPS do
     if flow.scan > 0 then
-      steps = steps + (flow.phase == PHASE.count and countSuccessors(flow) or walkNodes(ctx, flow))
+      steps = steps + (WALKS[flow.phase] or walkNodes)(ctx, flow)
     else
       local at, chunk = nextWork(flow)
       if not at then break end
@@ -476,52 +536,77 @@ handlers['flow.begun'] = function(ctx, key, node, generation)
   return '["active"]'
 end
 
--- Adds nodes behind a node that has just ended, or behind none: `added` has of each its name, its queue, its payload as JSON text, its
+-- Adds nodes behind a node that is just ending, or behind none: `added` has of each its name, its queue, its payload as JSON text, its
 -- predecessors among the added nodes (their places, from 1 on), the policies of the edges to those, its successors among the nodes
--- that were there (their names), the policies, and the options of its job as JSON text. Answers the name that is in the way, if one is, and then adds nothing.
-local function addNodes(ctx, flow, behind, added)
-  local taken, successors = {}, {}
-  for _, one in ipairs(added) do
-    if taken[one[1]] or call('HGET', flow.items, 'N' .. one[1]) then return one[1] end
+-- that were there (their names), the policies, and the options of its job as JSON text. A node that is done again adds its nodes again:
+-- those keep their edges. Answers the name that is in the way, if one is, and then adds nothing.
+local function addNodes(ctx, flow, behind, from, added)
+  local taken, numbers, known, last = {}, {}, {}, flow.nodes
+  for place, one in ipairs(added) do
+    local at = call('HGET', flow.items, 'N' .. one[1])
+    if at and behind and call('HGET', flow.items, 'm' .. at) == behind then known[place] = nodeAt(flow, at).state == 'b' end
+    if taken[one[1]] or at and not known[place] then return one[1] end
     taken[one[1]] = true
+    if not at then last = last + 1 end
+    numbers[place] = at or text(last)
     for _, name in ipairs(one[6]) do
-      local at = call('HGET', flow.items, 'N' .. name)
-      if not at or nodeAt(flow, at).state ~= 'b' then return name end
+      local to = call('HGET', flow.items, 'N' .. name)
+      if not to or nodeAt(flow, to).state ~= 'b' then return name end
     end
   end
+  local successors, fresh = {}, {}
   for place in ipairs(added) do successors[place] = {} end
   for place, one in ipairs(added) do
-    for index, from in ipairs(one[4]) do
-      local edges = successors[from]
-      edges[#edges + 1] = text(flow.nodes + place) .. sub(one[5], index, index)
+    if not known[place] then
+      fresh[#fresh + 1] = numbers[place] .. 'f'
+      for index, before in ipairs(one[4]) do
+        local edges = successors[before]
+        edges[#edges + 1] = numbers[place] .. sub(one[5], index, index)
+      end
     end
   end
   for place, one in ipairs(added) do
-    local at, predecessors = text(flow.nodes + place), behind and { behind } or {}
-    for _, from in ipairs(one[4]) do predecessors[#predecessors + 1] = text(flow.nodes + from) end
-    for index, name in ipairs(one[6]) do
-      local to = call('HGET', flow.items, 'N' .. name)
-      local node = nodeAt(flow, to)
-      call('HSET', flow.items, 'b' .. to .. '.' .. text(node.predecessors), at .. ' ')
-      node.open, node.predecessors = node.open + 1, node.predecessors + 1
-      writeNode(flow, to, node)
-      successors[place][#successors[place] + 1] = to .. sub(one[7], index, index)
+    local at, edges = numbers[place], successors[place]
+    call('HSET', flow.items, 'd' .. at, '[' .. encoded(one[1]) .. ',' .. encoded(one[2]) .. ',' .. one[8] .. ']', 'p' .. at, one[3])
+    local node
+    if known[place] then
+      node = nodeAt(flow, at)
+    else
+      local predecessors = behind and { behind } or {}
+      for _, before in ipairs(one[4]) do predecessors[#predecessors + 1] = numbers[before] end
+      for index, name in ipairs(one[6]) do
+        local to = call('HGET', flow.items, 'N' .. name)
+        local waiting = nodeAt(flow, to)
+        call('HSET', flow.items, 'b' .. to .. '.' .. text(waiting.predecessors), at .. ' ')
+        waiting.open, waiting.predecessors = waiting.open + 1, waiting.predecessors + 1
+        writeNode(flow, to, waiting)
+        edges[#edges + 1] = to .. sub(one[7], index, index)
+      end
+      local line = concat(edges, ' ')
+      node = {
+        state = 'b', open = #predecessors, verdict = 0, generation = 0, successors = 0,
+        predecessors = #predecessors > 0 and 1 or 0, fatal = (line == '' or find(line, 'f', 1, true)) and '1' or '0', undo = '0'
+      }
+      call('HSET', flow.items, 'N' .. one[1], at, 'b' .. at .. '.0', concat(predecessors, ' '))
+      if behind then call('HSET', flow.items, 'm' .. at, behind) end
+      flow.blocked = flow.blocked + 1
+      if node.open == 0 then
+        moveNode(flow, at, node, 'r')
+        offerNode(ctx, flow, at, node)
+      end
     end
-    local edges = concat(successors[place], ' ')
-    local node = {
-      state = 'b', open = #one[4], verdict = 0, generation = 0, successors = edges == '' and 0 or 1,
-      predecessors = #predecessors > 0 and 1 or 0, fatal = (edges == '' or find(edges, 'f', 1, true)) and '1' or '0', undo = '0'
-    }
-    call('HSET', flow.items, 'N' .. one[1], at, 'd' .. at, '[' .. encoded(one[1]) .. ',' .. encoded(one[2]) .. ',' .. one[8] .. ']', 'p' .. at, one[3],
-      'e' .. at .. '.0', edges, 'b' .. at .. '.0', concat(predecessors, ' '))
-    flow.blocked = flow.blocked + 1
-    if node.open == 0 then
-      moveNode(flow, at, node, 'r')
-      offerNode(ctx, flow, at, node)
+    if #edges > 0 then
+      call('HSET', flow.items, 'e' .. at .. '.' .. text(node.successors), concat(edges, ' '))
+      node.successors = node.successors + 1
     end
     writeNode(flow, at, node)
   end
-  flow.nodes = flow.nodes + #added
+  flow.nodes = last
+  -- The end of the node tells those that it has added, and a replay of it goes on with them.
+  if behind and #fresh > 0 then
+    call('HSET', flow.items, 'e' .. behind .. '.' .. text(from.successors), concat(fresh, ' '))
+    from.successors = from.successors + 1
+  end
 end
 
 -- flow.ended: the job of a node has ended: with the tag of its outcome, and the outcome as JSON. A node that has succeeded adds nodes
@@ -546,7 +631,7 @@ handlers['flow.ended'] = function(ctx, key, node, generation, undo, tag, outcome
   end
   if found.state ~= 'r' and found.state ~= 'a' then return '["ended"]' end
   if added ~= '' and flow.stop == 0 then
-    local taken = addNodes(ctx, flow, node, cjson.decode(added))
+    local taken = addNodes(ctx, flow, node, found, cjson.decode(added))
     if taken then return reply('refused', taken) end
   end
   call('HSET', flow.items, 'r' .. node, outcome)
@@ -577,7 +662,7 @@ handlers['flow.add'] = function(ctx, key, added, seal)
   if #fresh > 0 then
     local closed = flow.state ~= FLOW.running or flow.stop ~= 0
     if closed or flow.expected >= 0 and flow.nodes + #fresh > flow.expected then return reply('sealed', flow.state) end
-    addNodes(ctx, flow, nil, fresh)
+    addNodes(ctx, flow, nil, nil, fresh)
   end
   if seal == '1' and flow.state == FLOW.running and flow.expected ~= 0 then flow.expected, flow.sealed = 0, true end
   stepFlow(ctx, flow)
@@ -603,23 +688,40 @@ handlers['flow.cancel'] = function(ctx, key)
 end
 
 -- flow.retry: starts all nodes again that are not done, in the order of the graph. While a run goes on, the jobs that Redis may have
--- lost are offered again. `retry` names the request, which is executed once.
+-- lost are offered again. `retry` names the request, which is executed once. `names` is a list of nodes as JSON, or empty: with them the
+-- run is replayed, unless it goes on, and these nodes start again and all behind them, although they are done.
 -- keys: hash, nodes
--- args: retry string
--- reply: ["retried", state number] | ["done"] | ["missing"]
-handlers['flow.retry'] = function(ctx, key, retry)
+-- args: retry string, names string
+-- reply: ["retried", state number] | ["done"] | ["active"] | ["unknown", name string] | ["missing"]
+handlers['flow.retry'] = function(ctx, key, retry, names)
   local flow = loadFlow(ctx, key)
-  if not flow or flow.state == FLOW.loading then return MISSING end
-  if flow.state == FLOW.done then return '["done"]' end
+  -- The nodes of a run that was cancelled before its start may be missing.
+  if not flow or flow.started == 0 then return MISSING end
   if call('HGET', key, 'retry') == retry then return reply('retried', flow.state) end
+  local found = {}
+  if names ~= '' then
+    if not isFlowOver(flow) then return '["active"]' end
+    for place, name in ipairs(cjson.decode(names)) do
+      found[place] = call('HGET', flow.items, 'N' .. name)
+      if not found[place] then return reply('unknown', name) end
+    end
+  elseif flow.state == FLOW.done then
+    return '["done"]'
+  end
   call('HSET', key, 'retry', retry)
   if flow.state == FLOW.running then
     if flow.scan == 0 then flow.scan, flow.phase = 1, PHASE.again end
   elseif isFlowOver(flow) then
     flow.state, flow.stop, flow.faults, flow.fault, flow.ended = FLOW.running, 0, 0, 0, 0
-    flow.scan, flow.phase, flow.step, flow.over = 1, PHASE.clear, 0, false
+    flow.scan, flow.phase, flow.step, flow.over = 1, names == '' and PHASE.clear or PHASE.mark, 0, false
     -- Of a run that has stopped, what the last nodes would have told their successors.
     while nextWork(flow) do end
+    for _, at in ipairs(found) do
+      local node = nodeAt(flow, at)
+      clearNode(flow, at, node)
+      writeNode(flow, at, node)
+      if node.successors > 0 then flow.work[#flow.work + 1] = at .. ' 0' end
+    end
     if flow.nodes == 0 then flow.scan = 0 end
     call('PERSIST', key)
     call('PERSIST', ctx.nodes)

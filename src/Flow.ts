@@ -115,6 +115,7 @@ export {
   FlowExpired,
   NodeFailed,
   NodeSkipped,
+  NodeUnknown,
   RunMismatch,
   RunUnknown
 } from "./internal/flow/errors.ts"
@@ -288,6 +289,12 @@ export interface Run<out O> {
    * on, jobs that Redis may have lost are offered again. Answers false if the run is done, and there is nothing to retry.
    */
   readonly retry: Effect.Effect<boolean, FlowError>
+  /**
+   * Begins a run again that is over: the nodes of these names and all nodes behind them, although they are done, and as `retry` all nodes that
+   * are not done. The other results stay. Up to 512 names. Answers false if the run is not over, and then changes nothing. Fails with
+   * `NodeUnknown` if the run has no node of a name. A node that is done is not compensated before it is done again.
+   */
+  readonly replay: (names: ReadonlyArray<string>) => Effect.Effect<boolean, FlowError>
 }
 
 /**

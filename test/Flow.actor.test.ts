@@ -34,7 +34,7 @@ const random = (seed: number) => () => {
 class Model {
   stop = 0
   faults = 0
-  readonly order: Array<number> = []
+  order: Array<number> = []
   readonly nodes: ReadonlyArray<Node>
   readonly stops: boolean
 
@@ -89,10 +89,14 @@ class Model {
     return this.stop === 2 ? 5 : this.faults > 0 ? 4 : 3
   }
 
-  retry(): void {
+  /** Those nodes are done again, and all behind them, which it answers; of the others, what is not done. */
+  retry(named: ReadonlyArray<number> = []): ReadonlySet<number> {
     this.stop = this.faults = 0
-    for (const node of this.nodes) {
-      if (node.state === "d") continue
+    const again = new Set(named)
+    for (const at of again) for (const [next] of this.nodes[at]!.behind) again.add(next)
+    this.order = this.order.filter((at) => !again.has(at))
+    for (const [at, node] of this.nodes.entries()) {
+      if (node.state === "d" && !again.has(at)) continue
       Object.assign(node, { state: "b", open: 0, verdict: 0, generation: node.generation + 1 })
     }
     for (const node of this.nodes) {
@@ -100,6 +104,7 @@ class Model {
       for (const [next] of node.behind) if (this.nodes[next]!.state === "b") this.nodes[next]!.open++
     }
     this.start()
+    return again
   }
 }
 
@@ -136,12 +141,14 @@ const run = fc.record({
   undo: fc.boolean(),
   cancelled: fc.constantFrom(0, 0, 0.02),
   retries: fc.integer({ min: 0, max: 2 }),
+  replays: fc.integer({ min: 0, max: 2 }),
   seed: fc.integer()
 })
 
 const drive = async (
   redis: Parameters<typeof actor>[0],
-  { cancelled, density, failures, retries, seed, size, stops, undo }: typeof run extends fc.Arbitrary<infer R> ? R
+  { cancelled, density, failures, replays, retries, seed, size, stops, undo }: typeof run extends
+    fc.Arbitrary<infer R> ? R
     : never
 ) => {
   const next = random(seed)
@@ -229,18 +236,15 @@ const drive = async (
     assert.isTrue(pending.slice(known).some(([tag, , behind]) => tag === "stop" && behind === node), "it is removed")
   }
 
+  // All graphs here fit one page.
+  const nodesNow = async (): Promise<ReadonlyArray<readonly [about: unknown, state: State, generation: number]>> =>
+    (await look("flow.status", [1]))[18]
+
   const check = async () => {
     await settle()
-    const states: Array<string> = []
-    for (let from = 1; from > 0;) {
-      const reply = await look("flow.status", [from])
-      const [more, page] = reply.slice(17)
-      for (const [, state] of page) states.push(state)
-      from = more
-      const counts = [..."bradfscx"].map((state) => nodes.filter((node) => node.state === state).length)
-      assert.deepStrictEqual(reply.slice(4, 12), counts)
-    }
-    assert.deepStrictEqual(states, nodes.map(({ state }) => state))
+    const counts = [..."bradfscx"].map((state) => nodes.filter((node) => node.state === state).length)
+    assert.deepStrictEqual((await look("flow.status", [1])).slice(4, 12), counts)
+    assert.deepStrictEqual((await nodesNow()).map(([, state]) => state), nodes.map(({ state }) => state))
   }
 
   const finish = async () => {
@@ -268,6 +272,10 @@ const drive = async (
         if (undone.length === 0) model.cancel(2)
       }
       if (next() < 0.03) await check()
+      if (model.unsettled > 0 && next() < 0.05) {
+        const [tag, state] = await ask("flow.retry", `early${next()}`, JSON.stringify(["n0"]))
+        assert.deepStrictEqual([tag, state], ["active", undefined])
+      }
     }
   }
 
@@ -287,9 +295,31 @@ const drive = async (
 
   let outcome = await judge()
   for (let count = 0; count < retries && outcome !== 3; count++) {
-    await ask("flow.retry", `retry${count}`)
-    await ask("flow.retry", `retry${count}`)
+    await ask("flow.retry", `retry${count}`, "")
+    await ask("flow.retry", `retry${count}`, "")
     model.retry()
+    outcome = await judge()
+  }
+  for (let count = 0; count < replays; count++) {
+    assert.deepStrictEqual(await ask("flow.retry", "other", `["n0","none"]`), ["unknown", "none"])
+    const named = [...new Set(Array.from({ length: 1 + Math.floor(next() * 3) }, () => Math.floor(next() * size)))]
+    const names = JSON.stringify(named.map((at) => `n${at}`))
+    await ask("flow.retry", `replay${count}`, names)
+    await ask("flow.retry", `replay${count}`, names)
+    const before = nodes.map(({ state }) => state)
+    const again = model.retry(named)
+    if (next() < 0.1) {
+      // At once: those results are forgotten all the same. What was not done is perhaps left alone, and no node has to start any more.
+      await ask("flow.cancel")
+      model.cancel(2)
+      await settle()
+      for (const [at, [, state, generation]] of (await nodesNow()).entries()) {
+        const node = nodes[at]!
+        const left = generation < node.generation
+        assert.isTrue(left ? !again.has(at) && state === before[at] && state !== "d" : generation === node.generation)
+        if (left || state === "c" && node.state === "r") Object.assign(node, { state, generation })
+      }
+    }
     outcome = await judge()
   }
   // Of each node and generation there was one job at most, and every node was started or has a reason.

@@ -356,6 +356,92 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
       })
     ))
 
+  it.effect("does nodes again that it is replayed from, and all behind them", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const begun: Array<string> = []
+        const undone: Array<number> = []
+        const gate = yield* Deferred.make<void>()
+        let grown = 0
+        const working = workers((text) =>
+          Effect.gen(function*() {
+            begun.push(text)
+            if (text === "c" && grown > 1) return yield* Effect.fail({ why: "too much" })
+            if (text === "b" && grown === 1) yield* Deferred.await(gate)
+            return text.length + grown
+          }), ({ sum }) =>
+          Effect.sync(() => {
+            undone.push(sum)
+            return `loaded ${sum}`
+          }))
+        yield* live(working)(Effect.scoped(Effect.gen(function*() {
+          const flow = yield* made((flow) => {
+            const a = flow.job(Extract, "a", { name: "a" })
+            const b = flow.job(Extract, "b", { name: "b", after: [a] })
+            const other = flow.job(Extract, "other", { name: "other" })
+            const c = flow.job(Extract, "c", { name: "c", after: [b, other] })
+            flow.compensate(b, Load, (sum) => ({ sum }))
+            flow.compensate(other, Load, (sum) => ({ sum }))
+            return [b, c, other]
+          })
+          const run = yield* flow.start()
+          assert.deepStrictEqual(yield* run.await, [1, 1, 5])
+          begun.length = 0
+          grown = 1
+          assert.strictEqual((yield* reasonOf(run.replay(["b", "none"])))._tag, "NodeUnknown")
+          for (const names of [[], Array.from({ length: 513 }, (_, at) => `${at}`)]) {
+            isRangeError(yield* Effect.exit(run.replay(names)))
+          }
+          assert.isTrue(yield* run.replay(["b", "b"]))
+          yield* eventually(Effect.sync(() => assert.deepStrictEqual(begun, ["b"])))
+          assert.isFalse(yield* run.replay(["a"]))
+          assert.deepStrictEqual(yield* statesOf(run), { a: "done", b: "active", other: "done", c: "blocked" })
+          yield* Deferred.succeed(gate, undefined)
+          assert.deepStrictEqual(yield* run.await, [2, 2, 5])
+          assert.deepStrictEqual(begun, ["b", "c"])
+          // What is done when the next replay fails is undone once each, with its last result.
+          grown = 2
+          assert.isTrue(yield* run.replay(["a"]))
+          assert.strictEqual((yield* reasonOf(run.await))._tag, "NodeFailed")
+          assert.deepStrictEqual(undone, [3, 5])
+          assert.deepStrictEqual(begun, ["b", "c", "a", "b", "c"])
+        })))
+      })
+    ))
+
+  it.effect("does nodes again that a handler has added, when it is replayed from the handler's node", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        let extra = "x"
+        const working = Layer.mergeAll(
+          Queue.worker(Extract, (text) =>
+            Effect.gen(function*() {
+              const etl = yield* Etl
+              if (text !== "split") return text.length
+              const a = yield* etl.add(Extract, extra, { before: ["load"] })
+              yield* etl.add(Extract, extra, { name: "last", after: [a], before: ["load"] })
+              return 0
+            })),
+          Queue.worker(Load, () =>
+            Effect.gen(function*() {
+              const etl = yield* Etl
+              return [...(yield* etl.results(Extract)).values()].join(" ")
+            }))
+        )
+        yield* live(working)(Effect.gen(function*() {
+          const etl = yield* Etl
+          const run = yield* etl.start(["split", "aa"])
+          assert.strictEqual(yield* run.await, "0 2 1 1")
+          extra = "xxx"
+          assert.isTrue(yield* run.replay(["extract-1"]))
+          assert.strictEqual(yield* run.await, "0 2 3 3")
+          assert.strictEqual((yield* run.status).nodes, 5)
+          assert.isTrue(yield* run.replay(["last"]))
+          assert.strictEqual(yield* run.await, "0 2 3 3")
+        }))
+      })
+    ))
+
   it.effect("compensates what is done, the last node first, when it has failed", () =>
     withNode(() =>
       Effect.gen(function*() {

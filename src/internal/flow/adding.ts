@@ -12,7 +12,10 @@ import { checkOffering, letterOf, type Offering, offeringOf, type OnFailure, typ
 import type { Home } from "./home.ts"
 
 export interface AddOptions extends Offering {
-  /** Unique in the run, up to 512 bytes. Default: made of the name of its queue, and of numbers. */
+  /**
+   * Unique in the run, up to 512 bytes. A handler's node that is done again by `replay` or `retry` adds its nodes again: what it added before
+   * under that name runs again, with the new payload. Default: made of the name of its queue, and of numbers.
+   */
   readonly name?: string | undefined
   /** Other nodes that this handler has added: this one starts when they have ended. */
   readonly after?: ReadonlyArray<Added> | undefined
@@ -38,7 +41,7 @@ export class Added {
   }
 }
 
-type Part = { readonly task: Task; readonly run: string; readonly node: number; readonly generation: number }
+type Part = { readonly task: Task; readonly run: string; readonly node: number }
 
 const partOf = ({ name, space }: Home, job: typeof Job.Service, what: string): Part => {
   const parts = job instanceof Task && job.place.space === space ? partsOfJob(name, job.id) : undefined
@@ -56,7 +59,7 @@ export const add = (
   payload: unknown,
   options: AddOptions
 ): Effect.Effect<Added, FlowError> => {
-  const { generation, node, task } = partOf(home, job, "add")
+  const { node, task } = partOf(home, job, "add")
   const { after = [], before = [], name, onFailure = "fail" } = options
   const body = port.payload.encode(payload)
   if (Exit.isFailure(body)) return Effect.mapError(Effect.failCause(body.cause), fail)
@@ -66,7 +69,7 @@ export const add = (
   if (all.length === mostAdded) throw new RangeError(`a job can add up to ${mostAdded} nodes`)
   const place = all.length + 1
   const own = name === undefined
-    ? `${port.queue.name}-${node}.${generation}.${place}`
+    ? `${port.queue.name}-${node}.${place}`
     : checkName(name, "name")
   if (all.some((text) => (JSON.parse(text) as [string])[0] === own)) {
     throw new RangeError(`a job adds two nodes named ${JSON.stringify(own)}`)

@@ -90,6 +90,22 @@ export class RunUnknown extends Schema.Error<RunUnknown>("lockstep/Flow/RunUnkno
 }
 
 /**
+ * A run that is to be replayed has no such node.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class NodeUnknown extends Schema.Error<NodeUnknown>("lockstep/Flow/NodeUnknown")({
+  _tag: Schema.tag("NodeUnknown"),
+  ...run,
+  node: Schema.String
+}) {
+  override get message(): string {
+    return `The ${about(this)} has no node ${JSON.stringify(this.node)}: use a name that its \`nodes\` show.`
+  }
+}
+
+/**
  * There is a run with that id already, which was started with another input.
  *
  * @category errors
@@ -113,6 +129,7 @@ export class FlowError extends Schema.Error<FlowError>("lockstep/Flow/FlowError"
   reason: Schema.Union([
     NodeFailed,
     NodeSkipped,
+    NodeUnknown,
     FlowCancelled,
     FlowExpired,
     RunUnknown,

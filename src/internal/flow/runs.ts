@@ -8,6 +8,7 @@ import * as Option from "effect/Option"
 import * as Queue from "effect/Queue"
 import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
+import { checkName } from "../actor/keys.ts"
 import { join } from "../hold/acquire.ts"
 import type { Membership } from "../hold/membership.ts"
 import type { Place } from "../hold/place.ts"
@@ -20,6 +21,7 @@ import {
   FlowExpired,
   NodeFailed,
   NodeSkipped,
+  NodeUnknown,
   RunMismatch,
   RunUnknown
 } from "./errors.ts"
@@ -101,6 +103,9 @@ export const countsOf = (numbers: ReadonlyArray<unknown>): Counts =>
   Object.fromEntries(letters.map(([, state], at) => [state, numbers[at]])) as unknown as Counts
 
 const timeOf = (millis: number): DateTime.Utc | undefined => millis === 0 ? undefined : DateTime.makeUnsafe(millis)
+
+// Redis clears them with one call.
+const mostNamed = 512
 
 type Listed = readonly [about: About, state: StateLetter, retries: number]
 
@@ -366,10 +371,33 @@ export class Run {
   }
 
   get retry(): Effect.Effect<boolean, FlowError> {
+    return this.#retry("")
+  }
+
+  readonly replay = (names: ReadonlyArray<string>): Effect.Effect<boolean, FlowError> =>
+    Effect.suspend(() => {
+      const all = [...new Set(names)]
+      if (all.length === 0 || all.length > mostNamed) {
+        throw new RangeError(`names must have 1 to ${mostNamed} nodes, got ${all.length}`)
+      }
+      for (const name of all) checkName(name, "names")
+      return this.#retry(JSON.stringify(all))
+    })
+
+  #retry(names: string): Effect.Effect<boolean, FlowError> {
     return Effect.suspend(() =>
       Effect.flatMap(
-        failing(request(this.#place, "flow.retry", [this.#home.space.kernel.uniqueId()])),
-        ([tag]) => tag === "missing" ? Effect.fail(this.#unknown) : Effect.succeed(tag === "retried")
+        failing(request(this.#place, "flow.retry", [this.#home.space.kernel.uniqueId(), names])),
+        (reply) => {
+          switch (reply[0]) {
+            case "missing":
+              return Effect.fail(this.#unknown)
+            case "unknown":
+              return Effect.fail(fail(new NodeUnknown({ ...this.#home.about(this.id), node: reply[1] })))
+            default:
+              return Effect.succeed(reply[0] === "retried")
+          }
+        }
       )
     )
   }
