@@ -345,7 +345,9 @@ local function endFlow(ctx, flow, state)
   if state == FLOW.done then told = flow.policy % 4 >= 2 end
   if told then
     local counts = { state, text(flow.nodes), text(flow.done), text(flow.failed), text(flow.cancelled) }
-    extend.errand(ctx, flow.name, '["over",' .. encoded(flow.run) .. ',' .. concat(counts, ',') .. ']')
+    -- The last retry tells this end from the ends before it.
+    local retry = encoded(call('HGET', flow.key, 'retry') or '')
+    extend.errand(ctx, flow.name, '["over",' .. encoded(flow.run) .. ',' .. concat(counts, ',') .. ',' .. retry .. ']')
   end
 end
 

@@ -11,6 +11,7 @@
  * - A run is over when all its jobs have ended and no more can be added: it was sealed, or has had `size` jobs. Nothing polls, and all
  *   processes that await it are pushed its end.
  * - The end of a run, and the message that leads to its callback, are one step. The callback is one job: `onDone`, or else `onFailed`.
+ *   A run that is retried ends again, with another one.
  * - A run with the same `id` is begun once, whichever processes begin it. All can add jobs to it, and await it.
  *
  * **Gotchas**
@@ -21,7 +22,8 @@
  *   the same names, it adds the others.
  * - The id of a job is known to its queue for the `retention` of that. If no process has the batch open for longer, right after one has
  *   died between two steps, a job or a callback may be offered twice.
- * - In a fail-over, Redis may lose jobs, or their ends. A `deadline` bounds the wait for them.
+ * - In a fail-over, Redis may lose jobs, or their ends. A `deadline` bounds the wait for them, and `retry` offers again what is lost.
+ * - A failed job has a dead letter in its queue. Its replay is a job of its own: the run goes on with `retry`.
  *
  * **Example** (Import files, and report when all are done)
  *
@@ -230,6 +232,12 @@ export interface Run {
    * these have ended.
    */
   readonly cancel: Effect.Effect<boolean, BatchError>
+  /**
+   * Begins a run again that has failed, was cancelled or has expired: all jobs that are not done are offered again, as new jobs. A run that
+   * was not sealed, or has not had `size` jobs, takes more. Its next end offers a callback of its own. While the run goes on, jobs that
+   * Redis may have lost are offered again. Answers false if the run is done, and there is nothing to retry.
+   */
+  readonly retry: Effect.Effect<boolean, BatchError>
 }
 
 /**
@@ -291,9 +299,9 @@ export interface Options<Q extends AnyTag, D extends Q = Q, F extends Q = Q> {
   readonly queues: ReadonlyArray<Q>
   /** How many jobs a run is to have, from 1 to 1,000,000. Then it is sealed. Default: it is sealed by `seal`. */
   readonly size?: number | undefined
-  /** The job that is offered, once, when all jobs of a run are done. It is not one of the run. Default: none. */
+  /** The job that is offered, once for each end, when all jobs of a run are done. It is not one of the run. Default: none. */
   readonly onDone?: Callback<D> | undefined
-  /** The job that is offered, once, when a run is over of which not all jobs are done. It is not one of the run. Default: none. */
+  /** The job that is offered, once for each end, when a run is over of which not all jobs are done. It is not one of the run. Default: none. */
   readonly onFailed?: Callback<F> | undefined
   /**
    * What the run does when a job has failed, or was cancelled. Default `finish`.

@@ -251,6 +251,42 @@ layer(TestServer.layer, { excludeTestServices: true })("Batch", (it) => {
         assert.strictEqual(begun.length, 1)
       })))
 
+  it.effect("offers what is not done again when it is retried, and a callback at the new end", () =>
+    several(2, ([one, two]) =>
+      Effect.gen(function*() {
+        const { batch, report, work } = yield* cleaned(one!, callbacks)
+        const theirs = yield* opened(two!, callbacks)
+        let fine = false
+        const { begun } = yield* working(work, (n) => fine ? Effect.succeed(n) : double(n), once)
+        const reports = yield* working(report, () => Effect.void, once)
+        const run = yield* batch.start({ id: "one", size: 5 })
+        yield* run.addAll(Work, [1, -1, 2, -2, 3])
+        assert.strictEqual(yield* tagOf(run.await), "BatchFailed")
+        yield* begins(reports, ["failed: one failed 5 3 2 0"])
+        fine = true
+        assert.isTrue(yield* theirs.batch.attach("one").retry)
+        assert.deepStrictEqual(countsOf(yield* run.await), [5, 5, 0, 0])
+        yield* begins(reports, ["failed: one failed 5 3 2 0", "done: one done 5 5 0 0"])
+        assert.deepStrictEqual(begun.toSorted((a, b) => a - b), [-2, -2, -1, -1, 1, 2, 3])
+        assert.isFalse(yield* run.retry)
+      })))
+
+  it.effect("takes the jobs that were missing when it was cancelled, after a retry", () =>
+    several(1, ([node]) =>
+      Effect.gen(function*() {
+        const { batch, work } = yield* cleaned(node!)
+        const run = yield* batch.start({ id: "one", size: 3 })
+        yield* run.add(Work, 1, { name: "1" })
+        assert.isTrue(yield* run.cancel)
+        assert.strictEqual(yield* tagOf(run.await), "BatchCancelled")
+        assert.strictEqual(yield* tagOf(run.add(Work, 2)), "BatchSealed")
+        assert.isTrue(yield* run.retry)
+        assert.strictEqual(yield* run.addAll(Work, [1, 2, 3], { name: String }), 2)
+        yield* working(work, double, once)
+        assert.deepStrictEqual(countsOf(yield* run.await), [3, 3, 0, 0])
+        assert.strictEqual(yield* tagOf(batch.attach("never").retry), "BatchUnknown")
+      })))
+
   it.effect("expires at its deadline, and is not touched by an interruption of those that await it", () =>
     several(1, ([node]) =>
       Effect.gen(function*() {

@@ -45,7 +45,7 @@ export class BatchCancelled extends Schema.Error<BatchCancelled>("lockstep/Batch
   ...run
 }) {
   override get message(): string {
-    return `The ${about(this)} was cancelled: start another one.`
+    return `The ${about(this)} was cancelled: start another one, or go on with \`retry\`.`
   }
 }
 
@@ -60,7 +60,7 @@ export class BatchExpired extends Schema.Error<BatchExpired>("lockstep/Batch/Bat
   ...run
 }) {
   override get message(): string {
-    return `The ${about(this)} was not over before its \`deadline\`: set a longer one, and start another run.`
+    return `The ${about(this)} was not over before its \`deadline\`: set a longer one, or go on with \`retry\`.`
   }
 }
 

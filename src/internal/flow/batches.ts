@@ -250,6 +250,10 @@ export class BatchRun {
     return this.#mapped(this.#run.cancel)
   }
 
+  get retry(): Effect.Effect<boolean, BatchError> {
+    return this.#mapped(this.#run.retry)
+  }
+
   #mapped<A, R>(self: Effect.Effect<A, FlowError, R>): Effect.Effect<A, BatchError, R> {
     return Effect.mapError(self, ofBatch(this.#about))
   }

@@ -219,11 +219,13 @@ class Conductor {
     const { callbackOf, name, space: { kernel: { hooks } } } = this.home
     const callback = callbackOf(run, over)
     if (callback === undefined) return this.#foreign(`has no callback for its run ${JSON.stringify(run)}`)
+    const retry = over[5]
+    const id = `${name}/${run}/over${retry === "" ? "" : `/${retry}`}`
     const what = `the callback of run ${JSON.stringify(run)} of ${JSON.stringify(name)}`
     return Effect.tapError(
       Effect.flatMap(
         Effect.try({ try: callback.payload, catch: (cause) => cause }),
-        (payload) => callback.port.queue.offer(payload, { id: `${name}/${run}/over` })
+        (payload) => callback.port.queue.offer(payload, { id })
       ),
       (error) => Effect.sync(() => hooks.log("Warn", `${what} could not be offered: it is attempted again`, error))
     )

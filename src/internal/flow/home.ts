@@ -50,8 +50,15 @@ export const portsOf = <Q extends AnyTag>(
       new Map(ports)
   )
 
-/** How a run has ended: its state, and how many nodes it has, and has in some states. */
-export type Over = readonly [state: number, nodes: number, done: number, failed: number, cancelled: number]
+/** How a run has ended: its state, how many nodes it has, and has in some states, and the id of its last retry, or nothing. */
+export type Over = readonly [
+  state: number,
+  nodes: number,
+  done: number,
+  failed: number,
+  cancelled: number,
+  retry: string
+]
 
 /** A job that is offered when a run has ended. */
 export interface Callback {
