@@ -27,7 +27,8 @@ const lines: Record<string, string> = {
   "95-shared-ref.ts": "8 workers, and ann and bob have 100",
   "96-queue.ts": "sent to ann, bob, cy; 2 + 3 = 5; one dead letter, replayed",
   "97-flow.ts": "every module was compiled once, behind its imports, also after internal/actor/keys.ts had failed",
-  "98-work-stealing.ts": "85 folders, by ann, bob, cy, and none twice"
+  "98-work-stealing.ts": "85 folders, by ann, bob, cy, and none twice",
+  "99-batch.ts": "monday: 6 done, 1 failed; monday: 7 done, 0 failed"
 }
 
 describe("examples", () => {
