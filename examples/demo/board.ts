@@ -28,8 +28,7 @@ const capacity = (what: string) => what === "permit" ? permits : 1
 const names = new Map([
   ["permit", "a permit"],
   ["totals", "the totals"],
-  ["lead", "the lead"],
-  ["barrier", "the others at the barrier"]
+  ["lead", "the lead"]
 ])
 const called = (what: string) => names.get(what) ?? what
 
@@ -49,7 +48,6 @@ export class Board {
   words = 0
   checked = 0
   refused = 0
-  meetings = 0
 
   constructor(names: ReadonlyArray<string>, total: number) {
     this.total = total
@@ -95,9 +93,8 @@ export class Board {
         this.checked++
         this.refused++
         return `${name} writes late, with token ${event.token}; refused, as ${event.seen} has been seen`
-      case "Met":
-        this.meetings++
-        return `${event.parties} workers meet at the barrier, having written ${event.words.toLocaleString("en")} words`
+      case "Reduces":
+        return `${name} finds the most frequent words of share ${event.share}`
       case "End":
         return undefined
     }
@@ -118,10 +115,8 @@ export class Board {
       return `${name} leads, term ${term}${since ?? ""}`
     }
     switch (phase._tag) {
-      case "Map":
+      case "Busy":
         return undefined
-      case "Reduce":
-        return `${name} proclaims that ${phase.parties} workers are to find the most frequent words`
       case "Done":
         return `${name} proclaims the result`
     }

@@ -47,18 +47,12 @@ const watch = Effect.fnUntraced(function*(board: Board, view: View) {
 export const work = Effect.fnUntraced(function*(
   board: Board,
   view: View,
-  files: ReadonlyArray<string>,
   settings: Pick<protocol.Settings, "redis" | "namespace" | "folder">
 ) {
   const gate = yield* Scope.make()
   yield* ReadWriteLock.acquireWrite("gate").pipe(Scope.provide(gate))
   const heavy = yield* Semaphore.make({ name: "heavy", permits: protocol.permits })
-  // It is there for as long as this is, whoever comes and goes.
-  const mapped = yield* protocol.mapped(board.total)
-  yield* Effect.forkScoped(Effect.andThen(mapped.await, view.say("The latch opens: all files are in the totals")))
   const top = yield* Effect.forkScoped(watch(board, view))
-  const queue = yield* protocol.Files
-  yield* queue.offerAll(files)
 
   // Whoever is stopped is woken when others have written so much that its own write would do harm by now.
   let stopped: { readonly name: string; readonly wake: Effect.Effect<void, PlatformError.PlatformError> } | undefined

@@ -1,6 +1,6 @@
-/** The first phase: every file is counted by one worker at a time, and added to the totals exactly once. */
+/** The first half: every file is counted by one worker at a time, and added to the totals exactly once. */
 import { Effect, Option, Schedule } from "effect"
-import { type CountDownLatch, Fence, Lease, Lock, Queue, Redis, Semaphore } from "../../src/index.ts"
+import { Fence, Lease, Lock, Queue, Redis, Semaphore } from "../../src/index.ts"
 import * as protocol from "./protocol.ts"
 import { keys, settings, tell } from "./self.ts"
 import * as store from "./store.ts"
@@ -18,14 +18,13 @@ const holding = <A, E, R>(what: string, body: (lease: Lease.Lease) => Effect.Eff
     return yield* told(what, lease.token, body(lease))
   })
 
-/** Takes files until all are finished. Answers how many words it has written itself. */
-export const map = Effect.fnUntraced(function*(files: ReadonlyArray<string>, mapped: CountDownLatch.CountDownLatch) {
+/** Takes files for as long as the scope is open. */
+export const map = Effect.fnUntraced(function*(files: ReadonlyArray<string>) {
   const queue = yield* protocol.Files
   const redis = yield* Redis.Redis
   const chief = yield* protocol.Chief
   const done = yield* protocol.Finished
   const heavy = yield* Semaphore.attach({ name: "heavy", wait: "10 seconds" })
-  let written = 0
 
   /** The demo's own part: one leader is killed, and a later one stopped, at a moment that could not be worse. */
   const meetFate = Effect.fnUntraced(function*(file: string, part: number, parts: number, finished: number) {
@@ -73,7 +72,6 @@ export const map = Effect.fnUntraced(function*(files: ReadonlyArray<string>, map
       yield* meetFate(file, at, parts.length, finished)
       yield* write
       const added = part.reduce((sum, [, times]) => sum + times, 0)
-      written += added
       yield* tell({ _tag: "Wrote", file, part: at, parts: parts.length, words: added })
       // For the view alone: the next one to finish a file sets it right.
       if (last) yield* Effect.ignore(done.set(finished + 1))
@@ -106,14 +104,9 @@ export const map = Effect.fnUntraced(function*(files: ReadonlyArray<string>, map
     )
     const body = Effect.gen(function*() {
       if ((yield* store.ask("HGET", keys.totals, store.fileField(file))) !== "done") yield* count
-      // The id makes it count once, however often the job is attempted.
-      yield* mapped.countDown({ id: file })
     })
     yield* told(`file ${file}`, token, body).pipe(Effect.onInterrupt(() => lost))
   })
 
-  const pool = yield* queue.pool(index, { retry: Schedule.spaced("100 millis") })
-  yield* mapped.await
-  yield* pool.drain
-  return written
-}, Effect.scoped)
+  yield* queue.pool(index, { retry: Schedule.spaced("100 millis") })
+})

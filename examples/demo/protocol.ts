@@ -1,6 +1,6 @@
 /** What the demo's processes have in common: their settings, what the leader proclaims, and what the workers tell. */
-import { Schema } from "effect"
-import { type Coordinator, CountDownLatch, Election, Queue, SharedRef, Topic } from "../../src/index.ts"
+import { Layer, Schema } from "effect"
+import { type Coordinator, Election, Flow, Queue, SharedRef, Topic } from "../../src/index.ts"
 
 /** How many files may be worked on at once, over all processes. */
 export const permits = 2
@@ -20,30 +20,42 @@ export class Settings extends Schema.Class<Settings>("Settings")({
   freezeAt: Schema.Int
 }) {}
 
-/** The files, which the parent offers, and the workers take. Workers die here more often than for the fault of a file. */
-export class Files extends Queue.Service<Files>()("files", { payload: Schema.String, letters: { crashes: 100 } }) {}
+// So long the run and its jobs are known after their ends.
+const retention = "2 seconds"
+
+/** The files, which the workers take. Workers die here more often than for the fault of a file. */
+export class Files extends Queue.Service<Files>()("files", {
+  payload: Schema.String,
+  retention,
+  letters: { crashes: 100 }
+}) {}
 
 /** The most frequent words, the most frequent first. */
 export const Top = Schema.Array(Schema.Tuple([Schema.String, Schema.Int]))
 
-/** What there is to do, as the leader proclaims it. */
-export const Phase = Schema.Union([
-  Schema.TaggedStruct("Map", {}),
-  /** So many parties have to meet, and to share the words among them. */
-  Schema.TaggedStruct("Reduce", { parties: Schema.Int }),
-  Schema.TaggedStruct("Done", { top: Top })
-])
+/** The words are shared out. Each share, by its number, comes to its most frequent words. */
+export const shares = 4
+export class Shares extends Queue.Service<Shares>()("shares", { payload: Schema.Int, success: Top, retention }) {}
+
+/** Maps the files to the totals, and then reduces these, share by share. */
+export class Indexing extends Flow.Service<Indexing>()(
+  "indexing",
+  { queues: [Files, Shares], input: Schema.Array(Schema.String), retention },
+  (flow, files) => {
+    const mapped = files.map((file) => flow.job(Files, file))
+    return Array.from({ length: shares }, (_, share) => flow.job(Shares, share, { after: mapped }))
+  }
+) {}
+
+/** There is one run, whichever leader begins it. */
+export const run = "index"
+
+/** What the leader proclaims. */
+export const Phase = Schema.Union([Schema.TaggedStruct("Busy", {}), Schema.TaggedStruct("Done", { top: Top })])
 export type Phase = typeof Phase.Type
 
 /** Every worker is a candidate. The parent only looks on. */
-export class Chief extends Election.Service<Chief>()("chief", { schema: Phase, value: { _tag: "Map" } }) {}
-
-/** Ends the first phase: it opens when all files are in the totals. */
-export const mapped = (files: number) => CountDownLatch.make({ name: "mapped", count: files, timeToLive: "1 second" })
-
-/** Ends the second phase of a term: it opens when each party has found the most frequent words of its share. */
-export const reduced = (term: number, parties: number) =>
-  CountDownLatch.make({ name: `reduced in term ${term}`, count: parties, timeToLive: "1 second" })
+export class Chief extends Election.Service<Chief>()("chief", { schema: Phase, value: { _tag: "Busy" } }) {}
 
 export const Fate = Schema.Literals(["kill", "freeze"])
 export type Fate = typeof Fate.Type
@@ -61,8 +73,8 @@ export const Event = Schema.Union([
   Schema.TaggedStruct("Lost", { what: Schema.String, reason: Schema.String }),
   /** A write with a token that is no longer the newest: it was not executed. */
   Schema.TaggedStruct("Refused", { token: Schema.Int, seen: Schema.Int }),
-  /** The barrier's action, before anybody passes: so many have met, and have written so many words between them. */
-  Schema.TaggedStruct("Met", { parties: Schema.Int, words: Schema.Int }),
+  /** All files are in the totals, and this worker finds the most frequent words of a share. */
+  Schema.TaggedStruct("Reduces", { share: Schema.Int }),
   /** By the parent itself: all workers have ended, so nothing comes behind this. */
   Schema.TaggedStruct("End", {})
 ])
@@ -73,4 +85,8 @@ export class News extends Topic.Service<News>()("news", { schema: Event, retenti
 
 /** How many files are finished. It is set under the lock of the totals. */
 export class Finished extends SharedRef.Service<Finished>()("finished", { schema: Schema.Int, initial: 0 }) {}
+
+export const layer = Layer.mergeAll(Chief.layer, News.layer, Finished.layer, Indexing.layer).pipe(
+  Layer.provideMerge(Layer.mergeAll(Files.layer, Shares.layer))
+)
 export const SettingsArgument = Schema.fromJsonString(Settings)

@@ -6,8 +6,6 @@ import type { Counts } from "./words.ts"
 export const keysOf = (namespace: string) => ({
   /** How often each word occurs, and how far each file is. */
   totals: `${namespace}:totals`,
-  /** The most frequent words of each party's share. */
-  shares: `${namespace}:shares`,
   /** Who was killed, and who was stopped. */
   fates: `${namespace}:fates`
 })
@@ -17,9 +15,6 @@ export type Keys = ReturnType<typeof keysOf>
 // writes both: either a part of a file is counted and marked, or it is neither.
 export const filesField = "number of files"
 export const fileField = (file: string) => `file ${file}`
-
-/** Each term has its own, so that what a former leader had begun is never mixed up with it. */
-export const shareField = (term: number, index: number) => `${term} ${index}`
 
 /** For whatever is as good when it is done twice, so that a lost connection is no reason to give up. */
 export const ask = <A>(command: string, ...args: ReadonlyArray<string>) =>

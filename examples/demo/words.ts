@@ -42,9 +42,9 @@ export const top = (counts: Iterable<readonly [word: string, times: number]>) =>
     .sort(([a, m], [b, n]) => n - m || (a < b ? -1 : 1))
     .slice(0, 5)
 
-/** Which one of so many parties a word belongs to. */
-export const partyOf = (word: string, parties: number) =>
-  [...word].reduce((hash, letter) => (hash * 31 + letter.codePointAt(0)!) >>> 0, 0) % parties
+/** Which one of so many shares a word belongs to. */
+export const shareOf = (word: string, shares: number) =>
+  [...word].reduce((hash, letter) => (hash * 31 + letter.codePointAt(0)!) >>> 0, 0) % shares
 
 /** How the counts differ, for people: empty when they are the same. */
 export const differences = (expected: Counts, actual: Counts): ReadonlyArray<string> =>

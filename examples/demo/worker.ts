@@ -1,6 +1,6 @@
-/** One worker process. It takes files until all are finished, and then its share of the words; see `main.ts`. */
+/** One worker process. It takes files, and then shares of the words, until the leader proclaims the result; see `main.ts`. */
 import { NodeRuntime, NodeServices } from "@effect/platform-node"
-import { Cause, Effect, Layer, Logger, References } from "effect"
+import { Cause, Effect, Layer, Logger, Option, References, Stream } from "effect"
 import { Coordinator, ReadWriteLock, Redis } from "../../src/index.ts"
 import { lead } from "./lead.ts"
 import { map } from "./map.ts"
@@ -14,20 +14,27 @@ process.stdin.once("end", () => process.exit(1)).resume().unref()
 
 const program = Effect.gen(function*() {
   const files = yield* words.list(settings.folder)
-  const mapped = yield* protocol.mapped(files.length)
+  const chief = yield* protocol.Chief
+  const shares = yield* protocol.Shares
+  // The leader leaves last.
+  const done = Stream.runDrain(Stream.takeUntil(
+    Stream.map(chief.changes, Option.getOrUndefined),
+    (leader) => leader?.value._tag === "Done" && leader.node !== settings.name
+  ))
 
   const work = Effect.gen(function*() {
     yield* tell({ _tag: "Ready" })
     yield* ReadWriteLock.withReadLock(Effect.void, "gate")
-    yield* reduce(yield* map(files, mapped))
+    yield* map(files)
+    yield* Effect.raceFirst(shares.run(reduce), done)
   })
-  yield* Effect.raceFirst(work, lead(mapped))
+  yield* Effect.raceFirst(work, lead(files))
 })
 
 program.pipe(
   Effect.scoped,
   Effect.provide(
-    Layer.mergeAll(protocol.Chief.layer, protocol.News.layer, protocol.Finished.layer, protocol.Files.layer).pipe(
+    protocol.layer.pipe(
       Layer.provideMerge(
         Coordinator.layer({ ...protocol.coordinator, namespace: settings.namespace, name: settings.name })
       ),
