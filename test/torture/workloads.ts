@@ -3,6 +3,7 @@ import type { Workload } from "./workload.ts"
 import { barrier } from "./workloads/barrier.ts"
 import { doubleBarrier } from "./workloads/doubleBarrier.ts"
 import { election } from "./workloads/election.ts"
+import { flow } from "./workloads/flow.ts"
 import { latch } from "./workloads/latch.ts"
 import { lock } from "./workloads/lock.ts"
 import { queue } from "./workloads/queue.ts"
@@ -29,5 +30,6 @@ export const workloads: ReadonlyArray<Workload> = [
   topic,
   ref,
   queue,
-  stealing
+  stealing,
+  flow
 ]
