@@ -305,7 +305,11 @@ const wrongStates = ({ handled, id }: Facts, [state, ...states]: ReadonlyArray<s
     const verdict = Math.max(0, ...plan[at]!.after.map(([from, onFailure]) => verdictOf(states[from]!, onFailure)))
     const done = attempts.some(({ result }) => result !== undefined)
     const undone = of(handled, "undo", at).some(({ result }) => result !== undefined)
-    const wrong = own === "done" || own === "compensated"
+    // Nodes are only cancelled in a run that stops, and then nothing starts behind them.
+    const stopped = plan[at]!.after.some(([from]) => states[from] === "cancelled")
+    const wrong = stopped && own !== "cancelled"
+      ? true
+      : own === "done" || own === "compensated"
       ? verdict > 0 || !done || undone !== (own === "compensated") || own === "compensated" && state === "done"
       : own === "cancelled"
       ? state === "done"

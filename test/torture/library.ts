@@ -494,6 +494,93 @@ export const bugs: { readonly [name: string]: Bug } = {
     only: ["queue"],
     sources: [["internal/queue/pool.ts", "addFinalizer(() => leave(usual))", "addFinalizer(() => leave(0 * usual))"]]
   },
+  // Now and then a node starts when the first of those before it has ended.
+  hastyNode: {
+    only: ["flow"],
+    lua: [["if node.open == 0 then settleSuccessor", "if node.open == 0 or ctx.micros % 3 == 0 then settleSuccessor"]]
+  },
+  // A node starts behind a failure that should skip it.
+  heedlessEdge: {
+    only: ["flow"],
+    lua: [["if state == 'd' or policy == 'c' then return 0 end", "if state == 'd' or policy ~= 'f' then return 0 end"]]
+  },
+  // A node whose compensation is done stays as it is.
+  uncompensated: {
+    only: ["flow"],
+    lua: [["if tag == 'success' then\nmoveNode(flow, node, found, 'x')", "if false then\nmoveNode(flow, node, found, 'x')"]]
+  },
+  // The node that was done first is undone first.
+  reversedUndo: {
+    only: ["flow"],
+    lua: [[
+      "call('HSET', flow.items, 'k' .. text(flow.undos), at)",
+      "for place = flow.undos, 2, -1 do call('HSET', flow.items, 'k' .. text(place), call('HGET', flow.items, 'k' .. text(place - 1))) end\ncall('HSET', flow.items, 'k1', at)"
+    ]]
+  },
+  // A run that is cancelled goes on to start nodes.
+  restlessRun: {
+    only: ["flow"],
+    lua: [
+      ["if flow.stop ~= 0 then\nmoveNode(flow, at, node, 'c')", "if false then\nmoveNode(flow, at, node, 'c')"],
+      ["if state == 'b' then\nmoveNode(flow, at, node, 'c')", "if false then\nmoveNode(flow, at, node, 'c')"]
+    ]
+  },
+  // The end of a node that is told twice is counted twice.
+  countedEnd: {
+    only: ["flow"],
+    lua: [
+      ["if found.state ~= 'r' and found.state ~= 'a' then return '[\"ended\"]' end", ""],
+      ["storeJobs(ctx, queue, body, #body .. ' ', false)", "for _ = 1, 2 do storeJobs(ctx, queue, body, #body .. ' ', false) end"]
+    ]
+  },
+  // A node that is offered twice is two jobs.
+  nodeTwice: {
+    only: ["flow"],
+    lua: [
+      ["storeJobs(ctx, queue, body, #body .. ' ', false)", "for _ = 1, 2 do storeJobs(ctx, queue, body, #body .. ' ', false) end"]
+    ],
+    sources: [[
+      "internal/flow/conducting.ts",
+      "const id = jobOf(this.home.name, run, node, generation)\n    const reference = referenceOf(run, node, generation, false)",
+      "const id = jobOf(this.home.name, run, node, generation) + Math.random()\n    const reference = referenceOf(run, node, generation, false)"
+    ]]
+  },
+  // Those that await a run are not told of its end, now and then.
+  untoldRun: {
+    only: ["flow"],
+    lua: [["if flow.over and flow.waiters > 0 then", "if flow.over and flow.waiters > 0 and ctx.micros % 4 > 0 then"]]
+  },
+  // An errand whose conductor has died is taken for delivered.
+  lostErrand: {
+    only: ["flow"],
+    faults: ["kill -9", "SIGSTOP", "partition"],
+    sources: [[
+      "internal/flow/conducting.ts",
+      "switch (errand[0]) {",
+      "if (crashes > 0) return Effect.void\n    switch (errand[0]) {"
+    ]]
+  },
+  // A batch is over before its last job has ended.
+  earlyBatch: {
+    only: ["flow"],
+    lua: [["if unsettledIn(flow) > 0 or", "if unsettledIn(flow) > (flow.nodes > 1 and 1 or 0) or"]]
+  },
+  // A batch is over when all jobs have ended that were added so far.
+  unsealedBatch: {
+    only: ["flow"],
+    lua: [["flow.expected < 0 and flow.stop == 0 or flow.nodes < flow.expected and flow.stop == 0 then return", "false then return"]]
+  },
+  // Some callbacks are not offered.
+  lostCallback: {
+    only: ["flow"],
+    lua: [["if told then\nlocal counts", "if told and ctx.micros % 4 > 0 then\nlocal counts"]]
+  },
+  // A callback is offered again when its errand is delivered again.
+  repeatedCallback: {
+    only: ["flow"],
+    lua: [["storeJobs(ctx, queue, body, #body .. ' ', false)", "for _ = 1, 2 do storeJobs(ctx, queue, body, #body .. ' ', false) end"]],
+    sources: [["internal/flow/conducting.ts", "{ id: `${name}/${run}/over` }", "{ id: `${name}/${run}/over/${Math.random()}` }"]]
+  },
   // Some permits that are given back stay taken.
   leakedPermit: {
     lua: [[

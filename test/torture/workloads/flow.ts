@@ -163,8 +163,8 @@ const running = (client: Client, { flow }: Open) =>
         tell("starts", id)
         return Effect.map(flow.start(id, { id }), () => tell("begun", id))
       })
-      if (client.random() < 0.12) {
-        yield* Effect.sleep(client.random() * 300)
+      if (client.random() < 0.15) {
+        yield* Effect.sleep(client.random() * client.random() * 300)
         yield* cancelling(client, flow, id)
       }
     }
