@@ -127,9 +127,10 @@ local function offerNode(ctx, flow, at, node, tag)
   errandFor(ctx, flow, tag or 'offer', at, node, found[1], found[2] and '[' .. found[2] .. ']' or '[]')
 end
 
--- A conductor removes the job of a node, unless it has begun and the run only has failed.
+-- A conductor removes the job of a node, unless it has begun and the run only has failed. An active node whose job is lost ends.
 local function stopNode(ctx, flow, at, node)
-  errandFor(ctx, flow, 'stop', at, node, call('HGET', flow.items, 'd' .. at), flow.stop == STOP.failed and 'true' or 'false')
+  errandFor(ctx, flow, 'stop', at, node, call('HGET', flow.items, 'd' .. at), flow.stop == STOP.failed and 'true' or 'false',
+    node.state == 'a' and 'true' or 'false')
 end
 
 local function undoNode(ctx, flow, at, node)
@@ -713,6 +714,8 @@ handlers['flow.retry'] = function(ctx, key, retry, names)
   call('HSET', key, 'retry', retry)
   if flow.state == FLOW.running then
     if flow.scan == 0 then flow.scan, flow.phase = 1, PHASE.again end
+  elseif flow.state == FLOW.undoing then
+    nextUndo(ctx, flow)
   elseif isFlowOver(flow) then
     flow.state, flow.stop, flow.faults, flow.fault, flow.ended = FLOW.running, 0, 0, 0, 0
     flow.scan, flow.phase, flow.step, flow.over = 1, names == '' and PHASE.clear or PHASE.mark, 0, false

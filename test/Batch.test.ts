@@ -5,6 +5,7 @@ import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually } from "./support/eventually.ts"
 import { delivered } from "./support/flows.ts"
 import { type Node, TestServer } from "./support/live.ts"
+import { keysOf } from "./support/namespace.ts"
 import { begins, isRangeError, upTo, working } from "./support/queues.ts"
 import { asks } from "./support/requests.ts"
 import { fragile, on, pending, several } from "./support/several.ts"
@@ -301,6 +302,26 @@ layer(TestServer.layer, { excludeTestServices: true })("Batch", (it) => {
         yield* Effect.forEach(fibers, Fiber.interrupt)
         assert.strictEqual((yield* run.status).left, 1)
         assert.strictEqual(yield* tagOf(run.await), "BatchExpired")
+      })))
+
+  it.effect("is over at its deadline, or when it is cancelled, though Redis has lost jobs", () =>
+    several(1, ([node], namespace, server) =>
+      Effect.gen(function*() {
+        const { batch, report } = yield* cleaned(node!, { ...callbacks, deadline: "1 second" })
+        const runs = [yield* batch.start({ id: "one" }), yield* batch.start({ id: "two" })] as const
+        for (const run of runs) {
+          yield* run.add(Work, 1)
+          yield* eventually(Effect.map(run.jobs.pipe(Stream.runCollect), (jobs) =>
+            assert.deepStrictEqual(jobs.map(({ state }) => state), ["active"])))
+        }
+        const lost = (yield* keysOf(server, namespace)).filter((key) => /^\{[^}]+\}:queue[^:]*:work$/.test(key))
+        assert.isAbove(lost.length, 0)
+        yield* server.cli("DEL", ...lost)
+        assert.isTrue(yield* runs[0].cancel)
+        const reports = yield* working(report, () => Effect.void, once)
+        assert.strictEqual(yield* tagOf(runs[0].await), "BatchCancelled")
+        assert.strictEqual(yield* tagOf(runs[1].await), "BatchExpired")
+        yield* begins(reports, ["failed: one cancelled 1 0 0 1", "failed: two expired 1 0 0 1"])
       })))
 
   it.effect("shows its progress, whichever process makes it", () =>

@@ -235,6 +235,17 @@ const once = (facts: Facts): ReadonlyArray<Anomaly> => {
   })
 }
 
+/** Those that await a run hear of its end: an await that took too long was interrupted. */
+const unheard = ({ holds, id, results, run, vague }: Facts): ReadonlyArray<Anomaly> => {
+  const [first] = results.toSorted((a, b) => a.at - b.at)
+  if (vague || first === undefined) return []
+  return ofKind(holds, "await").filter(({ asked, client, ended, outcome, told }) => {
+    if (outcome !== "interrupted" || told.length > 1 || ended! < first.at + run.lease) return false
+    return !isLost(run, client, asked, ended!) && !overlaps(run.disturbed.get(client), first.at - run.lease, ended!) &&
+      !overlaps(run.disturbed.get(""), first.at - run.lease, ended!)
+  }).map((hold) => ({ check: "missed", detail: `the end of ${id} was not heard`, holds: [first.hold, hold] }))
+}
+
 const callbacks = ({ handled }: Facts): ReadonlyArray<Handling> => [...of(handled, "done"), ...of(handled, "failed")]
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -469,6 +480,6 @@ export const conducted = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<A
     ({ told: [first] }) => String(first!.what[1])
   )
   const facts = [...runs].map(([id, all]) => factsOf(id, all, run, deaths, exits))
-  const checks = holds[0]?.key === batchName ? [once, phantoms, whole, called] : [once, phantoms, early, cancelled, results, undone]
+  const checks = holds[0]?.key === batchName ? [once, phantoms, unheard, whole, called] : [once, phantoms, unheard, early, cancelled, results, undone]
   return [...ending(holds, run), ...checks.flatMap((check) => facts.flatMap(check).slice(0, 5))].slice(0, 20)
 }

@@ -16,7 +16,7 @@ import { fail, type FlowError } from "./errors.ts"
 import type { Port } from "./graph.ts"
 import { type About, type Ended, failing, type Home, type Over } from "./home.ts"
 
-type NodeErrand = readonly [tag: string, run: string, node: number, generation: number, about: About, more: any]
+type NodeErrand = readonly [tag: string, run: string, node: number, generation: number, about: About, more: any, active?: boolean]
 
 type OverErrand = readonly [tag: string, run: string, ...over: Over]
 
@@ -164,12 +164,16 @@ class Conductor {
     return ended === undefined || ended[1] !== "d" ? Effect.undefined : this.home.resultOf(ended)
   }
 
-  #recall(port: Port, id: string, reference: string): Effect.Effect<unknown, unknown> {
+  /** The end of a job that its queue does not have any more; `lost` is told if its outcome is not known either. */
+  #recall(port: Port, id: string, reference: string, lost?: Outcome): Effect.Effect<unknown, unknown> {
     return Effect.flatMap(port.queue.status(id), (status) => {
       if (status._tag === "Some") return Effect.void
       return Effect.flatMap(
         innerOf(port.queue).outcome(id),
-        (outcome) => outcome[0] === "missing" ? Effect.void : this.#ended(reference, outcome)
+        (outcome) => {
+          const told = outcome[0] === "missing" ? lost : outcome
+          return told === undefined ? Effect.void : this.#ended(reference, told)
+        }
       )
     })
   }
@@ -183,11 +187,16 @@ class Conductor {
     )
   }
 
-  #stop([, run, node, generation, about, ifWaiting]: NodeErrand): Effect.Effect<unknown, unknown> {
-    return Effect.flatMap(
-      this.#port(about),
-      (port) => this.#remove(port, jobOf(this.home.name, run, node, generation), ifWaiting)
-    )
+  #stop([, run, node, generation, about, ifWaiting, active]: NodeErrand): Effect.Effect<unknown, unknown> {
+    const id = jobOf(this.home.name, run, node, generation)
+    return Effect.flatMap(this.#port(about), (port) =>
+      Effect.andThen(
+        this.#remove(port, id, ifWaiting),
+        // It was offered. If its queue has lost it, no errand would end the node.
+        active === true
+          ? this.#recall(port, id, referenceOf(run, node, generation, false), ["cancelled"])
+          : Effect.void
+      ))
   }
 
   #undo([, run, node, generation, about, outcome]: NodeErrand): Effect.Effect<unknown, unknown> {

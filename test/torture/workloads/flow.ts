@@ -126,6 +126,7 @@ const fillOf = (turn: number): string => `fill ${turn}`
 /** Records what a run has come to, and what has become of its nodes. */
 const awaited = (client: Client, flow: Flow, id: string) =>
   follow(client, flowName, "await", ({ tell }) => {
+    tell("awaits", id)
     const run = flow.attach(id)
     const result = run.await.pipe(
       Effect.map((results) => tell("result", id, "done", ...results)),
@@ -194,8 +195,9 @@ const filled = (client: Client, batch: Batch, id: string, part: number) =>
     }))
 
 const finished = (client: Client, batch: Batch, id: string) =>
-  follow(client, batchName, "await", ({ tell }) =>
-    batch.attach(id).await.pipe(
+  follow(client, batchName, "await", ({ tell }) => {
+    tell("awaits", id)
+    return batch.attach(id).await.pipe(
       Effect.map(({ done, jobs }) => tell("result", id, "done", done, jobs)),
       Effect.catch((error) => {
         const { reason } = error
@@ -206,7 +208,8 @@ const finished = (client: Client, batch: Batch, id: string) =>
         if (reason._tag === "BatchUnknown") return Effect.sync(() => tell("unknown", id))
         return Effect.fail(error)
       })
-    ))
+    )
+  })
 
 const filling = (client: Client, { batch }: Open) =>
   Effect.gen(function*() {
