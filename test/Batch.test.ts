@@ -312,7 +312,10 @@ layer(TestServer.layer, { excludeTestServices: true })("Batch", (it) => {
         for (const run of runs) {
           yield* run.add(Work, 1)
           yield* eventually(Effect.map(run.jobs.pipe(Stream.runCollect), (jobs) =>
-            assert.deepStrictEqual(jobs.map(({ state }) => state), ["active"])))
+            assert.deepStrictEqual(
+              jobs.map(({ state }) => state),
+              ["active"]
+            )))
         }
         const lost = (yield* keysOf(server, namespace)).filter((key) => /^\{[^}]+\}:queue[^:]*:work$/.test(key))
         assert.isAbove(lost.length, 0)

@@ -175,9 +175,9 @@ const factsOf = (
     handled: handlingsOf(holds),
     results: answersOf(holds, "result"),
     states: answersOf(holds, "states"),
-    vague: forgot(run, first, last) || starts.some(({ ended = Number.POSITIVE_INFINITY }) =>
-      ended > first + retention * run.lease
-    ) || ofKind(holds, "retry").length > 0,
+    vague: forgot(run, first, last) ||
+      starts.some(({ ended = Number.POSITIVE_INFINITY }) => ended > first + retention * run.lease) ||
+      ofKind(holds, "retry").length > 0,
     deaths,
     exits
   }
@@ -196,7 +196,11 @@ const isLate = ({ deaths, run }: Facts, { hold }: Handling): boolean =>
   hold.outcome === undefined && hold.asked > (deaths.get(hold.client) ?? Number.POSITIVE_INFINITY) - run.lease
 
 /** Whether something may have kept Redis from hearing what an attempt came to, before the next one. */
-const isUntold = ({ deaths, exits, run }: Facts, { hold: { asked, client, ended, outcome } }: Handling, next: Handling) =>
+const isUntold = (
+  { deaths, exits, run }: Facts,
+  { hold: { asked, client, ended, outcome } }: Handling,
+  next: Handling
+) =>
   outcome === undefined || ended === undefined || isLost(run, client, asked - run.lease, next.hold.asked + run.lease) ||
   ended >= (deaths.get(client) ?? Number.POSITIVE_INFINITY) - run.lease ||
   ended >= (exits.get(client) ?? Number.POSITIVE_INFINITY) - 200_000
@@ -347,14 +351,18 @@ const results = (facts: Facts): ReadonlyArray<Anomaly> => {
   const [first] = results
   const other = results.find(({ words }) => words.join() !== first!.words.join())
   if (other !== undefined) {
-    return wrong("result", `has two results: ${first!.words.join()} and ${other.words.join()}`, [first!.hold, other.hold])
+    return wrong("result", `has two results: ${first!.words.join()} and ${other.words.join()}`, [
+      first!.hold,
+      other.hold
+    ])
   }
   const last = plan.flatMap((_, at) => plan.some(({ after }) => after.some(([from]) => from === at)) ? [] : [at])
   const told = results.flatMap(({ at, hold, words: [tag, ...found] }) => {
     if (tag !== "done") return []
-    const fits = found.length === last.length && found.every((result, index) =>
-      of(handled, "node", last[index]).some((one) => one.result === result && one.done < at)
-    )
+    const fits = found.length === last.length &&
+      found.every((result, index) =>
+        of(handled, "node", last[index]).some((one) => one.result === result && one.done < at)
+      )
     return fits ? [] : wrong("result", `has a result that its handlers do not have: ${found.join()}`, [hold])
   })
   const ended = results.flatMap(({ at, hold }) => {
@@ -373,7 +381,7 @@ const undone = (facts: Facts): ReadonlyArray<Anomaly> => {
   const { handled, id, vague } = facts
   if (vague) return []
   const undos = of(handled, "undo")
-  const endOf = (node: number) => Math.min(...of(handled, "node", node).map(({ done }) => done))
+  const plan = planOf(id)
   return undos.flatMap((one, at) => {
     const wrong = (what: string, others: ReadonlyArray<Handling>) => [{
       check: "order",
@@ -387,10 +395,8 @@ const undone = (facts: Facts): ReadonlyArray<Anomaly> => {
       !isLate(facts, other)
     )
     if (later.length > 0) return wrong("before the last node began", later)
-    // Its end came before that of another node began, which has to be undone first.
     const first = undos.slice(at + 1).filter((other) =>
-      other.node !== one.node && !isLate(facts, other) &&
-      endOf(one.node) < Math.min(...holdsOf(of(handled, "node", other.node)).map(({ asked }) => asked))
+      !isLate(facts, other) && plan[other.node]!.after.some(([from]) => from === one.node)
     )
     return first.length > 0 ? wrong("before a node behind it", first) : []
   })
@@ -456,9 +462,9 @@ const ending = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> =>
     detail: `not over: ${hold.told.map(({ what }) => what[1]).join(", ")}`,
     holds: [hold]
   })),
-  ...[...ofKind(holds, "retry"), ...ofKind(holds, "cancel").filter(({ key }) => key === batchName)].filter(({ asked }) =>
-    !overlaps(run.forgets, 0, asked)
-  ).map((hold) => ({
+  ...[...ofKind(holds, "retry"), ...ofKind(holds, "cancel").filter(({ key }) => key === batchName)].filter((
+    { asked }
+  ) => !overlaps(run.forgets, 0, asked)).map((hold) => ({
     check: "lag",
     detail: `${hold.told[0]!.what[1]} did not go on by itself`,
     holds: [hold]
@@ -480,6 +486,8 @@ export const conducted = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<A
     ({ told: [first] }) => String(first!.what[1])
   )
   const facts = [...runs].map(([id, all]) => factsOf(id, all, run, deaths, exits))
-  const checks = holds[0]?.key === batchName ? [once, phantoms, unheard, whole, called] : [once, phantoms, unheard, early, cancelled, results, undone]
+  const checks = holds[0]?.key === batchName
+    ? [once, phantoms, unheard, whole, called]
+    : [once, phantoms, unheard, early, cancelled, results, undone]
   return [...ending(holds, run), ...checks.flatMap((check) => facts.flatMap(check).slice(0, 5))].slice(0, 20)
 }

@@ -507,7 +507,10 @@ export const bugs: { readonly [name: string]: Bug } = {
   // A node whose compensation is done stays as it is.
   uncompensated: {
     only: ["flow"],
-    lua: [["if tag == 'success' then\nmoveNode(flow, node, found, 'x')", "if false then\nmoveNode(flow, node, found, 'x')"]]
+    lua: [[
+      "if tag == 'success' then\nmoveNode(flow, node, found, 'x')",
+      "if false then\nmoveNode(flow, node, found, 'x')"
+    ]]
   },
   // The node that was done first is undone first.
   reversedUndo: {
@@ -530,14 +533,20 @@ export const bugs: { readonly [name: string]: Bug } = {
     only: ["flow"],
     lua: [
       ["if found.state ~= 'r' and found.state ~= 'a' then return '[\"ended\"]' end", ""],
-      ["storeJobs(ctx, queue, body, #body .. ' ', false)", "for _ = 1, 2 do storeJobs(ctx, queue, body, #body .. ' ', false) end"]
+      [
+        "storeJobs(ctx, queue, body, #body .. ' ', false)",
+        "for _ = 1, 2 do storeJobs(ctx, queue, body, #body .. ' ', false) end"
+      ]
     ]
   },
   // A node that is offered twice is two jobs.
   nodeTwice: {
     only: ["flow"],
     lua: [
-      ["storeJobs(ctx, queue, body, #body .. ' ', false)", "for _ = 1, 2 do storeJobs(ctx, queue, body, #body .. ' ', false) end"]
+      [
+        "storeJobs(ctx, queue, body, #body .. ' ', false)",
+        "for _ = 1, 2 do storeJobs(ctx, queue, body, #body .. ' ', false) end"
+      ]
     ],
     sources: [[
       "internal/flow/conducting.ts",
@@ -568,7 +577,10 @@ export const bugs: { readonly [name: string]: Bug } = {
   // A batch is over when all jobs have ended that were added so far.
   unsealedBatch: {
     only: ["flow"],
-    lua: [["flow.expected < 0 and flow.stop == 0 or flow.nodes < flow.expected and flow.stop == 0 then return", "false then return"]]
+    lua: [[
+      "flow.expected < 0 and flow.stop == 0 or flow.nodes < flow.expected and flow.stop == 0 then return",
+      "false then return"
+    ]]
   },
   // Some callbacks are not offered.
   lostCallback: {
@@ -578,8 +590,15 @@ export const bugs: { readonly [name: string]: Bug } = {
   // A callback is offered again when its errand is delivered again.
   repeatedCallback: {
     only: ["flow"],
-    lua: [["storeJobs(ctx, queue, body, #body .. ' ', false)", "for _ = 1, 2 do storeJobs(ctx, queue, body, #body .. ' ', false) end"]],
-    sources: [["internal/flow/conducting.ts", "{ id: `${name}/${run}/over` }", "{ id: `${name}/${run}/over/${Math.random()}` }"]]
+    lua: [[
+      "storeJobs(ctx, queue, body, #body .. ' ', false)",
+      "for _ = 1, 2 do storeJobs(ctx, queue, body, #body .. ' ', false) end"
+    ]],
+    sources: [[
+      "internal/flow/conducting.ts",
+      "{ id: `${name}/${run}/over` }",
+      "{ id: `${name}/${run}/over/${Math.random()}` }"
+    ]]
   },
   // Some permits that are given back stay taken.
   leakedPermit: {

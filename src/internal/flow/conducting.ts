@@ -16,7 +16,15 @@ import { fail, type FlowError } from "./errors.ts"
 import type { Port } from "./graph.ts"
 import { type About, type Ended, failing, type Home, type Over } from "./home.ts"
 
-type NodeErrand = readonly [tag: string, run: string, node: number, generation: number, about: About, more: any, active?: boolean]
+type NodeErrand = readonly [
+  tag: string,
+  run: string,
+  node: number,
+  generation: number,
+  about: About,
+  more: any,
+  active?: boolean
+]
 
 type OverErrand = readonly [tag: string, run: string, ...over: Over]
 

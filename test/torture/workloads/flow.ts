@@ -135,17 +135,16 @@ const awaited = (client: Client, flow: Flow, id: string) =>
         if (reason._tag === "NodeFailed") return Effect.sync(() => tell("result", id, "failed", reason.node))
         if (reason._tag === "NodeSkipped") return Effect.sync(() => tell("result", id, "skipped", reason.node))
         if (reason._tag === "FlowCancelled") return Effect.sync(() => tell("result", id, "cancelled"))
-        if (reason._tag === "RunUnknown") return Effect.sync(() => tell("unknown", id))
         return Effect.fail(error)
       })
     )
-    return Effect.andThen(
-      result,
-      Effect.flatMap(Effect.all([run.status, Stream.runCollect(run.nodes)]), ([{ state }, nodes]) =>
-        Effect.sync(() =>
-          tell("states", id, state, ...nodes.map((node) =>
-            node.state))
-        )).pipe(Effect.catchIf(({ reason }) => reason._tag === "RunUnknown", () => Effect.void))
+    const states = Effect.map(
+      Effect.all([run.status, Stream.runCollect(run.nodes)]),
+      ([{ state }, nodes]) => tell("states", id, state, ...nodes.map((node) => node.state))
+    )
+    return Effect.andThen(result, states).pipe(
+      // It was not begun yet, or is over for long.
+      Effect.catchIf(({ reason }) => reason._tag === "RunUnknown", () => Effect.sync(() => tell("unknown", id)))
     )
   })
 
@@ -185,9 +184,13 @@ const filled = (client: Client, batch: Batch, id: string, part: number) =>
       const bodyAt = (node: number) => bodyOf("job", id, node)
       yield* Effect.forEach(nodes.filter(() => client.random() < part), (node) =>
         run.add(tagOf(node), bodyAt(node), { name: String(node) }), { concurrency: 2, discard: true })
-      if (part < 1 && client.random() < 0.1) return
+      if (part < 1 && client.random() < 0.1) {
+        return
+      }
       for (const side of [0, 1]) {
-        const some = nodes.filter((node) => node % 2 === side)
+        const some = nodes.filter((node) =>
+          node % 2 === side
+        )
         yield* run.addAll(tagOf(side), some.map(bodyAt), { name: (_, at) => String(some[at]) })
       }
       if (seals) yield* run.seal
