@@ -37,7 +37,7 @@ const chooser = (id: string) => {
   return (bound: number): number => bytes[at++ % bytes.length]! % bound
 }
 
-const plans: ReadonlyArray<Plan> = ["plain", "plain", "plain", "plain", "plain", "long", "fails", "never"]
+const plans: ReadonlyArray<Plan> = ["plain", "plain", "plain", "plain", "long", "fails", "never", "never"]
 const policies: ReadonlyArray<OnFailure> = ["fail", "fail", "skip", "continue"]
 
 /** A chain, a fan-out with a fan-in, or any graph. */
@@ -53,7 +53,7 @@ export const planOf = (id: string): ReadonlyArray<NodePlan> => {
   return Array.from({ length: count }, (_, at): NodePlan => ({
     queue: choose(2) as 0 | 1,
     plan: plans[choose(plans.length)]!,
-    undo: choose(4) === 0,
+    undo: choose(2) === 0,
     after: beforeOf(at).map((from) => [from, policies[choose(policies.length)]!])
   }))
 }
@@ -66,7 +66,7 @@ export const filesOf = (id: string): { readonly seals: boolean; readonly plans: 
   const rare = choose(3) === 0
   return {
     seals,
-    plans: Array.from({ length: 1 + choose(5) }, () => plans[choose(plans.length - (rare ? 0 : 1))]!)
+    plans: Array.from({ length: 1 + choose(5) }, () => plans[choose(plans.length - (rare ? 0 : 2))]!)
   }
 }
 
