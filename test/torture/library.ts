@@ -596,8 +596,8 @@ export const bugs: { readonly [name: string]: Bug } = {
     ]],
     sources: [[
       "internal/flow/conducting.ts",
-      "{ id: `${name}/${run}/over` }",
-      "{ id: `${name}/${run}/over/${Math.random()}` }"
+      "const id = `${name}/${run}/over${retry",
+      "const id = `${name}/${run}/over/${Math.random()}${retry"
     ]]
   },
   // Some permits that are given back stay taken.
