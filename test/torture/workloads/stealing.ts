@@ -1,4 +1,4 @@
-import { Effect, Schema, type Scope } from "effect"
+import { Effect, Fiber, Schema, type Scope } from "effect"
 import { randomUUID } from "node:crypto"
 import type * as Lockstep from "../../../src/index.ts"
 import type { Client } from "../client.ts"
@@ -64,14 +64,22 @@ const living = Effect.fnUntraced(function*(
   { drains, lives, stays }: { readonly lives: number; readonly stays: number; readonly drains?: boolean },
   produce: (client: Client) => Effect.Effect<void, never, Lockstep.Coordinator.Coordinator>
 ) {
-  let [left, over] = [lives, false]
+  let [left, over, ended] = [lives, false, false]
   const known = new Set<string>()
-  yield* Effect.suspend(() =>
-    running(client, queue, true, { handle: growing, stays, ...drains === false && { drains } })
+  // The last pool of a life leaves also when all are told to stop meanwhile.
+  const leaving = { ...client, stopping: () => !ended && client.stopping() }
+  const pools = yield* Effect.suspend(() =>
+    running(leaving, queue, true, { handle: growing, stays, ...drains === false && { drains } })
   )
     .pipe(
       Effect.catch(() => Effect.sleep(100)),
-      Effect.repeat({ while: () => !(over = !client.stopping() && --left <= 0) }),
+      Effect.repeat({
+        while: () => {
+          over ||= !client.stopping() && --left <= 0
+          // Its fibers may wait for jobs that no other process works on.
+          return !ended
+        }
+      }),
       Effect.forkScoped
     )
   yield* forever(Effect.delay(
@@ -81,7 +89,11 @@ const living = Effect.fnUntraced(function*(
   // Its fibers end by themselves, so that no job that they took is interrupted.
   const mortal = { ...client, stopping: () => over || client.stopping() }
   yield* fibers(1, mortal, produce(mortal))
-  if (over) return false
+  if (over && !client.stopping()) {
+    ended = true
+    yield* Fiber.join(pools)
+    return false
+  }
   yield* settled(client, queue, known)
   return true
 })
