@@ -934,7 +934,8 @@ end
 -- jobs may wait (0 for no limit), and what becomes of offers beyond that: see lua/QueueLimits.lua. Of each group: how many jobs
 -- may be in work, how many ms are between two, and how many of these may be saved up. It also says how many shards there are
 -- (0: as many as there were), among which the limits but those of groups are divided, and which one this is. Another number than
--- that of a member before is refused while there are jobs or members. It answers how many there are, and whether the queue has schedules, and errands.
+-- that of a member before is refused while there are jobs or members. It answers how many there are, and whether the queue has
+-- schedules, and errands.
 -- keys: all
 -- args: id string, set boolean, limit number, spacing number, burst number, window number, letters number, retain number, crashes number, length number, overflow number, grouplimit number, groupspacing number, groupburst number, shards number, shard number
 -- reply: ["joined", shards number, scheduled boolean, errands boolean] | ["mismatch", shards number]

@@ -8,7 +8,7 @@ export const lead = Effect.fnUntraced(function*(files: ReadonlyArray<string>) {
   const chief = yield* protocol.Chief
   const indexing = yield* protocol.Indexing
 
-  // The run goes on without its leader, and whoever succeeds that begins it again, which is the same run.
+  // The run goes on without its leader. The next leader begins it again, which is the same run.
   const drive = Effect.gen(function*() {
     const shares = yield* indexing.run(files, { id: protocol.run, onInterrupt: "continue" })
     yield* chief.proclaim({ _tag: "Done", top: words.top(shares.flat()) })

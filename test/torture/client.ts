@@ -116,7 +116,7 @@ const outcomeOf = (exit: Exit.Exit<unknown, unknown>): Outcome => {
 }
 
 /** What a process has once it is at work. */
-// In milliseconds. Below the first, there is no need to rest; nobody rests for longer than the second.
+// In milliseconds. Below the first, a client need not rest; it rests for no longer than the second.
 const [swift, longestRest] = [100, 500]
 
 interface Tools extends Pick<Client, "lockstep" | "random" | "stopping"> {

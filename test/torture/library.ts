@@ -528,7 +528,7 @@ export const bugs: { readonly [name: string]: Bug } = {
       ["if state == 'b' then\nmoveNode(flow, at, node, 'c')", "if false then\nmoveNode(flow, at, node, 'c')"]
     ]
   },
-  // The end of a node that is told twice is counted twice.
+  // When a conductor tells the end of a node again, the actor counts it again.
   countedEnd: {
     only: ["flow"],
     lua: [
@@ -644,7 +644,7 @@ export const bugs: { readonly [name: string]: Bug } = {
       "for _, place in ipairs(places) do if ctx.micros % 20 > 0 then add(deque, '\\1' .. sub(place, 2)) end end"
     ]]
   },
-  // The jobs of a deque that no worker has any more go to nobody.
+  // When the worker of a deque has gone, its jobs stay there for ever.
   orphanedDeque: {
     only: ["stealing"],
     lua: [["queue.orphaned = queue.orphaned + deque.size\n", ""]]
