@@ -1,10 +1,13 @@
 import { assert, layer } from "@effect/vitest"
-import { Deferred, Effect, Fiber, Layer, Option, Schedule, Schema, Stream } from "effect"
+import { Context, Deferred, Effect, Fiber, Layer, Option, Schedule, Schema, Stream } from "effect"
 import { type Coordinator, Flow, Queue } from "../src/index.ts"
+import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { delivered } from "./support/flows.ts"
 import { assertEmpty, freshNamespace, node, onNode, TestServer, withNode } from "./support/live.ts"
 import { isRangeError, upTo } from "./support/queues.ts"
+import { asks } from "./support/requests.ts"
+import { on, pending } from "./support/several.ts"
 
 class Extract extends Queue.Service<Extract>()("extract", {
   payload: Schema.String,
@@ -353,6 +356,46 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
           assert.deepStrictEqual(begun.toSorted(), ["a", "later", "later"])
           assert.isFalse(yield* run.retry)
         }))
+      })
+    ))
+
+  it.effect("awaits a run again that starts again before it is known how it has ended", () =>
+    behindLine(({ context, direct, line }) =>
+      Effect.gen(function*() {
+        const [fails, gate] = [yield* Deferred.make<void>(), yield* Deferred.make<void>()]
+        const other = yield* direct()
+        const opened = Effect.flatMap(Layer.build(Extract.layer), (services) =>
+          Effect.provideContext(
+            Flow.make("again", { queues: [Extract], retention }, (flow) => flow.job(Extract, "a")),
+            services
+          ))
+        const [far, own] = [yield* on(context, opened), yield* on(other, opened)]
+        let first = true
+        const working = Layer.build(
+          Layer.provide(
+            Queue.worker(Extract, () =>
+              Effect.gen(function*() {
+                if (!first) return yield* Effect.as(Deferred.await(gate), 1)
+                first = false
+                yield* Deferred.await(fails)
+                return yield* Effect.fail({ why: "first" })
+              }), { attempts: 1 }),
+            Layer.tap(Extract.layer, (services) =>
+              Effect.addFinalizer(() => Effect.orDie(Context.get(services, Extract).obliterate)))
+          )
+        )
+        yield* on(other, working)
+        const run = yield* own.start(undefined, { id: "one" })
+        const held = yield* line.hold(asks("flow.status", "flow:again/one"))
+        const waiting = yield* Effect.forkChild(far.attach("one").await)
+        yield* Deferred.succeed(fails, undefined)
+        yield* held.request
+        assert.isTrue(yield* run.retry)
+        yield* held.release()
+        yield* pending(waiting)
+        yield* Deferred.succeed(gate, undefined)
+        assert.strictEqual(yield* Fiber.join(waiting), 1)
+        yield* on(other, delivered("again"))
       })
     ))
 

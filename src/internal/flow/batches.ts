@@ -193,8 +193,7 @@ export class BatchRun {
   // -------------------------------------------------------------------------------------------------------------------
 
   get await(): Effect.Effect<End, BatchError> {
-    const end = Effect.flatMap(this.#run.end, () => this.#run.page(Number.MAX_SAFE_INTEGER))
-    return Effect.flatMap(this.#mapped(end), ({ counts: { cancelled, done, failed }, fault, nodes, state }) => {
+    return Effect.flatMap(this.#mapped(this.#run.ended), ({ counts: { cancelled, done, failed }, fault, nodes, state }) => {
       switch (state) {
         case "done":
           return Effect.succeed<End>({ id: this.id, state, jobs: nodes, done, failed, cancelled })

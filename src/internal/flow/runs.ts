@@ -246,7 +246,7 @@ export class Run {
   // The end
   // -------------------------------------------------------------------------------------------------------------------
 
-  /** Succeeds when the run is over, with its state. */
+  /** Succeeds when the run is over. */
   get end(): Effect.Effect<RunState, FlowError> {
     return Effect.scoped(
       Effect.gen({ self: this }, function*() {
@@ -260,26 +260,28 @@ export class Run {
     )
   }
 
+  /** What the run is when it is over. One that starts again, by `retry` or `replay`, is awaited again. */
+  get ended() {
+    const ended = Effect.andThen(this.end, this.page(Number.MAX_SAFE_INTEGER))
+    return Effect.repeat(ended, { until: ({ state }) => states.indexOf(state) >= over })
+  }
+
   get await(): Effect.Effect<any, FlowError> {
-    return Effect.flatMap(this.end, (state) => {
+    return Effect.flatMap(this.ended, ({ fault, state, version }) => {
       switch (state) {
         case "done":
-          return this.#results
+          return this.#results(version)
         case "cancelled":
           return Effect.fail(fail(new FlowCancelled(this.#home.about(this.id))))
         case "expired":
           return Effect.fail(fail(new FlowExpired(this.#home.about(this.id))))
         default:
-          return Effect.flatMap(
-            this.page(Number.MAX_SAFE_INTEGER),
-            ({ fault }) =>
-              Effect.fail(fail(new NodeFailed({ ...this.#home.about(this.id), ...failureOf(this.#home, fault!) })))
-          )
+          return Effect.fail(fail(new NodeFailed({ ...this.#home.about(this.id), ...failureOf(this.#home, fault!) })))
       }
     })
   }
 
-  get #results(): Effect.Effect<unknown, FlowError> {
+  #results(version: number): Effect.Effect<unknown, FlowError> {
     return Effect.gen({ self: this }, function*() {
       const graph = yield* this.#home.graphOf(this.id)
       const names = graph?.results ?? []
@@ -288,6 +290,8 @@ export class Run {
       const results: Array<unknown> = []
       for (const [at, one] of found.entries()) {
         if (one === null || one[1] !== "d") {
+          // It has started again meanwhile.
+          if ((yield* this.page(Number.MAX_SAFE_INTEGER)).version !== version) return yield* this.await
           return yield* Effect.fail(fail(new NodeSkipped({ ...this.#home.about(this.id), node: names[at]! })))
         }
         results.push(yield* this.#home.resultOf(one))
