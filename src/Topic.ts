@@ -416,6 +416,8 @@ const limited = (value: number, what: string): number =>
 const lasting = (input: Duration.Input, what: string): number =>
   Duration.isFinite(Duration.fromInputUnsafe(input)) ? millis(input, what) : 0
 
+const dedupes = "10 minutes"
+
 const joinArgs = <A>({ dedupe, retention }: Options<A>) =>
   [
     retention !== undefined || dedupe !== undefined,
@@ -423,7 +425,7 @@ const joinArgs = <A>({ dedupe, retention }: Options<A>) =>
     limited(retention?.bytes ?? Number.POSITIVE_INFINITY, "retention.bytes"),
     lasting(retention?.age ?? "1 day", "retention.age"),
     lasting(retention?.abandon ?? "7 days", "retention.abandon"),
-    millis(dedupe ?? "10 minutes", "dedupe"),
+    millis(dedupe ?? dedupes, "dedupe"),
     retention?.protect ?? true
   ] as const
 
@@ -437,7 +439,7 @@ class TopicImpl<in out A> implements Topic<A> {
   readonly #publisher: Publisher
 
   constructor(space: Space, name: string, options: Options<A>) {
-    const { colocate, lease, schema, shards } = options
+    const { colocate, dedupe = dedupes, lease, schema, shards } = options
     if (shards !== undefined) whole(shards, "shards", space.kernel.settings.partitions)
     const { decode, encode } = codec(schema, `An event of topic ${JSON.stringify(checkName(name, "name"))}`)
     const first = space.kernel.partitionFor(checkName(colocate ?? name, "colocate")).index
@@ -452,7 +454,7 @@ class TopicImpl<in out A> implements Topic<A> {
         ? new DeliveredEvent(raw, id, decoded.value)
         : new DeliveredUndecodable(raw, id, Cause.squash(decoded.cause) as InvalidPayload)
     })
-    this.#publisher = new Publisher(this.#parts, space.kernel)
+    this.#publisher = new Publisher(this.#parts, space.kernel, millis(dedupe, "dedupe"))
   }
 
   get shards(): number {

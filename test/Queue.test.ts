@@ -9,7 +9,7 @@ import { eventually } from "./support/eventually.ts"
 import { freshNamespace, node, short, TestServer } from "./support/live.ts"
 import { begins, emptied, hostile, isRangeError, make, shows, upTo, working } from "./support/queues.ts"
 import { asks } from "./support/requests.ts"
-import { lose, missed, on, promptly, revoked, several } from "./support/several.ts"
+import { forgetSession, lose, missed, on, promptly, revoked, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -618,6 +618,30 @@ layer(TestServer.layer, live)("a job", (it) => {
         for (const { id } of offered) assert.isTrue(Option.isSome(yield* queue.status(id)))
         const worker = yield* working(queue)
         yield* begins(worker, [0, 1, 2])
+        yield* worker.stop
+      }))
+    }))
+
+  it.effect("is stored once though Redis does not know its offer any more, when the session is lost", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const context = yield* node(line.url, { namespace, partitions: 1, ...short, requestTimeout: "500 millis" })
+        const queue = yield* on(context, make({ retention: "50 millis" }))
+        yield* queue.offer(0)
+        const sent = yield* line.once(asks("queue.offer"), "dropReply")
+        const offering = yield* Effect.forkChild(Effect.flip(queue.offerAll([1, 2])))
+        yield* sent
+        const known = server.cli("EXISTS", `{${namespace}:00}:queue-even:work`, `{${namespace}:00}:queue-odd:work`)
+        yield* eventually(Effect.map(known, (count) => count === "0"))
+        yield* forgetSession(context, namespace, server)
+        assert.strictEqual((yield* Fiber.join(offering)).reason._tag, "Timeout")
+        const worker = yield* working(queue)
+        yield* begins(worker, [0, 1, 2])
+        yield* queue.offer(3)
+        yield* begins(worker, [0, 1, 2, 3])
         yield* worker.stop
       }))
     }))

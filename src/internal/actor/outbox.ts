@@ -44,6 +44,13 @@ export interface Request<V extends Verb = Verb> {
   readonly fail: (error: CoordinatorError, sent: boolean) => void
   /** Redis has been away for longer than a question waits: called once. It may be executed all the same if it was sent. */
   expire?: ((error: CoordinatorError) => void) | undefined
+  /**
+   * For so many milliseconds Redis knows that it was executed. If its outcome is not known for longer, it is not sent again by another
+   * session: it fails, and may be executed all the same.
+   */
+  readonly knownFor?: number | undefined
+  /** When it was first sent, by the monotonic clock and by the wall clock, if it has `knownFor`. The outbox sets it. */
+  sent?: readonly [at: number, wall: number] | undefined
   /** When it was made, if it can expire; whether it is in the queue, and not sent yet. The outbox sets them. */
   askedAt?: number | undefined
   queued?: boolean | undefined
@@ -196,7 +203,10 @@ export class Outbox {
       const session = this.#keeper.current()
       if (session === undefined) return this.#keeper.open()
       let batch = this.#take()
-      for (const request of batch) request.queued = false
+      for (const request of batch) {
+        request.queued = false
+        if (request.knownFor !== undefined) this.#date(request, request.knownFor)
+      }
       batch = batch.filter(({ cancelled }) => cancelled !== true)
       if (batch.length === 0) continue
       if (batch.some(({ following }) => following !== undefined)) {
@@ -205,6 +215,17 @@ export class Outbox {
       this.#inFlight = batch
       this.#transmit(session, batch)
     }
+  }
+
+  // A session may send it for as long as its lease.
+  #date(request: Request, knownFor: number): void {
+    const { io, lease, transport } = this.#options
+    const [now, wall] = [io.now(), io.wall()]
+    request.sent ??= [now, wall]
+    const [at, wallAt] = request.sent
+    if (request.cancelled === true || Math.max(now - at, wall - wallAt) + lease <= Math.max(knownFor, lease)) return
+    request.cancelled = true
+    this.#fail(request, transport.late(request.key), true)
   }
 
   // As many as one batch may have.

@@ -84,6 +84,8 @@ class Offer implements Request<"queue.offer"> {
   askedAt: number | undefined = undefined
   queued: boolean | undefined = undefined
   cancelled = false
+  readonly knownFor: number
+  sent: readonly [at: number, wall: number] | undefined = undefined
   readonly #shard: number
   readonly #node: string
   readonly #number: number
@@ -97,6 +99,7 @@ class Offer implements Request<"queue.offer"> {
     shard: number,
     node: string,
     number: number,
+    knownFor: number,
     member: string | undefined,
     answered: (waiting: Array<Item>, entered: boolean) => void
   ) {
@@ -104,6 +107,7 @@ class Offer implements Request<"queue.offer"> {
     this.verb = (member === undefined ? "queue.offer" : "queue.enter") as "queue.offer"
     this.#member = member
     this.key = key
+    this.knownFor = knownFor
     this.#shard = shard
     this.#node = node
     this.#number = number
@@ -179,6 +183,8 @@ export class Offerer {
   readonly place: Place
   readonly #shard: number
   readonly #node: string
+  // How long the actor knows the last number, in milliseconds.
+  readonly #knownFor: number
   // A number for each request, growing: a smaller one that comes later is a repetition.
   #number = 0
   // Of two requests at most, one is not sent: Redis knows the reply to the last one of a coordinator.
@@ -196,9 +202,10 @@ export class Offerer {
   #returned = 0
   #id: string | undefined = undefined
 
-  constructor(place: Place, shard: number) {
+  constructor(place: Place, shard: number, knownFor: number) {
     this.place = place
     this.#shard = shard
+    this.#knownFor = knownFor
     this.#node = place.space.kernel.uniqueId()
   }
 
@@ -274,7 +281,8 @@ export class Offerer {
   #send(): Offer {
     const { channel, key } = this.place
     const member = this.#enters ? this.#id : undefined
-    const offer = this.#last = new Offer(key, this.#shard, this.#node, ++this.#number, member, this.#answered)
+    const [shard, node, number] = [this.#shard, this.#node, ++this.#number]
+    const offer = this.#last = new Offer(key, shard, node, number, this.#knownFor, member, this.#answered)
     this.#unanswered++
     channel.outbox.request(offer)
     return offer

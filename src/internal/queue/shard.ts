@@ -145,7 +145,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     this.#success = success && codec(success, `A result of queue ${JSON.stringify(name)}`)
     this.#error = error && codec(error, `An error of queue ${JSON.stringify(name)}`)
     this.#retention = millis(options.retention ?? retained, "retention")
-    this.#offerer = new Offerer(this.#place, shard)
+    this.#offerer = new Offerer(this.#place, shard, this.#retention)
     this.#outcomes = new Outcomes(this.#place)
     this.#following = new Following(this.#place)
     this.#schedules = new Schedules(this.#place)

@@ -47,11 +47,14 @@ abstract class Sending {
   queued: boolean | undefined = undefined
   /** It has expired. */
   cancelled = false
+  readonly knownFor: number
+  sent: readonly [at: number, wall: number] | undefined = undefined
   expire: ((error: CoordinatorError) => void) | undefined = expire
 
-  constructor(place: Place, shard: number) {
+  constructor(place: Place, shard: number, knownFor: number) {
     this.place = place
     this.shard = shard
+    this.knownFor = knownFor
   }
 
   get key(): string {
@@ -78,10 +81,11 @@ class Single extends Sending implements Request<"topic.publish"> {
     publisher: Publisher | undefined,
     place: Place,
     shard: number,
+    knownFor: number,
     args: Requests["topic.publish"]["args"],
     waiting: Waiting
   ) {
-    super(place, shard)
+    super(place, shard, knownFor)
     this.args = args
     this.#waiting = waiting
     this.#publisher = publisher
@@ -118,8 +122,8 @@ class Run extends Sending implements Request<"topic.publishAll"> {
   readonly #all: Array<Waiting>
   #args: Requests["topic.publishAll"]["args"] | undefined = undefined
 
-  constructor(publisher: Publisher, place: Place, shard: number, about: string, first: Waiting) {
-    super(place, shard)
+  constructor(publisher: Publisher, place: Place, shard: number, knownFor: number, about: string, first: Waiting) {
+    super(place, shard, knownFor)
     this.#publisher = publisher
     this.#about = about
     this.#all = [first]
@@ -181,6 +185,8 @@ export class Publisher {
   readonly #kernel: Kernel
   readonly #node: string
   readonly #name: string
+  // How long the actor knows the last number, in milliseconds.
+  readonly #knownFor: number
   // A number for each publication, growing: a smaller one that comes later is a repetition.
   #number = 0
   #next = 0
@@ -196,9 +202,10 @@ export class Publisher {
   #isFinding = false
   #expiry: Timer | undefined = undefined
 
-  constructor(parts: Parts<any>, kernel: Kernel) {
+  constructor(parts: Parts<any>, kernel: Kernel, knownFor: number) {
     this.#parts = parts
     this.#kernel = kernel
+    this.#knownFor = knownFor
     this.#node = kernel.uniqueId()
     this.#name = kernel.settings.name
   }
@@ -220,7 +227,8 @@ export class Publisher {
       sizeOf(trace)
     } ${key}${id}${trace}${this.#name}`
     const { place } = this.#parts.all[shard]!
-    return new Single(after === "" ? this : undefined, place, shard, [body, about, waiting.number], waiting)
+    const own = after === "" ? this : undefined
+    return new Single(own, place, shard, this.#knownFor, [body, about, waiting.number], waiting)
   }
 
   #send(message: Message, done: Done, fail: (error: CoordinatorError) => void): void {
@@ -233,7 +241,8 @@ export class Publisher {
     if (isPlain(message)) {
       // While Redis is away, each has its own deadline.
       if (run !== undefined && run.isOpen && !away && outbox.extend(run)) return run.add(waiting)
-      const next = new Run(this, place, shard, `${this.#epoch} ${this.#node}  0 0 0 ${this.#name}`, waiting)
+      const about = `${this.#epoch} ${this.#node}  0 0 0 ${this.#name}`
+      const next = new Run(this, place, shard, this.#knownFor, about, waiting)
       this.#runs[shard] = next
       return this.#request(next)
     }
