@@ -2,6 +2,7 @@
 --
 -- kinds: flow: hash, nodes
 -- after Queue.lua
+-- after QueueErrands.lua
 --
 -- A run is named "<flow>/<run>", and is two hashes. While it is not over they stay; afterwards for `retention` ms:
 --   s                  record Flow
@@ -41,8 +42,8 @@ local FLOW = { loading = 0, running = 1, undoing = 2, done = 3, failed = 4, canc
 local STOP = { failed = 1, cancelled = 2, expired = 3 }
 -- What a walk over all nodes is for.
 local PHASE = { stop = 1, clear = 2, count = 3, start = 4, again = 5, mark = 6, pack = 7 }
--- Of one call: edges that are walked. Of one answer.
-local FLOW_STEPS, FLOW_CHUNK, FLOW_PAGE, FLOW_BYTES = 512, 256, 256, 131072
+-- Of one call: edges that are walked. Of one answer. Bytes of an outcome that is parsed.
+local FLOW_STEPS, FLOW_CHUNK, FLOW_PAGE, FLOW_BYTES, FLOW_DECODED = 512, 256, 256, 131072, 16384
 
 local function nodeFrom(line)
   local state, open, verdict, generation, successors, predecessors, fatal, undo =
@@ -72,17 +73,16 @@ local finishFlow
 
 local function keepFlow(ctx, flow)
   ctx.flows = ctx.flows or {}
-  ctx.flows[flow.key] = flow
+  ctx.flows[flow.key], flow.finished = flow, false
   later(ctx, function() finishFlow(ctx, flow) end)
 end
 
 -- The state is read once in a call, and written at its end.
 local function loadFlow(ctx, key)
   local flow = ctx.flows and ctx.flows[key]
-  if not flow then
-    flow = readFlow(ctx, key)
-    if flow then keepFlow(ctx, flow) end
-  end
+  if not flow then flow = readFlow(ctx, key) end
+  -- The end of a call may load a run that was finished already.
+  if flow and flow.finished ~= false then keepFlow(ctx, flow) end
   return flow
 end
 
@@ -121,9 +121,35 @@ local function errandFor(ctx, flow, tag, at, node, ...)
   extend.errand(ctx, flow.name, '[' .. concat(parts, ',') .. ']')
 end
 
--- A conductor offers the job of a node, or looks whether that has happened. Repeated, it is the same job: its id has the node and the generation.
+-- The options of a job as `queue.offer` reads them, and the texts among them.
+local LETTERS = { urgent = 'u', high = 'h', low = 'l' }
+
+local function shapeOf(options, id, subscriber)
+  local more = LETTERS[options.priority] or ''
+  if options.delay then more = more .. 'd' .. text(options.delay) end
+  if options.attempts then more = more .. 'a' .. text(options.attempts) end
+  if options.timeout then more = more .. 't' .. text(options.timeout) end
+  more = more .. 'ri' .. #id
+  if options.group then more = more .. 'g' .. #options.group end
+  return more .. 'y' .. #subscriber, id .. (options.group or '') .. subscriber
+end
+
+-- Offers the job of a node to a queue in the partition of the run. Answers whether it was stored.
+local function offerBeside(ctx, flow, at, node, about, payload)
+  local _, queue, options = unpack(cjson.decode(about))
+  local generation = text(node.generation)
+  local id = flow.name .. '/' .. flow.run .. '/' .. at .. '/' .. generation
+  local reference = at .. ' ' .. generation .. ' 0 ' .. flow.run
+  local more, texts = shapeOf(options, id, #flow.name .. ' ' .. flow.name .. reference)
+  return extend.offerBeside(ctx, queue, payload .. texts, #payload .. more .. ' ')
+end
+
+-- The node is ready. If its payload is known, and its queue in this partition, its job is offered in this step, and the node is active. If
+-- not, a conductor offers it, or looks whether that has happened. Repeated, it is the same job: its id has the node and the generation.
+-- The caller writes the node.
 local function offerNode(ctx, flow, at, node, tag)
   local found = call('HMGET', flow.items, 'd' .. at, 'p' .. at)
+  if not tag and found[2] and offerBeside(ctx, flow, at, node, found[1], found[2]) then return moveNode(flow, at, node, 'a') end
   errandFor(ctx, flow, tag or 'offer', at, node, found[1], found[2] and '[' .. found[2] .. ']' or '[]')
 end
 
@@ -420,6 +446,7 @@ local function tellFlowMembers(ctx, flow, letter, event)
 end
 
 finishFlow = function(ctx, flow)
+  flow.finished = true
   for _, item in ipairs(flow.work) do
     flow.tail = flow.tail + 1
     call('HSET', flow.items, 'w' .. text(flow.tail), item)
@@ -612,30 +639,23 @@ local function addNodes(ctx, flow, behind, from, added)
   end
 end
 
--- flow.ended: the job of a node has ended: with the tag of its outcome, and the outcome as JSON. A node that has succeeded adds nodes
--- behind itself. Repeated, it changes nothing. `undo` says that the job has compensated the node.
--- keys: hash, nodes
--- args: node string, generation number, undo boolean, tag string, outcome string, added string
--- reply: ["ended"] | ["refused", name string] | ["missing"]
-handlers['flow.ended'] = function(ctx, key, node, generation, undo, tag, outcome, added)
-  local flow = loadFlow(ctx, key)
-  local found = flow and nodeAt(flow, node)
-  if not found or found.generation ~= tonumber(generation) then return MISSING end
-  if undo == '1' then
-    if flow.state ~= FLOW.undoing or call('HGET', flow.items, 'k' .. text(flow.undos)) ~= node then return '["ended"]' end
+-- The job of a node has ended, or that which compensates it. A node that has succeeded adds nodes behind itself; if one of these does not
+-- fit, nothing happens, and this answers its name.
+local function endNode(ctx, flow, node, found, undo, tag, outcome, added)
+  if undo then
+    if flow.state ~= FLOW.undoing or call('HGET', flow.items, 'k' .. text(flow.undos)) ~= node then return end
     if tag == 'success' then
       moveNode(flow, node, found, 'x')
       writeNode(flow, node, found)
     end
     call('HDEL', flow.items, 'k' .. text(flow.undos))
     flow.undos = flow.undos - 1
-    nextUndo(ctx, flow)
-    return '["ended"]'
+    return nextUndo(ctx, flow)
   end
-  if found.state ~= 'r' and found.state ~= 'a' then return '["ended"]' end
-  if added ~= '' and flow.stop == 0 then
-    local taken = addNodes(ctx, flow, node, found, cjson.decode(added))
-    if taken then return reply('refused', taken) end
+  if found.state ~= 'r' and found.state ~= 'a' then return end
+  if added and flow.stop == 0 then
+    local taken = addNodes(ctx, flow, node, found, added)
+    if taken then return taken end
   end
   call('HSET', flow.items, 'r' .. node, outcome)
   settleNode(flow, node, found, tag == 'success' and 'd' or tag == 'cancelled' and 'c' or 'f')
@@ -646,6 +666,40 @@ handlers['flow.ended'] = function(ctx, key, node, generation, undo, tag, outcome
     if flow.policy % 2 == 1 then stopFlow(flow, STOP.failed) end
   end
   stepFlow(ctx, flow)
+end
+
+-- The nodes that a handler has added: a list behind the result of its job. A result can be a list too. Answers whether it is known, and
+-- the nodes.
+local function addedIn(outcome)
+  if sub(outcome, -2) ~= ']]' then return true end
+  if #outcome > FLOW_DECODED then return false end
+  local fine, parts = pcall(cjson.decode, outcome)
+  return fine, fine and parts[3]
+end
+
+-- A job has ended whose subscriber may be a run in this partition. Answers false if a conductor is to tell the run.
+extend.tellRun = function(ctx, name, reference, outcome)
+  local node, generation, undo, run = match(reference, '^(%d+) (%d+) ([01]) (.*)$')
+  if not node then return false end
+  local known, added = addedIn(outcome)
+  local flow = known and loadBeside(ctx, 'flow', name .. '/' .. run, loadFlow)
+  if not flow then return false end
+  local found = nodeAt(flow, node)
+  if not found or found.generation ~= tonumber(generation) then return true end
+  return not endNode(ctx, flow, node, found, undo == '1', match(outcome, '^%["(%a+)"'), outcome, added)
+end
+
+-- flow.ended: the job of a node has ended: with the tag of its outcome, and the outcome as JSON. Repeated, it changes nothing. `undo` says
+-- that the job has compensated the node.
+-- keys: hash, nodes
+-- args: node string, generation number, undo boolean, tag string, outcome string, added string
+-- reply: ["ended"] | ["refused", name string] | ["missing"]
+handlers['flow.ended'] = function(ctx, key, node, generation, undo, tag, outcome, added)
+  local flow = loadFlow(ctx, key)
+  local found = flow and nodeAt(flow, node)
+  if not found or found.generation ~= tonumber(generation) then return MISSING end
+  local taken = endNode(ctx, flow, node, found, undo == '1', tag, outcome, added ~= '' and cjson.decode(added))
+  if taken then return reply('refused', taken) end
   return '["ended"]'
 end
 

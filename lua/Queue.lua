@@ -179,8 +179,12 @@ local function loadQueue(ctx, key, claim)
     queue = readQueue(ctx, key, claim)
     queues[key] = queue
     extend.passTime(ctx, queue)
-    later(ctx, function() finishQueue(ctx, queue) end)
+  elseif not queue.finished then
+    return queue
   end
+  -- The end of a call may load a queue that was finished already.
+  queue.finished = false
+  later(ctx, function() finishQueue(ctx, queue) end)
   return queue
 end
 
@@ -303,7 +307,7 @@ local function conclude(ctx, queue, job, wanted, outcome, done)
   local waiting, subscriber = found[1], found[2]
   if not waiting and not subscriber then return end
   call('HDEL', queue.key, 'a' .. job, 'y' .. job)
-  if subscriber then extend.ended(ctx, subscriber, job, outcome) end
+  if subscriber then extend.ended(ctx, queue, subscriber, job, outcome) end
   if waiting then tellMembers(ctx, waiting, 'outcome', job, json(outcome)) end
 end
 
@@ -675,6 +679,8 @@ local function trimLevel(queue, letter)
 end
 
 finishQueue = function(ctx, queue)
+  -- What runs offer now is handed out below.
+  if queue.ended then extend.tellSubscribers(ctx, queue, true) end
   queue.finished = true
   if queue.workers > 0 then dispatchJobs(ctx, queue) end
   if queue.length > 0 or queue.queued > 0 then extend.bound(ctx, queue) end
@@ -686,6 +692,7 @@ finishQueue = function(ctx, queue)
     if queue[done] >= MOST.trimmed or queue[done] > 0 and queue.active == 0 then trimLevel(queue, letter) end
   end
   if queue.recount then queue.dead = call('XLEN', queue.letters) end
+  if queue.ended then extend.tellSubscribers(ctx, queue, false) end
   writeNoted(ctx, queue)
   groups.finish(ctx, queue)
   local jobs = jobsOf(queue)

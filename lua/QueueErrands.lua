@@ -11,44 +11,72 @@
 -- `y<job>` of the hash has the subscriber until then: "<bytes of the name> <name><reference>".
 --
 -- The keys of errands are not declared in the calls that send some, which do not know their names. They are in the slot of the call.
+-- The same holds for a run that is in the partition of a queue: it hears of the end of a job in the same step, without an errand, and
+-- offers the next job in that step if it can.
 
--- As the kernel binds them for the resource of a request.
-local function bindErrands(ctx, name)
-  for _, role in ipairs(ROLES.errands) do
-    if role ~= 'hash' then ctx[role] = ctx.prefix .. 'errands-' .. role .. ':' .. name end
-  end
-end
+-- -----------------------------------------------------------------------------
+-- Other resources of the partition
+-- -----------------------------------------------------------------------------
 
-local function rolesOf(ctx)
+-- Loads a resource, whatever resource the request is about: its keys are bound as the kernel does.
+local function loadOther(ctx, kind, name, load)
   local bound = {}
-  for _, role in ipairs(ROLES.errands) do bound[role] = ctx[role] or false end
-  return bound
+  for _, role in ipairs(ROLES[kind]) do
+    if role ~= 'hash' then bound[role], ctx[role] = ctx[role] or false, ctx.prefix .. kind .. '-' .. role .. ':' .. name end
+  end
+  local loaded = load(ctx, ctx.prefix .. kind .. ':' .. name)
+  for role, key in pairs(bound) do ctx[role] = key end
+  return loaded
 end
 
--- The queue of errands of a name, whatever resource the request is about.
-local function loadErrands(ctx, name)
-  local bound = rolesOf(ctx)
-  bindErrands(ctx, name)
-  local queue = loadQueue(ctx, ctx.prefix .. 'errands:' .. name)
-  for role, key in pairs(bound) do ctx[role] = key end
-  return queue
+-- The same, if it is there. While a slot migrates, Redis refuses commands about keys that are not here, so then none counts as being there.
+local function loadBeside(ctx, kind, name, load)
+  if ctx.migrates == nil then ctx.migrates = type(redis.pcall('GET', ctx.prefix .. 'absent')) == 'table' end
+  local there = not ctx.migrates and call('HLEN', ctx.prefix .. kind .. ':' .. name) > 0
+  return there and loadOther(ctx, kind, name, load)
 end
 
 -- Sends an errand. Its body is JSON.
 extend.errand = function(ctx, name, body)
-  local queue = loadErrands(ctx, name)
-  -- The end of a call may send errands too: another queue may be finished after this one.
-  if queue.finished then
-    queue.finished = false
-    later(ctx, function() finishQueue(ctx, queue) end)
-  end
+  local queue = loadOther(ctx, 'errands', name, loadQueue)
   storeJobs(ctx, queue, body, #body .. ' ', false)
 end
 
-extend.ended = function(ctx, subscriber, job, outcome)
+-- -----------------------------------------------------------------------------
+-- Subscribers
+-- -----------------------------------------------------------------------------
+
+-- Of one call: ends of jobs that are told to runs at once. The others are sent as errands.
+local MOST_TOLD = 128
+
+extend.ended = function(ctx, queue, subscriber, job, outcome)
   local bytes, rest = match(subscriber, '^(%d+) (.*)$')
   local name, reference = sub(rest, 1, tonumber(bytes)), sub(rest, tonumber(bytes) + 1)
-  extend.errand(ctx, name, '["ended",' .. encoded(reference) .. ',"' .. job .. '",' .. outcome .. ']')
+  queue.ended = queue.ended or {}
+  queue.ended[#queue.ended + 1] = { name = name, reference = reference, job = job, outcome = outcome }
+end
+
+-- Tells the subscribers of jobs that have ended. A run in this partition hears of it in this step, and perhaps offers the next job.
+extend.tellSubscribers = function(ctx, queue, here)
+  local ended = queue.ended
+  queue.ended = nil
+  for _, one in ipairs(ended) do
+    ctx.told = (ctx.told or 0) + 1
+    -- A defect of a run is not one of the queue.
+    local fine, told = here and ctx.told <= MOST_TOLD, false
+    if fine then fine, told = pcall(extend.tellRun, ctx, one.name, one.reference, one.outcome) end
+    if not fine or not told then
+      extend.errand(ctx, one.name, '["ended",' .. encoded(one.reference) .. ',"' .. one.job .. '",' .. one.outcome .. ']')
+    end
+  end
+end
+
+-- Offers a job, as `queue.offer`, to a queue in this partition that takes all jobs. Answers whether it was stored.
+extend.offerBeside = function(ctx, name, values, shapes)
+  local queue = loadBeside(ctx, 'queue', name, loadQueue)
+  if not queue or queue.window == 0 or queue.shards > 1 or queue.length > 0 then return false end
+  local _, known = storeJobs(ctx, queue, values, shapes, false)
+  return #known == 0
 end
 
 -- -----------------------------------------------------------------------------
@@ -69,7 +97,7 @@ end
 extend.entrust = function(ctx, queue, bodies)
   local name = OWN .. sub(queue.key, #ctx.prefix + #OWN + 1)
   for body in string.gmatch(bodies, '[^\n]+') do extend.errand(ctx, name, body) end
-  callMembers(ctx, loadErrands(ctx, name))
+  callMembers(ctx, loadOther(ctx, 'errands', name, loadQueue))
 end
 
 -- Whether a queue has errands of its own. While its slot migrates, Redis may refuse to say: then it may.

@@ -368,6 +368,12 @@ export interface Options<in out I, out Q extends AnyTag> {
   readonly deadline?: Duration.Input | undefined
   /** How long a run is known after its end. Default 10 minutes. */
   readonly retention?: Duration.Input | undefined
+  /**
+   * Where runs are kept: with the queues, topics and refs that have the same `colocate`, or that name. Between nodes of queues there, an
+   * edge costs one call instead of four, or two if a payload is made of results: the end of a job, what becomes of the nodes behind
+   * it, and the offers of their jobs are one step. Every process has to use the same. Default: the name.
+   */
+  readonly colocate?: string | undefined
   /** How long messages stay with a process that died. Default: the coordinator's lease. */
   readonly lease?: Duration.Input | undefined
 }
@@ -450,7 +456,7 @@ export const make = <Q extends AnyTag, const O extends Shape | void, I = void>(
     if (taken.test(name)) throw new RangeError(`name must not begin with "batch:" or "queue:"`)
     const ports = yield* portsOf(options.queues)
     const input = codec<any>(options.input ?? Schema.Void, `The input of flow ${JSON.stringify(name)}`)
-    const home = new Home({ space, name, ports, lease: options.lease, input, build })
+    const home = new Home({ space, name, ports, colocate: options.colocate, lease: options.lease, input, build })
     const flow = new FlowImpl<I, ResultOf<O>>(home, options)
     yield* conduct(home)
     return flow

@@ -1,6 +1,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Context, Deferred, Effect, Exit, Fiber, Layer, Schema, Stream } from "effect"
 import { Batch, Flow, Queue } from "../src/index.ts"
+import { partitionOf } from "../src/internal/actor/keys.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually } from "./support/eventually.ts"
 import { delivered } from "./support/flows.ts"
@@ -355,15 +356,18 @@ layer(TestServer.layer, { excludeTestServices: true })("Batch", (it) => {
         assert.strictEqual(yield* tagOf(run.await), "BatchFailed")
       })))
 
+  // In another partition than the queue, so conductors offer the jobs.
+  const apart = upTo(9).map(String).find((name) => partitionOf(name, 2) !== partitionOf("work", 2))!
   for (const executed of [false, true]) {
     const how = executed ? "before it hears of the offer" : "before Redis sees the offer"
     it.effect(`offers each job once when a process is lost behind an addition, ${how}`, () =>
       several(1, ([survivor], namespace, server) =>
         Effect.gen(function*() {
           const line = yield* proxy(server)
-          const dying = yield* fragile(server, line, namespace, 1)
+          const dying = yield* fragile(server, line, namespace, 1, 2)
           const held = yield* line.hold(asks("queue.offer", "queue:work"))
-          const lost = yield* opened(dying, callbacks)
+          const options = { ...callbacks, colocate: apart }
+          const lost = yield* opened(dying, options)
           const run = yield* lost.batch.start({ id: "one", size: 2 })
           yield* run.addAll(Work, [1, 2])
           yield* held.request
@@ -371,13 +375,13 @@ layer(TestServer.layer, { excludeTestServices: true })("Batch", (it) => {
           if (executed) yield* held.release("dropReply")
           yield* line.blackhole
           if (!executed) yield* held.release("drop")
-          const { batch, report, work } = yield* cleaned(survivor!, callbacks)
+          const { batch, report, work } = yield* cleaned(survivor!, options)
           const { begun } = yield* working(work, double, once)
           const reports = yield* working(report, () => Effect.void, once)
           assert.deepStrictEqual(countsOf(yield* batch.attach("one").await), [2, 2, 0, 0])
           yield* begins(reports, ["done: one done 2 2 0 0"])
           assert.deepStrictEqual(begun.toSorted(), [1, 2])
-        })))
+        }), { lease: "3 seconds", margin: "500 millis", partitions: 2 }))
   }
 
   it.effect("takes thousands of jobs with a call", () =>

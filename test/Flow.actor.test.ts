@@ -1,6 +1,7 @@
 /**
  * The flow actor itself: runs of random graphs, whose conductors are played here. They deliver errands late and twice, and crash before
- * they acknowledge one. What becomes of each node is compared with a small model in memory.
+ * they acknowledge one. Or the queue is beside the run, and only its worker is played. What becomes of each node is compared with a
+ * small model in memory.
  */
 import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
@@ -142,12 +143,22 @@ const run = fc.record({
   cancelled: fc.constantFrom(0, 0, 0.02),
   retries: fc.integer({ min: 0, max: 2 }),
   replays: fc.integer({ min: 0, max: 2 }),
+  beside: fc.boolean(),
   seed: fc.integer()
 })
 
+interface Job {
+  readonly at: number
+  readonly generation: number
+  readonly undo: boolean
+  live: boolean
+  /** Its id in the queue that is beside the run. */
+  readonly id?: string
+}
+
 const drive = async (
   redis: Parameters<typeof actor>[0],
-  { cancelled, density, failures, replays, retries, seed, size, stops, undo }: typeof run extends
+  { beside, cancelled, density, failures, replays, retries, seed, size, stops, undo }: typeof run extends
     fc.Arbitrary<infer R> ? R
     : never
 ) => {
@@ -157,6 +168,12 @@ const drive = async (
   const { key, look, open, repeat, ring, send } = actor(redis, namespace, "flow:f/r")
   const prefix = `{${namespace}:00}:`
   await open("S")
+  const queue = actor(redis, namespace, "queue:q")
+  await queue.open("W")
+  if (beside) {
+    await queue.send("W", "queue.join", ["m", "1", 0, 0, 0, 600_000, 1000, 0, 3, 0, 2, 1, 0, 0, 1, 0])
+    await queue.send("W", "queue.work", ["w", 1e9])
+  }
   const nodes = graphOf(size, density, next, undo)
   const model = new Model(nodes, stops)
   const layout = layoutOf(nodes.map(specOf))
@@ -182,12 +199,26 @@ const drive = async (
   // Errands that are not acknowledged; and jobs, which have an id each, so that a second offer changes nothing.
   let pending: Array<ReadonlyArray<any>> = []
   let read = "-"
-  const jobs = new Map<
-    string,
-    { readonly at: number; readonly generation: number; readonly undo: boolean; live: boolean }
-  >()
+  const jobs = new Map<string, Job>()
   const undone: Array<number> = []
+  let offered = "-"
   const receive = async () => {
+    for (const [id, fields] of await redis.xrange(`${prefix}queue-normal:q`, offered, "+")) {
+      offered = `(${id}`
+      const [at, generation] = /^f\/r\/(\d+)\/(\d+)$/.exec(fields[fields.indexOf("i") + 1]!)!.slice(1).map(Number)
+      const node = nodes[at! - 1]!
+      assert.deepStrictEqual([node.generation, fields[1]], [generation, String(at! - 1)])
+      // It may have been cancelled already.
+      assert.include(["r", "c"], node.state)
+      if (node.state === "r") node.state = "a"
+      jobs.set(`${at! - 1}/${generation}/`, {
+        at: at! - 1,
+        generation: generation!,
+        undo: false,
+        live: true,
+        id: `n${id}`
+      })
+    }
     for (const [id, fields] of await redis.xrange(`${prefix}errands-normal:f`, read, "+")) {
       read = `(${id}`
       pending.push(JSON.parse(fields[1]!))
@@ -195,9 +226,18 @@ const drive = async (
   }
   const stop = (id: string, state: "c") => {
     const job = jobs.get(id)
-    if (job?.live !== true) return
+    if (job?.live === true) return end(job, state)
+  }
+  // What the actor hears with a job of the queue beside it, or later by an errand.
+  const end = async (job: Job, state: "d" | "f" | "c") => {
     job.live = false
-    pending.push(["ended", job, state])
+    if (job.id === undefined) return void pending.push(["ended", job, state])
+    const given = `f/r/${job.at + 1}/${job.generation}`
+    if (state === "c") await queue.send("W", "queue.cancel", [given])
+    else if (state === "d") await queue.send("W", "queue.finish", ["w", job.id, given, "", `["success",${job.at}]`, 1])
+    else await queue.send("W", "queue.bury", ["w", job.id, "failed", "no", `["failed","no"]`, 1])
+    if (next() < 0.1) await queue.repeat("W")
+    model.end(job.at, job.generation, state)
   }
   const deliver = async (errand: ReadonlyArray<any>) => {
     const [tag] = errand
@@ -222,6 +262,7 @@ const drive = async (
       return
     }
     if (!jobs.has(id)) {
+      assert.isFalse(beside)
       // It starts, and only now, and only once.
       assert.include(["r", "a", "c"], nodes[at]!.state)
       assert.strictEqual(nodes[at]!.generation, generation)
@@ -242,6 +283,7 @@ const drive = async (
 
   const check = async () => {
     await settle()
+    await receive()
     const counts = [..."bradfscx"].map((state) => nodes.filter((node) => node.state === state).length)
     assert.deepStrictEqual((await look("flow.status", [1])).slice(4, 12), counts)
     assert.deepStrictEqual((await nodesNow()).map(([, state]) => state), nodes.map(({ state }) => state))
@@ -263,8 +305,7 @@ const drive = async (
         if (next() > 0.15) pending = pending.filter((other) => other !== errand)
       } else {
         const [, job] = one(live)
-        job.live = false
-        pending.push(["ended", job, next() < failures ? "f" : "d"])
+        await end(job, next() < failures ? "f" : "d")
       }
       if (next() < cancelled) {
         await settle()

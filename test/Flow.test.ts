@@ -1,6 +1,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Context, Deferred, Effect, Fiber, Layer, Option, Schedule, Schema, Stream } from "effect"
 import { type Coordinator, Flow, Queue } from "../src/index.ts"
+import { partitionOf } from "../src/internal/actor/keys.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { delivered } from "./support/flows.ts"
@@ -30,6 +31,7 @@ const retention = "300 millis"
 class Etl extends Flow.Service<Etl>()("etl", {
   queues: [Extract, Load],
   input: Schema.Array(Schema.String),
+  colocate: "extract",
   retention
 }, (flow, texts) => {
   const parts = texts.map((text) => flow.job(Extract, text))
@@ -220,6 +222,57 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
         isRangeError(yield* Effect.exit(flow.start(undefined, { id: "x".repeat(450) })))
         const bad = yield* Flow.make("bad", { queues: [Extract] }, (flow) => void flow.job(Extract, 1 as never))
         assert.strictEqual((yield* reasonOf(bad.start()))._tag, "InvalidPayload")
+      }))
+    ))
+
+  it.effect("offers the same jobs wherever its runs are", () =>
+    withNode(() =>
+      live(Layer.empty)(Effect.gen(function*() {
+        const extract = yield* Extract
+        const described = (colocate: string, rerun: boolean) =>
+          Effect.gen(function*() {
+            const options = {
+              delay: "1 minute",
+              priority: "low",
+              attempts: 3,
+              timeout: "1 second",
+              group: "g"
+            } as const
+            const flow = yield* made((flow) => {
+              flow.job(Extract, `"é\u0000`, options)
+              for (const priority of ["urgent", "high", "normal", "low"] as const) {
+                flow.job(Extract, priority, { priority })
+              }
+              flow.job(Extract, "grouped", { group: "é\u0000 " })
+              flow.job(Extract, "delayed", { delay: 1500 })
+            }, { colocate })
+            const run = yield* flow.start(undefined, { id: `é\u0000 ${colocate} ${rerun}` })
+            if (rerun) {
+              yield* run.cancel
+              yield* Effect.flip(run.await)
+              yield* run.retry
+            }
+            const inState = (state: Queue.JobsOptions["state"]) => Stream.runCollect(extract.jobs({ state }))
+            const all = Effect.map(
+              Effect.all([inState("waiting"), inState("delayed")]),
+              (both) => both.flat()
+            )
+            yield* eventually(Effect.map(all, (jobs) => assert.strictEqual(jobs.length, 7)))
+            yield* eventually(Effect.map(run.status, ({ counts }) => assert.strictEqual(counts.active, 7)))
+            const described = (yield* all).map(({ due, group, id, offeredAt, payload, priority, state }) => {
+              const delay = due === undefined
+                ? 0
+                : Math.round((Number(due.epochMilliseconds) - Number(offeredAt.epochMilliseconds)) / 500)
+              return [id.replace(run.id, ""), Option.getOrThrow(payload), priority, group, delay, state]
+            })
+            yield* run.cancel
+            yield* Effect.flip(run.await)
+            return described.toSorted()
+          }).pipe(Effect.scoped)
+        const apart = upTo(9).map(String).find((name) => partitionOf(name, 16) !== partitionOf("extract", 16))!
+        for (const rerun of [false, true]) {
+          assert.deepStrictEqual(yield* described("extract", rerun), yield* described(apart, rerun))
+        }
       }))
     ))
 
@@ -570,7 +623,11 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
         yield* live(working)(Effect.gen(function*() {
           const etl = yield* Etl
           const run = yield* etl.start(["a", "bb"])
-          const fiber = yield* Effect.forkChild(Stream.runCollect(run.changes))
+          const shown = yield* Deferred.make<void>()
+          const fiber = yield* Effect.forkChild(
+            Stream.runCollect(Stream.tap(run.changes, () => Deferred.succeed(shown, undefined)))
+          )
+          yield* Deferred.await(shown)
           yield* eventually(Effect.map(run.status, ({ counts }) => assert.strictEqual(counts.active, 2)))
           yield* Deferred.succeed(go, undefined)
           const changes = yield* Fiber.join(fiber)

@@ -227,7 +227,7 @@ const make = (scoped: boolean): Open => async ({ lease, port }) => {
       const queue = await open(Queue.make({ name: "steps", payload: Schema.Number, success: Schema.Number }))
       const flow = await open(
         Effect.provideService(
-          Flow.make("bench", { queues: [Steps], retention: "1 minute" }, (flow) => {
+          Flow.make("bench", { queues: [Steps], colocate: "steps", retention: "1 minute" }, (flow) => {
             if (graph === "chain") {
               let last = flow.job(Steps, 1)
               for (let count = 1; count < nodes; count++) last = flow.job(Steps, 1, { after: [last] })

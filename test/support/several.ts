@@ -84,7 +84,8 @@ export const fragile = (
   server: Server,
   line: Proxy,
   namespace: string,
-  others: number
+  others: number,
+  partitions = 1
 ): Effect.Effect<Node, unknown, Scope.Scope> =>
   Effect.gen(function*() {
     yield* Effect.addFinalizer(() =>
@@ -94,7 +95,7 @@ export const fragile = (
     )
     return yield* node(line.url, {
       namespace,
-      partitions: 1,
+      partitions,
       lease: "1 second",
       margin: "200 millis",
       requestTimeout: "200 millis"

@@ -8,7 +8,7 @@ import type { Hold } from "./history.ts"
 import { groupedBy, toldOf } from "./queues.ts"
 import { forgot } from "./states.ts"
 
-/** Flow, batch and queues are in three partitions. */
+/** Runs of the flow are beside the first queue, and those of the batch beside the second: conductors offer the other half of the jobs. */
 export const [flowName, batchName, queueNames] = ["graph", "load", ["left", "right"] as const]
 
 /** For so long, in milliseconds, runs that begin have the same id. */

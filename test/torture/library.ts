@@ -532,7 +532,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   countedEnd: {
     only: ["flow"],
     lua: [
-      ["if found.state ~= 'r' and found.state ~= 'a' then return '[\"ended\"]' end", ""],
+      ["if found.state ~= 'r' and found.state ~= 'a' then return end", ""],
       [
         "storeJobs(ctx, queue, body, #body .. ' ', false)",
         "for _ = 1, 2 do storeJobs(ctx, queue, body, #body .. ' ', false) end"
@@ -553,6 +553,22 @@ export const bugs: { readonly [name: string]: Bug } = {
       "const id = jobOf(this.home.name, run, node, generation)\n    const reference = referenceOf(run, node, generation, false)",
       "const id = jobOf(this.home.name, run, node, generation) + Math.random()\n    const reference = referenceOf(run, node, generation, false)"
     ]]
+  },
+  // A node whose job was offered beside its run is offered by a conductor too.
+  offeredBeside: {
+    only: ["flow"],
+    lua: [
+      [
+        "and offerBeside(ctx, flow, at, node, found[1], found[2]) then",
+        "and offerBeside(ctx, flow, at, node, found[1], found[2]) and false then"
+      ],
+      ["local id = flow.name .. '/' .. flow.run", "local id = flow.name .. '/./' .. flow.run"]
+    ]
+  },
+  // A run is not told of the end of a job beside it, now and then.
+  untoldBeside: {
+    only: ["flow"],
+    lua: [["if not node then return false end", "if not node or ctx.micros % 8 == 0 then return node end"]]
   },
   // Those that await a run are not told of its end, now and then.
   untoldRun: {

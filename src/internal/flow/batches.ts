@@ -193,20 +193,25 @@ export class BatchRun {
   // -------------------------------------------------------------------------------------------------------------------
 
   get await(): Effect.Effect<End, BatchError> {
-    return Effect.flatMap(this.#mapped(this.#run.ended), ({ counts: { cancelled, done, failed }, fault, nodes, state }) => {
-      switch (state) {
-        case "done":
-          return Effect.succeed<End>({ id: this.id, state, jobs: nodes, done, failed, cancelled })
-        case "cancelled":
-          return Effect.fail(failBatch(new BatchCancelled(this.#about)))
-        case "expired":
-          return Effect.fail(failBatch(new BatchExpired(this.#about)))
-        default: {
-          const { node, ...why } = failureOf(this.#home, fault!)
-          return Effect.fail(failBatch(new BatchFailed({ ...this.#about, done, failed, cancelled, job: node, ...why })))
+    return Effect.flatMap(
+      this.#mapped(this.#run.ended),
+      ({ counts: { cancelled, done, failed }, fault, nodes, state }) => {
+        switch (state) {
+          case "done":
+            return Effect.succeed<End>({ id: this.id, state, jobs: nodes, done, failed, cancelled })
+          case "cancelled":
+            return Effect.fail(failBatch(new BatchCancelled(this.#about)))
+          case "expired":
+            return Effect.fail(failBatch(new BatchExpired(this.#about)))
+          default: {
+            const { node, ...why } = failureOf(this.#home, fault!)
+            return Effect.fail(
+              failBatch(new BatchFailed({ ...this.#about, done, failed, cancelled, job: node, ...why }))
+            )
+          }
         }
       }
-    })
+    )
   }
 
   get status(): Effect.Effect<Progress, BatchError> {

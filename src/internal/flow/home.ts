@@ -1,4 +1,4 @@
-/** Where a flow is: its runs, in the partition of its name, and the queues of its jobs. */
+/** Where a flow is: its runs, in one partition, and the queues of its jobs. */
 
 import type * as Context from "effect/Context"
 import type * as Duration from "effect/Duration"
@@ -86,6 +86,7 @@ export class Home {
     readonly space: Space
     readonly name: string
     readonly ports: ReadonlyMap<string, Port>
+    readonly colocate: string | undefined
     readonly lease: Duration.Input | undefined
     readonly input: Codec<any>
     readonly build: (graph: Graph, input: any) => unknown
@@ -93,7 +94,10 @@ export class Home {
   }) {
     this.space = options.space
     this.name = options.name
-    this.partition = this.space.kernel.partitionFor(this.name)
+    const { colocate } = options
+    this.partition = this.space.kernel.partitionFor(
+      colocate === undefined ? this.name : checkName(colocate, "colocate")
+    )
     this.ports = options.ports
     this.queues = new Map([...options.ports.values()].map((port) => [port.queue.name, port]))
     this.lease = options.lease

@@ -274,6 +274,11 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
    * a group is in one shard.
    */
   readonly shards?: number | undefined
+  /**
+   * Queues, flows, topics and refs with the same `colocate` share a partition; the first shard of a queue is there. Every process has to
+   * use the same. Default: the name.
+   */
+  readonly colocate?: string | undefined
   /** How long ids and results of finished jobs are known: at least this long, at most twice as long. Default: 10 minutes. */
   readonly retention?: Duration.Input | undefined
   readonly letters?: {

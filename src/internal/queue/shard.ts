@@ -133,7 +133,8 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     this.#deque = deque
     this.#space = space
     const { kernel } = space
-    const first = kernel.partitionFor(checkName(name, "name")).index
+    const { colocate = checkName(name, "name") } = options
+    const first = kernel.partitionFor(checkName(colocate, "colocate")).index
     const partition = kernel.partitionAt((first + shard) % kernel.settings.partitions)
     this.#place = placeIn(space, partition, "queue", name, options.lease)
     this.#shard = shard

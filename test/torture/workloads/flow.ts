@@ -59,7 +59,11 @@ const open = ({ Batch, Flow, Queue }: typeof Lockstep, keep: number, onFailure: 
     ])
     const retention = (keep - 1000) / 2
     const opened = Effect.all({
-      flow: Flow.make(flowName, { queues: tags, input: Schema.String, onFailure, retention }, build),
+      flow: Flow.make(
+        flowName,
+        { queues: tags, input: Schema.String, onFailure, retention, colocate: queueNames[0] },
+        build
+      ),
       batch: Batch.make(batchName, {
         queues: tags,
         retention,
