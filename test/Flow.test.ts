@@ -283,18 +283,25 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
       yield* Effect.scoped(Effect.gen(function*() {
         const begun: Array<string> = []
         const on = yield* Effect.forEach(upTo(3), () => node(server.url, { namespace }))
+        const go = yield* Deferred.make<void>()
+        let asked = 0
         const working = workers((text) => {
           begun.push(text)
-          return Effect.succeed(text.length)
+          return Effect.as(Deferred.await(go), text.length)
         })
         const answers = yield* Effect.forEach(on, (context, at) =>
           onNode(context)(
             live(at === 0 ? working : Layer.empty)(Effect.gen(function*() {
               const etl = yield* Etl
-              const answer = yield* etl.run(["a", "bb"], { id: "one" })
+              const running = yield* Effect.forkChild(etl.run(["a", "bb"], { id: "one" }))
+              const run = yield* etl.start(["a", "bb"], { id: "one" })
               const { reason } = yield* Effect.flip(etl.run(["other"], { id: "one" }))
               assert.strictEqual(reason._tag, "RunMismatch")
-              assert.strictEqual(yield* etl.attach("one").await, answer)
+              const awaiting = yield* Effect.forkChild(run.await)
+              yield* eventually(Effect.map(run.status, ({ counts }) => assert.strictEqual(counts.active, 2)))
+              if (++asked === 3) yield* Deferred.succeed(go, undefined)
+              const answer = yield* Fiber.join(running)
+              assert.strictEqual(yield* Fiber.join(awaiting), answer)
               return answer
             })) as Effect.Effect<string, unknown, Coordinator.Coordinator>
           ), { concurrency: "unbounded" })
