@@ -101,6 +101,9 @@ const progressOf = (
   left: Math.max(nodes, expected) - done - failed - cancelled
 })
 
+// Of one request, which counts for as many: each job costs Redis what a request costs.
+const mostAdded = 128
+
 /** What errors of batches say of a run. */
 export const aboutBatch = (home: Home, run: string) => ({ ...home.about(run), name: home.name.slice(batches.length) })
 
@@ -165,16 +168,18 @@ export class BatchRun {
       texts.push(JSON.stringify([named, port.queue.name, body.value, [], "", [], "", more]))
     }
     return Effect.map(
-      Effect.forEach(partsOfTexts(texts, 1), (part) => this.#ask(`[${part.join(",")}]`, false), {
-        concurrency: "unbounded"
-      }),
+      Effect.forEach(
+        partsOfTexts(texts, 1, mostAdded),
+        (part) => this.#ask(`[${part.join(",")}]`, false, part.length),
+        { concurrency: "unbounded" }
+      ),
       (counts) => counts.reduce((a, b) => a + b, 0)
     )
   }
 
-  #ask(added: string, seal: boolean): Effect.Effect<number, BatchError> {
+  #ask(added: string, seal: boolean, weight?: number): Effect.Effect<number, BatchError> {
     return Effect.flatMap(
-      this.#mapped(failing(request(this.#home.placeOf(this.id), "flow.add", [added, seal]))),
+      this.#mapped(failing(request(this.#home.placeOf(this.id), "flow.add", [added, seal], { weight }))),
       (reply) => {
         switch (reply[0]) {
           case "added":

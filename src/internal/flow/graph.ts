@@ -381,11 +381,15 @@ const mostTexts = 512
 const mostText = 1 << 18
 
 /** Texts in parts that one request each can carry. So many texts stay together. */
-export const partsOfTexts = (texts: ReadonlyArray<string>, together: number): ReadonlyArray<ReadonlyArray<string>> => {
+export const partsOfTexts = (
+  texts: ReadonlyArray<string>,
+  together: number,
+  most = mostTexts
+): ReadonlyArray<ReadonlyArray<string>> => {
   const parts: Array<Array<string>> = []
   let size = Number.POSITIVE_INFINITY
   for (let at = 0; at < texts.length; at += together) {
-    if (size >= mostText || parts.at(-1)!.length >= mostTexts) {
+    if (size >= mostText || parts.at(-1)!.length >= most) {
       parts.push([])
       size = 0
     }

@@ -36,6 +36,8 @@ export interface RequestOptions<A, V extends Verb = Verb> {
   readonly answered?: ((reply: ReplyOf<V>) => void) | undefined
   /** Executed with it, in one step. */
   readonly following?: ReadonlyArray<Request> | undefined
+  /** How many requests of a batch it counts for. Default 1. */
+  readonly weight?: number | undefined
   /** It is a part of a wait or of a hold: while Redis is away it goes on, rather than fails. */
   readonly waits?: boolean | undefined
 }
@@ -52,7 +54,7 @@ export const request = <V extends Verb, A = never>(
 ): Effect.Effect<ReplyOf<V> | A, CoordinatorError> =>
   Effect.callback((resume) => {
     const { key, tenancy: { channel, kernel } } = target
-    const { answered, following, moot, others, session, waits = false } = options
+    const { answered, following, moot, others, session, waits = false, weight } = options
     if (kernel.isClosing()) return resume(Effect.fail(channel.closedError()))
     const asking = {
       verb,
@@ -61,6 +63,7 @@ export const request = <V extends Verb, A = never>(
       args,
       session,
       following,
+      weight,
       moot: moot && ((sent: boolean) => resume(Effect.succeed(moot(sent)))),
       settle: (reply: ReplyOf<V>) => {
         answered?.(reply)
