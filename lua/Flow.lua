@@ -543,21 +543,23 @@ end
 -- Nodes
 -- -----------------------------------------------------------------------------
 
--- flow.begun: the job of a node was offered, or is going to be. If the run stops, or has given the node up, conductors remove it.
+-- flow.begun: the job of a node was offered, or is going to be. If it was, and the run stops, or has given the node up, conductors remove
+-- it.
 -- keys: hash, nodes
--- args: node string, generation number
+-- args: node string, generation number, offered boolean
 -- reply: ["active"] | ["over"] | ["missing"]
 -- flags: allow-oom
-handlers['flow.begun'] = function(ctx, key, node, generation)
+handlers['flow.begun'] = function(ctx, key, node, generation, offered)
   local flow = loadFlow(ctx, key)
   local found = flow and nodeAt(flow, node)
   if not found then return MISSING end
   if found.generation ~= tonumber(generation) or found.state == 'c' then
     found.generation = tonumber(generation)
-    stopNode(ctx, flow, node, found)
+    if offered == '1' then stopNode(ctx, flow, node, found) end
     return '["over"]'
   end
   if found.state ~= 'r' and found.state ~= 'a' then return '["over"]' end
+  if offered ~= '1' then return '["active"]' end
   if found.state == 'r' then
     moveNode(flow, node, found, 'a')
     writeNode(flow, node, found)

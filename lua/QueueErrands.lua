@@ -18,8 +18,13 @@
 -- Other resources of the partition
 -- -----------------------------------------------------------------------------
 
+local function isLoaded(ctx, key)
+  return ctx.queues and ctx.queues[key] or ctx.flows and ctx.flows[key]
+end
+
 -- Loads a resource, whatever resource the request is about: its keys are bound as the kernel does.
 local function loadOther(ctx, kind, name, load)
+  if isLoaded(ctx, ctx.prefix .. kind .. ':' .. name) then return load(ctx, ctx.prefix .. kind .. ':' .. name) end
   local bound = {}
   for _, role in ipairs(ROLES[kind]) do
     if role ~= 'hash' then bound[role], ctx[role] = ctx[role] or false, ctx.prefix .. kind .. '-' .. role .. ':' .. name end
@@ -31,9 +36,12 @@ end
 
 -- The same, if it is there. While a slot migrates, Redis refuses commands about keys that are not here, so then none counts as being there.
 local function loadBeside(ctx, kind, name, load)
-  if ctx.migrates == nil then ctx.migrates = type(redis.pcall('GET', ctx.prefix .. 'absent')) == 'table' end
-  local there = not ctx.migrates and call('HLEN', ctx.prefix .. kind .. ':' .. name) > 0
-  return there and loadOther(ctx, kind, name, load)
+  local key = ctx.prefix .. kind .. ':' .. name
+  if not isLoaded(ctx, key) then
+    if ctx.migrates == nil then ctx.migrates = type(redis.pcall('GET', ctx.prefix .. 'absent')) == 'table' end
+    if ctx.migrates or call('HLEN', key) == 0 then return nil end
+  end
+  return loadOther(ctx, kind, name, load)
 end
 
 -- Sends an errand. Its body is JSON.
@@ -47,7 +55,7 @@ end
 -- -----------------------------------------------------------------------------
 
 -- Of one call: ends of jobs that are told to runs at once. The others are sent as errands.
-local MOST_TOLD = 128
+local MOST_TOLD = 64
 
 extend.ended = function(ctx, queue, subscriber, job, outcome)
   local bytes, rest = match(subscriber, '^(%d+) (.*)$')

@@ -270,7 +270,13 @@ const drive = async (
       jobs.set(id, { at, generation, undo: false, live: true })
     }
     const known = pending.length
-    const [answer] = await ask("flow.begun", String(node), generation)
+    if (next() < 0.3) {
+      // A conductor that repeats an errand asks first. The node does not count as begun for that.
+      const [asked] = await ask("flow.begun", String(node), generation, "")
+      const fits = nodes[at]!.generation === generation && "ra".includes(nodes[at]!.state)
+      assert.strictEqual(asked, fits ? "active" : "over")
+    }
+    const [answer] = await ask("flow.begun", String(node), generation, "1")
     if (answer === "active" && nodes[at]!.state === "r") nodes[at]!.state = "a"
     if (answer !== "active" || model.stop === 0) return
     await receive()

@@ -113,12 +113,11 @@ class Conductor {
     const [, run, node, generation, about] = errand
     const id = jobOf(this.home.name, run, node, generation)
     const reference = referenceOf(run, node, generation, false)
-    const begun = failing(
-      request(this.home.placeOf(run), "flow.begun", [String(node), generation], { waits: true })
-    )
+    const begun = (offered: boolean) =>
+      failing(request(this.home.placeOf(run), "flow.begun", [String(node), generation, offered], { waits: true }))
     const offering = Effect.gen({ self: this }, function*() {
       // The first attempt may be so long ago that the node has ended, and the queue does not know the id any more.
-      if (repeated && (yield* begun)[0] !== "active") return
+      if (repeated && (yield* begun(false))[0] !== "active") return
       const port = yield* this.#port(about)
       const payload = yield* this.#payload(port, errand)
       const { duplicate } = yield* this.#offered(port, payload, { ...about[2], id }, reference)
@@ -128,7 +127,7 @@ class Conductor {
       // acknowledgement of this errand, so nothing waits for the answer.
       yield* Effect.forkDetach(
         Effect.catchCause(
-          begun,
+          begun(true),
           (cause) =>
             Effect.sync(() => hooks.log("Warn", `job ${JSON.stringify(id)} is not known to be under way`, cause))
         ),
