@@ -274,6 +274,8 @@ export class Offerer {
     } else {
       offer.items.push(item)
       offer.text += weightOf(item)
+      // It waits for no others: Redis works on it while the next jobs are encoded.
+      if (!offer.open) channel.outbox.flush()
     }
     return true
   }
