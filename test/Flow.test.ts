@@ -2,9 +2,10 @@ import { assert, layer } from "@effect/vitest"
 import { Context, Deferred, Effect, Fiber, Layer, Option, Schedule, Schema, Stream } from "effect"
 import { type Coordinator, Flow, Queue } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
+import { innerOf } from "../src/internal/queue/errands.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
-import { delivered } from "./support/flows.ts"
+import { delivered, sent } from "./support/flows.ts"
 import { assertEmpty, freshNamespace, node, onNode, TestServer, withNode } from "./support/live.ts"
 import { isRangeError, upTo } from "./support/queues.ts"
 import { asks } from "./support/requests.ts"
@@ -566,6 +567,47 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
           assert.deepStrictEqual(undone, [2, 1])
           assert.deepStrictEqual(yield* statesOf(run), { a: "compensated", b: "compensated", c: "failed" })
         })))
+      })
+    ))
+
+  it.effect("compensates a node once when its errand comes again, after its queue, or the flow, has forgotten that", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const undone: Array<number> = []
+        const working = workers(extract, ({ sum }) =>
+          Effect.sync(() => {
+            undone.push(sum)
+            return "undone"
+          }))
+        const opened = made((flow) => {
+          const a = flow.job(Extract, "a", { name: "a" })
+          flow.job(Extract, "bad", { after: [a] })
+          flow.compensate(a, Load, (sum) => ({ sum }))
+        }, { retention: "3 seconds" })
+        // As its worker leaves it that is lost behind the offer, and before the acknowledgement.
+        const again = Effect.andThen(
+          sent("made", ["undo", "run", 1, 0, ["a", "extract", {}], ["success", 1]]),
+          delivered("made")
+        )
+        yield* live(working)(Effect.gen(function*() {
+          const load = yield* Load
+          yield* Effect.scoped(Effect.gen(function*() {
+            const run = yield* Effect.flatMap(opened, (flow) => flow.start(undefined, { id: "run" }))
+            assert.strictEqual((yield* reasonOf(run.await))._tag, "NodeFailed")
+            const outcome = innerOf(load).outcome("made/run/1/0/undo")
+            yield* eventually(Effect.map(outcome, ([tag]) => assert.strictEqual(tag, "missing")))
+            yield* again
+            assert.strictEqual((yield* run.status).counts.compensated, 1)
+          }))
+          // As another process would, this one does not know the graph of the run.
+          yield* Effect.scoped(Effect.gen(function*() {
+            const { status } = (yield* opened).attach("run")
+            yield* eventually(Effect.map(reasonOf(status), ({ _tag }) => assert.strictEqual(_tag, "RunUnknown")))
+            yield* again
+          }))
+          yield* eventually(Effect.map(load.state, ({ active, waiting }) => assert.strictEqual(active + waiting, 0)))
+          assert.deepStrictEqual(undone, [1])
+        }))
       })
     ))
 

@@ -3,7 +3,7 @@ import { assert } from "@effect/vitest"
 import { Effect } from "effect"
 import { Coordinator } from "../../src/index.ts"
 import { placeIn, spaceOf } from "../../src/internal/hold/place.ts"
-import { question } from "../../src/internal/hold/request.ts"
+import { question, request } from "../../src/internal/hold/request.ts"
 import { eventually } from "./eventually.ts"
 
 /** Waits until all errands of a flow are delivered. What is left when the last process closes waits for the next one, for ever. */
@@ -22,4 +22,14 @@ export const delivered = (name: string) =>
         { message: `the errands of ${name} are delivered` }
       )
     }
+  })
+
+/** Stores an errand for the conductors of a flow, as its actor does when it sends one, and when its worker is lost. */
+export const sent = (name: string, errand: ReadonlyArray<unknown>) =>
+  Effect.gen(function*() {
+    const space = spaceOf(yield* Coordinator.Coordinator)
+    const { kernel } = space
+    const place = placeIn(space, kernel.partitionFor(name), "errands", name, undefined)
+    const body = JSON.stringify(errand)
+    yield* request(place, "queue.offer", [body, String(Buffer.byteLength(body)), kernel.uniqueId(), 1])
   })

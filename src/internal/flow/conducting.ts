@@ -6,7 +6,7 @@
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import type * as Scope from "effect/Scope"
-import { request } from "../hold/request.ts"
+import { question, request } from "../hold/request.ts"
 import { innerOf, workErrands } from "../queue/errands.ts"
 import type { QueueError } from "../queue/errors.ts"
 import type { Task } from "../queue/job.ts"
@@ -14,7 +14,8 @@ import type { Outcome } from "../queue/outcomes.ts"
 import type { OfferOptions, Subscriber } from "../queue/wish.ts"
 import { fail, type FlowError } from "./errors.ts"
 import type { Port } from "./graph.ts"
-import { type About, type Ended, failing, type Home, type Over } from "./home.ts"
+import { type About, type Ended, failing, type Home, type Over, type StateLetter } from "./home.ts"
+import { states } from "./runs.ts"
 
 type NodeErrand = readonly [
   tag: string,
@@ -209,25 +210,30 @@ class Conductor {
   #undo([, run, node, generation, about, outcome]: NodeErrand): Effect.Effect<unknown, unknown> {
     const reference = referenceOf(run, node, generation, true)
     const id = `${jobOf(this.home.name, run, node, generation)}/undo`
-    const offering = Effect.flatMap(this.home.graphOf(run), (graph): Effect.Effect<unknown, unknown> => {
-      const undo = graph?.names.get(about[0])?.undo
-      if (undo === undefined) return this.#foreign(`does not compensate node ${JSON.stringify(about[0])}`)
-      return Effect.flatMap(
-        this.#resultOf([about, "d", outcome]),
-        (result) =>
-          Effect.flatMap(
-            made(() => undo.make(result), about[0]),
-            (payload) =>
-              Effect.flatMap(this.#offered(undo.port, payload, { id }, reference), ({ duplicate }) =>
-                duplicate ? this.#recall(undo.port, id, reference) : Effect.void)
-          )
-      )
+    const offering = Effect.gen({ self: this }, function*() {
+      // The errand may come again when the node is compensated already, and even when the run is forgotten. Its queue may have
+      // forgotten the job by then, and would run it twice.
+      if (!(yield* this.#isToUndo(run, node, generation))) return
+      const undo = (yield* this.home.graphOf(run))?.names.get(about[0])?.undo
+      if (undo === undefined) return yield* this.#foreign(`does not compensate node ${JSON.stringify(about[0])}`)
+      const result = yield* this.#resultOf([about, "d", outcome])
+      const payload = yield* made(() => undo.make(result), about[0])
+      const { duplicate } = yield* this.#offered(undo.port, payload, { id }, reference)
+      if (duplicate) yield* this.#recall(undo.port, id, reference)
     })
     return Effect.catchIf(
-      offering,
+      offering as Effect.Effect<void, unknown>,
       (error) => error instanceof Unmade,
       ({ outcome }) => this.#ended(reference, outcome)
     )
+  }
+
+  #isToUndo(run: string, node: number, generation: number): Effect.Effect<boolean, FlowError> {
+    return Effect.map(failing(question(this.home.placeOf(run), "flow.status", [node])), (reply) => {
+      if (reply[0] === "missing" || states[reply[1]] !== "compensating") return false
+      const [[, state, retries]] = reply[18] as readonly [readonly [about: About, state: StateLetter, retries: number]]
+      return state === "d" && retries === generation
+    })
   }
 
   // Repeated, it is the same job, as long as its queue knows the id. A payload that cannot be made may be made by another release.
