@@ -6,6 +6,7 @@ import * as path from "node:path"
 import { workspace } from "../src/internal/testing/workspace.ts"
 import { History, Linearizability, Process } from "../src/testing.ts"
 import { exclusive, fifo, linearizable, type Run, tokens } from "./torture/checks.ts"
+import { conducted, flowName, planOf } from "./torture/flows.ts"
 import type { Hold } from "./torture/history.ts"
 
 type Input = readonly ["take" | "give" | "busy", number]
@@ -126,6 +127,31 @@ it("the checks find who is overtaken", () => {
   const late = hold({ asked: 1e6, entered: 1.5e6, token: 8 })
   assert.deepStrictEqual(found(fifo([early, late], run)), ["fifo"])
   assert.deepStrictEqual(found(fifo([early, late], { ...run, disturbed: new Map([["a", [{ from: 0, to: 1 }]]]) })), [])
+})
+
+it("the checks excuse a node that has failed unseen, when all its workers can have been lost", () => {
+  const isChain = (id: string) => planOf(id).every(({ after }, at) => at === 0 || after.join() === `${at - 1},fail`)
+  const id = Array.from({ length: 1000 }, (_, at) => `run ${at}`).find(isChain)!
+  const told = [["awaits", id], ["result", id, "failed", "0", "crashed"], [
+    "states",
+    id,
+    "failed",
+    ...planOf(id).map(() => "failed")
+  ]]
+  const awaited = (outcome: string) =>
+    hold({
+      asked: 5e6,
+      kind: "flow await",
+      key: flowName,
+      told: told.map((what) => ({ at: 9e6, what: what.map((word) => word === "crashed" ? outcome : word) }))
+    })
+  const lost = (count: number): Run => ({
+    ...run,
+    expired: Array.from({ length: count }, () => ({ from: 8e6, to: 8e6 }))
+  })
+  assert.deepStrictEqual(found(conducted([awaited("crashed")], lost(3))), [])
+  assert.deepStrictEqual(found(conducted([awaited("crashed")], lost(2))), ["states"])
+  assert.deepStrictEqual(found(conducted([awaited("failed")], lost(3))), ["states"])
 })
 
 it("a free lock that was found busy has no explanation", () => {

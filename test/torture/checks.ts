@@ -26,6 +26,8 @@ export interface Run {
   readonly disturbed: ReadonlyMap<string, ReadonlyArray<Span>>
   /** When the sessions of a client were lost. */
   readonly lost: ReadonlyMap<string, ReadonlyArray<number>>
+  /** When sessions can have expired, as Redis sees it: one span for all partitions of a process, where it has lost them together. */
+  readonly expired?: ReadonlyArray<Span> | undefined
   /** The clock of Redis has jumped, so its times are not those of the machine. */
   readonly jumped?: boolean | undefined
   readonly tally?: Tally | undefined
@@ -49,6 +51,10 @@ const isDisturbed = (run: Run, client: string, from: number, to: number): boolea
 
 export const isLost = (run: Run, client: string, from: number, to: number): boolean =>
   run.lost.get(client)?.some((at) => from <= at && at <= to) === true
+
+/** How many sessions with one partition can have expired between two times, as Redis sees it. */
+export const expirations = ({ expired = [] }: Run, from: number, to: number): number =>
+  expired.filter((span) => span.from <= to && from <= span.to).length
 
 const granted = (holds: ReadonlyArray<Hold>): ReadonlyArray<Hold> =>
   holds.filter(({ entered }) => entered !== undefined)

@@ -3,9 +3,9 @@
  * what its jobs are, and what their handlers do.
  */
 import { createHash } from "node:crypto"
-import { type Anomaly, isLost, overlaps, type Run } from "./checks.ts"
+import { type Anomaly, expirations, isLost, overlaps, type Run } from "./checks.ts"
 import type { Hold } from "./history.ts"
-import { groupedBy, toldOf } from "./queues.ts"
+import { groupedBy, mostCrashes, toldOf } from "./queues.ts"
 import { forgot } from "./states.ts"
 
 /** Runs of the flow are beside the first queue, and those of the batch beside the second: conductors offer the other half of the jobs. */
@@ -113,6 +113,8 @@ interface Facts {
   readonly id: string
   readonly run: Run
   readonly holds: ReadonlyArray<Hold>
+  /** When a client asked for it first. */
+  readonly first: number
   readonly handled: ReadonlyArray<Handling>
   readonly results: ReadonlyArray<Answer>
   readonly states: ReadonlyArray<Answer>
@@ -172,6 +174,7 @@ const factsOf = (
     id,
     run,
     holds,
+    first,
     handled: handlingsOf(holds),
     results: answersOf(holds, "result"),
     states: answersOf(holds, "states"),
@@ -204,6 +207,16 @@ const isUntold = (
   outcome === undefined || ended === undefined || isLost(run, client, asked - run.lease, next.hold.asked + run.lease) ||
   ended >= (deaths.get(client) ?? Number.POSITIVE_INFINITY) - run.lease ||
   ended >= (exits.get(client) ?? Number.POSITIVE_INFINITY) - 200_000
+
+/**
+ * Whether the job of a node can be a dead letter although none of its handlers has begun, as far as is known by that time: each of its
+ * workers was lost before. What a run is told of the job that has failed it has to agree.
+ */
+const isUnseen = ({ first, results, run }: Facts, node: number, at: number): boolean => {
+  const failure = results.find(({ words: [tag] }) => tag === "failed")
+  const [job, outcome] = failure?.words.slice(-2) ?? []
+  return (Number(job) !== node || outcome === "crashed") && expirations(run, first, at) >= mostCrashes
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Of every job
@@ -305,7 +318,8 @@ const verdictOf = (state: string, onFailure: OnFailure): number => {
 const stateOfVerdict = ["", "skipped", "failed"]
 
 /** What is wrong with the states of the nodes of a run that is over; "" for nothing. */
-const wrongStates = ({ handled, id }: Facts, [state, ...states]: ReadonlyArray<string>): string => {
+const wrongStates = (facts: Facts, { at: told, words: [state, ...states] }: Answer): string => {
+  const { handled, id } = facts
   const plan = planOf(id)
   if (states.length !== plan.length) return `has ${states.length} nodes instead of ${plan.length}`
   const isFatal = (at: number): boolean => {
@@ -331,7 +345,7 @@ const wrongStates = ({ handled, id }: Facts, [state, ...states]: ReadonlyArray<s
       : own === "skipped" || own === "failed" && verdict > 0
       ? own !== stateOfVerdict[verdict] || attempts.length > 0
       : own === "failed"
-      ? attempts.length === 0
+      ? attempts.length === 0 && !isUnseen(facts, at, told)
       : true
     if (wrong) return `is ${state}, and its nodes are ${states.join()}: node ${at} cannot be ${own}`
   }
@@ -369,9 +383,9 @@ const results = (facts: Facts): ReadonlyArray<Anomaly> => {
     const later = handled.filter((one) => one.hold.asked > at && !isLate(facts, one))
     return later.length === 0 ? [] : wrong("early", "was over before its last job began", [hold, ...holdsOf(later)])
   })
-  const seen = states.flatMap(({ hold, words }) => {
-    const detail = wrongStates(facts, words)
-    return detail === "" ? [] : wrong("states", detail, [hold, ...holdsOf(handled)])
+  const seen = states.flatMap((answer) => {
+    const detail = wrongStates(facts, answer)
+    return detail === "" ? [] : wrong("states", detail, [answer.hold, ...holdsOf(handled)])
   })
   return [...told, ...ended, ...seen]
 }
@@ -427,14 +441,20 @@ const whole = (facts: Facts): ReadonlyArray<Anomaly> => {
     if (late.length > 0) return wrong("early", "and a job began after that", holdsOf(late))
     const ended = [...plans.keys()].filter((node) => of(jobs, "job", node).some(({ done }) => done < at))
     const begun = new Set(jobs.filter((one) => one.hold.asked < at).map(({ node }) => node))
-    if (begun.size < plans.length) return wrong("early", `and only ${begun.size} have begun`, holdsOf(jobs))
     const [done, all] = told.split(" of ").map(Number) as [number, number]
+    const unseen = [...plans.keys()].filter((node) => !begun.has(node))
+    if (unseen.length > all - done || unseen.some((node) => !isUnseen(facts, node, at))) {
+      return wrong("early", `and only ${begun.size} have begun`, holdsOf(jobs))
+    }
     const fits = all === plans.length && done <= ended.length && (tag === "done") === (done === all)
     return fits ? [] : wrong("result", `and ${ended.length} of ${plans.length} are done`, holdsOf(jobs))
   })
 }
 
-/** Of a batch that is over one callback is offered: of those that end long before the clients do. */
+/**
+ * Of a batch that is over one callback is offered: of those that end long before the clients do. Redis may have forgotten it before it
+ * began, or it is a dead letter, because each of its workers was lost.
+ */
 const called = (facts: Facts): ReadonlyArray<Anomaly> => {
   const { exits, id, results, run, vague } = facts
   const [first] = results
@@ -446,7 +466,11 @@ const called = (facts: Facts): ReadonlyArray<Anomaly> => {
     holds: [first.hold, ...holdsOf(found)]
   }]
   const until = Math.min(...exits.values())
-  if (found.length === 0) return first.at > until - 2 * run.lease ? [] : wrong("undone", "has no callback")
+  if (found.length === 0) {
+    const excused = first.at > until - 2 * run.lease || forgot(run, first.at, first.at + 3 * run.lease) ||
+      expirations(run, first.at, until) >= mostCrashes
+    return excused ? [] : wrong("undone", "has no callback")
+  }
   const other = found.find(({ kind }) => kind !== first.words[0])
   return other === undefined ? [] : wrong("result", `has the callback for ${other.kind}`)
 }

@@ -32,6 +32,9 @@ const losses = (histories: Histories) =>
 // A process that starts keeps a core busy, beside others that start.
 const startUp = 2_000_000
 
+// A process that was stopped goes on with other things first.
+const wakeUp = 200_000
+
 const disturbances = ({ histories, injected }: Evidence): Run["disturbed"] => {
   const disturbed = new Map<string, Array<Span>>()
   for (const [name, [first]] of histories) {
@@ -42,6 +45,30 @@ const disturbances = ({ histories, injected }: Evidence): Run["disturbed"] => {
     for (const name of names) disturbed.set(name, [...disturbed.get(name) ?? [], { from, to: to + 1_000_000 }])
   }
   return disturbed
+}
+
+/**
+ * A process notices a little before Redis that its session expires; or when it goes on, if it was stopped; or it hears that later from
+ * Redis. A session that was just opened lasts, so losses that come together are those of several partitions.
+ */
+const expirations = ({ ended: { hung, well }, histories, lease: millis }: Evidence): ReadonlyArray<Span> => {
+  const lease = millis * 1000
+  return [...histories].flatMap(([name, events]) => {
+    const spans: Array<Span> = []
+    let first = Number.NEGATIVE_INFINITY
+    for (const event of events) {
+      if (event.event !== "lost" || event.at < first + lease / 2) continue
+      first = event.at
+      const before = events.findLast(({ at }) => at < first - wakeUp)?.at
+      const known = event.reason === "expired" && before !== undefined
+      spans.push({ from: known ? before : first - 1.5 * lease, to: first + lease / 2 })
+    }
+    const last = events.at(-1)
+    if (last !== undefined && !well.has(name) && !hung.has(name)) {
+      spans.push({ from: last.at, to: last.at + 1.5 * lease })
+    }
+    return spans
+  })
 }
 
 const hangs = ({ ended, patience }: Evidence, holds: ReadonlyArray<Hold>): ReadonlyArray<Anomaly> =>
@@ -94,6 +121,7 @@ export const judge = (evidence: Evidence): Judgement => {
     disturbed: disturbances(evidence),
     jumped: injected.some(({ fault }) => fault.name === "clock jump"),
     lost: new Map(lost.map(([name, events]) => [name, events.map(({ at }) => at)])),
+    expired: expirations(evidence),
     tally
   }
   const anomalies = [

@@ -2,6 +2,7 @@
 import { Effect, Layer } from "effect"
 import * as Lockstep from "../../src/index.ts"
 import { eventually } from "../support/eventually.ts"
+import { delivered } from "../support/flows.ts"
 import { keysOf, remainsOf } from "../support/namespace.ts"
 import type { Anomaly } from "./checks.ts"
 import type { Settings } from "./client.ts"
@@ -61,7 +62,7 @@ export const leaks = (deployment: Deployment, settings: Settings): Effect.Effect
     const sweep = Effect.gen(function*() {
       const coordinator = yield* Coordinator.Coordinator
       yield* Effect.forEach(names, (name) => Lock.withLock(Effect.void, name), { concurrency: "unbounded" })
-      yield* Effect.forEach(workloads, ({ clear }) => clear?.(Lockstep) ?? Effect.void)
+      yield* Effect.forEach(workloads, ({ clear }) => clear?.(Lockstep, delivered) ?? Effect.void)
       yield* look
       const own = (yield* coordinator.sessions).flatMap(({ id }) => id === undefined ? [] : [id])
       left = left.filter((key) => !own.some((id) => key.includes(id)) && !key.endsWith(":due"))

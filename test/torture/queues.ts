@@ -29,8 +29,8 @@ export const tickOf = (schedule: string): string => `tick/${schedule}`
 /** Of all workers. The delay is in milliseconds. */
 export const [workerAttempts, retryDelay, mostSize] = [4, 80, 8]
 
-// Of `letters.crashes`, by default.
-const mostCrashes = 3
+/** Of `letters.crashes`, by default. */
+export const mostCrashes = 3
 
 interface Plan {
   /** How many attempts fail. */

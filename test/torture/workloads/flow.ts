@@ -136,7 +136,9 @@ const awaited = (client: Client, flow: Flow, id: string) =>
       Effect.map((results) => tell("result", id, "done", ...results)),
       Effect.catch((error) => {
         const { reason } = error
-        if (reason._tag === "NodeFailed") return Effect.sync(() => tell("result", id, "failed", reason.node))
+        if (reason._tag === "NodeFailed") {
+          return Effect.sync(() => tell("result", id, "failed", reason.node, reason.outcome))
+        }
         if (reason._tag === "NodeSkipped") return Effect.sync(() => tell("result", id, "skipped", reason.node))
         if (reason._tag === "FlowCancelled") return Effect.sync(() => tell("result", id, "cancelled"))
         return Effect.fail(error)
@@ -209,7 +211,8 @@ const finished = (client: Client, batch: Batch, id: string) =>
       Effect.catch((error) => {
         const { reason } = error
         if (reason._tag === "BatchFailed") {
-          return Effect.sync(() => tell("result", id, "failed", reason.done, reason.done + reason.failed))
+          const { done, failed, job, outcome } = reason
+          return Effect.sync(() => tell("result", id, "failed", done, done + failed, job, outcome))
         }
         if (reason._tag === "BatchCancelled") return Effect.sync(() => tell("result", id, "cancelled"))
         if (reason._tag === "BatchUnknown") return Effect.sync(() => tell("unknown", id))
@@ -307,6 +310,9 @@ const settled = (client: Client, { batch, flow, queues }: Open, first: number) =
       if (open.length > 0) return yield* Effect.fail(refusal)
     })).pipe(Effect.ignore)
 
+// In milliseconds: the ids of jobs need not be known any more.
+const forgotten = 1100
+
 // So many turns before a process has started may have runs that it has to wait for.
 const past = Math.ceil(15_000 / turn)
 
@@ -335,10 +341,13 @@ export const flow: Workload = {
     )
   },
   check: conducted,
-  clear: ({ Queue }) =>
+  // The last client may have left while errands were on their way: they wait for the next one.
+  clear: (lockstep, delivered) =>
     Effect.scoped(
-      Effect.forEach(queueNames, (name) =>
-        Effect.flatMap(Queue.make({ payload: Schema.String, name }), (queue) =>
-          Effect.andThen(queue.drain({ delayed: true }), queue.discard())), { discard: true })
+      Effect.gen(function*() {
+        const { queues } = yield* open(lockstep, forgotten, "cancel")
+        yield* Effect.all([delivered(flowName), delivered(`batch:${batchName}`)])
+        for (const queue of queues) yield* Effect.andThen(queue.drain({ delayed: true }), queue.discard())
+      })
     )
 }
