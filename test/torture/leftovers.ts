@@ -25,6 +25,9 @@ export const dump = Effect.fnUntraced(function*({ primaries }: Deployment, names
     for (const key of yield* keysOf(server, namespace)) {
       const [command, ...args] = readers[yield* server.cli("TYPE", key)] ?? ["TYPE"]
       lines.push(`${server.port} ${JSON.stringify(key)}`, yield* server.cli(command, key, ...args))
+      if (command !== "XRANGE") continue
+      // Of a queue: which jobs are in work, and how often each was delivered. Other streams do not have the group.
+      lines.push(yield* Effect.orElseSucceed(server.cli("XPENDING", key, "workers", "-", "+", 100), () => ""))
     }
   }
   return lines.join("\n")
