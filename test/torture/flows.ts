@@ -198,6 +198,9 @@ const isLate = ({ deaths, run }: Facts, { hold }: Handling): boolean =>
   isLost(run, hold.client, hold.asked - run.lease, (hold.ended ?? hold.asked) + run.lease) ||
   hold.outcome === undefined && hold.asked > (deaths.get(hold.client) ?? Number.POSITIVE_INFINITY) - run.lease
 
+/** Whether a handler may have begun on a job that was cancelled on its way: the news of that come behind the job. */
+const isRevoked = ({ hold: { outcome } }: Handling): boolean => outcome === "interrupted"
+
 /** Whether something may have kept Redis from hearing what an attempt came to, before the next one. */
 const isUntold = (
   { deaths, exits, run }: Facts,
@@ -379,8 +382,10 @@ const results = (facts: Facts): ReadonlyArray<Anomaly> => {
       )
     return fits ? [] : wrong("result", `has a result that its handlers do not have: ${found.join()}`, [hold])
   })
-  const ended = results.flatMap(({ at, hold }) => {
-    const later = handled.filter((one) => one.hold.asked > at && !isLate(facts, one))
+  const ended = results.flatMap(({ at, hold, words: [tag] }) => {
+    const later = handled.filter((one) =>
+      one.hold.asked > at && !isLate(facts, one) && (tag === "done" || !isRevoked(one))
+    )
     return later.length === 0 ? [] : wrong("early", "was over before its last job began", [hold, ...holdsOf(later)])
   })
   const seen = states.flatMap((answer) => {
@@ -405,8 +410,8 @@ const undone = (facts: Facts): ReadonlyArray<Anomaly> => {
     if (!of(handled, "node", one.node).some(({ done, result }) => result === one.inputs[0] && done < one.hold.asked)) {
       return wrong("with a result that it did not have", of(handled, "node", one.node))
     }
-    const later = of(handled, "node").filter(({ hold }) => hold.asked > one.hold.asked).filter((other) =>
-      !isLate(facts, other)
+    const later = of(handled, "node").filter((other) =>
+      other.hold.asked > one.hold.asked && !isLate(facts, other) && !isRevoked(other)
     )
     if (later.length > 0) return wrong("before the last node began", later)
     const first = undos.slice(at + 1).filter((other) =>
