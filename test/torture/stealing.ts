@@ -17,32 +17,36 @@ export const keys = ["key 1", "key 2", "key 3", "key 4"]
 /** The value of a job that goes to the deque of a worker, or to the one that a key belongs to. */
 export const dealt = (value: string, how: "to" | "key", target: string): string => `${value}@${how}@${target}`
 
-/** The time in which a worker was there for sure: it had its session, and gave nothing back. In microseconds. */
+/** A worker has a deque, from its first `take` on. Times are in microseconds. */
 interface Stand {
   readonly hold: Hold
   readonly client: string
   readonly worker: string
+  /** When it was there for sure; never, if its process was not told so. */
   readonly from: number
+  /** When it left its deque, or died. Pools may have come and gone until then. */
   readonly to: number
+  /** When a pool left: it gives back what it had in hand. */
+  readonly ends: ReadonlyArray<number>
 }
 
 const standsOf = ({ deaths, failed, holds, stops }: Facts): ReadonlyArray<Stand> => {
-  // With its pool, a worker gives back what it had in hand.
-  const ends = [
+  const ends = groupedBy([
     ...Array.from(stops, ([run, { at }]) => ({ client: run.split(" ")[0]!, at })),
     ...ofKind(holds, "failed").filter((hold) => failed.has(`${hold.client} ${toldOf(hold, "failed")?.what[1]}`))
       .map(({ asked, client }) => ({ client, at: asked }))
-  ]
-  return ofKind(holds, "stand").flatMap((hold) => {
-    const stands = toldOf(hold, "stands")
-    if (stands === undefined) return []
+  ], ({ client }) => client)
+  return ofKind(holds, "stand").map((hold) => {
     const { client, ended } = hold
-    const from = stands.at
-    const to = Math.min(
-      toldOf(hold, "leaves")?.at ?? ended ?? deaths.get(client) ?? Number.POSITIVE_INFINITY,
-      ...ends.filter((end) => end.client === client && end.at > from).map(({ at }) => at)
-    )
-    return [{ hold, client, worker: String(stands.what[1]), from, to }]
+    const stands = toldOf(hold, "stands")
+    return {
+      hold,
+      client,
+      worker: String(stands?.what[1]),
+      from: stands?.at ?? Number.POSITIVE_INFINITY,
+      to: toldOf(hold, "leaves")?.at ?? ended ?? deaths.get(client) ?? Number.POSITIVE_INFINITY,
+      ends: ends.get(client)?.map(({ at }) => at) ?? []
+    }
   })
 }
 
@@ -65,16 +69,20 @@ const dealtOf = ({ handled, offers, run }: Facts): ReadonlyArray<Dealt> =>
       : [{ first, offer: offer.hold, how, target }]
   })
 
-/** Whether a worker was there from the offer of a job to its beginning, and nothing disturbed it. */
-const stood = (run: Run, { client, from, to }: Stand, { first, offer }: Dealt): boolean =>
+/** Whether a worker was there from the offer of a job to its beginning, gave nothing back, and nothing disturbed it. */
+const stood = (run: Run, { client, ends, from, to }: Stand, { first, offer }: Dealt): boolean =>
   from < offer.asked && first.hold.asked < to &&
+  // Redis may have handed the job to a pool before it heard that the pool leaves.
+  !ends.some((at) => offer.asked - 1_000_000 < at && at < first.hold.asked) &&
   !isDisturbed(run, client, offer.asked - 1_000_000, first.hold.asked + run.lease) &&
   !isLost(run, client, offer.asked - 2 * run.lease, offer.asked)
 
 /** Whether a worker may have had the job in its deque, and have left or died with it. */
 const bereft = (run: Run, stand: Stand, one: Dealt): boolean => {
-  const gone = stand.hold.outcome === "released" ? 1_000_000 : 2 * run.lease
-  return stand.hold.asked < one.first.hold.asked && one.offer.asked < stand.to + gone && !stood(run, stand, one)
+  const { client, hold, to } = stand
+  // Redis hears of the end of a worker that cannot leave when its session expires.
+  const gone = hold.outcome === "released" && !isDisturbed(run, client, to, to + 1_000_000) ? 1_000_000 : 2 * run.lease
+  return hold.asked < one.first.hold.asked && one.offer.asked < to + gone && !stood(run, stand, one)
 }
 
 /** While a worker that keeps its jobs lives, nothing of its deque runs elsewhere. */
