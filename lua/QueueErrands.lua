@@ -73,6 +73,7 @@ extend.tellSubscribers = function(ctx, queue, here)
     -- A defect of a run is not one of the queue.
     local fine, told = here and ctx.told <= MOST_TOLD, false
     if fine then fine, told = pcall(extend.tellRun, ctx, one.name, one.reference, one.outcome) end
+    if told and not fine then redis.log(redis.LOG_WARNING, 'lockstep: a run could not be told of a job') end
     if not fine or not told then
       extend.errand(ctx, one.name, '["ended",' .. encoded(one.reference) .. ',"' .. one.job .. '",' .. one.outcome .. ']')
     end

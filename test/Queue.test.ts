@@ -628,15 +628,18 @@ layer(TestServer.layer, live)("a job", (it) => {
       const namespace = freshNamespace()
       yield* Effect.scoped(Effect.gen(function*() {
         const line = yield* proxy(server)
-        const context = yield* node(line.url, { namespace, partitions: 1, ...short, requestTimeout: "500 millis" })
+        const context = yield* node(line.url, { namespace, partitions: 1, ...short })
         const queue = yield* on(context, make({ retention: "50 millis" }))
         yield* queue.offer(0)
+        // The connection that is cut stays so until Redis has forgotten the offer and the session.
+        yield* line.refuse
         const sent = yield* line.once(asks("queue.offer"), "dropReply")
         const offering = yield* Effect.forkChild(Effect.flip(queue.offerAll([1, 2])))
         yield* sent
         const known = server.cli("EXISTS", `{${namespace}:00}:queue-even:work`, `{${namespace}:00}:queue-odd:work`)
         yield* eventually(Effect.map(known, (count) => count === "0"))
         yield* forgetSession(context, namespace, server)
+        yield* line.pass
         assert.strictEqual((yield* Fiber.join(offering)).reason._tag, "Timeout")
         const worker = yield* working(queue)
         yield* begins(worker, [0, 1, 2])

@@ -25,7 +25,7 @@ import { behindLine } from "./support/behindLine.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { freshNamespace, type Node, node, short, TestServer } from "./support/live.ts"
 import { asks } from "./support/requests.ts"
-import { lose, missed, on, promptly, revoked, several } from "./support/several.ts"
+import { forgetSession, lose, missed, on, promptly, revoked, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -188,6 +188,37 @@ layer(TestServer.layer, live)("a topic", (it) => {
         }))
       }))
   }
+
+  it.effect("does not store a publication again that Redis may have forgotten, when the session is lost", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const context = yield* node(line.url, { namespace, partitions: 1, ...short })
+        const topic = yield* on(context, make({ name: "numbers", dedupe: "50 millis" }))
+        for (const [at, options] of [{}, { key: "k" }].entries()) {
+          yield* topic.publish(3 * at, options)
+          // The connection that is cut stays so until Redis has forgotten the publication and the session.
+          yield* line.refuse
+          const sent = yield* line.once(asks(at === 0 ? "topic.publishAll" : "topic.publish"), "dropReply")
+          const lost = yield* Effect.forkChild(Effect.flip(topic.publish(3 * at + 1, options)))
+          yield* sent
+          const known = server.cli(
+            "EXISTS",
+            `{${namespace}:00}:topic-even:numbers`,
+            `{${namespace}:00}:topic-odd:numbers`
+          )
+          yield* eventually(Effect.map(known, (count) => count === "0"))
+          yield* forgetSession(context, namespace, server)
+          yield* line.pass
+          assert.strictEqual((yield* promptly(Fiber.join(lost), "the failure")).reason._tag, "Timeout")
+          yield* topic.publish(3 * at + 2, options)
+        }
+        assert.deepStrictEqual(valuesOf(yield* collect(topic.subscribe({ from: "beginning" }), 6)), upTo(6))
+        assert.strictEqual((yield* topic.state).length, 6)
+      }))
+    }))
 
   it.effect("goes on when its process may call the actor again", () =>
     several(1, ([a], _, server) =>

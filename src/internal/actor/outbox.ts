@@ -224,8 +224,8 @@ export class Outbox {
     request.sent ??= [now, wall]
     const [at, wallAt] = request.sent
     if (request.cancelled === true || Math.max(now - at, wall - wallAt) + lease <= Math.max(knownFor, lease)) return
-    request.cancelled = true
     this.#fail(request, transport.late(request.key), true)
+    request.cancelled = true
   }
 
   // As many as one batch may have.
