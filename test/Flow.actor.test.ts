@@ -319,6 +319,10 @@ const drive = async (
         if (undone.length === 0) model.cancel(2)
       }
       if (next() < 0.03) await check()
+      // While a run is compensated, that offers the compensation again.
+      if (undone.length > 0 && next() < 0.1 && (await look("flow.status", [1]))[1] === 2) {
+        assert.deepStrictEqual(await ask("flow.retry", `undo${next()}`, ""), ["retried", 2])
+      }
       if (model.unsettled > 0 && next() < 0.05) {
         const [tag, state] = await ask("flow.retry", `early${next()}`, JSON.stringify(["n0"]))
         assert.deepStrictEqual([tag, state], ["active", undefined])
