@@ -192,6 +192,7 @@ ${tables(rows)}
   every 10 ms on average. PersistedQueue polls every second.
 * Memory of jobs (19) is what 10,000 more of them cost after the first 500, with the default settings of all: BullMQ and
   bee-queue keep finished jobs.
+* Flows (22 to 24) are beside their queue (\`colocate\`). In BullMQ, a chain is a tree in which each job has one child.
 * Skewed load (25): 4 workers with a coordinator each run one job at a time; one worker offers 70 % of the work. A job sleeps for 20
   to 90 ms. \`lockstep\` is \`WorkStealing\` with the defaults; in \`static partitions\` all workers \`keep\` all of their jobs. The ideal
   is all work divided by 4.
