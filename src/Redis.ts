@@ -266,21 +266,30 @@ const observe = Effect.fnUntraced(function*(commands: Connection, log: Log) {
 const open = (source: Source, io: Io, connectTimeout: number, log: Log) => {
   const { address, clientName, topology } = source
   const onUnnamed = () => log(Effect.logDebug("Redis refuses CLIENT SETNAME, so this connection has no name"))
-  const one = (connectionName: string) =>
-    single({ io, base: { ...source.single, connectionName }, address, connectTimeout, topology, onUnnamed })
+  const one = (connectionName: string, within = connectTimeout) =>
+    single({
+      io,
+      base: { ...source.single, connectionName },
+      address,
+      connectTimeout: Math.min(connectTimeout, within),
+      topology,
+      onUnnamed
+    })
   if (source.cluster === undefined) {
     const commands = one(clientName)
     return {
       commands,
       masters: () => [commands],
-      dedicated: (_key?: string | undefined, role = "reader"): Connection => one(`${clientName}:${role}`)
+      dedicated: (_key?: string | undefined, role = "reader", within?: number | undefined): Connection =>
+        one(`${clientName}:${role}`, within)
     }
   }
   const commands = cluster({ ...source.cluster, io, address, name: clientName, connectTimeout, onUnnamed })
   return {
     commands,
     masters: commands.masters,
-    dedicated: (key?: string | undefined, role = "reader") => commands.dedicated(key, role)
+    dedicated: (key?: string | undefined, role = "reader", within?: number | undefined) =>
+      commands.dedicated(key, role, within)
   }
 }
 

@@ -191,6 +191,35 @@ layer(TestServer.layer, live)("a connection", (it) => {
       yield* assertEmpty(server, namespace)
     }))
 
+  it.effect("waits for no longer than a lease for a connection of the reader that does not answer", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const mine = yield* node(line.url, { namespace, lease: "1 second", margin: "200 millis" })
+        const other = yield* node(server.url, { namespace, lease: "1 second", margin: "200 millis" })
+        const { leave } = yield* Effect.provideContext(holding("a"), other)
+        const waiting = yield* Lock.withLock(Effect.void, "a").pipe(Effect.provideContext(mine), Effect.forkChild)
+        yield* waits(server, namespace, "lock:a", 1)
+        const ofReader = (arg: string) => arg.endsWith(":reader")
+        const reading = Effect.map(
+          server.cli("CLIENT", "LIST"),
+          (clients) => clients.split("\n").filter((client) => / cmd=xread /.test(client))
+        )
+        yield* eventually(Effect.map(reading, ({ length }) => assert.isAbove(length, 0)))
+        const silent = yield* line.once(({ args }) => args.some(ofReader), "blackhole")
+        for (const client of yield* reading) {
+          yield* server.cli("CLIENT", "KILL", "ID", /id=(\d+)/.exec(client)![1]!)
+        }
+        yield* silent
+        yield* leave
+        // The lease, and until the reader connects again; the service's own `connectTimeout` is 5 seconds.
+        yield* within(Fiber.join(waiting), 3000, "the wake-up")
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
   it.effect("reads every mailbox, also one that is first used while the reader connects", () =>
     Effect.gen(function*() {
       const server = yield* TestServer

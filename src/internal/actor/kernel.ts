@@ -143,7 +143,8 @@ export class Kernel implements Office {
     const index = connections.topology === "cluster" ? partition.index : -1
     let reader = this.#readers.get(index)
     if (reader === undefined) {
-      const connect = () => connections.dedicated(`${partition.prefix}sessions`)
+      // Events would come later than a lease if a connection that does not answer were waited for longer.
+      const connect = () => connections.dedicated(`${partition.prefix}sessions`, undefined, this.settings.lease)
       this.#readers.set(index, reader = new Reader(this.transport, this.io, this.hooks.log, connect))
     }
     return reader

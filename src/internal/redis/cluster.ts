@@ -132,7 +132,7 @@ class Cluster implements ClusterConnection {
       return inFlight
     })
 
-  readonly dedicated = (key: string | undefined, role: string): Connection => {
+  readonly dedicated = (key: string | undefined, role: string, within?: number | undefined): Connection => {
     const { address, connectTimeout, io, name, onUnnamed } = this.#options
     const { client } = this
     const slot = key === undefined ? undefined : slotOf(key)
@@ -141,7 +141,7 @@ class Cluster implements ClusterConnection {
     const connection = single({
       io,
       address: key === undefined ? address : `${address} (slot ${slot})`,
-      connectTimeout,
+      connectTimeout: Math.min(connectTimeout, within ?? connectTimeout),
       topology: "cluster",
       base: {
         ...rest,

@@ -62,7 +62,7 @@ export interface SingleConnection extends CommandConnection {
 
 export interface ClusterConnection extends CommandConnection {
   readonly client: IoRedis.Cluster
-  readonly dedicated: (key: string | undefined, role: string) => Connection
+  readonly dedicated: (key: string | undefined, role: string, within?: number | undefined) => Connection
   /** The masters, in an order that only changes when they do. */
   readonly masters: () => ReadonlyArray<Pick<Connection, "send">>
 }
@@ -73,9 +73,14 @@ export interface Connections {
   readonly commands: Connection
   /**
    * A connection of its own for blocking reads; on a cluster to the node of `key`, followed when the slot moves. Its
-   * name ends in its role, by default `reader`.
+   * name ends in its role, by default `reader`. It connects within so many milliseconds, or it tries again: at most the
+   * `connectTimeout` of the service.
    */
-  readonly dedicated: (key?: string | undefined, role?: string | undefined) => Connection
+  readonly dedicated: (
+    key?: string | undefined,
+    role?: string | undefined,
+    within?: number | undefined
+  ) => Connection
   /** The server, or each master of a cluster. */
   readonly masters: () => ReadonlyArray<Pick<Connection, "send">>
   /**
