@@ -213,7 +213,7 @@ const isUntold = (
 
 /**
  * Whether the job of a node can be a dead letter although none of its handlers has begun, as far as is known by that time: each of its
- * workers was lost before. What a run is told of the job that has failed it has to agree.
+ * workers was lost before. If the run has failed because of that job, the outcome that the run tells has to agree.
  */
 const isUnseen = ({ first, results, run }: Facts, node: number, at: number): boolean => {
   const failure = results.find(({ words: [tag] }) => tag === "failed")

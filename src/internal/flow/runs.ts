@@ -247,15 +247,14 @@ export class Run {
   // -------------------------------------------------------------------------------------------------------------------
 
   /** Succeeds when the run is over. */
-  get end(): Effect.Effect<RunState, FlowError> {
+  get end(): Effect.Effect<void, FlowError> {
     return Effect.scoped(
       Effect.gen({ self: this }, function*() {
         const ended = yield* Deferred.make<number, FlowError>()
         yield* observing(this.#place, false, ([state]) => {
           if (state >= over || state === unknown) Deferred.doneUnsafe(ended, Exit.succeed(state))
         }, () => Deferred.doneUnsafe(ended, Exit.fail(this.closed)))
-        const state = yield* Deferred.await(ended)
-        return state === unknown ? yield* Effect.fail(this.#unknown) : states[state]!
+        if ((yield* Deferred.await(ended)) === unknown) yield* Effect.fail(this.#unknown)
       })
     )
   }
