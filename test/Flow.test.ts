@@ -57,6 +57,17 @@ const workers = <E, R>(
     Queue.worker(Load, loading, { concurrency: 100 })
   )
 
+/** Workers that record the compensations of nodes. */
+const undoing = () => {
+  const undone: Array<number> = []
+  const working = workers(extract, ({ sum }) =>
+    Effect.sync(() => {
+      undone.push(sum)
+      return "undone"
+    }))
+  return { undone, working }
+}
+
 // Dead letters stay behind the test, and the ids of jobs and runs for a while.
 const emptied = Layer.effectDiscard(
   Effect.flatMap(
@@ -549,12 +560,7 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
   it.effect("compensates what is done, the last node first, when it has failed", () =>
     withNode(() =>
       Effect.gen(function*() {
-        const undone: Array<number> = []
-        const working = workers(extract, ({ sum }) =>
-          Effect.sync(() => {
-            undone.push(sum)
-            return "undone"
-          }))
+        const { undone, working } = undoing()
         yield* live(working)(Effect.scoped(Effect.gen(function*() {
           const flow = yield* made((flow) => {
             const a = flow.job(Extract, "a", { name: "a" })
@@ -573,12 +579,7 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
   it.effect("compensates a node once when its errand comes again, after its queue, or the flow, has forgotten that", () =>
     withNode(() =>
       Effect.gen(function*() {
-        const undone: Array<number> = []
-        const working = workers(extract, ({ sum }) =>
-          Effect.sync(() => {
-            undone.push(sum)
-            return "undone"
-          }))
+        const { undone, working } = undoing()
         const opened = made((flow) => {
           const a = flow.job(Extract, "a", { name: "a" })
           flow.job(Extract, "bad", { after: [a] })

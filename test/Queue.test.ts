@@ -623,12 +623,8 @@ layer(TestServer.layer, live)("a job", (it) => {
     }))
 
   it.effect("is stored once though Redis does not know its offer any more, when the session is lost", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const namespace = freshNamespace()
-      yield* Effect.scoped(Effect.gen(function*() {
-        const line = yield* proxy(server)
-        const context = yield* node(line.url, { namespace, partitions: 1, ...short })
+    behindLine(({ context, line, namespace, server }) =>
+      Effect.gen(function*() {
         const queue = yield* on(context, make({ retention: "50 millis" }))
         yield* queue.offer(0)
         // The connection that is cut stays so until Redis has forgotten the offer and the session.
@@ -646,8 +642,7 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* queue.offer(3)
         yield* begins(worker, [0, 1, 2, 3])
         yield* worker.stop
-      }))
-    }))
+      }), short))
 
   it.effect("ends when it is interrupted before Redis has answered", () =>
     Effect.gen(function*() {

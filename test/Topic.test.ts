@@ -190,12 +190,8 @@ layer(TestServer.layer, live)("a topic", (it) => {
   }
 
   it.effect("does not store a publication again that Redis may have forgotten, when the session is lost", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const namespace = freshNamespace()
-      yield* Effect.scoped(Effect.gen(function*() {
-        const line = yield* proxy(server)
-        const context = yield* node(line.url, { namespace, partitions: 1, ...short })
+    behindLine(({ context, line, namespace, server }) =>
+      Effect.gen(function*() {
         const topic = yield* on(context, make({ name: "numbers", dedupe: "50 millis" }))
         for (const [at, options] of [{}, { key: "k" }].entries()) {
           yield* topic.publish(3 * at, options)
@@ -217,8 +213,7 @@ layer(TestServer.layer, live)("a topic", (it) => {
         }
         assert.deepStrictEqual(valuesOf(yield* collect(topic.subscribe({ from: "beginning" }), 6)), upTo(6))
         assert.strictEqual((yield* topic.state).length, 6)
-      }))
-    }))
+      }), short))
 
   it.effect("goes on when its process may call the actor again", () =>
     several(1, ([a], _, server) =>
