@@ -1,6 +1,6 @@
 -- Flows: a run of a graph of jobs. It decides which node may start, and its conductors offer the jobs.
 --
--- kinds: flow: hash, nodes
+-- kinds: flow: hash, nodes, absent
 -- after Queue.lua
 -- after QueueErrands.lua
 --
@@ -522,7 +522,7 @@ handlers['flow.load'] = function(ctx, key, digest, fields)
 end
 
 -- flow.start: starts a run, all of whose fields were loaded
--- keys: hash, nodes
+-- keys: all
 -- args: digest string, fields number
 -- reply: ["begun", state number] | ["missing"]
 handlers['flow.start'] = function(ctx, key, digest, fields)
@@ -545,7 +545,7 @@ end
 
 -- flow.begun: the job of a node was offered, or is going to be. If it was, and the run stops, or has given the node up, conductors remove
 -- it.
--- keys: hash, nodes
+-- keys: all
 -- args: node string, generation number, offered boolean
 -- reply: ["active"] | ["over"] | ["missing"]
 -- flags: allow-oom
@@ -693,7 +693,7 @@ end
 
 -- flow.ended: the job of a node has ended: with the tag of its outcome, and the outcome as JSON. Repeated, it changes nothing. `undo` says
 -- that the job has compensated the node.
--- keys: hash, nodes
+-- keys: all
 -- args: node string, generation number, undo boolean, tag string, outcome string, added string
 -- reply: ["ended"] | ["refused", name string] | ["missing"]
 handlers['flow.ended'] = function(ctx, key, node, generation, undo, tag, outcome, added)
@@ -707,7 +707,7 @@ end
 
 -- flow.add: adds nodes without edges to a run that goes on, as `addNodes`, and answers how many; those whose names are there already
 -- are left out. With `seal` no more are added, and neither when there are as many as expected.
--- keys: hash, nodes
+-- keys: all
 -- args: added string, seal boolean
 -- reply: ["added", count number] | ["sealed", state number] | ["missing"]
 handlers['flow.add'] = function(ctx, key, added, seal)
@@ -733,7 +733,7 @@ end
 -- -----------------------------------------------------------------------------
 
 -- flow.cancel: stops a run: nodes that have not begun are cancelled, and the jobs of the others
--- keys: hash, nodes
+-- keys: all
 -- args:
 -- reply: ["cancelled", state number] | ["missing"]
 -- flags: allow-oom
@@ -749,7 +749,7 @@ end
 -- flow.retry: starts all nodes again that are not done, in the order of the graph. While a run goes on, the jobs that Redis may have
 -- lost are offered again. `retry` names the request, which is executed once. `names` is a list of nodes as JSON, or empty: with them the
 -- run is replayed, unless it goes on, and these nodes start again and all behind them, although they are done.
--- keys: hash, nodes
+-- keys: all
 -- args: retry string, names string
 -- reply: ["retried", state number] | ["done"] | ["active"] | ["unknown", name string] | ["missing"]
 handlers['flow.retry'] = function(ctx, key, retry, names)

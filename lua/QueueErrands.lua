@@ -10,9 +10,12 @@
 -- reason, the actor sends the errand ["ended", reference, job, outcome]. Such jobs keep their outcome, so `conclude` hears of each.
 -- `y<job>` of the hash has the subscriber until then: "<bytes of the name> <name><reference>".
 --
--- The keys of errands are not declared in the calls that send some, which do not know their names. They are in the slot of the call.
--- The same holds for a run that is in the partition of a queue: it hears of the end of a job in the same step, without an errand, and
--- offers the next job in that step if it can.
+-- A run that is in the partition of a queue hears of the end of a job in the same step, without an errand, and offers the next job in
+-- that step if it can.
+--
+-- The keys of errands, and of resources beside, are not declared in the calls that reach them, which do not know their names. They are in
+-- the slot of the call, and while that migrates, some may be gone. So all calls about queues and runs declare one more key, `absent`, that
+-- never exists: Redis refuses them as a whole then, and they are made again.
 
 -- -----------------------------------------------------------------------------
 -- Other resources of the partition
@@ -34,13 +37,10 @@ local function loadOther(ctx, kind, name, load)
   return loaded
 end
 
--- The same, if it is there. While a slot migrates, Redis refuses commands about keys that are not here, so then none counts as being there.
+-- The same, if it is there.
 local function loadBeside(ctx, kind, name, load)
   local key = ctx.prefix .. kind .. ':' .. name
-  if not isLoaded(ctx, key) then
-    if ctx.migrates == nil then ctx.migrates = type(redis.pcall('GET', ctx.prefix .. 'absent')) == 'table' end
-    if ctx.migrates or call('HLEN', key) == 0 then return nil end
-  end
+  if not isLoaded(ctx, key) and call('HLEN', key) == 0 then return nil end
   return loadOther(ctx, kind, name, load)
 end
 
@@ -109,10 +109,9 @@ extend.entrust = function(ctx, queue, bodies)
   callMembers(ctx, loadOther(ctx, 'errands', name, loadQueue))
 end
 
--- Whether a queue has errands of its own. While its slot migrates, Redis may refuse to say: then it may.
+-- Whether a queue has errands of its own.
 extend.hasErrands = function(ctx, key)
-  local found = redis.pcall('HLEN', ctx.prefix .. 'errands:' .. OWN .. sub(key, #ctx.prefix + #OWN + 1))
-  return type(found) ~= 'number' or found > 0
+  return call('HLEN', ctx.prefix .. 'errands:' .. OWN .. sub(key, #ctx.prefix + #OWN + 1)) > 0
 end
 
 reapers.errands = function(ctx, key, session, id)
