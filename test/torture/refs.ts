@@ -390,7 +390,10 @@ const heard = ({ holds, known, name, run, versionOf }: Facts): ReadonlyArray<Ano
     const [read] = hold.told
     const base = read?.what[1] === name ? versionOf(String(read.what[2])) : undefined
     if (base === undefined) return []
-    const later = Array.from(known).find(([version, at]) => version > base && at + 1_000_000 < hold.ended!)
+    // A ref that was deleted had later versions before.
+    const later = Array.from(known).find(([version, at]) =>
+      version > base && at > hold.asked && at + 1_000_000 < hold.ended!
+    )
     const isDisturbed = ["", hold.client].some((who) => overlaps(run.disturbed.get(who), hold.asked, hold.ended!))
     if (later === undefined || isDisturbed || forgot(run, hold.asked, hold.ended!)) return []
     return [{ check: "missed", detail: `until has not heard of version ${later[0]}`, holds: [hold] }]
