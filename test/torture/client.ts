@@ -43,6 +43,16 @@ export interface Log {
   readonly tell: (...what: What) => void
 }
 
+/** The clocks of a client. */
+export interface Clocks {
+  /** Milliseconds of a clock that does not stand still. */
+  readonly now: () => number
+  /** Milliseconds since the epoch. */
+  readonly wall: () => number
+  /** Microseconds, as histories have them. */
+  readonly micros: () => number
+}
+
 /** What a workload is given. */
 export interface Client {
   readonly lockstep: typeof Lockstep
@@ -50,6 +60,7 @@ export interface Client {
   readonly random: () => number
   readonly pick: <A>(items: ReadonlyArray<A>) => A
   readonly stopping: () => boolean
+  readonly clock: Clocks
   /** Waits while requests take long: nobody could say in which order they were sent if Redis had more than it can do. */
   readonly rest: Effect.Effect<void>
   /** How long what nobody has open is remembered, in milliseconds: longer than a fault keeps a client away. */
@@ -119,8 +130,8 @@ const outcomeOf = (exit: Exit.Exit<unknown, unknown>): Outcome => {
 // In milliseconds. Below the first, a client need not rest; it rests for no longer than the second.
 const [swift, longestRest] = [100, 500]
 
-interface Tools extends Pick<Client, "lockstep" | "random" | "stopping"> {
-  readonly argument: Argument
+export interface Tools extends Pick<Client, "lockstep" | "random" | "stopping" | "clock"> {
+  readonly argument: Pick<Argument, "settings" | "long">
   readonly record: (event: Event) => void
   /** To the fenced resource. */
   readonly write: (key: string, token: number) => Effect.Effect<boolean>
@@ -155,8 +166,8 @@ const body = Effect.fnUntraced(function*(tools: Tools, requests: ReadonlyArray<A
   for (const { id } of held) record({ event: "leave", id })
 })
 
-const clientOf = (tools: Tools): Client => {
-  const { argument, lockstep, random, record, stopping } = tools
+export const clientOf = (tools: Tools): Client => {
+  const { argument, clock, lockstep, random, record, stopping } = tools
   let asked = 0
   let latency = 0
   const ask = (request: Request): Asked => {
@@ -169,16 +180,17 @@ const clientOf = (tools: Tools): Client => {
     random,
     pick: (items) => items[Math.floor(random() * items.length)]!,
     stopping,
+    clock,
     rest: Effect.suspend(() => latency < swift ? Effect.void : Effect.sleep(Math.min(latency, longestRest))),
     keep: keepOf(argument.settings.lease),
     // Whatever is asked has an end, also if it is interrupted before it begins.
     attempt: (request, effect, tokenOf, saw) =>
       Effect.uninterruptibleMask((restore) => {
         const { id } = ask(request)
-        const askedAt = performance.now()
+        const askedAt = clock.now()
         return Effect.map(Effect.exit(restore(effect)), (exit) => {
           if (Exit.isSuccess(exit)) {
-            if (!request.wait) latency += (performance.now() - askedAt - latency) / 8
+            if (!request.wait) latency += (clock.now() - askedAt - latency) / 8
             record({ event: "enter", id, token: tokenOf?.(exit.value) ?? 0 })
             if (saw !== undefined) record({ event: "saw", id, others: saw(exit.value) })
           }
@@ -215,6 +227,9 @@ const clientOf = (tools: Tools): Client => {
   }
 }
 
+/** Those of this machine. */
+const clock: Clocks = { now: () => performance.now(), wall: Date.now, micros: History.now }
+
 const main = async () => {
   const argument = Program.argument<Argument>()
   const lockstep: typeof Lockstep = await import(argument.library)
@@ -234,7 +249,7 @@ const main = async () => {
   const program = Effect.gen(function*() {
     const { record } = yield* History.recorder<Event>(argument.file)
     const write = yield* writer(argument.resource)
-    const client = clientOf({ argument, lockstep, random, stopping: () => stop, record, write })
+    const client = clientOf({ argument, clock, lockstep, random, stopping: () => stop, record, write })
     const chosen = workloads.filter(({ name }) => argument.only.length === 0 || argument.only.includes(name))
     const { changes } = yield* lockstep.Coordinator.Coordinator
     yield* Effect.forkScoped(Stream.runForEach(changes, (change) =>

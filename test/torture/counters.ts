@@ -222,7 +222,7 @@ const linearizable = (facts: Facts): ReadonlyArray<Anomaly> => {
   return found
 }
 
-/** A counter without resets is at least what was added for sure before, and at most what was added at all by then. */
+/** A counter that only grows is at least what was added for sure before, and at most what was added at all by then. */
 const bounded = (facts: Facts): ReadonlyArray<Anomaly> => {
   const { edges, known, reads, run } = facts
   const additions = additionsOf(facts)
@@ -251,7 +251,7 @@ export const counted = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Ano
     addedOnce(facts),
     agreed(facts.edges, run, String),
     linearizable(facts),
-    facts.resets.length === 0 ? bounded(facts) : []
+    facts.resets.length === 0 && additionsOf(facts).every(({ by }) => by >= 0) ? bounded(facts) : []
   ]
   return [...all.flatMap((anomalies) => anomalies.slice(0, 5)), ...caughtUp(holds)]
 }

@@ -24,11 +24,11 @@ export const keepOf = (lease: number): number => lease * 3 + 1000
  * Says when to give up what gets no further: when not less is left than before, for a while. With many clients on few cores, or a
  * rate, what the faults have left behind can take long.
  */
-export const patienceOf = (keep: number): (left: number) => boolean => {
-  let [until, least] = [performance.now() + keep, Number.POSITIVE_INFINITY]
+export const patienceOf = ({ clock: { now }, keep }: Client): (left: number) => boolean => {
+  let [until, least] = [now() + keep, Number.POSITIVE_INFINITY]
   return (left) => {
-    if (left < least) [until, least] = [Math.max(until, performance.now() + keep / 2), left]
-    return performance.now() > until
+    if (left < least) [until, least] = [Math.max(until, now() + keep / 2), left]
+    return now() > until
   }
 }
 

@@ -121,7 +121,7 @@ const working = (client: Client, queue: Queue) =>
 // ---------------------------------------------------------------------------------------------------------------------
 
 /** Clients that come at about the same time run the same flow, and the same batch. */
-const turnOf = (client: Client): number => Math.floor(Date.now() / turn) - client.pick([0, 0, 1, 2])
+const turnOf = (client: Client): number => Math.floor(client.clock.wall() / turn) - client.pick([0, 0, 1, 2])
 
 const runOf = (turn: number): string => `run ${turn}`
 
@@ -284,7 +284,7 @@ interface Settling {
 const settled = (client: Client, { batch, flow, queues }: Open, first: number) =>
   client.follow({ kind: "flow settled", key: flowName, weight: 0, wait: true }, ({ tell }) =>
     Effect.gen(function*() {
-      const turns = Array.from({ length: Math.floor(Date.now() / turn) - first + 1 }, (_, at) => first + at)
+      const turns = Array.from({ length: Math.floor(client.clock.wall() / turn) - first + 1 }, (_, at) => first + at)
       const runs = turns.flatMap((turn): ReadonlyArray<Settling> => [
         { id: runOf(turn), over: ended(client, flow, runOf(turn)) },
         { id: fillOf(turn), over: sealed(client, batch, fillOf(turn)) }
@@ -295,7 +295,7 @@ const settled = (client: Client, { batch, flow, queues }: Open, first: number) =
         { concurrency: 64 }
       )
       for (const { id } of open) tell("open", id)
-      const isOver = patienceOf(client.keep)
+      const isOver = patienceOf(client)
       const counts = Effect.map(
         Effect.forEach(queues, ({ state }) => state, { concurrency: 2 }),
         (all) => all.reduce((sum, { active, delayed, waiting }) => sum + active + delayed + waiting, 0)
@@ -323,7 +323,7 @@ const past = Math.ceil(15_000 / turn)
 export const flow: Workload = {
   name: "flow",
   run: (client) => {
-    const first = Math.floor(Date.now() / turn) - past
+    const first = Math.floor(client.clock.wall() / turn) - past
     return Effect.gen(function*() {
       const opened = yield* open(client.lockstep, client.keep, client.pick(["cancel", "finish"]))
       for (const queue of opened.queues) yield* working(client, queue)

@@ -23,7 +23,7 @@ export const latch: Workload = {
       2,
       client,
       Effect.gen(function*() {
-        const key = `phase ${Math.floor(Date.now() / 500)}`
+        const key = `phase ${Math.floor(client.clock.wall() / 500)}`
         const shared = yield* client.lockstep.CountDownLatch.make({ name: key, count: total, timeToLive: client.keep })
         const count = (by: number) =>
           client.attempt({ kind: "latch count", key, weight: by, wait: false }, shared.countDown({ by }))

@@ -1,7 +1,6 @@
 import { Cron, Effect, Option, Schedule, Schema, type Scope, Stream } from "effect"
 import { randomUUID } from "node:crypto"
 import type * as Lockstep from "../../../src/index.ts"
-import { History } from "../../../src/testing.ts"
 import type { Client, Log } from "../client.ts"
 import {
   kept,
@@ -61,7 +60,7 @@ const handled = (client: Client, queue: Queue, value: string, job: Job, run: num
   follow(client, queue, "handle", ({ step, tell }) =>
     Effect.gen(function*() {
       // Tokens are times of Redis, and a round runs on one machine.
-      const skew = Date.now() * 1000 - History.now()
+      const skew = client.clock.wall() * 1000 - client.clock.micros()
       const { attempt, crashes, id, offeredAt, token } = job
       tell("handles", id, value, attempt, crashes, offeredAt.epochMilliseconds, skew, token, run)
       const { decides, failing, long } = planOf(value)
@@ -91,7 +90,7 @@ const ticked = (client: Client, queue: Queue, { id, schedule }: Job) =>
   follow(client, queue, "tick", ({ tell }) =>
     Effect.sync(() => {
       const { name, tick } = Option.getOrThrow(schedule)
-      tell("ticks", name, id, tick.epochMilliseconds, Date.now() * 1000 - History.now())
+      tell("ticks", name, id, tick.epochMilliseconds, client.clock.wall() * 1000 - client.clock.micros())
       return ""
     }))
 
@@ -263,7 +262,7 @@ const producer = (client: Client, queue: Queue) => {
   return Effect.gen(function*() {
     const way = random()
     // Clients that come at the same time bring the same id.
-    const turn = Math.floor(Date.now() / 100)
+    const turn = Math.floor(client.clock.wall() / 100)
     if (way < 0.2) yield* offering(client, queue, Array.from({ length: 2 + Math.floor(random() * 20) }, wish))
     else if (way < 0.4) yield* executing(client, queue, wish())
     else if (way < 0.6) {
@@ -358,7 +357,7 @@ export const settled = (client: Client, queue: Queue, known: Set<string>) =>
     { kind: "queue settled", key: queue.name, weight: 0, wait: true },
     ({ tell }) =>
       Effect.gen(function*() {
-        const isOver = patienceOf(client.keep)
+        const isOver = patienceOf(client)
         const awaited = Effect.gen(function*() {
           for (;;) {
             // The process that has paused the queue may be dead.

@@ -114,12 +114,12 @@ const watching = Effect.fnUntraced(function*(client: Client, group: string, ref:
 const settled = <A, E>(client: Client, key: string, present: Effect.Effect<A, E>, all: ReadonlyArray<Seen>) =>
   follow(client, "settled", key, ({ tell }) =>
     Effect.gen(function*() {
-      const until = performance.now() + client.keep
+      const until = client.clock.now() + client.keep
       for (;;) {
         const last = yield* Effect.option(present)
         const behind = Option.isNone(last) ? all : all.filter((seen) => seen.last !== last.value)
         if (Option.isSome(last) && behind.length === 0) return
-        if (performance.now() > until) {
+        if (client.clock.now() > until) {
           tell("behind", behind.length, ...behind.map((seen) => seen.last ?? "nothing"), String(last))
           return yield* Effect.fail(givenUp)
         }

@@ -17,7 +17,7 @@ export const tasks: Workload = {
       client,
       Effect.gen(function*() {
         const { lockstep: { Lease, TaskGroup }, random } = client
-        const key = `job ${Math.floor(Date.now() / 1000)}`
+        const key = `job ${Math.floor(client.clock.wall() / 1000)}`
         const group = yield* TaskGroup.make({ name: key, result: Schema.Number, shards, timeToLive: client.keep })
         const run = (shard: number) =>
           client.attempt(

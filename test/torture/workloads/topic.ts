@@ -58,7 +58,7 @@ const publisher = (client: Client, topic: Topic) => {
   return Effect.gen(function*() {
     const way = client.random()
     // Clients that come at the same time bring the same id.
-    const turn = Math.floor(Date.now() / 100)
+    const turn = Math.floor(client.clock.wall() / 100)
     const size = way < 0.005
       ? 20 + Math.floor(client.random() * 80)
       : way < 0.2
@@ -206,7 +206,7 @@ const settled = (client: Client, topic: Topic, readings: ReadonlyArray<ReadonlyS
     { kind: "topic settled", key: topic.name, weight: 0, wait: true },
     ({ tell }) =>
       Effect.gen(function*() {
-        const isOver = patienceOf(client.keep)
+        const isOver = patienceOf(client)
         for (;;) {
           const state = yield* topic.state.pipe(Effect.catch(() => Effect.undefined))
           const open = state === undefined ? [] : state.groups.filter(({ lag, pending }) => lag + pending > 0)
