@@ -1,0 +1,39 @@
+/** What chance decides: by a seed, or as it was decided before. */
+
+/** Numbers from 0 up to 1, the same ones for the same seed. */
+export const randomOf = (seed: number): () => number => {
+  let state = seed >>> 0
+  return () => {
+    state = (state + 0x6d2b79f5) | 0
+    let mixed = Math.imul(state ^ (state >>> 15), 1 | state)
+    mixed = (mixed + Math.imul(mixed ^ (mixed >>> 7), 61 | mixed)) ^ mixed
+    return ((mixed ^ (mixed >>> 14)) >>> 0) / 4294967296
+  }
+}
+
+/** A seed for a part of a simulation, which chooses by itself. */
+export const seedOf = (seed: number, part: number): number =>
+  Math.imul(seed ^ Math.imul(part + 1, 0x9e3779b1), 0x85ebca6b)
+
+/** Choices of one schedule. Those that were given are made again; behind them, the first of all possibilities is taken. */
+export class Choices {
+  /** All that were made, to make them again. */
+  readonly made: Array<number> = []
+  readonly #given: ReadonlyArray<number> | undefined
+  readonly #random: () => number
+
+  constructor(seed: number, given?: ReadonlyArray<number> | undefined) {
+    this.#random = randomOf(seed)
+    this.#given = given
+  }
+
+  /** From 0 up to below `count`. */
+  among(count: number): number {
+    const given = this.#given
+    const choice = given === undefined
+      ? Math.floor(this.#random() * count)
+      : Math.min(count - 1, given[this.made.length] ?? 0)
+    this.made.push(choice)
+    return choice
+  }
+}

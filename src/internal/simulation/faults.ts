@@ -1,0 +1,132 @@
+/** What can break in a simulation. */
+
+import type { Process } from "./process.ts"
+import type { Wire } from "./wire.ts"
+import type { World } from "./world.ts"
+
+/** What has happened to a process, or to Redis. Times are milliseconds since the beginning. */
+export interface Incident {
+  readonly fault: Fault
+  /** The name of the process, or nothing for all of them. */
+  readonly process: string | undefined
+  readonly from: number
+  /** When its direct consequences are over at the latest. */
+  readonly to: number
+  /** Redis may have forgotten what it had acknowledged. */
+  readonly forgets: boolean
+}
+
+/** What a fault needs of the simulation. */
+export interface Scene {
+  readonly world: World
+  /** Starts a process in the place of one that has crashed. */
+  readonly restart: (process: Process) => void
+}
+
+/** Answers what has happened, or nothing where nothing could. */
+type Strike = (
+  scene: Scene
+) => Promise<Omit<Incident, "fault" | "from"> | undefined> | Omit<Incident, "fault" | "from"> | undefined
+
+const pick = <A>({ world }: Scene, all: ReadonlyArray<A>): A | undefined =>
+  all.length === 0 ? undefined : all[world.choices.among(all.length)]
+
+const oneOf = <A>({ world }: Scene, all: readonly [A, ...Array<A>]): A => all[world.choices.among(all.length)]!
+
+const awake = ({ world }: Scene): ReadonlyArray<Process> => world.processes.filter((process) => world.isAwake(process))
+
+const ofWire = (millis: number, happen: (wire: Wire) => void): Strike => (scene) => {
+  const found = pick(
+    scene,
+    awake(scene).flatMap((process) => process.wires.filter((wire) => wire.isReady()).map((wire) => ({ process, wire })))
+  )
+  if (found === undefined) return undefined
+  happen(found.wire)
+  return { process: found.process.name, to: scene.world.now + millis, forgets: false }
+}
+
+const ofProcess = (happen: (scene: Scene, process: Process) => number): Strike => (scene) => {
+  const process = pick(scene, awake(scene))
+  if (process === undefined) return undefined
+  return { process: process.name, to: scene.world.now + happen(scene, process), forgets: false }
+}
+
+const ofServer = (forgets: boolean, happen: (scene: Scene) => Promise<void> | void): Strike => async (scene) => {
+  const { world } = scene
+  // Tokens go by the clock: where Redis has forgotten them, it must not be behind what it was before.
+  if (forgets) {
+    world.now += world.server.behind
+    world.server.forgotAt = world.now
+  }
+  await happen(scene)
+  return { process: undefined, to: scene.world.now, forgets }
+}
+
+// Until it is switched back, or all is healed.
+const switched = (name: "full" | "migrating"): Strike => (scene) => {
+  const { server } = scene.world
+  server[name] = !server[name]
+  return { process: undefined, to: server[name] ? Number.POSITIVE_INFINITY : scene.world.now, forgets: false }
+}
+
+// How long a connection that does not answer is noticed after, at most.
+const noticed = 7000
+
+const strikes = {
+  /** A connection breaks. What was under way on it is lost, or executed later. */
+  cut: ofWire(500, (wire) => wire.cut("cut")),
+  /** What a process sends gets lost, and nothing says so. */
+  "lost requests": ofWire(noticed, (wire) => {
+    wire.deaf = true
+  }),
+  /** What Redis answers gets lost, and nothing says so. */
+  "lost replies": ofWire(noticed, (wire) => {
+    wire.mute = true
+  }),
+  /** A process ends at once, and another one is started in its place. */
+  crash: ofProcess((scene, process) => {
+    scene.world.crash(process)
+    scene.restart(process)
+    return 0
+  }),
+  /** A process stands still, for longer than its lease perhaps. */
+  pause: ofProcess((scene, process) => {
+    const millis = oneOf(scene, [50, 500, 2500, 5000])
+    process.pausedUntil = scene.world.now + millis
+    return millis
+  }),
+  /** The wall clock of a process is set. */
+  clock: ofProcess((scene, process) => {
+    process.skew += oneOf(scene, [-3000, 3000])
+    return 0
+  }),
+  /** The clock of Redis is set back. */
+  "server clock": ofServer(false, (scene) => {
+    const { now, server } = scene.world
+    const millis = oneOf(scene, [10, 100])
+    if (now - server.forgotAt > millis) server.behind += millis
+  }),
+  /** `FUNCTION FLUSH` */
+  library: ofServer(false, ({ world }) => world.server.forgetLibrary()),
+  /** Redis is over its `maxmemory`. */
+  memory: switched("full"),
+  /** Redis refuses calls, as while a slot migrates. */
+  migration: switched("migrating"),
+  /** Redis loses its data. */
+  flush: ofServer(true, async ({ world }) => await world.server.flush()),
+  /** Fail-over to a replica that has missed the last calls. */
+  "fail-over": ofServer(true, async (scene) => await scene.world.server.failOver(1 + scene.world.choices.among(8)))
+} satisfies { readonly [name: string]: Strike }
+
+/** The faults by their names. */
+export type Fault = keyof typeof strikes
+
+/** All of them. */
+export const faults = Object.keys(strikes) as ReadonlyArray<Fault>
+
+/** Breaks something. Answers nothing where there is nothing to break. */
+export const strike = async (fault: Fault, scene: Scene): Promise<Incident | undefined> => {
+  const from = scene.world.now
+  const found = await strikes[fault](scene)
+  return found && { fault, from, ...found }
+}

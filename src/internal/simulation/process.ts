@@ -1,0 +1,151 @@
+/** A simulated process: its clocks, its timers, what its event loop has to run, and its connections. */
+
+import * as Clock from "effect/Clock"
+import * as Context from "effect/Context"
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import type * as Fiber from "effect/Fiber"
+import * as Logger from "effect/Logger"
+import * as Random from "effect/Random"
+import * as Scheduler from "effect/Scheduler"
+import { Redis } from "../../Redis.ts"
+import { CurrentIo, type Io, type Timer } from "../io.ts"
+import { type Connections, register } from "../redis/connection.ts"
+import { randomOf } from "./choices.ts"
+import { type Sending, Wire } from "./wire.ts"
+
+/** What happens at a time of the world. */
+export interface Alarm {
+  readonly at: number
+  readonly number: number
+  readonly process: Process
+  readonly ring: () => void
+}
+
+/** What a process needs of the world. */
+export interface World {
+  /** Milliseconds since the simulation has begun. */
+  readonly now: () => number
+  readonly set: (alarm: Omit<Alarm, "number">) => Timer
+  /** What was on its way when a connection broke. */
+  readonly onCut: (sending: ReadonlyArray<Sending>) => void
+}
+
+/** The world begins at this time, in milliseconds since the epoch. */
+export const epoch = 1_800_000_000_000
+
+export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatcher {
+  readonly executionMode = "async"
+  readonly name: string
+  readonly io: Io
+  /** It does nothing any more. */
+  crashed = false
+  /** It does nothing until then. */
+  pausedUntil = 0
+  /** Of its wall clock, in milliseconds; and how fast its clocks are. */
+  skew = 0
+  readonly rate: number
+  tasks: Array<() => void> = []
+  readonly wires: Array<Wire> = []
+  readonly #world: World
+  readonly #clock: Clock.Clock
+  readonly #random: () => number
+
+  constructor(name: string, seed: number, rate: number, world: World) {
+    this.name = name
+    this.rate = rate
+    this.#world = world
+    const random = randomOf(seed)
+    this.#random = random
+    const wall = () => epoch + world.now() + this.skew
+    this.io = {
+      now: () => world.now() * rate,
+      wall,
+      after: (millis, f) => this.#after(millis, f),
+      defer: queueMicrotask,
+      random,
+      id: () => Array.from({ length: 12 }, () => "0123456789abcdefghijklmnopqrstuv"[Math.floor(random() * 32)]).join("")
+    }
+    const nanos = () => BigInt(Math.round(wall() * 1e6))
+    const monotonic = () => BigInt(Math.round(this.io.now() * 1e6))
+    this.#clock = {
+      monotonicTimeNanosUnsafe: monotonic,
+      monotonicTimeNanos: Effect.sync(monotonic),
+      currentTimeMillisUnsafe: wall,
+      currentTimeMillis: Effect.sync(wall),
+      currentTimeNanosUnsafe: nanos,
+      currentTimeNanos: Effect.sync(nanos),
+      sleep: (duration) =>
+        Effect.callback((resume) => {
+          const timer = this.#after(Duration.toMillis(duration), () => resume(Effect.void))
+          return Effect.sync(timer.cancel)
+        })
+    }
+  }
+
+  #after(millis: number, ring: () => void): Timer {
+    if (millis === Number.POSITIVE_INFINITY) return { cancel: () => {} }
+    return this.#world.set({ at: this.#world.now() + Math.max(0, millis) / this.rate, process: this, ring })
+  }
+
+  // ---------------------------------------------------------------------------------------------------------------
+  // What Effect runs
+  // ---------------------------------------------------------------------------------------------------------------
+
+  shouldYield(fiber: Fiber.Fiber<unknown, unknown>): boolean {
+    return fiber.currentOpCount >= fiber.cache.maxOpsBeforeYield
+  }
+
+  makeDispatcher(): Scheduler.SchedulerDispatcher {
+    return this
+  }
+
+  scheduleTask(task: () => void): void {
+    this.tasks.push(task)
+  }
+
+  /** One turn of its event loop. */
+  flush(): void {
+    const { tasks } = this
+    this.tasks = []
+    for (const task of tasks) task()
+  }
+
+  // ---------------------------------------------------------------------------------------------------------------
+  // What programs are given
+  // ---------------------------------------------------------------------------------------------------------------
+
+  #connect(role: string): Wire {
+    const wire = new Wire(this.name, role, this.io, this.#world.onCut)
+    this.wires.push(wire)
+    return wire
+  }
+
+  /** The services of its programs: a connection to the simulated Redis among them. */
+  context(): Context.Context<Redis> {
+    const commands = this.#connect("commands")
+    const connections: Connections = {
+      topology: "standalone",
+      commands,
+      dedicated: (_, role = "reader") => this.#connect(role),
+      masters: () => [commands],
+      identity: this.name,
+      commandTimeout: 5000,
+      features: { functions: true }
+    }
+    const redis = {} as Redis["Service"]
+    register(redis, connections)
+    const random = this.#random
+    return Context.empty().pipe(
+      Context.add(Redis, redis),
+      Context.add(CurrentIo, this.io),
+      Context.add(Scheduler.Scheduler, this),
+      Context.add(Clock.Clock, this.#clock),
+      Context.add(Random.Random, {
+        nextDoubleUnsafe: random,
+        nextIntUnsafe: () => Math.floor((random() - 0.5) * 2 * Number.MAX_SAFE_INTEGER)
+      }),
+      Context.add(Logger.CurrentLoggers, new Set())
+    ) as Context.Context<Redis>
+  }
+}

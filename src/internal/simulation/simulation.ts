@@ -1,0 +1,154 @@
+/** One schedule of a simulation: processes that run a program, faults, and a calm in which everything has to settle. */
+
+import * as Effect from "effect/Effect"
+import type * as Exit from "effect/Exit"
+import type * as Fiber from "effect/Fiber"
+import type { Redis } from "../../Redis.ts"
+import type { Connection } from "../redis/connection.ts"
+import { Choices, seedOf } from "./choices.ts"
+import { type Fault, type Incident, strike } from "./faults.ts"
+import type { Process } from "./process.ts"
+import { Server } from "./server.ts"
+import { type Observer, World } from "./world.ts"
+
+/** A process of the simulation, as its program and its checks see it. */
+export interface Member {
+  readonly process: Process
+  /** The place of the process: one that has crashed is replaced by another in the same place. */
+  readonly place: number
+  readonly fiber: Fiber.Fiber<void, unknown>
+}
+
+export interface Options {
+  readonly seed: number
+  /** The choices of a schedule that is repeated. */
+  readonly choices?: ReadonlyArray<number> | undefined
+  readonly processes: number
+  /** How many steps there are before everything is healed. */
+  readonly steps: number
+  /** A fault happens once in so many steps. */
+  readonly every: number
+  readonly faults: ReadonlyArray<Fault>
+  /** Milliseconds that programs have to end when all is healed, and they were told to stop. */
+  readonly patience: number
+  /** What a process runs. It is told to end by `stopping`. */
+  readonly program: (process: Process, place: number, stopping: () => boolean) => Effect.Effect<void, unknown, Redis>
+  /** Whether the programs have been healed for long enough to stop. */
+  readonly isCalm: (healed: number, now: number) => boolean
+  /** Looked at after each step; what it answers ends the schedule. */
+  readonly check?: (() => string | undefined) | undefined
+  /** Says in the trace which requests there were. */
+  readonly verbose?: boolean | undefined
+  readonly observe?: Observer | undefined
+}
+
+/** What has come of a schedule. */
+export interface Outcome {
+  readonly members: ReadonlyArray<Member>
+  readonly incidents: ReadonlyArray<Incident>
+  /** When everything was healed, in milliseconds since the beginning. */
+  readonly healed: number
+  readonly now: number
+  readonly steps: number
+  /** What the check has answered. */
+  readonly failure: string | undefined
+  /** Processes that did not end. */
+  readonly hung: ReadonlyArray<Member>
+  readonly trace: ReadonlyArray<string>
+  /** Those that were made before everything was healed. */
+  readonly choices: ReadonlyArray<number>
+}
+
+// A schedule that gets no further has no end by itself.
+const mostSteps = 100_000
+
+export class Simulation {
+  readonly world: World
+  readonly members: Array<Member> = []
+  readonly incidents: Array<Incident> = []
+  readonly #options: Options
+  #stopping = false
+  #failure: string | undefined = undefined
+
+  constructor(options: Options, connection: Connection) {
+    this.#options = options
+    const choices = new Choices(options.seed, options.choices)
+    this.world = new World(choices, (now) => new Server(connection, now), options.verbose === true, options.observe)
+  }
+
+  async run(): Promise<Outcome> {
+    const { world } = this
+    const { every, faults, isCalm, patience, processes, steps } = this.#options
+    await world.server.reset()
+    for (let place = 0; place < processes; place++) this.#start(place)
+    while (world.steps < steps && this.#failure === undefined) {
+      if (faults.length > 0 && world.choices.among(every) === every - 1) await this.#strike()
+      if (!await this.#step()) break
+    }
+    this.#heal()
+    const healed = world.now
+    const made = world.choices.made.length
+    await this.#until(() => isCalm(healed, world.now))
+    this.#stopping = true
+    const until = world.now + patience
+    await this.#until(() => world.now >= until || this.#hung().length === 0)
+    const { incidents, members } = this
+    return {
+      members,
+      incidents,
+      healed,
+      now: world.now,
+      steps: world.steps,
+      failure: this.#failure,
+      hung: this.#failure === undefined ? this.#hung() : [],
+      trace: world.trace,
+      choices: world.choices.made.slice(0, made)
+    }
+  }
+
+  #start(place: number): void {
+    const { program, seed } = this.#options
+    const { members, world } = this
+    const number = members.length + 1
+    // Clocks are not equally fast.
+    const rate = [1, 1, 1.001, 0.999][world.choices.among(4)]!
+    const process = world.start(`${String.fromCharCode(97 + place)}${number}`, seedOf(seed, number), rate)
+    const fiber = Effect.runForkWith(process.context())(program(process, place, () => this.#stopping))
+    members.push({ process, place, fiber })
+  }
+
+  async #strike(): Promise<void> {
+    const { choices } = this.world
+    const fault = this.#options.faults[choices.among(this.#options.faults.length)]!
+    const restart = (process: Process) => this.#start(this.members.find((member) => member.process === process)!.place)
+    const incident = await strike(fault, { world: this.world, restart })
+    if (incident === undefined) return
+    this.incidents.push(incident)
+    await this.world.settle()
+    this.world.note("fault", incident.process === undefined ? fault : `${fault} of ${incident.process}`)
+  }
+
+  async #step(): Promise<boolean> {
+    const happened = await this.world.step()
+    this.#failure ??= this.#options.check?.()
+    return happened
+  }
+
+  async #until(isOver: () => boolean): Promise<void> {
+    const { world } = this
+    while (this.#failure === undefined && world.steps < mostSteps && !isOver()) if (!await this.#step()) return
+  }
+
+  #hung(): ReadonlyArray<Member> {
+    return this.members.filter(({ fiber, process }) => !process.crashed && fiber.pollUnsafe() === undefined)
+  }
+
+  #heal(): void {
+    this.world.heal()
+    this.world.note("world", "everything is healed")
+  }
+}
+
+/** How a process has ended; nothing for one that has not, or has crashed. */
+export const exitOf = ({ fiber, process }: Member): Exit.Exit<void, unknown> | undefined =>
+  process.crashed ? undefined : fiber.pollUnsafe()

@@ -1,0 +1,134 @@
+/** A simulated connection: what a process has sent stays on its way until the world decides what becomes of it. */
+
+import type { Io, Timer } from "../io.ts"
+import type { Connection } from "../redis/connection.ts"
+import { ConnectionLost, fail, NotConnected, type RedisError, Timeout } from "../redis/errors.ts"
+import { makeListeners } from "../redis/listeners.ts"
+import type { Order } from "./server.ts"
+
+/** A request on its way to Redis, or back. */
+export interface Sending {
+  readonly order: Order
+  readonly label: string
+  readonly resolve: (reply: unknown) => void
+  readonly reject: (error: RedisError) => void
+  readonly timer: Timer
+  /** The streams that it waits for, if it does. */
+  readonly streams: ReadonlyArray<string>
+  /** It was executed, and waits for an entry since so many had been written. */
+  blocked: number | undefined
+  outcome: { readonly reply: unknown } | { readonly error: RedisError } | undefined
+}
+
+const nothing: ReadonlyArray<string> = []
+
+/** The keys of a read that blocks. */
+const streamsOf = (order: Order): ReadonlyArray<string> => {
+  if (order.is === "call" || order.command !== "XREAD" || !order.args.includes("BLOCK")) return nothing
+  const rest = order.args.slice(order.args.indexOf("STREAMS") + 1)
+  return rest.slice(0, rest.length / 2).map(String)
+}
+
+export class Wire implements Connection {
+  readonly name: string
+  readonly role: string
+  readonly #io: Io
+  /** In the order of sending. */
+  sent: Array<Sending> = []
+  /** In the order of their answers. */
+  answered: Array<Sending> = []
+  /** What is sent gets lost, and no answer comes. */
+  deaf = false
+  /** What is answered gets lost. */
+  mute = false
+  readonly #listeners = makeListeners()
+  readonly #onCut: (sending: ReadonlyArray<Sending>) => void
+
+  constructor(owner: string, role: string, io: Io, onCut: (sending: ReadonlyArray<Sending>) => void) {
+    this.role = role
+    this.name = `${owner} ${role}`
+    this.#io = io
+    this.#onCut = onCut
+  }
+
+  readonly state = this.#listeners.state
+  readonly isReady = () => this.#listeners.state() === "ready"
+  readonly failure = () => undefined
+  readonly onReady = this.#listeners.onReady
+  readonly onDown = this.#listeners.onDown
+
+  readonly send: Connection["send"] = (command, args, millis) => this.#send({ is: "command", command, args }, millis)
+
+  readonly run: Connection["run"] = (command, script, call, millis) =>
+    this.#send({ is: "call", command, script, call }, millis)
+
+  #send(order: Order, millis: number): Promise<unknown> {
+    const label = order.command
+    if (!this.isReady()) return Promise.reject(fail(new NotConnected({ address: this.name, detail: undefined })))
+    const { promise, reject, resolve } = Promise.withResolvers<unknown>()
+    const timer = this.#io.after(millis, () => {
+      this.#forget(sending)
+      reject(fail(new Timeout({ command: label })))
+    })
+    const sending: Sending = {
+      order,
+      label,
+      resolve,
+      reject,
+      timer,
+      streams: streamsOf(order),
+      blocked: undefined,
+      outcome: undefined
+    }
+    this.sent.push(sending)
+    return promise
+  }
+
+  // Its deadline has passed. Redis may execute it all the same, and answer.
+  #forget(sending: Sending): void {
+    this.answered = this.answered.filter((one) => one !== sending)
+  }
+
+  /** Whether there is anything to connect to. */
+  get isConnecting(): boolean {
+    const state = this.state()
+    return state === "connecting" || state === "reconnecting"
+  }
+
+  connected(): void {
+    this.deaf = this.mute = false
+    this.#listeners.up()
+  }
+
+  /** The next answer arrives. */
+  deliver(): void {
+    const sending = this.answered.shift()!
+    sending.timer.cancel()
+    const { outcome } = sending
+    if (outcome === undefined) return
+    if ("error" in outcome) sending.reject(outcome.error)
+    else sending.resolve(outcome.reply)
+  }
+
+  /** The connection breaks. What was sent is lost, or comes later. */
+  cut(detail: string): void {
+    if (!this.isReady()) return
+    const error = fail(new ConnectionLost({ address: this.name, detail }))
+    const open = [...this.answered, ...this.sent]
+    this.#onCut(this.sent.filter(({ outcome, streams }) => outcome === undefined && streams.length === 0))
+    this.sent = []
+    this.answered = []
+    for (const { reject, timer } of open) {
+      timer.cancel()
+      reject(error)
+    }
+    this.#listeners.down(error)
+  }
+
+  readonly reset = (): void => this.cut("reset")
+
+  readonly close = async (): Promise<void> => {
+    this.cut("closed")
+    this.#listeners.close()
+  }
+}

@@ -1,0 +1,300 @@
+/**
+ * The scheduler of a simulation. At every step it chooses what happens next: a process runs, a request is executed, an answer or an event
+ * arrives, time passes, or something breaks. Everything else follows from its choices.
+ */
+
+import type { Timer } from "../io.ts"
+import type { RedisError } from "../redis/errors.ts"
+import type { Choices } from "./choices.ts"
+import { type Alarm, epoch, Process } from "./process.ts"
+import { isRefusal, type Order, type Server } from "./server.ts"
+import type { Sending, Wire } from "./wire.ts"
+
+/** One thing that can happen now. */
+interface Option {
+  readonly weight: number
+  readonly process: Process | undefined
+  readonly name: string
+  readonly happen: () => Promise<void> | void
+}
+
+// How often each kind of event is chosen, where several can happen.
+const weights = { run: 24, execute: 8, deliver: 8, connect: 2, wait: 1, late: 1 } as const
+
+// In milliseconds.
+const [turn, hop] = [0.017, 0.103]
+
+/** The verbs of the requests in a call. */
+export const verbsOf = (order: Order): ReadonlyArray<string> => {
+  if (order.is === "command") return []
+  // Every other line is a length.
+  const words = order.call.text.split("\r\n").filter((_, at) => at % 2 === 1)
+  return words.filter((word) => /^=?[a-z][A-Za-z]*\.[a-z][A-Za-z]*$/.test(word)).map((word) => word.replace(/^=/, ""))
+}
+
+/** What an order asks for, for people. */
+const described = (order: Order): string =>
+  order.is === "command" ? `${order.command} ${order.args.join(" ").slice(0, 80)}` : verbsOf(order).join(" ")
+
+/** What happens to a request. */
+export type Moment = "is executed" | "is executed late" | "is answered" | "is lost"
+
+/** Hears of each. */
+export type Observer = (moment: Moment, order: Order, process: Process | undefined) => void
+
+const blockedFor = (order: Order): number =>
+  order.is === "call" ? 0 : Number(order.args[order.args.indexOf("BLOCK") + 1])
+
+const nextTurn = () => new Promise<void>((resolve) => setImmediate(resolve))
+
+export class World {
+  /** Milliseconds since the beginning. */
+  now = 0
+  steps = 0
+  readonly processes: Array<Process> = []
+  readonly choices: Choices
+  readonly server: Server
+  /** When time has passed though something else could have happened: what was on its way took so long. */
+  readonly delays: Array<readonly [from: number, to: number]> = []
+  /** Calls of connections that are gone, which may still arrive. */
+  late: Array<Order> = []
+  /** What has happened: one line for each step. */
+  readonly trace: Array<string> = []
+  #alarms: Array<Alarm> = []
+  #numbers = 0
+  // Nothing is late any more: time passes only when there is nothing else to do.
+  #calm = false
+  readonly #verbose: boolean
+  readonly #observe: Observer | undefined
+
+  constructor(
+    choices: Choices,
+    server: (now: () => number) => Server,
+    verbose: boolean,
+    observe: Observer | undefined
+  ) {
+    this.choices = choices
+    this.#verbose = verbose
+    this.#observe = observe
+    this.server = server(() => epoch + this.now)
+  }
+
+  // ---------------------------------------------------------------------------------------------------------------
+  // Processes
+  // ---------------------------------------------------------------------------------------------------------------
+
+  start(name: string, seed: number, rate = 1): Process {
+    const process = new Process(name, seed, rate, {
+      now: () => this.now,
+      set: (alarm) => this.#set(alarm),
+      onCut: (sending) => {
+        for (const { order } of sending) {
+          this.#observe?.("is lost", order, process)
+          if (this.choices.among(2) === 1) this.late.push(order)
+        }
+      }
+    })
+    this.processes.push(process)
+    return process
+  }
+
+  #set(alarm: Omit<Alarm, "number">): Timer {
+    if (alarm.process.crashed) return { cancel: () => {} }
+    const entry: Alarm = { ...alarm, number: ++this.#numbers }
+    let at = this.#alarms.length
+    while (at > 0 && this.#alarms[at - 1]!.at > entry.at) at--
+    this.#alarms.splice(at, 0, entry)
+    return {
+      cancel: () => {
+        const found = this.#alarms.indexOf(entry)
+        if (found >= 0) this.#alarms.splice(found, 1)
+      }
+    }
+  }
+
+  crash(process: Process): void {
+    process.crashed = true
+    process.tasks = []
+    this.#alarms = this.#alarms.filter((alarm) => alarm.process !== process)
+    for (const wire of process.wires) {
+      for (const { order, outcome, streams } of wire.sent) {
+        if (outcome === undefined && streams.length === 0 && this.choices.among(2) === 1) this.late.push(order)
+      }
+    }
+  }
+
+  isAwake(process: Process): boolean {
+    return !process.crashed && process.pausedUntil <= this.now
+  }
+
+  // ---------------------------------------------------------------------------------------------------------------
+  // Steps
+  // ---------------------------------------------------------------------------------------------------------------
+
+  #options(): Array<Option> {
+    const options: Array<Option> = []
+    for (const process of this.processes) {
+      if (process.crashed) continue
+      const isAwake = this.isAwake(process)
+      if (isAwake && process.tasks.length > 0) {
+        options.push({ weight: weights.run, process, name: "runs", happen: () => this.#run(process) })
+      }
+      for (const wire of process.wires) this.#ofWire(options, process, wire, isAwake)
+    }
+    if (this.late.length > 0) {
+      const order = this.late[0]!
+      options.push({ weight: weights.late, process: undefined, name: "late", happen: () => this.#executeLate(order) })
+    }
+    const alarm = this.#nextAlarm()
+    if (alarm !== undefined) {
+      const isDue = alarm.at <= this.now
+      if (isDue || options.length === 0 || !this.#calm) {
+        const isLate = options.length > 0
+        const happen = () => this.#ring(alarm, isLate)
+        options.push({ weight: isDue ? weights.run : weights.wait, process: alarm.process, name: "timer", happen })
+      }
+    }
+    return options
+  }
+
+  #ofWire(options: Array<Option>, process: Process, wire: Wire, isAwake: boolean): void {
+    if (wire.isConnecting) {
+      if (isAwake) {
+        options.push({
+          weight: weights.connect,
+          process,
+          name: `${wire.role} connects`,
+          happen: () => wire.connected()
+        })
+      }
+      return
+    }
+    const next = wire.sent[0]
+    if (next !== undefined && !wire.deaf && this.#isDue(next)) {
+      options.push({
+        weight: weights.execute,
+        process,
+        name: this.#verbose ? `${wire.role} ${described(next.order)}` : `${wire.role} ${next.label}`,
+        happen: () => this.#execute(process, wire, next)
+      })
+    }
+    if (isAwake && wire.answered.length > 0) {
+      options.push({
+        weight: weights.deliver,
+        process,
+        name: `${wire.role} is answered`,
+        happen: () => this.#deliver(process, wire)
+      })
+    }
+  }
+
+  #isDue({ blocked, streams }: Sending): boolean {
+    return blocked === undefined || streams.some((key) => (this.server.written.get(key) ?? 0) > blocked)
+  }
+
+  // Of processes that are stopped, timers are late.
+  #nextAlarm(): Alarm | undefined {
+    let found: Alarm | undefined
+    for (const alarm of this.#alarms) {
+      const at = Math.max(alarm.at, alarm.process.pausedUntil)
+      if (at <= alarm.at) {
+        if (found === undefined || alarm.at < found.at) found = alarm
+        break
+      }
+      if (found === undefined || at < found.at) found = { ...alarm, at }
+    }
+    return found
+  }
+
+  #run(process: Process): void {
+    this.now += turn
+    process.flush()
+  }
+
+  #deliver(process: Process, wire: Wire): void {
+    this.now += hop
+    this.#observe?.("is answered", wire.answered[0]!.order, process)
+    wire.deliver()
+  }
+
+  #ring(alarm: Alarm, isLate: boolean): void {
+    if (isLate && alarm.at > this.now) this.delays.push([this.now, alarm.at])
+    this.now = Math.max(this.now, alarm.at)
+    this.#alarms = this.#alarms.filter(({ number }) => number !== alarm.number)
+    alarm.ring()
+  }
+
+  async #execute(process: Process, wire: Wire, sending: Sending): Promise<void> {
+    this.now += hop
+    this.#observe?.("is executed", sending.order, process)
+    const outcome = await this.#outcome(sending.order)
+    if (sending.streams.length === 0 || "error" in outcome || outcome.reply !== null) {
+      return this.#answer(wire, sending, outcome)
+    }
+    if (sending.blocked === undefined) {
+      this.#set({
+        at: this.now + blockedFor(sending.order),
+        process,
+        ring: () => {
+          if (wire.sent[0] === sending) this.#answer(wire, sending, { reply: null })
+        }
+      })
+    }
+    sending.blocked = this.server.writes
+  }
+
+  #answer(wire: Wire, sending: Sending, outcome: Sending["outcome"]): void {
+    wire.sent.shift()
+    sending.outcome = outcome
+    if (!wire.mute) wire.answered.push(sending)
+  }
+
+  async #executeLate(order: Order): Promise<void> {
+    this.now += hop
+    this.late.shift()
+    this.#observe?.("is executed late", order, undefined)
+    await this.#outcome(order)
+  }
+
+  async #outcome(order: Order): Promise<{ readonly reply: unknown } | { readonly error: RedisError }> {
+    try {
+      return { reply: await this.server.execute(order) }
+    } catch (error) {
+      if (!isRefusal(error)) throw error
+      return { error }
+    }
+  }
+
+  /** Lets one thing happen. Answers whether anything could. */
+  async step(): Promise<boolean> {
+    const options = this.#options()
+    if (options.length === 0) return false
+    this.steps++
+    const total = options.reduce((sum, { weight }) => sum + weight, 0)
+    let choice = this.choices.among(total)
+    let at = 0
+    while (choice >= options[at]!.weight) choice -= options[at++]!.weight
+    const { happen, name, process } = options[at]!
+    await happen()
+    await this.settle()
+    this.note(process?.name ?? "redis", name)
+    return true
+  }
+
+  /** Whatever follows from what has happened without another choice. */
+  readonly settle = (): Promise<void> => nextTurn()
+
+  /** Nothing is broken any more, and nothing breaks. */
+  heal(): void {
+    this.#calm = true
+    this.server.full = this.server.migrating = false
+    for (const process of this.processes) {
+      process.pausedUntil = 0
+      for (const wire of process.wires) if (wire.deaf || wire.mute) wire.reset()
+    }
+  }
+
+  note(actor: string, what: string): void {
+    this.trace.push(`${this.now.toFixed(3).padStart(10)} ${actor}: ${what}`)
+  }
+}

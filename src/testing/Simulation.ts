@@ -1,0 +1,360 @@
+/**
+ * Runs whole fleets of processes in one process, and repeats what they did: their clocks, timers, connections and faults are simulated,
+ * Redis is a real one, and a seed decides what happens next.
+ *
+ * **Guarantees**
+ *
+ * - The same seed, program and options give the same schedule, step by step.
+ * - Processes see what they can see in production: lost replies, half-open connections, late requests, pauses longer than the lease,
+ *   clocks that are set, fail-overs that forget. No time passes in vain: an hour of leases takes a second.
+ * - A schedule that fails is shortened, and told as a story.
+ *
+ * **Gotchas**
+ *
+ * - What a program does outside of Effect's `Clock`, `Random` and Lockstep is not simulated: no timers of Node.js, no `Date.now`, no
+ *   other connections.
+ * - A process that has crashed is replaced by another one, which runs the program from its beginning.
+ * - Programs have to end when `isStopping()` is true. One that does not within `patience` has failed: that is how lost wake-ups show.
+ * - It needs a `redis-server` or `valkey-server`, as `Redis.layerEmbedded`.
+ *
+ * **Example** (A lock that three processes share)
+ *
+ * ```ts
+ * import { Coordinator, Lock } from "lockstep"
+ * import { Simulation } from "lockstep/testing"
+ * import { Effect } from "effect"
+ *
+ * const scenario = () => {
+ *   let inside = 0
+ *   return {
+ *     program: ({ isStopping }: Simulation.Process) =>
+ *       Effect.gen(function*() {
+ *         while (!isStopping()) {
+ *           yield* Effect.acquireUseRelease(
+ *             Effect.sync(() => inside++),
+ *             () => Effect.sleep("10 millis"),
+ *             () => Effect.sync(() => inside--)
+ *           ).pipe(Lock.withLock("shared"), Effect.ignore)
+ *         }
+ *       }).pipe(Effect.provide(Coordinator.layer())),
+ *     invariant: () => inside > 1 ? `${inside} are inside` : undefined
+ *   }
+ * }
+ *
+ * export const test = Simulation.explore(scenario, { schedules: 100, faults: ["cut", "pause", "lost replies"] }).pipe(
+ *   Effect.provide(Simulation.layer)
+ * )
+ * ```
+ *
+ * @since 0.1.0
+ */
+
+import * as Cause from "effect/Cause"
+import * as Context from "effect/Context"
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import * as Layer from "effect/Layer"
+import * as Schema from "effect/Schema"
+import * as Semaphore from "effect/Semaphore"
+import { type Connection, connectionsOf } from "../internal/redis/connection.ts"
+import { randomOf, seedOf } from "../internal/simulation/choices.ts"
+import { type Fault, faults as allFaults } from "../internal/simulation/faults.ts"
+import { shrink } from "../internal/simulation/shrink.ts"
+import { exitOf, type Outcome, Simulation } from "../internal/simulation/simulation.ts"
+import * as Redis from "../Redis.ts"
+
+/**
+ * What can break:
+ *
+ * - `cut`: a connection breaks. What was under way on it is lost, or executed later.
+ * - `lost requests`, `lost replies`: a connection is half-open in one direction.
+ * - `crash`: a process ends at once, and another one starts in its place.
+ * - `pause`: a process stands still for 50 milliseconds to 5 seconds.
+ * - `clock`, `server clock`: the wall clock of a process is set by 3 seconds, that of Redis back by up to 100 milliseconds.
+ * - `library`, `memory`, `migration`: Redis forgets its functions, is out of memory, or refuses calls as while a slot migrates.
+ * - `flush`, `fail-over`: Redis forgets everything, or the last calls.
+ *
+ * @category models
+ * @since 0.1.0
+ */
+export type { Fault }
+
+/**
+ * All faults.
+ *
+ * @category constants
+ * @since 0.1.0
+ */
+export const faults: ReadonlyArray<Fault> = allFaults
+
+/**
+ * One of the simulated processes, for its program.
+ *
+ * @category models
+ * @since 0.1.0
+ */
+export interface Process {
+  readonly name: string
+  /** From 0 on: a process that has crashed is replaced by one with the same place. */
+  readonly place: number
+  /** From 0 up to below 1, by the seed. */
+  readonly random: () => number
+  /** Milliseconds since the beginning of the schedule. */
+  readonly now: () => number
+  /** Whether the program has to end. */
+  readonly isStopping: () => boolean
+}
+
+/**
+ * What is simulated.
+ *
+ * @category models
+ * @since 0.1.0
+ */
+export interface Scenario {
+  /** What each process runs. Its failure is that of the schedule. */
+  readonly program: (process: Process) => Effect.Effect<unknown, unknown, Redis.Redis>
+  /** What must be true after each step: answers what is wrong. */
+  readonly invariant?: (() => string | undefined) | undefined
+}
+
+/**
+ * @category models
+ * @since 0.1.0
+ */
+export interface Options {
+  /** Default 1. */
+  readonly seed?: number | undefined
+  /** How many processes there are. Default 3. */
+  readonly processes?: number | undefined
+  /** How long things break. A step is anything that happens by itself, as the arrival of a reply. Default 300. */
+  readonly steps?: number | undefined
+  /** What breaks. Default: everything, which includes that Redis forgets. */
+  readonly faults?: ReadonlyArray<Fault> | undefined
+  /** Something breaks once in so many steps. Default 40. */
+  readonly faultEvery?: number | undefined
+  /** How long the programs go on when everything is healed, in simulated time. Default 2 seconds. */
+  readonly calm?: Duration.Input | undefined
+  /** How long they may take to end then, in simulated time. Default 1 minute. */
+  readonly patience?: Duration.Input | undefined
+}
+
+/**
+ * What has come of schedules without a failure.
+ *
+ * @category models
+ * @since 0.1.0
+ */
+export interface Report {
+  readonly schedules: number
+  readonly steps: number
+  /** How long it was for the processes. */
+  readonly simulated: Duration.Duration
+}
+
+/**
+ * A schedule has failed: a program failed or did not end, or an invariant did not hold. The message tells the story.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class SimulationFailed extends Schema.Error<SimulationFailed>("lockstep/testing/SimulationFailed")({
+  _tag: Schema.tag("SimulationFailed"),
+  seed: Schema.Number,
+  reason: Schema.String,
+  /** One line for each step, with the time in milliseconds. */
+  story: Schema.Array(Schema.String)
+}) {
+  override get message(): string {
+    return `${this.reason} (seed ${this.seed})\n${this.story.slice(-200).join("\n")}`
+  }
+}
+
+/**
+ * The Redis that schedules run in, one after another.
+ *
+ * @category services
+ * @since 0.1.0
+ */
+export class Simulator extends Context.Service<Simulator, {
+  readonly "~lockstep/testing/Simulator": "~lockstep/testing/Simulator"
+}>()("lockstep/testing/Simulator") {}
+
+// What a simulator is to this module: it lends its connection, to one at a time.
+const lenders = new WeakMap<object, <A>(f: (connection: Connection) => Promise<A>) => Effect.Effect<A>>()
+
+/**
+ * A private Redis for schedules.
+ *
+ * @category layers
+ * @since 0.1.0
+ */
+export const layer: Layer.Layer<Simulator, Redis.RedisError> = Layer.effect(
+  Simulator,
+  Effect.gen(function*() {
+    const { commands } = connectionsOf(yield* Redis.Redis)
+    const turns = yield* Semaphore.make(1)
+    const simulator = Simulator.of({ "~lockstep/testing/Simulator": "~lockstep/testing/Simulator" })
+    lenders.set(simulator, (f) => turns.withPermits(1)(Effect.promise(() => f(commands))))
+    return simulator
+  })
+).pipe(Layer.provide(Redis.layerEmbedded()))
+
+/** Uses the Redis of the simulator. */
+const lent = <A>(f: (connection: Connection) => Promise<A>): Effect.Effect<A, never, Simulator> =>
+  Effect.flatMap(Simulator, (simulator) => {
+    const lend = lenders.get(simulator)
+    if (lend === undefined) throw new TypeError("This Simulator was not made by Simulation.layer")
+    return lend(f)
+  })
+
+interface Settings {
+  readonly seed: number
+  readonly processes: number
+  readonly steps: number
+  readonly faults: ReadonlyArray<Fault>
+  readonly every: number
+  readonly calm: number
+  readonly patience: number
+}
+
+const whole = (value: number, what: string, least: number, most: number): number => {
+  if (!Number.isSafeInteger(value) || value < least || value > most) {
+    throw new RangeError(`${what} must be a whole number from ${least} to ${most}`)
+  }
+  return value
+}
+
+const settingsOf = (options: Options): Settings => {
+  const { faultEvery = 40, faults = allFaults, processes = 3, seed = 1, steps = 300 } = options
+  const unknown = faults.find((fault) => !allFaults.includes(fault))
+  if (unknown !== undefined) {
+    throw new RangeError(`faults must be of ${allFaults.join(", ")}: ${String(unknown)} is not`)
+  }
+  return {
+    seed: whole(seed, "seed", 0, Number.MAX_SAFE_INTEGER),
+    processes: whole(processes, "processes", 1, 26),
+    steps: whole(steps, "steps", 0, 1_000_000),
+    faults,
+    every: whole(faultEvery, "faultEvery", 1, 1_000_000),
+    calm: Duration.toMillis(Duration.fromInputUnsafe(options.calm ?? "2 seconds")),
+    patience: Duration.toMillis(Duration.fromInputUnsafe(options.patience ?? "1 minute"))
+  }
+}
+
+const simulated = (
+  { invariant, program }: Scenario,
+  settings: Settings,
+  connection: Connection,
+  choices: ReadonlyArray<number> | undefined,
+  verbose: boolean
+): Promise<Outcome> => {
+  const { calm, every, faults, patience, processes, seed, steps } = settings
+  const simulation = new Simulation({
+    seed,
+    choices,
+    processes,
+    steps,
+    every,
+    faults,
+    patience,
+    isCalm: (healed, now) => now > healed + calm,
+    check: invariant,
+    verbose,
+    program: (process, place, isStopping) => {
+      const random = randomOf(seedOf(seed, 1000 + simulation.members.length))
+      const now = () => simulation.world.now
+      return Effect.asVoid(program({ name: process.name, place, random, now, isStopping }))
+    }
+  }, connection)
+  return simulation.run()
+}
+
+const reasonOf = (outcome: Outcome, patience: number): string | undefined => {
+  if (outcome.failure !== undefined) return outcome.failure
+  for (const member of outcome.members) {
+    const exit = exitOf(member)
+    if (exit !== undefined && Exit.isFailure(exit)) {
+      return `${member.process.name} has failed: ${Cause.pretty(exit.cause)}`
+    }
+  }
+  if (outcome.hung.length === 0) return undefined
+  const names = outcome.hung.map(({ process }) => process.name).join(", ")
+  return `${names} did not end within ${patience} simulated milliseconds`
+}
+
+// Of one failure: how often a shorter schedule is tried.
+const shrinks = 200
+
+const shortened = async (
+  make: () => Scenario,
+  settings: Settings,
+  connection: Connection,
+  first: Outcome
+): Promise<SimulationFailed> => {
+  const fails = (outcome: Outcome) => reasonOf(outcome, settings.patience)
+  const best = await shrink({ steps: settings.steps, choices: first.choices }, async ({ choices, steps }) => {
+    const outcome = await simulated(make(), { ...settings, steps }, connection, choices, false)
+    return fails(outcome) === undefined ? undefined : outcome.choices
+  }, shrinks)
+  const { choices, steps } = best
+  const outcome = await simulated(make(), { ...settings, steps }, connection, choices, true)
+  const reason = fails(outcome) ?? "It has failed, and not again: something in the program is not simulated"
+  return new SimulationFailed({ seed: settings.seed, reason, story: outcome.trace })
+}
+
+/**
+ * Tries schedules with one seed after another, and fails with the shortest one that it can make of the first that fails. The scenario is
+ * made anew for each of them.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const explore = (
+  make: () => Scenario,
+  options: Options & {
+    /** How many are tried. Default 100. */
+    readonly schedules?: number | undefined
+  } = {}
+): Effect.Effect<Report, SimulationFailed, Simulator> =>
+  Effect.gen(function*() {
+    const settings = settingsOf(options)
+    const schedules = whole(options.schedules ?? 100, "schedules", 1, Number.MAX_SAFE_INTEGER)
+    let [steps, millis] = [0, 0]
+    for (let at = 0; at < schedules; at++) {
+      const own = { ...settings, seed: settings.seed + at }
+      const failure = yield* lent(async (connection) => {
+        const outcome = await simulated(make(), own, connection, undefined, false)
+        steps += outcome.steps
+        millis += outcome.now
+        return reasonOf(outcome, own.patience) === undefined
+          ? undefined
+          : await shortened(make, own, connection, outcome)
+      })
+      if (failure !== undefined) return yield* failure
+    }
+    return { schedules, steps, simulated: Duration.millis(millis) }
+  })
+
+/**
+ * Runs one schedule.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const run = (
+  program: Scenario["program"],
+  options: Options & Pick<Scenario, "invariant"> = {}
+): Effect.Effect<Report, SimulationFailed, Simulator> =>
+  Effect.gen(function*() {
+    const settings = settingsOf(options)
+    const outcome = yield* lent((connection) =>
+      simulated({ program, invariant: options.invariant }, settings, connection, undefined, true)
+    )
+    const reason = reasonOf(outcome, settings.patience)
+    if (reason !== undefined) {
+      return yield* new SimulationFailed({ seed: settings.seed, reason, story: outcome.trace })
+    }
+    return { schedules: 1, steps: outcome.steps, simulated: Duration.millis(outcome.now) }
+  })

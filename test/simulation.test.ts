@@ -1,0 +1,111 @@
+/** The simulator: it repeats itself, it finds what is wrong, and what it has found in the library stays mended. */
+import { assert, layer } from "@effect/vitest"
+import { Effect, Exit } from "effect"
+import * as fs from "node:fs"
+import { Coordinator, Lock, Redis, Semaphore } from "../src/index.ts"
+import { connectionsOf } from "../src/internal/redis/connection.ts"
+import { Simulation } from "../src/testing.ts"
+import { load } from "./simulation/library.ts"
+import { type Options, simulate } from "./simulation/schedule.ts"
+import { original } from "./torture/library.ts"
+
+const saved = new URL("./simulation/saved/", import.meta.url)
+
+/** Processes that take permits again and again; without a lease, their bodies run on. */
+const scenario = (protect: boolean) => () => {
+  let inside = 0
+  const body = Effect.acquireUseRelease(
+    Effect.sync(() => inside++),
+    () => Effect.sleep("20 millis"),
+    () => Effect.sync(() => inside--)
+  )
+  return {
+    program: ({ isStopping }: Simulation.Process) =>
+      Effect.gen(function*() {
+        while (!isStopping()) {
+          const held = protect ? Lock.withLock(body, "a") : Lock.withLock(Effect.forkDetach(body), "a")
+          yield* held.pipe(Effect.ignore)
+        }
+      }).pipe(Effect.provide(Coordinator.layer({ lease: "2 seconds" })), Effect.retry({ while: () => !isStopping() })),
+    invariant: () => inside > 1 ? `${inside} are inside` : undefined
+  }
+}
+
+const remembering = [
+  "cut",
+  "lost requests",
+  "lost replies",
+  "pause",
+  "clock",
+  "library",
+  "memory",
+  "migration"
+] as const
+
+layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
+  it.effect("runs programs without a failure", () =>
+    Effect.gen(function*() {
+      const report = yield* Simulation.explore(scenario(true), { schedules: 20, faults: remembering })
+      assert.strictEqual(report.schedules, 20)
+      assert.isAbove(report.steps, 20 * 300)
+    }))
+
+  it.effect("finds a body that runs on after its lock is given back, and says how", () =>
+    Effect.gen(function*() {
+      const failed = yield* Effect.flip(Simulation.explore(scenario(false), { schedules: 20, faults: [] }))
+      assert.strictEqual(failed.reason, "2 are inside")
+      assert.include(failed.message, "semaphore.take")
+      const again = yield* Effect.flip(Simulation.explore(scenario(false), { schedules: 20, faults: [] }))
+      assert.deepStrictEqual(again.story, failed.story)
+    }))
+
+  it.effect("finds a program that waits for ever", () =>
+    Effect.gen(function*() {
+      const failed = yield* Effect.flip(
+        Simulation.run(
+          () =>
+            Effect.gen(function*() {
+              const permits = yield* Semaphore.make({ name: "one", permits: 1 })
+              yield* permits.withPermit(permits.withPermit(Effect.void))
+            }).pipe(Effect.scoped, Effect.provide(Coordinator.layer())),
+          { faults: [], steps: 50 }
+        )
+      )
+      assert.match(failed.reason, /did not end|has failed/)
+    }))
+
+  it.effect("refuses options that make no sense", () =>
+    Effect.gen(function*() {
+      for (
+        const options of [{ processes: 0 }, { steps: -1 }, { faults: ["earthquake" as "cut"] }, { faultEvery: 0.5 }]
+      ) {
+        const exit = yield* Effect.exit(Simulation.run(() => Effect.void, options))
+        assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"), JSON.stringify(options))
+      }
+    }))
+})
+
+layer(Redis.layerEmbedded(), { excludeTestServices: true })("schedules", (it) => {
+  it.effect("of the same seed are the same", () =>
+    Effect.gen(function*() {
+      const { commands } = connectionsOf(yield* Redis.Redis)
+      const library = yield* Effect.promise(() => load(original))
+      const options: Options = { seed: 7, only: ["lock", "topic", "queue"], steps: 300 }
+      const [first, second] = [
+        yield* Effect.promise(() => simulate(options, library, commands)),
+        yield* Effect.promise(() => simulate(options, library, commands))
+      ]
+      assert.deepStrictEqual(second.trace, first.trace)
+    }))
+
+  for (const file of fs.existsSync(saved) ? fs.readdirSync(saved) : []) {
+    it.effect(`that went wrong once: ${file}`, () =>
+      Effect.gen(function*() {
+        const { commands } = connectionsOf(yield* Redis.Redis)
+        const library = yield* Effect.promise(() => load(original))
+        const options = JSON.parse(fs.readFileSync(new URL(file, saved), "utf8")) as Options
+        const { anomalies } = yield* Effect.promise(() => simulate(options, library, commands))
+        assert.deepStrictEqual(anomalies.map(({ check, detail }) => `${check}: ${detail}`), [])
+      }))
+  }
+})

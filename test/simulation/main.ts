@@ -1,0 +1,178 @@
+/**
+ * Tries schedules of a simulation, and tells the first one that goes wrong as a short story.
+ *
+ *     npm run simulate -- [--seed 1] [--steps 300] [--only lock] [--minutes 1] [--count 10] [--bugs] [--bug name] [--coverage]
+ *
+ * Seeds go on from the first one until the minutes are over, or so many were tried. `--count 1` repeats one. `--bugs` checks the checks
+ * instead: each known bug of the torture must be found within a minute. `--coverage` says what was reached: which requests were executed,
+ * answered and lost in which phase of their sessions.
+ */
+import { Effect } from "effect"
+import { createHash } from "node:crypto"
+import * as fs from "node:fs"
+import { tmpdir } from "node:os"
+import * as path from "node:path"
+import { parseArgs } from "node:util"
+import { replies } from "../../src/internal/actor/lua.ts"
+import type { Connection } from "../../src/internal/redis/connection.ts"
+import { shrink } from "../../src/internal/simulation/shrink.ts"
+import { bugs, copy, original } from "../torture/library.ts"
+import { workloads } from "../torture/workloads.ts"
+import { Coverage } from "./coverage.ts"
+import { type Library, load } from "./library.ts"
+import { type Options, type Result, simulate } from "./schedule.ts"
+
+const { values } = parseArgs({
+  options: {
+    seed: { type: "string" },
+    steps: { type: "string", default: "300" },
+    minutes: { type: "string", default: "1" },
+    count: { type: "string" },
+    only: { type: "string", multiple: true, default: [] },
+    bugs: { type: "boolean", default: false },
+    bug: { type: "string", multiple: true, default: [] },
+    coverage: { type: "boolean", default: false }
+  }
+})
+
+const stop = (message: string): never => {
+  console.error(message)
+  process.exit(2)
+}
+
+const whole = (name: "seed" | "steps" | "count", otherwise: number): number => {
+  const number = values[name] === undefined ? otherwise : Number(values[name])
+  return Number.isSafeInteger(number) && number >= 0 ? number : stop(`--${name} must be a whole number`)
+}
+
+const among = (name: "only" | "bug", known: ReadonlyArray<string>): void => {
+  if (values[name].some((one) => !known.includes(one))) stop(`--${name} must be one of ${known.join(", ")}`)
+}
+
+among("only", workloads.map(({ name }) => name))
+among("bug", Object.keys(bugs))
+const first = whole("seed", Math.floor(Math.random() * 1e6))
+const steps = whole("steps", 300)
+const count = whole("count", Number.MAX_SAFE_INTEGER)
+const minutes = Number(values.minutes)
+if (!(minutes > 0)) stop("--minutes must be a number greater than zero")
+const hunted = values.bugs && values.bug.length === 0 ? Object.keys(bugs) : values.bug
+
+// In the time that Redis takes for one world, the others go on. Each has a database of its own.
+const worlds = 8
+// Of one failure: how often a shorter schedule is tried.
+const shrinks = 150
+
+interface Failure {
+  readonly options: Options
+  readonly result: Result
+}
+
+const reached = new Coverage()
+const tally = { schedules: 0, steps: 0, millis: 0 }
+
+const digest = (result: Result): string => createHash("sha1").update(result.trace.join("\n")).digest("hex").slice(0, 12)
+
+/** Tries schedules until one is wrong, or the time is over. */
+const search = async (library: Library, only: ReadonlyArray<string>, until: number) => {
+  const { Redis } = library.lockstep
+  let [next, found] = [first, undefined as Failure | undefined]
+  const world = Effect.gen(function*() {
+    const { commands } = library.connectionsOf(yield* Redis.Redis)
+    while (found === undefined && next < first + count && performance.now() < until) {
+      const coverage = values.coverage ? new Coverage() : undefined
+      const options = { seed: next++, only, steps, coverage }
+      const result = yield* Effect.promise(() => simulate(options, library, commands))
+      if (coverage !== undefined) reached.add(coverage)
+      tally.schedules++
+      tally.steps += result.steps
+      tally.millis += result.now
+      if (count < 100) console.log(`seed ${options.seed}: ${result.steps} steps, ${digest(result)}`)
+      if (result.anomalies.length > 0) found ??= { options, result }
+    }
+  })
+  const program = Effect.gen(function*() {
+    const { path } = yield* Redis.EmbeddedServer
+    yield* Effect.forEach(
+      Array.from({ length: worlds }, (_, db) => db),
+      (db) => Effect.provide(world, Redis.layer({ path, db }), { local: true }),
+      { concurrency: "unbounded", discard: true }
+    )
+    if (found === undefined || hunted.length > 0) return found
+    const { commands } = library.connectionsOf(yield* Redis.Redis)
+    return yield* Effect.promise(() => shortened(found!, library, commands))
+  })
+  return await Effect.runPromise(Effect.provide(program, Redis.layerEmbedded()))
+}
+
+const shortened = async (failure: Failure, library: Library, connection: Connection): Promise<Failure> => {
+  const checks = new Set(failure.result.anomalies.map(({ check }) => check))
+  const best = await shrink(
+    { steps, choices: failure.result.choices },
+    async (attempt) => {
+      const result = await simulate({ ...failure.options, ...attempt }, library, connection)
+      return result.anomalies.some(({ check }) => checks.has(check)) ? result.choices : undefined
+    },
+    shrinks
+  )
+  const options = { ...failure.options, ...best }
+  return { options, result: await simulate({ ...options, verbose: true }, library, connection) }
+}
+
+/** What has happened, and what is wrong with it. */
+const story = ({ options, result }: Failure): string => {
+  const file = path.join(fs.mkdtempSync(path.join(tmpdir(), "lockstep-simulation-")), `seed-${options.seed}.json`)
+  fs.writeFileSync(file, JSON.stringify(options))
+  const { trace } = result
+  return [
+    `seed ${options.seed} goes wrong, and so do ${options.steps} steps of it:`,
+    ...trace.slice(-400),
+    ...result.anomalies.slice(0, 5).map(({ check, detail }) => `${check}: ${detail}`),
+    `The schedule is in ${file}: copy it to test/simulation/saved to repeat it with the tests.`
+  ].join("\n")
+}
+
+const seconds = (since: number): number => (performance.now() - since) / 1000
+
+const hunt = async (): Promise<boolean> => {
+  const directory = fs.mkdtempSync(path.join(tmpdir(), "lockstep-simulation-"))
+  let missed = 0
+  for (const name of hunted) {
+    const began = performance.now()
+    const { only = [] } = bugs[name]!
+    const library = await load(copy(directory, name, bugs[name]!))
+    const found = await search(library, values.only.length > 0 ? values.only : only, began + 60_000)
+    if (found === undefined) missed++
+    const what = found === undefined
+      ? "NOT FOUND"
+      : `found after ${seconds(began).toFixed(1)} s, seed ${found.options.seed}, by ${found.result.anomalies[0]!.check}`
+    console.log(`${name}: ${what}`)
+  }
+  fs.rmSync(directory, { recursive: true })
+  return missed === 0
+}
+
+// Most errors of a simulation are its own faults.
+Error.stackTraceLimit = 0
+
+const began = performance.now()
+let isFine: boolean
+if (hunted.length > 0) isFine = await hunt()
+else {
+  console.log(`seed ${first}`)
+  const found = await search(await load(original), values.only, began + minutes * 60_000)
+  if (found !== undefined) console.log(story(found))
+  isFine = found === undefined
+}
+console.log(
+  `${tally.schedules} schedules and ${tally.steps} steps in ${seconds(began).toFixed(0)} s: ` +
+    `${(tally.schedules / seconds(began)).toFixed(1)} schedules and ${
+      (tally.steps / seconds(began)).toFixed(0)
+    } steps a second, ` +
+    `${(tally.millis / 1000).toFixed(0)} s simulated; ${isFine ? "fine" : "NOT fine"}`
+)
+if (values.coverage) {
+  console.log(reached.counts.map(([pair, times]) => `${String(times).padStart(8)} ${pair}`).join("\n"))
+  console.log(`${reached.counts.length} pairs; never executed: ${reached.missing(Object.keys(replies)).join(", ")}`)
+}
+process.exit(isFine ? 0 : 1)

@@ -1,0 +1,194 @@
+/** One schedule of the torture's workloads in a simulation, and what is wrong with its history. */
+import { Cause, Effect, Exit, Stream } from "effect"
+import type { Connection } from "../../src/internal/redis/connection.ts"
+import { randomOf, seedOf } from "../../src/internal/simulation/choices.ts"
+import type { Incident } from "../../src/internal/simulation/faults.ts"
+import type { Process } from "../../src/internal/simulation/process.ts"
+import { epoch } from "../../src/internal/simulation/process.ts"
+import { exitOf, type Member, type Outcome } from "../../src/internal/simulation/simulation.ts"
+import type { History } from "../../src/testing.ts"
+import type { Anomaly } from "../torture/checks.ts"
+import { clientOf, type Settings } from "../torture/client.ts"
+import type { Event } from "../torture/history.ts"
+import { judge } from "../torture/judgement.ts"
+import type { Injected } from "../torture/schedule.ts"
+import type { Workload } from "../torture/workload.ts"
+import { workloads } from "../torture/workloads.ts"
+import type { Coverage } from "./coverage.ts"
+import type { Library } from "./library.ts"
+
+export interface Options {
+  readonly seed: number
+  /** Empty for some of all workloads, which the seed chooses. */
+  readonly only: ReadonlyArray<string>
+  readonly steps: number
+  /** The choices of a schedule that is repeated. */
+  readonly choices?: ReadonlyArray<number> | undefined
+  readonly verbose?: boolean | undefined
+  readonly coverage?: Coverage | undefined
+}
+
+export interface Result extends Outcome {
+  readonly anomalies: ReadonlyArray<Anomaly>
+}
+
+const settings: Settings = { namespace: "simulated", lease: 2000, margin: 400, partitions: 3 }
+
+// In milliseconds: how long clients go on at most when all is healed, and how long they may take to stop then.
+const [calm, patience] = [8000, 30_000]
+
+/** What the clients of one schedule have recorded, by their names. */
+class Records {
+  readonly #events = new Map<string, Array<History.Timed<Event>>>()
+  readonly #kinds = new Map<string, string>()
+  /** When each kind was granted last. */
+  readonly #granted = new Map<string, number>()
+
+  recorder(name: string, micros: () => number): (event: Event) => void {
+    const events: Array<History.Timed<Event>> = []
+    this.#events.set(name, events)
+    return (event) => {
+      const at = micros()
+      events.push({ at, ...event })
+      if (event.event === "ask") this.#kinds.set(`${name}/${event.id}`, event.kind.split(" ")[0]!)
+      if (event.event === "enter") this.#granted.set(this.#kinds.get(`${name}/${event.id}`)!, at)
+    }
+  }
+
+  get histories(): ReadonlyMap<string, ReadonlyArray<History.Timed<Event>>> {
+    return this.#events
+  }
+
+  /** Whether each of these has been granted since that time. */
+  haveGrantedSince(kinds: ReadonlyArray<string>, micros: number): boolean {
+    return kinds.every((kind) => (this.#granted.get(kind) ?? 0) > micros)
+  }
+}
+
+/** The table that locks protect: it refuses a token older than one that it has seen. */
+const table = () => {
+  const tokens = new Map<string, number>()
+  return (key: string, token: number) =>
+    Effect.sync(() => {
+      const accepted = token >= (tokens.get(key) ?? 0)
+      if (accepted) tokens.set(key, token)
+      return accepted
+    })
+}
+
+const nameOf = ({ place, process }: Member): string => `client-${place + 1}.${process.name}`
+
+const injectedBy = ({ fault, forgets, from, process, to }: Incident, members: ReadonlyArray<Member>): Injected => {
+  const member = members.find((one) => one.process.name === process)
+  return {
+    client: member === undefined ? "" : `client-${member.place + 1}`,
+    // Times of Redis are not those of the world then.
+    fault: { name: fault === "server clock" ? "clock jump" : fault, forgets } as Injected["fault"],
+    from: from * 1000,
+    to: to * 1000
+  } as Injected
+}
+
+// Shorter ones are within what checks allow.
+const longDelay = 5
+
+const judged = (outcome: Outcome, records: Records, delays: ReadonlyArray<readonly [number, number]>) => {
+  const { healed, hung, incidents, members } = outcome
+  const ended = members.filter((member) => exitOf(member) !== undefined)
+  const slow = delays.filter(([from, to]) => to - from > longDelay).map(([from, to]): Incident => ({
+    fault: "pause",
+    process: undefined,
+    from,
+    to,
+    forgets: false
+  }))
+  return judge({
+    histories: records.histories,
+    injected: [
+      ...[...incidents, ...slow].map((incident) =>
+        injectedBy({ ...incident, to: Math.min(incident.to, Math.max(healed, incident.from)) }, members)
+      )
+    ],
+    healed: healed * 1000,
+    ended: {
+      well: new Set(ended.map(nameOf)),
+      hung: new Set(hung.map(nameOf)),
+      crashes: ended.flatMap((member) => {
+        const exit = exitOf(member)!
+        return Exit.isSuccess(exit)
+          ? []
+          : [{ check: "crash", detail: `${nameOf(member)}: ${Cause.pretty(exit.cause)}`, holds: [] }]
+      })
+    },
+    patience,
+    lease: settings.lease
+  })
+}
+
+// A schedule is short: with more at once, each would do little.
+const mostMixed = 3
+
+/** The workloads that were asked for, or some of them all. */
+const chosenOf = (only: ReadonlyArray<string>, seed: number): ReadonlyArray<Workload> => {
+  if (only.length > 0) return workloads.filter(({ name }) => only.includes(name))
+  const random = randomOf(seedOf(seed, 0))
+  const left = [...workloads]
+  return Array.from({ length: mostMixed }, () => left.splice(Math.floor(random() * left.length), 1)[0]!)
+}
+
+export const simulate = async (options: Options, library: Library, connection: Connection): Promise<Result> => {
+  const { choices, coverage, only, seed, steps, verbose } = options
+  const { lockstep } = library
+  const chosen = chosenOf(only, seed)
+  const records = new Records()
+  const write = table()
+  let last = 0
+  // What happens in one moment has an order all the same.
+  const micros = () => last = Math.max(simulation.world.now * 1000, last + 0.001)
+  const program = (process: Process, place: number, stopping: () => boolean) => {
+    const own = seedOf(seed, 1000 + simulation.members.length)
+    const record = records.recorder(`client-${place + 1}.${process.name}`, micros)
+    const client = clientOf({
+      argument: { settings, long: 0.02 },
+      lockstep,
+      // The time of the world. The clocks of processes are for the library.
+      clock: { now: () => simulation.world.now, wall: () => epoch + simulation.world.now, micros },
+      random: randomOf(own),
+      record,
+      stopping,
+      write
+    })
+    const losses = Effect.flatMap(
+      lockstep.Coordinator.Coordinator,
+      ({ changes }) =>
+        Stream.runForEach(changes, ({ partition, reason = "", to }) =>
+          Effect.sync(() => {
+            coverage?.entered(process, partition, to)
+            if (to === "lost") record({ event: "lost", reason })
+          }))
+    )
+    const work = Effect.forEach(chosen, (workload) => workload.run(client), { concurrency: "unbounded", discard: true })
+    return Effect.raceFirst(work, losses).pipe(
+      Effect.provide(lockstep.Coordinator.layer(settings)),
+      // It is started while things are broken, too.
+      Effect.retry({ while: () => !stopping() }),
+      Effect.ignore
+    )
+  }
+  const simulation = new library.Simulation({
+    seed,
+    choices,
+    processes: 2 + seed % 3,
+    steps,
+    every: 40,
+    faults: library.faults,
+    patience,
+    program,
+    isCalm: (healed, now) =>
+      now > healed + calm || records.haveGrantedSince(chosen.map(({ name }) => name), healed * 1000),
+    verbose,
+    observe: coverage?.observe
+  }, connection)
+  const outcome = await simulation.run()
+  return { ...outcome, anomalies: judged(outcome, records, simulation.world.delays).anomalies }
+}
