@@ -61,7 +61,7 @@ const hunted = values.bugs && values.bug.length === 0 ? Object.keys(bugs) : valu
 // In the time that Redis takes for one world, the others go on. Each has a database of its own.
 const worlds = 8
 // Of one failure: how often a shorter schedule is tried.
-const shrinks = 150
+const [shrinks, longestShrinking] = [150, 30_000]
 
 interface Failure {
   readonly options: Options
@@ -106,6 +106,7 @@ const search = async (library: Library, only: ReadonlyArray<string>, until: numb
 }
 
 const shortened = async (failure: Failure, library: Library, connection: Connection): Promise<Failure> => {
+  const until = performance.now() + longestShrinking
   const checks = new Set(failure.result.anomalies.map(({ check }) => check))
   const best = await shrink(
     { steps, choices: failure.result.choices },
@@ -113,7 +114,8 @@ const shortened = async (failure: Failure, library: Library, connection: Connect
       const result = await simulate({ ...failure.options, ...attempt }, library, connection)
       return result.anomalies.some(({ check }) => checks.has(check)) ? result.choices : undefined
     },
-    shrinks
+    shrinks,
+    () => performance.now() > until
   )
   const options = { ...failure.options, ...best }
   return { options, result: await simulate({ ...options, verbose: true }, library, connection) }

@@ -8,17 +8,18 @@ export interface Attempt {
 
 /**
  * First fewer steps, then without parts of the choices. `fails` answers the choices that were made until everything was healed, if it
- * fails. It is called so many times at most.
+ * fails. It is called so many times at most, and not when it is over.
  */
 export const shrink = async (
   first: Attempt,
   fails: (attempt: Attempt) => Promise<ReadonlyArray<number> | undefined>,
-  most: number
+  most: number,
+  isOver: () => boolean = () => false
 ): Promise<Attempt> => {
   let best = first
   let tries = 0
   const attempt = async (one: Attempt): Promise<boolean> => {
-    if (tries++ >= most) return false
+    if (tries++ >= most || isOver()) return false
     const choices = await fails(one)
     if (choices === undefined) return false
     best = { steps: one.steps, choices }

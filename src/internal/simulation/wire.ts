@@ -41,6 +41,8 @@ export class Wire implements Connection {
   deaf = false
   /** What is answered gets lost. */
   mute = false
+  // Answered, and that was lost: their processes still wait.
+  #unheard: Array<Sending> = []
   readonly #listeners = makeListeners()
   readonly #onCut: (sending: ReadonlyArray<Sending>) => void
 
@@ -100,6 +102,14 @@ export class Wire implements Connection {
     this.#listeners.up()
   }
 
+  /** Redis has answered the first that was sent. */
+  answer(outcome: Sending["outcome"]): void {
+    const sending = this.sent.shift()!
+    sending.outcome = outcome
+    if (this.mute) this.#unheard.push(sending)
+    else this.answered.push(sending)
+  }
+
   /** The next answer arrives. */
   deliver(): void {
     const sending = this.answered.shift()!
@@ -114,10 +124,11 @@ export class Wire implements Connection {
   cut(detail: string): void {
     if (!this.isReady()) return
     const error = fail(new ConnectionLost({ address: this.name, detail }))
-    const open = [...this.answered, ...this.sent]
+    const open = [...this.#unheard, ...this.answered, ...this.sent]
     this.#onCut(this.sent.filter(({ outcome, streams }) => outcome === undefined && streams.length === 0))
-    this.sent = []
+    this.#unheard = []
     this.answered = []
+    this.sent = []
     for (const { reject, timer } of open) {
       timer.cancel()
       reject(error)

@@ -229,24 +229,18 @@ export class World {
     this.#observe?.("is executed", sending.order, process)
     const outcome = await this.#outcome(sending.order)
     if (sending.streams.length === 0 || "error" in outcome || outcome.reply !== null) {
-      return this.#answer(wire, sending, outcome)
+      return wire.answer(outcome)
     }
     if (sending.blocked === undefined) {
       this.#set({
         at: this.now + blockedFor(sending.order),
         process,
         ring: () => {
-          if (wire.sent[0] === sending) this.#answer(wire, sending, { reply: null })
+          if (wire.sent[0] === sending) wire.answer({ reply: null })
         }
       })
     }
     sending.blocked = this.server.writes
-  }
-
-  #answer(wire: Wire, sending: Sending, outcome: Sending["outcome"]): void {
-    wire.sent.shift()
-    sending.outcome = outcome
-    if (!wire.mute) wire.answered.push(sending)
   }
 
   async #executeLate(order: Order): Promise<void> {
