@@ -1197,17 +1197,18 @@ local function jobNamed(queue, name)
   return job, letter, at
 end
 
--- queue.cancel: removes a job. One that is in work is interrupted, see lua/QueueCancel.lua.
+-- queue.cancel: removes a job. One that is in work is interrupted, see lua/QueueCancel.lua. With `unbegun`, a job stays that was attempted.
 -- keys: all
--- args: name string
--- reply: ["cancelled", active boolean] | ["missing"]
+-- args: name string, unbegun boolean
+-- reply: ["cancelled", active boolean] | ["begun"] | ["missing"]
 -- flags: allow-oom
-handlers['queue.cancel'] = function(ctx, key, name)
+handlers['queue.cancel'] = function(ctx, key, name, unbegun)
   local queue = loadQueue(ctx, key)
   local job, letter, at = jobNamed(queue, name)
   if not letter then return MISSING end
   local fields, holder, count = jobAt(queue, letter, at)
   if not fields then return MISSING end
+  if unbegun == '1' and (count or 0) % CRASH > 0 then return '["begun"]' end
   if holder and find(holder, '/', 1, true) then
     extend.cancel(ctx, queue, letter, at, fields, holder)
     return reply('cancelled', true)

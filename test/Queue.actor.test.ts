@@ -322,10 +322,10 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
         const found = all[next.pick % Math.max(1, all.length)]
         if (found === undefined) break
         const [id, job] = found
-        const answer = await queue.send("producer", "queue.cancel", [job.given === "" ? id : job.given])
+        const answer = await queue.send("producer", "queue.cancel", [job.given === "" ? id : job.given, 0])
         assert.deepStrictEqual(answer, ["cancelled", job.state === "active"])
         job.state = job.state === "active" ? "cancelled" : "gone"
-        assert.deepStrictEqual(await queue.send("producer", "queue.cancel", [id]), ["missing"])
+        assert.deepStrictEqual(await queue.send("producer", "queue.cancel", [id, 0]), ["missing"])
         break
       }
       case "ring":

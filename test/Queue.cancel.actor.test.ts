@@ -64,9 +64,11 @@ layer(TestServer.layer, live)("a job of the queue actor that is cancelled while 
             const [first] = await begun()
             const holder = await holderOf(first!)
             await queue.send(holder, "queue.note", ["w", first!, "1", "", ""])
-            assert.deepStrictEqual(await queue.send("p", "queue.cancel", [first!]), ["cancelled", true])
+            assert.deepStrictEqual(await queue.send("p", "queue.cancel", [first!, 1]), ["begun"])
+            assert.deepStrictEqual(await queue.look("queue.status", [first!]), ["status", "active", 1])
+            assert.deepStrictEqual(await queue.send("p", "queue.cancel", [first!, 0]), ["cancelled", true])
             // It has ended, for all but its slot.
-            assert.deepStrictEqual(await queue.send("p", "queue.cancel", [first!]), ["missing"])
+            assert.deepStrictEqual(await queue.send("p", "queue.cancel", [first!, 0]), ["missing"])
             assert.deepStrictEqual(await queue.look("queue.status", [first!]), ["missing"])
             assert.deepStrictEqual(await queue.send("p", "queue.watch", ["p", first!]), ["outcome", first!, [
               "cancelled"

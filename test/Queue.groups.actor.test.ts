@@ -393,7 +393,7 @@ const run = async (
         if (job === undefined) return
         const isActive = job.state === "active"
         job.state = isActive ? "cancelled" : "gone"
-        assert.deepStrictEqual(await queue.send("producer", "queue.cancel", [job.id]), ["cancelled", isActive])
+        assert.deepStrictEqual(await queue.send("producer", "queue.cancel", [job.id, 0]), ["cancelled", isActive])
         return
       }
       case "promote": {

@@ -222,7 +222,7 @@ const run = async (
         break
       case "cancel":
         if (any === undefined) break
-        await queue.send("producer", "queue.cancel", [any.id])
+        await queue.send("producer", "queue.cancel", [any.id, 0])
         if (any.state === "active") cancelled.add(any.id)
         gone(any)
         break
@@ -262,7 +262,7 @@ const run = async (
     await hear()
     await check()
   }
-  for (const job of [...jobs.values()]) await queue.send("producer", "queue.cancel", [job.id])
+  for (const job of [...jobs.values()]) await queue.send("producer", "queue.cancel", [job.id, 0])
   jobs.clear()
   assert.strictEqual(await noted(), 0)
 }

@@ -187,19 +187,15 @@ class Conductor {
   }
 
   // Without its job the node ends: the queue sends that errand, as at any end of the job.
-  #remove(port: Port, id: string, ifWaiting: boolean): Effect.Effect<unknown, QueueError> {
-    if (!ifWaiting) return port.queue.cancel(id)
-    return Effect.flatMap(
-      port.queue.status(id),
-      (status) => status._tag === "Some" && status.value.attempts === 0 ? port.queue.cancel(id) : Effect.void
-    )
+  #remove(port: Port, id: string, ifUnbegun: boolean): Effect.Effect<unknown, QueueError> {
+    return ifUnbegun ? innerOf(port.queue).withdraw(id) : port.queue.cancel(id)
   }
 
-  #stop([, run, node, generation, about, ifWaiting, active]: NodeErrand): Effect.Effect<unknown, unknown> {
+  #stop([, run, node, generation, about, ifUnbegun, active]: NodeErrand): Effect.Effect<unknown, unknown> {
     const id = jobOf(this.home.name, run, node, generation)
     return Effect.flatMap(this.#port(about), (port) =>
       Effect.andThen(
-        this.#remove(port, id, ifWaiting),
+        this.#remove(port, id, ifUnbegun),
         // It was offered. If its queue has lost it, no errand would end the node.
         active === true
           ? this.#recall(port, id, referenceOf(run, node, generation, false), ["cancelled"])

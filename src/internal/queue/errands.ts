@@ -25,6 +25,8 @@ import { crewOf, type Handling } from "./worker.ts"
 export interface Inner<in out A> {
   /** As `offer`. The subscriber is sent the errand `["ended", reference, job, outcome]` when the job is done, or gone. */
   readonly offerFor: (payload: A, options: OfferOptions, subscriber: Subscriber) => Effect.Effect<Offered, QueueError>
+  /** Removes a job that was never attempted. Answers whether it did. */
+  readonly withdraw: (id: string) => Effect.Effect<boolean, QueueError>
   /** The outcome of a job as it is kept, when there is one. */
   readonly outcome: (id: string) => Effect.Effect<Outcome, QueueError>
   /** Of its shards. */

@@ -559,11 +559,16 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
       (reply) => reply[0] === "missing" ? [] : reply[1] as ReadonlyArray<string>
     )
 
-  readonly cancel = (id: string): Effect.Effect<boolean, QueueError> =>
-    Effect.map(
-      failing(request(this.#place, "queue.cancel", [localOf(id)])),
+  readonly cancel = (id: string): Effect.Effect<boolean, QueueError> => this.#cancel(id, false)
+
+  readonly withdraw = (id: string): Effect.Effect<boolean, QueueError> => this.#cancel(id, true)
+
+  #cancel(id: string, unbegun: boolean): Effect.Effect<boolean, QueueError> {
+    return Effect.map(
+      failing(request(this.#place, "queue.cancel", [localOf(id), unbegun])),
       ([tag]) => tag === "cancelled"
     )
+  }
 
   readonly promote = (id: string): Effect.Effect<boolean, QueueError> =>
     Effect.map(

@@ -202,6 +202,7 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
   readonly logs = (id: string) => Effect.suspend(() => this.#of(id).logs(id))
 
   readonly cancel = (id: string) => Effect.suspend(() => this.#of(id).cancel(id))
+  readonly withdraw = (id: string) => Effect.suspend(() => this.#of(id).withdraw(id))
 
   readonly retry = (id: string) => Effect.suspend(() => this.#of(id).retry(id))
 
