@@ -11,7 +11,7 @@ import { original } from "./torture/library.ts"
 
 const saved = new URL("./simulation/saved/", import.meta.url)
 
-/** Processes that take permits again and again; without a lease, their bodies run on. */
+/** Processes that take a lock again and again. Unless it protects their bodies, these run on when it is given back. */
 const scenario = (protect: boolean) => () => {
   let inside = 0
   const body = Effect.acquireUseRelease(

@@ -3,8 +3,7 @@ import { Cause, Effect, Exit, Stream } from "effect"
 import type { Connection } from "../../src/internal/redis/connection.ts"
 import { randomOf, seedOf } from "../../src/internal/simulation/choices.ts"
 import type { Incident } from "../../src/internal/simulation/faults.ts"
-import type { Process } from "../../src/internal/simulation/process.ts"
-import { epoch } from "../../src/internal/simulation/process.ts"
+import { epoch, type Process } from "../../src/internal/simulation/process.ts"
 import { exitOf, type Member, type Outcome } from "../../src/internal/simulation/simulation.ts"
 import type { History } from "../../src/testing.ts"
 import type { Anomaly } from "../torture/checks.ts"
@@ -104,11 +103,9 @@ const judged = (outcome: Outcome, records: Records, delays: ReadonlyArray<readon
   }))
   return judge({
     histories: records.histories,
-    injected: [
-      ...[...incidents, ...slow].map((incident) =>
-        injectedBy({ ...incident, to: Math.min(incident.to, Math.max(healed, incident.from)) }, members)
-      )
-    ],
+    injected: [...incidents, ...slow].map((incident) =>
+      injectedBy({ ...incident, to: Math.min(incident.to, Math.max(healed, incident.from)) }, members)
+    ),
     healed: healed * 1000,
     ended: {
       well: new Set(ended.map(nameOf)),

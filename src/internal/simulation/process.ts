@@ -12,7 +12,7 @@ import { Redis } from "../../Redis.ts"
 import { CurrentIo, type Io, type Timer } from "../io.ts"
 import { type Connections, register } from "../redis/connection.ts"
 import { randomOf } from "./choices.ts"
-import { type Sending, Wire } from "./wire.ts"
+import { Wire } from "./wire.ts"
 
 /** What happens at a time of the world. */
 export interface Alarm {
@@ -27,8 +27,8 @@ export interface World {
   /** Milliseconds since the simulation has begun. */
   readonly now: () => number
   readonly set: (alarm: Omit<Alarm, "number">) => Timer
-  /** What was on its way when a connection broke. */
-  readonly onCut: (sending: ReadonlyArray<Sending>) => void
+  /** A connection breaks. */
+  readonly onCut: (wire: Wire) => void
 }
 
 /** The world begins at this time, in milliseconds since the epoch. */

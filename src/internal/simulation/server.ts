@@ -143,11 +143,6 @@ export class Server {
       if (at > 0 && at - never <= now) await this.#connection.send("DEL", [key], deadline)
     }
   }
-
-  /** For people and for checks. */
-  async ask(command: string, ...args: ReadonlyArray<string | number>): Promise<unknown> {
-    return await this.#connection.send(command, args, deadline)
-  }
 }
 
 const ignore = () => {}

@@ -9,7 +9,6 @@ import type { Order } from "./server.ts"
 /** A request on its way to Redis, or back. */
 export interface Sending {
   readonly order: Order
-  readonly label: string
   readonly resolve: (reply: unknown) => void
   readonly reject: (error: RedisError) => void
   readonly timer: Timer
@@ -44,9 +43,9 @@ export class Wire implements Connection {
   // Answered, and that was lost: their processes still wait.
   #unheard: Array<Sending> = []
   readonly #listeners = makeListeners()
-  readonly #onCut: (sending: ReadonlyArray<Sending>) => void
+  readonly #onCut: (wire: Wire) => void
 
-  constructor(owner: string, role: string, io: Io, onCut: (sending: ReadonlyArray<Sending>) => void) {
+  constructor(owner: string, role: string, io: Io, onCut: (wire: Wire) => void) {
     this.role = role
     this.name = `${owner} ${role}`
     this.#io = io
@@ -65,16 +64,14 @@ export class Wire implements Connection {
     this.#send({ is: "call", command, script, call }, millis)
 
   #send(order: Order, millis: number): Promise<unknown> {
-    const label = order.command
     if (!this.isReady()) return Promise.reject(fail(new NotConnected({ address: this.name, detail: undefined })))
     const { promise, reject, resolve } = Promise.withResolvers<unknown>()
     const timer = this.#io.after(millis, () => {
       this.#forget(sending)
-      reject(fail(new Timeout({ command: label })))
+      reject(fail(new Timeout({ command: order.command })))
     })
     const sending: Sending = {
       order,
-      label,
       resolve,
       reject,
       timer,
@@ -120,12 +117,17 @@ export class Wire implements Connection {
     else sending.resolve(outcome.reply)
   }
 
+  /** What was sent, and may be executed after all when its connection is gone. Reads change nothing. */
+  get underWay(): ReadonlyArray<Order> {
+    return this.sent.filter(({ streams }) => streams.length === 0).map(({ order }) => order)
+  }
+
   /** The connection breaks. What was sent is lost, or comes later. */
   cut(detail: string): void {
     if (!this.isReady()) return
     const error = fail(new ConnectionLost({ address: this.name, detail }))
     const open = [...this.#unheard, ...this.answered, ...this.sent]
-    this.#onCut(this.sent.filter(({ outcome, streams }) => outcome === undefined && streams.length === 0))
+    this.#onCut(this)
     this.#unheard = []
     this.answered = []
     this.sent = []

@@ -87,12 +87,7 @@ export class World {
     const process = new Process(name, seed, rate, {
       now: () => this.now,
       set: (alarm) => this.#set(alarm),
-      onCut: (sending) => {
-        for (const { order } of sending) {
-          this.#observe?.("is lost", order, process)
-          if (this.choices.among(2) === 1) this.late.push(order)
-        }
-      }
+      onCut: (wire) => this.#lose(process, wire)
     })
     this.processes.push(process)
     return process
@@ -116,10 +111,14 @@ export class World {
     process.crashed = true
     process.tasks = []
     this.#alarms = this.#alarms.filter((alarm) => alarm.process !== process)
-    for (const wire of process.wires) {
-      for (const { order, outcome, streams } of wire.sent) {
-        if (outcome === undefined && streams.length === 0 && this.choices.among(2) === 1) this.late.push(order)
-      }
+    for (const wire of process.wires) this.#lose(process, wire)
+  }
+
+  // What is under way is lost, or comes later.
+  #lose(process: Process, wire: Wire): void {
+    for (const order of wire.underWay) {
+      this.#observe?.("is lost", order, process)
+      if (this.choices.among(2) === 1) this.late.push(order)
     }
   }
 
@@ -174,7 +173,7 @@ export class World {
       options.push({
         weight: weights.execute,
         process,
-        name: this.#verbose ? `${wire.role} ${described(next.order)}` : `${wire.role} ${next.label}`,
+        name: this.#verbose ? `${wire.role} ${described(next.order)}` : `${wire.role} ${next.order.command}`,
         happen: () => this.#execute(process, wire, next)
       })
     }
