@@ -7,6 +7,7 @@ import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
 import { layoutOf, partsOf, type Spec } from "../src/internal/flow/graph.ts"
+import { randomOf } from "../src/internal/simulation/choices.ts"
 import { actor, client } from "./support/actor.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
@@ -21,14 +22,6 @@ interface Node {
   readonly before: Array<number>
   readonly behind: Array<readonly [node: number, policy: Policy]>
   readonly undo: boolean
-}
-
-/** Numbers from a seed, from 0 to 1. */
-const random = (seed: number) => () => {
-  seed = seed + 0x6d2b79f5 | 0
-  let t = Math.imul(seed ^ seed >>> 15, 1 | seed)
-  t = t + Math.imul(t ^ t >>> 7, 61 | t) ^ t
-  return ((t ^ t >>> 14) >>> 0) / 2 ** 32
 }
 
 /** What the actor is to do, at once and without bounds. */
@@ -162,7 +155,7 @@ const drive = async (
     fc.Arbitrary<infer R> ? R
     : never
 ) => {
-  const next = random(seed)
+  const next = randomOf(seed)
   const one = <A>(all: ReadonlyArray<A>): A => all[Math.floor(next() * all.length)]!
   const namespace = freshNamespace()
   const { key, look, open, repeat, ring, send } = actor(redis, namespace, "flow:f/r")

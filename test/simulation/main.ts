@@ -17,6 +17,7 @@ import { replies } from "../../src/internal/actor/lua.ts"
 import type { Connection } from "../../src/internal/redis/connection.ts"
 import { shrink } from "../../src/internal/simulation/shrink.ts"
 import { bugs, copy, original } from "../torture/library.ts"
+import { checkAmong, minutesOf, whole } from "../torture/options.ts"
 import { workloads } from "../torture/workloads.ts"
 import { Coverage } from "./coverage.ts"
 import { type Library, load } from "./library.ts"
@@ -35,27 +36,12 @@ const { values } = parseArgs({
   }
 })
 
-const stop = (message: string): never => {
-  console.error(message)
-  process.exit(2)
-}
-
-const whole = (name: "seed" | "steps" | "count", otherwise: number): number => {
-  const number = values[name] === undefined ? otherwise : Number(values[name])
-  return Number.isSafeInteger(number) && number >= 0 ? number : stop(`--${name} must be a whole number`)
-}
-
-const among = (name: "only" | "bug", known: ReadonlyArray<string>): void => {
-  if (values[name].some((one) => !known.includes(one))) stop(`--${name} must be one of ${known.join(", ")}`)
-}
-
-among("only", workloads.map(({ name }) => name))
-among("bug", Object.keys(bugs))
-const first = whole("seed", Math.floor(Math.random() * 1e6))
-const steps = whole("steps", 300)
-const count = whole("count", Number.MAX_SAFE_INTEGER)
-const minutes = Number(values.minutes)
-if (!(minutes > 0)) stop("--minutes must be a number greater than zero")
+checkAmong("only", values.only, workloads.map(({ name }) => name))
+checkAmong("bug", values.bug, Object.keys(bugs))
+const first = whole("seed", values.seed) ?? Math.floor(Math.random() * 1e6)
+const steps = whole("steps", values.steps)!
+const count = whole("count", values.count) ?? Number.MAX_SAFE_INTEGER
+const minutes = minutesOf(values.minutes)
 const hunted = values.bugs && values.bug.length === 0 ? Object.keys(bugs) : values.bug
 
 // In the time that Redis takes for one world, the others go on. Each has a database of its own.

@@ -1,6 +1,7 @@
 /** A process that is tortured: a real coordinator under generated workloads, until it is told to stop. */
 import { Cause, Effect, Exit, Layer, Option, Schedule, Stream } from "effect"
 import type * as Lockstep from "../../src/index.ts"
+import { randomOf } from "../../src/internal/simulation/choices.ts"
 import { History, Program } from "../../src/testing.ts"
 import type { Event, Outcome, What } from "./history.ts"
 import { writer } from "./resource.ts"
@@ -89,17 +90,6 @@ export interface Client {
     requests: ReadonlyArray<Request>,
     take: (body: Effect.Effect<void>) => Effect.Effect<unknown, unknown, Lockstep.Coordinator.Coordinator>
   ) => Effect.Effect<void, never, Lockstep.Coordinator.Coordinator>
-}
-
-/** Deterministic: the sequence of choices is that of the seed, though their times are not. */
-export const randomOf = (seed: number): () => number => {
-  let state = seed >>> 0
-  return () => {
-    state = (state + 0x6d2b79f5) | 0
-    let mixed = Math.imul(state ^ (state >>> 15), 1 | state)
-    mixed = (mixed + Math.imul(mixed ^ (mixed >>> 7), 61 | mixed)) ^ mixed
-    return ((mixed ^ (mixed >>> 14)) >>> 0) / 4294967296
-  }
 }
 
 const gaveUp = { reason: { _tag: "GaveUp" } }

@@ -16,6 +16,7 @@ import { type Name, names } from "./deployments.ts"
 import { faults } from "./faults.ts"
 import { describe } from "./history.ts"
 import { bugs } from "./library.ts"
+import { checkAmong, minutesOf, whole } from "./options.ts"
 import { type Options, type Report, round } from "./round.ts"
 import { workloads } from "./workloads.ts"
 
@@ -32,29 +33,13 @@ const { values } = parseArgs({
   }
 })
 
-const stop = (message: string): never => {
-  console.error(message)
-  process.exit(2)
-}
-
-const whole = (option: "seed" | "round"): number | undefined => {
-  if (values[option] === undefined) return undefined
-  const number = Number(values[option])
-  return Number.isSafeInteger(number) && number >= 0 ? number : stop(`--${option} must be a whole number`)
-}
-
-const among = (option: "only" | "deployment" | "fault" | "bug", known: ReadonlyArray<string>): void => {
-  if (values[option].some((name) => !known.includes(name))) stop(`--${option} must be one of ${known.join(", ")}`)
-}
-
-const minutes = Number(values.minutes)
-if (!(minutes > 0)) stop("--minutes must be a number greater than zero")
-const seed = whole("seed") ?? Math.floor(Math.random() * 1e6)
-const repeated = whole("round")
-among("only", workloads.map(({ name }) => name))
-among("deployment", names)
-among("fault", faults.map(({ name }) => name))
-among("bug", Object.keys(bugs))
+const minutes = minutesOf(values.minutes)
+const seed = whole("seed", values.seed) ?? Math.floor(Math.random() * 1e6)
+const repeated = whole("round", values.round)
+checkAmong("only", values.only, workloads.map(({ name }) => name))
+checkAmong("deployment", values.deployment, names)
+checkAmong("fault", values.fault, faults.map(({ name }) => name))
+checkAmong("bug", values.bug, Object.keys(bugs))
 const deployments = values.deployment.length === 0 ? names : values.deployment as ReadonlyArray<Name>
 const hunted = values.bugs && values.bug.length === 0 ? Object.keys(bugs) : values.bug
 

@@ -1,10 +1,11 @@
 /** One round: a deployment, some clients, faults at times that the seed decides, and the judgement. */
 import { Effect, type Scope } from "effect"
 import * as path from "node:path"
+import { randomOf } from "../../src/internal/simulation/choices.ts"
 import { workspace } from "../../src/internal/testing/workspace.ts"
 import { History } from "../../src/testing.ts"
 import { realSleep } from "../support/eventually.ts"
-import { randomOf, type Settings } from "./client.ts"
+import type { Settings } from "./client.ts"
 import { clients, type Histories } from "./clients.ts"
 import { deploy, type Name } from "./deployments.ts"
 import { type Fault, faults } from "./faults.ts"
