@@ -243,7 +243,7 @@ class DoubleBarrierImpl implements DoubleBarrier {
   ): Effect.Effect<void, DoubleBarrierError> =>
     this.#spanned(
       Effect.suspend(() => {
-        if (!(phase instanceof Hold) || phase.claim.key !== this.#place.key) {
+        if (!(phase instanceof Hold) || phase.claim.place.key !== this.#place.key) {
           throw new TypeError("This phase is not one of this double barrier")
         }
         return this.#leave(phase, options)

@@ -198,7 +198,7 @@ const upgrade = (reading: Hold): Effect.Effect<void, ReadWriteLockError> =>
       ? Effect.void
       : Effect.fail(fail(
         outcome === "conflict"
-          ? new UpgradeConflict({ key: reading.key, namespace: reading.claim.namespace })
+          ? new UpgradeConflict({ key: reading.key, namespace: reading.claim.place.namespace })
           : reading.lossError("closed")
       )))
 
@@ -401,7 +401,7 @@ export const downgrade = (lease: Lease): Effect.Effect<void, ReadWriteLockError>
   Effect.suspend(() => {
     if (!(lease instanceof Hold) || !lease.active || lease.weight !== everything) {
       const { key, kind } = lease
-      const namespace = lease instanceof Hold ? lease.claim.namespace : ""
+      const namespace = lease instanceof Hold ? lease.claim.place.namespace : ""
       return Effect.fail(fail(new NotWriting({ kind, key, namespace })))
     }
     return Effect.flatMap(reweigh(lease, "read"), (outcome) =>

@@ -308,7 +308,7 @@ class SemaphoreImpl implements Semaphore {
 
   readonly release = (lease: Lease): Effect.Effect<void> =>
     Effect.suspend(() => {
-      if (!(lease instanceof Hold) || lease.claim.key !== this.#place.key) {
+      if (!(lease instanceof Hold) || lease.claim.place.key !== this.#place.key) {
         throw new TypeError("This lease was not taken from this semaphore")
       }
       return acquiring.release(lease)

@@ -527,7 +527,7 @@ class TopicImpl<in out A> implements Topic<A> {
         const outcome = Deferred.makeUnsafe<Option.Option<Published>, TopicError>()
         const { claim, keeper } = lease
         const follower = this.#publisher.following(
-          { channel: (keeper as Tenancy).channel, kind: claim.kind, name: claim.name },
+          { channel: (keeper as Tenancy).channel, kind: claim.place.kind, name: claim.place.name },
           message,
           claim.leave === "semaphore.release" ? "released" : "left",
           (published) => Deferred.doneUnsafe(outcome, Effect.succeed(Option.fromUndefinedOr(published))),

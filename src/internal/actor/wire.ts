@@ -41,8 +41,23 @@ export interface Message {
   readonly args: ReadonlyArray<string | number | boolean>
 }
 
-// An object answers slowly for names that it does not have, as most verbs are.
-const needs = new Map(Object.entries(roles))
+/** What is the same in all requests of a verb. */
+interface Spelling {
+  /** The roles of the keys that it declares: `null` stands for all of the kind, `undefined` for the hash. */
+  readonly needed: ReadonlyArray<string> | null | undefined
+  readonly text: string
+  /** Behind a request about the same resource, whose keys are not named again. */
+  readonly same: string
+}
+
+const spellings = new Map<string, Spelling>()
+
+const spell = (verb: string): Spelling => {
+  const needed = (roles as { readonly [verb: string]: ReadonlyArray<string> | null })[verb]
+  const spelling = { needed, text: ascii(verb), same: ascii(`=${verb}`) }
+  spellings.set(verb, spelling)
+  return spelling
+}
 
 /** A batch of requests; the header is its number, the lease and the id of the last event read, as arguments. */
 export const batch = (address: Address, header: string, requests: ReadonlyArray<Message>): Call => {
@@ -53,9 +68,9 @@ export const batch = (address: Address, header: string, requests: ReadonlyArray<
   // Of the request before, where it named all keys of one resource.
   let before: string | undefined = undefined
   for (const { args: own, key, others, verb } of requests) {
+    const { needed, text, same: sameText } = spellings.get(verb) ?? spell(verb)
     let same = false
     if (key !== undefined) {
-      const needed = needs.get(verb)
       same = needed === null && key === before && others === undefined
       if (same) {
         // Many requests of one call are about one resource.
@@ -75,7 +90,7 @@ export const batch = (address: Address, header: string, requests: ReadonlyArray<
     } else {
       before = undefined
     }
-    args += ascii(same ? `=${verb}` : verb)
+    args += same ? sameText : text
     for (const arg of own) args += encode(arg)
     count += 1 + own.length
   }

@@ -4,17 +4,17 @@ import * as Context from "effect/Context"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
-import type * as Fiber from "effect/Fiber"
+import * as Fiber from "effect/Fiber"
 import * as Scope from "effect/Scope"
 import type { CoordinatorReason } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
 import type { Verb } from "../actor/transport.ts"
-import type { Argument, ClaimVerb, Entry, Outcome, Refusal } from "./claim.ts"
+import type { Argument, Claim, ClaimVerb, Entry, Outcome, Refusal } from "./claim.ts"
 import { Hold } from "./hold.ts"
 import { findHold, isDetached, under } from "./holding.ts"
 import { type LeaseLost, WaitTimeout } from "./loss.ts"
 import { Membership, type Observer } from "./membership.ts"
-import { claimOf, Coordinator, duration, type Place, type Space, spaceOf } from "./place.ts"
+import { Coordinator, duration, type Place, type Space, spaceOf } from "./place.ts"
 import { spanned } from "./span.ts"
 
 export type Restore = <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
@@ -30,18 +30,11 @@ export type Failure = CoordinatorReason | LeaseLost | WaitTimeout
 type Settled = Exclude<Outcome, readonly ["failed", ...any]>
 
 /** What is asked for, and what it comes to when it is refused and that is no error. */
-export interface Acquire<E, A = undefined> {
+export interface Acquire<E, A = undefined> extends Claim {
   readonly place: Place
-  readonly verb: ClaimVerb
-  readonly args: (anyway: boolean) => ReadonlyArray<Argument>
-  readonly leave?: "semaphore.release" | "session.leave" | undefined
   readonly weight?: number | undefined
   /** The membership that it ends with, if any: it is refused as "closed" then. */
   readonly member?: Membership | undefined
-  /** It does not wait for others: while Redis is away, it fails. */
-  readonly question?: boolean | undefined
-  /** It is asked again once in a lease, so that a resource that was deleted is noticed. */
-  readonly verified?: boolean | undefined
   readonly options?: WaitOptions | undefined
   readonly fail: (error: Failure) => E
   readonly refuse: (refusal: Refusal) => Effect.Effect<A, E>
@@ -115,9 +108,9 @@ export const leaving = (hold: Hold): Effect.Effect<void> => Effect.suspend(() =>
 
 /**
  * Asks, and waits for the outcome. Whatever goes wrong on the way, also an interruption at the very moment of the grant,
- * the claim does not outlive it.
+ * the claim must not outlive it, see `forsake`.
  */
-const obtain = <E>(
+const asking = <E>(
   place: Place,
   entry: Entry,
   restore: Restore,
@@ -129,11 +122,16 @@ const obtain = <E>(
       resume(outcome[0] === "failed" ? Effect.fail(fail(outcome[1].reason)) : Effect.succeed(outcome))
     place.tenancy.take(entry)
   })
-  return Effect.onExitPrimitive(restore(wait === undefined ? asked : within(asked, place, wait, fail)), (exit) => {
-    if (Exit.isFailure(exit)) place.tenancy.release(entry, ignore)
-    return undefined
-  }, true)
+  return restore(wait === undefined ? asked : within(asked, place, wait, fail))
 }
+
+/** Gives a claim up that was not granted, if asking for it has failed. */
+export const forsake = (entry: Entry, exit: Exit.Exit<unknown, unknown>): undefined => {
+  if (Exit.isFailure(exit)) entry.keeper.release(entry, ignore)
+}
+
+const obtain = <A, E>(asked: Effect.Effect<A, E>, entry: Entry): Effect.Effect<A, E> =>
+  Effect.onExitPrimitive(asked, (exit) => forsake(entry, exit), true)
 
 /** Bounds a wait. The error says whether Redis was out of reach meanwhile. */
 export const within = <A, E, R, E2>(
@@ -164,23 +162,36 @@ export const waitOf = (place: Place, options: WaitOptions | undefined): Duration
 export const maxHoldOf = (place: Place, options: WaitOptions | undefined): Duration.Input | undefined =>
   options?.maxHold ?? place.space.maxHold
 
-const newHold = <E, A>({ args, leave, member, place, question, verb, verified, weight = 1 }: Acquire<E, A>): Hold => {
-  const claim = claimOf(place, { verb, args, leave, question, verified })
-  return new Hold(place.space.kernel.nextId(), claim, place.tenancy, member, weight)
+const newHold = <E, A>(acquiring: Acquire<E, A>): Hold => {
+  const { member, place, weight = 1 } = acquiring
+  return new Hold(place.space.kernel.nextId(), acquiring, place.tenancy, member, weight)
 }
 
-/** Runs under `uninterruptibleMask`. */
-export const acquire = <E, A>(acquiring: Acquire<E, A>, restore: Restore): Effect.Effect<Hold | A, E> => {
-  const { fail, options, place, refuse } = acquiring
+/**
+ * A hold to be, and what asks for it, for the fiber that runs: whatever that comes to, it is up to the caller that the
+ * claim does not outlive it. Runs under `uninterruptibleMask`.
+ */
+export const claiming = <E, A>(
+  acquiring: Acquire<E, A>,
+  restore: Restore
+): { readonly hold: Hold; readonly asked: Effect.Effect<Settled, E> } => {
+  const { fail, options, place } = acquiring
   if (options?.maxHold !== undefined) duration(options.maxHold, "maxHold")
   const hold = newHold(acquiring)
   const wait = acquiring.question === true ? undefined : waitOf(place, options)
-  const obtained = Effect.flatMap(
-    obtain(place, hold, restore, wait, fail),
-    (outcome): Effect.Effect<Hold | A, E> => outcome[0] === "granted" ? Effect.succeed(hold) : refuse(outcome)
-  )
-  return Effect.withFiber((fiber) => spanned(fiber, obtained, `lockstep.${place.kind}.wait`, place.kind, place.name))
+  const asked = asking(place, hold, restore, wait, fail)
+  return { hold, asked: spanned(Fiber.getCurrent()!, asked, `lockstep.${place.kind}.wait`, place.kind, place.name) }
 }
+
+/** Runs under `uninterruptibleMask`. */
+export const acquire = <E, A>(acquiring: Acquire<E, A>, restore: Restore): Effect.Effect<Hold | A, E> =>
+  Effect.suspend(() => {
+    const { asked, hold } = claiming(acquiring, restore)
+    return Effect.flatMap(
+      obtain(asked, hold),
+      (outcome): Effect.Effect<Hold | A, E> => outcome[0] === "granted" ? Effect.succeed(hold) : acquiring.refuse(outcome)
+    )
+  })
 
 /** Acquires without a scope: the hold lasts until it is released or lost. */
 export const acquireUnscoped = <E>(acquiring: Acquire<E>): Effect.Effect<Hold | undefined, E> =>
@@ -363,10 +374,10 @@ export const join = <E>(
     Effect.flatMap(Effect.scope, (scope) => {
       const { args, fail, observer, verb, verified, wait, waits = false } = options
       const leave = verb === "semaphore.join" ? "semaphore.release" : "session.leave"
-      const claim = claimOf(place, { verb, args, leave, question: !waits, verified })
+      const claim = { place, verb, args, leave, question: !waits, verified } as const
       const member = new Membership(place.space.kernel.nextId(), claim, place.tenancy, observer)
       return Effect.flatMap(
-        obtain(place, member, restore, wait, fail),
+        obtain(asking(place, member, restore, wait, fail), member),
         (outcome) => Effect.as(Scope.addFinalizer(scope, release(member)), [member, outcome] as const)
       )
     })

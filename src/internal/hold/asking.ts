@@ -12,6 +12,7 @@ export interface Asker {
   readonly failed: (entry: Entry, error: CoordinatorError, sent: boolean) => void
   /** Redis has been away for longer than a question waits. */
   readonly expired: (entry: Entry, error: CoordinatorError) => void
+  readonly unreleased: (releasing: Releasing, error: CoordinatorError) => void
 }
 
 const ignore = () => {}
@@ -41,9 +42,9 @@ export class Asking implements Request<ClaimVerb> {
     this.session = session
     this.urgent = urgent
     this.verb = claim.verb
-    this.key = claim.key
+    this.key = claim.place.key
     this.args = [entry.id, ...claim.args(anyway)] as never
-    this.expire = claim.question ? (error) => asker.expired(entry, error) : undefined
+    this.expire = claim.question === true ? (error) => asker.expired(entry, error) : undefined
   }
 
   settle(reply: ClaimReply): void {
@@ -65,21 +66,25 @@ export class Releasing implements Request<"semaphore.release" | "session.leave">
   readonly urgent = true
   readonly following: ReadonlyArray<Request> | undefined
   readonly others = undefined
-  readonly fail: (error: CoordinatorError) => void
+  readonly #asker: Asker
   #done: (() => void) | undefined
   #also: Array<() => void> | undefined = undefined
   queued = false
   cancelled = false
 
-  constructor(entry: Entry, session: Session, done: () => void, fail: (error: CoordinatorError) => void) {
+  constructor(asker: Asker, entry: Entry, session: Session, done: () => void) {
+    this.#asker = asker
     this.entry = entry
     this.session = session
-    this.verb = entry.claim.leave
-    this.key = entry.claim.key
+    this.verb = entry.claim.leave ?? "session.leave"
+    this.key = entry.claim.place.key
     this.args = [entry.id]
     this.following = entry.following
     this.#done = done
-    this.fail = fail
+  }
+
+  fail(error: CoordinatorError): void {
+    this.#asker.unreleased(this, error)
   }
 
   /** A second release waits for the same answer. */

@@ -21,24 +21,29 @@ export type ClaimReply = Requests[ClaimVerb]["reply"]
 
 export type Argument = string | number | boolean
 
-/** A request to hold or to join, as a primitive makes it. */
-export interface Claim {
-  readonly verb: ClaimVerb
-  /** The hash of the resource. */
-  readonly key: string
+/** What a claim is about. */
+export interface Resource {
   readonly kind: Kind
   readonly name: string
+  /** Its hash. */
+  readonly key: string
   /** Of which server and namespace. */
   readonly identity: string
   readonly namespace: string
+}
+
+/** A request to hold or to join, as a primitive makes it. */
+export interface Claim {
+  readonly place: Resource
+  readonly verb: ClaimVerb
   /** What is asked besides the id, each time that it is. `anyway` asks not to mind that an expired session is in the way. */
   readonly args: (anyway: boolean) => ReadonlyArray<Argument>
-  /** What the actor is told when it is given up. */
-  readonly leave: "semaphore.release" | "session.leave"
-  /** It does not wait for others: while Redis is away, it fails. */
-  readonly question: boolean
-  /** It is asked again once in a lease, so that a resource that was deleted is noticed: for claims that are few. */
-  readonly verified: boolean
+  /** What the actor is told when it is given up. Default `session.leave`. */
+  readonly leave?: "semaphore.release" | "session.leave" | undefined
+  /** It does not wait for others: while Redis is away, it fails. Default `false`. */
+  readonly question?: boolean | undefined
+  /** It is asked again once in a lease, so that a resource that was deleted is noticed: for claims that are few. Default `false`. */
+  readonly verified?: boolean | undefined
 }
 
 /** What a claim can come to instead of being granted. */

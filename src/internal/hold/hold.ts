@@ -64,11 +64,11 @@ export class Hold extends Entry implements Lease {
   }
 
   get kind(): Kind {
-    return this.claim.kind
+    return this.claim.place.kind
   }
 
   get key(): string {
-    return this.claim.name
+    return this.claim.place.name
   }
 
   get acquiredAt(): DateTime.Utc {
@@ -108,7 +108,7 @@ export class Hold extends Entry implements Lease {
 
   /** Why it is no longer held; `given` is said of one that was released. */
   lossError(given: EndReason = "closed"): LeaseLost {
-    const { kind, name, namespace } = this.claim
+    const { kind, name, namespace } = this.claim.place
     return new LeaseLost({ kind, key: name, namespace, token: this.token, reason: this.loss ?? given })
   }
 

@@ -26,8 +26,8 @@ export const under = <R>(context: Context.Context<R>, hold: Hold): Context.Conte
 /** The hold of this place that the fiber runs under, by whatever coordinator of the process. */
 export const findHold = (fiber: Fiber.Fiber<unknown, unknown>, place: Place): Hold | undefined => {
   for (let at = fiber.getRef(Holdings); at !== undefined; at = at.outer) {
-    const { claim } = at.hold
-    if (claim.key === place.key && at.hold.active && claim.identity === place.space.kernel.identity) return at.hold
+    const { key, identity } = at.hold.claim.place
+    if (key === place.key && at.hold.active && identity === place.identity) return at.hold
   }
   return undefined
 }
@@ -42,10 +42,10 @@ interface Inner {
 let starting = 0
 
 /** Starts the fiber of a program that is awaited. */
-export const start = <A, E>(fork: () => Fiber.Fiber<A, E>): Fiber.Fiber<A, E> => {
+export const start = <A, E, R>(program: Effect.Effect<A, E, R>, context: Context.Context<R>): Fiber.Fiber<A, E> => {
   starting++
   try {
-    return fork()
+    return Effect.runForkWith(context)(program)
   } finally {
     starting--
   }

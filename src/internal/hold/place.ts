@@ -8,7 +8,7 @@ import type { Channel } from "../actor/channel.ts"
 import type { Kernel, Partition } from "../actor/kernel.ts"
 import { checkName } from "../actor/keys.ts"
 import type { LossReason, Phase } from "../actor/session.ts"
-import type { Argument, Claim, ClaimVerb, Kind } from "./claim.ts"
+import type { Kind, Resource } from "./claim.ts"
 import { Tenancy } from "./tenancy.ts"
 
 export interface SessionInfo {
@@ -61,16 +61,12 @@ export const spaceOf = (coordinator: object): Space => {
   return space
 }
 
-/** A name, checked, and where it lives. */
-export interface Place {
+/** A resource with a checked name, and where it lives. */
+export interface Place extends Resource {
   readonly space: Space
   readonly partition: Partition
   readonly channel: Channel
   readonly tenancy: Tenancy
-  readonly kind: Kind
-  readonly name: string
-  /** The hash of the resource. */
-  readonly key: string
 }
 
 /** The channel to a partition, under the coordinator's lease or one of so many milliseconds. */
@@ -108,7 +104,9 @@ export const placeIn = (
     tenancy: channel.tenant as Tenancy,
     kind,
     name,
-    key: `${partition.prefix}${kind}:${name}`
+    key: `${partition.prefix}${kind}:${name}`,
+    identity: space.kernel.identity,
+    namespace: space.kernel.settings.namespace
   }
 }
 
@@ -117,29 +115,6 @@ const checkLease = (input: Duration.Input): number => {
   if (!(lease >= 100 && lease <= 86_400_000)) throw new RangeError("lease must be from 100 to 86400000 milliseconds")
   return lease
 }
-
-/** A claim about the resource of a place. */
-export const claimOf = (
-  { key, kind, name, space: { kernel } }: Place,
-  options: {
-    readonly verb: ClaimVerb
-    readonly args: (anyway: boolean) => ReadonlyArray<Argument>
-    readonly leave?: Claim["leave"] | undefined
-    readonly question?: boolean | undefined
-    readonly verified?: boolean | undefined
-  }
-): Claim => ({
-  verb: options.verb,
-  key,
-  kind,
-  name,
-  identity: kernel.identity,
-  namespace: kernel.settings.namespace,
-  args: options.args,
-  leave: options.leave ?? "session.leave",
-  question: options.question ?? false,
-  verified: options.verified ?? false
-})
 
 export const duration = (input: Duration.Input, what: string): Duration.Duration => {
   const parsed = Duration.fromInputUnsafe(input)

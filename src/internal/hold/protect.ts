@@ -9,6 +9,8 @@ import * as Fiber from "effect/Fiber"
 import {
   type Acquire,
   acquire,
+  claiming,
+  forsake,
   leave,
   leaving,
   limit,
@@ -29,17 +31,20 @@ export const withHold = <A, E, R, E2>(
   self: Effect.Effect<A, E, R>,
   acquiring: Acquire<E2>
 ): Effect.Effect<A | undefined, E | E2, R> =>
-  Effect.uninterruptibleMask((restore) =>
-    Effect.flatMap(acquire(acquiring, restore), (hold) => {
-      if (hold === undefined) return Effect.succeed(undefined)
-      const { fail, options, place } = acquiring
-      return Effect.onExitPrimitive(
-        protect(self, hold, restore, fail, limiting(place, options)),
-        () => leave(hold),
-        true
-      )
-    })
-  )
+  Effect.uninterruptibleMask((restore) => {
+    const { asked, hold } = claiming(acquiring, restore)
+    let granted = false
+    return Effect.onExitPrimitive(
+      Effect.flatMap(asked, (outcome): Effect.Effect<A | undefined, E | E2, R> => {
+        const { fail, options, place, refuse } = acquiring
+        if (outcome[0] !== "granted") return refuse(outcome)
+        granted = true
+        return protect(self, hold, restore, fail, limiting(place, options))
+      }),
+      (exit) => granted ? leave(hold) : forsake(hold, exit),
+      true
+    )
+  })
 
 /** What ends a hold after its `maxHold`, if it has one. */
 interface Limiting {
@@ -150,7 +155,7 @@ export const protect = <A, E, R, E2>(
     const context = under(guarded(parent.context, hold.session!), hold)
     hold.protecting++
     const body = spanned(parent, self, `lockstep.${hold.kind}.hold`, hold.kind, hold.key)
-    const child = start(() => Effect.runForkWith(context as Context.Context<R>)(body))
+    const child = start(body, context as Context.Context<R>)
     const done = child.pollUnsafe()
     if (done !== undefined) {
       hold.unprotect()

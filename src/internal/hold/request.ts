@@ -18,7 +18,7 @@ export interface Target {
 }
 
 /** What a hold is of. */
-export const targetOf = ({ claim, keeper }: Hold): Target => ({ tenancy: keeper as Tenancy, key: claim.key })
+export const targetOf = ({ claim, keeper }: Hold): Target => ({ tenancy: keeper as Tenancy, key: claim.place.key })
 
 type ReplyOf<V extends Verb> = Requests[V]["reply"]
 

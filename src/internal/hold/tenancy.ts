@@ -278,9 +278,9 @@ export class Tenancy implements Tenant, Keeper, Asker {
   /** Questions that no session could be had for, or that wait for their turn. */
   readonly expire = (before: number, cause: RedisError): void => {
     for (const entry of [...this.#all.values()]) {
-      const { key, question } = entry.claim
-      if (!question || entry.state !== "idle" && entry.state !== "queued" || entry.askedAt > before) continue
-      this.expired(entry, this.kernel.transport.late(key, cause))
+      const { place, question } = entry.claim
+      if (question !== true || entry.state !== "idle" && entry.state !== "queued" || entry.askedAt > before) continue
+      this.expired(entry, this.kernel.transport.late(place.key, cause))
     }
   }
 
@@ -300,7 +300,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
       if (this.channel.outbox.withdraw(entry.request as unknown as Request) && !entry.known) return done()
     }
     if (state === "held" && entry instanceof Hold) this.#released(entry)
-    const releasing = new Releasing(entry, session, done, (error) => this.#unreleased(releasing, error))
+    const releasing = new Releasing(this, entry, session, done)
     entry.releasing = releasing
     this.channel.outbox.request(releasing)
   }
@@ -309,7 +309,8 @@ export class Tenancy implements Tenant, Keeper, Asker {
     this.kernel.hooks.metrics.released(this.#time().now - hold.heldAt)
   }
 
-  #unreleased(releasing: Releasing, error: CoordinatorError): void {
+  /** A release could not be answered. */
+  unreleased(releasing: Releasing, error: CoordinatorError): void {
     const { entry, session } = releasing
     if (error.reason._tag === "ActorDefect") {
       // The actor cannot do it, nor could it the next time.
@@ -408,7 +409,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
   }
 
   #verify(entry: Entry, session: Session): void {
-    const { args, key, verb } = entry.claim
+    const { args, place: { key }, verb } = entry.claim
     entry.verifying++
     this.channel.outbox.request({
       verb,
@@ -450,7 +451,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
       this.missed(session)
     } else if (now - this.#verified >= this.channel.lease) {
       this.#verified = now
-      this.#verifyAll(session, ({ claim }) => claim.verified)
+      this.#verifyAll(session, ({ claim }) => claim.verified === true)
     }
     if (now - this.#touched < touchEvery) return
     this.#touched = now
@@ -460,7 +461,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
   #touch(entry: Entry, session: Session): void {
     this.channel.outbox.request({
       verb: "session.touch",
-      key: entry.claim.key,
+      key: entry.claim.place.key,
       args: [],
       session,
       urgent: true,
@@ -553,7 +554,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
   }
 
   #name({ claim }: Entry): string {
-    return describe(claim.kind, claim.name, claim.namespace)
+    return describe(claim.place.kind, claim.place.name, claim.place.namespace)
   }
 
   #log(entry: Entry, what: string, cause?: unknown): void {

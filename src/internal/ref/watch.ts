@@ -7,7 +7,7 @@ import * as Stream from "effect/Stream"
 import type { CoordinatorError } from "../actor/errors.ts"
 import type { Kernel } from "../actor/kernel.ts"
 import { Membership, type Observer } from "../hold/membership.ts"
-import { claimOf, type Place } from "../hold/place.ts"
+import type { Place } from "../hold/place.ts"
 import type { Timer } from "../io.ts"
 
 /** A state of the resource. */
@@ -80,7 +80,7 @@ export class Watch<S extends State> implements Observer {
     if (watches === undefined) active.set(kernel, watches = new Map())
     watches.set(key, this)
     if (expires) this.#unwatch = partition.watch()
-    const member = new Membership(kernel.nextId(), claimOf(place, { verb, args: () => [] }), tenancy, this)
+    const member = new Membership(kernel.nextId(), { place, verb, args: () => [] }, tenancy, this)
     this.#member = member
     member.settle = (outcome) => {
       if (outcome[0] === "failed") this.#fail(outcome[1])
