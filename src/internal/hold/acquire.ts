@@ -189,7 +189,8 @@ export const acquire = <E, A>(acquiring: Acquire<E, A>, restore: Restore): Effec
     const { asked, hold } = claiming(acquiring, restore)
     return Effect.flatMap(
       obtain(asked, hold),
-      (outcome): Effect.Effect<Hold | A, E> => outcome[0] === "granted" ? Effect.succeed(hold) : acquiring.refuse(outcome)
+      (outcome): Effect.Effect<Hold | A, E> =>
+        outcome[0] === "granted" ? Effect.succeed(hold) : acquiring.refuse(outcome)
     )
   })
 

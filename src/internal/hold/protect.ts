@@ -39,7 +39,7 @@ export const withHold = <A, E, R, E2>(
         const { fail, options, place, refuse } = acquiring
         if (outcome[0] !== "granted") return refuse(outcome)
         granted = true
-        return protect(self, hold, restore, fail, limiting(place, options))
+        return protecting(Fiber.getCurrent()!, self, hold, restore, fail, limiting(place, options))
       }),
       (exit) => granted ? leave(hold) : forsake(hold, exit),
       true
@@ -141,8 +141,6 @@ export const protectLease = <A, E, R, E2>(
   return Effect.uninterruptibleMask((restore) => protect(self, lease, restore, fail, undefined))
 }
 
-// The body runs in a fiber of its own, so that it can be interrupted without the fiber that holds. That one does not end
-// before it, so it needs no supervision beyond being joined.
 export const protect = <A, E, R, E2>(
   self: Effect.Effect<A, E, R>,
   hold: Hold,
@@ -150,35 +148,46 @@ export const protect = <A, E, R, E2>(
   fail: (error: LeaseLost) => E2,
   limited: Limiting | undefined
 ): Effect.Effect<A, E | E2, R> =>
-  Effect.withFiber<A, E | E2, R>((parent) => {
-    if (!hold.active) return Effect.fail(fail(hold.lossError()))
-    const context = under(guarded(parent.context, hold.session!), hold)
-    hold.protecting++
-    const body = spanned(parent, self, `lockstep.${hold.kind}.hold`, hold.kind, hold.key)
-    const child = start(body, context as Context.Context<R>)
-    const done = child.pollUnsafe()
-    if (done !== undefined) {
-      hold.unprotect()
-      return outcome(hold, done, fail)
-    }
-    const off = hold.onLoss(() => child.interruptUnsafe(parent.id))
-    const timer = limited && Effect.runForkWith(parent.context)(limit(limited.place, hold, limited.maxHold))
-    const end = () => {
-      hold.unprotect()
-      off()
-      timer?.interruptUnsafe()
-    }
-    return Effect.onExitPrimitive(
-      Effect.flatMap(restore(joined(child)), (exit) => outcome(hold, exit, fail)),
-      () => {
-        // An interruption that came with the body's first steps skips joining it.
-        if (child.pollUnsafe() === undefined) return Effect.andThen(Fiber.interrupt(child), Effect.sync(end))
-        end()
-        return undefined
-      },
-      true
-    )
-  })
+  Effect.withFiber<A, E | E2, R>((parent) => protecting(parent, self, hold, restore, fail, limited))
+
+// The body runs in a fiber of its own, so that it can be interrupted without the fiber that holds. That one does not end
+// before it, so it needs no supervision beyond being joined. It is started at once.
+const protecting = <A, E, R, E2>(
+  parent: Fiber.Fiber<unknown, unknown>,
+  self: Effect.Effect<A, E, R>,
+  hold: Hold,
+  restore: Restore,
+  fail: (error: LeaseLost) => E2,
+  limited: Limiting | undefined
+): Effect.Effect<A, E | E2, R> => {
+  if (!hold.active) return Effect.fail(fail(hold.lossError()))
+  const context = under(guarded(parent.context, hold.session!), hold)
+  hold.protecting++
+  const body = spanned(parent, self, `lockstep.${hold.kind}.hold`, hold.kind, hold.key)
+  const child = start(body, context as Context.Context<R>)
+  const done = child.pollUnsafe()
+  if (done !== undefined) {
+    hold.unprotect()
+    return outcome(hold, done, fail)
+  }
+  const off = hold.onLoss(() => child.interruptUnsafe(parent.id))
+  const timer = limited && Effect.runForkWith(parent.context)(limit(limited.place, hold, limited.maxHold))
+  const end = () => {
+    hold.unprotect()
+    off()
+    timer?.interruptUnsafe()
+  }
+  return Effect.onExitPrimitive(
+    Effect.flatMap(restore(joined(child)), (exit) => outcome(hold, exit, fail)),
+    () => {
+      // An interruption that came with the body's first steps skips joining it.
+      if (child.pollUnsafe() === undefined) return Effect.andThen(Fiber.interrupt(child), Effect.sync(end))
+      end()
+      return undefined
+    },
+    true
+  )
+}
 
 /** How a body has ended, if it was still under the hold then. */
 const outcome = <A, E, E2>(
