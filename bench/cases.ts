@@ -51,7 +51,7 @@ const throughput = async (
   const ofServer: Figures = {}
   const core = options.sameCore ? cores.client(0) : cores.server
   await withServer(context, core, (redis) =>
-    rounds(context, quick ? 2 : 7, columns, async (column) => {
+    rounds(context, quick ? 2 : 5, columns, async (column) => {
       const measured = await runLoops(context, redis, column, {
         processes: 1,
         keys: () => Array.from({ length: options.keys }, (_, at) => `bench:${at}`),
@@ -361,7 +361,7 @@ const failover = async (context: Context): Promise<ReadonlyArray<Row>> => {
     context,
     cores.server,
     (redis) =>
-      rounds(context, quick ? 2 : 7, ["lockstep", "redlock", "redis-semaphore"], async (column, round) => {
+      rounds(context, quick ? 2 : 5, ["lockstep", "redlock", "redis-semaphore"], async (column, round) => {
         await redis.client.flushall()
         const common = { contestant: column, port: redis.port, lease, autoPipelining: true }
         const holder = child.start(cores.client(0), { ...common, task: { is: "hold", count: 1 } })

@@ -180,7 +180,7 @@ const killed = async (context: Context): Promise<ReadonlyArray<Row>> => {
     context,
     cores.server,
     (redis) =>
-      rounds(context, quick ? 2 : 7, ["lockstep"], async (contestant, round) => {
+      rounds(context, quick ? 2 : 5, ["lockstep"], async (contestant, round) => {
         await redis.client.flushall()
         const start = (process: number): child.Child =>
           child.start(cores.client(process), {

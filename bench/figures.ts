@@ -38,6 +38,35 @@ export interface Row {
   readonly floor?: Floor | undefined
 }
 
+/** A row of a run that is over. */
+export interface Measured extends Omit<Row, "floor"> {
+  readonly floor?: { readonly text: string; readonly met: boolean } | undefined
+}
+
+/** How a case went. */
+export interface Run {
+  readonly case: number
+  readonly date: string
+  readonly seconds: number
+  readonly quick: boolean
+  /** The machine, its cores, and the versions of what was compared. */
+  readonly about: string
+  readonly rows: ReadonlyArray<Measured>
+}
+
+/** Of one round to the same round of the other, then the median: what changes from round to round cancels out. */
+export const ratio = ({ figures }: Pick<Row, "figures">, column: Column): number => {
+  const others = figures[column] ?? []
+  return median((figures.lockstep ?? []).map((figure, round) => figure / others[round]!))
+}
+
+export const measured = (row: Row): Measured => {
+  const { floor } = row
+  if (floor === undefined) return { ...row, floor }
+  const met = floor.met((column) => median(row.figures[column] ?? [Number.NaN]), (column) => ratio(row, column))
+  return { ...row, floor: { text: floor.text, met } }
+}
+
 export interface Context {
   readonly cores: Cores
   readonly quick: boolean

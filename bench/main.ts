@@ -3,22 +3,24 @@
  *
  *     node bench/main.ts [--quick] [--write] [--cpu-prof] [case ...]
  *
- * `--quick` shortens everything, `--write` writes RESULTS.md, `--cpu-prof` leaves profiles of lockstep's processes in
- * cases 1 to 4, 8 to 10 and 13 to 18 in the current directory. Cases are numbers from 1 to 26; without any, all of them run.
+ * `--quick` shortens everything, `--write` writes RESULTS.md whenever a case has ended, with what it knows of the others;
+ * `--cpu-prof` leaves profiles of lockstep's processes in cases 1 to 4, 8 to 10 and 13 to 18 in the current directory. Cases
+ * are numbers from 1 to 26; without any, all of them run.
  */
-import { readFileSync, writeFileSync } from "node:fs"
+import { readFileSync } from "node:fs"
 import { createRequire } from "node:module"
 import { dirname, join } from "node:path"
 import { parseArgs } from "node:util"
 import { cases as ofLocks } from "./cases.ts"
 import { coordination } from "./coordination.ts"
-import type { Row } from "./figures.ts"
+import { type Measured, measured } from "./figures.ts"
 import { flows } from "./flows.ts"
 import { describe, findCores } from "./machine.ts"
 import { queues } from "./queues.ts"
 import { refs } from "./refs.ts"
-import { isMet, results, tables } from "./report.ts"
+import { tables } from "./report.ts"
 import { stealing } from "./stealing.ts"
+import { keep } from "./store.ts"
 import { topics } from "./topics.ts"
 
 const { positionals, values } = parseArgs({
@@ -63,39 +65,41 @@ const versions: Array<readonly [string, string]> = [
   ["bee-queue", versionOf("bee-queue", import.meta.url)]
 ]
 
+const named = (versions: ReadonlyArray<readonly [name: string, version: string]>): string =>
+  versions.map(([name, version]) => `${name} ${version}`).join(", ")
+
 const cores = findCores()
-const started = performance.now()
 console.log(`${describe()}\n${cores.description}`)
 
-const rows: Array<Row> = []
+const rows: Array<Measured> = []
 for (const at of wanted) {
   const { run, title } = cases[at - 1]!
-  rows.push(
-    ...await run({
-      cores,
-      quick: values.quick,
-      nodeOptions: values["cpu-prof"] ? ["--cpu-prof"] : [],
-      progress: (text) => console.error(`case ${at}, ${title}, ${text}`),
-      noteServer: (version) => {
-        const [name, number] = version.split(" ") as [string, string]
-        if (!versions.some(([known]) => known === name)) versions.splice(1, 0, [name, number])
-      }
-    })
-  )
+  const started = performance.now()
+  const found = await run({
+    cores,
+    quick: values.quick,
+    nodeOptions: values["cpu-prof"] ? ["--cpu-prof"] : [],
+    progress: (text) => console.error(`case ${at}, ${title}, ${text}`),
+    noteServer: (version) => {
+      const [name, number] = version.split(" ") as [string, string]
+      if (!versions.some(([known]) => known === name)) versions.splice(1, 0, [name, number])
+    }
+  })
+  rows.push(...found.map(measured))
+  if (!values.write) continue
+  keep({
+    case: at,
+    date: new Date().toISOString().slice(0, 10),
+    seconds: Math.round((performance.now() - started) / 1000),
+    quick: values.quick,
+    about: `${describe()}; ${cores.description}; ${named(versions)}`,
+    rows: found.map(measured)
+  })
 }
 
 console.log(`\n${tables(rows)}\n`)
-console.log(versions.map(([name, version]) => `${name} ${version}`).join(", "))
+console.log(named(versions))
 console.log("In brackets: lockstep's figure divided by this one.")
-if (values.write) {
-  const file = new URL("RESULTS.md", import.meta.url)
-  const minutes = Math.ceil((performance.now() - started) / 60_000)
-  const date = new Date().toISOString().slice(0, 10)
-  writeFileSync(
-    file,
-    results(rows, { date, machine: describe(), cores: cores.description, versions, quick: values.quick, minutes })
-  )
-}
-const missed = rows.filter((row) => isMet(row) === false)
+const missed = rows.filter((row) => row.floor?.met === false)
 for (const row of missed) console.log(`NOT met: ${row.what}: ${row.measure} ${row.floor!.text}`)
 process.exitCode = missed.length === 0 ? 0 : 1

@@ -40,7 +40,7 @@ const measured = async (
     context,
     cores.server,
     (redis) =>
-      rounds(context, quick ? 2 : warmup > 2000 ? 3 : 7, Object.keys(columns) as Array<Column>, async (column) => {
+      rounds(context, quick ? 2 : warmup > 2000 ? 3 : 5, Object.keys(columns) as Array<Column>, async (column) => {
         const result = await runLoops(context, redis, column, {
           processes,
           keys: () => keys,

@@ -1,6 +1,6 @@
 /** The table, on the console and in RESULTS.md. */
-import type { Column, Row } from "./figures.ts"
-import { median } from "./figures.ts"
+import type { Column, Measured, Run } from "./figures.ts"
+import { median, ratio } from "./figures.ts"
 
 const columns: ReadonlyArray<readonly [Column, string]> = [
   ["lockstep", "lockstep"],
@@ -28,14 +28,7 @@ const number = (value: number, digits: number): string =>
     ? "never / some"
     : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })
 
-/** Of one round to the same round of the other, then the median: what changes from round to round cancels out. */
-const ratio = (row: Row, column: Column): number => {
-  const own = row.figures.lockstep ?? []
-  const others = row.figures[column] ?? []
-  return median(own.map((figure, round) => figure / others[round]!))
-}
-
-const cell = (row: Row, column: Column): string => {
+const cell = (row: Measured, column: Column): string => {
   const figures = row.figures[column]
   if (figures === undefined) return ""
   const text = number(median(figures), row.digits)
@@ -45,13 +38,7 @@ const cell = (row: Row, column: Column): string => {
   return `${text} (${quotient.toLocaleString("en", { maximumSignificantDigits: 2 })})`
 }
 
-export const isMet = (row: Row): boolean | undefined =>
-  row.floor?.met((column) => median(row.figures[column] ?? [Number.NaN]), (column) => ratio(row, column))
-
-const verdict = (row: Row): string => {
-  const met = isMet(row)
-  return met === undefined ? "" : met ? "yes" : "NO"
-}
+const verdict = ({ floor }: Measured): string => floor === undefined ? "" : floor.met ? "yes" : "NO"
 
 const layOut = (table: ReadonlyArray<ReadonlyArray<string>>): string => {
   const widths = table[0]!.map((_, at) => Math.max(...table.map((line) => line[at]!.length)))
@@ -66,20 +53,20 @@ const layOut = (table: ReadonlyArray<ReadonlyArray<string>>): string => {
   return lines.join("\n")
 }
 
-const columnsOf = (rows: ReadonlyArray<Row>) =>
+const columnsOf = (rows: ReadonlyArray<Measured>) =>
   columns.filter(([column]) => rows.some((row) => row.figures[column] !== undefined))
 
 /** What it is about, where that is not what the row before is about. */
-const about = (row: Row, before: Row | undefined): ReadonlyArray<string> =>
+const about = (row: Measured, before: Measured | undefined): ReadonlyArray<string> =>
   before?.case === row.case && before.what === row.what ? ["", ""] : [String(row.case), row.what]
 
 // Locks, meetings, topics and queues have other contestants: in one table, most of it would be empty.
-const parts = (rows: ReadonlyArray<Row>): ReadonlyArray<ReadonlyArray<Row>> =>
+const parts = (rows: ReadonlyArray<Measured>): ReadonlyArray<ReadonlyArray<Measured>> =>
   [[0, 7], [7, 11], [11, 15], [15, Number.POSITIVE_INFINITY]]
     .map(([above, last]) => rows.filter((row) => row.case > above! && row.case <= last!))
     .filter((part) => part.length > 0)
 
-export const tables = (all: ReadonlyArray<Row>): string =>
+export const tables = (all: ReadonlyArray<Measured>): string =>
   parts(all).map((rows) => {
     const used = columnsOf(rows)
     return layOut([
@@ -95,7 +82,7 @@ export const tables = (all: ReadonlyArray<Row>): string =>
   }).join("\n\n")
 
 /** The rounds behind the medians. */
-const spreads = (all: ReadonlyArray<Row>): string =>
+const spreads = (all: ReadonlyArray<Measured>): string =>
   parts(all.filter((row) => (row.figures.lockstep?.length ?? 0) > 1)).map((rows) => {
     const used = columnsOf(rows)
     return layOut([
@@ -112,27 +99,28 @@ const spreads = (all: ReadonlyArray<Row>): string =>
     ])
   }).join("\n\n")
 
-export const results = (
-  rows: ReadonlyArray<Row>,
-  about: {
-    readonly date: string
-    readonly machine: string
-    readonly cores: string
-    readonly versions: ReadonlyArray<readonly [name: string, version: string]>
-    readonly quick: boolean
-    readonly minutes: number
+/** Cases that ran on the same day, on the same machine, with the same versions. */
+const sittings = (runs: ReadonlyArray<Run>): string => {
+  const found = new Map<string, Array<Run>>()
+  for (const run of runs) {
+    const when = `${run.date}${run.quick ? " (**quick**: too short to be relied on)" : ""}: ${run.about}`
+    found.set(when, [...found.get(when) ?? [], run])
   }
-): string => {
+  return [...found].map(([when, some]) => {
+    const minutes = Math.ceil(some.reduce((sum, { seconds }) => sum + seconds, 0) / 60)
+    return `* Cases ${some.map((run) => run.case).join(", ")}, ${minutes} minutes on ${when}`
+  }).join("\n")
+}
+
+export const results = (runs: ReadonlyArray<Run>): string => {
+  const rows = runs.flatMap((run) => run.rows)
   const floors = rows.filter((row) => row.floor !== undefined)
-  const missed = floors.filter((row) => isMet(row) === false)
+  const missed = floors.filter((row) => row.floor?.met === false)
   return `# Results
 
 Written by \`node bench/main.ts --write\`; \`npm run bench\` repeats it on your machine.
 
-* Date: ${about.date}${about.quick ? " (**quick run**: too short to be relied on)" : ""}, ${about.minutes} minutes
-* Machine: ${about.machine}
-* Cores: ${about.cores}
-* Versions: ${about.versions.map(([name, version]) => `${name} ${version}`).join(", ")}
+${sittings(runs)}
 * Floors: ${floors.length - missed.length} of ${floors.length} met${
     missed.length === 0 ? "" : `; missed: ${missed.map((row) => `${row.what}: ${row.measure}`).join("; ")}`
   }
