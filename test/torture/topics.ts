@@ -197,8 +197,11 @@ const published = (facts: Facts): ReadonlyArray<Anomaly> => {
     })
   }
   for (const shard of groupedBy(confirmed, ({ position }) => String(position.shard)).values()) {
-    // What one call publishes around a change of the shards is in order by key.
-    const sequences = groupedBy(shard, ({ hold, publication: { value } }) => isMoving(hold) ? keyOf(value) ?? "" : "")
+    // What one call publishes around a change of the shards is in order by key; events without one may be in any shard then.
+    const sequences = groupedBy(
+      shard.filter(({ hold, publication: { value } }) => !isMoving(hold) || keyOf(value) !== undefined),
+      ({ hold, publication: { value } }) => isMoving(hold) ? keyOf(value)! : ""
+    )
     for (const sequence of sequences.values()) {
       for (let at = 1; at < sequence.length; at++) {
         if (sequence[at - 1]!.hold === sequence[at]!.hold) disordered(sequence[at - 1]!, sequence[at]!)
