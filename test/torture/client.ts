@@ -60,6 +60,8 @@ export interface Client {
   /** 0 to 1. */
   readonly random: () => number
   readonly pick: <A>(items: ReadonlyArray<A>) => A
+  /** 16 hexadecimal digits that no other client has. */
+  readonly unique: () => string
   readonly stopping: () => boolean
   readonly clock: Clocks
   /** Waits while requests take long: nobody could say in which order they were sent if Redis had more than it can do. */
@@ -120,7 +122,11 @@ const outcomeOf = (exit: Exit.Exit<unknown, unknown>): Outcome => {
 // In milliseconds. Below the first, a client need not rest; it rests for no longer than the second.
 const [swift, longestRest] = [100, 500]
 
+const digits = (random: number): string => Math.floor(random * 2 ** 32).toString(16).padStart(8, "0")
+
 export interface Tools extends Pick<Client, "lockstep" | "random" | "stopping" | "clock"> {
+  /** How long it rests at least, in milliseconds. Default 0. */
+  readonly least?: (() => number) | undefined
   readonly argument: Pick<Argument, "settings" | "long">
   readonly record: (event: Event) => void
   /** To the fenced resource. */
@@ -169,9 +175,14 @@ export const clientOf = (tools: Tools): Client => {
     lockstep,
     random,
     pick: (items) => items[Math.floor(random() * items.length)]!,
+    unique: () => digits(random()) + digits(random()),
     stopping,
     clock,
-    rest: Effect.suspend(() => latency < swift ? Effect.void : Effect.sleep(Math.min(latency, longestRest))),
+    rest: Effect.suspend(() => {
+      const least = tools.least?.() ?? 0
+      const millis = Math.max(least, latency < swift ? 0 : Math.min(latency, longestRest))
+      return millis === 0 ? Effect.void : Effect.sleep(millis)
+    }),
     keep: keepOf(argument.settings.lease),
     // Whatever is asked has an end, also if it is interrupted before it begins.
     attempt: (request, effect, tokenOf, saw) =>

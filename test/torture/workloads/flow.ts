@@ -1,5 +1,4 @@
 import { Context, Effect, Schedule, Schema, type Scope, Stream } from "effect"
-import { randomUUID } from "node:crypto"
 import type * as Lockstep from "../../../src/index.ts"
 import type { Client, Log } from "../client.ts"
 import { batchName, bodyOf, conducted, filesOf, flowName, partsOf, planOf, queueNames, turn } from "../flows.ts"
@@ -102,7 +101,7 @@ const handled = (client: Client, body: string) =>
           tell("refuses")
           return yield* Effect.fail(refusal)
         }
-        const result = `${run}/${node} ${randomUUID().slice(0, 8)}`
+        const result = `${run}/${node} ${client.unique().slice(0, 8)}`
         tell("done", result)
         return result
       }))

@@ -1,5 +1,4 @@
 import { Cron, Effect, Option, Schedule, Schema, type Scope, Stream } from "effect"
-import { randomUUID } from "node:crypto"
 import type * as Lockstep from "../../../src/index.ts"
 import type { Client, Log } from "../client.ts"
 import {
@@ -235,8 +234,8 @@ export const cancelling = (client: Client, queue: Queue, id: string) =>
   })
 
 /** Values say what handlers do with them. Each is offered once. */
-export const valuesOf = () => {
-  const name = randomUUID().slice(0, 8)
+export const valuesOf = ({ unique }: Client) => {
+  const name = unique().slice(0, 8)
   let count = 0
   return (plan: string) => `${plan}/${name}.${++count}`
 }
@@ -246,7 +245,7 @@ const plain = Array.from({ length: 8 }, () => "plain")
 /** Offers in every way, and cancels some. */
 const producer = (client: Client, queue: Queue) => {
   const { pick, random } = client
-  const value = valuesOf()
+  const value = valuesOf(client)
   const options = (): Options => ({
     delay: random() < 0.15 ? Math.round(random() * 400) : undefined,
     priority: random() < 0.4 ? pick(["urgent", "high", "normal", "low"]) : undefined,
@@ -271,7 +270,7 @@ const producer = (client: Client, queue: Queue) => {
       yield* offering(client, queue, [[own, { id, result: true, priority: pick(["high", "normal"]) }]])
       if (random() < 0.5) yield* follow(client, queue, "result", (log) => concluded(log, own, id, queue.result(id)))
     } else if (way < 0.7) {
-      const given = random() < 0.5 ? randomUUID() : undefined
+      const given = random() < 0.5 ? client.unique() : undefined
       const [offered] = yield* offering(client, queue, [[value("long"), { ...options(), id: given }]])
       yield* Effect.sleep(random() * 500)
       const id = given ?? offered!.id
@@ -285,7 +284,7 @@ const producer = (client: Client, queue: Queue) => {
 
 /** Offers plain jobs, many at once now and then, so that some wait, for longer than an interval of the rate at times. */
 const orderly = (client: Client, queue: Queue) => {
-  const value = valuesOf()
+  const value = valuesOf(client)
   return Effect.gen(function*() {
     const way = client.random()
     const size = way < 0.02

@@ -1,5 +1,4 @@
 import { Effect, Fiber, Option, Schema, type Scope, Stream } from "effect"
-import { randomUUID } from "node:crypto"
 import type * as Lockstep from "../../../src/index.ts"
 import type { Client, Log } from "../client.ts"
 import { counted } from "../counters.ts"
@@ -33,8 +32,8 @@ const follow = <A, E, R>(client: Client, what: string, key: string, use: (log: L
   client.follow({ kind: `ref ${what}`, key, weight: 0, wait: what === "settled" }, use)
 
 /** Makes values that no other process makes. */
-const values = () => {
-  const name = randomUUID().slice(0, 8)
+const values = ({ unique }: Client) => {
+  const name = unique().slice(0, 8)
   let count = 0
   return () => `${name}.${++count}`
 }
@@ -420,7 +419,7 @@ const usingCounter = Effect.fnUntraced(function*(client: Client, name: typeof co
 })
 
 const usingGroup = Effect.fnUntraced(function*(client: Client, group: keyof typeof groups) {
-  const value = values()
+  const value = values(client)
   const parts: Array<Effect.Effect<void>> = []
   const refs: Array<SharedRef> = []
   for (const name of groups[group]) {

@@ -1,5 +1,4 @@
 import { Effect, Schema } from "effect"
-import { randomUUID } from "node:crypto"
 import type { Coordinator } from "../../../src/index.ts"
 import type { Anomaly, Run } from "../checks.ts"
 import type { Hold } from "../history.ts"
@@ -23,7 +22,7 @@ export const rendezvous: Workload = {
           schema: Schema.String,
           timeToLive: client.keep
         })
-        const value = randomUUID()
+        const value = client.unique()
         const attempt = <A, E>(what: string, effect: Effect.Effect<A, E, Coordinator.Coordinator>) =>
           client.attempt({ kind: `rendezvous ${what}`, key, weight: 1, wait: true }, effect)
         const say = (what: string) => attempt(what, Effect.void)

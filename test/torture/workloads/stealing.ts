@@ -1,5 +1,4 @@
 import { Effect, Fiber, Schema, type Scope } from "effect"
-import { randomUUID } from "node:crypto"
 import type * as Lockstep from "../../../src/index.ts"
 import type { Client } from "../client.ts"
 import { dealt, deques, keepers, keys, mostKept, placed } from "../stealing.ts"
@@ -45,7 +44,7 @@ const open = (
 const growing: typeof decided = (client, queue, value, run) => {
   const depth = /^tree(\d)\//.exec(value)
   if (depth === null) return decided(client, queue, value, run)
-  const child = valuesOf()
+  const child = valuesOf(client)
   const wishes = [1, 2].map((): Wish => [child(depth[1] === "1" ? "plain" : `tree${Number(depth[1]) - 1}`), {}])
   const grown = client.random() < 0.5
     ? offering(client, queue, wishes)
@@ -101,7 +100,7 @@ const living = Effect.fnUntraced(function*(
 /** Offers to deques in every way, and cancels some. */
 const producer = (client: Client, queue: Stealing, names: ReadonlyArray<string>) => {
   const { pick, random } = client
-  const value = valuesOf()
+  const value = valuesOf(client)
   const wish = (): Wish => {
     const own = value(pick(["plain", "plain", "plain", "plain", "fails1", "fails2", "never", "tree2", "long"]))
     const attempts = random() < 0.3 ? 1 + Math.floor(random() * 3) : undefined
@@ -120,7 +119,7 @@ const producer = (client: Client, queue: Stealing, names: ReadonlyArray<string>)
       yield* offering(client, queue, Array.from({ length: count }, (): Wish => [value("plain"), { to }]))
     } else if (way < 0.4) yield* executing(client, queue, wish())
     else if (way < 0.5) {
-      const id = randomUUID()
+      const id = client.unique()
       const to = pick(names)
       yield* offering(client, queue, [[value("plain"), { id, to }], ...Array.from({ length: 4 }, wish)])
       if (random() < 0.5) yield* Effect.sleep(random() * 30)
@@ -153,7 +152,7 @@ const thriving = (client: Client) =>
 /** Offers to deques that nothing is stolen of: the value says to which one. */
 const dealing = (client: Client, queue: Stealing) => {
   const { pick, random } = client
-  const value = valuesOf()
+  const value = valuesOf(client)
   return Effect.gen(function*() {
     const workers = yield* queue.workers
     const wishes = Array.from({ length: 1 + Math.floor(random() * (random() < 0.2 ? 12 : 3)) }, (): Wish => {
@@ -197,7 +196,7 @@ export const stealing: Workload = {
   name: "stealing",
   run: (all) => {
     const client = renamed(all)
-    const worker = `k${randomUUID().slice(0, 8)}`
+    const worker = `k${client.unique().slice(0, 8)}`
     return Effect.forEach(
       [thriving(client), keeping(client, worker)],
       (life) =>

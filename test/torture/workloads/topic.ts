@@ -1,5 +1,4 @@
 import { Effect, Schedule, Schema, type Scope, Stream } from "effect"
-import { randomUUID } from "node:crypto"
 import type * as Lockstep from "../../../src/index.ts"
 import type { Client } from "../client.ts"
 import { kept, keyOf } from "../topics.ts"
@@ -38,7 +37,7 @@ const forever = <E, R>(effect: Effect.Effect<unknown, E, R>) =>
 // ---------------------------------------------------------------------------------------------------------------------
 
 const publisher = (client: Client, topic: Topic) => {
-  const name = randomUUID().slice(0, 8)
+  const name = client.unique().slice(0, 8)
   let count = 0
   const value = (key: string) => `${key}/${name}.${++count}`
   const publish = (values: ReadonlyArray<string>, id: string) =>
