@@ -4,6 +4,7 @@ import { Effect, Exit } from "effect"
 import * as fs from "node:fs"
 import { Coordinator, Lock, Redis, Semaphore } from "../src/index.ts"
 import { connectionsOf } from "../src/internal/redis/connection.ts"
+import { Machine } from "../src/internal/simulation/machine.ts"
 import { Simulation } from "../src/testing.ts"
 import { load } from "./simulation/library.ts"
 import { type Options, simulate } from "./simulation/schedule.ts"
@@ -88,23 +89,23 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
 layer(Redis.layerEmbedded(), { excludeTestServices: true })("schedules", (it) => {
   it.effect("of the same seed are the same", () =>
     Effect.gen(function*() {
-      const { commands } = connectionsOf(yield* Redis.Redis)
+      const machine = new Machine(connectionsOf(yield* Redis.Redis).commands)
       const library = yield* Effect.promise(() => load(original))
       const options: Options = { seed: 7, only: ["lock", "topic", "queue"], steps: 300 }
-      const [first, second] = [
-        yield* Effect.promise(() => simulate(options, library, commands)),
-        yield* Effect.promise(() => simulate(options, library, commands))
-      ]
+      const run = (database: number) => simulate(options, library, machine, database)
+      const [first, second] = yield* Effect.promise(() => Promise.all([run(0), run(1)]))
+      const third = yield* Effect.promise(() => run(0))
       assert.deepStrictEqual(second.trace, first.trace)
+      assert.deepStrictEqual(third.trace, first.trace)
     }))
 
   for (const file of fs.existsSync(saved) ? fs.readdirSync(saved) : []) {
     it.effect(`that went wrong once: ${file}`, () =>
       Effect.gen(function*() {
-        const { commands } = connectionsOf(yield* Redis.Redis)
+        const machine = new Machine(connectionsOf(yield* Redis.Redis).commands)
         const library = yield* Effect.promise(() => load(original))
         const options = JSON.parse(fs.readFileSync(new URL(file, saved), "utf8")) as Options
-        const { anomalies } = yield* Effect.promise(() => simulate(options, library, commands))
+        const { anomalies } = yield* Effect.promise(() => simulate(options, library, machine, 0))
         assert.deepStrictEqual(anomalies.map(({ check, detail }) => `${check}: ${detail}`), [])
       }))
   }

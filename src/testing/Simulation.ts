@@ -57,9 +57,10 @@ import * as Exit from "effect/Exit"
 import * as Layer from "effect/Layer"
 import * as Schema from "effect/Schema"
 import * as Semaphore from "effect/Semaphore"
-import { type Connection, connectionsOf } from "../internal/redis/connection.ts"
+import { connectionsOf } from "../internal/redis/connection.ts"
 import { randomOf, seedOf } from "../internal/simulation/choices.ts"
 import { type Fault, faults as allFaults } from "../internal/simulation/faults.ts"
+import { Machine } from "../internal/simulation/machine.ts"
 import { shrink } from "../internal/simulation/shrink.ts"
 import { exitOf, type Outcome, Simulation } from "../internal/simulation/simulation.ts"
 import * as Redis from "../Redis.ts"
@@ -181,8 +182,8 @@ export class Simulator extends Context.Service<Simulator, {
   readonly "~lockstep/testing/Simulator": "~lockstep/testing/Simulator"
 }>()("lockstep/testing/Simulator") {}
 
-// What a simulator is to this module: it lends its connection, to one at a time.
-const lenders = new WeakMap<object, <A>(f: (connection: Connection) => Promise<A>) => Effect.Effect<A>>()
+// What a simulator is to this module: it lends its Redis, to one at a time.
+const lenders = new WeakMap<object, <A>(f: (machine: Machine) => Promise<A>) => Effect.Effect<A>>()
 
 /**
  * A private Redis for schedules.
@@ -196,13 +197,14 @@ export const layer: Layer.Layer<Simulator, Redis.RedisError> = Layer.effect(
     const { commands } = connectionsOf(yield* Redis.Redis)
     const turns = yield* Semaphore.make(1)
     const simulator = Simulator.of({ "~lockstep/testing/Simulator": "~lockstep/testing/Simulator" })
-    lenders.set(simulator, (f) => turns.withPermits(1)(Effect.promise(() => f(commands))))
+    const machine = new Machine(commands)
+    lenders.set(simulator, (f) => turns.withPermits(1)(Effect.promise(() => f(machine))))
     return simulator
   })
 ).pipe(Layer.provide(Redis.layerEmbedded()))
 
 /** Uses the Redis of the simulator. */
-const lent = <A>(f: (connection: Connection) => Promise<A>): Effect.Effect<A, never, Simulator> =>
+const lent = <A>(f: (machine: Machine) => Promise<A>): Effect.Effect<A, never, Simulator> =>
   Effect.flatMap(Simulator, (simulator) => {
     const lend = lenders.get(simulator)
     if (lend === undefined) throw new TypeError("This Simulator was not made by Simulation.layer")
@@ -246,28 +248,32 @@ const settingsOf = (options: Options): Settings => {
 const simulated = (
   { invariant, program }: Scenario,
   settings: Settings,
-  connection: Connection,
+  machine: Machine,
   choices: ReadonlyArray<number> | undefined,
   verbose: boolean
 ): Promise<Outcome> => {
   const { calm, every, faults, patience, processes, seed, steps } = settings
-  const simulation = new Simulation({
-    seed,
-    choices,
-    processes,
-    steps,
-    every,
-    faults,
-    patience,
-    isCalm: (healed, now) => now > healed + calm,
-    check: invariant,
-    verbose,
-    program: (process, place, isStopping) => {
-      const random = randomOf(seedOf(seed, 1000 + simulation.members.length))
-      const now = () => simulation.world.now
-      return Effect.asVoid(program({ name: process.name, place, random, now, isStopping }))
-    }
-  }, connection)
+  const simulation = new Simulation(
+    {
+      seed,
+      choices,
+      processes,
+      steps,
+      every,
+      faults,
+      patience,
+      isCalm: (healed, now) => now > healed + calm,
+      check: invariant,
+      verbose,
+      program: (process, place, isStopping) => {
+        const random = randomOf(seedOf(seed, 1000 + simulation.members.length))
+        const now = () => simulation.world.now
+        return Effect.asVoid(program({ name: process.name, place, random, now, isStopping }))
+      }
+    },
+    machine,
+    0
+  )
   return simulation.run()
 }
 
@@ -290,16 +296,16 @@ const shrinks = 200
 const shortened = async (
   make: () => Scenario,
   settings: Settings,
-  connection: Connection,
+  machine: Machine,
   first: Outcome
 ): Promise<SimulationFailed> => {
   const fails = (outcome: Outcome) => reasonOf(outcome, settings.patience)
   const best = await shrink({ steps: settings.steps, choices: first.choices }, async ({ choices, steps }) => {
-    const outcome = await simulated(make(), { ...settings, steps }, connection, choices, false)
+    const outcome = await simulated(make(), { ...settings, steps }, machine, choices, false)
     return fails(outcome) === undefined ? undefined : outcome.choices
   }, shrinks)
   const { choices, steps } = best
-  const outcome = await simulated(make(), { ...settings, steps }, connection, choices, true)
+  const outcome = await simulated(make(), { ...settings, steps }, machine, choices, true)
   const reason = fails(outcome) ?? "It has failed, and not again: something in the program is not simulated"
   return new SimulationFailed({ seed: settings.seed, reason, story: outcome.trace })
 }
@@ -324,13 +330,13 @@ export const explore = (
     let [steps, millis] = [0, 0]
     for (let at = 0; at < schedules; at++) {
       const own = { ...settings, seed: settings.seed + at }
-      const failure = yield* lent(async (connection) => {
-        const outcome = await simulated(make(), own, connection, undefined, false)
+      const failure = yield* lent(async (machine) => {
+        const outcome = await simulated(make(), own, machine, undefined, false)
         steps += outcome.steps
         millis += outcome.now
         return reasonOf(outcome, own.patience) === undefined
           ? undefined
-          : await shortened(make, own, connection, outcome)
+          : await shortened(make, own, machine, outcome)
       })
       if (failure !== undefined) return yield* failure
     }
@@ -349,8 +355,8 @@ export const run = (
 ): Effect.Effect<Report, SimulationFailed, Simulator> =>
   Effect.gen(function*() {
     const settings = settingsOf(options)
-    const outcome = yield* lent((connection) =>
-      simulated({ program, invariant: options.invariant }, settings, connection, undefined, true)
+    const outcome = yield* lent((machine) =>
+      simulated({ program, invariant: options.invariant }, settings, machine, undefined, true)
     )
     const reason = reasonOf(outcome, settings.patience)
     if (reason !== undefined) {

@@ -2,23 +2,26 @@
 import type * as Lockstep from "../../src/index.ts"
 import type * as Connections from "../../src/internal/redis/connection.ts"
 import type * as Faults from "../../src/internal/simulation/faults.ts"
+import type * as Machines from "../../src/internal/simulation/machine.ts"
 import type * as Simulations from "../../src/internal/simulation/simulation.ts"
 
 export interface Library {
   readonly lockstep: typeof Lockstep
   readonly connectionsOf: typeof Connections.connectionsOf
   readonly faults: typeof Faults.faults
+  readonly Machine: typeof Machines.Machine
   readonly Simulation: typeof Simulations.Simulation
 }
 
 /** All of it comes from one copy: services and errors are known by their modules. */
 export const load = async (index: string): Promise<Library> => {
   const of = async (path: string) => await import(new URL(path, index).href)
-  const [lockstep, { connectionsOf }, { faults }, { Simulation }] = await Promise.all([
+  const [lockstep, { connectionsOf }, { faults }, { Machine }, { Simulation }] = await Promise.all([
     of("index.ts") as Promise<typeof Lockstep>,
     of("internal/redis/connection.ts") as Promise<typeof Connections>,
     of("internal/simulation/faults.ts") as Promise<typeof Faults>,
+    of("internal/simulation/machine.ts") as Promise<typeof Machines>,
     of("internal/simulation/simulation.ts") as Promise<typeof Simulations>
   ])
-  return { lockstep, connectionsOf, faults, Simulation }
+  return { lockstep, connectionsOf, faults, Machine, Simulation }
 }

@@ -14,7 +14,7 @@ import { tmpdir } from "node:os"
 import * as path from "node:path"
 import { parseArgs } from "node:util"
 import { replies } from "../../src/internal/actor/lua.ts"
-import type { Connection } from "../../src/internal/redis/connection.ts"
+import type { Machine } from "../../src/internal/simulation/machine.ts"
 import { shrink } from "../../src/internal/simulation/shrink.ts"
 import { bugs, copy, original } from "../torture/library.ts"
 import { checkAmong, minutesOf, whole } from "../torture/options.ts"
@@ -45,7 +45,7 @@ const minutes = minutesOf(values.minutes)
 const hunted = values.bugs && values.bug.length === 0 ? Object.keys(bugs) : values.bug
 
 // In the time that Redis takes for one world, the others go on. Each has a database of its own.
-const worlds = 8
+const worlds = 16
 // Of one failure: how often a shorter schedule is tried.
 const [shrinks, longestShrinking] = [150, 30_000]
 
@@ -63,12 +63,11 @@ const digest = (result: Result): string => createHash("sha1").update(result.trac
 const search = async (library: Library, only: ReadonlyArray<string>, until: number) => {
   const { Redis } = library.lockstep
   let [next, found] = [first, undefined as Failure | undefined]
-  const world = Effect.gen(function*() {
-    const { commands } = library.connectionsOf(yield* Redis.Redis)
+  const world = async (machine: Machine, database: number) => {
     while (found === undefined && next < first + count && performance.now() < until) {
       const coverage = values.coverage ? new Coverage() : undefined
       const options = { seed: next++, only, steps, coverage }
-      const result = yield* Effect.promise(() => simulate(options, library, commands))
+      const result = await simulate(options, library, machine, database)
       if (coverage !== undefined) reached.add(coverage)
       tally.schedules++
       tally.steps += result.steps
@@ -76,35 +75,31 @@ const search = async (library: Library, only: ReadonlyArray<string>, until: numb
       if (count < 100) console.log(`seed ${options.seed}: ${result.steps} steps, ${digest(result)}`)
       if (result.anomalies.length > 0) found ??= { options, result }
     }
-  })
+  }
   const program = Effect.gen(function*() {
-    const { path } = yield* Redis.EmbeddedServer
-    yield* Effect.forEach(
-      Array.from({ length: worlds }, (_, db) => db),
-      (db) => Effect.provide(world, Redis.layer({ path, db }), { local: true }),
-      { concurrency: "unbounded", discard: true }
-    )
-    if (found === undefined || hunted.length > 0) return found
-    const { commands } = library.connectionsOf(yield* Redis.Redis)
-    return yield* Effect.promise(() => shortened(found!, library, commands))
+    const machine = new library.Machine(library.connectionsOf(yield* Redis.Redis).commands)
+    return yield* Effect.promise(async () => {
+      await Promise.all(Array.from({ length: worlds }, (_, database) => world(machine, database)))
+      return found === undefined || hunted.length > 0 ? found : await shortened(found, library, machine)
+    })
   })
   return await Effect.runPromise(Effect.provide(program, Redis.layerEmbedded()))
 }
 
-const shortened = async (failure: Failure, library: Library, connection: Connection): Promise<Failure> => {
+const shortened = async (failure: Failure, library: Library, machine: Machine): Promise<Failure> => {
   const until = performance.now() + longestShrinking
   const checks = new Set(failure.result.anomalies.map(({ check }) => check))
   const best = await shrink(
     { steps, choices: failure.result.choices },
     async (attempt) => {
-      const result = await simulate({ ...failure.options, ...attempt }, library, connection)
+      const result = await simulate({ ...failure.options, ...attempt }, library, machine, 0)
       return result.anomalies.some(({ check }) => checks.has(check)) ? result.choices : undefined
     },
     shrinks,
     () => performance.now() > until
   )
   const options = { ...failure.options, ...best }
-  return { options, result: await simulate({ ...options, verbose: true }, library, connection) }
+  return { options, result: await simulate({ ...options, verbose: true }, library, machine, 0) }
 }
 
 /** What has happened, and what is wrong with it. */

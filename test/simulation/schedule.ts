@@ -1,8 +1,8 @@
 /** One schedule of the torture's workloads in a simulation, and what is wrong with its history. */
 import { Cause, Effect, Exit, Stream } from "effect"
-import type { Connection } from "../../src/internal/redis/connection.ts"
 import { randomOf, seedOf } from "../../src/internal/simulation/choices.ts"
 import type { Incident } from "../../src/internal/simulation/faults.ts"
+import type { Machine } from "../../src/internal/simulation/machine.ts"
 import { epoch, type Process } from "../../src/internal/simulation/process.ts"
 import { exitOf, type Member, type Outcome } from "../../src/internal/simulation/simulation.ts"
 import type { History } from "../../src/testing.ts"
@@ -35,6 +35,9 @@ const settings: Settings = { namespace: "simulated", lease: 2000, margin: 400, p
 
 // In milliseconds: how long clients go on at most when all is healed, and how long they may take to stop then.
 const [calm, patience] = [8000, 30_000]
+
+// Of clients between two requests when all is healed, in milliseconds.
+const leastRest = 50
 
 /** What the clients of one schedule have recorded, by their names. */
 class Records {
@@ -133,7 +136,13 @@ const chosenOf = (only: ReadonlyArray<string>, seed: number): ReadonlyArray<Work
   return Array.from({ length: mostMixed }, () => left.splice(Math.floor(random() * left.length), 1)[0]!)
 }
 
-export const simulate = async (options: Options, library: Library, connection: Connection): Promise<Result> => {
+/** Schedules that are tried at the same time have different databases. */
+export const simulate = async (
+  options: Options,
+  library: Library,
+  machine: Machine,
+  database: number
+): Promise<Result> => {
   const { choices, coverage, only, seed, steps, verbose } = options
   const { lockstep } = library
   const chosen = chosenOf(only, seed)
@@ -151,6 +160,8 @@ export const simulate = async (options: Options, library: Library, connection: C
       // The time of the world. The clocks of processes are for the library.
       clock: { now: () => simulation.world.now, wall: () => epoch + simulation.world.now, micros },
       random: randomOf(own),
+      // What waits is waited for in fewer steps.
+      least: () => simulation.world.isCalm ? leastRest : 0,
       record,
       stopping,
       write
@@ -172,20 +183,24 @@ export const simulate = async (options: Options, library: Library, connection: C
       Effect.ignore
     )
   }
-  const simulation = new library.Simulation({
-    seed,
-    choices,
-    processes: 2 + seed % 3,
-    steps,
-    every: 40,
-    faults: library.faults,
-    patience,
-    program,
-    isCalm: (healed, now) =>
-      now > healed + calm || records.haveGrantedSince(chosen.map(({ name }) => name), healed * 1000),
-    verbose,
-    observe: coverage?.observe
-  }, connection)
+  const simulation = new library.Simulation(
+    {
+      seed,
+      choices,
+      processes: 2 + seed % 3,
+      steps,
+      every: 40,
+      faults: library.faults,
+      patience,
+      program,
+      isCalm: (healed, now) =>
+        now > healed + calm || records.haveGrantedSince(chosen.map(({ name }) => name), healed * 1000),
+      verbose,
+      observe: coverage?.observe
+    },
+    machine,
+    database
+  )
   const outcome = await simulation.run()
   return { ...outcome, anomalies: judged(outcome, records, simulation.world.delays).anomalies }
 }

@@ -35,7 +35,8 @@ const variants = {
 
 type Variant = keyof typeof variants
 
-const functions = () =>
+/** All of it, for `FUNCTION LOAD`. */
+export const source = (): string =>
   `#!lua name=${library}\n${body}\n` +
   Object.values(variants).map(({ entry, flags, name }) =>
     `redis.register_function{function_name='${name}', callback=${entry}, flags={${flags === "" ? "" : `'${flags}'`}}}`
@@ -231,7 +232,7 @@ export class Transport {
   // next call finds it. Where it could not be loaded, that finds it missing again.
   async #load(): Promise<unknown> {
     const results = await Promise.allSettled(
-      this.connections.masters().map((master) => master.send("FUNCTION", ["LOAD", functions()], this.requestTimeout))
+      this.connections.masters().map((master) => master.send("FUNCTION", ["LOAD", source()], this.requestTimeout))
     )
     const failures = results.flatMap((result) => result.status === "rejected" ? [result.reason] : [])
     const refusal = failures.find((cause) => cause instanceof RedisError && cause.reason._tag === "CommandFailed")

@@ -1,9 +1,9 @@
 /** The Redis of a simulation: a real one, whose time and faults the simulation decides. */
 
-import type { Connection } from "../redis/connection.ts"
 import { fail, FunctionMissing, OutOfMemory, RedisError, Unavailable } from "../redis/errors.ts"
-import { ascii, type Call } from "../redis/resp.ts"
-import { never, prefix, simulated } from "./source.ts"
+import type { Call } from "../redis/resp.ts"
+import { command, type Machine } from "./machine.ts"
+import { never } from "./source.ts"
 
 /** What a process asks Redis for. */
 export type Order =
@@ -15,11 +15,6 @@ interface Done {
   readonly at: number
   readonly order: Order
 }
-
-const deadline = 60_000
-
-// Loading takes longer than most schedules, so Redis keeps what it has between them.
-const libraries = new WeakMap<Connection, string>()
 
 export class Server {
   /** How many entries were written to streams, and the number of the last one of each stream. */
@@ -34,15 +29,18 @@ export class Server {
   /** Refuses for the time being. */
   migrating = false
 
-  readonly #connection: Connection
+  readonly #machine: Machine
+  readonly #database: number
   readonly #now: () => number
   #loaded = false
   #log: Array<Done> = []
-  // Times to live: the milliseconds of the world's clock, and the key.
-  #expiring: Array<readonly [at: number, key: string]> = []
+  // When keys are to expire, in milliseconds of the world's clock, and when the first of them is.
+  #expiring = new Map<string, number>()
+  #nextExpiry = Number.POSITIVE_INFINITY
 
-  constructor(connection: Connection, now: () => number) {
-    this.#connection = connection
+  constructor(machine: Machine, database: number, now: () => number) {
+    this.#machine = machine
+    this.#database = database
     this.#now = now
   }
 
@@ -53,13 +51,13 @@ export class Server {
 
   /** Empty, with nothing loaded. */
   async reset(): Promise<void> {
-    await this.#connection.send("FLUSHDB", [], deadline)
+    await this.#command("FLUSHDB")
     this.writes = 0
     this.written.clear()
     this.behind = this.forgotAt = 0
     this.full = this.migrating = this.#loaded = false
     this.#log = []
-    this.#expiring = []
+    this.#expiring.clear()
   }
 
   forgetLibrary(): void {
@@ -67,7 +65,7 @@ export class Server {
   }
 
   async flush(): Promise<void> {
-    await this.#connection.send("FLUSHDB", [], deadline)
+    await this.#command("FLUSHDB")
     this.#log = []
   }
 
@@ -75,7 +73,7 @@ export class Server {
   async failOver(missed: number): Promise<void> {
     const log = this.#log.slice(0, Math.max(0, this.#log.length - missed))
     await this.flush()
-    this.#expiring = []
+    this.#expiring.clear()
     for (const { at, order } of log) await this.#executed(order, at).catch(ignore)
     this.#log = log
   }
@@ -83,7 +81,7 @@ export class Server {
   async execute(order: Order): Promise<unknown> {
     if (this.migrating) throw fail(new Unavailable({ code: "TRYAGAIN" }))
     await this.#expire()
-    if (order.is === "command") return await this.#command(order)
+    if (order.is === "command") return await this.#plain(order)
     if (!this.#loaded) throw fail(new FunctionMissing({ code: "ERR" }))
     if (this.full && !order.script.endsWith("_oom") && !order.script.endsWith("_ro")) {
       throw fail(new OutOfMemory({ command: order.command }))
@@ -94,53 +92,44 @@ export class Server {
     return reply
   }
 
-  async #command(order: Order & { readonly is: "command" }): Promise<unknown> {
+  async #plain(order: Order & { readonly is: "command" }): Promise<unknown> {
     const { args, command } = order
     if (command !== "FUNCTION") return await this.#executed(order, this.now)
-    if (args[0] === "LOAD") {
-      const source = String(args[1])
-      if (libraries.get(this.#connection) !== source) {
-        await this.#connection.send("FUNCTION", ["LOAD", "REPLACE", simulated(source)], deadline)
-        libraries.set(this.#connection, source)
-      }
-      this.#loaded = true
-    }
+    if (args[0] === "LOAD") this.#loaded = true
     return "OK"
   }
 
+  async #command(name: string, ...args: ReadonlyArray<string>): Promise<unknown> {
+    return (await this.#machine.execute(this.#database, this.now, command(name, args))).reply
+  }
+
   async #executed(order: Order, at: number): Promise<unknown> {
-    if (order.is === "command") {
-      const args = order.command === "XREAD" ? unblocked(order.args) : order.args
-      return await this.#connection.send(order.command, args, deadline)
-    }
-    const { call: { count, key, text }, command, script } = order
-    const now = ascii(String(Math.round(at * 1000)))
-    const reply = await this.#connection.run(
-      command as "FCALL",
-      prefix + script,
-      { key, count: count + 1, text: text + now },
-      deadline
-    )
-    const [first, ...notes] = reply as ReadonlyArray<string>
+    const call = order.is === "call"
+      ? { name: order.script, count: order.call.count, text: order.call.text }
+      : command(order.command, order.command === "XREAD" ? unblocked(order.args) : order.args)
+    const { notes, reply } = await this.#machine.execute(this.#database, at, call)
     for (const note of notes) {
       if (note[0] === "w") {
         this.written.set(note.slice(1), ++this.writes)
       } else {
         const space = note.indexOf(" ")
-        this.#expiring.push([Number(note.slice(1, space)), note.slice(space + 1)])
+        const due = Number(note.slice(1, space))
+        this.#expiring.set(note.slice(space + 1), due)
+        this.#nextExpiry = Math.min(this.#nextExpiry, due)
       }
     }
-    return first
+    return reply
   }
 
   async #expire(): Promise<void> {
     const { now } = this
-    const due = this.#expiring.filter(([at]) => at <= now)
-    if (due.length === 0) return
-    this.#expiring = this.#expiring.filter(([at]) => at > now)
-    for (const [, key] of due) {
-      const at = Number(await this.#connection.send("PEXPIRETIME", [key], deadline))
-      if (at > 0 && at - never <= now) await this.#connection.send("DEL", [key], deadline)
+    if (this.#nextExpiry > now) return
+    const due = [...this.#expiring].filter(([, at]) => at <= now)
+    for (const [key] of due) this.#expiring.delete(key)
+    this.#nextExpiry = Math.min(Number.POSITIVE_INFINITY, ...this.#expiring.values())
+    for (const [key] of due) {
+      const at = Number(await this.#command("PEXPIRETIME", key))
+      if (at > 0 && at - never <= now) await this.#command("DEL", key)
     }
   }
 }

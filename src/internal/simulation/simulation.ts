@@ -4,9 +4,9 @@ import * as Effect from "effect/Effect"
 import type * as Exit from "effect/Exit"
 import type * as Fiber from "effect/Fiber"
 import type { Redis } from "../../Redis.ts"
-import type { Connection } from "../redis/connection.ts"
 import { Choices, seedOf } from "./choices.ts"
 import { type Fault, type Incident, strike } from "./faults.ts"
+import type { Machine } from "./machine.ts"
 import type { Process } from "./process.ts"
 import { Server } from "./server.ts"
 import { type Observer, World } from "./world.ts"
@@ -70,10 +70,12 @@ export class Simulation {
   #stopping = false
   #failure: string | undefined = undefined
 
-  constructor(options: Options, connection: Connection) {
+  /** Simulations that run at the same time have different databases. */
+  constructor(options: Options, machine: Machine, database: number) {
     this.#options = options
     const choices = new Choices(options.seed, options.choices)
-    this.world = new World(choices, (now) => new Server(connection, now), options.verbose === true, options.observe)
+    const server = (now: () => number) => new Server(machine, database, now)
+    this.world = new World(choices, server, options.verbose === true, options.observe)
   }
 
   async run(): Promise<Outcome> {

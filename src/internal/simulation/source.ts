@@ -1,60 +1,96 @@
 /**
- * The function library as a simulation runs it in a real Redis. Its time comes with each call. Redis itself goes by the real time, so
- * keys that are to expire get a time in the far future, and the simulation deletes them. What chance decides in Redis is sorted.
+ * The function library as a simulation runs it in a real Redis: one function, which executes calls of several simulations. Their times come
+ * with them. Redis itself goes by the real time, so keys that are to expire get a time in the far future, and the simulation deletes them.
+ * What chance decides in Redis is sorted.
  */
 
 /** Behind this time, in milliseconds of a real clock, are the times at which keys expire. */
 export const never = 4_000_000_000_000
 
-export const prefix = "simulated_"
+/** The name of the function. */
+export const entrance = "simulated"
 
 const prelude = `
--- The time in microseconds. What the call has done that the simulation has to know: "w<key>" for a stream that was written to, and
--- "x<ms> <key>" for a key that is to expire.
-local simulated = {}
+-- What a call has done that the simulation has to know: "w<key>" for a stream that was written to, "x<ms> <key>" for a key that is to
+-- expire, and "e<message>" for an error.
+local simulated = { entries = {} }
 do
+-- The time in microseconds.
 local now, notes
+local special = {}
 
-local function with(run, command, key, ...)
-  if command == 'TIME' then
-    return { string.format('%d', math.floor(now / 1e6)), string.format('%d', now % 1e6) }
-  elseif command == 'PEXPIRE' then
-    local at = string.format('%d', math.floor(now / 1000) + select(1, ...))
-    notes[#notes + 1] = 'x' .. at .. ' ' .. key
-    return run('PEXPIREAT', key, string.format('%d', ${never} + at), select(2, ...))
-  elseif command == 'SRANDMEMBER' then
-    local members, few = redis.call('SMEMBERS', key), {}
-    table.sort(members)
-    for at = 1, math.min(#members, select(1, ...)) do few[at] = members[at] end
-    return few
-  elseif command == 'XADD' then
-    notes[#notes + 1] = 'w' .. key
-    local fields = { ... }
-    for at = 1, #fields do
-      if fields[at] == '*' then
-        local last = redis.pcall('XINFO', 'STREAM', key)
-        local ms = math.floor(now / 1000)
-        for info = 1, #last, 2 do
-          if last[info] == 'last-generated-id' then ms = math.max(ms, tonumber(string.match(last[info + 1], '^%d+'))) end
-        end
-        fields[at] = string.format('%d', ms) .. '-*'
-        break
-      end
-    end
-    return run('XADD', key, unpack(fields))
-  end
-  return run(command, key, ...)
+special.TIME = function()
+  return { string.format('%d', math.floor(now / 1e6)), string.format('%d', now % 1e6) }
 end
 
-simulated.call = function(...) return with(redis.call, ...) end
-simulated.pcall = function(...) return with(redis.pcall, ...) end
-simulated.calls = function(run)
-  return function(keys, argv)
-    now, notes = tonumber(table.remove(argv)), {}
-    local reply = run(keys, argv)
-    if type(reply) == 'table' and reply.err then return reply end
-    return { reply, unpack(notes) }
+special.PEXPIRE = function(run, key, millis, ...)
+  local at = string.format('%d', math.floor(now / 1000) + millis)
+  notes[#notes + 1] = 'x' .. at .. ' ' .. key
+  return run('PEXPIREAT', key, string.format('%d', ${never} + at), ...)
+end
+
+special.SRANDMEMBER = function(run, key, count)
+  local members, few = run('SMEMBERS', key), {}
+  table.sort(members)
+  for at = 1, math.min(#members, count) do few[at] = members[at] end
+  return few
+end
+
+special.XADD = function(run, key, ...)
+  notes[#notes + 1] = 'w' .. key
+  local fields = { ... }
+  for at = 1, #fields do
+    if fields[at] == '*' then
+      local last = redis.pcall('XINFO', 'STREAM', key)
+      local ms = math.floor(now / 1000)
+      for info = 1, #last, 2 do
+        if last[info] == 'last-generated-id' then ms = math.max(ms, tonumber(string.match(last[info + 1], '^%d+'))) end
+      end
+      fields[at] = string.format('%d', ms) .. '-*'
+      break
+    end
   end
+  return run('XADD', key, unpack(fields))
+end
+
+simulated.call = function(command, ...)
+  local other = special[command]
+  if other then return other(redis.call, ...) end
+  return redis.call(command, ...)
+end
+
+simulated.pcall = function(command, ...)
+  local other = special[command]
+  if other then return other(redis.pcall, ...) end
+  return redis.pcall(command, ...)
+end
+
+-- Each call is its database, its time, the name of a function or '', how many arguments it has, and these.
+local function execute(argv, at, name, count)
+  if name == '' then return redis.call(unpack(argv, at, at + count - 1)) end
+  local keys, args, named = {}, {}, tonumber(argv[at])
+  for index = 1, named do keys[index] = argv[at + index] end
+  for index = 1, count - named - 1 do args[index] = argv[at + named + index] end
+  return simulated.entries[name](keys, args)
+end
+
+simulated.all = function(_, argv)
+  local replies, at, length = {}, 1, #argv
+  while at <= length do
+    local count = tonumber(argv[at + 3])
+    redis.call('SELECT', argv[at])
+    now, notes = tonumber(argv[at + 1]), {}
+    local fine, reply = pcall(execute, argv, at + 4, argv[at + 2], count)
+    if not fine then
+      replies[#replies + 1] = { false, 'e' .. tostring(type(reply) == 'table' and reply.err or reply) }
+    elseif type(reply) == 'table' and reply.err then
+      replies[#replies + 1] = { false, 'e' .. reply.err }
+    else
+      replies[#replies + 1] = { reply or false, unpack(notes) }
+    end
+    at = at + 4 + count
+  end
+  return replies
 end
 end
 `
@@ -66,14 +102,12 @@ const replaced = (source: string, from: RegExp, to: string): string => {
 
 /** The library for `FUNCTION LOAD`, made from the one that coordinators load. */
 export const simulated = (source: string): string => {
-  const end = source.indexOf("\n")
-  const head = replaced(source.slice(0, end), /name=/g, `name=${prefix}`)
-  let body = replaced(source.slice(end), /\bredis\.pcall\b/g, "simulated.pcall")
+  let body = replaced(source.slice(source.indexOf("\n")), /\bredis\.pcall\b/g, "simulated.pcall")
   body = replaced(body, /\bredis\.call\b/g, "simulated.call")
   body = replaced(
     body,
-    /function_name='(\w+)', callback=(\w+)/g,
-    `function_name='${prefix}$1', callback=simulated.calls($2)`
+    /redis\.register_function\{function_name='(\w+)', callback=(\w+), flags=\{[^}]*\}\}/g,
+    "simulated.entries['$1'] = $2"
   )
-  return head + prelude + body
+  return `#!lua name=${entrance}\n${prelude}${body}\nredis.register_function('${entrance}', simulated.all)\n`
 }

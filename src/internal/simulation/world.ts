@@ -62,8 +62,8 @@ export class World {
   readonly trace: Array<string> = []
   #alarms: Array<Alarm> = []
   #numbers = 0
-  // Nothing is late any more: time passes only when there is nothing else to do.
-  #calm = false
+  /** Nothing is late any more: time passes only when there is nothing else to do. */
+  isCalm = false
   readonly #verbose: boolean
   readonly #observe: Observer | undefined
 
@@ -147,7 +147,7 @@ export class World {
     const alarm = this.#nextAlarm()
     if (alarm !== undefined) {
       const isDue = alarm.at <= this.now
-      if (isDue || options.length === 0 || !this.#calm) {
+      if (isDue || options.length === 0 || !this.isCalm) {
         const isLate = options.length > 0
         const happen = () => this.#ring(alarm, isLate)
         options.push({ weight: isDue ? weights.run : weights.wait, process: alarm.process, name: "timer", happen })
@@ -279,7 +279,7 @@ export class World {
 
   /** Nothing is broken any more, and nothing breaks. */
   heal(): void {
-    this.#calm = true
+    this.isCalm = true
     this.server.full = this.server.migrating = false
     for (const process of this.processes) {
       process.pausedUntil = 0

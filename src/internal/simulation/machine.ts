@@ -1,0 +1,85 @@
+/**
+ * The real Redis behind simulations. Each of them has a database of its own, and what several of them ask for in one turn of the event
+ * loop is executed in one round trip.
+ */
+
+import { source } from "../actor/transport.ts"
+import type { Connection } from "../redis/connection.ts"
+import { errorFrom } from "../redis/errors.ts"
+import { ascii, encode } from "../redis/resp.ts"
+import { entrance, simulated } from "./source.ts"
+
+/** What a process asks Redis for: the name of a function of the library, or "" for a command; and the arguments. */
+export interface Call {
+  readonly name: string
+  /** How many there are, and as they are sent. */
+  readonly count: number
+  readonly text: string
+}
+
+export interface Executed {
+  readonly reply: unknown
+  /** What the simulation has to know, see `source.ts`. */
+  readonly notes: ReadonlyArray<string>
+}
+
+interface Waiting {
+  readonly count: number
+  readonly text: string
+  readonly resolve: (executed: Executed) => void
+  readonly reject: (cause: unknown) => void
+}
+
+const deadline = 60_000
+
+// Redis walks through a hash of this encoding in the order of its fields, and through others as chance decides.
+const settings = ["hash-max-listpack-entries", 1_000_000, "hash-max-listpack-value", 1_000_000]
+
+/** A command, as a call. */
+export const command = (name: string, args: ReadonlyArray<string | number>): Call => ({
+  name: "",
+  count: 1 + args.length,
+  text: [name, ...args].map(encode).join("")
+})
+
+export class Machine {
+  readonly #connection: Connection
+  #loaded = false
+  #waiting: Array<Waiting> = []
+
+  constructor(connection: Connection) {
+    this.#connection = connection
+  }
+
+  /** Executes a call in a database, at a time in milliseconds since the epoch. */
+  execute(database: number, at: number, { count, name, text }: Call): Promise<Executed> {
+    if (this.#waiting.length === 0) setImmediate(() => this.#flush())
+    const { promise, reject, resolve } = Promise.withResolvers<Executed>()
+    const about = encode(database) + encode(Math.round(at * 1000)) + ascii(name) + encode(count)
+    this.#waiting.push({ count: count + 4, text: about + text, resolve, reject })
+    return promise
+  }
+
+  #flush(): void {
+    const waiting = this.#waiting
+    this.#waiting = []
+    const failed = (cause: unknown) => {
+      for (const { reject } of waiting) reject(cause)
+    }
+    // What is sent first is executed first.
+    if (!this.#loaded) {
+      this.#loaded = true
+      this.#connection.send("CONFIG", ["SET", ...settings], deadline).catch(failed)
+      this.#connection.send("FUNCTION", ["LOAD", "REPLACE", simulated(source())], deadline).catch(failed)
+    }
+    const count = waiting.reduce((sum, one) => sum + one.count, 1)
+    const text = ascii("0") + waiting.map((one) => one.text).join("")
+    this.#connection.run("FCALL", entrance, { key: "", count, text }, deadline).then((replies) => {
+      for (const [at, { reject, resolve }] of waiting.entries()) {
+        const [reply, ...notes] = (replies as ReadonlyArray<readonly [unknown, ...Array<string>]>)[at]!
+        if (notes[0]?.[0] === "e") reject(errorFrom(new Error(notes[0].slice(1)), "FCALL", true, ""))
+        else resolve({ reply, notes })
+      }
+    }, failed)
+  }
+}
