@@ -182,8 +182,13 @@ export class Simulator extends Context.Service<Simulator, {
   readonly "~lockstep/testing/Simulator": "~lockstep/testing/Simulator"
 }>()("lockstep/testing/Simulator") {}
 
-// What a simulator is to this module: it lends its Redis, to one at a time.
-const lenders = new WeakMap<object, <A>(f: (machine: Machine) => Promise<A>) => Effect.Effect<A>>()
+type Lend = <A>(f: (machine: Machine, database: number) => Promise<A>) => Effect.Effect<A>
+
+// What a simulator is to this module: it lends databases.
+const lenders = new WeakMap<object, Lend>()
+
+// So many schedules at once: what they ask Redis for in one turn of the event loop is one round trip.
+const databases = 16
 
 /**
  * A private Redis for schedules.
@@ -195,16 +200,22 @@ export const layer: Layer.Layer<Simulator, Redis.RedisError> = Layer.effect(
   Simulator,
   Effect.gen(function*() {
     const { commands } = connectionsOf(yield* Redis.Redis)
-    const turns = yield* Semaphore.make(1)
+    const turns = yield* Semaphore.make(databases)
+    const free = Array.from({ length: databases }, (_, at) => at)
     const simulator = Simulator.of({ "~lockstep/testing/Simulator": "~lockstep/testing/Simulator" })
     const machine = new Machine(commands)
-    lenders.set(simulator, (f) => turns.withPermits(1)(Effect.promise(() => f(machine))))
+    lenders.set(simulator, (f) =>
+      turns.withPermits(1)(Effect.suspend(() => {
+        const database = free.pop()!
+        const used = Effect.promise(() => f(machine, database))
+        return Effect.uninterruptible(Effect.ensuring(used, Effect.sync(() => void free.push(database))))
+      })))
     return simulator
   })
 ).pipe(Layer.provide(Redis.layerEmbedded()))
 
-/** Uses the Redis of the simulator. */
-const lent = <A>(f: (machine: Machine) => Promise<A>): Effect.Effect<A, never, Simulator> =>
+/** Uses a database of the simulator. */
+const lent = <A>(f: (machine: Machine, database: number) => Promise<A>): Effect.Effect<A, never, Simulator> =>
   Effect.flatMap(Simulator, (simulator) => {
     const lend = lenders.get(simulator)
     if (lend === undefined) throw new TypeError("This Simulator was not made by Simulation.layer")
@@ -249,6 +260,7 @@ const simulated = (
   { invariant, program }: Scenario,
   settings: Settings,
   machine: Machine,
+  database: number,
   choices: ReadonlyArray<number> | undefined,
   verbose: boolean
 ): Promise<Outcome> => {
@@ -272,7 +284,7 @@ const simulated = (
       }
     },
     machine,
-    0
+    database
   )
   return simulation.run()
 }
@@ -297,22 +309,23 @@ const shortened = async (
   make: () => Scenario,
   settings: Settings,
   machine: Machine,
+  database: number,
   first: Outcome
 ): Promise<SimulationFailed> => {
   const fails = (outcome: Outcome) => reasonOf(outcome, settings.patience)
   const best = await shrink({ steps: settings.steps, choices: first.choices }, async ({ choices, steps }) => {
-    const outcome = await simulated(make(), { ...settings, steps }, machine, choices, false)
+    const outcome = await simulated(make(), { ...settings, steps }, machine, database, choices, false)
     return fails(outcome) === undefined ? undefined : outcome.choices
   }, shrinks)
   const { choices, steps } = best
-  const outcome = await simulated(make(), { ...settings, steps }, machine, choices, true)
+  const outcome = await simulated(make(), { ...settings, steps }, machine, database, choices, true)
   const reason = fails(outcome) ?? "It has failed, and not again: something in the program is not simulated"
   return new SimulationFailed({ seed: settings.seed, reason, story: outcome.trace })
 }
 
 /**
- * Tries schedules with one seed after another, and fails with the shortest one that it can make of the first that fails. The scenario is
- * made anew for each of them.
+ * Tries schedules with one seed after another, some of them at once, and fails with the shortest one that it can make of the first that
+ * fails. The scenario is made anew for each of them: what it shares with others, as a variable of its module, is not simulated.
  *
  * @category combinators
  * @since 0.1.0
@@ -328,17 +341,22 @@ export const explore = (
     const settings = settingsOf(options)
     const schedules = whole(options.schedules ?? 100, "schedules", 1, Number.MAX_SAFE_INTEGER)
     let [steps, millis] = [0, 0]
-    for (let at = 0; at < schedules; at++) {
-      const own = { ...settings, seed: settings.seed + at }
-      const failure = yield* lent(async (machine) => {
-        const outcome = await simulated(make(), own, machine, undefined, false)
+    for (let at = 0; at < schedules; at += databases) {
+      const some = Array.from({ length: Math.min(databases, schedules - at) }, (_, more) => ({
+        ...settings,
+        seed: settings.seed + at + more
+      }))
+      const outcomes = yield* Effect.forEach(
+        some,
+        (own) => lent((machine, database) => simulated(make(), own, machine, database, undefined, false)),
+        { concurrency: databases }
+      )
+      for (const [more, outcome] of outcomes.entries()) {
         steps += outcome.steps
         millis += outcome.now
-        return reasonOf(outcome, own.patience) === undefined
-          ? undefined
-          : await shortened(make, own, machine, outcome)
-      })
-      if (failure !== undefined) return yield* failure
+        if (reasonOf(outcome, settings.patience) === undefined) continue
+        return yield* yield* lent((machine, database) => shortened(make, some[more]!, machine, database, outcome))
+      }
     }
     return { schedules, steps, simulated: Duration.millis(millis) }
   })
@@ -355,8 +373,8 @@ export const run = (
 ): Effect.Effect<Report, SimulationFailed, Simulator> =>
   Effect.gen(function*() {
     const settings = settingsOf(options)
-    const outcome = yield* lent((machine) =>
-      simulated({ program, invariant: options.invariant }, settings, machine, undefined, true)
+    const outcome = yield* lent((machine, database) =>
+      simulated({ program, invariant: options.invariant }, settings, machine, database, undefined, true)
     )
     const reason = reasonOf(outcome, settings.patience)
     if (reason !== undefined) {
