@@ -1,11 +1,12 @@
 /** The simulator: it repeats itself, it finds what is wrong, and what it has found in the library stays mended. */
 import { assert, layer } from "@effect/vitest"
-import { Effect, Exit } from "effect"
+import { Effect, Exit, Option } from "effect"
 import * as fs from "node:fs"
 import { Coordinator, Lock, Redis, Semaphore } from "../src/index.ts"
 import { connectionsOf } from "../src/internal/redis/connection.ts"
 import { Machine } from "../src/internal/simulation/machine.ts"
 import { Simulation } from "../src/testing.ts"
+import { Coverage, usual } from "./simulation/coverage.ts"
 import { load } from "./simulation/library.ts"
 import { type Options, simulate } from "./simulation/schedule.ts"
 import { original } from "./torture/library.ts"
@@ -75,6 +76,20 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
       assert.match(failed.reason, /did not end|has failed/)
     }))
 
+  it.effect("interrupts what may be interrupted, and starts Redis again", () =>
+    Effect.gen(function*() {
+      let interrupted = 0
+      const program = ({ interruptible, isStopping }: Simulation.Process) =>
+        Effect.gen(function*() {
+          while (!isStopping()) {
+            const held = Effect.ignore(Lock.withLock(Effect.sleep("20 millis"), "a"))
+            if (Option.isNone(yield* interruptible(held))) interrupted++
+          }
+        }).pipe(Effect.provide(Coordinator.layer()), Effect.retry({ while: () => !isStopping() }))
+      yield* Simulation.explore(() => ({ program }), { schedules: 10, faults: ["interrupt", "restart"] })
+      assert.isAbove(interrupted, 10)
+    }))
+
   it.effect("refuses options that make no sense", () =>
     Effect.gen(function*() {
       for (
@@ -98,6 +113,24 @@ layer(Redis.layerEmbedded(), { excludeTestServices: true })("schedules", (it) =>
       assert.deepStrictEqual(second.trace, first.trace)
       assert.deepStrictEqual(third.trace, first.trace)
     }))
+
+  it.effect("reach what they have always reached", () =>
+    Effect.gen(function*() {
+      const machine = new Machine(connectionsOf(yield* Redis.Redis).commands)
+      const library = yield* Effect.promise(() => load(original))
+      const reached = new Coverage()
+      const seeds = Array.from({ length: usual.count }, (_, at) => usual.seed + at)
+      const world = async (database: number) => {
+        for (let seed = seeds.pop(); seed !== undefined; seed = seeds.pop()) {
+          const coverage = new Coverage()
+          await simulate({ seed, only: [], steps: 300, coverage }, library, machine, database)
+          reached.add(coverage)
+        }
+      }
+      yield* Effect.promise(() => Promise.all(Array.from({ length: 16 }, (_, database) => world(database))))
+      const now = new Set(reached.reachedBy(1))
+      assert.deepStrictEqual(usual.read().filter((pair) => !now.has(pair)), [])
+    }), 60_000)
 
   for (const file of fs.existsSync(saved) ? fs.readdirSync(saved) : []) {
     it.effect(`that went wrong once: ${file}`, () =>

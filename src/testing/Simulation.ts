@@ -55,6 +55,7 @@ import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Layer from "effect/Layer"
+import type * as Option from "effect/Option"
 import * as Schema from "effect/Schema"
 import * as Semaphore from "effect/Semaphore"
 import { connectionsOf } from "../internal/redis/connection.ts"
@@ -72,8 +73,10 @@ import * as Redis from "../Redis.ts"
  * - `lost requests`, `lost replies`: a connection is half-open in one direction.
  * - `crash`: a process ends at once, and another one starts in its place.
  * - `pause`: a process stands still for 50 milliseconds to 5 seconds.
+ * - `interrupt`: something is interrupted that is `interruptible`.
  * - `clock`, `server clock`: the wall clock of a process is set by 3 seconds, that of Redis back by up to 100 milliseconds.
  * - `library`, `memory`, `migration`: Redis forgets its functions, is out of memory, or refuses calls as while a slot migrates.
+ * - `restart`: Redis starts again, with its data.
  * - `flush`, `fail-over`: Redis forgets everything, or the last calls.
  *
  * @category models
@@ -105,6 +108,8 @@ export interface Process {
   readonly now: () => number
   /** Whether the program has to end. */
   readonly isStopping: () => boolean
+  /** Lets the fault `interrupt` interrupt an effect at any step; that answers `None` then. */
+  readonly interruptible: <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.Effect<Option.Option<A>, E, R>
 }
 
 /**
@@ -280,7 +285,9 @@ const simulated = (
       program: (process, place, isStopping) => {
         const random = randomOf(seedOf(seed, 1000 + simulation.members.length))
         const now = () => simulation.world.now
-        return Effect.asVoid(program({ name: process.name, place, random, now, isStopping }))
+        const { name } = process
+        const interruptible: Process["interruptible"] = (self) => process.interruptible(self)
+        return Effect.asVoid(program({ name, place, random, now, isStopping, interruptible }))
       }
     },
     machine,

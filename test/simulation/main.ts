@@ -2,10 +2,11 @@
  * Tries schedules of a simulation, and tells the first one that goes wrong as a short story.
  *
  *     npm run simulate -- [--seed 1] [--steps 300] [--only lock] [--minutes 1] [--count 10] [--bugs] [--bug name] [--coverage]
+ *     npm run simulate -- --reach
  *
  * Seeds go on from the first one until the minutes are over, or so many were tried. `--count 1` repeats one. `--bugs` checks the checks
  * instead: each known bug of the torture must be found within a minute. `--coverage` says what was reached: which requests were executed,
- * answered and lost in which phase of their sessions.
+ * answered and lost in which phase of their sessions. `--reach` writes what the tests expect of that.
  */
 import { Effect } from "effect"
 import { createHash } from "node:crypto"
@@ -19,7 +20,7 @@ import { shrink } from "../../src/internal/simulation/shrink.ts"
 import { bugs, copy, original } from "../torture/library.ts"
 import { checkAmong, minutesOf, whole } from "../torture/options.ts"
 import { workloads } from "../torture/workloads.ts"
-import { Coverage } from "./coverage.ts"
+import { Coverage, usual } from "./coverage.ts"
 import { type Library, load } from "./library.ts"
 import { type Options, type Result, simulate } from "./schedule.ts"
 
@@ -32,16 +33,17 @@ const { values } = parseArgs({
     only: { type: "string", multiple: true, default: [] },
     bugs: { type: "boolean", default: false },
     bug: { type: "string", multiple: true, default: [] },
-    coverage: { type: "boolean", default: false }
+    coverage: { type: "boolean", default: false },
+    reach: { type: "boolean", default: false }
   }
 })
 
 checkAmong("only", values.only, workloads.map(({ name }) => name))
 checkAmong("bug", values.bug, Object.keys(bugs))
-const first = whole("seed", values.seed) ?? Math.floor(Math.random() * 1e6)
+const first = values.reach ? usual.seed : whole("seed", values.seed) ?? Math.floor(Math.random() * 1e6)
 const steps = whole("steps", values.steps)!
-const count = whole("count", values.count) ?? Number.MAX_SAFE_INTEGER
-const minutes = minutesOf(values.minutes)
+const count = values.reach ? usual.count : whole("count", values.count) ?? Number.MAX_SAFE_INTEGER
+const minutes = values.reach ? Number.POSITIVE_INFINITY : minutesOf(values.minutes)
 const hunted = values.bugs && values.bug.length === 0 ? Object.keys(bugs) : values.bug
 
 // In the time that Redis takes for one world, the others go on. Each has a database of its own.
@@ -65,7 +67,7 @@ const search = async (library: Library, only: ReadonlyArray<string>, until: numb
   let [next, found] = [first, undefined as Failure | undefined]
   const world = async (machine: Machine, database: number) => {
     while (found === undefined && next < first + count && performance.now() < until) {
-      const coverage = values.coverage ? new Coverage() : undefined
+      const coverage = values.coverage || values.reach ? new Coverage() : undefined
       const options = { seed: next++, only, steps, coverage }
       const result = await simulate(options, library, machine, database)
       if (coverage !== undefined) reached.add(coverage)
@@ -154,6 +156,7 @@ console.log(
     } steps a second, ` +
     `${(tally.millis / 1000).toFixed(0)} s simulated; ${isFine ? "fine" : "NOT fine"}`
 )
+if (values.reach && isFine) usual.write(reached)
 if (values.coverage) {
   console.log(reached.counts.map(([pair, times]) => `${String(times).padStart(8)} ${pair}`).join("\n"))
   console.log(`${reached.counts.length} pairs; never executed: ${reached.missing(Object.keys(replies)).join(", ")}`)

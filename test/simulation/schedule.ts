@@ -1,5 +1,5 @@
 /** One schedule of the torture's workloads in a simulation, and what is wrong with its history. */
-import { Cause, Effect, Exit, Stream } from "effect"
+import { Cause, Effect, Exit, Option, Stream } from "effect"
 import { randomOf, seedOf } from "../../src/internal/simulation/choices.ts"
 import type { Incident } from "../../src/internal/simulation/faults.ts"
 import type { Machine } from "../../src/internal/simulation/machine.ts"
@@ -7,7 +7,7 @@ import { epoch, type Process } from "../../src/internal/simulation/process.ts"
 import { exitOf, type Member, type Outcome } from "../../src/internal/simulation/simulation.ts"
 import type { History } from "../../src/testing.ts"
 import type { Anomaly } from "../torture/checks.ts"
-import { clientOf, type Settings } from "../torture/client.ts"
+import { clientOf, gaveUp, type Settings } from "../torture/client.ts"
 import type { Event } from "../torture/history.ts"
 import { judge } from "../torture/judgement.ts"
 import type { Injected } from "../torture/schedule.ts"
@@ -15,6 +15,7 @@ import type { Workload } from "../torture/workload.ts"
 import { workloads } from "../torture/workloads.ts"
 import type { Coverage } from "./coverage.ts"
 import type { Library } from "./library.ts"
+import { unserved } from "./unserved.ts"
 
 export interface Options {
   readonly seed: number
@@ -161,6 +162,14 @@ export const simulate = async (
       clock: { now: () => simulation.world.now, wall: () => epoch + simulation.world.now, micros },
       random: randomOf(own),
       // What waits is waited for in fewer steps.
+      interruptible: (self) =>
+        Effect.flatMap(
+          process.interruptible(self),
+          Option.match({
+            onNone: () => Effect.fail(gaveUp),
+            onSome: Effect.succeed
+          })
+        ),
       least: () => simulation.world.isCalm ? leastRest : 0,
       record,
       stopping,
@@ -195,6 +204,7 @@ export const simulate = async (
       program,
       isCalm: (healed, now) =>
         now > healed + calm || records.haveGrantedSince(chosen.map(({ name }) => name), healed * 1000),
+      quiet: (now) => unserved(machine, database, settings.namespace, now),
       verbose,
       observe: coverage?.observe
     },
@@ -202,5 +212,7 @@ export const simulate = async (
     database
   )
   const outcome = await simulation.run()
-  return { ...outcome, anomalies: judged(outcome, records, simulation.world.delays).anomalies }
+  const { anomalies } = judged(outcome, records, simulation.world.delays)
+  const forgotten = outcome.failure === undefined ? [] : [{ check: "unserved", detail: outcome.failure, holds: [] }]
+  return { ...outcome, anomalies: [...forgotten, ...anomalies] }
 }

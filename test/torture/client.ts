@@ -1,5 +1,5 @@
 /** A process that is tortured: a real coordinator under generated workloads, until it is told to stop. */
-import { Cause, Effect, Exit, Layer, Option, Schedule, Stream } from "effect"
+import { Cause, Effect, Exit, identity, Layer, Option, Schedule, Stream } from "effect"
 import type * as Lockstep from "../../src/index.ts"
 import { randomOf } from "../../src/internal/simulation/choices.ts"
 import { History, Program } from "../../src/testing.ts"
@@ -94,7 +94,8 @@ export interface Client {
   ) => Effect.Effect<void, never, Lockstep.Coordinator.Coordinator>
 }
 
-const gaveUp = { reason: { _tag: "GaveUp" } }
+/** Why what was asked was given up. */
+export const gaveUp = { reason: { _tag: "GaveUp" } }
 
 const outcomeOf = (exit: Exit.Exit<unknown, unknown>): Outcome => {
   if (Exit.isSuccess(exit)) {
@@ -127,6 +128,8 @@ const digits = (random: number): string => Math.floor(random * 2 ** 32).toString
 export interface Tools extends Pick<Client, "lockstep" | "random" | "stopping" | "clock"> {
   /** How long it rests at least, in milliseconds. Default 0. */
   readonly least?: (() => number) | undefined
+  /** Lets what is asked be interrupted at any moment: it fails with `gaveUp` then. */
+  readonly interruptible?: <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.Effect<A, E | typeof gaveUp, R>
   readonly argument: Pick<Argument, "settings" | "long">
   readonly record: (event: Event) => void
   /** To the fenced resource. */
@@ -163,7 +166,7 @@ const body = Effect.fnUntraced(function*(tools: Tools, requests: ReadonlyArray<A
 })
 
 export const clientOf = (tools: Tools): Client => {
-  const { argument, clock, lockstep, random, record, stopping } = tools
+  const { argument, clock, interruptible = identity, lockstep, random, record, stopping } = tools
   let asked = 0
   let latency = 0
   const ask = (request: Request): Asked => {
@@ -189,7 +192,7 @@ export const clientOf = (tools: Tools): Client => {
       Effect.uninterruptibleMask((restore) => {
         const { id } = ask(request)
         const askedAt = clock.now()
-        return Effect.map(Effect.exit(restore(effect)), (exit) => {
+        return Effect.map(Effect.exit(restore(interruptible(effect))), (exit) => {
           if (Exit.isSuccess(exit)) {
             if (!request.wait) latency += (clock.now() - askedAt - latency) / 8
             record({ event: "enter", id, token: tokenOf?.(exit.value) ?? 0 })
@@ -213,7 +216,7 @@ export const clientOf = (tools: Tools): Client => {
     hold: Effect.fnUntraced(function*(requests, take) {
       const all = requests.map(ask)
       const chance = random()
-      const held = take(body(tools, all))
+      const held = interruptible(take(body(tools, all)))
       // Some give up: while they ask, wait, hold or give back.
       const limit = Math.round(random() * random() * argument.settings.lease)
       const exit = yield* Effect.exit(

@@ -62,6 +62,10 @@ const ofServer = (forgets: boolean, happen: (scene: Scene) => Promise<void> | vo
   return { process: undefined, to: scene.world.now, forgets }
 }
 
+const cutAll = ({ processes }: World): void => {
+  for (const process of processes) for (const wire of process.wires) wire.cut("the server is gone")
+}
+
 // Until it is switched back, or all is healed.
 const switched = (name: "full" | "migrating"): Strike => (scene) => {
   const { server } = scene.world
@@ -95,6 +99,13 @@ const strikes = {
     process.pausedUntil = scene.world.now + millis
     return millis
   }),
+  /** Something that a process does is interrupted. */
+  interrupt: (scene) => {
+    const process = pick(scene, awake(scene).filter(({ interrupts }) => interrupts.size > 0))
+    if (process === undefined) return undefined
+    pick(scene, [...process.interrupts])!()
+    return { process: process.name, to: scene.world.now, forgets: false }
+  },
   /** The wall clock of a process is set. */
   clock: ofProcess((scene, process) => {
     process.skew += oneOf(scene, [-3000, 3000])
@@ -106,6 +117,8 @@ const strikes = {
     const millis = oneOf(scene, [10, 100])
     if (now - server.forgotAt > millis) server.behind += millis
   }),
+  /** Redis starts again, with all that it knew: every connection breaks. */
+  restart: ofServer(false, ({ world }) => cutAll(world)),
   /** `FUNCTION FLUSH` */
   library: ofServer(false, ({ world }) => world.server.forgetLibrary()),
   /** Redis is over its `maxmemory`. */
@@ -115,7 +128,10 @@ const strikes = {
   /** Redis loses its data. */
   flush: ofServer(true, async ({ world }) => await world.server.flush()),
   /** Fail-over to a replica that has missed the last calls. */
-  "fail-over": ofServer(true, async (scene) => await scene.world.server.failOver(1 + scene.world.choices.among(8)))
+  "fail-over": ofServer(true, async ({ world }) => {
+    cutAll(world)
+    await world.server.failOver(1 + world.choices.among(8))
+  })
 } satisfies { readonly [name: string]: Strike }
 
 /** The faults by their names. */

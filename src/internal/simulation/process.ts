@@ -2,10 +2,12 @@
 
 import * as Clock from "effect/Clock"
 import * as Context from "effect/Context"
+import * as Deferred from "effect/Deferred"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import type * as Fiber from "effect/Fiber"
 import * as Logger from "effect/Logger"
+import * as Option from "effect/Option"
 import * as Random from "effect/Random"
 import * as Scheduler from "effect/Scheduler"
 import { Redis } from "../../Redis.ts"
@@ -46,6 +48,8 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
   skew = 0
   readonly rate: number
   tasks: Array<() => void> = []
+  /** What can be interrupted: each of them is called to do so. */
+  readonly interrupts = new Set<() => void>()
   readonly wires: Array<Wire> = []
   readonly #world: World
   readonly #clock: Clock.Clock
@@ -114,6 +118,19 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
   // ---------------------------------------------------------------------------------------------------------------
   // What programs are given
   // ---------------------------------------------------------------------------------------------------------------
+
+  /** Lets an effect be interrupted by a fault, and answers nothing then. */
+  interruptible<A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<Option.Option<A>, E, R> {
+    return Effect.suspend(() => {
+      const struck = Deferred.makeUnsafe<Option.Option<A>>()
+      const interrupt = () => Deferred.doneUnsafe(struck, Effect.succeed(Option.none()))
+      this.interrupts.add(interrupt)
+      return Effect.ensuring(
+        Effect.raceFirst(Effect.asSome(self), Deferred.await(struck)),
+        Effect.sync(() => this.interrupts.delete(interrupt))
+      )
+    })
+  }
 
   #connect(role: string): Wire {
     const wire = new Wire(this.name, role, this.io, this.#world.onCut)

@@ -37,6 +37,8 @@ export interface Options {
   readonly isCalm: (healed: number, now: number) => boolean
   /** Looked at after each step; what it answers ends the schedule. */
   readonly check?: (() => string | undefined) | undefined
+  /** Looked at when all is healed, and nothing is under way: what it answers ends the schedule. */
+  readonly quiet?: ((now: number) => Promise<string | undefined>) | undefined
   /** Says in the trace which requests there were. */
   readonly verbose?: boolean | undefined
   readonly observe?: Observer | undefined
@@ -76,6 +78,12 @@ export class Simulation {
     const choices = new Choices(options.seed, options.choices)
     const server = (now: () => number) => new Server(machine, database, now)
     this.world = new World(choices, server, options.verbose === true, options.observe)
+    const { quiet } = options
+    if (quiet !== undefined) {
+      this.world.onQuiet = async () => {
+        this.#failure ??= await quiet(this.world.server.now)
+      }
+    }
   }
 
   async run(): Promise<Outcome> {

@@ -11,12 +11,16 @@ import { isRefusal, type Order, type Server } from "./server.ts"
 import type { Sending, Wire } from "./wire.ts"
 
 /** One thing that can happen now. */
-interface Option {
-  readonly weight: number
-  readonly process: Process | undefined
-  readonly name: string
-  readonly happen: () => Promise<void> | void
-}
+type Option =
+  | { readonly weight: number; readonly is: "run"; readonly process: Process }
+  | {
+    readonly weight: number
+    readonly is: "connect" | "execute" | "deliver"
+    readonly process: Process
+    readonly wire: Wire
+  }
+  | { readonly weight: number; readonly is: "late" }
+  | { readonly weight: number; readonly is: "timer"; readonly process: Process; readonly alarm: Alarm }
 
 // How often each kind of event is chosen, where several can happen.
 const weights = { run: 24, execute: 8, deliver: 8, connect: 2, wait: 1, late: 1 } as const
@@ -58,6 +62,8 @@ export class World {
   readonly delays: Array<readonly [from: number, to: number]> = []
   /** Calls of connections that are gone, which may still arrive. */
   late: Array<Order> = []
+  /** Called when all is healed, and only time can pass. */
+  onQuiet: (() => Promise<void>) | undefined = undefined
   /** What has happened: one line for each step. */
   readonly trace: Array<string> = []
   #alarms: Array<Alarm> = []
@@ -135,22 +141,15 @@ export class World {
     for (const process of this.processes) {
       if (process.crashed) continue
       const isAwake = this.isAwake(process)
-      if (isAwake && process.tasks.length > 0) {
-        options.push({ weight: weights.run, process, name: "runs", happen: () => this.#run(process) })
-      }
+      if (isAwake && process.tasks.length > 0) options.push({ weight: weights.run, is: "run", process })
       for (const wire of process.wires) this.#ofWire(options, process, wire, isAwake)
     }
-    if (this.late.length > 0) {
-      const order = this.late[0]!
-      options.push({ weight: weights.late, process: undefined, name: "late", happen: () => this.#executeLate(order) })
-    }
+    if (this.late.length > 0) options.push({ weight: weights.late, is: "late" })
     const alarm = this.#nextAlarm()
     if (alarm !== undefined) {
       const isDue = alarm.at <= this.now
       if (isDue || options.length === 0 || !this.isCalm) {
-        const isLate = options.length > 0
-        const happen = () => this.#ring(alarm, isLate)
-        options.push({ weight: isDue ? weights.run : weights.wait, process: alarm.process, name: "timer", happen })
+        options.push({ weight: isDue ? weights.run : weights.wait, is: "timer", process: alarm.process, alarm })
       }
     }
     return options
@@ -158,32 +157,42 @@ export class World {
 
   #ofWire(options: Array<Option>, process: Process, wire: Wire, isAwake: boolean): void {
     if (wire.isConnecting) {
-      if (isAwake) {
-        options.push({
-          weight: weights.connect,
-          process,
-          name: `${wire.role} connects`,
-          happen: () => wire.connected()
-        })
-      }
+      if (isAwake) options.push({ weight: weights.connect, is: "connect", process, wire })
       return
     }
     const next = wire.sent[0]
     if (next !== undefined && !wire.deaf && this.#isDue(next)) {
-      options.push({
-        weight: weights.execute,
-        process,
-        name: this.#verbose ? `${wire.role} ${described(next.order)}` : `${wire.role} ${next.order.command}`,
-        happen: () => this.#execute(process, wire, next)
-      })
+      options.push({ weight: weights.execute, is: "execute", process, wire })
     }
-    if (isAwake && wire.answered.length > 0) {
-      options.push({
-        weight: weights.deliver,
-        process,
-        name: `${wire.role} is answered`,
-        happen: () => this.#deliver(process, wire)
-      })
+    if (isAwake && wire.answered.length > 0) options.push({ weight: weights.deliver, is: "deliver", process, wire })
+  }
+
+  /** Lets it happen, and says what it is. */
+  async #happen(option: Option, isAlone: boolean): Promise<string> {
+    switch (option.is) {
+      case "run":
+        this.now += turn
+        option.process.flush()
+        return "runs"
+      case "connect":
+        option.wire.connected()
+        return `${option.wire.role} connects`
+      case "execute": {
+        const { order } = option.wire.sent[0]!
+        await this.#execute(option.process, option.wire, option.wire.sent[0]!)
+        return `${option.wire.role} ${this.#verbose ? described(order) : order.command}`
+      }
+      case "deliver":
+        this.#deliver(option.process, option.wire)
+        return `${option.wire.role} is answered`
+      case "late":
+        await this.#executeLate(this.late[0]!)
+        return "late"
+      case "timer":
+        // Time passes because nothing else can happen.
+        if (isAlone && this.isCalm) await this.onQuiet?.()
+        this.#ring(option.alarm, !isAlone)
+        return "timer"
     }
   }
 
@@ -203,11 +212,6 @@ export class World {
       if (found === undefined || at < found.at) found = { ...alarm, at }
     }
     return found
-  }
-
-  #run(process: Process): void {
-    this.now += turn
-    process.flush()
   }
 
   #deliver(process: Process, wire: Wire): void {
@@ -267,10 +271,10 @@ export class World {
     let choice = this.choices.among(total)
     let at = 0
     while (choice >= options[at]!.weight) choice -= options[at++]!.weight
-    const { happen, name, process } = options[at]!
-    await happen()
+    const option = options[at]!
+    const what = await this.#happen(option, options.length === 1)
     await this.settle()
-    this.note(process?.name ?? "redis", name)
+    this.note("process" in option ? option.process.name : "redis", what)
     return true
   }
 

@@ -1,0 +1,39 @@
+/** What is free, and waited for all the same: an actor has forgotten a wake-up. */
+import { library } from "../../src/internal/actor/lua.ts"
+import { addressOf, batch } from "../../src/internal/actor/wire.ts"
+import { ascii } from "../../src/internal/redis/resp.ts"
+import { command, type Machine } from "../../src/internal/simulation/machine.ts"
+
+type State = readonly [tag: "state", capacity: number, taken: number, holds: number, waiting: number]
+type Waiters = readonly [tag: "waiters", waiters: ReadonlyArray<readonly [weight: number]>]
+
+// Without a number, and answered though an expired session may be in the way: what that holds is not free.
+const header = ascii("1") + ascii("0") + ascii("")
+
+const kinds = ["lock", "readWriteLock", "semaphore"]
+
+/** Asks when nothing is under way, so that every release has been answered for. */
+export const unserved = async (
+  machine: Machine,
+  database: number,
+  namespace: string,
+  now: number
+): Promise<string | undefined> => {
+  const ask = async (call: Parameters<Machine["execute"]>[2]) => (await machine.execute(database, now, call)).reply
+  const keys = await Promise.all(kinds.map((kind) => ask(command("KEYS", [`{${namespace}:*}:${kind}:*`]))))
+  const found = await Promise.all((keys.flat() as ReadonlyArray<string>).map(async (key) => {
+    const address = addressOf(key.slice(0, key.indexOf("}") + 2), false, "")
+    const messages = ["semaphore.state", "semaphore.waiters"].map((verb) => ({ verb, key, args: [] }))
+    const { count, text } = batch(address, header, messages)
+    const [, [state, waiters]] = JSON.parse(String(await ask({ name: `${library}_ro`, count, text }))) as [
+      "ok",
+      [State, Waiters]
+    ]
+    const [, capacity, taken] = state
+    const next = waiters[1][0]?.[0]
+    return next !== undefined && Number(next) <= capacity - taken
+      ? `${key} has ${capacity - taken} of ${capacity} free, and the next of its waiters wants ${next}`
+      : undefined
+  }))
+  return found.find((one) => one !== undefined)
+}
