@@ -45,6 +45,7 @@ import {
   channelAt,
   Coordinator,
   duration,
+  Places,
   register,
   type SessionTransition,
   type Space
@@ -272,7 +273,7 @@ export const make: (
       }),
       (kernel) => Effect.andThen(Effect.promise(() => kernel.close()), Effect.sync(() => uncounted(kernel)))
     )
-    const space: Space = { kernel, wait, maxHold }
+    const space: Space = { kernel, places: new Places(), wait, maxHold }
     const first = channelAt(space, 0)
     yield* Effect.tryPromise({ try: () => first.opened(), catch: (cause) => cause as CoordinatorError }).pipe(
       Effect.timeoutOrElse({

@@ -44,8 +44,37 @@ export class Coordinator extends Context.Service<Coordinator, {
 /** The runtime behind a coordinator, and what holds for everything that is made with it. */
 export interface Space {
   readonly kernel: Kernel
+  readonly places: Places
   readonly wait: Duration.Duration | undefined
   readonly maxHold: Duration.Duration | undefined
+}
+
+// Of each kind. A place is some hundred bytes.
+const mostPlaces = 1024
+
+/** The places that were named last: a name that is used again and again is checked and hashed once. */
+export class Places {
+  #recent = new Map<Kind, Map<string, Place>>()
+  #before = new Map<Kind, Map<string, Place>>()
+
+  get(kind: Kind, name: string): Place | undefined {
+    const found = this.#recent.get(kind)?.get(name)
+    if (found !== undefined) return found
+    const older = this.#before.get(kind)?.get(name)
+    return older && this.add(older)
+  }
+
+  // When there are too many, the older half of them is forgotten at once: no order has to be kept.
+  add(place: Place): Place {
+    const { kind, name } = place
+    let recent = this.#recent.get(kind)
+    if (recent === undefined || recent.size >= mostPlaces) {
+      if (recent !== undefined) this.#before.set(kind, recent)
+      this.#recent.set(kind, recent = new Map())
+    }
+    recent.set(name, place)
+    return place
+  }
 }
 
 const spaces = new WeakMap<object, Space>()
@@ -85,8 +114,24 @@ export const placeOf = (
   name: string,
   what: string,
   lease: Duration.Input | undefined = undefined,
-  colocate: string = checkName(name, what)
-): Place => placeIn(space, space.kernel.partitionFor(colocate), kind, checkName(name, what), lease)
+  colocate: string | undefined = undefined
+): Place => {
+  if (lease === undefined && colocate === undefined) {
+    return space.places.get(kind, name) ?? newPlace(space, kind, name, what)
+  }
+  return placeIn(
+    space,
+    space.kernel.partitionFor(colocate ?? checkName(name, what)),
+    kind,
+    checkName(name, what),
+    lease
+  )
+}
+
+const newPlace = (space: Space, kind: Kind, name: string, what: string): Place => {
+  const partition = space.kernel.partitionFor(checkName(name, what))
+  return space.places.add(placeIn(space, partition, kind, name, undefined))
+}
 
 /** As `placeOf`, in any partition. */
 export const placeIn = (
