@@ -204,7 +204,7 @@ export const simulate = async (
       program,
       isCalm: (healed, now) =>
         now > healed + calm || records.haveGrantedSince(chosen.map(({ name }) => name), healed * 1000),
-      quiet: (now) => unserved(machine, database, settings.namespace, now),
+      quiet: (now) => unserved(machine, database, library.functions, settings.namespace, now),
       verbose,
       observe: coverage?.observe
     },

@@ -1,5 +1,4 @@
 /** What is free, and waited for all the same: an actor has forgotten a wake-up. */
-import { library } from "../../src/internal/actor/lua.ts"
 import { addressOf, batch } from "../../src/internal/actor/wire.ts"
 import { ascii } from "../../src/internal/redis/resp.ts"
 import { command, type Machine } from "../../src/internal/simulation/machine.ts"
@@ -16,6 +15,7 @@ const kinds = ["lock", "readWriteLock", "semaphore"]
 export const unserved = async (
   machine: Machine,
   database: number,
+  functions: string,
   namespace: string,
   now: number
 ): Promise<string | undefined> => {
@@ -25,7 +25,7 @@ export const unserved = async (
     const address = addressOf(key.slice(0, key.indexOf("}") + 2), false, "")
     const messages = ["semaphore.state", "semaphore.waiters"].map((verb) => ({ verb, key, args: [] }))
     const { count, text } = batch(address, header, messages)
-    const [, [state, waiters]] = JSON.parse(String(await ask({ name: `${library}_ro`, count, text }))) as [
+    const [, [state, waiters]] = JSON.parse(String(await ask({ name: `${functions}_ro`, count, text }))) as [
       "ok",
       [State, Waiters]
     ]

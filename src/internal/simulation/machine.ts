@@ -42,6 +42,9 @@ export const command = (name: string, args: ReadonlyArray<string | number>): Cal
   text: [name, ...args].map(encode).join("")
 })
 
+// Errors of Lua itself have none.
+const withCode = (message: string): string => /^[A-Z]+ /.test(message) ? message : `ERR ${message}`
+
 export class Machine {
   readonly #connection: Connection
   #loaded = false
@@ -77,7 +80,7 @@ export class Machine {
     this.#connection.run("FCALL", entrance, { key: "", count, text }, deadline).then((replies) => {
       for (const [at, { reject, resolve }] of waiting.entries()) {
         const [reply, ...notes] = (replies as ReadonlyArray<readonly [unknown, ...Array<string>]>)[at]!
-        if (notes[0]?.[0] === "e") reject(errorFrom(new Error(notes[0].slice(1)), "FCALL", true, ""))
+        if (notes[0]?.[0] === "e") reject(errorFrom(new Error(withCode(notes[0].slice(1))), "FCALL", true, ""))
         else resolve({ reply, notes })
       }
     }, failed)
