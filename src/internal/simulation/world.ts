@@ -28,6 +28,9 @@ const weights = { run: 24, execute: 8, deliver: 8, connect: 2, wait: 1, late: 1 
 // In milliseconds.
 const [turn, hop] = [0.017, 0.103]
 
+// What is done in parts goes on within so many milliseconds.
+const moment = 5
+
 /** The verbs of the requests in a call. */
 export const verbsOf = (order: Order): ReadonlyArray<string> => {
   if (order.is === "command") return []
@@ -189,8 +192,8 @@ export class World {
         await this.#executeLate(this.late[0]!)
         return "late"
       case "timer":
-        // Time passes because nothing else can happen.
-        if (isAlone && this.isCalm) await this.onQuiet?.()
+        // Time passes because nothing else can happen, and nothing was put off for a moment.
+        if (isAlone && this.isCalm && option.alarm.at > this.now + moment) await this.onQuiet?.()
         this.#ring(option.alarm, !isAlone)
         return "timer"
     }
