@@ -4,10 +4,11 @@ import { ascii } from "../../src/internal/redis/resp.ts"
 import { command, type Machine } from "../../src/internal/simulation/machine.ts"
 
 type State = readonly [tag: "state", capacity: number, taken: number, holds: number, waiting: number]
+type Stale = readonly [tag: "stale"]
 type Waiters = readonly [tag: "waiters", waiters: ReadonlyArray<readonly [weight: number]>]
 
-// Without a number, and answered though an expired session may be in the way: what that holds is not free.
-const header = ascii("1") + ascii("0") + ascii("")
+// Without a number. While an expired session is in the way, the answer is "stale".
+const header = ascii("0") + ascii("0") + ascii("")
 
 const kinds = ["lock", "readWriteLock", "semaphore"]
 
@@ -27,8 +28,9 @@ export const unserved = async (
     const { count, text } = batch(address, header, messages)
     const [, [state, waiters]] = JSON.parse(String(await ask({ name: `${functions}_ro`, count, text }))) as [
       "ok",
-      [State, Waiters]
+      readonly [State | Stale, Waiters | Stale]
     ]
+    if (state[0] === "stale" || waiters[0] === "stale") return undefined
     const [, capacity, taken] = state
     const next = waiters[1][0]?.[0]
     return next !== undefined && Number(next) <= capacity - taken
