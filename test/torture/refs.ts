@@ -195,7 +195,7 @@ const storedOnce = (facts: Facts): ReadonlyArray<Anomaly> => {
   for (const [value, all] of versionsOf) {
     const write = writes.get(value)
     if (write === undefined) continue
-    const times = [...all.keys()].map((version) => known.get(version)!)
+    const times = [...all.keys()].map((version) => known.get(version) ?? Number.POSITIVE_INFINITY)
     if (all.size > 1 && !forgot(run, write.from, Math.max(...times))) {
       const detail = `${value} was written twice: ${[...all.keys()].join(" and ")}`
       found.push({ check: "stored", detail, holds: [write.hold, ...all.values()] })
