@@ -94,7 +94,7 @@ for (const at of wanted) {
     quick: values.quick,
     about: `${describe()}; ${cores.description}; ${named(versions)}`,
     rows: found.map(measured)
-  })
+  }, cases.length)
 }
 
 console.log(`\n${tables(rows)}\n`)

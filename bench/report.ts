@@ -112,7 +112,8 @@ const sittings = (runs: ReadonlyArray<Run>): string => {
   }).join("\n")
 }
 
-export const results = (runs: ReadonlyArray<Run>): string => {
+export const results = (runs: ReadonlyArray<Run>, cases: number): string => {
+  const open = Array.from({ length: cases }, (_, at) => at + 1).filter((at) => runs.every((run) => run.case !== at))
   const rows = runs.flatMap((run) => run.rows)
   const floors = rows.filter((row) => row.floor !== undefined)
   const missed = floors.filter((row) => row.floor?.met === false)
@@ -120,7 +121,7 @@ export const results = (runs: ReadonlyArray<Run>): string => {
 
 Written by \`node bench/main.ts --write\`; \`npm run bench\` repeats it on your machine.
 
-${sittings(runs)}
+${sittings(runs)}${open.length === 0 ? "" : `\n* Not run lately: ${open.join(", ")}`}
 * Floors: ${floors.length - missed.length} of ${floors.length} met${
     missed.length === 0 ? "" : `; missed: ${missed.map((row) => `${row.what}: ${row.measure}`).join("; ")}`
   }

@@ -16,8 +16,9 @@ const brief = (_: string, value: unknown): unknown =>
 const encode = ({ rows, ...rest }: Run): string =>
   `${JSON.stringify(rest).slice(0, -1)},"rows":[\n${rows.map((row) => JSON.stringify(row, brief)).join(",\n")}\n]}`
 
-export const keep = (run: Run): void => {
+/** Of so many cases. */
+export const keep = (run: Run, cases: number): void => {
   const runs = [...read().filter((other) => other.case !== run.case), run].sort((a, b) => a.case - b.case)
   writeFileSync(kept, `[${runs.map(encode).join(",\n")}]\n`)
-  writeFileSync(new URL("RESULTS.md", import.meta.url), results(runs))
+  writeFileSync(new URL("RESULTS.md", import.meta.url), results(runs, cases))
 }
