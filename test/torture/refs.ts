@@ -428,7 +428,9 @@ const whole = (left: Facts, right: Facts): ReadonlyArray<Anomaly> => {
       if (word === "snapshot") {
         const [one, other] = [mine.versionOf(String(value)), theirs.versionOf(String(fourth))]
         if (one === undefined || other === undefined || isMoment(mine, one, theirs, other)) continue
-        torn(`${nameOf(mine, one)} and ${nameOf(theirs, other)} were never together`, hold, hold.asked, at)
+        // What is absent may be so since Redis has forgotten it, however long ago that was.
+        const since = one === 0 || other === 0 ? 0 : hold.asked
+        torn(`${nameOf(mine, one)} and ${nameOf(theirs, other)} were never together`, hold, since, at)
       } else if (word === "beside") {
         const [base, version] = [mine.versionOf(String(third)), theirs.versionOf(String(value))]
         if (version === undefined || base === undefined || base < version && nextOf(mine, base) > version) continue

@@ -317,7 +317,12 @@ const isDone = ({ hold }: Sighting, before = Number.POSITIVE_INFINITY): boolean 
 
 /** Every group has handled every event that was confirmed, or that a client saw. */
 const delivered = (facts: Facts): ReadonlyArray<Anomaly> => {
-  const known = new Map(facts.stored.map(({ publication }) => [publication.value, publication]))
+  // A request whose publisher has given it up can be executed when the first client has seen that all is handled.
+  const settled = Math.min(...facts.holds.filter((hold) => kindOf(hold) === "settled").map(({ asked }) => asked))
+  const isLate = ({ hold: { ended = 0 }, stored }: Publication) => stored === undefined && ended > settled
+  const known = new Map(
+    facts.stored.flatMap(({ publication }) => isLate(publication) ? [] : [[publication.value, publication] as const])
+  )
   // Of those of one id, one was stored.
   const ids = new Map(facts.stored.map(({ publication: { id, value } }) => [id, value]))
   for (const publication of facts.publications.values()) {
