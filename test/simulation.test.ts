@@ -4,7 +4,7 @@ import { Effect, Exit, Option } from "effect"
 import * as fs from "node:fs"
 import { Coordinator, Lock, Redis, Semaphore } from "../src/index.ts"
 import { connectionsOf } from "../src/internal/redis/connection.ts"
-import { Machine } from "../src/internal/simulation/machine.ts"
+import { databases, Machine } from "../src/internal/simulation/machine.ts"
 import { Simulation } from "../src/testing.ts"
 import { Coverage, usual } from "./simulation/coverage.ts"
 import { load } from "./simulation/library.ts"
@@ -127,7 +127,7 @@ layer(Redis.layerEmbedded(), { excludeTestServices: true })("schedules", (it) =>
           reached.add(coverage)
         }
       }
-      yield* Effect.promise(() => Promise.all(Array.from({ length: 16 }, (_, database) => world(database))))
+      yield* Effect.promise(() => Promise.all(Array.from({ length: databases }, (_, database) => world(database))))
       const now = new Set(reached.reachedBy(1))
       assert.deepStrictEqual(usual.read().filter((pair) => !now.has(pair)), [])
     }), 60_000)

@@ -61,7 +61,7 @@ import * as Semaphore from "effect/Semaphore"
 import { connectionsOf } from "../internal/redis/connection.ts"
 import { randomOf, seedOf } from "../internal/simulation/choices.ts"
 import { type Fault, faults as allFaults } from "../internal/simulation/faults.ts"
-import { Machine } from "../internal/simulation/machine.ts"
+import { databases, Machine } from "../internal/simulation/machine.ts"
 import { shrink } from "../internal/simulation/shrink.ts"
 import { exitOf, type Outcome, Simulation } from "../internal/simulation/simulation.ts"
 import * as Redis from "../Redis.ts"
@@ -191,9 +191,6 @@ type Lend = <A>(f: (machine: Machine, database: number) => Promise<A>) => Effect
 
 // What a simulator is to this module: it lends databases.
 const lenders = new WeakMap<object, Lend>()
-
-// So many schedules at once: what they ask Redis for in one turn of the event loop is one round trip.
-const databases = 16
 
 /**
  * A private Redis for schedules.

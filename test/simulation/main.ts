@@ -15,7 +15,7 @@ import { tmpdir } from "node:os"
 import * as path from "node:path"
 import { parseArgs } from "node:util"
 import { replies } from "../../src/internal/actor/lua.ts"
-import type { Machine } from "../../src/internal/simulation/machine.ts"
+import { databases, type Machine } from "../../src/internal/simulation/machine.ts"
 import { shrink } from "../../src/internal/simulation/shrink.ts"
 import { bugs, copy, original } from "../torture/library.ts"
 import { checkAmong, minutesOf, whole } from "../torture/options.ts"
@@ -46,8 +46,6 @@ const count = values.reach ? usual.count : whole("count", values.count) ?? Numbe
 const minutes = values.reach ? Number.POSITIVE_INFINITY : minutesOf(values.minutes)
 const hunted = values.bugs && values.bug.length === 0 ? Object.keys(bugs) : values.bug
 
-// In the time that Redis takes for one world, the others go on. Each has a database of its own.
-const worlds = 16
 // Of one failure: how often a shorter schedule is tried.
 const [shrinks, longestShrinking] = [150, 30_000]
 
@@ -81,7 +79,8 @@ const search = async (library: Library, only: ReadonlyArray<string>, until: numb
   const program = Effect.gen(function*() {
     const machine = new library.Machine(library.connectionsOf(yield* Redis.Redis).commands)
     return yield* Effect.promise(async () => {
-      await Promise.all(Array.from({ length: worlds }, (_, database) => world(machine, database)))
+      // In the time that Redis takes for one, the others go on.
+      await Promise.all(Array.from({ length: databases }, (_, database) => world(machine, database)))
       return found === undefined || hunted.length > 0 ? found : await shortened(found, library, machine)
     })
   })

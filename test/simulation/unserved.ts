@@ -1,14 +1,11 @@
 /** What is free, and waited for all the same: an actor has forgotten a wake-up. */
+import { unnumbered } from "../../src/internal/actor/transport.ts"
 import { addressOf, batch } from "../../src/internal/actor/wire.ts"
-import { ascii } from "../../src/internal/redis/resp.ts"
 import { command, type Machine } from "../../src/internal/simulation/machine.ts"
 
 type State = readonly [tag: "state", capacity: number, taken: number, holds: number, waiting: number]
 type Stale = readonly [tag: "stale"]
 type Waiters = readonly [tag: "waiters", waiters: ReadonlyArray<readonly [weight: number]>]
-
-// Without a number. While an expired session is in the way, the answer is "stale".
-const header = ascii("0") + ascii("0") + ascii("")
 
 const kinds = ["lock", "readWriteLock", "semaphore"]
 
@@ -25,11 +22,12 @@ export const unserved = async (
   const found = await Promise.all((keys.flat() as ReadonlyArray<string>).map(async (key) => {
     const address = addressOf(key.slice(0, key.indexOf("}") + 2), false, "")
     const messages = ["semaphore.state", "semaphore.waiters"].map((verb) => ({ verb, key, args: [] }))
-    const { count, text } = batch(address, header, messages)
+    const { count, text } = batch(address, unnumbered, messages)
     const [, [state, waiters]] = JSON.parse(String(await ask({ name: `${functions}_ro`, count, text }))) as [
       "ok",
       readonly [State | Stale, Waiters | Stale]
     ]
+    // An expired session is in the way.
     if (state[0] === "stale" || waiters[0] === "stale") return undefined
     const [, capacity, taken] = state
     const next = waiters[1][0]?.[0]

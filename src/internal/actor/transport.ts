@@ -70,8 +70,8 @@ export const isTransient = (error: RedisError): boolean => transient.has(error.r
 // A server that forgets the library as fast as it is loaded is not worth more tries in one call.
 const maxLoads = 5
 
-// The batch number, the lease and the id of the last event read, of requests that belong to no session.
-const unnumbered = ascii("0") + ascii("0") + ascii("")
+/** The batch number, the lease and the id of the last event read, of requests that belong to no session. */
+export const unnumbered = ascii("0") + ascii("0") + ascii("")
 const unnumberedAnyway = ascii("1") + ascii("0") + ascii("")
 
 /** A request that an actor could not execute. */

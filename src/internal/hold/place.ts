@@ -116,21 +116,12 @@ export const placeOf = (
   lease: Duration.Input | undefined = undefined,
   colocate: string | undefined = undefined
 ): Place => {
-  if (lease === undefined && colocate === undefined) {
-    return space.places.get(kind, name) ?? newPlace(space, kind, name, what)
-  }
-  return placeIn(
-    space,
-    space.kernel.partitionFor(colocate ?? checkName(name, what)),
-    kind,
-    checkName(name, what),
-    lease
-  )
-}
-
-const newPlace = (space: Space, kind: Kind, name: string, what: string): Place => {
-  const partition = space.kernel.partitionFor(checkName(name, what))
-  return space.places.add(placeIn(space, partition, kind, name, undefined))
+  const isUsual = lease === undefined && colocate === undefined
+  const known = isUsual ? space.places.get(kind, name) : undefined
+  if (known !== undefined) return known
+  const partition = space.kernel.partitionFor(colocate ?? checkName(name, what))
+  const place = placeIn(space, partition, kind, checkName(name, what), lease)
+  return isUsual ? space.places.add(place) : place
 }
 
 /** As `placeOf`, in any partition. */

@@ -30,6 +30,9 @@ interface Waiting {
   readonly reject: (cause: unknown) => void
 }
 
+/** As many as Redis has by default. */
+export const databases = 16
+
 const deadline = 60_000
 
 // Redis walks through a hash of this encoding in the order of its fields, and through others as chance decides.

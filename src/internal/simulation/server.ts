@@ -49,17 +49,6 @@ export class Server {
     return this.#now() - this.behind
   }
 
-  /** Empty, with nothing loaded. */
-  async reset(): Promise<void> {
-    await this.#command("FLUSHDB")
-    this.writes = 0
-    this.written.clear()
-    this.behind = this.forgotAt = 0
-    this.full = this.migrating = this.#loaded = false
-    this.#log = []
-    this.#expiring.clear()
-  }
-
   forgetLibrary(): void {
     this.#loaded = false
   }
@@ -67,13 +56,13 @@ export class Server {
   async flush(): Promise<void> {
     await this.#command("FLUSHDB")
     this.#log = []
+    this.#expiring.clear()
   }
 
   /** A replica that has missed the last calls is the primary from now on. */
   async failOver(missed: number): Promise<void> {
     const log = this.#log.slice(0, Math.max(0, this.#log.length - missed))
     await this.flush()
-    this.#expiring.clear()
     await Promise.allSettled(log.map(({ at, order }) => this.#executed(order, at)))
     this.#log = log
   }
@@ -105,7 +94,7 @@ export class Server {
 
   async #executed(order: Order, at: number): Promise<unknown> {
     const call = order.is === "call"
-      ? { name: order.script, count: order.call.count, text: order.call.text }
+      ? { name: order.script, ...order.call }
       : command(order.command, order.command === "XREAD" ? unblocked(order.args) : order.args)
     const { notes, reply } = await this.#machine.execute(this.#database, at, call)
     for (const note of notes) {

@@ -89,7 +89,8 @@ export class Simulation {
   async run(): Promise<Outcome> {
     const { world } = this
     const { every, faults, isCalm, patience, processes, steps } = this.#options
-    await world.server.reset()
+    // A simulation before this one has used the same database.
+    await world.server.flush()
     for (let place = 0; place < processes; place++) this.#start(place)
     while (world.steps < steps && this.#failure === undefined) {
       if (faults.length > 0 && world.choices.among(every) === every - 1) await this.#strike()
