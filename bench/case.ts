@@ -6,7 +6,7 @@ import type { Contestant, Graph, Meeting, Open, RefVerb, Sample, Traffic, Worker
 import type { Column } from "./figures.ts"
 import { jobs, type JobsTask, store, type StoreTask } from "./jobs.ts"
 import { now, sleep } from "./machine.ts"
-import { counted, cpuMillis, receive, send } from "./parent.ts"
+import { counted, cpuMillis, paced, receive, send } from "./parent.ts"
 import { openProgress } from "./progress.ts"
 
 export type Name = Column | "lockstep-scoped"
@@ -238,9 +238,6 @@ const entry = async (
   return entered
 }
 
-// Until the measurement begins, generations follow each other fast, to have the code compiled.
-const warmupSpread = 5
-
 const meet = async (
   contestant: Contestant,
   { by, key, own, parties, process, spread }: Extract<Job["task"], { is: "meet" }>
@@ -267,7 +264,7 @@ const meet = async (
       from = told.from
     },
     pause: (generation, party) => {
-      const within = now() < from ? warmupSpread : spread
+      const within = paced(from, spread)
       return generation % parties === (process * own + party) % parties ? within * 1.1 : Math.random() * within
     },
     arriving: (generation) => {
@@ -324,17 +321,19 @@ const traffic = async (
     combine: (figures) => group ? figures.reduce((sum, figure) => sum + figure, 0) : Math.min(...figures)
   })
   let number = 0
+  let from = Number.POSITIVE_INFINITY
   let rested = true
   const pause: Traffic["pause"] = progress === undefined
     ? () => {
       rested = !rested
-      return rested ? undefined : sleep(interval * (0.5 + Math.random()))
+      return rested ? undefined : sleep(paced(from, interval) * (0.5 + Math.random()))
     }
     : () => number - progress.reached() < window ? undefined : progress.changed()
   const go = receive()
   const opened = async () => {
     await send({ ready: true })
-    await go
+    const told = await go as { from: number; to: number }
+    from = told.from
   }
   const done = contestant.traffic!({
     name: "bench:traffic",

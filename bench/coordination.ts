@@ -86,7 +86,7 @@ export const timed = async (
     cores.server,
     (redis) =>
       rounds(context, quick ? 2 : 5, columns, async (column) => {
-        const times = await measure(redis, column, { warmup: quick ? 1000 : 2000, measure: quick ? 2000 : 5000 })
+        const times = await measure(redis, column, { warmup: quick ? 3000 : 5000, measure: quick ? 2000 : 5000 })
         add(medians, column, median(times))
         add(slow, column, percentile(times, 95))
       })

@@ -1,7 +1,7 @@
 /** What a process of a contestant does with a queue of jobs. */
 import type { JobQueue, Sample } from "./contestant.ts"
 import { now, sleep } from "./machine.ts"
-import { counted, cpuMillis, receive, send } from "./parent.ts"
+import { counted, cpuMillis, paced, receive, send } from "./parent.ts"
 
 export type JobsTask =
   /** Offers jobs, of which the first ones warm it up. */
@@ -170,9 +170,9 @@ const drain = async (
 const offer = async (queue: JobQueue, interval: number): Promise<DelaysResult> => {
   const go = receive()
   await send({ ready: true })
-  await go
+  const { from } = await go as { from: number; to: number }
   let number = 0
-  const more = () => sleep(interval * (0.5 + Math.random())).then(() => true)
+  const more = () => sleep(paced(from, interval) * (0.5 + Math.random())).then(() => true)
   const next = () => ({ number: ++number, at: now() })
   const produced = queue.produce({ producers: 1, batch: 1, more, next, stored: () => {} })
   const delays: Array<number> = []

@@ -13,6 +13,17 @@ export const cpuMillis = (): number => {
   return (system + user) / 1000
 }
 
+// Milliseconds from one to the next while it is warmed up, and between the end of that and the measurement.
+const warmupInterval = 2
+const settling = 1000
+
+/**
+ * Milliseconds to the next one, about. What is measured at rest is what compiled code needs that rests, so that until a
+ * second before the measurement they follow each other fast.
+ */
+export const paced = (from: number, interval: number): number =>
+  now() < from - settling ? Math.min(warmupInterval, interval) : interval
+
 /** What was counted between two times that the parent says. What was noted before them is forgotten. */
 export const counted = async (go: Promise<unknown>, counts: ReadonlyArray<number>, notes: Array<unknown>) => {
   const { from, to } = await go as { from: number; to: number }

@@ -133,7 +133,9 @@ ${tables(rows)}
 * A figure is the median of the rounds. In brackets: lockstep's figure divided by this one, as the median over the
   rounds. Above 1 is good where more is better (pairs/s, acquisitions/s), below 1 is good everywhere else.
 * All contestants use one private Redis without persistence over loopback TCP. They run in turn, round after round
-  (A B C A B C ...), each time in a new process that is warmed up first.
+  (A B C A B C ...), each time in a new process that is warmed up first. Where one thing is measured at a time, with rests
+  between (8 to 10, 14, 18), they follow each other every 2 ms for some seconds first, as in a process that has been up for
+  long: what is measured is compiled code that rests, and not how a process starts.
 * \`ioredis\` is \`SET key token NX PX 15000\` and a compare-and-delete script by \`EVALSHA\`: no waiting, no renewal, no
   fairness, no fencing. It is what a lock costs at least. The second column of it has \`enableAutoPipelining\`.
 * \`lockstep\` is \`Lock.withLock\` and \`Semaphore.withPermits\` in Effect fibers, with the coordinator's defaults: first
