@@ -30,7 +30,7 @@
  * - Values are decoded once and shared: treat them as immutable.
  * - Redis sends every version to each process that subscribes: keep values small, some kilobytes at most.
  * - A subscriber that falls more than 1,024 versions behind misses the oldest. After a loss of the session it goes on with the
- *   latest version. `conflate` shows a slow subscriber only the latest.
+ *   latest version; while a slot of a cluster migrates, it may do so too. `conflate` shows a slow subscriber only the latest.
  * - Every process has to use the same schema, `initial` and `colocate`. `colocate` decides where the ref lives.
  * - While Redis is away, reads and writes fail after the coordinator's `requestTimeout`. A write that failed with `Timeout` may
  *   be executed all the same.

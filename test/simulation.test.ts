@@ -5,6 +5,7 @@ import * as fs from "node:fs"
 import { Coordinator, Lock, Redis, Semaphore } from "../src/index.ts"
 import { connectionsOf } from "../src/internal/redis/connection.ts"
 import { databases, Machine } from "../src/internal/simulation/machine.ts"
+import { Server } from "../src/internal/simulation/server.ts"
 import { Simulation } from "../src/testing.ts"
 import { Coverage, usual } from "./simulation/coverage.ts"
 import { load } from "./simulation/library.ts"
@@ -90,6 +91,17 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
       assert.isAbove(interrupted, 10)
     }))
 
+  it.effect("moves slots of a cluster", () =>
+    Effect.gen(function*() {
+      const report = yield* Simulation.explore(scenario(true), {
+        schedules: 20,
+        cluster: true,
+        faults: remembering,
+        faultEvery: 10
+      })
+      assert.strictEqual(report.schedules, 20)
+    }))
+
   it.effect("refuses options that make no sense", () =>
     Effect.gen(function*() {
       for (
@@ -102,6 +114,29 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
 })
 
 layer(Redis.layerEmbedded(), { excludeTestServices: true })("schedules", (it) => {
+  it.effect("execute what is about a slot that migrates where its keys are, and nothing that is about keys of both servers", () =>
+    Effect.gen(function*() {
+      const machine = new Machine(connectionsOf(yield* Redis.Redis).commands)
+      const server = new Server(machine, 0, () => 0)
+      const ask = (command: string, ...args: ReadonlyArray<string>) =>
+        Effect.promise(() => server.execute({ is: "command", command, args }))
+      yield* Effect.promise(() => server.flush())
+      for (const key of ["{a}:1", "{a}:2", "{b}:1"]) yield* ask("SET", key, key)
+      yield* Effect.promise(() => server.beginMigration("{a}").move((key) => key === "{a}:1"))
+      assert.deepStrictEqual(yield* ask("GET", "{a}:1"), "{a}:1")
+      assert.deepStrictEqual(yield* ask("GET", "{a}:2"), "{a}:2")
+      assert.deepStrictEqual(yield* ask("MGET", "{b}:1"), ["{b}:1"])
+      const refused = yield* Effect.exit(
+        Effect.tryPromise(() => server.execute({ is: "command", command: "MGET", args: ["{a}:1", "{a}:2"] }))
+      )
+      assert.include(String(refused), "TRYAGAIN")
+      // New keys are those of the other server.
+      yield* ask("SET", "{a}:3", "{a}:3")
+      assert.deepStrictEqual(yield* ask("MGET", "{a}:1", "{a}:3"), ["{a}:1", "{a}:3"])
+      yield* Effect.promise(() => server.endMigration())
+      assert.deepStrictEqual(yield* ask("MGET", "{a}:1", "{a}:2", "{a}:3"), ["{a}:1", "{a}:2", "{a}:3"])
+    }))
+
   it.effect("of the same seed are the same", () =>
     Effect.gen(function*() {
       const machine = new Machine(connectionsOf(yield* Redis.Redis).commands)

@@ -75,7 +75,8 @@ import * as Redis from "../Redis.ts"
  * - `pause`: a process stands still for 50 milliseconds to 5 seconds.
  * - `interrupt`: something is interrupted that is `interruptible`.
  * - `clock`, `server clock`: the wall clock of a process is set by 3 seconds, that of Redis back by up to 100 milliseconds.
- * - `library`, `memory`, `migration`: Redis forgets its functions, is out of memory, or refuses calls as while a slot migrates.
+ * - `library`, `memory`, `migration`: Redis forgets its functions, is out of memory, or refuses calls as while a slot
+ *   migrates. In a `cluster`, a slot does.
  * - `restart`: Redis starts again, with its data.
  * - `flush`, `fail-over`: Redis forgets everything, or the last calls.
  *
@@ -134,6 +135,8 @@ export interface Options {
   readonly seed?: number | undefined
   /** How many processes there are. Default 3. */
   readonly processes?: number | undefined
+  /** Whether Redis is a cluster: then `migration` moves a slot, key by key. Default `false`. */
+  readonly cluster?: boolean | undefined
   /** How long things break. A step is anything that happens by itself, as the arrival of a reply. Default 300. */
   readonly steps?: number | undefined
   /** What breaks. Default: everything, which includes that Redis forgets. */
@@ -227,6 +230,7 @@ const lent = <A>(f: (machine: Machine, database: number) => Promise<A>): Effect.
 interface Settings {
   readonly seed: number
   readonly processes: number
+  readonly cluster: boolean
   readonly steps: number
   readonly faults: ReadonlyArray<Fault>
   readonly every: number
@@ -242,7 +246,7 @@ const whole = (value: number, what: string, least: number, most: number): number
 }
 
 const settingsOf = (options: Options): Settings => {
-  const { faultEvery = 40, faults = allFaults, processes = 3, seed = 1, steps = 300 } = options
+  const { cluster = false, faultEvery = 40, faults = allFaults, processes = 3, seed = 1, steps = 300 } = options
   const unknown = faults.find((fault) => !allFaults.includes(fault))
   if (unknown !== undefined) {
     throw new RangeError(`faults must be of ${allFaults.join(", ")}: ${String(unknown)} is not`)
@@ -250,6 +254,7 @@ const settingsOf = (options: Options): Settings => {
   return {
     seed: whole(seed, "seed", 0, Number.MAX_SAFE_INTEGER),
     processes: whole(processes, "processes", 1, 26),
+    cluster,
     steps: whole(steps, "steps", 0, 1_000_000),
     faults,
     every: whole(faultEvery, "faultEvery", 1, 1_000_000),
@@ -266,12 +271,13 @@ const simulated = (
   choices: ReadonlyArray<number> | undefined,
   verbose: boolean
 ): Promise<Outcome> => {
-  const { calm, every, faults, patience, processes, seed, steps } = settings
+  const { calm, cluster, every, faults, patience, processes, seed, steps } = settings
   const simulation = new Simulation(
     {
       seed,
       choices,
       processes,
+      cluster,
       steps,
       every,
       faults,

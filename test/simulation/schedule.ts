@@ -81,12 +81,17 @@ const table = () => {
 
 const nameOf = ({ place, process }: Member): string => `client-${place + 1}.${process.name}`
 
+// What checks know under another name: times of Redis are not those of the world after a jump.
+const named: { readonly [fault in Incident["fault"]]?: string } = {
+  "server clock": "clock jump",
+  migration: "slot migration"
+}
+
 const injectedBy = ({ fault, forgets, from, process, to }: Incident, members: ReadonlyArray<Member>): Injected => {
   const member = members.find((one) => one.process.name === process)
   return {
     client: member === undefined ? "" : `client-${member.place + 1}`,
-    // Times of Redis are not those of the world then.
-    fault: { name: fault === "server clock" ? "clock jump" : fault, forgets } as Injected["fault"],
+    fault: { name: named[fault] ?? fault, forgets } as Injected["fault"],
     from: from * 1000,
     to: to * 1000
   } as Injected
@@ -197,6 +202,7 @@ export const simulate = async (
       seed,
       choices,
       processes: 2 + seed % 3,
+      cluster: seed % 2 === 1,
       steps,
       every: 40,
       faults: library.faults,

@@ -22,6 +22,8 @@ export interface Run {
   readonly lease: number
   /** When Redis may have forgotten what it had acknowledged: asynchronous replication and flushes promise no more. */
   readonly forgets: ReadonlyArray<Span>
+  /** When events could not be delivered: what comes after them is heard all the same. */
+  readonly undelivered?: ReadonlyArray<Span> | undefined
   /** When something may have kept a client from asking, by client; those of all clients are under "". */
   readonly disturbed: ReadonlyMap<string, ReadonlyArray<Span>>
   /** When the sessions of a client were lost. */

@@ -78,11 +78,12 @@ export const absentBetween = (
   }
 }
 
-/** What a subscriber saw, in order; nothing where its session may have been lost in between. */
+/** What a subscriber saw, in order; nothing where its session, or an event, may have been lost in between. */
 export const adjacent = (hold: Hold, states: ReadonlyArray<readonly [at: number, state: number]>, run: Run) =>
   states.slice(1).flatMap(([at, after], index): ReadonlyArray<Edge> => {
     const [from, before] = states[index]!
     if (isLost(run, hold.client, from - 1_000_000, at + 1_000_000) || forgot(run, from, at)) return []
+    if (overlaps(run.undelivered, from, at)) return []
     return [{ hold, before, after, from, to: at, seen: true }]
   })
 

@@ -67,10 +67,23 @@ const cutAll = ({ processes }: World): void => {
 }
 
 // Until it is switched back, or all is healed.
-const switched = (name: "full" | "migrating"): Strike => (scene) => {
-  const { server } = scene.world
+const switched = ({ world: { now, server } }: Scene, name: "full" | "migrating") => {
   server[name] = !server[name]
-  return { process: undefined, to: server[name] ? Number.POSITIVE_INFINITY : scene.world.now, forgets: false }
+  return { process: undefined, to: server[name] ? Number.POSITIVE_INFINITY : now, forgets: false }
+}
+
+// In parts, and each time it may be the last.
+const migrated = async (scene: Scene) => {
+  const { choices, server } = scene.world
+  const migration = server.migration
+  if (migration !== undefined && choices.among(2) === 1) {
+    await server.endMigration()
+    return { process: undefined, to: scene.world.now, forgets: false }
+  }
+  const slot = pick(scene, migration === undefined ? await server.slots() : [""])
+  if (slot === undefined) return undefined
+  await (migration ?? server.beginMigration(slot)).move(() => choices.among(2) === 1)
+  return { process: undefined, to: Number.POSITIVE_INFINITY, forgets: false }
 }
 
 // How long a connection that does not answer is noticed after, at most.
@@ -122,9 +135,9 @@ const strikes = {
   /** `FUNCTION FLUSH` */
   library: ofServer(false, ({ world }) => world.server.forgetLibrary()),
   /** Redis is over its `maxmemory`. */
-  memory: switched("full"),
-  /** Redis refuses calls, as while a slot migrates. */
-  migration: switched("migrating"),
+  memory: (scene) => switched(scene, "full"),
+  /** A slot of a cluster moves to another server. Where there is no cluster, Redis refuses calls. */
+  migration: (scene) => scene.world.cluster ? migrated(scene) : switched(scene, "migrating"),
   /** Redis loses its data. */
   flush: ofServer(true, async ({ world }) => await world.server.flush()),
   /** Fail-over to a replica that has missed the last calls. */

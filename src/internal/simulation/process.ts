@@ -26,6 +26,8 @@ export interface Alarm {
 
 /** What a process needs of the world. */
 export interface World {
+  /** Whether its Redis is a cluster. */
+  readonly cluster: boolean
   /** Milliseconds since the simulation has begun. */
   readonly now: () => number
   readonly set: (alarm: Omit<Alarm, "number">) => Timer
@@ -142,7 +144,7 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
   context(): Context.Context<Redis> {
     const commands = this.#connect("commands")
     const connections: Connections = {
-      topology: "standalone",
+      topology: this.#world.cluster ? "cluster" : "standalone",
       commands,
       dedicated: (_, role = "reader") => this.#connect(role),
       masters: () => [commands],

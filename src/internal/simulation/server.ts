@@ -3,6 +3,7 @@
 import { fail, FunctionMissing, OutOfMemory, RedisError, Unavailable } from "../redis/errors.ts"
 import type { Call } from "../redis/resp.ts"
 import { command, type Machine } from "./machine.ts"
+import { Migration } from "./migration.ts"
 import { never } from "./source.ts"
 
 /** What a process asks Redis for. */
@@ -28,6 +29,8 @@ export class Server {
   full = false
   /** Refuses for the time being. */
   migrating = false
+  /** The slot of a cluster that migrates. */
+  #migration: Migration | undefined = undefined
 
   readonly #machine: Machine
   readonly #database: number
@@ -53,7 +56,28 @@ export class Server {
     this.#loaded = false
   }
 
+  /** Slots, by what their keys begin with, that have any. */
+  async slots(): Promise<ReadonlyArray<string>> {
+    const keys = await this.#command("KEYS", "*") as ReadonlyArray<string>
+    return [...new Set(keys.map((key) => key.slice(0, key.indexOf("}") + 1)))].filter((slot) => slot !== "").sort()
+  }
+
+  /** A slot begins to move to another server. */
+  beginMigration(slot: string): Migration {
+    return this.#migration = new Migration(slot, (name, ...args) => this.#command(name, ...args))
+  }
+
+  get migration(): Migration | undefined {
+    return this.#migration
+  }
+
+  async endMigration(): Promise<void> {
+    await this.#migration?.finish()
+    this.#migration = undefined
+  }
+
   async flush(): Promise<void> {
+    this.#migration = undefined
     await this.#command("FLUSHDB")
     this.#log = []
     this.#expiring.clear()
@@ -76,14 +100,14 @@ export class Server {
       throw fail(new OutOfMemory({ command: order.command }))
     }
     const at = this.now
-    const reply = await this.#executed(order, at)
+    const reply = await this.#routed(order, at)
     if (!order.script.endsWith("_ro")) this.#log.push({ at, order })
     return reply
   }
 
   async #plain(order: Order & { readonly is: "command" }): Promise<unknown> {
     const { args, command } = order
-    if (command !== "FUNCTION") return await this.#executed(order, this.now)
+    if (command !== "FUNCTION") return await this.#routed(order, this.now)
     if (args[0] === "LOAD") this.#loaded = true
     return "OK"
   }
@@ -92,9 +116,15 @@ export class Server {
     return (await this.#machine.execute(this.#database, this.now, command(name, args))).reply
   }
 
-  async #executed(order: Order, at: number): Promise<unknown> {
+  async #routed(order: Order, at: number): Promise<unknown> {
+    return this.#migration === undefined
+      ? await this.#executed(order, at)
+      : await this.#migration.execute(keysOf(order), (leaving) => this.#executed(order, at, leaving))
+  }
+
+  async #executed(order: Order, at: number, leaving = ""): Promise<unknown> {
     const call = order.is === "call"
-      ? { name: order.script, ...order.call }
+      ? { name: leaving + order.script, ...order.call }
       : command(order.command, order.command === "XREAD" ? unblocked(order.args) : order.args)
     const { notes, reply } = await this.#machine.execute(this.#database, at, call)
     for (const note of notes) {
@@ -112,7 +142,8 @@ export class Server {
 
   async #expire(): Promise<void> {
     const { now } = this
-    if (this.#nextExpiry > now) return
+    // Keys on their way have other names.
+    if (this.#nextExpiry > now || this.#migration !== undefined) return
     const due = [...this.#expiring].filter(([, at]) => at <= now)
     for (const [key] of due) this.#expiring.delete(key)
     this.#nextExpiry = Math.min(Number.POSITIVE_INFINITY, ...this.#expiring.values())
@@ -121,6 +152,20 @@ export class Server {
       if (at > 0 && at - never <= now) await this.#command("DEL", key)
     }
   }
+}
+
+/** The keys that it declares. */
+const keysOf = (order: Order): ReadonlyArray<string> => {
+  if (order.is === "command") {
+    const { args, command } = order
+    if (command === "MGET") return args.map(String)
+    const streams = args.indexOf("STREAMS")
+    if (streams < 0) return args.slice(0, 1).map(String)
+    return args.slice(streams + 1, streams + 1 + (args.length - streams - 1) / 2).map(String)
+  }
+  // Every other line is a length.
+  const words = order.call.text.split("\r\n").filter((_, at) => at % 2 === 1)
+  return words.slice(1, 1 + Number(words[0]))
 }
 
 // The simulation blocks, and Redis does not.

@@ -24,6 +24,8 @@ export interface Options {
   /** The choices of a schedule that is repeated. */
   readonly choices?: ReadonlyArray<number> | undefined
   readonly processes: number
+  /** Whether Redis is a cluster. Default `false`. */
+  readonly cluster?: boolean | undefined
   /** How many steps there are before everything is healed. */
   readonly steps: number
   /** A fault happens once in so many steps. */
@@ -77,7 +79,7 @@ export class Simulation {
     this.#options = options
     const choices = new Choices(options.seed, options.choices)
     const server = (now: () => number) => new Server(machine, database, now)
-    this.world = new World(choices, server, options.verbose === true, options.observe)
+    this.world = new World(choices, server, options.cluster === true, options.verbose === true, options.observe)
     const { quiet } = options
     if (quiet !== undefined) {
       this.world.onQuiet = async () => {
@@ -96,7 +98,7 @@ export class Simulation {
       if (faults.length > 0 && world.choices.among(every) === every - 1) await this.#strike()
       if (!await this.#step()) break
     }
-    this.#heal()
+    await this.#heal()
     const healed = world.now
     const made = world.choices.made.length
     await this.#until(() => isCalm(healed, world.now))
@@ -154,8 +156,8 @@ export class Simulation {
     return this.members.filter(({ fiber, process }) => !process.crashed && fiber.pollUnsafe() === undefined)
   }
 
-  #heal(): void {
-    this.world.heal()
+  async #heal(): Promise<void> {
+    await this.world.heal()
     this.world.note("world", "everything is healed")
   }
 }

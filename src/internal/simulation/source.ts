@@ -53,13 +53,27 @@ special.XADD = function(run, key, ...)
   return run('XADD', key, unpack(fields))
 end
 
+-- A script cannot reach keys of a slot that is leaving its server when they are not there.
+local leaving
+local function isAway(command, ...)
+  local args, at = { ... }, 1
+  if command == 'XREADGROUP' then
+    while args[at - 1] ~= 'STREAMS' do at = at + 1 end
+  end
+  local key = args[at]
+  return type(key) == 'string' and string.sub(key, 1, #leaving) == leaving and redis.call('EXISTS', key) == 0
+end
+local AWAY = { err = 'ERR Script attempted to access a non local key in a cluster node' }
+
 simulated.call = function(command, ...)
+  if leaving ~= '' and isAway(command, ...) then error(AWAY) end
   local other = special[command]
   if other then return other(redis.call, ...) end
   return redis.call(command, ...)
 end
 
 simulated.pcall = function(command, ...)
+  if leaving ~= '' and isAway(command, ...) then return AWAY end
   local other = special[command]
   if other then return other(redis.pcall, ...) end
   return redis.pcall(command, ...)
@@ -71,7 +85,10 @@ local function execute(argv, at, name, count)
   local keys, args, named = {}, {}, tonumber(argv[at])
   for index = 1, named do keys[index] = argv[at + index] end
   for index = 1, count - named - 1 do args[index] = argv[at + named + index] end
-  return simulated.entries[name](keys, args)
+  -- In front of the name may be the slot that is leaving.
+  local slot, entry = string.match(name, '^(.*})(.*)$')
+  leaving = slot or ''
+  return simulated.entries[entry or name](keys, args)
 end
 
 simulated.all = function(_, argv)

@@ -73,16 +73,20 @@ export class World {
   #numbers = 0
   /** Nothing is late any more: time passes only when there is nothing else to do. */
   isCalm = false
+  /** Whether its Redis is a cluster. */
+  readonly cluster: boolean
   readonly #verbose: boolean
   readonly #observe: Observer | undefined
 
   constructor(
     choices: Choices,
     server: (now: () => number) => Server,
+    cluster: boolean,
     verbose: boolean,
     observe: Observer | undefined
   ) {
     this.choices = choices
+    this.cluster = cluster
     this.#verbose = verbose
     this.#observe = observe
     this.server = server(() => epoch + this.now)
@@ -94,6 +98,7 @@ export class World {
 
   start(name: string, seed: number, rate = 1): Process {
     const process = new Process(name, seed, rate, {
+      cluster: this.cluster,
       now: () => this.now,
       set: (alarm) => this.#set(alarm),
       onCut: (wire) => this.#lose(process, wire)
@@ -285,9 +290,10 @@ export class World {
   readonly settle = (): Promise<void> => nextTurn()
 
   /** Nothing is broken any more, and nothing breaks. */
-  heal(): void {
+  async heal(): Promise<void> {
     this.isCalm = true
     this.server.full = this.server.migrating = false
+    await this.server.endMigration()
     for (const process of this.processes) {
       process.pausedUntil = 0
       for (const wire of process.wires) if (wire.deaf || wire.mute) wire.reset()

@@ -1,0 +1,70 @@
+/**
+ * A slot of a cluster that moves to another server, key by key. Until that has all of them, Redis answers as it does then: what is about keys
+ * that the first server has is executed there, what is about others by the second one, and what is about keys of both is refused.
+ */
+
+import { fail, Unavailable } from "../redis/errors.ts"
+
+/** Executes a command without any of this. */
+type Run = (command: string, ...args: ReadonlyArray<string>) => Promise<unknown>
+
+/** Executes what was asked for. While a slot leaves its server, `leaving` is what the keys of that begin with. */
+type Execute<A> = (leaving: string) => Promise<A>
+
+// What the other server has is kept under names of their own.
+const [there, aside] = ["there:", "aside:"]
+
+const unique = (keys: ReadonlyArray<string>): ReadonlyArray<string> => [...new Set(keys)]
+
+export class Migration {
+  readonly #slot: string
+  readonly #run: Run
+
+  /** `slot` is what its keys begin with. */
+  constructor(slot: string, run: Run) {
+    this.#slot = slot
+    this.#run = run
+  }
+
+  // Redis lists them in no order.
+  async #keys(behind = ""): Promise<ReadonlyArray<string>> {
+    const keys = await this.#run("KEYS", "*") as ReadonlyArray<string>
+    const start = behind + this.#slot
+    return keys.filter((key) => key.startsWith(start)).map((key) => key.slice(behind.length)).sort()
+  }
+
+  async #rename(keys: ReadonlyArray<string>, from: string, to: string): Promise<void> {
+    for (const key of keys) await this.#run("RENAME", from + key, to + key)
+  }
+
+  /** Moves some of its keys. */
+  async move(isMoved: (key: string) => boolean): Promise<void> {
+    await this.#rename((await this.#keys()).filter((key) => isMoved(key)), "", there)
+  }
+
+  /** Moves all that are left. */
+  async finish(): Promise<void> {
+    await this.#rename(await this.#keys(there), there, "")
+  }
+
+  /** What an order about these keys comes to. */
+  async execute<A>(keys: ReadonlyArray<string>, execute: Execute<A>): Promise<A> {
+    const own = unique(keys.filter((key) => key.startsWith(this.#slot)))
+    if (own.length === 0) return await execute("")
+    if (await this.#run("EXISTS", ...own) === own.length) return await execute(this.#slot)
+    const moved = await this.#run("EXISTS", ...own.map((key) => there + key))
+    if (own.length > 1 && moved !== own.length) throw fail(new Unavailable({ code: "TRYAGAIN" }))
+    return await this.#there(execute)
+  }
+
+  async #there<A>(execute: Execute<A>): Promise<A> {
+    await this.#rename(await this.#keys(), "", aside)
+    await this.#rename(await this.#keys(there), there, "")
+    try {
+      return await execute("")
+    } finally {
+      await this.#rename(await this.#keys(), "", there)
+      await this.#rename(await this.#keys(aside), aside, "")
+    }
+  }
+}
