@@ -3,12 +3,12 @@ import { assert, it } from "@effect/vitest"
 import { mkdtempSync, rmSync } from "node:fs"
 import { tmpdir } from "node:os"
 import { join } from "node:path"
-import { bugs, copy } from "./torture/library.ts"
+import { bugs, copy, rareBugs } from "./torture/library.ts"
 
 it("every known bug fits the library", () => {
   const directory = mkdtempSync(join(tmpdir(), "lockstep-bugs-"))
   try {
-    const unfit = Object.entries(bugs).flatMap(([name, bug]) => {
+    const unfit = Object.entries({ ...bugs, ...rareBugs }).flatMap(([name, bug]) => {
       try {
         copy(directory, name, bug)
         return []

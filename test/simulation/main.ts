@@ -5,7 +5,7 @@
  *     npm run simulate -- --reach
  *
  * Seeds go on from the first one until the minutes are over, or so many were tried. `--count 1` repeats one. `--bugs` checks the checks
- * instead: each known bug of the torture must be found within a minute. `--coverage` says what was reached: which requests were executed,
+ * instead: each known bug must be found within a minute. `--coverage` says what was reached: which requests were executed,
  * answered and lost in which phase of their sessions. `--reach` writes what the tests expect of that.
  */
 import { Effect } from "effect"
@@ -17,7 +17,7 @@ import { parseArgs } from "node:util"
 import { replies } from "../../src/internal/actor/lua.ts"
 import { databases, type Machine } from "../../src/internal/simulation/machine.ts"
 import { shrink } from "../../src/internal/simulation/shrink.ts"
-import { bugs, copy, original } from "../torture/library.ts"
+import { bugs as usualBugs, copy, original, rareBugs } from "../torture/library.ts"
 import { checkAmong, minutesOf, whole } from "../torture/options.ts"
 import { workloads } from "../torture/workloads.ts"
 import { Coverage, usual } from "./coverage.ts"
@@ -37,6 +37,8 @@ const { values } = parseArgs({
     reach: { type: "boolean", default: false }
   }
 })
+
+const bugs = { ...usualBugs, ...rareBugs }
 
 checkAmong("only", values.only, workloads.map(({ name }) => name))
 checkAmong("bug", values.bug, Object.keys(bugs))

@@ -689,3 +689,57 @@ export const bugs: { readonly [name: string]: Bug } = {
     lua: [["local spare = alive and deque.size - deque.keep or math.huge", "local spare = alive and 0 or math.huge"]]
   }
 }
+
+/** Bugs that need a coincidence: the simulation has to find them, and for the torture they are too rare. */
+export const rareBugs: typeof bugs = {
+  // What was being asked for anew when that session was lost too is not asked for again.
+  missedReentry: {
+    sources: [[
+      "internal/hold/tenancy.ts",
+      "const again = entry.session === session",
+      "const again = entry.session === session\n    Object.assign(entry, { entering: !again && entry.session !== undefined })"
+    ], [
+      "internal/hold/tenancy.ts",
+      "const observed = entry.state === \"held\"",
+      "if ((entry as any).entering && entry.state === \"asked\") continue\n        const observed = entry.state === \"held\""
+    ]]
+  },
+  // The lease is counted from the reply, and not from the request.
+  trustedFromReply: {
+    only: ["lock"],
+    sources: [[
+      "internal/actor/channel.ts",
+      "this.#renewed(session, sentAt, sentAtWall)\n    hooks.metrics",
+      "this.#renewed(session, io.now(), io.wall())\n    hooks.metrics"
+    ]]
+  },
+  // A change that overtakes the answer to joining is forgotten.
+  earlyChange: {
+    sources: [["internal/hold/tenancy.ts", "else if (entry.state === \"asked\") entry.early.push(change)", ""]]
+  },
+  // An event under a number that Redis has given before, and forgotten, is taken for that one.
+  reusedNumber: {
+    lua: [[
+      "if read > state.posted or read == state.posted and id ~= text(read) .. '-' .. text(state.stamp) then",
+      "if false then"
+    ]],
+    sources: [[
+      "internal/actor/channel.ts",
+      "if (number <= session.read) return this.#forgotten()",
+      "if (number <= session.read) return"
+    ]]
+  },
+  // A question that Redis did not answer in time is not taken back.
+  expiredQuestion: {
+    only: ["lock", "semaphore"],
+    sources: [[
+      "internal/hold/tenancy.ts",
+      "this.release(entry, ignore)\n    entry.settle([\"failed\", error])\n  }\n\n  /** Questions",
+      "this.#finish(entry, [\"failed\", error])\n  }\n\n  /** Questions"
+    ]]
+  },
+  // Batches that Redis has forgotten are not missed.
+  gapless: {
+    lua: [["if number > state.number + 1 then return '[\"gap\"]' end", ""]]
+  }
+}

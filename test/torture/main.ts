@@ -5,7 +5,8 @@
  *         [--round 7] [--bugs] [--bug name]
  *
  * Rounds go on until the minutes are over, one deployment after the other. `--round` repeats one round of a seed: the same
- * choices, though not the same instants. `--bugs` checks the checks instead: each known bug must be found within a minute.
+ * choices, though not the same instants. `--bugs` checks the checks instead: each known bug must be found within a minute,
+ * or as many as are given.
  */
 import { Cause, Effect, Exit } from "effect"
 import * as fs from "node:fs"
@@ -15,14 +16,14 @@ import { parseArgs } from "node:util"
 import { type Name, names } from "./deployments.ts"
 import { faults } from "./faults.ts"
 import { describe } from "./history.ts"
-import { bugs } from "./library.ts"
+import { bugs as usual, rareBugs } from "./library.ts"
 import { checkAmong, minutesOf, whole } from "./options.ts"
 import { type Options, type Report, round } from "./round.ts"
 import { workloads } from "./workloads.ts"
 
 const { values } = parseArgs({
   options: {
-    minutes: { type: "string", default: "5" },
+    minutes: { type: "string" },
     seed: { type: "string" },
     only: { type: "string", multiple: true, default: [] },
     deployment: { type: "string", multiple: true, default: [] },
@@ -33,15 +34,16 @@ const { values } = parseArgs({
   }
 })
 
-const minutes = minutesOf(values.minutes)
+const minutes = minutesOf(values.minutes ?? (values.bugs || values.bug.length > 0 ? "1" : "5"))
 const seed = whole("seed", values.seed) ?? Math.floor(Math.random() * 1e6)
 const repeated = whole("round", values.round)
 checkAmong("only", values.only, workloads.map(({ name }) => name))
 checkAmong("deployment", values.deployment, names)
 checkAmong("fault", values.fault, faults.map(({ name }) => name))
+const bugs = { ...usual, ...rareBugs }
 checkAmong("bug", values.bug, Object.keys(bugs))
 const deployments = values.deployment.length === 0 ? names : values.deployment as ReadonlyArray<Name>
-const hunted = values.bugs && values.bug.length === 0 ? Object.keys(bugs) : values.bug
+const hunted = values.bugs && values.bug.length === 0 ? Object.keys(usual) : values.bug
 
 const seconds = (micros: number): string => (micros / 1e6).toFixed(3)
 
@@ -65,7 +67,7 @@ const attempt = async (options: Options): Promise<Report> => {
 const hunt = async (name: string): Promise<boolean> => {
   const bug = bugs[name]!
   const began = performance.now()
-  for (let at = 0; since(began, 60_000) < 1; at++) {
+  for (let at = 0; since(began, 60_000) < minutes; at++) {
     const { faults, long, only } = bug
     const { anomalies } = await attempt({
       seed: seed + at,
