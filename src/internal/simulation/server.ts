@@ -163,9 +163,21 @@ const keysOf = (order: Order): ReadonlyArray<string> => {
     if (streams < 0) return args.slice(0, 1).map(String)
     return args.slice(streams + 1, streams + 1 + (args.length - streams - 1) / 2).map(String)
   }
-  // Every other line is a length.
-  const words = order.call.text.split("\r\n").filter((_, at) => at % 2 === 1)
+  const words = wordsOf(order.call)
   return words.slice(1, 1 + Number(words[0]))
+}
+
+/** The arguments of a call: the number of its keys, these, and the others. */
+export const wordsOf = ({ text }: Call): ReadonlyArray<string> => {
+  const bytes = Buffer.from(text)
+  const words: Array<string> = []
+  for (let at = 0; at < bytes.length;) {
+    const start = bytes.indexOf("\r\n", at) + 2
+    const end = start + Number(bytes.toString("latin1", at + 1, start - 2))
+    words.push(bytes.toString("utf8", start, end))
+    at = end + 2
+  }
+  return words
 }
 
 // The simulation blocks, and Redis does not.

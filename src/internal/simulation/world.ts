@@ -7,7 +7,7 @@ import type { Timer } from "../io.ts"
 import type { RedisError } from "../redis/errors.ts"
 import type { Choices } from "./choices.ts"
 import { type Alarm, epoch, Process } from "./process.ts"
-import { isRefusal, type Order, type Server } from "./server.ts"
+import { isRefusal, type Order, type Server, wordsOf } from "./server.ts"
 import type { Sending, Wire } from "./wire.ts"
 
 /** One thing that can happen now. */
@@ -34,9 +34,9 @@ const moment = 5
 /** The verbs of the requests in a call. */
 export const verbsOf = (order: Order): ReadonlyArray<string> => {
   if (order.is === "command") return []
-  // Every other line is a length.
-  const words = order.call.text.split("\r\n").filter((_, at) => at % 2 === 1)
-  return words.filter((word) => /^=?[a-z][A-Za-z]*\.[a-z][A-Za-z]*$/.test(word)).map((word) => word.replace(/^=/, ""))
+  return wordsOf(order.call).filter((word) => /^=?[a-z][A-Za-z]*\.[a-z][A-Za-z]*$/.test(word)).map((word) =>
+    word.replace(/^=/, "")
+  )
 }
 
 /** What an order asks for, for people. */
