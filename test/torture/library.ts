@@ -687,11 +687,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   unstolen: {
     only: ["stealing"],
     lua: [["local spare = alive and deque.size - deque.keep or math.huge", "local spare = alive and 0 or math.huge"]]
-  }
-}
-
-/** Bugs that need a coincidence: the simulation has to find them, and for the torture they are too rare. */
-export const rareBugs: typeof bugs = {
+  },
   // What was being asked for anew when that session was lost too is not asked for again.
   missedReentry: {
     sources: [[
@@ -704,6 +700,14 @@ export const rareBugs: typeof bugs = {
       "if ((entry as any).entering && entry.state === \"asked\") continue\n        const observed = entry.state === \"held\""
     ]]
   },
+  // A change that overtakes the answer to joining is forgotten.
+  earlyChange: {
+    sources: [["internal/hold/tenancy.ts", "else if (entry.state === \"asked\") entry.early.push(change)", ""]]
+  }
+}
+
+/** Bugs that the simulation has to find. They need a coincidence that ten minutes of torture seldom have. */
+export const rareBugs: typeof bugs = {
   // The lease is counted from the reply, and not from the request.
   trustedFromReply: {
     only: ["lock"],
@@ -712,10 +716,6 @@ export const rareBugs: typeof bugs = {
       "this.#renewed(session, sentAt, sentAtWall)\n    hooks.metrics",
       "this.#renewed(session, io.now(), io.wall())\n    hooks.metrics"
     ]]
-  },
-  // A change that overtakes the answer to joining is forgotten.
-  earlyChange: {
-    sources: [["internal/hold/tenancy.ts", "else if (entry.state === \"asked\") entry.early.push(change)", ""]]
   },
   // An event under a number that Redis has given before, and forgotten, is taken for that one.
   reusedNumber: {
