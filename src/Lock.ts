@@ -67,6 +67,12 @@ export interface Options {
    * coordinator, as long as the effect runs.
    */
   readonly maxHold?: Duration.Input | undefined
+  /**
+   * Whether the end of the effect, or of the scope, waits until Redis has released it: `awaited`; or `background`, which saves a
+   * round trip: the release goes with what the process asks next, or at once. Others may find it held for that moment, and for
+   * the lease if the process ends without closing its coordinator. Default `awaited`.
+   */
+  readonly release?: "awaited" | "background" | undefined
   /** Share the hold that this fiber, or a parent, has already. Default `false`: nesting fails with `AlreadyHeld`. */
   readonly reentrant?: boolean | undefined
   /**

@@ -56,6 +56,12 @@ export interface Options {
    * coordinator, as long as the effect runs.
    */
   readonly maxHold?: Duration.Input | undefined
+  /**
+   * Whether the end of the effect, or of the scope, waits until Redis has released it: `awaited`; or `background`, which saves a
+   * round trip: the release goes with what the process asks next, or at once. Others may find it held for that moment, and for
+   * the lease if the process ends without closing its coordinator. Default `awaited`.
+   */
+  readonly release?: "awaited" | "background" | undefined
   /** How long it outlives a process that died. Default: the coordinator's lease. */
   readonly lease?: Duration.Input | undefined
   /** For writing inside one's own write lock: share it. Default `false`: it fails with `AlreadyWriting`. */

@@ -83,6 +83,12 @@ export interface TakeOptions {
    * Default: that of the coordinator.
    */
   readonly maxHold?: Duration.Input | undefined
+  /**
+   * Whether the end of the effect, or of the scope, waits until Redis has released them: `awaited`; or `background`, which saves a
+   * round trip: the release goes with what the process asks next, or at once. Others may find them taken for that moment, and for
+   * the lease if the process ends without closing its coordinator. Default `awaited`.
+   */
+  readonly release?: "awaited" | "background" | undefined
 }
 
 /**

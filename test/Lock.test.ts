@@ -358,6 +358,7 @@ layer(TestServer.layer, live)("Lock", (it) => {
           Lock.withLock(Effect.void, "a", { wait: 0 }),
           Lock.withLock(Effect.void, "a", { wait: Number.NaN }),
           Lock.withLock(Effect.void, "a", { maxHold: -1 }),
+          Lock.withLock(Effect.void, "a", { release: "later" as never }),
           Lock.withLocks(Effect.void, ["a", ""]),
           Effect.scoped(Lock.acquire("")),
           Effect.scoped(Lock.acquireIfAvailable(""))
@@ -393,6 +394,24 @@ layer(TestServer.layer, live)("Lock", (it) => {
         yield* eventually(Effect.map(keys(namespace), (keys) => keys.length > 0))
         yield* Fiber.interrupt(fiber)
         assert.deepStrictEqual(order, ["finalizer, 1 held", "after, 0 held"])
+      })
+    ))
+
+  it.effect("is released with the next request where nobody waits for the release", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const tokens: Array<number> = []
+        const enter = Effect.map(Lease.current, (lease) => tokens.push(Option.getOrThrow(lease).token))
+        yield* Lock.withLock(Effect.void, "a")
+        yield* server.cli("CONFIG", "RESETSTAT")
+        yield* Effect.forEach(Array.from({ length: 100 }), () => Lock.withLock(enter, "a", { release: "background" }))
+        // Each call releases the lock before, and takes the next one.
+        const calls = Number(/cmdstat_fcall:calls=(\d+)/.exec(yield* server.cli("INFO", "commandstats"))![1])
+        assert.isAtMost(calls, 105)
+        assert.deepStrictEqual(tokens, [...new Set(tokens)].sort((a, b) => a - b))
+        // By itself, when nothing else is asked.
+        yield* eventually(Effect.map(keys(namespace), (keys) => keys.length === 0))
       })
     ))
 

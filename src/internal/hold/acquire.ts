@@ -22,7 +22,11 @@ export type Restore = <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect
 export interface WaitOptions {
   readonly wait?: Duration.Input | undefined
   readonly maxHold?: Duration.Input | undefined
+  readonly release?: Release | undefined
 }
+
+/** Whether the end of what runs under a hold waits until Redis has released it. */
+export type Release = "awaited" | "background"
 
 /** Why something cannot be held. */
 export type Failure = CoordinatorReason | LeaseLost | WaitTimeout
@@ -49,17 +53,24 @@ export const taking = <E, A>(
   capacity: number,
   wait: boolean,
   { fail, options, refuse }: Pick<Acquire<E, A>, "fail" | "options" | "refuse">
-): Acquire<E, A> => ({
-  fail,
-  options,
-  refuse,
-  place,
-  verb: "semaphore.take",
-  args: (anyway) => [weight, capacity, wait ? 1 : anyway ? 2 : 0],
-  leave: "semaphore.release",
-  weight,
-  question: !wait
-})
+): Acquire<E, A> => {
+  const { release = "awaited" } = options ?? {}
+  if (release !== "awaited" && release !== "background") {
+    throw new RangeError(`\`release\` must be "awaited" or "background", not ${JSON.stringify(release)}`)
+  }
+  return {
+    fail,
+    options,
+    refuse,
+    place,
+    verb: "semaphore.take",
+    args: (anyway) => [weight, capacity, wait ? 1 : anyway ? 2 : 0],
+    leave: "semaphore.release",
+    background: release === "background",
+    weight,
+    question: !wait
+  }
+}
 
 // -----------------------------------------------------------------------------
 // Enter
@@ -97,8 +108,14 @@ export const release = (entry: Entry): Effect.Effect<void> =>
     entry.keeper.release(entry, () => resume(Effect.void))
   })
 
-/** One user less; the last one releases it. */
-export const leave = (hold: Hold): Effect.Effect<void> | undefined => --hold.users > 0 ? undefined : release(hold)
+/** One user less; the last one releases it. Answers what is left to wait for. */
+export const leave = (hold: Hold): Effect.Effect<void> | undefined => {
+  if (--hold.users > 0) return undefined
+  if (hold.claim.background !== true) return release(hold)
+  hold.unlimit()
+  hold.keeper.release(hold, ignore)
+  return undefined
+}
 
 export const leaving = (hold: Hold): Effect.Effect<void> => Effect.suspend(() => leave(hold) ?? Effect.void)
 

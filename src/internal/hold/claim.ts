@@ -40,6 +40,8 @@ export interface Claim {
   readonly args: (anyway: boolean) => ReadonlyArray<Argument>
   /** What the actor is told when it is given up. Default `session.leave`. */
   readonly leave?: "semaphore.release" | "session.leave" | undefined
+  /** Nobody waits until Redis has released it. Default `false`. */
+  readonly background?: boolean | undefined
   /** It does not wait for others: while Redis is away, it fails. Default `false`. */
   readonly question?: boolean | undefined
   /** It is asked again once in a lease, so that a resource that was deleted is noticed: for claims that are few. Default `false`. */
