@@ -741,5 +741,17 @@ export const rareBugs: typeof bugs = {
   // Batches that Redis has forgotten are not missed.
   gapless: {
     lua: [["if number > state.number + 1 then return '[\"gap\"]' end", ""]]
+  },
+  // A batch that a dead connection delivers late is executed again.
+  staleBatch: {
+    lua: [["if number < state.number then return '[\"stale\"]' end", ""]]
+  },
+  // A cluster is not told which keys of the session a call may need.
+  undeclared: {
+    sources: [[
+      "internal/actor/wire.ts",
+      "const declared = cluster\n    ?",
+      "const declared = cluster && prefix === \"\"\n    ?"
+    ]]
   }
 }
