@@ -194,6 +194,13 @@ local function quit(ctx, key, state, owner, why)
   state.all = nil
 end
 
+-- A session that was ended early has a successor, which asks again, or is being reaped right now.
+local function hasExpired(ctx, session)
+  if session == ctx.session then return false end
+  local known = sessionOf(ctx, session)
+  return not known or known.deadline > 0 and known.deadline <= ctx.now
+end
+
 -- Parties of expired sessions leave before others complete the generation, as if they had been reaped in time.
 local function sweep(ctx, key, state)
   -- Mostly no session has expired, and a census is what an arrival would cost most.

@@ -192,6 +192,31 @@ run = function(keys, argv)
   return reply
 end
 
+-- Renews sessions of one coordinator that have nothing else to ask, each in a partition of its own, in one call where Redis is no cluster.
+--   KEYS  the sessions of each partition
+--   ARGV  1 lease_ms, then for each the session id and the number of its last batch
+--   reply JSON, for each: [what `session.renew` replies, next number]; null if it has to ask by itself
+renew = function(keys, argv)
+  local answers = {}
+  for index = 1, #keys do
+    local session = argv[2 * index]
+    local ctx = context({ keys[index] }, { session })
+    local field = 's' .. session
+    local packed = call('HGET', ctx.sessions, field)
+    local state = packed and unpackSession(packed)
+    if state and state.deadline > ctx.now and state.number == argv[2 * index + 1] + 0 then
+      ctx.own, ctx.lease = state, argv[1] + 0
+      state.deadline = ctx.now + ctx.lease
+      local renewed = handlers['session.renew'](ctx)
+      call('HSET', ctx.sessions, field, packSession(state))
+      answers[index] = '[' .. renewed .. ',' .. text(nearest(ctx)) .. ']'
+    else
+      answers[index] = 'null'
+    end
+  end
+  return '[' .. concat(answers, ',') .. ']'
+end
+
 -- Requests that only read, for questions: KEYS and ARGV as above, no session. With the number 1, what an expired session
 -- may falsify is answered all the same.
 inspect = function(keys, argv)

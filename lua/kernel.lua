@@ -55,7 +55,7 @@ local ASIDE = 60000
 
 local handlers, reapers, alarms = {}, {}, {}
 -- Registered behind all files, hence declared here: lua/calls.lua, lua/Fence.lua.
-local run, inspect, fence
+local run, inspect, renew, fence
 
 -- What a library cannot reach while it is loaded, bound when it is first called.
 local call, format, match, find, sub, byte, concat, floor, pack, unpackStruct, WHOLE
@@ -180,13 +180,6 @@ end
 local function hasLeft(ctx, session)
   local known = sessionOf(ctx, session)
   return session == ctx.session or known and known.deadline == CLOSED
-end
-
--- A session that was ended early has a successor, which asks again, or is being reaped right now.
-local function hasExpired(ctx, session)
-  if session == ctx.session then return false end
-  local known = sessionOf(ctx, session)
-  return not known or known.deadline > 0 and known.deadline <= ctx.now
 end
 
 -- Of a claim, which is named "<session>/<id>".
@@ -595,12 +588,13 @@ local function isInUse(ctx)
   return false
 end
 
+-- Answers whether its mailbox is there.
 local function keepSession(ctx, session, lease)
   local millis = text(lease + ABANDONED)
   call('PEXPIRE', ctx.sessions, millis, 'GT')
   call('PEXPIRE', ctx.dues, millis, 'GT')
   call('PEXPIRE', ownedBy(ctx, session), millis)
-  call('PEXPIRE', mailboxOf(ctx, session), millis)
+  return call('PEXPIRE', mailboxOf(ctx, session), millis) == 1
 end
 
 -- The libraries that coordinators of this namespace have called, and that no session alive calls any more.
@@ -660,11 +654,9 @@ handlers['session.renew'] = function(ctx)
   local state = sessionOf(ctx, ctx.session)
   if state then
     call('ZADD', ctx.dues, text(state.deadline), ctx.session)
-    keepSession(ctx, ctx.session, ctx.lease)
-    -- A mailbox that Redis has dropped is made again; the number says that something is missing.
-    local mailbox = mailboxOf(ctx, ctx.session)
-    if call('PEXPIRE', mailbox, text(ctx.lease + ABANDONED)) == 0 then
-      call('XADD', mailbox, postedId(ctx, state), 'e', '[]')
+    if not keepSession(ctx, ctx.session, ctx.lease) then
+      -- A mailbox that Redis has dropped is made again; the number says that something is missing.
+      call('XADD', mailboxOf(ctx, ctx.session), postedId(ctx, state), 'e', '[]')
     end
   end
   local due = {}

@@ -9,10 +9,11 @@ import { CoordinatorClosed, CoordinatorError, Incompatible } from "./errors.ts"
 import type { Hooks, Settings } from "./hooks.ts"
 import { library, protocol, type Requests } from "./lua.ts"
 import { Outbox, type Request } from "./outbox.ts"
+import type { Beating, Pulse } from "./pulse.ts"
 import type { Entry, Reader, Source } from "./reader.ts"
 import type { Reaper } from "./reaper.ts"
 import { type LossReason, type Phase, Session } from "./session.ts"
-import { type Answer, coordinatorError, failed, isTransient, type Transport } from "./transport.ts"
+import { type Answer, coordinatorError, failed, isTransient, type Renewed, type Transport } from "./transport.ts"
 
 /** What hangs off the sessions of a channel: holds, waits and memberships. */
 export interface Tenant {
@@ -46,6 +47,8 @@ export interface Office {
   /** About this coordinator, for people: JSON. */
   readonly about: string
   readonly newSession: () => string
+  /** The heartbeat of all channels with that lease. */
+  readonly pulseOf: (lease: number) => Pulse
   /** Nothing new is begun any more, and holds are being released. */
   readonly isClosing: () => boolean
   readonly isClosed: () => boolean
@@ -70,12 +73,15 @@ class Mailbox implements Source {
   /** When that was asked. */
   askedAt = 0
   #askedAtWall = 0
+  #missedAt = Number.NEGATIVE_INFINITY
+  readonly #io: Io
   readonly #session: Session
   readonly #tenant: Tenant
   readonly #forgotten: () => void
   readonly wake: () => void
 
-  constructor(session: Session, tenant: Tenant, wake: () => void, forgotten: () => void) {
+  constructor(session: Session, tenant: Tenant, io: Io, wake: () => void, forgotten: () => void) {
+    this.#io = io
     this.#forgotten = forgotten
     this.key = session.mailbox
     this.due = session.read
@@ -91,6 +97,8 @@ class Mailbox implements Source {
   /** So many events had been posted when Redis was asked, or later. */
   posted(due: number, askedAt: number, askedAtWall: number): void {
     this.due = due
+    // What was missed is asked for behind this renewal.
+    if (askedAt <= this.#missedAt) return
     this.askedAt = askedAt
     this.#askedAtWall = askedAtWall
     this.#heard()
@@ -140,6 +148,7 @@ class Mailbox implements Source {
     const session = this.#session
     if (session.lost !== undefined) return
     // Until the next renewal, which is sent behind what is asked now.
+    this.#missedAt = this.#io.now()
     session.heardAt =
       session.heardAtWall =
       this.askedAt =
@@ -149,7 +158,7 @@ class Mailbox implements Source {
   }
 }
 
-export class Channel {
+export class Channel implements Beating {
   readonly index: number
   readonly prefix: string
   readonly lease: number
@@ -173,7 +182,6 @@ export class Channel {
   // Why Redis is out of reach, while that is looked at.
   #cause: RedisError | undefined = undefined
   #expiry: Timer | undefined = undefined
-  #heartbeat: Timer | undefined = undefined
   #trust: Timer | undefined = undefined
 
   constructor({ index, lease, margin, office, prefix, reader, reaper, tenant }: ChannelOptions) {
@@ -295,11 +303,12 @@ export class Channel {
     this.#mailbox = new Mailbox(
       session,
       this.tenant,
+      io,
       () => this.#wake(session),
       () => this.lose(session, "rolledBack")
     )
     this.#renewed(session, sentAt, sentAtWall)
-    this.#beat(session)
+    this.#office.pulseOf(this.lease).include(this)
     this.outbox.request(this.#renewal(session))
     this.#enter("open")
     this.tenant.opened(session)
@@ -351,27 +360,36 @@ export class Channel {
     })
   }
 
-  #beat(session: Session): void {
-    const { io } = this.#office
-    // A third of the lease, so that two renewals may fail; jittered, so that a fleet does not beat as one.
-    this.#heartbeat = io.after(this.lease / 3 * (0.9 + 0.1 * io.random()), () => {
-      if (session.lost !== undefined) return
-      this.#beat(session)
-      if (session.expireIfDue()) return
-      this.tenant.beat(session)
-      const { askedAt, due } = this.#mailbox!
-      if (due <= session.read) return this.outbox.request(this.#renewal(session))
-      // What was posted a heartbeat ago and has not been read since may never come. Behind one more event there is a gap
-      // then; if it is only late, nothing is skipped. A process that was busy itself reads it before the reply.
-      this.outbox.request(this.#renewal(session, () => {
-        if (due > session.read) this.#reader().doubt(askedAt)
-      }))
-      this.#wake(session)
-    })
+  /** A heartbeat. Answers the session if it has nothing else to ask: it is renewed with others, see `renewed`. */
+  readonly beat = (): Session | undefined => {
+    const { session } = this
+    if (session === undefined || session.expireIfDue()) return undefined
+    this.tenant.beat(session)
+    const { askedAt, due } = this.#mailbox!
+    if (due <= session.read) {
+      if (this.outbox.isIdle) return session
+      this.outbox.request(this.#renewal(session))
+      return undefined
+    }
+    // What was posted a heartbeat ago and has not been read since may never come. Behind one more event there is a gap
+    // then; if it is only late, nothing is skipped. A process that was busy itself reads it before the reply.
+    this.outbox.request(this.#renewal(session, () => {
+      if (due > session.read) this.#reader().doubt(askedAt)
+    }))
+    this.#wake(session)
+    return undefined
+  }
+
+  /** It was renewed with others, by a call that was sent at that time. */
+  readonly renewed = (session: Session, sentAt: number, sentAtWall: number, { next, reply }: Renewed): void => {
+    if (session.lost !== undefined) return
+    this.#renewed(session, sentAt, sentAtWall)
+    this.reaper.expect(next)
+    this.#informed(session, sentAt, sentAtWall, reply)
   }
 
   /** Extends the lease, and asks what else is due: at once, since Redis may have forgotten the session. */
-  renew(): void {
+  readonly renew = (): void => {
     const { session } = this
     if (session !== undefined && !session.expireIfDue()) this.outbox.request(this.#renewal(session))
   }
@@ -385,17 +403,27 @@ export class Channel {
       session,
       urgent: true,
       moot: ignore,
-      settle: ([, posted, due]) => {
+      settle: (reply) => {
         answered()
-        const others = due.filter((member) => member !== session.id)
-        if (others.length > 0) void this.reaper.handle(others)
-        const mailbox = this.#mailbox
-        if (mailbox === undefined || session !== this.session) return
-        mailbox.posted(posted, askedAt, askedAtWall)
-        if (posted > session.read) this.listen()
+        this.#informed(session, askedAt, askedAtWall, reply)
       },
       fail: (error) => this.#office.hooks.log("Warn", `a renewal in ${this.prefix} was refused`, error)
     }
+  }
+
+  /** What a renewal has told besides. */
+  #informed(
+    session: Session,
+    askedAt: number,
+    askedAtWall: number,
+    [, posted, due]: Requests["session.renew"]["reply"]
+  ): void {
+    const others = due.filter((member) => member !== session.id)
+    if (others.length > 0) void this.reaper.handle(others)
+    const mailbox = this.#mailbox
+    if (mailbox === undefined || session !== this.session) return
+    mailbox.posted(posted, askedAt, askedAtWall)
+    if (posted > session.read) this.listen()
   }
 
   /** Has the mailbox read for as long as something can come to it. */
@@ -454,8 +482,8 @@ export class Channel {
     session.lost = reason
     this.session = undefined
     this.#trust?.cancel()
-    this.#heartbeat?.cancel()
-    this.#trust = this.#heartbeat = undefined
+    this.#trust = undefined
+    this.#office.pulseOf(this.lease).exclude(this)
     const mailbox = this.#mailbox
     this.#mailbox = undefined
     const { queued, sent } = this.outbox.drain()

@@ -5,6 +5,7 @@ import type { Connections } from "../redis/connection.ts"
 import { Channel, type Office, type Tenant } from "./channel.ts"
 import type { Hooks, Settings } from "./hooks.ts"
 import { partitionOf, prefixOf } from "./keys.ts"
+import { Pulse } from "./pulse.ts"
 import { Reader } from "./reader.ts"
 import { Reads } from "./reads.ts"
 import { Reaper } from "./reaper.ts"
@@ -66,6 +67,7 @@ export class Kernel implements Office {
   readonly #node: string
   readonly #tenants = new Set<ClosingTenant>()
   readonly #readers = new Map<number, Reader>()
+  readonly #pulses = new Map<number, Pulse>()
   readonly #unsubscribe: () => void
   #state: "open" | "closing" | "closed" = "open"
   #sessions = 0
@@ -98,6 +100,12 @@ export class Kernel implements Office {
   }
 
   readonly newSession = (): string => `${this.#node}${(++this.#sessions).toString(36)}`
+
+  readonly pulseOf = (lease: number): Pulse => {
+    let pulse = this.#pulses.get(lease)
+    if (pulse === undefined) this.#pulses.set(lease, pulse = new Pulse(this.transport, this.io, this.hooks, lease))
+    return pulse
+  }
 
   readonly isClosing = (): boolean => this.#state !== "open"
 

@@ -126,6 +126,11 @@ export class Outbox {
     return this.#weight
   }
 
+  /** Nothing waits, and nothing is under way. */
+  get isIdle(): boolean {
+    return this.#inFlight === undefined && this.#queue.length === 0
+  }
+
   request<V extends Verb>(request: Request<V>): void {
     const pending = this.#weight
     if (pending >= this.#options.maxPending && request.urgent !== true && !allowOom.has(request.verb)) {

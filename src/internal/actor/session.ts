@@ -51,6 +51,8 @@ export class Session {
 
   /** Redis has renewed it, at some time after a request was sent. */
   renewed(sentAt: number, sentAtWall: number, trust: number): void {
+    // A request that was sent later can be answered sooner.
+    if (sentAt + trust < this.#until) return
     this.#until = sentAt + trust
     this.#wallUntil = sentAtWall + trust
   }

@@ -4,10 +4,11 @@ import { createHash } from "node:crypto"
 import type { Io } from "../io.ts"
 import type { Connection, Connections } from "../redis/connection.ts"
 import { MissingPermission, RedisError, Timeout } from "../redis/errors.ts"
-import { ascii, type Call } from "../redis/resp.ts"
+import { ascii, type Call, call } from "../redis/resp.ts"
 import { ActorDefect, CoordinatorError } from "./errors.ts"
 import { resourceOf } from "./keys.ts"
 import { allowOom, body, library, replies as shapes, type Requests } from "./lua.ts"
+import type { Session } from "./session.ts"
 import { type Address, addressOf, batch, type Message } from "./wire.ts"
 
 export type Verb = keyof Requests
@@ -25,10 +26,17 @@ export interface Answer {
   readonly next: number | undefined
 }
 
+/** What the renewal of a session has come to, and in how many milliseconds its partition has something to do; -1 for nothing. */
+export interface Renewed {
+  readonly reply: Requests["session.renew"]["reply"]
+  readonly next: number
+}
+
 // The functions of the library: what each is called, what it runs, and how it is registered.
 const variants = {
   "": { name: library, entry: "run", flags: "" },
   "_oom": { name: `${library}_oom`, entry: "run", flags: "allow-oom" },
+  "_renew": { name: `${library}_renew`, entry: "renew", flags: "allow-oom" },
   "_ro": { name: `${library}_ro`, entry: "inspect", flags: "no-writes" },
   "_fence": { name: `${library}_fence`, entry: "fence", flags: "" }
 } as const
@@ -156,6 +164,23 @@ export class Transport {
     )
   }
 
+  /** Renews sessions that have nothing else to ask, see lua/calls.lua. Undefined for those that have to ask by themselves. */
+  async renew(
+    sessions: ReadonlyArray<Session>,
+    lease: number,
+    timeout: number
+  ): Promise<ReadonlyArray<Renewed | undefined>> {
+    const keys = sessions.map(({ address }) => address.key)
+    const numbered = sessions.flatMap(({ id, number }) => [id, number])
+    const raw = await this.invoke("_renew", call(keys, [lease, ...numbered]), timeout)
+    const answers: unknown = typeof raw === "string" ? JSON.parse(raw) : undefined
+    return sessions.map((_, at) => {
+      const answer: unknown = Array.isArray(answers) ? answers[at] : undefined
+      if (!Array.isArray(answer) || !fits("session.renew", answer[0]) || answer[0][0] === "failed") return undefined
+      return { reply: answer[0] as Requests["session.renew"]["reply"], next: Number(answer[1]) }
+    })
+  }
+
   /** Requests that need no session: they are idempotent. */
   ask(address: Address, messages: ReadonlyArray<Message>): Promise<Answer> {
     return this.call(address, messages, unnumbered)
@@ -254,10 +279,14 @@ export class Transport {
   // Waiting
   // ---------------------------------------------------------------------------------------------------------------
 
+  /** No answer in time: it may be half-open, when the other side is gone and the socket does not know. */
+  doubt(cause: unknown): void {
+    if (cause instanceof RedisError && cause.reason._tag === "Timeout") this.commands.reset()
+  }
+
   /** Waits before the next try: for the connection if it is gone, or longer each time. */
   backoff(attempt: number, cause: RedisError): Promise<void> {
-    // Half-open: the other side is gone, and the socket does not know.
-    if (cause.reason._tag === "Timeout") this.commands.reset()
+    this.doubt(cause)
     if (!this.commands.isReady()) return this.#untilReady()
     const limit = Math.min(500, 5 * 2 ** Math.min(attempt, 10))
     return this.sleep(limit / 2 + this.io.random() * limit / 2)

@@ -96,7 +96,7 @@ export class Server {
     await this.#expire()
     if (order.is === "command") return await this.#plain(order)
     if (!this.#loaded) throw fail(new FunctionMissing({ code: "ERR" }))
-    if (this.full && !order.script.endsWith("_oom") && !order.script.endsWith("_ro")) {
+    if (this.full && !/_(oom|renew|ro)$/.test(order.script)) {
       throw fail(new OutOfMemory({ command: order.command }))
     }
     const at = this.now

@@ -34,6 +34,7 @@ const moment = 5
 /** The verbs of the requests in a call. */
 export const verbsOf = (order: Order): ReadonlyArray<string> => {
   if (order.is === "command") return []
+  if (order.script.endsWith("_renew")) return ["session.renew"]
   return wordsOf(order.call).filter((word) => /^=?[a-z][A-Za-z]*\.[a-z][A-Za-z]*$/.test(word)).map((word) =>
     word.replace(/^=/, "")
   )
