@@ -123,6 +123,10 @@ const load = async (name: Name): Promise<Open> => {
       return (await import("./contestants/stealing.ts")).open
     case "lockstep":
       return (await import("./contestants/lockstep.ts")).open
+    case "lockstep-background":
+      return (await import("./contestants/lockstep.ts")).openBackground
+    case "lockstep-cached":
+      return (await import("./contestants/lockstep.ts")).openCached
     case "lockstep-scoped":
       return (await import("./contestants/lockstep.ts")).openScoped
     case "ioredis":

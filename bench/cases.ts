@@ -38,6 +38,7 @@ const throughput = async (
     readonly case: number
     readonly what: string
     readonly keys: number
+    readonly ways: ReadonlyArray<Column>
     readonly sameCore: boolean
     readonly autoPipelining: boolean
     readonly warmup: number
@@ -45,7 +46,8 @@ const throughput = async (
   }
 ): Promise<ReadonlyArray<Row>> => {
   const { cores, quick } = context
-  const columns: ReadonlyArray<Column> = ["lockstep", "ioredis", "ioredis-auto", "redlock", "redis-semaphore"]
+  const others: ReadonlyArray<Column> = ["ioredis", "ioredis-auto", "redlock", "redis-semaphore"]
+  const columns = ["lockstep", ...options.ways, ...others] as const
   const pairs: Figures = {}
   const client: Figures = {}
   const ofServer: Figures = {}
@@ -79,11 +81,15 @@ const sequential = async (context: Context): Promise<ReadonlyArray<Row>> => {
       case: 1,
       what,
       keys: 1,
+      ways: ["lockstep-background", "lockstep-cached"],
       sameCore,
       autoPipelining: false,
       warmup: 1500,
       floor: sameCore
-        ? undefined
+        ? {
+          text: "cached >= 5 of ioredis",
+          met: (median) => median("lockstep-cached") >= 5 * median("ioredis")
+        }
         : { text: ">= 0.75 of ioredis, auto-pipelined", met: (_, ratio) => ratio("ioredis-auto") >= 0.75 }
     })
   const apart = await run("one lock, in turn", false)
@@ -97,6 +103,7 @@ const concurrent = (context: Context): Promise<ReadonlyArray<Row>> =>
     case: 2,
     what: "1,000 locks at once",
     keys: 1000,
+    ways: [],
     sameCore: false,
     autoPipelining: true,
     warmup: 2500,

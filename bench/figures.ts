@@ -4,6 +4,8 @@ import * as server from "./server.ts"
 
 export type Column =
   | "lockstep"
+  | "lockstep-background"
+  | "lockstep-cached"
   | "lockstep-deque"
   | "static"
   | "ioredis"

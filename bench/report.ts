@@ -4,6 +4,8 @@ import { median, ratio } from "./figures.ts"
 
 const columns: ReadonlyArray<readonly [Column, string]> = [
   ["lockstep", "lockstep"],
+  ["lockstep-background", "released in the background"],
+  ["lockstep-cached", "cached"],
   ["lockstep-deque", "lockstep, deque"],
   ["static", "static partitions"],
   ["ioredis", "ioredis"],

@@ -6,12 +6,15 @@
 -- A resource is one hash, deleted with its last hold, member and waiter: a queue (see kernel.lua), and
 --   s                  record Semaphore; or, of a lock with a holder and nothing else, "h<session>/<id> <token> <since>"
 --   h<session>/<id>    a hold: "<weight> <token> <since, in seconds>"
+-- Behind a hold is " k" if its process may keep the lock, see lock.take.
 --   o<session>/<id>    a member: it keeps a semaphore alive, and hears how many permits there are
 -- Waiters wait for a weight, or, with weight 0, to become a member of a semaphore that does not exist yet: capacity 0.
 -- record Semaphore 1: capacity, taken, holds, members, first, last
 
 local MOST_LISTED = 1000
 local LONE = 104 -- h
+-- So many tokens a process may give that keeps a lock.
+local KEPT_TOKENS = 1000000
 
 -- Most locks have a holder and nothing else: its hold is all that is written of it, and the rest when the next one comes.
 local function unfold(packed)
@@ -41,9 +44,9 @@ local function granted(token)
   return '["granted","' .. token .. '"]'
 end
 
-local function holdAlone(ctx, key, id)
+local function holdAlone(ctx, key, id, kept)
   local token = nextToken(ctx)
-  call('HSET', key, 's', 'h' .. ctx.session .. '/' .. id .. ' ' .. token .. ' ' .. ctx.seconds)
+  call('HSET', key, 's', 'h' .. ctx.session .. '/' .. id .. ' ' .. token .. ' ' .. ctx.seconds .. (kept or ''))
   own(ctx, key, id)
   return granted(token)
 end
@@ -105,6 +108,24 @@ local function recallClaim(ctx, key, id, capacity, packed)
   return state
 end
 
+-- A lock that a process keeps may not be in use: it is recalled, once. Answers whether it was.
+local function recallKept(ctx, state)
+  if not state.field or sub(state.hold, -2) ~= ' k' then return false end
+  local claim = sub(state.field, 2)
+  if not isAlive(ctx, holderOf(claim)) then return false end
+  deliver(ctx, holderOf(claim), reply('recall', idOf(claim)))
+  return true
+end
+
+-- A process that has kept a lock says which token was the last, with the lock or with the end of the session, unless it died. Its
+-- lease is longer than the lock was kept then, so no token is ahead of the clock.
+local function skipKept(ctx, session, hold)
+  local token = match(hold, '^%S+ (%S+) %S+ k$')
+  if not token or session == ctx.session then return end
+  local known = sessionOf(ctx, session)
+  if not known or known.deadline > 0 then skipTokens(ctx, token + KEPT_TOKENS) end
+end
+
 -- Ends a hold, a wait or a membership, whichever it is by now. Answers whether it was there.
 local function drop(ctx, key, session, id)
   local claim = session .. '/' .. id
@@ -112,6 +133,7 @@ local function drop(ctx, key, session, id)
   if not packed then return false end
   local mine = 'h' .. claim .. ' '
   if sub(packed, 1, #mine) == mine then
+    skipKept(ctx, session, packed)
     call('DEL', key)
     return true
   end
@@ -119,6 +141,7 @@ local function drop(ctx, key, session, id)
   if not state or state.field then return false end
   local hold = call('HGET', key, 'h' .. claim)
   if hold then
+    skipKept(ctx, session, hold)
     state.taken, state.holds = state.taken - tonumber(match(hold, '^%S+')), state.holds - 1
     if state.holds + state.members == 0 and state.first > state.last then
       call('DEL', key)
@@ -134,6 +157,19 @@ local function drop(ctx, key, session, id)
   return true
 end
 
+-- Takes a weight of what is there already, or queues for it.
+local function takeBeside(ctx, key, id, weight, capacity, wait, packed)
+  local state, known = recallClaim(ctx, key, id, capacity, packed)
+  if known then return known end
+  if state.capacity == 0 then return MISSING end
+  if weight > state.capacity then return reply('exceeds', state.capacity) end
+  if state.first > state.last and state.taken + weight <= state.capacity then
+    return grant(ctx, key, state, id, weight)
+  end
+  if recallKept(ctx, state) or wait == '1' then return enqueue(ctx, key, state, id, weight) end
+  return wait == '0' and isStale(ctx) and STALE or '["busy"]'
+end
+
 -- semaphore.take: takes a weight, or queues for it. `wait` is 1; 0 for not at all; 2 for not at all, though an expired session
 -- may stand in the way.
 -- keys: hash
@@ -142,16 +178,33 @@ end
 handlers['semaphore.take'] = function(ctx, key, id, weight, capacity, wait)
   local packed = call('HGET', key, 's')
   if not packed and weight == '1' and capacity == '1' then return holdAlone(ctx, key, id) end
-  weight = tonumber(weight)
-  local state, known = recallClaim(ctx, key, id, tonumber(capacity), packed)
-  if known then return known end
-  if state.capacity == 0 then return MISSING end
-  if weight > state.capacity then return reply('exceeds', state.capacity) end
-  if state.first > state.last and state.taken + weight <= state.capacity then
-    return grant(ctx, key, state, id, weight)
-  end
-  if wait == '1' then return enqueue(ctx, key, state, id, weight) end
-  return wait == '0' and isStale(ctx) and STALE or '["busy"]'
+  return takeBeside(ctx, key, id, tonumber(weight), tonumber(capacity), wait, packed)
+end
+
+-- lock.take: takes a lock, or queues for it. With `keep`, its process may keep it when it has released it, and take it again with tokens of its own:
+-- one for each microsecond since the grant, for a second at most. When another claim comes, it is recalled by an event, and the
+-- claim queues, whether it waits or not: whoever does not wait leaves the queue if nothing comes of that.
+-- keys: hash
+-- args: id string, wait number, keep boolean
+-- reply: ["granted", token string] | ["kept", token string] | ["queued", ahead number] | ["busy"] | ["stale"]
+handlers['lock.take'] = function(ctx, key, id, wait, keep)
+  local packed = call('HGET', key, 's')
+  if packed then return takeBeside(ctx, key, id, 1, 1, wait, packed) end
+  if keep ~= '1' then return holdAlone(ctx, key, id) end
+  holdAlone(ctx, key, id, ' k')
+  return '["kept","' .. ctx.last .. '"]'
+end
+
+-- lock.return: releases a lock that may have been kept, and says which token was the last if its process has given any
+-- keys: hash
+-- args: id string, token number
+-- reply: ["released"] | ["absent"]
+-- flags: allow-oom
+handlers['lock.return'] = function(ctx, key, id, token)
+  if token ~= '0' then skipTokens(ctx, token + 0) end
+  local found = drop(ctx, key, ctx.session, id)
+  disown(ctx, key, id)
+  return found and RELEASED or ABSENT
 end
 
 -- semaphore.release: releases a hold, or leaves the queue, whichever it is by now
@@ -222,7 +275,7 @@ handlers['semaphore.reweigh'] = function(ctx, key, id, weight, anyway)
   local found
   if state.field == field then found, state.field = state.hold, nil else found = call('HGET', key, field) end
   if not found then return ABSENT end
-  local before, token, since = match(found, '^(%S+) (%S+) (%S+)$')
+  local before, token, since = match(found, '^(%S+) (%S+) (%S+)')
   before = tonumber(before)
   if weight > before and state.taken - before + weight > state.capacity then
     return anyway == '' and isStale(ctx) and STALE or '["conflict"]'
@@ -267,7 +320,7 @@ handlers['semaphore.holders'] = function(ctx, key)
     end
     local claim = match(field, '^h(.*)$')
     if claim and #holders < MOST_LISTED then
-      local weight, token, since = match(hold, '^(%S+) (%S+) (%S+)$')
+      local weight, token, since = match(hold, '^(%S+) (%S+) (%S+)')
       holders[#holders + 1] = list({ json(weight), token, json(since), aboutOf(ctx, claim) })
     end
   end

@@ -124,6 +124,17 @@ local function answer(ctx, replies)
   return concat(replies, ',')
 end
 
+local function finishCall(ctx)
+  local at = 1
+  while ctx.later and ctx.later[at] do
+    local fine, cause = pcall(ctx.later[at])
+    if not fine then
+      redis.log(redis.LOG_WARNING, 'lockstep: a call could not be finished: ' .. tostring(type(cause) == 'table' and cause.err or cause))
+    end
+    at = at + 1
+  end
+end
+
 -- Keeps `floor` above the tokens that are given: it is written when the tokens enter another interval of 10 seconds, for
 -- two of them ahead.
 local function raiseFloor(ctx)

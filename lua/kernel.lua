@@ -152,6 +152,11 @@ local function nextTokens(ctx, count)
   return first
 end
 
+-- Tokens up to this one may have been given.
+local function skipTokens(ctx, last)
+  if last > (ctx.token or lastToken(ctx) + 0) then ctx.token, ctx.last = last, text(last) end
+end
+
 -- The record of a session, read once in a call; false for one that is forgotten.
 local function sessionOf(ctx, session)
   if session == ctx.session then return ctx.own end
@@ -386,17 +391,6 @@ local function later(ctx, f)
   ctx.later[#ctx.later + 1] = f
 end
 
-local function finishCall(ctx)
-  local at = 1
-  while ctx.later and ctx.later[at] do
-    local fine, cause = pcall(ctx.later[at])
-    if not fine then
-      redis.log(redis.LOG_WARNING, 'lockstep: a call could not be finished: ' .. tostring(type(cause) == 'table' and cause.err or cause))
-    end
-    at = at + 1
-  end
-end
-
 -- Milliseconds until the partition has something to do: 0 for at once, -1 for never.
 local function nearest(ctx)
   local found = call('ZRANGEBYSCORE', ctx.dues, ctx.expects, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
@@ -615,14 +609,16 @@ local function retired(ctx)
 end
 
 -- session.open: opens a session and ends those it replaces; every attempt uses an id of its own. A partition in which no
--- session is alive adopts the settings. With the name of a library, it answers which others can be removed.
+-- session is alive adopts the settings. With the name of a library, it answers which others can be removed. `given` is the largest
+-- token that the coordinator has given by itself, or 0.
 -- keys: none
--- args: session string, replaces string, lease number, protocol number, partitions number, about string, library string
+-- args: session string, replaces string, lease number, protocol number, partitions number, about string, library string, given number
 -- reply: ["opened", position string, retired string] | ["mismatch", protocol number, partitions number] | ["denied", command string]
-handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, partitions, about, library)
+handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, partitions, about, library, given)
   local command = denied(ctx)
   if command then return reply('denied', command) end
   local known = call('HMGET', ctx.sessions, 'protocol', 'partitions')
+  if given ~= '0' then skipTokens(ctx, given + 0) end
   for former in string.gmatch(replaces, '%S+') do finish(ctx, former, 0) end
   if known[1] and (known[1] ~= protocol or known[2] ~= partitions) and isInUse(ctx) then
     return reply('mismatch', tonumber(known[1]), tonumber(known[2]))
@@ -684,10 +680,11 @@ end
 
 -- session.end: ends a session at once, as its coordinator wishes; what it owned is then reaped
 -- keys: none
--- args: session string, closed boolean
+-- args: session string, closed boolean, given number
 -- reply: ["ended"]
 -- flags: allow-oom
-handlers['session.end'] = function(ctx, _, session, closed)
+handlers['session.end'] = function(ctx, _, session, closed, given)
+  if given ~= '0' then skipTokens(ctx, given + 0) end
   finish(ctx, session, closed == '1' and CLOSED or 0)
   return '["ended"]'
 end

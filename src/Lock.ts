@@ -73,6 +73,13 @@ export interface Options {
    * the lease if the process ends without closing its coordinator. Default `awaited`.
    */
   readonly release?: "awaited" | "background" | undefined
+  /**
+   * Keep the lock when it has been taken again within 50 ms of its release, so that this process can take it again without asking
+   * Redis, many times faster. It is given back when nobody here has taken it for 50 ms, after 0.9 s, and when another
+   * process wants it, which waits a little longer for that. A process that ends without closing its coordinator may keep it for
+   * the lease. Default `false`.
+   */
+  readonly cached?: boolean | undefined
   /** Share the hold that this fiber, or a parent, has already. Default `false`: nesting fails with `AlreadyHeld`. */
   readonly reentrant?: boolean | undefined
   /**
@@ -135,8 +142,14 @@ const fail = (reason: LockError["reason"]): LockError => new LockError({ reason 
 // A lock is busy, or it is not: nothing else can be refused.
 const busy = () => Effect.succeed(undefined)
 
-const taking = (place: Place, wait: boolean, options: Options | undefined): acquiring.Acquire<LockError> =>
-  acquiring.taking(place, 1, 1, wait, { options, fail, refuse: busy })
+// How long somebody who does not wait lets a process give back what it keeps, in milliseconds.
+const patience = 100
+
+const taking = (place: Place, wait: boolean, options: Options | undefined): acquiring.Acquire<LockError> => {
+  const taken = acquiring.taking(place, 1, 1, wait, { options, fail, refuse: busy })
+  const patient = wait ? taken : { ...taken, patience }
+  return options?.cached === true ? acquiring.cached(patient, place) : patient
+}
 
 const alreadyHeld = ({ name, space: { kernel } }: Place): Effect.Effect<never, LockError> =>
   Effect.fail(fail(new AlreadyHeld({ key: name, namespace: kernel.settings.namespace })))

@@ -8,11 +8,13 @@ import * as fc from "fast-check"
 import { actor, client } from "./support/actor.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
-type Event = readonly ["granted" | "exceeds" | "joined", string]
+type Event = readonly ["granted" | "exceeds" | "joined" | "recall", string]
 
 /** What the actor is to do, in as few words as possible. */
 class Model {
   capacity = 0
+  /** Who may keep it, until another claim comes. */
+  kept: string | undefined
   readonly holds = new Map<string, number>()
   readonly members = new Set<string>()
   queue: Array<readonly [owner: string, weight: number]> = []
@@ -62,9 +64,21 @@ class Model {
     return this.holds.has(owner) ? "granted" : this.queue.some(([waiter]) => waiter === owner) ? "queued" : undefined
   }
 
-  take(owner: string, weight: number, capacity: number, wait: boolean): string {
+  take(owner: string, weight: number, capacity: number, wait: boolean, keep = false): string {
     const known = this.#known(owner)
     if (known !== undefined) return known
+    if (keep && this.#isEmpty()) {
+      this.capacity = 1
+      this.holds.set(owner, 1)
+      this.kept = owner
+      return "kept"
+    }
+    if (this.kept !== undefined) {
+      this.#post(this.kept, "recall")
+      this.kept = undefined
+      this.queue.push([owner, weight])
+      return "queued"
+    }
     if (this.#isEmpty()) this.capacity = capacity
     if (this.capacity === 0) return "missing"
     const reply = weight > this.capacity
@@ -81,6 +95,7 @@ class Model {
   }
 
   drop(owner: string): string {
+    if (this.kept === owner) this.kept = undefined
     const found = this.holds.delete(owner) || this.members.delete(owner) ||
       this.queue.some(([waiter]) => waiter === owner)
     this.queue = this.queue.filter(([waiter]) => waiter !== owner)
@@ -136,10 +151,13 @@ class Model {
 
 type Step =
   | { readonly do: "take"; readonly session: number; readonly weight: number; readonly wait: boolean }
+  | { readonly do: "keep"; readonly session: number; readonly wait: boolean; readonly keep: boolean }
+  | { readonly do: "return"; readonly session: number; readonly pick: number; readonly given: number }
   | { readonly do: "release" | "again"; readonly session: number; readonly pick: number }
   | { readonly do: "reweigh"; readonly session: number; readonly pick: number; readonly weight: number }
   | { readonly do: "join"; readonly session: number; readonly permits: number; readonly mismatch: Mismatch }
-  | { readonly do: "die" | "repeat"; readonly session: number }
+  | { readonly do: "die"; readonly session: number; readonly given: number }
+  | { readonly do: "repeat"; readonly session: number }
   | { readonly do: "resize"; readonly session: number; readonly permits: number }
 
 type Mismatch = "fail" | "keep" | "resize" | "attach"
@@ -152,13 +170,18 @@ const permits = fc.integer({ min: 1, max: 4 })
 
 const step: fc.Arbitrary<Step> = fc.oneof(
   { weight: 8, arbitrary: fc.record({ do: fc.constant("take" as const), session, weight, wait: fc.boolean() }) },
+  {
+    weight: 4,
+    arbitrary: fc.record({ do: fc.constant("keep" as const), session, wait: fc.boolean(), keep: fc.boolean() })
+  },
+  { weight: 2, arbitrary: fc.record({ do: fc.constant("return" as const), session, pick, given: fc.nat(999_999) }) },
   { weight: 6, arbitrary: fc.record({ do: fc.constant("release" as const), session, pick }) },
   { weight: 1, arbitrary: fc.record({ do: fc.constant("again" as const), session, pick }) },
   { weight: 2, arbitrary: fc.record({ do: fc.constant("reweigh" as const), session, pick, weight }) },
   { weight: 3, arbitrary: fc.record({ do: fc.constant("join" as const), session, permits, mismatch }) },
   { weight: 1, arbitrary: fc.record({ do: fc.constant("resize" as const), session, permits }) },
   { weight: 1, arbitrary: fc.record({ do: fc.constant("repeat" as const), session }) },
-  { weight: 1, arbitrary: fc.record({ do: fc.constant("die" as const), session }) }
+  { weight: 1, arbitrary: fc.record({ do: fc.constant("die" as const), session, given: fc.nat(999_999) }) }
 )
 
 /** An event for one claim: its tag, the claim, and the token if it is a grant. */
@@ -192,8 +215,10 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
               const implicit = isLock ? 1 : 0
               for (const name of names) await open(name)
 
+              // The first token of each who may keep it, and give larger ones.
+              const firsts = new Map<string, number>()
               const grants = (reply: ReadonlyArray<string | number>) => {
-                if (reply[0] !== "granted") return
+                if (reply[0] !== "granted" && reply[0] !== "kept") return
                 assert.isAbove(Number(reply[1]), token, "tokens increase")
                 token = Number(reply[1])
               }
@@ -202,9 +227,8 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
               const collect = async () => {
                 const fresh: Array<Array<string | number>> = []
                 for (const name of names) {
-                  const events = (await mail(name)).filter(([tag]) => tag === "granted" || tag === "each").map((
-                    event
-                  ) => tagged(event))
+                  const events = (await mail(name)).filter(([tag]) => ["granted", "each", "recall"].includes(tag))
+                    .map((event) => tagged(event))
                   assert.deepStrictEqual<unknown>(events.map(([tag, id]) => [tag, id]), model.events.get(name) ?? [])
                   fresh.push(...events.slice(seen.get(name) ?? 0))
                   seen.set(name, events.length)
@@ -234,8 +258,29 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
                     grants(reply)
                     break
                   }
+                  case "keep": {
+                    if (!isLock) break
+                    const id = fresh()
+                    reply = await send(name, "lock.take", [id, step.wait ? 1 : 0, step.keep ? 1 : ""])
+                    expected = model.take(owner(id), 1, 1, step.wait, step.keep)
+                    weights.set(id, 1)
+                    grants(reply)
+                    if (reply[0] === "kept") firsts.set(owner(id), token)
+                    break
+                  }
+                  case "return": {
+                    const id = mine.find((id) => firsts.has(owner(id)))
+                    if (id === undefined) break
+                    const last = firsts.get(owner(id))! + step.given
+                    firsts.delete(owner(id))
+                    reply = await send(name, "lock.return", [id, last])
+                    expected = model.drop(owner(id))
+                    token = Math.max(token, last)
+                    break
+                  }
                   case "release": {
                     const id = mine[step.pick % Math.max(1, mine.length)] ?? "none"
+                    firsts.delete(owner(id))
                     reply = await send(name, "semaphore.release", [id])
                     expected = model.drop(owner(id))
                     break
@@ -257,6 +302,11 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
                     reply = await send(name, "semaphore.reweigh", [id, step.weight, "1"])
                     expected = model.reweigh(owner(id), step.weight)
                     if (before !== undefined && step.weight > before) grants(reply)
+                    // Locks are never made heavier: this one is written as any other from then on.
+                    if (isLock && reply[0] === "granted") {
+                      firsts.delete(owner(id))
+                      if (model.kept === owner(id)) model.kept = undefined
+                    }
                     break
                   }
                   case "join": {
@@ -279,7 +329,10 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
                     break
                   }
                   case "die": {
-                    await end(name)
+                    const given = step.given + Math.max(0, ...mine.map((id) => firsts.get(owner(id)) ?? 0))
+                    for (const id of mine) firsts.delete(owner(id))
+                    await end(name, false, given)
+                    token = Math.max(token, given)
                     model.die(name)
                     assert.deepStrictEqual(await repeat(name) ?? ["expired"], ["expired"])
                     // Others go on before anybody reaps.
@@ -291,6 +344,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
                     assert.strictEqual(taken[0], model.take(`${other}/${id}`, heavy, implicit, true))
                     grants(taken)
                     for (const id of ids[(step.session + 1) % 3]!) {
+                      firsts.delete(`${other}/${id}`)
                       const dropped = await send(other, "semaphore.release", [id])
                       assert.strictEqual(dropped[0], model.drop(`${other}/${id}`))
                       await collect()

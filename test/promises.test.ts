@@ -423,10 +423,10 @@ layer(TestServer.layer, live)("a kind that this release does not know", (it) => 
       yield* Effect.promise(async () => {
         // More than one answer names, all of them before the one that holds the lock.
         for (let at = 0; at < 40; at++) {
-          await ask(`S${at}`, "session.open", [`S${at}`, "", 60_000, protocol, 1, "{}", ""])
+          await ask(`S${at}`, "session.open", [`S${at}`, "", 60_000, protocol, 1, "{}", "", 0])
           await redis.sadd(`${prefix}own:S${at}`, `x:novel:thing${at}`)
         }
-        await ask("T", "session.open", ["T", "", 60_000, protocol, 1, "{}", ""])
+        await ask("T", "session.open", ["T", "", 60_000, protocol, 1, "{}", "", 0])
         await send("T", "semaphore.take", ["h", 1, 1, 1])
         await redis.sadd(`${prefix}own:T`, "x:novel:other")
         for (let at = 0; at < 40; at++) await end(`S${at}`)

@@ -163,7 +163,7 @@ const lead = Effect.fnUntraced(function*({ entered, key, leaving, stay }: Worker
 }, Effect.scoped)
 
 /** With `withLock` a hold is a fiber and the fiber that it protects; with `Lock.acquire` it is an entry of a scope. */
-const make = (scoped: boolean): Open => async ({ lease, port }) => {
+const make = (scoped: boolean, options?: Lock.Options): Open => async ({ lease, port }) => {
   const runtime = ManagedRuntime.make(
     Coordinator.layer({ namespace: "bench", lease }).pipe(Layer.provide(Redis.layer({ host: "127.0.0.1", port })))
   )
@@ -179,7 +179,8 @@ const make = (scoped: boolean): Open => async ({ lease, port }) => {
       })
     })
   return {
-    locks: (workers) => runtime.runPromise(loops(workers, (worker) => Lock.withLock(inside(worker), worker.key))),
+    locks: (workers) =>
+      runtime.runPromise(loops(workers, (worker) => Lock.withLock(inside(worker), worker.key, options))),
     permits: (count, workers) =>
       runtime.runPromise(Effect.scoped(Effect.gen(function*() {
         const semaphore = yield* Semaphore.make({ name: workers[0]!.key, permits: count })
@@ -263,3 +264,7 @@ const make = (scoped: boolean): Open => async ({ lease, port }) => {
 export const open: Open = make(false)
 
 export const openScoped: Open = make(true)
+
+export const openBackground: Open = make(false, { release: "background" })
+
+export const openCached: Open = make(false, { cached: true })

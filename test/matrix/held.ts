@@ -16,6 +16,8 @@ export const requests = [
   ["semaphore.resize", ""],
   ["semaphore.take", "lock:free"],
   ["semaphore.release", "lock:free"],
+  ["lock.take", "lock:again"],
+  ["lock.return", "lock:again"],
   ["semaphore.take", "lock:taken"],
   ["semaphore.release", "lock:taken"],
   ["semaphore.take", "semaphore:pool"],
@@ -51,6 +53,13 @@ export const program: Program = ({ line, mine, namespace, other, server }) =>
       Effect.provideContext(other)
     )
     assert.isAbove(next, token)
+
+    const tokenOf = Effect.map(Lease.current, (lease) => Option.getOrThrow(lease).token)
+    const { kept } = placeOf(spaceOf(yield* Coordinator.Coordinator), "lock", "again", "key").tenancy
+    const again = yield* Effect.repeat(Lock.withLock(tokenOf, "again", { cached: true }), {
+      until: () => kept.size > 0
+    })
+    assert.isAbove(yield* Effect.provideContext(Lock.withLock(tokenOf, "again"), other), again)
 
     const held = yield* Effect.provideContext(holding("taken"), other)
     const waiting = yield* Effect.forkChild(

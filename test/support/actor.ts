@@ -97,10 +97,10 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
     key,
     keys,
     answers,
-    open: (id: string) => ask(id, "session.open", [id, "", 60_000, protocol, 16, "{}", ""]),
+    open: (id: string) => ask(id, "session.open", [id, "", 60_000, protocol, 16, "{}", "", 0]),
     send,
     repeat: async (id: string): Promise<Answer | undefined> => last.has(id) ? await call(last.get(id)!) : undefined,
-    end: (id: string, closed = false) => ask(id, "session.end", [id, closed ? "1" : ""]),
+    end: (id: string, closed = false, given = 0) => ask(id, "session.end", [id, closed ? "1" : "", given]),
     reap: async (id: string, reaped?: (id: string) => void) => {
       for (;;) {
         const [tag, entries] = await ask(id, "session.owned", [id]) as [string, Array<string>]

@@ -157,11 +157,17 @@ interface State {
   readonly holders: ReadonlySet<Hold>
 }
 
+// For one that did not wait, a process was asked to give back what it kept. Less than how long it queues then, in microseconds.
+const hasQueued = ({ asked, ended }: Hold): boolean => ended! - asked > 90_000
+
 /** One order of takes and releases explains what all clients saw. Not asked after Redis has forgotten something. */
 export const linearizable = (holds: ReadonlyArray<Hold>, capacity: number, run: Run): ReadonlyArray<Anomaly> => {
   if (run.forgets.length > 0) return []
-  // May have been granted and given back unseen, so that others found it busy.
-  const ghosts = holds.filter(({ entered, outcome }) => entered === undefined && outcome !== "busy")
+  // May have been granted and given back unseen, so that others found it busy; or in a session that was lost.
+  const ghosts = holds.filter((hold) =>
+    hold.entered === undefined && (hold.outcome !== "busy" || hasQueued(hold)) ||
+    isLost(run, hold.client, hold.asked, hold.entered ?? hold.ended ?? Number.POSITIVE_INFINITY)
+  )
   const operations = holds.flatMap((hold): ReadonlyArray<Linearizability.Operation<Step>> => {
     if (hold.entered !== undefined) {
       // Certain once the caller was told, unless a lost session left it to the lease.
@@ -176,7 +182,7 @@ export const linearizable = (holds: ReadonlyArray<Hold>, capacity: number, run: 
         }
       ]
     }
-    const plain = hold.outcome === "busy" && capacity === 1 &&
+    const plain = hold.outcome === "busy" && capacity === 1 && !hasQueued(hold) &&
       !ghosts.some((ghost) =>
         ghost.asked <= hold.ended! && hold.asked <= (ghost.ended ?? Number.POSITIVE_INFINITY) + 2 * run.lease
       )

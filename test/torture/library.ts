@@ -61,6 +61,20 @@ export interface Bug extends Patch {
 
 /** Bugs that the checks have to find. */
 export const bugs: { readonly [name: string]: Bug } = {
+  // A lock that a process keeps is not recalled.
+  unrecalled: {
+    only: ["lock"],
+    lua: [["if recallKept(ctx, state) or wait == '1' then", "if wait == '1' then"]]
+  },
+  // A process that is using what it keeps goes on keeping it when another one wants it.
+  unheardRecall: {
+    only: ["lock"],
+    sources: [[
+      "internal/hold/tenancy.ts",
+      "this.#surrender(stretch)\n      this.kept.recalled",
+      "if (stretch.resting !== undefined) this.#surrender(stretch)\n      this.kept.recalled"
+    ]]
+  },
   // A session that is alive is taken for dead now and then.
   prematureReaping: {
     lua: [[
@@ -741,10 +755,6 @@ export const rareBugs: typeof bugs = {
   // Batches that Redis has forgotten are not missed.
   gapless: {
     lua: [["if number > state.number + 1 then return '[\"gap\"]' end", ""]]
-  },
-  // A batch that a dead connection delivers late is executed again.
-  staleBatch: {
-    lua: [["if number < state.number then return '[\"stale\"]' end", ""]]
   },
   // A cluster is not told which keys of the session a call may need.
   undeclared: {

@@ -28,6 +28,8 @@ export interface Tenant {
   readonly heard: (session: Session, event: ReadonlyArray<unknown>) => void
   /** Events may be missing: what has become of everything has to be asked. */
   readonly missed: (session: Session) => void
+  /** The largest token that was given here without asking Redis, or 0. */
+  readonly given: () => number
   /** A heartbeat: what was refused is tried again, and what is held for long is touched. */
   readonly beat: (session: Session) => void
   /** The session is over. Holds are lost when the result is called, which answers how many they are. */
@@ -262,7 +264,7 @@ export class Channel implements Beating {
     const used = this.index === 0 ? library : ""
     return {
       verb: "session.open",
-      args: [id, replaced.join(" "), this.lease, protocol, settings.partitions, about, used]
+      args: [id, replaced.join(" "), this.lease, protocol, settings.partitions, about, used, this.tenant.given()]
     }
   }
 
@@ -367,7 +369,8 @@ export class Channel implements Beating {
     this.tenant.beat(session)
     const { askedAt, due } = this.#mailbox!
     if (due <= session.read) {
-      if (this.outbox.isIdle) return session
+      // What was read is acknowledged by a batch of its own, which Redis compares with what it has posted.
+      if (this.outbox.isIdle && session.read === session.acknowledged) return session
       this.outbox.request(this.#renewal(session))
       return undefined
     }
@@ -424,6 +427,16 @@ export class Channel implements Beating {
     if (mailbox === undefined || session !== this.session) return
     mailbox.posted(posted, askedAt, askedAtWall)
     if (posted > session.read) this.listen()
+  }
+
+  /** When all that was asked before has been answered. */
+  settled(): Promise<void> {
+    const { session } = this
+    if (session === undefined || this.outbox.isIdle) return Promise.resolve()
+    return new Promise((resolve) => {
+      const settle = () => resolve()
+      this.outbox.request({ ...this.#renewal(session, settle), moot: settle, fail: settle })
+    })
   }
 
   /** Has the mailbox read for as long as something can come to it. */
@@ -548,7 +561,7 @@ export class Channel implements Beating {
   }
 
   async #end(id: string, closed = false): Promise<void> {
-    await this.reaper.insist(id, [{ verb: "session.end", args: [id, closed] }])
+    await this.reaper.insist(id, [{ verb: "session.end", args: [id, closed, this.tenant.given()] }])
     this.#former.delete(id)
     await this.reaper.reap(id)
   }

@@ -4,6 +4,7 @@ import type { CoordinatorError } from "../actor/errors.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { Session } from "../actor/session.ts"
 import type { ClaimReply, ClaimVerb, Entry } from "./claim.ts"
+import { Hold } from "./hold.ts"
 
 /** What hears of the answers. */
 export interface Asker {
@@ -57,12 +58,12 @@ export class Asking implements Request<ClaimVerb> {
 }
 
 /** A request to release or to leave the queue. When the session is over, so is the claim. */
-export class Releasing implements Request<"semaphore.release" | "session.leave"> {
+export class Releasing implements Request<"lock.return" | "semaphore.release" | "session.leave"> {
   readonly entry: Entry
   readonly session: Session
-  readonly verb: "semaphore.release" | "session.leave"
+  readonly verb: "lock.return" | "semaphore.release" | "session.leave"
   readonly key: string
-  readonly args: [string]
+  readonly args: [string] | [string, number]
   readonly urgent = true
   readonly following: ReadonlyArray<Request> | undefined
   readonly others = undefined
@@ -76,9 +77,11 @@ export class Releasing implements Request<"semaphore.release" | "session.leave">
     this.#asker = asker
     this.entry = entry
     this.session = session
-    this.verb = entry.claim.leave ?? "session.leave"
+    // It can be of another claim, which has taken over what was kept.
+    const kept = entry instanceof Hold && entry.stretch !== undefined
+    this.verb = kept ? "lock.return" : entry.claim.leave ?? "session.leave"
     this.key = entry.claim.place.key
-    this.args = [entry.id]
+    this.args = this.verb === "lock.return" ? [entry.id, kept ? entry.token : 0] : [entry.id]
     this.following = entry.following
     this.#done = done
   }

@@ -39,7 +39,11 @@ export interface Claim {
   /** What is asked besides the id, each time that it is. `anyway` asks not to mind that an expired session is in the way. */
   readonly args: (anyway: boolean) => ReadonlyArray<Argument>
   /** What the actor is told when it is given up. Default `session.leave`. */
-  readonly leave?: "semaphore.release" | "session.leave" | undefined
+  readonly leave?: "lock.return" | "semaphore.release" | "session.leave" | undefined
+  /** Its process may keep it when it has released it. Default `false`. */
+  readonly cached?: boolean | undefined
+  /** How long it queues at most, in milliseconds, where it does not wait: then it is refused as busy. */
+  readonly patience?: number | undefined
   /** Nobody waits until Redis has released it. Default `false`. */
   readonly background?: boolean | undefined
   /** It does not wait for others: while Redis is away, it fails. Default `false`. */
@@ -50,7 +54,7 @@ export interface Claim {
 
 /** What a claim can come to instead of being granted. */
 export type Refusal =
-  | Exclude<ClaimReply, readonly ["granted" | "joined" | "queued" | "stale", ...any]>
+  | Exclude<ClaimReply, readonly ["granted" | "joined" | "kept" | "queued" | "stale", ...any]>
   /** By this side: what it depends on is closed. */
   | readonly [tag: "closed"]
 
@@ -99,7 +103,8 @@ export abstract class Entry {
   /** Told once what it has come to. */
   settle: (outcome: Outcome) => void = ignore
 
-  readonly id: string
+  /** One that takes over what its process has kept has the id of that. */
+  id: string
   readonly claim: Claim
   readonly keeper: Keeper
 

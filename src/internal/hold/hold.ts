@@ -5,6 +5,7 @@ import * as Effect from "effect/Effect"
 import type * as Fiber from "effect/Fiber"
 import * as Inspectable from "effect/Inspectable"
 import { type Claim, type EndReason, Entry, type Keeper, type Kind } from "./claim.ts"
+import type { Stretch } from "./kept.ts"
 import { LeaseLost } from "./loss.ts"
 import type { Membership } from "./membership.ts"
 
@@ -32,6 +33,10 @@ const ignore = () => {}
 export class Hold extends Entry implements Lease {
   readonly "~lockstep/Lease" = "~lockstep/Lease" as const
   token = 0
+  /** It is one of several, as Redis sees it: its process may keep the lock. */
+  stretch: Stretch | undefined = undefined
+  /** Another process wanted it before the grant was heard of. */
+  recalled = false
   /** How much of the capacity it takes: upgrading and downgrading a read-write lock change that. */
   weight: number
   /** What came with the grant, if anything did. */

@@ -12,6 +12,7 @@ import type { RedisError } from "../redis/errors.ts"
 import { type Asker, Asking, Releasing } from "./asking.ts"
 import { type ClaimReply, type ClaimVerb, type Entry, type Keeper, mostStale, type Outcome } from "./claim.ts"
 import { Hold } from "./hold.ts"
+import { Kept, type Stretch } from "./kept.ts"
 import { describe } from "./loss.ts"
 import { Membership } from "./membership.ts"
 
@@ -20,6 +21,7 @@ const touchEvery = 6 * 3_600_000
 
 const granted: Outcome = ["granted"]
 const closed: Outcome = ["closed"]
+const busy: Outcome = ["busy"]
 
 const waits = (state: Entry["state"]): number => state === "asked" || state === "queued" ? 1 : 0
 
@@ -47,12 +49,14 @@ export class Tenancy implements Tenant, Keeper, Asker {
 
   readonly kernel: Kernel
   readonly partition: Partition
+  readonly kept: Kept
   readonly #channel: () => Channel
 
   constructor(kernel: Kernel, partition: Partition, channel: () => Channel) {
     this.kernel = kernel
     this.partition = partition
     this.#channel = channel
+    this.kept = new Kept(kernel.io, (stretch) => this.#surrender(stretch))
     this.#touched = kernel.io.now()
     this.#verified = this.#touched
   }
@@ -84,9 +88,11 @@ export class Tenancy implements Tenant, Keeper, Asker {
     return true
   }
 
+  readonly given = (): number => this.kept.given
+
   readonly isWaiting = (): boolean => this.#waiting > 0
 
-  readonly isListening = (): boolean => this.#waiting > 0 || this.#observing > 0
+  readonly isListening = (): boolean => this.#waiting > 0 || this.#observing > 0 || this.kept.size > 0
 
   // ---------------------------------------------------------------------------------------------------------------
   // Ask
@@ -95,8 +101,9 @@ export class Tenancy implements Tenant, Keeper, Asker {
   #become(entry: Entry, state: Entry["state"]): void {
     this.#waiting += waits(state) - waits(entry.state)
     if (entry instanceof Membership) this.#observing += Number(state === "held") - Number(entry.state === "held")
+    const before = entry.state
     entry.state = state
-    if (state === "done") {
+    if (state === "done" && before !== "done") {
       this.#all.delete(entry.id)
       if (entry instanceof Hold) entry.member?.dependents.delete(entry)
     }
@@ -107,6 +114,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     const member = entry instanceof Hold ? entry.member : undefined
     if (this.kernel.isClosing()) return this.#finish(entry, ["failed", this.channel.closedError()])
     if (member?.state === "done") return this.#finish(entry, closed)
+    if (this.kept.size > 0 && entry instanceof Hold && this.#takeKept(entry)) return
     const { maxPending } = this.kernel.settings
     if (this.channel.session === undefined && this.#all.size >= maxPending) {
       const reason = new Overloaded({ pending: this.#all.size })
@@ -116,6 +124,35 @@ export class Tenancy implements Tenant, Keeper, Asker {
     member?.dependents.add(entry)
     entry.askedAt = this.#time().now
     this.#send(entry, false)
+  }
+
+  // Takes what its process has kept, without asking. If it is in use here, whoever waits does so in Redis, in its turn.
+  #takeKept(hold: Hold): boolean {
+    const { patience, place } = hold.claim
+    const stretch = this.kept.named(place.key)
+    if (stretch === undefined) return false
+    if (stretch.resting === undefined) {
+      if (patience === undefined) return false
+      this.#finish(hold, busy)
+      return true
+    }
+    const { id, session } = stretch
+    // The clocks are read anew: many can follow each other in one turn of the event loop.
+    if (session.lost !== undefined || session.expireIfDue()) return false
+    const { io, transport } = this.kernel
+    const token = transport.commands.isReady() && !this.channel.away ? this.kept.next(stretch) : undefined
+    if (token === undefined) {
+      this.#surrender(stretch)
+      return false
+    }
+    hold.id = id
+    hold.known = true
+    hold.stretch = stretch
+    this.#all.set(id, hold)
+    const now = io.now()
+    hold.askedAt = now
+    this.#hold(hold, session, token, now, io.wall())
+    return true
   }
 
   #finish(entry: Entry, outcome: Outcome): void {
@@ -135,6 +172,10 @@ export class Tenancy implements Tenant, Keeper, Asker {
     }
     entry.known = entry.state !== "idle" || again
     entry.queued = entry.known && entry.queued
+    if (entry instanceof Hold) {
+      entry.stretch = undefined
+      entry.recalled = false
+    }
     this.#become(entry, "asked")
     entry.again = false
     const asking = new Asking(this, entry, session, urgent, entry.stale >= mostStale)
@@ -161,6 +202,8 @@ export class Tenancy implements Tenant, Keeper, Asker {
     const { session } = this.channel
     if (session === undefined || entry.session !== session) return
     switch (reply[0]) {
+      case "kept":
+        return this.#grant(entry, session, reply)
       case "granted":
         return this.#grant(entry, session, reply)
       case "joined":
@@ -182,6 +225,13 @@ export class Tenancy implements Tenant, Keeper, Asker {
     this.#become(entry, "queued")
     this.kernel.hooks.metrics.waiting()
     this.channel.listen()
+    const { patience } = entry.claim
+    if (patience === undefined) return
+    this.kernel.io.after(patience, () => {
+      if (waits(entry.state) === 0) return
+      this.release(entry, ignore)
+      entry.settle(busy)
+    })
   }
 
   // An expired session stands in the way: it is reaped, and the claim asks again.
@@ -209,18 +259,26 @@ export class Tenancy implements Tenant, Keeper, Asker {
     }
     // Given up meanwhile: its release is on the way. And nothing is granted on a lease that has run out meanwhile.
     if (entry.state === "done" || !this.#isTrusted(session)) return
-    const { hooks } = this.kernel
-    const { now, wall } = this.#time()
-    hooks.metrics.granted()
-    entry.heldAt = now
-    if (entry.state === "queued") hooks.metrics.waited(entry.heldAt - entry.askedAt)
-    this.#become(entry, "held")
-    entry.session = session
-    entry.token = token
     if (reply.length > 2) entry.payload = reply.slice(2)
-    entry.since = wall
-    entry.request = undefined
-    entry.settle(granted)
+    if (reply[0] === "kept" && !entry.recalled) {
+      entry.stretch = this.kept.begin(entry, session, token)
+      this.channel.listen()
+    }
+    const { now, wall } = this.#time()
+    this.#hold(entry, session, token, now, wall)
+  }
+
+  #hold(hold: Hold, session: Session, token: number, now: number, wall: number): void {
+    const { hooks } = this.kernel
+    hooks.metrics.granted()
+    hold.heldAt = now
+    if (hold.state === "queued") hooks.metrics.waited(now - hold.askedAt)
+    this.#become(hold, "held")
+    hold.session = session
+    hold.token = token
+    hold.since = wall
+    hold.request = undefined
+    hold.settle(granted)
   }
 
   #join(entry: Entry, state: ReadonlyArray<unknown>): void {
@@ -292,6 +350,9 @@ export class Tenancy implements Tenant, Keeper, Asker {
   readonly release = (entry: Entry, done: () => void): void => {
     const { session, state } = entry
     if (entry.releasing !== undefined) return entry.releasing.also(done)
+    if (entry instanceof Hold && (entry.stretch !== undefined || entry.claim.cached === true) && this.#keep(entry)) {
+      return done()
+    }
     this.#become(entry, "done")
     if (entry instanceof Membership) this.#dismiss(entry)
     // One that is idle in a session was asked for in it, and failed: Redis may know it.
@@ -305,8 +366,51 @@ export class Tenancy implements Tenant, Keeper, Asker {
     this.channel.outbox.request(releasing)
   }
 
+  // Keeps what it could release, for whoever takes it next here. If not, it is released with the last token.
+  #keep(hold: Hold): boolean {
+    const { claim: { cached, place }, following, id, loss, session, state, verifying } = hold
+    if (state !== "held") return false
+    // None if it has been ended meanwhile.
+    const stretch = this.kept.of(id)
+    const isWell = cached === true && loss === undefined && following === undefined && verifying === 0 &&
+      session?.lost === undefined && !this.kernel.isClosing()
+    if (stretch === undefined || !isWell || !this.kept.rest(stretch, hold)) {
+      this.kept.released(place.key)
+      if (stretch !== undefined) this.kept.end(stretch)
+      return false
+    }
+    this.#released(hold)
+    this.#become(hold, "done")
+    return true
+  }
+
+  // What nobody uses is given back; what is in use will be, when it is released.
+  #surrender(stretch: Stretch): void {
+    const hold = stretch.resting
+    this.kept.end(stretch)
+    if (hold === undefined) return
+    this.kept.released(stretch.key)
+    const releasing = new Releasing(this, hold, stretch.session, ignore)
+    hold.releasing = releasing
+    this.channel.outbox.request(releasing)
+  }
+
+  // Another process wants what this one may keep.
+  #recall(session: Session, id: string): void {
+    const stretch = this.kept.of(id)
+    const entry = this.#all.get(id)
+    if (stretch?.session === session) {
+      this.#surrender(stretch)
+      this.kept.recalled(stretch.key)
+    } else if (entry instanceof Hold && entry.session === session) {
+      entry.recalled = true
+      this.kept.recalled(entry.claim.place.key)
+    }
+  }
+
   #released(hold: Hold): void {
-    this.kernel.hooks.metrics.released(this.#time().now - hold.heldAt)
+    // The clock of a kept one is read anew, and can be ahead of that of the turn.
+    this.kernel.hooks.metrics.released(Math.max(0, this.#time().now - hold.heldAt))
   }
 
   /** A release could not be answered. */
@@ -365,6 +469,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
       }
       return
     }
+    if (event[0] === "recall") return this.#recall(session, String(event[1]))
     const entry = this.#all.get(String(event[1]))
     if (entry === undefined || entry.session !== session) return
     switch (event[0]) {
@@ -398,7 +503,12 @@ export class Tenancy implements Tenant, Keeper, Asker {
   }
 
   /** Events may be missing: everything asks again, under the same id, what has become of it. */
-  readonly missed = (session: Session): void => this.#verifyAll(session, () => true)
+  readonly missed = (session: Session): void => {
+    // One that was recalled may be among them, or still be on its way.
+    for (const stretch of this.kept.all()) this.#surrender(stretch)
+    for (const entry of this.#all.values()) if (entry instanceof Hold && entry.state === "asked") entry.recalled = true
+    this.#verifyAll(session, () => true)
+  }
 
   #verifyAll(session: Session, isMeant: (entry: Entry) => boolean): void {
     for (const entry of this.#all.values()) {
@@ -426,7 +536,10 @@ export class Tenancy implements Tenant, Keeper, Asker {
             ? entry.observer.observe(reply.slice(1))
             : undefined
         }
-        if (!(entry instanceof Hold) || reply[0] === "granted" && Number(reply[1]) === entry.token) return
+        if (
+          !(entry instanceof Hold) ||
+          reply[0] === "granted" && Number(reply[1]) === (entry.stretch?.first ?? entry.token)
+        ) return
         // It has been ended, and asking has made a new claim of it.
         this.revoke(entry)
         this.release(entry, ignore)
@@ -478,6 +591,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
   /** The session is over. Holds are lost; everything else goes to the next session, if there is one. */
   readonly lost = (reason: LossReason): { readonly holds: number; readonly tell: () => void } => {
     const holds: Array<Hold> = []
+    this.kept.clear()
     for (const releasing of this.#owed.splice(0)) releasing.settle()
     for (const entry of [...this.#all.values()]) {
       entry.request = undefined
@@ -529,6 +643,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
 
   /** Interrupts what runs under holds, and releases them when that has ended; everything else is given up at once. */
   readonly close = async (): Promise<void> => {
+    for (const stretch of this.kept.all()) this.#surrender(stretch)
     const entries = [...this.#all.values()]
     const error = new CoordinatorError({ reason: new CoordinatorClosed({ namespace: this.kernel.settings.namespace }) })
     const isHeld = (entry: Entry): entry is Hold => entry instanceof Hold && entry.state === "held"
@@ -551,6 +666,8 @@ export class Tenancy implements Tenant, Keeper, Asker {
       // A request that ends it says more than a release.
       if (!hold.concluding) await new Promise<void>((resolve) => this.release(hold, resolve))
     }))
+    // Releases that nobody waits for.
+    await this.channel.settled()
   }
 
   #name({ claim }: Entry): string {

@@ -1,0 +1,145 @@
+/** Locks that this process keeps for a moment when it has released them, to take them again without asking Redis. */
+
+import type { Session } from "../actor/session.ts"
+import type { Io, Timer } from "../io.ts"
+import type { Entry } from "./claim.ts"
+
+// In milliseconds. A lock is kept if it was taken again as soon as this, and for as long as this while nobody takes it; for as long
+// as this in all, which is less than the actor reckons with; and not for as long as this after another process has asked for it.
+const [reuse, most, spared] = [50, 900, 1000]
+
+// What is forgotten here is only kept a little later.
+const mostKeys = 1024
+
+/** How long a lock is in the hands of one process, whoever uses it there. Redis sees one claim. */
+export interface Stretch {
+  readonly id: string
+  readonly key: string
+  readonly session: Session
+  /** The token that Redis has given, the last one given here, and when the first one came by the monotonic clock. */
+  readonly first: number
+  last: number
+  readonly since: number
+  /** The hold that has released it, since when, if nobody uses it. */
+  resting: Entry | undefined
+  restedAt: number
+}
+
+export class Kept {
+  readonly #io: Io
+  /** It is over: what rests is given back to Redis, and what is in use is not kept any longer than that. */
+  readonly #end: (stretch: Stretch) => void
+  readonly #byId = new Map<string, Stretch>()
+  readonly #byKey = new Map<string, Stretch>()
+  /** The largest token that was given here. */
+  given = 0
+  // From when on, for a moment, it counts as taken again.
+  readonly #reusable = new Map<string, number>()
+  #timer: Timer | undefined = undefined
+  #timerAt = Number.POSITIVE_INFINITY
+
+  constructor(io: Io, end: (stretch: Stretch) => void) {
+    this.#io = io
+    this.#end = end
+  }
+
+  get size(): number {
+    return this.#byId.size
+  }
+
+  /** Whether it is taken again so soon that it is worth keeping. */
+  isReused(key: string): boolean {
+    const at = this.#reusable.get(key)
+    if (at === undefined) return false
+    const passed = this.#io.now() - at
+    return passed >= 0 && passed <= reuse
+  }
+
+  /** It is released to Redis. */
+  released(key: string): void {
+    const now = this.#io.now()
+    if ((this.#reusable.get(key) ?? 0) <= now) this.#note(key, now)
+  }
+
+  #note(key: string, at: number): void {
+    if (this.#reusable.size >= mostKeys && !this.#reusable.has(key)) this.#reusable.clear()
+    this.#reusable.set(key, at)
+  }
+
+  begin({ claim: { place: { key } }, id }: Entry, session: Session, token: number): Stretch {
+    const since = this.#io.now()
+    const stretch = { id, key, session, first: token, last: token, since, resting: undefined, restedAt: 0 }
+    this.#byId.set(id, stretch)
+    this.#byKey.set(key, stretch)
+    this.#arm(since + most)
+    return stretch
+  }
+
+  of(id: string): Stretch | undefined {
+    return this.#byId.get(id)
+  }
+
+  named(key: string): Stretch | undefined {
+    return this.#byKey.get(key)
+  }
+
+  end(stretch: Stretch): void {
+    this.#byId.delete(stretch.id)
+    this.#byKey.delete(stretch.key)
+  }
+
+  /** Another process wants it: others than this one are to have it for a while. */
+  recalled(key: string): void {
+    this.#note(key, this.#io.now() + spared)
+  }
+
+  /** Nobody uses it. Answers false if it has been kept for long enough. */
+  rest(stretch: Stretch, hold: Entry): boolean {
+    const now = this.#io.now()
+    if (now - stretch.since >= most) return false
+    stretch.resting = hold
+    stretch.restedAt = now
+    this.#arm(now + reuse)
+    return true
+  }
+
+  /** The token for somebody else here, if it may have one without asking: at most one for each microsecond. */
+  next(stretch: Stretch): number | undefined {
+    const passed = this.#io.now() - stretch.since
+    const token = stretch.last + 1
+    if (passed >= most || token > stretch.first + Math.floor(passed * 1000)) return undefined
+    stretch.last = token
+    stretch.resting = undefined
+    this.given = Math.max(this.given, token)
+    return token
+  }
+
+  all(): ReadonlyArray<Stretch> {
+    return [...this.#byId.values()]
+  }
+
+  clear(): void {
+    this.#byId.clear()
+    this.#byKey.clear()
+    this.#timer?.cancel()
+    this.#timer = undefined
+    this.#timerAt = Number.POSITIVE_INFINITY
+  }
+
+  // One timer for all, which is not set anew for each release.
+  #arm(at: number): void {
+    if (this.#timerAt <= at) return
+    this.#timer?.cancel()
+    this.#timerAt = at
+    this.#timer = this.#io.after(at - this.#io.now(), () => {
+      this.#timerAt = Number.POSITIVE_INFINITY
+      const now = this.#io.now()
+      for (const stretch of this.all()) {
+        const { restedAt, resting, since } = stretch
+        const end = resting === undefined ? since + most : restedAt + reuse
+        if (end <= now) this.#end(stretch)
+        else this.#arm(end)
+      }
+    })
+  }
+}

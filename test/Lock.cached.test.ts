@@ -1,0 +1,149 @@
+/** Locks that a process keeps when it has released them. */
+import { assert, layer } from "@effect/vitest"
+import { Context, Deferred, Effect, Fiber, Option } from "effect"
+import { Coordinator, Lease, Lock } from "../src/index.ts"
+import type { Tenancy } from "../src/internal/hold/tenancy.ts"
+import { actor, client } from "./support/actor.ts"
+import { eventually } from "./support/eventually.ts"
+import { freshNamespace, type Node, onNode, TestServer } from "./support/live.ts"
+import { fields, within } from "./support/requests.ts"
+import { channelOf, missed, several } from "./support/several.ts"
+
+const live = { excludeTestServices: true, timeout: "60 seconds" } as const
+
+const token = Effect.map(Lease.current, (lease) => Option.getOrThrow(lease).token)
+
+const again = Lock.withLock(token, "a", { cached: true })
+
+const keptOf = (context: Node) => (channelOf(context).tenant as Tenancy).kept
+
+const sessionsOf = (context: Node) => Context.get(context, Coordinator.Coordinator).sessions
+
+/** Takes it until the process keeps it. Answers the last token. */
+const keeping = (context: Node) => Effect.repeat(onNode(context)(again), { until: () => keptOf(context).size > 0 })
+
+layer(TestServer.layer, live)("a lock that is cached", (it) => {
+  it.effect("is taken again without asking Redis, each time with a larger token", () =>
+    several(1, ([context], _, server) =>
+      Effect.gen(function*() {
+        yield* keeping(context!)
+        yield* server.cli("CONFIG", "RESETSTAT")
+        const tokens = yield* onNode(context!)(Effect.forEach(Array.from({ length: 2000 }), () => again))
+        assert.deepStrictEqual(tokens, [...new Set(tokens)].sort((a, b) => a - b))
+        const calls = Number(/cmdstat_fcall:calls=(\d+)/.exec(yield* server.cli("INFO", "commandstats"))?.[1] ?? 0)
+        assert.isBelow(calls, 200)
+      })))
+
+  it.effect("is given back when another process wants it, with the last token", () =>
+    several(2, ([one, two]) =>
+      Effect.gen(function*() {
+        for (let round = 0; round < 3; round++) {
+          const last = yield* keeping(one!)
+          const { result } = yield* within(onNode(two!)(Lock.withLock(token, "a")), 1000, "the grant")
+          assert.isAbove(result, last)
+          assert.strictEqual(keptOf(one!).size, 0)
+          // Others are to have it for a while.
+          yield* onNode(one!)(again)
+          yield* onNode(one!)(again)
+          assert.strictEqual(keptOf(one!).size, 0)
+        }
+      })))
+
+  it.effect("is available to others when it is not in use, and busy when it is", () =>
+    several(2, ([one, two]) =>
+      Effect.gen(function*() {
+        yield* keeping(one!)
+        assert.isTrue(Option.isSome(yield* onNode(two!)(Lock.withLockIfAvailable(token, "a"))))
+
+        const inside = yield* Deferred.make<void>()
+        const leave = yield* Deferred.make<void>()
+        yield* eventually(Effect.map(onNode(one!)(again), () => keptOf(one!).size > 0))
+        const holder = yield* Effect.forkChild(
+          onNode(one!)(
+            Lock.withLock(Effect.andThen(Deferred.succeed(inside, undefined), Deferred.await(leave)), "a", {
+              cached: true
+            })
+          )
+        )
+        yield* Deferred.await(inside)
+        assert.strictEqual(keptOf(one!).size, 1)
+        // Also for others of the same process, which need not ask.
+        assert.isTrue(Option.isNone(yield* onNode(one!)(Lock.withLockIfAvailable(token, "a"))))
+        assert.strictEqual(keptOf(one!).size, 1)
+        assert.isTrue(Option.isNone(yield* onNode(two!)(Lock.withLockIfAvailable(token, "a"))))
+        assert.isTrue(Option.isNone(yield* onNode(two!)(Lock.withLockIfAvailable(token, "a"))))
+        // One that waits goes before those of the process that has kept it.
+        const waiting = yield* Effect.forkChild(onNode(two!)(Lock.withLock(token, "a")))
+        yield* Deferred.succeed(leave, undefined)
+        yield* within(Fiber.join(waiting), 1000, "the grant")
+        yield* Fiber.join(holder)
+      })))
+
+  it.effect("is given back when nobody takes it, and when its coordinator is closed", () =>
+    several(1, ([context], namespace, server) =>
+      Effect.gen(function*() {
+        yield* keeping(context!)
+        assert.strictEqual(yield* fields(server, namespace, "lock:a", "h"), 1)
+        yield* eventually(Effect.map(fields(server, namespace, "lock:a", "h"), (holds) => holds === 0))
+        assert.strictEqual(keptOf(context!).size, 0)
+        yield* keeping(context!)
+      })))
+
+  it.effect("gives no token again that a process may have given which died", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      const { open, reap, send } = actor(redis, freshNamespace(), "lock:a")
+      yield* Effect.promise(async () => {
+        await open("A")
+        await open("B")
+        const [tag, first] = await send("A", "lock.take", ["a", 1, 1], 1)
+        assert.strictEqual(tag, "kept")
+        assert.strictEqual((await send("B", "lock.take", ["b", 1, ""]))[0], "queued")
+        for (let state = ""; state !== "forgotten";) state = await reap("A")
+        assert.strictEqual((await send("B", "lock.return", ["b", 0]))[0], "released")
+        const [, next] = await send("B", "semaphore.take", ["c", 1, 1, 1])
+        assert.isAbove(Number(next), Number(first) + 1_000_000)
+      })
+    }))
+
+  it.effect("waits in Redis, in its turn, for others of the same process", () =>
+    several(1, ([context]) =>
+      Effect.gen(function*() {
+        yield* keeping(context!)
+        const order: Array<number> = []
+        yield* onNode(context!)(Effect.forEach(
+          Array.from({ length: 20 }, (_, at) => at),
+          (at) =>
+            Lock.withLock(Effect.andThen(Effect.yieldNow, Effect.sync(() => order.push(at))), "a", { cached: true }),
+          { concurrency: "unbounded" }
+        ))
+        assert.deepStrictEqual(order, Array.from({ length: 20 }, (_, at) => at))
+      })))
+
+  it.effect("is given back where events may be missing, and is lost with its session", () =>
+    several(1, ([context], namespace, server) =>
+      Effect.gen(function*() {
+        yield* keeping(context!)
+        missed(context!)
+        assert.strictEqual(keptOf(context!).size, 0)
+        yield* keeping(context!)
+        const [session] = yield* sessionsOf(context!)
+        yield* server.cli("FLUSHALL")
+        const tokens: Array<number> = []
+        // Each second Redis is asked at least once.
+        yield* within(
+          Effect.whileLoop({
+            while: () => channelOf(context!).session?.id === session!.id,
+            body: () => onNode(context!)(Effect.option(again)),
+            step: (next) => {
+              if (Option.isSome(next)) tokens.push(next.value)
+            }
+          }),
+          1500,
+          "the loss"
+        )
+        tokens.push(yield* onNode(context!)(again))
+        assert.deepStrictEqual(tokens, [...new Set(tokens)].sort((a, b) => a - b))
+        assert.isAtMost(yield* fields(server, namespace, "lock:a", "h"), 1)
+      }), { lease: "30 seconds" }))
+})
