@@ -34,11 +34,11 @@ const scenario = (protect: boolean) => () => {
   }
 }
 
+// Redis forgets nothing, and no process stands still: for longer than its lease, that would be inside beside the next one.
 const remembering = [
   "cut",
   "lost requests",
   "lost replies",
-  "pause",
   "clock",
   "library",
   "memory",
