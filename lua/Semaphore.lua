@@ -183,7 +183,7 @@ end
 
 -- lock.take: takes a lock, or queues for it. With `keep`, its process may keep it when it has released it, and take it again with tokens of its own:
 -- one for each microsecond since the grant, for a second at most. When another claim comes, it is recalled by an event, and the
--- claim queues, whether it waits or not: whoever does not wait leaves the queue if nothing comes of that.
+-- claim queues, whether it waits or not: a claim that does not wait leaves the queue if it is not granted soon.
 -- keys: hash
 -- args: id string, wait number, keep boolean
 -- reply: ["granted", token string] | ["kept", token string] | ["queued", ahead number] | ["busy"] | ["stale"]

@@ -75,7 +75,7 @@ export interface Options {
   readonly release?: "awaited" | "background" | undefined
   /**
    * Keep the lock when it has been taken again within 50 ms of its release, so that this process can take it again without asking
-   * Redis, many times faster. It is given back when nobody here has taken it for 50 ms, after 0.9 s, and when another
+   * Redis, many times faster. It is given back when this process has not taken it for 50 ms, after 0.9 s, and when another
    * process wants it, which waits a little longer for that. A process that ends without closing its coordinator may keep it for
    * the lease. Default `false`.
    */
@@ -142,7 +142,7 @@ const fail = (reason: LockError["reason"]): LockError => new LockError({ reason 
 // A lock is busy, or it is not: nothing else can be refused.
 const busy = () => Effect.succeed(undefined)
 
-// How long somebody who does not wait lets a process give back what it keeps, in milliseconds.
+// How long a claim that does not wait lets another process give back what it keeps, in milliseconds.
 const patience = 100
 
 const taking = (place: Place, wait: boolean, options: Options | undefined): acquiring.Acquire<LockError> => {

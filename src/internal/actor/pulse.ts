@@ -5,7 +5,7 @@ import type { Hooks } from "./hooks.ts"
 import type { Session } from "./session.ts"
 import type { Renewed, Transport } from "./transport.ts"
 
-/** Whoever keeps a session. */
+/** The keeper of a session. */
 export interface Beating {
   /** Answers the session if it is to be renewed with others. */
   readonly beat: () => Session | undefined

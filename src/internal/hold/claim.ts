@@ -44,7 +44,7 @@ export interface Claim {
   readonly cached?: boolean | undefined
   /** How long it queues at most, in milliseconds, where it does not wait: then it is refused as busy. */
   readonly patience?: number | undefined
-  /** Nobody waits until Redis has released it. Default `false`. */
+  /** The caller does not wait until Redis has released it. Default `false`. */
   readonly background?: boolean | undefined
   /** It does not wait for others: while Redis is away, it fails. Default `false`. */
   readonly question?: boolean | undefined

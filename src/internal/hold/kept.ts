@@ -4,14 +4,14 @@ import type { Session } from "../actor/session.ts"
 import type { Io, Timer } from "../io.ts"
 import type { Entry } from "./claim.ts"
 
-// In milliseconds. A lock is kept if it was taken again as soon as this, and for as long as this while nobody takes it; for as long
+// In milliseconds. A lock is kept if it was taken again as soon as this, and for as long as this while it is not taken; for as long
 // as this in all, which is less than the actor reckons with; and not for as long as this after another process has asked for it.
 const [reuse, most, spared] = [50, 900, 1000]
 
 // What is forgotten here is only kept a little later.
 const mostKeys = 1024
 
-/** How long a lock is in the hands of one process, whoever uses it there. Redis sees one claim. */
+/** How long a lock is in the hands of one process, for several holds one after the other. Redis sees one claim. */
 export interface Stretch {
   readonly id: string
   readonly key: string
@@ -20,7 +20,7 @@ export interface Stretch {
   readonly first: number
   last: number
   readonly since: number
-  /** The hold that has released it, since when, if nobody uses it. */
+  /** The hold that has released it, since when, if it is not in use. */
   resting: Entry | undefined
   restedAt: number
 }
@@ -93,7 +93,7 @@ export class Kept {
     this.#note(key, this.#io.now() + spared)
   }
 
-  /** Nobody uses it. Answers false if it has been kept for long enough. */
+  /** It is not in use any more. Answers false if it has been kept for long enough. */
   rest(stretch: Stretch, hold: Entry): boolean {
     const now = this.#io.now()
     if (now - stretch.since >= most) return false
@@ -103,7 +103,7 @@ export class Kept {
     return true
   }
 
-  /** The token for somebody else here, if it may have one without asking: at most one for each microsecond. */
+  /** The token of the next hold here, if it may have one without asking: at most one for each microsecond. */
   next(stretch: Stretch): number | undefined {
     const passed = this.#io.now() - stretch.since
     const token = stretch.last + 1

@@ -126,7 +126,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     this.#send(entry, false)
   }
 
-  // Takes what its process has kept, without asking. If it is in use here, whoever waits does so in Redis, in its turn.
+  // Takes what its process has kept, without asking. If it is in use here, the claim waits in Redis, in its turn.
   #takeKept(hold: Hold): boolean {
     const { patience, place } = hold.claim
     const stretch = this.kept.named(place.key)
@@ -366,7 +366,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     this.channel.outbox.request(releasing)
   }
 
-  // Keeps what it could release, for whoever takes it next here. If not, it is released with the last token.
+  // Keeps what it could release, for the next claim here. If not, it is released with the last token.
   #keep(hold: Hold): boolean {
     const { claim: { cached, place }, following, id, loss, session, state, verifying } = hold
     if (state !== "held") return false
@@ -384,7 +384,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     return true
   }
 
-  // What nobody uses is given back; what is in use will be, when it is released.
+  // What is not in use is given back; the rest will be, when it is released.
   #surrender(stretch: Stretch): void {
     const hold = stretch.resting
     this.kept.end(stretch)
@@ -666,7 +666,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
       // A request that ends it says more than a release.
       if (!hold.concluding) await new Promise<void>((resolve) => this.release(hold, resolve))
     }))
-    // Releases that nobody waits for.
+    // Releases in the background.
     await this.channel.settled()
   }
 
