@@ -74,10 +74,10 @@ class Model {
       return "kept"
     }
     if (this.kept !== undefined) {
-      this.#post(this.kept, "recall")
+      const isAlive = !this.dead.has(this.kept.split("/")[0]!)
+      if (isAlive) this.#post(this.kept, "recall")
       this.kept = undefined
-      this.queue.push([owner, weight])
-      return "queued"
+      wait ||= isAlive
     }
     if (this.#isEmpty()) this.capacity = capacity
     if (this.capacity === 0) return "missing"
