@@ -118,6 +118,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // The last in the queue is served first.
   lastInFirstOut: {
+    only: ["lock", "semaphore", "readWriteLock"],
     lua: [[
       "local waiter = call('HGET', key, 'w' .. text(state.first))",
       "local top = call('HGET', key, 'w' .. text(state.last))\nlocal bottom = call('HGET', key, 'w' .. text(state.first))\nif top and bottom and state.last > state.first then\ncall('HSET', key, 'w' .. text(state.first), top, 'w' .. text(state.last), bottom)\ncall('HSET', key, 'q' .. match(top, '^%S+'), text(state.first), 'q' .. match(bottom, '^%S+'), text(state.last))\nend\nlocal waiter = call('HGET', key, 'w' .. text(state.first))"
@@ -132,10 +133,12 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // A latch opens when one is still to come.
   earlyLatch: {
+    only: ["latch"],
     lua: [["if latch.remaining == 0 then openLatch", "if latch.remaining <= 1 then openLatch"]]
   },
   // Now and then a shard that is done can be registered again, and gets another result.
   redoneShard: {
+    only: ["tasks"],
     lua: [[
       "if status == 'done' then return reply(",
       "if status == 'done' and ctx.micros % 20 > 0 then return reply("
@@ -158,6 +161,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // Some signals are consumed together with another one.
   lostSignal: {
+    only: ["signal"],
     lua: [[
       "addSignals(state, -1)",
       "addSignals(state, ctx.micros % 10 == 0 and state.capacity > state.taken + 1 and -2 or -1)"
@@ -165,6 +169,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // Some items are handed out again after they were acknowledged.
   takenTwice: {
+    only: ["rendezvous"],
     lua: [[
       "removeItem(ctx, key, item, entry, claim)\nstate.claims",
       "if ctx.micros % 20 == 0 then\ncall('XCLAIM', ctx.items, GROUP, NO_PARTY, 0, entry, 'JUSTID')\ncall('HSET', key, 'g' .. item, entry .. ' ' .. giver .. ' ' .. NO_PARTY)\nstate.free, state.returned = state.free + 1, state.returned + 1\nelse removeItem(ctx, key, item, entry, claim) end\nstate.claims"
@@ -172,6 +177,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // A candidate leads as soon as it is chosen, and not when its predecessor has ended.
   hastyNominee: {
+    only: ["election"],
     lua: [[
       "return '[\"nominated\"]'",
       "state.taken = 0\nserve(ctx, key, state)\nsave(key, state)\nif ctx.served then crown(ctx, key, ctx.served) end\nreturn '[\"nominated\"]'"
@@ -179,6 +185,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // Some changes of the leader are not told.
   untoldLeader: {
+    only: ["election"],
     lua: [[
       "announce(ctx, key, json(leadership(ctx, key)))",
       "if ctx.micros % 20 > 0 then announce(ctx, key, json(leadership(ctx, key))) end"
@@ -186,10 +193,12 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // Events that a dead member of a group has not acknowledged go to no other member.
   unreturnedEvents: {
+    only: ["topic"],
     lua: [["if #pending == 0 then break end\nlocal ids", "do break end\nlocal ids"]]
   },
   // Some events do not lock their key, so the next one is handed out before they are acknowledged.
   unlockedKey: {
+    only: ["topic"],
     lua: [[
       "if field then call('HSET', topic.key, field, id) end",
       "if field and ctx.micros % 10 > 0 then call('HSET', topic.key, field, id) end"
@@ -197,6 +206,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // Some acknowledgements give the member no credit for the next event, until it starves.
   lostCredit: {
+    only: ["topic"],
     lua: [[
       "unlockKey(topic, group, key, event)\ncredited(ctx, group, id, 1)",
       "unlockKey(topic, group, key, event)\nif ctx.micros % 10 > 0 then credited(ctx, group, id, 1) end"
@@ -204,6 +214,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // An event whose delivery was put off is not handed out again, now and then.
   lostRetry: {
+    only: ["topic"],
     lua: [[
       "call('ZREM', topic.retries, member)\nif group then",
       "call('ZREM', topic.retries, member)\nif group and ctx.micros % 10 > 0 then"
@@ -220,6 +231,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // Some publications are stored under an id that is known.
   forgottenId: {
+    only: ["topic"],
     lua: [[
       "if known then return reply('duplicate', known) end",
       "if known and ctx.micros % 10 > 0 then return reply('duplicate', known) end"
@@ -227,10 +239,12 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // Retention removes what groups have not handled.
   unprotectedEvents: {
+    only: ["topic"],
     lua: [["if number then wanted = math.max(wanted, topic.number - number + 1) end", ""]]
   },
   // A subscriber that has caught up does not read what the shared read was ahead of it.
   skippedPart: {
+    only: ["topic"],
     sources: [[
       "internal/topic/subscription.ts",
       "if (compareIds(lane.cursor.id, until) < 0 && !await this.#readUntil(lane, until)) return",
@@ -258,6 +272,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // What retention removed before a subscriber read it is passed over in silence.
   silentGap: {
+    only: ["topic"],
     sources: [[
       "internal/topic/shard.ts",
       "if (last !== undefined && number !== last + 1) {",
@@ -266,18 +281,22 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // Some comparisons of versions are not made.
   uncomparedVersion: {
+    only: ["ref"],
     lua: [["if version ~= expected then", "if version ~= expected and ctx.micros % 5 > 0 then"]]
   },
   // Of updates that meet in one process, the last one is written.
   lastUpdateOnly: {
+    only: ["ref"],
     sources: [["internal/ref/cell.ts", "present = exit.value.next", ""]]
   },
   // A transaction compares the version of its last ref only.
   halfCompared: {
+    only: ["ref"],
     lua: [["fits = fits and version == expected", "fits = version == expected"]]
   },
   // A part of a transaction is written with a version of its own.
   tornTransaction: {
+    only: ["ref"],
     lua: [[
       "storeRef(ctx, ctx.bind(index), version, part.value, part.life)",
       "storeRef(ctx, ctx.bind(index), index > 1 and ctx.micros % 10 == 0 and nextToken(ctx) or version, part.value, part.life)"
@@ -285,10 +304,12 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // Some writes of former holders are not refused.
   lateFence: {
+    only: ["ref"],
     lua: [["if seen > tonumber(token) then", "if seen > tonumber(token) and ctx.micros % 3 > 0 then"]]
   },
   // Some versions are not told.
   untoldVersion: {
+    only: ["ref"],
     lua: [[
       "if announce(ctx, key, json(version), json(version), json(value)) and life",
       "if ctx.micros % 20 > 0 and announce(ctx, key, json(version), json(version), json(value)) and life"
@@ -296,6 +317,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // Some deletions are not told.
   untoldDeletion: {
+    only: ["ref"],
     lua: [["if existed then announce(", "if existed and ctx.micros % 3 > 0 then announce("]]
   },
   // The next session makes a write again that the one before has made.
@@ -306,16 +328,19 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // A cached value is answered however old it is.
   ageless: {
+    only: ["ref"],
     faults: ["SIGSTOP", "stall", "blocked event loop"],
     sources: [["internal/ref/watch.ts", "return this.#age < maxAge ? latest : undefined", "return latest"]]
   },
   // A sum that the next session sends again is added again.
   repeatedSum: {
+    only: ["ref"],
     faults: ["SIGSTOP", "partition", "lost replies"],
     lua: [["if source ~= '' and lastSum(key, source) >= tonumber(number) then", "if false then"]]
   },
   // Some additions are answered, and not made.
   lostAddition: {
+    only: ["ref"],
     lua: [[
       "saveCounter(ctx, key, sum, life)",
       "if ctx.micros % 30 > 0 then saveCounter(ctx, key, sum, life) end"
@@ -323,6 +348,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // What meets a sum that is under way is not sent.
   droppedSum: {
+    only: ["ref"],
     sources: [[
       "internal/ref/sums.ts",
       "this.#isSending = false\n    this.#sending = 0",
@@ -632,6 +658,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // Some permits that are given back stay taken.
   leakedPermit: {
+    only: ["semaphore"],
     lua: [[
       "state.taken, state.holds = state.taken - tonumber(match(hold, '^%S+')), state.holds - 1",
       "state.taken, state.holds = state.taken - (ctx.micros % 40 == 0 and 0 or tonumber(match(hold, '^%S+'))), state.holds - 1"
