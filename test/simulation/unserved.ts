@@ -9,6 +9,10 @@ type Waiters = readonly [tag: "waiters", waiters: ReadonlyArray<readonly [weight
 
 const kinds = ["lock", "readWriteLock", "semaphore"]
 
+// Where the clock of Redis was set back, a session that has expired is due so much later, in milliseconds. Sessions that are renewed
+// last longer.
+const setBack = 500
+
 /** Asks when nothing is under way, so that every release has been answered for. */
 export const unserved = async (
   machine: Machine,
@@ -17,7 +21,8 @@ export const unserved = async (
   namespace: string,
   now: number
 ): Promise<string | undefined> => {
-  const ask = async (call: Parameters<Machine["execute"]>[2]) => (await machine.execute(database, now, call)).reply
+  const ask = async (call: Parameters<Machine["execute"]>[2]) =>
+    (await machine.execute(database, now + setBack, call)).reply
   const keys = await Promise.all(kinds.map((kind) => ask(command("KEYS", [`{${namespace}:*}:${kind}:*`]))))
   const found = await Promise.all((keys.flat() as ReadonlyArray<string>).map(async (key) => {
     const address = addressOf(key.slice(0, key.indexOf("}") + 2), false, "")
