@@ -412,7 +412,7 @@ const whole = (left: Facts, right: Facts): ReadonlyArray<Anomaly> => {
     if (one === other) continue
     const times = [left.known.get(one ?? 0), right.known.get(other ?? 0)].filter((at) => at !== undefined)
     if (one !== undefined && other !== undefined) {
-      torn(`${value} has versions ${one} and ${other}`, hold, from, Math.max(...times))
+      torn(`${value} has versions ${one} and ${other}`, hold, from, Math.max(...times, hold.ended ?? 0))
       continue
     }
     // A write that no process has seen must be absent from the unbroken part of what a subscriber saw.
