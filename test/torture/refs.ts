@@ -196,7 +196,8 @@ const storedOnce = (facts: Facts): ReadonlyArray<Anomaly> => {
     const write = writes.get(value)
     if (write === undefined) continue
     const times = [...all.keys()].map((version) => known.get(version) ?? Number.POSITIVE_INFINITY)
-    if (all.size > 1 && !forgot(run, write.from, Math.max(...times))) {
+    // Where a value has two versions, the time at which it was seen stands for both.
+    if (all.size > 1 && !forgot(run, write.from, Math.max(...times, write.hold.ended ?? 0))) {
       const detail = `${value} was written twice: ${[...all.keys()].join(" and ")}`
       found.push({ check: "stored", detail, holds: [write.hold, ...all.values()] })
     }
