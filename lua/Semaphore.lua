@@ -201,10 +201,8 @@ end
 -- reply: ["released"] | ["absent"]
 -- flags: allow-oom
 handlers['lock.return'] = function(ctx, key, id, token)
-  if token ~= '0' then skipTokens(ctx, token + 0) end
-  local found = drop(ctx, key, ctx.session, id)
-  disown(ctx, key, id)
-  return found and RELEASED or ABSENT
+  skipTokens(ctx, token + 0)
+  return handlers['semaphore.release'](ctx, key, id)
 end
 
 -- semaphore.release: releases a hold, or leaves the queue, whichever it is by now

@@ -152,9 +152,9 @@ local function nextTokens(ctx, count)
   return first
 end
 
--- Tokens up to this one may have been given.
+-- Tokens up to this one may have been given, unless it is 0.
 local function skipTokens(ctx, last)
-  if last > (ctx.token or lastToken(ctx) + 0) then ctx.token, ctx.last = last, text(last) end
+  if last > 0 and last > (ctx.token or lastToken(ctx) + 0) then ctx.token, ctx.last = last, text(last) end
 end
 
 -- The record of a session, read once in a call; false for one that is forgotten.
@@ -618,7 +618,7 @@ handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, 
   local command = denied(ctx)
   if command then return reply('denied', command) end
   local known = call('HMGET', ctx.sessions, 'protocol', 'partitions')
-  if given ~= '0' then skipTokens(ctx, given + 0) end
+  skipTokens(ctx, given + 0)
   for former in string.gmatch(replaces, '%S+') do finish(ctx, former, 0) end
   if known[1] and (known[1] ~= protocol or known[2] ~= partitions) and isInUse(ctx) then
     return reply('mismatch', tonumber(known[1]), tonumber(known[2]))
@@ -684,7 +684,7 @@ end
 -- reply: ["ended"]
 -- flags: allow-oom
 handlers['session.end'] = function(ctx, _, session, closed, given)
-  if given ~= '0' then skipTokens(ctx, given + 0) end
+  skipTokens(ctx, given + 0)
   finish(ctx, session, closed == '1' and CLOSED or 0)
   return '["ended"]'
 end
