@@ -112,14 +112,13 @@ export class Outbox {
   readonly #options: OutboxOptions
   readonly #keeper: Keeper
   readonly #lease: string
-  // Of a lease, two renewals may go without an answer.
   readonly #timeout: number
 
   constructor(keeper: Keeper, options: OutboxOptions) {
     this.#keeper = keeper
     this.#options = options
     this.#lease = ascii(String(options.lease))
-    this.#timeout = Math.min(options.transport.requestTimeout, Math.floor(options.lease / 3))
+    this.#timeout = options.transport.renewalTimeout(options.lease)
   }
 
   get pending(): number {

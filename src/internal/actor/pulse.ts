@@ -67,11 +67,9 @@ export class Pulse {
     if (idle.length === 1) return idle[0]![0].renew()
     const sentAt = this.#io.now()
     const sentAtWall = this.#io.wall()
-    // Of a lease, two renewals may go without an answer.
-    const timeout = Math.min(this.#transport.requestTimeout, Math.floor(this.#lease / 3))
     let answers: ReadonlyArray<Renewed | undefined> = []
     try {
-      answers = await this.#transport.renew(idle.map(([, session]) => session), this.#lease, timeout)
+      answers = await this.#transport.renew(idle.map(([, session]) => session), this.#lease)
     } catch (cause) {
       // Each finds out by itself what that means for it.
       this.#hooks.log("Debug", "sessions could not be renewed together", cause)

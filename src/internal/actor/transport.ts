@@ -165,14 +165,10 @@ export class Transport {
   }
 
   /** Renews sessions that have nothing else to ask, see lua/calls.lua. Undefined for those that have to ask by themselves. */
-  async renew(
-    sessions: ReadonlyArray<Session>,
-    lease: number,
-    timeout: number
-  ): Promise<ReadonlyArray<Renewed | undefined>> {
+  async renew(sessions: ReadonlyArray<Session>, lease: number): Promise<ReadonlyArray<Renewed | undefined>> {
     const keys = sessions.map(({ address }) => address.key)
     const numbered = sessions.flatMap(({ id, number }) => [id, number])
-    const raw = await this.invoke("_renew", call(keys, [lease, ...numbered]), timeout)
+    const raw = await this.invoke("_renew", call(keys, [lease, ...numbered]), this.renewalTimeout(lease))
     const answers: unknown = typeof raw === "string" ? JSON.parse(raw) : undefined
     return sessions.map((_, at) => {
       const answer: unknown = Array.isArray(answers) ? answers[at] : undefined
@@ -278,6 +274,11 @@ export class Transport {
   // ---------------------------------------------------------------------------------------------------------------
   // Waiting
   // ---------------------------------------------------------------------------------------------------------------
+
+  /** How long a call is waited for that renews a session: of a lease, two renewals may go without an answer. In milliseconds. */
+  renewalTimeout(lease: number): number {
+    return Math.min(this.requestTimeout, Math.floor(lease / 3))
+  }
 
   /** No answer in time: it may be half-open, when the other side is gone and the socket does not know. */
   doubt(cause: unknown): void {
