@@ -152,7 +152,7 @@ class Model {
 type Step =
   | { readonly do: "take"; readonly session: number; readonly weight: number; readonly wait: boolean }
   | { readonly do: "keep"; readonly session: number; readonly wait: boolean; readonly keep: boolean }
-  | { readonly do: "return"; readonly session: number; readonly pick: number; readonly given: number }
+  | { readonly do: "return"; readonly session: number; readonly given: number }
   | { readonly do: "release" | "again"; readonly session: number; readonly pick: number }
   | { readonly do: "reweigh"; readonly session: number; readonly pick: number; readonly weight: number }
   | { readonly do: "join"; readonly session: number; readonly permits: number; readonly mismatch: Mismatch }
@@ -174,7 +174,7 @@ const step: fc.Arbitrary<Step> = fc.oneof(
     weight: 4,
     arbitrary: fc.record({ do: fc.constant("keep" as const), session, wait: fc.boolean(), keep: fc.boolean() })
   },
-  { weight: 2, arbitrary: fc.record({ do: fc.constant("return" as const), session, pick, given: fc.nat(999_999) }) },
+  { weight: 2, arbitrary: fc.record({ do: fc.constant("return" as const), session, given: fc.nat(999_999) }) },
   { weight: 6, arbitrary: fc.record({ do: fc.constant("release" as const), session, pick }) },
   { weight: 1, arbitrary: fc.record({ do: fc.constant("again" as const), session, pick }) },
   { weight: 2, arbitrary: fc.record({ do: fc.constant("reweigh" as const), session, pick, weight }) },
