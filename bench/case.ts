@@ -154,6 +154,8 @@ const load = async (name: Name): Promise<Open> => {
       return (await import("./contestants/bullmq.ts")).open
     case "bee-queue":
       return (await import("./contestants/bee-queue.ts")).open
+    case "effect-mq":
+      return (await import("./contestants/effect-mq.ts")).open
     case "persisted-queue":
       return (await import("./contestants/persisted-queue.ts")).open
     case "in-process":

@@ -21,6 +21,7 @@ export type Column =
   | "raw-queue"
   | "bullmq"
   | "bee-queue"
+  | "effect-mq"
   | "persisted-queue"
   | "in-process"
 

@@ -21,6 +21,7 @@ export const commands: { readonly [column in Column]?: ReadonlyArray<string> } =
   "raw-queue": ["xadd", "xreadgroup", "xack", "xdel"],
   "bullmq": ["evalsha", "eval", "bzpopmin", "multi", "exec"],
   "bee-queue": ["evalsha", "brpoplpush", "hget", "multi", "exec", "lrem", "srem", "hdel"],
+  "effect-mq": ["evalsha", "eval", "script|load", "publish"],
   "persisted-queue": ["evalsha", "eval", "rpush"]
 }
 

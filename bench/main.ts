@@ -62,7 +62,8 @@ const versions: Array<readonly [string, string]> = [
   ["redlock", versionOf("redlock", import.meta.url)],
   ["redis-semaphore", versionOf("redis-semaphore", import.meta.url)],
   ["bullmq", versionOf("bullmq", import.meta.url)],
-  ["bee-queue", versionOf("bee-queue", import.meta.url)]
+  ["bee-queue", versionOf("bee-queue", import.meta.url)],
+  ["effect-mq", versionOf("effect-mq", import.meta.url)]
 ]
 
 const named = (versions: ReadonlyArray<readonly [name: string, version: string]>): string =>

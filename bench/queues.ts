@@ -17,7 +17,7 @@ import type { DelaysResult, DrainResult, JobsResult, JobsTask, StoreTask } from 
 import { commands, measured } from "./loops.ts"
 import * as server from "./server.ts"
 
-const columns: ReadonlyArray<Column> = ["lockstep", "raw-queue", "bullmq", "bee-queue", "persisted-queue"]
+const columns: ReadonlyArray<Column> = ["lockstep", "raw-queue", "bullmq", "bee-queue", "effect-mq", "persisted-queue"]
 
 const start = (context: Context, redis: server.Server, contestant: Column, process: number, task: JobsTask) => {
   const job: Job = { contestant, port: redis.port, lease: 15_000, autoPipelining: true, task }

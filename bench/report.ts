@@ -21,6 +21,7 @@ const columns: ReadonlyArray<readonly [Column, string]> = [
   ["raw-queue", "raw stream"],
   ["bullmq", "BullMQ"],
   ["bee-queue", "bee-queue"],
+  ["effect-mq", "effect-mq"],
   ["persisted-queue", "Effect's PersistedQueue"],
   ["in-process", "Effect's PubSub"]
 ]
@@ -178,13 +179,14 @@ ${tables(rows)}
 * \`raw stream\` is the fastest raw way: auto-pipelined \`XADD\`, or pipelines of 500 for many jobs; then one \`XREADGROUP\` for
   as many jobs as run at a time, pipelined behind one \`XACK\` and one \`XDEL\` for the jobs before them. It has neither
   retries nor delays nor priorities, and the jobs of a process that dies stay with it.
-* BullMQ, bee-queue and PersistedQueue have their default settings, except that BullMQ and bee-queue remove finished jobs
-  in cases 16 to 18, and that bee-queue sends no events there and keeps no jobs in the process, as its documentation
-  recommends for speed. PersistedQueue has its own Redis client, and no call for many jobs: a fiber offers each.
+* BullMQ, bee-queue, effect-mq and PersistedQueue have their default settings, except that the first three remove finished
+  jobs in cases 16 to 18, and that bee-queue sends no events there and keeps no jobs in the process, as its documentation
+  recommends for speed. PersistedQueue has no call for many jobs: a fiber offers each. It and effect-mq, which runs on
+  the released Effect 4 with its imports redirected, have the Redis client of \`@effect/platform-node\`.
 * A start (18) is measured from the moment before a job is offered to the call of the handler in another process, one job
   every 10 ms on average. PersistedQueue polls every second.
-* Memory of jobs (19) is what 10,000 more of them cost after the first 500, with the default settings of all: BullMQ and
-  bee-queue keep finished jobs.
+* Memory of jobs (19) is what 10,000 more of them cost after the first 500, with the default settings of all: BullMQ,
+  bee-queue and effect-mq keep finished jobs.
 * Flows (22 to 24) are beside their queue (\`colocate\`). In BullMQ, a chain is a tree in which each job has one child.
 * Skewed load (25): 4 workers with a coordinator each run one job at a time; one worker offers 70 % of the work. A job sleeps for 20
   to 90 ms. \`lockstep\` is \`WorkStealing\` with the defaults; in \`static partitions\` all workers \`keep\` all of their jobs. The ideal
