@@ -47,7 +47,7 @@ local CLOSED = -1
 local MAILBOX_LENGTH = '16384'
 -- Streams are trimmed by whole nodes, so trimming after each event would only cost.
 local TRIM_EVERY = 64
-local REAP_SESSIONS, REAP_ENTRIES, REAP_SAMPLE = 16, 128, 512
+local REAP_SESSIONS, REAP_ENTRIES = 16, 128
 -- How long the keys of a session outlive its deadline, in ms. Whatever it owns is touched four times as often.
 local ABANDONED, A_DAY = 86400000, '86400000'
 -- What this release cannot reap, or ring, another one may: it is looked at again after a minute.
@@ -352,13 +352,16 @@ end
 -- Deadlines and alarms
 -- -----------------------------------------------------------------------------
 
--- Whether a session or a resource is due that has not been dealt with yet.
+-- Whether a session is due that has not been reaped yet.
 local function isAnyDue(ctx)
-  if ctx.due == nil then
-    ctx.due = false
-    for _, member in ipairs(call('ZRANGEBYSCORE', ctx.dues, 0, text(ctx.now), 'LIMIT', 0, REAP_SESSIONS)) do
+  local from = 0
+  while ctx.due == nil do
+    local due = call('ZRANGEBYSCORE', ctx.dues, 0, text(ctx.now), 'LIMIT', from, REAP_SESSIONS)
+    for _, member in ipairs(due) do
       if sub(member, 1, 1) ~= '@' and not isAlive(ctx, member) then ctx.due = true end
     end
+    if not ctx.due and #due < REAP_SESSIONS then ctx.due = false end
+    from = from + REAP_SESSIONS
   end
   return ctx.due
 end
@@ -697,16 +700,21 @@ end
 -- flags: allow-oom
 handlers['session.owned'] = function(ctx, _, session)
   if isAlive(ctx, session) then return '["alive"]' end
-  local entries, unknown = {}, false
-  for _, entry in ipairs(call('SRANDMEMBER', ownedBy(ctx, session), REAP_SAMPLE)) do
-    if entry ~= '' then
-      if not reapers[match(entry, '^[^:]*:([^:]*):')] then
-        unknown = true
-      elseif #entries < REAP_ENTRIES then
-        entries[#entries + 1] = entry
+  local owned, entries, unknown = ownedBy(ctx, session), {}, false
+  local function look(sample)
+    for _, entry in ipairs(sample) do
+      if entry ~= '' then
+        if not reapers[match(entry, '^[^:]*:([^:]*):')] then
+          unknown = true
+        elseif #entries < REAP_ENTRIES then
+          entries[#entries + 1] = entry
+        end
       end
     end
   end
+  look(call('SRANDMEMBER', owned, 4 * REAP_ENTRIES))
+  -- What can be released may hide among thousands that cannot: that is worth a look at all of them before a minute's rest.
+  if #entries == 0 and unknown then look(call('SRANDMEMBER', owned, '1000000000')) end
   if #entries > 0 then return reply('owns', list(entries)) end
   if unknown then
     call('ZADD', ctx.dues, text(ctx.now + ASIDE), session)
@@ -719,6 +727,15 @@ handlers['session.owned'] = function(ctx, _, session)
   return '["forgotten"]'
 end
 
+-- What fails is set aside for a while: it must neither be forgotten nor stand in the way of what else is due.
+local function attempt(ctx, member, f, ...)
+  local fine, cause = pcall(f, ctx, ...)
+  if not fine then
+    call('ZADD', ctx.dues, text(ctx.now + ASIDE), member)
+    error(cause, 0)
+  end
+end
+
 -- session.reap: releases one thing that a dead session owned, and wakes the next waiter
 -- keys: all
 -- args: session string, entry string
@@ -727,9 +744,27 @@ end
 handlers['session.reap'] = function(ctx, key, session, entry)
   if isAlive(ctx, session) then return '["alive"]' end
   local id, kind = match(entry, '^([^:]*):([^:]*):')
-  reapers[kind](ctx, key, session, id)
+  attempt(ctx, session, reapers[kind], key, session, id)
   call('SREM', ownedBy(ctx, session), entry)
   return '["reaped"]'
+end
+
+-- alarm.ring: does what a resource has asked to be woken for
+-- keys: all
+-- args:
+-- reply: ["rung"]
+-- flags: allow-oom
+handlers['alarm.ring'] = function(ctx, key)
+  local member = '@' .. sub(key, #ctx.prefix + 1)
+  local ring = alarms[ctx.kind]
+  if ring then
+    call('ZREM', ctx.dues, member)
+    attempt(ctx, member, ring, key)
+  else
+    call('ZADD', ctx.dues, text(ctx.now + ASIDE), member)
+  end
+  expect(ctx)
+  return '["rung"]'
 end
 
 -- session.leave: gives up a hold or a wait of the session's own, as if the session had ended
@@ -753,22 +788,4 @@ handlers['session.touch'] = function(ctx, key)
   call('PEXPIRE', key, A_DAY, 'GT')
   if ctx.items then call('PEXPIRE', ctx.items, A_DAY, 'GT') end
   return '["touched"]'
-end
-
--- alarm.ring: does what a resource has asked to be woken for
--- keys: all
--- args:
--- reply: ["rung"]
--- flags: allow-oom
-handlers['alarm.ring'] = function(ctx, key)
-  local member = '@' .. sub(key, #ctx.prefix + 1)
-  local ring = alarms[ctx.kind]
-  if ring then
-    call('ZREM', ctx.dues, member)
-    ring(ctx, key)
-  else
-    call('ZADD', ctx.dues, text(ctx.now + ASIDE), member)
-  end
-  expect(ctx)
-  return '["rung"]'
 end

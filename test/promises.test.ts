@@ -428,7 +428,8 @@ layer(TestServer.layer, live)("a kind that this release does not know", (it) => 
         }
         await ask("T", "session.open", ["T", "", 60_000, protocol, 1, "{}", "", 0])
         await send("T", "semaphore.take", ["h", 1, 1, 1])
-        await redis.sadd(`${prefix}own:T`, "x:novel:other")
+        // Far more than are looked at, at random, before the one that can be released.
+        await redis.sadd(`${prefix}own:T`, ...Array.from({ length: 50_000 }, (_, at) => `x:novel:other${at}`))
         for (let at = 0; at < 40; at++) await end(`S${at}`)
         await end("T")
         await redis.zadd(`${prefix}due`, 0, `@novel:alarm`)
@@ -453,6 +454,79 @@ layer(TestServer.layer, live)("a kind that this release does not know", (it) => 
         // Nothing of the unknown kind is dropped.
         assert.strictEqual(yield* Effect.promise(() => redis.sismember(`${prefix}own:S7`, "x:novel:thing7")), 1)
       }))
+    }).pipe(Effect.scoped))
+})
+
+const opened = (ask: ReturnType<typeof actor>["ask"], id: string, lease: number) =>
+  ask(id, "session.open", [id, "", lease, protocol, 1, "{}", "", 0])
+
+layer(TestServer.layer, live)("a question", (it) => {
+  it.effect("does not count a holder that died with its whole fleet, behind alarms that are due", () =>
+    several(1, ([asker], namespace, server) =>
+      Effect.gen(function*() {
+        const redis = yield* client(server)
+        const { ask, send } = actor(redis, namespace, "lock:a")
+        const due = `{${namespace}:00}:due`
+        const alarms = Array.from({ length: 40 }, (_, at) => `@novel:alarm${at}`)
+        yield* onNode(asker!)(Lock.withLock(Effect.void, "a"))
+        yield* Effect.promise(async () => {
+          // The holder is the last one that is due.
+          for (let at = 0; at < 100; at++) await opened(ask, `S${at}`, 100)
+          await opened(ask, "T", 200)
+          await send("T", "semaphore.take", ["h", 1, 1, 1], 200)
+          for (const alarm of alarms) await redis.zadd(due, 0, alarm)
+        })
+        yield* eventually(Effect.map(
+          Effect.promise(async () => Number(await redis.zscore(due, "T"))),
+          (deadline) => deadline < Date.now()
+        ))
+        const found = yield* onNode(asker!)(Lock.withLockIfAvailable(Effect.succeed("in"), "a"))
+        assert.deepStrictEqual(found, Option.some("in"))
+        yield* Effect.promise(() => redis.zrem(due, ...alarms))
+      }), { lease: "30 seconds" }))
+})
+
+layer(TestServer.layer, live)("what cannot be reaped or rung", (it) => {
+  it.effect("is set aside, and blocks neither its session nor others", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const redis = yield* client(server)
+      const namespace = freshNamespace()
+      const { ask, end, send } = actor(redis, namespace, "lock:a")
+      const prefix = `{${namespace}:00}:`
+      yield* Effect.promise(async () => {
+        for (let at = 0; at < 40; at++) {
+          await opened(ask, `S${at}`, 60_000)
+          await send(`S${at}`, "semaphore.take", ["h", 1, 1, 1], 60_000, "", [`${prefix}lock:broken${at}`])
+          await send(`S${at}`, "semaphore.take", ["i", 1, 1, 1], 60_000, "", [`${prefix}lock:${at}`])
+          await redis.set(`${prefix}lock:broken${at}`, "not a hash")
+        }
+        for (let at = 0; at < 40; at++) await end(`S${at}`)
+      })
+      const context = yield* node(server.url, { namespace, partitions: 1 })
+      yield* Effect.forEach(
+        Array.from({ length: 40 }, (_, at) => at),
+        (at) => within(onNode(context)(Lock.withLock(Effect.void, `${at}`)), 5000, `lock ${at}`),
+        { concurrency: "unbounded", discard: true }
+      )
+      // A minute later it is tried again.
+      const due = Effect.promise(() => redis.zrangebyscore(`${prefix}due`, 0, Date.now() + 30_000))
+      yield* eventually(Effect.map(due, (members) => !members.some((member) => member.startsWith("S"))))
+      assert.strictEqual(yield* Effect.promise(() => redis.zcard(`${prefix}due`)), 41)
+    }).pipe(Effect.scoped))
+
+  it.effect("rings again later if its alarm has failed", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      const namespace = freshNamespace()
+      const { key, ring } = actor(redis, namespace, "queue:a")
+      const due = `{${namespace}:00}:due`
+      yield* Effect.promise(async () => {
+        await redis.set(key, "not a hash")
+        await redis.zadd(due, 0, "@queue:a")
+        assert.deepStrictEqual(await ring(), ["failed", "defect"])
+        assert.closeTo(Number(await redis.zscore(due, "@queue:a")), Date.now() + 60_000, 10_000)
+      })
     }).pipe(Effect.scoped))
 })
 

@@ -105,7 +105,12 @@ export class Reaper {
             args: [session, entry]
           }))
         )
-        if (replies.some((reply) => reply[0] !== "reaped")) return
+        if (replies.some((reply) => reply[0] === "reaped")) continue
+        const failed = replies.filter((reply) => reply[0] === "failed").length
+        if (failed > 0) {
+          this.#log("Warn", `${failed} holds and waits of session ${session}, which has ended, could not be released`)
+        }
+        return
       }
     })
   }

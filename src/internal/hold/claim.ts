@@ -63,8 +63,11 @@ export type Outcome =
   | readonly [tag: "granted"]
   | readonly [tag: "failed", error: CoordinatorError]
 
-/** How often an expired session that stands in the way of an answer is reaped; then the answer is taken as it is. */
-export const mostStale = 3
+/**
+ * How often expired sessions that stand in the way of an answer are reaped, up to 16 at a time; then the answer is taken as it is.
+ * What cannot be reaped is set aside, so this ends a loop that should not be.
+ */
+export const mostStale = 100
 
 /** What gives a claim up. */
 export interface Keeper {
