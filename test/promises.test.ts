@@ -666,6 +666,88 @@ layer(TestServer.layer, live)("a callback that throws", (it) => {
         assert.deepStrictEqual(lost, [])
       })))
 
+  it.effect("while an event is taken in that came with a reply is as good as a lost event", () =>
+    several(1, ([context]) =>
+      Effect.gen(function*() {
+        const { channel } = placeOf(spaceOf(Context.get(context!, Coordinator.Coordinator)), "lock", "a", "name")
+        const held = yield* onNode(context!)(holding("a"))
+        const waiting = yield* Effect.forkDetach(onNode(context!)(Lock.withLock(Effect.succeed("in"), "a")))
+        yield* eventually(Effect.map(onNode(context!)(Lock.waiting("a")), ({ length }) => length === 1))
+        const { tenant } = channel
+        const { heard } = tenant
+        let thrown = 0
+        Object.assign(tenant, {
+          heard: (...args: Parameters<typeof heard>) => {
+            if (thrown++ > 0) return heard(...args)
+            throw new Error("a bug")
+          }
+        })
+        yield* held.leave
+        // Well before the next heartbeat.
+        assert.strictEqual((yield* within(Fiber.join(waiting), 3000, "the grant")).result, "in")
+        assert.isAtLeast(thrown, 1)
+      }), { lease: "30 seconds" }))
+
+  it.effect("while a session is lost keeps neither holds from hearing of it, nor another session from being opened", () =>
+    several(1, ([context], namespace, server) =>
+      Effect.gen(function*() {
+        const { channel } = placeOf(spaceOf(Context.get(context!, Coordinator.Coordinator)), "lock", "a", "name")
+        const held = yield* onNode(context!)(holding("a"))
+        const session = channel.session!
+        yield* server.cli("HDEL", `{${namespace}:00}:sessions`, `s${session.id}`)
+        const throws = () => {
+          throw new Error("a bug")
+        }
+        channel.outbox.request({ verb: "session.wake", args: [], session, moot: throws, settle: throws, fail: throws })
+        assert.strictEqual((yield* within(Effect.flip(held.lease.lost), 3000, "the loss")).result.reason, "unknown")
+        yield* onNode(context!)(Lock.withLock(Effect.void, "b"))
+        yield* Effect.ignore(held.leave)
+      }), { lease: "30 seconds" }))
+
+  it.effect("is not the end of a session if requests are too long for one call: the others are made", () =>
+    several(1, ([context]) =>
+      Effect.gen(function*() {
+        const place = placeOf(spaceOf(Context.get(context!, Coordinator.Coordinator)), "lock", "a", "name")
+        const { kernel } = place.space
+        const session = place.channel.session!
+        const transport: Transport = Object.create(kernel.transport, {
+          call: {
+            value: (...args: Parameters<Transport["call"]>) => {
+              // Four is the longest string that there is.
+              const length = args[1].reduce((sum, { args }) => sum + Number(args[0] ?? 1), 0)
+              if (length > 4) throw new RangeError("Invalid string length")
+              return kernel.transport.call(
+                args[0],
+                args[1].map((message) => ({ ...message, args: [] })),
+                ...args.slice(2) as [string]
+              )
+            }
+          }
+        })
+        const lost: Array<string> = []
+        const outbox = new Outbox({
+          current: () => session,
+          open: () => {},
+          answered: () => {},
+          suspended: () => {},
+          lose: (_, reason) => void lost.push(reason)
+        }, { transport, io: liveIo, lease: 30_000, maxBatch: 100, maxPending: 100, log: () => {} })
+        const ask = (length: number) =>
+          Effect.callback<string>((resume) =>
+            outbox.request({
+              verb: "session.wake",
+              args: [length] as never,
+              settle: ([tag]) => resume(Effect.succeed(tag)),
+              fail: ({ reason }, sent) => resume(Effect.succeed(`${reason._tag}, ${sent}`))
+            })
+          )
+        assert.deepStrictEqual(
+          yield* Effect.all([1, 2, 1, 9, 3, 1, 1].map(ask), { concurrency: "unbounded" }),
+          ["woken", "woken", "woken", "ActorDefect, false", "woken", "woken", "woken"]
+        )
+        assert.deepStrictEqual(lost, [])
+      }), { lease: "30 seconds" }))
+
   it.effect("and an entry that cannot be read do not stop the reader", () =>
     several(2, ([one, two], namespace, server) =>
       Effect.gen(function*() {

@@ -6,7 +6,7 @@
 import type { Io, Timer } from "../io.ts"
 import { MissingPermission, RedisError } from "../redis/errors.ts"
 import { CoordinatorClosed, CoordinatorError, Incompatible } from "./errors.ts"
-import type { Hooks, Settings } from "./hooks.ts"
+import { guard, type Hooks, type Settings } from "./hooks.ts"
 import { library, protocol, type Requests } from "./lua.ts"
 import { Outbox, type Request } from "./outbox.ts"
 import type { Beating, Pulse } from "./pulse.ts"
@@ -340,10 +340,15 @@ export class Channel implements Beating {
     hooks.metrics.batch(replies.length, io.now() - sentAt)
     if (next !== undefined) this.reaper.expect(next)
     // Behind the replies of the same batch, which are taken in at once.
-    if (events.length > 0) {
-      io.defer(() => {
-        for (const event of events) if (session.lost === undefined) this.tenant.heard(session, event)
-      })
+    if (events.length > 0) io.defer(() => this.#hear(session, events))
+  }
+
+  #hear(session: Session, events: ReadonlyArray<ReadonlyArray<unknown>>): void {
+    try {
+      for (const event of events) if (session.lost === undefined) this.tenant.heard(session, event)
+    } catch (cause) {
+      this.#office.hooks.log("Error", `events of ${this.prefix} could not be taken in`, cause)
+      this.#mailbox?.onGap()
     }
   }
 
@@ -504,14 +509,14 @@ export class Channel implements Beating {
 
     const { holds, tell } = this.tenant.lost(reason)
     for (const request of sent) {
-      if (request.session !== undefined || request.moot !== undefined) request.moot?.(true)
+      if (request.session !== undefined || request.moot !== undefined) this.#moot(request, true)
       else this.#forward(request)
     }
     for (const request of queued) {
       if (request.session === undefined) {
         this.#forward(request)
       } else {
-        request.moot?.(false)
+        this.#moot(request, false)
         // They find that it was not executed.
         for (const follower of request.following ?? []) this.#forward(follower)
       }
@@ -519,6 +524,10 @@ export class Channel implements Beating {
     if (mailbox !== undefined) this.#reader().exclude(mailbox)
     if (reason !== "closed") this.#replace(session, reason, holds)
     tell()
+  }
+
+  #moot(request: Request, sent: boolean): void {
+    guard(this.#office.hooks.log, `the loss of ${request.verb}`, () => request.moot?.(sent))
   }
 
   // Bound to no session: the next one makes the request.

@@ -4,6 +4,15 @@ import type { LossReason, Phase } from "./session.ts"
 
 export type Log = (level: "Debug" | "Info" | "Warn" | "Error", message: string, cause?: unknown) => void
 
+/** A callback that throws is a bug of its own, and must not cost the others what they wait for. */
+export const guard = (log: Log, what: string, callback: () => void): void => {
+  try {
+    callback()
+  } catch (cause) {
+    log("Error", `${what} could not be taken in`, cause)
+  }
+}
+
 export interface Settings {
   readonly namespace: string
   readonly name: string

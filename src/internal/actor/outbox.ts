@@ -7,7 +7,7 @@ import type { Io } from "../io.ts"
 import { RedisError } from "../redis/errors.ts"
 import { ascii } from "../redis/resp.ts"
 import { CoordinatorError, Overloaded } from "./errors.ts"
-import type { Log } from "./hooks.ts"
+import { guard, type Log } from "./hooks.ts"
 import { allowOom, type Requests } from "./lua.ts"
 import type { LossReason, Session } from "./session.ts"
 import {
@@ -212,13 +212,31 @@ export class Outbox {
         if (request.knownFor !== undefined) this.#date(request, request.knownFor)
       }
       batch = batch.filter(({ cancelled }) => cancelled !== true)
-      if (batch.length === 0) continue
-      if (batch.some(({ following }) => following !== undefined)) {
-        batch = batch.flatMap((request) => [request, ...request.following ?? []])
-      }
-      this.#inFlight = batch
-      this.#transmit(session, batch)
+      if (batch.length > 0) this.#begin(session, batch)
     }
+  }
+
+  #begin(session: Session, leading: ReadonlyArray<Request>): void {
+    const batch = leading.some(({ following }) => following !== undefined)
+      ? leading.flatMap((request) => [request, ...request.following ?? []])
+      : leading
+    this.#inFlight = batch
+    try {
+      this.#transmit(session, batch)
+    } catch (cause) {
+      // It cannot be written as one call, for which a string can be too long: nothing was sent, and a part of it may fit.
+      this.#inFlight = undefined
+      const half = leading.length >> 1
+      if (half === 0) return this.#failAll(batch, cause, false)
+      this.#putBack(leading.slice(half))
+      this.#begin(session, leading.slice(0, half))
+    }
+  }
+
+  #putBack(requests: ReadonlyArray<Request>): void {
+    for (const request of requests) request.queued = true
+    this.#queue.unshift(...requests)
+    this.#weight += sumOf(requests)
   }
 
   // A session may send it for as long as its lease.
@@ -294,7 +312,7 @@ export class Outbox {
     // The answer cannot be read: the batch was executed, and its replies are not known.
     session.number = number
     this.#inFlight = undefined
-    for (const request of batch) this.#fail(request, coordinatorError(cause), true)
+    this.#failAll(batch, cause, true)
     this.flush()
   }
 
@@ -323,14 +341,10 @@ export class Outbox {
   }
 
   #fail(request: Request, error: CoordinatorError, sent: boolean): void {
-    try {
-      request.fail(error, sent)
-    } catch (cause) {
-      this.#options.log("Error", `the failure of ${request.verb} could not be taken in`, cause)
-    }
+    guard(this.#options.log, `the failure of ${request.verb}`, () => request.fail(error, sent))
   }
 
-  #failAll(requests: ReadonlyArray<Request>, cause: RedisError, sent: boolean): void {
+  #failAll(requests: ReadonlyArray<Request>, cause: unknown, sent: boolean): void {
     for (const request of requests) this.#fail(request, coordinatorError(cause), sent)
   }
 
@@ -339,10 +353,7 @@ export class Outbox {
     if (!uncertain) {
       // Refused, and not executed before: as good as never sent.
       const following = new Set(batch.flatMap((request) => request.following ?? []))
-      const leading = batch.filter((request) => !following.has(request))
-      for (const request of leading) request.queued = true
-      this.#queue.unshift(...leading)
-      this.#weight += sumOf(leading)
+      this.#putBack(batch.filter((request) => !following.has(request)))
       this.#inFlight = undefined
     }
     this.#keeper.lose(session, status === "expired" || status === "unknown" ? status : "rolledBack")

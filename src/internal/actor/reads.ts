@@ -5,6 +5,7 @@
 
 import type { Office } from "./channel.ts"
 import { CoordinatorClosed, CoordinatorError } from "./errors.ts"
+import { guard } from "./hooks.ts"
 import { coordinatorError } from "./transport.ts"
 
 export interface Reading {
@@ -38,12 +39,16 @@ export class Reads {
   }
 
   async #send(asked: ReadonlyArray<readonly [key: string, readings: ReadonlyArray<Reading>]>): Promise<void> {
+    let found: ReadonlyArray<string | null>
     try {
-      const found = await this.#ask(asked.map(([key]) => key))
-      for (let at = 0; at < asked.length; at++) for (const { settle } of asked[at]![1]) settle(found[at]!)
+      found = await this.#ask(asked.map(([key]) => key))
     } catch (cause) {
       const error = coordinatorError(cause)
       for (const [, readings] of asked) for (const { fail } of readings) fail(error)
+      return
+    }
+    for (const [at, [key, readings]] of asked.entries()) {
+      for (const { settle } of readings) guard(this.#office.hooks.log, `the value of ${key}`, () => settle(found[at]!))
     }
   }
 

@@ -141,7 +141,7 @@ export class Transport {
   // Calls
   // ---------------------------------------------------------------------------------------------------------------
 
-  /** Sends a batch of a session. `header` is its number, the lease and the id of the last event read. */
+  /** Sends a batch of a session; throws if it cannot be written as a call. `header` is its number, the lease and the id of the last event read. */
   call(
     address: Address,
     messages: ReadonlyArray<Message>,
@@ -151,12 +151,7 @@ export class Transport {
     timeout: number = this.requestTimeout
   ): Promise<Answer> {
     const variant = messages.every(({ verb }) => allowOom.has(verb)) ? "_oom" : ""
-    let call: Call
-    try {
-      call = batch(address, header, messages)
-    } catch (cause) {
-      return Promise.reject(cause)
-    }
+    const call = batch(address, header, messages)
     // No async function: this is the hot path.
     return this.#run(variant, call, timeout).then(
       (raw) => decode(messages, raw, before),

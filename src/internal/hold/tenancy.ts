@@ -5,6 +5,7 @@
 
 import type { Channel, Tenant } from "../actor/channel.ts"
 import { CoordinatorClosed, CoordinatorError, Overloaded } from "../actor/errors.ts"
+import { guard } from "../actor/hooks.ts"
 import type { Kernel, Partition } from "../actor/kernel.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { LossReason, Session } from "../actor/session.ts"
@@ -606,7 +607,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
         const observed = entry.state === "held"
         this.#become(entry, "idle")
         if (entry instanceof Membership) entry.early.length = 0
-        if (observed && entry instanceof Membership) entry.observer.lost?.()
+        if (observed && entry instanceof Membership) this.#guard(entry, () => entry.observer.lost?.())
       }
     }
     return {
@@ -617,11 +618,15 @@ export class Tenancy implements Tenant, Keeper, Asker {
           if (hold.loss === undefined && !(reason === "closed" && hold.concluding)) {
             this.#log(hold, `was lost (${reason})`)
           }
-          hold.lose(reason)
+          this.#guard(hold, () => hold.lose(reason))
         }
         this.watchOverruns(holds)
       }
     }
+  }
+
+  #guard(entry: Entry, callback: () => void): void {
+    guard(this.kernel.hooks.log, `the loss of ${this.#name(entry)}`, callback)
   }
 
   /** The margin is the time that finalizers have before any other session is granted. One that overruns it is reported. */
