@@ -57,7 +57,7 @@ import type { Callbacks as AnyCallbacks, Transition } from "./internal/election/
 import { type Candidacy, candidacy } from "./internal/election/candidacy.ts"
 import { campaigning, lead, withoutMaxHold } from "./internal/election/leading.ts"
 import { type Candidate, type Info, valueOf, type View, view } from "./internal/election/view.ts"
-import { acquireScoped, nestedIn, surrender } from "./internal/hold/acquire.ts"
+import { acquireScoped, nested, surrender } from "./internal/hold/acquire.ts"
 import type { Hold } from "./internal/hold/hold.ts"
 import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
 import { InvalidPayload, type Payload, payload } from "./internal/hold/payload.ts"
@@ -308,9 +308,12 @@ class ElectionImpl<A> implements Election<A> {
   // Waiting for a term of the fiber's own would never end.
   #unlessLeading<B, E, R>(self: Effect.Effect<B, E, R>): Effect.Effect<B, E | ElectionError, R> {
     return Effect.withFiber<B, E | ElectionError, R>((fiber) =>
-      nestedIn(fiber, this.#place, false) === undefined
-        ? self
-        : Effect.fail(fail(new AlreadyLeading(this.#about)))
+      nested<B, E | ElectionError, R>(
+        fiber,
+        this.#place,
+        false,
+        (found) => found === undefined ? self : Effect.fail(fail(new AlreadyLeading(this.#about)))
+      )
     )
   }
 

@@ -165,9 +165,10 @@ const nested = <A, E, R>(
   acquiring.use<A, E | LockError, R>((fiber, space) => {
     const place = placeOf(space, "lock", key, "key", options?.lease)
     const reentrant = options?.reentrant === true
-    const found = acquiring.nestedIn(fiber, place, reentrant)
-    if (found !== undefined && !reentrant) return alreadyHeld(place)
-    return spanned(fiber, found === undefined ? take(place) : share(found), span, "lock", key)
+    return acquiring.nested<A, E | LockError, R>(fiber, place, reentrant, (found) => {
+      if (found !== undefined && !reentrant) return alreadyHeld(place)
+      return spanned(fiber, found === undefined ? take(place) : share(found), span, "lock", key)
+    })
   })
 
 /**
@@ -289,22 +290,23 @@ export const withLocks: {
   (args) => Effect.isEffect(args[0]),
   <A, E, R>(self: Effect.Effect<A, E, R>, keys: Iterable<string>, options?: Options) => {
     const ordered = [...new Set(keys)].sort((a, b) => a < b ? -1 : 1)
+    const reentrant = options?.reentrant === true
     return acquiring.use((fiber, space): Effect.Effect<A, E | LockError, R> => {
       const missing: Array<acquiring.Acquire<LockError>> = []
       const shared: Array<Hold> = []
-      for (const key of ordered) {
+      const looking = Effect.forEach(ordered, (key) => {
         const place = placeOf(space, "lock", key, "key", options?.lease)
-        const reentrant = options?.reentrant === true
-        const found = acquiring.nestedIn(fiber, place, reentrant)
-        if (found === undefined) missing.push(taking(place, true, options))
-        else if (reentrant) shared.push(found)
-        else return alreadyHeld(place)
-      }
-      const body = shared.reduce(
-        (body, one) => withinHold(body, one, fail),
-        withAllHolds(self, missing, fail, options)
+        return acquiring.nested<void, LockError, never>(fiber, place, reentrant, (found) => {
+          if (found !== undefined && !reentrant) return alreadyHeld(place)
+          if (found === undefined) missing.push(taking(place, true, options))
+          else shared.push(found)
+          return Effect.void
+        })
+      }, { discard: true })
+      const body = Effect.suspend(() =>
+        shared.reduce((body, one) => withinHold(body, one, fail), withAllHolds(self, missing, fail, options))
       )
-      return spanned(fiber, body, "lockstep.Lock.withLocks", "lock", ordered.join(" "))
+      return Effect.andThen(looking, spanned(fiber, body, "lockstep.Lock.withLocks", "lock", ordered.join(" ")))
     })
   }
 )

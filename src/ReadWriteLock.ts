@@ -226,8 +226,7 @@ const nested = <A, E, R>(
   acquiring.use<A, E | ReadWriteLockError, R>((fiber, space) => {
     const place = placeOf(space, "readWriteLock", key, "key", options?.lease)
     const reentrant = mode === "read" || options?.reentrant === true
-    const found = acquiring.nestedIn(fiber, place, reentrant)
-    const run = (): Effect.Effect<A, E | ReadWriteLockError, R> => {
+    const run = (found: Hold | undefined): Effect.Effect<A, E | ReadWriteLockError, R> => {
       if (found === undefined) return take(place)
       if (mode === "read") return share(found)
       if (found.weight !== everything) return upgraded(found)
@@ -235,7 +234,12 @@ const nested = <A, E, R>(
         ? share(found)
         : Effect.fail(fail(new AlreadyWriting({ key, namespace: space.kernel.settings.namespace })))
     }
-    return spanned(fiber, run(), `lockstep.ReadWriteLock.${span}`, "readWriteLock", key)
+    return acquiring.nested(
+      fiber,
+      place,
+      reentrant,
+      (found) => spanned(fiber, run(found), `lockstep.ReadWriteLock.${span}`, "readWriteLock", key)
+    )
   })
 
 const withMode = <A, E, R>(

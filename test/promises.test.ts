@@ -867,6 +867,32 @@ layer(TestServer.layer, live)("two coordinators of one process", (it) => {
             "a"
           )
           assert.strictEqual(yield* Fiber.join(detached), "later")
+          const scope = yield* Effect.scope
+          const later = Lock.withLock(Effect.succeed("later"), "a")
+          // What keeps a fiber only to interrupt it, or is told of it later, does not wait for it.
+          for (
+            const fork of [
+              Effect.forkIn(later, scope),
+              Effect.forkDetach(later, { startImmediately: true }),
+              Effect.forkDetach(Effect.withFiber(() => later), { startImmediately: true }),
+              Lock.withLock(Effect.forkDetach(later, { startImmediately: true }), "b")
+            ]
+          ) {
+            const inner = yield* Lock.withLock(Effect.andThen(Effect.void, fork), "a")
+            assert.strictEqual(yield* Fiber.join(inner), "later")
+          }
+          // What is awaited is not detached, however it was started, and however deep the holds are nested.
+          const refused = Effect.map(Effect.flip(Lock.withLock(Effect.void, "a")), ({ reason }) => reason._tag)
+          for (
+            const awaited of [
+              Effect.withFiber((fiber) => Effect.promise(() => Effect.runPromiseWith(fiber.context as Node)(refused))),
+              Lock.withLock(refused, "b"),
+              Lock.withLock(Effect.flatMap(Effect.forkChild(refused), Fiber.join), "b"),
+              Effect.scoped(Effect.andThen(Lock.acquire("b"), Effect.flatMap(Effect.forkChild(refused), Fiber.join)))
+            ]
+          ) {
+            assert.strictEqual(yield* Lock.withLock(awaited, "a"), "AlreadyHeld")
+          }
           const child = yield* Lock.withLock(
             Effect.flatMap(Effect.forkChild(Effect.flip(Lock.withLock(Effect.void, "a"))), Fiber.join),
             "a"

@@ -101,16 +101,18 @@ export const use = <A, E, R>(
   )
 
 /**
- * The hold of a place that the fiber runs under, if waiting for it would never end: a fiber that the holder does not wait
- * for may wait.
+ * Goes on with the hold of a place that the fiber runs under, if waiting for it would never end: a fiber that the holder does
+ * not wait for may wait. What has just started the fiber may be about to wait for it, so that is looked at twice.
  */
-export const nestedIn = (
+export const nested = <A, E, R>(
   fiber: Fiber.Fiber<unknown, unknown>,
   place: Place,
-  reentrant: boolean
-): Hold | undefined => {
+  reentrant: boolean,
+  go: (found: Hold | undefined) => Effect.Effect<A, E, R>
+): Effect.Effect<A, E, R> => {
   const found = findHold(fiber, place)
-  return found === undefined || !reentrant && isDetached(fiber, found) ? undefined : found
+  if (found === undefined || reentrant || !isDetached(fiber, found)) return go(found)
+  return Effect.flatMap(Effect.yieldNow, () => go(isDetached(fiber, found) ? undefined : found))
 }
 
 // -----------------------------------------------------------------------------

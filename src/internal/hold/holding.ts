@@ -10,7 +10,12 @@ import type { Place } from "./place.ts"
 interface Holding {
   readonly hold: Hold
   readonly outer: Holding | undefined
+  /** The fiber of a protected program, and the one that waits for it. */
+  body?: AnyFiber | undefined
+  readonly parent?: AnyFiber | undefined
 }
+
+type AnyFiber = Fiber.Fiber<unknown, unknown>
 
 export const Holdings = Context.Reference<Holding | undefined>("lockstep/Holdings", { defaultValue: () => undefined })
 
@@ -32,35 +37,45 @@ export const findHold = (fiber: Fiber.Fiber<unknown, unknown>, place: Place): Ho
   return undefined
 }
 
-/** What Effect keeps of a fiber, and does not show: whose child it is, and whether somebody awaits it. */
+/** Starts a program under a hold, in a fiber that `parent` waits for. */
+export const start = <A, E, R>(
+  program: Effect.Effect<A, E, R>,
+  context: Context.Context<R>,
+  hold: Hold,
+  parent: AnyFiber
+): Fiber.Fiber<A, E> => {
+  const holding: Holding = { hold, outer: prune(Context.get(context, Holdings)), body: undefined, parent }
+  return Effect.runForkWith(Context.add(context, Holdings, holding))(Effect.withFiber((fiber) => {
+    holding.body = fiber
+    return program
+  }))
+}
+
+/** What Effect keeps of a fiber, and does not show: whose child it is, and what is told when it ends. */
 interface Inner {
-  readonly _parent?: Inner | undefined
-  readonly _observers?: ReadonlyArray<unknown> | undefined
+  readonly _parent?: AnyFiber | undefined
+  readonly _observers?: ReadonlyArray<(exit: never) => void> | undefined
 }
 
-// Programs under holds that are being started right now: what awaits such a fiber can only say so when it is there.
-let starting = 0
-
-/** Starts the fiber of a program that is awaited. */
-export const start = <A, E, R>(program: Effect.Effect<A, E, R>, context: Context.Context<R>): Fiber.Fiber<A, E> => {
-  starting++
-  try {
-    return Effect.runForkWith(context)(program)
-  } finally {
-    starting--
-  }
-}
+// What does not ask how the fiber has ended only forgets it, as a scope does into which it was forked.
+const isAwaited = ({ _observers: observers }: Inner): boolean => observers?.some((f) => f.length > 0) === true
 
 /**
  * Whether the fiber has been detached from the program that holds: nothing awaits it, so the hold does not wait for it
  * either, and it may wait for the hold. A fiber that is forked and awaited later counts as detached until then.
  */
-export const isDetached = (fiber: Fiber.Fiber<unknown, unknown>, hold: Hold): boolean => {
-  let at = fiber as unknown as Inner
-  for (;;) {
-    if (at === hold.fiber as unknown) return false
-    if (at._parent === undefined) return starting === 0 && (at._observers === undefined || at._observers.length === 0)
-    at = at._parent
+export const isDetached = (fiber: AnyFiber, hold: Hold): boolean => {
+  const holdings = fiber.getRef(Holdings)
+  // From child to parent, and from a protected program to the fiber that waits for it.
+  for (let at = fiber;;) {
+    let next = (at as Inner)._parent
+    for (let holding = holdings; holding !== undefined; holding = holding.outer) {
+      if (holding.body !== at && holding.hold.fiber !== at) continue
+      if (holding.hold === hold) return false
+      if (holding.body === at) next ??= holding.parent
+    }
+    if (next === undefined) return !isAwaited(at as Inner)
+    at = next
   }
 }
 

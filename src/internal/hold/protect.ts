@@ -21,7 +21,7 @@ import {
 } from "./acquire.ts"
 import { guarded } from "./guard.ts"
 import { Hold, type Lease } from "./hold.ts"
-import { start, under } from "./holding.ts"
+import { start } from "./holding.ts"
 import type { LeaseLost } from "./loss.ts"
 import { duration, type Place } from "./place.ts"
 import { spanned } from "./span.ts"
@@ -161,10 +161,10 @@ const protecting = <A, E, R, E2>(
   limited: Limiting | undefined
 ): Effect.Effect<A, E | E2, R> => {
   if (!hold.active) return Effect.fail(fail(hold.lossError()))
-  const context = under(guarded(parent.context, hold.session!), hold)
+  const context = guarded(parent.context, hold.session!)
   hold.protecting++
   const body = spanned(parent, self, `lockstep.${hold.kind}.hold`, hold.kind, hold.key)
-  const child = start(body, context as Context.Context<R>)
+  const child = start(body, context as Context.Context<R>, hold, parent)
   const done = child.pollUnsafe()
   if (done !== undefined) {
     hold.unprotect()
