@@ -30,6 +30,7 @@ import type { Transport } from "../src/internal/actor/transport.ts"
 import { join } from "../src/internal/hold/acquire.ts"
 import { placeOf, spaceOf } from "../src/internal/hold/place.ts"
 import { CurrentIo, live as liveIo } from "../src/internal/io.ts"
+import { make as proxy } from "../src/testing/Proxy.ts"
 import { actor, client } from "./support/actor.ts"
 import { assertUnanswered, behindLine } from "./support/behindLine.ts"
 import { departed } from "./support/departed.ts"
@@ -150,6 +151,23 @@ layer(TestServer.layer, live)("closing", (it) => {
       yield* server.pause
       // The margin, the request timeout, and a little.
       yield* within(close, 2800, "closing").pipe(Effect.ensuring(Effect.orDie(server.resume)))
+    }).pipe(Effect.scoped))
+
+  it.effect("ends in time though Redis hangs in the middle of it", () =>
+    Effect.gen(function*() {
+      const line = yield* proxy(yield* TestServer)
+      const { close, context } = yield* closable({ ...yield* TestServer, url: line.url }, {
+        namespace: freshNamespace(),
+        margin: "1 second",
+        requestTimeout: "1 second"
+      })
+      yield* onNode(context)(Lock.withLock(Effect.void, "a"))
+      const reaping = yield* line.hold(({ args }) => args.includes("session.owned"))
+      const closing = yield* Effect.forkDetach(within(close, 1600, "closing"))
+      yield* reaping.request
+      yield* line.blackhole
+      // The request timeout, and a little.
+      yield* Fiber.join(closing)
     }).pipe(Effect.scoped))
 })
 
@@ -388,6 +406,14 @@ layer(TestServer.layer, live)("questions", (it) => {
           yield* eventually(Effect.as(Lock.withLockIfAvailable(Effect.void, "a"), true))
           const { reason } = yield* Fiber.join(waiting)
           assert.isTrue(reason._tag === "WaitTimeout" && reason.away, reason.message)
+          // Nothing is asked meanwhile: the connection alone tells.
+          const quiet = yield* Effect.forkChild(
+            onNode(context)(Effect.flip(Lock.withLock(Effect.void, "c", { wait: "1 second" })))
+          )
+          yield* waits(server, namespace, "lock:c", 1)
+          yield* line.closeAll
+          const disconnected = yield* Fiber.join(quiet)
+          assert.isTrue(disconnected.reason._tag === "WaitTimeout" && disconnected.reason.away, disconnected.message)
           yield* held.leave
         })))
       }), { lease: "30 seconds", requestTimeout: "500 millis" }))

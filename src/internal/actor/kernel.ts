@@ -175,10 +175,10 @@ export class Kernel implements Office {
       }
     })
     // Redis has not answered releases either, so the sessions may have to expire.
-    const away = [...this.channels()].some((channel) => channel.away)
-    await this.#within(away ? Math.min(margin, requestTimeout) : requestTimeout, ended)
+    const isAway = () => [...this.channels()].some((channel) => channel.away)
     const reapers = this.#partitions.flatMap((partition) => partition === undefined ? [] : [partition.reaper])
-    if (!away) await this.#within(requestTimeout, Promise.all(reapers.map((reaper) => reaper.finish())))
+    const finished = ended.then(() => isAway() ? [] : Promise.all(reapers.map((reaper) => reaper.finish())))
+    await this.#within(isAway() ? Math.min(margin, requestTimeout) : requestTimeout, finished)
     for (const reaper of reapers) reaper.close()
     this.#unsubscribe()
     this.transport.close()

@@ -108,6 +108,8 @@ export class Transport {
   readonly #sleeping = new Set<() => void>()
   #ready: { readonly promise: Promise<void>; readonly resolve: () => void } | undefined = undefined
   #closed = false
+  /** How often the connection has become ready, but for the first time if it was ready already. */
+  connects = 0
   readonly #unsubscribe: () => void
 
   constructor(connections: Connections, io: Io, requestTimeout: number) {
@@ -115,6 +117,7 @@ export class Transport {
     this.io = io
     this.requestTimeout = requestTimeout
     this.#unsubscribe = connections.commands.onReady(() => {
+      this.connects++
       this.#ready?.resolve()
       this.#ready = undefined
     })

@@ -177,13 +177,15 @@ export const within = <A, E, R, E2>(
 ): Effect.Effect<A, E | E2, R> => {
   const limit = duration(wait, "wait")
   return Effect.suspend(() => {
+    const { hooks, settings: { namespace }, transport } = kernel
     const { outages } = channel
+    const { connects } = transport
     return Effect.timeoutOrElse(self, {
       duration: limit,
       orElse: () => {
-        kernel.hooks.metrics.timedOut()
-        const away = channel.away || channel.outages > outages
-        const { namespace } = kernel.settings
+        hooks.metrics.timedOut()
+        const away = channel.away || channel.outages > outages || !transport.commands.isReady() ||
+          transport.connects > connects
         return Effect.fail(fail(new WaitTimeout({ kind, key: name, namespace, wait: limit, away })))
       }
     })
