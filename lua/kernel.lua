@@ -612,11 +612,11 @@ local function retired(ctx)
 end
 
 -- session.open: opens a session and ends those it replaces; every attempt uses an id of its own. A partition in which no
--- session is alive adopts the settings. With the name of a library, it answers which others can be removed. `given` is the largest
--- token that the coordinator has given by itself, or 0.
+-- session is alive adopts the settings, and answers how many partitions the namespace has had. With the name of a library, it
+-- answers which others can be removed. `given` is the largest token that the coordinator has given by itself, or 0.
 -- keys: none
 -- args: session string, replaces string, lease number, protocol number, partitions number, about string, library string, given number
--- reply: ["opened", position string, retired string] | ["mismatch", protocol number, partitions number] | ["denied", command string]
+-- reply: ["opened", position string, retired string, former number] | ["mismatch", protocol number, partitions number] | ["denied", command string]
 handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, partitions, about, library, given)
   local command = denied(ctx)
   if command then return reply('denied', command) end
@@ -639,9 +639,10 @@ handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, 
   call('PEXPIRE', ctx.sessions, A_DAY, 'NX')
   call('PEXPIRE', ctx.dues, A_DAY, 'NX')
   keepSession(ctx, session, lease)
-  if library == '' then return reply('opened', position, '') end
+  local former = tonumber(known[2] or partitions)
+  if library == '' then return reply('opened', position, '', former) end
   call('HSET', ctx.sessions, 'library/' .. session, library, 'library' .. library, '')
-  return reply('opened', position, retired(ctx))
+  return reply('opened', position, retired(ctx), former)
 end
 
 -- session.renew: does nothing but renew, as every batch does; answers which sessions and resources are due

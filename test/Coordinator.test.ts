@@ -141,6 +141,26 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
       }).pipe(Effect.provide(Logger.layer([logger])))
     }))
 
+  it.effect("warns when the namespace had another number of partitions, once", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const lines: Array<string> = []
+      const logger = Logger.make(({ logLevel, message }) => void lines.push(`${logLevel} ${String(message)}`))
+      const use = (partitions: number) =>
+        Effect.scoped(Effect.flatMap(node(server.url, { namespace, partitions }), (context) =>
+          Effect.forEach(
+            Array.from({ length: 20 }, (_, at) => `k${at}`),
+            (key) => Lock.withLock(Effect.void, key)
+          ).pipe(
+            Effect.provideContext(context)
+          )))
+      yield* Effect.forEach([4, 4, 8, 8], use).pipe(Effect.provide(Logger.layer([logger])))
+      const warnings = lines.filter((line) => line.startsWith("Warn"))
+      assert.strictEqual(warnings.length, 1, warnings.join())
+      assert.include(warnings[0], `the namespace "${namespace}" had 4 partitions and has 8 now`)
+    }))
+
   it.effect("reads its options from Config", () =>
     Effect.gen(function*() {
       const server = yield* TestServer

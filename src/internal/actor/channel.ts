@@ -247,6 +247,7 @@ export class Channel implements Beating {
         this.#begin(id, reply[1], sentAt, sentAtWall)
         for (const former of replaced) void this.reaper.reap(former)
         if (reply[2] !== "") void this.#unload(reply[2])
+        this.#adopted(reply[3])
         return
       } catch (cause) {
         if (!(cause instanceof RedisError) || !isTransient(cause)) return this.#refuse(coordinatorError(cause))
@@ -285,6 +286,17 @@ export class Channel implements Beating {
       })
     }
     return failed("session.open", String(reply[1]))
+  }
+
+  // One partition is enough to say it.
+  #adopted(former: number): void {
+    const { hooks, settings: { namespace, partitions } } = this.#office
+    if (this.index !== 0 || former === partitions) return
+    hooks.log(
+      "Warn",
+      `the namespace "${namespace}" had ${former} partitions and has ${partitions} now: what was stored before, such as jobs, ` +
+        "events and values, is not found unless the number is set back"
+    )
   }
 
   async #unload(names: string): Promise<void> {
