@@ -54,7 +54,7 @@ handlers['election.campaign'] = function(ctx, key, id, value)
   return answer
 end
 
--- election.observe: hears who leads, from now on. Asked again, an observer hears it through its mailbox, behind the changes
+-- election.observe: hears of the leader, from now on. Asked again, an observer hears it through its mailbox, behind the changes
 -- that are there already; the reply says nothing then, as change 0.
 -- keys: hash
 -- args: id string
@@ -100,7 +100,7 @@ handlers['election.nominate'] = function(ctx, key, id, candidate)
   return '["nominated"]'
 end
 
--- election.state: who leads
+-- election.state: the leader
 -- keys: hash
 -- args:
 -- reply: ["state", change number, term string, claim string, since number, about json, value json] | ["stale"]

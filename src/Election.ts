@@ -10,7 +10,7 @@
  *   take longer is logged and counted (`Metrics`).
  * - A leader that dies is succeeded when its lease has run out. A leader that resigns, or whose process ends in good order,
  *   is succeeded at once.
- * - `changes` shows who leads now, and then every change in order, the time without a leader included. Broken connections
+ * - `changes` shows the present leader, and then every change in order, the time without a leader included. Broken connections
  *   do not make it miss any.
  *
  * **Gotchas**
@@ -172,7 +172,7 @@ export interface Election<A> {
   readonly transferTo: (candidate: string | { readonly id: string }) => Effect.Effect<void, ElectionError>
   /** Whether this process leads: what it believes, without asking Redis. */
   readonly isLeader: Effect.Effect<boolean>
-  /** Who leads, by Redis's word. */
+  /** The present leader, by Redis's word. */
   readonly leader: Effect.Effect<Option.Option<Info<A>>, ElectionError>
   /** The processes that wait to lead, the next one first; up to 1,000. */
   readonly candidates: Effect.Effect<ReadonlyArray<Candidate<A>>, ElectionError>

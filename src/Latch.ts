@@ -233,12 +233,20 @@ export {
  * @since 0.1.0
  */
 export const whenOpen: {
-  <A, E, R>(self: Latch, effect: Effect.Effect<A, E, R>): Effect.Effect<A, E | LatchError, R>
-  (self: Latch): <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E | LatchError, R>
-} = ((self: Latch, effect?: Effect.Effect<unknown, unknown, unknown>) =>
-  effect === undefined
-    ? (effect: Effect.Effect<unknown, unknown, unknown>) => self.whenOpen(effect)
-    : self.whenOpen(effect)) as never
+  <A, E, R>(
+    self: Latch,
+    effect: Effect.Effect<A, E, R>,
+    options?: WaitOptions | undefined
+  ): Effect.Effect<A, E | LatchError, R>
+  (
+    self: Latch,
+    options?: WaitOptions | undefined
+  ): <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E | LatchError, R>
+} =
+  ((self: Latch, first?: Effect.Effect<unknown, unknown, unknown> | WaitOptions, options?: WaitOptions) =>
+    Effect.isEffect(first)
+      ? self.whenOpen(first, options)
+      : (effect: Effect.Effect<unknown, unknown, unknown>) => self.whenOpen(effect, first)) as never
 
 /**
  * Whether the latch is open, by Redis's word.

@@ -25,7 +25,7 @@
  * import { Coordinator, Lock, Redis } from "lockstep"
  * import { Effect, Layer } from "effect"
  *
- * const program = Effect.log("nobody else is here").pipe(
+ * const program = Effect.log("alone").pipe(
  *   Lock.withLock("reports/daily", { wait: "10 seconds" })
  * )
  *

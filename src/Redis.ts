@@ -80,7 +80,7 @@ import { integer, resolve, resolveClient, type Source } from "./internal/redis/r
 import { single } from "./internal/redis/single.ts"
 
 /**
- * A connection that nobody else uses, for blocking commands. See `Redis.connect`.
+ * A connection of its own, for blocking commands. See `Redis.connect`.
  *
  * @category models
  * @since 0.1.0

@@ -16,10 +16,10 @@ import {
   Stream,
   Tracer
 } from "effect"
-import { Coordinator, CountDownLatch, Fence, Lock, Metrics, Redis } from "../src/index.ts"
+import { Coordinator, CountDownLatch, Fence, Lock, Metrics, ReadWriteLock, Redis, Semaphore } from "../src/index.ts"
 import { spaceOf } from "../src/internal/hold/place.ts"
 import { eventually } from "./support/eventually.ts"
-import { freshNamespace, node, short, TestServer, withNode } from "./support/live.ts"
+import { elsewhere, freshNamespace, node, short, TestServer, withNode } from "./support/live.ts"
 import { remainsOf } from "./support/namespace.ts"
 
 layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("Coordinator", (it) => {
@@ -76,6 +76,22 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
           assert.isAbove((yield* Metric.value(Metrics.batchSize)).count, 5)
           assert.isAbove((yield* Metric.value(Metrics.roundTrip)).count, 5)
           yield* eventually(Effect.map(Metric.value(Metrics.holds), ({ value }) => value === 0))
+          const waits = (yield* Metric.value(Metrics.waitTime)).count
+          const holds = (yield* Metric.value(Metrics.holdTime)).count
+          yield* Lock.withLock(
+            Effect.andThen(
+              Effect.flip(Lock.withLock(Effect.void, "d", { wait: "50 millis" }).pipe(elsewhere)),
+              Effect.andThen(
+                Effect.forkDetach(Lock.withLock(Effect.void, "d").pipe(elsewhere)),
+                Effect.sleep("20 millis")
+              )
+            ),
+            "d"
+          )
+          assert.strictEqual((yield* Metric.value(Metrics.timeouts)).count, 1)
+          yield* eventually(Effect.map(Metric.value(Metrics.waitTime), ({ count }) => count === waits + 1))
+          yield* eventually(Effect.map(Metric.value(Metrics.holdTime), ({ count }) => count === holds + 2))
+          assert.isAtLeast((yield* Metric.value(Metrics.holdTime)).max, 65)
         }).pipe(Effect.provideContext(context))
       }).pipe(Effect.scoped, Effect.provideService(Metric.MetricRegistry, new Map()))
     }))
@@ -99,6 +115,30 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
           "lockstep.lock.hold"
         ])
         assert.strictEqual(spans[0]!.attributes.get("lockstep.key"), "a")
+        spans.length = 0
+        yield* Effect.gen(function*() {
+          yield* Effect.scoped(Lock.acquire("a"))
+          yield* ReadWriteLock.withReadLock(Effect.void, "b")
+          yield* Effect.scoped(Effect.gen(function*() {
+            const semaphore = yield* Semaphore.make({ name: "c", permits: 1 })
+            yield* Effect.scoped(semaphore.takeScoped(1))
+            yield* Effect.flatMap(semaphore.take(1), semaphore.release)
+          }))
+        }).pipe(Effect.provideService(Tracer.Tracer, tracer))
+        const ended = spans.map(({ name, status }) => `${name} ${status._tag}`)
+        for (
+          const name of [
+            "lockstep.Lock.acquire",
+            "lockstep.lock.wait",
+            "lockstep.lock.hold",
+            "lockstep.ReadWriteLock.read",
+            "lockstep.readWriteLock.wait",
+            "lockstep.readWriteLock.hold",
+            "lockstep.Semaphore.take",
+            "lockstep.semaphore.wait",
+            "lockstep.semaphore.hold"
+          ]
+        ) assert.include(ended, `${name} Ended`)
       })
     ))
 

@@ -87,6 +87,12 @@ layer(TestServer.layer, live)("a latch", (it) => {
         assert.isTrue(yield* start.close)
         let ran = false
         const late = yield* Effect.flip(start.whenOpen(Effect.sync(() => void (ran = true)), { wait: "20 millis" }))
+        const wait = { wait: "20 millis" } as const
+        assert.strictEqual((yield* Effect.flip(Latch.whenOpen(start, Effect.void, wait))).reason._tag, "WaitTimeout")
+        assert.strictEqual(
+          (yield* Effect.flip(Effect.void.pipe(Latch.whenOpen(start, wait)))).reason._tag,
+          "WaitTimeout"
+        )
         assert.deepInclude(late.reason, { _tag: "WaitTimeout", kind: "latch", key: "start" })
         for (const waiting of [start.await, start.waitFor({ wait: "20 millis" })]) {
           assert.strictEqual((yield* promptly(Effect.flip(waiting), "the end")).reason._tag, "WaitTimeout")

@@ -73,7 +73,7 @@ export interface WaitOptions {
   readonly after?: number | undefined
 }
 
-/** What a process printed, and who waits for more of it. */
+/** What a process printed, and what waits for more of it. */
 const mailbox = <Event>(child: Child) => {
   const received: Array<Event> = []
   const waiters = new Set<() => void>()

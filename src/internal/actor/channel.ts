@@ -30,7 +30,7 @@ export interface Tenant {
   readonly missed: (session: Session) => void
   /** The largest token that was given here without asking Redis, or 0. */
   readonly given: () => number
-  /** A heartbeat: what was refused is tried again, and what is held for long is touched. */
+  /** A heartbeat: refused requests are tried again, and resources of long holds are touched. */
   readonly beat: (session: Session) => void
   /** The session is over. Holds are lost when the result is called, which answers how many they are. */
   readonly lost: (reason: LossReason) => { readonly holds: number; readonly tell: () => void }

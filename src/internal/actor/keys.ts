@@ -43,7 +43,7 @@ export const kindOf = (hash: string): string => {
   return hash.slice(kind + 1, hash.indexOf(":", kind + 1))
 }
 
-/** What a hash is of, in the words of the user who named it. */
+/** The kind and the name of a hash's resource, as its user knows them. */
 export const resourceOf = (hash: string) => {
   const end = hash.indexOf("}")
   const kind = kindOf(hash)

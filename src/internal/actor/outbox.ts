@@ -59,7 +59,7 @@ export interface Request<V extends Verb = Verb> {
   weight?: number | undefined
 }
 
-/** Whoever keeps the session under which the outbox sends. */
+/** Keeps the session under which the outbox sends. */
 export interface Keeper {
   readonly current: () => Session | undefined
   /** There is no session, and a request waits for one. */

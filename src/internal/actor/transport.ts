@@ -259,7 +259,7 @@ export class Transport {
     return refusal
   }
 
-  /** Removes function libraries that nobody calls any more. Whoever needs one all the same loads it again. */
+  /** Removes function libraries that no coordinator calls any more. A coordinator that needs one all the same loads it again. */
   async unload(libraries: ReadonlyArray<string>): Promise<void> {
     if (!this.connections.features.functions) return
     await Promise.all(

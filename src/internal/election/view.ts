@@ -1,4 +1,4 @@
-/** What every process sees of an election: who leads, who waits to lead, and the changes. */
+/** What every process sees of an election: the leader, the candidates, and the changes. */
 
 import * as DateTime from "effect/DateTime"
 import * as Effect from "effect/Effect"
@@ -36,7 +36,7 @@ export interface Info<A> extends Candidate<A> {
 
 export type ViewFailure = CoordinatorReason | WaitTimeout | InvalidPayload
 
-/** As an actor tells it: the id is empty while nobody leads. */
+/** As an actor tells it: the id is empty while there is no leader. */
 type State = readonly [change: number, term: string, id: string, since: number, about: unknown, value: unknown]
 
 export class View<A, E> {

@@ -15,7 +15,7 @@ import { findHold, isDetached, under } from "./holding.ts"
 import { type LeaseLost, WaitTimeout } from "./loss.ts"
 import { Membership, type Observer } from "./membership.ts"
 import { Coordinator, duration, type Place, type Space, spaceOf } from "./place.ts"
-import { spanned } from "./span.ts"
+import { spanned, spannedScope } from "./span.ts"
 
 export type Restore = <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
 
@@ -297,12 +297,13 @@ const enter = (
   hold: Hold,
   maxHold: Duration.Input | undefined,
   scope: Scope.Scope
-): Effect.Effect<void> =>
+): Effect.Effect<unknown> =>
   Effect.withFiber((fiber) => {
     hold.fiber = fiber
     fiber.setContext(under(fiber.context, hold))
-    if (maxHold === undefined) return Effect.void
-    return Effect.asVoid(Effect.forkIn(limit(place, hold, maxHold), scope))
+    const spanning = spannedScope(fiber, scope, `lockstep.${hold.kind}.hold`, hold.kind, hold.key)
+    if (maxHold === undefined) return spanning
+    return Effect.andThen(spanning, Effect.forkIn(limit(place, hold, maxHold), scope))
   })
 
 /** Ends a hold after some time. As after any loss, the margin is for finalizers; then it is released for them. */

@@ -107,7 +107,7 @@ export class Releasing implements Request<"lock.return" | "semaphore.release" | 
     this.settle()
   }
 
-  /** Redis is away: it is released later, or expires. Whoever waits for that need not. */
+  /** Redis is away: it is released later, or expires, and its release is not waited for. */
   expire(): void {
     this.settle()
   }

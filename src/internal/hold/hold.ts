@@ -55,7 +55,7 @@ export class Hold extends Entry implements Lease {
   unlimit: () => void = ignore
   /** A request that ends it is under way. */
   concluding = false
-  /** Settles when it has been given up, once somebody has begun with that. */
+  /** Settles when it has been given up, once that has begun. */
   surrendering: Promise<void> | undefined = undefined
   /** What it ends with. */
   readonly member: Membership | undefined

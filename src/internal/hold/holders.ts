@@ -1,4 +1,4 @@
-/** Who holds and who waits, by Redis's word. */
+/** Holders and waiters, by Redis's word. */
 
 import * as DateTime from "effect/DateTime"
 import * as Effect from "effect/Effect"

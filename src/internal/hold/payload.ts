@@ -20,7 +20,7 @@ export interface Payload<in out A> {
   readonly decodeAll: (values: unknown, what: string) => Effect.Effect<ReadonlyArray<A>, InvalidPayload>
 }
 
-// Who brings nothing does not wait for that to be decoded.
+// Nothing has to be decoded where parties bring nothing.
 const nothing: Payload<any> = {
   encode: () => Effect.succeed("null"),
   decode: () => Effect.void,

@@ -1,10 +1,18 @@
 import * as Effect from "effect/Effect"
 import type * as Fiber from "effect/Fiber"
+import * as Scope from "effect/Scope"
 import * as Tracer from "effect/Tracer"
 
 /** Whether spans are made: there is a tracer, or an open span. */
 const isTraced = ({ cache }: Fiber.Fiber<unknown, unknown>): boolean =>
   cache.tracer !== undefined || cache.span !== undefined
+
+const optionsOf = (kind: string, key: string) =>
+  ({
+    attributes: { "lockstep.kind": kind, "lockstep.key": key },
+    kind: "client",
+    captureStackTrace: false
+  }) as const
 
 /**
  * A span around a wait, a hold, or a `with...` form where there is a tracer or an open span. Otherwise none is made: it
@@ -18,12 +26,20 @@ export const spanned = <A, E, R>(
   key: string
 ): Effect.Effect<A, E, R> =>
   isTraced(fiber)
-    ? Effect.withSpan(self, name, {
-      attributes: { "lockstep.kind": kind, "lockstep.key": key },
-      kind: "client",
-      captureStackTrace: false
-    }) as Effect.Effect<A, E, R>
+    ? Effect.withSpan(self, name, optionsOf(kind, key)) as Effect.Effect<A, E, R>
     : self
+
+/** A span until the scope is closed, where there is a tracer or an open span. */
+export const spannedScope = (
+  fiber: Fiber.Fiber<unknown, unknown>,
+  scope: Scope.Scope,
+  name: string,
+  kind: string,
+  key: string
+): Effect.Effect<unknown> =>
+  isTraced(fiber)
+    ? Scope.provide(Effect.makeSpanScoped(name, optionsOf(kind, key)), scope)
+    : Effect.void
 
 /** As `spanned`, for what is handled elsewhere: it is given the W3C `traceparent` of its span, or "". */
 export const sending = <A, E, R>(
