@@ -15,6 +15,7 @@ import type { Workload } from "../torture/workload.ts"
 import { workloads } from "../torture/workloads.ts"
 import type { Coverage } from "./coverage.ts"
 import type { Library } from "./library.ts"
+import { Queues } from "./overtaken.ts"
 import { unserved } from "./unserved.ts"
 
 export interface Options {
@@ -154,6 +155,7 @@ export const simulate = async (
   const chosen = chosenOf(only, seed)
   const records = new Records()
   const write = table()
+  const queues = new Queues()
   let last = 0
   // What happens in one moment has an order all the same.
   const micros = () => last = Math.max(simulation.world.now * 1000, last + 0.001)
@@ -210,7 +212,9 @@ export const simulate = async (
       program,
       isCalm: (healed, now) =>
         now > healed + calm || records.haveGrantedSince(chosen.map(({ name }) => name), healed * 1000),
-      quiet: (now) => unserved(machine, database, library.functions, settings.namespace, now),
+      quiet: async (now) =>
+        await unserved(machine, database, library.functions, settings.namespace, now) ??
+          await queues.overtaken(machine, database, settings.namespace, now),
       verbose,
       observe: coverage?.observe
     },
@@ -219,6 +223,6 @@ export const simulate = async (
   )
   const outcome = await simulation.run()
   const { anomalies } = judged(outcome, records, simulation.world.delays)
-  const forgotten = outcome.failure === undefined ? [] : [{ check: "unserved", detail: outcome.failure, holds: [] }]
+  const forgotten = outcome.failure === undefined ? [] : [{ check: "queues", detail: outcome.failure, holds: [] }]
   return { ...outcome, anomalies: [...forgotten, ...anomalies] }
 }

@@ -7,7 +7,8 @@ type State = readonly [tag: "state", capacity: number, taken: number, holds: num
 type Stale = readonly [tag: "stale"]
 type Waiters = readonly [tag: "waiters", waiters: ReadonlyArray<readonly [weight: number]>]
 
-const kinds = ["lock", "readWriteLock", "semaphore"]
+/** Of what is behind one actor, with a queue. */
+export const kinds = ["lock", "readWriteLock", "semaphore"]
 
 // Where the clock of Redis was set back, a session that has expired is due so much later, in milliseconds. Sessions that are renewed
 // last longer.
