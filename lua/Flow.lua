@@ -715,7 +715,7 @@ handlers['flow.add'] = function(ctx, key, added, seal)
   if not flow then return MISSING end
   local fresh, names = {}, {}
   for _, one in ipairs(added == '' and {} or cjson.decode(added)) do
-    if not names[one[1]] and call('HEXISTS', flow.items, 'N' .. one[1]) == 0 then fresh[#fresh + 1] = one end
+    if not names[one[1]] and not call('HGET', flow.items, 'N' .. one[1]) then fresh[#fresh + 1] = one end
     names[one[1]] = true
   end
   if #fresh > 0 then

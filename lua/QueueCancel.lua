@@ -18,7 +18,7 @@ end
 
 -- Whether a job was cancelled, and keeps its slots.
 extend.isCancelled = function(queue, job)
-  return call('HEXISTS', queue.key, 'j' .. job) == 1
+  return call('HGET', queue.key, 'j' .. job) and true or false
 end
 
 -- The handler of a job has ended: if the job was cancelled, it loses its slots, and nothing else becomes of it. Answers whether it was.

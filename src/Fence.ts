@@ -37,7 +37,7 @@ import * as Schema from "effect/Schema"
 import { Coordinator } from "./Coordinator.ts"
 import { coordinatorReasons } from "./internal/actor/errors.ts"
 import { coordinatorError } from "./internal/actor/transport.ts"
-import { duration, spaceOf } from "./internal/hold/place.ts"
+import { millis, spaceOf } from "./internal/hold/place.ts"
 import { StaleToken } from "./internal/hold/unwritten.ts"
 import { call } from "./internal/redis/resp.ts"
 import type { Lease } from "./Lease.ts"
@@ -134,7 +134,7 @@ export const withOptions = (options: {
     }
     if (args.length > mostArguments) throw new RangeError(`args must not be more than ${mostArguments}`)
     const { token } = lease
-    const timeToLive = Math.ceil(Duration.toMillis(duration(options.timeToLive ?? "24 hours", "timeToLive")))
+    const timeToLive = Math.ceil(millis(options.timeToLive ?? "24 hours", "timeToLive"))
     const write = call([key, fenceKey(key)], [token, timeToLive, command, ...args])
     return Effect.flatMap(
       Effect.tryPromise({
