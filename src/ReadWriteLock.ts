@@ -182,33 +182,50 @@ const reweigh = (
   const asked = fresh(target, (anyway) =>
     Effect.suspend(() => {
       if (!hold.active) return Effect.succeed(["absent"] as const)
-      // It goes on while Redis is away: whether the hold is heavier must not stay unknown.
-      const options = { session: hold.session, moot: () => ["absent"] as const, waits: true }
-      return request(target, "semaphore.reweigh", [hold.id, weight, anyway], options)
+      return request(target, "semaphore.reweigh", [hold.id, weight, anyway], {
+        session: hold.session,
+        moot: () => ["absent"] as const,
+        // Whether the hold is heavier must not stay unknown: while Redis is away, nor when the fiber is interrupted.
+        waits: true,
+        answered: (reply) => {
+          if (reply[0] !== "granted") return
+          hold.token = Number(reply[1])
+          hold.weight = weight
+        }
+      })
     }))
-  return Effect.mapBoth(asked, {
-    onFailure: ({ reason }) => fail(reason),
-    onSuccess: (reply) => {
-      if (reply[0] === "granted") {
-        hold.token = Number(reply[1])
-        hold.weight = weight
-      }
-      return reply[0]
-    }
-  })
+  return Effect.mapBoth(asked, { onFailure: ({ reason }) => fail(reason), onSuccess: ([outcome]) => outcome })
 }
 
-const upgrade = (reading: Hold): Effect.Effect<void, ReadWriteLockError> =>
-  Effect.flatMap(reweigh(reading, "write"), (outcome) =>
-    outcome === "granted"
-      ? Effect.void
-      : Effect.fail(fail(
-        outcome === "conflict"
-          ? new UpgradeConflict({ key: reading.key, namespace: reading.claim.place.namespace })
-          : reading.lossError("closed")
-      )))
+// How many effects write under a read lock that was made a write lock for them.
+const writers = new WeakMap<Hold, number>()
 
-const lighten = (hold: Hold): Effect.Effect<void> => Effect.ignore(reweigh(hold, "read"))
+const writersOf = (hold: Hold): number => writers.get(hold) ?? 0
+
+/** One effect more writes under a read lock. */
+const upgrade = (reading: Hold): Effect.Effect<void, ReadWriteLockError> =>
+  Effect.suspend(() => {
+    writers.set(reading, writersOf(reading) + 1)
+    if (reading.weight === everything) return Effect.void
+    return Effect.flatMap(reweigh(reading, "write"), (outcome) =>
+      outcome === "granted"
+        ? Effect.void
+        : Effect.fail(fail(
+          outcome === "conflict"
+            ? new UpgradeConflict({ key: reading.key, namespace: reading.claim.place.namespace })
+            : reading.lossError("closed")
+        ))).pipe(Effect.onError(() => lighten(reading)))
+  })
+
+/** The last of these effects makes it a read lock again. */
+const lighten = (reading: Hold): Effect.Effect<void> =>
+  Effect.suspend(() => {
+    writers.set(reading, writersOf(reading) - 1)
+    if (writersOf(reading) > 0 || reading.weight !== everything) return Effect.void
+    // An effect that comes before the answer upgrades it anew.
+    reading.weight = 1
+    return Effect.ignore(reweigh(reading, "read"))
+  })
 
 interface Cases<A, E, R> {
   readonly share: (hold: Hold) => Effect.Effect<A, E, R>
@@ -229,10 +246,12 @@ const nested = <A, E, R>(
     const run = (found: Hold | undefined): Effect.Effect<A, E | ReadWriteLockError, R> => {
       if (found === undefined) return take(place)
       if (mode === "read") return share(found)
-      if (found.weight !== everything) return upgraded(found)
-      return reentrant
-        ? share(found)
-        : Effect.fail(fail(new AlreadyWriting({ key, namespace: space.kernel.settings.namespace })))
+      const isUpgraded = writersOf(found) > 0
+      const isWriting = isUpgraded || found.weight === everything
+      if (isWriting && !reentrant) {
+        return Effect.fail(fail(new AlreadyWriting({ key, namespace: space.kernel.settings.namespace })))
+      }
+      return isWriting && !isUpgraded ? share(found) : upgraded(found)
     }
     return acquiring.nested(
       fiber,

@@ -1,6 +1,7 @@
 import { assert, layer } from "@effect/vitest"
-import { Deferred, Effect, Exit, Fiber, Option } from "effect"
+import { Deferred, Effect, Exit, Fiber, Option, Scope } from "effect"
 import { Lease, ReadWriteLock, Redis } from "../src/index.ts"
+import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, onNode, TestServer, withNode } from "./support/live.ts"
 
@@ -143,6 +144,87 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("R
         )
       })
     ))
+
+  it.effect("writes until the last effect that has upgraded it has ended", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const other = yield* node((yield* TestServer).url, { namespace })
+        const reading = ReadWriteLock.withReadLockIfAvailable(Effect.void, "a").pipe(onNode(other))
+        const reentrant = { reentrant: true } as const
+        yield* ReadWriteLock.withReadLock(
+          Effect.gen(function*() {
+            // At once: one of them writes, and it writes until its end.
+            const outcome = Effect.match(ReadWriteLock.withWriteLock(Effect.sleep("20 millis"), "a"), {
+              onFailure: ({ reason }) => reason._tag,
+              onSuccess: () => "written"
+            })
+            assert.deepStrictEqual(
+              yield* Effect.all([outcome, outcome], { concurrency: "unbounded" }),
+              ["written", "AlreadyWriting"]
+            )
+            for (const [first, second] of [["100 millis", 0], [0, "100 millis"]] as const) {
+              const writing = (stay: typeof first | typeof second) =>
+                ReadWriteLock.withWriteLock(
+                  Effect.andThen(Effect.sleep(stay), reading),
+                  "a",
+                  reentrant
+                )
+              assert.deepStrictEqual(
+                yield* Effect.all([writing(first), writing(second)], { concurrency: "unbounded" }),
+                [Option.none(), Option.none()]
+              )
+              assert.isTrue(Option.isSome(yield* reading))
+            }
+            // A child that outlives the effect that has upgraded it.
+            const child = yield* ReadWriteLock.withWriteLock(
+              Effect.forkDetach(
+                ReadWriteLock.withWriteLock(Effect.andThen(Effect.sleep("100 millis"), reading), "a", reentrant),
+                { startImmediately: true }
+              ),
+              "a"
+            )
+            assert.isTrue(Option.isNone(yield* reading))
+            assert.deepStrictEqual(yield* Fiber.join(child), Option.none())
+            yield* eventually(Effect.map(reading, Option.isSome))
+            // Between its end and the answer to that, another one upgrades it anew.
+            const again = yield* Effect.all(
+              Array.from({ length: 20 }, (_, at) =>
+                Effect.andThen(
+                  Effect.sleep(at),
+                  Effect.exit(
+                    ReadWriteLock.withWriteLock(Effect.sleep(1).pipe(Effect.andThen(reading)), "a", reentrant)
+                  )
+                )),
+              { concurrency: "unbounded" }
+            )
+            assert.isTrue(again.every((exit) => Exit.isSuccess(exit) && Option.isNone(exit.value)), String(again))
+          }),
+          "a"
+        )
+        assert.isTrue(Option.isSome(yield* reading))
+      })
+    ))
+
+  it.effect("knows of a downgrade whose caller was interrupted", () =>
+    behindLine(({ context, direct, line }) =>
+      Effect.gen(function*() {
+        const other = yield* direct()
+        const reading = ReadWriteLock.withReadLockIfAvailable(Effect.void, "a").pipe(onNode(other))
+        yield* onNode(context)(Effect.scoped(Effect.gen(function*() {
+          const lease = yield* ReadWriteLock.acquireWrite("a")
+          const reweighing = yield* line.hold(({ args }) => args.includes("semaphore.reweigh"))
+          const downgrading = yield* Effect.forkChild(ReadWriteLock.downgrade(lease))
+          yield* reweighing.request
+          yield* Fiber.interrupt(downgrading)
+          yield* reweighing.release()
+          yield* eventually(Effect.map(reading, Option.isSome))
+          const scope = yield* Scope.make()
+          yield* onNode(other)(Scope.provide(ReadWriteLock.acquireRead("a"), scope))
+          const refused = yield* Effect.flip(ReadWriteLock.withWriteLock(Effect.void, "a", { reentrant: true }))
+          assert.strictEqual(refused.reason._tag, "UpgradeConflict")
+          yield* Scope.close(scope, Exit.void)
+        })))
+      }), { lease: "30 seconds" }))
 
   it.effect("fails with UpgradeConflict when others read, and changes nothing", () =>
     withNode((namespace) =>
