@@ -471,6 +471,24 @@ layer(TestServer.layer, live)("a leader", (it) => {
         yield* Fiber.join(next.fiber)
       })))
 
+  it.effect("blocks no other candidate when its campaign is granted after what made it was closed", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const [made, campaigning] = [yield* Scope.make(), yield* Scope.make()]
+        const mine = yield* Scope.provide(electionOn(a!, "a"), made)
+        const theirs = yield* electionOn(b!, "b")
+        const own = yield* leading(theirs)
+        yield* begun(own)
+        const campaign = yield* Effect.forkChild(Effect.exit(Scope.provide(mine.campaign(), campaigning)))
+        yield* waits(server, namespace, "election:chief", 1)
+        yield* Scope.close(made, Exit.void)
+        yield* own.leave
+        yield* Fiber.join(own.fiber)
+        yield* promptly(Fiber.join(campaign), "the end of the campaign")
+        assert.strictEqual(yield* promptly(theirs.lead(Effect.succeed("led")), "the next term"), "led")
+        yield* Scope.close(campaigning, Exit.void)
+      })))
+
   it.effect("fails who observes, leads or resigns when the coordinator is closed", () =>
     Effect.gen(function*() {
       const server = yield* TestServer

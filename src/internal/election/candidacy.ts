@@ -26,7 +26,8 @@ export class Candidacy {
   readonly begin = (term: Hold): () => void => {
     this.#terms.add(term)
     this.#tell({ _tag: "Acquired", lease: term })
-    if (this.#closed) term.lose("closed")
+    // It was waited for in a scope of its own, which may stay open.
+    if (this.#closed) void Effect.runFork(surrender(this.#place, term, "closed"))
     const lost = () => this.#tell({ _tag: "Lost", lease: term, reason: term.loss ?? "resigned" })
     const off = term.onLoss(lost)
     return () => {
