@@ -168,7 +168,7 @@ const settingsOf = (options: Options): Settings => {
     if (!(value >= min && value <= max)) throw new RangeError(`${what} must be from ${min} to ${max} milliseconds`)
     return Math.ceil(value)
   }
-  const lease = millis(options.lease ?? "15 seconds", "lease", 100, 86_400_000)
+  const lease = millis(options.lease ?? "15 seconds", "lease", 100, 43_200_000)
   const name = options.name ?? `${hostname()}:${process.pid}`
   if (typeof name !== "string" || name.length === 0 || name.length > 256 || !name.isWellFormed()) {
     throw new RangeError("name must be 1 to 256 characters of well-formed Unicode")

@@ -356,6 +356,17 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
       })
     ))
 
+  it.effect("guards nothing with a token that cannot be kept", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const key = `${namespace}:guarded`
+        const forever = Fence.withOptions({ timeToLive: Duration.infinity })
+        assert.isTrue(Exit.hasDies(yield* Effect.exit(Effect.suspend(() => forever({ token: 2 }, key, "SET", "two")))))
+        assert.strictEqual(yield* server.cli("GET", key), "")
+      })
+    ))
+
   it.effect("runs programs that fail to be interrupted for a moment without losing the word of it", () =>
     withNode(() =>
       Effect.gen(function*() {

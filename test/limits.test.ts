@@ -2,6 +2,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Fiber, Layer, Option, Schedule, Schema, type Scope } from "effect"
 import { Coordinator, Lease, Lock, ReadWriteLock, Redis, Rendezvous, Semaphore } from "../src/index.ts"
+import { body } from "../src/internal/actor/lua.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { awake } from "./support/awake.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
@@ -339,6 +340,16 @@ layer(TestServer.layer, live)("a server", (it) => {
       }))
       yield* assertEmpty(server, namespace)
     }))
+
+  it("asks for every command that an actor calls", () => {
+    const granted = [...reading, ...inside].map((rule) => rule.replace(/^\+/, ""))
+    const called = [...body.matchAll(/(?:call|tryGroup)\('([A-Z]+)'(?:, '([A-Z]+)')?/g)]
+    assert.isAbove(called.length, 100)
+    for (const [, name, subcommand] of called) {
+      const command = name!.toLowerCase()
+      assert.isTrue(granted.includes(command) || granted.includes(`${command}|${subcommand?.toLowerCase()}`), name)
+    }
+  })
 
   it.effect("a release that is refused for a while is made up for, while the session lives on", () =>
     Effect.gen(function*() {

@@ -115,6 +115,42 @@ layer(TestServer.layer, live)("closing", (it) => {
       yield* assertEmpty(server, namespace)
     }))
 
+  it.effect("leaves finalizers their time also if the session was lost right before", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const options = { namespace, partitions: 1, lease: "30 seconds", margin: "2 seconds" } as const
+      yield* Effect.scoped(Effect.gen(function*() {
+        const { close, context } = yield* closable(server, options)
+        const other = yield* node(server.url, options)
+        const order: Array<string> = []
+        const inside = yield* Deferred.make<void>()
+        const interrupted = yield* Deferred.make<void>()
+        const body = Effect.andThen(Deferred.succeed(inside, undefined), Effect.never).pipe(
+          Effect.onInterrupt(() =>
+            Deferred.succeed(interrupted, undefined).pipe(
+              Effect.andThen(Effect.sleep("500 millis")),
+              Effect.andThen(Effect.sync(() => order.push("finalized")))
+            )
+          )
+        )
+        yield* Effect.forkDetach(onNode(context)(Effect.exit(Lock.withLock(body, "a"))))
+        yield* Deferred.await(inside)
+        const next = yield* Effect.forkDetach(
+          onNode(other)(Lock.withLock(Effect.sync(() => order.push("entered")), "a"))
+        )
+        yield* waits(server, namespace, "lock:a", 1)
+        const [session] = yield* sessionsOf(context)
+        yield* server.cli("HDEL", `{${namespace}:00}:sessions`, `s${session!.id}`)
+        yield* onNode(context)(Lock.withLock(Effect.void, "b"))
+        yield* Deferred.await(interrupted)
+        yield* close
+        yield* Fiber.join(next)
+        assert.deepStrictEqual(order, ["finalized", "entered"])
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
   it.effect("waits for finalizers no longer than the margin", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
@@ -342,6 +378,26 @@ layer(TestServer.layer, live)("questions", (it) => {
         assert.deepStrictEqual(yield* onNode(two!)(Lock.waiting("a")), [])
         yield* held.leave
       })))
+
+  it.effect("have a deadline also if Redis goes away while an expired holder is reaped for them", () =>
+    Effect.forEach([
+      Effect.asVoid(Lock.holder("a")),
+      Effect.asVoid(Lock.withLockIfAvailable(Effect.void, "a"))
+    ], (question) =>
+      behindLine(({ context, line, namespace, server }) =>
+        Effect.gen(function*() {
+          yield* onNode(context)(Lock.withLock(Effect.void, "b"))
+          yield* departed(server, namespace, 1, (context) => on(context, Lock.acquire("a")))
+          const reaping = yield* line.hold(({ args }) => args.includes("session.owned"))
+          const asking = yield* Effect.forkChild(within(Effect.flip(onNode(context)(question)), 4000, "the failure"))
+          yield* reaping.request
+          yield* line.blackhole
+          const { result } = yield* Fiber.join(asking)
+          assert.include(["Timeout", "NotConnected", "ConnectionLost"], result.reason._tag)
+          yield* line.pass
+          yield* line.closeAll
+          yield* onNode(context)(Lock.withLock(Effect.void, "a"))
+        }), { lease: "30 seconds", requestTimeout: "500 millis" })))
 
   it.effect("have a deadline while Redis is away, and waits say so", () =>
     behindLine(({ context, line, namespace, server }) =>

@@ -602,9 +602,15 @@ export class Channel implements Beating {
     this.#expiry?.cancel()
     // One that is being opened would outlive this channel.
     await this.#asking?.catch(ignore)
-    const ids = [...this.#former.keys()]
-    if (session !== undefined) ids.push(session.id)
-    await Promise.all(ids.map((id) => this.#end(id, true)))
+    const { io, transport } = this.#office
+    const ids = [...this.#former]
+    if (session !== undefined) ids.push([session.id, 0])
+    await Promise.all(ids.map(async ([id, at]) => {
+      // Finalizers may still run under a session that was lost a moment ago.
+      const left = at - io.now()
+      if (left > 0) await transport.sleep(left)
+      await this.#end(id, true)
+    }))
   }
 }
 

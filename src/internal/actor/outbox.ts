@@ -371,7 +371,7 @@ export class Outbox {
       if (kept.length > 0 || sending.uncertain) return false
       return this.#giveUp(batch, cause, false)
     }
-    sending.uncertain ||= cause.reason._tag === "ConnectionLost" || cause.reason._tag === "Timeout"
+    sending.uncertain ||= cause.executed === "unknown"
     if (!isTransient(cause) && cause.reason._tag !== "OutOfMemory") {
       const { uncertain } = sending
       this.#giveUp(batch, cause, uncertain)

@@ -148,7 +148,7 @@ export const placeIn = (
 
 const checkLease = (input: Duration.Input): number => {
   const lease = Math.ceil(Duration.toMillis(Duration.fromInputUnsafe(input)))
-  if (!(lease >= 100 && lease <= 86_400_000)) throw new RangeError("lease must be from 100 to 86400000 milliseconds")
+  if (!(lease >= 100 && lease <= 43_200_000)) throw new RangeError("lease must be from 100 to 43200000 milliseconds")
   return lease
 }
 

@@ -101,7 +101,7 @@ export const fresh = <R extends readonly [tag: string, ...rest: any], E>(
   const attempt = (stale: number): Effect.Effect<Fresh<R>, E> =>
     Effect.flatMap(ask(stale === mostStale), (reply) =>
       reply[0] === "stale"
-        ? Effect.andThen(Effect.promise(() => target.tenancy.partition.reaper.tick()), attempt(stale + 1))
+        ? Effect.andThen(Effect.promise(() => target.tenancy.partition.reaper.tickInTime()), attempt(stale + 1))
         : Effect.succeed(reply as Fresh<R>))
   return attempt(0)
 }

@@ -239,7 +239,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
   #clear(entry: Entry, session: Session): void {
     if (entry.state !== "asked") return
     entry.stale++
-    void this.partition.reaper.tick().then(() => {
+    void this.partition.reaper.tickInTime().then(() => {
       if (entry.state === "asked" && entry.session === session && session.lost === undefined) this.#send(entry, true)
     })
   }
@@ -516,6 +516,8 @@ export class Tenancy implements Tenant, Keeper, Asker {
       if (entry.session !== session || !isMeant(entry)) continue
       if (entry.state === "queued") this.#send(entry, true)
       else if (entry.state === "held") this.#verify(entry, session)
+      // The reply that it waits for may be older than what was missed.
+      else if (entry.state === "asked") entry.again = true
     }
   }
 
