@@ -10,11 +10,12 @@ fence = function(keys, argv)
   if seen and tonumber(seen) > token then
     return { 'stale', seen }
   end
-  -- Before the command: it must not run if its token cannot be kept.
-  call('SET', keys[2], text(token), 'PX', argv[2])
+  -- It must not run if its token cannot be kept.
+  if not redis.acl_check_cmd('SET', keys[2], '0', 'PX', argv[2]) then return { 'failed', 'NOPERM' } end
   local reply = redis.pcall(argv[3], keys[1], unpack(argv, 4))
   if type(reply) == 'table' and reply.err then
     return { 'failed', match(reply.err, '^[%u]+') or 'ERR' }
   end
+  call('SET', keys[2], text(token), 'PX', argv[2])
   return { 'done', reply }
 end

@@ -31,7 +31,7 @@
  * @since 0.1.0
  */
 
-import * as Duration from "effect/Duration"
+import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Schema from "effect/Schema"
 import { Coordinator } from "./Coordinator.ts"

@@ -1058,7 +1058,7 @@ layer(TestServer.layer, live)("keys", (it) => {
       const io = { ...liveIo, now: () => liveIo.now() + ahead, wall: () => liveIo.wall() + ahead }
       yield* Effect.scoped(Effect.gen(function*() {
         const context = yield* Effect.provideService(
-          node(server.url, { namespace, partitions: 1, lease: "86400 seconds", margin: 0 }),
+          node(server.url, { namespace, partitions: 1, lease: "43200 seconds", margin: 0 }),
           CurrentIo,
           { ...io, after: (millis: number, f: () => void) => liveIo.after(Math.min(millis, 200), f) }
         )

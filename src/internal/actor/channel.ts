@@ -594,6 +594,13 @@ export class Channel implements Beating {
     this.#office.hooks.transition(this.index, session?.id, from, phase, reason)
   }
 
+  /** When finalizers under sessions that were lost a moment ago have had their time. */
+  calm(): Promise<void> {
+    const { io, transport } = this.#office
+    const left = Math.max(0, ...this.#former.values()) - io.now()
+    return left > 0 ? transport.sleep(left) : Promise.resolve()
+  }
+
   /** Ends the session because the coordinator is closed, and releases what it owns. */
   async close(): Promise<void> {
     const { session } = this
@@ -602,15 +609,9 @@ export class Channel implements Beating {
     this.#expiry?.cancel()
     // One that is being opened would outlive this channel.
     await this.#asking?.catch(ignore)
-    const { io, transport } = this.#office
-    const ids = [...this.#former]
-    if (session !== undefined) ids.push([session.id, 0])
-    await Promise.all(ids.map(async ([id, at]) => {
-      // Finalizers may still run under a session that was lost a moment ago.
-      const left = at - io.now()
-      if (left > 0) await transport.sleep(left)
-      await this.#end(id, true)
-    }))
+    const ids = [...this.#former.keys()]
+    if (session !== undefined) ids.push(session.id)
+    await Promise.all(ids.map((id) => this.#end(id, true)))
   }
 }
 

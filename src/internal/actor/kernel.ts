@@ -167,7 +167,9 @@ export class Kernel implements Office {
     this.#state = "closing"
     const { margin, requestTimeout } = this.settings
     const { log } = this.hooks
-    await this.#within(margin, Promise.all([...this.#tenants].map((tenant) => tenant.close())))
+    const ending = [...this.#tenants].map((tenant) => tenant.close())
+    const calming = [...this.channels()].map((channel) => channel.calm())
+    await this.#within(margin, Promise.all([...ending, ...calming]))
     this.#state = "closed"
     const ended = Promise.allSettled([...this.channels()].map((channel) => channel.close())).then((results) => {
       for (const result of results) {
