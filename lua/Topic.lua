@@ -553,19 +553,27 @@ local function stampTopic(ctx, topic)
   topic.mark = topic.epoch > 0 and '.' .. text(topic.epoch) .. ' ' or ' '
 end
 
+-- Whether what an event follows was answered with a tag. Several events can follow one request.
+local function follows(ctx, after)
+  local count = #ctx.replies
+  if ctx.followed ~= count then ctx.leader = ctx.replies[count] or '' end
+  ctx.followed = count + 1
+  return match(ctx.leader, '^%["(%w+)"') == after
+end
+
 -- topic.publish: appends an event, once for the number of a coordinator's publication, and once for an id. It may be given
--- the tag that the request before it in the batch must have been answered with: then it is stored whatever the epoch, since it
--- cannot be stored anywhere else in the same step.
+-- the tag that the request which it follows in the batch must have been answered with: then it is stored whatever the epoch,
+-- since it cannot be stored anywhere else in the same step.
 -- keys: all
 -- args: value string, about string, number number
 -- reply: ["published", event string] | ["duplicate", event string] | ["skipped"] | ["moved"]
 handlers['topic.publish'] = function(ctx, hash, value, about, number)
   local origin = originOf(ctx, about)
-  local after = origin.after
-  if after ~= '' and match(ctx.replies[#ctx.replies] or '', '^%["(%w+)"') ~= after then return '["skipped"]' end
-  local topic, node, id = loadTopic(ctx, hash), origin.node, origin.id
+  local after, topic, node, id = origin.after, loadTopic(ctx, hash), origin.node, origin.id
+  local fits = after == '' or follows(ctx, after)
   local now, before = turnsOf(ctx, topic)
   if tonumber(number) <= lastOf(topic, node, now, before) then return reply('duplicate', '') end
+  if not fits then return '["skipped"]' end
   local known = id ~= '' and eventOf(topic, id, now, before)
   if known then return reply('duplicate', known) end
   if (origin.epoch ~= topic.epoch or topic.open == 0) and after == '' then return '["moved"]' end

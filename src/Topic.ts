@@ -524,12 +524,13 @@ class TopicImpl<in out A> implements Topic<A> {
     this.#spanned("publishOnRelease", (trace) =>
       Effect.map(this.#message(event, options, trace), (message) => {
         if (!(lease instanceof Hold)) throw new TypeError("This lease was not made by Lockstep")
+        if (!lease.active) return Effect.succeedNone
         const outcome = Deferred.makeUnsafe<Option.Option<Published>, TopicError>()
         const { claim, keeper } = lease
         const follower = this.#publisher.following(
           { channel: (keeper as Tenancy).channel, kind: claim.place.kind, name: claim.place.name },
           message,
-          claim.leave === "semaphore.release" ? "released" : "left",
+          claim.leave === undefined ? "left" : "released",
           (published) => Deferred.doneUnsafe(outcome, Effect.succeed(Option.fromUndefinedOr(published))),
           ({ reason }) => Deferred.doneUnsafe(outcome, Effect.fail(fail(reason)))
         )

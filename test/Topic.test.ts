@@ -746,6 +746,84 @@ layer(TestServer.layer, live)("an event that follows something", (it) => {
         assert.strictEqual((yield* b!.state).length, 1)
       })))
 
+  it.effect("is published with others, in their order", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make({ colocate: "shared" }))
+        const ref = yield* on(a!, SharedRef.make({ name: "shared", schema: Schema.Number, initial: 0 }))
+        const publications = (values: ReadonlyArray<number>) => Effect.forEach(values, (n) => topic.publication(n))
+        yield* ref.set(1, { publish: yield* publications([0, 1, 2]) })
+        assert.isFalse(yield* ref.compareAndSet(1e6, 3, { publish: yield* publications([10, 11]) }))
+        // The first ones follow a write that is not made, and the others one that is.
+        yield* Effect.all([
+          Effect.flatMap(publications([20, 21]), (publish) => ref.compareAndSet(1e6, 3, { publish })),
+          Effect.flatMap(publications([3, 4]), (publish) => ref.set(2, { publish }))
+        ], { concurrency: "unbounded" })
+        const outcomes = yield* on(
+          a!,
+          Effect.scoped(Effect.gen(function*() {
+            const lease = yield* Lock.acquire("shared")
+            return yield* Effect.forEach([5, 6], (n) => topic.publishOnRelease(lease, n))
+          }))
+        )
+        const published = yield* promptly(Effect.forEach(outcomes, (outcome) => outcome), "the outcomes")
+        assert.deepStrictEqual(published.map(Option.isSome), [true, true])
+        yield* topic.publish(7)
+        assert.deepStrictEqual(valuesOf(yield* collect(topic.subscribe({ from: "beginning" }), 8)), upTo(8))
+        yield* ref.delete
+      })))
+
+  it.effect("is published with the release of a lock that its process may keep", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make({ colocate: "lock" }))
+        for (const n of upTo(4)) {
+          const outcome = yield* on(
+            a!,
+            Effect.scoped(
+              Effect.flatMap(Lock.acquire("lock", { cached: true }), (lease) => topic.publishOnRelease(lease, n))
+            )
+          )
+          assert.isTrue(Option.isSome(yield* promptly(outcome, "the outcome")), String(n))
+        }
+        assert.deepStrictEqual(valuesOf(yield* collect(topic.subscribe({ from: "beginning" }), 4)), upTo(4))
+      })))
+
+  it.effect("is not published with a release that was made before", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make({ colocate: "lock" }))
+        const lease = yield* on(a!, Effect.scoped(Lock.acquire("lock")))
+        assert.isTrue(Option.isNone(yield* promptly(Effect.flatten(topic.publishOnRelease(lease, 1)), "the outcome")))
+        assert.strictEqual((yield* topic.state).length, 0)
+      })))
+
+  for (const verdict of ["dropReply", "drop"] as const) {
+    it.effect(`says whether it was published when the session is lost with its answer: ${verdict}`, () =>
+      behindLine(({ context, line, namespace, server }) =>
+        Effect.gen(function*() {
+          const topic = yield* on(context, make({ colocate: "lock" }))
+          const scope = yield* Scope.make()
+          const lease = yield* Scope.provide(on(context, Lock.acquire("lock")), scope)
+          const outcome = yield* topic.publishOnRelease(lease, 1)
+          yield* line.refuse
+          const sent = yield* line.once(asks("semaphore.release"), verdict)
+          const released = yield* Effect.forkChild(Scope.close(scope, Exit.void))
+          yield* sent
+          const count = verdict === "dropReply" ? 1 : 0
+          yield* eventually(Effect.map(
+            server.cli("XLEN", `{${namespace}:00}:topic-entries:${hostile}`),
+            (found) => assert.strictEqual(Number(found), count)
+          ))
+          yield* forgetSession(context, namespace, server)
+          yield* line.pass
+          const published = yield* promptly(outcome, "the outcome")
+          assert.strictEqual(Option.isSome(published), verdict === "dropReply")
+          yield* Fiber.join(released)
+          assert.strictEqual((yield* topic.state).length, count)
+        }), short))
+  }
+
   it.effect("is published with a value that is written", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
