@@ -301,6 +301,11 @@ local function credited(ctx, group, id, credit)
   if member then spend(group, member, -credit) end
 end
 
+-- A group that has no members is removed some time after the last one has left.
+local function expectEnd(ctx, topic, group)
+  if group.members == 0 and topic.abandon > 0 then sooner(ctx, topic, group.left + topic.abandon) end
+end
+
 -- What a member has not acknowledged goes to the others.
 local function dismissMember(ctx, topic, claim, index)
   local group = groupAt(topic, index)
@@ -313,10 +318,8 @@ local function dismissMember(ctx, topic, claim, index)
       group.members = group.members - 1
     end
   end
-  if group.members == 0 then
-    group.left = ctx.now
-    if topic.abandon > 0 then sooner(ctx, topic, ctx.now + topic.abandon) end
-  end
+  group.left = ctx.now
+  expectEnd(ctx, topic, group)
   while true do
     local pending = tryGroup('XPENDING', topic.entries, group.name, '-', '+', PAGE, claim)
     if not pending then return end
@@ -411,6 +414,11 @@ local function lifeOf(topic, hasGroups)
   return math.max(topic.age, hasGroups and topic.abandon or 0, topic.members > 0 and ABANDONED or 0) + 1000
 end
 
+-- For good, if there is no life.
+local function keepFor(key, life)
+  if life then call('PEXPIRE', key, text(life)) else call('PERSIST', key) end
+end
+
 -- At the end of a call: hands events out, trims, and writes what has changed.
 local function finishTopic(ctx, topic)
   if topic.groups > 0 then
@@ -446,8 +454,7 @@ local function finishTopic(ctx, topic)
       call('DEL', key)
     else
       call('HSET', key, 's', packTopic(topic))
-      local life = lifeOf(topic, false)
-      if life then call('PEXPIRE', key, text(life)) end
+      keepFor(key, lifeOf(topic, false))
     end
     return
   end
@@ -462,14 +469,9 @@ local function finishTopic(ctx, topic)
     call('PEXPIRE', turn, text(2 * windowOf(topic)))
   end
   local life = lifeOf(topic, groups)
-  if life then
-    call('PEXPIRE', key, text(life))
-    call('PEXPIRE', topic.entries, text(life))
-    if groups then call('PEXPIRE', topic.retries, text(life)) end
-  elseif not topic.known or topic.freed then
-    call('PERSIST', key)
-    call('PERSIST', topic.entries)
-  end
+  keepFor(key, life)
+  keepFor(topic.entries, life)
+  if groups then keepFor(topic.retries, life) end
   if topic.next then alarm(ctx, key, math.max(0, topic.next - ctx.now)) end
 end
 
@@ -671,11 +673,11 @@ handlers['topic.join'] = function(ctx, key, id, set, length, bytes, age, abandon
     topic.shards, topic.width = tonumber(shards), tonumber(shards)
   end
   if set == '1' or topic.window == 0 then
-    local before = topic.age
     topic.length, topic.bytes, topic.age = tonumber(length), tonumber(bytes), tonumber(age)
     topic.abandon, topic.window, topic.current = tonumber(abandon), tonumber(window), nil
     topic.protect, topic.trim = protect == '1' and 1 or 0, true
-    topic.freed = before > 0 and topic.age == 0
+    -- How long groups are kept may have been for ever.
+    eachGroup(topic, function(group) expectEnd(ctx, topic, group) end)
   end
   if enrol(ctx, key, id, PERMANENT) then topic.members = topic.members + 1 end
   return reply('joined', topic.number, eventId(topic), topic.epoch, topic.shards, topic.width, topic.open, formerOf(ctx, topic))
@@ -711,7 +713,11 @@ handlers['topic.open'] = function(ctx, key, epoch, groups)
   if tonumber(epoch) == topic.epoch and topic.open == 0 then
     for _, group in ipairs(cjson.decode(groups)) do
       if not call('HGET', key, 'G' .. group[1]) then
-        makeGroup(topic, group[1], call('HGET', key, 'E' .. epoch), group[2], topic.epoch - 1)
+        local made = makeGroup(topic, group[1], call('HGET', key, 'E' .. epoch), group[2], topic.epoch - 1)
+        if made then
+          made.left = ctx.now
+          expectEnd(ctx, topic, made)
+        end
       end
     end
     topic.open = 1
@@ -914,10 +920,7 @@ alarms.topic = function(ctx, key)
   if nextRetry then sooner(ctx, topic, tonumber(nextRetry)) end
   eachGroup(topic, function(group)
     if group.members > 0 or topic.abandon == 0 then return end
-    if group.left + topic.abandon <= ctx.now then
-      destroyGroup(topic, group)
-    else
-      sooner(ctx, topic, group.left + topic.abandon)
-    end
+    if group.left + topic.abandon > ctx.now then return expectEnd(ctx, topic, group) end
+    destroyGroup(topic, group)
   end)
 end

@@ -80,6 +80,52 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
         assert.deepStrictEqual(await seal(1, 3), ["sealed", 1, 3, 3, 1])
       })
     }))
+
+  it.effect("keeps a group that an epoch has brought for as long as another", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      yield* Effect.promise(async () => {
+        const topic = actor(redis, freshNamespace(), "topic:t")
+        await topic.open("a")
+        await topic.send("a", "topic.join", ["m", "1", 0, 0, 0, 60_000, 60_000, "1", 1])
+        await topic.send("a", "topic.seal", [1, 2, 2])
+        const openedAt = Date.now()
+        await topic.send("a", "topic.open", [1, JSON.stringify([["g", 0]])])
+        const groups = async () => ((await topic.look("topic.state", [])) as Array<any>)[7].length
+        await topic.ring()
+        assert.strictEqual(await groups(), 1)
+        const due = Number(await redis.zscore(topic.keys("a")[1]!, "@topic:t"))
+        assert.isTrue(Math.abs(due - openedAt - 60_000) < 10_000, String(due - openedAt))
+      })
+    }))
+
+  it.effect("keeps a topic for ever that has a group for ever", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      yield* Effect.promise(async () => {
+        const namespace = freshNamespace()
+        const topic = actor(redis, namespace, "topic:t")
+        const keys = [topic.key, ...["entries", "retries"].map((role) => topic.key.replace("topic:", `topic-${role}:`))]
+        const lives = async () => (await Promise.all(keys.map((key) => redis.pttl(key)))).map((life) => life > 0)
+        await topic.open("a")
+        const join = (id: string, abandon: number) =>
+          topic.send("a", "topic.join", [id, "1", 0, 0, 60_000, abandon, 60_000, "1", 1])
+        const publish = (number: number) => topic.send("a", "topic.publish", ["1", "0 node  0 0 0 p", number])
+        await join("m", 0)
+        await publish(1)
+        assert.deepStrictEqual(await lives(), [true, true, false])
+        const [, index] = await topic.send("a", "topic.consume", ["g", "g", "0", 1, ""])
+        await publish(2)
+        assert.deepStrictEqual(await lives(), [false, false, false])
+        await join("n", 60_000)
+        const id = (await redis.xrange(keys[1]!, "-", "+"))[0]![0]
+        await topic.send("a", "topic.retry", ["g", index, id, 60_000])
+        await publish(3)
+        assert.deepStrictEqual(await lives(), [true, true, true])
+        await join("o", 0)
+        assert.deepStrictEqual(await lives(), [false, false, false])
+      })
+    }))
 })
 
 const run = async (topic: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, ordered: boolean) => {
