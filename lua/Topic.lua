@@ -31,8 +31,8 @@ local RETURNED, PARKED, DELAYED = '-', '*', '~'
 -- An ordered group hands out one event of a key at a time. Later ones are parked, so order needs no assignment of keys to
 -- members, and outlives every member.
 -- It begins an epoch when all shards have nothing of the former one left: its members tell each shard.
--- record Topic 2: number, stamp, length, bytes, age, abandon, window, turn, total, members, groups, trimmed, protect, shards,
---   ring, epoch, width, open
+-- record Topic 3: number, stamp, length, bytes, age, abandon, window, turn, total, members, groups, trimmed, protect, shards,
+--   ring, epoch, width, open, decided
 -- record TopicGroup 2: ordered, members, returned, parked, cursor, stamp, left, epoch, drained
 
 -- Lua unpacks some thousand values at most; the fields are even.
@@ -58,7 +58,8 @@ local function readTopic(ctx, key)
   local packed = call('HGET', key, 's')
   local topic = packed and unpackTopic(packed) or {
     number = 0, stamp = 0, length = 0, bytes = 0, age = 0, abandon = ABANDONED, window = 0, turn = 0, total = 0,
-    members = 0, groups = 0, trimmed = 0, protect = 1, shards = 1, ring = 0, epoch = 0, width = 1, open = 1
+    members = 0, groups = 0, trimmed = 0, protect = 1, shards = 1, ring = 0, epoch = 0, width = 1, open = 1,
+    decided = 0
   }
   topic.known, topic.rung = packed and true, topic.ring
   -- What is written at the end of the call: for `even` or `odd`, and where each field of it stands.
@@ -662,25 +663,29 @@ local function formerOf(ctx, topic)
 end
 
 -- topic.join: becomes a member, and says how the topic is kept: in events, bytes and ms (0 for no limit), how long a group
--- without members is kept, how long ids are known, and whether what a group still needs is kept. `set` is false for a member
--- that leaves that as it is. `shards` counts for a topic that is new.
+-- without members is kept, how long ids are known, and whether what a group still needs is kept. The last member decides that:
+-- `decided` is -1 for one that does so now, the number that it was answered for one that did so before, and 0 for one that leaves
+-- that as it is. `shards` counts for a topic that is new.
 -- keys: all
--- args: id string, set boolean, length number, bytes number, age number, abandon number, window number, protect boolean, shards number
--- reply: ["joined", number number, last string, epoch number, shards number, width number, open number, former json]
-handlers['topic.join'] = function(ctx, key, id, set, length, bytes, age, abandon, window, protect, shards)
+-- args: id string, decided number, length number, bytes number, age number, abandon number, window number, protect boolean, shards number
+-- reply: ["joined", number number, last string, epoch number, shards number, width number, open number, former json, window number, decided number]
+handlers['topic.join'] = function(ctx, key, id, decided, length, bytes, age, abandon, window, protect, shards)
   local topic = loadTopic(ctx, key)
   if topic.window == 0 and topic.epoch == 0 then
     topic.shards, topic.width = tonumber(shards), tonumber(shards)
   end
-  if set == '1' or topic.window == 0 then
+  decided = decided == '-1' and math.max(topic.decided + 1, ctx.now) or tonumber(decided)
+  if decided > topic.decided or topic.window == 0 then
+    if topic.window > 0 and topic.window ~= tonumber(window) then announce(ctx, key, 'window', tonumber(window)) end
     topic.length, topic.bytes, topic.age = tonumber(length), tonumber(bytes), tonumber(age)
     topic.abandon, topic.window, topic.current = tonumber(abandon), tonumber(window), nil
-    topic.protect, topic.trim = protect == '1' and 1 or 0, true
+    topic.protect, topic.trim, topic.decided = protect == '1' and 1 or 0, true, decided
     -- How long groups are kept may have been for ever.
     eachGroup(topic, function(group) expectEnd(ctx, topic, group) end)
   end
   if enrol(ctx, key, id, PERMANENT) then topic.members = topic.members + 1 end
-  return reply('joined', topic.number, eventId(topic), topic.epoch, topic.shards, topic.width, topic.open, formerOf(ctx, topic))
+  return reply('joined', topic.number, eventId(topic), topic.epoch, topic.shards, topic.width, topic.open, formerOf(ctx, topic),
+    topic.window, topic.decided)
 end
 
 -- topic.seal: ends the epoch of a shard, unless it is in this one or in a later one already, which is answered

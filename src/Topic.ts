@@ -416,16 +416,13 @@ const limited = (value: number, what: string): number =>
 const lasting = (input: Duration.Input, what: string): number =>
   Duration.isFinite(Duration.fromInputUnsafe(input)) ? millis(input, what) : 0
 
-const dedupes = "10 minutes"
-
-const joinArgs = <A>({ dedupe, retention }: Options<A>) =>
+const limitsOf = <A>({ dedupe, retention }: Options<A>) =>
   [
-    retention !== undefined || dedupe !== undefined,
     limited(retention?.length ?? 100_000, "retention.length"),
     limited(retention?.bytes ?? Number.POSITIVE_INFINITY, "retention.bytes"),
     lasting(retention?.age ?? "1 day", "retention.age"),
     lasting(retention?.abandon ?? "7 days", "retention.abandon"),
-    millis(dedupe ?? dedupes, "dedupe"),
+    millis(dedupe ?? "10 minutes", "dedupe"),
     retention?.protect ?? true
   ] as const
 
@@ -439,7 +436,7 @@ class TopicImpl<in out A> implements Topic<A> {
   readonly #publisher: Publisher
 
   constructor(space: Space, name: string, options: Options<A>) {
-    const { colocate, dedupe = dedupes, lease, schema, shards } = options
+    const { colocate, lease, schema, shards } = options
     if (shards !== undefined) whole(shards, "shards", space.kernel.settings.partitions)
     const { decode, encode } = codec(schema, `An event of topic ${JSON.stringify(checkName(name, "name"))}`)
     const first = space.kernel.partitionFor(checkName(colocate ?? name, "colocate")).index
@@ -454,19 +451,21 @@ class TopicImpl<in out A> implements Topic<A> {
         ? new DeliveredEvent(raw, id, decoded.value)
         : new DeliveredUndecodable(raw, id, Cause.squash(decoded.cause) as InvalidPayload)
     })
-    this.#publisher = new Publisher(this.#parts, space.kernel, millis(dedupe, "dedupe"))
+    this.#publisher = new Publisher(this.#parts, space.kernel)
   }
 
   get shards(): number {
     return this.#parts.shards
   }
 
-  readonly join: Effect.Effect<void, TopicError, Scope.Scope> = Effect.suspend(() =>
-    Effect.map(this.#parts.open(joinArgs(this.#options), this.#options.shards), () => {
+  readonly join: Effect.Effect<void, TopicError, Scope.Scope> = Effect.suspend(() => {
+    const { dedupe, retention, shards } = this.#options
+    const decides = retention !== undefined || dedupe !== undefined
+    return Effect.map(this.#parts.open(limitsOf(this.#options), decides, shards), () => {
       this.#parts.followers.add(this.#publisher.changed)
       this.#publisher.changed()
     })
-  )
+  })
 
   // -------------------------------------------------------------------------------------------------------------------
   // Publish

@@ -60,8 +60,8 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
       yield* Effect.promise(async () => {
         const topic = actor(redis, freshNamespace(), "topic:t")
         await topic.open("a")
-        const joined = await topic.send("a", "topic.join", ["m", "", 0, 0, 0, 0, 60_000, "1", 2])
-        assert.deepStrictEqual(joined.slice(3), [0, 2, 2, 1, []])
+        const joined = await topic.send("a", "topic.join", ["m", 0, 0, 0, 0, 0, 60_000, "1", 2])
+        assert.deepStrictEqual(joined.slice(3), [0, 2, 2, 1, [], 60_000, 0])
         let number = 0
         const publish = async (epoch: number, after = "") =>
           (await topic.send("a", "topic.publish", ["1", `${epoch} node${after} ${after} 0 0 0 p`, ++number]))[0]
@@ -87,7 +87,7 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
       yield* Effect.promise(async () => {
         const topic = actor(redis, freshNamespace(), "topic:t")
         await topic.open("a")
-        await topic.send("a", "topic.join", ["m", "1", 0, 0, 0, 60_000, 60_000, "1", 1])
+        await topic.send("a", "topic.join", ["m", -1, 0, 0, 0, 60_000, 60_000, "1", 1])
         await topic.send("a", "topic.seal", [1, 2, 2])
         const openedAt = Date.now()
         await topic.send("a", "topic.open", [1, JSON.stringify([["g", 0]])])
@@ -109,7 +109,7 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
         const lives = async () => (await Promise.all(keys.map((key) => redis.pttl(key)))).map((life) => life > 0)
         await topic.open("a")
         const join = (id: string, abandon: number) =>
-          topic.send("a", "topic.join", [id, "1", 0, 0, 60_000, abandon, 60_000, "1", 1])
+          topic.send("a", "topic.join", [id, -1, 0, 0, 60_000, abandon, 60_000, "1", 1])
         const publish = (number: number) => topic.send("a", "topic.publish", ["1", "0 node  0 0 0 p", number])
         await join("m", 0)
         await publish(1)

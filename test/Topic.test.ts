@@ -215,6 +215,27 @@ layer(TestServer.layer, live)("a topic", (it) => {
         assert.strictEqual((yield* topic.state).length, 6)
       }), short))
 
+  it.effect("does not store it again either when another process has said for how long it is known", () =>
+    behindLine(({ context, direct, line, namespace, server }) =>
+      Effect.gen(function*() {
+        const other = yield* direct()
+        const topic = yield* on(context, make())
+        yield* topic.publish(0)
+        yield* on(other, make({ dedupe: "50 millis" }))
+        // The news of that comes with its mailbox.
+        yield* topic.publish(1)
+        yield* line.refuse
+        const sent = yield* line.once(asks("topic.publishAll"), "dropReply")
+        const lost = yield* Effect.forkChild(Effect.flip(topic.publish(2)))
+        yield* sent
+        const keys = ["even", "odd"].map((role) => `{${namespace}:00}:topic-${role}:${hostile}`)
+        yield* eventually(Effect.map(server.cli("EXISTS", ...keys), (count) => count === "0"))
+        yield* forgetSession(context, namespace, server)
+        yield* line.pass
+        assert.strictEqual((yield* promptly(Fiber.join(lost), "the failure")).reason._tag, "Timeout")
+        assert.strictEqual((yield* topic.state).length, 3)
+      }), short))
+
   it.effect("goes on when its process may call the actor again", () =>
     several(1, ([a], _, server) =>
       Effect.gen(function*() {
@@ -253,6 +274,24 @@ layer(TestServer.layer, live)("a topic", (it) => {
         assert.strictEqual((yield* aged.state).length, 10)
         yield* eventually(Effect.map(aged.state, ({ length }) => assert.strictEqual(length, 0)))
       })))
+
+  it.effect("is kept as the last process says, also when others join again, or Redis has lost it", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        yield* on(a!, make({ retention: { length: 8 } }))
+        const topic = yield* on(b!, make({ retention: { length: 1000 } }))
+        const keeps = (count: number) => Effect.map(topic.state, ({ length }) => assert.strictEqual(length, count))
+        yield* topic.publishAll(upTo(100))
+        missed(a!)
+        yield* lose(a!, namespace, server)
+        yield* eventually(Effect.map(topic.state, ({ members }) => assert.strictEqual(members, 2)))
+        yield* keeps(100)
+        yield* server.cli("FLUSHALL")
+        yield* eventually(on(b!, Effect.asVoid(topic.publish(0))))
+        yield* eventually(Effect.map(topic.state, ({ members }) => assert.strictEqual(members, 2)))
+        yield* topic.publishAll(upTo(99))
+        yield* keeps(100)
+      }), short))
 
   it.effect("does not let a slow subscriber delay another, whatever its strategy", () =>
     several(1, ([a]) =>

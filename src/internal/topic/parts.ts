@@ -25,12 +25,12 @@ export interface Home {
   readonly lease: Duration.Input | undefined
 }
 
-/** Without the number of shards, which comes last. */
-type JoinArgs = Requests["topic.join"]["args"] extends [string, ...infer Kept, number] ? Readonly<Kept> : never
+/** How the topic is kept. */
+type Limits = Requests["topic.join"]["args"] extends [string, number, ...infer Kept, number] ? Readonly<Kept> : never
 
 type Group = readonly [name: string, ordered: number]
 
-type Sealed = Report & { readonly groups: ReadonlyArray<Group> }
+type Sealed = Omit<Report, "decided"> & { readonly groups: ReadonlyArray<Group> }
 
 /** A number of shards that there was; ids that were published then are known for a while. */
 export interface Former {
@@ -54,7 +54,9 @@ export class Parts<A> {
   readonly #home: Home
   readonly #decode: (shard: number) => (raw: Raw) => Element<A>
   readonly #one = Semaphore.makeUnsafe(1)
-  #joinArgs: JoinArgs | undefined = undefined
+  #limits: Limits | undefined = undefined
+  // When it has decided about the limits: -1 for now, 0 if it has not.
+  #decided = 0
   #scope: Scope.Scope | undefined = undefined
   #following = 0
 
@@ -74,13 +76,19 @@ export class Parts<A> {
     return placeIn(space, kernel.partitionAt((first + shard) % kernel.settings.partitions), "topic", name, lease)
   }
 
-  /** Joins the topic, and gives it so many shards, if that is said, for as long as the scope is open. */
-  open(joinArgs: JoinArgs, wanted: number | undefined): Effect.Effect<void, TopicError, Scope.Scope> {
+  /**
+   * Joins the topic for as long as the scope is open, gives it so many shards, if that is said, and these limits, if it is to
+   * decide about them.
+   */
+  open(limits: Limits, decides: boolean, wanted: number | undefined): Effect.Effect<void, TopicError, Scope.Scope> {
     return Effect.gen({ self: this }, function*() {
       const scope = yield* Effect.scope
-      this.#joinArgs = joinArgs
+      this.#limits = limits
+      this.#decided = decides ? -1 : 0
       yield* this.#widen(1, wanted ?? 1, scope)
-      const { epoch, former, shards, width } = this.all[0]!.report!
+      const { decided, epoch, former, shards, width } = this.all[0]!.report!
+      // Another process may decide later; then the limits are not to change back when this one joins again.
+      if (decides) this.#decided = decided
       this.epoch = epoch
       this.shards = shards
       this.#remember(former)
@@ -97,12 +105,11 @@ export class Parts<A> {
     return Effect.map(
       Effect.forEach(Array.from({ length: Math.max(0, width - from) }), (_, at) => {
         const shard = new Shard(this.placeAt(from + at), this.#decode(from + at), this.#heard)
-        const args = this.#joinArgs!
         return Effect.as(
           Scope.provide(
             join(shard.place, {
               verb: "topic.join",
-              args: () => [...args, shards],
+              args: () => [this.#decided, ...this.#limits!, shards],
               observer: shard.observer,
               fail
             }),

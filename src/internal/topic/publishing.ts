@@ -12,6 +12,7 @@ import { question } from "../hold/request.ts"
 import type { Timer } from "../io.ts"
 import { numberOf, timeOf } from "./event.ts"
 import { nameOf, type Parts } from "./parts.ts"
+import type { Shard } from "./shard.ts"
 
 /** What Redis has made of a publication. */
 export interface Published {
@@ -41,24 +42,31 @@ interface Waiting {
 
 // A class: closures of its own would be a good part of what a publication costs.
 abstract class Sending {
-  readonly place: Place
-  readonly shard: number
+  readonly shard: Shard<any>
+  readonly index: number
   askedAt: number | undefined = undefined
   queued: boolean | undefined = undefined
   /** It has expired. */
   cancelled = false
-  readonly knownFor: number
   sent: readonly [at: number, wall: number] | undefined = undefined
   expire: ((error: CoordinatorError) => void) | undefined = expire
 
-  constructor(place: Place, shard: number, knownFor: number) {
-    this.place = place
+  constructor(shard: Shard<any>, index: number) {
     this.shard = shard
-    this.knownFor = knownFor
+    this.index = index
+  }
+
+  get place(): Place {
+    return this.shard.place
   }
 
   get key(): string {
     return this.place.key
+  }
+
+  /** Another process may change that meanwhile. */
+  get knownFor(): number {
+    return this.shard.window
   }
 
   abstract fail(error: CoordinatorError): void
@@ -79,13 +87,12 @@ class Single extends Sending implements Request<"topic.publish"> {
 
   constructor(
     publisher: Publisher | undefined,
-    place: Place,
-    shard: number,
-    knownFor: number,
+    shard: Shard<any>,
+    index: number,
     args: Requests["topic.publish"]["args"],
     waiting: Waiting
   ) {
-    super(place, shard, knownFor)
+    super(shard, index)
     this.args = args
     this.#waiting = waiting
     this.#publisher = publisher
@@ -102,7 +109,7 @@ class Single extends Sending implements Request<"topic.publish"> {
 
   #stored(duplicate: boolean, event: string): void {
     if (!duplicate) this.place.space.kernel.hooks.metrics.published(1)
-    const id = event === "" ? "" : nameOf(this.shard, event)
+    const id = event === "" ? "" : nameOf(this.index, event)
     this.#waiting.done({ id, duplicate: duplicate && id !== "" })
   }
 
@@ -122,8 +129,8 @@ class Run extends Sending implements Request<"topic.publishAll"> {
   readonly #all: Array<Waiting>
   #args: Requests["topic.publishAll"]["args"] | undefined = undefined
 
-  constructor(publisher: Publisher, place: Place, shard: number, knownFor: number, about: string, first: Waiting) {
-    super(place, shard, knownFor)
+  constructor(publisher: Publisher, shard: Shard<any>, index: number, about: string, first: Waiting) {
+    super(shard, index)
     this.#publisher = publisher
     this.#about = about
     this.#all = [first]
@@ -161,7 +168,7 @@ class Run extends Sending implements Request<"topic.publishAll"> {
       return
     }
     this.place.space.kernel.hooks.metrics.published(this.#all.length)
-    const time = nameOf(this.shard, `${timeOf(event)}-`)
+    const time = nameOf(this.index, `${timeOf(event)}-`)
     let number = numberOf(event)
     for (const { done } of this.#all) done({ id: `${time}${number++}`, duplicate: false })
   }
@@ -185,8 +192,6 @@ export class Publisher {
   readonly #kernel: Kernel
   readonly #node: string
   readonly #name: string
-  // How long the actor knows the last number, in milliseconds.
-  readonly #knownFor: number
   // A number for each publication, growing: a smaller one that comes later is a repetition.
   #number = 0
   #next = 0
@@ -202,10 +207,9 @@ export class Publisher {
   #isFinding = false
   #expiry: Timer | undefined = undefined
 
-  constructor(parts: Parts<any>, kernel: Kernel, knownFor: number) {
+  constructor(parts: Parts<any>, kernel: Kernel) {
     this.#parts = parts
     this.#kernel = kernel
-    this.#knownFor = knownFor
     this.#node = kernel.uniqueId()
     this.#name = kernel.settings.name
   }
@@ -226,23 +230,22 @@ export class Publisher {
     const about = `${this.#epoch} ${node} ${after} ${sizeOf(key)} ${sizeOf(id)} ${
       sizeOf(trace)
     } ${key}${id}${trace}${this.#name}`
-    const { place } = this.#parts.all[shard]!
     const own = after === "" ? this : undefined
-    return new Single(own, place, shard, this.#knownFor, [body, about, waiting.number], waiting)
+    return new Single(own, this.#parts.all[shard]!, shard, [body, about, waiting.number], waiting)
   }
 
   #send(message: Message, done: Done, fail: (error: CoordinatorError) => void): void {
     const waiting = { message, number: ++this.#number, done, fail }
     if (this.#waiting !== undefined) return void this.#waiting.push(waiting)
     const shard = this.#shardOf(message)
-    const { place } = this.#parts.all[shard]!
-    const { channel: { away, outbox } } = place
+    const part = this.#parts.all[shard]!
+    const { away, outbox } = part.place.channel
     const run = this.#runs[shard]
     if (isPlain(message)) {
       // While Redis is away, each has its own deadline.
       if (run !== undefined && run.isOpen && !away && outbox.extend(run)) return run.add(waiting)
       const about = `${this.#epoch} ${this.#node}  0 0 0 ${this.#name}`
-      const next = new Run(this, place, shard, this.#knownFor, about, waiting)
+      const next = new Run(this, part, shard, about, waiting)
       this.#runs[shard] = next
       return this.#request(next)
     }

@@ -5,6 +5,7 @@ import * as Exit from "effect/Exit"
 import * as Schedule from "effect/Schedule"
 import { CoordinatorClosed, CoordinatorError, isAway } from "../actor/errors.ts"
 import { keyOf } from "../actor/keys.ts"
+import type { Requests } from "../actor/lua.ts"
 import type { Entry } from "../actor/reader.ts"
 import { coordinatorError } from "../actor/transport.ts"
 import type { Observer } from "../hold/membership.ts"
@@ -23,6 +24,9 @@ import {
   timeOf
 } from "./event.ts"
 import { type Feed, feedOf, type Listener } from "./feed.ts"
+
+type Joined = Extract<Requests["topic.join"]["reply"], readonly ["joined", ...any]> extends
+  readonly [string, ...infer Rest] ? Rest : never
 
 /** New entries, decoded. */
 export interface Chunk<A> {
@@ -55,6 +59,8 @@ export interface Report {
   readonly width: number
   readonly isOpen: boolean
   readonly former: unknown
+  /** When it was decided how the topic is kept. */
+  readonly decided: number
 }
 
 // One page is what one read of Redis returns. So many are remembered, and for so long: subscribers that are slow together
@@ -72,6 +78,8 @@ export class Shard<A> implements Listener {
   readonly #live = new Set<Follower<A>>()
   /** What it said when it was joined. */
   report: Report | undefined = undefined
+  /** How long it knows what was published, in milliseconds, at least. */
+  window = 0
   /** Told of the epoch that it is in. */
   readonly #onEpoch: (epoch: number) => void
   // The last event before each epoch.
@@ -209,16 +217,10 @@ export class Shard<A> implements Listener {
   readonly observer: Observer = {
     observe: (state) => {
       if (state[0] === "epoch") return this.#onEpoch(Number(state[1]))
-      const [, last, epoch, shards, width, open, former] = state as [
-        number,
-        string,
-        number,
-        number,
-        number,
-        number,
-        unknown
-      ]
-      this.report = { epoch, shards, width, isOpen: open === 1, former }
+      if (state[0] === "window") return void (this.window = Number(state[1]))
+      const [, last, epoch, shards, width, open, former, window, decided] = state as Joined
+      this.report = { epoch, shards, width, isOpen: open === 1, former, decided }
+      this.window = window
       if (this.#isBehind(last)) void this.#confirm()
       this.#onEpoch(epoch)
     },
