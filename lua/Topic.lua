@@ -279,14 +279,22 @@ local function forgetKeys(topic, group)
   end
 end
 
--- Of what a group has, only what its members are working on stays.
-local function purgeGroup(topic, group)
+-- Of what a group has, only what its members are working on stays. One of them is told how much the group misses.
+local function purgeGroup(ctx, topic, group)
+  local missed = topic.number - group.cursor
   forgetKeys(topic, group)
   for _, consumer in ipairs({ RETURNED, PARKED, DELAYED }) do
     repeat
       local pending = tryGroup('XPENDING', topic.entries, group.name, '-', '+', PAGE, consumer) or {}
       for _, found in ipairs(pending) do call('XACK', topic.entries, group.name, found[1]) end
+      missed = missed + #pending
     until #pending == 0
+  end
+  for _, member in ipairs(group.list) do
+    if missed > 0 and isAlive(ctx, holderOf(member.claim)) then
+      handTo(ctx, member, { '["gap",' .. text(missed) .. ']' })
+      break
+    end
   end
   group.returned, group.parked, group.cursor, group.stamp = 0, 0, topic.number, topic.stamp
 end
@@ -864,7 +872,7 @@ handlers['topic.purge'] = function(ctx, key)
   call('UNLINK', topic.retries)
   eachGroup(topic, function(group)
     if group.members == 0 then return destroyGroup(topic, group) end
-    purgeGroup(topic, group)
+    purgeGroup(ctx, topic, group)
     tryGroup('XGROUP', 'SETID', topic.entries, group.name, eventId(topic))
   end)
   return reply('purged', length)

@@ -598,12 +598,11 @@ class TopicImpl<in out A> implements Topic<A> {
     }
     const count = whole(from.last, "last", 10_000)
     return Effect.map(
-      Effect.forEach(this.#parts.all, (shard) => shard.lastCursors(count), { concurrency: "unbounded" }),
+      Effect.forEach(this.#parts.all, (shard) => shard.last(count), { concurrency: "unbounded" }),
       (found) => {
-        // The oldest of the last ones over all shards is where to begin.
-        const times = found.flatMap((cursors) => cursors.map(({ time }) => time)).sort((a, b) => b - a).slice(0, count)
-        const oldest = times[times.length - 1] ?? 0
-        return found.map((cursors) => cursors.find(({ time }) => time >= oldest)?.cursor ?? beginning)
+        const all = found.flatMap(({ times }, shard) => times.map((time) => ({ shard, time })))
+        const last = all.sort((a, b) => b.time - a.time).slice(0, count)
+        return found.map(({ positions }, at) => positions[last.filter(({ shard }) => shard === at).length]!)
       }
     )
   }

@@ -20,6 +20,7 @@ import {
 import { Coordinator, Lock, Metrics, SharedRef, TaskGroup, Topic } from "../src/index.ts"
 import { placeIn, spaceOf } from "../src/internal/hold/place.ts"
 import { request } from "../src/internal/hold/request.ts"
+import { feedOf } from "../src/internal/topic/feed.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
@@ -332,6 +333,42 @@ layer(TestServer.layer, live)("a topic", (it) => {
         assert.notInclude(valuesOf(dropping), 4998)
       })))
 
+  it.effect("reads by itself what could not be taken in", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const [waiting] = yield* subscribers([topic], 1)
+        yield* eventually(
+          Effect.gen(function*() {
+            yield* topic.publish(0)
+            assert.isAbove(waiting!.found.length, 0)
+          }),
+          { interval: 20 }
+        )
+        const { kernel } = spaceOf(Context.get(a!, Coordinator.Coordinator))
+        const partition = kernel.partitionAt(0)
+        feedOf(kernel, partition, `${partition.prefix}topic-entries:${hostile}`).missed()
+        yield* topic.publish(1)
+        yield* eventually(Effect.sync(() => assert.strictEqual(valuesOf(waiting!.found).at(-1), 1)))
+        assert.isTrue(valuesOf(waiting!.found).every((value) => value === 0 || value === 1))
+      })))
+
+  it.effect("shows what it has left out also when nothing more is published", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const buffer = { capacity: 10, strategy: "dropping" } as const
+        const stream = yield* topic.subscribed({ buffer })
+        const [live] = yield* subscribers([topic], 0, { from: "beginning" })
+        for (const n of upTo(30)) {
+          yield* topic.publish(n)
+          yield* eventually(Effect.sync(() => assert.strictEqual(live!.found.length, n + 1)), { interval: 1 })
+        }
+        const found = yield* collect(stream, 11)
+        assert.deepStrictEqual(valuesOf(found), [...upTo(10), "Gap"])
+        assert.deepStrictEqual(found[10], { _tag: "Gap", reason: "overflow", missed: 20 })
+      })))
+
   it.effect("shows events that do not fit the schema, and goes on", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
@@ -370,6 +407,31 @@ layer(TestServer.layer, live)("a topic", (it) => {
           assert.include(found.slice(10), "Gap")
           assert.strictEqual(found[found.length - 1], 100)
         }))
+      })))
+
+  it.effect("reports what Redis has lost to a subscriber that leaves the oldest out", () =>
+    several(1, ([a], _, server) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const stream = yield* topic.subscribed({ buffer: { capacity: 2, strategy: "sliding" } })
+        const [live] = yield* subscribers([topic], 0)
+        const comes = (n: number) =>
+          eventually(
+            Effect.gen(function*() {
+              yield* topic.publish(n)
+              assert.include(valuesOf(live!.found), n)
+            }),
+            { interval: 20 }
+          )
+        yield* comes(0)
+        yield* server.cli("FLUSHALL")
+        for (const n of upTo(5, 1)) yield* comes(n)
+        yield* topic.publish(6)
+        const found = yield* promptly(
+          Stream.runCollect(Stream.takeUntil(stream, (one) => one._tag === "Event" && one.value === 6)),
+          "the last event"
+        )
+        assert.includeDeepMembers([...found], [{ _tag: "Gap", reason: "lost", missed: undefined }])
       })))
 })
 
@@ -655,6 +717,39 @@ layer(TestServer.layer, live)("a group", (it) => {
           const found = yield* promptly(Stream.runCollect(Stream.take(topic.consume({ group: "g" }), 2)), name)
           const elements = valuesOf(found.map(({ element }) => element))
           assert.deepStrictEqual(elements, protect ? [0, 1] : ["Gap", 100 - length])
+        }
+      })))
+
+  it.effect("is told how many events were purged before it was given them", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make({ key: (n) => String(n % 2) }))
+        for (const orderBy of [undefined, "key"] as const) {
+          const group = String(orderBy)
+          const taken: Array<Topic.Delivery<number>> = []
+          const member = yield* Effect.forkChild(
+            Stream.runForEach(topic.consume({ group, orderBy, prefetch: 2 }), (delivery) =>
+              Effect.sync(() => taken.push(delivery)))
+          )
+          yield* joined(topic, group, 1)
+          yield* topic.publishAll(upTo(10))
+          const takes = (values: ReadonlyArray<number | string>) =>
+            eventually(Effect.sync(() =>
+              assert.deepStrictEqual(valuesOf(taken.map(({ element }) => element)), values)
+            ))
+          yield* takes([0, 1])
+          yield* taken[1]!.retry("1 minute")
+          yield* takes(orderBy === "key" ? [0, 1] : [0, 1, 2])
+          yield* topic.purge
+          const gap = { _tag: "Gap", reason: "trimmed", missed: orderBy === "key" ? 9 : 8 }
+          yield* eventually(Effect.sync(() => assert.deepStrictEqual(taken.at(-1)!.element, gap as Topic.Gap)))
+          yield* taken[0]!.acknowledge
+          yield* topic.publish(11)
+          yield* eventually(
+            Effect.sync(() => assert.deepStrictEqual(valuesOf([taken.at(-1)!.element]), [11]))
+          )
+          yield* Fiber.interrupt(member)
+          yield* topic.purge
         }
       })))
 
@@ -1015,6 +1110,27 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
         )
         yield* eventually(Effect.sync(() => assert.strictEqual(later.length, published)))
         assert.deepStrictEqual(expected(later), inOrder)
+      })))
+
+  it.effect("begins with the last events of all shards together", () =>
+    spread(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make({ shards: 4 }))
+        const shardOf = ({ id }: Topic.Published) => id.includes(":") ? Number(id.split(":")[0]) : 0
+        const old = yield* topic.publishAll(upTo(40), (n) => ({ key: String(n) }))
+        assert.deepStrictEqual(new Set(old.map(shardOf)), new Set(upTo(4)))
+        // Later than all of them, and all in one shard.
+        yield* realSleep(2)
+        yield* topic.publishAll(upTo(10, 100), () => ({ key: "x" }))
+        const last = (n: number, count: number) =>
+          Effect.gen(function*() {
+            const stream = yield* topic.subscribed({ from: { last: n } })
+            yield* topic.publishAll(upTo(40, 1000), (n) => ({ key: String(n) }))
+            return valuesOf(yield* collect(stream, count + 40)).filter((value) => Number(value) < 1000)
+          })
+        assert.deepStrictEqual(yield* last(5, 5), upTo(5, 105))
+        yield* topic.purge
+        assert.deepStrictEqual(yield* last(5, 0), [])
       })))
 
   it.effect("knows the ids that were published before a change", () =>

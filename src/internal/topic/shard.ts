@@ -41,7 +41,7 @@ export interface Follower<A> {
   readonly cursor: Cursor
   readonly heard: (chunk: Chunk<A>) => void
   /** It has to read by itself. */
-  readonly pause: () => void
+  readonly reread: () => void
   /** Redis has lost what came behind this id. */
   readonly rewind: (id: string) => void
   readonly fail: (error: CoordinatorError) => void
@@ -168,7 +168,7 @@ export class Shard<A> implements Listener {
   }
 
   readonly missed = (): void => {
-    for (const lane of [...this.#live]) lane.pause()
+    for (const lane of [...this.#live]) lane.reread()
   }
 
   /** From now on the lane hears of what comes behind the id that is answered. */
@@ -194,17 +194,16 @@ export class Shard<A> implements Listener {
     )
   }
 
-  /** The times of the last events, the oldest first, and the position before each. */
-  lastCursors(
-    count: number
-  ): Effect.Effect<ReadonlyArray<{ readonly time: number; readonly cursor: Cursor }>, CoordinatorError> {
+  /** The times of the last events, the newest first, and the position behind all of them, and before each. */
+  last(count: number): Effect.Effect<
+    { readonly times: ReadonlyArray<number>; readonly positions: ReadonlyArray<Cursor> },
+    CoordinatorError
+  > {
     return Effect.tryPromise({
       try: async () => {
-        const entries = await this.feed.last(count, () => false)
-        return entries.toReversed().map(([id]) => ({
-          time: timeOf(id),
-          cursor: { id: `${timeOf(id)}-${numberOf(id) - 1}`, number: undefined }
-        }))
+        const ids = (await this.feed.last(count, () => false)).map(([id]) => id)
+        const before = ids.map((id) => ({ id: `${timeOf(id)}-${numberOf(id) - 1}`, number: undefined }))
+        return { times: ids.map(timeOf), positions: [ids.length === 0 ? beginning : cursorAt(ids[0]!), ...before] }
       },
       catch: coordinatorError
     })

@@ -7,7 +7,7 @@ import * as Arr from "effect/Array"
 import * as Effect from "effect/Effect"
 import type { CoordinatorError } from "../actor/errors.ts"
 import { coordinatorError } from "../actor/transport.ts"
-import { compareIds, type Cursor, type Element, epochOf, gap } from "./event.ts"
+import { compareIds, type Cursor, type Element, epochOf, type Gap, gap } from "./event.ts"
 import type { Chunk, Follower, Shard } from "./shard.ts"
 
 export interface Buffer {
@@ -25,6 +25,35 @@ type Elements<A> = Arr.NonEmptyReadonlyArray<Element<A>>
  * - `held`: its next event is of an epoch that not all lanes have come to.
  */
 type Mode = "paging" | "joining" | "live" | "paused" | "held"
+
+const nothing: ReadonlyArray<never> = []
+
+/** Elements that a full buffer leaves out. */
+class LeftOut {
+  #missed = 0
+  // How many are missing besides is not known.
+  #lost = false
+
+  add(elements: ReadonlyArray<Element<unknown>>): void {
+    for (const element of elements) {
+      if (element._tag !== "Gap") this.#missed++
+      else if (element.missed === undefined) this.#lost = true
+      else this.#missed += element.missed
+    }
+  }
+
+  /** What stands in their place. */
+  take(): ReadonlyArray<Gap> {
+    if (this.#missed === 0 && !this.#lost) return nothing
+    const gaps = [
+      ...this.#missed > 0 ? [gap("overflow", this.#missed)] : [],
+      ...this.#lost ? [gap("lost", undefined)] : []
+    ]
+    this.#missed = 0
+    this.#lost = false
+    return gaps
+  }
+}
 
 /** A subscriber's position in one shard. */
 class Lane<A> implements Follower<A> {
@@ -94,6 +123,12 @@ class Lane<A> implements Follower<A> {
     this.asideSize = 0
   }
 
+  /** What the shared read has brought could not be taken in. */
+  reread(): void {
+    this.pause()
+    this.#subscription.resumeIfAwaited()
+  }
+
   /** Redis has lost what came behind this id. */
   rewind(id: string): void {
     this.cursor = { id, number: undefined }
@@ -111,9 +146,9 @@ export class Subscription<A> {
   readonly #strategy: Buffer["strategy"]
   #chunks: Array<Elements<A>> = []
   #size = 0
-  // Events left out since the last chunk was taken in, or taken from the buffer.
-  #dropped = 0
-  #slid = 0
+  // What was left out since the last chunk was taken in, or taken from the buffer.
+  readonly #dropped = new LeftOut()
+  readonly #slid = new LeftOut()
   #waiting: ((result: Effect.Effect<Elements<A>, CoordinatorError>) => void) | undefined = undefined
   #error: CoordinatorError | undefined = undefined
   #closed = false
@@ -167,19 +202,16 @@ export class Subscription<A> {
     if (this.#size > 0 && this.#size + elements.length > this.#capacity) {
       if (this.#strategy === "suspend") return false
       if (this.#strategy === "dropping") {
-        this.#dropped += countOf(elements)
+        this.#dropped.add(elements)
         return true
       }
       while (this.#size > 0 && this.#size + elements.length > this.#capacity) {
         const oldest = this.#chunks.shift()!
         this.#size -= oldest.length
-        this.#slid += countOf(oldest)
+        this.#slid.add(oldest)
       }
     }
-    if (this.#dropped > 0) {
-      this.#push([gap("overflow", this.#dropped)])
-      this.#dropped = 0
-    }
+    this.#push(this.#dropped.take())
     this.#push(elements)
     this.#wake()
     return true
@@ -205,11 +237,8 @@ export class Subscription<A> {
   }
 
   #next(): Effect.Effect<Elements<A>, CoordinatorError> {
-    if (this.#slid > 0) {
-      const missed = this.#slid
-      this.#slid = 0
-      return Effect.succeed([gap("overflow", missed)])
-    }
+    const slid = this.#slid.take()
+    if (Arr.isReadonlyArrayNonEmpty(slid)) return Effect.succeed(slid)
     const chunk = this.#chunks.shift()
     if (chunk === undefined) return Effect.fail(this.#error!)
     this.#size -= chunk.length
@@ -219,12 +248,19 @@ export class Subscription<A> {
   /** The next elements, at least one. */
   readonly take: Effect.Effect<Elements<A>, CoordinatorError> = Effect.callback((resume) => {
     if (this.#size <= this.#capacity / 2) this.#resume()
+    // Nothing may come any more that could bring them.
+    if (this.#size === 0) this.#push(this.#dropped.take())
     if (this.#size > 0 || this.#error !== undefined) return resume(this.#next())
     this.#waiting = resume
     return Effect.sync(() => {
       this.#waiting = undefined
     })
   })
+
+  /** A subscriber that waits takes nothing, which is when a lane is resumed otherwise. */
+  resumeIfAwaited(): void {
+    if (this.#waiting !== undefined) this.#resume()
+  }
 
   #resume(): void {
     if (this.#error !== undefined) return
@@ -330,6 +366,3 @@ export class Subscription<A> {
     for (const lane of held) if (lane.epoch === next) void this.#follow(lane)
   }
 }
-
-const countOf = (elements: ReadonlyArray<Element<unknown>>): number =>
-  elements.reduce((sum, element) => sum + (element._tag === "Gap" ? element.missed ?? 0 : 1), 0)
