@@ -38,6 +38,16 @@ export interface Former {
   readonly until: number
 }
 
+/** What is added to the scope stays there if all of it succeeds. */
+const whole = <A, E>(scope: Scope.Scope, use: (own: Scope.Scope) => Effect.Effect<A, E>): Effect.Effect<A, E> =>
+  Effect.uninterruptibleMask((restore) =>
+    Effect.flatMap(Scope.fork(scope), (own) =>
+      Effect.onExit(
+        restore(use(own)),
+        (exit) => Exit.isSuccess(exit) ? Effect.void : Scope.close(own, exit)
+      ))
+  )
+
 /** The name of an event among all shards. */
 export const nameOf = (shard: number, id: string): string => shard === 0 ? id : `${shard}:${id}`
 
@@ -81,8 +91,16 @@ export class Parts<A> {
    * decide about them.
    */
   open(limits: Limits, decides: boolean, wanted: number | undefined): Effect.Effect<void, TopicError, Scope.Scope> {
+    return Effect.flatMap(Effect.scope, (scope) => whole(scope, (own) => this.#open(limits, decides, wanted, own)))
+  }
+
+  #open(
+    limits: Limits,
+    decides: boolean,
+    wanted: number | undefined,
+    scope: Scope.Scope
+  ): Effect.Effect<void, TopicError> {
     return Effect.gen({ self: this }, function*() {
-      const scope = yield* Effect.scope
       this.#limits = limits
       this.#decided = decides ? -1 : 0
       yield* this.#widen(1, wanted ?? 1, scope)
@@ -102,7 +120,7 @@ export class Parts<A> {
   // Those that are missing are joined, and are there together.
   #widen(width: number, shards: number, scope: Scope.Scope): Effect.Effect<void, TopicError> {
     const from = this.all.length
-    return Effect.map(
+    const added = (own: Scope.Scope) =>
       Effect.forEach(Array.from({ length: Math.max(0, width - from) }), (_, at) => {
         const shard = new Shard(this.placeAt(from + at), this.#decode(from + at), this.#heard)
         return Effect.as(
@@ -113,13 +131,12 @@ export class Parts<A> {
               observer: shard.observer,
               fail
             }),
-            scope
+            own
           ),
           shard
         )
-      }, { concurrency: "unbounded" }),
-      (added) => void this.all.push(...added)
-    )
+      }, { concurrency: "unbounded" })
+    return Effect.map(whole(scope, added), (shards) => void this.all.push(...shards))
   }
 
   // -------------------------------------------------------------------------------------------------------------------
