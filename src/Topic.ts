@@ -95,7 +95,7 @@ import { nameOf, Parts } from "./internal/topic/parts.ts"
 import { type Message, type Published, Publisher } from "./internal/topic/publishing.ts"
 import { measured, type State, stateOf } from "./internal/topic/state.ts"
 import { Subscription } from "./internal/topic/subscription.ts"
-import { handle } from "./internal/topic/working.ts"
+import { handle, handled } from "./internal/topic/working.ts"
 import { codec } from "./internal/work/codec.ts"
 import type { Lease } from "./Lease.ts"
 
@@ -848,7 +848,7 @@ export const handler = <Self, A, E, R>(
           : Effect.logError(`${what} of topic ${JSON.stringify(topic.name)}`, cause)
       const handling = options.group === undefined
         ? Stream.runForEach(events(topic.subscribe(options)), (event) =>
-          Effect.catchCause(handle(event), (cause) =>
+          Effect.catchCause(handled(handle, event, topic.name), (cause) =>
             Cause.hasInterruptsOnly(cause)
               ? Effect.failCause(cause as Cause.Cause<never>)
               : logged("a subscriber failed at an event")(cause)))
@@ -877,12 +877,14 @@ export const monitor = <Self, A>(
   } = {}
 ): Layer.Layer<never, never, Self> =>
   Layer.effectDiscard(
-    Effect.flatMap(tag, (topic) =>
-      Effect.flatMap(topic.state, (state) => measured(topic.name, state)).pipe(
+    Effect.flatMap(tag, (topic) => {
+      const groups = new Set<string>()
+      return Effect.flatMap(topic.state, (state) => measured(topic.name, state, groups)).pipe(
         Effect.catch((error) => Effect.logDebug(`topic ${JSON.stringify(topic.name)} could not be measured`, error)),
         Effect.repeat(Schedule.spaced(Duration.millis(millis(every, "every")))),
         Effect.forkScoped
-      ))
+      )
+    })
   )
 
 /**

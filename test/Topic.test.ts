@@ -646,6 +646,9 @@ layer(TestServer.layer, live)("a group", (it) => {
         assert.isAbove((yield* Metric.value(Metrics.topicBytes("numbers"))).value, 0)
         yield* Fiber.interrupt(member)
         yield* shows([5, 0, 3, 2])
+        assert.isTrue(yield* topic.forget("g"))
+        yield* shows([5, 0, 0, 0])
+        assert.strictEqual((yield* Metric.value(Metrics.groupAge("numbers", "g"))).value, 0)
         yield* Fiber.interrupt(fiber)
       })))
 
@@ -817,6 +820,75 @@ layer(TestServer.layer, live)("a handler", (it) => {
             yield* settled(numbers, "g")
           }))
         )
+      })))
+
+  it.effect("goes on when what it is given has a defect", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        let defects = 0
+        const failing = () => {
+          if (defects++ === 0) throw new Error("a defect")
+          return undefined
+        }
+        const topic = yield* on(a!, make())
+        const letters = yield* on(
+          a!,
+          Effect.tap(Topic.make({ name: "letters", schema: Topic.DeadLetter, key: failing }), purged)
+        )
+        const [handled, gaps]: [Array<number>, Array<Topic.Gap>] = [[], []]
+        const gate = yield* Deferred.make<void>()
+        const running = yield* Effect.forkChild(topic.run(({ value }) => {
+          handled.push(value)
+          if (value === 9) throw new Error("no")
+          return value === 0 ? Deferred.await(gate) : Effect.void
+        }, {
+          group: "g",
+          from: "beginning",
+          prefetch: 1,
+          retry: Schedule.recurs(0),
+          deadLetter: letters,
+          onGap: (gap) => {
+            gaps.push(gap)
+            return Effect.die("another defect")
+          }
+        }))
+        yield* topic.publishAll([0, 1, 2])
+        yield* eventually(Effect.sync(() => assert.deepStrictEqual(handled, [0])))
+        yield* topic.purge
+        yield* Deferred.succeed(gate, undefined)
+        yield* eventually(Effect.sync(() => assert.strictEqual(gaps[0]?.missed, 2)))
+        yield* topic.publishAll([8, 9, 10])
+        const [letter] = yield* collect(letters.subscribe({ from: "beginning" }), 1)
+        assert.strictEqual((letter as Topic.Event<Topic.DeadLetter>).value.body, "9")
+        yield* settled(topic, "g")
+        assert.deepStrictEqual(handled, [0, 8, 9, 10, 9])
+        yield* Fiber.interrupt(running)
+      })))
+
+  it.effect("has a span as a subscriber too", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const names: Array<string> = []
+        const tracer = Tracer.make({
+          span: (options) => {
+            names.push(options.name)
+            return new Tracer.NativeSpan(options)
+          }
+        })
+        yield* on(a!, make({ name: "numbers" }))
+        const handled = yield* Deferred.make<void>()
+        const layers = Topic.handler(Numbers, () => Deferred.succeed(handled, undefined), { from: "beginning" }).pipe(
+          Layer.provideMerge(Numbers.layer)
+        )
+        yield* on(
+          a!,
+          Effect.scoped(Effect.gen(function*() {
+            const numbers = Context.get(yield* Layer.build(layers), Numbers)
+            yield* numbers.publish(1)
+            yield* promptly(Deferred.await(handled), "the event")
+          })).pipe(Effect.provideService(Tracer.Tracer, tracer))
+        )
+        assert.include(names, "lockstep.Topic.handle")
       })))
 
   it.effect("has a span that is linked to that of the publisher, and is counted", () =>
@@ -1111,6 +1183,27 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
         yield* eventually(Effect.sync(() => assert.strictEqual(later.length, published)))
         assert.deepStrictEqual(expected(later), inOrder)
       })))
+
+  it.effect("leaves nothing behind when not all of them can be joined", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      yield* spread(1, ([a]) =>
+        Effect.gen(function*() {
+          const { kernel } = spaceOf(Context.get(a!, Coordinator.Coordinator))
+          const { index } = kernel.partitionFor(hostile)
+          const [first, second] = upTo(2, index).map((at) => `${kernel.partitionAt(at % 8).prefix}topic:${hostile}`)
+          yield* server.cli("SET", second!, "no topic")
+          assert.strictEqual(refusal(yield* Effect.exit(on(a!, make({ shards: 2 })))), "ActorDefect")
+          const members = Effect.map(
+            server.cli("HKEYS", first!),
+            (fields) => fields.split("\n").filter((field) => field.startsWith("o")).length
+          )
+          yield* eventually(Effect.map(members, (count) => assert.strictEqual(count, 0)))
+          yield* server.cli("DEL", second!)
+          yield* on(a!, make({ shards: 2 }))
+          assert.strictEqual(yield* members, 1)
+        }))
+    }))
 
   it.effect("begins with the last events of all shards together", () =>
     spread(1, ([a]) =>

@@ -69,13 +69,21 @@ export const stateOf = (replies: ReadonlyArray<Reply>): State => {
   }
 }
 
-/** Writes a state into the gauges. */
-export const measured = (topic: string, { bytes, groups, length }: State): Effect.Effect<void> =>
+const gone = { members: 0, lag: 0, pending: 0, oldest: undefined }
+
+/** Writes a state into the gauges: also of the groups that were there before, and are not any more. */
+export const measured = (
+  topic: string,
+  { bytes, groups, length }: State,
+  before: Set<string>
+): Effect.Effect<void> =>
   Effect.gen(function*() {
     yield* Metric.update(Metrics.topicLength(topic), length)
     yield* Metric.update(Metrics.topicBytes(topic), bytes)
     const now = yield* Clock.currentTimeMillis
-    for (const { lag, members, name, oldest, pending } of groups) {
+    for (const { name } of groups) before.add(name)
+    for (const name of before) {
+      const { lag, members, oldest, pending } = groups.find((group) => group.name === name) ?? gone
       const age = oldest === undefined ? 0 : Math.max(0, now - DateTime.toEpochMillis(oldest))
       yield* Metric.update(Metrics.groupMembers(topic, name), members)
       yield* Metric.update(Metrics.groupLag(topic, name), lag)

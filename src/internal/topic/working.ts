@@ -18,7 +18,7 @@ import type { Delivery } from "./group.ts"
 /** How a handler's failure is taken. */
 export interface Policy<E> {
   readonly retry: Schedule.Schedule<unknown, E>
-  /** Puts what cannot be handled aside; answers whether that was possible. */
+  /** Puts what cannot be handled aside. */
   readonly bury: (delivery: Delivery<any>, error: string) => Effect.Effect<void, unknown>
   readonly onGap: (gap: Gap) => Effect.Effect<void>
   readonly buried: () => void
@@ -28,12 +28,17 @@ export interface Policy<E> {
 
 const ignore = () => {}
 
-const traced = <A, E, R>(self: Effect.Effect<A, E, R>, name: string, { id, trace }: Event<unknown>) =>
+/** A handler of an event, in its span. */
+export const handled = <A, B, E, R>(
+  handler: (event: Event<A>) => Effect.Effect<B, E, R>,
+  event: Event<A>,
+  name: string
+): Effect.Effect<B, E, R> =>
   receiving(
-    self,
+    Effect.suspend(() => handler(event)),
     "lockstep.Topic.handle",
-    { "lockstep.kind": "topic", "lockstep.key": name, "lockstep.event": id },
-    trace
+    { "lockstep.kind": "topic", "lockstep.key": name, "lockstep.event": event.id },
+    event.trace
   )
 
 /** Runs a program that ends when the delivery is lost. */
@@ -55,6 +60,16 @@ const whileDelivered = <A, E, R>(
     })
   )
 
+// A defect in what a program gives besides its handler must not end the handling of later events.
+const guarded = (
+  self: Effect.Effect<void, unknown>,
+  failed: (cause: unknown) => void
+): Effect.Effect<void> =>
+  Effect.catchCause(self, (cause) =>
+    Cause.hasInterruptsOnly(cause)
+      ? Effect.failCause(cause as Cause.Cause<never>)
+      : Effect.sync(() => failed(Cause.squash(cause))))
+
 /** Handles one delivery, and acknowledges it, gives it back, or puts it aside. */
 export const handle = <A, E, R>(
   delivery: Delivery<A>,
@@ -64,34 +79,38 @@ export const handle = <A, E, R>(
   Effect.suspend(() => {
     const { element, raw } = delivery
     if (delivery.over) return Effect.void
-    if (element._tag === "Gap") return policy.onGap(element)
+    const topic = `of topic ${JSON.stringify(policy.name)}`
+    if (element._tag === "Gap") {
+      const told = Effect.suspend(() => policy.onGap(element))
+      return guarded(told, (cause) => policy.log("Warn", `a gap ${topic} could not be handled`, cause))
+    }
+    const again = (cause: unknown) => {
+      policy.log("Warn", `event ${raw!.id} ${topic} could not be put aside, and is handled again`, cause)
+      delivery.giveBack(1000, ignore)
+    }
     const aside = (error: string) =>
-      Effect.matchEffect(policy.bury(delivery, error), {
-        onFailure: (cause) =>
-          Effect.sync(() => {
-            policy.log("Warn", `event ${raw!.id} of topic ${JSON.stringify(policy.name)} could not be put aside`, cause)
-            delivery.giveBack(1000, ignore)
-          }),
-        onSuccess: () =>
-          Effect.sync(() => {
-            policy.buried()
-            delivery.acknowledge(ignore)
-          })
-      })
-    if (element._tag === "Undecodable") return aside(element.error.message)
-    return Effect.flatMap(whileDelivered(traced(handler(element), policy.name, element), delivery), (exit) => {
+      Effect.andThen(
+        policy.bury(delivery, error),
+        Effect.sync(() => {
+          policy.buried()
+          delivery.acknowledge(ignore)
+        })
+      )
+    if (element._tag === "Undecodable") return guarded(aside(element.error.message), again)
+    return Effect.flatMap(whileDelivered(handled(handler, element, policy.name), delivery), (exit) => {
       if (Exit.isSuccess(exit)) return Effect.sync(() => delivery.acknowledge(ignore))
       if (delivery.lost) return Effect.void
       const error = Cause.squash(exit.cause) as E
-      return Effect.flatMap(
+      const next = Effect.flatMap(
         delayAfter(policy.retry, raw!.attempt, error),
         Option.match({
           onNone: () => aside(Cause.pretty(exit.cause)),
           onSome: (delay) => {
-            policy.log("Debug", `event ${raw!.id} of topic ${JSON.stringify(policy.name)} is handled again`, error)
+            policy.log("Debug", `event ${raw!.id} ${topic} is handled again`, error)
             return Effect.sync(() => delivery.giveBack(Math.ceil(Duration.toMillis(delay)), ignore))
           }
         })
       )
+      return guarded(next, again)
     })
   })
