@@ -217,8 +217,8 @@ export interface SubscribeOptions {
   } | undefined
   /**
    * How many events wait in memory for a slow subscriber, and what happens when that is full: `suspend` reads the others from
-   * Redis later, `sliding` leaves the oldest out, `dropping` the newest. What is left out shows as a `Gap`. Default 1,024, and
-   * `suspend`.
+   * Redis later, `sliding` leaves the oldest out, `dropping` the newest. What is left out shows as a `Gap`. An empty buffer takes
+   * in all that one read of Redis brings, up to 1,024 events. Default 1,024, and `suspend`.
    */
   readonly buffer?: {
     readonly capacity?: number | undefined
@@ -367,11 +367,14 @@ export interface Topic<in out A> {
 export interface Retention {
   /** How many events, up to an eighth more. Default 100,000. `Infinity` for no limit. */
   readonly length?: number | undefined
-  /** Bytes of values, keys and ids, about. Default: no limit. */
+  /** Bytes of values, keys and ids, about, and checked every 64 events. Default: no limit. */
   readonly bytes?: number | undefined
-  /** How long, up to a second longer. Default: 1 day. `Infinity` for no limit. */
+  /** How long, up to a third of the lease longer. Default: 1 day. `Infinity` for no limit. */
   readonly age?: Duration.Input | undefined
-  /** Whether what a group has not acknowledged is kept beyond these limits. Default true. */
+  /**
+   * Whether what a group has not acknowledged is kept beyond these limits. It always is for a group with `orderBy`. Default
+   * true.
+   */
   readonly protect?: boolean | undefined
   /** After which time without members a group is removed. Default: 7 days. `Infinity` for never. */
   readonly abandon?: Duration.Input | undefined
