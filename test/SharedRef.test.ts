@@ -7,6 +7,7 @@ import { make as proxy, type Verdict } from "../src/testing/Proxy.ts"
 import { elapsed } from "./support/awake.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
+import { interruptedAfter, interruptedAt } from "./support/interrupter.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
 import { keysOf } from "./support/namespace.ts"
 import { asks, fields } from "./support/requests.ts"
@@ -456,6 +457,37 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
       }))
       yield* assertEmpty(server, namespace)
     }))
+
+  it.effect("is updated once or not at all when the update is interrupted, and nothing stays behind", () =>
+    several(2, (nodes, namespace, server) =>
+      Effect.gen(function*() {
+        const [ours, theirs] = yield* on2(nodes, number())
+        // So that the updates have to wait for their turns.
+        let others = 0
+        const updating = yield* Effect.forkChild(
+          Effect.forever(Effect.andThen(theirs.update((n) => n + 1000), Effect.sync(() => others++)))
+        )
+        let [confirmed, interrupted] = [0, 0]
+        for (let attempt = 0; attempt < 300; attempt++) {
+          const update = ours.update((n) => n + 1)
+          const exit = attempt % 2 === 0
+            ? yield* interruptedAfter(attempt % 20, update)
+            : (yield* interruptedAt(1 + attempt % 5, update)).exit
+          if (Exit.isSuccess(exit)) confirmed++
+          else assert.isTrue(Cause.hasInterruptsOnly(exit.cause), String(exit))
+          if (Exit.hasInterrupts(exit)) interrupted++
+        }
+        assert.isAbove(interrupted, 50)
+        yield* Fiber.interrupt(updating)
+        const found = yield* promptly(ours.updateAndGet((n) => n), "another update")
+        assert.isTrue(found % 1000 >= confirmed && found % 1000 <= 300, `${found} ${confirmed}`)
+        assert.isAtMost(Math.floor(found / 1000) - others, 1)
+        // Neither a turn nor a wait for one.
+        yield* eventually(
+          Effect.map(server.cli("HKEYS", `{${namespace}:00}:sharedRef:x`), (left) => left.trim() === "")
+        )
+        yield* theirs.delete
+      })))
 
   it.effect("does not report what a function has made of an outdated value", () =>
     several(2, (nodes) =>

@@ -17,16 +17,17 @@ import {
   Stream,
   Tracer
 } from "effect"
-import { Coordinator, Lock, Metrics, SharedRef, TaskGroup, Topic } from "../src/index.ts"
+import { Coordinator, Lock, Metrics, Redis, SharedRef, TaskGroup, Topic } from "../src/index.ts"
 import { placeIn, spaceOf } from "../src/internal/hold/place.ts"
 import { request } from "../src/internal/hold/request.ts"
 import { feedOf } from "../src/internal/topic/feed.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
+import { interruptedAfter, interruptedAt } from "./support/interrupter.ts"
 import { freshNamespace, type Node, node, short, TestServer } from "./support/live.ts"
 import { asks } from "./support/requests.ts"
-import { forgetSession, lose, missed, on, promptly, revoked, several } from "./support/several.ts"
+import { channelOf, forgetSession, lose, missed, on, promptly, revoked, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -367,6 +368,79 @@ layer(TestServer.layer, live)("a topic", (it) => {
         const found = yield* collect(stream, 11)
         assert.deepStrictEqual(valuesOf(found), [...upTo(10), "Gap"])
         assert.deepStrictEqual(found[10], { _tag: "Gap", reason: "overflow", missed: 20 })
+      })))
+
+  it.effect("needs as many connections for one subscriber as for fifty", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const name = freshNamespace()
+      const context = yield* Layer.build(
+        Coordinator.layer({ namespace: name, partitions: 8 }).pipe(
+          Layer.provideMerge(Redis.layer({ url: server.url, clientName: name })),
+          Layer.fresh
+        )
+      )
+      const topic = yield* on(context, make({ shards: 4 }))
+      const names = Effect.map(
+        server.cli("CLIENT", "LIST"),
+        (clients) =>
+          [...clients.matchAll(/ name=(\S+) /g)].map(([, found]) => found!).filter((found) => found.startsWith(name))
+      )
+      const hearing = (count: number, n: number) =>
+        Effect.gen(function*() {
+          const reading = yield* subscribers(Array.from({ length: count }, () => topic), 1)
+          yield* eventually(
+            Effect.gen(function*() {
+              yield* topic.publish(n)
+              for (const { found } of reading) assert.include(valuesOf(found), n)
+            }),
+            { interval: 20 }
+          )
+        })
+      yield* hearing(1, 1)
+      const before = yield* names
+      assert.deepStrictEqual(before.toSorted(), [name, `${name}:reader`])
+      yield* hearing(49, 2)
+      assert.deepStrictEqual(yield* names, before)
+    }).pipe(Effect.scoped))
+
+  it.effect("stores an event once or not at all when its publication is interrupted, and nothing else", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const owned = Effect.gen(function*() {
+          const keys = (yield* server.cli("KEYS", `{${namespace}:*own:*`)).split("\n").filter((key) => key !== "")
+          const entries = yield* Effect.forEach(keys, (key) => server.cli("SMEMBERS", key))
+          return entries.join("\n").split("\n").filter((entry) => entry !== "")
+        })
+        yield* topic.publish(0)
+        const before = yield* owned
+        const confirmed: Array<number> = []
+        let last = 0
+        const programs = [
+          (n: number) => Effect.asVoid(topic.publish(n, { key: "k" })),
+          (n: number) => Effect.asVoid(topic.publishAll([n]))
+        ]
+        for (const program of programs) {
+          for (let at = 1;; at++) {
+            const { exit, reached } = yield* interruptedAt(at, program(++last))
+            if (Exit.isSuccess(exit)) confirmed.push(last)
+            else assert.isTrue(Cause.hasInterruptsOnly(exit.cause), String(exit))
+            if (reached) continue
+            assert.isAbove(at, 5)
+            break
+          }
+          for (let turns = 0; turns < 20; turns++) {
+            if (Exit.isSuccess(yield* interruptedAfter(turns, program(++last)))) confirmed.push(last)
+          }
+        }
+        yield* promptly(topic.publish(++last), "another publication")
+        const { length } = yield* topic.state
+        const stored = valuesOf(yield* collect(topic.subscribe({ from: "beginning" }), length)).map(Number)
+        assert.deepStrictEqual(stored, [...new Set(stored)].toSorted((x, y) => x - y))
+        assert.includeMembers(stored, confirmed)
+        yield* eventually(Effect.sync(() => channelOf(a!).outbox.isIdle))
+        assert.deepStrictEqual(yield* owned, before)
       })))
 
   it.effect("shows events that do not fit the schema, and goes on", () =>

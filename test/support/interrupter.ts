@@ -37,3 +37,17 @@ export const interruptedAt = <A, E, R>(
     const exit = yield* Fiber.await(fiber)
     return { exit, reached: scheduler.count >= at }
   })
+
+/** Runs a program that is interrupted after so many turns of the event loop, whatever it waits for then. */
+export const interruptedAfter = <A, E, R>(
+  turns: number,
+  program: Effect.Effect<A, E, R>
+): Effect.Effect<Exit.Exit<A, E>, never, R> =>
+  Effect.gen(function*() {
+    const fiber = yield* Effect.forkChild(program, { startImmediately: true })
+    for (let turn = 0; turn < turns; turn++) {
+      yield* Effect.promise(() => new Promise<void>((resolve) => setImmediate(resolve)))
+    }
+    yield* Fiber.interrupt(fiber)
+    return yield* Fiber.await(fiber)
+  })
