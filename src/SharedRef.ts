@@ -400,6 +400,20 @@ export const set: {
 } = dual(2, <A>(self: SharedRef<A>, value: A): Effect.Effect<void, SharedRefError> => self.set(value))
 
 /**
+ * Sets the value, and answers it.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const setAndGet: {
+  <A>(value: A): (self: SharedRef<A>) => Effect.Effect<A, SharedRefError>
+  <A>(self: SharedRef<A>, value: A): Effect.Effect<A, SharedRefError>
+} = dual(
+  2,
+  <A>(self: SharedRef<A>, value: A): Effect.Effect<A, SharedRefError> => Effect.as(self.set(value), value)
+)
+
+/**
  * Sets the value, and answers the former one.
  *
  * @category combinators
@@ -442,6 +456,36 @@ export const getAndUpdate: {
 } = dual(2, <A>(self: SharedRef<A>, f: (value: A) => A): Effect.Effect<A, SharedRefError> => self.getAndUpdate(f))
 
 /**
+ * As `updateAndGet`, with an effect. It reads first; while others change the value, the effect runs again.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const updateAndGetEffect: {
+  <A, E, R>(f: (value: A) => Effect.Effect<A, E, R>): (self: SharedRef<A>) => Effect.Effect<A, E | SharedRefError, R>
+  <A, E, R>(self: SharedRef<A>, f: (value: A) => Effect.Effect<A, E, R>): Effect.Effect<A, E | SharedRefError, R>
+} = dual(
+  2,
+  <A, E, R>(self: SharedRef<A>, f: (value: A) => Effect.Effect<A, E, R>): Effect.Effect<A, E | SharedRefError, R> =>
+    self.modifyEffect((value) => Effect.map(f(value), (next) => [next, next] as const))
+)
+
+/**
+ * As `getAndUpdate`, with an effect. It reads first; while others change the value, the effect runs again.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const getAndUpdateEffect: {
+  <A, E, R>(f: (value: A) => Effect.Effect<A, E, R>): (self: SharedRef<A>) => Effect.Effect<A, E | SharedRefError, R>
+  <A, E, R>(self: SharedRef<A>, f: (value: A) => Effect.Effect<A, E, R>): Effect.Effect<A, E | SharedRefError, R>
+} = dual(
+  2,
+  <A, E, R>(self: SharedRef<A>, f: (value: A) => Effect.Effect<A, E, R>): Effect.Effect<A, E | SharedRefError, R> =>
+    self.modifyEffect((value) => Effect.map(f(value), (next) => [value, next] as const))
+)
+
+/**
  * Updates the value if the function answers another one. It reads first.
  *
  * @category combinators
@@ -454,6 +498,111 @@ export const updateSome: {
   2,
   <A>(self: SharedRef<A>, f: (value: A) => Option.Option<A>): Effect.Effect<void, SharedRefError> =>
     modifySome(self, (value) => [undefined, f(value)])
+)
+
+/**
+ * As `updateSome`, and answers the value that there is then.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const updateSomeAndGet: {
+  <A>(f: (value: A) => Option.Option<A>): (self: SharedRef<A>) => Effect.Effect<A, SharedRefError>
+  <A>(self: SharedRef<A>, f: (value: A) => Option.Option<A>): Effect.Effect<A, SharedRefError>
+} = dual(
+  2,
+  <A>(self: SharedRef<A>, f: (value: A) => Option.Option<A>): Effect.Effect<A, SharedRefError> =>
+    modifySome(self, (value) => {
+      const next = f(value)
+      return [Option.getOrElse(next, () => value), next]
+    })
+)
+
+/**
+ * As `updateSome`, and answers the former value.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const getAndUpdateSome: {
+  <A>(f: (value: A) => Option.Option<A>): (self: SharedRef<A>) => Effect.Effect<A, SharedRefError>
+  <A>(self: SharedRef<A>, f: (value: A) => Option.Option<A>): Effect.Effect<A, SharedRefError>
+} = dual(
+  2,
+  <A>(self: SharedRef<A>, f: (value: A) => Option.Option<A>): Effect.Effect<A, SharedRefError> =>
+    modifySome(self, (value) => [value, f(value)])
+)
+
+/**
+ * As `updateSome`, with an effect. It reads first; while others change the value, the effect runs again.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const updateSomeEffect: {
+  <A, E, R>(
+    f: (value: A) => Effect.Effect<Option.Option<A>, E, R>
+  ): (self: SharedRef<A>) => Effect.Effect<void, E | SharedRefError, R>
+  <A, E, R>(
+    self: SharedRef<A>,
+    f: (value: A) => Effect.Effect<Option.Option<A>, E, R>
+  ): Effect.Effect<void, E | SharedRefError, R>
+} = dual(
+  2,
+  <A, E, R>(
+    self: SharedRef<A>,
+    f: (value: A) => Effect.Effect<Option.Option<A>, E, R>
+  ): Effect.Effect<void, E | SharedRefError, R> =>
+    modifySomeEffect(self, (value) => Effect.map(f(value), (next) => [undefined, next] as const))
+)
+
+/**
+ * As `updateSomeAndGet`, with an effect. It reads first; while others change the value, the effect runs again.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const updateSomeAndGetEffect: {
+  <A, E, R>(
+    f: (value: A) => Effect.Effect<Option.Option<A>, E, R>
+  ): (self: SharedRef<A>) => Effect.Effect<A, E | SharedRefError, R>
+  <A, E, R>(
+    self: SharedRef<A>,
+    f: (value: A) => Effect.Effect<Option.Option<A>, E, R>
+  ): Effect.Effect<A, E | SharedRefError, R>
+} = dual(
+  2,
+  <A, E, R>(
+    self: SharedRef<A>,
+    f: (value: A) => Effect.Effect<Option.Option<A>, E, R>
+  ): Effect.Effect<A, E | SharedRefError, R> =>
+    modifySomeEffect(
+      self,
+      (value) => Effect.map(f(value), (next) => [Option.getOrElse(next, () => value), next] as const)
+    )
+)
+
+/**
+ * As `getAndUpdateSome`, with an effect. It reads first; while others change the value, the effect runs again.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const getAndUpdateSomeEffect: {
+  <A, E, R>(
+    f: (value: A) => Effect.Effect<Option.Option<A>, E, R>
+  ): (self: SharedRef<A>) => Effect.Effect<A, E | SharedRefError, R>
+  <A, E, R>(
+    self: SharedRef<A>,
+    f: (value: A) => Effect.Effect<Option.Option<A>, E, R>
+  ): Effect.Effect<A, E | SharedRefError, R>
+} = dual(
+  2,
+  <A, E, R>(
+    self: SharedRef<A>,
+    f: (value: A) => Effect.Effect<Option.Option<A>, E, R>
+  ): Effect.Effect<A, E | SharedRefError, R> =>
+    modifySomeEffect(self, (value) => Effect.map(f(value), (next) => [value, next] as const))
 )
 
 /**
@@ -480,7 +629,7 @@ export const modifySome: {
 } = dual(
   2,
   <A, B>(self: SharedRef<A>, f: (value: A) => readonly [B, Option.Option<A>]): Effect.Effect<B, SharedRefError> =>
-    Effect.suspend(() => cellOf(self).modifyEffect((value: A) => Effect.sync(() => f(value))))
+    modifySomeEffect(self, (value) => Effect.sync(() => f(value)))
 )
 
 /**
@@ -522,6 +671,28 @@ export const modifyEffect: {
     self: SharedRef<A>,
     f: (value: A) => Effect.Effect<readonly [B, A], E, R>
   ): Effect.Effect<B, E | SharedRefError, R> => self.modifyEffect(f)
+)
+
+/**
+ * As `modifySome`, with an effect. It reads first; while others change the value, the effect runs again.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const modifySomeEffect: {
+  <A, B, E, R>(
+    f: (value: A) => Effect.Effect<readonly [B, Option.Option<A>], E, R>
+  ): (self: SharedRef<A>) => Effect.Effect<B, E | SharedRefError, R>
+  <A, B, E, R>(
+    self: SharedRef<A>,
+    f: (value: A) => Effect.Effect<readonly [B, Option.Option<A>], E, R>
+  ): Effect.Effect<B, E | SharedRefError, R>
+} = dual(
+  2,
+  <A, B, E, R>(
+    self: SharedRef<A>,
+    f: (value: A) => Effect.Effect<readonly [B, Option.Option<A>], E, R>
+  ): Effect.Effect<B, E | SharedRefError, R> => Effect.suspend(() => cellOf(self).modifyEffect(f))
 )
 
 type Values<Refs extends ReadonlyArray<SharedRef<any>>> = {

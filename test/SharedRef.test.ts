@@ -77,6 +77,36 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
             const maybe = (value: number) => [value, some(value + n)] as const
             yield* both(pipe(ours, SharedRef.modifySome(maybe)), pipe(theirs, SubscriptionRef.modifySome(maybe)))
           }
+          const next = (value: number) => Effect.succeed(value + 3)
+          const someEffect = (value: number) => Effect.sync(() => some(value))
+          yield* both(SharedRef.setAndGet(ours, 13), SubscriptionRef.setAndGet(theirs, 13))
+          yield* both(SharedRef.updateAndGetEffect(ours, next), SubscriptionRef.updateAndGetEffect(theirs, next))
+          yield* both(SharedRef.getAndUpdateEffect(ours, next), SubscriptionRef.getAndUpdateEffect(theirs, next))
+          // Some of them find nothing to change.
+          for (let n = 0; n < 3; n++) {
+            yield* both(SharedRef.getAndUpdateSome(ours, some), SubscriptionRef.getAndUpdateSome(theirs, some))
+            yield* both(SharedRef.updateSomeAndGet(ours, some), SubscriptionRef.updateSomeAndGet(theirs, some))
+          }
+          yield* both(SharedRef.set(ours, 22), SubscriptionRef.set(theirs, 22))
+          for (let n = 0; n < 2; n++) {
+            const maybe = (value: number) => Effect.map(someEffect(value), (next) => [`was ${value}`, next] as const)
+            yield* both(
+              SharedRef.updateSomeEffect(ours, someEffect),
+              SubscriptionRef.updateSomeEffect(theirs, someEffect)
+            )
+            yield* both(
+              SharedRef.getAndUpdateSomeEffect(ours, someEffect),
+              SubscriptionRef.getAndUpdateSomeEffect(theirs, someEffect)
+            )
+            yield* both(
+              SharedRef.updateSomeAndGetEffect(ours, someEffect),
+              SubscriptionRef.updateSomeAndGetEffect(theirs, someEffect)
+            )
+            yield* both(
+              pipe(ours, SharedRef.modifySomeEffect(maybe)),
+              pipe(theirs, SubscriptionRef.modifySomeEffect(maybe))
+            )
+          }
           yield* both(pipe(ours, SharedRef.set(3)), pipe(theirs, SubscriptionRef.set(3)))
           yield* both(pipe(ours, SharedRef.update(plus(1))), pipe(theirs, SubscriptionRef.update(plus(1))))
           yield* both(SharedRef.get(ours), SubscriptionRef.get(theirs))
