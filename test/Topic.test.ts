@@ -354,6 +354,34 @@ layer(TestServer.layer, live)("a topic", (it) => {
         assert.isTrue(valuesOf(waiting!.found).every((value) => value === 0 || value === 1))
       })))
 
+  it.effect("shows what was removed to a slow subscriber also when a faster one has read that", () =>
+    several(1, ([a], _, server) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const slow = yield* topic.subscribed({ buffer: { capacity: 2 } })
+        const [fast] = yield* subscribers([topic], 0, { from: "beginning" })
+        const publish = (n: number) =>
+          Effect.andThen(
+            topic.publish(n),
+            eventually(Effect.sync(() => assert.strictEqual(valuesOf(fast!.found).at(-1), n)), { interval: 1 })
+          )
+        for (const n of upTo(10)) yield* publish(n)
+        yield* topic.purge
+        yield* server.cli("CONFIG", "RESETSTAT")
+        const found: Array<Topic.Element<number>> = []
+        yield* Effect.forkChild(Stream.runForEach(slow, (element) => Effect.sync(() => found.push(element))))
+        // It reads what is left by itself, and then with the others.
+        yield* eventually(
+          Effect.map(server.cli("INFO", "commandstats"), (stats) =>
+            assert.isAtLeast(Number(/cmdstat_xrange:calls=(\d+)/.exec(stats)?.[1] ?? 0), 2))
+        )
+        yield* publish(10)
+        yield* eventually(Effect.sync(() =>
+          assert.deepStrictEqual(valuesOf(found), [0, 1, "Gap", 10])
+        ))
+        assert.deepStrictEqual(found[2], { _tag: "Gap", reason: "trimmed", missed: 8 })
+      })))
+
   it.effect("shows what it has left out also when nothing more is published", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

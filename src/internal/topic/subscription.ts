@@ -7,7 +7,7 @@ import * as Arr from "effect/Array"
 import * as Effect from "effect/Effect"
 import type { CoordinatorError } from "../actor/errors.ts"
 import { coordinatorError } from "../actor/transport.ts"
-import { compareIds, type Cursor, type Element, epochOf, type Gap, gap } from "./event.ts"
+import { compareIds, type Cursor, type Element, epochOf, type Gap, gap, numberOf } from "./event.ts"
 import type { Chunk, Follower, Shard } from "./shard.ts"
 
 export interface Buffer {
@@ -85,9 +85,11 @@ class Lane<A> implements Follower<A> {
 
   /** Takes in what it does not have yet; answers whether it goes on. */
   take(chunk: Chunk<A>): boolean {
-    if (compareIds(this.cursor.id, chunk.entries[0]![0]) < 0) return this.takePage(chunk)
-    // It has read ahead of the shared read.
-    const newer = chunk.entries.filter(([id]) => compareIds(id, this.cursor.id) > 0)
+    const { id, number } = this.cursor
+    const [first] = chunk.entries[0]!
+    if (number === undefined ? compareIds(id, first) < 0 : numberOf(first) === number + 1) return this.takePage(chunk)
+    // It has read ahead of the shared read, or what that has brought meanwhile was removed before this one could read it.
+    const newer = chunk.entries.filter((entry) => compareIds(entry[0], id) > 0)
     return newer.length === 0 || this.takePage({ entries: newer, ...this.shard.read(newer, this.cursor) })
   }
 
