@@ -684,9 +684,14 @@ handlers['topic.join'] = function(ctx, key, id, decided, length, bytes, age, aba
   end
   decided = decided == '-1' and math.max(topic.decided + 1, ctx.now) or tonumber(decided)
   if decided > topic.decided or topic.window == 0 then
-    if topic.window > 0 and topic.window ~= tonumber(window) then announce(ctx, key, 'window', tonumber(window)) end
     topic.length, topic.bytes, topic.age = tonumber(length), tonumber(bytes), tonumber(age)
-    topic.abandon, topic.window, topic.current = tonumber(abandon), tonumber(window), nil
+    topic.abandon = tonumber(abandon)
+    if topic.window ~= tonumber(window) then
+      if topic.window > 0 then announce(ctx, key, 'window', tonumber(window)) end
+      topic.window, topic.current = tonumber(window), nil
+      -- What is known stays so for one of the new turns at least: they do not follow the former ones.
+      topic.turn = floor(ctx.now / topic.window) + 1
+    end
     topic.protect, topic.trim, topic.decided = protect == '1' and 1 or 0, true, decided
     -- How long groups are kept may have been for ever.
     eachGroup(topic, function(group) expectEnd(ctx, topic, group) end)

@@ -99,6 +99,26 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
       })
     }))
 
+  it.effect("knows what was published also when it is to know that for another time", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      yield* Effect.promise(async () => {
+        const topic = actor(redis, freshNamespace(), "topic:t")
+        await topic.open("a")
+        let number = 0
+        const publish = async (id: string, again = 0) =>
+          (await topic.send("a", "topic.publish", ["1", `0 node  0 ${id.length} 0 ${id}p`, again || ++number]))[0]
+        const known: Array<string> = []
+        for (const window of [60_000, 50_000, 500_000, 490_000, 70_000]) {
+          await topic.send("a", "topic.join", ["m", -1, 0, 0, 0, 0, window, "1", 1])
+          for (const id of known) assert.strictEqual(await publish(id), "duplicate", `${id} after ${window}`)
+          if (number > 0) assert.strictEqual(await publish("", 1), "duplicate")
+          assert.strictEqual(await publish(String(window)), "published")
+          known.push(String(window))
+        }
+      })
+    }))
+
   it.effect("keeps a topic for ever that has a group for ever", () =>
     Effect.gen(function*() {
       const redis = yield* client(yield* TestServer)
