@@ -326,7 +326,7 @@ export interface Topic<in out A> {
   readonly publication: (event: A, options?: PublishOptions | undefined) => Effect.Effect<Publication, TopicError>
   /**
    * Stores an event in the same step as a release: both happen, or neither. The topic needs the `colocate` of what the lease is
-   * of. Answers an effect that waits for the outcome: `None` if the lease is lost before its release.
+   * of. Answers an effect that waits for the outcome: `None` if the lease is lost before its release, or was released before.
    */
   readonly publishOnRelease: (
     lease: Lease,

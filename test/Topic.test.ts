@@ -223,7 +223,7 @@ layer(TestServer.layer, live)("a topic", (it) => {
         const other = yield* direct()
         const topic = yield* on(context, make())
         yield* topic.publish(0)
-        yield* on(other, make({ dedupe: "50 millis" }))
+        const theirs = yield* on(other, make({ dedupe: "50 millis" }))
         // The news of that comes with its mailbox.
         yield* topic.publish(1)
         yield* line.refuse
@@ -231,7 +231,12 @@ layer(TestServer.layer, live)("a topic", (it) => {
         const lost = yield* Effect.forkChild(Effect.flip(topic.publish(2)))
         yield* sent
         const keys = ["even", "odd"].map((role) => `{${namespace}:00}:topic-${role}:${hostile}`)
-        yield* eventually(Effect.map(server.cli("EXISTS", ...keys), (count) => count === "0"))
+        yield* eventually(Effect.map(theirs.state, ({ length }) => length === 3))
+        const numbers = Effect.map(
+          Effect.forEach(keys, (key) => server.cli("HVALS", key)),
+          (found) => found.join("\n").split("\n")
+        )
+        yield* eventually(Effect.map(numbers, (known) => !known.includes("3")))
         yield* forgetSession(context, namespace, server)
         yield* line.pass
         assert.strictEqual((yield* promptly(Fiber.join(lost), "the failure")).reason._tag, "Timeout")
@@ -1131,6 +1136,27 @@ layer(TestServer.layer, live)("an event that follows something", (it) => {
           assert.strictEqual((yield* topic.state).length, count)
         }), short))
   }
+
+  it.effect("is not said to be unpublished when Redis may have forgotten that it was", () =>
+    behindLine(({ context, line, namespace, server }) =>
+      Effect.gen(function*() {
+        const topic = yield* on(context, make({ name: "shared", colocate: "lock", dedupe: "50 millis" }))
+        const scope = yield* Scope.make()
+        const lease = yield* Scope.provide(on(context, Lock.acquire("lock")), scope)
+        const outcome = yield* topic.publishOnRelease(lease, 1)
+        yield* line.refuse
+        const sent = yield* line.once(asks("semaphore.release"), "dropReply")
+        const released = yield* Effect.forkChild(Scope.close(scope, Exit.void))
+        yield* sent
+        const keys = ["even", "odd"].map((role) => `{${namespace}:00}:topic-${role}:shared`)
+        yield* eventually(Effect.map(server.cli("XLEN", `{${namespace}:00}:topic-entries:shared`), (n) => n === "1"))
+        yield* eventually(Effect.map(server.cli("EXISTS", ...keys), (count) => count === "0"))
+        yield* forgetSession(context, namespace, server)
+        yield* line.pass
+        const error = yield* promptly(Effect.flip(outcome), "the outcome")
+        assert.strictEqual(error.reason._tag, "Timeout")
+        yield* Fiber.join(released)
+      }), short))
 
   it.effect("is published with a value that is written", () =>
     several(1, ([a]) =>
