@@ -71,18 +71,18 @@ export const stateOf = (replies: ReadonlyArray<Reply>): State => {
 
 const gone = { members: 0, lag: 0, pending: 0, oldest: undefined }
 
-/** Writes a state into the gauges: also of the groups that were there before, and are not any more. */
+/** Writes a state into the gauges, also of the groups that are known from before, and are gone. */
 export const measured = (
   topic: string,
   { bytes, groups, length }: State,
-  before: Set<string>
+  known: Set<string>
 ): Effect.Effect<void> =>
   Effect.gen(function*() {
     yield* Metric.update(Metrics.topicLength(topic), length)
     yield* Metric.update(Metrics.topicBytes(topic), bytes)
     const now = yield* Clock.currentTimeMillis
-    for (const { name } of groups) before.add(name)
-    for (const name of before) {
+    for (const { name } of groups) known.add(name)
+    for (const name of known) {
       const { lag, members, oldest, pending } = groups.find((group) => group.name === name) ?? gone
       const age = oldest === undefined ? 0 : Math.max(0, now - DateTime.toEpochMillis(oldest))
       yield* Metric.update(Metrics.groupMembers(topic, name), members)

@@ -87,7 +87,8 @@ class Lane<A> implements Follower<A> {
   take(chunk: Chunk<A>): boolean {
     const { id, number } = this.cursor
     const [first] = chunk.entries[0]!
-    if (number === undefined ? compareIds(id, first) < 0 : numberOf(first) === number + 1) return this.takePage(chunk)
+    const isNext = number === undefined || numberOf(first) === number + 1
+    if (isNext && compareIds(id, first) < 0) return this.takePage(chunk)
     // It has read ahead of the shared read, or what that has brought meanwhile was removed before this one could read it.
     const newer = chunk.entries.filter((entry) => compareIds(entry[0], id) > 0)
     return newer.length === 0 || this.takePage({ entries: newer, ...this.shard.read(newer, this.cursor) })

@@ -79,13 +79,14 @@ export const handle = <A, E, R>(
   Effect.suspend(() => {
     const { element, raw } = delivery
     if (delivery.over) return Effect.void
-    const topic = `of topic ${JSON.stringify(policy.name)}`
+    const log = (level: "Debug" | "Warn", what: string, end: string, cause: unknown) =>
+      policy.log(level, `${what} of topic ${JSON.stringify(policy.name)} ${end}`, cause)
     if (element._tag === "Gap") {
       const told = Effect.suspend(() => policy.onGap(element))
-      return guarded(told, (cause) => policy.log("Warn", `a gap ${topic} could not be handled`, cause))
+      return guarded(told, (cause) => log("Warn", "a gap", "could not be handled", cause))
     }
     const again = (cause: unknown) => {
-      policy.log("Warn", `event ${raw!.id} ${topic} could not be put aside, and is handled again`, cause)
+      log("Warn", `event ${raw!.id}`, "could not be put aside, and is handled again", cause)
       delivery.giveBack(1000, ignore)
     }
     const aside = (error: string) =>
@@ -106,7 +107,7 @@ export const handle = <A, E, R>(
         Option.match({
           onNone: () => aside(Cause.pretty(exit.cause)),
           onSome: (delay) => {
-            policy.log("Debug", `event ${raw!.id} ${topic} is handled again`, error)
+            log("Debug", `event ${raw!.id}`, "is handled again", error)
             return Effect.sync(() => delivery.giveBack(Math.ceil(Duration.toMillis(delay)), ignore))
           }
         })
