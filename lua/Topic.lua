@@ -584,7 +584,8 @@ handlers['topic.publish'] = function(ctx, hash, value, about, number)
   local fits = after == '' or follows(ctx, after)
   local now, before = turnsOf(ctx, topic)
   if tonumber(number) <= lastOf(topic, node, now, before) then return reply('duplicate', '') end
-  if not fits then return '["skipped"]' end
+  -- One that has failed may be made again, with what follows it.
+  if not fits then return find(ctx.leader, '["failed"', 1, true) == 1 and ctx.leader or '["skipped"]' end
   local known = id ~= '' and eventOf(topic, id, now, before)
   if known then return reply('duplicate', known) end
   if (origin.epoch ~= topic.epoch or topic.open == 0) and after == '' then return '["moved"]' end

@@ -81,6 +81,22 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
       })
     }))
 
+  it.effect("says of what follows a request that has failed that this has failed: it may be made again", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      yield* Effect.promise(async () => {
+        const topic = actor(redis, freshNamespace(), "topic:t")
+        await topic.open("a")
+        await topic.send("a", "topic.join", ["m", 0, 0, 0, 0, 0, 60_000, "1", 1])
+        await topic.send("a", "topic.seal", [1, 1, 1])
+        const following = ["=topic.publish", "1", "0 node opened 0 0 0 p", 1]
+        for (const [groups, replies] of [["none", ["failed", "failed"]], ["[]", ["opened", "published"]]] as const) {
+          await topic.send("a", "topic.open", [1, groups, ...following])
+          assert.deepStrictEqual(topic.answers.get("a")![1].map(([tag]) => tag), [...replies])
+        }
+      })
+    }))
+
   it.effect("keeps a group that an epoch has brought for as long as another", () =>
     Effect.gen(function*() {
       const redis = yield* client(yield* TestServer)
