@@ -799,6 +799,35 @@ layer(TestServer.layer, live)("the result of a job", (it) => {
         yield* worker.stop
       })))
 
+  it.effect("still comes to others when a caller is interrupted whose job was there already", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, typed())
+        const other = yield* on(b!, typed())
+        const gate = yield* Deferred.make<void>()
+        const worker = yield* working(queue, (n) => Effect.as(Deferred.await(gate), { square: n * n }), {
+          concurrency: 2
+        })
+        const first = yield* Effect.forkChild(queue.execute(2, { id: "two" }))
+        yield* queue.offer(3, { dedupe: { id: "three" }, result: true })
+        yield* eventually(Effect.sync(() => assert.sameMembers(worker.begun, [2, 3])))
+        for (const options of [{ id: "two" }, { dedupe: { id: "three" } }]) {
+          // One that knows of the job, and one that learns of it behind its interruption.
+          const exit = yield* Effect.exit(Effect.timeout(other.execute(4, options), "100 millis"))
+          assert.isTrue(Exit.isFailure(exit))
+          const late = yield* Effect.forkChild(other.execute(4, options), { startImmediately: true })
+          yield* Fiber.interrupt(late)
+          // The second one is behind all that the answer to the interrupted one has led to.
+          yield* other.offer(4, options)
+          yield* other.offer(4, options)
+        }
+        yield* shows(queue, { active: 2, waiting: 0 })
+        yield* Deferred.succeed(gate, undefined)
+        assert.deepStrictEqual(yield* Fiber.join(first), { square: 4 })
+        yield* shows(queue, { active: 0, completed: 2 })
+        yield* worker.stop
+      })))
+
   it.effect("comes to a caller whose session was lost, and whose news were", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {

@@ -23,7 +23,7 @@ import type { Taken } from "./taking.ts"
 import type { OfferOptions } from "./wish.ts"
 
 export interface ExecuteOptions extends Omit<OfferOptions, "result"> {
-  /** What becomes of the job when the caller is interrupted. Default `cancel`. */
+  /** What becomes of the job when the caller is interrupted, unless it was there already. Default `cancel`. */
   readonly onInterrupt?: "cancel" | "continue" | undefined
 }
 

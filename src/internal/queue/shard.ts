@@ -385,7 +385,9 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   // -------------------------------------------------------------------------------------------------------------------
 
   readonly execute = (payload: A, { onInterrupt = "cancel", ...options }: ExecuteOptions = {}) => {
-    const cancel = ({ id }: Offered) => onInterrupt === "continue" ? Effect.void : Effect.ignore(this.cancel(id))
+    // A job that was there already is also that of others.
+    const cancel = ({ duplicate, id }: Offered) =>
+      duplicate || onInterrupt === "continue" ? Effect.void : Effect.ignore(this.cancel(id))
     // An offer may wait for room for long, so it can be interrupted too.
     const offer = this.#offer(payload, { ...options, result: true }, (offered) => void Effect.runFork(cancel(offered)))
     return Effect.uninterruptibleMask((restore) =>
