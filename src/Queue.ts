@@ -70,7 +70,6 @@ import * as Layer from "effect/Layer"
 import * as Schedule from "effect/Schedule"
 import type * as Scope from "effect/Scope"
 import { Coordinator } from "./Coordinator.ts"
-import { isAway } from "./internal/actor/errors.ts"
 import { millis, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import type { Options, Queue, RunOptions } from "./internal/queue/api.ts"
@@ -81,6 +80,7 @@ import { Shard } from "./internal/queue/shard.ts"
 import { Sharded } from "./internal/queue/sharded.ts"
 import { measured } from "./internal/queue/state.ts"
 import { whole } from "./internal/queue/wish.ts"
+import { persevering } from "./internal/work/patience.ts"
 
 export {
   /**
@@ -321,8 +321,8 @@ export const Service = <Self>() =>
   )
 
 /**
- * A layer that runs a handler on jobs for as long as it is built. While Redis is away, it begins again; any other error of the
- * queue is logged, and ends it.
+ * A layer that runs a handler on jobs for as long as it is built. While Redis is away, out of memory, or without the permissions, it
+ * begins again and again. An error that cannot pass is logged, and ends it.
  *
  * @category layers
  * @since 0.1.0
@@ -334,15 +334,14 @@ export const worker = <Self, A, S, E, E2, R>(
 ): Layer.Layer<never, never, Self | Exclude<R, Job>> =>
   Layer.effectDiscard(
     Effect.flatMap(tag, (queue) => {
-      const going = Effect.retry(queue.run(handler, options), {
-        schedule: Schedule.spaced("1 second"),
-        while: ({ reason }) => isAway(reason)
-      })
+      const what = `a worker of queue ${JSON.stringify(queue.name)}`
+      const going = persevering(
+        queue.run(handler, options),
+        (error) => Effect.logWarning(`${what} could not begin, and tries again`, error)
+      )
       return Effect.forkScoped(
         Effect.tapCause(going, (cause) =>
-          Cause.hasInterruptsOnly(cause)
-            ? Effect.void
-            : Effect.logError(`a worker of queue ${JSON.stringify(queue.name)} has ended`, cause))
+          Cause.hasInterruptsOnly(cause) ? Effect.void : Effect.logError(`${what} has ended`, cause))
       )
     })
   )

@@ -1,6 +1,6 @@
 /** `PersistedQueue` of `effect` on our queues: its own promises, and what ours add to them. */
 import { assert, layer } from "@effect/vitest"
-import { Context, Deferred, Duration, Effect, Fiber, Layer, Schedule, Schema, Stream } from "effect"
+import { Context, Deferred, Duration, Effect, Fiber, Layer, Logger, Schedule, Schema, Stream } from "effect"
 import { PersistedQueue } from "effect/persistence"
 import { layerStore, type Options } from "../src/effect/PersistedQueue.ts"
 import { Queue } from "../src/index.ts"
@@ -235,6 +235,22 @@ layer(TestServer.layer, live)("a persisted queue", (it) => {
         assert.strictEqual(yield* promptly(Fiber.join(next), "the next element"), 2)
         yield* Effect.forEach([first, last], ({ process }) => process.exit)
       }), { lease: "1500 millis", margin: "400 millis" }))
+
+  it.effect("has its takers wait while Redis is full", () =>
+    several(1, ([a], _, server) =>
+      Effect.gen(function*() {
+        const lines: Array<string> = []
+        const logger = Logger.make(({ message }) => void lines.push(String(message)))
+        const { queue } = yield* make(a!)
+        yield* server.cli("CONFIG", "SET", "maxmemory", 1)
+        const taking = yield* Effect.forkChild(Effect.provide(queue.take(Effect.succeed), Logger.layer([logger])))
+        yield* eventually(Effect.sync(() => assert.match(lines.join(), /nothing can be taken from queue "shared"/)))
+          .pipe(
+            Effect.ensuring(Effect.orDie(server.cli("CONFIG", "SET", "maxmemory", 0)))
+          )
+        yield* queue.offer(1)
+        assert.strictEqual(yield* promptly(Fiber.join(taking), "the element"), 1)
+      })))
 
   it.effect("ends its takers when its coordinator is closed", () =>
     Effect.gen(function*() {

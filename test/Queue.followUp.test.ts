@@ -1,7 +1,8 @@
 /** Follow-ups in other queues: stored with the end of a job, and delivered by any process that has its queue open. */
 import { assert, layer } from "@effect/vitest"
-import { Deferred, Effect, type Exit, Option, Schedule, Schema, Stream } from "effect"
+import { Deferred, Effect, type Exit, Logger, Option, Schedule, Schema, Stream } from "effect"
 import { Queue } from "../src/index.ts"
+import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { TestServer } from "./support/live.ts"
 import { isRangeError, make, upTo, working } from "./support/queues.ts"
@@ -82,6 +83,30 @@ layer(TestServer.layer, live)("a follow-up in another queue", (it) => {
         const workers = yield* server.cli("KEYS", `{${namespace}:*}:errands:queue:source`)
         assert.notStrictEqual(workers.trim(), "")
       })))
+
+  it.effect("is delivered by a process that could not begin to deliver while Redis was full", () =>
+    Effect.suspend(() => {
+      const lines: Array<string> = []
+      const logger = Logger.make(({ message }) => void lines.push(String(message)))
+      return behindLine(({ context, line, server }) =>
+        Effect.gen(function*() {
+          const source = yield* on(context, make({ name: "source" }))
+          const target = yield* on(context, make({ name: "target" }))
+          const delivering = yield* line.hold(({ args }) =>
+            args.includes("queue.work") && args.some((arg) => arg.includes("errands"))
+          )
+          const worker = yield* working(source, (n) => target.followUp(n))
+          yield* source.offer(1)
+          yield* delivering.request
+          yield* server.cli("CONFIG", "SET", "maxmemory", 1)
+          yield* delivering.release()
+          yield* eventually(Effect.sync(() => assert.match(lines.join(), /follow-ups of queue "source"/))).pipe(
+            Effect.ensuring(Effect.orDie(server.cli("CONFIG", "SET", "maxmemory", 0)))
+          )
+          yield* eventually(Effect.map(listed(target, "waiting"), (found) => assert.deepStrictEqual(found, [1])))
+          yield* worker.stop
+        }), { lease: "3 seconds", margin: "500 millis" }).pipe(Effect.provide(Logger.layer([logger])))
+    }))
 
   it.effect("can only be offered by a handler, and of the same coordinator", () =>
     several(2, ([a, b]) =>

@@ -1,6 +1,20 @@
 /** Queues: every job runs until it has succeeded, in order, within the limits, and what cannot be handled is put aside. */
 import { assert, layer } from "@effect/vitest"
-import { Cause, Context, Deferred, Effect, Exit, Fiber, Layer, Option, Schedule, Schema, Stream, Tracer } from "effect"
+import {
+  Cause,
+  Context,
+  Deferred,
+  Effect,
+  Exit,
+  Fiber,
+  Layer,
+  Logger,
+  Option,
+  Schedule,
+  Schema,
+  Stream,
+  Tracer
+} from "effect"
 import { Queue } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { elapsed } from "./support/awake.ts"
@@ -1007,5 +1021,28 @@ layer(TestServer.layer, live)("a worker layer", (it) => {
           }).pipe(Effect.provide(live))
         )
         assert.deepStrictEqual(seen, upTo(10))
+      })))
+
+  it.effect("begins when Redis has memory again, if it was full as the layer was built", () =>
+    several(1, ([a], _, server) =>
+      Effect.gen(function*() {
+        const lines: Array<string> = []
+        const logger = Logger.make(({ message }) => void lines.push(String(message)))
+        const seen: Array<number> = []
+        const worker = Queue.worker(Numbers, (n) => Effect.sync(() => seen.push(n)))
+        yield* on(
+          a!,
+          Effect.gen(function*() {
+            const numbers = yield* Numbers
+            yield* server.cli("CONFIG", "SET", "maxmemory", 1)
+            yield* Layer.build(worker).pipe(
+              Effect.andThen(eventually(Effect.sync(() => assert.match(lines.join(), /worker of queue "numbers"/)))),
+              Effect.provide(Logger.layer([logger])),
+              Effect.ensuring(Effect.orDie(server.cli("CONFIG", "SET", "maxmemory", 0)))
+            )
+            yield* numbers.offer(1)
+            yield* eventually(Effect.sync(() => assert.deepStrictEqual(seen, [1])))
+          }).pipe(Effect.scoped, Effect.provide(Numbers.layer))
+        )
       })))
 })

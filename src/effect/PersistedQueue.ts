@@ -53,12 +53,11 @@ import * as Exit from "effect/Exit"
 import * as Layer from "effect/Layer"
 import { PersistedQueueError, PersistedQueueStore } from "effect/persistence/PersistedQueue"
 import * as Predicate from "effect/Predicate"
-import * as Schedule from "effect/Schedule"
 import * as Schema from "effect/Schema"
 import * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
 import { Coordinator } from "../Coordinator.ts"
-import { CoordinatorClosed, isAway } from "../internal/actor/errors.ts"
+import { CoordinatorClosed } from "../internal/actor/errors.ts"
 import { placeOf, type Space, spaceOf } from "../internal/hold/place.ts"
 import type { Crew } from "../internal/queue/crew.ts"
 import { fail as queueError } from "../internal/queue/errors.ts"
@@ -66,6 +65,7 @@ import { shortened } from "../internal/queue/handling.ts"
 import type { Task } from "../internal/queue/job.ts"
 import { mostOverrun } from "../internal/queue/pool.ts"
 import { crewOf, type Handling, type Verdict } from "../internal/queue/worker.ts"
+import { persevering } from "../internal/work/patience.ts"
 import * as Queue from "../Queue.ts"
 
 /**
@@ -266,9 +266,13 @@ export const layerStore = (
             Scope.addFinalizer(scope, Effect.andThen(takers.worker.stop(0), Effect.sync(() => takers.close())))
           ))
           return takers
-        }).pipe(
+        }).pipe((taking) =>
           // A take waits for as long as there is nothing.
-          Effect.retry({ while: ({ reason }) => isAway(reason), schedule: Schedule.spaced("1 second") })
+          persevering(taking, (error) =>
+            Effect.logWarning(
+              `nothing can be taken from queue ${JSON.stringify(name)} yet: this process tries again`,
+              error
+            ))
         ))
 
       return PersistedQueueStore.of({

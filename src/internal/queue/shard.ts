@@ -9,7 +9,7 @@ import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Option from "effect/Option"
 import * as Schedule from "effect/Schedule"
-import * as Scope from "effect/Scope"
+import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
 import { CoordinatorClosed, type CoordinatorError } from "../actor/errors.ts"
 import { checkName } from "../actor/keys.ts"
@@ -177,7 +177,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     })
     const leaving = Effect.addFinalizer(() => Effect.sync(() => this.#schedules.leave()))
     const delivering = Effect.map(Effect.scope, (scope) => {
-      this.#delivering = Effect.asVoid(Effect.forkIn(Scope.provide(entrusted(this.#place), scope), scope))
+      this.#delivering = Effect.asVoid(Effect.forkIn(entrusted(this.#place), scope))
     })
     return leaving.pipe(Effect.andThen(delivering), Effect.andThen(opened))
   })

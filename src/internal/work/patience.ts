@@ -1,10 +1,11 @@
-/** When something that a handler has failed at is handled again. */
+/** When something that has failed is tried again. */
 
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Option from "effect/Option"
 import * as Pull from "effect/Pull"
 import * as Schedule from "effect/Schedule"
+import { isAway, isFinal } from "../actor/errors.ts"
 
 /** The delay before the next attempt after so many, if the schedule goes on. */
 export const delayAfter = <E>(
@@ -24,3 +25,17 @@ export const delayAfter = <E>(
     }
     return Option.some(delay)
   }).pipe(Pull.catchDone(() => Effect.succeed(Option.none<Duration.Duration>())))
+
+const pauses = Schedule.exponential("1 second").pipe(
+  Schedule.modifyDelay(({ duration }) => Effect.succeed(Duration.min(duration, Duration.seconds(10))))
+)
+
+/** Begins again for as long as that may succeed, as when Redis has memory again. `warn` is not told that Redis is away. */
+export const persevering = <A, E extends { readonly reason: { readonly _tag: string } }, R>(
+  self: Effect.Effect<A, E, R>,
+  warn: (error: E) => Effect.Effect<void>
+): Effect.Effect<A, E, R> =>
+  Effect.retry(
+    Effect.tapError(self, (error) => isAway(error.reason) || isFinal(error.reason) ? Effect.void : warn(error)),
+    { schedule: pauses, while: ({ reason }) => !isFinal(reason) }
+  )
