@@ -177,6 +177,18 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
         yield* shows(queue, { dead: 0, waiting: 3 })
       })))
 
+  it.effect("stores nothing of the jobs that are encoded together with one that does not fit", () =>
+    spread(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ shards }))
+        const invalid = yield* Effect.flip(queue.offerAll([...upTo(2047), "no" as never]))
+        assert.strictEqual(invalid.reason._tag, "InvalidPayload")
+        // In all shards, behind all that was sent before.
+        const all = upTo(4).map((shard) => ({ id: idsOf(shard, 1)[0]! }))
+        yield* queue.offerAll(upTo(4), (n) => all[n]!)
+        assert.strictEqual((yield* queue.state).waiting, 4)
+      })))
+
   it.effect("offers dead letters again by the ids of their jobs, in whatever shard", () =>
     spread(1, ([a]) =>
       Effect.gen(function*() {

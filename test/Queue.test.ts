@@ -192,7 +192,29 @@ layer(TestServer.layer, live)("a queue", (it) => {
         const some = yield* Effect.flip(queue.offerAll([1, "two" as never]))
         assert.strictEqual(some.reason._tag, "InvalidPayload")
         isRangeError(yield* Effect.exit(queue.offerAll([1], () => ({ attempts: 0.5 }))))
+        let calls = 0
+        const thrown = yield* Effect.exit(queue.offerAll(upTo(5), () => {
+          if (++calls === 5) throw new Error("no options")
+          return {}
+        }))
+        assert.isTrue(Exit.isFailure(thrown) && String(thrown.cause).includes("no options"))
         assert.deepStrictEqual(yield* queue.offerAll([]), [])
+        // Behind all that was sent before it.
+        yield* queue.offer(1)
+        assert.deepInclude(yield* queue.state, { waiting: 1, delayed: 0 })
+      })))
+
+  it.effect("stores nothing of the jobs that are encoded together with one that does not fit", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const invalid = yield* Effect.flip(queue.offerAll([...upTo(2047), "no" as never]))
+        assert.strictEqual(invalid.reason._tag, "InvalidPayload")
+        yield* queue.offer(0)
+        assert.strictEqual((yield* queue.state).waiting, 1)
+        yield* Effect.flip(queue.offerAll([...upTo(2500), "no" as never]))
+        yield* queue.offer(0)
+        assert.strictEqual((yield* queue.state).waiting, 2050)
       })))
 
   it.effect("cancels jobs that wait, that are delayed, and that run", () =>

@@ -255,8 +255,16 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     return Exit.mapError(this.#codec.encode(payload), fail)
   }
 
-  #wish(body: string, options: OfferOptions | undefined, trace: string, subscriber?: Subscriber): Wish {
-    return wishOf(body, options, trace, this.#retention, this.#deque?.aim(options), subscriber)
+  wishFor(
+    payload: A,
+    options: OfferOptions | undefined,
+    trace: string,
+    subscriber?: Subscriber
+  ): Exit.Exit<Wish, QueueError> {
+    const body = this.#encode(payload)
+    return Exit.isFailure(body)
+      ? Exit.failCause(body.cause)
+      : Exit.succeed(wishOf(body.value, options, trace, this.#retention, this.#deque?.aim(options), subscriber))
   }
 
   readonly offer = (payload: A, options?: OfferOptions): Effect.Effect<Offered, QueueError> =>
@@ -273,9 +281,8 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     subscriber?: Subscriber
   ): Effect.Effect<Offered, QueueError> {
     return this.#spanned("offer", (trace) => {
-      const encoded = this.#encode(payload)
-      if (Exit.isFailure(encoded)) return Effect.failCause(encoded.cause)
-      const wish = this.#wish(encoded.value, options, trace, subscriber)
+      const wish = this.wishFor(payload, options, trace, subscriber)
+      if (Exit.isFailure(wish)) return Effect.failCause(wish.cause)
       return Effect.callback((resume) => {
         const asker: Asker = {
           offered: (_, offered) => {
@@ -287,7 +294,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
           unknown: (before) => resume(Effect.fail(this.#unknown(before))),
           failed: ({ reason }) => resume(Effect.fail(fail(reason)))
         }
-        this.#offerer.offer(wish, asker, 0)
+        this.#offerer.offer(wish.value, asker, 0)
         return Effect.sync(() => this.#offerer.withdraw(asker))
       })
     })
@@ -300,32 +307,37 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
           throw new RangeError(`followUp is for handlers of jobs of this coordinator`)
         }
         if (options?.after !== undefined) throw new RangeError("followUp takes no after")
-        const encoded = this.#encode(payload)
-        if (Exit.isFailure(encoded)) return Effect.failCause(encoded.cause)
-        job.follow(this.#wish(encoded.value, options, trace), this.#place)
-        return Effect.void
+        return Exit.map(this.wishFor(payload, options, trace), (wish) => job.follow(wish, this.#place))
       }))
 
   readonly offerAll = (
     payloads: Iterable<A>,
     options?: OfferOptions | ((payload: A) => OfferOptions)
   ): Effect.Effect<ReadonlyArray<Offered>, QueueError> =>
-    this.#spanned("offerAll", (trace) =>
-      Effect.callback((resume) => {
-        const asker = this.#offerAll(payloads, options, trace, resume)
-        return Effect.sync(() => this.#offerer.withdraw(asker))
-      }))
+    this.#spanned("offerAll", (trace) => {
+      const iterator = payloads[Symbol.iterator]()
+      return this.offerEach(() => {
+        const next = iterator.next()
+        if (next.done === true) return undefined
+        return this.wishFor(next.value, typeof options === "function" ? options(next.value) : options, trace)
+      })
+    })
+
+  readonly offerEach = (
+    next: () => Exit.Exit<Wish, QueueError> | undefined
+  ): Effect.Effect<ReadonlyArray<Offered>, QueueError> =>
+    Effect.callback((resume) => {
+      const asker = this.#offerEach(next, resume)
+      return Effect.sync(() => this.#offerer.withdraw(asker))
+    })
 
   // Jobs are encoded while Redis works on those before them.
-  #offerAll(
-    payloads: Iterable<A>,
-    options: OfferOptions | ((payload: A) => OfferOptions) | undefined,
-    trace: string,
+  #offerEach(
+    next: () => Exit.Exit<Wish, QueueError> | undefined,
     resume: (result: Effect.Effect<ReadonlyArray<Offered>, QueueError>) => void
   ): Asker {
     const { io } = this.#space.kernel
     const results: Array<Offered> = []
-    const iterator = payloads[Symbol.iterator]()
     let [asked, answered, ended, over] = [0, 0, false, false]
     const end = (result: Effect.Effect<ReadonlyArray<Offered>, QueueError>) => {
       over = true
@@ -350,24 +362,26 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
         if (!over) end(Effect.fail(fail(reason)))
       }
     }
-    const feed = () => {
-      try {
-        while (!over && asker.gone !== true && !ended && asked - answered < mostAhead) {
-          const next = iterator.next()
-          if (next.done === true) {
-            ended = true
-            if (answered === asked) end(Effect.succeed(results))
-            return
-          }
-          const encoded = this.#encode(next.value)
-          if (Exit.isFailure(encoded)) return end(Effect.failCause(encoded.cause))
-          const wish = this.#wish(
-            encoded.value,
-            typeof options === "function" ? options(next.value) : options,
-            trace
-          )
-          this.#offerer.offer(wish, asker, asked++)
+    // One that does not fit has none of those stored that are encoded with it.
+    const encoded = (room: number): ReadonlyArray<Wish> => {
+      const wishes: Array<Wish> = []
+      while (wishes.length < room) {
+        const wish = next()
+        ended = wish === undefined
+        if (wish === undefined) break
+        if (Exit.isFailure(wish)) {
+          end(Effect.failCause(wish.cause))
+          return []
         }
+        wishes.push(wish.value)
+      }
+      return wishes
+    }
+    const feed = () => {
+      if (over || ended || asker.gone === true) return
+      try {
+        for (const wish of encoded(mostAhead - asked + answered)) this.#offerer.offer(wish, asker, asked++)
+        if (!over && ended && answered === asked) end(Effect.succeed(results))
       } catch (cause) {
         end(Effect.die(cause))
       }
@@ -673,7 +687,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
 
 const localOf = (id: string): string => ownOf(id)?.[1] ?? checkName(id, "id")
 
-// How many jobs `offerAll` encodes ahead of Redis.
+// How many jobs `offerAll` encodes ahead of Redis, and together.
 export const mostAhead = 2048
 
 const failing = <A, R>(self: Effect.Effect<A, CoordinatorError, R>): Effect.Effect<A, QueueError, R> =>

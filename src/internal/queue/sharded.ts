@@ -3,8 +3,10 @@
 import type * as Cron from "effect/Cron"
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
 import * as Stream from "effect/Stream"
 import { checkName, partitionOf } from "../actor/keys.ts"
+import { sending } from "../hold/span.ts"
 import type {
   ExecuteOptions,
   PoolOptions,
@@ -22,7 +24,7 @@ import { Job } from "./job.ts"
 import type { DeadLetter } from "./letters.ts"
 import type { JobInfo, JobsOptions } from "./listing.ts"
 import { ownOf } from "./naming.ts"
-import type { Offered } from "./offering.ts"
+import type { Offered, Wish } from "./offering.ts"
 import type { Scheduled, ScheduleOptions } from "./schedules.ts"
 import { mostAhead, type Shard } from "./shard.ts"
 import { type State, stateOfAll } from "./state.ts"
@@ -123,38 +125,45 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
     payloads: Iterable<A>,
     options?: OfferOptions | ((payload: A) => OfferOptions)
   ): Effect.Effect<ReadonlyArray<Offered>, QueueError> =>
-    Effect.suspend(() => {
-      const results: Array<Offered> = []
-      const iterator = payloads[Symbol.iterator]()
-      const some: Effect.Effect<ReadonlyArray<Offered>, QueueError> = Effect.suspend(() => {
-        const parts = new Map<Shard<A, S, E>, Array<Item<A>>>()
-        let [next, ended] = [results.length, false]
-        for (const to = next + mostAhead; next < to && !ended;) {
-          const one = iterator.next()
-          if (one.done === true) {
-            ended = true
-          } else {
-            const chosen = typeof options === "function" ? options(one.value) : options
-            const shard = chosen?.id === undefined && chosen?.dedupe === undefined && chosen?.group === undefined &&
-                chosen?.after === undefined
-              ? this.#shards[(this.#current + Math.floor(next / chunk)) % this.#shards.length]!
-              : this.#for(chosen)
-            const items = parts.get(shard) ?? []
-            parts.set(shard, items)
-            items.push({ at: next++, payload: one.value, options: chosen })
+    sending(
+      (trace) => {
+        const results: Array<Offered> = []
+        const iterator = payloads[Symbol.iterator]()
+        const some: Effect.Effect<ReadonlyArray<Offered>, QueueError> = Effect.suspend(() => {
+          const parts = new Map<Shard<A, S, E>, Array<Item>>()
+          let [next, ended] = [results.length, false]
+          for (const to = next + mostAhead; next < to && !ended;) {
+            const one = iterator.next()
+            if (one.done === true) {
+              ended = true
+            } else {
+              const chosen = typeof options === "function" ? options(one.value) : options
+              const shard = chosen?.id === undefined && chosen?.dedupe === undefined && chosen?.group === undefined &&
+                  chosen?.after === undefined
+                ? this.#shards[(this.#current + Math.floor(next / chunk)) % this.#shards.length]!
+                : this.#for(chosen)
+              const wish = shard.wishFor(one.value, chosen, trace)
+              if (Exit.isFailure(wish)) return Effect.failCause(wish.cause)
+              const items = parts.get(shard) ?? []
+              parts.set(shard, items)
+              items.push({ at: next++, wish })
+            }
           }
-        }
-        const offered = Effect.forEach(parts, ([shard, items]) => {
-          let at = 0
-          return Effect.map(
-            shard.offerAll(items.map(({ payload }) => payload), () => items[at++]!.options ?? {}),
-            (found) => found.forEach((one, at) => void (results[items[at]!.at] = one))
-          )
-        }, { concurrency: "unbounded", discard: true })
-        return Effect.flatMap(offered, () => ended ? Effect.succeed(results) : some)
-      })
-      return some
-    })
+          const offered = Effect.forEach(parts, ([shard, items]) => {
+            let at = 0
+            return Effect.map(
+              shard.offerEach(() => items[at++]?.wish),
+              (found) => found.forEach((one, at) => void (results[items[at]!.at] = one))
+            )
+          }, { concurrency: "unbounded", discard: true })
+          return Effect.flatMap(offered, () => ended ? Effect.succeed(results) : some)
+        })
+        return some
+      },
+      "lockstep.Queue.offerAll",
+      "queue",
+      this.name
+    )
 
   // The job goes to the shard of the handler's job, so no process would look for an id of its own there.
   readonly followUp = (payload: A, options?: OfferOptions): Effect.Effect<void, QueueError, Job> =>
@@ -282,10 +291,9 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
     this.#sum((shard) => shard.discard(letters?.filter((letter) => this.#of(letter) === shard)))
 }
 
-interface Item<A> {
+interface Item {
   readonly at: number
-  readonly payload: A
-  readonly options: OfferOptions | undefined
+  readonly wish: Exit.Exit<Wish, QueueError>
 }
 
 // This many consecutive jobs of a call are in one shard.
