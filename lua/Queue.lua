@@ -18,7 +18,7 @@
 --   ^    blocked by jobs that come before them: "^<letter>", see lua/QueueAfter.lua
 --   ~    delayed: their time is in `delayed`, a zset of ids; lua/QueueSchedules.lua has other members there
 -- Jobs that begin before all others of their level count as returned. `delayed` has them too, with scores below 0: the newest
--- job has the smallest score of its level.
+-- job has the smallest score of its level. Below these are the jobs that expire: see lua/QueueExpiry.lua.
 -- The count of deliveries of a pending job is its attempts, and CRASH for each attempt that ended with its worker's session.
 --
 -- The hash:
@@ -56,7 +56,8 @@
 --   members, workers, idle, limit, spacing, burst, tat, window, completed, buried, expired, bounded, named, last1, last2,
 --   last3, last4, at1, at2, at3, at4, done1, done2, done3, done4, full1, full2, full3, full4, notes, stacked,
 --   length, overflow, queued, told, dropped, shards, armed, grouped, after,
---   since, begun, waited, ran, plans, cleared, sweep, draining, blocked, awaited, cancelled, stored, orphaned, gaps
+--   since, begun, waited, ran, plans, cleared, sweep, draining, blocked, awaited, cancelled, stored, orphaned, gaps,
+--   expiring
 -- record QueuePolicy 1: letters, retain, crashes, grouplimit, groupspacing, groupburst
 
 local RETURNED, DELAYED, BLOCKED, JOBS, CRASH = '-', '~', '^', 'workers', 65536
@@ -136,7 +137,8 @@ local function readQueue(ctx, key, claim)
       idle = 0, limit = 0, spacing = 0, burst = 0, tat = 0, window = 0, completed = 0, buried = 0, expired = 0, bounded = 0,
       named = 0, notes = 0, stacked = 0, length = 0, overflow = 0, queued = 0, told = 0, dropped = 0,
       shards = 1, armed = 0, grouped = 0, after = 0, since = ctx.now, begun = 0, waited = 0, ran = 0, plans = 0, cleared = 0, sweep = 0,
-      draining = 0, blocked = 0, awaited = 0, cancelled = 0, stored = 0, orphaned = 0, gaps = 0
+      draining = 0, blocked = 0, awaited = 0, cancelled = 0, stored = 0, orphaned = 0, gaps = 0,
+      expiring = 0
     }
     for source = 1, #FIELD do queue[FIELD[source]] = 0 end
     for letter, last in pairs(LAST) do
@@ -644,7 +646,7 @@ local function forgetQueue(ctx, queue)
   end
   everyKey(queue, function(key) if key ~= queue.key and key ~= queue.turns then call('DEL', key) end end)
   for source = 1, #FIELD do queue[FIELD[source]] = 0 end
-  queue.bounded = 1
+  queue.bounded, queue.expiring = 1, 0
   call('HSET', queue.key, 's', packQueue(queue))
   call('PEXPIRE', queue.key, text(known))
   call('PEXPIRE', queue.turns, text(known))
@@ -725,6 +727,7 @@ end
 
 -- The alarm rings when the next job or schedule of `delayed` is due.
 local function expectDelayed(ctx, queue)
+  if queue.expiring > 0 then extend.expectExpired(ctx, queue) end
   if queue.delayed + queue.plans == 0 then return end
   local first = call('ZRANGEBYSCORE', queue.delays, 0, '(+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
   if first then soonerDue(ctx, queue, tonumber(first)) end
@@ -781,7 +784,8 @@ local function offerWish(ctx, queue, id, body, wish, holding)
     if wish[name] then args[#args + 1], args[#args + 2] = name, wish[name] end
   end
   if wish.r then args[#args + 1], args[#args + 2] = 'r', '1' end
-  if wish.e then args[#args + 1], args[#args + 2] = 'e', text(ctx.now + tonumber(wish.e)) end
+  local till = wish.e and ctx.now + tonumber(wish.e)
+  if till then args[#args + 1], args[#args + 2] = 'e', text(till) end
   local due = wish.f and 0 or wish.d and ctx.now + tonumber(wish.d) or wish.w and tonumber(wish.w)
   local letter = wish.level
   local dealt = wish.o or wish.c
@@ -813,6 +817,7 @@ local function offerWish(ctx, queue, id, body, wish, holding)
     queue[WAITING[letter]] = queue[WAITING[letter]] + 1
   end
   call('XADD', unpack(args))
+  if till then extend.expires(ctx, queue, letter .. id, till) end
   if wish.i then call('HSET', queue.ids, wish.i, letter .. id) end
   if wish.y then call('HSET', queue.key, 'y' .. letter .. id, wish.y) end
   return letter .. id
@@ -905,6 +910,8 @@ local function offerOnce(ctx, queue, values, shapes, node, number, claim)
   local last, before = match(recalled(ctx, queue, field) or '', '^(%d+) (.*)$')
   if last == number then return before end
   if last and tonumber(last) > tonumber(number) then return '["late"]' end
+  -- They would be in the way of these.
+  if queue.expiring > 0 then extend.expire(ctx, queue) end
   local first, known = storeJobs(ctx, queue, values, shapes, claim)
   local answered = reply('offered', queue.stamp, first, json('[' .. concat(known, ',') .. ']'))
   noteIn(ctx, queue, field, number .. ' ' .. answered)
@@ -1077,7 +1084,7 @@ handlers['queue.done'] = function(ctx, key, id, jobs, take)
       call('XDEL', stream, unpack(ids))
     end
     if LAST[letter] then queue[DONE[letter]] = queue[DONE[letter]] + count end
-    if queue.notes + queue.awaited > 0 then
+    if queue.notes + queue.awaited + queue.expiring > 0 then
       for at = 1, #ids do ids[at] = letter .. ids[at] end
       dropNotes(ctx, queue, ids)
       if queue.awaited > 0 then extend.settled(ctx, queue, ids, 's') end
@@ -1147,6 +1154,7 @@ handlers['queue.retry'] = function(ctx, key, id, job, delay, attempted, take)
     else
       returnJobs(queue, letter, { [count] = { at } })
     end
+    if queue.expiring > 0 then extend.lapse(ctx, queue, job) end
   end
   giveCredit(ctx, queue, worker, take)
   return '["returned"]'
@@ -1197,27 +1205,11 @@ local function jobNamed(queue, name)
   return job, letter, at
 end
 
--- queue.cancel: removes a job. One that is in work is interrupted, see lua/QueueCancel.lua. With `unbegun`, a job stays that was attempted.
--- keys: all
--- args: name string, unbegun boolean
--- reply: ["cancelled", active boolean] | ["begun"] | ["missing"]
--- flags: allow-oom
-handlers['queue.cancel'] = function(ctx, key, name, unbegun)
-  local queue = loadQueue(ctx, key)
-  local job, letter, at = jobNamed(queue, name)
-  if not letter then return MISSING end
-  local fields, holder, count = jobAt(queue, letter, at)
-  if not fields then return MISSING end
-  if unbegun == '1' and (count or 0) % CRASH > 0 then return '["begun"]' end
-  if holder and find(holder, '/', 1, true) then
-    extend.cancel(ctx, queue, letter, at, fields, holder)
-    return reply('cancelled', true)
-  end
-  endJob(ctx, queue, letter, at, fields, '["cancelled"]')
-  if holder == BLOCKED then
-    extend.unblocked(queue, job)
-    return reply('cancelled', false)
-  end
+-- Removes a job that no worker has, and says what has become of it.
+extend.removeUnbegun = function(ctx, queue, job, fields, holder, count, outcome)
+  local letter, at = split(job)
+  endJob(ctx, queue, letter, at, fields, outcome)
+  if holder == BLOCKED then return extend.unblocked(queue, job) end
   if groups.levels[letter] then groups.cancelled(queue, letter, at, fields, holder, count) end
   if not holder then
     local field = WAITING[letter] or 'stored'
@@ -1230,7 +1222,27 @@ handlers['queue.cancel'] = function(ctx, key, name, unbegun)
     call('ZREM', queue.delays, job)
     queue.delayed = queue.delayed - 1
   end
-  return reply('cancelled', false)
+end
+
+-- queue.cancel: removes a job. One that is in work is interrupted, see lua/QueueCancel.lua. With `unbegun`, a job stays that was attempted.
+-- keys: all
+-- args: name string, unbegun boolean
+-- reply: ["cancelled", active boolean] | ["begun"] | ["missing"]
+-- flags: allow-oom
+handlers['queue.cancel'] = function(ctx, key, name, unbegun)
+  local queue = loadQueue(ctx, key)
+  local job, letter, at = jobNamed(queue, name)
+  if not letter then return MISSING end
+  local fields, holder, count = jobAt(queue, letter, at)
+  if not fields then return MISSING end
+  if unbegun == '1' and (count or 0) % CRASH > 0 then return '["begun"]' end
+  local active = holder and find(holder, '/', 1, true)
+  if active then
+    extend.cancel(ctx, queue, letter, at, fields, holder)
+  else
+    extend.removeUnbegun(ctx, queue, job, fields, holder, count, '["cancelled"]')
+  end
+  return reply('cancelled', active and true or false)
 end
 
 -- queue.status: what has become of a job
@@ -1409,6 +1421,7 @@ local function dismissWorker(ctx, queue, claim, crashed)
         elseif not freed then
           local ids = counted[count] or {}
           counted[count], ids[#ids + 1] = ids, id
+          if queue.expiring > 0 then extend.lapse(ctx, queue, letter .. id) end
         end
       end
       returnJobs(queue, letter, counted)
@@ -1463,6 +1476,7 @@ alarms.queue = function(ctx, key)
   if queue.grouped > 0 then groups.ring(ctx, queue) end
   if queue.awaited > 0 then extend.resume(ctx, queue) end
   if #jobs > 0 then call('ZREM', queue.delays, unpack(jobs)) end
+  if queue.expiring > 0 then extend.expire(ctx, queue) end
   if #plans > 0 then extend.tickPlans(ctx, queue, plans) end
   if queue.sweep > 0 then extend.sweep(ctx, queue) end
   expectDelayed(ctx, queue)

@@ -353,7 +353,7 @@ handlers['queue.obliterate'] = function(ctx, key, behind)
     call('UNLINK', queue.letters, queue.ids, queue.schedules, queue.delays, queue.notebook)
     call('HDEL', key, 'h')
     -- Known ids and outcomes stay where they are: the numbers of offers are there too, and no offer must be stored twice.
-    queue.plans, queue.notes, queue.stacked, queue.cleared, queue.recount = 0, 0, 0, queue.number, true
+    queue.plans, queue.notes, queue.stacked, queue.expiring, queue.cleared, queue.recount = 0, 0, 0, 0, queue.number, true
     queue.completed, queue.buried, queue.expired, queue.dropped = 0, 0, 0, 0
     queue.begun, queue.waited, queue.ran = 0, 0, 0
   end

@@ -34,8 +34,13 @@ local function tellMembers(ctx, claims, ...)
   for session, id in string.gmatch(claims, '([^/%s]+)/(%S+)') do deliver(ctx, session, reply('changed', id, ...)) end
 end
 
--- Of jobs that are done, or gone: their followers are told.
+-- Of jobs that are done, or gone: their followers are told, and nothing is to end them any more.
 local function dropNotes(ctx, queue, jobs)
+  for from = 1, queue.expiring > 0 and #jobs or 0, MOST_NOTED do
+    local members = {}
+    for at = from, math.min(#jobs, from + MOST_NOTED - 1) do members[#members + 1] = 'e' .. jobs[at] end
+    queue.expiring = queue.expiring - call('ZREM', queue.delays, unpack(members))
+  end
   if queue.notes == 0 then return end
   for from = 1, #jobs, MOST_NOTED do
     local fields, followers = {}, {}

@@ -25,7 +25,7 @@
  *
  * - A job can run more than once: its process may die between its end and its acknowledgement. Make handlers idempotent.
  * - A retry, and a job whose delay is over, go ahead of the waiting jobs of their level.
- * - A delay ends when a process rings the alarm in Redis. When the process that would ring dies, another one does with its next
+ * - A delay ends, and a job expires, when a process rings the alarm in Redis. When the process that would ring dies, another one does with its next
  *   renewal: up to a third of the lease later.
  * - `attempts` counts crashes, but only a failure ends in a dead letter because of it. A job with `attempts: 1` runs again after a
  *   crash, up to `letters.crashes`.

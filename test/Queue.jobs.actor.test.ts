@@ -307,8 +307,8 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
 
   it.effect("expire, so many in a call", () =>
     alone(async ({ look, offers, passed, ring, work }) => {
-      for (let at = 0; at < 10; at++) await offers(Array.from({ length: 500 }, () => "1e1"))
-      await passed(1)
+      for (let at = 0; at < 10; at++) await offers(Array.from({ length: 500 }, () => "1e1000"))
+      await passed(1000)
       await work(500)
       const expired = async () => (await look("queue.state", []))[9] as number
       const some = await expired()
@@ -316,6 +316,66 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       await ring()
       await ring()
       assert.strictEqual(await expired(), 5000)
+    }))
+
+  it.effect("are not looked for when they have ended before they expire", () =>
+    alone(async ({ delivered, end, key, offer, offers, reap, send, work }, redis) => {
+      const timed = keysOf(key).find((key) => key.includes("queue-delayed:"))!
+      const left = async () => (await redis.zrange(timed, "0", "-1")).filter((member) => member.startsWith("e")).length
+      const expires = "e60000"
+      await offers([
+        ...Array.from({ length: 600 }, () => `1${expires}`),
+        ...[`1r${expires}`, `1h${expires}`, `1d60000${expires}`, `1f${expires}`],
+        ...[`1${expires}a1`, `1${expires}a2`]
+      ])
+      await offers([`1g1${expires}`, `1g1d60000${expires}`], "g")
+      await work(607)
+      const begun = (await delivered()).map(([id]) => id)
+      assert.strictEqual(begun.length, 606)
+      assert.strictEqual(await left(), 608)
+      const ids = new Map<string, Array<string>>()
+      for (const id of begun.slice(7)) ids.set(id[0]!, [...ids.get(id[0]!) ?? [], id.slice(1)])
+      await send("worker", "queue.finish", ["w", begun[0]!, "", "", "[\"success\",1]", 0])
+      await send("worker", "queue.complete", ["w", begun[1]!, "", "", "", 0, `1`, "1", ""])
+      await send("worker", "queue.bury", ["w", begun[2]!, "failed", "no", "", 0])
+      await send("producer", "queue.cancel", [begun[3]!, 0])
+      for (const [letter, parts] of ids) await send("worker", "queue.done", ["w", `${letter} ${parts.join(" ")}`, 0])
+      assert.strictEqual(await left(), 5)
+      // Of one that goes back it is known.
+      await send("worker", "queue.retry", ["w", begun[4]!, 60_000, "1", 0])
+      assert.strictEqual(await left(), 5)
+      await end("worker")
+      await reap("worker")
+      assert.strictEqual(await left(), 5)
+      await send("producer", "queue.drain", [1, ""])
+      assert.strictEqual(await left(), 0)
+      await offer(`1${expires}`)
+      await send("producer", "queue.obliterate", [""])
+      assert.strictEqual(await left(), 0)
+    }))
+
+  it.effect("expire when the alarm rings, so many in a call, and those in work when they go back", () =>
+    alone(async ({ alarm, delivered, look, offers, passed, ring, send, work }, redis) => {
+      const state = async () => {
+        const [, [, , normal], delayed, active, , , , , , expired] = await look("queue.state", [])
+        return { normal, delayed, active, expired }
+      }
+      await work(1)
+      await offers([`1e500`, ...Array.from({ length: 600 }, () => "1d60000e500")])
+      assert.deepStrictEqual(await state(), { normal: 0, delayed: 600, active: 1, expired: 0 })
+      await passed(500)
+      const now = Number((await redis.time())[0]) * 1000
+      for (const expired of [256, 512, 600]) {
+        assert.isAtMost(await alarm(), now + 1000)
+        await ring()
+        assert.deepStrictEqual(await state(), { normal: 0, delayed: 600 - expired, active: 1, expired })
+      }
+      const [[job]] = await delivered() as [[string, number]]
+      await send("worker", "queue.retry", ["w", job, 60_000, "1", 0])
+      assert.deepStrictEqual(await state(), { normal: 0, delayed: 1, active: 0, expired: 600 })
+      assert.isAtMost(await alarm(), now + 1000)
+      await ring()
+      assert.deepStrictEqual(await state(), { normal: 0, delayed: 0, active: 0, expired: 601 })
     }))
 
   it.effect("of groups that wait for a time begin after all sessions have been away for long", () =>

@@ -17,7 +17,7 @@ import {
 } from "effect"
 import { Queue } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
-import { elapsed } from "./support/awake.ts"
+import { awake, elapsed } from "./support/awake.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { freshNamespace, node, short, TestServer } from "./support/live.ts"
@@ -441,6 +441,65 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* worker.stop
       })))
 
+  it.effect("is removed when it has not begun in time, whether a worker would take it or not", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ limits: { length: 8, onFull: "fail" } }))
+        const other = yield* on(b!, make({ limits: { length: 8, onFull: "fail" } }))
+        yield* queue.pause
+        const worker = yield* working(other)
+        const expires = { expires: "100 millis" } as const
+        const kinds: ReadonlyArray<Queue.OfferOptions> = [
+          { id: "id" },
+          { dedupe: { id: "simple" } },
+          { dedupe: { id: "last", mode: "keepLast" } },
+          { priority: "urgent", lifo: true },
+          { delay: "1 hour" },
+          { group: "a" },
+          { group: "a", delay: "1 hour" }
+        ]
+        const started = Date.now()
+        const first = yield* queue.offerAll(upTo(kinds.length), (n) => ({ ...kinds[n], ...expires }))
+        yield* queue.offer(99, { after: [first[4]!.id], expires: "50 millis", onFailure: "continue" })
+        yield* promptly(shows(queue, { waiting: 0, delayed: 0, blocked: 0, expired: 8 }), "the removal")
+        assert.isAtLeast(Date.now() - started, 99)
+        assert.isBelow(elapsed(started), 800)
+        // Nothing is in their way, and there is room for as many.
+        const [, ...again] = kinds
+        yield* eventually(Effect.map(queue.offer(0, kinds[0]), ({ duplicate }) => !duplicate))
+        const stored = yield* queue.offerAll(upTo(again.length, 1), (n) => kinds[n]!)
+        assert.isTrue(stored.every(({ duplicate }) => !duplicate))
+        yield* other.resume
+        yield* eventually(Effect.sync(() => assert.sameMembers(worker.begun, [0, 1, 2, 3, 5])))
+        yield* worker.stop
+      })))
+
+  it.effect("is removed when its time has passed while it was in work, and it goes back", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const other = yield* on(b!, make())
+        const gate = yield* Deferred.make<void>()
+        const failing = () => Effect.andThen(Deferred.await(gate), Effect.fail("no"))
+        const worker = yield* working(queue, failing, { concurrency: 3, retry: Schedule.spaced("1 hour") })
+        yield* queue.offer(1, { expires: "100 millis" })
+        yield* queue.offer(2, { expires: "100 millis", group: "a" })
+        yield* queue.offer(3, { expires: "1 hour" })
+        yield* eventually(Effect.sync(() => assert.sameMembers(worker.begun, [1, 2, 3])))
+        const lost = yield* working(other, () => Effect.never)
+        yield* queue.offer(4, { expires: "100 millis" })
+        yield* begins(lost, [4])
+        yield* awake("200 millis")
+        yield* shows(queue, { active: 4, expired: 0 })
+        yield* Deferred.succeed(gate, undefined)
+        yield* promptly(shows(queue, { active: 1, delayed: 1, expired: 2 }), "the removal")
+        yield* queue.pause
+        yield* forgetSession(b!, namespace, server)
+        yield* shows(queue, { active: 0, waiting: 0, delayed: 1, expired: 3 })
+        yield* lost.stop
+        yield* worker.stop
+      })))
+
   it.effect("becomes a dead letter when it does not fit the schema of its worker", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
@@ -816,6 +875,17 @@ layer(TestServer.layer, live)("the result of a job", (it) => {
         assert.deepStrictEqual(wrong.begun, [3])
         yield* wrong.stop
       })))
+
+  it.effect("is that it has expired, also without any worker", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, typed())
+        const executing = Effect.exit(queue.execute(1, { id: "one", expires: "50 millis" }))
+        for (let tries = 0; tries < 2; tries++) {
+          assert.strictEqual(outcomeOf(yield* promptly(executing, "the outcome")), "expired")
+        }
+        yield* shows(queue, { expired: 1, waiting: 0 })
+      }), { lease: "15 seconds", margin: "500 millis" }))
 
   it.effect("is not wanted any more by a caller that is interrupted, unless it says so", () =>
     several(2, ([a, b]) =>

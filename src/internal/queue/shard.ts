@@ -404,12 +404,16 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
       duplicate || onInterrupt === "continue" ? Effect.void : Effect.ignore(this.cancel(id))
     // An offer may wait for room for long, so it can be interrupted too.
     const offer = this.#offer(payload, { ...options, result: true }, (offered) => void Effect.runFork(cancel(offered)))
-    return Effect.uninterruptibleMask((restore) =>
+    const executing = Effect.uninterruptibleMask((restore) =>
       Effect.flatMap(
         restore(offer),
         (offered) => Effect.onInterrupt(restore(this.result(offered.id)), () => cancel(offered))
       )
     )
+    if (options.expires === undefined) return executing
+    // This process may be the only one. If it waited for nothing, it would hear of the alarm with its renewals only.
+    const watching = Effect.sync(() => this.#place.partition.watch())
+    return Effect.acquireUseRelease(watching, () => executing, (unwatch) => Effect.sync(unwatch))
   }
 
   readonly result = (id: string): Effect.Effect<S, E | QueueError> =>

@@ -59,7 +59,10 @@ export interface OfferOptions {
   readonly timeout?: Duration.Input | undefined
   /** Whether its outcome is kept when it is done, for the queue's `retention`: see `result`. Default false. */
   readonly result?: boolean | undefined
-  /** How long after the offer an attempt may begin; then the job is removed. Default: for ever. */
+  /**
+   * How long after the offer an attempt may begin; then the job is removed, also while the queue is paused or has no worker. An active
+   * job goes on, and is removed if it goes back. Default: for ever.
+   */
   readonly expires?: Duration.Input | undefined
   /**
    * The group that it belongs to: of each group, jobs begin in order and only so many at a time, see `groups` of the queue. Up to
