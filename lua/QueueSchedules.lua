@@ -9,7 +9,7 @@
 --   d<name>  "<times>\n<shape>\n<body>": its times as JSON, the options of its jobs as in `queue.offer`, and the body
 --   t<name>  "<version> <every> <missed> <last> <ran> <member> <tick> ...": the number of its times; its interval in ms, 0 for a
 --            calendar; what becomes of missed ticks; the tick that was dealt with last, the one that had a job last, 0 for none;
---            the member that gave it ticks, and the next ticks
+--            the member that gave it ticks, '-' if that cannot go on, and the next ticks
 -- `delayed` has "@<name>" with the next tick; with infinity if the schedule waits for ticks, or for the queue to be resumed.
 
 local NEVER = '+inf'
@@ -154,7 +154,7 @@ handlers['queue.schedule'] = function(ctx, key, id, name, times, shape, body, ev
 end
 
 -- queue.ticks: gives a schedule all ticks behind `last`, in order. Nothing changes when its times were replaced, or it was given
--- other ticks meanwhile.
+-- other ticks meanwhile. A member that cannot count them gives none: all others are asked, once.
 -- keys: all
 -- args: id string, name string, version number, last number, ticks string
 -- reply: ["given"] | ["missing"]
@@ -162,6 +162,11 @@ handlers['queue.ticks'] = function(ctx, key, id, name, version, last, ticks)
   local queue = loadQueue(ctx, key)
   local plan = planOf(queue, name)
   if not plan or plan.version ~= tonumber(version) or tonumber(last) > plan.last then return MISSING end
+  if ticks == '' and plan.member == claimOf(ctx, id) then
+    plan.member = '-'
+    announce(ctx, key, 'ticks', name, plan.version, plan.last, ctx.now, plan.missed, json((definitionOf(queue, name))))
+    writePlan(ctx, queue, name, plan)
+  end
   local given = {}
   for tick in string.gmatch(ticks, '%d+') do
     tick = tonumber(tick)

@@ -2,7 +2,9 @@
 import { assert, layer } from "@effect/vitest"
 import { Cron, DateTime, Effect, Exit, Layer, Option, Schema, Stream } from "effect"
 import { Queue } from "../src/index.ts"
+import { partitionOf } from "../src/internal/actor/keys.ts"
 import { decodeTimes, encodeTimes, ticksOf } from "../src/internal/queue/calendar.ts"
+import { actor, client } from "./support/actor.ts"
 import { eventually } from "./support/eventually.ts"
 import { TestServer } from "./support/live.ts"
 import type { Server } from "./support/servers.ts"
@@ -24,6 +26,9 @@ const make = (name = "jobs") =>
 const all = <A, S, E>(queue: Queue.Queue<A, S, E>) => Stream.runCollect(queue.schedules)
 
 const millisOf = (time: DateTime.Utc | undefined) => DateTime.toEpochMillis(time!)
+
+// As many partitions as actors that are driven directly say.
+const sixteen = { lease: "3 seconds", margin: "500 millis", partitions: 16 } as const
 
 const everySecond = Cron.parseUnsafe("* * * * * *", "UTC")
 
@@ -130,6 +135,50 @@ layer(TestServer.layer, live)("a schedule", (it) => {
         yield* lose(b!, namespace, server)
         yield* given
       })))
+
+  it.effect("is given ticks by another member where one cannot count them", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const { partitions } = sixteen
+        const name = Array.from({ length: 1000 }, (_, at) => `jobs ${at}`).find((name) =>
+          partitionOf(name, partitions) === 0
+        )!
+        const { ask, end, key, mail, open, reap, ring, send } = actor(yield* client(server), namespace, `queue:${name}`)
+        const join = (id: string) => send(id, "queue.join", ["m", "", 0, 0, 0, 60_000, 1000, 0, 3, 0, 0, 1, 0, 0, 1, 0])
+        // No process here knows the time zone.
+        const times = encodeTimes(everySecond).replace("UTC", "Moon/Tranquility")
+        yield* Effect.promise(async () => {
+          for (const id of ["first", "other"]) {
+            await open(id)
+            await join(id)
+          }
+          await send("first", "queue.schedule", ["m", "a", times, "", "1", 0, "once"])
+        })
+        // The last one that joins is asked first.
+        const queue = yield* on(a!, make(name))
+        yield* Effect.promise(async () => {
+          await end("first", true)
+          await reap("first")
+          await ring()
+        })
+        const asked = Effect.map(
+          Effect.promise(() => mail("other")),
+          (news) => news.filter(([, , tag, name]) => tag === "ticks" && name === "a")
+        )
+        const [[, , , , version, last]] = (yield* eventually(Effect.tap(asked, ({ length }) =>
+          Effect.sync(() => assert.isAbove(length, 0))))) as [Array<any>]
+        const tick = Date.now() + 60_000
+        yield* Effect.promise(async () => {
+          const given = ["m", "a", version, last, `${tick} ${tick + 1000}`]
+          assert.deepStrictEqual(await send("other", "queue.ticks", given), ["given"])
+          // It has nothing more to say.
+          assert.deepStrictEqual(await send("other", "queue.ticks", ["m", "a", version, last, ""]), ["missing"])
+          assert.strictEqual((await ask("", "queue.scheduled", ["a"], key))[1][6], tick)
+          await end("other", true)
+          await reap("other")
+        })
+        yield* queue.unschedule("a")
+      }), sixteen))
 
   it.effect("stays as it is when it is set again, and keeps its next tick when only its payload changes", () =>
     several(2, ([a, b]) =>

@@ -126,15 +126,17 @@ export class Schedules {
   #give([name, version, last, now, missed, spec]: Short): void {
     const { channel, key, name: queue, space: { kernel } } = this.#place
     const { hooks: { log }, io } = kernel
-    let args: Requests["queue.ticks"]["args"]
+    let ticks = ""
     try {
       const times = decodeTimes(spec)
       if (!Cron.isCron(times)) return
-      args = [this.#id, name, version, last, ticksOf(times, last, now, missed).join(" ")]
+      ticks = ticksOf(times, last, now, missed).join(" ")
     } catch (cause) {
+      // Another process may know the time zone.
       const what = `schedule ${JSON.stringify(name)} of queue ${JSON.stringify(queue)}`
-      return log("Error", `the next ticks of ${what} could not be computed`, cause)
+      log("Error", `the next ticks of ${what} could not be computed by this process`, cause)
     }
+    const args: Requests["queue.ticks"]["args"] = [this.#id, name, version, last, ticks]
     const send = (): void => {
       if (this.#left || kernel.isClosing()) return
       channel.outbox.request<"queue.ticks">({
