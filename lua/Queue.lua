@@ -634,7 +634,7 @@ local function everyKey(queue, act)
   }) do act(key) end
 end
 
--- A queue without jobs and members is removed, but for the ids that are still known, and what holds back the next jobs.
+-- A queue without jobs and members is removed, but for the ids and offers that are still known, and what holds back the next jobs.
 local function forgetQueue(ctx, queue)
   call('ZREM', ctx.dues, '@' .. sub(queue.key, #ctx.prefix + 1))
   local named = queue.named > 0 and queue.named + windowOf(queue) or 0
@@ -1452,8 +1452,10 @@ end
 
 reapers.queue = function(ctx, key, session, id)
   local claim = session .. '/' .. id
-  local queue = loadQueue(ctx, key, claim)
-  dropClaim(ctx, queue, claim, not hasLeft(ctx, session))
+  local queue, crashed = loadQueue(ctx, key, claim), not hasLeft(ctx, session)
+  dropClaim(ctx, queue, claim, crashed)
+  -- Its process may live, and send an offer again: that stays known for the window, also if the queue is forgotten before that.
+  if crashed and call('EXISTS', queue.even, queue.odd) > 0 then queue.named = ctx.now end
   if queue.plans > 0 then extend.wakePlans(ctx, queue) end
 end
 

@@ -45,7 +45,12 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
       Effect.gen(function*() {
         const queue = yield* on(a!, limited(1))
         const scope = yield* Scope.make()
-        const open = Queue.make({ name: queue.name, payload: Schema.Number, limits: { length: 1 } })
+        const open = Queue.make({
+          name: queue.name,
+          payload: Schema.Number,
+          limits: { length: 1 },
+          retention: "200 millis"
+        })
         const other = yield* Scope.provide(on(b!, open), scope)
         const last = yield* on(c!, limited(1))
         yield* queue.offer(1)

@@ -15,8 +15,9 @@ import {
   Stream,
   Tracer
 } from "effect"
-import { Queue } from "../src/index.ts"
+import { Coordinator, Queue } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
+import { actor, client } from "./support/actor.ts"
 import { awake, elapsed } from "./support/awake.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
@@ -720,7 +721,7 @@ layer(TestServer.layer, live)("a job", (it) => {
   it.effect("is stored once though Redis does not know its offer any more, when the session is lost", () =>
     behindLine(({ context, line, namespace, server }) =>
       Effect.gen(function*() {
-        const queue = yield* on(context, make({ retention: "50 millis" }))
+        const queue = yield* on(context, make({ name: "work", retention: "50 millis" }))
         yield* queue.offer(0)
         // The connection that is cut stays so until Redis has forgotten the offer and the session.
         yield* line.refuse
@@ -738,6 +739,41 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* begins(worker, [0, 1, 2, 3])
         yield* worker.stop
       }), short))
+
+  it.effect("is stored once though it is done, and no process has the queue open, when it is sent again", () =>
+    behindLine(({ context, direct, line, namespace, server }) =>
+      Effect.gen(function*() {
+        const { end, reap } = actor(yield* client(server), namespace, "queue:work")
+        const options = { name: "work", payload: Schema.Number, retention: "8 seconds" } as const
+        const queue = yield* on(context, make(options))
+        const stored = server.cli("EXISTS", `{${namespace}:00}:queue-normal:work`)
+        const offering = yield* Effect.scoped(Effect.gen(function*() {
+          const other = yield* on(yield* direct(), Queue.make(options))
+          const worker = yield* working(other)
+          yield* shows(other, { workers: 1 })
+          const [session] = yield* Effect.provideContext(
+            Effect.flatMap(Coordinator.Coordinator, ({ sessions }) => sessions),
+            context
+          )
+          yield* line.refuse
+          const sent = yield* line.once(asks("queue.offer"), "dropReply")
+          const offering = yield* Effect.forkChild(queue.offer(1))
+          yield* sent
+          yield* begins(worker, [1])
+          yield* shows(other, { completed: 1, active: 0 })
+          yield* Effect.promise(async () => {
+            await end(session!.id!)
+            await reap(session!.id!)
+          })
+          yield* worker.stop
+          return offering
+        }))
+        yield* eventually(Effect.map(stored, (count) => assert.strictEqual(count, "0")))
+        yield* line.pass
+        yield* Fiber.join(offering)
+        assert.deepInclude(yield* queue.state, { waiting: 0 })
+        yield* server.cli("DEL", `{${namespace}:00}:queue-even:work`, `{${namespace}:00}:queue-odd:work`)
+      }), { lease: "6 seconds", margin: "200 millis", requestTimeout: "2 seconds" }))
 
   it.effect("ends when it is interrupted before Redis has answered", () =>
     Effect.gen(function*() {

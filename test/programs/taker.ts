@@ -25,7 +25,7 @@ const program = Effect.gen(function*() {
   })
 }).pipe(Effect.provide(
   PersistedQueue.layer.pipe(
-    Layer.provide(layerStore()),
+    Layer.provide(layerStore({ retention: "200 millis" })),
     Layer.provide(Coordinator.layer({ namespace, lease: "1500 millis", margin: "400 millis", partitions: 1 })),
     Layer.provide(Redis.layer({ url }))
   )
