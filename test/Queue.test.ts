@@ -626,6 +626,30 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* next.stop
       })))
 
+  it.effect("does not run again when its worker stops while Redis refuses its acknowledgement", () =>
+    several(2, ([a, b], _, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ retention: "1 second" }))
+        const other = yield* on(b!, make({ retention: "1 second" }))
+        const gate = yield* Deferred.make<void>()
+        const worker = yield* working(queue, () => Deferred.await(gate), { concurrency: 2 })
+        yield* queue.offer(1)
+        yield* queue.offer(2, { id: "two" })
+        yield* begins(worker, [1, 2])
+        yield* server.cli("ACL", "LOG", "RESET")
+        yield* Effect.gen(function*() {
+          yield* server.cli("ACL", "SETUSER", "default", "-fcall")
+          yield* Deferred.succeed(gate, undefined)
+          yield* eventually(Effect.map(server.cli("ACL", "LOG"), (log) => assert.include(log, "fcall")))
+          return yield* Effect.forkChild(worker.stop, { startImmediately: true })
+        }).pipe(
+          Effect.ensuring(Effect.orDie(server.cli("ACL", "SETUSER", "default", "+fcall"))),
+          Effect.flatMap((stopping) => promptly(Fiber.join(stopping), "the end"))
+        )
+        yield* shows(other, { workers: 0 })
+        assert.deepInclude(yield* other.state, { waiting: 0, active: 0, completed: 2 })
+      }), { lease: "15 seconds", margin: "500 millis" }))
+
   it.effect("may finish while its worker stops, for as long as that is patient", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

@@ -30,7 +30,8 @@ export interface Crew {
   readonly retire: () => void
   /**
    * Takes no more jobs, and lets handlers finish. After that many milliseconds, the other handlers are interrupted, and their jobs go
-   * back. Ends when all handlers have ended. A second call can make it end earlier.
+   * back. Ends when all handlers have ended, and Redis knows of those that have finished, or has been away for `requestTimeout`. A second
+   * call can make it end earlier.
    */
   readonly stop: (grace: number) => Effect.Effect<void>
 }

@@ -85,6 +85,8 @@ class Worker<R> extends Member implements Crew, Seat {
   #owed = 0
   #stopping = false
   #retired = false
+  // Its jobs go back, as its handlers were interrupted.
+  #quitted = false
   // The number of deliveries that the last answer included: a delivery among these that comes later is old.
   #counted = 0
   // Jobs that were cancelled before they came here.
@@ -347,7 +349,7 @@ class Worker<R> extends Member implements Crew, Seat {
     if (!task.over) {
       this.#working.delete(task.key)
       this.#conclude(task, verdict)
-    } else if (this.#asked === this.place.channel.session) {
+    } else if (!this.#quitted && this.#asked === this.place.channel.session) {
       // The slot of a job that was taken away.
       if (this.session === undefined) this.#owed++
       else this.#send(isEnding ? task.key : undefined)
@@ -536,18 +538,30 @@ class Worker<R> extends Member implements Crew, Seat {
 
   /**
    * Takes no more jobs, and lets handlers finish. After that many milliseconds, the other handlers are interrupted, and their jobs go
-   * back. Ends when all handlers have ended. A second call can make it end earlier.
+   * back. Ends when all handlers have ended, and Redis knows of those that have finished, or has been away for `requestTimeout`. A second
+   * call can make it end earlier.
    */
   stop(grace: number): Effect.Effect<void> {
     return Effect.callback((resume) => {
+      const { io, settings: { requestTimeout } } = this.place.space.kernel
       this.retire()
-      const timer = grace === 0 ? undefined : this.place.space.kernel.io.after(grace, () => this.#quit())
-      const ended = () => {
-        if (this.#running > 0) return
+      let timer = grace === 0 ? undefined : io.after(grace, () => this.#quit())
+      let waits = false
+      const leave = () => {
         off()
         timer?.cancel()
-        this.#quit()
+        this.left = true
         resume(Effect.void)
+      }
+      const ended = () => {
+        if (this.#running > 0) return
+        this.#quit()
+        if (this.#unanswered.size + this.#settling.size === 0) return leave()
+        if (waits) return
+        waits = true
+        timer?.cancel()
+        timer = io.after(requestTimeout, leave)
+        this.hurry()
       }
       const off = this.listen(ended)
       if (grace === 0) this.#quit()
@@ -556,7 +570,7 @@ class Worker<R> extends Member implements Crew, Seat {
   }
 
   #quit(): void {
-    this.left = true
+    this.#quitted = true
     for (const task of [...this.#working.values()]) this.#abandon(task)
   }
 }

@@ -32,6 +32,9 @@ export abstract class Member {
   #membership: Membership | undefined = undefined
   // What came before the membership was known here.
   #early: Array<ReadonlyArray<unknown>> = []
+  // Requests that Redis has refused, and that are made again later.
+  readonly #refused = new Set<() => void>()
+  #hurries = false
 
   constructor(place: Place) {
     this.place = place
@@ -128,9 +131,19 @@ export abstract class Member {
   ): void {
     const { channel, space: { kernel } } = this.place
     if (error.reason._tag === "ActorDefect" || kernel.isClosing()) return settled(error)
-    kernel.io.after(channel.lease / 3, () => {
+    const retry = () => {
+      timer.cancel()
+      this.#refused.delete(retry)
       if (session.lost !== undefined || this.left || kernel.isClosing()) settled(undefined)
       else send()
-    })
+    }
+    const timer = kernel.io.after(this.#hurries ? kernel.settings.requestTimeout / 10 : channel.lease / 3, retry)
+    this.#refused.add(retry)
+  }
+
+  /** It is about to leave: what Redis has refused is asked for again now, and more often. */
+  protected hurry(): void {
+    this.#hurries = true
+    for (const retry of [...this.#refused]) retry()
   }
 }
