@@ -9,6 +9,7 @@ import type { AddressInfo } from "node:net"
 import { tmpdir } from "node:os"
 import { join } from "node:path"
 import { fileURLToPath } from "node:url"
+import { awake, elapsed } from "./support/awake.ts"
 import { eventually } from "./support/eventually.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
@@ -22,24 +23,39 @@ interface Result {
   readonly factors: ReadonlyArray<number>
 }
 
-/** Takes what is posted; the first results are refused. */
+/** Takes what is posted; the first results are refused. While it holds results, nothing is answered. */
 const receiver = Effect.gen(function*() {
   const results: Array<Result> = []
-  let refusing = 2
+  const seen = { refused: 0, holds: false, now: 0, most: 0 }
+  const held: Array<() => void> = []
   const server = createServer((request, response) => {
     let text = ""
+    seen.most = Math.max(seen.most, ++seen.now)
+    response.once("close", () => seen.now--)
     request.on("data", (part) => text += String(part))
     request.on("end", () => {
-      if (refusing-- > 0) return response.writeHead(503).end()
-      results.push(JSON.parse(text) as Result)
-      response.end()
+      const take = () => {
+        // Its process is gone.
+        if (response.destroyed) return
+        results.push(JSON.parse(text) as Result)
+        response.end()
+      }
+      if (seen.holds) held.push(take)
+      else if (seen.refused < 2) {
+        seen.refused++
+        response.writeHead(503).end()
+      } else take()
     })
   })
   yield* Effect.acquireRelease(
     Effect.promise(() => once(server.listen(0, "127.0.0.1"), "listening")),
     () => Effect.promise(() => new Promise((resolve) => (server.close(resolve), server.closeAllConnections())))
   )
-  return { results, url: `http://127.0.0.1:${(server.address() as AddressInfo).port}/` }
+  const release = () => {
+    seen.holds = false
+    for (const take of held.splice(0)) take()
+  }
+  return { results, seen, release, url: `http://127.0.0.1:${(server.address() as AddressInfo).port}/` }
 })
 
 interface Service {
@@ -94,28 +110,30 @@ const noneIsLeft = (pids: ReadonlyArray<number>) =>
 const scenario = <E>(
   env: Record<string, string>,
   self: (
-    service: Service,
+    service: Service & { readonly begin: Effect.Effect<Service, never, Scope.Scope> },
     posted: Effect.Success<typeof receiver>,
     pidFile: string
   ) => Effect.Effect<void, E, Scope.Scope>
 ) =>
   Effect.gen(function*() {
     const server = yield* TestServer
+    const namespace = freshNamespace()
     const folder = yield* Effect.acquireRelease(
       Effect.sync(() => mkdtempSync(join(tmpdir(), "lockstep-factors-"))),
       (folder) => Effect.sync(() => rmSync(folder, { recursive: true }))
     )
     const pidFile = join(folder, "factors.pid")
     const posted = yield* receiver
-    const service = yield* start({
+    const begin = start({
       REDIS_URL: server.url,
-      NAMESPACE: freshNamespace(),
+      NAMESPACE: namespace,
       PORT: "0",
       PID_FILE: pidFile,
       LEASE: "2 seconds",
       ...env
     })
-    yield* self(service, posted, pidFile).pipe(
+    const service = yield* begin
+    yield* self({ ...service, begin }, posted, pidFile).pipe(
       Effect.tapCause(() => Effect.sync(() => console.error(service.output())))
     )
     yield* noneIsLeft(service.workers())
@@ -171,6 +189,57 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "90 seconds" })("t
             const found = results.find((result) => result.number === number)
             assert.strictEqual(found?.factors.reduce((product, factor) => product * factor, 1), number)
           }
+        })
+    ))
+
+  it.effect("stops behind jobs that wait for a retry, and goes on with those that it finds", () =>
+    scenario(
+      { NUMBER_OF_WORKERS: "1", IDLE: "1 second" },
+      ({ ask, begin, child, ended, workers }, { results, seen, url }) =>
+        Effect.gen(function*() {
+          yield* ask(12, url)
+          yield* eventually(Effect.sync(() => assert.strictEqual(seen.refused, 1)))
+          child.kill("SIGKILL")
+          yield* noneIsLeft(workers())
+          yield* Effect.promise(() => ended)
+          assert.deepStrictEqual(results, [])
+          const next = yield* begin
+          yield* eventually(Effect.sync(() => assert.strictEqual(seen.refused, 2)))
+          next.child.kill("SIGQUIT")
+          yield* Effect.promise(() => next.ended)
+          assert.include(next.output(), "All jobs are done")
+          assert.deepStrictEqual(results, [{ number: 12, factors: [2, 2, 3] }])
+          yield* noneIsLeft(next.workers())
+        })
+    ))
+
+  it.effect("runs only so many jobs at a time, and gives them back at once at a second SIGTERM of a worker", () =>
+    scenario(
+      { NUMBER_OF_WORKERS: "3", WORKER_PROCESSES: "2", IDLE: "1 second" },
+      ({ ask, workers }, { release, results, seen, url }) =>
+        Effect.gen(function*() {
+          seen.holds = true
+          const numbers = Array.from({ length: 20 }, (_, at) => at + 1)
+          yield* Effect.forEach(numbers, (number) => ask(number, url), { concurrency: 10 })
+          yield* eventually(Effect.sync(() => assert.strictEqual(seen.now, 6)))
+          assert.strictEqual(workers().length, 2)
+          const [first] = workers() as [number]
+          process.kill(first, "SIGTERM")
+          const began = Date.now()
+          yield* awake("500 millis")
+          assert.isTrue(isAlive(first))
+          assert.strictEqual(seen.now, 6)
+          process.kill(first, "SIGTERM")
+          yield* noneIsLeft([first])
+          // Well before their time is over.
+          assert.isBelow(elapsed(began), 6000)
+          // Another process has come for the jobs that went back.
+          yield* eventually(Effect.sync(() => assert.strictEqual(workers().length, 3)))
+          yield* eventually(Effect.sync(() => assert.strictEqual(seen.now, 6)))
+          assert.strictEqual(seen.most, 6)
+          release()
+          yield* eventually(Effect.sync(() => assert.sameMembers(results.map(({ number }) => number), numbers)))
+          assert.isAtMost(seen.most, 6)
         })
     ))
 

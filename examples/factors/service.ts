@@ -7,7 +7,8 @@
  *
  * The work waits in a queue. Up to WORKER_PROCESSES processes take it, each NUMBER_OF_WORKERS jobs at a time: traffic does not
  * fill the process table. They leave when there is none, and others are started with the next request. The job of a process
- * that was killed goes to another one. On SIGQUIT the service takes no more requests, and ends behind the jobs that wait.
+ * that was killed goes to another one, also when the service was restarted. On SIGQUIT the service takes no more requests, and ends
+ * behind the jobs that wait, for their retry too.
  */
 import { NodeHttpServer, NodeRuntime, NodeServices } from "@effect/platform-node"
 import { Config, Console, Deferred, Effect, Exit, FiberSet, FileSystem, Layer, Schema, Scope, Stream } from "effect"
@@ -47,18 +48,24 @@ const makeCrew = Effect.gen(function*() {
   const employ: Effect.Effect<void> = work.pipe(
     Effect.scoped,
     Effect.provide(NodeServices.layer),
+    Effect.orDie,
     Effect.andThen(Effect.sync(() => count--)),
     // A request that came as it left, and a job of a process that was killed, are left for others.
-    Effect.andThen(queue.state),
-    Effect.flatMap(({ active, waiting }) => active + waiting > 0 ? hire : Effect.void),
-    Effect.orDie
+    Effect.andThen(Effect.suspend(() => look))
   )
+  // A job that waits for its retry needs a worker later.
+  const look: Effect.Effect<void> = Effect.gen(function*() {
+    const { active, delayed, waiting } = yield* Effect.orDie(queue.state)
+    if (active + waiting > 0) return yield* hire
+    if (delayed > 0) yield* Effect.delay(look, "1 second")
+  })
   const stop = Effect.gen(function*() {
     yield* Deferred.succeed(stopping, undefined)
-    const { active, waiting } = yield* queue.state
-    if (active + waiting > 0) yield* hire
+    yield* look
     yield* FiberSet.awaitEmpty(employed)
   })
+  // Jobs that another service has left.
+  run(look)
   return { hire, stop }
 })
 
