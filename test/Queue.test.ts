@@ -4,6 +4,7 @@ import {
   Cause,
   Context,
   Deferred,
+  Duration,
   Effect,
   Exit,
   Fiber,
@@ -418,6 +419,24 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* eventually(Effect.sync(() => assert.deepStrictEqual(patient.begun, [2, 2])))
         assert.isTrue(yield* queue.cancel(id))
         yield* patient.stop
+      })))
+
+  it.effect("waits for a retry that never comes by itself", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const worker = yield* working(queue, (n) => n === 1 ? Effect.fail("no") : Effect.void, {
+          retry: Schedule.spaced(Duration.infinity)
+        })
+        const { id } = yield* queue.offer(1)
+        yield* queue.offer(2)
+        yield* begins(worker, [1, 2])
+        yield* shows(queue, { active: 0, delayed: 1, completed: 1 })
+        assert.strictEqual((yield* Stream.runCollect(queue.jobs({ state: "delayed" }))).length, 1)
+        assert.isTrue(yield* queue.promote(id))
+        yield* begins(worker, [1, 2, 1])
+        yield* shows(queue, { active: 0, delayed: 1 })
+        yield* worker.stop
       })))
 
   it.effect("has failed when it runs for longer than its timeout", () =>

@@ -65,7 +65,7 @@ import { shortened } from "../internal/queue/handling.ts"
 import type { Task } from "../internal/queue/job.ts"
 import { mostOverrun } from "../internal/queue/pool.ts"
 import { crewOf, type Handling, type Verdict } from "../internal/queue/worker.ts"
-import { persevering } from "../internal/work/patience.ts"
+import { millisOf, persevering } from "../internal/work/patience.ts"
 import * as Queue from "../Queue.ts"
 
 /**
@@ -200,7 +200,7 @@ class Takers {
     if (task.attempt >= maxAttempts) return Effect.succeed(bury("failed", cause))
     return Effect.map(retryDelay(task.attempt), (delay) => ({
       tag: "retry",
-      delay: Math.min(Math.ceil(Duration.toMillis(delay)), Number.MAX_SAFE_INTEGER),
+      delay: millisOf(delay),
       attempted: true
     }))
   }

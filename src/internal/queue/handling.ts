@@ -10,7 +10,7 @@ import type { Log } from "../actor/hooks.ts"
 import type { InvalidPayload } from "../hold/payload.ts"
 import { receiving } from "../hold/span.ts"
 import type { Codec } from "../work/codec.ts"
-import { delayAfter } from "../work/patience.ts"
+import { delayAfter, millisOf } from "../work/patience.ts"
 import { decisionOf, Snoozed } from "./deciding.ts"
 import { JobTimeout } from "./errors.ts"
 import type { Task } from "./job.ts"
@@ -119,7 +119,7 @@ export const handlingOf = <A, E, R>(
         onNone: () => bury("failed", Cause.pretty(cause)),
         onSome: (delay) => {
           policy.log("Debug", `job ${task.id} of queue ${JSON.stringify(task.queue)} is attempted again`, error)
-          return { tag: "retry", delay: Math.ceil(Duration.toMillis(delay)), attempted: true }
+          return { tag: "retry", delay: millisOf(delay), attempted: true }
         }
       })
     )

@@ -26,6 +26,12 @@ export const delayAfter = <E>(
     return Option.some(delay)
   }).pipe(Pull.catchDone(() => Effect.succeed(Option.none<Duration.Duration>())))
 
+// Some 30,000 years: times have to be dates.
+const longest = 1e15
+
+/** A delay as Redis is told it, in milliseconds: a schedule may say that of infinity. */
+export const millisOf = (delay: Duration.Duration): number => Math.min(Math.ceil(Duration.toMillis(delay)), longest)
+
 const pauses = Schedule.exponential("1 second").pipe(
   Schedule.modifyDelay(({ duration }) => Effect.succeed(Duration.min(duration, Duration.seconds(10))))
 )
