@@ -105,7 +105,7 @@ export const losses = (reason: "expired" | "unknown" | "rolledBack" | "closed") 
 
 /**
  * `lockstep_overruns`: protected programs that still ran when the margin after a loss had passed, and handlers of jobs that still
- * ran `overrun` after their interruption.
+ * ran `overrun` after their interruption, and jobs that callers had taken when their session was lost.
  *
  * @category metrics
  * @since 0.1.0

@@ -10,7 +10,7 @@ import type { Argument, Event } from "./programs/taker.ts"
 import { elapsed } from "./support/awake.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { freshNamespace, type Node, node, TestServer } from "./support/live.ts"
-import { on, pending, promptly, several } from "./support/several.ts"
+import { lose, on, pending, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -235,6 +235,32 @@ layer(TestServer.layer, live)("a persisted queue", (it) => {
         assert.strictEqual(yield* promptly(Fiber.join(next), "the next element"), 2)
         yield* Effect.forEach([first, last], ({ process }) => process.exit)
       }), { lease: "1500 millis", margin: "400 millis" }))
+
+  it.effect("keeps its limits, and warns of an element that is handled when its session is lost", () =>
+    Effect.suspend(() => {
+      const lines: Array<string> = []
+      const logger = Logger.make(({ logLevel, message }) => void lines.push(`${logLevel} ${String(message)}`))
+      return several(1, ([a], namespace, server) =>
+        Effect.gen(function*() {
+          const limits = { length: 1, concurrency: 1, onFull: "fail" } as const
+          const { queue, shows } = yield* make(a!, {}, { retention: "200 millis", limits })
+          yield* queue.offer(1)
+          assert.include((yield* Effect.flip(queue.offer(2))).message, "offer an element")
+          const gate = yield* Deferred.make<void>()
+          const first = yield* Effect.forkChild(queue.take(() => Deferred.await(gate)))
+          yield* shows({ active: 1 })
+          const second = yield* Effect.forkChild(queue.take(Effect.succeed))
+          yield* queue.offer(2)
+          yield* shows({ active: 1, waiting: 1 })
+          yield* lose(a!, namespace, server)
+          yield* eventually(Effect.sync(() => assert.match(lines.join(), /Warn .* was taken in is lost/)))
+          assert.isUndefined(first.pollUnsafe())
+          assert.strictEqual(yield* promptly(Fiber.join(second), "the element"), 1)
+          yield* Deferred.succeed(gate, undefined)
+          yield* Fiber.join(first)
+          assert.strictEqual(yield* promptly(queue.take(Effect.succeed), "the next element"), 2)
+        })).pipe(Effect.provide(Logger.layer([logger])))
+    }))
 
   it.effect("has its takers wait while Redis is full", () =>
     several(1, ([a], _, server) =>

@@ -10,13 +10,14 @@ import {
   Fiber,
   Layer,
   Logger,
+  Metric,
   Option,
   Schedule,
   Schema,
   Stream,
   Tracer
 } from "effect"
-import { Coordinator, Queue } from "../src/index.ts"
+import { Coordinator, Metrics, Queue } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { actor, client } from "./support/actor.ts"
 import { awake, elapsed } from "./support/awake.ts"
@@ -1149,6 +1150,36 @@ layer(TestServer.layer, live)("a job that is taken into a scope", (it) => {
         )
         yield* shows(queue, { completed: 3, workers: 0 })
       })))
+
+  it.effect("is warned of when its session is lost", () =>
+    Effect.suspend(() => {
+      const lines: Array<string> = []
+      const logger = Logger.make(({ logLevel, message }) => void lines.push(`${logLevel} ${String(message)}`))
+      const warnings = () => lines.filter((line) => /^Warn .* was taken in is lost/.test(line))
+      return several(2, ([a, b], namespace, server) =>
+        Effect.gen(function*() {
+          const queue = yield* on(a!, make())
+          const other = yield* on(b!, make())
+          yield* other.offerAll([1, 2])
+          const overruns = Effect.map(Metric.value(Metrics.overruns), ({ count }) => Number(count))
+          const before = yield* overruns
+          yield* Effect.scoped(Effect.gen(function*() {
+            const taken = yield* queue.takeBatch({ max: 2 })
+            assert.strictEqual(taken.length, 2)
+            yield* lose(a!, namespace, server)
+            yield* promptly(taken[0]!.lost, "the news")
+            assert.strictEqual(warnings().length, 2)
+            assert.strictEqual(yield* overruns, before + 2)
+          }))
+          // Nothing is lost where a handler is interrupted, or a job was cancelled.
+          const worker = yield* working(queue, () => Effect.never, { concurrency: 2 })
+          yield* eventually(Effect.sync(() => assert.strictEqual(worker.begun.length, 2)))
+          yield* lose(a!, namespace, server)
+          yield* eventually(Effect.sync(() => assert.isAtLeast(worker.begun.length, 4)))
+          yield* worker.stop
+          assert.strictEqual(warnings().length, 2)
+        })).pipe(Effect.provide(Logger.layer([logger])))
+    }))
 
   it.effect("is told when it is not its own any more, and has the result that was set", () =>
     several(2, ([a, b]) =>

@@ -13,8 +13,10 @@
  * - `timeToLive` of `PersistedQueue.layerCleanup` has no effect: a processed element leaves nothing behind but its custom id, for
  *   `retention`, whose default is that of `timeToLive`. Set `retention` where you would set `timeToLive`. `failedTimeToLive` works
  *   for the queues that this process uses.
- * - The effect of `take` is not interrupted when the session is lost. Another process may be given the element then.
- * - The queue of a name is the `Queue` of that name in the same namespace. Offer to it, and work on it, with `PersistedQueue` only.
+ * - The effect of `take` is not interrupted when the session is lost. Another process may be given the element then. That is logged as
+ *   a warning, and counted (`lockstep_overruns`).
+ * - The queue of a name is the `Queue` of that name in the same namespace. Offer to it, and work on it, with `PersistedQueue` only:
+ *   this store decides about its limits.
  * - A custom id may have up to 512 bytes.
  * - It belongs to the unstable part of `effect`, and may have to change with it.
  *
@@ -80,6 +82,8 @@ export interface Options {
   readonly retention?: Duration.Input | undefined
   /** How many elements that have failed are kept, and how long. Default: 10,000 for ever. */
   readonly letters?: Omit<NonNullable<Queue.Options<unknown>["letters"]>, "crashes"> | undefined
+  /** Of each queue, as of a `Queue`: how many elements are with takers, or wait. Default: none. */
+  readonly limits?: Queue.Options<unknown>["limits"]
   /** How long elements stay with a process that died. Default: that of the coordinator. */
   readonly lease?: Duration.Input | undefined
 }
@@ -122,7 +126,7 @@ class Takers {
       judge: (task, { cause }) => this.#judge(task, cause)
     }
     this.worker = crewOf(
-      { context: Context.empty(), handling, overrun: mostOverrun },
+      { context: Context.empty(), handling, overrun: mostOverrun, lends: true },
       [placeOf(space, "queue", name, "name", lease)],
       0
     )
@@ -238,7 +242,7 @@ const oncePerName = <A, E>(
  * @since 0.1.0
  */
 export const layerStore = (
-  { lease, letters, retention = "30 days" }: Options = {}
+  { lease, letters, limits, retention = "30 days" }: Options = {}
 ): Layer.Layer<PersistedQueueStore, never, Coordinator> =>
   Layer.effect(
     PersistedQueueStore,
@@ -252,6 +256,7 @@ export const layerStore = (
           payload: Body,
           shards: 1,
           lease,
+          limits,
           retention,
           // How often an element may be attempted is not known here; a process that dies uses up an attempt.
           letters: { age: Duration.infinity, ...letters, crashes: 1000 }

@@ -82,6 +82,7 @@ export const take = <A, S, E>(
           context: Context.empty() as Context.Context<Job>,
           handling: handlingOf(payload, results, attempt, policy),
           overrun: mostOverrun,
+          lends: true,
           deque
         },
         places,

@@ -55,6 +55,8 @@ export interface Employment<R> {
   readonly overrun: number
   /** Of the process, if its workers have one. */
   readonly deque?: Deque | undefined
+  /** Its jobs are with callers, whom nothing interrupts when the session is lost. */
+  readonly lends?: boolean | undefined
 }
 
 const done: Verdict = { tag: "done", outcome: "" }
@@ -104,9 +106,10 @@ class Worker<R> extends Member implements Crew, Seat {
   // The slots that the workers of all shards share.
   readonly #slots: Slots | undefined
   readonly #deque: Deque | undefined
+  readonly #lends: boolean
 
   constructor(
-    { context, deque, handling, overrun }: Employment<R>,
+    { context, deque, handling, lends = false, overrun }: Employment<R>,
     places: ReadonlyArray<Place>,
     size: number,
     shard: number,
@@ -118,6 +121,7 @@ class Worker<R> extends Member implements Crew, Seat {
     this.#handling = handling
     this.#overrun = overrun
     this.#deque = deque
+    this.#lends = lends
     this.#size = size
     this.#shard = shard
     this.#slots = slots
@@ -315,7 +319,15 @@ class Worker<R> extends Member implements Crew, Seat {
     this.#slots?.forget(this)
     this.#cancelled.clear()
     this.#settling.clear()
-    for (const task of [...this.#working.values()]) this.#abandon(task)
+    const { hooks, isClosing } = this.place.space.kernel
+    for (const task of [...this.#working.values()]) {
+      if (this.#lends && !isClosing()) {
+        hooks.metrics.overrun(1)
+        const what = `job ${task.id} of queue ${JSON.stringify(task.queue)}`
+        hooks.log("Warn", `the session that ${what} was taken in is lost: another process may be given it meanwhile`)
+      }
+      this.#abandon(task)
+    }
     // Others have them, or will.
     this.#ending.clear()
   }
