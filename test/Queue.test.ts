@@ -719,6 +719,27 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* worker.stop
       }), { lease: "30 seconds", margin: "1 second", requestTimeout: "1 second" }))
 
+  it.effect("begins in the order of its offer, also when more come than begin at once", () =>
+    behindLine(({ context, direct, line, server }) =>
+      Effect.gen(function*() {
+        const other = yield* on(yield* direct(), make())
+        const queue = yield* on(context, make())
+        const worker = yield* working(queue, () => Effect.never, { concurrency: 100 })
+        yield* shows(other, { workers: 1 })
+        yield* eventually(
+          Effect.map(server.cli("INFO", "clients"), (info) => assert.include(info, "blocked_clients:2"))
+        )
+        const held = yield* line.hold(({ name }) => name === "XREAD")
+        yield* other.offer(0)
+        yield* promptly(held.request, "the next reading of the mailbox")
+        yield* begins(worker, [0])
+        yield* other.offerAll(upTo(45, 1))
+        yield* other.offerAll(upTo(45, 46))
+        yield* held.release()
+        yield* begins(worker, upTo(91))
+        yield* worker.stop
+      }), { lease: "30 seconds", margin: "1 second", requestTimeout: "1 second" }))
+
   it.effect("is told again when news of it were lost, and runs once", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

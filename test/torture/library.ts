@@ -392,8 +392,8 @@ export const bugs: { readonly [name: string]: Bug } = {
     only: ["queue"],
     sources: [[
       "internal/queue/handling.ts",
-      "delay: Math.ceil(Duration.toMillis(delay))",
-      "delay: 0 * Duration.toMillis(delay)"
+      "delay: millisOf(delay)",
+      "delay: 0 * millisOf(delay)"
     ]]
   },
   // An offer that is made again by the next session is stored again.
@@ -525,8 +525,8 @@ export const bugs: { readonly [name: string]: Bug } = {
     faults: ["SIGSTOP", "partition"],
     sources: [[
       "internal/queue/worker.ts",
-      "for (const task of [...this.#working.values()]) this.#abandon(task)\n    // Others",
-      "for (const task of this.#working.values()) task.over = true\n    this.#working.clear()\n    // Others"
+      "      this.#abandon(task)\n    }\n    // Others",
+      "      task.over = true\n    }\n    this.#working.clear()\n    // Others"
     ]]
   },
   // A worker that leaves interrupts its handlers at once.

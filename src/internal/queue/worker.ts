@@ -59,6 +59,14 @@ export interface Employment<R> {
   readonly lends?: boolean | undefined
 }
 
+interface Delivery {
+  readonly jobs: ReadonlyArray<Raw>
+  /** Of the first one. */
+  readonly token: number
+  readonly number: number
+  begun: number
+}
+
 const done: Verdict = { tag: "done", outcome: "" }
 
 // So many jobs begin before what the ones before them have come to is sent: then Redis works while this process does.
@@ -91,6 +99,9 @@ class Worker<R> extends Member implements Crew, Seat {
   #quitted = false
   // The number of deliveries that the last answer included: a delivery among these that comes later is old.
   #counted = 0
+  // Deliveries whose jobs have not all begun, in their order, and whether the next ones begin later.
+  #deliveries: Array<Delivery> = []
+  #deferred = false
   // Jobs that were cancelled before they came here.
   readonly #cancelled = new Set<string>()
   // Cancelled jobs of this session whose handlers have not ended: until then they keep their slots.
@@ -179,7 +190,8 @@ class Worker<R> extends Member implements Crew, Seat {
   protected take(change: ReadonlyArray<unknown>): void {
     if (change[0] === "deliver") {
       const [, sent, token, jobs] = change as readonly [string, number, number, ReadonlyArray<Raw>]
-      if (sent > this.#counted) this.#beginAll(jobs, token, sent, 0)
+      if (sent > this.#counted) this.#deliveries.push({ jobs, token, number: sent, begun: 0 })
+      if (!this.#deferred) this.#beginSome()
     } else if (change[0] === "more") {
       if (!this.#stopping) this.#slots?.want(this)
     } else if (change[0] === "drained") {
@@ -194,6 +206,7 @@ class Worker<R> extends Member implements Crew, Seat {
         ReadonlyArray<string>
       ]
       this.#counted = sent
+      this.#deliveries = this.#deliveries.filter(({ number }) => number > sent)
       for (; this.#owed > 0; this.#owed--) this.#send(undefined)
       this.#adjust()
       // It may have asked before it began to stop.
@@ -219,13 +232,18 @@ class Worker<R> extends Member implements Crew, Seat {
     }
   }
 
-  #beginAll(jobs: ReadonlyArray<Raw>, token: number, delivery: number, from: number): void {
-    const { session } = this
-    const to = Math.min(jobs.length, from + slice)
-    for (let at = from; at < to; at++) this.#begin(jobs[at]!, token + at, delivery)
-    if (to === jobs.length) return this.#notify()
+  #beginSome(): void {
+    for (let room = slice; room > 0 && this.#deliveries.length > 0; room--) {
+      const first = this.#deliveries[0]!
+      const at = first.begun++
+      if (first.begun === first.jobs.length) this.#deliveries.shift()
+      this.#begin(first.jobs[at]!, first.token + at, first.number)
+    }
+    if (this.#deliveries.length === 0) return this.#notify()
+    this.#deferred = true
     this.place.space.kernel.io.defer(() => {
-      if (session === this.session) this.#beginAll(jobs, token, delivery, to)
+      this.#deferred = false
+      this.#beginSome()
     })
   }
 
@@ -317,6 +335,7 @@ class Worker<R> extends Member implements Crew, Seat {
 
   protected lose(): void {
     this.#slots?.forget(this)
+    this.#deliveries = []
     this.#cancelled.clear()
     this.#settling.clear()
     const { hooks, isClosing } = this.place.space.kernel
