@@ -422,6 +422,28 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* patient.stop
       })))
 
+  it.effect("has the policy of its queue, unless its worker or its offer says otherwise", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const retry = Schedule.spaced("20 millis")
+        const queue = yield* on(a!, make({ attempts: 2, retry, timeout: "100 millis", result: true }))
+        const worker = yield* working(queue, (n) => n === 3 ? Effect.never : Effect.fail("no"))
+        const failed = yield* queue.offer(1)
+        assert.strictEqual(outcomeOf(yield* Effect.exit(queue.result(failed.id))), "failed")
+        const own = yield* queue.offer(2, { attempts: 3, result: false })
+        yield* begins(worker, [1, 1, 2, 2, 2])
+        assert.strictEqual(outcomeOf(yield* Effect.exit(queue.result(own.id))), "OutcomeUnknown")
+        const late = yield* queue.offerAll([3])
+        assert.strictEqual(outcomeOf(yield* Effect.exit(queue.result(late[0]!.id))), "failed")
+        assert.deepStrictEqual(worker.begun.slice(5), [3, 3])
+        yield* worker.stop
+        const other = yield* working(queue, () => Effect.fail("no"), { attempts: 1 })
+        const [last] = yield* queue.offerAll([4])
+        assert.strictEqual(outcomeOf(yield* Effect.exit(queue.result(last!.id))), "failed")
+        assert.deepStrictEqual(other.begun, [4])
+        yield* other.stop
+      })))
+
   it.effect("waits for a retry that never comes by itself", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

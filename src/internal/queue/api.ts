@@ -280,6 +280,14 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
    * use the same. Default: the name.
    */
   readonly colocate?: string | undefined
+  /** How often workers attempt a job that has no `attempts`, unless they say otherwise. Default: see `RunOptions`. */
+  readonly attempts?: number | undefined
+  /** When workers attempt a failed job again, unless they say otherwise. Default: see `RunOptions`. */
+  readonly retry?: Schedule.Schedule<unknown, any> | undefined
+  /** How long the handler of a job without a `timeout` may run, unless its worker says otherwise. Default: for ever. */
+  readonly timeout?: Duration.Input | undefined
+  /** Whether the outcomes of jobs are kept whose offer does not say. Default false. */
+  readonly result?: boolean | undefined
   /** How long ids and results of finished jobs are known: at least this long, at most twice as long. Default: 10 minutes. */
   readonly retention?: Duration.Input | undefined
   readonly letters?: {

@@ -262,9 +262,11 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     subscriber?: Subscriber
   ): Exit.Exit<Wish, QueueError> {
     const body = this.#encode(payload)
-    return Exit.isFailure(body)
-      ? Exit.failCause(body.cause)
-      : Exit.succeed(wishOf(body.value, options, trace, this.#retention, this.#deque?.aim(options), subscriber))
+    if (Exit.isFailure(body)) return Exit.failCause(body.cause)
+    const wanted = this.#options.result === true && options?.result === undefined
+      ? { ...options, result: true }
+      : options
+    return Exit.succeed(wishOf(body.value, wanted, trace, this.#retention, this.#deque?.aim(options), subscriber))
   }
 
   readonly offer = (payload: A, options?: OfferOptions): Effect.Effect<Offered, QueueError> =>
@@ -446,7 +448,8 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   // Work
   // -------------------------------------------------------------------------------------------------------------------
 
-  #policy<E2>({ attempts, retry, timeout }: Pick<RunOptions<E2>, "attempts" | "retry" | "timeout">): Policy<any> {
+  #policy<E2>(options: Pick<RunOptions<E2>, "attempts" | "retry" | "timeout">): Policy<any> {
+    const { attempts = this.#options.attempts, retry = this.#options.retry, timeout = this.#options.timeout } = options
     const { hooks: { log }, settings: { namespace } } = this.#space.kernel
     return {
       attempts: attempts === undefined
