@@ -80,10 +80,17 @@ interface Job {
   state: "waiting" | "delayed" | "active" | "cancelled" | "dead" | "gone"
   worker: number
   token: number
+  /** Where it stands in the order of its level, if it was handed out to nobody yet, and its offer had no delay. */
+  fresh: number | undefined
+  /** It is not handed out before that time of the server, in ms. */
+  due: number
 }
 
 const credit = 2
 const mostCrashes = 2
+// While several levels have jobs, one of so many is not of the highest.
+const turns = 8
+const delay = 20
 
 layer(TestServer.layer, live)("the queue actor", (it) => {
   for (const limit of [0, 2]) {
@@ -93,7 +100,10 @@ layer(TestServer.layer, live)("the queue actor", (it) => {
         yield* Effect.promise(() =>
           fc.assert(
             fc.asyncProperty(fc.array(step, { minLength: 5, maxLength: 60 }), (steps) =>
-              run(actor(redis, freshNamespace(), "queue:q"), steps, limit)),
+              run(actor(redis, freshNamespace(), "queue:q"), steps, limit, async () => {
+                const [seconds, micros] = await redis.time()
+                return Number(seconds) * 1000 + Math.floor(Number(micros) / 1000)
+              })),
             { numRuns: 150, endOnFailure: false }
           )
         )
@@ -101,7 +111,14 @@ layer(TestServer.layer, live)("the queue actor", (it) => {
   }
 })
 
-const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, limit: number) => {
+type Delivery = readonly [id: string, count: number, value: number, ...more: Array<string>]
+
+const run = async (
+  queue: ReturnType<typeof actor>,
+  steps: ReadonlyArray<Step>,
+  limit: number,
+  now: () => Promise<number>
+) => {
   const jobs = new Map<string, Job>()
   const tokens = new Set<number>()
   const known = new Map<string, string>()
@@ -112,6 +129,9 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
   const read = new Map<string, number>()
   const counted = [0, 0, 0]
   let [number, values, paused, completed] = [0, 0, false, 0]
+  // The last job of each level that began in its order, and how many have begun since one of a lower level went ahead.
+  const last = [0, 0, 0, 0]
+  let since = 0
   const nameOf = (worker: number) => `s${worker}x${sessions[worker]}`
   await queue.open("producer")
   await queue.send("producer", "queue.join", ["p", "1", limit, 0, 0, 60_000, 1000, 0, mostCrashes, 0, 0, 1, 0, 0, 1, 0])
@@ -129,12 +149,9 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
     tokens.add(token)
     job.token = token
   }
-  const begin = (
-    worker: number,
-    deliveries: ReadonlyArray<[string, number, number, ...Array<string>]>,
-    token: number
-  ) => {
-    for (const [at, [id, count, value, ...more]] of deliveries.entries()) {
+  // In the order of their tokens, over all workers.
+  const begin = (deliveries: ReadonlyArray<readonly [token: number, worker: number, delivery: Delivery]>) => {
+    for (const [token, worker, [id, count, value, ...more]] of deliveries.toSorted(([x], [y]) => x - y)) {
       const job = jobs.get(id)
       assert.isDefined(job, `${id} was never offered`)
       assert.include(["waiting", "delayed"], job!.state, `${id} was handed out`)
@@ -142,12 +159,22 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
       assert.deepStrictEqual(more, job!.given === "" ? [] : ["i", job!.given])
       job!.attempts++
       assert.strictEqual(count, job!.attempts + 65_536 * job!.crashes)
-      fence(job!, token + at)
+      fence(job!, token)
+      assert.isAtLeast(token / 1000, job!.due, `${id} was handed out before its time`)
+      if (job!.fresh !== undefined) {
+        assert.isAbove(job!.fresh, last[job!.level]!, `${id} was overtaken by another of its level`)
+        last[job!.level] = job!.fresh
+      }
+      const higher = [...jobs.values()].some(({ level, state }) => state === "waiting" && level < job!.level)
+      if (higher) assert.isAtLeast(since, turns - 1, `${id} went ahead of a higher level`)
+      since = higher ? 0 : since + 1
+      job!.fresh = undefined
       job!.state = "active"
       job!.worker = worker
     }
   }
   const take = async () => {
+    const heard: Array<readonly [number, number, Delivery]> = []
     for (const worker of [0, 1, 2]) {
       const name = nameOf(worker)
       const events = await queue.mail(name)
@@ -155,11 +182,12 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
         if (event[0] !== "changed" || event[2] !== "deliver") continue
         assert.strictEqual(event[3], ++counted[worker]!)
         assert.isFalse(paused, "handed out while it is paused")
-        begin(worker, event[5], event[4])
+        for (const [at, one] of (event[5] as Array<Delivery>).entries()) heard.push([event[4] + at, worker, one])
       }
       read.set(name, events.length)
-      assert.isAtMost(held(worker).length + owed[worker]!, credit)
     }
+    begin(heard)
+    for (const worker of [0, 1, 2]) assert.isAtMost(held(worker).length + owed[worker]!, credit)
     if (limit > 0) assert.isAtMost(held().length, limit)
   }
   // What its workers are given up counts as `crashed` says.
@@ -203,8 +231,9 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
       case "retry":
       case "later":
         if (!isCancelled) job.state = what === "later" ? "delayed" : "waiting"
+        if (what === "later") job.due = await now() + delay
         assert.deepStrictEqual(
-          await queue.send(name, "queue.retry", ["w", id, what === "later" ? 1 : 0, "1", more]),
+          await queue.send(name, "queue.retry", ["w", id, what === "later" ? delay : 0, "1", more]),
           ["returned"]
         )
         return
@@ -238,9 +267,12 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
   const offer = async ({ count, delayed, id, level }: Extract<Step, { do: "offer" }>) => {
     const given = id === 0 ? "" : `id ${id}`
     const bodies = Array.from({ length: count }, () => String(++values))
-    const more = `${level === 2 ? "" : levels[level]}${delayed ? "d1" : ""}${given === "" ? "" : `i${given.length}`}`
+    const more = `${level === 2 ? "" : levels[level]}${delayed ? `d${delay}` : ""}${
+      given === "" ? "" : `i${given.length}`
+    }`
     const text = bodies.map((body) => body + given).join("")
     const shapes = bodies.map((body) => `${body.length}${more}`).join(" ")
+    const due = delayed ? await now() + delay : 0
     const answer = await queue.send("producer", "queue.offer", [text, shapes, "node", ++number])
     const [tag, stamp, first, duplicates] = answer as [string, number, number, Array<[number, string]>]
     assert.strictEqual(tag, "offered")
@@ -254,7 +286,7 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
         continue
       }
       assert.isUndefined(duplicate)
-      const own = `${letter}${stamp}-${next++}`
+      const own = `${letter}${stamp}-${next}`
       if (given !== "") known.set(given, own)
       jobs.set(own, {
         value: Number(body),
@@ -264,8 +296,11 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
         crashes: 0,
         state: delayed ? "delayed" : "waiting",
         worker: -1,
-        token: 0
+        token: 0,
+        fresh: delayed ? undefined : next,
+        due
       })
+      next++
     }
     // The same offer again is answered as before, and changes nothing.
     assert.deepStrictEqual(await queue.send("producer", "queue.offer", [text, shapes, "node", number]), answer)
@@ -353,7 +388,15 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
           assert.strictEqual(tag, "replayed")
           assert.strictEqual((id as string)[0], levels[job.level])
           gone(job)
-          jobs.set(id as string, { ...job, attempts: 0, crashes: 0, state: "waiting", worker: -1 })
+          jobs.set(id as string, {
+            ...job,
+            attempts: 0,
+            crashes: 0,
+            state: "waiting",
+            worker: -1,
+            fresh: Number(/\d+$/.exec(id as string)![0]),
+            due: 0
+          })
           if (job.given !== "") known.set(job.given, id as string)
         }
         break
