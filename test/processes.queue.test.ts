@@ -4,7 +4,7 @@ import { Effect, Schema, type Scope } from "effect"
 import { Queue } from "../src/index.ts"
 import { spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/worker.ts"
-import { elapsed } from "./support/awake.ts"
+import { awake, elapsed } from "./support/awake.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
 import { deadForgotten, on } from "./support/several.ts"
@@ -297,6 +297,12 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
               yield* victim.sigcont
             }
             if (round === 1) yield* producers[0]!.kill9
+            if (round === 0) {
+              // For so long that its session has ended, perhaps in the middle of an offer.
+              yield* producers[1]!.sigstop
+              yield* awake(`${lease + 500} millis`)
+              yield* producers[1]!.sigcont
+            }
           }
           // What a producer was confirmed, and what may have been stored before it was killed.
           const offered = producers.flatMap(({ received }) =>
@@ -318,6 +324,12 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
             const attempts = events.filter(({ event }) => event === "begun").map(({ attempt }) => attempt)
             assert.deepStrictEqual(attempts, attempts.toSorted((x, y) => x - y), `job ${value}`)
             assert.strictEqual(new Set(attempts).size, attempts.length, `job ${value}: ${attempts}`)
+            // A process that has lost a job does nothing more of it: it is in one place at a time.
+            const begins = events.filter(({ event }) => event === "begun")
+            for (const { at, token } of events.filter(({ event }) => event === "done")) {
+              const next = begins.find((other) => other.token > token)
+              assert.isAtMost(at, next?.at ?? at, `job ${value} was done while another process had it`)
+            }
           }
         }).pipe(Effect.tapCause((cause) => Effect.logError(`seed ${seed}`, cause)))
         yield* Effect.forEach([...all, ...producers], (one) => one.signal("SIGKILL"))
