@@ -61,10 +61,11 @@ export {
 export class CommandRefused extends Schema.Error<CommandRefused>("lockstep/Fence/CommandRefused")({
   _tag: Schema.tag("CommandRefused"),
   command: Schema.String,
+  target: Schema.String,
   code: Schema.String
 }) {
   override get message(): string {
-    return `Redis refused ${this.command} (${this.code}): fix the command or its arguments.`
+    return `Redis refused ${this.command} of ${this.target} (${this.code}): fix the command or its arguments.`
   }
 }
 
@@ -144,10 +145,11 @@ export const withOptions = (options: {
       (reply) => {
         const [tag, value] = reply as readonly [string, unknown]
         if (tag === "done") return Effect.succeed(value as A)
+        const target = `key ${JSON.stringify(key)}`
         return Effect.fail(fail(
           tag === "stale"
-            ? new StaleToken({ token, seen: Number(value) })
-            : new CommandRefused({ command, code: String(value) })
+            ? new StaleToken({ target, token, seen: Number(value) })
+            : new CommandRefused({ command, target, code: String(value) })
         ))
       }
     )

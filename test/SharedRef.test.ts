@@ -326,6 +326,7 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         yield* two.setFenced(later, 3)
         const refused = (yield* Effect.flip(one.setFenced(former, 4))).reason
         assert.deepInclude(refused, { _tag: "StaleToken", token: former.token, seen: later.token })
+        assert.include(refused.message, "sharedRef")
         assert.strictEqual(yield* two.get, 3)
         yield* two.delete
         assert.strictEqual((yield* Effect.flip(two.setFenced(former, 5))).reason._tag, "StaleToken")

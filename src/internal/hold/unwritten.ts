@@ -5,11 +5,14 @@ import { describe } from "./loss.ts"
 
 export class StaleToken extends Schema.Error<StaleToken>("lockstep/Fence/StaleToken")({
   _tag: Schema.tag("StaleToken"),
+  /** What was to be written. */
+  target: Schema.String,
   token: Schema.Number,
   seen: Schema.Number
 }) {
   override get message(): string {
-    return `A holder with the newer token ${this.seen} has written already, so the write with token ${this.token} was refused: stop, the lease is lost.`
+    return `A holder with the newer token ${this.seen} has written ${this.target} already, so the write with token ${this.token} was ` +
+      `refused: stop, the lease is lost.`
   }
 }
 

@@ -10,6 +10,7 @@ import { keyOf } from "../actor/keys.ts"
 import type { Requests } from "../actor/lua.ts"
 import { followingOf, type Publications } from "../hold/following.ts"
 import type { Lease } from "../hold/hold.ts"
+import { describe } from "../hold/loss.ts"
 import { type InvalidPayload, type Payload, payload } from "../hold/payload.ts"
 import type { Place } from "../hold/place.ts"
 import { read, request } from "../hold/request.ts"
@@ -253,7 +254,12 @@ export class Cell<A, E> {
         this.#write("sharedRef.fence", args, (reply) => {
           if (reply[0] === "set") this.#wrote(reply[1], json)
         }, { publish }),
-        ([tag, seen]) => tag === "set" ? Effect.void : Effect.fail(this.#options.fail(new StaleToken({ token, seen })))
+        ([tag, seen]) => {
+          if (tag === "set") return Effect.void
+          const { kind, name, namespace } = this.place
+          const target = describe(kind, name, namespace)
+          return Effect.fail(this.#options.fail(new StaleToken({ target, token, seen })))
+        }
       )
     })
   }
