@@ -1455,7 +1455,7 @@ reapers.queue = function(ctx, key, session, id)
   local queue, crashed = loadQueue(ctx, key, claim), not hasLeft(ctx, session)
   dropClaim(ctx, queue, claim, crashed)
   -- Its process may live, and send an offer again: that stays known for the window, also if the queue is forgotten before that.
-  if crashed and call('EXISTS', queue.even, queue.odd) > 0 then queue.named = ctx.now end
+  if crashed and call('HLEN', queue.even) + call('HLEN', queue.odd) > 0 then queue.named = ctx.now end
   if queue.plans > 0 then extend.wakePlans(ctx, queue) end
 end
 

@@ -23,9 +23,8 @@ end
 
 -- A job that was in work goes back. It ends if it may not begin any more.
 extend.lapse = function(ctx, queue, job)
-  if tonumber(call('ZSCORE', queue.delays, 'e' .. job) or 0) ~= LAPSED then return end
-  call('ZADD', queue.delays, text(EXPIRY + ctx.now), 'e' .. job)
-  soonerDue(ctx, queue, ctx.now)
+  local lapsed = call('ZADD', queue.delays, 'XX', 'GT', 'CH', text(EXPIRY + ctx.now), 'e' .. job) == 1
+  if lapsed then soonerDue(ctx, queue, ctx.now) end
 end
 
 -- Removes jobs whose time has passed.
