@@ -789,6 +789,23 @@ layer(TestServer.layer, live)("a task group", (it) => {
         assert.deepStrictEqual(arrayOf(yield* group.results), [["x", 1]])
       }), { ...timing, lease: "20 seconds", requestTimeout: "300 millis" }))
 
+  it.effect("reads again what it could not read while Redis was away, though no event comes any more", () =>
+    behindLine(({ context, direct, line }) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* groupOn(context), yield* groupOn(yield* direct())]
+        const task = yield* two.register("x")
+        const waiting = yield* awaiting(one)
+        let dropped = 0
+        yield* line.onRequest(({ args }) => args.includes("taskGroup.read") && dropped++ >= 0 ? "drop" : "pass")
+        yield* task.submit(1)
+        yield* eventually(Effect.sync(() => dropped > 0), { message: "it asks" })
+        // For longer than a question takes.
+        yield* realSleep(1000)
+        yield* pending(waiting)
+        yield* line.onRequest(undefined)
+        assert.deepStrictEqual(arrayOf(yield* promptly(Fiber.join(waiting), "the waiter")), [["x", 1]])
+      }), { ...timing, lease: "20 seconds", requestTimeout: "300 millis" }))
+
   it.effect("does what its model does, whoever registers, submits, dies, resets or waits", () =>
     Effect.gen(function*() {
       const server = yield* TestServer

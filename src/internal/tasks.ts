@@ -4,10 +4,10 @@
  */
 
 import * as Effect from "effect/Effect"
+import * as Schedule from "effect/Schedule"
 import type * as Scope from "effect/Scope"
-import type { CoordinatorError } from "./actor/errors.ts"
+import { type CoordinatorError, isAway } from "./actor/errors.ts"
 import type { Requests } from "./actor/lua.ts"
-import { isTransient } from "./actor/transport.ts"
 import { type Failure, join } from "./hold/acquire.ts"
 import { followingOf, type Publications } from "./hold/following.ts"
 import type { Hold } from "./hold/hold.ts"
@@ -15,7 +15,6 @@ import type { Membership } from "./hold/membership.ts"
 import type { Place } from "./hold/place.ts"
 import { question, request } from "./hold/request.ts"
 import { Superseded } from "./hold/superseded.ts"
-import type { RedisError } from "./redis/errors.ts"
 
 export type Status = "running" | "done" | "failed" | "lost"
 
@@ -261,12 +260,11 @@ export class Tasks {
     return Effect.map(question(this.place, "taskGroup.read", [from, wanted]), pageOf)
   }
 
-  /** As `read`, for waiters: nothing as well when Redis is out of reach, since they wait for the next event. */
-  readIfPossible(from: number, wanted: string): Effect.Effect<Page | undefined, CoordinatorError> {
-    return Effect.catchIf(
-      this.read(from, wanted),
-      (error) => isTransient(error as unknown as RedisError),
-      () => Effect.undefined
+  /** As `read`, for waiters: they ask again while Redis is away, since there may be no other event. Nothing if the group is closed. */
+  readWaiting(from: number, wanted: string): Effect.Effect<Page | undefined, CoordinatorError> {
+    return this.read(from, wanted).pipe(
+      Effect.retry({ while: ({ reason }) => isAway(reason) && !this.closed, schedule: Schedule.spaced("1 second") }),
+      Effect.catchIf(({ reason }) => isAway(reason), () => Effect.undefined)
     )
   }
 }

@@ -55,7 +55,7 @@ export const resultsOf = Effect.fnUntraced(function*<A>(
 })
 
 const pageOf = (tasks: Tasks, from: number, wanted: string): Effect.Effect<Page | undefined, TaskGroupError> =>
-  Effect.mapError(tasks.readIfPossible(from, wanted), ({ reason }) => fail(reason))
+  Effect.mapError(tasks.readWaiting(from, wanted), ({ reason }) => fail(reason))
 
 /** Waits until all shards are done. `faults` are the statuses that end the wait. */
 export const awaitAll = <A, E>(
