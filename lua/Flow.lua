@@ -571,19 +571,21 @@ end
 -- Adds nodes behind a node that is just ending, or behind none: `added` has of each its name, its queue, its payload as JSON text, its
 -- predecessors among the added nodes (their places, from 1 on), the policies of the edges to those, its successors among the nodes
 -- that were there (their names), the policies, and the options of its job as JSON text. A node that is done again adds its nodes again:
--- those keep their edges. Answers the name that is in the way, if one is, and then adds nothing.
+-- those keep their edges, and what they have done. While the run stops, they are cancelled, for a retry. Answers the name that is in the
+-- way, if one is, and then adds nothing.
 local function addNodes(ctx, flow, behind, from, added)
-  local taken, numbers, known, last = {}, {}, {}, flow.nodes
+  local taken, numbers, known, last, stopped = {}, {}, {}, flow.nodes, flow.stop ~= 0
   for place, one in ipairs(added) do
     local at = call('HGET', flow.items, 'N' .. one[1])
-    if at and behind and call('HGET', flow.items, 'm' .. at) == behind then known[place] = nodeAt(flow, at).state == 'b' end
+    if at and behind and call('HGET', flow.items, 'm' .. at) == behind then known[place] = nodeAt(flow, at).state end
     if taken[one[1]] or at and not known[place] then return one[1] end
     taken[one[1]] = true
     if not at then last = last + 1 end
     numbers[place] = at or text(last)
-    for _, name in ipairs(one[6]) do
+    for _, name in ipairs(known[place] and {} or one[6]) do
       local to = call('HGET', flow.items, 'N' .. name)
-      if not to or nodeAt(flow, to).state ~= 'b' then return name end
+      local state = to and nodeAt(flow, to).state
+      if state ~= 'b' and not (stopped and state == 'c') then return name end
     end
   end
   local successors, fresh = {}, {}
@@ -599,13 +601,19 @@ local function addNodes(ctx, flow, behind, from, added)
   end
   for place, one in ipairs(added) do
     local at, edges = numbers[place], successors[place]
-    call('HSET', flow.items, 'd' .. at, '[' .. encoded(one[1]) .. ',' .. encoded(one[2]) .. ',' .. one[8] .. ']', 'p' .. at, one[3])
     local node
+    if known[place] ~= 'd' then
+      call('HSET', flow.items, 'd' .. at, '[' .. encoded(one[1]) .. ',' .. encoded(one[2]) .. ',' .. one[8] .. ']', 'p' .. at, one[3])
+    end
     if known[place] then
       node = nodeAt(flow, at)
     else
       local predecessors = behind and { behind } or {}
-      for _, before in ipairs(one[4]) do predecessors[#predecessors + 1] = numbers[before] end
+      local open = #predecessors
+      for _, before in ipairs(one[4]) do
+        predecessors[#predecessors + 1] = numbers[before]
+        if known[before] ~= 'd' then open = open + 1 end
+      end
       for index, name in ipairs(one[6]) do
         local to = call('HGET', flow.items, 'N' .. name)
         local waiting = nodeAt(flow, to)
@@ -616,13 +624,15 @@ local function addNodes(ctx, flow, behind, from, added)
       end
       local line = concat(edges, ' ')
       node = {
-        state = 'b', open = #predecessors, verdict = 0, generation = 0, successors = 0,
+        state = 'b', open = open, verdict = 0, generation = 0, successors = 0,
         predecessors = #predecessors > 0 and 1 or 0, fatal = (line == '' or find(line, 'f', 1, true)) and '1' or '0', undo = '0'
       }
       call('HSET', flow.items, 'N' .. one[1], at, 'b' .. at .. '.0', concat(predecessors, ' '))
       if behind then call('HSET', flow.items, 'm' .. at, behind) end
       flow.blocked = flow.blocked + 1
-      if node.open == 0 then
+      if stopped then
+        moveNode(flow, at, node, 'c')
+      elseif node.open == 0 then
         moveNode(flow, at, node, 'r')
         offerNode(ctx, flow, at, node)
       end
@@ -655,7 +665,7 @@ local function endNode(ctx, flow, node, found, undo, tag, outcome, added)
     return nextUndo(ctx, flow)
   end
   if found.state ~= 'r' and found.state ~= 'a' then return end
-  if added and flow.stop == 0 then
+  if added then
     local taken = addNodes(ctx, flow, node, found, added)
     if taken then return taken end
   end

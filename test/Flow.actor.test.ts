@@ -374,6 +374,23 @@ const drive = async (
   }
 }
 
+interface Begun {
+  readonly redis: Parameters<typeof actor>[0]
+  readonly keys: (session: string) => ReadonlyArray<string>
+  readonly ring: () => Promise<unknown>
+  readonly due: () => Promise<number>
+  readonly send: (verb: string, ...args: ReadonlyArray<string | number>) => Promise<ReadonlyArray<any>>
+  readonly end: (
+    node: number,
+    generation: number,
+    tag: "success" | "failure",
+    added?: ReadonlyArray<unknown>,
+    compensated?: boolean
+  ) => Promise<ReadonlyArray<any>>
+  readonly state: () => Promise<number>
+  readonly nodes: () => Promise<string>
+}
+
 layer(TestServer.layer, { excludeTestServices: true })("the flow actor", (it) => {
   it.effect(
     "starts every node once when the nodes before it have ended, or says why not",
@@ -384,4 +401,83 @@ layer(TestServer.layer, { excludeTestServices: true })("the flow actor", (it) =>
       }),
     240_000
   )
+
+  /** A run of nodes that stand alone, whose conductors are played by the test. */
+  const begun = (self: (run: Begun) => Promise<void>, undo: ReadonlyArray<string> = [], deadline = 0) =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      const { key, keys, look, open, ring, send } = actor(redis, freshNamespace(), "flow:f/r")
+      yield* Effect.promise(async () => {
+        await open("S")
+        const spec = { queue: "q", options: "{}", payload: "0", before: [], behind: [] }
+        const layout = layoutOf(["X", "P", "T"].map((name) => ({ ...spec, name, undo: undo.includes(name) })))
+        await send("S", "flow.begin", ["f", "null", layout.digest, 3, 0, 1, deadline, 600_000])
+        for (const part of partsOf(layout)) await send("S", "flow.load", [layout.digest, JSON.stringify(part)])
+        await send("S", "flow.start", [layout.digest, layout.fields.length / 2])
+        const status = async () => (await look("flow.status", [1])) as ReadonlyArray<any>
+        await self({
+          keys,
+          redis,
+          ring,
+          due: async () => Number(await redis.zscore(keys("S")[1]!, `@${key.slice(key.indexOf("}:") + 2)}`)),
+          send: (verb, ...args) => send("S", verb, args),
+          end: (node, generation, tag, added = [], compensated = false) =>
+            send("S", "flow.ended", [
+              String(node),
+              generation,
+              compensated ? "1" : "",
+              tag,
+              `["${tag}"]`,
+              added.length === 0 ? "" : JSON.stringify(added)
+            ]),
+          state: async () => (await status())[1],
+          nodes: async () => (await status())[18].map(([[name], state]: any) => `${name} ${state}`).join()
+        })
+      })
+    })
+
+  // Behind the node that adds it, and those of these places, and in front of those nodes.
+  const child = (name: string, after: ReadonlyArray<number> = [], before: ReadonlyArray<string> = []) => [
+    name,
+    "q",
+    "1",
+    after,
+    "f".repeat(after.length),
+    before,
+    "f".repeat(before.length),
+    "{}"
+  ]
+
+  it.effect("keeps what a handler has added while the run stops, for a retry", () =>
+    begun(async ({ end, nodes, send, state }) => {
+      await end(3, 0, "success")
+      await end(1, 0, "failure")
+      assert.deepStrictEqual<unknown>(await end(2, 0, "success", [child("C"), child("D", [1])]), ["ended"])
+      assert.strictEqual(await nodes(), "X f,P d,T d,C c,D c")
+      assert.strictEqual(await state(), 4)
+      await send("flow.retry", "again", "")
+      assert.strictEqual(await nodes(), "X r,P d,T d,C r,D b")
+      await end(1, 1, "success")
+      await end(4, 1, "success")
+      await end(5, 1, "success")
+      assert.strictEqual(await nodes(), "X d,P d,T d,C d,D d")
+      assert.strictEqual(await state(), 3)
+    }))
+
+  it.effect("passes over what a handler has added before, when that is done", () =>
+    begun(async ({ end, nodes, send, state }) => {
+      await end(2, 0, "success", [child("C")])
+      await end(3, 0, "success")
+      await end(4, 0, "success")
+      await end(1, 0, "failure")
+      assert.strictEqual(await state(), 2)
+      await end(2, 0, "success", [], true)
+      assert.strictEqual(await nodes(), "X f,P x,T d,C d")
+      await send("flow.retry", "again", "")
+      await end(1, 1, "success")
+      assert.deepStrictEqual<unknown>(await end(2, 1, "success", [child("C"), child("D", [1])]), ["ended"])
+      assert.strictEqual(await nodes(), "X d,P d,T d,C d,D r")
+      await end(5, 0, "success")
+      assert.strictEqual(await state(), 3)
+    }, ["P"]))
 })
