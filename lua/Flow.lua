@@ -4,7 +4,7 @@
 -- after Queue.lua
 -- after QueueErrands.lua
 --
--- A run is named "<flow>/<run>", and is two hashes. While it is not over they stay; afterwards for `retention` ms:
+-- A run is named "<flow>/<run>", where the flow has no "/", and is two hashes. While it is not over they stay; afterwards for `retention` ms:
 --   s                  record Flow
 --   f                  the flow, whose errands in this partition go to the conductors
 --   i                  the input, as JSON
@@ -31,8 +31,9 @@
 -- is replayed, the nodes behind those that were named wait in w too, and then `scan` is the next place of a walk over k.
 -- `expected` is how many nodes there have to be before the run can end; -1 while it is not known. The policy is the sum of 1 if a
 -- failure stops what has not begun, 2 if the conductors hear of the end of a run that is done, and 4 if they hear of any other end.
+-- The stamp is a token: it tells the run from those of the same name before it, whose jobs and errands may be known for longer.
 -- record Flow 1: state, nodes, expected, blocked, ready, active, done, failed, skipped, cancelled, compensated, version, policy, stop,
---   scan, phase, step, head, tail, undos, undone, faults, fault, deadline, due, retention, watchers, waiters, started, ended
+--   scan, phase, step, head, tail, undos, undone, faults, fault, deadline, due, retention, watchers, waiters, started, ended, stamp
 
 local NODE_COUNTS = {
   b = 'blocked', r = 'ready', a = 'active', d = 'done', f = 'failed', s = 'skipped', c = 'cancelled', x = 'compensated'
@@ -116,8 +117,12 @@ end
 -- Errands
 -- -----------------------------------------------------------------------------
 
+local function whichOf(flow)
+  return '[' .. encoded(flow.run) .. ',' .. text(flow.stamp) .. ']'
+end
+
 local function errandFor(ctx, flow, tag, at, node, ...)
-  local parts = { encoded(tag), encoded(flow.run), at, text(node.generation), ... }
+  local parts = { encoded(tag), whichOf(flow), at, text(node.generation), ... }
   extend.errand(ctx, flow.name, '[' .. concat(parts, ',') .. ']')
 end
 
@@ -138,8 +143,9 @@ end
 local function offerBeside(ctx, flow, at, node, about, payload)
   local _, queue, options = unpack(cjson.decode(about))
   local generation = text(node.generation)
-  local id = flow.name .. '/' .. flow.run .. '/' .. at .. '/' .. generation
-  local reference = at .. ' ' .. generation .. ' 0 ' .. flow.run
+  local stamp = text(flow.stamp)
+  local id = flow.name .. '/' .. flow.run .. '/' .. stamp .. '/' .. at .. '/' .. generation
+  local reference = at .. ' ' .. generation .. ' 0 ' .. stamp .. ' ' .. flow.run
   local more, texts = shapeOf(options, id, #flow.name .. ' ' .. flow.name .. reference)
   return extend.offerBeside(ctx, queue, payload .. texts, #payload .. more .. ' ')
 end
@@ -374,7 +380,7 @@ local function endFlow(ctx, flow, state)
     local counts = { state, text(flow.nodes), text(flow.done), text(flow.failed), text(flow.cancelled) }
     -- The last retry tells this end from the ends before it.
     local retry = encoded(call('HGET', flow.key, 'retry') or '')
-    extend.errand(ctx, flow.name, '["over",' .. encoded(flow.run) .. ',' .. concat(counts, ',') .. ',' .. retry .. ']')
+    extend.errand(ctx, flow.name, '["over",' .. whichOf(flow) .. ',' .. concat(counts, ',') .. ',' .. retry .. ']')
   end
 end
 
@@ -494,7 +500,7 @@ handlers['flow.begin'] = function(ctx, key, flow, input, digest, nodes, expected
     call('DEL', ctx.nodes)
   else
     run = { key = key, items = ctx.nodes, name = flow, changes = {}, work = {}, version = 0, watchers = 0, waiters = 0 }
-    run.run = sub(key, #ctx.prefix + 7 + #flow)
+    run.run, run.stamp = sub(key, #ctx.prefix + 7 + #flow), tonumber(nextToken(ctx))
     keepFlow(ctx, run)
   end
   for _, field in pairs(NODE_COUNTS) do run[field] = 0 end
@@ -524,11 +530,11 @@ end
 -- flow.start: starts a run, all of whose fields were loaded
 -- keys: all
 -- args: digest string, fields number
--- reply: ["begun", state number] | ["missing"]
+-- reply: ["begun", state number, stamp number] | ["missing"]
 handlers['flow.start'] = function(ctx, key, digest, fields)
   local flow = loadFlow(ctx, key)
   if not flow then return MISSING end
-  if flow.state ~= FLOW.loading then return reply('begun', flow.state) end
+  if flow.state ~= FLOW.loading then return reply('begun', flow.state, flow.stamp) end
   if call('HGET', key, 'g') ~= digest or call('HLEN', ctx.nodes) ~= tonumber(fields) then return MISSING end
   flow.state, flow.started = FLOW.running, ctx.now
   call('PERSIST', key)
@@ -536,7 +542,7 @@ handlers['flow.start'] = function(ctx, key, digest, fields)
   flow.work[1] = '0 0'
   armDeadline(ctx, flow)
   stepFlow(ctx, flow)
-  return reply('begun', flow.state)
+  return reply('begun', flow.state, flow.stamp)
 end
 
 -- -----------------------------------------------------------------------------
@@ -546,12 +552,12 @@ end
 -- flow.begun: the job of a node was offered, or is going to be. If it was, and the run stops, or has given the node up, conductors remove
 -- it.
 -- keys: all
--- args: node string, generation number, offered boolean
+-- args: stamp number, node string, generation number, offered boolean
 -- reply: ["active"] | ["over"] | ["missing"]
 -- flags: allow-oom
-handlers['flow.begun'] = function(ctx, key, node, generation, offered)
+handlers['flow.begun'] = function(ctx, key, stamp, node, generation, offered)
   local flow = loadFlow(ctx, key)
-  local found = flow and nodeAt(flow, node)
+  local found = flow and flow.stamp == tonumber(stamp) and nodeAt(flow, node)
   if not found then return MISSING end
   if found.generation ~= tonumber(generation) or found.state == 'c' then
     found.generation = tonumber(generation)
@@ -691,12 +697,12 @@ end
 
 -- A job has ended whose subscriber may be a run in this partition. Answers false if a conductor is to tell the run.
 extend.tellRun = function(ctx, name, reference, outcome)
-  local node, generation, undo, run = match(reference, '^(%d+) (%d+) ([01]) (.*)$')
+  local node, generation, undo, stamp, run = match(reference, '^(%d+) (%d+) ([01]) (%d+) (.*)$')
   if not node then return false end
   local known, added = addedIn(outcome)
   local flow = known and loadBeside(ctx, 'flow', name .. '/' .. run, loadFlow)
   if not flow then return false end
-  local found = nodeAt(flow, node)
+  local found = flow.stamp == tonumber(stamp) and nodeAt(flow, node)
   if not found or found.generation ~= tonumber(generation) then return true end
   return not endNode(ctx, flow, node, found, undo == '1', match(outcome, '^%["(%a+)"'), outcome, added)
 end
@@ -704,11 +710,11 @@ end
 -- flow.ended: the job of a node has ended: with the tag of its outcome, and the outcome as JSON. Repeated, it changes nothing. `undo` says
 -- that the job has compensated the node.
 -- keys: all
--- args: node string, generation number, undo boolean, tag string, outcome string, added string
+-- args: stamp number, node string, generation number, undo boolean, tag string, outcome string, added string
 -- reply: ["ended"] | ["refused", name string] | ["missing"]
-handlers['flow.ended'] = function(ctx, key, node, generation, undo, tag, outcome, added)
+handlers['flow.ended'] = function(ctx, key, stamp, node, generation, undo, tag, outcome, added)
   local flow = loadFlow(ctx, key)
-  local found = flow and nodeAt(flow, node)
+  local found = flow and flow.stamp == tonumber(stamp) and nodeAt(flow, node)
   if not found or found.generation ~= tonumber(generation) then return MISSING end
   local taken = endNode(ctx, flow, node, found, undo == '1', tag, outcome, added ~= '' and cjson.decode(added))
   if taken then return reply('refused', taken) end
@@ -839,7 +845,7 @@ end
 -- flow.status: the counts, the input, the first node that has failed the run, as `flow.inputs` has it, and nodes from a number on, each with its state and generation; next is 0 at the end
 -- keys: hash, nodes
 -- args: from number
--- reply: ["status", state number, version number, nodes number, blocked number, ready number, active number, done number, failed number, skipped number, cancelled number, compensated number, expected number, input json, started number, ended number, fault json, next number, page json] | ["missing"]
+-- reply: ["status", state number, version number, nodes number, blocked number, ready number, active number, done number, failed number, skipped number, cancelled number, compensated number, expected number, input json, started number, ended number, fault json, next number, page json, stamp number] | ["missing"]
 -- flags: no-writes
 handlers['flow.status'] = function(ctx, key, from)
   local flow = readFlow(ctx, key)
@@ -856,7 +862,7 @@ handlers['flow.status'] = function(ctx, key, from)
   local next = first + count - 1
   if next > flow.nodes or #nodes == 0 then next = 0 end
   return reply('status', flowCounts(flow, json(call('HGET', key, 'i')), flow.started, flow.ended,
-    json(flow.fault > 0 and outcomeOfNode(flow, text(flow.fault)) or 'null'), next, page))
+    json(flow.fault > 0 and outcomeOfNode(flow, text(flow.fault)) or 'null'), next, page, flow.stamp))
 end
 
 -- flow.inputs: the outcomes of the predecessors of a node, from a place on: name and queue, state, outcome; next is 0 at the end

@@ -72,7 +72,6 @@ import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
 import type * as Stream from "effect/Stream"
 import { Coordinator } from "./Coordinator.ts"
-import { checkName } from "./internal/actor/keys.ts"
 import { type BatchError, ofBatch } from "./internal/flow/batchErrors.ts"
 import {
   aboutBatch,
@@ -86,7 +85,7 @@ import {
 } from "./internal/flow/batches.ts"
 import { conduct } from "./internal/flow/conducting.ts"
 import { type AnyTag, layoutOf, portIn, type Tag } from "./internal/flow/graph.ts"
-import { batches, Home, type IdOf, portsOf } from "./internal/flow/home.ts"
+import { batches, checkFlow, Home, type IdOf, portsOf } from "./internal/flow/home.ts"
 import { begin, type NodeInfo, type Terms } from "./internal/flow/runs.ts"
 import { millis, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
@@ -369,7 +368,7 @@ class BatchImpl implements Batch {
 }
 
 /**
- * Opens the batch, and conducts its runs for as long as the scope is open.
+ * Opens the batch, and conducts its runs for as long as the scope is open. The name must not contain `/`.
  *
  * @category constructors
  * @since 0.1.0
@@ -380,7 +379,7 @@ export const make = <Q extends AnyTag, D extends Q = never, F extends Q = never>
 ): Effect.Effect<Batch, BatchError, Coordinator | Scope.Scope | IdOf<Q>> =>
   Effect.gen(function*() {
     const space = spaceOf(yield* Coordinator)
-    checkName(name, "name")
+    checkFlow(name)
     const { onDone, onFailed } = options
     const ports = yield* portsOf(options.queues)
     for (const callback of [onDone, onFailed]) {

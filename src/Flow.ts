@@ -73,7 +73,6 @@ import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
 import type * as Stream from "effect/Stream"
 import { Coordinator } from "./Coordinator.ts"
-import { checkName } from "./internal/actor/keys.ts"
 import { add, type Added, type AddOptions, results } from "./internal/flow/adding.ts"
 import { conduct } from "./internal/flow/conducting.ts"
 import { fail, type FlowError } from "./internal/flow/errors.ts"
@@ -88,7 +87,7 @@ import {
   specsOf,
   type Tag
 } from "./internal/flow/graph.ts"
-import { Home, type IdOf, portsOf } from "./internal/flow/home.ts"
+import { checkFlow, Home, type IdOf, portsOf } from "./internal/flow/home.ts"
 import { begin, type Change, type NodeInfo, Run as Handle, type Status } from "./internal/flow/runs.ts"
 import { millis, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
@@ -408,8 +407,8 @@ class FlowImpl<I, O> implements Flow<I, O> {
       const graph = home.build(input)
       const specs = specsOf(graph)
       if (Exit.isFailure(specs)) return Effect.mapError(Effect.failCause(specs.cause), fail)
-      return Effect.map(begin(home, run.id, body.value, layoutOf(specs.value), this.#terms), () => {
-        run.keep(graph)
+      return Effect.map(begin(home, run.id, body.value, layoutOf(specs.value), this.#terms), (stamp) => {
+        run.keep(stamp, graph)
         return run
       })
     })
@@ -439,7 +438,7 @@ class FlowImpl<I, O> implements Flow<I, O> {
 const taken = /^(?:batch|queue):/
 
 /**
- * Opens the flow, and conducts its runs for as long as the scope is open. `build` makes the graph of an input, and returns the nodes that
+ * Opens the flow, and conducts its runs for as long as the scope is open. The name must not contain `/`. `build` makes the graph of an input, and returns the nodes that
  * the result is made of: a node, a list or a record of nodes, or nothing.
  *
  * @category constructors
@@ -452,7 +451,7 @@ export const make = <Q extends AnyTag, const O extends Shape | void, I = void>(
 ): Effect.Effect<Flow<I, ResultOf<O>>, FlowError, Coordinator | Scope.Scope | IdOf<Q>> =>
   Effect.gen(function*() {
     const space = spaceOf(yield* Coordinator)
-    checkName(name, "name")
+    checkFlow(name)
     if (taken.test(name)) throw new RangeError(`name must not begin with "batch:" or "queue:"`)
     const ports = yield* portsOf(options.queues)
     const input = codec<any>(options.input ?? Schema.Void, `The input of flow ${JSON.stringify(name)}`)

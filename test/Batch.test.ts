@@ -442,6 +442,7 @@ layer(TestServer.layer, { excludeTestServices: true })("Batch", (it) => {
             { onDone: { queue: Other, payload: () => 1 } }
           ]
         ) isRangeError(yield* Effect.exit(Effect.scoped(opened(node!, options as Options<never, never>))))
+        isRangeError(yield* Effect.exit(on(node!, Effect.scoped(Batch.make("a/b", { queues: [] })))))
         for (const name of ["batch:x", "queue:x"]) {
           isRangeError(yield* Effect.exit(on(node!, Effect.scoped(Flow.make(name, { queues: [] }, () => {})))))
         }

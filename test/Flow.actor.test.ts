@@ -186,7 +186,7 @@ const drive = async (
     assert.deepStrictEqual(await ask("flow.load", layout.digest, JSON.stringify(part)), ["loaded"])
   }
   await begin()
-  await ask("flow.start", layout.digest, layout.fields.length / 2)
+  const [, , stamp] = await ask("flow.start", layout.digest, layout.fields.length / 2)
   model.start()
 
   // Errands that are not acknowledged; and jobs, which have an id each, so that a second offer changes nothing.
@@ -198,7 +198,7 @@ const drive = async (
   const receive = async () => {
     for (const [id, fields] of await redis.xrange(`${prefix}queue-normal:q`, offered, "+")) {
       offered = `(${id}`
-      const [at, generation] = /^f\/r\/(\d+)\/(\d+)$/.exec(fields[fields.indexOf("i") + 1]!)!.slice(1).map(Number)
+      const [at, generation] = /^f\/r\/\d+\/(\d+)\/(\d+)$/.exec(fields[fields.indexOf("i") + 1]!)!.slice(1).map(Number)
       const node = nodes[at! - 1]!
       assert.deepStrictEqual([node.generation, fields[1]], [generation, String(at! - 1)])
       // It may have been cancelled already.
@@ -225,7 +225,7 @@ const drive = async (
   const end = async (job: Job, state: "d" | "f" | "c") => {
     job.live = false
     if (job.id === undefined) return void pending.push(["ended", job, state])
-    const given = `f/r/${job.at + 1}/${job.generation}`
+    const given = `f/r/${stamp}/${job.at + 1}/${job.generation}`
     if (state === "c") await queue.send("W", "queue.cancel", [given])
     else if (state === "d") await queue.send("W", "queue.finish", ["w", job.id, given, "", `["success",${job.at}]`, 1])
     else await queue.send("W", "queue.bury", ["w", job.id, "failed", "no", `["failed","no"]`, 1])
@@ -237,13 +237,14 @@ const drive = async (
     if (tag === "ended") {
       const [, { at, generation, undo }, state] = errand
       const outcome = { d: "success", f: "failure", c: "cancelled" }[state as "d" | "f" | "c"]
-      await ask("flow.ended", String(at + 1), generation, undo ? "1" : "", outcome, JSON.stringify([outcome, at]), "")
+      const text = JSON.stringify([outcome, at])
+      await ask("flow.ended", stamp, String(at + 1), generation, undo ? "1" : "", outcome, text, "")
       if (undo && nodes[at]!.state === "d") nodes[at]!.state = state === "d" ? "x" : "d"
       else model.end(at, generation, state)
       return
     }
-    const [, name, node, generation] = errand
-    assert.strictEqual(name, "r")
+    const [, which, node, generation] = errand
+    assert.deepStrictEqual(which, ["r", stamp])
     const at = node - 1
     const id = `${at}/${generation}/${tag === "undo" ? "undo" : ""}`
     if (tag === "stop") return stop(`${at}/${generation}/`, "c")
@@ -265,11 +266,11 @@ const drive = async (
     const known = pending.length
     if (next() < 0.3) {
       // A conductor that repeats an errand asks first. The node does not count as begun for that.
-      const [asked] = await ask("flow.begun", String(node), generation, "")
+      const [asked] = await ask("flow.begun", stamp, String(node), generation, "")
       const fits = nodes[at]!.generation === generation && "ra".includes(nodes[at]!.state)
       assert.strictEqual(asked, fits ? "active" : "over")
     }
-    const [answer] = await ask("flow.begun", String(node), generation, "1")
+    const [answer] = await ask("flow.begun", stamp, String(node), generation, "1")
     if (answer === "active" && nodes[at]!.state === "r") nodes[at]!.state = "a"
     if (answer !== "active" || model.stop === 0) return
     await receive()
@@ -413,7 +414,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the flow actor", (it) =>
         const layout = layoutOf(["X", "P", "T"].map((name) => ({ ...spec, name, undo: undo.includes(name) })))
         await send("S", "flow.begin", ["f", "null", layout.digest, 3, 0, 1, deadline, 600_000])
         for (const part of partsOf(layout)) await send("S", "flow.load", [layout.digest, JSON.stringify(part)])
-        await send("S", "flow.start", [layout.digest, layout.fields.length / 2])
+        const [, , stamp] = await send("S", "flow.start", [layout.digest, layout.fields.length / 2])
         const status = async () => (await look("flow.status", [1])) as ReadonlyArray<any>
         await self({
           keys,
@@ -423,6 +424,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the flow actor", (it) =>
           send: (verb, ...args) => send("S", verb, args),
           end: (node, generation, tag, added = [], compensated = false) =>
             send("S", "flow.ended", [
+              stamp,
               String(node),
               generation,
               compensated ? "1" : "",

@@ -5,7 +5,7 @@ import { partitionOf } from "../src/internal/actor/keys.ts"
 import { innerOf } from "../src/internal/queue/errands.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
-import { delivered, sent } from "./support/flows.ts"
+import { delivered, sent, stampOf } from "./support/flows.ts"
 import { assertEmpty, freshNamespace, node, onNode, TestServer, withNode } from "./support/live.ts"
 import { isRangeError, upTo } from "./support/queues.ts"
 import { asks } from "./support/requests.ts"
@@ -23,6 +23,13 @@ class Load extends Queue.Service<Load>()("load", {
   success: Schema.String,
   retention: "200 millis",
   shards: 2
+}) {}
+
+/** It knows its jobs for longer than flows know their runs. */
+class Kept extends Queue.Service<Kept>()("kept", {
+  payload: Schema.String,
+  success: Schema.Number,
+  retention: "3 seconds"
 }) {}
 
 const queues = Layer.mergeAll(Extract.layer, Load.layer)
@@ -229,7 +236,9 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
           if (at === 4) yield* Effect.flatMap(flow.start(undefined as never), (run) => run.await)
           else isRangeError(exit)
         }
-        isRangeError(yield* Effect.exit(Effect.scoped(Flow.make("", { queues: [Extract] }, () => {}))))
+        for (const name of ["", "a/b"]) {
+          isRangeError(yield* Effect.exit(Effect.scoped(Flow.make(name, { queues: [Extract] }, () => {}))))
+        }
         const flow = yield* made(() => {})
         isRangeError(yield* Effect.exit(flow.start(undefined, { id: "x".repeat(450) })))
         const bad = yield* Flow.make("bad", { queues: [Extract] }, (flow) => void flow.job(Extract, 1 as never))
@@ -275,7 +284,14 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
               const delay = due === undefined
                 ? 0
                 : Math.round((Number(due.epochMilliseconds) - Number(offeredAt.epochMilliseconds)) / 500)
-              return [id.replace(run.id, ""), Option.getOrThrow(payload), priority, group, delay, state]
+              return [
+                id.replace(run.id, "").replace(/\/\d+(?=\/\d+\/)/, ""),
+                Option.getOrThrow(payload),
+                priority,
+                group,
+                delay,
+                state
+              ]
             })
             yield* run.cancel
             yield* Effect.flip(run.await)
@@ -343,6 +359,42 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
         const run = yield* etl.start(["a"], { id: "short" })
         yield* run.await
         yield* eventually(Effect.map(reasonOf(run.status), ({ _tag }) => assert.strictEqual(_tag, "RunUnknown")))
+      }))
+    ))
+
+  it.effect("begins a run anew under the id of one that is forgotten, whose jobs and graph are still known", () =>
+    withNode(() =>
+      Effect.scoped(Effect.gen(function*() {
+        const ran: Array<string> = []
+        yield* Effect.gen(function*() {
+          const kept = yield* Kept
+          yield* Effect.addFinalizer(() => Effect.orDie(kept.obliterate))
+          const opened = Effect.gen(function*() {
+            const flow = yield* Flow.make(
+              "made",
+              { queues: [Kept], input: Schema.String, retention: "1 millis" },
+              (flow, text) => {
+                const first = flow.job(Kept, text)
+                const others = upTo(20).map(() => flow.job(Kept, { after: [first], payload: () => text }))
+                return [first, ...others]
+              }
+            )
+            yield* Effect.addFinalizer(() => Effect.orDie(delivered("made")))
+            return flow
+          })
+          const [one, two] = [yield* opened, yield* opened]
+          for (const [flow, text] of [[one, "x"], [two, "yyy"]] as const) {
+            const run = yield* flow.start(text, { id: "daily" })
+            // The run may be forgotten before its results are read.
+            yield* eventually(Effect.map(reasonOf(run.status), ({ _tag }) => assert.strictEqual(_tag, "RunUnknown")))
+            assert.deepStrictEqual(ran.splice(0), Array.from({ length: 21 }, () => text))
+          }
+        }).pipe(
+          Effect.provide(Layer.provideMerge(
+            Queue.worker(Kept, (text) => Effect.as(Effect.sync(() => ran.push(text)), text.length)),
+            Kept.layer
+          ))
+        )
       }))
     ))
 
@@ -586,25 +638,28 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
           flow.compensate(a, Load, (sum) => ({ sum }))
         }, { retention: "3 seconds" })
         // As its worker leaves it that is lost behind the offer, and before the acknowledgement.
-        const again = Effect.andThen(
-          sent("made", ["undo", "run", 1, 0, ["a", "extract", {}], ["success", 1]]),
-          delivered("made")
-        )
+        const again = (stamp: number) =>
+          Effect.andThen(
+            sent("made", ["undo", ["run", stamp], 1, 0, ["a", "extract", {}], ["success", 1]]),
+            delivered("made")
+          )
         yield* live(working)(Effect.gen(function*() {
           const load = yield* Load
-          yield* Effect.scoped(Effect.gen(function*() {
+          const stamp = yield* Effect.scoped(Effect.gen(function*() {
             const run = yield* Effect.flatMap(opened, (flow) => flow.start(undefined, { id: "run" }))
             assert.strictEqual((yield* reasonOf(run.await))._tag, "NodeFailed")
-            const outcome = innerOf(load).outcome("made/run/1/0/undo")
+            const stamp = yield* stampOf("made", "run")
+            const outcome = innerOf(load).outcome(`made/run/${stamp}/1/0/undo`)
             yield* eventually(Effect.map(outcome, ([tag]) => assert.strictEqual(tag, "missing")))
-            yield* again
+            yield* again(stamp)
             assert.strictEqual((yield* run.status).counts.compensated, 1)
+            return stamp
           }))
           // As another process would, this one does not know the graph of the run.
           yield* Effect.scoped(Effect.gen(function*() {
             const { status } = (yield* opened).attach("run")
             yield* eventually(Effect.map(reasonOf(status), ({ _tag }) => assert.strictEqual(_tag, "RunUnknown")))
-            yield* again
+            yield* again(stamp)
           }))
           yield* eventually(Effect.map(load.state, ({ active, waiting }) => assert.strictEqual(active + waiting, 0)))
           assert.deepStrictEqual(undone, [1])

@@ -7,7 +7,7 @@ import { placeOf, spaceOf } from "../src/internal/hold/place.ts"
 import { request } from "../src/internal/hold/request.ts"
 import { cluster } from "./support/cluster.ts"
 import { eventually } from "./support/eventually.ts"
-import { delivered } from "./support/flows.ts"
+import { delivered, stampOf } from "./support/flows.ts"
 import { assertEmpty, freshNamespace } from "./support/live.ts"
 import type { Server } from "./support/servers.ts"
 
@@ -58,7 +58,15 @@ it.live("a run whose slot migrates goes on when the slot has moved", () =>
         "chain"
       )
       const ended = yield* Effect.forkChild(
-        request(place, "flow.ended", ["1", 0, false, "success", "[\"success\",\"A\"]", ""])
+        request(place, "flow.ended", [
+          yield* stampOf("chain", run.id),
+          "1",
+          0,
+          false,
+          "success",
+          "[\"success\",\"A\"]",
+          ""
+        ])
       )
       yield* eventually(Effect.gen(function*() {
         assert.isAbove(yield* refused(from), refusals)

@@ -23,6 +23,15 @@ export const delivered = (name: string) =>
     }
   })
 
+/** What tells a run from the runs before it that had its id. */
+export const stampOf = (name: string, run: string) =>
+  Effect.gen(function*() {
+    const space = spaceOf(yield* Coordinator.Coordinator)
+    const place = placeIn(space, space.kernel.partitionFor(name), "flow", `${name}/${run}`, undefined)
+    const reply = yield* question(place, "flow.status", [1])
+    return reply[0] === "missing" ? Number.NaN : reply[19]
+  })
+
 /** Stores an errand for the conductors of a flow, as its actor does when it sends one, and when its worker is lost. */
 export const sent = (name: string, errand: ReadonlyArray<unknown>) =>
   Effect.gen(function*() {

@@ -590,8 +590,8 @@ export const bugs: { readonly [name: string]: Bug } = {
     ],
     sources: [[
       "internal/flow/conducting.ts",
-      "const id = jobOf(this.home.name, run, node, generation)\n    const reference = referenceOf(run, node, generation, false)",
-      "const id = jobOf(this.home.name, run, node, generation) + Math.random()\n    const reference = referenceOf(run, node, generation, false)"
+      "const id = jobOf(this.home.name, which, node, generation)\n    const reference = referenceOf(which, node, generation, false)",
+      "const id = jobOf(this.home.name, which, node, generation) + Math.random()\n    const reference = referenceOf(which, node, generation, false)"
     ]]
   },
   // A node whose job was offered beside its run is offered by a conductor too.
@@ -652,7 +652,7 @@ export const bugs: { readonly [name: string]: Bug } = {
     ]],
     sources: [[
       "internal/flow/conducting.ts",
-      "const id = `${name}/${run}/over${retry",
+      "const id = `${name}/${run}/${stamp}/over${retry",
       "const id = `${name}/${run}/over/${Math.random()}${retry"
     ]]
   },

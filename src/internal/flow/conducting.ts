@@ -17,9 +17,12 @@ import type { Port } from "./graph.ts"
 import { type About, type Ended, failing, type Home, type Over, type StateLetter } from "./home.ts"
 import { states } from "./runs.ts"
 
+/** A run, and what tells it from the runs before it that had its id. */
+type Which = readonly [run: string, stamp: number]
+
 type NodeErrand = readonly [
   tag: string,
-  run: string,
+  which: Which,
   node: number,
   generation: number,
   about: About,
@@ -27,20 +30,20 @@ type NodeErrand = readonly [
   active?: boolean
 ]
 
-type OverErrand = readonly [tag: string, run: string, ...over: Over]
+type OverErrand = readonly [tag: string, which: Which, ...over: Over]
 
 /** The id of the job of a node: the same for each attempt of a conductor to offer it, so it is stored once. */
-const jobOf = (flow: string, run: string, node: number, generation: number): string =>
-  `${flow}/${run}/${node}/${generation}`
+const jobOf = (flow: string, [run, stamp]: Which, node: number, generation: number): string =>
+  `${flow}/${run}/${stamp}/${node}/${generation}`
 
 /** The run, the node and the generation of a job; undefined if it is not one of this flow. */
 export const partsOfJob = (flow: string, job: string) => {
-  const parts = job.startsWith(`${flow}/`) ? /^([^]+)\/(\d+)\/(\d+)$/.exec(job.slice(flow.length + 1)) : null
+  const parts = job.startsWith(`${flow}/`) ? /^([^]+)\/\d+\/(\d+)\/(\d+)$/.exec(job.slice(flow.length + 1)) : null
   return parts === null ? undefined : { run: parts[1]!, node: Number(parts[2]), generation: Number(parts[3]) }
 }
 
-const referenceOf = (run: string, node: number, generation: number, undo: boolean): string =>
-  `${node} ${generation} ${undo ? 1 : 0} ${run}`
+const referenceOf = ([run, stamp]: Which, node: number, generation: number, undo: boolean): string =>
+  `${node} ${generation} ${undo ? 1 : 0} ${stamp} ${run}`
 
 /** A payload cannot be made. Another attempt would not change that, so the node has failed. */
 class Unmade {
@@ -111,11 +114,14 @@ class Conductor {
 
   #offer(errand: NodeErrand, repeated: boolean): Effect.Effect<unknown, unknown> {
     const { hooks } = this.home.space.kernel
-    const [, run, node, generation, about] = errand
-    const id = jobOf(this.home.name, run, node, generation)
-    const reference = referenceOf(run, node, generation, false)
+    const [, which, node, generation, about] = errand
+    const [run, stamp] = which
+    const id = jobOf(this.home.name, which, node, generation)
+    const reference = referenceOf(which, node, generation, false)
     const begun = (offered: boolean) =>
-      failing(request(this.home.placeOf(run), "flow.begun", [String(node), generation, offered], { waits: true }))
+      failing(
+        request(this.home.placeOf(run), "flow.begun", [stamp, String(node), generation, offered], { waits: true })
+      )
     const offering = Effect.gen({ self: this }, function*() {
       // The first attempt may be so long ago that the node has ended, and the queue does not know the id any more.
       if (repeated && (yield* begun(false))[0] !== "active") return
@@ -142,14 +148,14 @@ class Conductor {
     )
   }
 
-  #payload(port: Port, [, run, node, , [name], body]: NodeErrand): Effect.Effect<unknown, unknown> {
+  #payload(port: Port, [, [run, stamp], node, , [name], body]: NodeErrand): Effect.Effect<unknown, unknown> {
     if (body.length === 1) {
       const payload = port.payload.decodeParsed(body[0])
       return Exit.isSuccess(payload)
         ? Effect.succeed(payload.value)
         : Effect.mapError(Effect.failCause(payload.cause), ({ message }) => new Unmade("undecodable", message))
     }
-    return Effect.flatMap(this.home.graphOf(run), (graph): Effect.Effect<unknown, unknown> => {
+    return Effect.flatMap(this.home.graphOf(run, stamp), (graph): Effect.Effect<unknown, unknown> => {
       const vertex = graph?.names.get(name)
       const make = vertex?.make
       if (vertex === undefined || make === undefined) {
@@ -191,26 +197,26 @@ class Conductor {
     return ifUnbegun ? innerOf(port.queue).withdraw(id) : port.queue.cancel(id)
   }
 
-  #stop([, run, node, generation, about, ifUnbegun, active]: NodeErrand): Effect.Effect<unknown, unknown> {
-    const id = jobOf(this.home.name, run, node, generation)
+  #stop([, which, node, generation, about, ifUnbegun, active]: NodeErrand): Effect.Effect<unknown, unknown> {
+    const id = jobOf(this.home.name, which, node, generation)
     return Effect.flatMap(this.#port(about), (port) =>
       Effect.andThen(
         this.#remove(port, id, ifUnbegun),
         // It was offered. If its queue has lost it, no errand would end the node.
         active === true
-          ? this.#recall(port, id, referenceOf(run, node, generation, false), ["cancelled"])
+          ? this.#recall(port, id, referenceOf(which, node, generation, false), ["cancelled"])
           : Effect.void
       ))
   }
 
-  #undo([, run, node, generation, about, outcome]: NodeErrand): Effect.Effect<unknown, unknown> {
-    const reference = referenceOf(run, node, generation, true)
-    const id = `${jobOf(this.home.name, run, node, generation)}/undo`
+  #undo([, which, node, generation, about, outcome]: NodeErrand): Effect.Effect<unknown, unknown> {
+    const reference = referenceOf(which, node, generation, true)
+    const id = `${jobOf(this.home.name, which, node, generation)}/undo`
     const offering = Effect.gen({ self: this }, function*() {
       // The errand may come again when the node is compensated already, and even when the run is forgotten. Its queue may have
       // forgotten the job by then, and would run it twice.
-      if (!(yield* this.#isToUndo(run, node, generation))) return
-      const undo = (yield* this.home.graphOf(run))?.names.get(about[0])?.undo
+      if (!(yield* this.#isToUndo(which, node, generation))) return
+      const undo = (yield* this.home.graphOf(...which))?.names.get(about[0])?.undo
       if (undo === undefined) return yield* this.#foreign(`does not compensate node ${JSON.stringify(about[0])}`)
       const result = yield* this.#resultOf([about, "d", outcome])
       const payload = yield* made(() => undo.make(result), about[0])
@@ -224,21 +230,21 @@ class Conductor {
     )
   }
 
-  #isToUndo(run: string, node: number, generation: number): Effect.Effect<boolean, FlowError> {
+  #isToUndo([run, stamp]: Which, node: number, generation: number): Effect.Effect<boolean, FlowError> {
     return Effect.map(failing(question(this.home.placeOf(run), "flow.status", [node])), (reply) => {
-      if (reply[0] === "missing" || states[reply[1]] !== "compensating") return false
+      if (reply[0] === "missing" || reply[19] !== stamp || states[reply[1]] !== "compensating") return false
       const [[, state, retries]] = reply[18] as readonly [readonly [about: About, state: StateLetter, retries: number]]
       return state === "d" && retries === generation
     })
   }
 
   // Repeated, it is the same job, as long as its queue knows the id. A payload that cannot be made may be made by another release.
-  #over([, run, ...over]: OverErrand): Effect.Effect<unknown, unknown> {
+  #over([, [run, stamp], ...over]: OverErrand): Effect.Effect<unknown, unknown> {
     const { callbackOf, name, space: { kernel: { hooks } } } = this.home
     const callback = callbackOf(run, over)
     if (callback === undefined) return this.#foreign(`has no callback for its run ${JSON.stringify(run)}`)
     const retry = over[5]
-    const id = `${name}/${run}/over${retry === "" ? "" : `/${retry}`}`
+    const id = `${name}/${run}/${stamp}/over${retry === "" ? "" : `/${retry}`}`
     const what = `the callback of run ${JSON.stringify(run)} of ${JSON.stringify(name)}`
     return Effect.tapError(
       Effect.flatMap(
@@ -251,10 +257,11 @@ class Conductor {
 
   // The actor tells a repetition by the state and the generation of the node.
   #ended(reference: string, outcome: Outcome): Effect.Effect<unknown, FlowError> {
-    const [, node, generation, undo, run] = /^(\d+) (\d+) ([01]) ([^]*)$/.exec(reference)!
+    const [, node, generation, undo, stamp, run] = /^(\d+) (\d+) ([01]) (\d+) ([^]*)$/.exec(reference)!
     const [tag, value, added] = outcome as readonly [string, unknown?, unknown?]
     const text = JSON.stringify(value === undefined ? [tag] : [tag, value])
     const args = [
+      Number(stamp),
       node!,
       Number(generation),
       undo === "1",

@@ -30,6 +30,12 @@ const mostGraphs = 64
 // The id of a job has both, and numbers.
 const mostName = 450
 
+/** Runs and jobs are named by it, up to the first "/". */
+export const checkFlow = (name: string): string => {
+  if (checkName(name, "name").includes("/")) throw new RangeError(`name must not contain "/"`)
+  return name
+}
+
 /** The names of batches, as runs and errands have them, begin with it. */
 export const batches = "batch:"
 
@@ -131,31 +137,32 @@ export class Home {
     return graph
   }
 
-  /** The graph of a run, which is known here. */
-  keep(run: string, graph: Graph): void {
-    this.#graphs.delete(run)
-    this.#graphs.set(run, graph)
+  /** The graph of a run, which is known here. The stamp tells the run from others that had its id. */
+  keep(run: string, stamp: number, graph: Graph): void {
+    const key = `${stamp} ${run}`
+    this.#graphs.delete(key)
+    this.#graphs.set(key, graph)
     if (this.#graphs.size > mostGraphs) this.#graphs.delete(this.#graphs.keys().next().value!)
   }
 
   /** The graph of a run as the code of this process builds it, for what cannot be stored; undefined if there is no such run. */
-  graphOf(run: string): Effect.Effect<Graph | undefined, FlowError> {
-    const known = this.#graphs.get(run)
+  graphOf(run: string, stamp: number): Effect.Effect<Graph | undefined, FlowError> {
+    const known = this.#graphs.get(`${stamp} ${run}`)
     if (known !== undefined) return Effect.succeed(known)
-    return Effect.flatMap(this.#inputOf(run), (raw) => {
+    return Effect.flatMap(this.#inputOf(run, stamp), (raw) => {
       if (raw === undefined) return Effect.undefined
       const input = this.input.decodeParsed(raw.input)
       if (Exit.isFailure(input)) return Effect.mapError(Effect.failCause(input.cause), fail)
       const graph = this.build(input.value)
-      this.keep(run, graph)
+      this.keep(run, stamp, graph)
       return Effect.succeed(graph)
     })
   }
 
-  #inputOf(run: string): Effect.Effect<{ readonly input: unknown } | undefined, FlowError> {
+  #inputOf(run: string, stamp: number): Effect.Effect<{ readonly input: unknown } | undefined, FlowError> {
     return Effect.map(
       failing(question(this.placeOf(run), "flow.status", [Number.MAX_SAFE_INTEGER])),
-      (reply) => reply[0] === "missing" ? undefined : { input: reply[13] }
+      (reply) => reply[0] === "missing" || reply[19] !== stamp ? undefined : { input: reply[13] }
     )
   }
 

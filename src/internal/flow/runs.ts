@@ -121,14 +121,14 @@ export interface Terms {
   readonly told?: { readonly done: boolean; readonly failed: boolean }
 }
 
-/** Begins a run, unless there is one with that id and input. Repeated at any point, it goes on. */
+/** Begins a run, unless there is one with that id and input. Repeated at any point, it goes on. Answers its stamp. */
 export const begin = (
   home: Pick<Home, "about" | "name" | "placeOf">,
   run: string,
   input: string,
   layout: Layout,
   terms: Terms
-): Effect.Effect<void, FlowError> => {
+): Effect.Effect<number, FlowError> => {
   const place = home.placeOf(run)
   const { digest, fields, nodes } = layout
   const { deadline, expected = 0, retention, stops, told } = terms
@@ -146,7 +146,7 @@ export const begin = (
   return Effect.flatMap(failing(attempt), ([begun, , started]) => {
     if (begun[0] === "mismatch") return Effect.fail(fail(new RunMismatch(home.about(run))))
     // A process with another graph of the run was in between.
-    return started[0] === "begun" ? Effect.void : begin(home, run, input, layout, terms)
+    return started[0] === "begun" ? Effect.succeed(started[2]) : begin(home, run, input, layout, terms)
   })
 }
 
@@ -219,7 +219,8 @@ export class Run {
           queue,
           state: stateOf.get(letter)!,
           retries
-        }))
+        })),
+        stamp: reply[19]
       })
     })
   }
@@ -266,10 +267,10 @@ export class Run {
   }
 
   get await(): Effect.Effect<any, FlowError> {
-    return Effect.flatMap(this.ended, ({ fault, state, version }) => {
+    return Effect.flatMap(this.ended, ({ fault, stamp, state, version }) => {
       switch (state) {
         case "done":
-          return this.#results(version)
+          return this.#results(version, stamp)
         case "cancelled":
           return Effect.fail(fail(new FlowCancelled(this.#home.about(this.id))))
         case "expired":
@@ -280,9 +281,9 @@ export class Run {
     })
   }
 
-  #results(version: number): Effect.Effect<unknown, FlowError> {
+  #results(version: number, stamp: number): Effect.Effect<unknown, FlowError> {
     return Effect.gen({ self: this }, function*() {
-      const graph = yield* this.#home.graphOf(this.id)
+      const graph = yield* this.#home.graphOf(this.id, stamp)
       const names = graph?.results ?? []
       const found = yield* this.#home.outcomesOf(this.id, names)
       if (graph === undefined || found === undefined) return yield* Effect.fail(this.#unknown)
@@ -406,7 +407,7 @@ export class Run {
   }
 
   /** The graph is known here from its start. */
-  keep(graph: Graph): void {
-    this.#home.keep(this.id, graph)
+  keep(stamp: number, graph: Graph): void {
+    this.#home.keep(this.id, stamp, graph)
   }
 }
