@@ -3,6 +3,7 @@ import { Context, Deferred, Effect, Fiber, Layer, Option, Schedule, Schema, Stre
 import { type Coordinator, Flow, Queue } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
 import { innerOf } from "../src/internal/queue/errands.ts"
+import { make as proxy } from "../src/testing/Proxy.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { delivered, sent, stampOf } from "./support/flows.ts"
@@ -522,6 +523,50 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
         yield* on(other, delivered("again"))
       })
     ))
+
+  it.effect("is awaited while Redis is away", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const options = { namespace, lease: "20 seconds", requestTimeout: "200 millis" } as const
+        const [context, other] = [yield* node(line.url, options), yield* node(server.url, options)]
+        const go = yield* Deferred.make<void>()
+        const opened = made((flow) => flow.job(Extract, "a"), { retention: "10 seconds" })
+        const running = yield* Effect.forkChild(
+          onNode(other)(
+            live(workers((text) => Effect.as(Deferred.await(go), text.length)))(Effect.scoped(Effect.gen(function*() {
+              const flow = yield* opened
+              return yield* flow.run(undefined, { id: "one" })
+            }))) as Effect.Effect<number, unknown, Coordinator.Coordinator>
+          )
+        )
+        yield* onNode(context)(
+          live(Layer.empty)(Effect.scoped(Effect.gen(function*() {
+            const run = (yield* opened).attach("one")
+            yield* eventually(Effect.map(run.status, ({ counts }) => assert.strictEqual(counts.active, 1)), {
+              message: "it runs"
+            })
+            for (const verb of ["flow.observe", "flow.status", "flow.outcomes"]) {
+              let dropped = 0
+              yield* line.onRequest(({ args }) => args.includes(verb) && dropped++ >= 0 ? "drop" : "pass")
+              const awaiting = yield* Effect.forkChild(run.await)
+              yield* eventually(Effect.sync(() => dropped > 0), { message: verb })
+              yield* Deferred.succeed(go, undefined)
+              yield* eventually(Effect.sync(() => dropped > 1), { message: verb })
+              // For longer than a question takes.
+              yield* Effect.sleep("700 millis")
+              yield* pending(awaiting)
+              yield* line.onRequest(undefined)
+              assert.strictEqual(yield* Fiber.join(awaiting), 1)
+            }
+          }))) as Effect.Effect<void, unknown, Coordinator.Coordinator>
+        )
+        yield* Fiber.join(running)
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
 
   it.effect("does nodes again that it is replayed from, and all behind them", () =>
     withNode(() =>
