@@ -88,6 +88,12 @@ local function isSuperseded(latch, run)
   return false
 end
 
+-- A request that another session may have executed already tells the number of resets that its member knew when it was first sent.
+-- After another reset it is not executed again: it would count in two rounds.
+local function isFormer(latch, since)
+  return since ~= '' and latch.resets > tonumber(since)
+end
+
 local function leaveLatch(ctx, key, session, id)
   if call('HDEL', key, 'o' .. session .. '/' .. id) == 0 then return end
   local latch, known = loadLatch(ctx, key, 0, 0, 0, '')
@@ -147,13 +153,13 @@ end
 
 -- latch.count: counts down, once for each id, or for each number of a member, and opens the latch when nothing remains
 -- keys: hash, items
--- args: count string, number number, by number, total number, life number, run string
+-- args: count string, number number, by number, total number, life number, run string, since string
 -- reply: ["counted", total number, remaining number, passes number, resets number, changes number, epoch number, run string] | ["superseded", run string]
-handlers['latch.count'] = function(ctx, key, count, number, by, total, life, run)
+handlers['latch.count'] = function(ctx, key, count, number, by, total, life, run, since)
   total = tonumber(total)
   local latch = loadLatch(ctx, key, total, total, life, run)
   if isSuperseded(latch, run) then return reply('superseded', latch.run) end
-  if latch.remaining > 0 and isFirstCount(ctx, count, tonumber(number)) then
+  if latch.remaining > 0 and not isFormer(latch, since) and isFirstCount(ctx, count, tonumber(number)) then
     keep(ctx.items, latch.timeToLive)
     latch.remaining = math.max(0, latch.remaining - tonumber(by))
     if latch.remaining == 0 then openLatch(ctx, key, latch) end
@@ -164,13 +170,13 @@ end
 
 -- latch.open: opens the latch; answers whether it was closed
 -- keys: all
--- args: total number, life number, run string
+-- args: total number, life number, run string, since string
 -- reply: ["opened", changed boolean, total number, remaining number, passes number, resets number, changes number, epoch number, run string] | ["superseded", run string]
-handlers['latch.open'] = function(ctx, key, total, life, run)
+handlers['latch.open'] = function(ctx, key, total, life, run, since)
   total = tonumber(total)
   local latch = loadLatch(ctx, key, total, total, life, run)
   if isSuperseded(latch, run) then return reply('superseded', latch.run) end
-  local changed = latch.remaining > 0
+  local changed = latch.remaining > 0 and not isFormer(latch, since)
   if changed then
     openLatch(ctx, key, latch)
     saveLatch(ctx, key, latch)
@@ -181,14 +187,14 @@ end
 -- latch.reset: closes the latch, with everything to count; one that is closed already only if `always`. Answers whether it
 -- was open.
 -- keys: all
--- args: total number, life number, run string, always boolean
+-- args: total number, life number, run string, since string, always boolean
 -- reply: ["reset", changed boolean, total number, remaining number, passes number, resets number, changes number, epoch number, run string] | ["superseded", run string]
-handlers['latch.reset'] = function(ctx, key, total, life, run, always)
+handlers['latch.reset'] = function(ctx, key, total, life, run, since, always)
   total = tonumber(total)
   local latch = loadLatch(ctx, key, total, total, life, run)
   if isSuperseded(latch, run) then return reply('superseded', latch.run) end
   local changed = latch.remaining == 0
-  if changed or always == '1' then
+  if (changed or always == '1') and not isFormer(latch, since) then
     resetLatch(ctx, key, latch, latch.total, latch.total, latch.run)
     saveLatch(ctx, key, latch)
   end

@@ -246,7 +246,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
             const counted = new Set<string>()
             for (const { member, number } of arrivals) {
               counted.add(`${member}/${number}`)
-              const reply = await send("a", "latch.count", [`n${member}`, number, 1, 1000, 100, ""])
+              const reply = await send("a", "latch.count", [`n${member}`, number, 1, 1000, 100, "", ""])
               assert.deepStrictEqual(reply.slice(0, 3), ["counted", 1000, 1000 - counted.size])
             }
           }),
@@ -277,6 +277,38 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
           yield* again.release()
           assert.strictEqual(yield* promptly(Fiber.join(counting), "the count"), --left)
           assert.strictEqual(yield* direct.remaining, left)
+        }
+      })))
+
+  it.effect("is counted down and reset in one round when the session is lost before the answer", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const direct = yield* latchOn(a!, 1)
+        const line = yield* proxy(server)
+        const context = yield* node(line.url, {
+          namespace,
+          partitions: 1,
+          lease: "6 seconds",
+          requestTimeout: "2 seconds"
+        })
+        const latch = yield* latchOn(context, 1)
+        for (
+          const [verb, request, meanwhile] of [
+            ["latch.count", latch.countDown({ id: "x" }), direct.reset],
+            ["latch.count", latch.countDown(), direct.reset],
+            ["latch.reset", latch.reset, direct.countDown()]
+          ] as const
+        ) {
+          yield* line.once(asks(verb), "dropReply")
+          const again = yield* line.hold(asks(verb))
+          const asking = yield* Effect.forkChild(request as Effect.Effect<unknown, CountDownLatch.CountDownLatchError>)
+          yield* promptly(again.request, "it is sent again")
+          yield* meanwhile as Effect.Effect<unknown, CountDownLatch.CountDownLatchError>
+          const before = yield* direct.remaining
+          yield* forgetSession(context, namespace, server)
+          yield* again.release()
+          yield* promptly(Fiber.join(asking), "the answer")
+          assert.strictEqual(yield* direct.remaining, before, verb)
         }
       })))
 
@@ -352,7 +384,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         const joining = (id: string, run: string, again = "") => [id, 2, 2, 100, run, "fail", "", again, ""]
         const first = await send("a", "latch.join", joining("1", "one"))
         assert.deepStrictEqual([first[0], first[2], first[7]], ["joined", 2, "one"])
-        assert.strictEqual((await send("a", "latch.count", ["ix", 0, 1, 2, 100, "one"]))[2], 1)
+        assert.strictEqual((await send("a", "latch.count", ["ix", 0, 1, 2, 100, "one", ""]))[2], 1)
         const second = await send("b", "latch.join", joining("2", "two"))
         assert.deepStrictEqual([second[2], second[7]], [2, "two"])
         assert.deepStrictEqual((await mail("a")).at(-1), ["changed", "1", ...second.slice(1)])
@@ -360,9 +392,9 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         assert.deepStrictEqual(await send("b", "latch.join", joining("2", "two")), second)
         for (
           const [verb, args] of [
-            ["latch.count", ["iy", 0, 1, 2, 100, "one"]],
-            ["latch.open", [2, 100, "one"]],
-            ["latch.reset", [2, 100, "one", "1"]]
+            ["latch.count", ["iy", 0, 1, 2, 100, "one", ""]],
+            ["latch.open", [2, 100, "one", ""]],
+            ["latch.reset", [2, 100, "one", "", "1"]]
           ] as const
         ) assert.deepStrictEqual(await send("a", verb, args), ["superseded", "two"])
         assert.deepStrictEqual(await send("a", "latch.join", joining("3", "one", "1")), second)

@@ -199,7 +199,11 @@ export class SharedLatch<E> {
   #restore(): void {
     if (this.#owesOpen) {
       this.#owesOpen = false
-      this.#demand("latch.open", [this.#state.total, this.#timeToLive, this.#run], () => void (this.#owesOpen = true))
+      this.#demand(
+        "latch.open",
+        (since) => [this.#state.total, this.#timeToLive, this.#run, since],
+        () => void (this.#owesOpen = true)
+      )
       return
     }
     const { ids, unnamed } = this.#owed
@@ -207,24 +211,27 @@ export class SharedLatch<E> {
     if (unnamed > 0) counts.push({ id: undefined, by: unnamed, number: ++this.#number })
     this.#owed.clear()
     for (const count of counts) {
-      this.#demand("latch.count", this.#countArgs(count), () => this.#owed.add(count), count)
+      this.#demand("latch.count", (since) => this.#countArgs(count, since), () => this.#owed.add(count), count)
     }
   }
 
   // In the background, and for as long as it takes.
   #demand<V extends "latch.count" | "latch.open">(
     verb: V,
-    args: Requests[V]["args"],
+    argsOf: (since: string) => Requests[V]["args"],
     owe: () => void,
-    count?: Count
+    count?: Count,
+    repeated = ""
   ): void {
+    const since = repeated === "" ? String(this.#state.resets) : repeated
     const { channel, key, kind, name, space: { kernel } } = this.place
     channel.outbox.request<V>({
       verb,
       key,
-      args,
+      args: argsOf(repeated),
       urgent: true,
-      settle: (reply) => this.#answered(reply, count),
+      settle: (reply) => this.#answered(reply, count, repeated),
+      moot: () => this.#demand(verb, argsOf, owe, count, since),
       fail: (error) => {
         owe()
         const what = describe(kind, name, kernel.settings.namespace)
@@ -233,21 +240,44 @@ export class SharedLatch<E> {
     })
   }
 
-  #countArgs({ by, id, number }: Count): Requests["latch.count"]["args"] {
+  #countArgs({ by, id, number }: Count, since: string): Requests["latch.count"]["args"] {
     const count = id === undefined ? `n${this.#instance}` : `i${id}`
-    return [count, number, by, this.#state.total, this.#timeToLive, this.#run]
+    return [count, number, by, this.#state.total, this.#timeToLive, this.#run, since]
   }
 
   // -------------------------------------------------------------------------------------------------------------------
   // Requests
   // -------------------------------------------------------------------------------------------------------------------
 
+  /**
+   * Asks, and when the session is lost before the answer, asks again: with the number of resets that was known at first, so that
+   * nothing is done in two rounds.
+   */
+  #ask<V extends "latch.count" | "latch.open" | "latch.reset">(
+    verb: V,
+    argsOf: (since: string) => Requests[V]["args"],
+    count?: Count
+  ): Effect.Effect<Requests[V]["reply"], CoordinatorError> {
+    const since = String(this.#state.resets)
+    const attempt = (repeated: string): Effect.Effect<Requests[V]["reply"], CoordinatorError> =>
+      Effect.flatMap(
+        request(this.place, verb, argsOf(repeated), {
+          answered: (reply) => this.#answered(reply, count, repeated),
+          moot: () => undefined
+        }),
+        (reply) => reply === undefined ? attempt(since) : Effect.succeed(reply)
+      )
+    return attempt("")
+  }
+
   #answered(
     reply: Requests["latch.count" | "latch.open" | "latch.reset" | "latch.release"]["reply"],
-    count?: Count
+    asked?: Count,
+    since = ""
   ): void {
     if (reply[0] === "superseded") return void this.#supersede(reply[1])
     const state = stateOf(reply.slice(reply[0] === "counted" ? 1 : 2))
+    const count = since !== "" && state.resets > Number(since) ? undefined : asked
     const before = this.#state
     if (count !== undefined && state.epoch < before.epoch) {
       // Counted in what Redis has forgotten since.
@@ -270,8 +300,7 @@ export class SharedLatch<E> {
     return Effect.suspend(() => {
       if (this.#superseded !== undefined) return Effect.fail(this.#settings.fail(this.#superseded))
       const count: Count = { id, by, number: id === undefined ? ++this.#number : 0 }
-      const answered = (reply: Requests["latch.count"]["reply"]) => this.#answered(reply, count)
-      return Effect.matchEffect(request(this.place, "latch.count", this.#countArgs(count), { answered }), {
+      return Effect.matchEffect(this.#ask("latch.count", (since) => this.#countArgs(count, since), count), {
         onFailure: (error) => Effect.fail(this.#failed(error)),
         onSuccess: (reply) =>
           reply[0] === "superseded" ? Effect.fail(this.#supersede(reply[1])) : Effect.succeed(reply[2])
@@ -280,16 +309,14 @@ export class SharedLatch<E> {
   }
 
   #change(
-    verb: "latch.open" | "latch.release" | "latch.reset",
-    always: boolean | undefined
+    ask: (total: number, life: number, run: string) => Effect.Effect<
+      Requests["latch.open" | "latch.release" | "latch.reset"]["reply"],
+      CoordinatorError
+    >
   ): Effect.Effect<boolean, E> {
     return Effect.suspend(() => {
       if (this.#superseded !== undefined) return Effect.fail(this.#settings.fail(this.#superseded))
-      const args = [this.#state.total, this.#timeToLive, this.#run, ...(always === undefined ? [] : [always])]
-      const asked = request(this.place, verb, args as [number, number, string, boolean], {
-        answered: (reply) => this.#answered(reply)
-      })
-      return Effect.matchEffect(asked, {
+      return Effect.matchEffect(ask(this.#state.total, this.#timeToLive, this.#run), {
         onFailure: (error) => Effect.fail(this.#failed(error)),
         onSuccess: (reply) =>
           reply[0] === "superseded" ? Effect.fail(this.#supersede(reply[1])) : Effect.succeed(reply[1])
@@ -299,20 +326,22 @@ export class SharedLatch<E> {
 
   /** Each answers whether it has changed the latch. */
   get open(): Effect.Effect<boolean, E> {
-    return this.#change("latch.open", undefined)
+    return this.#change((...args) => this.#ask("latch.open", (since) => [...args, since]))
   }
 
   get release(): Effect.Effect<boolean, E> {
-    return this.#change("latch.release", undefined)
+    return this.#change((...args) =>
+      request(this.place, "latch.release", args, { answered: (reply) => this.#answered(reply) })
+    )
   }
 
   get close(): Effect.Effect<boolean, E> {
-    return this.#change("latch.reset", false)
+    return this.#change((...args) => this.#ask("latch.reset", (since) => [...args, since, false]))
   }
 
   /** Everything is to be counted again, also if the latch is closed. */
   get reset(): Effect.Effect<void, E> {
-    return Effect.asVoid(this.#change("latch.reset", true))
+    return Effect.asVoid(this.#change((...args) => this.#ask("latch.reset", (since) => [...args, since, true])))
   }
 
   /** What remains now, by Redis's word. */
