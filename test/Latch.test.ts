@@ -157,6 +157,28 @@ layer(TestServer.layer, live)("a latch", (it) => {
         yield* promptly(Fiber.join(waiting), "a waiter at the closed one")
       })))
 
+  it.effect("goes back with a Redis that has forgotten that the latch was made anew", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const make = (context: Node) => on(context, Latch.make({ name: "older", timeToLive }))
+        const [one, two] = [yield* make(a!), yield* make(b!)]
+        const key = `{${namespace}:00}:latch:older`
+        yield* server.cli("COPY", key, `${key}:before`)
+        yield* server.cli("DEL", key)
+        // Made anew, and only this member knows it.
+        assert.isTrue(yield* one.open)
+        assert.isTrue(yield* one.close)
+        yield* server.cli("RENAME", `${key}:before`, key)
+        yield* lose(a!, namespace, server)
+        yield* lose(b!, namespace, server)
+        yield* eventually(Effect.map(fields(server, namespace, "latch:older", "o"), (found) => found === 2), {
+          message: "both have joined again"
+        })
+        const waiting = yield* Effect.forkChild(one.await)
+        yield* two.open
+        yield* promptly(Fiber.join(waiting), "the waiter")
+      })))
+
   it.effect("fails with a reason while Redis is away", () =>
     behindLine(({ context, line }) =>
       Effect.gen(function*() {

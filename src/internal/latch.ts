@@ -92,6 +92,8 @@ export class SharedLatch<E> {
   #owesOpen = false
   #number = 0
   #closed = false
+  // Redis may forget as much as it likes with the session: what it says next is accepted, however old it is.
+  #lost = false
   #superseded: Superseded | undefined = undefined
   #state: State
 
@@ -121,6 +123,7 @@ export class SharedLatch<E> {
         },
         observer: {
           observe: (state) => this.#observe(stateOf(state)),
+          lost: () => void (this.#lost = true),
           closed: () => this.#close()
         },
         fail
@@ -154,8 +157,9 @@ export class SharedLatch<E> {
     const known = this.#state
     const forgotten = known.epoch !== 0 && next.epoch !== known.epoch
     // A reply can be older than an event that came before it.
-    if (this.#superseded !== undefined || next.epoch < known.epoch) return
-    if (!forgotten && next.changes < known.changes) return
+    if (this.#superseded !== undefined) return
+    if (!this.#lost && (next.epoch < known.epoch || !forgotten && next.changes < known.changes)) return
+    this.#lost = false
     if (this.#isForeign(next.run)) return void this.#supersede(next.run)
     this.#state = next
     if (forgotten) {
