@@ -6,14 +6,17 @@
 --   s                   record Barrier
 --   o<session>/<id>     a member; an arrival belongs to one, and is reaped with it
 --   x                   all have arrived, and one party runs the action first: "<arrival> <last place> <token> <parties>"
---   e, r                the arrivals of the generation that ended last, in order, and how it ended
+--   e<n>, r<n>          the arrivals of one of the generations that ended last, in order, and how it ended
 -- and its items, apart, so that a whole generation is read and deleted at once:
 --   <session>/<id>      an arrival: "<place> <mode> <arrival> <member> <contribution>"; session "-": its party has left
 -- An arrival outlives the session that it was made in: its claim asks again in the next one, and hears how the generation
--- has ended if it has. Only the last result is known. A claim of an older generation is told that it is broken, since to
+-- has ended if it has. Only the last few results are known. A claim of an older generation is told that it is broken, since to
 -- arrive a second time could be to count twice. Another epoch means that Redis has forgotten the barrier meanwhile. `change`
 -- is the token of the last change of `parties`.
 -- record Barrier 1: parties, generation, arrived, last, members, epoch, change
+
+-- A party can be late: others may have passed already, arrived again, and given up.
+local RESULTS = 4
 
 local ARRIVAL = '^(%S+) (.)(.) (%S+) (%S+) (.*)$'
 
@@ -42,8 +45,13 @@ end
 local function saveBarrier(ctx, key, state)
   if state.members == 0 then
     call('DEL', key, ctx.items)
-  elseif state.concluded then
-    call('HSET', key, 's', packBarrier(state), 'e', state.ended, 'r', state.result)
+  elseif state.results then
+    local fields = { 's', packBarrier(state) }
+    for slot, one in pairs(state.results) do
+      local last = #fields
+      fields[last + 1], fields[last + 2], fields[last + 3], fields[last + 4] = 'e' .. slot, one.ended, 'r' .. slot, one.result
+    end
+    call('HSET', key, unpack(fields))
   else
     call('HSET', key, 's', packBarrier(state))
   end
@@ -122,7 +130,8 @@ local function conclude(ctx, key, state, group, result)
     call('HDEL', ctx.items, unpack(owners))
   end
   if state.runner then call('HDEL', key, 'x') end
-  state.ended, state.result, state.concluded = table.concat(ended, ' '), result, true
+  state.results = state.results or {}
+  state.results[state.generation % RESULTS] = { ended = table.concat(ended, ' '), result = result }
   state.generation, state.arrived, state.runner = state.generation + 1, state.arrived - #group, nil
   state.from = state.from + #group
   tell(ctx, told, result, indices)
@@ -142,16 +151,17 @@ local function breakUp(ctx, key, state, left, why)
   conclude(ctx, key, state, group, continued('broken', state.generation, missing, why))
 end
 
--- How the last generation ended for an arrival, if it was one of it.
+-- How one of the last generations ended for an arrival, if it was one of it.
 local function verdict(key, state, arrival)
-  if not state.ended then
-    local known = call('HMGET', key, 'e', 'r')
-    state.ended, state.result = known[1] or '', known[2]
-  end
-  local index = 0
-  for one in string.gmatch(state.ended, '%S+') do
-    if one == arrival then return '[' .. state.result .. ',' .. text(index) .. ']' end
-    index = index + 1
+  local fields = {}
+  for slot = 0, RESULTS - 1 do fields[slot + 1] = 'e' .. slot end
+  local known = call('HMGET', key, unpack(fields))
+  for slot = 0, RESULTS - 1 do
+    local own, index = state.results and state.results[slot], 0
+    for one in string.gmatch(own and own.ended or known[slot + 1] or '', '%S+') do
+      if one == arrival then return '[' .. (own and own.result or call('HGET', key, 'r' .. slot)) .. ',' .. text(index) .. ']' end
+      index = index + 1
+    end
   end
 end
 

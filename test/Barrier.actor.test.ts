@@ -39,8 +39,8 @@ class BarrierModel extends Mail {
   /** In order; the first ones are the present generation. */
   arrivals: Array<Arrival> = []
   runner: Arrival | undefined
-  ended = new Map<string, number>()
-  result: Reply = []
+  /** How the last generations have ended, for each arrival. */
+  results: Array<ReadonlyMap<string, Reply>> = []
   parties: number
   /** How many parties there were when all had arrived that wait for the action. */
   size = 0
@@ -64,8 +64,8 @@ class BarrierModel extends Mail {
     this.advance()
   }
 
-  verdict(id: string): Reply {
-    return [...this.result, this.ended.get(id)!]
+  verdict(id: string): Reply | undefined {
+    return this.results.find((ended) => ended.has(id))?.get(id)
   }
 
   granted(one: Arrival): Reply {
@@ -75,12 +75,12 @@ class BarrierModel extends Mail {
   #conclude(result: Reply): void {
     const { group } = this
     this.arrivals = this.arrivals.slice(group.length)
-    this.ended = new Map(group.map(({ id }, index) => [id, index]))
-    this.result = result
+    const ended = new Map(group.map(({ id }, index) => [id, [...result, index]]))
+    this.results = [ended, ...this.results].slice(0, 4)
     this.generation++
     this.runner = undefined
     for (const { claim, gone, id, session } of group) {
-      if (!gone) this.tell(session, [result[0], claim, ...result.slice(1), this.ended.get(id)!])
+      if (!gone) this.tell(session, [result[0], claim, ...ended.get(id)!.slice(1)])
     }
   }
 
@@ -141,7 +141,8 @@ class BarrierModel extends Mail {
   }
 
   arrive(next: Arrival, since?: number): Reply {
-    if (this.ended.has(next.id)) return this.verdict(next.id)
+    const ended = this.verdict(next.id)
+    if (ended !== undefined) return ended
     const known = this.arrivals.find(({ id }) => id === next.id)
     if (known !== undefined) {
       const { acts, claim, gone, member, session, withdraws } = next
@@ -185,8 +186,8 @@ class BarrierModel extends Mail {
       this.advance()
       return ["passed"]
     }
-    if (!this.ended.has(arrival)) return ["absent"]
-    return this.result[0] === "passed" ? ["passed"] : this.verdict(arrival)
+    const ended = this.verdict(arrival)
+    return ended === undefined ? ["absent"] : ended[0] === "passed" ? ["passed"] : ended
   }
 }
 
@@ -510,7 +511,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
               // A claim that waits, or holds, asks again under its id: an event may have been lost.
               const mine = claims.filter(({ claim, id, session, since }) =>
                 session === name &&
-                (model.find(name, claim)?.id === id || model.ended.has(id) ||
+                (model.find(name, claim)?.id === id || model.verdict(id) !== undefined ||
                   model.generation > since + 1 && !model.arrivals.some((one) => one.id === id))
               )
               const one = mine.at(-1 - step.pick % 6)
@@ -611,6 +612,34 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
         assert.deepStrictEqual<unknown>(await send("B", "barrier.release", ["1b"]), ["passed"])
         const heard = (await mail("A")).filter(([tag]) => tag === "each").map(([, ids, , tag]) => [ids, tag])
         assert.deepStrictEqual(heard, [[["1a"], "passed"], [["2a"], "passed"], [["3a"], "broken"]])
+      })
+      yield* Effect.promise(() => redis.call("FUNCTION", "FLUSH"))
+    }))
+
+  it.effect("of a barrier knows how a generation has ended when others have ended since", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      yield* Effect.promise(async () => {
+        const { open, send } = actor(redis, freshNamespace(), "barrier:x")
+        let epoch: unknown
+        for (const name of ["A", "B"]) {
+          await open(name)
+          epoch = (await send(name, "barrier.join", ["m", 2, "fail"]))[2]
+        }
+        const arrive = (name: string, id: string, again = "") =>
+          send(name, "barrier.arrive", [id, id, "m", `"${id}"`, 2, `b0${again}`])
+        await arrive("B", "1b")
+        await arrive("A", "1a")
+        // The second generation is broken.
+        await arrive("A", "2a")
+        await send("A", "session.leave", ["2a"])
+        assert.deepStrictEqual<unknown>(await arrive("B", "1b", ` ${epoch} 1`), ["passed", 1, ["1b", "1a"], 0])
+        // What is older than that is not known any more.
+        for (let n = 0; n < 3; n++) {
+          await arrive("A", `${n + 3}a`)
+          await send("A", "session.leave", [`${n + 3}a`])
+        }
+        assert.deepStrictEqual<unknown>(await arrive("B", "1b", ` ${epoch} 1`), ["broken", 1, 1, "left", 0])
       })
       yield* Effect.promise(() => redis.call("FUNCTION", "FLUSH"))
     }))

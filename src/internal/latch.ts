@@ -283,7 +283,7 @@ export class SharedLatch<E> {
     const state = stateOf(reply.slice(reply[0] === "counted" ? 1 : 2))
     const count = since !== "" && state.resets > Number(since) ? undefined : asked
     const before = this.#state
-    if (count !== undefined && state.epoch < before.epoch) {
+    if (count !== undefined && state.epoch < before.epoch && !this.#lost) {
       // Counted in what Redis has forgotten since.
       this.#owed.add(count)
       return this.#restore()
