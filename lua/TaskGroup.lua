@@ -38,7 +38,7 @@ end
 
 -- The state of a group as replies and events tell it, and what else they tell.
 local function tasksState(group, ...)
-  return group.expected, group.least, group.running, group.done, group.failed, group.lost, group.round, group.version, ...
+  return group.expected, group.least, group.running, group.done, group.failed, group.lost, group.round, group.version, group.run, ...
 end
 
 local function changeTasks(ctx, key, group, ...)
@@ -104,7 +104,7 @@ local function leaveTasks(ctx, key, session, id)
   loseTask(ctx, key, group, shard, token, claim)
 end
 
--- A member of a former session joins again, and tells how the group was: Redis may have forgotten it.
+-- A member of a former session joins again, and tells how the group was, and of which run: Redis may have forgotten it.
 local function rejoinTasks(ctx, key, group, shards, run, round, known)
   if round > group.round then
     if isRunOver(group, run) then
@@ -125,7 +125,7 @@ end
 -- joins again, in another session, tells the round, and how many of its shards it knew.
 -- keys: hash, items
 -- args: id string, shards number, mismatch string, timeToLive number, run string, fresh boolean, anyway boolean, round number, known number
--- reply: ["joined", expected number, least number, running number, done number, failed number, lost number, round number, version number] | ["mismatch", expected number] | ["stale"]
+-- reply: ["joined", expected number, least number, running number, done number, failed number, lost number, round number, version number, run string] | ["mismatch", expected number] | ["stale"]
 handlers['taskGroup.join'] = function(ctx, key, id, shards, mismatch, timeToLive, run, fresh, anyway, round, known)
   shards, timeToLive, round, known = tonumber(shards), tonumber(timeToLive), tonumber(round), tonumber(known)
   local group = loadTasks(key)
@@ -262,7 +262,7 @@ handlers['taskGroup.read'] = function(ctx, key, from, wanted)
     place = place + 1
   end
   if wanted == '' or place > knownTasks(group) then place = 0 end
-  return reply('page', tasksState(group, group.run, place, list(shards)))
+  return reply('page', tasksState(group, place, list(shards)))
 end
 
 reapers.taskGroup = leaveTasks

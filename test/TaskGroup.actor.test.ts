@@ -55,7 +55,7 @@ class Model {
   }
 
   #change(...shard: ReadonlyArray<unknown>): void {
-    this.log.push([...this.counts, ...shard])
+    this.log.push([...this.counts, this.run, ...shard])
   }
 
   #move(name: string, status: Status, token: number, owner: string, value = ""): void {

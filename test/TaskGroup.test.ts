@@ -9,7 +9,7 @@ import { assertUnanswered, behindLine } from "./support/behindLine.ts"
 import { departed } from "./support/departed.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, deadlineOf, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
-import { asks } from "./support/requests.ts"
+import { asks, fields } from "./support/requests.ts"
 import type { Server } from "./support/servers.ts"
 import { eventsOf, forgetSession, fragile, on, pending, promptly, several } from "./support/several.ts"
 
@@ -576,6 +576,28 @@ layer(TestServer.layer, live)("a task group", (it) => {
         yield* two.run("y", Effect.succeed(20))
         assert.deepStrictEqual(arrayOf(yield* two.awaitAll()), [["x", 10], ["y", 20]])
       })))
+
+  it.effect("stays that of the newest run when Redis has lost its data, whoever joins again first", () =>
+    behindLine(({ context, direct, line, namespace, server }) =>
+      Effect.gen(function*() {
+        const inRun = (context: Node, run: string) =>
+          on(context, TaskGroup.make({ name: "job", result: Schema.Number, shards: 1, timeToLive, run }))
+        const one = yield* inRun(yield* direct(), "monday")
+        const two = yield* inRun(context, "tuesday")
+        assert.strictEqual((yield* reasonOf(one.register("x")))._tag, "Superseded")
+        const joined = (count: number) =>
+          eventually(Effect.map(fields(server, namespace, "taskGroup:job", "o"), (found) => found === count), {
+            message: `${count} have joined`
+          })
+        yield* line.blackhole
+        yield* server.cli("FLUSHALL")
+        yield* joined(1)
+        yield* line.pass
+        yield* line.closeAll
+        yield* joined(2)
+        yield* two.run("x", Effect.succeed(1))
+        assert.deepInclude(yield* reasonOf(one.register("x")), { _tag: "Superseded", current: "tuesday" })
+      }), { ...timing, lease: "1 second", margin: "200 millis" }))
 
   it.effect("is found completed by the next program, unless that begins anew", () =>
     several(2, ([a, b]) =>

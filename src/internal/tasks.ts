@@ -31,17 +31,19 @@ export interface State {
   readonly round: number
   /** Increases with every change. */
   readonly version: number
+  /** That the group belongs to; empty for none. */
+  readonly run: string
   readonly changed: { readonly shard: string; readonly status: Status } | undefined
 }
 
-const numbers = 8
+const fields = 9
 
 const stateOf = (raw: ReadonlyArray<unknown>): State => {
   const [expected = 0, least = 0, running = 0, done = 0, failed = 0, lost = 0, round = 0, version = 0] =
     raw as ReadonlyArray<number>
-  const [shard, status] = raw.slice(numbers) as [shard?: string, status?: Status]
+  const [run = "", shard, status] = raw.slice(fields - 1) as [run?: string, shard?: string, status?: Status]
   const changed = shard === undefined || status === undefined ? undefined : { shard, status }
-  return { expected, least, running, done, failed, lost, round, version, changed }
+  return { expected, least, running, done, failed, lost, round, version, run, changed }
 }
 
 export const registeredIn = ({ done, failed, lost, running }: State): number => running + done + failed + lost
@@ -52,7 +54,6 @@ export const isComplete = (state: State): boolean =>
 /** Some of the shards. */
 export interface Page {
   readonly state: State
-  readonly run: string
   /** Where the next page begins; 0 if there is none. */
   readonly next: number
   readonly shards: ReadonlyArray<readonly [shard: string, status: Status, value: unknown, about: unknown]>
@@ -137,10 +138,11 @@ export class Tasks {
   // A member that joins again tells what it knows: Redis may have forgotten it.
   #joining(anyway: boolean) {
     const { fresh, onMismatch, run, shards, timeToLive } = this.opening
-    const { expected, round } = this.state
+    const { expected, round, run: current } = this.state
+    // A group that has gone on to another run than this member's is that run's.
     return round === 0
       ? [shards, onMismatch, timeToLive, run, fresh, anyway, 0, 0]
-      : [expected, "keep", timeToLive, run, false, anyway, round, registeredIn(this.state)]
+      : [expected, "keep", timeToLive, current || run, false, anyway, round, registeredIn(this.state)]
   }
 
   #observe(next: State): void {
@@ -274,6 +276,6 @@ const pageOf = (
 ): Page | undefined => {
   if (reply[0] === "missing") return undefined
   const [, ...rest] = reply
-  const [run, next, shards] = rest.slice(numbers) as [string, number, Page["shards"]]
-  return { state: stateOf(rest.slice(0, numbers)), run, next, shards }
+  const [next, shards] = rest.slice(fields) as [number, Page["shards"]]
+  return { state: stateOf(rest.slice(0, fields)), next, shards }
 }

@@ -80,9 +80,9 @@ const awaiting = Effect.fnUntraced(function*<A, E>(
     const { heard } = tasks
     const look = yield* pageOf(tasks, 1, "")
     if (look !== undefined) {
-      const { run, state } = look
+      const { state } = look
       const mine = tasks.opening.run
-      if (mine !== "" && run !== mine) return yield* Effect.fail(fail(tasks.superseded(run)))
+      if (mine !== "" && state.run !== mine) return yield* Effect.fail(fail(tasks.superseded(state.run)))
       if (round > 0 && state.round > round) return yield* Effect.fail(fail(new GroupReset({ ...about, round })))
       round = state.round
       if (isFaulty(state)) yield* fault(group, state, faults)
