@@ -407,6 +407,13 @@ local function closeFlow(ctx, flow)
   nextUndo(ctx, flow)
 end
 
+-- Alarms are forgotten when no session was alive for a day.
+local function armAgain(ctx, flow)
+  if flow.state ~= FLOW.running then return end
+  if flow.due > 0 and flow.stop <= STOP.failed then alarm(ctx, flow.key, math.max(0, flow.due - ctx.now)) end
+  if flow.scan > 0 or flow.head <= flow.tail then alarm(ctx, flow.key, 0) end
+end
+
 -- Goes on with what the run has to do, up to a bound that all requests of the call share.
 local function stepFlow(ctx, flow)
   if flow.state ~= FLOW.running then return end
@@ -684,6 +691,7 @@ local function endNode(ctx, flow, node, found, undo, tag, outcome, added)
     if flow.policy % 2 == 1 then stopFlow(flow, STOP.failed) end
   end
   stepFlow(ctx, flow)
+  armAgain(ctx, flow)
 end
 
 -- The nodes that a handler has added: a list behind the result of its job. A result can be a list too. Answers whether it is known, and
@@ -819,6 +827,7 @@ handlers['flow.observe'] = function(ctx, key, id, all)
   if call('HSET', key, letter .. claimOf(ctx, id), '') == 1 then
     flow[count] = flow[count] + 1
     own(ctx, key, id, PERMANENT)
+    armAgain(ctx, flow)
   end
   return reply('joined', flowCounts(flow, json('[]')))
 end

@@ -378,7 +378,6 @@ const drive = async (
 interface Begun {
   readonly redis: Parameters<typeof actor>[0]
   readonly keys: (session: string) => ReadonlyArray<string>
-  readonly ring: () => Promise<unknown>
   readonly due: () => Promise<number>
   readonly send: (verb: string, ...args: ReadonlyArray<string | number>) => Promise<ReadonlyArray<any>>
   readonly end: (
@@ -407,7 +406,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the flow actor", (it) =>
   const begun = (self: (run: Begun) => Promise<void>, undo: ReadonlyArray<string> = [], deadline = 0) =>
     Effect.gen(function*() {
       const redis = yield* client(yield* TestServer)
-      const { key, keys, look, open, ring, send } = actor(redis, freshNamespace(), "flow:f/r")
+      const { keys, look, open, send } = actor(redis, freshNamespace(), "flow:f/r")
       yield* Effect.promise(async () => {
         await open("S")
         const spec = { queue: "q", options: "{}", payload: "0", before: [], behind: [] }
@@ -419,8 +418,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the flow actor", (it) =>
         await self({
           keys,
           redis,
-          ring,
-          due: async () => Number(await redis.zscore(keys("S")[1]!, `@${key.slice(key.indexOf("}:") + 2)}`)),
+          due: async () => Number(await redis.zscore(keys("S")[1]!, "@flow:f/r")),
           send: (verb, ...args) => send("S", verb, args),
           end: (node, generation, tag, added = [], compensated = false) =>
             send("S", "flow.ended", [
@@ -465,6 +463,21 @@ layer(TestServer.layer, { excludeTestServices: true })("the flow actor", (it) =>
       assert.strictEqual(await nodes(), "X d,P d,T d,C d,D d")
       assert.strictEqual(await state(), 3)
     }))
+
+  it.effect("has its deadline again when no session was alive for so long that the alarm is forgotten", () =>
+    begun(
+      async ({ due, end, keys, redis, send, state }) => {
+        const deadline = await due()
+        for (const asked of [() => send("flow.observe", "m", ""), () => end(3, 0, "success")]) {
+          await redis.zrem(keys("S")[1]!, "@flow:f/r")
+          await asked()
+          assert.strictEqual(await due(), deadline)
+        }
+        assert.strictEqual(await state(), 1)
+      },
+      [],
+      60_000
+    ))
 
   it.effect("passes over what a handler has added before, when that is done", () =>
     begun(async ({ end, nodes, send, state }) => {
