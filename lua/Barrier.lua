@@ -2,7 +2,7 @@
 --
 -- kinds: barrier: hash, items
 --
--- A resource is two hashes, deleted with its last member; its own
+-- A resource is two hashes, deleted when its last member leaves; its own
 --   s                   record Barrier
 --   o<session>/<id>     a member; an arrival belongs to one, and is reaped with it
 --   x                   all have arrived, and one party runs the action first: "<arrival> <last place> <token> <parties>"
@@ -13,6 +13,7 @@
 -- has ended if it has. Only the last few results are known. A claim of an older generation is told that it is broken, since to
 -- arrive a second time could be to count twice. Another epoch means that Redis has forgotten the barrier meanwhile. `change`
 -- is the token of the last change of `parties`.
+-- When the session of the last member has expired, the results stay for a day: its process may come back, and ask for one.
 -- record Barrier 1: parties, generation, arrived, last, members, epoch, change
 
 -- A party can be late: others may have passed already, arrived again, and given up.
@@ -32,18 +33,23 @@ local function loadBarrier(key, ...)
   return state, unpack(found, 3)
 end
 
-local function newBarrier(ctx, parties)
+local function newBarrier(ctx, parties, state)
+  -- Its results may be asked for yet, and nothing else.
+  if state then
+    if state.parties ~= parties then state.parties, state.change = parties, tonumber(nextToken(ctx)) end
+    return state
+  end
   -- Redis can have lost the one key and not the other: claims that have arrived ask again.
   for _, owner in ipairs(call('HKEYS', ctx.items)) do deliver(ctx, holderOf(owner), reply('again', idOf(owner))) end
   call('DEL', ctx.items)
   local epoch = tonumber(nextToken(ctx))
   return {
-    parties = tonumber(parties), generation = 1, arrived = 0, last = 0, members = 0, epoch = epoch, change = epoch
+    parties = parties, generation = 1, arrived = 0, last = 0, members = 0, epoch = epoch, change = epoch
   }
 end
 
 local function saveBarrier(ctx, key, state)
-  if state.members == 0 then
+  if state.members == 0 and not state.kept then
     call('DEL', key, ctx.items)
   elseif state.results then
     local fields = { 's', packBarrier(state) }
@@ -263,7 +269,7 @@ end
 handlers['barrier.join'] = function(ctx, key, id, parties, mismatch)
   parties = tonumber(parties)
   local state, member = loadBarrier(key, 'o' .. claimOf(ctx, id))
-  state = state or newBarrier(ctx, parties)
+  if not state or state.members == 0 then state = newBarrier(ctx, parties, state) end
   -- A member that asks again only wants to know how the barrier is.
   if not member and state.parties ~= parties and mismatch ~= 'keep' then
     if mismatch ~= 'resize' then
@@ -286,7 +292,7 @@ end
 -- reply: ["queued", ahead number] | ["granted", token string, generation number, contributions json, index number] | ["passed", generation number, contributions json, index number] | ["broken", generation number, missing number, why string, index number]
 handlers['barrier.arrive'] = function(ctx, key, id, arrival, member, contribution, parties, mode)
   local state, enrolled = loadBarrier(key, 'o' .. claimOf(ctx, member))
-  state = state or newBarrier(ctx, parties)
+  if not state or state.members == 0 then state = newBarrier(ctx, tonumber(parties), state) end
   local claim, known = claimOf(ctx, id), nil
   local epoch, since = match(mode, ' (%S+) (%S+)$')
   if epoch then
@@ -389,7 +395,7 @@ end
 handlers['barrier.state'] = function(ctx, key)
   if isStale(ctx) then return STALE end
   local state = loadBarrier(key)
-  if not state then return MISSING end
+  if not state or state.members == 0 then return MISSING end
   return reply('state', math.min(state.arrived, state.runner and state.size or state.parties), state.parties)
 end
 
@@ -413,14 +419,21 @@ reapers.barrier = function(ctx, key, session, id)
   else
     return
   end
-  if state.members > 0 then advance(ctx, key, state) end
+  if state.members > 0 then
+    advance(ctx, key, state)
+  elseif state.generation > 1 and not hasLeft(ctx, session) then
+    state.kept, state.arrived = true, 0
+    call('DEL', ctx.items)
+    call('HDEL', key, 'x')
+    keep(key)
+  end
   saveBarrier(ctx, key, state)
 end
 
 -- Goes on with generations that were too many for one call.
 alarms.barrier = function(ctx, key)
   local state = loadBarrier(key)
-  if not state then return end
+  if not state or state.members == 0 then return end
   advance(ctx, key, state)
   saveBarrier(ctx, key, state)
 end

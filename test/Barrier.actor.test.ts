@@ -394,7 +394,7 @@ const world = async (
     },
     /** When everybody has gone, nothing is left. */
     finish: async () => {
-      for (const name of names) await driver.end(name)
+      for (const name of names) await driver.end(name, true)
       for (const name of [...graves, ...names]) await reap(name)
       assert.sameMembers(await redis.keys(`{${namespace}:*`), [`{${namespace}:00}:sessions`, `{${namespace}:00}:floor`])
       assert.includeMembers(
@@ -640,6 +640,40 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
           await send("A", "session.leave", [`${n + 3}a`])
         }
         assert.deepStrictEqual<unknown>(await arrive("B", "1b", ` ${epoch} 1`), ["broken", 1, 1, "left", 0])
+      })
+      yield* Effect.promise(() => redis.call("FUNCTION", "FLUSH"))
+    }))
+
+  it.effect("of a barrier knows how its last generation has ended when it was closed behind a party that comes back", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      yield* Effect.promise(async () => {
+        const { key, open, reap, send } = actor(redis, freshNamespace(), "barrier:x")
+        const join = (name: string, parties = 2) => send(name, "barrier.join", ["m", parties, "fail"])
+        let epoch: unknown
+        for (const name of ["A", "B"]) {
+          await open(name)
+          epoch = (await join(name))[2]
+        }
+        const arrive = (name: string, id: string, again = "") =>
+          send(name, "barrier.arrive", [id, id, "m", `"${id}"`, 2, `b0${again}`])
+        await arrive("B", "1b")
+        await arrive("A", "1a")
+        await send("B", "session.renew", [], 1)
+        await eventuallyDead(redis)
+        await send("A", "session.leave", ["m"])
+        assert.strictEqual(await reap("B"), "forgotten")
+        assert.isAbove(await redis.pttl(key), 0)
+        await open("B2")
+        assert.deepStrictEqual<unknown>((await join("B2")).slice(0, 4), ["joined", 2, epoch, 2])
+        assert.deepStrictEqual<unknown>(await arrive("B2", "1b", ` ${epoch} 1`), ["passed", 1, ["1b", "1a"], 0])
+        // The last one that has it open has it for as many parties as it says.
+        await send("B2", "session.renew", [], 1)
+        await eventuallyDead(redis)
+        assert.strictEqual(await reap("B2"), "forgotten")
+        assert.deepStrictEqual<unknown>((await join("A", 3)).slice(0, 4), ["joined", 2, epoch, 3])
+        await send("A", "session.leave", ["m"])
+        assert.strictEqual(await redis.exists(key), 0)
       })
       yield* Effect.promise(() => redis.call("FUNCTION", "FLUSH"))
     }))

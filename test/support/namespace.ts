@@ -15,12 +15,19 @@ const numbers = new Set(["protocol", "partitions", "token"])
 // Of a function library: which one it was, not whose.
 const isNumber = (field: string) => numbers.has(field) || /^library[^/]/.test(field)
 
+/** A barrier whose last session has expired: its results stay for a day. */
+const isKept = Effect.fnUntraced(function*(server: Server, key: string) {
+  const fields = yield* list(server, "HKEYS", key)
+  return fields.every((field) => /^(s|[er]\d)$/.test(field)) && Number(yield* server.cli("PTTL", key)) > 0
+})
+
 /** Everything in it but the numbers of its partitions: a key, or a key and one of its fields. */
 export const remainsOf = Effect.fnUntraced(function*(servers: ReadonlyArray<Server>, namespace: string) {
   const found: Array<string> = []
   for (const server of servers) {
     for (const key of yield* keysOf(server, namespace)) {
       if (/^\{[^}]+\}:floor$/.test(key)) continue
+      if (/^\{[^}]+\}:barrier:/.test(key) && (yield* isKept(server, key))) continue
       if (!/^\{[^}]+\}:sessions$/.test(key)) {
         found.push(key)
         continue
