@@ -22,7 +22,7 @@
  * - What was counted by processes that have closed the latch is gone when Redis loses its data.
  * - `remaining` and `isOpen` ask Redis; waiters are told, a moment later.
  * - Closing the scope of the latch interrupts its waiters. Closing the coordinator fails them with `CoordinatorClosed`.
- * - `reset` can be executed twice if the session is lost meanwhile.
+ * - `countDown` and `reset` are made again if the session is lost meanwhile, unless the latch was reset since.
  * - Redis stores each counted `id` until the latch opens or is reset, and what a call without one needs is stored once for
  *   each process.
  *

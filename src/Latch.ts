@@ -19,8 +19,8 @@
  * - A waiter that comes while a `release` is on the way to its process may pass with the others.
  * - `isOpen` asks Redis; waiters are told, a moment later.
  * - Closing the scope of the latch interrupts its waiters. Closing the coordinator fails them with `CoordinatorClosed`.
- * - `open`, `close` and `release` can be executed twice if the session is lost meanwhile. The answer is then that of the
- *   second time.
+ * - `open`, `close` and `release` are made again if the session is lost meanwhile, and answer what they did then. `open` and `close` are
+ *   not made again behind another `close`; `release` can be executed twice.
  *
  * **Example** (All start at once)
  *

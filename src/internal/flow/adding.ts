@@ -14,7 +14,7 @@ import type { Home } from "./home.ts"
 export interface AddOptions extends Offering {
   /**
    * Unique in the run, up to 512 bytes. A handler's node that is done again by `replay` or `retry` adds its nodes again: what it added before
-   * under that name runs again, with the new payload. Default: made of the name of its queue, and of numbers.
+   * under that name runs again, with the new payload, unless it is done. Default: made of the name of its queue, and of numbers.
    */
   readonly name?: string | undefined
   /** Other nodes that this handler has added: this one starts when they have ended. */
