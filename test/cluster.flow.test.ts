@@ -41,6 +41,7 @@ it.live("a run whose slot migrates goes on when the slot has moved", () =>
       const run = yield* chain.start(undefined)
       yield* Deferred.await(begun)
       yield* delivered("chain")
+      const stamp = yield* stampOf("chain", run.id)
       const key = `${tag}:flow-nodes:chain/${run.id}`
       const from = yield* nodes.serving(tag)
       const to = (yield* nodes.primaries).find((server) => server !== from)!
@@ -59,7 +60,7 @@ it.live("a run whose slot migrates goes on when the slot has moved", () =>
       )
       const ended = yield* Effect.forkChild(
         request(place, "flow.ended", [
-          yield* stampOf("chain", run.id),
+          stamp,
           "1",
           0,
           false,
