@@ -30,6 +30,9 @@ import { forgetSession, lose, missed, on, promptly, revoked, several } from "./s
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
+// Nothing runs into a time limit, also on a busy machine.
+const unhurried = { lease: "9 seconds", margin: "1 second", requestTimeout: "3 seconds" } as const
+
 layer(TestServer.layer, live)("a queue", (it) => {
   it.effect("runs every job once, in order, and leaves nothing behind", () =>
     several(2, ([a, b]) =>
@@ -809,7 +812,7 @@ layer(TestServer.layer, live)("a job", (it) => {
       const namespace = freshNamespace()
       yield* Effect.scoped(Effect.gen(function*() {
         const line = yield* proxy(server)
-        const context = yield* node(line.url, { namespace, partitions: 1, ...short, requestTimeout: "500 millis" })
+        const context = yield* node(line.url, { namespace, partitions: 1, ...unhurried })
         const queue = yield* on(context, make({ retention: "1 minute" }))
         yield* queue.offer(0)
         const sent = yield* line.once(asks("queue.offer"), "dropReply")
@@ -849,7 +852,7 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* queue.offer(3)
         yield* begins(worker, [0, 1, 2, 3])
         yield* worker.stop
-      }), short))
+      }), unhurried))
 
   it.effect("is stored once though it is done, and no process has the queue open, when it is sent again", () =>
     behindLine(({ context, direct, line, namespace, server }) =>
