@@ -4,6 +4,7 @@ import {
   Cause,
   Context,
   Deferred,
+  Duration,
   Effect,
   Exit,
   Fiber,
@@ -375,7 +376,7 @@ layer(TestServer.layer, live)("a topic", (it) => {
         yield* server.cli("CONFIG", "RESETSTAT")
         const found: Array<Topic.Element<number>> = []
         yield* Effect.forkChild(Stream.runForEach(slow, (element) => Effect.sync(() => found.push(element))))
-        // It reads what is left by itself, and then with the others.
+        // The subscriber reads the remaining events by itself, and later ones with the others.
         yield* eventually(
           Effect.map(server.cli("INFO", "commandstats"), (stats) =>
             assert.isAtLeast(Number(/cmdstat_xrange:calls=(\d+)/.exec(stats)?.[1] ?? 0), 2))
@@ -630,6 +631,24 @@ layer(TestServer.layer, live)("a group", (it) => {
         assert.isTrue(attempts.findIndex(([value]) => value === 2) < 3)
         yield* settled(topic, "g")
         assert.match(id, /^\d+-2$/)
+        yield* Fiber.interrupt(running)
+      })))
+
+  it.effect("waits for a retry that never comes", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const handled: Array<number> = []
+        const running = yield* Effect.forkChild(topic.run((event) => {
+          handled.push(event.value)
+          return event.value === 0 ? Effect.fail("no") : Effect.void
+        }, { group: "g", from: "beginning", retry: Schedule.spaced(Duration.infinity) }))
+        yield* topic.publishAll([0, 1])
+        yield* eventually(
+          Effect.map(topic.state, ({ groups: [group] }) => assert.deepInclude(group, { lag: 0, pending: 1 }))
+        )
+        yield* topic.publish(2)
+        yield* eventually(Effect.sync(() => assert.deepStrictEqual(handled, [0, 1, 2])))
         yield* Fiber.interrupt(running)
       })))
 

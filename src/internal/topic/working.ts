@@ -2,7 +2,6 @@
 
 import * as Cause from "effect/Cause"
 import type * as Context from "effect/Context"
-import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Fiber from "effect/Fiber"
@@ -11,7 +10,7 @@ import type * as Schedule from "effect/Schedule"
 import type { Log } from "../actor/hooks.ts"
 import { joined } from "../hold/protect.ts"
 import { receiving } from "../hold/span.ts"
-import { delayAfter } from "../work/patience.ts"
+import { delayAfter, millisOf } from "../work/patience.ts"
 import type { Event, Gap } from "./event.ts"
 import type { Delivery } from "./group.ts"
 
@@ -108,7 +107,7 @@ export const handle = <A, E, R>(
           onNone: () => aside(Cause.pretty(exit.cause)),
           onSome: (delay) => {
             log("Debug", `event ${raw!.id}`, "is handled again", error)
-            return Effect.sync(() => delivery.giveBack(Math.ceil(Duration.toMillis(delay)), ignore))
+            return Effect.sync(() => delivery.giveBack(millisOf(delay), ignore))
           }
         })
       )
