@@ -45,7 +45,7 @@ import * as Pull from "effect/Pull"
 import * as Schedule from "effect/Schedule"
 import type * as Scope from "effect/Scope"
 import { Coordinator } from "./Coordinator.ts"
-import { CoordinatorError, isAway } from "./internal/actor/errors.ts"
+import { CoordinatorError } from "./internal/actor/errors.ts"
 import { lead, standingBy } from "./internal/election/leading.ts"
 import { restart } from "./internal/election/restart.ts"
 import { type Failure, use } from "./internal/hold/acquire.ts"
@@ -54,6 +54,7 @@ import { findHold } from "./internal/hold/holding.ts"
 import type { LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
 import { millis, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { question, request } from "./internal/hold/request.ts"
+import { untilBack } from "./internal/work/patience.ts"
 
 interface CommonOptions {
   /**
@@ -218,10 +219,7 @@ const ofSchedule = <R>(times: Schedule.Schedule<unknown, void, never, R>): Effec
 
 // While Redis is away, a schedule waits. A claim that was executed without an answer is answered when it is made again.
 const waiting = <A>(self: Effect.Effect<A, CoordinatorError>): Effect.Effect<A, CoordinatorError> =>
-  Effect.retry(self, {
-    while: ({ reason }) => isAway(reason),
-    schedule: Schedule.spaced("100 millis")
-  })
+  untilBack(self, "100 millis")
 
 const lastTick = (place: Place): Effect.Effect<number | undefined, CoordinatorError> =>
   Effect.map(waiting(question(place, "singleton.last", [])), ([, tick]) => tick === "" ? undefined : Number(tick))

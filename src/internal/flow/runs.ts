@@ -6,16 +6,15 @@ import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Option from "effect/Option"
 import * as Queue from "effect/Queue"
-import * as Schedule from "effect/Schedule"
 import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
-import { isAway } from "../actor/errors.ts"
 import { checkName } from "../actor/keys.ts"
 import { join } from "../hold/acquire.ts"
 import type { Membership } from "../hold/membership.ts"
 import type { Place } from "../hold/place.ts"
 import { question, request } from "../hold/request.ts"
 import type { Outcome } from "../queue/outcomes.ts"
+import { untilBack } from "../work/patience.ts"
 import {
   fail,
   FlowCancelled,
@@ -154,10 +153,6 @@ export const begin = (
 
 export type Heard = readonly [state: number, version: number, ...counts: Array<number>, expected: number, changes: any]
 
-/** A part of a wait: it goes on while Redis is away. */
-const waiting = <A>(self: Effect.Effect<A, FlowError>): Effect.Effect<A, FlowError> =>
-  Effect.retry(self, { while: ({ reason }) => isAway(reason), schedule: Schedule.spaced("1 second") })
-
 /**
  * A member of a run, told of its end or of all changes; and of the state when news may have been missed. To become one that waits for the
  * end is a part of the wait.
@@ -272,7 +267,7 @@ export class Run {
 
   /** What the run is when it is over. One that starts again, by `retry` or `replay`, is awaited again. */
   get ended() {
-    const ended = Effect.andThen(this.end, waiting(this.page(Number.MAX_SAFE_INTEGER)))
+    const ended = Effect.andThen(this.end, untilBack(this.page(Number.MAX_SAFE_INTEGER), "1 second"))
     return Effect.repeat(ended, { until: ({ state }) => states.indexOf(state) >= over })
   }
 
@@ -280,7 +275,7 @@ export class Run {
     return Effect.flatMap(this.ended, ({ fault, stamp, state, version }) => {
       switch (state) {
         case "done":
-          return waiting(this.#results(version, stamp))
+          return untilBack(this.#results(version, stamp), "1 second")
         case "cancelled":
           return Effect.fail(fail(new FlowCancelled(this.#home.about(this.id))))
         case "expired":

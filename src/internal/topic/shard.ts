@@ -2,8 +2,7 @@
 
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
-import * as Schedule from "effect/Schedule"
-import { CoordinatorClosed, CoordinatorError, isAway } from "../actor/errors.ts"
+import { CoordinatorClosed, CoordinatorError } from "../actor/errors.ts"
 import { keyOf } from "../actor/keys.ts"
 import type { Requests } from "../actor/lua.ts"
 import type { Entry } from "../actor/reader.ts"
@@ -11,6 +10,7 @@ import { coordinatorError } from "../actor/transport.ts"
 import type { Observer } from "../hold/membership.ts"
 import type { Place } from "../hold/place.ts"
 import { question } from "../hold/request.ts"
+import { untilBack } from "../work/patience.ts"
 import {
   beginning,
   compareIds,
@@ -152,10 +152,7 @@ export class Shard<A> implements Listener {
   }
 
   async #mark(epoch: number): Promise<string | undefined> {
-    const [, mark] = await Effect.runPromise(Effect.retry(question(this.place, "topic.mark", [epoch]), {
-      while: ({ reason }) => isAway(reason),
-      schedule: Schedule.spaced("100 millis")
-    }))
+    const [, mark] = await Effect.runPromise(untilBack(question(this.place, "topic.mark", [epoch]), "100 millis"))
     if (mark !== undefined) this.#marks.set(epoch, mark)
     return mark
   }

@@ -32,6 +32,13 @@ const longest = 1e15
 /** A delay as Redis is told it, in milliseconds: a schedule may say that of infinity. */
 export const millisOf = (delay: Duration.Duration): number => Math.min(Math.ceil(Duration.toMillis(delay)), longest)
 
+/** Asks again while Redis is away: a part of what waits for longer. */
+export const untilBack = <A, E extends { readonly reason: { readonly _tag: string } }, R>(
+  self: Effect.Effect<A, E, R>,
+  pause: Duration.Input
+): Effect.Effect<A, E, R> =>
+  Effect.retry(self, { while: ({ reason }) => isAway(reason), schedule: Schedule.spaced(pause) })
+
 const pauses = Schedule.exponential("1 second").pipe(
   Schedule.modifyDelay(({ duration }) => Effect.succeed(Duration.min(duration, Duration.seconds(10))))
 )
