@@ -279,7 +279,7 @@ local function forgetKeys(topic, group)
   end
 end
 
--- Of what a group has, only what its members are working on stays. One of them is told how much the group misses.
+-- A group keeps only the events that its members are working on. One member is told how many the group misses.
 local function purgeGroup(ctx, topic, group)
   local missed = topic.number - group.cursor
   forgetKeys(topic, group)

@@ -217,7 +217,7 @@ export interface SubscribeOptions {
   } | undefined
   /**
    * How many events wait in memory for a slow subscriber, and what happens when that is full: `suspend` reads the others from
-   * Redis later, `sliding` leaves the oldest out, `dropping` the newest. What is left out shows as a `Gap`. An empty buffer takes
+   * Redis later, `sliding` leaves the oldest out, `dropping` the newest. The missing events show as a `Gap`. An empty buffer takes
    * in all that one read of Redis brings, up to 1,024 events. Default 1,024, and `suspend`.
    */
   readonly buffer?: {

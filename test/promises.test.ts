@@ -951,7 +951,7 @@ layer(TestServer.layer, live)("two coordinators of one process", (it) => {
           assert.strictEqual(yield* Fiber.join(detached), "later")
           const scope = yield* Effect.scope
           const later = Lock.withLock(Effect.succeed("later"), "a")
-          // What keeps a fiber only to interrupt it, or is told of it later, does not wait for it.
+          // A scope keeps a fiber only to interrupt it, and a detached fiber has nothing that waits for it.
           for (
             const fork of [
               Effect.forkIn(later, scope),

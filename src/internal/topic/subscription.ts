@@ -149,7 +149,7 @@ export class Subscription<A> {
   readonly #strategy: Buffer["strategy"]
   #chunks: Array<Elements<A>> = []
   #size = 0
-  // What was left out since the last chunk was taken in, or taken from the buffer.
+  // Elements that were left out since the last chunk was taken in, or taken from the buffer.
   readonly #dropped = new LeftOut()
   readonly #slid = new LeftOut()
   #waiting: ((result: Effect.Effect<Elements<A>, CoordinatorError>) => void) | undefined = undefined
