@@ -765,7 +765,7 @@ export const rareBugs: typeof bugs = {
       "if false then"
     ]],
     sources: [[
-      "internal/actor/channel.ts",
+      "internal/actor/mailbox.ts",
       "if (number <= session.read) return this.#forgotten()",
       "if (number <= session.read) return"
     ]]

@@ -1,33 +1,31 @@
 /**
  * Keeps a session open with one partition, for one length of lease: it opens sessions, renews them, notices when one is
- * lost, and ends those that are over.
+ * lost, and has those ended that are over.
  */
 
-import type { Io, Timer } from "../io.ts"
+import type { Timer } from "../io.ts"
 import { MissingPermission, RedisError } from "../redis/errors.ts"
 import { CoordinatorClosed, CoordinatorError, Incompatible } from "./errors.ts"
-import { guard, type Hooks, type Settings } from "./hooks.ts"
+import { Former } from "./former.ts"
+import { guard } from "./hooks.ts"
 import { library, protocol, type Requests } from "./lua.ts"
+import { type Audience, Mailbox } from "./mailbox.ts"
+import type { Office } from "./office.ts"
 import { Outbox, type Request } from "./outbox.ts"
-import type { Beating, Pulse } from "./pulse.ts"
-import type { Entry, Reader, Source } from "./reader.ts"
+import type { Beating } from "./pulse.ts"
+import type { Reader } from "./reader.ts"
 import type { Reaper } from "./reaper.ts"
 import { type LossReason, type Phase, Session } from "./session.ts"
-import { type Answer, coordinatorError, failed, isTransient, type Renewed, type Transport } from "./transport.ts"
+import { type Answer, coordinatorError, failed, isTransient, type Renewed } from "./transport.ts"
 
 /** What hangs off the sessions of a channel: holds, waits and memberships. */
-export interface Tenant {
+export interface Tenant extends Audience {
   /** How many there are. */
   readonly size: number
   /** Whether one of them waits for another session to release, or to end. */
   readonly isWaiting: () => boolean
-  /** Whether anything can come to the mailbox. */
-  readonly isListening: () => boolean
   /** There is a session: what waits enters it. */
   readonly opened: (session: Session) => void
-  readonly heard: (session: Session, event: ReadonlyArray<unknown>) => void
-  /** Events may be missing: what has become of everything has to be asked. */
-  readonly missed: (session: Session) => void
   /** The largest token that was given here without asking Redis, or 0. */
   readonly given: () => number
   /** A heartbeat: refused requests are tried again, and resources of long holds are touched. */
@@ -40,22 +38,6 @@ export interface Tenant {
   readonly expire: (before: number, cause: RedisError) => void
 }
 
-/** What a channel shares with the others of its coordinator. */
-export interface Office {
-  readonly settings: Settings
-  readonly hooks: Hooks
-  readonly io: Io
-  readonly transport: Transport
-  /** About this coordinator, for people: JSON. */
-  readonly about: string
-  readonly newSession: () => string
-  /** The heartbeat of all channels with that lease. */
-  readonly pulseOf: (lease: number) => Pulse
-  /** Nothing new is begun any more, and holds are being released. */
-  readonly isClosing: () => boolean
-  readonly isClosed: () => boolean
-}
-
 export interface ChannelOptions {
   readonly office: Office
   readonly index: number
@@ -65,99 +47,6 @@ export interface ChannelOptions {
   readonly reaper: Reaper
   readonly reader: () => Reader
   readonly tenant: Tenant
-}
-
-// A mailbox is read while something waits; when an event has come all the same, at the next heartbeat.
-class Mailbox implements Source {
-  readonly key: string
-  /** Of the last event that Redis is known to have posted; a heartbeat later it must have been read. */
-  due: number
-  /** When that was asked. */
-  askedAt = 0
-  #askedAtWall = 0
-  #missedAt = Number.NEGATIVE_INFINITY
-  readonly #io: Io
-  readonly #session: Session
-  readonly #tenant: Tenant
-  readonly #forgotten: () => void
-  readonly wake: () => void
-
-  constructor(session: Session, tenant: Tenant, io: Io, wake: () => void, forgotten: () => void) {
-    this.#io = io
-    this.#forgotten = forgotten
-    this.key = session.mailbox
-    this.due = session.read
-    this.#session = session
-    this.#tenant = tenant
-    this.wake = wake
-  }
-
-  get position(): string {
-    return this.#session.position
-  }
-
-  /** So many events had been posted when Redis was asked, or later. */
-  posted(due: number, askedAt: number, askedAtWall: number): void {
-    this.due = due
-    // What was missed is asked for behind this renewal.
-    if (askedAt <= this.#missedAt) return
-    this.askedAt = askedAt
-    this.#askedAtWall = askedAtWall
-    this.#heard()
-  }
-
-  #heard(): void {
-    const session = this.#session
-    if (session.read < this.due) return
-    session.heardAt = Math.max(session.heardAt, this.askedAt)
-    session.heardAtWall = Math.max(session.heardAtWall, this.#askedAtWall)
-  }
-
-  readonly isActive = (): boolean =>
-    this.#session.lost === undefined && (this.#tenant.isListening() || this.due > this.#session.read)
-
-  readonly onEntries = (entries: ReadonlyArray<Entry>): void => {
-    let failure: unknown
-    // One that cannot be taken in must not cost those behind it.
-    for (const [id, fields] of entries) {
-      try {
-        this.#take(id, fields)
-      } catch (cause) {
-        failure ??= cause
-      }
-    }
-    if (failure !== undefined) throw failure
-  }
-
-  #take(id: string, fields: ReadonlyArray<string>): void {
-    const session = this.#session
-    const number = Number.parseInt(id, 10)
-    if (session.lost !== undefined) return
-    // Another event under a number that was read already: Redis has forgotten the first one.
-    if (number <= session.read) return this.#forgotten()
-    const gap = number !== session.read + 1
-    session.read = number
-    session.position = id
-    if (session.expireIfDue()) return
-    for (const event of JSON.parse(fields[1]!) as ReadonlyArray<ReadonlyArray<unknown>>) {
-      if (session.lost === undefined) this.#tenant.heard(session, event)
-    }
-    if (gap) this.onGap()
-    else this.#heard()
-  }
-
-  readonly onGap = (): void => {
-    const session = this.#session
-    if (session.lost !== undefined) return
-    // Until the next renewal, which is sent behind what is asked now.
-    this.#missedAt = this.#io.now()
-    session.heardAt =
-      session.heardAtWall =
-      this.askedAt =
-      this.#askedAtWall =
-        Number.NEGATIVE_INFINITY
-    this.#tenant.missed(session)
-  }
 }
 
 export class Channel implements Beating {
@@ -179,8 +68,7 @@ export class Channel implements Beating {
   #mailbox: Mailbox | undefined = undefined
   #opening = false
   #asking: Promise<unknown> | undefined = undefined
-  // Sessions that are over, or may never have begun, and when they may be ended: Redis may still know them.
-  readonly #former = new Map<string, number>()
+  readonly #former: Former
   // Why Redis is out of reach, while that is looked at.
   #cause: RedisError | undefined = undefined
   #expiry: Timer | undefined = undefined
@@ -196,6 +84,7 @@ export class Channel implements Beating {
     this.reaper = reaper
     this.#office = office
     this.#reader = reader
+    this.#former = new Former(office, prefix, reaper, tenant.given)
     const { maxBatch, maxPending } = settings
     this.outbox = new Outbox({
       current: () => this.session,
@@ -236,22 +125,21 @@ export class Channel implements Beating {
       const id = newSession()
       const sentAt = io.now()
       const sentAtWall = io.wall()
-      const replaced = this.#ending()
+      const replaced = this.#former.due()
       try {
         const asking = transport.ask(transport.addressOf(this.prefix, id, ""), [this.#hello(id, replaced)])
         this.#asking = asking
         const reply = (await asking).replies[0] as Requests["session.open"]["reply"] | readonly ["failed", string]
-        if (this.#office.isClosed()) return void this.#former.set(id, 0)
+        if (this.#office.isClosed()) return this.#former.add(id)
         if (reply[0] !== "opened") return this.#refuse(this.#refusal(reply))
-        for (const former of replaced) this.#former.delete(former)
         this.#begin(id, reply[1], sentAt, sentAtWall)
-        for (const former of replaced) void this.reaper.reap(former)
+        this.#former.replaced(replaced)
         if (reply[2] !== "") void this.#unload(reply[2])
         this.#adopted(reply[3])
         return
       } catch (cause) {
         if (!(cause instanceof RedisError) || !isTransient(cause)) return this.#refuse(coordinatorError(cause))
-        if (cause.executed === "unknown") this.#former.set(id, 0)
+        if (cause.executed === "unknown") this.#former.add(id)
         this.#unreachable(cause)
         await transport.backoff(attempt, cause)
       }
@@ -549,42 +437,14 @@ export class Channel implements Beating {
   }
 
   #replace(session: Session, reason: LossReason, holds: number): void {
-    const { hooks, io, transport } = this.#office
-    // Ended at once, it would cost the finalizers of its holds their margin: the next waiter would be granted.
-    this.#former.set(session.id, holds > 0 ? io.now() + this.margin : 0)
-    if (holds > 0) void transport.sleep(this.margin + 1).then(() => this.#retire())
+    const { hooks } = this.#office
+    this.#former.add(session.id, holds > 0 ? this.margin : undefined)
     hooks.metrics.lost(reason, holds)
     hooks.log(
       holds > 0 ? "Error" : "Info",
       `session ${session.id} with ${this.prefix} was lost (${reason}), and ${holds} holds with it`
     )
     if (this.tenant.size > 0 || this.outbox.pending > 0 || !this.#office.isClosing()) this.open()
-  }
-
-  // Few at a time: the others expire by themselves.
-  #ending(): ReadonlyArray<string> {
-    const now = this.#office.io.now()
-    return [...this.#former].filter(([, at]) => at <= now).map(([id]) => id).slice(-32)
-  }
-
-  /** Ends sessions that are over, so that no waiter has to wait for their deadlines. */
-  async #retire(): Promise<void> {
-    await Promise.all(
-      this.#ending().map(async (id) => {
-        try {
-          await this.#end(id)
-        } catch (cause) {
-          // The next session does it, or it expires.
-          this.#office.hooks.log("Debug", `former session ${id} with ${this.prefix} could not be ended`, cause)
-        }
-      })
-    )
-  }
-
-  async #end(id: string, closed = false): Promise<void> {
-    await this.reaper.insist(id, [{ verb: "session.end", args: [id, closed, this.tenant.given()] }])
-    this.#former.delete(id)
-    await this.reaper.reap(id)
   }
 
   #enter(phase: Phase, reason?: LossReason, session = this.session): void {
@@ -596,9 +456,7 @@ export class Channel implements Beating {
 
   /** When finalizers under sessions that were lost a moment ago have had their time. */
   calm(): Promise<void> {
-    const { io, transport } = this.#office
-    const left = Math.max(0, ...this.#former.values()) - io.now()
-    return left > 0 ? transport.sleep(left) : Promise.resolve()
+    return this.#former.calm()
   }
 
   /** Ends the session because the coordinator is closed, and releases what it owns. */
@@ -609,9 +467,7 @@ export class Channel implements Beating {
     this.#expiry?.cancel()
     // One that is being opened would outlive this channel.
     await this.#asking?.catch(ignore)
-    const ids = [...this.#former.keys()]
-    if (session !== undefined) ids.push(session.id)
-    await Promise.all(ids.map((id) => this.#end(id, true)))
+    await this.#former.close(session?.id)
   }
 }
 

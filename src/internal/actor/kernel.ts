@@ -2,9 +2,10 @@
 
 import type { Io } from "../io.ts"
 import type { Connections } from "../redis/connection.ts"
-import { Channel, type Office, type Tenant } from "./channel.ts"
+import { Channel, type Tenant } from "./channel.ts"
 import type { Hooks, Settings } from "./hooks.ts"
 import { partitionOf, prefixOf } from "./keys.ts"
+import type { Office } from "./office.ts"
 import { Pulse } from "./pulse.ts"
 import { Reader } from "./reader.ts"
 import { Reads } from "./reads.ts"

@@ -3,9 +3,9 @@
  * command, and one key in it however many read it.
  */
 
-import type { Office } from "./channel.ts"
 import { CoordinatorClosed, CoordinatorError } from "./errors.ts"
 import { guard } from "./hooks.ts"
+import type { Office } from "./office.ts"
 import { coordinatorError } from "./transport.ts"
 
 export interface Reading {
