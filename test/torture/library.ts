@@ -70,9 +70,9 @@ export const bugs: { readonly [name: string]: Bug } = {
   unheardRecall: {
     only: ["lock"],
     sources: [[
-      "internal/hold/tenancy.ts",
-      "this.#surrender(stretch)\n      this.kept.recalled",
-      "if (stretch.resting !== undefined) this.#surrender(stretch)\n      this.kept.recalled"
+      "internal/hold/kept.ts",
+      "this.surrender(stretch)\n    this.recalled",
+      "if (stretch.resting !== undefined) this.surrender(stretch)\n    this.recalled"
     ]]
   },
   // A session that is alive is taken for dead now and then.
@@ -743,7 +743,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // A change that overtakes the answer to joining is forgotten.
   earlyChange: {
-    sources: [["internal/hold/tenancy.ts", "else if (entry.state === \"asked\") entry.early.push(change)", ""]]
+    sources: [["internal/hold/membership.ts", "else if (this.state === \"asked\") this.#early.push(change)", ""]]
   }
 }
 

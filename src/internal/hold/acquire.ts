@@ -14,6 +14,7 @@ import { Hold } from "./hold.ts"
 import { findHold, isDetached, under } from "./holding.ts"
 import { type LeaseLost, WaitTimeout } from "./loss.ts"
 import { Membership, type Observer } from "./membership.ts"
+import { watchOverruns } from "./overruns.ts"
 import { Coordinator, duration, type Place, type Space, spaceOf } from "./place.ts"
 import { spanned, spannedScope } from "./span.ts"
 
@@ -307,13 +308,13 @@ const enter = (
   })
 
 /** Ends a hold after some time. As after any loss, the margin is for finalizers; then it is released for them. */
-export const limit = ({ channel, space: { kernel }, tenancy }: Place, hold: Hold, maxHold: Duration.Input) =>
+export const limit = ({ channel, space: { kernel } }: Place, hold: Hold, maxHold: Duration.Input) =>
   Effect.gen(function*() {
     yield* Effect.sleep(duration(maxHold, "maxHold"))
     if (!hold.active) return
     hold.lose("maxHold")
     kernel.hooks.log("Warn", hold.lossError().message)
-    tenancy.watchOverruns([hold])
+    watchOverruns(kernel, channel.margin, [hold])
     yield* Effect.sleep(Duration.millis(channel.margin))
     if (hold.state === "held") yield* release(hold)
   })
@@ -331,7 +332,7 @@ export const surrender = (place: Place, hold: Hold, reason: "resigned" | "closed
 // No fiber: the one that asks for it may be the one that is interrupted.
 const givingUp = async ({ channel, space: { kernel }, tenancy }: Place, hold: Hold, reason: "resigned" | "closed") => {
   hold.lose(reason)
-  tenancy.watchOverruns([hold])
+  watchOverruns(kernel, channel.margin, [hold])
   await Promise.race([hold.calm(), kernel.transport.sleep(channel.margin)])
   await new Promise<void>((resolve) => tenancy.release(hold, resolve))
 }

@@ -5,6 +5,7 @@ import type { kinds, Requests } from "../actor/lua.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { LossReason, Session } from "../actor/session.ts"
 import type { Verb } from "../actor/transport.ts"
+import { describe } from "./loss.ts"
 
 export type Kind = keyof typeof kinds
 
@@ -117,3 +118,7 @@ export abstract class Entry {
     this.keeper = keeper
   }
 }
+
+/** What an error or a log line about a claim names. */
+export const nameOf = ({ claim: { place: { kind, name, namespace } } }: Entry): string =>
+  describe(kind, name, namespace)

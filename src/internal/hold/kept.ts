@@ -27,8 +27,8 @@ export interface Stretch {
 
 export class Kept {
   readonly #io: Io
-  /** It is over: what rests is given back to Redis, and what is in use is not kept any longer than that. */
-  readonly #end: (stretch: Stretch) => void
+  /** What rested is released to Redis. */
+  readonly #giveBack: (hold: Entry, session: Session) => void
   readonly #byId = new Map<string, Stretch>()
   readonly #byKey = new Map<string, Stretch>()
   /** The largest token that was given here. */
@@ -38,9 +38,9 @@ export class Kept {
   #timer: Timer | undefined = undefined
   #timerAt = Number.POSITIVE_INFINITY
 
-  constructor(io: Io, end: (stretch: Stretch) => void) {
+  constructor(io: Io, giveBack: (hold: Entry, session: Session) => void) {
     this.#io = io
-    this.#end = end
+    this.#giveBack = giveBack
   }
 
   get size(): number {
@@ -55,8 +55,8 @@ export class Kept {
     return passed >= 0 && passed <= reuse
   }
 
-  /** It is released to Redis. */
-  released(key: string): void {
+  // It is released to Redis.
+  #released(key: string): void {
     const now = this.#io.now()
     if ((this.#reusable.get(key) ?? 0) <= now) this.#note(key, now)
   }
@@ -75,28 +75,51 @@ export class Kept {
     return stretch
   }
 
-  of(id: string): Stretch | undefined {
-    return this.#byId.get(id)
-  }
-
   named(key: string): Stretch | undefined {
     return this.#byKey.get(key)
   }
 
-  end(stretch: Stretch): void {
+  #end(stretch: Stretch): void {
     this.#byId.delete(stretch.id)
     this.#byKey.delete(stretch.key)
   }
 
-  /** Another process wants it: others than this one are to have it for a while. */
+  /** What rests is given back, and what is in use is not kept any longer than that. */
+  surrender(stretch: Stretch): void {
+    const hold = stretch.resting
+    this.#end(stretch)
+    if (hold === undefined) return
+    this.#released(stretch.key)
+    this.#giveBack(hold, stretch.session)
+  }
+
+  surrenderAll(): void {
+    for (const stretch of this.#all()) this.surrender(stretch)
+  }
+
+  /** Another process wants it. Answers false if this session does not keep it. */
+  recall(id: string, session: Session): boolean {
+    const stretch = this.#byId.get(id)
+    if (stretch?.session !== session) return false
+    this.surrender(stretch)
+    this.recalled(stretch.key)
+    return true
+  }
+
+  /** Others than this process are to have it for a while. */
   recalled(key: string): void {
     this.#note(key, this.#io.now() + spared)
   }
 
-  /** It is not in use any more. Answers false if it has been kept for long enough. */
-  rest(stretch: Stretch, hold: Entry): boolean {
+  /** It is not in use any more. Answers false if it is not kept, may not be, or has been for long enough: it is released to Redis. */
+  rest(hold: Entry, mayBeKept: boolean): boolean {
     const now = this.#io.now()
-    if (now - stretch.since >= most) return false
+    const stretch = this.#byId.get(hold.id)
+    if (stretch === undefined || !mayBeKept || now - stretch.since >= most) {
+      this.#released(hold.claim.place.key)
+      if (stretch !== undefined) this.#end(stretch)
+      return false
+    }
     stretch.resting = hold
     stretch.restedAt = now
     this.#arm(now + reuse)
@@ -114,7 +137,7 @@ export class Kept {
     return token
   }
 
-  all(): ReadonlyArray<Stretch> {
+  #all(): ReadonlyArray<Stretch> {
     return [...this.#byId.values()]
   }
 
@@ -134,10 +157,10 @@ export class Kept {
     this.#timer = this.#io.after(at - this.#io.now(), () => {
       this.#timerAt = Number.POSITIVE_INFINITY
       const now = this.#io.now()
-      for (const stretch of this.all()) {
+      for (const stretch of this.#all()) {
         const { restedAt, resting, since } = stretch
         const end = resting === undefined ? since + most : restedAt + reuse
-        if (end <= now) this.#end(stretch)
+        if (end <= now) this.surrender(stretch)
         else this.#arm(end)
       }
     })

@@ -16,13 +16,31 @@ export class Membership extends Entry {
   /** It has been joined once: from then on it is joined again by itself. */
   joined = false
   readonly observer: Observer
-  /** Changes that came before the reply that it has joined. */
-  readonly early: Array<ReadonlyArray<unknown>> = []
   /** What was asked for under it, and ends with it. */
   readonly dependents = new Set<Entry>()
+  // Changes that came before the reply that it has joined.
+  #early: Array<ReadonlyArray<unknown>> = []
 
   constructor(id: string, claim: Claim, keeper: Keeper, observer: Observer) {
     super(id, claim, keeper)
     this.observer = observer
+  }
+  /** It has joined, in a first or a next session. */
+  welcome(state: ReadonlyArray<unknown>): void {
+    this.joined = true
+    this.observer.observe(state)
+    for (const change of this.#early.splice(0)) this.observer.observe(change)
+  }
+
+  /** The mailbox can be faster than the reply that it has joined. */
+  hear(change: ReadonlyArray<unknown>): void {
+    if (this.state === "held") this.observer.observe(change)
+    else if (this.state === "asked") this.#early.push(change)
+  }
+
+  /** The session is over, in which it was being joined, or observed already. */
+  lose(observed: boolean): void {
+    this.#early = []
+    if (observed) this.observer.lost?.()
   }
 }

@@ -4,49 +4,34 @@
  */
 
 import type { Channel, Tenant } from "../actor/channel.ts"
-import { CoordinatorClosed, CoordinatorError, Overloaded } from "../actor/errors.ts"
+import { CoordinatorError, Overloaded } from "../actor/errors.ts"
 import { guard } from "../actor/hooks.ts"
 import type { Kernel, Partition } from "../actor/kernel.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { LossReason, Session } from "../actor/session.ts"
 import type { RedisError } from "../redis/errors.ts"
-import { type Asker, Asking, Releasing } from "./asking.ts"
-import { type ClaimReply, type ClaimVerb, type Entry, type Keeper, mostStale, type Outcome } from "./claim.ts"
+import { type Asker, Asking } from "./asking.ts"
+import { type ClaimReply, type Entry, type Keeper, mostStale, nameOf, type Outcome } from "./claim.ts"
+import { Claims, isWaiting } from "./claims.ts"
+import { Clock } from "./clock.ts"
 import { Hold } from "./hold.ts"
-import { Kept, type Stretch } from "./kept.ts"
-import { describe } from "./loss.ts"
+import { Kept } from "./kept.ts"
 import { Membership } from "./membership.ts"
-
-// A claim touches its resource this often: four times before Redis drops keys that no session touches.
-const touchEvery = 6 * 3_600_000
+import { watchOverruns } from "./overruns.ts"
+import { Releases } from "./releases.ts"
+import { Upkeep } from "./upkeep.ts"
 
 const granted: Outcome = ["granted"]
 const closed: Outcome = ["closed"]
 const busy: Outcome = ["busy"]
 
-const waits = (state: Entry["state"]): number => state === "asked" || state === "queued" ? 1 : 0
-
 const ignore = () => {}
 
-/** The clocks, read once in a turn of the event loop: a thousand grants can come with one reply. */
-interface Turn {
-  readonly now: number
-  readonly wall: number
-  /** It was trusted in this turn. */
-  trusted: Session | undefined
-}
-
 export class Tenancy implements Tenant, Keeper, Asker {
-  readonly #all = new Map<string, Entry>()
-  #waiting = 0
-  #observing = 0
-  #touched: number
-  #verified: number
-  #turn: Turn | undefined = undefined
-  // What has become of a claim could not be asked.
-  #unverified = false
-  // Releases that Redis refused, made again with the next heartbeat.
-  #owed: Array<Releasing> = []
+  readonly #claims = new Claims()
+  readonly #clock: Clock
+  readonly #releases: Releases
+  readonly #upkeep: Upkeep
 
   readonly kernel: Kernel
   readonly partition: Partition
@@ -57,9 +42,17 @@ export class Tenancy implements Tenant, Keeper, Asker {
     this.kernel = kernel
     this.partition = partition
     this.#channel = channel
-    this.kept = new Kept(kernel.io, (stretch) => this.#surrender(stretch))
-    this.#touched = kernel.io.now()
-    this.#verified = this.#touched
+    this.#clock = new Clock(kernel.io)
+    this.#releases = new Releases(channel, kernel.hooks.log)
+    this.kept = new Kept(kernel.io, (hold, session) => this.#releases.begin(hold, session, ignore))
+    this.#upkeep = new Upkeep(kernel, channel, this.#claims, {
+      again: (entry) => this.#send(entry, true),
+      ended: (hold) => {
+        this.revoke(hold)
+        this.release(hold, ignore)
+      },
+      missed: (session) => this.missed(session)
+    })
   }
 
   get channel(): Channel {
@@ -67,48 +60,18 @@ export class Tenancy implements Tenant, Keeper, Asker {
   }
 
   get size(): number {
-    return this.#all.size
-  }
-
-  #time(): Turn {
-    if (this.#turn !== undefined) return this.#turn
-    const { io } = this.kernel
-    io.defer(() => {
-      this.#turn = undefined
-    })
-    return this.#turn = { now: io.now(), wall: io.wall(), trusted: undefined }
-  }
-
-  #isTrusted(session: Session): boolean {
-    const turn = this.#time()
-    if (session.lost !== undefined) return false
-    if (turn.trusted !== session) {
-      if (session.expireIfDue()) return false
-      turn.trusted = session
-    }
-    return true
+    return this.#claims.size
   }
 
   readonly given = (): number => this.kept.given
 
-  readonly isWaiting = (): boolean => this.#waiting > 0
+  readonly isWaiting = (): boolean => this.#claims.waiting > 0
 
-  readonly isListening = (): boolean => this.#waiting > 0 || this.#observing > 0 || this.kept.size > 0
+  readonly isListening = (): boolean => this.#claims.waiting > 0 || this.#claims.observing > 0 || this.kept.size > 0
 
   // ---------------------------------------------------------------------------------------------------------------
   // Ask
   // ---------------------------------------------------------------------------------------------------------------
-
-  #become(entry: Entry, state: Entry["state"]): void {
-    this.#waiting += waits(state) - waits(entry.state)
-    if (entry instanceof Membership) this.#observing += Number(state === "held") - Number(entry.state === "held")
-    const before = entry.state
-    entry.state = state
-    if (state === "done" && before !== "done") {
-      this.#all.delete(entry.id)
-      if (entry instanceof Hold) entry.member?.dependents.delete(entry)
-    }
-  }
 
   /** Asks for something new. */
   take(entry: Entry): void {
@@ -117,13 +80,13 @@ export class Tenancy implements Tenant, Keeper, Asker {
     if (member?.state === "done") return this.#finish(entry, closed)
     if (this.kept.size > 0 && entry instanceof Hold && this.#takeKept(entry)) return
     const { maxPending } = this.kernel.settings
-    if (this.channel.session === undefined && this.#all.size >= maxPending) {
-      const reason = new Overloaded({ pending: this.#all.size })
+    if (this.channel.session === undefined && this.#claims.size >= maxPending) {
+      const reason = new Overloaded({ pending: this.#claims.size })
       return this.#finish(entry, ["failed", new CoordinatorError({ reason })])
     }
-    this.#all.set(entry.id, entry)
+    this.#claims.add(entry)
     member?.dependents.add(entry)
-    entry.askedAt = this.#time().now
+    entry.askedAt = this.#clock.read().now
     this.#send(entry, false)
   }
 
@@ -143,13 +106,13 @@ export class Tenancy implements Tenant, Keeper, Asker {
     const { io, transport } = this.kernel
     const token = transport.commands.isReady() && !this.channel.away ? this.kept.next(stretch) : undefined
     if (token === undefined) {
-      this.#surrender(stretch)
+      this.kept.surrender(stretch)
       return false
     }
     hold.id = id
     hold.known = true
     hold.stretch = stretch
-    this.#all.set(id, hold)
+    this.#claims.add(hold)
     const now = io.now()
     hold.askedAt = now
     this.#hold(hold, session, token, now, io.wall())
@@ -157,7 +120,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
   }
 
   #finish(entry: Entry, outcome: Outcome): void {
-    this.#become(entry, "done")
+    this.#claims.become(entry, "done")
     entry.settle(outcome)
   }
 
@@ -168,7 +131,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     entry.session = session
     if (session === undefined) {
       // It is sent when there is a session, see `opened`.
-      this.#become(entry, "idle")
+      this.#claims.become(entry, "idle")
       return channel.open()
     }
     entry.known = entry.state !== "idle" || again
@@ -177,7 +140,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
       entry.stretch = undefined
       entry.recalled = false
     }
-    this.#become(entry, "asked")
+    this.#claims.become(entry, "asked")
     entry.again = false
     const asking = new Asking(this, entry, session, urgent, entry.stale >= mostStale)
     entry.request = asking
@@ -187,10 +150,10 @@ export class Tenancy implements Tenant, Keeper, Asker {
   // A session is open, so sending settles nothing at once: the claims are walked without a copy.
   readonly opened = (): void => {
     // What makes a resource exist goes first.
-    for (const entry of this.#all.values()) {
+    for (const entry of this.#claims.values()) {
       if (entry.state === "idle" && entry instanceof Membership) this.#send(entry, true)
     }
-    for (const entry of this.#all.values()) if (entry.state === "idle") this.#send(entry, true)
+    for (const entry of this.#claims.values()) if (entry.state === "idle") this.#send(entry, true)
   }
 
   // ---------------------------------------------------------------------------------------------------------------
@@ -204,7 +167,6 @@ export class Tenancy implements Tenant, Keeper, Asker {
     if (session === undefined || entry.session !== session) return
     switch (reply[0]) {
       case "kept":
-        return this.#grant(entry, session, reply)
       case "granted":
         return this.#grant(entry, session, reply)
       case "joined":
@@ -214,7 +176,9 @@ export class Tenancy implements Tenant, Keeper, Asker {
       case "stale":
         return this.#clear(entry, session)
       default:
-        if (entry.state === "asked") this.#refuse(entry, reply as Outcome)
+        if (entry.state !== "asked") return
+        if (entry instanceof Membership && entry.joined) this.#log(entry, `could not be joined again: ${reply[0]}`)
+        return this.#finish(entry, reply as Outcome)
     }
   }
 
@@ -223,13 +187,13 @@ export class Tenancy implements Tenant, Keeper, Asker {
     if (entry.state !== "asked") return
     entry.queued = true
     if (entry.again) return this.#send(entry, true)
-    this.#become(entry, "queued")
+    this.#claims.become(entry, "queued")
     this.kernel.hooks.metrics.waiting()
     this.channel.listen()
     const { patience } = entry.claim
     if (patience === undefined) return
     this.kernel.io.after(patience, () => {
-      if (waits(entry.state) === 0) return
+      if (!isWaiting(entry)) return
       this.release(entry, ignore)
       entry.settle(busy)
     })
@@ -244,11 +208,6 @@ export class Tenancy implements Tenant, Keeper, Asker {
     })
   }
 
-  #refuse(entry: Entry, outcome: Outcome): void {
-    if (entry instanceof Membership && entry.joined) this.#log(entry, `could not be joined again: ${outcome[0]}`)
-    this.#finish(entry, outcome)
-  }
-
   #grant(entry: Entry, session: Session, reply: ReadonlyArray<unknown>): void {
     if (!(entry instanceof Hold)) return
     const token = Number(reply[1])
@@ -259,13 +218,13 @@ export class Tenancy implements Tenant, Keeper, Asker {
       return
     }
     // Given up meanwhile: its release is on the way. And nothing is granted on a lease that has run out meanwhile.
-    if (entry.state === "done" || !this.#isTrusted(session)) return
+    if (entry.state === "done" || !this.#clock.isTrusted(session)) return
     if (reply.length > 2) entry.payload = reply.slice(2)
     if (reply[0] === "kept" && !entry.recalled) {
       entry.stretch = this.kept.begin(entry, session, token)
       this.channel.listen()
     }
-    const { now, wall } = this.#time()
+    const { now, wall } = this.#clock.read()
     this.#hold(entry, session, token, now, wall)
   }
 
@@ -274,7 +233,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     hooks.metrics.granted()
     hold.heldAt = now
     if (hold.state === "queued") hooks.metrics.waited(now - hold.askedAt)
-    this.#become(hold, "held")
+    this.#claims.become(hold, "held")
     hold.session = session
     hold.token = token
     hold.since = wall
@@ -285,18 +244,16 @@ export class Tenancy implements Tenant, Keeper, Asker {
   #join(entry: Entry, state: ReadonlyArray<unknown>): void {
     if (!(entry instanceof Membership) || entry.state === "done") return
     const first = !entry.joined
-    entry.joined = true
     entry.request = undefined
-    if (entry.state !== "held") this.#become(entry, "held")
-    // First the state: the fiber that has joined may ask for it at once.
-    entry.observer.observe(state)
-    for (const change of entry.early.splice(0)) entry.observer.observe(change)
+    if (entry.state !== "held") this.#claims.become(entry, "held")
+    // Before it settles: the fiber that has joined may ask for the state at once.
+    entry.welcome(state)
     this.channel.listen()
     if (first) entry.settle(granted)
   }
 
   readonly refused = (error: CoordinatorError): void => {
-    for (const entry of [...this.#all.values()]) this.failed(entry, error, false)
+    for (const entry of [...this.#claims.values()]) this.failed(entry, error, false)
   }
 
   /** A request to hold or to join could not be answered. */
@@ -306,28 +263,28 @@ export class Tenancy implements Tenant, Keeper, Asker {
     if (entry instanceof Membership && entry.joined) {
       // It was joined before, so no caller waits for the answer.
       if (this.kernel.isClosing()) {
-        this.#become(entry, "done")
+        this.#claims.become(entry, "done")
         return entry.observer.closed?.()
       }
       this.#log(entry, "could not be joined again, and is with the next heartbeat", error)
-      return this.#become(entry, "idle")
+      return this.#claims.become(entry, "idle")
     }
     if (entry.state === "asked" && entry.queued && !this.kernel.isClosing()) {
       // It only wanted to know what has become of it, and has its place in the queue.
       this.#log(entry, "is still waited for, and asks again with the next heartbeat", error)
-      this.#become(entry, "queued")
+      this.#claims.become(entry, "queued")
       entry.again = true
       return
     }
     // What it has come to may not be known: it must not be granted to a claim that is over.
     if (sent) this.release(entry, ignore)
-    else this.#become(entry, "done")
+    else this.#claims.become(entry, "done")
     entry.settle(["failed", error])
   }
 
   /** Redis has been away for longer than a question waits. */
   expired(entry: Entry, error: CoordinatorError): void {
-    if (waits(entry.state) === 0 && entry.state !== "idle") return
+    if (!isWaiting(entry) && entry.state !== "idle") return
     // No caller waits for it: it is joined again when Redis is back.
     if (entry instanceof Membership && entry.joined) return
     this.release(entry, ignore)
@@ -336,7 +293,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
 
   /** Questions that no session could be had for, or that wait for their turn. */
   readonly expire = (before: number, cause: RedisError): void => {
-    for (const entry of [...this.#all.values()]) {
+    for (const entry of [...this.#claims.values()]) {
       const { place, question } = entry.claim
       if (question !== true || entry.state !== "idle" && entry.state !== "queued" || entry.askedAt > before) continue
       this.expired(entry, this.kernel.transport.late(place.key, cause))
@@ -354,7 +311,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     if (entry instanceof Hold && (entry.stretch !== undefined || entry.claim.cached === true) && this.#keep(entry)) {
       return done()
     }
-    this.#become(entry, "done")
+    this.#claims.become(entry, "done")
     if (entry instanceof Membership) this.#dismiss(entry)
     // One that is idle in a session was asked for in it, and failed: Redis may know it.
     if (state === "done" || session === undefined || session.lost !== undefined) return done()
@@ -362,70 +319,33 @@ export class Tenancy implements Tenant, Keeper, Asker {
       if (this.channel.outbox.withdraw(entry.request as unknown as Request) && !entry.known) return done()
     }
     if (state === "held" && entry instanceof Hold) this.#released(entry)
-    const releasing = new Releasing(this, entry, session, done)
-    entry.releasing = releasing
-    this.channel.outbox.request(releasing)
+    this.#releases.begin(entry, session, done)
   }
 
   // Keeps what it could release, for the next claim here. If not, it is released with the last token.
   #keep(hold: Hold): boolean {
-    const { claim: { cached, place }, following, id, loss, session, state, verifying } = hold
+    const { claim: { cached }, following, loss, session, state, verifying } = hold
     if (state !== "held") return false
-    // None if it has been ended meanwhile.
-    const stretch = this.kept.of(id)
     const isWell = cached === true && loss === undefined && following === undefined && verifying === 0 &&
       session?.lost === undefined && !this.kernel.isClosing()
-    if (stretch === undefined || !isWell || !this.kept.rest(stretch, hold)) {
-      this.kept.released(place.key)
-      if (stretch !== undefined) this.kept.end(stretch)
-      return false
-    }
+    if (!this.kept.rest(hold, isWell)) return false
     this.#released(hold)
-    this.#become(hold, "done")
+    this.#claims.become(hold, "done")
     return true
-  }
-
-  // What is not in use is given back; the rest will be, when it is released.
-  #surrender(stretch: Stretch): void {
-    const hold = stretch.resting
-    this.kept.end(stretch)
-    if (hold === undefined) return
-    this.kept.released(stretch.key)
-    const releasing = new Releasing(this, hold, stretch.session, ignore)
-    hold.releasing = releasing
-    this.channel.outbox.request(releasing)
   }
 
   // Another process wants what this one may keep.
   #recall(session: Session, id: string): void {
-    const stretch = this.kept.of(id)
-    const entry = this.#all.get(id)
-    if (stretch?.session === session) {
-      this.#surrender(stretch)
-      this.kept.recalled(stretch.key)
-    } else if (entry instanceof Hold && entry.session === session) {
-      entry.recalled = true
-      this.kept.recalled(entry.claim.place.key)
-    }
+    if (this.kept.recall(id, session)) return
+    const entry = this.#claims.get(id)
+    if (!(entry instanceof Hold) || entry.session !== session) return
+    entry.recalled = true
+    this.kept.recalled(entry.claim.place.key)
   }
 
   #released(hold: Hold): void {
     // The clock of a kept one is read anew, and can be ahead of that of the turn.
-    this.kernel.hooks.metrics.released(Math.max(0, this.#time().now - hold.heldAt))
-  }
-
-  /** A release could not be answered. */
-  unreleased(releasing: Releasing, error: CoordinatorError): void {
-    const { entry, session } = releasing
-    if (error.reason._tag === "ActorDefect") {
-      // The actor cannot do it, nor could it the next time.
-      this.kernel.hooks.log("Error", `${this.#name(entry)} could not be released`, error)
-      return releasing.settle()
-    }
-    // The session lives on, and with it what it holds.
-    this.kernel.hooks.log("Warn", `the release of ${this.#name(entry)} is tried again with the next heartbeat`, error)
-    if (session.lost === undefined) this.#owed.push(releasing)
-    else releasing.settle()
+    this.kernel.hooks.metrics.released(Math.max(0, this.#clock.read().now - hold.heldAt))
   }
 
   // The claims under a membership end before it does.
@@ -444,7 +364,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
   revoke(hold: Hold): void {
     if (hold.state !== "held") return
     hold.lose("revoked")
-    this.watchOverruns([hold])
+    watchOverruns(this.kernel, this.channel.margin, [hold])
   }
 
   /** It is over, as the actor has told, and nothing is left to release, unless asking about it has made a new claim of it. */
@@ -453,7 +373,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     if (hold.verifying > 0) return this.release(hold, ignore)
     // What was lost with its session is not counted any more.
     if (hold.session?.lost === undefined) this.#released(hold)
-    this.#become(hold, "done")
+    this.#claims.become(hold, "done")
   }
 
   // ---------------------------------------------------------------------------------------------------------------
@@ -471,13 +391,13 @@ export class Tenancy implements Tenant, Keeper, Asker {
       return
     }
     if (event[0] === "recall") return this.#recall(session, String(event[1]))
-    const entry = this.#all.get(String(event[1]))
+    const entry = this.#claims.get(String(event[1]))
     if (entry === undefined || entry.session !== session) return
     switch (event[0]) {
       case "granted":
         return this.#grant(entry, session, event.slice(1))
       case "changed":
-        return entry instanceof Membership ? this.#observe(entry, event.slice(2)) : undefined
+        return entry instanceof Membership ? entry.hear(event.slice(2)) : undefined
       case "again":
         if (entry.state === "queued") this.#send(entry, true)
         // The reply that it waits for is still to come.
@@ -488,103 +408,32 @@ export class Tenancy implements Tenant, Keeper, Asker {
     }
   }
 
-  #observe(entry: Membership, change: ReadonlyArray<unknown>): void {
-    if (entry.state === "held") entry.observer.observe(change)
-    // The mailbox can be faster than the reply that it has joined.
-    else if (entry.state === "asked") entry.early.push(change)
-  }
-
   // One of the claims that an event is about: it has the answer that it waits for.
   #told(id: string, session: Session, answer: ReadonlyArray<unknown>): void {
-    const entry = this.#all.get(id)
+    const entry = this.#claims.get(id)
     if (entry === undefined || entry.session !== session) return
     if (answer[0] === "granted") return this.#grant(entry, session, answer)
     if (answer[0] === "joined") return this.#join(entry, answer.slice(1))
-    if (waits(entry.state) === 1) this.#finish(entry, answer as unknown as Outcome)
+    if (isWaiting(entry)) this.#finish(entry, answer as unknown as Outcome)
   }
 
   /** Events may be missing: everything asks again, under the same id, what has become of it. */
   readonly missed = (session: Session): void => {
     // One that was recalled may be among them, or still be on its way.
-    for (const stretch of this.kept.all()) this.#surrender(stretch)
-    for (const entry of this.#all.values()) if (entry instanceof Hold && entry.state === "asked") entry.recalled = true
-    this.#verifyAll(session, () => true)
-  }
-
-  #verifyAll(session: Session, isMeant: (entry: Entry) => boolean): void {
-    for (const entry of this.#all.values()) {
-      if (entry.session !== session || !isMeant(entry)) continue
-      if (entry.state === "queued") this.#send(entry, true)
-      else if (entry.state === "held") this.#verify(entry, session)
-      // The reply that it waits for may be older than what was missed.
-      else if (entry.state === "asked") entry.again = true
+    this.kept.surrenderAll()
+    for (const entry of this.#claims.values()) {
+      if (entry instanceof Hold && entry.state === "asked") entry.recalled = true
     }
-  }
-
-  #verify(entry: Entry, session: Session): void {
-    const { args, place: { key }, verb } = entry.claim
-    entry.verifying++
-    this.channel.outbox.request({
-      verb,
-      key,
-      args: [entry.id, ...args(true)] as never,
-      session,
-      urgent: true,
-      moot: ignore,
-      settle: (reply: ClaimReply) => {
-        entry.verifying--
-        if (entry.state !== "held" || entry.session !== session) return
-        if (entry instanceof Membership) {
-          return reply[0] === "joined"
-            ? entry.observer.observe(reply.slice(1))
-            : undefined
-        }
-        if (
-          !(entry instanceof Hold) ||
-          reply[0] === "granted" && Number(reply[1]) === (entry.stretch?.first ?? entry.token)
-        ) return
-        // It has been ended, and asking has made a new claim of it.
-        this.revoke(entry)
-        this.release(entry, ignore)
-      },
-      fail: (error) => {
-        entry.verifying--
-        this.#unverified = true
-        this.#log(entry, "is verified with the next heartbeat", error)
-      }
-    } as Request<ClaimVerb>)
+    this.#upkeep.verifyAll(session, () => true)
   }
 
   readonly beat = (session: Session): void => {
     this.opened()
-    for (const entry of this.#all.values()) {
+    for (const entry of this.#claims.values()) {
       if (entry.again && entry.state === "queued" && entry.session === session) this.#send(entry, true)
     }
-    for (const releasing of this.#owed.splice(0)) this.channel.outbox.request(releasing)
-    const now = this.kernel.io.now()
-    if (this.#unverified) {
-      this.#unverified = false
-      this.missed(session)
-    } else if (now - this.#verified >= this.channel.lease) {
-      this.#verified = now
-      this.#verifyAll(session, ({ claim }) => claim.verified === true)
-    }
-    if (now - this.#touched < touchEvery) return
-    this.#touched = now
-    for (const entry of this.#all.values()) this.#touch(entry, session)
-  }
-
-  #touch(entry: Entry, session: Session): void {
-    this.channel.outbox.request({
-      verb: "session.touch",
-      key: entry.claim.place.key,
-      args: [],
-      session,
-      urgent: true,
-      moot: ignore,
-      settle: ignore,
-      fail: (error) => this.#log(entry, "could not be touched", error)
-    })
+    this.#releases.beat()
+    this.#upkeep.beat(session)
   }
 
   // ---------------------------------------------------------------------------------------------------------------
@@ -595,21 +444,19 @@ export class Tenancy implements Tenant, Keeper, Asker {
   readonly lost = (reason: LossReason): { readonly holds: number; readonly tell: () => void } => {
     const holds: Array<Hold> = []
     this.kept.clear()
-    for (const releasing of this.#owed.splice(0)) releasing.settle()
-    for (const entry of [...this.#all.values()]) {
+    this.#releases.lost()
+    for (const entry of [...this.#claims.values()]) {
       entry.request = undefined
       if (entry instanceof Hold && entry.state === "held") {
-        this.#all.delete(entry.id)
-        entry.member?.dependents.delete(entry)
+        this.#claims.remove(entry)
         holds.push(entry)
       } else if (reason === "closed") {
-        this.#become(entry, "idle")
+        this.#claims.become(entry, "idle")
         this.failed(entry, this.channel.closedError(), false)
       } else {
         const observed = entry.state === "held"
-        this.#become(entry, "idle")
-        if (entry instanceof Membership) entry.early.length = 0
-        if (observed && entry instanceof Membership) this.#guard(entry, () => entry.observer.lost?.())
+        this.#claims.become(entry, "idle")
+        if (entry instanceof Membership) this.#guard(entry, () => entry.lose(observed))
       }
     }
     return {
@@ -622,37 +469,20 @@ export class Tenancy implements Tenant, Keeper, Asker {
           }
           this.#guard(hold, () => hold.lose(reason))
         }
-        this.watchOverruns(holds)
+        watchOverruns(this.kernel, this.channel.margin, holds)
       }
     }
   }
 
   #guard(entry: Entry, callback: () => void): void {
-    guard(this.kernel.hooks.log, `the loss of ${this.#name(entry)}`, callback)
-  }
-
-  /** The margin is the time that finalizers have before any other session is granted. One that overruns it is reported. */
-  watchOverruns(holds: ReadonlyArray<Hold>): void {
-    if (holds.every((hold) => hold.protecting === 0)) return
-    const { hooks, transport } = this.kernel
-    const { margin } = this.channel
-    void transport.sleep(margin).then(() => {
-      const late = holds.filter((hold) => hold.protecting > 0)
-      if (late.length === 0 || this.kernel.isClosed()) return
-      hooks.metrics.overrun(late.length)
-      const names = late.slice(0, 3).map((hold) => this.#name(hold)).join(", ")
-      hooks.log(
-        "Error",
-        `${late.length} protected programs still ran ${margin} ms after their lease was lost: ${names}`
-      )
-    })
+    guard(this.kernel.hooks.log, `the loss of ${nameOf(entry)}`, callback)
   }
 
   /** Interrupts what runs under holds, and releases them when that has ended; everything else is given up at once. */
   readonly close = async (): Promise<void> => {
-    for (const stretch of this.kept.all()) this.#surrender(stretch)
-    const entries = [...this.#all.values()]
-    const error = new CoordinatorError({ reason: new CoordinatorClosed({ namespace: this.kernel.settings.namespace }) })
+    this.kept.surrenderAll()
+    const entries = [...this.#claims.values()]
+    const error = this.channel.closedError()
     const isHeld = (entry: Entry): entry is Hold => entry instanceof Hold && entry.state === "held"
     // Before any hold ends: it must not be granted to a waiter of the same coordinator.
     for (const entry of entries) {
@@ -667,7 +497,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     const held = entries.filter(isHeld)
     // A request that ends a hold says more than its loss.
     for (const hold of held) if (!hold.concluding) hold.lose("closed")
-    this.watchOverruns(held)
+    watchOverruns(this.kernel, this.channel.margin, held)
     await Promise.all(held.map(async (hold) => {
       await hold.calm()
       // A request that ends it says more than a release.
@@ -677,11 +507,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     await this.channel.settled()
   }
 
-  #name({ claim }: Entry): string {
-    return describe(claim.place.kind, claim.place.name, claim.place.namespace)
-  }
-
   #log(entry: Entry, what: string, cause?: unknown): void {
-    this.kernel.hooks.log("Warn", `${this.#name(entry)} ${what}`, cause)
+    this.kernel.hooks.log("Warn", `${nameOf(entry)} ${what}`, cause)
   }
 }

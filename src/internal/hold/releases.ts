@@ -1,0 +1,106 @@
+/** Releases on their way to Redis. One that Redis refused is made again with the next heartbeat. */
+
+import type { Channel } from "../actor/channel.ts"
+import type { CoordinatorError } from "../actor/errors.ts"
+import type { Log } from "../actor/hooks.ts"
+import type { Request } from "../actor/outbox.ts"
+import type { Session } from "../actor/session.ts"
+import { type Entry, nameOf } from "./claim.ts"
+import { Hold } from "./hold.ts"
+
+export class Releases {
+  readonly #channel: () => Channel
+  readonly #log: Log
+  #owed: Array<Releasing> = []
+
+  constructor(channel: () => Channel, log: Log) {
+    this.#channel = channel
+    this.#log = log
+  }
+
+  begin(entry: Entry, session: Session, done: () => void): void {
+    const releasing = new Releasing(this, entry, session, done)
+    entry.releasing = releasing
+    this.#channel().outbox.request(releasing)
+  }
+
+  /** A release could not be answered. */
+  refused(releasing: Releasing, error: CoordinatorError): void {
+    const { entry, session } = releasing
+    if (error.reason._tag === "ActorDefect") {
+      // The actor cannot do it, nor could it the next time.
+      this.#log("Error", `${nameOf(entry)} could not be released`, error)
+      return releasing.settle()
+    }
+    // The session lives on, and with it what it holds.
+    this.#log("Warn", `the release of ${nameOf(entry)} is tried again with the next heartbeat`, error)
+    if (session.lost === undefined) this.#owed.push(releasing)
+    else releasing.settle()
+  }
+
+  /** A heartbeat. */
+  beat(): void {
+    for (const releasing of this.#owed.splice(0)) this.#channel().outbox.request(releasing)
+  }
+
+  /** The session is over, and with it what was to be released. */
+  lost(): void {
+    for (const releasing of this.#owed.splice(0)) releasing.settle()
+  }
+}
+
+/** A request to release or to leave the queue. When the session is over, so is the claim. */
+class Releasing implements Request<"lock.return" | "semaphore.release" | "session.leave"> {
+  readonly entry: Entry
+  readonly session: Session
+  readonly verb: "lock.return" | "semaphore.release" | "session.leave"
+  readonly key: string
+  readonly args: [string] | [string, number]
+  readonly urgent = true
+  readonly following: ReadonlyArray<Request> | undefined
+  readonly others = undefined
+  readonly #releases: Releases
+  #done: (() => void) | undefined
+  #also: Array<() => void> | undefined = undefined
+  queued = false
+  cancelled = false
+
+  constructor(releases: Releases, entry: Entry, session: Session, done: () => void) {
+    this.#releases = releases
+    this.entry = entry
+    this.session = session
+    // It can be of another claim, which has taken over what was kept.
+    const kept = entry instanceof Hold && entry.stretch !== undefined
+    this.verb = kept ? "lock.return" : entry.claim.leave ?? "session.leave"
+    this.key = entry.claim.place.key
+    this.args = this.verb === "lock.return" ? [entry.id, kept ? entry.token : 0] : [entry.id]
+    this.following = entry.following
+    this.#done = done
+  }
+
+  fail(error: CoordinatorError): void {
+    this.#releases.refused(this, error)
+  }
+
+  /** A second release waits for the same answer. */
+  also(done: () => void): void {
+    if (this.#done === undefined) done()
+    else (this.#also ??= []).push(done)
+  }
+
+  settle(): void {
+    const done = this.#done
+    this.#done = undefined
+    done?.()
+    if (this.#also !== undefined) { for (const also of this.#also.splice(0)) also() }
+  }
+
+  moot(): void {
+    this.settle()
+  }
+
+  /** Redis is away: it is released later, or expires, and its release is not waited for. */
+  expire(): void {
+    this.settle()
+  }
+}

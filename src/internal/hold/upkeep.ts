@@ -1,0 +1,116 @@
+/** What claims need while they last: Redis is asked what has become of them, and their resources are touched. */
+
+import type { Channel } from "../actor/channel.ts"
+import type { Office } from "../actor/office.ts"
+import type { Request } from "../actor/outbox.ts"
+import type { Session } from "../actor/session.ts"
+import { type ClaimReply, type ClaimVerb, type Entry, nameOf } from "./claim.ts"
+import type { Claims } from "./claims.ts"
+import { Hold } from "./hold.ts"
+import { Membership } from "./membership.ts"
+
+// A claim touches its resource this often: four times before Redis drops keys that no session touches.
+const touchEvery = 6 * 3_600_000
+
+const ignore = () => {}
+
+/** What has become of claims is heard by it. */
+export interface Verifier {
+  /** It waits: it asks again, under the same id. */
+  readonly again: (entry: Entry) => void
+  /** It has been ended, and asking has made a new claim of it. */
+  readonly ended: (hold: Hold) => void
+  /** What has become of some could not be asked, a heartbeat ago. */
+  readonly missed: (session: Session) => void
+}
+
+export class Upkeep {
+  readonly #office: Office
+  readonly #channel: () => Channel
+  readonly #claims: Claims
+  readonly #verifier: Verifier
+  #touched: number
+  #verified: number
+  // What has become of a claim could not be asked.
+  #unverified = false
+
+  constructor(office: Office, channel: () => Channel, claims: Claims, verifier: Verifier) {
+    this.#office = office
+    this.#channel = channel
+    this.#claims = claims
+    this.#verifier = verifier
+    this.#touched = office.io.now()
+    this.#verified = this.#touched
+  }
+
+  /** A heartbeat. */
+  beat(session: Session): void {
+    const now = this.#office.io.now()
+    if (this.#unverified) {
+      this.#unverified = false
+      this.#verifier.missed(session)
+    } else if (now - this.#verified >= this.#channel().lease) {
+      this.#verified = now
+      this.verifyAll(session, ({ claim }) => claim.verified === true)
+    }
+    if (now - this.#touched < touchEvery) return
+    this.#touched = now
+    for (const entry of this.#claims.values()) this.#touch(entry, session)
+  }
+
+  verifyAll(session: Session, isMeant: (entry: Entry) => boolean): void {
+    for (const entry of this.#claims.values()) {
+      if (entry.session !== session || !isMeant(entry)) continue
+      if (entry.state === "queued") this.#verifier.again(entry)
+      else if (entry.state === "held") this.#verify(entry, session)
+      // The reply that it waits for may be older than what was missed.
+      else if (entry.state === "asked") entry.again = true
+    }
+  }
+
+  #verify(entry: Entry, session: Session): void {
+    const { args, place: { key }, verb } = entry.claim
+    entry.verifying++
+    this.#channel().outbox.request({
+      verb,
+      key,
+      args: [entry.id, ...args(true)] as never,
+      session,
+      urgent: true,
+      moot: ignore,
+      settle: (reply: ClaimReply) => {
+        entry.verifying--
+        if (entry.state === "held" && entry.session === session) this.#found(entry, reply)
+      },
+      fail: (error) => {
+        entry.verifying--
+        this.#unverified = true
+        this.#log(entry, "is verified with the next heartbeat", error)
+      }
+    } as Request<ClaimVerb>)
+  }
+
+  #found(entry: Entry, reply: ClaimReply): void {
+    if (entry instanceof Membership && reply[0] === "joined") entry.observer.observe(reply.slice(1))
+    if (!(entry instanceof Hold)) return
+    const isSame = reply[0] === "granted" && Number(reply[1]) === (entry.stretch?.first ?? entry.token)
+    if (!isSame) this.#verifier.ended(entry)
+  }
+
+  #touch(entry: Entry, session: Session): void {
+    this.#channel().outbox.request({
+      verb: "session.touch",
+      key: entry.claim.place.key,
+      args: [],
+      session,
+      urgent: true,
+      moot: ignore,
+      settle: ignore,
+      fail: (error) => this.#log(entry, "could not be touched", error)
+    })
+  }
+
+  #log(entry: Entry, what: string, cause: unknown): void {
+    this.#office.hooks.log("Warn", `${nameOf(entry)} ${what}`, cause)
+  }
+}
