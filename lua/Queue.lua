@@ -9,7 +9,7 @@
 --   U H N L   `held`, for jobs of each level that cannot: they begin with a delay, or in the deque of a worker
 --   V I O M   `held`, for jobs of groups: see lua/QueueGroups.lua
 -- Fields of an entry: b <JSON>, and where the job has them: i <id of the producer's> a <attempts> t <timeout in ms>
--- e <ms after which it is not begun> r <1 if its outcome is kept> s <tick and name of its schedule> x <trace>
+-- e <ms after which it is not begun> r <if its outcome is kept: for how many ms> s <tick and name of its schedule> x <trace>
 -- k <the checkpoint of a job that was replayed> q <how it is deduplicated, a letter, and the id for that> g <group>.
 --
 -- Each stream has one consumer group. Jobs in work are pending under the claim of their worker (in `held`, followed by the
@@ -57,7 +57,7 @@
 --   last3, last4, at1, at2, at3, at4, done1, done2, done3, done4, full1, full2, full3, full4, notes, stacked,
 --   length, overflow, queued, told, dropped, shards, armed, grouped, after,
 --   since, begun, waited, ran, plans, cleared, sweep, draining, blocked, awaited, cancelled, stored, orphaned, gaps,
---   expiring
+--   expiring, kept
 -- record QueuePolicy 1: letters, retain, crashes, grouplimit, groupspacing, groupburst
 
 local RETURNED, DELAYED, BLOCKED, JOBS, CRASH = '-', '~', '^', 'workers', 65536
@@ -138,7 +138,7 @@ local function readQueue(ctx, key, claim)
       named = 0, notes = 0, stacked = 0, length = 0, overflow = 0, queued = 0, told = 0, dropped = 0,
       shards = 1, armed = 0, grouped = 0, after = 0, since = ctx.now, begun = 0, waited = 0, ran = 0, plans = 0, cleared = 0, sweep = 0,
       draining = 0, blocked = 0, awaited = 0, cancelled = 0, stored = 0, orphaned = 0, gaps = 0,
-      expiring = 0
+      expiring = 0, kept = 0
     }
     for source = 1, #FIELD do queue[FIELD[source]] = 0 end
     for letter, last in pairs(LAST) do
@@ -277,7 +277,7 @@ local function recalled(ctx, queue, field)
   local noted = queue.noted[field]
   if noted then return noted end
   local now, before = turnsOf(ctx, queue)
-  local found = call('HGET', now, field) or call('HGET', before, field)
+  local found = call('HGET', now, field) or call('HGET', before, field) or extend.keptAs(ctx, queue, field)
   if found and queue.cleared > 0 then
     local job = match(field, '^r(.*)$') or match(field, '^[it]') and found
     if job and tonumber(match(job, '%d+$')) <= queue.cleared then return nil end
@@ -300,11 +300,16 @@ local function releaseId(ctx, queue, given, job, deduped)
 end
 
 -- Keeps the outcome of a job, if that is wanted, and tells its subscriber, and the jobs and members that wait for it.
-local function conclude(ctx, queue, job, wanted, outcome, done)
+local function conclude(ctx, queue, job, given, wanted, outcome, done)
   if queue.awaited > 0 then extend.settled(ctx, queue, { job }, done and 's' or 'f') end
   if not wanted then return end
-  noteIn(ctx, queue, 'r' .. job, outcome)
-  queue.named = ctx.now
+  local life = tonumber(wanted) or 0
+  if life > 0 then
+    extend.keepOutcome(ctx, queue, job, given, outcome, life)
+  else
+    noteIn(ctx, queue, 'r' .. job, outcome)
+    queue.named = ctx.now
+  end
   local found = call('HMGET', queue.key, 'a' .. job, 'y' .. job)
   local waiting, subscriber = found[1], found[2]
   if not waiting and not subscriber then return end
@@ -338,8 +343,9 @@ local function bury(ctx, queue, job, fields, reason, count, message, outcome)
   call('XADD', unpack(args))
   queue.buried = queue.buried + 1
   queue.recount = true
-  releaseId(ctx, queue, fieldOf(fields, 'i'), job, fieldOf(fields, 'q'))
-  conclude(ctx, queue, job, fieldOf(fields, 'r'), outcome)
+  local given = fieldOf(fields, 'i')
+  releaseId(ctx, queue, given, job, fieldOf(fields, 'q'))
+  conclude(ctx, queue, job, given, fieldOf(fields, 'r'), outcome)
   if policy.retain > 0 then
     call('XTRIM', queue.letters, 'MINID', '=', text(ctx.now - policy.retain) .. '-0')
     soonerDue(ctx, queue, ctx.now + policy.retain)
@@ -365,7 +371,7 @@ extend.remove = function(ctx, queue, letter, id, fields, outcome)
   local given, deduped = fieldOf(fields, 'i'), fieldOf(fields, 'q')
   if given then call('HDEL', queue.ids, given) end
   if deduped then extend.released(ctx, queue, deduped, letter .. id) end
-  conclude(ctx, queue, letter .. id, fieldOf(fields, 'r'), outcome)
+  conclude(ctx, queue, letter .. id, nil, fieldOf(fields, 'r'), outcome)
 end
 
 -- -----------------------------------------------------------------------------
@@ -462,8 +468,9 @@ local function endJob(ctx, queue, letter, id, fields, outcome, kept)
   local job = letter .. id
   if kept then call('XDEL', queue[letter], id) else removeJob(queue, letter, id) end
   dropNotes(ctx, queue, { job })
-  releaseId(ctx, queue, fieldOf(fields, 'i'), job, fieldOf(fields, 'q'))
-  conclude(ctx, queue, job, fieldOf(fields, 'r'), outcome)
+  local given = fieldOf(fields, 'i')
+  releaseId(ctx, queue, given, job, fieldOf(fields, 'q'))
+  conclude(ctx, queue, job, given, fieldOf(fields, 'r'), outcome)
 end
 
 -- Removes a job that may not begin any more. Answers whether it is one.
@@ -639,7 +646,7 @@ local function forgetQueue(ctx, queue)
   call('ZREM', ctx.dues, '@' .. sub(queue.key, #ctx.prefix + 1))
   local named = queue.named > 0 and queue.named + windowOf(queue) or 0
   local held = queue.grouped > 0 and groups.heldFor(queue) or 0
-  local known = math.ceil(math.max(named - ctx.now, queue.tat - ctx.now, queue.after - ctx.now, held))
+  local known = math.ceil(math.max(named - ctx.now, queue.kept - ctx.now, queue.tat - ctx.now, queue.after - ctx.now, held))
   if known <= 0 then
     call('DEL', queue.even, queue.odd)
     return everyKey(queue, function(key) call('DEL', key) end)
@@ -780,10 +787,9 @@ end
 
 local function offerWish(ctx, queue, id, body, wish, holding)
   local args = { queue[wish.level], id, 'b', body }
-  for _, name in ipairs({ 'i', 'a', 't', 's', 'x', 'q', 'g' }) do
+  for _, name in ipairs({ 'i', 'a', 't', 's', 'x', 'q', 'g', 'r' }) do
     if wish[name] then args[#args + 1], args[#args + 2] = name, wish[name] end
   end
-  if wish.r then args[#args + 1], args[#args + 2] = 'r', '1' end
   local till = wish.e and ctx.now + tonumber(wish.e)
   if till then args[#args + 1], args[#args + 2] = 'e', text(till) end
   local due = wish.f and 0 or wish.d and ctx.now + tonumber(wish.d) or wish.w and tonumber(wish.w)
@@ -923,7 +929,8 @@ end
 --   u h n l   its level, if that is not n
 --   f         it begins before all others of its level
 --   d w e t   delay, time, expiry and timeout, in ms
---   a r       attempts; its outcome is kept, as it has to be for a subscriber
+--   a         attempts
+--   r         its outcome is kept, as it has to be for a subscriber: for so many ms, or without a number as long as ids are
 --   i x g y   bytes of its id, trace, group and subscriber, which are texts
 --   o c       bytes of the worker whose deque it goes to, a text; or the number of a key, and it goes to the deque of that
 --   q v       bytes of its id for deduplication, a text with the letter of the mode in front; the window of that, in ms
@@ -1096,7 +1103,7 @@ handlers['queue.done'] = function(ctx, key, id, jobs, take)
 end
 
 -- A job is done. Answers whether it was there.
-local function finishJob(ctx, queue, job, given, deduped, outcome)
+local function finishJob(ctx, queue, job, given, deduped, outcome, life)
   local letter, at = split(job)
   if queue.cancelled > 0 and extend.freed(queue, letter, at) then return false end
   if groups.levels[letter] then groups.done(queue, letter, { at }) end
@@ -1104,19 +1111,20 @@ local function finishJob(ctx, queue, job, given, deduped, outcome)
   queue.active, queue.completed = queue.active - 1, queue.completed + 1
   dropNotes(ctx, queue, { job })
   releaseId(ctx, queue, given, job, deduped)
-  conclude(ctx, queue, job, outcome ~= '', outcome, true)
+  conclude(ctx, queue, job, given, outcome ~= '' and life, outcome, true)
   return true
 end
 
--- queue.finish: a worker has done a job whose id its producer gave, or whose outcome is kept
+-- queue.finish: a worker has done a job whose id its producer gave, or whose outcome is kept: for so many ms, or with `life` 0 as long as
+-- ids are
 -- keys: all
--- args: id string, job string, given string, deduped string, outcome string, take number
+-- args: id string, job string, given string, deduped string, outcome string, life number, take number
 -- reply: ["done"] | ["missing"]
 -- flags: allow-oom
-handlers['queue.finish'] = function(ctx, key, id, job, given, deduped, outcome, take)
+handlers['queue.finish'] = function(ctx, key, id, job, given, deduped, outcome, life, take)
   local queue, worker = askingWorker(ctx, key, id)
   if not worker then return MISSING end
-  finishJob(ctx, queue, job, given, deduped, outcome)
+  finishJob(ctx, queue, job, given, deduped, outcome, life)
   giveCredit(ctx, queue, worker, take)
   return '["done"]'
 end

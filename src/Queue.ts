@@ -19,7 +19,7 @@
  *   its acknowledgement.
  * - A job that was offered to run `after` others begins when all of these have ended, in the same step.
  * - A tick of a `schedule` has one job, whichever processes are alive, and however often the schedule is set.
- * - A finished job leaves nothing behind in Redis, but its `id` and its result for the `retention`, if it has them.
+ * - A finished job leaves nothing behind in Redis, but its `id` and its result for a while, if it has them.
  *
  * **Gotchas**
  *
@@ -251,7 +251,8 @@ export type {
    * @since 0.1.0
    */
   OfferOptions,
-  Priority
+  Priority,
+  ResultOption
 } from "./internal/queue/wish.ts"
 
 /**

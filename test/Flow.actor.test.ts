@@ -227,8 +227,9 @@ const drive = async (
     if (job.id === undefined) return void pending.push(["ended", job, state])
     const given = `f/r/${stamp}/${job.at + 1}/${job.generation}`
     if (state === "c") await queue.send("W", "queue.cancel", [given])
-    else if (state === "d") await queue.send("W", "queue.finish", ["w", job.id, given, "", `["success",${job.at}]`, 1])
-    else await queue.send("W", "queue.bury", ["w", job.id, "failed", "no", `["failed","no"]`, 1])
+    else if (state === "d") {
+      await queue.send("W", "queue.finish", ["w", job.id, given, "", `["success",${job.at}]`, 0, 1])
+    } else await queue.send("W", "queue.bury", ["w", job.id, "failed", "no", `["failed","no"]`, 1])
     if (next() < 0.1) await queue.repeat("W")
     model.end(job.at, job.generation, state)
   }

@@ -225,7 +225,7 @@ const run = async (
       case "finish":
         if (!isCancelled) completed++
         gone(job)
-        if (job.given !== "") await queue.send(name, "queue.finish", ["w", id, job.given, "", "", more])
+        if (job.given !== "") await queue.send(name, "queue.finish", ["w", id, job.given, "", "", 0, more])
         else await queue.send(name, "queue.done", ["w", `${id[0]} ${id.slice(1)}`, more])
         return
       case "retry":

@@ -198,7 +198,7 @@ const run = async (
         const outcome = kept ? one.do === "done" ? `["success",1]` : `["failed","no"]` : ""
         if (one.do === "cancel") await queue.send("p", "queue.cancel", [id, 0])
         else if (one.do === "bury") await queue.send(worker(), "queue.bury", ["w", id, "failed", "no", outcome, 1])
-        else if (kept) await queue.send(worker(), "queue.finish", ["w", id, "", "", outcome, 1])
+        else if (kept) await queue.send(worker(), "queue.finish", ["w", id, "", "", outcome, 0, 1])
         else await queue.send(worker(), "queue.done", ["w", `${id[0]} ${id.slice(1)} `, 1])
         end(job, one.do === "done" ? "success" : one.do === "cancel" ? "cancelled" : "failed")
         break

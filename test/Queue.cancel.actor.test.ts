@@ -37,9 +37,9 @@ const ends: {
   readonly [what: string]: (queue: ReturnType<typeof actor>, name: string, job: string) => Promise<unknown>
 } = {
   done: (queue, name, job) => queue.send(name, "queue.done", ["w", `${parted(job)} `, 1]),
-  finish: (queue, name, job) => queue.send(name, "queue.finish", ["w", job, "", "", `["success",1]`, 1]),
+  finish: (queue, name, job) => queue.send(name, "queue.finish", ["w", job, "", "", `["success",1]`, 0, 1]),
   complete: (queue, name, job) =>
-    queue.send(name, "queue.complete", ["w", job, "", "", `["success",1]`, 1, "7", "1 ", ""]),
+    queue.send(name, "queue.complete", ["w", job, "", "", `["success",1]`, 0, 1, "7", "1 ", ""]),
   retry: (queue, name, job) => queue.send(name, "queue.retry", ["w", job, 0, "1", 1]),
   later: (queue, name, job) => queue.send(name, "queue.retry", ["w", job, 60_000, "1", 1]),
   bury: (queue, name, job) => queue.send(name, "queue.bury", ["w", job, "failed", "no", `["failed","no"]`, 1]),
@@ -82,7 +82,7 @@ layer(TestServer.layer, live)("a job of the queue actor that is cancelled while 
             const second = (await begun()).find((job) => job !== first)
             assert.isDefined(second, "the slot was not freed")
             assert.strictEqual(await activeIn(), 1)
-            await queue.send(await holderOf(second!), "queue.finish", ["w", second!, "", "", `["success",2]`, 1])
+            await queue.send(await holderOf(second!), "queue.finish", ["w", second!, "", "", `["success",2]`, 0, 1])
             const [, ready, delayed, active, dead, , , completed] = await queue.look("queue.state", [])
             assert.deepStrictEqual([...ready, delayed, active, dead, completed].map(Number), [0, 0, 0, 0, 0, 0, 0, 1])
             assert.deepStrictEqual(await queue.send("p", "queue.watch", ["p", first!]), ["outcome", first!, [

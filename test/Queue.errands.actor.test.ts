@@ -176,7 +176,7 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
         const outcome = references.has(job) ? JSON.stringify(ended[one.do]) : ""
         if (one.do === "cancel") await queue.send("p", "queue.cancel", [job, 0])
         else if (one.do === "bury") await queue.send(worker(), "queue.bury", ["w", job, "failed", "no", outcome, 1])
-        else await queue.send(worker(), "queue.finish", ["w", job, "", "", outcome, 1])
+        else await queue.send(worker(), "queue.finish", ["w", job, "", "", outcome, 0, 1])
         end(job, ended[one.do])
         break
       }

@@ -240,7 +240,7 @@ const run = async (
         return
       case "finish":
         job.state = "gone"
-        await queue.send(name, "queue.finish", ["w", id, "", "", "", 1])
+        await queue.send(name, "queue.finish", ["w", id, "", "", "", 0, 1])
         return
       case "bury":
         bury(job)

@@ -234,7 +234,7 @@ const run = async (
         if (now === undefined) break
         gone(now)
         if (now.deduped === "") await queue.send(worker(), "queue.done", ["w", `${now.id[0]} ${now.id.slice(1)}`, 0])
-        else await queue.send(worker(), "queue.finish", ["w", now.id, "", now.deduped, "", 0])
+        else await queue.send(worker(), "queue.finish", ["w", now.id, "", now.deduped, "", 0, 0])
         break
       case "retry":
         if (now === undefined) break
@@ -301,7 +301,7 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       await send("worker", "session.leave", ["w"])
       assert.strictEqual(await offer("1q2", "kx", 3), kept)
       await work(1)
-      await send("worker", "queue.finish", ["w", first, "", "kx", "", 1])
+      await send("worker", "queue.finish", ["w", first, "", "kx", "", 0, 1])
       assert.deepStrictEqual(await delivered(), [[first, 1], [first, 1], [kept, 3]])
     }))
 
@@ -335,8 +335,8 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       assert.strictEqual(await left(), 608)
       const ids = new Map<string, Array<string>>()
       for (const id of begun.slice(7)) ids.set(id[0]!, [...ids.get(id[0]!) ?? [], id.slice(1)])
-      await send("worker", "queue.finish", ["w", begun[0]!, "", "", "[\"success\",1]", 0])
-      await send("worker", "queue.complete", ["w", begun[1]!, "", "", "", 0, `1`, "1", ""])
+      await send("worker", "queue.finish", ["w", begun[0]!, "", "", "[\"success\",1]", 0, 0])
+      await send("worker", "queue.complete", ["w", begun[1]!, "", "", "", 0, 0, `1`, "1", ""])
       await send("worker", "queue.bury", ["w", begun[2]!, "failed", "no", "", 0])
       await send("producer", "queue.cancel", [begun[3]!, 0])
       for (const [letter, parts] of ids) await send("worker", "queue.done", ["w", `${letter} ${parts.join(" ")}`, 0])

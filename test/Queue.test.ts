@@ -997,6 +997,84 @@ layer(TestServer.layer, live)("the result of a job", (it) => {
         yield* worker.stop
       })))
 
+  it.effect("is known for the time of its job, whatever the retention of the queue", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const open = Queue.make({
+          name: hostile,
+          payload: Schema.Number,
+          success: Schema.Number,
+          retention: "1 second",
+          result: { timeToLive: "6 seconds" }
+        })
+        const queue = yield* on(a!, Effect.tap(open, emptied))
+        const other = yield* on(b!, open)
+        const worker = yield* working(queue, (n) => n < 0 ? Effect.die("negative") : Effect.succeed(n), { attempts: 1 })
+        const results = (ids: ReadonlyArray<string>) =>
+          Effect.forEach(ids, (id) => Effect.map(Effect.exit(other.result(id)), outcomeOf))
+        const short = yield* queue.offer(1, { id: "short", result: { timeToLive: "300 millis" } })
+        const plain = yield* queue.offer(2, { id: "plain", result: true })
+        const [long, failed] = yield* queue.offerAll([3, -4], (n) => ({ id: n === 3 ? "long:3" : "failed" }))
+        const ids = ["short", "plain", "long:3", "failed", short.id, plain.id, long!.id, failed!.id]
+        yield* shows(queue, { completed: 3, dead: 1 })
+        assert.deepStrictEqual(yield* results(ids.slice(1)), [
+          ...["success", "success", "failed"],
+          ...["success", "success", "success", "failed"]
+        ])
+        yield* queue.offer(5, { id: "none", result: false })
+        assert.strictEqual(yield* other.execute(6, { result: { timeToLive: 1 } }), 6)
+        yield* shows(queue, { completed: 5 })
+        assert.deepStrictEqual(yield* results(["none"]), ["OutcomeUnknown"])
+        yield* eventually(
+          Effect.map(results(ids), (found) =>
+            assert.deepStrictEqual(found, [
+              ...["OutcomeUnknown", "OutcomeUnknown", "success", "failed"],
+              ...["OutcomeUnknown", "OutcomeUnknown", "success", "failed"]
+            ]))
+        )
+        // The id of a job is that of its result for as long as this is known, also for the jobs after it.
+        assert.deepStrictEqual(yield* other.offer(7, { id: "long:3" }), { id: long!.id, duplicate: true })
+        assert.isFalse((yield* other.offer(8, { id: "short" })).duplicate)
+        yield* other.offer(9, { after: ["long:3"], result: false })
+        yield* shows(queue, { completed: 7, dead: 1 })
+        assert.deepStrictEqual(worker.begun, [1, 2, 3, -4, 5, 6, 8, 9])
+        yield* eventually(
+          Effect.map(server.cli("KEYS", `{${namespace}:*}:queue-[ri]*`), (keys) => assert.strictEqual(keys, "")),
+          { timeout: "20 seconds" }
+        )
+        assert.deepStrictEqual(yield* results(["long:3"]), ["OutcomeUnknown"])
+        assert.isFalse((yield* other.offer(10, { id: "long:3" })).duplicate)
+        yield* worker.stop
+      })))
+
+  it.effect("is removed with its queue, though it has a time of its own", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ retention: "100 millis" }))
+        const worker = yield* working(queue)
+        yield* queue.offer(1, { id: "one", result: { timeToLive: "5 seconds" } })
+        assert.isUndefined(yield* queue.result("one"))
+        yield* queue.obliterate
+        assert.strictEqual(outcomeOf(yield* Effect.exit(queue.result("one"))), "OutcomeUnknown")
+        assert.isFalse((yield* queue.offer(2, { id: "one" })).duplicate)
+        yield* begins(worker, [1, 2])
+        yield* worker.stop
+      })))
+
+  it.effect("cannot be kept for a time that makes no sense", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const times: ReadonlyArray<unknown> = [0, -1, Number.NaN, Infinity, "soon", undefined, null, {}]
+        const senseless: ReadonlyArray<unknown> = [...times.map((timeToLive) => ({ timeToLive })), "none", 1, null]
+        for (const result of senseless as ReadonlyArray<any>) {
+          isRangeError(yield* Effect.exit(queue.offer(1, { result })))
+          isRangeError(yield* Effect.exit(queue.offerAll([1], { result })))
+          isRangeError(yield* Effect.exit(on(a!, make({ name: "other", result }))))
+        }
+        isRangeError(yield* Effect.exit(queue.execute(1, { result: { timeToLive: 0 } })))
+      })))
+
   it.effect("is that there is none when the job was cancelled, has expired, or is not understood", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {

@@ -525,13 +525,13 @@ const run = async (
         return void await queue.send(name, "queue.done", ["w", `${id[0]} ${id.slice(1)}`, 1])
       case "finish":
         job.state = "gone"
-        return void await queue.send(name, "queue.finish", ["w", id, "", "", "", 1])
+        return void await queue.send(name, "queue.finish", ["w", id, "", "", "", 0, 1])
       case "follow": {
         job.state = "gone"
         const own = names[worker]
         const body = String(++values)
         await queue.send(name, "queue.complete", [
-          ...["w", id, "", "", "", 1],
+          ...["w", id, "", "", "", 0, 1],
           ...own === undefined ? [body, `${body.length}`] : [body + own, `${body.length}o${own.length}`],
           ""
         ])

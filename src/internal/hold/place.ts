@@ -3,6 +3,7 @@
 import * as Context from "effect/Context"
 import * as Duration from "effect/Duration"
 import type * as Effect from "effect/Effect"
+import * as Option from "effect/Option"
 import type * as Stream from "effect/Stream"
 import type { Channel } from "../actor/channel.ts"
 import type { Kernel, Partition } from "../actor/kernel.ts"
@@ -153,7 +154,10 @@ const checkLease = (input: Duration.Input): number => {
 }
 
 export const duration = (input: Duration.Input, what: string): Duration.Duration => {
-  const parsed = Duration.fromInputUnsafe(input)
+  const parsed = Option.getOrThrowWith(
+    Duration.fromInput(input),
+    () => new RangeError(`${what} must be a duration`)
+  )
   if (!(Duration.toMillis(parsed) > 0)) throw new RangeError(`${what} must be longer than zero`)
   return parsed
 }

@@ -20,9 +20,11 @@ import type { WorkerPool } from "./pool.ts"
 import type { Scheduled, ScheduleOptions } from "./schedules.ts"
 import type { State } from "./state.ts"
 import type { Taken } from "./taking.ts"
-import type { OfferOptions } from "./wish.ts"
+import type { OfferOptions, ResultOption } from "./wish.ts"
 
 export interface ExecuteOptions extends Omit<OfferOptions, "result"> {
+  /** How long Redis keeps its outcome. Default: for the queue's `retention`, or as its `result` says. */
+  readonly result?: Exclude<ResultOption, boolean> | undefined
   /** What becomes of the job when the caller is interrupted, unless it was there already. Default `cancel`. */
   readonly onInterrupt?: "cancel" | "continue" | undefined
 }
@@ -286,9 +288,12 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
   readonly retry?: Schedule.Schedule<unknown, any> | undefined
   /** How long the handler of a job without a `timeout` may run, unless its worker says otherwise. Default: for ever. */
   readonly timeout?: Duration.Input | undefined
-  /** Whether the outcomes of jobs are kept whose offer does not say. Default false. */
-  readonly result?: boolean | undefined
-  /** How long ids and results of finished jobs are known: at least this long, at most twice as long. Default: 10 minutes. */
+  /** Whether the outcomes of jobs are kept whose offer does not say, and for how long. Default false. */
+  readonly result?: ResultOption | undefined
+  /**
+   * How long ids and results of finished jobs are known, unless a `result` has a time of its own: at least this long, at most twice as
+   * long. Default: 10 minutes.
+   */
   readonly retention?: Duration.Input | undefined
   readonly letters?: {
     /** How many dead letters are kept, the newest: 1 to 1,000,000, of each shard. Default 10,000. */

@@ -279,6 +279,11 @@ export class Task implements Context.Service.Shape<typeof Job> {
     return this.#field("r") !== undefined
   }
 
+  /** For how many milliseconds its outcome is kept; 0 for the retention of its queue. */
+  get life(): number {
+    return Number(this.#field("r") ?? 0)
+  }
+
   /** How it is deduplicated: the letter of the mode, and the id for that. */
   get deduped(): string | undefined {
     return this.#field("q")

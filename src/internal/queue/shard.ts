@@ -57,7 +57,7 @@ import { type Scheduled, type ScheduleOptions, Schedules } from "./schedules.ts"
 import { type State, stateOf } from "./state.ts"
 import { type Deque, workersOf, type WorkerState } from "./stealing.ts"
 import { take, type Taken } from "./taking.ts"
-import { type OfferOptions, type Subscriber, timeOf, whole, wishOf } from "./wish.ts"
+import { keptOf, type OfferOptions, type Subscriber, timeOf, whole, wishOf } from "./wish.ts"
 import { crewOf } from "./worker.ts"
 
 const retained = "10 minutes"
@@ -146,6 +146,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     this.#success = success && codec(success, `A result of queue ${JSON.stringify(name)}`)
     this.#error = error && codec(error, `An error of queue ${JSON.stringify(name)}`)
     this.#retention = millis(options.retention ?? retained, "retention")
+    keptOf(options.result)
     this.#offerer = new Offerer(this.#place, shard, this.#retention)
     this.#outcomes = new Outcomes(this.#place)
     this.#following = new Following(this.#place)
@@ -263,9 +264,8 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   ): Exit.Exit<Wish, QueueError> {
     const body = this.#encode(payload)
     if (Exit.isFailure(body)) return Exit.failCause(body.cause)
-    const wanted = this.#options.result === true && options?.result === undefined
-      ? { ...options, result: true }
-      : options
+    const { result } = this.#options
+    const wanted = result && options?.result === undefined ? { ...options, result } : options
     return Exit.succeed(wishOf(body.value, wanted, trace, this.#retention, this.#deque?.aim(options), subscriber))
   }
 
@@ -401,11 +401,12 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   // -------------------------------------------------------------------------------------------------------------------
 
   readonly execute = (payload: A, { onInterrupt = "cancel", ...options }: ExecuteOptions = {}) => {
+    const result = options.result || this.#options.result || true
     // A job that was there already is also that of others.
     const cancel = ({ duplicate, id }: Offered) =>
       duplicate || onInterrupt === "continue" ? Effect.void : Effect.ignore(this.cancel(id))
     // An offer may wait for room for long, so it can be interrupted too.
-    const offer = this.#offer(payload, { ...options, result: true }, (offered) => void Effect.runFork(cancel(offered)))
+    const offer = this.#offer(payload, { ...options, result }, (offered) => void Effect.runFork(cancel(offered)))
     const executing = Effect.uninterruptibleMask((restore) =>
       Effect.flatMap(
         restore(offer),

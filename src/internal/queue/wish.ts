@@ -15,6 +15,16 @@ import type { Level, Wish } from "./offering.ts"
  */
 export type Priority = "urgent" | "high" | "normal" | "low"
 
+/**
+ * Whether the outcome of a job is kept: `true` for the queue's `retention`, or for a time of its own from the end of the job on.
+ *
+ * @category models
+ * @since 0.1.0
+ */
+export type ResultOption = boolean | {
+  readonly timeToLive: Duration.Input
+}
+
 /** @internal */
 export interface OfferOptions {
   /** How long to wait before the job can begin. */
@@ -30,7 +40,7 @@ export interface OfferOptions {
   readonly lifo?: boolean | undefined
   /**
    * A second offer with the same id stores nothing, whichever process makes it: while the job is not done, and for the queue's
-   * `retention` after that. 1 to 512 bytes. Ids that look like the queue's own, as `2026-11` or `n1700-3`, are a `RangeError`.
+   * `retention` after that, or as long as its result is known. 1 to 512 bytes. Ids that look like the queue's own, as `2026-11` or `n1700-3`, are a `RangeError`.
    */
   readonly id?: string | undefined
   /**
@@ -57,8 +67,11 @@ export interface OfferOptions {
   readonly attempts?: number | undefined
   /** How long an attempt may run; then it is interrupted, and has failed. Default: that of the worker. */
   readonly timeout?: Duration.Input | undefined
-  /** Whether its outcome is kept when it is done, for the queue's `retention`: see `result`. Default false. */
-  readonly result?: boolean | undefined
+  /**
+   * Whether its outcome is kept when it is done, and for how long: see `result`. Its `id` is known at least as long. Default: that of the
+   * queue.
+   */
+  readonly result?: ResultOption | undefined
   /**
    * How long after the offer an attempt may begin; then the job is removed, also while the queue is paused or has no worker. An active
    * job goes on, and is removed if it goes back. Default: for ever.
@@ -71,7 +84,7 @@ export interface OfferOptions {
   readonly group?: string | undefined
   /**
    * The ids of jobs of this queue that have to end first: the job is `blocked` until then, and stored at once. Up to 1,000, all in one
-   * shard. A job that has ended already is known if it had `result`, for the queue's `retention`; otherwise the offer fails with
+   * shard. A job that has ended already is known if it had `result`, as long as that is kept; otherwise the offer fails with
    * `OutcomeUnknown`, and nothing is stored. Blocked jobs do not count for `limits.length`. Not with a `delay`, an `at` or `lifo`, nor
    * with `debounce` or `keepLast`, nor for `followUp`. Default: none.
    */
@@ -173,6 +186,13 @@ const beforeOf = ({ after, at, dedupe, delay, lifo, onFailure = "fail" }: OfferO
   }).join("")
 }
 
+/** The letter of jobs whose outcome is kept, and for how many milliseconds if that is not the queue's retention. */
+export const keptOf = (result: ResultOption = false): string => {
+  if (typeof result === "boolean") return result ? "r" : ""
+  if (typeof result !== "object" || result === null) throw new RangeError("result must be a boolean, or { timeToLive }")
+  return `r${millis(result.timeToLive, "result.timeToLive")}`
+}
+
 /** The deque that a job goes to: what `queue.offer` in lua/Queue.lua reads for that. */
 export interface Aim {
   readonly more: string
@@ -191,7 +211,7 @@ export const wishOf = (
   if (options === undefined && trace === "" && subscriber === undefined) {
     return aim === undefined ? { body, ...plain } : { body, letter: "N", more: aim.more, texts: aim.text }
   }
-  const { attempts, expires, group, id, lifo = false, priority = "normal", result = false, timeout } = options ?? {}
+  const { attempts, expires, group, id, lifo = false, priority = "normal", result, timeout } = options ?? {}
   const level = letters[priority]
   if (level === undefined) throw new RangeError(`priority must be one of ${levels.join(", ")}`)
   const delay = options === undefined ? "" : delayOf(options)
@@ -204,7 +224,7 @@ export const wishOf = (
   if (attempts !== undefined) more += `a${whole(attempts, "attempts", 1000)}`
   if (timeout !== undefined) more += `t${millis(timeout, "timeout")}`
   if (expires !== undefined) more += `e${millis(expires, "expires")}`
-  if (result || subscriber !== undefined) more += "r"
+  more += keptOf(result) || (subscriber === undefined ? "" : "r")
   if (id !== undefined) {
     if (ownOf(checkName(id, "id")) !== undefined) {
       throw new RangeError("id must not look like one that the queue has made")

@@ -398,7 +398,7 @@ class Worker<R> extends Member implements Crew, Seat {
   }
 
   #conclude(task: Task, verdict: Verdict): void {
-    const { deduped = "", given = "", key } = task
+    const { deduped = "", given = "", key, life } = task
     switch (verdict.tag) {
       case "done":
         if (task.followers !== undefined) {
@@ -408,7 +408,7 @@ class Worker<R> extends Member implements Crew, Seat {
             (told) =>
               this.tell(
                 "queue.complete",
-                [this.id, key, given, deduped, verdict.outcome, this.#next(), ...following],
+                [this.id, key, given, deduped, verdict.outcome, life, this.#next(), ...following],
                 told
               )
           )
@@ -418,7 +418,8 @@ class Worker<R> extends Member implements Crew, Seat {
           ? this.#send(key)
           : this.#tell(
             key,
-            (told) => this.tell("queue.finish", [this.id, key, given, deduped, verdict.outcome, this.#next()], told)
+            (told) =>
+              this.tell("queue.finish", [this.id, key, given, deduped, verdict.outcome, life, this.#next()], told)
           )
       case "retry":
         return this.#tell(

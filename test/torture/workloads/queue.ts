@@ -219,7 +219,7 @@ const concluded = (
     })
   )
 
-export const executing = (client: Client, queue: Queue, [value, options]: Wish) => {
+export const executing = (client: Client, queue: Queue, [value, { result: _, ...options }]: Wish) => {
   const executed = follow(client, queue, "execute", (log) => {
     told(log, [value, options])
     return concluded(log, value, "", queue.execute(value, options))
