@@ -78,14 +78,15 @@ handlers['counter.add'] = function(ctx, key, by, life, source, number)
   return reply('added', sum)
 end
 
--- counter.reset: back to 0; answers what it was
+-- counter.reset: back to 0; answers what it was, if that was not 0
 -- keys: all
 -- args:
--- reply: ["reset", former number]
+-- reply: ["reset", former number] | ["zero"]
 -- flags: allow-oom
 handlers['counter.reset'] = function(ctx, key)
   local former = loadCounter(ctx)
-  if former ~= 0 then saveCounter(ctx, key, 0, 0) end
+  if former == 0 then return '["zero"]' end
+  saveCounter(ctx, key, 0, 0)
   return reply('reset', former)
 end
 

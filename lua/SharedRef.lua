@@ -213,15 +213,15 @@ handlers['sharedRef.fence'] = function(ctx, key, value, life, lease, token)
   return reply('set', writeRef(ctx, key, value, life))
 end
 
--- sharedRef.delete: removes the value; answers whether there was one, and the token as of which there is none
+-- sharedRef.delete: removes the value, if there is one; answers the token as of which there is none
 -- keys: all
 -- args:
--- reply: ["deleted", existed boolean, change number]
+-- reply: ["deleted", change number] | ["absent", change number]
 -- flags: allow-oom
 handlers['sharedRef.delete'] = function(ctx, key)
-  local existed = call('DEL', ctx.value) == 1
-  if existed then announce(ctx, key, json(nextToken(ctx)), 0, NO_VALUE) end
-  return reply('deleted', existed, asOf(ctx))
+  if call('DEL', ctx.value) == 0 then return reply('absent', asOf(ctx)) end
+  announce(ctx, key, json(nextToken(ctx)), 0, NO_VALUE)
+  return reply('deleted', asOf(ctx))
 end
 
 -- sharedRef.commit: writes the values of several refs, with one version, if all of them still have the versions expected;

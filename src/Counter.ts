@@ -50,6 +50,7 @@ import * as Stream from "effect/Stream"
 import { Coordinator } from "./Coordinator.ts"
 import { type CoordinatorError, coordinatorReasons } from "./internal/actor/errors.ts"
 import { keyOf } from "./internal/actor/keys.ts"
+import { followingOf, type Publications } from "./internal/hold/following.ts"
 import { describe } from "./internal/hold/loss.ts"
 import { millis, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { read, request } from "./internal/hold/request.ts"
@@ -91,6 +92,11 @@ export interface Counter {
   readonly get: Effect.Effect<number, CounterError>
   /** Back to 0. Answers the former value. */
   readonly reset: Effect.Effect<number, CounterError>
+  /**
+   * `add` and `reset` that publish events in the same step: both happen, or neither. A `reset` of 0 changes nothing, and publishes
+   * nothing. Events come from `Topic.publication`. The topic needs the counter's name as its `colocate`.
+   */
+  readonly publishing: (publish: Publications) => Pick<Counter, "add" | "reset">
   /** The present value, and then every change. It ends only with an error. */
   readonly changes: Stream.Stream<number, CounterError>
   readonly changesWith: (options: ChangesOptions) => Stream.Stream<number, CounterError>
@@ -227,10 +233,13 @@ class CounterImpl implements Counter {
     return fail(new WriteUncertain({ kind: "counter", ...this.#about() }))
   }
 
-  readonly add = (by: number): Effect.Effect<number, CounterError> =>
-    Effect.suspend(() => {
+  readonly add = (by: number): Effect.Effect<number, CounterError> => this.#add(by, undefined)
+
+  #add(by: number, publish: Publications | undefined): Effect.Effect<number, CounterError> {
+    return Effect.suspend(() => {
       const args = [checkBy(by), this.#timeToLive, "", 0] as [number, number, string, number]
-      return Effect.matchEffect(request(this.#place, "counter.add", args, { moot: uncertain }), {
+      const following = followingOf(this.#place, publish, "added")
+      return Effect.matchEffect(request(this.#place, "counter.add", args, { moot: uncertain, following }), {
         onFailure: (error) => Effect.fail(failed(error)),
         onSuccess: (reply) =>
           reply[0] === "added"
@@ -238,13 +247,29 @@ class CounterImpl implements Counter {
             : Effect.fail(reply[0] === "exceeds" ? this.#exceeded(by, reply[1]) : this.#uncertain())
       })
     })
+  }
 
   get reset(): Effect.Effect<number, CounterError> {
-    return Effect.matchEffect(request(this.#place, "counter.reset", [], { moot: uncertain }), {
-      onFailure: (error) => Effect.fail(failed(error)),
-      onSuccess: (reply) => reply[0] === "reset" ? Effect.succeed(reply[1]) : Effect.fail(this.#uncertain())
+    return this.#reset(undefined)
+  }
+
+  #reset(publish: Publications | undefined): Effect.Effect<number, CounterError> {
+    return Effect.suspend(() => {
+      const following = followingOf(this.#place, publish, "reset")
+      return Effect.matchEffect(request(this.#place, "counter.reset", [], { moot: uncertain, following }), {
+        onFailure: (error) => Effect.fail(failed(error)),
+        onSuccess: (reply) =>
+          reply[0] === "uncertain"
+            ? Effect.fail(this.#uncertain())
+            : Effect.succeed(reply[0] === "reset" ? reply[1] : 0)
+      })
     })
   }
+
+  readonly publishing = (publish: Publications): Pick<Counter, "add" | "reset"> => ({
+    add: (by) => this.#add(by, publish),
+    reset: this.#reset(publish)
+  })
 
   readonly changesWith = ({ conflate = false }: ChangesOptions): Stream.Stream<number, CounterError> =>
     Stream.map(

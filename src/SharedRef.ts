@@ -69,7 +69,7 @@ import * as Stream from "effect/Stream"
 import { Coordinator } from "./Coordinator.ts"
 import { coordinatorReasons } from "./internal/actor/errors.ts"
 import { checkName } from "./internal/actor/keys.ts"
-import type { Publication } from "./internal/hold/following.ts"
+import type { Outbox, Publications } from "./internal/hold/following.ts"
 import { InvalidPayload } from "./internal/hold/payload.ts"
 import { duration, millis, placeOf, type Space, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
@@ -111,15 +111,6 @@ export interface ChangesOptions {
 }
 
 /**
- * @category options
- * @since 0.1.0
- */
-export interface WriteOptions {
-  /** Published if the value is written, in the same step; see `Topic.publication`. The topic needs the ref's `colocate`. */
-  readonly publish?: Publication | ReadonlyArray<Publication> | undefined
-}
-
-/**
  * Named as `effect/SubscriptionRef`.
  *
  * @category models
@@ -141,20 +132,23 @@ export interface SharedRef<in out A> {
   readonly cached: Effect.Effect<A, SharedRefError>
   /** As `cached`, but never older than this. */
   readonly cachedWithin: (maxAge: Duration.Input) => Effect.Effect<A, SharedRefError>
-  readonly set: (value: A, options?: WriteOptions | undefined) => Effect.Effect<void, SharedRefError>
+  /**
+   * The same ref, whose writes publish events, each in the same step as the write: both happen, or neither. Events come from
+   * `Topic.publication`; a function makes them of the value that is written, which after `delete` is `initial`. It may run several
+   * times, as that of an update; only the events of the write that is made are published. The topic needs the ref's `colocate`.
+   */
+  readonly publishing: (
+    publish: Publications | ((value: A) => Effect.Effect<Publications>)
+  ) => SharedRef<A>
+  readonly set: (value: A) => Effect.Effect<void, SharedRefError>
   /** Sets the value, and answers the former one. */
   readonly getAndSet: (value: A) => Effect.Effect<A, SharedRefError>
   /** Sets the value if the ref still has this version; 0 if it is still absent. Answers whether it did. */
-  readonly compareAndSet: (
-    version: number,
-    value: A,
-    options?: WriteOptions | undefined
-  ) => Effect.Effect<boolean, SharedRefError>
+  readonly compareAndSet: (version: number, value: A) => Effect.Effect<boolean, SharedRefError>
   /** Sets the value, unless a later holder of the same lock, or other lease, has done so: then it fails with `StaleToken`. */
   readonly setFenced: (
     lease: Pick<Lease, "key" | "kind" | "token">,
-    value: A,
-    options?: WriteOptions | undefined
+    value: A
   ) => Effect.Effect<void, SharedRefError>
   /** Removes the value. Answers whether there was one. */
   readonly delete: Effect.Effect<boolean, SharedRefError>
@@ -260,12 +254,15 @@ const fail = (reason: SharedRefError["reason"]): SharedRefError => new SharedRef
 // More versions than this wait for a slow subscriber only at the price of the oldest.
 const mostBehind = 1024
 
-const cells = new WeakMap<object, Cell<any, SharedRefError>>()
+// The cell of each ref, and what its writes publish.
+type Inner = readonly [cell: Cell<any, SharedRefError>, outbox: Outbox<any>]
 
-const cellOf = (ref: SharedRef<any>): Cell<any, SharedRefError> => {
-  const cell = cells.get(ref)
-  if (cell === undefined) throw new TypeError("This SharedRef was not made by lockstep/SharedRef")
-  return cell
+const inners = new WeakMap<object, Inner>()
+
+const innerOf = (ref: SharedRef<any>): Inner => {
+  const inner = inners.get(ref)
+  if (inner === undefined) throw new TypeError("This SharedRef was not made by lockstep/SharedRef")
+  return inner
 }
 
 const of = <A>(space: Space, name: string, what: string, options: Options<A>): SharedRef<A> => {
@@ -279,9 +276,17 @@ const of = <A>(space: Space, name: string, what: string, options: Options<A>): S
     colocate,
     fail
   })
+  return withOutbox(cell, [])
+}
+
+const withOutbox = <A>(cell: Cell<A, SharedRefError>, outbox: Outbox<A>): SharedRef<A> => {
+  const { name, space } = cell.place
   const versions = (options?: ChangesOptions) => cell.versions(options?.conflate === true ? 1 : mostBehind)
   const changesWith = (options: ChangesOptions) => Stream.map(versions(options), ({ value }) => value)
   const { versioned } = cell
+  const modify = <B>(f: (value: A) => readonly [B, A]) => cell.modify(f, outbox)
+  const modifyEffect = <B, E, R>(f: (value: A) => Effect.Effect<readonly [B, Option.Option<A>], E, R>) =>
+    cell.modifyEffect(f, outbox)
   const self: SharedRef<A> = {
     [TypeId]: TypeId,
     name,
@@ -293,28 +298,29 @@ const of = <A>(space: Space, name: string, what: string, options: Options<A>): S
       const age = Duration.toMillis(duration(maxAge, "maxAge"))
       return cell.cached(Math.min(age, space.kernel.settings.lease))
     },
-    set: (value, options) => cell.set(value, options?.publish),
-    getAndSet: (value) => cell.getAndSet(value),
-    compareAndSet: (version, value, options) => {
+    publishing: (publish) => withOutbox(cell, [...outbox, publish]),
+    set: (value) => cell.set(value, outbox),
+    getAndSet: (value) => cell.getAndSet(value, outbox),
+    compareAndSet: (version, value) => {
       if (!Number.isSafeInteger(version) || version < 0) {
         throw new RangeError("version must be a whole number from 0 on")
       }
-      return cell.compareAndSet(version, value, options?.publish)
+      return cell.compareAndSet(version, value, outbox)
     },
-    setFenced: (lease, value, options) => cell.setFenced(lease, value, options?.publish),
-    delete: cell.delete,
-    update: (f) => cell.modify((value) => [undefined, f(value)] as const),
+    setFenced: (lease, value) => cell.setFenced(lease, value, outbox),
+    delete: cell.delete(outbox),
+    update: (f) => modify((value) => [undefined, f(value)] as const),
     updateAndGet: (f) =>
-      cell.modify((value) => {
+      modify((value) => {
         const next = f(value)
         return [next, next]
       }),
-    getAndUpdate: (f) => cell.modify((value) => [value, f(value)]),
-    modify: (f) => cell.modify(f),
+    getAndUpdate: (f) => modify((value) => [value, f(value)]),
+    modify,
     updateEffect: (f) =>
-      cell.modifyEffect((value) => Effect.map(f(value), (next) => [undefined, Option.some(next)] as const)),
+      modifyEffect((value) => Effect.map(f(value), (next) => [undefined, Option.some(next)] as const)),
     modifyEffect: (f) =>
-      cell.modifyEffect((value) => Effect.map(f(value), ([result, next]) => [result, Option.some(next)] as const)),
+      modifyEffect((value) => Effect.map(f(value), ([result, next]) => [result, Option.some(next)] as const)),
     changes: changesWith({}),
     changesWith,
     versions,
@@ -329,7 +335,7 @@ const of = <A>(space: Space, name: string, what: string, options: Options<A>): S
       ) as Effect.Effect<any, SharedRefError>
     }
   }
-  cells.set(self, cell)
+  inners.set(self, [cell, outbox])
   return self
 }
 
@@ -692,7 +698,11 @@ export const modifySomeEffect: {
   <A, B, E, R>(
     self: SharedRef<A>,
     f: (value: A) => Effect.Effect<readonly [B, Option.Option<A>], E, R>
-  ): Effect.Effect<B, E | SharedRefError, R> => Effect.suspend(() => cellOf(self).modifyEffect(f))
+  ): Effect.Effect<B, E | SharedRefError, R> =>
+    Effect.suspend(() => {
+      const [cell, outbox] = innerOf(self)
+      return cell.modifyEffect(f, outbox)
+    })
 )
 
 type Values<Refs extends ReadonlyArray<SharedRef<any>>> = {
@@ -735,7 +745,8 @@ export const transaction = <const Refs extends readonly [SharedRef<any>, ...Read
   f: (values: Values<Refs>) => readonly [B, Values<Refs>]
 ): Effect.Effect<B, SharedRefError> =>
   Effect.suspend(() => {
-    const all = refs.map(cellOf)
+    const inners = refs.map(innerOf)
+    const all = inners.map(([cell]) => cell)
     const [{ colocate, place: { partition } }] = all as [Cell<any, SharedRefError>]
     if (all.length > mostTogether) throw new RangeError(`refs must not be more than ${mostTogether}`)
     if (new Set(all.map(({ place: { key } }) => key)).size < all.length) {
@@ -745,7 +756,7 @@ export const transaction = <const Refs extends readonly [SharedRef<any>, ...Read
     if (all.length > 1 && (colocate === undefined || apart !== undefined)) {
       throw new RangeError("refs of a transaction must have the same `colocate`, and be made with one coordinator")
     }
-    return Cell.transaction(all, f as never)
+    return Cell.transaction(inners, f as never)
   })
 
 // -----------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 /** Shared refs: one value, many processes; every write counts once, and every version is heard of. */
 import { assert, layer } from "@effect/vitest"
 import { Cause, Effect, Exit, Fiber, Option, pipe, Schema, Stream, SubscriptionRef } from "effect"
-import { type Coordinator, Counter, Lock, SharedRef } from "../src/index.ts"
+import { type Coordinator, Counter, Lock, SharedRef, Topic } from "../src/index.ts"
 import { Linearizability } from "../src/testing.ts"
 import { make as proxy, type Verdict } from "../src/testing/Proxy.ts"
 import { elapsed } from "./support/awake.ts"
@@ -826,6 +826,174 @@ const register: Linearizability.Model<number, Input> = {
     }
   }
 }
+
+/** A topic beside what is named `x`, and its events so far. */
+const beside = Effect.gen(function*() {
+  const topic = yield* Topic.make({ name: "events", schema: Schema.Number, colocate: "x" })
+  yield* Effect.addFinalizer(() => Effect.orDie(topic.purge))
+  const events = Effect.flatMap(topic.state, ({ length }) =>
+    Effect.map(
+      Stream.runCollect(Stream.take(topic.subscribe({ from: "beginning" }), length)),
+      (all) => all.map((element) => element._tag === "Event" ? element.value : Number.NaN)
+    ))
+  const publish = (value: number) => Effect.orDie(topic.publication(value))
+  return { topic, events, publish }
+})
+
+layer(TestServer.layer, live)("a shared ref that publishes", (it) => {
+  it.effect("publishes with every write that is made, and with no other", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const { events, publish, topic } = yield* on(a!, beside)
+        const plain = yield* on(a!, number("x", { colocate: "x" }))
+        const other = yield* on(a!, number("y", { colocate: "x" }))
+        const ref = plain.publishing(publish)
+        yield* ref.set(1)
+        yield* ref.getAndSet(2)
+        yield* ref.update((n) => n + 1)
+        yield* ref.updateAndGet((n) => n + 1)
+        yield* ref.getAndUpdate((n) => n + 1)
+        yield* ref.modify((n) => ["", n + 1])
+        yield* ref.updateEffect((n) => Effect.succeed(n + 1))
+        yield* ref.modifyEffect((n) => Effect.succeed(["", n + 1]))
+        yield* SharedRef.updateSome(ref, (n) => Option.some(n + 1))
+        yield* SharedRef.updateSome(ref, () => Option.none())
+        yield* Effect.exit(ref.update(() => "ten" as never))
+        yield* Effect.exit(ref.set("ten" as never))
+        assert.isTrue(yield* Effect.flatMap(ref.versioned, ({ version }) => ref.compareAndSet(version, 10)))
+        assert.isFalse(yield* ref.compareAndSet(1, 77))
+        const [early, late] = [
+          yield* Effect.scoped(on(a!, Lock.acquire("owner"))),
+          yield* Effect.scoped(on(a!, Lock.acquire("owner")))
+        ]
+        yield* ref.setFenced(late, 11)
+        yield* Effect.flip(ref.setFenced(early, 77))
+        yield* SharedRef.transaction([ref, other.publishing(publish)], ([x]) => ["", [x + 1, 13]])
+        yield* SharedRef.transaction([ref, other.publishing(publish)], ([x, y]) => ["", [x + 2, y]])
+        yield* SharedRef.transaction([ref, other], ([x, y]) => ["", [x, y + 2]])
+        // Several ones, in the order in which they were named; a deleted ref reads as its initial value.
+        const both = ref.publishing([yield* topic.publication(100), yield* topic.publication(101)])
+        yield* both.set(20)
+        assert.isTrue(yield* ref.delete)
+        assert.isFalse(yield* ref.delete)
+        yield* plain.set(77)
+        yield* ref.set(21)
+        assert.deepStrictEqual(yield* on(a!, events), [
+          ...[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14],
+          ...[20, 100, 101, 0, 21]
+        ])
+        // Events that cannot be published have nothing written; other updates of the turn are.
+        const far = yield* on(a!, Topic.make({ name: "far", schema: Schema.Number, colocate: "x", lease: "1 second" }))
+        const lost = ref.publishing(yield* far.publication(1))
+        const exits = yield* Effect.forEach(
+          [lost.update((n) => n + 50), ref.update((n) => n + 1), lost.set(77), lost.delete],
+          (write) => Effect.exit(write as Effect.Effect<unknown, SharedRef.SharedRefError>),
+          { concurrency: "unbounded" }
+        )
+        assert.deepStrictEqual(exits.map(Exit.isSuccess), [false, true, false, false])
+        for (const exit of exits.filter(Exit.isFailure)) assert.include(String(exit.cause), "RangeError")
+        assert.strictEqual(yield* ref.get, 22)
+        assert.strictEqual((yield* on(a!, events)).at(-1), 22)
+        yield* Effect.all([plain.delete, other.delete])
+        // What says who may write.
+        yield* server.cli("DEL", `{${namespace}:00}:sharedRef:x`)
+      })))
+
+  it.effect("is not deleted, nor a counter reset, while Redis has no memory for the event", () =>
+    several(1, ([a], _, server) =>
+      Effect.gen(function*() {
+        const { events, publish, topic } = yield* on(a!, beside)
+        const ref = (yield* on(a!, number("x"))).publishing(publish)
+        const counter = yield* on(a!, Counter.make({ name: "x" }))
+        const counting = counter.publishing(yield* topic.publication(7))
+        yield* ref.set(1)
+        yield* counter.add(1)
+        const removals = [ref.delete, counting.reset] as ReadonlyArray<
+          Effect.Effect<unknown, SharedRef.SharedRefError | Counter.CounterError>
+        >
+        yield* server.cli("CONFIG", "SET", "maxmemory", 1)
+        const errors = yield* Effect.forEach(removals, (removal) => Effect.flip(removal)).pipe(
+          Effect.ensuring(Effect.orDie(server.cli("CONFIG", "SET", "maxmemory", 0)))
+        )
+        assert.deepStrictEqual(errors.map(({ reason }) => reason._tag), ["OutOfMemory", "OutOfMemory"])
+        assert.deepStrictEqual([yield* ref.get, yield* counter.get, yield* on(a!, events)], [1, 1, [1]])
+        yield* eventually(Effect.all(removals))
+        assert.deepStrictEqual(yield* on(a!, events), [1, 0, 7])
+        // Nothing is reset, so nothing is published.
+        assert.strictEqual(yield* counting.reset, 0)
+        assert.deepStrictEqual(yield* on(a!, events), [1, 0, 7])
+      })))
+
+  it.effect("publishes each value of many writers once, in the order of the writes", () =>
+    several(3, (nodes) =>
+      Effect.gen(function*() {
+        const [each, total] = [60, 3 * 4 * 60]
+        const { events } = yield* on(nodes[0]!, beside)
+        yield* Effect.forEach(nodes, (context) =>
+          Effect.gen(function*() {
+            const { publish } = yield* on(context, beside)
+            const ref = (yield* on(context, number("x"))).publishing(publish)
+            const tries: ReadonlyArray<Effect.Effect<unknown, SharedRef.SharedRefError>> = [
+              ref.update((n) => n + 1),
+              ref.updateEffect((n) => Effect.succeed(n + 1)),
+              Effect.repeat(
+                Effect.flatMap(ref.versioned, ({ value, version }) => ref.compareAndSet(version, value + 1)),
+                { until: (done) => done }
+              ),
+              SharedRef.transaction([ref], ([n]) => [undefined, [n + 1]])
+            ]
+            yield* Effect.forEach(tries, (one) => Effect.repeat(one, { times: each - 1 }), { concurrency: "unbounded" })
+          }), { concurrency: "unbounded" })
+        assert.deepStrictEqual(yield* on(nodes[0]!, events), Array.from({ length: total }, (_, at) => at + 1))
+        const ref = yield* on(nodes[0]!, number("x"))
+        assert.strictEqual(yield* ref.get, total)
+        yield* ref.delete
+      })))
+
+  it.effect("publishes if its write is made, also when the reply or the session is lost", () =>
+    behindLine(({ context, direct, line, namespace, server }) =>
+      Effect.gen(function*() {
+        const their = yield* direct()
+        const { events } = yield* on(their, beside)
+        const plain = yield* on(their, number("x"))
+        const { publish } = yield* on(context, beside)
+        const ref = (yield* on(context, number("x"))).publishing(publish)
+        const counter = yield* on(context, Counter.make({ name: "x" }))
+        const { topic } = yield* on(context, beside)
+        const counting = counter.publishing(yield* topic.publication(7))
+        yield* counter.add(1)
+        const writes: ReadonlyArray<[verb: string, write: Effect.Effect<unknown, unknown>, event: number]> = [
+          ["sharedRef.set", ref.set(7), 7],
+          ["sharedRef.set", ref.getAndSet(7), 7],
+          ["sharedRef.update", ref.update((value) => value + 6), 7],
+          ["sharedRef.commit", SharedRef.transaction([ref], ([value]) => [undefined, [value + 6]]), 7],
+          ["sharedRef.delete", ref.delete, 0],
+          ["counter.add", counting.add(1), 7],
+          ["counter.reset", counting.reset, 7]
+        ]
+        const expected: Array<number> = []
+        for (const verdict of ["dropReply", "drop"] as const) {
+          for (const losing of [false, true]) {
+            for (const [verb, write, event] of writes) {
+              yield* plain.set(1)
+              yield* counter.add(1)
+              yield* ref.get
+              yield* line.once(asks(verb), verdict)
+              const again = yield* line.hold(asks(verb))
+              const writing = yield* Effect.forkChild(Effect.exit(write))
+              yield* promptly(again.request, "it is sent again")
+              if (losing) yield* forgetSession(context, namespace, server)
+              yield* again.release()
+              const exit = yield* promptly(Fiber.join(writing), "the write")
+              assert.strictEqual(Exit.isSuccess(exit), !losing, `${verb}, ${verdict}, ${String(exit)}`)
+              if (!losing || verdict === "dropReply") expected.push(event)
+              assert.deepStrictEqual(yield* on(their, events), expected, `${verb}, ${verdict}, ${losing}`)
+            }
+          }
+        }
+        yield* Effect.all([plain.delete, counter.reset])
+      }), { lease: "6 seconds", requestTimeout: "2 seconds" }))
+})
 
 layer(TestServer.layer, live)("the history of a shared ref", (it) => {
   for (const losing of [false, true]) {

@@ -1084,12 +1084,12 @@ layer(TestServer.layer, live)("an event that follows something", (it) => {
         const topic = yield* on(a!, make({ colocate: "shared" }))
         const ref = yield* on(a!, SharedRef.make({ name: "shared", schema: Schema.Number, initial: 0 }))
         const publications = (values: ReadonlyArray<number>) => Effect.forEach(values, (n) => topic.publication(n))
-        yield* ref.set(1, { publish: yield* publications([0, 1, 2]) })
-        assert.isFalse(yield* ref.compareAndSet(1e6, 3, { publish: yield* publications([10, 11]) }))
+        yield* ref.publishing(yield* publications([0, 1, 2])).set(1)
+        assert.isFalse(yield* ref.publishing(yield* publications([10, 11])).compareAndSet(1e6, 3))
         // The first ones follow a write that is not made, and the others one that is.
         yield* Effect.all([
-          Effect.flatMap(publications([20, 21]), (publish) => ref.compareAndSet(1e6, 3, { publish })),
-          Effect.flatMap(publications([3, 4]), (publish) => ref.set(2, { publish }))
+          Effect.flatMap(publications([20, 21]), (publish) => ref.publishing(publish).compareAndSet(1e6, 3)),
+          Effect.flatMap(publications([3, 4]), (publish) => ref.publishing(publish).set(2))
         ], { concurrency: "unbounded" })
         const outcomes = yield* on(
           a!,
@@ -1182,10 +1182,10 @@ layer(TestServer.layer, live)("an event that follows something", (it) => {
       Effect.gen(function*() {
         const topic = yield* on(a!, make({ colocate: "ref" }))
         const ref = yield* on(a!, SharedRef.make({ name: "ref", schema: Schema.Number, initial: 0 }))
-        yield* ref.set(1, { publish: yield* topic.publication(10) })
+        yield* ref.publishing(yield* topic.publication(10)).set(1)
         const { version } = yield* ref.versioned
-        assert.isTrue(yield* ref.compareAndSet(version, 2, { publish: yield* topic.publication(20) }))
-        assert.isFalse(yield* ref.compareAndSet(version, 3, { publish: yield* topic.publication(30) }))
+        assert.isTrue(yield* ref.publishing(yield* topic.publication(20)).compareAndSet(version, 2))
+        assert.isFalse(yield* ref.publishing(yield* topic.publication(30)).compareAndSet(version, 3))
         yield* topic.publish(40)
         assert.deepStrictEqual(valuesOf(yield* collect(topic.subscribe({ from: "beginning" }), 3)), [10, 20, 40])
         yield* ref.delete

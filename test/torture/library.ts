@@ -318,7 +318,10 @@ export const bugs: { readonly [name: string]: Bug } = {
   // Some deletions are not told.
   untoldDeletion: {
     only: ["ref"],
-    lua: [["if existed then announce(", "if existed and ctx.micros % 3 > 0 then announce("]]
+    lua: [[
+      "return reply('absent', asOf(ctx)) end",
+      "return reply('absent', asOf(ctx)) end if ctx.micros % 3 == 0 then return reply('deleted', asOf(ctx)) end"
+    ]]
   },
   // The next session makes a write again that the one before has made.
   rewritten: {

@@ -31,6 +31,8 @@ export interface Request<V extends Verb = Verb> {
   readonly session?: Session | undefined
   /** Executed right behind it, in the same call: all of them, or none if Redis does not execute that. */
   readonly following?: ReadonlyArray<Request> | undefined
+  /** While Redis has no memory for what follows it, it is not executed either, though it needs none. */
+  readonly whole?: boolean | undefined
   /** Never refused for the load: it goes on with what was accepted before. */
   readonly urgent?: boolean | undefined
   /**
@@ -362,7 +364,7 @@ export class Outbox {
   /** Decides what follows a call that has failed: nothing more, or another sending. */
   async #refused(session: Session, sending: Sending, cause: RedisError): Promise<boolean> {
     const { batch, requests } = sending
-    const kept = requests.filter((request) => allowOom.has(request.verb))
+    const kept = requests.filter(({ verb, whole }) => allowOom.has(verb) && whole !== true)
     if (cause.reason._tag === "OutOfMemory" && kept.length < requests.length) {
       // Refused before any write, so the number is still free: what needs no memory is sent alone. If an earlier
       // attempt was executed, that is answered with the reply to all of it; so it is sent even if it is nothing.

@@ -1,5 +1,6 @@
 /** What is published in the same step as a request: both are executed, or neither. */
 
+import * as Effect from "effect/Effect"
 import type { Request } from "../actor/outbox.ts"
 import type { Place } from "./place.ts"
 
@@ -12,6 +13,18 @@ export interface Publication {
 }
 
 export type Publications = Publication | ReadonlyArray<Publication>
+
+/** What is published with each write of a value: always the same, or made of the value that is written. */
+export type Outbox<A> = ReadonlyArray<Publications | ((value: A) => Effect.Effect<Publications>)>
+
+export const publicationsOf = <A>(outbox: Outbox<A>, value: A): Effect.Effect<Publications> =>
+  Effect.map(
+    Effect.forEach(
+      outbox,
+      (publish) => typeof publish === "function" ? Effect.suspend(() => publish(value)) : Effect.succeed(publish)
+    ),
+    (all) => all.flat() as ReadonlyArray<Publication>
+  )
 
 /** The requests that follow one, if there are any. */
 export const followingOf = (

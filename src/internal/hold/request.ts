@@ -63,7 +63,8 @@ export const request = <V extends Verb, A = never>(
       args,
       session,
       following,
-      weight,
+      whole: following !== undefined,
+      weight: (weight ?? 1) + (following?.length ?? 0),
       moot: moot && ((sent: boolean) => resume(Effect.succeed(moot(sent)))),
       settle: (reply: ReplyOf<V>) => {
         answered?.(reply)

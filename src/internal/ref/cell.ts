@@ -8,7 +8,8 @@ import * as Stream from "effect/Stream"
 import type { CoordinatorError, CoordinatorReason } from "../actor/errors.ts"
 import { keyOf } from "../actor/keys.ts"
 import type { Requests } from "../actor/lua.ts"
-import { followingOf, type Publications } from "../hold/following.ts"
+import type { Request } from "../actor/outbox.ts"
+import { followingOf, type Outbox, publicationsOf } from "../hold/following.ts"
 import type { Lease } from "../hold/hold.ts"
 import { describe } from "../hold/loss.ts"
 import { type InvalidPayload, type Payload, payload } from "../hold/payload.ts"
@@ -51,8 +52,17 @@ interface Raw {
 /** A function of the value, and who waits for its result. */
 interface Change<A, E> {
   readonly f: (value: A) => readonly [unknown, A]
+  readonly outbox: Outbox<A>
   readonly resume: (result: Effect.Effect<any, E>) => void
 }
+
+/** A value as it is written, and what is executed with that. */
+interface Written {
+  readonly json: string
+  readonly following: Following
+}
+
+type Following = ReadonlyArray<Request> | undefined
 
 type WriteVerb =
   | "sharedRef.commit"
@@ -119,6 +129,21 @@ export class Cell<A, E> {
 
   #encode(value: A): Effect.Effect<string, E> {
     return Effect.mapError(this.#payload.encode(value, this.#what), this.#options.fail)
+  }
+
+  /** `tag` is that of the reply to the write. */
+  #written(value: A, outbox: Outbox<A>, tag = "set"): Effect.Effect<Written, E> {
+    const encoded = this.#encode(value)
+    if (outbox.length === 0) return Effect.map(encoded, (json) => ({ json, following: undefined }))
+    return Effect.flatMap(
+      encoded,
+      (json) => Effect.map(this.#following(value, outbox, tag), (following) => ({ json, following }))
+    )
+  }
+
+  #following(value: A, outbox: Outbox<A>, tag: string): Effect.Effect<Following> {
+    if (outbox.length === 0) return Effect.succeed(undefined)
+    return Effect.map(publicationsOf(outbox, value), (publications) => followingOf(this.place, publications, tag))
   }
 
   #decode({ parse, version }: Raw): Effect.Effect<Versioned<A>, E> {
@@ -190,14 +215,14 @@ export class Cell<A, E> {
     verb: V,
     args: Requests[V]["args"],
     answered?: (reply: Requests[V]["reply"]) => void,
-    { others, publish }: { readonly others?: ReadonlyArray<string>; readonly publish?: Publications | undefined } = {}
+    { following, others }: { readonly others?: ReadonlyArray<string>; readonly following?: Following } = {}
   ): Effect.Effect<Requests[V]["reply"], E> {
     const { name, kind, space: { kernel: { settings: { namespace } } } } = this.place
     const asked = request<V, readonly ["uncertain"]>(this.place, verb, args, {
       moot: uncertain,
       answered,
       others,
-      following: followingOf(this.place, publish, "set")
+      following
     })
     return Effect.matchEffect(asked, {
       onFailure: (error) => Effect.fail(this.#failed(error)),
@@ -214,46 +239,36 @@ export class Cell<A, E> {
     Watch.active<Told>(this.place)?.learn({ change: version, version, value: JSON.parse(json) })
   }
 
-  set(value: A, publish: Publications | undefined): Effect.Effect<void, E> {
-    return Effect.flatMap(
-      this.#encode(value),
-      (json) =>
-        Effect.asVoid(
-          this.#write(
-            "sharedRef.set",
-            [json, this.#options.timeToLive, false],
-            (reply) => this.#wrote(reply[1], json),
-            {
-              publish
-            }
-          )
-        )
-    )
+  #set(value: A, outbox: Outbox<A>, former: boolean): Effect.Effect<Requests["sharedRef.set"]["reply"], E> {
+    return Effect.flatMap(this.#written(value, outbox, former ? "replaced" : "set"), ({ following, json }) => {
+      const args = [json, this.#options.timeToLive, former] as [string, number, boolean]
+      return this.#write("sharedRef.set", args, (reply) => this.#wrote(reply[1], json), { following })
+    })
   }
 
-  getAndSet(value: A): Effect.Effect<A, E> {
-    return Effect.flatMap(this.#encode(value), (json) =>
-      Effect.flatMap(
-        this.#write("sharedRef.set", [json, this.#options.timeToLive, true], (reply) => this.#wrote(reply[1], json)),
-        (reply) => {
-          if (reply[0] !== "replaced") return Effect.die(new Error("a ref did not answer its former value"))
-          const [, , version, former] = reply
-          return Effect.map(this.#decode({ version, parse: () => former }), ({ value }) => value)
-        }
-      ))
+  set(value: A, outbox: Outbox<A>): Effect.Effect<void, E> {
+    return Effect.asVoid(this.#set(value, outbox, false))
+  }
+
+  getAndSet(value: A, outbox: Outbox<A>): Effect.Effect<A, E> {
+    return Effect.flatMap(this.#set(value, outbox, true), (reply) => {
+      if (reply[0] !== "replaced") return Effect.die(new Error("a ref did not answer its former value"))
+      const [, , version, former] = reply
+      return Effect.map(this.#decode({ version, parse: () => former }), ({ value }) => value)
+    })
   }
 
   setFenced(
     { key, kind, token }: Pick<Lease, "key" | "kind" | "token">,
     value: A,
-    publish: Publications | undefined
+    outbox: Outbox<A>
   ): Effect.Effect<void, E> {
-    return Effect.flatMap(this.#encode(value), (json) => {
+    return Effect.flatMap(this.#written(value, outbox), ({ following, json }) => {
       const args = [json, this.#options.timeToLive, `${kind}:${key}`, token] as [string, number, string, number]
       return Effect.flatMap(
         this.#write("sharedRef.fence", args, (reply) => {
           if (reply[0] === "set") this.#wrote(reply[1], json)
-        }, { publish }),
+        }, { following }),
         ([tag, seen]) => {
           if (tag === "set") return Effect.void
           const { kind, name, namespace } = this.place
@@ -264,25 +279,31 @@ export class Cell<A, E> {
     })
   }
 
-  get delete(): Effect.Effect<boolean, E> {
-    return Effect.map(
-      this.#write("sharedRef.delete", [], ([, , change]) => {
-        this.#last = undefined
-        Watch.active<Told>(this.place)?.learn({ change, version: 0, value: null })
-      }),
-      ([, existed]) => existed
-    )
+  /** Its value is the initial one then. */
+  delete(outbox: Outbox<A>): Effect.Effect<boolean, E> {
+    const following = Effect.suspend(() => this.#following(this.#options.initial, outbox, "deleted"))
+    return Effect.flatMap(following, (following) =>
+      Effect.map(
+        this.#write(
+          "sharedRef.delete",
+          [],
+          ([, change]) => {
+            this.#last = undefined
+            Watch.active<Told>(this.place)?.learn({ change, version: 0, value: null })
+          },
+          { following }
+        ),
+        ([tag]) => tag === "deleted"
+      ))
   }
 
   /** Answers what stands there instead, if that is another version. */
-  #replace(expected: number, json: string, publish?: Publications): Effect.Effect<Raw | undefined, E> {
+  #replace(expected: number, { following, json }: Written): Effect.Effect<Raw | undefined, E> {
     return Effect.map(
       this.#write("sharedRef.compareAndSet", [String(expected), json, this.#options.timeToLive], (reply) => {
         if (reply[0] === "set") this.#wrote(reply[1], json)
-      }, { publish }),
-      (reply) => {
-        return reply[0] === "set" ? undefined : this.#present(reply)
-      }
+      }, { following }),
+      (reply) => reply[0] === "set" ? undefined : this.#present(reply)
     )
   }
 
@@ -290,10 +311,10 @@ export class Cell<A, E> {
     return this.#last = { version, parse: () => value }
   }
 
-  compareAndSet(expected: number, value: A, publish: Publications | undefined): Effect.Effect<boolean, E> {
+  compareAndSet(expected: number, value: A, outbox: Outbox<A>): Effect.Effect<boolean, E> {
     return Effect.flatMap(
-      this.#encode(value),
-      (json) => Effect.map(this.#replace(expected, json, publish), (present) => present === undefined)
+      this.#written(value, outbox),
+      (written) => Effect.map(this.#replace(expected, written), (present) => present === undefined)
     )
   }
 
@@ -301,9 +322,9 @@ export class Cell<A, E> {
   // Modify
   // -------------------------------------------------------------------------------------------------------------------
 
-  modify<B>(f: (value: A) => readonly [B, A]): Effect.Effect<B, E> {
+  modify<B>(f: (value: A) => readonly [B, A], outbox: Outbox<A>): Effect.Effect<B, E> {
     return Effect.callback<B, E>((resume) => {
-      const change: Change<A, E> = { f, resume }
+      const change: Change<A, E> = { f, outbox, resume }
       this.#changes.push(change)
       if (!this.#changing) {
         this.#changing = true
@@ -335,14 +356,14 @@ export class Cell<A, E> {
     })
   }
 
-  #update(base: number, json: string) {
+  #update(base: number, { following, json }: Written) {
     const turns = this.#turns
     const more = this.#changes.length > 0 || turns.isLively
     const id = turns.present?.id ?? ""
     return this.#write("sharedRef.update", [id, String(base), json, this.#options.timeToLive, more], (reply) => {
       if (reply[0] === "set") this.#wrote(reply[1], json)
       if (reply[0] === "taken" || reply[0] === "set" && !reply[2]) turns.over()
-    })
+    }, { following })
   }
 
   // Applies all, one after the other, and writes the result.
@@ -363,14 +384,14 @@ export class Cell<A, E> {
           base = yield* this.#decode(this.#last = { version, parse: () => value })
           verified = true
         }
-        const { failed, json, made } = yield* this.#apply(base.value, changes)
+        const { failed, made, written } = yield* this.#apply(base.value, changes)
         if (failed.length > 0 && !verified) {
           const { version } = base
           base = yield* this.versioned
           verified = true
           if (base.version !== version) continue
         }
-        const reply = json === undefined ? undefined : yield* this.#update(base.version, json)
+        const reply = written === undefined ? undefined : yield* this.#update(base.version, written)
         if (reply === undefined || reply[0] === "set") {
           turns.rest()
           // A fiber may go on at once, and ask for its next update.
@@ -390,37 +411,40 @@ export class Cell<A, E> {
     return Effect.gen({ self: this }, function*() {
       const made: Array<Result> = []
       const failed: Array<Result> = []
-      let json: string | undefined
+      // The last value, and what follows each of them.
+      let written: Written | undefined
       let present = value
-      for (const { f, resume } of changes) {
+      for (const { f, outbox, resume } of changes) {
         const exit = yield* Effect.exit(
           Effect.suspend(() => {
             const [result, next] = f(present)
-            return Effect.map(this.#encode(next), (json) => ({ result, next, json }))
+            return Effect.map(this.#written(next, outbox), (written) => ({ result, next, written }))
           })
         )
         if (Exit.isFailure(exit)) {
           failed.push([resume, exit])
         } else {
-          json = exit.value.json
+          const { following, json } = exit.value.written
+          written = { json, following: together(written?.following, following) }
           present = exit.value.next
           made.push([resume, Effect.succeed(exit.value.result)])
         }
       }
-      return { made, failed, json }
+      return { made, failed, written }
     })
   }
 
   /** Reads, and writes what the effect has made of that, if it has made something; again when it was outdated meanwhile. */
   modifyEffect<B, E2, R>(
-    f: (value: A) => Effect.Effect<readonly [B, Option.Option<A>], E2, R>
+    f: (value: A) => Effect.Effect<readonly [B, Option.Option<A>], E2, R>,
+    outbox: Outbox<A>
   ): Effect.Effect<B, E | E2, R> {
     const attempt = ({ value, version }: Versioned<A>): Effect.Effect<B, E | E2, R> =>
       Effect.flatMap(Effect.suspend(() => f(value)), ([result, next]) => {
         if (Option.isNone(next)) return Effect.succeed(result)
-        return Effect.flatMap(this.#encode(next.value), (json) =>
+        return Effect.flatMap(this.#written(next.value, outbox), (written) =>
           Effect.flatMap(
-            this.#replace(version, json),
+            this.#replace(version, written),
             (present): Effect.Effect<B, E | E2, R> =>
               present === undefined ? Effect.succeed(result) : Effect.flatMap(this.#decode(present), attempt)
           ))
@@ -433,9 +457,10 @@ export class Cell<A, E> {
   // -------------------------------------------------------------------------------------------------------------------
 
   static transaction<B, E>(
-    cells: ReadonlyArray<Cell<any, E>>,
+    refs: ReadonlyArray<readonly [cell: Cell<any, E>, outbox: Outbox<any>]>,
     f: (values: ReadonlyArray<any>) => readonly [B, ReadonlyArray<any>]
   ): Effect.Effect<B, E> {
+    const cells = refs.map(([cell]) => cell)
     const [first, ...rest] = cells as [Cell<any, E>, ...Array<Cell<any, E>>]
     const others = rest.map(({ place }) => place.key)
     const attempt = (bases: ReadonlyArray<Versioned<any>>, verified: boolean): Effect.Effect<B, E> =>
@@ -444,18 +469,21 @@ export class Cell<A, E> {
           const [result, values] = f(bases.map(({ value }) => value))
           if (values.length !== cells.length) throw new RangeError(`f must answer ${cells.length} values`)
           return Effect.map(
-            Effect.forEach(cells, (cell, at) =>
-              Object.is(values[at], bases[at]!.value) ? Effect.succeed("") : cell.#encode(values[at])),
-            (texts) => ({ result, texts })
+            Effect.forEach(refs, ([cell, outbox], at) =>
+              Object.is(values[at], bases[at]!.value)
+                ? Effect.succeed(unchanged)
+                : cell.#written(values[at], outbox, "committed")),
+            (all) => ({ result, all })
           )
         })),
         (exit) => {
           if (Exit.isFailure(exit)) {
             // What a function makes of outdated values says nothing.
-            return verified ? Effect.failCause(exit.cause) : Effect.flatMap(fresh, (bases) =>
-              attempt(bases, true))
+            return verified ? Effect.failCause(exit.cause) : Effect.flatMap(fresh, (bases) => attempt(bases, true))
           }
-          const { result, texts } = exit.value
+          const { all, result } = exit.value
+          const texts = all.map(({ json }) => json)
+          const following = all.map(({ following }) => following).reduce(together, undefined)
           const changes = cells.map((cell, at) =>
             `${bases[at]!.version} ${cell.#options.timeToLive} ${Buffer.byteLength(texts[at]!)}:${texts[at]}`
           )
@@ -464,7 +492,7 @@ export class Cell<A, E> {
             for (const [at, text] of texts.entries()) if (text !== "") cells[at]!.#wrote(reply[1], text)
           }
           return Effect.flatMap(
-            first.#write("sharedRef.commit", [cells.length, changes.join("")], answered, { others }),
+            first.#write("sharedRef.commit", [cells.length, changes.join("")], answered, { following, others }),
             (reply) =>
               reply[0] === "committed" ? Effect.succeed(result) : Effect.flatMap(
                 Effect.forEach(cells, (cell, at) => {
@@ -484,5 +512,10 @@ export class Cell<A, E> {
     })
   }
 }
+
+const unchanged: Written = { json: "", following: undefined }
+
+const together = (some: Following, more: Following): Following =>
+  some === undefined || more === undefined ? some ?? more : [...some, ...more]
 
 const fromTold = ({ value, version }: Told): Raw => ({ version, parse: () => value })
