@@ -145,7 +145,7 @@ local function readQueue(ctx, key, claim)
       queue[last], queue[AT[letter]], queue[DONE[letter]], queue[FULL[letter]] = 0, 0, 0, 0
     end
   end
-  queue.key, queue.known, queue.loaded, queue.fresh = key, packed and true, {}, {}
+  queue.key, queue.known, queue.loaded, queue.fresh, queue.apart = key, packed and true, {}, {}, 0
   if known then queue.loaded[claim] = workerFrom(claim, known) end
   for letter in pairs(LOWER) do queue[letter] = ctx.held end
   queue.u, queue.h, queue.n, queue.l = ctx.urgent, ctx.high, ctx.normal, ctx.low
@@ -887,15 +887,18 @@ local function storeJobs(ctx, queue, values, shapes, claim)
       else
         if wish.p then holdAll(queue, holding) end
         local unknown = wish.p and extend.precede(ctx, queue, wish)
+        local blocked = wish.p and not unknown and extend.isBlocked(wish)
+        -- It takes no room, and cannot wait for any: the jobs before it would not be known any more.
+        if blocked then last, queue.apart = last + 1, queue.apart + 1 end
         if unknown then
           known[#known + 1] = '[' .. text(place) .. ',3,' .. text(unknown) .. ']'
-        elseif not hasRoom() then
+        elseif not blocked and not hasRoom() then
           known[#known + 1] = extend.refusal(queue, place)
         else
           added = added + 1
           job = offerWish(ctx, queue, time .. text(added), body, wish, holding)
           if wish.q then extend.placed(ctx, queue, wish, job) end
-          if wish.p and extend.isBlocked(wish) then
+          if blocked then
             holdAll(queue, holding)
             extend.blocked(ctx, queue, job, wish)
           end

@@ -6,6 +6,7 @@
 -- `overflow` of the record says it: an offer waits, fails, or is stored in the place of the oldest job of the lowest level.
 -- Members whose jobs wait stand in a line, in the field `f`: their claims. `queued` counts them, and `told` is 1 when the first
 -- member was told of room. While there is a line, only the first member stores anything; then it goes to the end.
+-- Blocked jobs take no room and are stored whatever the length; `apart` counts those of a call.
 
 local WAIT, DROP = 0, 2
 -- Of one call.
@@ -163,7 +164,7 @@ end
 handlers['queue.enter'] = function(ctx, key, id, values, shapes, node, number)
   local claim = claimOf(ctx, id)
   local queue = loadQueue(ctx, key)
-  local before = queue.number
+  local before = queue.number - queue.apart
   local answered = offerOnce(ctx, queue, values, shapes, node, number, claim)
   -- Also when it was answered before: that may have been in a session that is over.
   local line, waits = lineOf(queue), find(answered, ',2]', 1, true) ~= nil
@@ -172,7 +173,7 @@ handlers['queue.enter'] = function(ctx, key, id, values, shapes, node, number)
   for at = #line, 1, -1 do
     if line[at] == claim then place = at end
   end
-  if place and (not waits or queue.number > before) then
+  if place and (not waits or queue.number - queue.apart > before) then
     table.remove(line, place)
     place = nil
   end

@@ -119,6 +119,55 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         yield* worker.stop
       })))
 
+  for (const onFull of ["wait", "fail", "dropOldest"] as const) {
+    it.effect(`takes blocked jobs whatever its length, and counts them when they can begin: ${onFull}`, () =>
+      several(2, ([a, b]) =>
+        Effect.gen(function*() {
+          const queue = yield* on(a!, limited(2, onFull))
+          const other = yield* on(b!, limited(2, onFull))
+          const [first, second] = yield* queue.offerAll([1, 2])
+          // The others wait for room, if they can.
+          const waiting = onFull === "wait" ? yield* Effect.forkChild(queue.offer(3)) : undefined
+          if (waiting !== undefined) yield* pending(waiting)
+          const after = [first!.id]
+          const blocked = yield* promptly(
+            other.offerAll([4, 5, 6], (n) => ({ after, id: `blocked ${n}` })),
+            "the offers"
+          )
+          assert.deepStrictEqual(blocked.map(({ duplicate }) => duplicate), [false, false, false])
+          const again = yield* promptly(other.offer(77, { after, id: "blocked 5" }), "the duplicate")
+          assert.deepStrictEqual(again, { id: blocked[1]!.id, duplicate: true })
+          const simple = { after: [second!.id], dedupe: { id: "simple" } }
+          assert.isFalse((yield* promptly(other.offer(7, simple), "the job")).duplicate)
+          assert.isTrue((yield* promptly(other.offer(77, simple), "its duplicate")).duplicate)
+          yield* shows(queue, { waiting: 2, blocked: 4, dropped: 0 })
+          // With others: what takes room is refused, and what does not is stored.
+          const mixed = yield* Effect.forkChild(
+            Effect.exit(other.offerAll([8, 9], (n) => n === 8 ? { after, id: "blocked 8" } : {}))
+          )
+          // The job that is dropped has jobs after it.
+          const dropped = { blocked: 1, dropped: 1, dead: 4 }
+          yield* shows(queue, {
+            waiting: 2,
+            ...onFull === "dropOldest" ? dropped : { blocked: 5, dropped: 0, dead: 0 }
+          })
+          if (onFull === "fail") assert.isTrue(Exit.isFailure(yield* Fiber.join(mixed)))
+          const worker = yield* working(queue)
+          yield* shows(queue, { waiting: 0, blocked: 0, active: 0 })
+          yield* Fiber.join(mixed)
+          if (waiting !== undefined) yield* Fiber.join(waiting)
+          if (onFull !== "dropOldest") {
+            yield* eventually(Effect.sync(() =>
+              assert.deepStrictEqual(
+                worker.begun.toSorted((x, y) => x - y),
+                onFull === "wait" ? [1, 2, 3, 4, 5, 6, 7, 8, 9] : [1, 2, 4, 5, 6, 7, 8]
+              )
+            ))
+          }
+          yield* worker.stop
+        })))
+  }
+
   it.effect("takes what workers that wait can begin, whatever its length", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

@@ -249,7 +249,7 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
     readonly concurrency?: number | undefined
     /** How many jobs begin in each interval, over all processes. All of `jobs` can begin at once. Default: no limit. */
     readonly rate?: { readonly jobs: number; readonly interval: Duration.Input } | undefined
-    /** How many jobs may wait, delayed jobs included, up to 2^31. Default: no limit. */
+    /** How many jobs may wait, delayed jobs included, and blocked ones not, up to 2^31. Default: no limit. */
     readonly length?: number | undefined
     /**
      * What a full queue does with the jobs of `offer`, `offerAll` and `execute`. Default `wait`.

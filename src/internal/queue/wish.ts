@@ -85,7 +85,8 @@ export interface OfferOptions {
   /**
    * The ids of jobs of this queue that have to end first: the job is `blocked` until then, and stored at once. Up to 1,000, all in one
    * shard. A job that has ended already is known if it had `result`, as long as that is kept; otherwise the offer fails with
-   * `OutcomeUnknown`, and nothing is stored. Blocked jobs do not count for `limits.length`. Not with a `delay`, an `at` or `lifo`, nor
+   * `OutcomeUnknown`, and nothing is stored. Blocked jobs do not count for `limits.length`, and are stored though
+   * the queue is full. Not with a `delay`, an `at` or `lifo`, nor
    * with `debounce` or `keepLast`, nor for `followUp`. Default: none.
    */
   readonly after?: ReadonlyArray<string> | undefined
