@@ -166,6 +166,38 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
       })
     ))
 
+  it.effect("owns nothing of a waiter that is refused when it is resized", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const other = yield* node(server.url, { namespace })
+        yield* Effect.scoped(Effect.gen(function*() {
+          const semaphore = yield* Semaphore.make({ name: "s", permits: 2 })
+          const theirs = yield* onNode(other)(Semaphore.attach({ name: "s" }))
+          const lease = yield* semaphore.take(2)
+          const owned = Effect.flatMap(
+            server.cli("KEYS", `{${namespace}:*}:own:*`),
+            (keys) => Effect.forEach(keys.trim().split("\n").sort(), (key) => server.cli("SMEMBERS", key))
+          ).pipe(
+            Effect.map((all) => all.join("\n").split("\n").filter((entry) => entry.endsWith(":semaphore:s")).sort())
+          )
+          const before = yield* owned
+          const waiters = yield* Effect.forEach(
+            [semaphore, theirs, semaphore, theirs],
+            (one) => Effect.forkChild(Effect.flip(one.take(2)))
+          )
+          yield* waiting(namespace, 4)
+          assert.strictEqual((yield* owned).length, before.length + 4)
+          yield* semaphore.resize(1)
+          for (const waiter of waiters) {
+            assert.strictEqual((yield* Fiber.join(waiter)).reason._tag, "PermitsExceeded")
+          }
+          yield* eventually(Effect.map(owned, (now) => assert.deepStrictEqual(now, before)))
+          yield* semaphore.release(lease)
+        }))
+      })
+    ))
+
   it.effect("is a typed service", () =>
     withNode(() =>
       Effect.gen(function*() {

@@ -177,9 +177,15 @@ export class Tenancy implements Tenant, Keeper, Asker {
         return this.#clear(entry, session)
       default:
         if (entry.state !== "asked") return
-        if (entry instanceof Membership && entry.joined) this.#log(entry, `could not be joined again: ${reply[0]}`)
-        return this.#finish(entry, reply as Outcome)
+        return this.#refuse(entry, reply as Outcome)
     }
+  }
+
+  #refuse(entry: Entry, outcome: Outcome): void {
+    if (entry instanceof Membership && entry.joined) this.#log(entry, `could not be joined again: ${outcome[0]}`)
+    // The session still owns a waiter that is refused in the queue.
+    if (outcome[0] === "exceeds" && entry.queued) this.release(entry, ignore)
+    this.#finish(entry, outcome)
   }
 
   #queue(entry: Entry): void {
@@ -414,7 +420,10 @@ export class Tenancy implements Tenant, Keeper, Asker {
     if (entry === undefined || entry.session !== session) return
     if (answer[0] === "granted") return this.#grant(entry, session, answer)
     if (answer[0] === "joined") return this.#join(entry, answer.slice(1))
-    if (isWaiting(entry)) this.#finish(entry, answer as unknown as Outcome)
+    if (!isWaiting(entry)) return
+    // The event can come before the reply that it has joined the queue.
+    entry.queued = true
+    this.#refuse(entry, answer as unknown as Outcome)
   }
 
   /** Events may be missing: everything asks again, under the same id, what has become of it. */
