@@ -1,4 +1,4 @@
-/** Another process of the tests, that handles the events of a topic as a member of a group. */
+/** Another process of the tests, that handles the events of a topic as a member of a group, or publishes some. */
 import { Effect, Layer, Schedule, Schema } from "effect"
 import { Coordinator, Redis, Topic } from "../../src/index.ts"
 import { argument, emit } from "../../src/testing/Program.ts"
@@ -10,16 +10,28 @@ export interface Argument {
   readonly margin: string
   /** How long it handles an event. */
   readonly millis: number
+  /** Default "g". */
+  readonly group?: string | undefined
+  /** It publishes numbers from this one on instead, one by one. */
+  readonly publishes?: number | undefined
 }
 
 export type Event =
   | { readonly event: "joined" }
+  | { readonly event: "published"; readonly value: number }
   | { readonly event: "begun" | "handled"; readonly value: number; readonly attempt: number; readonly at: number }
 
-const { lease, margin, millis, namespace, url } = argument() as Argument
+const { group = "g", lease, margin, millis, namespace, publishes, url } = argument() as Argument
 
 const program = Effect.gen(function*() {
   const topic = yield* Topic.make({ name: "shared", schema: Schema.Number, key: (n) => String(n % 10) })
+  if (publishes !== undefined) {
+    for (let value = publishes;; value++) {
+      yield* Effect.retry(topic.publish(value, { id: String(value) }), Schedule.spaced("20 millis"))
+      emit({ event: "published", value } satisfies Event)
+      yield* Effect.sleep(millis)
+    }
+  }
   const working = topic.run(
     ({ attempt, value }) =>
       Effect.gen(function*() {
@@ -27,7 +39,7 @@ const program = Effect.gen(function*() {
         yield* Effect.sleep(millis)
         emit({ event: "handled", value, attempt, at: Date.now() } satisfies Event)
       }),
-    { group: "g", orderBy: "key", concurrency: 8, from: "beginning" }
+    { group, orderBy: "key", concurrency: 8, from: "beginning" }
   )
   // Joining is a question, which fails on a machine that is too busy to answer in time.
   yield* Effect.forkChild(Effect.retry(working, Schedule.spaced("100 millis")))
