@@ -87,9 +87,8 @@ import { conduct } from "./internal/flow/conducting.ts"
 import { type AnyTag, layoutOf, portIn, type Tag } from "./internal/flow/graph.ts"
 import { batches, checkFlow, Home, type IdOf, portsOf } from "./internal/flow/home.ts"
 import { begin, type NodeInfo, type Terms } from "./internal/flow/runs.ts"
-import { millis, spaceOf } from "./internal/hold/place.ts"
+import { millis, spaceOf, whole } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
-import { whole } from "./internal/queue/wish.ts"
 import { codec } from "./internal/work/codec.ts"
 
 export {

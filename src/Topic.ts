@@ -53,7 +53,6 @@
 
 import * as Cause from "effect/Cause"
 import type * as Context from "effect/Context"
-import * as DateTime from "effect/DateTime"
 import * as Deferred from "effect/Deferred"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
@@ -63,41 +62,96 @@ import * as Option from "effect/Option"
 import * as Queue from "effect/Queue"
 import * as Result from "effect/Result"
 import * as Schedule from "effect/Schedule"
-import * as Schema from "effect/Schema"
 import * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
-import { createHash } from "node:crypto"
 import { Coordinator } from "./Coordinator.ts"
 import { CoordinatorClosed, type CoordinatorError, isAway } from "./internal/actor/errors.ts"
 import { checkName } from "./internal/actor/keys.ts"
 import type { Publication } from "./internal/hold/following.ts"
 import { Hold } from "./internal/hold/hold.ts"
 import type { InvalidPayload } from "./internal/hold/payload.ts"
-import { millis, type Space, spaceOf } from "./internal/hold/place.ts"
+import { millis, type Space, spaceOf, whole } from "./internal/hold/place.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { sending } from "./internal/hold/span.ts"
 import type { Tenancy } from "./internal/hold/tenancy.ts"
+import type {
+  Delivery,
+  GroupOptions,
+  HandlerOptions,
+  Options,
+  PublishOptions,
+  SubscribeOptions,
+  Topic
+} from "./internal/topic/api.ts"
+import { deliveryOf } from "./internal/topic/delivery.ts"
 import { fail, type TopicError } from "./internal/topic/errors.ts"
 import {
   beginning,
-  type Cursor,
-  cursorAt,
   DeliveredEvent,
   DeliveredUndecodable,
   type Element,
   type Event,
-  type Gap,
   type Raw
 } from "./internal/topic/event.ts"
 import { type Delivery as GroupDelivery, joinGroup } from "./internal/topic/group.ts"
+import { burying, DeadLetter, lettersOf } from "./internal/topic/letters.ts"
 import { nameOf, Parts } from "./internal/topic/parts.ts"
+import { positionsBehind, positionsOf } from "./internal/topic/positions.ts"
 import { type Message, type Published, Publisher } from "./internal/topic/publishing.ts"
+import { limitsOf } from "./internal/topic/retention.ts"
 import { measured, type State, stateOf } from "./internal/topic/state.ts"
 import { Subscription } from "./internal/topic/subscription.ts"
 import { handle, handled } from "./internal/topic/working.ts"
 import { codec } from "./internal/work/codec.ts"
 import type { Lease } from "./Lease.ts"
+
+export type {
+  /**
+   * An event that a member of a group has to acknowledge.
+   *
+   * @category models
+   * @since 0.1.0
+   */
+  Delivery,
+  /**
+   * @category options
+   * @since 0.1.0
+   */
+  GroupOptions,
+  /**
+   * @category options
+   * @since 0.1.0
+   */
+  HandlerOptions,
+  /**
+   * @category options
+   * @since 0.1.0
+   */
+  Options,
+  /**
+   * @category options
+   * @since 0.1.0
+   */
+  PublishOptions,
+  /**
+   * How long events are kept, in each shard. An event is removed when it exceeds any limit, and no group needs it.
+   *
+   * @category options
+   * @since 0.1.0
+   */
+  Retention,
+  /**
+   * @category options
+   * @since 0.1.0
+   */
+  SubscribeOptions,
+  /**
+   * @category models
+   * @since 0.1.0
+   */
+  Topic
+} from "./internal/topic/api.ts"
 
 export type {
   /**
@@ -161,6 +215,16 @@ export type {
 
 export {
   /**
+   * An event that a group could not handle.
+   *
+   * @category models
+   * @since 0.1.0
+   */
+  DeadLetter
+} from "./internal/topic/letters.ts"
+
+export {
+  /**
    * @category errors
    * @since 0.1.0
    */
@@ -188,246 +252,6 @@ export const TypeId: TypeId = "~lockstep/Topic"
  * @since 0.1.0
  */
 export type TypeId = "~lockstep/Topic"
-
-/**
- * @category options
- * @since 0.1.0
- */
-export interface PublishOptions {
-  /** Events of a key keep their order. Up to 512 bytes. Default: that of the topic's `key`, or none. */
-  readonly key?: string | undefined
-  /** A second publication with the same id within `dedupe` stores nothing, whichever process makes it. Up to 512 bytes. */
-  readonly id?: string | undefined
-}
-
-/**
- * @category options
- * @since 0.1.0
- */
-export interface SubscribeOptions {
-  /**
-   * Where to begin: with the next event, with the oldest one there is, behind the event with an id, with the first one since a
-   * time, or with the last `n`, up to 10,000. Of a topic with several shards, `after` names an event of each; a shard without one
-   * begins with its oldest event. Default `now`.
-   */
-  readonly from?: "now" | "beginning" | { readonly after: string | ReadonlyArray<string> } | {
-    readonly since: DateTime.DateTime.Input
-  } | {
-    readonly last: number
-  } | undefined
-  /**
-   * How many events wait in memory for a slow subscriber, and what happens when that is full: `suspend` reads the others from
-   * Redis later, `sliding` leaves the oldest out, `dropping` the newest. The missing events show as a `Gap`. An empty buffer takes
-   * in all that one read of Redis brings, up to 1,024 events. Default 1,024, and `suspend`.
-   */
-  readonly buffer?: {
-    readonly capacity?: number | undefined
-    readonly strategy?: "suspend" | "sliding" | "dropping" | undefined
-  } | undefined
-}
-
-/**
- * @category options
- * @since 0.1.0
- */
-export interface GroupOptions {
-  /** The name of the group: its members share the events. */
-  readonly group: string
-  /** Where a group begins that does not exist yet. Default `now`. */
-  readonly from?: "now" | "beginning" | { readonly after: string | ReadonlyArray<string> } | undefined
-  /** `key`: events of one key are handled one after the other, in their order. Default: in no order. */
-  readonly orderBy?: "key" | undefined
-  /** How many events this process has at a time, in each shard. Default 16, or twice the `concurrency` of a handler. */
-  readonly prefetch?: number | undefined
-}
-
-/**
- * @category options
- * @since 0.1.0
- */
-export interface HandlerOptions<E = unknown> extends GroupOptions {
-  /** How many events are handled at a time. Default 1. */
-  readonly concurrency?: number | undefined
-  /** When an event whose handler has failed is delivered again. Default: 4 times, after 1, 2, 4 and 8 seconds. */
-  readonly retry?: Schedule.Schedule<unknown, E> | undefined
-  /**
-   * Where an event goes that cannot be decoded, or is not retried any more. Default: the topic that `deadLetters` opens.
-   * `false`: it is dropped, and logged.
-   */
-  readonly deadLetter?: Topic<DeadLetter> | false | undefined
-  /** Told of events that retention has removed unread, or that Redis has lost. Default: a warning is logged. */
-  readonly onGap?: ((gap: Gap) => Effect.Effect<void>) | undefined
-}
-
-/**
- * An event that a group could not handle.
- *
- * @category models
- * @since 0.1.0
- */
-export const DeadLetter = Schema.Struct({
-  topic: Schema.String,
-  /** Of the event in its topic. */
-  id: Schema.String,
-  group: Schema.String,
-  key: Schema.optional(Schema.String),
-  publisher: Schema.String,
-  attempts: Schema.Number,
-  error: Schema.String,
-  /** The JSON text that was published. */
-  body: Schema.String
-})
-
-/**
- * @category models
- * @since 0.1.0
- */
-export type DeadLetter = typeof DeadLetter.Type
-
-/**
- * An event that a member of a group has to acknowledge.
- *
- * @category models
- * @since 0.1.0
- */
-export interface Delivery<out A> {
-  /** A `Gap` needs no acknowledgement. */
-  readonly element: Element<A>
-  /**
-   * It was handled. A second time changes nothing. It also succeeds when the session was lost meanwhile: then the event is
-   * delivered again.
-   */
-  readonly acknowledge: Effect.Effect<void, TopicError>
-  /** It was not handled: it is delivered again after a delay, by default at once. */
-  readonly retry: (delay?: Duration.Input | undefined) => Effect.Effect<void, TopicError>
-  /** Ends when the session of this process is lost: another member gets the event then. */
-  readonly lost: Effect.Effect<void>
-}
-
-/**
- * @category models
- * @since 0.1.0
- */
-export interface Topic<in out A> {
-  readonly [TypeId]: TypeId
-  readonly name: string
-  readonly shards: number
-  /** Stores an event. Confirmed when it succeeds; if it fails with `Timeout`, it may have been stored. */
-  readonly publish: (event: A, options?: PublishOptions | undefined) => Effect.Effect<Published, TopicError>
-  /** Stores events in their order, many with each call. */
-  readonly publishAll: (
-    events: Iterable<A>,
-    options?: ((event: A) => PublishOptions) | undefined
-  ) => Effect.Effect<ReadonlyArray<Published>, TopicError>
-  /**
-   * An event to be published in the same step as something else, such as the submission of a result. The topic needs the same
-   * `colocate` as that.
-   */
-  readonly publication: (event: A, options?: PublishOptions | undefined) => Effect.Effect<Publication, TopicError>
-  /**
-   * Stores an event in the same step as a release: both happen, or neither. The topic needs the `colocate` of what the lease is
-   * of. Answers an effect that waits for the outcome: `None` if the lease is lost before its release, or was released before.
-   */
-  readonly publishOnRelease: (
-    lease: Lease,
-    event: A,
-    options?: PublishOptions | undefined
-  ) => Effect.Effect<Effect.Effect<Option.Option<Published>, TopicError>, TopicError>
-  /** Every event from a position on. Each run of the stream is a subscriber of its own. */
-  readonly subscribe: (options?: SubscribeOptions | undefined) => Stream.Stream<Element<A>, TopicError>
-  /** As `subscribe`, for as long as the scope is open: it has its position when this succeeds, so nothing later is missed. */
-  readonly subscribed: (
-    options?: SubscribeOptions | undefined
-  ) => Effect.Effect<Stream.Stream<Element<A>, TopicError>, TopicError, Scope.Scope>
-  /** The events that this process is given as a member of a group. Each has to be acknowledged. */
-  readonly consume: (options: GroupOptions) => Stream.Stream<Delivery<A>, TopicError>
-  /** Handles the events of a group, and acknowledges them. Ends with an error only. */
-  readonly run: <E, R>(
-    handler: (event: Event<A>) => Effect.Effect<unknown, E, R>,
-    options: HandlerOptions<E>
-  ) => Effect.Effect<never, TopicError, R>
-  /** What a group could not handle, as a topic of its own. */
-  readonly deadLetters: (group: string) => Effect.Effect<Topic<DeadLetter>, TopicError, Scope.Scope>
-  /** Removes a group, and what it has not acknowledged. Answers whether it did: not if the group has members, or is not there. */
-  readonly forget: (group: string) => Effect.Effect<boolean, TopicError>
-  /**
-   * Removes all events, and groups without members. Members finish the events that they are working on. Answers how many events
-   * were removed.
-   */
-  readonly purge: Effect.Effect<number, TopicError>
-  readonly state: Effect.Effect<State, TopicError>
-}
-
-/**
- * How long events are kept, in each shard. An event is removed when it exceeds any limit, and no group needs it.
- *
- * @category options
- * @since 0.1.0
- */
-export interface Retention {
-  /** How many events, up to an eighth more. Default 100,000. `Infinity` for no limit. */
-  readonly length?: number | undefined
-  /** Bytes of values, keys and ids, about, and checked every 64 events. Default: no limit. */
-  readonly bytes?: number | undefined
-  /** How long, up to a third of the lease longer. Default: 1 day. `Infinity` for no limit. */
-  readonly age?: Duration.Input | undefined
-  /**
-   * Whether what a group has not acknowledged is kept beyond these limits. It always is for a group with `orderBy`. Default
-   * true.
-   */
-  readonly protect?: boolean | undefined
-  /** After which time without members a group is removed. Default: 7 days. `Infinity` for never. */
-  readonly abandon?: Duration.Input | undefined
-}
-
-/**
- * @category options
- * @since 0.1.0
- */
-export interface Options<in out A> {
-  /** Of the events. It has to decode and encode synchronously. */
-  readonly schema: Schema.Codec<A, any>
-  /** The last `make` that names it decides. Default: as the topic is, or the defaults of each limit. */
-  readonly retention?: Retention | undefined
-  /** The key of an event that is published without one. */
-  readonly key?: ((event: A) => string | undefined) | undefined
-  /** How long ids of publications are known, at least. Decided together with `retention`. Default: 10 minutes. */
-  readonly dedupe?: Duration.Input | undefined
-  /**
-   * Over how many partitions the events are spread, 1 to the coordinator's `partitions`: by key, or in turn. The last `make`
-   * that names it decides, for all processes. A change holds publications up for some round trips, and keeps the order of
-   * each key: subscribers, and groups that are ordered by key, finish the events of before it first. Default: as the topic
-   * is, or 1.
-   */
-  readonly shards?: number | undefined
-  /** Topics, refs and the like with the same `colocate` share a partition. Default: the name. */
-  readonly colocate?: string | undefined
-  /** How long what a member has not acknowledged outlives its process. Default: the coordinator's lease. */
-  readonly lease?: Duration.Input | undefined
-}
-
-const whole = (value: number, what: string, most: number): number => {
-  if (!Number.isInteger(value) || value < 1 || value > most) {
-    throw new RangeError(`${what} must be a whole number from 1 to ${most}`)
-  }
-  return value
-}
-
-const limited = (value: number, what: string): number =>
-  value === Number.POSITIVE_INFINITY ? 0 : whole(value, what, Number.MAX_SAFE_INTEGER)
-
-const lasting = (input: Duration.Input, what: string): number =>
-  Duration.isFinite(Duration.fromInputUnsafe(input)) ? millis(input, what) : 0
-
-const limitsOf = <A>({ dedupe, retention }: Options<A>) =>
-  [
-    limited(retention?.length ?? 100_000, "retention.length"),
-    limited(retention?.bytes ?? Number.POSITIVE_INFINITY, "retention.bytes"),
-    lasting(retention?.age ?? "1 day", "retention.age"),
-    lasting(retention?.abandon ?? "7 days", "retention.abandon"),
-    millis(dedupe ?? "10 minutes", "dedupe"),
-    retention?.protect ?? true
-  ] as const
 
 class TopicImpl<in out A> implements Topic<A> {
   readonly "~lockstep/Topic" = "~lockstep/Topic" as const
@@ -566,7 +390,7 @@ class TopicImpl<in out A> implements Topic<A> {
       // Events of another epoch may come before the ends of the shards are known.
       const epoch = from === "now" ? parts.epoch : 0
       const subscription = new Subscription<A>({ capacity, strategy }, epoch, () => parts.follow())
-      return Effect.flatMap(failing(this.#from(from)), (cursors) => {
+      return Effect.flatMap(failing(positionsOf(parts, from)), (cursors) => {
         const changed = () => {
           // All of a shard that was added is new.
           for (const shard of parts.all.slice(subscription.width)) {
@@ -591,38 +415,6 @@ class TopicImpl<in out A> implements Topic<A> {
       })
     })
 
-  #from(from: NonNullable<SubscribeOptions["from"]>): Effect.Effect<ReadonlyArray<Cursor>, CoordinatorError> {
-    if (from === "now") return Effect.forEach(this.#parts.all, ({ end }) => end, { concurrency: "unbounded" })
-    if (from === "beginning") return Effect.succeed(this.#parts.all.map(() => beginning))
-    if ("after" in from) return Effect.succeed(this.#after(from.after))
-    if ("since" in from) {
-      const since = DateTime.toEpochMillis(DateTime.makeUnsafe(from.since))
-      return Effect.succeed(this.#parts.all.map(() => ({ id: `${since}-0`, number: undefined })))
-    }
-    const count = whole(from.last, "last", 10_000)
-    return Effect.map(
-      Effect.forEach(this.#parts.all, (shard) => shard.last(count), { concurrency: "unbounded" }),
-      (found) => {
-        const all = found.flatMap(({ times }, shard) => times.map((time) => ({ shard, time })))
-        const last = all.sort((a, b) => b.time - a.time).slice(0, count)
-        return found.map(({ positions }, at) => positions[last.filter(({ shard }) => shard === at).length]!)
-      }
-    )
-  }
-
-  // The position in one shard says nothing of the others.
-  #after(ids: string | ReadonlyArray<string>): ReadonlyArray<Cursor> {
-    const cursors = this.#parts.all.map(() => beginning)
-    for (const id of [ids].flat()) {
-      const [, shard = "0", time, number] = /^(?:(\d+):)?(\d{1,15})-(\d{1,15})$/.exec(id) ?? []
-      if (time === undefined || Number(shard) >= this.#parts.all.length) {
-        throw new RangeError("after must be the id of an event of this topic")
-      }
-      cursors[Number(shard)] = cursorAt(`${time}-${number}`)
-    }
-    return cursors
-  }
-
   // -------------------------------------------------------------------------------------------------------------------
   // Groups
   // -------------------------------------------------------------------------------------------------------------------
@@ -632,7 +424,7 @@ class TopicImpl<in out A> implements Topic<A> {
   ): Effect.Effect<Queue.Dequeue<GroupDelivery<A>, TopicError>, TopicError, Scope.Scope> {
     checkName(group, "group")
     whole(prefetch, "prefetch", 1024)
-    const after = typeof from === "object" ? this.#after(from.after) : undefined
+    const after = typeof from === "object" ? positionsBehind(this.#parts.all.length, from.after) : undefined
     const { namespace } = this.#space.kernel.settings
     return Effect.gen({ self: this }, function*() {
       const queue = yield* Queue.unbounded<GroupDelivery<A>, TopicError>()
@@ -672,13 +464,8 @@ class TopicImpl<in out A> implements Topic<A> {
     const { log, metrics: { buried } } = this.#space.kernel.hooks
     return Effect.scoped(Effect.gen({ self: this }, function*() {
       const scope = yield* Effect.scope
-      let dead = deadLetter
-      // Opened when it is needed, and again if that failed.
-      const letters = Effect.suspend(() =>
-        dead === undefined
-          ? Effect.tap(Scope.provide(this.deadLetters(group), scope), (topic) => Effect.sync(() => void (dead = topic)))
-          : Effect.succeed(dead)
-      )
+      const opening = Scope.provide(this.deadLetters(group), scope)
+      const bury = burying({ name: this.name, group, log }, deadLetter, opening)
       const queue = yield* this.#deliveries({ ...options, prefetch })
       const worker = Effect.forever(Effect.flatMap(Queue.take(queue), (delivery) =>
         handle(delivery, handler, {
@@ -690,15 +477,7 @@ class TopicImpl<in out A> implements Topic<A> {
             Effect.sync(() =>
               log("Warn", `group ${group} of topic ${this.name} misses ${missed ?? "some"} events (${reason})`)
             )),
-          bury: (delivery, error) =>
-            Effect.flatMap(letters, (topic) =>
-              topic === false
-                ? Effect.sync(() =>
-                  log("Error", `event ${delivery.raw!.id} of topic ${this.name} is dropped: ${error}`)
-                )
-                : topic.publish(letterOf(delivery, this.name, group, error), {
-                  id: letterId(this.name, group, delivery)
-                }))
+          bury
         })))
       return yield* Effect.forEach(
         Array.from({ length: concurrency }),
@@ -746,44 +525,6 @@ const failing = <A, R>(self: Effect.Effect<A, CoordinatorError, R>): Effect.Effe
   Effect.mapError(self, ({ reason }) => fail(reason))
 
 const patience: Schedule.Schedule<unknown> = Schedule.exponential("1 second").pipe(Schedule.upTo({ times: 4 }))
-
-const lettersOf = (topic: string, group: string): string => `${topic}/dead/${group}`
-
-// Of any length, and still different for each event of each group.
-const letterId = (topic: string, group: string, { element }: GroupDelivery<unknown>): string =>
-  createHash("sha1").update(JSON.stringify([topic, group, element._tag === "Gap" ? "" : element.id])).digest("hex")
-
-const letterOf = (
-  { element, raw }: GroupDelivery<unknown>,
-  topic: string,
-  group: string,
-  error: string
-): DeadLetter => ({
-  topic,
-  id: element._tag === "Gap" ? "" : element.id,
-  group,
-  key: raw!.key === "" ? undefined : raw!.key,
-  publisher: raw!.publisher,
-  attempts: raw!.attempt,
-  error,
-  body: raw!.body
-})
-
-const deliveryOf = <A>(delivery: GroupDelivery<A>): Delivery<A> => {
-  const told = (tell: (done: (error: CoordinatorError | undefined) => void) => void): Effect.Effect<void, TopicError> =>
-    Effect.callback((resume) =>
-      tell((error) => resume(error === undefined ? Effect.void : Effect.fail(fail(error.reason))))
-    )
-  return {
-    element: delivery.element,
-    acknowledge: told((done) => delivery.acknowledge(done)),
-    retry: (delay = 0) => {
-      const after = Duration.toMillis(Duration.fromInputUnsafe(delay)) === 0 ? 0 : millis(delay, "delay")
-      return told((done) => delivery.giveBack(after, done))
-    },
-    lost: Effect.callback((resume) => Effect.sync(delivery.onLoss(() => resume(Effect.void))))
-  }
-}
 
 const open = <A>(
   space: Space,

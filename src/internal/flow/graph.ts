@@ -6,9 +6,9 @@ import * as Exit from "effect/Exit"
 import { createHash } from "node:crypto"
 import { checkName } from "../actor/keys.ts"
 import type { InvalidPayload } from "../hold/payload.ts"
-import { millis } from "../hold/place.ts"
+import { millis, whole } from "../hold/place.ts"
 import type { Queue } from "../queue/api.ts"
-import { type Priority, whole } from "../queue/wish.ts"
+import type { Priority } from "../queue/wish.ts"
 import type { Codec } from "../work/codec.ts"
 
 /** What becomes of a node when a node in front of it has failed. */

@@ -168,3 +168,10 @@ export const millis = (input: Duration.Input, what: string): number => {
   if (!Number.isSafeInteger(found)) throw new RangeError(`${what} must be finite`)
   return found
 }
+
+export const whole = (value: number, what: string, most: number): number => {
+  if (!Number.isInteger(value) || value < 1 || value > most) {
+    throw new RangeError(`${what} must be a whole number from 1 to ${most}`)
+  }
+  return value
+}

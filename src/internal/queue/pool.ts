@@ -7,11 +7,10 @@ import * as Exit from "effect/Exit"
 import * as Scope from "effect/Scope"
 import { type CoordinatorReason, isAway } from "../actor/errors.ts"
 import type { WaitTimeout } from "../hold/loss.ts"
-import { millis, type Place } from "../hold/place.ts"
+import { millis, type Place, whole } from "../hold/place.ts"
 import type { Io, Timer } from "../io.ts"
 import type { Crew } from "./crew.ts"
 import type { QueueError } from "./errors.ts"
-import { whole } from "./wish.ts"
 
 export interface WorkerPool {
   /** How many jobs it runs at a time at most. */

@@ -3,7 +3,7 @@
 import * as DateTime from "effect/DateTime"
 import * as Duration from "effect/Duration"
 import { checkName } from "../actor/keys.ts"
-import { millis } from "../hold/place.ts"
+import { millis, whole } from "../hold/place.ts"
 import { ownOf } from "./naming.ts"
 import type { Level, Wish } from "./offering.ts"
 
@@ -264,11 +264,4 @@ export const wishOf = (
   const held = lifo || delay !== "" || deduped[0] === "d" || before !== "" || aim !== undefined
   const letter = group !== undefined ? grouped[level] : held ? level.toUpperCase() : level
   return before === "" ? { body, letter, more, texts } : { body, letter, more, texts, after: options!.after! }
-}
-
-export const whole = (value: number, what: string, most: number): number => {
-  if (!Number.isInteger(value) || value < 1 || value > most) {
-    throw new RangeError(`${what} must be a whole number from 1 to ${most}`)
-  }
-  return value
 }
