@@ -1,7 +1,8 @@
 /** What can go wrong with a queue, and with a job. */
 
+import * as Effect from "effect/Effect"
 import * as Schema from "effect/Schema"
-import { coordinatorReasons } from "../actor/errors.ts"
+import { type CoordinatorError, coordinatorReasons } from "../actor/errors.ts"
 import { describe, WaitTimeout } from "../hold/loss.ts"
 import { InvalidPayload } from "../hold/payload.ts"
 
@@ -160,3 +161,7 @@ export class QueueError extends Schema.Error<QueueError>("lockstep/Queue/QueueEr
 }
 
 export const fail = (reason: QueueError["reason"]): QueueError => new QueueError({ reason })
+
+/** As an error of the queue. */
+export const failing = <A, R>(self: Effect.Effect<A, CoordinatorError, R>): Effect.Effect<A, QueueError, R> =>
+  Effect.mapError(self, ({ reason }) => fail(reason))

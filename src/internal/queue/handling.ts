@@ -5,15 +5,18 @@ import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Option from "effect/Option"
-import type * as Schedule from "effect/Schedule"
+import * as Schedule from "effect/Schedule"
 import type { Log } from "../actor/hooks.ts"
+import type { Kernel } from "../actor/kernel.ts"
 import type { InvalidPayload } from "../hold/payload.ts"
+import { millis, whole } from "../hold/place.ts"
 import { receiving } from "../hold/span.ts"
 import type { Codec } from "../work/codec.ts"
 import { delayAfter, millisOf } from "../work/patience.ts"
 import { decisionOf, Snoozed } from "./deciding.ts"
-import { JobTimeout } from "./errors.ts"
+import { fail, JobFailed, JobTimeout, OutcomeUnknown, type QueueError } from "./errors.ts"
 import type { Task } from "./job.ts"
+import type { Outcome } from "./outcomes.ts"
 import type { Handling, Verdict } from "./worker.ts"
 
 /** How what a handler comes to is kept. */
@@ -125,3 +128,57 @@ export const handlingOf = <A, E, R>(
     )
   }
 })
+
+/** What a job has come to, as its caller gets it. */
+export const decoded = <S, E>(
+  { error: errors, success }: Results,
+  about: { readonly name: string; readonly namespace: string; readonly id: string },
+  outcome: Outcome
+): Effect.Effect<S, E | QueueError> => {
+  switch (outcome[0]) {
+    case "success":
+      return success === undefined
+        ? Effect.succeed(undefined as S)
+        : Exit.mapError(success.decodeParsed(outcome[1]), fail)
+    case "failure": {
+      if (errors === undefined) {
+        return Effect.fail(fail(new JobFailed({ ...about, outcome: "failed", error: JSON.stringify(outcome[1]) })))
+      }
+      const error = errors.decodeParsed(outcome[1])
+      return Exit.isSuccess(error) ? Effect.fail(error.value) : Effect.failCause(Cause.map(error.cause, fail))
+    }
+    case "missing":
+      return Effect.fail(fail(new OutcomeUnknown(about)))
+    default:
+      return Effect.fail(fail(new JobFailed({ ...about, outcome: outcome[0], error: outcome[1] ?? "" })))
+  }
+}
+
+const patience = Schedule.exponential("1 second").pipe(
+  Schedule.modifyDelay(({ duration }) => Effect.succeed(Duration.min(duration, Duration.hours(1))))
+)
+
+/** How often a job is attempted, when, and for how long, as users say it. */
+interface Attempts {
+  readonly attempts?: number | undefined
+  readonly retry?: Schedule.Schedule<unknown, any> | undefined
+  readonly timeout?: Duration.Input | undefined
+}
+
+/** `given` goes first, and then what the queue was opened with. */
+export const policyOf = (
+  given: Attempts,
+  usual: Attempts,
+  { hooks: { log }, settings: { namespace } }: Kernel
+): Policy<any> => {
+  const { attempts = usual.attempts, retry = usual.retry, timeout = usual.timeout } = given
+  return {
+    attempts: attempts === undefined
+      ? retry === undefined ? 5 : Number.POSITIVE_INFINITY
+      : whole(attempts, "attempts", 1000),
+    retry: retry ?? patience,
+    timeout: timeout === undefined ? undefined : millis(timeout, "timeout"),
+    log,
+    namespace
+  }
+}

@@ -1,7 +1,13 @@
 /** Jobs that were put aside. */
 
 import * as DateTime from "effect/DateTime"
-import { nameOf } from "./naming.ts"
+import * as Effect from "effect/Effect"
+import * as Stream from "effect/Stream"
+import type { Place } from "../hold/place.ts"
+import { question, request } from "../hold/request.ts"
+import { failing, type QueueError } from "./errors.ts"
+import { localOf, nameOf } from "./naming.ts"
+import { paged, pageSize } from "./paging.ts"
 
 export interface DeadLetter {
   /** Of the letter: to replay or discard it. */
@@ -40,7 +46,7 @@ type Tuple = readonly [
   logs: ReadonlyArray<string>
 ]
 
-export const lettersOf = (shard: number, tuples: unknown): ReadonlyArray<DeadLetter> =>
+const lettersOf = (shard: number, tuples: unknown): ReadonlyArray<DeadLetter> =>
   (tuples as ReadonlyArray<Tuple>).map(([letter, job, reason, attempts, crashes, error, body, given, group, logs]) => ({
     letter: nameOf(shard, letter),
     id: given === "" ? nameOf(shard, job) : given,
@@ -53,3 +59,51 @@ export const lettersOf = (shard: number, tuples: unknown): ReadonlyArray<DeadLet
     logs,
     time: DateTime.makeUnsafe(Number.parseInt(letter, 10))
   }))
+
+const chunked = (ids: ReadonlyArray<string>): ReadonlyArray<ReadonlyArray<string>> =>
+  Array.from({ length: Math.ceil(ids.length / pageSize) }, (_, at) => ids.slice(at * pageSize, (at + 1) * pageSize))
+
+/** The dead letters of a shard. */
+export class Letters {
+  readonly #place: Place
+  readonly #shard: number
+
+  constructor(place: Place, shard: number) {
+    this.#place = place
+    this.#shard = shard
+  }
+
+  get all(): Stream.Stream<DeadLetter, QueueError> {
+    return paged(
+      (behind) =>
+        Effect.map(
+          failing(question(this.#place, "queue.letters", [behind, pageSize])),
+          ([, found]) => lettersOf(this.#shard, found)
+        ),
+      ({ letter }) => localOf(letter)
+    )
+  }
+
+  /** Of all, unless some are named. Answers how many. */
+  replay(letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> {
+    const chosen = letters === undefined
+      ? Stream.map(this.all, ({ letter }) => letter)
+      : Stream.fromIterable(letters)
+    return Stream.mapEffect(chosen, (letter) => failing(request(this.#place, "queue.replay", [localOf(letter)])), {
+      concurrency: pageSize
+    }).pipe(Stream.filter(([tag]) => tag === "replayed"), Stream.runCount)
+  }
+
+  discard(letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> {
+    if (letters === undefined) return this.#discard("")
+    return Effect.reduce(
+      chunked(letters),
+      () => 0,
+      (total, ids) => Effect.map(this.#discard(ids.map(localOf).join(" ")), (count) => total + count)
+    )
+  }
+
+  #discard(ids: string): Effect.Effect<number, QueueError> {
+    return Effect.map(failing(request(this.#place, "queue.discard", [ids])), ([, count]) => count)
+  }
+}

@@ -1,5 +1,7 @@
 /** The ids that a queue makes for jobs and dead letters. Ids of all shards but the first begin with the shard's number. */
 
+import { checkName } from "../actor/keys.ts"
+
 const shape = /^(?:(\d{1,4}):)?((?:[uhnlviom])?\d+-\d+)$/i
 
 /** Among all shards. */
@@ -10,3 +12,6 @@ export const ownOf = (id: string): readonly [shard: number, own: string] | undef
   const [, shard = "0", own] = shape.exec(id) ?? []
   return own === undefined ? undefined : [Number(shard), own]
 }
+
+/** The id in its shard. */
+export const localOf = (id: string): string => ownOf(id)?.[1] ?? checkName(id, "id")

@@ -1,17 +1,15 @@
 /** A queue, or one shard of it. */
 
-import * as Cause from "effect/Cause"
 import * as Context from "effect/Context"
 import type * as Cron from "effect/Cron"
 import type * as DateTime from "effect/DateTime"
-import * as Duration from "effect/Duration"
+import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Option from "effect/Option"
-import * as Schedule from "effect/Schedule"
 import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
-import { CoordinatorClosed, type CoordinatorError } from "../actor/errors.ts"
+import { CoordinatorClosed } from "../actor/errors.ts"
 import { checkName } from "../actor/keys.ts"
 import { join } from "../hold/acquire.ts"
 import type { Observer } from "../hold/membership.ts"
@@ -32,76 +30,26 @@ import type {
 } from "./api.ts"
 import { entrusted } from "./entrusting.ts"
 import type { Codecs, Inner } from "./errands.ts"
-import {
-  fail,
-  JobFailed,
-  OfferUncertain,
-  OutcomeUnknown,
-  type QueueError,
-  QueueFull,
-  ShardsMismatch
-} from "./errors.ts"
+import { fail, failing, type QueueError, ShardsMismatch } from "./errors.ts"
 import { Following } from "./following.ts"
 import { type Group, groupOf, groupsOf, type GroupState, removing } from "./groups.ts"
-import { handlingOf, type Policy, type Results } from "./handling.ts"
+import { decoded, handlingOf, policyOf, type Results } from "./handling.ts"
 import { historyOf, type Minute } from "./history.ts"
 import { Job, Task } from "./job.ts"
-import { type DeadLetter, lettersOf } from "./letters.ts"
+import { type DeadLetter, Letters } from "./letters.ts"
 import { type JobInfo, jobs, type JobsOptions } from "./listing.ts"
-import { ownOf } from "./naming.ts"
-import { type Asker, type Offered, Offerer, type Wish } from "./offering.ts"
+import { localOf } from "./naming.ts"
+import { type Offered, Offerer, type Wish } from "./offering.ts"
+import { Offers } from "./offers.ts"
 import { type Outcome, Outcomes } from "./outcomes.ts"
-import { paged, pageSize } from "./paging.ts"
 import { graceOf, mostConcurrency, mostOverrun, poolOf, type WorkerPool } from "./pool.ts"
 import { type Scheduled, type ScheduleOptions, Schedules } from "./schedules.ts"
+import { joinArgs, retained } from "./settings.ts"
 import { type State, stateOf } from "./state.ts"
 import { type Deque, workersOf, type WorkerState } from "./stealing.ts"
 import { take, type Taken } from "./taking.ts"
 import { keptOf, type OfferOptions, type Subscriber, timeOf, wishOf } from "./wish.ts"
 import { crewOf } from "./worker.ts"
-
-const retained = "10 minutes"
-
-const overflows = ["wait", "fail", "dropOldest"]
-
-const overflowOf = (onFull: string): number => {
-  const overflow = overflows.indexOf(onFull)
-  if (overflow < 0) throw new RangeError(`limits.onFull must be one of ${overflows.join(", ")}`)
-  return overflow
-}
-
-type Limits = NonNullable<Options<any>["limits"]>
-
-// How many jobs at a time, how many milliseconds between two of them, and how many of these may be saved up.
-const limitArgs = ({ concurrency, rate }: Limits, what: string) => {
-  const interval = rate === undefined ? 0 : millis(rate.interval, `${what}.rate.interval`)
-  return [
-    concurrency === undefined ? 0 : whole(concurrency, `${what}.concurrency`, 2 ** 31),
-    rate === undefined ? 0 : interval / whole(rate.jobs, `${what}.rate.jobs`, 1_000_000),
-    interval
-  ] as const
-}
-
-const joinArgs = (
-  { groups: { concurrency = 1, rate } = {}, letters = {}, limits = {}, retention = retained }: Options<any, any, any>
-) => {
-  const { length, onFull = "wait" } = limits
-  const { age = "7 days", crashes = 3, length: kept = 10_000 } = letters
-  return [
-    ...limitArgs(limits, "limits"),
-    millis(retention, "retention"),
-    whole(kept, "letters.length", 1_000_000),
-    Duration.isFinite(Duration.fromInputUnsafe(age)) ? millis(age, "letters.age") : 0,
-    whole(crashes, "letters.crashes", 1000),
-    length === undefined ? 0 : whole(length, "limits.length", 2 ** 31),
-    overflowOf(onFull),
-    ...limitArgs({ concurrency, rate }, "groups")
-  ] as const
-}
-
-const patience = Schedule.exponential("1 second").pipe(
-  Schedule.modifyDelay(({ duration }) => Effect.succeed(Duration.min(duration, Duration.hours(1))))
-)
 
 export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inner<A> {
   readonly "~lockstep/Queue" = "~lockstep/Queue" as const
@@ -120,9 +68,11 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   // In milliseconds.
   readonly #retention: number
   readonly #offerer: Offerer
+  readonly #offers: Offers
   readonly #outcomes: Outcomes
   readonly #following: Following
   readonly #schedules: Schedules
+  readonly #letters: Letters
   #delivering: Effect.Effect<void> = Effect.void
 
   // Of this process, if its workers have one.
@@ -148,9 +98,11 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     this.#retention = millis(options.retention ?? retained, "retention")
     keptOf(options.result)
     this.#offerer = new Offerer(this.#place, shard, this.#retention)
+    this.#offers = new Offers(this.#offerer, kernel.io, { name, namespace: kernel.settings.namespace })
     this.#outcomes = new Outcomes(this.#place)
     this.#following = new Following(this.#place)
     this.#schedules = new Schedules(this.#place)
+    this.#letters = new Letters(this.#place, shard)
   }
 
   /** Answers how many shards there are. */
@@ -230,10 +182,6 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   // Offer
   // -------------------------------------------------------------------------------------------------------------------
 
-  get #full(): QueueError {
-    return fail(new QueueFull({ name: this.name, namespace: this.#space.kernel.settings.namespace }))
-  }
-
   /** Whether a handler of this queue here has the job. */
   hasHanded(job: Context.Service.Shape<typeof Job>): job is Task {
     return job instanceof Task && job.place.space === this.#space && job.place.key === this.#place.key
@@ -242,14 +190,6 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   /** An offer was not sent yet, and can take in another job. */
   get isOffering(): boolean {
     return this.#offerer.open
-  }
-
-  get #uncertain(): QueueError {
-    return fail(new OfferUncertain({ name: this.name, namespace: this.#space.kernel.settings.namespace }))
-  }
-
-  #unknown(id: string): QueueError {
-    return fail(new OutcomeUnknown({ name: this.name, namespace: this.#space.kernel.settings.namespace, id }))
   }
 
   #encode(payload: A): Exit.Exit<string, QueueError> {
@@ -275,7 +215,6 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   readonly offerFor = (payload: A, options: OfferOptions, subscriber: Subscriber) =>
     this.#offer(payload, options, undefined, subscriber)
 
-  // `late` hears of a job that Redis stored, or found, after the caller was interrupted.
   #offer(
     payload: A,
     options: OfferOptions | undefined,
@@ -285,20 +224,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     return this.#spanned("offer", (trace) => {
       const wish = this.wishFor(payload, options, trace, subscriber)
       if (Exit.isFailure(wish)) return Effect.failCause(wish.cause)
-      return Effect.callback((resume) => {
-        const asker: Asker = {
-          offered: (_, offered) => {
-            if (offered === undefined) resume(Effect.fail(this.#uncertain))
-            else if (late !== undefined && asker.gone === true) late(offered)
-            else resume(Effect.succeed(offered))
-          },
-          full: () => resume(Effect.fail(this.#full)),
-          unknown: (before) => resume(Effect.fail(this.#unknown(before))),
-          failed: ({ reason }) => resume(Effect.fail(fail(reason)))
-        }
-        this.#offerer.offer(wish.value, asker, 0)
-        return Effect.sync(() => this.#offerer.withdraw(asker))
-      })
+      return this.#offers.one(wish.value, late)
     })
   }
 
@@ -327,70 +253,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
 
   readonly offerEach = (
     next: () => Exit.Exit<Wish, QueueError> | undefined
-  ): Effect.Effect<ReadonlyArray<Offered>, QueueError> =>
-    Effect.callback((resume) => {
-      const asker = this.#offerEach(next, resume)
-      return Effect.sync(() => this.#offerer.withdraw(asker))
-    })
-
-  // Jobs are encoded while Redis works on those before them.
-  #offerEach(
-    next: () => Exit.Exit<Wish, QueueError> | undefined,
-    resume: (result: Effect.Effect<ReadonlyArray<Offered>, QueueError>) => void
-  ): Asker {
-    const { io } = this.#space.kernel
-    const results: Array<Offered> = []
-    let [asked, answered, ended, over] = [0, 0, false, false]
-    const end = (result: Effect.Effect<ReadonlyArray<Offered>, QueueError>) => {
-      over = true
-      resume(result)
-    }
-    const asker: Asker = {
-      offered: (at: number, offered: Offered | undefined) => {
-        if (over) return
-        if (offered === undefined) return end(Effect.fail(this.#uncertain))
-        results[at] = offered
-        answered++
-        if (answered === asked && ended) end(Effect.succeed(results))
-        else if (asked - answered === mostAhead / 2) io.defer(() => io.defer(feed))
-      },
-      full: () => {
-        if (!over) end(Effect.fail(this.#full))
-      },
-      unknown: (before) => {
-        if (!over) end(Effect.fail(this.#unknown(before)))
-      },
-      failed: ({ reason }: CoordinatorError) => {
-        if (!over) end(Effect.fail(fail(reason)))
-      }
-    }
-    // One that does not fit has none of those stored that are encoded with it.
-    const encoded = (room: number): ReadonlyArray<Wish> => {
-      const wishes: Array<Wish> = []
-      while (wishes.length < room) {
-        const wish = next()
-        ended = wish === undefined
-        if (wish === undefined) break
-        if (Exit.isFailure(wish)) {
-          end(Effect.failCause(wish.cause))
-          return []
-        }
-        wishes.push(wish.value)
-      }
-      return wishes
-    }
-    const feed = () => {
-      if (over || ended || asker.gone === true) return
-      try {
-        for (const wish of encoded(mostAhead - asked + answered)) this.#offerer.offer(wish, asker, asked++)
-        if (!over && ended && answered === asked) end(Effect.succeed(results))
-      } catch (cause) {
-        end(Effect.die(cause))
-      }
-    }
-    feed()
-    return asker
-  }
+  ): Effect.Effect<ReadonlyArray<Offered>, QueueError> => this.#offers.each(next)
 
   #spanned<B>(verb: string, use: (trace: string) => Effect.Effect<B, QueueError>): Effect.Effect<B, QueueError> {
     return sending(use, `lockstep.Queue.${verb}`, "queue", this.name)
@@ -420,48 +283,17 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   }
 
   readonly result = (id: string): Effect.Effect<S, E | QueueError> =>
-    Effect.flatMap(this.outcome(id), (outcome) => this.#decoded(id, outcome))
+    Effect.flatMap(
+      this.outcome(id),
+      (outcome) =>
+        decoded(this.#results, { name: this.name, namespace: this.#space.kernel.settings.namespace, id }, outcome)
+    )
 
   readonly outcome = (id: string): Effect.Effect<Outcome, QueueError> => failing(this.#outcomes.await(localOf(id)))
-
-  #decoded(id: string, outcome: Outcome): Effect.Effect<S, E | QueueError> {
-    const about = { name: this.name, namespace: this.#space.kernel.settings.namespace, id }
-    switch (outcome[0]) {
-      case "success":
-        return this.#success === undefined
-          ? Effect.succeed(undefined as S)
-          : Exit.mapError(this.#success.decodeParsed(outcome[1]), fail)
-      case "failure": {
-        if (this.#error === undefined) {
-          return Effect.fail(fail(new JobFailed({ ...about, outcome: "failed", error: JSON.stringify(outcome[1]) })))
-        }
-        const error = this.#error.decodeParsed(outcome[1])
-        return Exit.isSuccess(error) ? Effect.fail(error.value) : Effect.failCause(Cause.map(error.cause, fail))
-      }
-      case "missing":
-        return Effect.fail(this.#unknown(id))
-      default:
-        return Effect.fail(fail(new JobFailed({ ...about, outcome: outcome[0], error: outcome[1] ?? "" })))
-    }
-  }
 
   // -------------------------------------------------------------------------------------------------------------------
   // Work
   // -------------------------------------------------------------------------------------------------------------------
-
-  #policy<E2>(options: Pick<RunOptions<E2>, "attempts" | "retry" | "timeout">): Policy<any> {
-    const { attempts = this.#options.attempts, retry = this.#options.retry, timeout = this.#options.timeout } = options
-    const { hooks: { log }, settings: { namespace } } = this.#space.kernel
-    return {
-      attempts: attempts === undefined
-        ? retry === undefined ? 5 : Number.POSITIVE_INFINITY
-        : whole(attempts, "attempts", 1000),
-      retry: retry ?? patience,
-      timeout: timeout === undefined ? undefined : millis(timeout, "timeout"),
-      log,
-      namespace
-    }
-  }
 
   get #results(): Results {
     return { success: this.#success, error: this.#error }
@@ -484,7 +316,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
         deque: this.#deque,
         payload: this.#codec,
         results: this.#results,
-        policy: this.#policy(options),
+        policy: policyOf(options, this.#options, this.#space.kernel),
         wait: options.wait === undefined ? undefined : millis(options.wait, "wait"),
         closed: () => this.#closed,
         fail
@@ -508,7 +340,12 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     { concurrency = 1, grace = 0, idle, overrun = mostOverrun, ...options }: PoolOptions<E2>
   ): Effect.Effect<WorkerPool, QueueError, Scope.Scope | Exclude<R, Job>> {
     whole(concurrency, "concurrency", mostConcurrency)
-    const handling = handlingOf(this.#codec, this.#results, handler, this.#policy(options))
+    const handling = handlingOf(
+      this.#codec,
+      this.#results,
+      handler,
+      policyOf(options, this.#options, this.#space.kernel)
+    )
     const shared = {
       grace: graceOf(grace),
       idle: idle === undefined ? undefined : millis(idle, "idle"),
@@ -525,7 +362,12 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
 
   /** A worker without slots: its process has a deque for as long as the scope is open, also while it takes no job. */
   get stand(): Effect.Effect<void, QueueError, Scope.Scope> {
-    const handling = handlingOf(this.#codec, this.#results, () => Effect.void, this.#policy({}))
+    const handling = handlingOf(
+      this.#codec,
+      this.#results,
+      () => Effect.void,
+      policyOf({}, this.#options, this.#space.kernel)
+    )
     const employment = { context: Context.empty(), handling, overrun: mostOverrun, deque: this.#deque }
     return crewOf(employment, this.#places, 0).work(() => {}, fail)
   }
@@ -660,46 +502,12 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     Stream.mapError(jobs(this.#place, this.#shard, this.#codec, options), ({ reason }) => fail(reason))
 
   get deadLetters(): Stream.Stream<DeadLetter, QueueError> {
-    return paged(
-      (behind) =>
-        Effect.map(
-          failing(question(this.#place, "queue.letters", [behind, pageSize])),
-          ([, found]) => lettersOf(this.#shard, found)
-        ),
-      ({ letter }) => localOf(letter)
-    )
+    return this.#letters.all
   }
 
-  readonly replay = (letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> => {
-    const chosen = letters === undefined
-      ? Stream.map(this.deadLetters, ({ letter }) => letter)
-      : Stream.fromIterable(letters)
-    return Stream.mapEffect(chosen, (letter) => failing(request(this.#place, "queue.replay", [localOf(letter)])), {
-      concurrency: pageSize
-    }).pipe(Stream.filter(([tag]) => tag === "replayed"), Stream.runCount)
-  }
+  readonly replay = (letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> =>
+    this.#letters.replay(letters)
 
-  readonly discard = (letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> => {
-    if (letters === undefined) return this.#discard("")
-    return Effect.reduce(
-      chunked(letters),
-      () => 0,
-      (total, ids) => Effect.map(this.#discard(ids.map(localOf).join(" ")), (count) => total + count)
-    )
-  }
-
-  #discard(ids: string): Effect.Effect<number, QueueError> {
-    return Effect.map(failing(request(this.#place, "queue.discard", [ids])), ([, count]) => count)
-  }
+  readonly discard = (letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> =>
+    this.#letters.discard(letters)
 }
-
-const localOf = (id: string): string => ownOf(id)?.[1] ?? checkName(id, "id")
-
-// How many jobs `offerAll` encodes ahead of Redis, and together.
-export const mostAhead = 2048
-
-const failing = <A, R>(self: Effect.Effect<A, CoordinatorError, R>): Effect.Effect<A, QueueError, R> =>
-  Effect.mapError(self, ({ reason }) => fail(reason))
-
-const chunked = (ids: ReadonlyArray<string>): ReadonlyArray<ReadonlyArray<string>> =>
-  Array.from({ length: Math.ceil(ids.length / pageSize) }, (_, at) => ids.slice(at * pageSize, (at + 1) * pageSize))

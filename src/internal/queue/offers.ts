@@ -1,0 +1,120 @@
+/** The offers of this process to a shard, as fibers wait for them: single ones, and many with one call. */
+
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import type { CoordinatorError } from "../actor/errors.ts"
+import type { Io } from "../io.ts"
+import { fail, OfferUncertain, OutcomeUnknown, type QueueError, QueueFull } from "./errors.ts"
+import type { Asker, Offered, Offerer, Wish } from "./offering.ts"
+
+/** How many jobs `offerAll` encodes ahead of Redis, and together. */
+export const mostAhead = 2048
+
+export class Offers {
+  readonly #offerer: Offerer
+  readonly #io: Io
+  readonly #queue: { readonly name: string; readonly namespace: string }
+
+  constructor(offerer: Offerer, io: Io, queue: { readonly name: string; readonly namespace: string }) {
+    this.#offerer = offerer
+    this.#io = io
+    this.#queue = queue
+  }
+
+  get #full(): QueueError {
+    return fail(new QueueFull(this.#queue))
+  }
+
+  get #uncertain(): QueueError {
+    return fail(new OfferUncertain(this.#queue))
+  }
+
+  #unknown(id: string): QueueError {
+    return fail(new OutcomeUnknown({ ...this.#queue, id }))
+  }
+
+  /** `late` hears of a job that Redis stored, or found, after the caller was interrupted. */
+  one(wish: Wish, late?: (offered: Offered) => void): Effect.Effect<Offered, QueueError> {
+    return Effect.callback((resume) => {
+      const asker: Asker = {
+        offered: (_, offered) => {
+          if (offered === undefined) resume(Effect.fail(this.#uncertain))
+          else if (late !== undefined && asker.gone === true) late(offered)
+          else resume(Effect.succeed(offered))
+        },
+        full: () => resume(Effect.fail(this.#full)),
+        unknown: (before) => resume(Effect.fail(this.#unknown(before))),
+        failed: ({ reason }) => resume(Effect.fail(fail(reason)))
+      }
+      this.#offerer.offer(wish, asker, 0)
+      return Effect.sync(() => this.#offerer.withdraw(asker))
+    })
+  }
+
+  /** Of jobs that come one after the other, until there is none. */
+  each(next: () => Exit.Exit<Wish, QueueError> | undefined): Effect.Effect<ReadonlyArray<Offered>, QueueError> {
+    return Effect.callback((resume) => {
+      const asker = this.#each(next, resume)
+      return Effect.sync(() => this.#offerer.withdraw(asker))
+    })
+  }
+
+  // Jobs are encoded while Redis works on those before them.
+  #each(
+    next: () => Exit.Exit<Wish, QueueError> | undefined,
+    resume: (result: Effect.Effect<ReadonlyArray<Offered>, QueueError>) => void
+  ): Asker {
+    const io = this.#io
+    const results: Array<Offered> = []
+    let [asked, answered, ended, over] = [0, 0, false, false]
+    const end = (result: Effect.Effect<ReadonlyArray<Offered>, QueueError>) => {
+      over = true
+      resume(result)
+    }
+    const asker: Asker = {
+      offered: (at: number, offered: Offered | undefined) => {
+        if (over) return
+        if (offered === undefined) return end(Effect.fail(this.#uncertain))
+        results[at] = offered
+        answered++
+        if (answered === asked && ended) end(Effect.succeed(results))
+        else if (asked - answered === mostAhead / 2) io.defer(() => io.defer(feed))
+      },
+      full: () => {
+        if (!over) end(Effect.fail(this.#full))
+      },
+      unknown: (before) => {
+        if (!over) end(Effect.fail(this.#unknown(before)))
+      },
+      failed: ({ reason }: CoordinatorError) => {
+        if (!over) end(Effect.fail(fail(reason)))
+      }
+    }
+    // One that does not fit has none of those stored that are encoded with it.
+    const encoded = (room: number): ReadonlyArray<Wish> => {
+      const wishes: Array<Wish> = []
+      while (wishes.length < room) {
+        const wish = next()
+        ended = wish === undefined
+        if (wish === undefined) break
+        if (Exit.isFailure(wish)) {
+          end(Effect.failCause(wish.cause))
+          return []
+        }
+        wishes.push(wish.value)
+      }
+      return wishes
+    }
+    const feed = () => {
+      if (over || ended || asker.gone === true) return
+      try {
+        for (const wish of encoded(mostAhead - asked + answered)) this.#offerer.offer(wish, asker, asked++)
+        if (!over && ended && answered === asked) end(Effect.succeed(results))
+      } catch (cause) {
+        end(Effect.die(cause))
+      }
+    }
+    feed()
+    return asker
+  }
+}
