@@ -13,13 +13,14 @@ import type { WaitTimeout } from "../hold/loss.ts"
 import { placeIn, type Space } from "../hold/place.ts"
 import type { Codec } from "../work/codec.ts"
 import type { Queue } from "./api.ts"
+import type { Handling } from "./attempts.ts"
 import type { QueueError } from "./errors.ts"
 import type { Task } from "./job.ts"
 import type { Offered } from "./offering.ts"
 import type { Outcome } from "./outcomes.ts"
 import { mostOverrun } from "./pool.ts"
 import type { OfferOptions, Subscriber } from "./wish.ts"
-import { crewOf, type Handling } from "./worker.ts"
+import { crewOf } from "./worker.ts"
 
 /** What primitives on queues can ask of a queue, besides what users can. */
 export interface Inner<in out A> {

@@ -13,11 +13,11 @@ import { millis, whole } from "../hold/place.ts"
 import { receiving } from "../hold/span.ts"
 import type { Codec } from "../work/codec.ts"
 import { delayAfter, millisOf } from "../work/patience.ts"
+import type { Handling, Verdict } from "./attempts.ts"
 import { decisionOf, Snoozed } from "./deciding.ts"
 import { fail, JobFailed, JobTimeout, OutcomeUnknown, type QueueError } from "./errors.ts"
 import type { Task } from "./job.ts"
 import type { Outcome } from "./outcomes.ts"
-import type { Handling, Verdict } from "./worker.ts"
 
 /** How what a handler comes to is kept. */
 export interface Results {

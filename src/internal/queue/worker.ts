@@ -1,85 +1,35 @@
 /** A worker: the actor hands it as many jobs as it has credit for. Plain callbacks: this is the hot path. */
 
-import * as Context from "effect/Context"
 import * as Effect from "effect/Effect"
-import * as Exit from "effect/Exit"
 import type * as Scope from "effect/Scope"
 import type { CoordinatorError, CoordinatorReason } from "../actor/errors.ts"
 import type { Session } from "../actor/session.ts"
-import { guarded } from "../hold/guard.ts"
 import type { WaitTimeout } from "../hold/loss.ts"
 import type { Place } from "../hold/place.ts"
 import { request } from "../hold/request.ts"
 import { Member } from "../work/member.ts"
 import { Acknowledging } from "./acknowledging.ts"
+import { Attempts, type Trade, type Verdict } from "./attempts.ts"
 import { type Crew, Team } from "./crew.ts"
-import { Job, type Raw, Task } from "./job.ts"
+import { Deliveries } from "./deliveries.ts"
+import { type Raw, Task } from "./job.ts"
 import { Noting } from "./noting.ts"
 import { type Seat, Slots } from "./slots.ts"
 import type { Deque } from "./stealing.ts"
 
-/** What becomes of a job after an attempt. */
-export type Verdict =
-  | { readonly tag: "done"; readonly outcome: string }
-  /** Without `attempted`, it has not been an attempt. */
-  | { readonly tag: "retry"; readonly delay: number; readonly attempted: boolean }
-  | {
-    readonly tag: "bury"
-    readonly reason: "failed" | "undecodable" | "discarded"
-    readonly message: string
-    readonly outcome: string
-  }
-
-/** Runs one attempt, and decides what follows. */
-export interface Handling<R> {
-  /** Succeeds with the outcome if that is kept, as JSON. */
-  readonly attempt: (task: Task) => Effect.Effect<unknown, unknown, R>
-  /** Of an attempt that has failed. */
-  readonly judge: (task: Task, exit: Exit.Failure<unknown, unknown>) => Effect.Effect<Verdict>
-  /** How long an attempt may run. */
-  readonly limit?: (task: Task) => Limit | undefined
-}
-
-export interface Limit {
-  /** In milliseconds. */
-  readonly timeout: number
-  /** What an attempt has come to that was interrupted after that time. */
-  readonly exit: () => Exit.Failure<unknown, unknown>
-}
-
 /** What all workers of a crew have in common. */
-export interface Employment<R> {
-  readonly context: Context.Context<R>
-  readonly handling: Handling<R>
-  /** For how many milliseconds a handler may go on after its interruption. */
-  readonly overrun: number
+export interface Employment<R> extends Trade<R> {
   /** Of the process, if its workers have one. */
   readonly deque?: Deque | undefined
   /** Its jobs are with callers, whom nothing interrupts when the session is lost. */
   readonly lends?: boolean | undefined
 }
 
-interface Delivery {
-  readonly jobs: ReadonlyArray<Raw>
-  /** Of the first one. */
-  readonly token: number
-  readonly number: number
-  begun: number
-}
-
-const done: Verdict = { tag: "done", outcome: "" }
-
-// So many jobs begin before what the ones before them have come to is sent: then Redis works while this process does.
-const slice = 32
-
 // Most of them are done by then, and never come.
 const mostCancelled = 1024
 
 class Worker<R> extends Member implements Crew, Seat {
-  readonly #handling: Handling<R>
-  readonly #context: Context.Context<R>
-  // In milliseconds.
-  readonly #overrun: number
+  readonly #attempts: Attempts<R>
   readonly #working = new Map<string, Task>()
   // Handlers that have not ended, whether their jobs are still theirs or not.
   #running = 0
@@ -97,11 +47,7 @@ class Worker<R> extends Member implements Crew, Seat {
   #retired = false
   // Its jobs go back, as its handlers were interrupted.
   #quitted = false
-  // The number of deliveries that the last answer included: a delivery among these that comes later is old.
-  #counted = 0
-  // Deliveries whose jobs have not all begun, in their order, and whether the next ones begin later.
-  #deliveries: Array<Delivery> = []
-  #deferred = false
+  readonly #deliveries: Deliveries
   // Jobs that were cancelled before they came here.
   readonly #cancelled = new Set<string>()
   // Cancelled jobs of this session whose handlers have not ended: until then they keep their slots.
@@ -128,9 +74,12 @@ class Worker<R> extends Member implements Crew, Seat {
   ) {
     super(places[shard]!)
     this.#places = places
-    this.#context = context
-    this.#handling = handling
-    this.#overrun = overrun
+    const { kernel } = this.place.space
+    this.#attempts = new Attempts(kernel, { context, handling, overrun }, this.#settle)
+    this.#deliveries = new Deliveries(kernel.io, {
+      begin: (raw, token, delivery) => this.#begin(raw, token, delivery),
+      empty: () => this.#notify()
+    })
     this.#deque = deque
     this.#lends = lends
     this.#size = size
@@ -190,8 +139,7 @@ class Worker<R> extends Member implements Crew, Seat {
   protected take(change: ReadonlyArray<unknown>): void {
     if (change[0] === "deliver") {
       const [, sent, token, jobs] = change as readonly [string, number, number, ReadonlyArray<Raw>]
-      if (sent > this.#counted) this.#deliveries.push({ jobs, token, number: sent, begun: 0 })
-      if (!this.#deferred) this.#beginSome()
+      this.#deliveries.add(jobs, token, sent)
     } else if (change[0] === "more") {
       if (!this.#stopping) this.#slots?.want(this)
     } else if (change[0] === "drained") {
@@ -205,8 +153,7 @@ class Worker<R> extends Member implements Crew, Seat {
         ReadonlyArray<Raw>,
         ReadonlyArray<string>
       ]
-      this.#counted = sent
-      this.#deliveries = this.#deliveries.filter(({ number }) => number > sent)
+      this.#deliveries.counted(sent)
       for (; this.#owed > 0; this.#owed--) this.#send(undefined)
       this.#adjust()
       // It may have asked before it began to stop.
@@ -232,21 +179,6 @@ class Worker<R> extends Member implements Crew, Seat {
     }
   }
 
-  #beginSome(): void {
-    for (let room = slice; room > 0 && this.#deliveries.length > 0; room--) {
-      const first = this.#deliveries[0]!
-      const at = first.begun++
-      if (first.begun === first.jobs.length) this.#deliveries.shift()
-      this.#begin(first.jobs[at]!, first.token + at, first.number)
-    }
-    if (this.#deliveries.length === 0) return this.#notify()
-    this.#deferred = true
-    this.place.space.kernel.io.defer(() => {
-      this.#deferred = false
-      this.#beginSome()
-    })
-  }
-
   #begin(raw: Raw, token: number, delivery: number): void {
     const session = this.trusted
     if (session === undefined) return
@@ -257,22 +189,7 @@ class Worker<R> extends Member implements Crew, Seat {
     this.#working.set(task.key, task)
     this.#running++
     this.place.space.kernel.hooks.metrics.delivered(task.attempt)
-    const context = Context.add(guarded(this.#context, session) as Context.Context<R>, Job, task)
-    const fiber = Effect.runForkWith(context)(this.#handling.attempt(task))
-    const exit = fiber.pollUnsafe()
-    if (exit !== undefined) return this.#ended(task, exit)
-    task.fiber = fiber
-    fiber.addObserver((exit) => {
-      if (!task.replaced) this.#ended(task, exit)
-    })
-    // It was lost or cancelled in its first steps.
-    if (task.over) return this.#interrupt(task)
-    const limit = this.#handling.limit?.(task)
-    if (limit === undefined) return
-    task.timer = this.place.space.kernel.io.after(limit.timeout, () => {
-      task.late = limit.exit()
-      this.#interrupt(task)
-    })
+    this.#attempts.begin(task, session)
   }
 
   // Progress, log and checkpoint of a job share a request until it is sent.
@@ -307,35 +224,12 @@ class Worker<R> extends Member implements Crew, Seat {
     task.over = true
     this.#working.delete(task.key)
     this.#ending.set(task.key, task)
-    if (task.fiber !== undefined) this.#interrupt(task)
-  }
-
-  // A handler that does not end then would cost this process a slot for ever.
-  #interrupt(task: Task): void {
-    if (task.interrupted) return
-    const fiber = task.fiber!
-    task.interrupted = true
-    task.timer?.cancel()
-    fiber.interruptUnsafe()
-    if (fiber.pollUnsafe() !== undefined) return
-    task.timer = this.place.space.kernel.io.after(this.#overrun, () => this.#replace(task))
-  }
-
-  #replace(task: Task): void {
-    const { hooks } = this.place.space.kernel
-    task.replaced = true
-    hooks.metrics.overrun(1)
-    hooks.log(
-      "Warn",
-      `the handler of job ${task.id} of queue ${JSON.stringify(task.queue)} goes on ${this.#overrun} ms after its ` +
-        `interruption, beside the job that gets its slot`
-    )
-    this.#ended(task, Exit.interrupt())
+    if (task.fiber !== undefined) this.#attempts.interrupt(task)
   }
 
   protected lose(): void {
     this.#slots?.forget(this)
-    this.#deliveries = []
+    this.#deliveries.clear()
     this.#cancelled.clear()
     this.#settling.clear()
     const { hooks, isClosing } = this.place.space.kernel
@@ -355,24 +249,7 @@ class Worker<R> extends Member implements Crew, Seat {
   // What they come to
   // -------------------------------------------------------------------------------------------------------------------
 
-  #ended(task: Task, exit: Exit.Exit<unknown, unknown>): void {
-    task.timer?.cancel()
-    if (task.over) return this.#settle(task, done)
-    if (Exit.isSuccess(exit)) {
-      return this.#settle(task, task.isKept ? { tag: "done", outcome: exit.value as string } : done)
-    }
-    const judged = Effect.runForkWith(this.#context)(this.#handling.judge(task, task.late ?? exit))
-    judged.addObserver((exit) =>
-      this.#settle(
-        task,
-        Exit.isSuccess(exit)
-          ? exit.value
-          : { tag: "bury", reason: "failed", message: String(exit.cause), outcome: "[\"failed\",\"\"]" }
-      )
-    )
-  }
-
-  #settle(task: Task, verdict: Verdict): void {
+  readonly #settle = (task: Task, verdict: Verdict): void => {
     this.#running--
     // The same job may have come again in another session.
     const isEnding = this.#ending.get(task.key) === task

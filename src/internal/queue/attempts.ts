@@ -1,0 +1,123 @@
+/** Attempts at jobs: a handler runs for as long as it may, and others go on beside one that outlasts its interruption. */
+
+import * as Context from "effect/Context"
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import type { Kernel } from "../actor/kernel.ts"
+import type { Session } from "../actor/session.ts"
+import { guarded } from "../hold/guard.ts"
+import { Job, type Task } from "./job.ts"
+
+/** What becomes of a job after an attempt. */
+export type Verdict =
+  | { readonly tag: "done"; readonly outcome: string }
+  /** Without `attempted`, it has not been an attempt. */
+  | { readonly tag: "retry"; readonly delay: number; readonly attempted: boolean }
+  | {
+    readonly tag: "bury"
+    readonly reason: "failed" | "undecodable" | "discarded"
+    readonly message: string
+    readonly outcome: string
+  }
+
+/** Runs one attempt, and decides what follows. */
+export interface Handling<R> {
+  /** Succeeds with the outcome if that is kept, as JSON. */
+  readonly attempt: (task: Task) => Effect.Effect<unknown, unknown, R>
+  /** Of an attempt that has failed. */
+  readonly judge: (task: Task, exit: Exit.Failure<unknown, unknown>) => Effect.Effect<Verdict>
+  /** How long an attempt may run. */
+  readonly limit?: (task: Task) => Limit | undefined
+}
+
+export interface Limit {
+  /** In milliseconds. */
+  readonly timeout: number
+  /** What an attempt has come to that was interrupted after that time. */
+  readonly exit: () => Exit.Failure<unknown, unknown>
+}
+
+/** How a worker runs handlers. */
+export interface Trade<R> {
+  readonly context: Context.Context<R>
+  readonly handling: Handling<R>
+  /** For how many milliseconds a handler may go on after its interruption. */
+  readonly overrun: number
+}
+
+const done: Verdict = { tag: "done", outcome: "" }
+
+export class Attempts<R> {
+  readonly #kernel: Kernel
+  readonly #trade: Trade<R>
+  readonly #settle: (task: Task, verdict: Verdict) => void
+
+  constructor(kernel: Kernel, trade: Trade<R>, settle: (task: Task, verdict: Verdict) => void) {
+    this.#kernel = kernel
+    this.#trade = trade
+    this.#settle = settle
+  }
+
+  begin(task: Task, session: Session): void {
+    const { context, handling } = this.#trade
+    const own = Context.add(guarded(context, session) as Context.Context<R>, Job, task)
+    const fiber = Effect.runForkWith(own)(handling.attempt(task))
+    const exit = fiber.pollUnsafe()
+    if (exit !== undefined) return this.#ended(task, exit)
+    task.fiber = fiber
+    fiber.addObserver((exit) => {
+      if (!task.replaced) this.#ended(task, exit)
+    })
+    // It was lost or cancelled in its first steps.
+    if (task.over) return this.interrupt(task)
+    const limit = handling.limit?.(task)
+    if (limit === undefined) return
+    task.timer = this.#kernel.io.after(limit.timeout, () => {
+      task.late = limit.exit()
+      this.interrupt(task)
+    })
+  }
+
+  // A handler that does not end then would cost this process a slot for ever.
+  interrupt(task: Task): void {
+    if (task.interrupted) return
+    const fiber = task.fiber!
+    task.interrupted = true
+    task.timer?.cancel()
+    fiber.interruptUnsafe()
+    if (fiber.pollUnsafe() !== undefined) return
+    task.timer = this.#kernel.io.after(this.#trade.overrun, () => this.#replace(task))
+  }
+
+  #replace(task: Task): void {
+    const { hooks } = this.#kernel
+    task.replaced = true
+    hooks.metrics.overrun(1)
+    hooks.log(
+      "Warn",
+      `the handler of job ${task.id} of queue ${
+        JSON.stringify(task.queue)
+      } goes on ${this.#trade.overrun} ms after its ` +
+        `interruption, beside the job that gets its slot`
+    )
+    this.#ended(task, Exit.interrupt())
+  }
+
+  #ended(task: Task, exit: Exit.Exit<unknown, unknown>): void {
+    task.timer?.cancel()
+    if (task.over) return this.#settle(task, done)
+    if (Exit.isSuccess(exit)) {
+      return this.#settle(task, task.isKept ? { tag: "done", outcome: exit.value as string } : done)
+    }
+    const { context, handling } = this.#trade
+    const judged = Effect.runForkWith(context)(handling.judge(task, task.late ?? exit))
+    judged.addObserver((exit) =>
+      this.#settle(
+        task,
+        Exit.isSuccess(exit)
+          ? exit.value
+          : { tag: "bury", reason: "failed", message: String(exit.cause), outcome: "[\"failed\",\"\"]" }
+      )
+    )
+  }
+}

@@ -1,0 +1,67 @@
+/** Jobs that have come and not begun, in their order: some begin at once, the others in a later turn of the event loop. */
+
+import type { Io } from "../io.ts"
+import type { Raw } from "./job.ts"
+
+interface Delivery {
+  readonly jobs: ReadonlyArray<Raw>
+  /** Of the first one. */
+  readonly token: number
+  readonly number: number
+  begun: number
+}
+
+/** Takes the jobs. */
+export interface Taker {
+  readonly begin: (raw: Raw, token: number, delivery: number) => void
+  /** All of them have begun. */
+  readonly empty: () => void
+}
+
+// So many jobs begin before what the ones before them have come to is sent: then Redis works while this process does.
+const slice = 32
+
+export class Deliveries {
+  readonly #io: Io
+  readonly #taker: Taker
+  // Deliveries whose jobs have not all begun.
+  #waiting: Array<Delivery> = []
+  // The next ones begin later.
+  #deferred = false
+  #counted = 0
+
+  constructor(io: Io, taker: Taker) {
+    this.#io = io
+    this.#taker = taker
+  }
+
+  add(jobs: ReadonlyArray<Raw>, token: number, number: number): void {
+    if (number > this.#counted) this.#waiting.push({ jobs, token, number, begun: 0 })
+    if (!this.#deferred) this.#beginSome()
+  }
+
+  /** The last answer has included so many deliveries: one among these that comes later is old. */
+  counted(count: number): void {
+    this.#counted = count
+    this.#waiting = this.#waiting.filter(({ number }) => number > count)
+  }
+
+  clear(): void {
+    this.#waiting = []
+  }
+
+  #beginSome(): void {
+    for (let room = slice; room > 0 && this.#waiting.length > 0; room--) {
+      const first = this.#waiting[0]!
+      const at = first.begun++
+      if (first.begun === first.jobs.length) this.#waiting.shift()
+      this.#taker.begin(first.jobs[at]!, first.token + at, first.number)
+    }
+    if (this.#waiting.length === 0) return this.#taker.empty()
+    this.#deferred = true
+    this.#io.defer(() => {
+      this.#deferred = false
+      this.#beginSome()
+    })
+  }
+}
