@@ -65,7 +65,7 @@ import * as Schedule from "effect/Schedule"
 import * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
 import { Coordinator } from "./Coordinator.ts"
-import { CoordinatorClosed, type CoordinatorError, isAway } from "./internal/actor/errors.ts"
+import { CoordinatorClosed, type CoordinatorError } from "./internal/actor/errors.ts"
 import { checkName } from "./internal/actor/keys.ts"
 import type { Publication } from "./internal/hold/following.ts"
 import { Hold } from "./internal/hold/hold.ts"
@@ -104,6 +104,7 @@ import { measured, type State, stateOf } from "./internal/topic/state.ts"
 import { Subscription } from "./internal/topic/subscription.ts"
 import { handle, handled } from "./internal/topic/working.ts"
 import { codec } from "./internal/work/codec.ts"
+import { persevering } from "./internal/work/patience.ts"
 import type { Lease } from "./Lease.ts"
 
 export type {
@@ -573,8 +574,8 @@ export const Service =
 
 /**
  * A layer that handles the events of a topic for as long as it is built: with a `group`, those that this process is given as its
- * member; otherwise all of them, as a subscriber. A subscriber's failures are logged. While
- * Redis is away, it begins again; any other error of the topic is logged, and ends the handling.
+ * member; otherwise all of them, as a subscriber. A subscriber's failures are logged. While Redis is away, out of memory, or without
+ * the permissions, it begins again and again. An error of the topic that cannot pass is logged, and ends it.
  *
  * @category layers
  * @since 0.1.0
@@ -586,23 +587,22 @@ export const handler = <Self, A, E, R>(
 ): Layer.Layer<never, never, Self | R> =>
   Layer.effectDiscard(
     Effect.flatMap(tag, (topic) => {
-      const logged = (what: string) => (cause: Cause.Cause<unknown>) =>
-        Cause.hasInterruptsOnly(cause)
-          ? Effect.void
-          : Effect.logError(`${what} of topic ${JSON.stringify(topic.name)}`, cause)
+      const what = `handler of topic ${JSON.stringify(topic.name)}`
+      const logged = (message: string) => (cause: Cause.Cause<unknown>) =>
+        Cause.hasInterruptsOnly(cause) ? Effect.void : Effect.logError(message, cause)
       const handling = options.group === undefined
         ? Stream.runForEach(events(topic.subscribe(options)), (event) =>
           Effect.catchCause(handled(handle, event, topic.name), (cause) =>
             Cause.hasInterruptsOnly(cause)
               ? Effect.failCause(cause as Cause.Cause<never>)
-              : logged("a subscriber failed at an event")(cause)))
+              : logged(`a ${what} failed at an event`)(cause)))
         : topic.run(handle, options)
-      const going = Effect.retry(handling as Effect.Effect<void, TopicError, R>, {
-        schedule: Schedule.spaced("1 second"),
-        while: ({ reason }) =>
-          isAway(reason)
-      })
-      return Effect.forkScoped(Effect.tapCause(going, logged("a handler has ended")))
+      const going = persevering(
+        handling as Effect.Effect<void, TopicError, R>,
+        (error) =>
+          Effect.logWarning(`a ${what} could not go on, and begins again`, error)
+      )
+      return Effect.forkScoped(Effect.tapCause(going, logged(`a ${what} has ended`)))
     })
   )
 

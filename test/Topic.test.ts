@@ -9,6 +9,7 @@ import {
   Exit,
   Fiber,
   Layer,
+  Logger,
   Metric,
   Option,
   Queue,
@@ -945,6 +946,35 @@ layer(TestServer.layer, live)("a handler", (it) => {
             yield* eventually(Effect.sync(() => assert.deepStrictEqual([shared, all], [[0, 1, 2], [0, 1, 2]])))
             yield* settled(numbers, "g")
           }))
+        )
+      })))
+
+  it.effect("begins when Redis has memory again, if it was full as the layer was built", () =>
+    several(1, ([a], _, server) =>
+      Effect.gen(function*() {
+        // It is purged when the members of the group have left.
+        yield* on(a!, make({ name: "numbers" }))
+        const lines: Array<string> = []
+        const logger = Logger.make(({ message }) => void lines.push(String(message)))
+        const seen: Array<number> = []
+        const handler = Topic.handler(Numbers, ({ value }) => Effect.sync(() => seen.push(value)), {
+          group: "g",
+          from: "beginning"
+        })
+        yield* on(
+          a!,
+          Effect.gen(function*() {
+            const numbers = yield* Numbers
+            yield* server.cli("CONFIG", "SET", "maxmemory", 1)
+            yield* Layer.build(handler).pipe(
+              Effect.andThen(eventually(Effect.sync(() => assert.match(lines.join(), /handler of topic "numbers"/)))),
+              Effect.provide(Logger.layer([logger])),
+              Effect.ensuring(Effect.orDie(server.cli("CONFIG", "SET", "maxmemory", 0)))
+            )
+            yield* numbers.publish(1)
+            yield* eventually(Effect.sync(() => assert.deepStrictEqual(seen, [1])))
+            yield* settled(numbers, "g")
+          }).pipe(Effect.scoped, Effect.provide(Numbers.layer))
         )
       })))
 
