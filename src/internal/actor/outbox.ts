@@ -220,7 +220,7 @@ export class Outbox {
 
   #begin(session: Session, leading: ReadonlyArray<Request>): void {
     const batch = leading.some(({ following }) => following !== undefined)
-      ? leading.flatMap((request) => [request, ...request.following ?? []])
+      ? leading.flatMap((request) => [request, ...this.#followers(request)])
       : leading
     this.#inFlight = batch
     try {
@@ -233,6 +233,15 @@ export class Outbox {
       this.#putBack(leading.slice(half))
       this.#begin(session, leading.slice(0, half))
     }
+  }
+
+  // When the session is lost, they may be sent by themselves.
+  #followers({ following = [] }: Request): ReadonlyArray<Request> {
+    const { io } = this.#options
+    for (const follower of following) {
+      if (follower.knownFor !== undefined) follower.sent ??= [io.now(), io.wall()]
+    }
+    return following
   }
 
   #putBack(requests: ReadonlyArray<Request>): void {

@@ -80,7 +80,7 @@ function expire(this: Sending, error: CoordinatorError): void {
 /** One event, with whatever there is about it. */
 class Single extends Sending implements Request<"topic.publish"> {
   readonly verb = "topic.publish"
-  readonly #args: Requests["topic.publish"]["args"]
+  readonly args: Requests["topic.publish"]["args"]
   readonly #waiting: Waiting
   // Undefined if it follows another request, and was not sent by a publisher.
   readonly #publisher: Publisher | undefined
@@ -93,16 +93,9 @@ class Single extends Sending implements Request<"topic.publish"> {
     waiting: Waiting
   ) {
     super(shard, index)
-    this.#args = args
+    this.args = args
     this.#waiting = waiting
     this.#publisher = publisher
-  }
-
-  get args(): Requests["topic.publish"]["args"] {
-    // The outbox dates requests that it sends by themselves: one that follows another is sent so only when its session is lost.
-    const { io } = this.place.space.kernel
-    if (this.#publisher === undefined) this.sent ??= [io.now(), io.wall()]
-    return this.#args
   }
 
   settle(reply: Requests["topic.publish"]["reply"]): void {
