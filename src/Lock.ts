@@ -49,6 +49,7 @@ import { type CoordinatorError, coordinatorReasons } from "./internal/actor/erro
 import * as acquiring from "./internal/hold/acquire.ts"
 import type { Hold } from "./internal/hold/hold.ts"
 import { type Holder, holdersOf, type Waiter, waitersOf } from "./internal/hold/holders.ts"
+import { patience } from "./internal/hold/kept.ts"
 import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
 import { type Place, placeOf } from "./internal/hold/place.ts"
 import { withAllHolds, withHold, withinHold } from "./internal/hold/protect.ts"
@@ -141,9 +142,6 @@ const fail = (reason: LockError["reason"]): LockError => new LockError({ reason 
 
 // A lock is busy, or it is not: nothing else can be refused.
 const busy = () => Effect.succeed(undefined)
-
-// How long a claim that does not wait lets another process give back what it keeps, in milliseconds.
-const patience = 100
 
 const taking = (place: Place, wait: boolean, options: Options | undefined): acquiring.Acquire<LockError> => {
   const taken = acquiring.taking(place, 1, 1, wait, { options, fail, refuse: busy })

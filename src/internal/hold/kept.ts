@@ -4,9 +4,15 @@ import type { Session } from "../actor/session.ts"
 import type { Io, Timer } from "../io.ts"
 import type { Entry } from "./claim.ts"
 
-// In milliseconds. A lock is kept if it was taken again as soon as this, and for as long as this while it is not taken; for as long
-// as this in all, which is less than the actor reckons with; and not for as long as this after another process has asked for it.
-const [reuse, most, spared] = [50, 900, 1000]
+// In milliseconds. A lock is kept if it was taken again as soon as this, and for as long as this while it is not taken; and not for
+// as long as this after another process has asked for it.
+const [reuse, spared] = [50, 1000]
+
+/** For how many milliseconds a lock is kept in all: the actor reckons with a token for each microsecond. */
+export const most = 900
+
+/** How long a claim that does not wait lets another process give back what it keeps, in milliseconds. */
+export const patience = 100
 
 // What is forgotten here is only kept a little later.
 const mostKeys = 1024
