@@ -26,6 +26,7 @@ import {
 } from "../src/index.ts"
 import { protocol } from "../src/internal/actor/lua.ts"
 import { Outbox } from "../src/internal/actor/outbox.ts"
+import type { Session } from "../src/internal/actor/session.ts"
 import type { Transport } from "../src/internal/actor/transport.ts"
 import { join } from "../src/internal/hold/acquire.ts"
 import { placeOf, spaceOf } from "../src/internal/hold/place.ts"
@@ -53,6 +54,20 @@ const closable = Effect.fnUntraced(function*(server: Server, options: Coordinato
 })
 
 type Asked<A, E> = Effect.Effect<A, E, Coordinator.Coordinator | Scope.Scope>
+
+/** An outbox of one session, which nothing renews. */
+const outboxOf = (
+  session: Session,
+  transport: Transport,
+  { lease, lose, most }: { readonly lease: number; readonly most: number; readonly lose: (reason: string) => void }
+) =>
+  new Outbox({
+    current: () => session,
+    open: () => {},
+    answered: () => {},
+    suspended: () => {},
+    lose: (_, reason) => lose(reason)
+  }, { transport, io: liveIo, lease, maxBatch: most, maxPending: most, log: () => {} })
 
 layer(TestServer.layer, live)("trust", (it) => {
   it.effect("ends by the earlier of the monotonic and the wall clock", () =>
@@ -728,13 +743,7 @@ layer(TestServer.layer, live)("a callback that throws", (it) => {
           }
         })
         const lost: Array<string> = []
-        const outbox = new Outbox({
-          current: () => session,
-          open: () => {},
-          answered: () => {},
-          suspended: () => {},
-          lose: (_, reason) => void lost.push(reason)
-        }, { transport, io: liveIo, lease: 3000, maxBatch: 10, maxPending: 10, log: () => {} })
+        const outbox = outboxOf(session, transport, { lease: 3000, most: 10, lose: (reason) => void lost.push(reason) })
         const ask = Effect.callback<string>((resume) =>
           outbox.request({
             verb: "session.wake",
@@ -807,13 +816,11 @@ layer(TestServer.layer, live)("a callback that throws", (it) => {
           }
         })
         const lost: Array<string> = []
-        const outbox = new Outbox({
-          current: () => session,
-          open: () => {},
-          answered: () => {},
-          suspended: () => {},
-          lose: (_, reason) => void lost.push(reason)
-        }, { transport, io: liveIo, lease: 30_000, maxBatch: 100, maxPending: 100, log: () => {} })
+        const outbox = outboxOf(session, transport, {
+          lease: 30_000,
+          most: 100,
+          lose: (reason) => void lost.push(reason)
+        })
         const ask = (length: number) =>
           Effect.callback<string>((resume) =>
             outbox.request({
