@@ -32,6 +32,9 @@ import * as server from "./server.ts"
 // 1 and 2: throughput
 // -----------------------------------------------------------------------------
 
+/** Of the cases that a plain client has no part in. */
+const libraries = ["lockstep", "redlock", "redis-semaphore"] as const
+
 const throughput = async (
   context: Context,
   options: {
@@ -127,7 +130,7 @@ const contention = async (context: Context, pause: number): Promise<ReadonlyArra
     context,
     cores.server,
     (redis) =>
-      rounds(context, quick ? 1 : 3, ["lockstep", "redlock", "redis-semaphore"], async (column) => {
+      rounds(context, quick ? 1 : 3, libraries, async (column) => {
         const measured = await runLoops(context, redis, column, {
           processes: 2,
           keys: () => Array.from({ length: 8 }, () => "bench:contended"),
@@ -254,7 +257,7 @@ const holding = async (context: Context): Promise<ReadonlyArray<Row>> => {
   await rounds(
     context,
     1,
-    ["lockstep", "redlock", "redis-semaphore"],
+    libraries,
     (column) =>
       withServer(context, cores.server, async (redis) => {
         const task = { is: "hold", count: 10_000 } as const
@@ -368,7 +371,7 @@ const failover = async (context: Context): Promise<ReadonlyArray<Row>> => {
     context,
     cores.server,
     (redis) =>
-      rounds(context, quick ? 2 : 5, ["lockstep", "redlock", "redis-semaphore"], async (column, round) => {
+      rounds(context, quick ? 2 : 5, libraries, async (column, round) => {
         await redis.client.flushall()
         const common = { contestant: column, port: redis.port, lease, autoPipelining: true }
         const holder = child.start(cores.client(0), { ...common, task: { is: "hold", count: 1 } })
