@@ -249,9 +249,10 @@ export const topic: Workload = {
   run: (client) =>
     Effect.forEach(shapes, (shape) => using(client, shape), { concurrency: "unbounded", discard: true }).pipe(
       Effect.scoped,
-      // Redis may be out of memory or out of reach at that moment.
-      Effect.catch(() => Effect.sleep(100)),
-      Effect.repeat({ while: () => !client.stopping() }),
+      Effect.as(true),
+      // Redis may be out of memory or out of reach at that moment. What was published has to be handled all the same.
+      Effect.catch(() => Effect.as(Effect.sleep(100), false)),
+      Effect.repeat({ until: (isSettled) => isSettled }),
       Effect.asVoid
     ),
   check: kept,
