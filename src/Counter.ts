@@ -50,7 +50,7 @@ import * as Stream from "effect/Stream"
 import { Coordinator } from "./Coordinator.ts"
 import { type CoordinatorError, coordinatorReasons } from "./internal/actor/errors.ts"
 import { keyOf } from "./internal/actor/keys.ts"
-import { followingOf, type Publications } from "./internal/hold/following.ts"
+import { followingOf, type Publication, type Publications } from "./internal/hold/following.ts"
 import { describe } from "./internal/hold/loss.ts"
 import { millis, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { read, request } from "./internal/hold/request.ts"
@@ -96,7 +96,7 @@ export interface Counter {
    * `add` and `reset` that publish events in the same step: both happen, or neither. A `reset` of 0 changes nothing, and publishes
    * nothing. Events come from `Topic.publication`. The topic needs the counter's name as its `colocate`.
    */
-  readonly publishing: (publish: Publications) => Pick<Counter, "add" | "reset">
+  readonly publishing: (publish: Publication | ReadonlyArray<Publication>) => Pick<Counter, "add" | "reset">
   /** The present value, and then every change. It ends only with an error. */
   readonly changes: Stream.Stream<number, CounterError>
   readonly changesWith: (options: ChangesOptions) => Stream.Stream<number, CounterError>

@@ -69,7 +69,7 @@ import * as Stream from "effect/Stream"
 import { Coordinator } from "./Coordinator.ts"
 import { coordinatorReasons } from "./internal/actor/errors.ts"
 import { checkName } from "./internal/actor/keys.ts"
-import type { Outbox, Publications } from "./internal/hold/following.ts"
+import type { Outbox, Publication } from "./internal/hold/following.ts"
 import { InvalidPayload } from "./internal/hold/payload.ts"
 import { duration, millis, placeOf, type Space, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
@@ -138,7 +138,10 @@ export interface SharedRef<in out A> {
    * times, as that of an update; only the events of the write that is made are published. The topic needs the ref's `colocate`.
    */
   readonly publishing: (
-    publish: Publications | ((value: A) => Effect.Effect<Publications>)
+    publish:
+      | Publication
+      | ReadonlyArray<Publication>
+      | ((value: A) => Effect.Effect<Publication | ReadonlyArray<Publication>>)
   ) => SharedRef<A>
   readonly set: (value: A) => Effect.Effect<void, SharedRefError>
   /** Sets the value, and answers the former one. */
