@@ -61,9 +61,21 @@ const tally = { schedules: 0, steps: 0, millis: 0 }
 
 const digest = (result: Result): string => createHash("sha1").update(result.trace.join("\n")).digest("hex").slice(0, 12)
 
-/** Tries schedules until one is wrong, or the time is over. */
-const search = async (library: Library, only: ReadonlyArray<string>, until: number) => {
+/** With a Redis of its own. */
+const withMachine = <A>(library: Library, f: (machine: Machine) => Promise<A>): Promise<A> => {
   const { Redis } = library.lockstep
+  return Effect.runPromise(
+    Effect.flatMap(
+      Redis.Redis,
+      (redis) => Effect.promise(() => f(new library.Machine(library.connectionsOf(redis).commands)))
+    ).pipe(
+      Effect.provide(Redis.layerEmbedded())
+    )
+  )
+}
+
+/** Tries schedules until one is wrong, or the time is over. */
+const search = (library: Library, only: ReadonlyArray<string>, until: number) => {
   let [next, found] = [first, undefined as Failure | undefined]
   const world = async (machine: Machine, database: number) => {
     while (found === undefined && next < first + count && performance.now() < until) {
@@ -78,15 +90,11 @@ const search = async (library: Library, only: ReadonlyArray<string>, until: numb
       if (result.anomalies.length > 0) found ??= { options, result }
     }
   }
-  const program = Effect.gen(function*() {
-    const machine = new library.Machine(library.connectionsOf(yield* Redis.Redis).commands)
-    return yield* Effect.promise(async () => {
-      // In the time that Redis takes for one, the others go on.
-      await Promise.all(Array.from({ length: databases }, (_, database) => world(machine, database)))
-      return found === undefined || hunted.length > 0 ? found : await shortened(found, library, machine)
-    })
+  return withMachine(library, async (machine) => {
+    // In the time that Redis takes for one, the others go on.
+    await Promise.all(Array.from({ length: databases }, (_, database) => world(machine, database)))
+    return found === undefined || hunted.length > 0 ? found : await shortened(found, library, machine)
   })
-  return await Effect.runPromise(Effect.provide(program, Redis.layerEmbedded()))
 }
 
 const shortened = async (failure: Failure, library: Library, machine: Machine): Promise<Failure> => {
@@ -120,18 +128,27 @@ const story = ({ options, result }: Failure): string => {
 
 const seconds = (since: number): number => (performance.now() - since) / 1000
 
+const isWrong = (options: Options, library: Library): Promise<boolean> =>
+  withMachine(library, async (machine) => (await simulate(options, library, machine, 0)).anomalies.length > 0)
+
 const hunt = async (): Promise<boolean> => {
   const directory = fs.mkdtempSync(path.join(tmpdir(), "lockstep-simulation-"))
+  const unchanged = await load(original)
   let missed = 0
   for (const name of hunted) {
     const began = performance.now()
     const { only = [] } = bugs[name]!
     const library = await load(copy(directory, name, bugs[name]!))
     const found = await search(library, values.only.length > 0 ? values.only : only, began + 60_000)
-    if (found === undefined) missed++
+    const took = seconds(began).toFixed(1)
+    // An anomaly that is there without the bug says nothing about it.
+    const isOlder = found !== undefined && await isWrong(found.options, unchanged)
+    if (found === undefined || isOlder) missed++
     const what = found === undefined
       ? "NOT FOUND"
-      : `found after ${seconds(began).toFixed(1)} s, seed ${found.options.seed}, by ${found.result.anomalies[0]!.check}`
+      : `${
+        isOlder ? "NOT FOUND: also wrong without the bug" : "found"
+      } after ${took} s, seed ${found.options.seed}, by ${found.result.anomalies[0]!.check}`
     console.log(`${name}: ${what}`)
   }
   fs.rmSync(directory, { recursive: true })
