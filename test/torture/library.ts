@@ -289,6 +289,11 @@ export const bugs: { readonly [name: string]: Bug } = {
     only: ["ref"],
     sources: [["internal/ref/cell.ts", "present = exit.value.next", ""]]
   },
+  // Of updates that meet in one process, the last one is published.
+  lastEventOnly: {
+    only: ["ref"],
+    sources: [["internal/ref/cell.ts", "together(written?.following, following)", "following"]]
+  },
   // A transaction compares the version of its last ref only.
   halfCompared: {
     only: ["ref"],

@@ -1,25 +1,34 @@
-import { Effect, Fiber, Option, Schema, type Scope, Stream } from "effect"
+import { Effect, Fiber, Option, Schedule, Schema, type Scope, Stream } from "effect"
 import type * as Lockstep from "../../../src/index.ts"
 import type { Client, Log } from "../client.ts"
 import { counted } from "../counters.ts"
+import { published } from "../outboxes.ts"
 import { versioned } from "../refs.ts"
 import { fibers, type Workload } from "../workload.ts"
 
 type SharedRef = Lockstep.SharedRef.SharedRef<string>
 type Counter = Lockstep.Counter.Counter
+type Events = Lockstep.Topic.Topic<string>
 type Uses = Effect.Effect<void, never, Lockstep.Coordinator.Coordinator>
 
 /** Histories are by group: the refs of one are checked together. */
 const groups = {
   single: ["single"],
   pair: ["left {c}:\n", "right \u{1f512}"],
-  fenced: ["fenced"]
+  fenced: ["fenced"],
+  outbox: ["outbox"]
 } as const
+
+const groupNames = Object.keys(groups) as ReadonlyArray<keyof typeof groups>
 
 const counters = ["steady", "reset"] as const
 
 const refOf = ({ SharedRef }: typeof Lockstep, group: keyof typeof groups, name: string) =>
   SharedRef.make({ name, schema: Schema.String, initial: "", colocate: group === "pair" ? "pair" : undefined })
+
+/** Has an event for each write of the outbox. */
+const eventsOf = ({ Topic }: typeof Lockstep) =>
+  Topic.make({ name: "of the outbox", schema: Schema.String, colocate: groups.outbox[0] })
 
 /** A wait that was given up on purpose. It is recorded as a timeout. */
 const givenUp = { reason: { _tag: "WaitTimeout" } }
@@ -236,9 +245,9 @@ const writes = (client: Client, group: string, ref: SharedRef, value: () => stri
   }
 }
 
-const singly = (client: Client, ref: SharedRef, value: () => string): Uses => {
-  const read = reads(client, "single", ref)
-  const write = writes(client, "single", ref, value)
+const singly = (client: Client, group: string, ref: SharedRef, value: () => string): Uses => {
+  const read = reads(client, group, ref)
+  const write = writes(client, group, ref, value)
   return paced(
     client,
     Effect.suspend((): Effect.Effect<unknown, unknown> => {
@@ -331,6 +340,42 @@ const fenced = (client: Client, ref: SharedRef, value: () => string): Uses => {
   )
 }
 
+/** Reads all events of the outbox. */
+const census = (client: Client, ref: SharedRef, events: Events) =>
+  follow(client, "census", "outbox", ({ tell }) =>
+    Effect.gen(function*() {
+      const { last: [last], length } = yield* events.state
+      if (length > 0) {
+        yield* events.subscribe({ from: "beginning" }).pipe(
+          Stream.takeUntil((element) => element._tag === "Event" && element.id === last),
+          Stream.runForEach((element) =>
+            Effect.sync(() => {
+              if (element._tag === "Event") tell("event", ref.name, element.value, element.id)
+            })
+          )
+        )
+      }
+      tell("counted", ref.name)
+    })).pipe(Effect.timeoutOption(client.keep), Effect.ignore)
+
+/** The last event of the outbox is that of the present version. */
+const compared = (client: Client, ref: SharedRef, events: Events) =>
+  Effect.suspend(() =>
+    follow(client, "comparison", "outbox", ({ tell }) =>
+      Effect.gen(function*() {
+        const before = yield* ref.versioned
+        const { length } = yield* events.state
+        const event = length === 0 ? undefined : yield* events.subscribe({ from: { last: 1 } }).pipe(
+          Stream.filter((element) => element._tag === "Event"),
+          Stream.take(1),
+          Stream.runCollect
+        )
+        const after = yield* ref.versioned
+        if (before.version !== after.version || before.version === 0) return
+        tell("beside event", ref.name, before.value, event?.[0]?.value ?? "")
+      }))
+  ).pipe(Effect.timeoutOption(client.keep))
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Counters
 // ---------------------------------------------------------------------------------------------------------------------
@@ -418,8 +463,23 @@ const usingCounter = Effect.fnUntraced(function*(client: Client, name: typeof co
   return { uses, settled: settled(client, name, counter.get, seen) } satisfies Part
 })
 
+const usingOutbox = Effect.fnUntraced(function*(client: Client, value: () => string) {
+  // Redis may be out of reach at that moment.
+  const events = yield* Effect.orDie(Effect.retry(eventsOf(client.lockstep), Schedule.spaced(100)))
+  const ref = yield* refOf(client.lockstep, "outbox", groups.outbox[0])
+  const publishing = ref.publishing((value) => Effect.orDie(events.publication(value)))
+  const seen = yield* watching(client, "outbox", ref)
+  const use = singly(client, "outbox", publishing, value)
+  const look = paced(client, compared(client, ref, events))
+  return {
+    uses: fibers(1, client, Effect.suspend(() => client.random() < 0.8 ? use : look)),
+    settled: Effect.andThen(settled(client, "outbox", ref.get, seen), census(client, ref, events))
+  } satisfies Part
+})
+
 const usingGroup = Effect.fnUntraced(function*(client: Client, group: keyof typeof groups) {
   const value = values(client)
+  if (group === "outbox") return yield* usingOutbox(client, value)
   const parts: Array<Effect.Effect<void>> = []
   const refs: Array<SharedRef> = []
   for (const name of groups[group]) {
@@ -431,7 +491,7 @@ const usingGroup = Effect.fnUntraced(function*(client: Client, group: keyof type
   const once = group === "pair"
     ? jointly(client, [first, second], value)
     : group === "single"
-    ? singly(client, first, value)
+    ? singly(client, group, first, value)
     : fenced(client, first, value)
   return {
     uses: fibers(group === "single" ? 2 : 1, client, once),
@@ -443,22 +503,26 @@ const using = (client: Client): Effect.Effect<void, never, Lockstep.Coordinator.
   Effect.gen(function*() {
     const parts: Array<Part> = []
     for (const name of counters) parts.push(yield* usingCounter(client, name))
-    for (const group of ["single", "pair", "fenced"] as const) parts.push(yield* usingGroup(client, group))
+    for (const group of groupNames) parts.push(yield* usingGroup(client, group))
     const running = yield* Effect.forEach(parts, ({ settled, uses }) => Effect.forkChild(Effect.andThen(uses, settled)))
     yield* Effect.forEach(running, Fiber.join, { discard: true })
   })
 
 /**
- * Three groups of refs and two counters, which all clients read, change and subscribe to: a single ref with every operation,
- * a pair with transactions, and one that is written under a lock. Of the counters, one is only added to.
+ * Four groups of refs and two counters, which all clients read, change and subscribe to: a single ref with every operation,
+ * a pair with transactions, one that is written under a lock, and one that publishes each write. Of the counters, one is only
+ * added to.
  */
 export const ref: Workload = {
   name: "ref",
   run: (client) => Effect.scoped(using(client)),
-  check: (holds, run) => counters.some((name) => name === holds[0]?.key) ? counted(holds, run) : versioned(holds, run),
+  check: (holds, run) =>
+    counters.some((name) => name === holds[0]?.key)
+      ? counted(holds, run)
+      : [...versioned(holds, run), ...published(holds, run)],
   clear: (lockstep) =>
     Effect.gen(function*() {
-      for (const group of ["single", "pair", "fenced"] as const) {
+      for (const group of groupNames) {
         for (const name of groups[group]) {
           yield* Effect.flatMap(refOf(lockstep, group, name), (ref) => ref.delete)
         }
@@ -466,5 +530,6 @@ export const ref: Workload = {
       for (const name of counters) {
         yield* Effect.flatMap(lockstep.Counter.make({ name }), (counter) => counter.reset)
       }
+      yield* Effect.scoped(Effect.flatMap(eventsOf(lockstep), ({ purge }) => purge))
     })
 }
