@@ -712,9 +712,10 @@ handlers['topic.seal'] = function(ctx, key, epoch, shards, width)
   if tonumber(epoch) > topic.epoch then
     call('HSET', key, 'E' .. epoch, eventId(topic), 'L' .. epoch, text(topic.shards) .. ' ' .. text(ctx.now))
     topic.epoch, topic.shards, topic.open, topic.time = tonumber(epoch), tonumber(shards), 0, nil
-    topic.width = math.max(topic.width, tonumber(width))
     announce(ctx, key, 'epoch', topic.epoch)
   end
+  -- One that has lost its data hears of all shards again.
+  topic.width = math.max(topic.width, tonumber(width))
   local groups = {}
   eachGroup(topic, function(group) groups[#groups + 1] = '[' .. encoded(group.name) .. ',' .. text(group.ordered) .. ']' end)
   return reply('sealed', topic.epoch, topic.shards, topic.width, topic.open, formerOf(ctx, topic),

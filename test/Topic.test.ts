@@ -1434,6 +1434,36 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
         assert.strictEqual((yield* topic.state).last.length, 3)
       })))
 
+  it.effect("has one number again when its first one has lost its data", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      yield* spread(2, ([a, b]) =>
+        Effect.gen(function*() {
+          const topic = yield* on(a!, make({ shards: 4 }))
+          const { kernel } = spaceOf(Context.get(a!, Coordinator.Coordinator))
+          yield* server.cli("DEL", `${kernel.partitionFor(hostile).prefix}topic:${hostile}`)
+          const other = yield* on(b!, make({ shards: 3 }))
+          yield* eventually(Effect.sync(() => assert.deepStrictEqual([topic.shards, other.shards], [3, 3])))
+          const reading = yield* subscribers([topic, other], 80, { from: "beginning" })
+          const publish = (from: number) =>
+            Effect.forEach(
+              [topic, other],
+              (one, at) => one.publishAll(upTo(20, from + 20 * at), (n) => ({ key: String(n) }))
+            )
+          yield* publish(0)
+          // A reader that waited for a shard that the first one does not know of would wait here for ever.
+          yield* on(b!, make({ shards: 2 }))
+          yield* publish(40)
+          for (const { found } of reading) {
+            yield* eventually(
+              Effect.sync(() =>
+                assert.deepStrictEqual(valuesOf(found).map(Number).toSorted((one, other) => one - other), upTo(80))
+              )
+            )
+          }
+        }))
+    }))
+
   it.effect("keeps what is published after a change for a group without members", () =>
     spread(2, ([a, b]) =>
       Effect.gen(function*() {

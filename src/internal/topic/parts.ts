@@ -38,6 +38,12 @@ export interface Former {
   readonly until: number
 }
 
+type Setting = Pick<Report, "epoch" | "shards">
+
+/** Whether all are in that epoch, and know of the same number of shards. */
+const isSame = (reports: ReadonlyArray<Setting>, { epoch, shards }: Setting): boolean =>
+  reports.every((report) => report.epoch === epoch && report.shards === shards)
+
 /** What is added to the scope stays there if all of it succeeds. */
 const whole = <A, E>(scope: Scope.Scope, use: (own: Scope.Scope) => Effect.Effect<A, E>): Effect.Effect<A, E> =>
   Effect.uninterruptibleMask((restore) =>
@@ -112,8 +118,10 @@ export class Parts<A> {
       this.#remember(former)
       yield* this.#widen(width, shards, scope)
       this.#scope = scope
-      const isOne = this.all.every(({ report }) => report!.isOpen && report!.epoch === epoch)
-      if (!isOne || wanted !== undefined && wanted !== shards) yield* this.#settle(wanted)
+      const isOne = isSame(this.all.map(({ report }) => report!), { epoch, shards })
+      if (!isOne || this.all.some(({ report }) => !report!.isOpen) || wanted !== undefined && wanted !== shards) {
+        yield* this.#settle(wanted)
+      }
     })
   }
 
@@ -169,10 +177,11 @@ export class Parts<A> {
   #settle(wanted: number | undefined): Effect.Effect<void, TopicError> {
     const settled = Effect.gen({ self: this }, function*() {
       let missing = wanted
+      let isTorn = false
       for (;;) {
-        const next = missing === undefined || missing === this.shards
+        const next: Setting = !isTorn && (missing === undefined || missing === this.shards)
           ? { epoch: this.epoch, shards: this.shards }
-          : { epoch: this.epoch + 1, shards: missing }
+          : { epoch: this.epoch + 1, shards: missing ?? this.shards }
         // The first one decides, so that two processes that want other numbers do not meet half-way.
         const first = yield* this.#seal(0, { ...next, width: Math.max(this.all.length, next.shards) })
         if (first.shards === missing) missing = undefined
@@ -182,8 +191,10 @@ export class Parts<A> {
         this.epoch = last.epoch
         this.shards = last.shards
         this.#remember(last.former)
-        // Otherwise the first one has lost its data, or there was another change meanwhile.
-        const isOne = found.every(({ epoch }) => epoch === last.epoch)
+        // Otherwise one has lost its data, or there was another change meanwhile. Two epochs of the same number, one of before the
+        // loss, end with the next epoch.
+        const isOne = isSame(found, last)
+        isTorn = !isOne && found.every(({ epoch }) => epoch === last.epoch)
         if (isOne && (yield* this.#openAll(found)) && missing === undefined) return
       }
     })
