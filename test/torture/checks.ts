@@ -139,9 +139,10 @@ export const fifo = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomal
         holds: [first, hold]
       })
     }
-    // Its place was certain only if it had one, all the time.
-    const queued = hold.wait && !isDisturbed(run, hold.client, hold.asked - 1_000_000, hold.asked + slack) &&
-      !isLost(run, hold.client, hold.asked, hold.entered!) &&
+    // Its place was certain only if it had one, all the time. A session that was lost right before has to be opened anew.
+    const before = hold.asked - 1_000_000
+    const queued = hold.wait && !isDisturbed(run, hold.client, before, hold.asked + slack) &&
+      !isLost(run, hold.client, before, hold.entered!) &&
       !overlaps(run.forgets, hold.asked - run.lease, hold.entered!)
     if (queued && (first === undefined || hold.asked < first.asked)) first = hold
   }
