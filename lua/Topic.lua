@@ -574,18 +574,19 @@ end
 
 -- topic.publish: appends an event, once for the number of a coordinator's publication, and once for an id. It may be given
 -- the tag that the request which it follows in the batch must have been answered with: then it is stored whatever the epoch,
--- since it cannot be stored anywhere else in the same step.
+-- since it cannot be stored anywhere else in the same step. With "-" as the tag, that request is not made again: the answer says
+-- whether the event was stored with it.
 -- keys: all
 -- args: value string, about string, number number
 -- reply: ["published", event string] | ["duplicate", event string] | ["skipped"] | ["moved"]
 handlers['topic.publish'] = function(ctx, hash, value, about, number)
   local origin = originOf(ctx, about)
   local after, topic, node, id = origin.after, loadTopic(ctx, hash), origin.node, origin.id
-  local fits = after == '' or follows(ctx, after)
+  local fits = after == '' or after ~= '-' and follows(ctx, after)
   local now, before = turnsOf(ctx, topic)
   if tonumber(number) <= lastOf(topic, node, now, before) then return reply('duplicate', '') end
   -- One that has failed may be made again, with what follows it.
-  if not fits then return find(ctx.leader, '["failed"', 1, true) == 1 and ctx.leader or '["skipped"]' end
+  if not fits then return after ~= '-' and find(ctx.leader, '["failed"', 1, true) == 1 and ctx.leader or '["skipped"]' end
   local known = id ~= '' and eventOf(topic, id, now, before)
   if known then return reply('duplicate', known) end
   if (origin.epoch ~= topic.epoch or topic.open == 0) and after == '' then return '["moved"]' end

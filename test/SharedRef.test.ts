@@ -993,6 +993,27 @@ layer(TestServer.layer, live)("a shared ref that publishes", (it) => {
         }
         yield* Effect.all([plain.delete, counter.reset])
       }), { lease: "6 seconds", requestTimeout: "2 seconds" }))
+
+  it.effect("publishes nothing for a write that was lost with its session, though another write follows at once", () =>
+    behindLine(({ context, direct, line, namespace, server }) =>
+      Effect.gen(function*() {
+        const their = yield* direct()
+        const { events } = yield* on(their, beside)
+        const { publish } = yield* on(context, beside)
+        const plain = yield* on(context, number("x"))
+        const ref = plain.publishing(publish)
+        yield* ref.set(1)
+        yield* line.once(asks("sharedRef.set"), "drop")
+        const again = yield* line.hold(asks("sharedRef.set"))
+        const writing = yield* Effect.forkChild(Effect.catch(ref.set(2), () => ref.set(3)))
+        yield* promptly(again.request, "it is sent again")
+        yield* forgetSession(context, namespace, server)
+        yield* again.release()
+        yield* promptly(Fiber.join(writing), "the second write")
+        yield* ref.set(4)
+        assert.deepStrictEqual(yield* on(their, events), [1, 3, 4])
+        yield* plain.delete
+      }), { lease: "6 seconds", requestTimeout: "2 seconds" }))
 })
 
 layer(TestServer.layer, live)("the history of a shared ref", (it) => {

@@ -408,19 +408,15 @@ export class Channel implements Beating {
     this.#enter(reason === "closed" ? "closed" : "lost", reason, session)
 
     const { holds, tell } = this.tenant.lost(reason)
-    for (const request of sent) {
-      if (request.session !== undefined || request.moot !== undefined) this.#moot(request, true)
-      else this.#forward(request)
-    }
+    const isMoot = (request: Request) => request.session !== undefined || request.moot !== undefined
+    // What was asked goes before what the losses below lead to.
+    for (const request of sent) if (!isMoot(request)) this.#forward(request)
     for (const request of queued) {
-      if (request.session === undefined) {
-        this.#forward(request)
-      } else {
-        this.#moot(request, false)
-        // They find that it was not executed.
-        for (const follower of request.following ?? []) this.#forward(follower)
-      }
+      if (request.session === undefined) this.#forward(request)
+      else for (const follower of request.following ?? []) this.#forward(follower)
     }
+    for (const request of sent) if (isMoot(request)) this.#moot(request, true)
+    for (const request of queued) if (request.session !== undefined) this.#moot(request, false)
     if (mailbox !== undefined) this.#reader().exclude(mailbox)
     if (reason !== "closed") this.#replace(session, reason, holds)
     tell()
@@ -430,8 +426,9 @@ export class Channel implements Beating {
     guard(this.#office.hooks.log, `the loss of ${request.verb}`, () => request.moot?.(sent))
   }
 
-  // Bound to no session: the next one makes the request.
+  // Bound to no session: the next one makes the request. One that has followed another one is alone now.
   #forward(request: Request): void {
+    request.orphan?.()
     if (this.#office.isClosed()) request.fail(this.closedError(), false)
     else this.outbox.request(Object.assign(request, { urgent: true }))
   }

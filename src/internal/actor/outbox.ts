@@ -31,6 +31,8 @@ export interface Request<V extends Verb = Verb> {
   readonly session?: Session | undefined
   /** Executed right behind it, in the same call: all of them, or none if Redis does not execute that. */
   readonly following?: ReadonlyArray<Request> | undefined
+  /** It has followed a request that is not made again: from now on, it only asks whether it was executed. */
+  readonly orphan?: (() => void) | undefined
   /** While Redis has no memory for what follows it, it is not executed either, though it needs none. */
   readonly whole?: boolean | undefined
   /** Never refused for the load: it goes on with what was accepted before. */

@@ -80,7 +80,7 @@ function expire(this: Sending, error: CoordinatorError): void {
 /** One event, with whatever there is about it. */
 class Single extends Sending implements Request<"topic.publish"> {
   readonly verb = "topic.publish"
-  readonly args: Requests["topic.publish"]["args"]
+  args: Requests["topic.publish"]["args"]
   readonly #waiting: Waiting
   // Undefined if it follows another request, and was not sent by a publisher.
   readonly #publisher: Publisher | undefined
@@ -96,6 +96,12 @@ class Single extends Sending implements Request<"topic.publish"> {
     this.args = args
     this.#waiting = waiting
     this.#publisher = publisher
+  }
+
+  /** The tag in front of the lengths is "-" then, see lua/Topic.lua. */
+  orphan(): void {
+    const [value, about, number] = this.args
+    if (this.#publisher === undefined) this.args = [value, about.replace(/^(\S+ \S+) \S*/, "$1 -"), number]
   }
 
   settle(reply: Requests["topic.publish"]["reply"]): void {
