@@ -1464,6 +1464,34 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
         }))
     }))
 
+  it.effect("has all of them again when its first one has lost its data, as those that stay say", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const options: Coordinator.Options = { namespace: freshNamespace(), partitions: 8 }
+      const forget = Effect.fnUntraced(function*(context: Node) {
+        const { kernel } = spaceOf(Context.get(context, Coordinator.Coordinator))
+        yield* server.cli("DEL", `${kernel.partitionFor(hostile).prefix}topic:${hostile}`)
+      })
+      const open = (options: Partial<Topic.Options<number>> = {}) =>
+        Topic.make({ name: hostile, schema: Schema.Number, ...options })
+      const publish = (topic: Topic.Topic<number>, from: number) =>
+        topic.publishAll(upTo(40, from), (n) => ({ key: String(n) }))
+      yield* Effect.scoped(Effect.gen(function*() {
+        const first = yield* node(server.url, options)
+        yield* publish(yield* on(first, open({ shards: 4 })), 0)
+        yield* forget(first)
+      }))
+      // Nobody knows of four shards any more but three of them.
+      yield* Effect.scoped(Effect.gen(function*() {
+        const next = yield* node(server.url, options)
+        const topic = yield* on(next, open({ shards: 2 }))
+        yield* publish(topic, 40)
+        const [reading] = yield* subscribers([topic], 80, { from: "beginning" })
+        yield* eventually(Effect.sync(() => assert.isAtLeast(reading!.found.length, 80)))
+        yield* topic.purge
+      }))
+    }))
+
   it.effect("keeps what is published after a change for a group without members", () =>
     spread(2, ([a, b]) =>
       Effect.gen(function*() {

@@ -119,7 +119,8 @@ export class Parts<A> {
       yield* this.#widen(width, shards, scope)
       this.#scope = scope
       const isOne = isSame(this.all.map(({ report }) => report!), { epoch, shards })
-      if (!isOne || this.all.some(({ report }) => !report!.isOpen) || wanted !== undefined && wanted !== shards) {
+      const isOpen = this.all.every(({ report }) => report!.isOpen && report!.width <= this.all.length)
+      if (!isOne || !isOpen || wanted !== undefined && wanted !== shards) {
         yield* this.#settle(wanted)
       }
     })
@@ -135,7 +136,7 @@ export class Parts<A> {
           Scope.provide(
             join(shard.place, {
               verb: "topic.join",
-              args: () => [this.#decided, ...this.#limits!, shards],
+              args: () => [this.#decided, ...this.#limits!, this.#scope === undefined ? shards : this.shards],
               observer: shard.observer,
               fail
             }),
@@ -151,8 +152,8 @@ export class Parts<A> {
   // Changes
   // -------------------------------------------------------------------------------------------------------------------
 
-  readonly #heard = (epoch: number): void => {
-    if (epoch !== this.epoch) this.follow()
+  readonly #heard = (epoch: number, shards = this.shards): void => {
+    if (!isSame([{ epoch, shards }], this)) this.follow()
   }
 
   /** A shard is in another epoch: brings all of them to the last one. */
@@ -187,14 +188,15 @@ export class Parts<A> {
         if (first.shards === missing) missing = undefined
         const found = yield* this.#sealAll(first)
         const last = found.reduce((last, report) => report.epoch > last.epoch ? report : last)
-        yield* this.#widen(last.width, last.shards, this.#scope!)
+        const width = Math.max(...found.map(({ width }) => width))
+        yield* this.#widen(width, last.shards, this.#scope!)
         this.epoch = last.epoch
         this.shards = last.shards
         this.#remember(last.former)
         // Otherwise one has lost its data, or there was another change meanwhile. Two epochs of the same number, one of before the
         // loss, end with the next epoch.
-        const isOne = isSame(found, last)
-        isTorn = !isOne && found.every(({ epoch }) => epoch === last.epoch)
+        const isOne = isSame(found, last) && found.length === width
+        isTorn = !isSame(found, last) && found.every(({ epoch }) => epoch === last.epoch)
         if (isOne && (yield* this.#openAll(found)) && missing === undefined) return
       }
     })

@@ -80,15 +80,15 @@ export class Shard<A> implements Listener {
   report: Report | undefined = undefined
   /** How long it knows what was published, in milliseconds, at least. */
   window = 0
-  /** Told of the epoch that it is in. */
-  readonly #onEpoch: (epoch: number) => void
+  /** Told of the epoch that it is in, and of the number of shards if it has joined. */
+  readonly #onEpoch: (epoch: number, shards?: number) => void
   // The last event before each epoch.
   readonly #marks = new Map<number, string>()
   // Of the last event that the shared read has brought.
   #cursor: Cursor = beginning
   readonly #pages = new Map<string, { readonly at: number; readonly page: Promise<Page<A>> }>()
 
-  constructor(place: Place, decode: (raw: Raw) => Element<A>, onEpoch: (epoch: number) => void) {
+  constructor(place: Place, decode: (raw: Raw) => Element<A>, onEpoch: (epoch: number, shards?: number) => void) {
     this.place = place
     this.decode = decode
     this.#onEpoch = onEpoch
@@ -218,7 +218,7 @@ export class Shard<A> implements Listener {
       this.report = { epoch, shards, width, isOpen: open === 1, former, decided }
       this.window = window
       if (this.#isBehind(last)) void this.#confirm()
-      this.#onEpoch(epoch)
+      this.#onEpoch(epoch, shards)
     },
     closed: () => {
       const { namespace } = this.place.space.kernel.settings
