@@ -85,7 +85,7 @@ import type {
   Topic
 } from "./internal/topic/api.ts"
 import { deliveryOf } from "./internal/topic/delivery.ts"
-import { fail, type TopicError } from "./internal/topic/errors.ts"
+import { fail, isLasting, type TopicError } from "./internal/topic/errors.ts"
 import {
   beginning,
   DeliveredEvent,
@@ -600,7 +600,8 @@ export const handler = <Self, A, E, R>(
       const going = persevering(
         handling as Effect.Effect<void, TopicError, R>,
         (error) =>
-          Effect.logWarning(`a ${what} could not go on, and begins again`, error)
+          Effect.logWarning(`a ${what} could not go on, and begins again`, error),
+        isLasting
       )
       return Effect.forkScoped(Effect.tapCause(going, logged(`a ${what} has ended`)))
     })

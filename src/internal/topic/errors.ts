@@ -67,9 +67,12 @@ export class TopicError extends Schema.Error<TopicError>("lockstep/Topic/TopicEr
 
 export const fail = (reason: TopicError["reason"]): TopicError => new TopicError({ reason })
 
+/** Whether it fails in the same way the next time. */
+export const isLasting = (reason: { readonly _tag: string }): boolean =>
+  isFinal(reason) || reason._tag === "OrderMismatch" || reason._tag === "TooManyGroups"
+
 /** For what no caller waits for. */
 export const again = {
-  while: ({ reason }: { readonly reason: { readonly _tag: string } }): boolean =>
-    !isFinal(reason) && reason._tag !== "OrderMismatch" && reason._tag !== "TooManyGroups",
+  while: ({ reason }: { readonly reason: { readonly _tag: string } }): boolean => !isLasting(reason),
   schedule: Schedule.spaced("1 second")
 }

@@ -46,9 +46,10 @@ const pauses = Schedule.exponential("1 second").pipe(
 /** Begins again for as long as that may succeed, as when Redis has memory again. `warn` is not told that Redis is away. */
 export const persevering = <A, E extends { readonly reason: { readonly _tag: string } }, R>(
   self: Effect.Effect<A, E, R>,
-  warn: (error: E) => Effect.Effect<void>
+  warn: (error: E) => Effect.Effect<void>,
+  isOver: (reason: E["reason"]) => boolean = isFinal
 ): Effect.Effect<A, E, R> =>
   Effect.retry(
-    Effect.tapError(self, (error) => isAway(error.reason) || isFinal(error.reason) ? Effect.void : warn(error)),
-    { schedule: pauses, while: ({ reason }) => !isFinal(reason) }
+    Effect.tapError(self, (error) => isAway(error.reason) || isOver(error.reason) ? Effect.void : warn(error)),
+    { schedule: pauses, while: ({ reason }) => !isOver(reason) }
   )
