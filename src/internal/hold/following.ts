@@ -32,6 +32,6 @@ export const followingOf = (
   publications: Publications | undefined,
   after: string
 ): ReadonlyArray<Request> | undefined =>
-  publications === undefined
+  publications === undefined || Array.isArray(publications) && publications.length === 0
     ? undefined
     : [publications].flat().map((publication) => (publication as Publication)["~lockstep/Publication"](leader, after))

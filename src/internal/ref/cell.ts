@@ -339,8 +339,10 @@ export class Cell<A, E> {
   #change(): Effect.Effect<void> {
     return Effect.gen({ self: this }, function*() {
       while (this.#changes.length > 0) {
-        const changes = this.#changes
-        this.#changes = []
+        // What follows a write is in the same call, which must not take long.
+        const { maxBatch } = this.place.space.kernel.settings
+        const isFollowed = this.#changes.some(({ outbox }) => outbox.length > 0)
+        const changes = this.#changes.splice(0, isFollowed ? maxBatch : this.#changes.length)
         this.#turns.begin()
         yield* Effect.catchCause(
           this.#commit(changes),
