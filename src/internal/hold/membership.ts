@@ -25,6 +25,7 @@ export class Membership extends Entry {
     super(id, claim, keeper)
     this.observer = observer
   }
+
   /** It has joined, in a first or a next session. */
   welcome(state: ReadonlyArray<unknown>): void {
     this.joined = true
