@@ -703,7 +703,8 @@ handlers['topic.join'] = function(ctx, key, id, decided, length, bytes, age, aba
     topic.window, topic.decided)
 end
 
--- topic.seal: ends the epoch of a shard, unless it is in this one or in a later one already, which is answered
+-- topic.seal: ends the epoch of a shard, unless it is in this one or in a later one already, which is answered. `width` is how many
+-- shards are known to have had events.
 -- keys: all
 -- args: epoch number, shards number, width number
 -- reply: ["sealed", epoch number, shards number, width number, open number, former json, groups json]
@@ -713,6 +714,7 @@ handlers['topic.seal'] = function(ctx, key, epoch, shards, width)
   if tonumber(epoch) > topic.epoch then
     call('HSET', key, 'E' .. epoch, eventId(topic), 'L' .. epoch, text(topic.shards) .. ' ' .. text(ctx.now))
     topic.epoch, topic.shards, topic.open, topic.time = tonumber(epoch), tonumber(shards), 0, nil
+    topic.width = math.max(topic.width, topic.shards)
     announce(ctx, key, 'epoch', topic.epoch)
   end
   -- One that has lost its data hears of all shards again.

@@ -66,8 +66,8 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
         const publish = async (epoch: number, after = "") =>
           (await topic.send("a", "topic.publish", ["1", `${epoch} node${after} ${after} 0 0 0 p`, ++number]))[0]
         assert.strictEqual(await publish(0), "published")
-        const seal = (epoch: number, shards: number) =>
-          topic.send("a", "topic.seal", [epoch, shards, shards]).then((reply) => reply.slice(0, 5))
+        const seal = (epoch: number, shards: number, width = 2) =>
+          topic.send("a", "topic.seal", [epoch, shards, width]).then((reply) => reply.slice(0, 5))
         assert.deepStrictEqual(await seal(0, 9), ["sealed", 0, 2, 2, 1])
         assert.deepStrictEqual(await seal(1, 3), ["sealed", 1, 3, 3, 0])
         assert.deepStrictEqual([await publish(0), await publish(1)], ["moved", "moved"])
@@ -78,6 +78,8 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
         assert.deepStrictEqual(await topic.send("a", "topic.open", [1, "[]"]), ["opened", 1])
         assert.deepStrictEqual([await publish(0), await publish(1)], ["moved", "published"])
         assert.deepStrictEqual(await seal(1, 3), ["sealed", 1, 3, 3, 1])
+        // Another process knows of more that had events.
+        assert.deepStrictEqual(await seal(1, 4, 5), ["sealed", 1, 3, 5, 1])
       })
     }))
 

@@ -184,7 +184,7 @@ export class Parts<A> {
           ? { epoch: this.epoch, shards: this.shards }
           : { epoch: this.epoch + 1, shards: missing ?? this.shards }
         // The first one decides, so that two processes that want other numbers do not meet half-way.
-        const first = yield* this.#seal(0, { ...next, width: Math.max(this.all.length, next.shards) })
+        const first = yield* this.#seal(0, { ...next, width: this.all.length })
         if (first.shards === missing) missing = undefined
         const found = yield* this.#sealAll(first)
         const last = found.reduce((last, report) => report.epoch > last.epoch ? report : last)
