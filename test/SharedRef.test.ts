@@ -1005,7 +1005,7 @@ layer(TestServer.layer, live)("a shared ref that publishes", (it) => {
         yield* ref.set(1)
         yield* line.once(asks("sharedRef.set"), "drop")
         const again = yield* line.hold(asks("sharedRef.set"))
-        const writing = yield* Effect.forkChild(Effect.catch(ref.set(2), () => ref.set(3)))
+        const writing = yield* Effect.forkChild(ref.set(2).pipe(Effect.catch(() => ref.set(3))))
         yield* promptly(again.request, "it is sent again")
         yield* forgetSession(context, namespace, server)
         yield* again.release()
