@@ -15,15 +15,14 @@ export const kinds = ["lock", "readWriteLock", "semaphore"]
 const setBack = 500
 
 /** Asks when nothing is under way, so that every release has been answered for. */
-export const unserved = async (
+const unservedAt = async (
   machine: Machine,
   database: number,
   functions: string,
   namespace: string,
   now: number
 ): Promise<string | undefined> => {
-  const ask = async (call: Parameters<Machine["execute"]>[2]) =>
-    (await machine.execute(database, now + setBack, call)).reply
+  const ask = async (call: Parameters<Machine["execute"]>[2]) => (await machine.execute(database, now, call)).reply
   const keys = await Promise.all(kinds.map((kind) => ask(command("KEYS", [`{${namespace}:*}:${kind}:*`]))))
   const found = await Promise.all((keys.flat() as ReadonlyArray<string>).map(async (key) => {
     const address = addressOf(key.slice(0, key.indexOf("}") + 2), false, "")
@@ -43,3 +42,8 @@ export const unserved = async (
   }))
   return found.find((one) => one !== undefined)
 }
+
+/** By the clock of Redis now, when a session may be over that is not due yet, and a little later, when it is. */
+export const unserved: typeof unservedAt = async (machine, database, functions, namespace, now) =>
+  await unservedAt(machine, database, functions, namespace, now + setBack) &&
+  await unservedAt(machine, database, functions, namespace, now)
