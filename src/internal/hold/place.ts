@@ -169,6 +169,10 @@ export const millis = (input: Duration.Input, what: string): number => {
   return found
 }
 
+/** 0 for ever. */
+export const lasting = (input: Duration.Input, what: string): number =>
+  Duration.isFinite(Duration.fromInputUnsafe(input)) ? millis(input, what) : 0
+
 export const whole = (value: number, what: string, most: number): number => {
   if (!Number.isInteger(value) || value < 1 || value > most) {
     throw new RangeError(`${what} must be a whole number from 1 to ${most}`)

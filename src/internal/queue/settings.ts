@@ -1,7 +1,6 @@
 /** How a queue works, as its actor is told. */
 
-import * as Duration from "effect/Duration"
-import { millis, whole } from "../hold/place.ts"
+import { lasting, millis, whole } from "../hold/place.ts"
 import type { Options } from "./api.ts"
 
 /** How long the outcome of a job is kept, and its id is known. */
@@ -36,7 +35,7 @@ export const joinArgs = (
     ...limitArgs(limits, "limits"),
     millis(retention, "retention"),
     whole(kept, "letters.length", 1_000_000),
-    Duration.isFinite(Duration.fromInputUnsafe(age)) ? millis(age, "letters.age") : 0,
+    lasting(age, "letters.age"),
     whole(crashes, "letters.crashes", 1000),
     length === undefined ? 0 : whole(length, "limits.length", 2 ** 31),
     overflowOf(onFull),

@@ -1,14 +1,10 @@
 /** How long a topic keeps events, as its actor is told. */
 
-import * as Duration from "effect/Duration"
-import { millis, whole } from "../hold/place.ts"
+import { lasting, millis, whole } from "../hold/place.ts"
 import type { Options } from "./api.ts"
 
 const limited = (value: number, what: string): number =>
   value === Number.POSITIVE_INFINITY ? 0 : whole(value, what, Number.MAX_SAFE_INTEGER)
-
-const lasting = (input: Duration.Input, what: string): number =>
-  Duration.isFinite(Duration.fromInputUnsafe(input)) ? millis(input, what) : 0
 
 export const limitsOf = <A>({ dedupe, retention }: Options<A>) =>
   [
