@@ -1,5 +1,6 @@
 /** Jobs that were put aside. */
 
+import * as Arr from "effect/Array"
 import * as DateTime from "effect/DateTime"
 import * as Effect from "effect/Effect"
 import * as Stream from "effect/Stream"
@@ -60,9 +61,6 @@ const lettersOf = (shard: number, tuples: unknown): ReadonlyArray<DeadLetter> =>
     time: DateTime.makeUnsafe(Number.parseInt(letter, 10))
   }))
 
-const chunked = (ids: ReadonlyArray<string>): ReadonlyArray<ReadonlyArray<string>> =>
-  Array.from({ length: Math.ceil(ids.length / pageSize) }, (_, at) => ids.slice(at * pageSize, (at + 1) * pageSize))
-
 /** The dead letters of a shard. */
 export class Letters {
   readonly #place: Place
@@ -97,7 +95,7 @@ export class Letters {
   discard(letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> {
     if (letters === undefined) return this.#discard("")
     return Effect.reduce(
-      chunked(letters),
+      Arr.chunksOf(letters, pageSize),
       () => 0,
       (total, ids) => Effect.map(this.#discard(ids.map(localOf).join(" ")), (count) => total + count)
     )
