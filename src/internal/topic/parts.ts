@@ -195,9 +195,9 @@ export class Parts<A> {
         this.#remember(last.former)
         // Otherwise one has lost its data, or there was another change meanwhile. Two epochs of the same number, one of before the
         // loss, end with the next epoch.
-        const isOne = isSame(found, last) && found.length === width
-        isTorn = !isSame(found, last) && found.every(({ epoch }) => epoch === last.epoch)
-        if (isOne && (yield* this.#openAll(found)) && missing === undefined) return
+        const isOne = isSame(found, last)
+        isTorn = !isOne && found.every(({ epoch }) => epoch === last.epoch)
+        if (isOne && found.length === width && (yield* this.#openAll(found)) && missing === undefined) return
       }
     })
     return this.#one.withPermit(Effect.mapError(settled, ({ reason }) => fail(reason)))
