@@ -10,8 +10,8 @@
 -- and its items, apart, so that a whole generation is read and deleted at once:
 --   <session>/<id>      an arrival: "<place> <mode> <arrival> <member> <contribution>"; session "-": its party has left
 -- An arrival outlives the session that it was made in: its claim asks again in the next one, and hears how the generation
--- has ended if it has. The barrier keeps the last few results. A claim of an older generation is told that it is broken, since to
--- arrive a second time could be to count twice. Another epoch means that Redis has forgotten the barrier meanwhile. `change`
+-- has ended if it has. The barrier keeps the last few results. A claim of an older generation hears that it is broken, since a
+-- second arrival could count twice. Another epoch means that Redis has forgotten the barrier meanwhile. `change`
 -- is the token of the last change of `parties`.
 -- When the session of the last member has expired, the results stay for a day: its process may come back, and ask for one.
 -- record Barrier 1: parties, generation, arrived, last, members, epoch, change

@@ -279,7 +279,7 @@ local function forgetKeys(topic, group)
   end
 end
 
--- A group keeps only the events that its members are working on. One member is told how many the group misses.
+-- A group keeps only the events that its members are working on. It tells one member how many events it misses.
 local function purgeGroup(ctx, topic, group)
   local missed = topic.number - group.cursor
   forgetKeys(topic, group)

@@ -1481,7 +1481,7 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
         yield* publish(yield* on(first, open({ shards: 4 })), 0)
         yield* forget(first)
       }))
-      // Nobody knows of four shards any more but three of them.
+      // Only three shards know by now that there were four.
       yield* Effect.scoped(Effect.gen(function*() {
         const next = yield* node(server.url, options)
         const topic = yield* on(next, open({ shards: 2 }))

@@ -409,7 +409,7 @@ export class Channel implements Beating {
 
     const { holds, tell } = this.tenant.lost(reason)
     const isMoot = (request: Request) => request.session !== undefined || request.moot !== undefined
-    // What was asked goes before what the losses below lead to.
+    // These requests go before those that the losses below lead to.
     for (const request of sent) if (!isMoot(request)) this.#forward(request)
     for (const request of queued) {
       if (request.session === undefined) this.#forward(request)

@@ -95,7 +95,7 @@ export class Mailbox implements Source {
   readonly onGap = (): void => {
     const session = this.#session
     if (session.lost !== undefined) return
-    // Until the next renewal, which is sent behind what is asked now.
+    // Until the next renewal: the session sends that behind the questions that this gap leads to.
     this.#missedAt = this.#io.now()
     session.heardAt =
       session.heardAtWall =
