@@ -29,10 +29,10 @@ export class Candidacy {
     // It was waited for in a scope of its own, which may stay open.
     if (this.#closed) void Effect.runFork(surrender(this.#place, term, "closed"))
     const lost = () => this.#tell({ _tag: "Lost", lease: term, reason: term.loss ?? "resigned" })
-    const off = term.onLoss(lost)
+    term.onLoss(lost)
     return () => {
       this.#terms.delete(term)
-      off()
+      term.offLoss(lost)
       if (term.loss === undefined) lost()
     }
   }

@@ -4,7 +4,7 @@ import * as Context from "effect/Context"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
-import * as Fiber from "effect/Fiber"
+import type * as Fiber from "effect/Fiber"
 import * as Scope from "effect/Scope"
 import type { CoordinatorReason } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
@@ -154,8 +154,11 @@ const asking = <E>(
   fail: (error: CoordinatorReason | WaitTimeout) => E
 ): Effect.Effect<Settled, E> => {
   const asked = Effect.callback<Settled, E>((resume) => {
-    entry.settle = (outcome) =>
+    entry.settle = (outcome) => {
+      // For as long as it is held, nothing of the question is kept.
+      entry.settle = ignore
       resume(outcome[0] === "failed" ? Effect.fail(fail(outcome[1].reason)) : Effect.succeed(outcome))
+    }
     place.tenancy.take(entry)
   })
   return restore(wait === undefined ? asked : within(asked, place, wait, fail))
@@ -205,28 +208,30 @@ const newHold = <E, A>(acquiring: Acquire<E, A>): Hold => {
   return new Hold(place.space.kernel.nextId(), acquiring, place.tenancy, member, weight)
 }
 
-/**
- * A hold to be, and what asks for it, for the fiber that runs: whatever that comes to, it is up to the caller that the
- * claim does not outlive it. Runs under `uninterruptibleMask`.
- */
-export const claiming = <E, A>(
-  acquiring: Acquire<E, A>,
-  restore: Restore
-): { readonly hold: Hold; readonly asked: Effect.Effect<Settled, E> } => {
-  const { fail, options, place } = acquiring
+/** A hold to be. */
+export const claimed = <E, A>(acquiring: Acquire<E, A>): Hold => {
+  const { options } = acquiring
   if (options?.maxHold !== undefined) duration(options.maxHold, "maxHold")
-  const hold = newHold(acquiring)
-  const wait = acquiring.question === true ? undefined : waitOf(place, options)
-  const asked = asking(place, hold, restore, wait, fail)
-  return { hold, asked: spanned(Fiber.getCurrent()!, asked, `lockstep.${place.kind}.wait`, place.kind, place.name) }
+  return newHold(acquiring)
+}
+
+/** Asks for a hold: whatever that comes to, it is up to the caller that the claim does not outlive it. Runs under `uninterruptibleMask`. */
+export const granting = <E, A>(
+  fiber: Fiber.Fiber<unknown, unknown>,
+  hold: Hold,
+  { fail, options, place, question }: Acquire<E, A>,
+  restore: Restore
+): Effect.Effect<Settled, E> => {
+  const asked = asking(place, hold, restore, question === true ? undefined : waitOf(place, options), fail)
+  return spanned(fiber, asked, `lockstep.${place.kind}.wait`, place.kind, place.name)
 }
 
 /** Runs under `uninterruptibleMask`. */
 export const acquire = <E, A>(acquiring: Acquire<E, A>, restore: Restore): Effect.Effect<Hold | A, E> =>
-  Effect.suspend(() => {
-    const { asked, hold } = claiming(acquiring, restore)
+  Effect.withFiber((fiber) => {
+    const hold = claimed(acquiring)
     return Effect.flatMap(
-      obtain(asked, hold),
+      obtain(granting(fiber, hold, acquiring, restore), hold),
       (outcome): Effect.Effect<Hold | A, E> =>
         outcome[0] === "granted" ? Effect.succeed(hold) : acquiring.refuse(outcome)
     )

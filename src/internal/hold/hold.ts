@@ -93,8 +93,9 @@ export class Hold extends Entry implements Lease {
 
   get lost(): Effect.Effect<never, LeaseLost> {
     return Effect.callback<never, LeaseLost>((resume) => {
-      const off = this.onLoss(() => resume(Effect.fail(this.lossError())))
-      return Effect.sync(off)
+      const told = () => resume(Effect.fail(this.lossError()))
+      this.onLoss(told)
+      return Effect.sync(() => this.offLoss(told))
     })
   }
 
@@ -117,17 +118,16 @@ export class Hold extends Entry implements Lease {
     return new LeaseLost({ kind, key: name, namespace, token: this.token, reason: this.loss ?? given })
   }
 
-  onLoss(f: () => void): () => void {
-    if (this.loss !== undefined) {
-      f()
-      return () => {}
-    }
-    const observers = this.#observers ??= []
-    observers.push(f)
-    return () => {
-      const at = observers.indexOf(f)
-      if (at >= 0) observers.splice(at, 1)
-    }
+  /** Called once: when it is lost, or at once if it has been. */
+  onLoss(f: () => void): void {
+    if (this.loss !== undefined) f()
+    else if (this.#observers === undefined) this.#observers = [f]
+    else this.#observers.push(f)
+  }
+
+  offLoss(f: () => void): void {
+    const at = this.#observers?.indexOf(f) ?? -1
+    if (at >= 0) this.#observers!.splice(at, 1)
   }
 
   lose(reason: EndReason): void {

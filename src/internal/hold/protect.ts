@@ -9,8 +9,9 @@ import * as Fiber from "effect/Fiber"
 import {
   type Acquire,
   acquire,
-  claiming,
+  claimed,
   forsake,
+  granting,
   leave,
   leaving,
   limit,
@@ -32,15 +33,21 @@ export const withHold = <A, E, R, E2>(
   acquiring: Acquire<E2>
 ): Effect.Effect<A | undefined, E | E2, R> =>
   Effect.uninterruptibleMask((restore) => {
-    const { asked, hold } = claiming(acquiring, restore)
+    const hold = claimed(acquiring)
     let granted = false
     return Effect.onExitPrimitive(
-      Effect.flatMap(asked, (outcome): Effect.Effect<A | undefined, E | E2, R> => {
-        const { fail, options, place, refuse } = acquiring
-        if (outcome[0] !== "granted") return refuse(outcome)
-        granted = true
-        return protecting(Fiber.getCurrent()!, self, hold, restore, fail, limiting(place, options))
-      }),
+      // Made when it is run: what it consists of is garbage while the hold lasts.
+      Effect.withFiber((fiber) =>
+        Effect.flatMap(
+          granting(fiber, hold, acquiring, restore),
+          (outcome): Effect.Effect<A | undefined, E | E2, R> => {
+            const { fail, options, place, refuse } = acquiring
+            if (outcome[0] !== "granted") return refuse(outcome)
+            granted = true
+            return protecting(fiber, self, hold, restore, fail, limiting(place, options))
+          }
+        )
+      ),
       (exit) => granted ? leave(hold) : forsake(hold, exit),
       true
     )
@@ -170,23 +177,29 @@ const protecting = <A, E, R, E2>(
     hold.unprotect()
     return outcome(hold, done, fail)
   }
-  const off = hold.onLoss(() => child.interruptUnsafe(parent.id))
+  const interrupt = () => child.interruptUnsafe(parent.id)
+  hold.onLoss(interrupt)
   const timer = limited && Effect.runForkWith(parent.context)(limit(limited.place, hold, limited.maxHold))
-  const end = () => {
-    hold.unprotect()
-    off()
-    timer?.interruptUnsafe()
-  }
   return Effect.onExitPrimitive(
-    Effect.flatMap(restore(joined(child)), (exit) => outcome(hold, exit, fail)),
+    restore(Effect.callback<A, E | E2>((resume) => {
+      child.addObserver((exit) => resume(outcome(hold, exit, fail)))
+    })),
     () => {
-      // An interruption that came with the body's first steps skips joining it.
-      if (child.pollUnsafe() === undefined) return Effect.andThen(Fiber.interrupt(child), Effect.sync(end))
-      end()
+      // An interruption has ended the wait for it, or has skipped that.
+      if (child.pollUnsafe() === undefined) {
+        return Effect.andThen(Fiber.interrupt(child), Effect.sync(() => end(hold, interrupt, timer)))
+      }
+      end(hold, interrupt, timer)
       return undefined
     },
     true
   )
+}
+
+const end = (hold: Hold, interrupt: () => void, timer: Fiber.Fiber<void> | undefined): void => {
+  hold.unprotect()
+  hold.offLoss(interrupt)
+  timer?.interruptUnsafe()
 }
 
 /** How a body has ended, if it was still under the hold then. */
