@@ -161,7 +161,11 @@ export const simulate = async (
   const micros = () => last = Math.max(simulation.world.now * 1000, last + 0.001)
   const program = (process: Process, place: number, stopping: () => boolean) => {
     const own = seedOf(seed, 1000 + simulation.members.length)
-    const record = records.recorder(`client-${place + 1}.${process.name}`, micros)
+    const recorded = records.recorder(`client-${place + 1}.${process.name}`, micros)
+    // Of a process that has crashed, fibers are ended when its requests fail.
+    const record = (event: Event) => {
+      if (!process.crashed) recorded(event)
+    }
     const client = clientOf({
       argument: { settings, long: 0.02 },
       lockstep,

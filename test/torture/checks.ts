@@ -49,7 +49,7 @@ const millis = (micros: number): string => `${(micros / 1000).toFixed(3)} ms`
 export const overlaps = (spans: ReadonlyArray<Span> | undefined, from: number, to: number): boolean =>
   spans?.some((span) => span.from <= to && from <= span.to) === true
 
-const isDisturbed = (run: Run, client: string, from: number, to: number): boolean =>
+export const isDisturbed = (run: Run, client: string, from: number, to: number): boolean =>
   overlaps(run.disturbed.get(client), from, to) || overlaps(run.disturbed.get(""), from, to)
 
 export const isLost = (run: Run, client: string, from: number, to: number): boolean =>

@@ -2,7 +2,7 @@
  * The promises of a queue, checked against the offers, the attempts of workers, and the answers to callers. Values are unique,
  * and say what their handlers do.
  */
-import { type Anomaly, exclusive, isLost, overlaps, type Run, tokens } from "./checks.ts"
+import { type Anomaly, exclusive, isDisturbed, isLost, overlaps, type Run, tokens } from "./checks.ts"
 import { type Hold, lastRun, type Told } from "./history.ts"
 import { forgot } from "./states.ts"
 
@@ -258,13 +258,13 @@ const isLate = ({ run }: Facts, { hold }: Handling): boolean =>
   isLost(run, hold.client, hold.asked - run.lease, (hold.ended ?? hold.asked) + run.lease) ||
   hold.outcome === undefined && hold.steps.length === 0
 
-export const isDisturbed = (run: Run, client: string, from: number, to: number): boolean =>
-  overlaps(run.disturbed.get(client), from, to) || overlaps(run.disturbed.get(""), from, to) ||
-  isLost(run, client, from, to)
+/** Whether a fault met the client, or it lost a session. */
+export const isUnsettled = (run: Run, client: string, from: number, to: number): boolean =>
+  isDisturbed(run, client, from, to) || isLost(run, client, from, to)
 
 /** Whether a worker may have been told again of a job that it had, which then has a new token. */
 const isRetold = ({ run }: Facts, { handed, hold }: Handling): boolean =>
-  isDisturbed(run, hold.client, handed - 1_000_000, hold.asked) || forgot(run, handed, hold.asked)
+  isUnsettled(run, hold.client, handed - 1_000_000, hold.asked) || forgot(run, handed, hold.asked)
 
 const isReplayed = ({ holds }: Facts, value: string): boolean =>
   ofKind(holds, "replay").some(({ told }) => told[0]?.what[2] === value)
@@ -379,7 +379,7 @@ const results = (facts: Facts): ReadonlyArray<Anomaly> => {
       const { expires } = offers.get(value) ?? { expires: 0 }
       const excused = answer === "discarded" && value.startsWith("discards/") || answer === "expired" && expires > 0 ||
         answer === "crashed" && run.lost.size > 0 ||
-        answer === "unknown" && isDisturbed(run, hold.client, hold.asked, at)
+        answer === "unknown" && isUnsettled(run, hold.client, hold.asked, at)
       return excused ? [] : wrong(`has no result: ${answer}`)
     })
   )
@@ -538,7 +538,7 @@ const timely = (facts: Facts): ReadonlyArray<Anomaly> => {
       return [{ check: "cancelled", detail: `${value} began after it was cancelled`, holds: [cancel, hold] }]
     }
     const last = hold.steps.at(-1) ?? hold.asked
-    return last < cancel.ended! + 1_000_000 || isDisturbed(run, hold.client, cancel.asked - 1_000_000, last) ? [] : [
+    return last < cancel.ended! + 1_000_000 || isUnsettled(run, hold.client, cancel.asked - 1_000_000, last) ? [] : [
       { check: "cancelled", detail: `${value} ran on after it was cancelled`, holds: [cancel, hold] }
     ]
   })

@@ -2,7 +2,7 @@
  * What must be true of shared refs: of what was written to them, read from them, and seen by subscribers. Values are unique,
  * and versions increase, so the order of the versions is the only one that can explain a history.
  */
-import { type Anomaly, overlaps, type Run } from "./checks.ts"
+import { type Anomaly, isDisturbed, type Run } from "./checks.ts"
 import type { Hold } from "./history.ts"
 import {
   absentBetween,
@@ -395,8 +395,8 @@ const heard = ({ holds, known, name, run, versionOf }: Facts): ReadonlyArray<Ano
     const later = Array.from(known).find(([version, at]) =>
       version > base && at > hold.asked && at + 1_000_000 < hold.ended!
     )
-    const isDisturbed = ["", hold.client].some((who) => overlaps(run.disturbed.get(who), hold.asked, hold.ended!))
-    if (later === undefined || isDisturbed || forgot(run, hold.asked, hold.ended!)) return []
+    if (later === undefined || isDisturbed(run, hold.client, hold.asked, hold.ended!)) return []
+    if (forgot(run, hold.asked, hold.ended!)) return []
     return [{ check: "missed", detail: `until has not heard of version ${later[0]}`, holds: [hold] }]
   })
 

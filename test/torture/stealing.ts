@@ -1,7 +1,7 @@
 /** What a queue with deques promises beyond any queue: where its jobs run. */
 import { type Anomaly, isLost, type Run } from "./checks.ts"
 import type { Hold } from "./history.ts"
-import { type Facts, factsOf, groupedBy, type Handling, isDisturbed, kept, ofKind, toldOf } from "./queues.ts"
+import { type Facts, factsOf, groupedBy, type Handling, isUnsettled, kept, ofKind, toldOf } from "./queues.ts"
 import { forgot } from "./states.ts"
 
 /** Workers come and go, and steal. */
@@ -74,14 +74,14 @@ const stood = (run: Run, { client, ends, from, to }: Stand, { first, offer }: De
   from < offer.asked && first.hold.asked < to &&
   // Redis may have handed the job to a pool before it heard that the pool leaves.
   !ends.some((at) => offer.asked - 1_000_000 < at && at < first.hold.asked) &&
-  !isDisturbed(run, client, offer.asked - 1_000_000, first.hold.asked + run.lease) &&
+  !isUnsettled(run, client, offer.asked - 1_000_000, first.hold.asked + run.lease) &&
   !isLost(run, client, offer.asked - 2 * run.lease, offer.asked)
 
 /** Whether a worker may have had the job in its deque, and have left or died with it. */
 const bereft = (run: Run, stand: Stand, one: Dealt): boolean => {
   const { client, hold, to } = stand
   // Redis hears of the end of a worker that cannot leave when its session expires.
-  const gone = hold.outcome === "released" && !isDisturbed(run, client, to, to + 1_000_000) ? 1_000_000 : 2 * run.lease
+  const gone = hold.outcome === "released" && !isUnsettled(run, client, to, to + 1_000_000) ? 1_000_000 : 2 * run.lease
   return hold.asked < one.first.hold.asked && one.offer.asked < to + gone && !stood(run, stand, one)
 }
 

@@ -72,6 +72,9 @@ const isWhole = ({ key }: Hold): boolean => key === "whole"
 /** Of the topic whose shards change in number. */
 const isMoving = ({ key }: Hold): boolean => key === "moving"
 
+/** The client has waited until all was handled, and was not killed before. */
+const hasSettled = (hold: Hold): boolean => kindOf(hold) === "settled" && hold.ended !== undefined
+
 const sightings = (hold: Hold, word: string): ReadonlyArray<Sighting> =>
   hold.told.filter(({ what }) => what[0] === word).map(({ at, what }) => ({
     hold,
@@ -315,8 +318,9 @@ const handlings = ({ handled }: Facts, group: string): ReadonlyMap<string, Reado
 const isDone = ({ hold }: Sighting, before = Number.POSITIVE_INFINITY): boolean =>
   hold.told.some(({ at, what: [word] }) => word === "done" && at <= before)
 
-/** Every group has handled every event that was confirmed, or that a client saw. */
+/** Every group has handled every event that was confirmed, or that a client saw, unless all clients of the topic were killed. */
 const delivered = (facts: Facts): ReadonlyArray<Anomaly> => {
+  if (!facts.holds.some(hasSettled)) return []
   // A request whose publisher has given it up can be executed when the first client has seen that all is handled.
   const settled = Math.min(...facts.holds.filter((hold) => kindOf(hold) === "settled").map(({ asked }) => asked))
   const isLate = ({ hold: { ended = 0 }, stored }: Publication) => stored === undefined && ended > settled
@@ -350,7 +354,7 @@ const deathsOf = ({ holds }: Facts): ReadonlyMap<string, number> => {
   for (const { asked, client, ended } of holds) {
     deaths.set(client, Math.max(deaths.get(client) ?? 0, asked, ended ?? asked))
   }
-  for (const hold of holds) if (kindOf(hold) === "settled") deaths.delete(hold.client)
+  for (const hold of holds) if (hasSettled(hold)) deaths.delete(hold.client)
   return deaths
 }
 

@@ -1,15 +1,42 @@
 import { Effect } from "effect"
-import type { Anomaly, Run } from "../checks.ts"
+import { type Anomaly, isDisturbed, type Run } from "../checks.ts"
+import type { Client } from "../client.ts"
 import type { Hold } from "../history.ts"
+import { forgot } from "../states.ts"
 import { fibers, type Workload } from "../workload.ts"
 
 /** Everybody sets it before waiting for it, so that nobody may wait for long. */
 const paired = "paired"
 /** Set and waited for at random, so that nobody may pass without a set. */
 const counted = "counted"
+/** Each time another one, set so many times by one fiber, which then waits as often: no set of others hides a lost one. */
+const own = "own"
+const most = 3
 
 /** Of a wait, in milliseconds. */
 const limit = 4000
+
+const keep = (client: Client, key: string) => client.lockstep.Signal.make({ name: key, timeToLive: client.keep })
+
+const wait = (key: string) => ({ kind: "signal", key, weight: 1, wait: true })
+
+const alone = Effect.fnUntraced(function*(client: Client) {
+  const key = `${own} ${client.unique()}`
+  const signal = yield* keep(client, key)
+  const weight = 1 + Math.floor(client.random() * most)
+  let left = weight
+  let isFine = yield* client.attempt({ kind: "signal set", key, weight, wait: false }, signal.setMany(weight))
+  while (isFine && left-- > 0) isFine = yield* client.attempt(wait(key), signal.waitFor({ wait: limit }))
+})
+
+const together = Effect.fnUntraced(function*(client: Client, key: string) {
+  const shared = yield* keep(client, key)
+  const set = client.attempt({ kind: "signal set", key, weight: 1, wait: false }, shared.set)
+  if (key === paired) {
+    if (yield* set) yield* client.attempt(wait(key), shared.waitFor({ wait: limit }))
+  } else if (client.random() < 0.5) yield* set
+  else yield* Effect.timeoutOption(client.attempt(wait(key), shared.await), client.random() * 100)
+})
 
 /** Signals: who has set one and then waits passes, and no more pass than were set. */
 export const signal: Workload = {
@@ -18,16 +45,10 @@ export const signal: Workload = {
     fibers(
       3,
       client,
-      Effect.gen(function*() {
-        const key = client.pick([paired, counted])
-        const shared = yield* client.lockstep.Signal.make({ name: key, timeToLive: client.keep })
-        const set = client.attempt({ kind: "signal set", key, weight: 1, wait: false }, shared.set)
-        const request = { kind: "signal", key, weight: 1, wait: true }
-        if (key === paired) {
-          if (yield* set) yield* client.attempt(request, shared.waitFor({ wait: limit }))
-        } else if (client.random() < 0.5) yield* set
-        else yield* Effect.timeoutOption(client.attempt(request, shared.await), client.random() * 100)
-        yield* Effect.sleep(client.random() * 20)
+      Effect.suspend(() => {
+        const key = client.pick([paired, counted, own])
+        const using = key === own ? alone(client) : together(client, key)
+        return Effect.andThen(using, Effect.sleep(client.random() * 20))
       })
     ),
   check: (holds, run) => [...withoutSet(holds, run), ...late(holds, run)]
@@ -39,7 +60,8 @@ const waits = (holds: ReadonlyArray<Hold>) => holds.filter(({ kind }) => kind ==
 /** A signal may wake two only when a waiter gave up, or its session was lost. */
 function withoutSet(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
   const passed = waits(holds).filter(({ entered }) => entered !== undefined).sort((a, b) => a.entered! - b.entered!)
-  const asked = sets(holds).map(({ asked }) => asked).sort((a, b) => a - b)
+  const asked = sets(holds).flatMap(({ asked, weight }) => Array.from({ length: weight }, () => asked))
+    .sort((a, b) => a - b)
   const excuses = [
     ...waits(holds).flatMap((wait) => wait.entered === undefined && wait.ended !== undefined ? [wait.ended] : []),
     ...[...run.lost.values()].flat()
@@ -58,12 +80,11 @@ function withoutSet(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly
 
 /** Of as many signals as waiters, none may be lost, unless Redis has forgotten some. */
 function late(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
-  if (holds.some(({ key }) => key !== paired)) return []
-  return waits(holds).filter((wait) =>
-    wait.outcome === "timeout" &&
-    run.forgets.every(({ from }) => from > wait.ended!) &&
-    ["", wait.client].every((client) =>
-      run.disturbed.get(client)?.every(({ from, to }) => to < wait.asked || from > wait.ended!) !== false
-    )
-  ).map((wait) => ({ check: "hang", detail: `a signal was set for it, and it was not woken`, holds: [wait] }))
+  if (holds.some(({ key }) => key === counted)) return []
+  return waits(holds).filter((wait) => {
+    // A shared signal lacks what Redis forgot at any time. One that is there is found soon after the last fault.
+    const set = wait.key === paired ? 0 : sets(holds)[0]!.asked
+    return wait.outcome === "timeout" && !forgot(run, set, wait.ended!) &&
+      !isDisturbed(run, wait.client, wait.ended! - run.lease, wait.ended!)
+  }).map((wait) => ({ check: "hang", detail: `a signal was set for it, and it was not woken`, holds: [wait] }))
 }
