@@ -54,7 +54,16 @@ const publisher = (client: Client, topic: Topic) => {
           })
         })
     )
+  // Changes the number of shards while events of one key are on their way.
+  const move = Effect.gen(function*() {
+    const key = client.pick(keys)
+    const shards = 1 + Math.floor(client.random() * 3)
+    yield* publish([1, 2, 3, 4].map(() => value(key)), "")
+    yield* Effect.scoped(open(client.lockstep, { name: topic.name, shards }))
+    yield* publish([value(key)], "")
+  })
   return Effect.gen(function*() {
+    if (topic.name === "moving" && client.random() < 0.02) yield* move
     const way = client.random()
     // Clients that come at the same time bring the same id.
     const turn = Math.floor(client.clock.wall() / 100)
@@ -186,16 +195,6 @@ const members = Effect.fnUntraced(function*(client: Client, topic: Topic) {
   )
 })
 
-/** Changes the number of shards now and then. */
-const moving = (client: Client) =>
-  forever(Effect.suspend(() => {
-    const shards = 1 + Math.floor(client.random() * 4)
-    return Effect.delay(
-      Effect.scoped(open(client.lockstep, { name: "moving", shards })),
-      500 + client.random() ** 3 * 35_000
-    )
-  }))
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Settle
 // ---------------------------------------------------------------------------------------------------------------------
@@ -236,7 +235,6 @@ const using = (client: Client, shape: typeof shapes[number]): Effect.Effect<
     if (client.random() < 0.7) readings.push(yield* subscriber(client, topic, false))
     if (client.random() < 0.5) readings.push(yield* subscriber(client, topic, true))
     yield* members(client, topic)
-    if (shape.name === "moving") yield* moving(client)
     yield* fibers(1, client, publisher(client, topic))
     yield* settled(client, topic, readings)
   })
