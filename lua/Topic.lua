@@ -777,7 +777,7 @@ end
 -- deliveries to it so far: a delivery among these that comes later is old.
 -- keys: all
 -- args: id string, name string, from string, credit number, ordered boolean
--- reply: ["joined", index string, sent number, drained number, unacknowledged json] | ["full"] | ["ordering"]
+-- reply: ["joined", index string, sent number, drained number, epoch number, unacknowledged json] | ["full"] | ["ordering"]
 handlers['topic.consume'] = function(ctx, key, id, name, from, credit, ordered)
   local topic = loadTopic(ctx, key)
   local claim, index = claimOf(ctx, id), call('HGET', key, 'G' .. name)
@@ -791,7 +791,7 @@ handlers['topic.consume'] = function(ctx, key, id, name, from, credit, ordered)
     group.list[#group.list + 1] = { claim = claim, credit = tonumber(credit), sent = 0 }
     group.members, group.credit = group.members + 1, group.credit + tonumber(credit)
     own(ctx, key, id, PERMANENT)
-    return reply('joined', index, 0, group.drained, json('[]'))
+    return reply('joined', index, 0, group.drained, group.epoch, json('[]'))
   end
   local items = {}
   for _, pending in ipairs(tryGroup('XPENDING', topic.entries, name, '-', '+', 1024, claim) or {}) do
@@ -799,7 +799,7 @@ handlers['topic.consume'] = function(ctx, key, id, name, from, credit, ordered)
     if entry then items[#items + 1] = described(pending[1], text(pending[4]), entry[2]) end
   end
   local member = memberOf(group, claim)
-  return reply('joined', index, member and member.sent or 0, group.drained, json('[' .. concat(items, ',') .. ']'))
+  return reply('joined', index, member and member.sent or 0, group.drained, group.epoch, json('[' .. concat(items, ',') .. ']'))
 end
 
 -- topic.begin: no shard has anything left for a group of what there was before an epoch, so the group begins that epoch

@@ -230,7 +230,7 @@ const run = async (topic: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
   }
   const join = async (member: number) => {
     const name = nameOf(member)
-    const [tag, at, count, , open] = await topic.send(name, "topic.consume", [
+    const [tag, at, count, , , open] = await topic.send(name, "topic.consume", [
       "m",
       "g",
       "0",

@@ -1492,6 +1492,34 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
       }))
     }))
 
+  it.effect("is handled in order again after Redis has lost it", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      yield* spread(2, ([a, b]) =>
+        Effect.gen(function*() {
+          const topic = yield* on(a!, make({ shards: 2 }))
+          const handled = new Set<number>()
+          yield* Effect.forkScoped(
+            topic.run(({ value }) => Effect.sync(() => handled.add(value)), { group: "g", orderBy: "key" })
+          )
+          yield* joined(topic, "g", 1)
+          for (const round of upTo(6)) {
+            yield* on(b!, make({ shards: 1 + (round % 3) }))
+            // What was published before the shards were found again can be forgotten with them.
+            const all = eventually(
+              Effect.gen(function*() {
+                yield* Effect.forEach(upTo(8), (n) => topic.publish(round * 8 + n, { key: String(n) }))
+                yield* Effect.sync(() => assert.includeMembers([...handled], upTo(8, round * 8)))
+              })
+            )
+            yield* all
+            handled.clear()
+            yield* server.cli("FLUSHALL")
+            yield* all
+          }
+        }))
+    }), 60_000)
+
   it.effect("keeps what is published after a change for a group without members", () =>
     spread(2, ([a, b]) =>
       Effect.gen(function*() {

@@ -92,8 +92,9 @@ class Member<A> extends work.Member {
   #heard = 0
   // Of the last event that was delivered.
   #last: string | undefined = undefined
-  /** Nothing of before this epoch is left for the group. */
+  /** Nothing of before this epoch is left for the group in this shard, and the group has begun that one, as far as is known. */
   drained = 0
+  begun = 0
   readonly #onDrained: () => void
 
   constructor(
@@ -119,13 +120,15 @@ class Member<A> extends work.Member {
       this.#heard = count
       return this.#takeAll(change[2] as Items)
     }
-    const [index, counted, drained, items] = change as readonly [string, number, number, Items]
+    const [index, counted, drained, begun, items] = change as readonly [string, number, number, number, Items]
     this.#joined = true
     this.#index = index
     this.#counted = counted
+    // A shard that Redis has lost begins anew.
+    this.begun = begun
     this.#takeAll(items)
     // An answer can come after a later delivery.
-    if (this.#heard <= counted) this.#drain(drained)
+    this.#drain(this.#heard <= counted ? drained : this.drained)
   }
 
   #drain(epoch: number): void {
@@ -172,6 +175,7 @@ class Member<A> extends work.Member {
     this.#working.clear()
     this.#told.clear()
     this.#heard = 0
+    this.drained = 0
     for (const delivery of lost) delivery.lose()
   }
 
@@ -264,26 +268,21 @@ const joinShard = <A>(
   })
 
 /** Lets an ordered group begin an epoch when nothing of before it is left in any shard. */
-const turnOf = <A>(parts: Parts<A>, group: string, members: ReadonlyArray<Member<A>>): () => void => {
-  let begun = 0
-  return () => {
-    if (parts.isChanging || members.length < parts.all.length) return
-    const drained = Math.min(...members.map(({ drained }) => drained))
-    const epoch = Math.min(drained, parts.epoch)
-    if (epoch > begun) {
-      for (const { place } of parts.all) {
-        const { kernel } = place.space
-        Effect.runFork(
-          request(place, "topic.begin", [group, epoch], { waits: true }).pipe(
-            Effect.retry(again),
-            Effect.catch((error) =>
-              Effect.sync(() => kernel.hooks.log("Debug", `group ${group} could not begin an epoch`, error))
-            )
-          )
+const turnOf = <A>(parts: Parts<A>, group: string, members: ReadonlyArray<Member<A>>) => (): void => {
+  if (parts.isChanging || members.length < parts.all.length) return
+  const epoch = Math.min(parts.epoch, ...members.map(({ drained }) => drained))
+  for (const [at, member] of members.entries()) {
+    if (member.begun >= epoch) continue
+    member.begun = epoch
+    const { place } = parts.all[at]!
+    const { kernel } = place.space
+    Effect.runFork(
+      request(place, "topic.begin", [group, epoch], { waits: true }).pipe(
+        Effect.retry(again),
+        Effect.catch((error) =>
+          Effect.sync(() => kernel.hooks.log("Debug", `group ${group} could not begin an epoch`, error))
         )
-      }
-    }
-    // A shard that Redis has lost begins anew.
-    begun = epoch
+      )
+    )
   }
 }
