@@ -52,8 +52,12 @@ export const overlaps = (spans: ReadonlyArray<Span> | undefined, from: number, t
 export const isDisturbed = (run: Run, client: string, from: number, to: number): boolean =>
   overlaps(run.disturbed.get(client), from, to) || overlaps(run.disturbed.get(""), from, to)
 
-export const isLost = (run: Run, client: string, from: number, to: number): boolean =>
-  run.lost.get(client)?.some((at) => from <= at && at <= to) === true
+/** Whether a client lost a session between two times. One that a fault has stopped notices that behind it. */
+export const isLost = (run: Run, client: string, from: number, to: number): boolean => {
+  const stopped = run.disturbed.get(client)?.filter((span) => span.from <= to && from <= span.to) ?? []
+  const until = Math.max(to, ...stopped.map((span) => span.to))
+  return run.lost.get(client)?.some((at) => from <= at && at <= until) === true
+}
 
 /** How many sessions with one partition can have expired between two times, as Redis sees it. */
 export const expirations = ({ expired = [] }: Run, from: number, to: number): number =>

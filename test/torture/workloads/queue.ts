@@ -267,7 +267,10 @@ const producer = (client: Client, queue: Queue) => {
     else if (way < 0.6) {
       const id = `turn ${turn}`
       const own = value("plain")
-      yield* offering(client, queue, [[own, { id, result: true, priority: pick(["high", "normal"]) }]])
+      const result = random() < 0.5 || { timeToLive: client.keep }
+      yield* offering(client, queue, [[own, { id, result, priority: pick(["high", "normal"]) }]])
+      // Some ask when it has ended.
+      if (random() < 0.5) yield* Effect.sleep(random() * 300)
       if (random() < 0.5) yield* follow(client, queue, "result", (log) => concluded(log, own, id, queue.result(id)))
     } else if (way < 0.7) {
       const given = random() < 0.5 ? client.unique() : undefined
