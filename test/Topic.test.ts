@@ -1492,7 +1492,7 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
       }))
     }))
 
-  it.effect("is handled in order again after Redis has lost it", () =>
+  it.effect("is handled again by a group with an order after Redis has lost it", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       yield* spread(2, ([a, b]) =>
@@ -1513,8 +1513,8 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
               })
             )
             yield* all
-            handled.clear()
             yield* server.cli("FLUSHALL")
+            handled.clear()
             yield* all
           }
         }))

@@ -162,7 +162,7 @@ export const simulate = async (
   const program = (process: Process, place: number, stopping: () => boolean) => {
     const own = seedOf(seed, 1000 + simulation.members.length)
     const recorded = records.recorder(`client-${place + 1}.${process.name}`, micros)
-    // Of a process that has crashed, fibers are ended when its requests fail.
+    // The fibers of a crashed process go on until their requests fail.
     const record = (event: Event) => {
       if (!process.crashed) recorded(event)
     }

@@ -52,11 +52,13 @@ export const overlaps = (spans: ReadonlyArray<Span> | undefined, from: number, t
 export const isDisturbed = (run: Run, client: string, from: number, to: number): boolean =>
   overlaps(run.disturbed.get(client), from, to) || overlaps(run.disturbed.get(""), from, to)
 
-/** Whether a client lost a session between two times. One that a fault has stopped notices that behind it. */
-export const isLost = (run: Run, client: string, from: number, to: number): boolean => {
+export const isLost = (run: Run, client: string, from: number, to: number): boolean =>
+  run.lost.get(client)?.some((at) => from <= at && at <= to) === true
+
+/** As `isLost`. A client that a fault has stopped notices the loss when the fault is over. */
+export const isLostBehind = (run: Run, client: string, from: number, to: number): boolean => {
   const stopped = run.disturbed.get(client)?.filter((span) => span.from <= to && from <= span.to) ?? []
-  const until = Math.max(to, ...stopped.map((span) => span.to))
-  return run.lost.get(client)?.some((at) => from <= at && at <= until) === true
+  return isLost(run, client, from, Math.max(to, ...stopped.map((span) => span.to)))
 }
 
 /** How many sessions with one partition can have expired between two times, as Redis sees it. */

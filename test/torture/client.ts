@@ -68,6 +68,8 @@ export interface Client {
   readonly rest: Effect.Effect<void>
   /** How long what nobody has open is remembered, in milliseconds: longer than a fault keeps a client away. */
   readonly keep: number
+  /** How many partitions the namespace has. */
+  readonly partitions: number
   /**
    * Runs something that holds nothing, and records when it was asked and answered, and the token in the answer if there is
    * one; whether it succeeded.
@@ -187,6 +189,7 @@ export const clientOf = (tools: Tools): Client => {
       return millis === 0 ? Effect.void : Effect.sleep(millis)
     }),
     keep: keepOf(argument.settings.lease),
+    partitions: argument.settings.partitions,
     // Whatever is asked has an end, also if it is interrupted before it begins.
     attempt: (request, effect, tokenOf, saw) =>
       Effect.uninterruptibleMask((restore) => {

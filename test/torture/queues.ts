@@ -2,7 +2,7 @@
  * The promises of a queue, checked against the offers, the attempts of workers, and the answers to callers. Values are unique,
  * and say what their handlers do.
  */
-import { type Anomaly, exclusive, isDisturbed, isLost, overlaps, type Run, tokens } from "./checks.ts"
+import { type Anomaly, exclusive, isDisturbed, isLost, isLostBehind, overlaps, type Run, tokens } from "./checks.ts"
 import { type Hold, lastRun, type Told } from "./history.ts"
 import { forgot } from "./states.ts"
 
@@ -243,7 +243,7 @@ const isUntold = ({ deaths, run, stops }: Facts, first: Handling, next: Handling
   const { client, ended, outcome } = first.hold
   const stop = stops.get(`${client} ${first.run}`)
   return outcome === undefined || ended === undefined ||
-    isLost(run, client, first.hold.asked - run.lease, next.hold.asked + run.lease) ||
+    isLostBehind(run, client, first.hold.asked - run.lease, next.hold.asked + run.lease) ||
     // The process was killed before it sent the acknowledgement.
     ended >= (deaths.get(client) ?? Number.POSITIVE_INFINITY) - run.lease ||
     // The handler was interrupted behind its end.

@@ -2,7 +2,7 @@
  * What must be true of a topic: of what was published to it, what subscribers saw, and what groups handled. Values are unique
  * and begin with their key; where an event stands is its id.
  */
-import { type Anomaly, exclusive, isLost, overlaps, type Run } from "./checks.ts"
+import { type Anomaly, exclusive, isLost, isLostBehind, overlaps, type Run } from "./checks.ts"
 import { type Hold, lastRun } from "./history.ts"
 import { forgot } from "./states.ts"
 
@@ -72,7 +72,7 @@ const isWhole = ({ key }: Hold): boolean => key === "whole"
 /** Of the topic whose shards change in number. */
 const isMoving = ({ key }: Hold): boolean => key === "moving"
 
-/** The client has waited until all was handled, and was not killed before. */
+/** The client has ended its wait for all to be handled, and was not killed before. */
 const hasSettled = (hold: Hold): boolean => kindOf(hold) === "settled" && hold.ended !== undefined
 
 const sightings = (hold: Hold, word: string): ReadonlyArray<Sighting> =>
@@ -368,7 +368,7 @@ const repeated = (facts: Facts): ReadonlyArray<Anomaly> => {
         const first = all[at]!
         const ended = second.hold.ended ?? second.at
         const excused = first.hold.outcome !== "released" ||
-          isLost(run, first.hold.client, first.hold.asked - run.lease, second.at + run.lease) ||
+          isLostBehind(run, first.hold.client, first.hold.asked - run.lease, second.at + run.lease) ||
           // The process was killed before it sent the acknowledgement.
           first.hold.ended! >= (deaths.get(first.hold.client) ?? Number.POSITIVE_INFINITY) - run.lease ||
           // Members of this group leave, and Redis may have refused their acknowledgements until then.

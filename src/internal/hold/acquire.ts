@@ -155,7 +155,7 @@ const asking = <E>(
 ): Effect.Effect<Settled, E> => {
   const asked = Effect.callback<Settled, E>((resume) => {
     entry.settle = (outcome) => {
-      // For as long as it is held, nothing of the question is kept.
+      // A hold must not keep the effects of its request.
       entry.settle = ignore
       resume(outcome[0] === "failed" ? Effect.fail(fail(outcome[1].reason)) : Effect.succeed(outcome))
     }

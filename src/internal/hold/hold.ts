@@ -118,7 +118,7 @@ export class Hold extends Entry implements Lease {
     return new LeaseLost({ kind, key: name, namespace, token: this.token, reason: this.loss ?? given })
   }
 
-  /** Called once: when it is lost, or at once if it has been. */
+  /** Calls `f` once: when the hold is lost, or at once if it has been lost. */
   onLoss(f: () => void): void {
     if (this.loss !== undefined) f()
     else if (this.#observers === undefined) this.#observers = [f]
@@ -135,8 +135,7 @@ export class Hold extends Entry implements Lease {
     this.loss = reason
     const observers = this.#observers
     this.#observers = undefined
-    // A copy: observers take themselves out while they are called.
-    if (observers !== undefined) { for (const f of [...observers]) f() }
+    if (observers !== undefined) { for (const f of observers) f() }
   }
 
   /** A protected program has ended. */

@@ -36,7 +36,7 @@ export const withHold = <A, E, R, E2>(
     const hold = claimed(acquiring)
     let granted = false
     return Effect.onExitPrimitive(
-      // Made when it is run: what it consists of is garbage while the hold lasts.
+      // The effects of the request are made when it is sent, so nothing refers to them while the hold lasts.
       Effect.withFiber((fiber) =>
         Effect.flatMap(
           granting(fiber, hold, acquiring, restore),

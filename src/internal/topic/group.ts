@@ -92,8 +92,9 @@ class Member<A> extends work.Member {
   #heard = 0
   // Of the last event that was delivered.
   #last: string | undefined = undefined
-  /** Nothing of before this epoch is left for the group in this shard, and the group has begun that one, as far as is known. */
+  /** Nothing of before this epoch is left for the group in this shard. */
   drained = 0
+  /** The epoch that the group has begun in this shard, or has been told to begin. */
   begun = 0
   readonly #onDrained: () => void
 
@@ -124,11 +125,11 @@ class Member<A> extends work.Member {
     this.#joined = true
     this.#index = index
     this.#counted = counted
-    // A shard that Redis has lost begins anew.
+    // It is less than before if Redis has lost the shard.
     this.begun = begun
     this.#takeAll(items)
     // An answer can come after a later delivery.
-    this.#drain(this.#heard <= counted ? drained : this.drained)
+    this.#drain(this.#heard <= counted ? drained : Math.max(drained, this.drained))
   }
 
   #drain(epoch: number): void {

@@ -82,7 +82,7 @@ function withoutSet(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly
 function late(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
   if (holds.some(({ key }) => key === counted)) return []
   return waits(holds).filter((wait) => {
-    // A shared signal lacks what Redis forgot at any time. One that is there is found soon after the last fault.
+    // A shared signal lacks what Redis forgot at any time. A waiter is granted what was set soon after the last fault.
     const set = wait.key === paired ? 0 : sets(holds)[0]!.asked
     return wait.outcome === "timeout" && !forgot(run, set, wait.ended!) &&
       !isDisturbed(run, wait.client, wait.ended! - run.lease, wait.ended!)

@@ -57,7 +57,7 @@ const publisher = (client: Client, topic: Topic) => {
   // Changes the number of shards while events of one key are on their way.
   const move = Effect.gen(function*() {
     const key = client.pick(keys)
-    const shards = 1 + Math.floor(client.random() * 3)
+    const shards = 1 + Math.floor(client.random() * client.partitions)
     yield* publish([1, 2, 3, 4].map(() => value(key)), "")
     yield* Effect.scoped(open(client.lockstep, { name: topic.name, shards }))
     yield* publish([value(key)], "")
