@@ -58,7 +58,7 @@
 --   length, overflow, queued, told, dropped, shards, armed, grouped, after,
 --   since, begun, waited, ran, plans, cleared, sweep, draining, blocked, awaited, cancelled, stored, orphaned, gaps,
 --   expiring, kept
--- record QueuePolicy 1: letters, retain, crashes, grouplimit, groupspacing, groupburst
+-- record QueuePolicy 2: letters, retain, crashes, grouplimit, groupspacing, groupburst, decided
 
 local RETURNED, DELAYED, BLOCKED, JOBS, CRASH = '-', '~', '^', 'workers', 65536
 local FIELD = { 'c1', 'c2', 'c3', 'c4', 'c5', 'c6', 'c7', 'c8', 'c9', 'c10', 'c11', 'c12' }
@@ -199,7 +199,7 @@ local function policyOf(queue)
   local packed = call('HGET', queue.key, 'm')
   local crashes = isErrands(queue) and math.huge or 3
   return packed and unpackQueuePolicy(packed)
-    or { letters = 10000, retain = 0, crashes = crashes, grouplimit = 1, groupspacing = 0, groupburst = 0 }
+    or { letters = 10000, retain = 0, crashes = crashes, grouplimit = 1, groupspacing = 0, groupburst = 0, decided = 0 }
 end
 
 -- -----------------------------------------------------------------------------
@@ -952,18 +952,19 @@ end
 -- Members and workers
 -- -----------------------------------------------------------------------------
 
--- queue.join: becomes a member, and says how the queue works, unless `set` is false: how many jobs may be in work (0 for no
+-- queue.join: becomes a member, and says how the queue works: how many jobs may be in work (0 for no
 -- limit), how many ms are between two jobs, and how many ms of that may be saved up for a burst (0 for no limit), how long
 -- ids are known, how many dead letters are kept, and for how long (0 for ever), after how many crashes a job is one, how many
 -- jobs may wait (0 for no limit), and what becomes of offers beyond that: see lua/QueueLimits.lua. Of each group: how many jobs
 -- may be in work, how many ms are between two, and how many of these may be saved up. It also says how many shards there are
 -- (0: as many as there were), among which the limits but those of groups are divided, and which one this is. Another number than
--- that of a member before is refused while there are jobs or members. It answers how many there are, and whether the queue has
--- schedules, and errands.
+-- that of a member before is refused while there are jobs or members. The last member decides how the queue works: `decided` is 1
+-- for one that does so now, the number that it was answered for one that did so before, and 0 for one that leaves that as it is.
+-- It answers how many shards there are, and whether the queue has schedules, and errands.
 -- keys: all
--- args: id string, set boolean, limit number, spacing number, burst number, window number, letters number, retain number, crashes number, length number, overflow number, grouplimit number, groupspacing number, groupburst number, shards number, shard number
--- reply: ["joined", shards number, scheduled boolean, errands boolean] | ["mismatch", shards number]
-handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, window, letters, retain, crashes, length, overflow, grouplimit, groupspacing, groupburst, shards, shard)
+-- args: id string, decided number, limit number, spacing number, burst number, window number, letters number, retain number, crashes number, length number, overflow number, grouplimit number, groupspacing number, groupburst number, shards number, shard number
+-- reply: ["joined", shards number, scheduled boolean, errands boolean, decided number] | ["mismatch", shards number]
+handlers['queue.join'] = function(ctx, key, id, decided, limit, spacing, burst, window, letters, retain, crashes, length, overflow, grouplimit, groupspacing, groupburst, shards, shard)
   local queue = loadQueue(ctx, key)
   shards = tonumber(shards)
   if shards > 0 and shards ~= queue.shards then
@@ -972,17 +973,23 @@ handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, wind
     if used then return reply('mismatch', queue.shards) end
     queue.shards = shards
   end
-  if set == '1' or queue.window == 0 then
+  local before = policyOf(queue)
+  decided = decided == '1' and math.max(before.decided + 1, ctx.now) or tonumber(decided) or 0
+  if decided > before.decided or queue.window == 0 then
     queue.limit = extend.shareOf(queue, tonumber(limit), tonumber(shard))
     queue.spacing = tonumber(spacing) * queue.shards
     queue.burst = math.max(tonumber(burst), queue.spacing)
-    queue.window, queue.current = tonumber(window), nil
+    if queue.window ~= tonumber(window) then
+      queue.window, queue.current = tonumber(window), nil
+      -- What is known stays so for one of the new turns at least: they do not follow the former ones.
+      queue.turn = floor(ctx.now / queue.window) + 1
+    end
     queue.length = extend.shareOf(queue, tonumber(length), tonumber(shard))
     queue.overflow = tonumber(overflow)
-    local before = policyOf(queue)
     queue.policy = {
       letters = tonumber(letters), retain = tonumber(retain), crashes = tonumber(crashes),
-      grouplimit = tonumber(grouplimit), groupspacing = tonumber(groupspacing), groupburst = tonumber(groupburst)
+      grouplimit = tonumber(grouplimit), groupspacing = tonumber(groupspacing), groupburst = tonumber(groupburst),
+      decided = decided
     }
     call('HSET', key, 'm', packQueuePolicy(queue.policy))
     if queue.grouped > 0 and extend.haveChanged(before, queue.policy) then extend.beginSweep(ctx, queue) end
@@ -1000,7 +1007,7 @@ handlers['queue.join'] = function(ctx, key, id, set, limit, spacing, burst, wind
   expectDelayed(ctx, queue)
   expectLetters(ctx, queue)
   if queue.grouped > 0 then groups.ring(ctx, queue) end
-  return reply('joined', queue.shards, queue.plans > 0, extend.hasErrands(ctx, key))
+  return reply('joined', queue.shards, queue.plans > 0, extend.hasErrands(ctx, key), math.max(before.decided, decided))
 end
 
 -- The jobs that a worker has in hand, as `describedJob` describes them, and those of them that were cancelled.

@@ -358,6 +358,7 @@ class SemaphoreImpl implements Semaphore {
 interface Known {
   permits: number
   most: number
+  joined: boolean
 }
 
 const learn = (known: Known, permits: number): void => {
@@ -376,16 +377,18 @@ const open = (
 ): Effect.Effect<Semaphore, SemaphoreError, Coordinator | Scope.Scope> =>
   Effect.flatMap(Coordinator, (coordinator) => {
     const place = placeOf(spaceOf(coordinator), "semaphore", name, "name", lease)
-    const known: Known = { permits, most: permits }
+    const known: Known = { permits, most: permits, joined: false }
     return Effect.flatMap(
       acquiring.join(place, {
         verb: "semaphore.join",
-        // Joined again after a loss, the number that was in force before is meant.
-        args: (anyway) =>
-          known.permits !== permits || mode === "attach" && known.permits > 0
-            ? [known.permits, "keep"]
-            : [permits, mode === "fail" && anyway ? "firm" : mode],
-        observer: { observe: ([capacity]) => learn(known, Number(capacity)) },
+        // Joined again after a loss, the number that is in force is meant.
+        args: (anyway) => known.joined ? [known.permits, "keep"] : [permits, mode === "fail" && anyway ? "firm" : mode],
+        observer: {
+          observe: ([capacity]) => {
+            known.joined = true
+            learn(known, Number(capacity))
+          }
+        },
         wait: mode === "attach" ? wait ?? place.space.wait : undefined,
         waits: mode === "attach",
         fail: (error) => fail(error)

@@ -40,6 +40,32 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         yield* worker.stop
       })))
 
+  it.effect("is as long as the last process says, also when others join again, or Redis has lost it", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        yield* on(a!, limited(5, "fail"))
+        const queue = yield* on(b!, limited(50, "fail"))
+        const members = server.cli(
+          "EVAL",
+          `local fields = redis.call('HKEYS', redis.call('KEYS', '{${namespace}:*:queue:*')[1])
+          local count = 0
+          for _, field in ipairs(fields) do if string.sub(field, 1, 1) == 'o' then count = count + 1 end end
+          return count`,
+          0
+        )
+        const holds = Effect.gen(function*() {
+          yield* eventually(Effect.map(members, (count) => assert.strictEqual(Number(count), 2)))
+          yield* queue.offerAll(upTo(50))
+          assert.strictEqual((yield* Effect.flip(queue.offer(0))).reason._tag, "QueueFull")
+        })
+        missed(a!)
+        yield* lose(a!, namespace, server)
+        yield* holds
+        yield* server.cli("FLUSHALL")
+        yield* eventually(on(b!, Effect.asVoid(queue.state)))
+        yield* holds
+      })))
+
   it.effect("keeps no room for an offer that is interrupted, or whose process is gone", () =>
     several(3, ([a, b, c], namespace, server) =>
       Effect.gen(function*() {

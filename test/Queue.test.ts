@@ -661,7 +661,7 @@ layer(TestServer.layer, live)("a job", (it) => {
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const queue = yield* on(a!, make({ letters: { crashes: 2 } }))
-        const other = yield* on(b!, make())
+        const other = yield* on(b!, make({ letters: { crashes: 2 } }))
         const worker = yield* working(queue, () => Effect.never)
         yield* other.offer(1, { id: "x" })
         for (const attempts of [1, 2]) {

@@ -4,6 +4,7 @@ import * as fc from "fast-check"
 import { Coordinator, Lease, Redis, Semaphore } from "../src/index.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, onNode, TestServer, withNode } from "./support/live.ts"
+import { forgetSession, lose, on, several } from "./support/several.ts"
 
 class Pool extends Semaphore.Service<Pool>()("pool", { permits: 5 }) {}
 
@@ -288,6 +289,24 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
         assert.strictEqual((yield* Effect.flip(semaphore.resize(1))).reason._tag, "SemaphoreGone")
       })
     ))
+
+  it.effect.each(["fail", "resize"] as const)(
+    "keeps a number that a process has missed: %s",
+    (onMismatch) =>
+      several(2, ([a, b], namespace, server) =>
+        Effect.gen(function*() {
+          const semaphore = yield* on(a!, Semaphore.make({ name: "s", permits: 5, onMismatch }))
+          yield* Effect.scoped(Effect.gen(function*() {
+            const other = yield* on(b!, Semaphore.make({ name: "s", permits: 5 }))
+            yield* forgetSession(a!, namespace, server)
+            yield* other.resize(7)
+            yield* lose(a!, namespace, server)
+            yield* eventually(Effect.map(other.available, (available) => assert.strictEqual(available, 7)))
+            yield* eventually(semaphore.withPermits(7)(Effect.void))
+          }))
+          yield* semaphore.withPermits(7)(Effect.void)
+        }))
+  )
 
   it.effect("comes back with its permits after Redis has lost its data", () =>
     withNode((namespace) =>

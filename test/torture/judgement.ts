@@ -35,14 +35,17 @@ const startUp = 2_000_000
 // A process that was stopped goes on with other things first.
 const wakeUp = 200_000
 
+/** A connection that is made while nothing is answered fails only after its `connectTimeout`, when the fault may be over. */
+const tailOf = ({ name }: Injected["fault"]): number => (name === "half-open" ? 6 : 1) * 1_000_000
+
 const disturbances = ({ histories, injected }: Evidence): Run["disturbed"] => {
   const disturbed = new Map<string, Array<Span>>()
   for (const [name, [first]] of histories) {
     if (first !== undefined) disturbed.set(name, [{ from: first.at, to: first.at + startUp }])
   }
-  for (const { client, from, to } of injected) {
+  for (const { client, fault, from, to } of injected) {
     const names = client === "" ? [""] : [...histories.keys()].filter((name) => name.startsWith(`${client}.`))
-    for (const name of names) disturbed.set(name, [...disturbed.get(name) ?? [], { from, to: to + 1_000_000 }])
+    for (const name of names) disturbed.set(name, [...disturbed.get(name) ?? [], { from, to: to + tailOf(fault) }])
   }
   return disturbed
 }

@@ -182,7 +182,10 @@ export class Tenancy implements Tenant, Keeper, Asker {
   }
 
   #refuse(entry: Entry, outcome: Outcome): void {
-    if (entry instanceof Membership && entry.joined) this.#log(entry, `could not be joined again: ${outcome[0]}`)
+    if (entry instanceof Membership && entry.joined) {
+      this.#log(entry, `could not be joined again, and is with the next heartbeat: ${outcome[0]}`)
+      return this.#claims.become(entry, "idle")
+    }
     // The session still owns a waiter that is refused in the queue.
     if (outcome[0] === "exceeds" && entry.queued) this.release(entry, ignore)
     this.#finish(entry, outcome)

@@ -59,6 +59,8 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   readonly #shard: number
   // How many shards the queue has; 0: as many as it had.
   #count: number
+  // When it has decided how the queue works: 1 for now, 0 if it has not.
+  #decided = 0
   // Of all shards.
   #places: ReadonlyArray<Place>
   readonly #options: Options<A, S, E>
@@ -109,10 +111,11 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   readonly join: Effect.Effect<number, QueueError, Scope.Scope> = Effect.suspend(() => {
     const { groups, letters, limits, retention } = this.#options
     const given = [retention, letters, limits, groups].some((option) => option !== undefined)
+    this.#decided = given ? 1 : 0
     const args = joinArgs(this.#options)
     const joined = join(this.#place, {
       verb: "queue.join",
-      args: () => [given, ...args, this.#count, this.#shard],
+      args: () => [this.#decided, ...args, this.#count, this.#shard],
       observer: this.#observer,
       fail
     })
@@ -164,6 +167,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
       else {
         // After a loss of data, Redis does not know the number of shards any more.
         this.#count = Number(change[0])
+        if (this.#decided === 1) this.#decided = Number(change[3])
         if (change[1] === true) this.#schedules.watch()
         if (change[2] === true) this.#deliver()
         this.#offerer.rejoined()
