@@ -11,8 +11,8 @@
  * - A count with an `id` counts once, whichever process makes it and however often, also across crashes. Without one, each
  *   call counts once, also when connections break.
  * - A wait is only a wait: when it is interrupted or times out, it leaves nothing behind.
- * - After Redis has lost its data, the processes that have the latch open create it again, and repeat what they had counted
- *   themselves; if it was open, it is opened.
+ * - After Redis has lost its data, or a fail-over some of it, the processes that have the latch open create it again, and
+ *   repeat what they had counted themselves; if it was open, it is opened.
  *
  * **Gotchas**
  *
@@ -24,7 +24,7 @@
  * - Closing the scope of the latch interrupts its waiters. Closing the coordinator fails them with `CoordinatorClosed`.
  * - `countDown` and `reset` are made again if the session is lost meanwhile, unless the latch was reset since.
  * - Redis stores each counted `id` until the latch opens or is reset, and what a call without one needs is stored once for
- *   each process.
+ *   each process. A process remembers each count of its own for as long.
  *
  * **Example** (Waiting for three workers, in whatever process they are)
  *

@@ -7,7 +7,8 @@
  *
  * - All waiters pass when it is opened, also if it is closed right after, by one push to each process. Nothing polls.
  * - `release` lets the present waiters pass, and leaves it closed.
- * - After Redis has lost its data, the processes that have the latch create it again, open if it was open.
+ * - After Redis has lost its data, or a fail-over some of it, the processes that have the latch create it again, open if it
+ *   was open.
  *
  * **Gotchas**
  *

@@ -8,7 +8,7 @@ import { actor, client } from "./support/actor.ts"
 import { assertUnanswered, behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
-import { asks } from "./support/requests.ts"
+import { asks, fields } from "./support/requests.ts"
 import { forgetSession, lose, on, pending, promptly, sessionsExpired, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
@@ -171,6 +171,45 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         yield* Effect.forEach(waiting, pending)
         assert.strictEqual(yield* two.countDown(), 0)
         yield* eventually(Effect.sync(() => waiting.every((fiber) => fiber.pollUnsafe() !== undefined)))
+      })))
+
+  it.effect("counts again, and once, what a Redis that went back has forgotten", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* latchOn(a!, 200), yield* latchOn(b!, 200)]
+        const keys = ["countDownLatch", "countDownLatch-items"].map((kind) => `{${namespace}:00}:${kind}:ready`)
+        yield* one.countDown()
+        yield* one.countDown({ id: "x" })
+        for (const key of keys) yield* server.cli("COPY", key, `${key}:before`)
+        yield* Effect.forEach(Array.from({ length: 100 }), () => one.countDown(), { concurrency: "unbounded" })
+        yield* one.countDown({ id: "y", by: 3 })
+        assert.strictEqual(yield* two.remaining, 95)
+        for (const key of keys) yield* server.cli("RENAME", `${key}:before`, key)
+        yield* lose(a!, namespace, server)
+        yield* eventually(Effect.map(two.remaining, (left) => left === 95), { message: "it has counted again" })
+        // Now nothing is forgotten but the session.
+        yield* lose(a!, namespace, server)
+        assert.strictEqual(yield* one.countDown(), 94)
+        yield* eventually(Effect.map(fields(server, namespace, "countDownLatch:ready", "o"), (found) => found === 2))
+        assert.strictEqual(yield* one.countDown({ id: "y" }), 94)
+        yield* two.countDown({ by: 94 })
+        yield* promptly(Effect.andThen(one.await, two.await), "both")
+      })))
+
+  it.effect("does not count again what was reset after the loss of the session", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const direct = yield* latchOn(a!, 3)
+        const line = yield* proxy(server)
+        const context = yield* node(line.url, { namespace, partitions: 1, lease: "6 seconds" })
+        const latch = yield* latchOn(context, 3)
+        yield* latch.countDown({ id: "x" })
+        const again = yield* line.hold(asks("latch.count"))
+        yield* lose(context, namespace, server)
+        yield* promptly(again.request, "it is counted again")
+        yield* direct.reset
+        yield* again.release()
+        assert.strictEqual(yield* latch.countDown({ id: "y" }), 2)
       })))
 
   it.effect("is opened and reset at once, however many ids were counted", () =>

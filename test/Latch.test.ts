@@ -179,6 +179,20 @@ layer(TestServer.layer, live)("a latch", (it) => {
         yield* promptly(Fiber.join(waiting), "the waiter")
       })))
 
+  it.effect("is opened again, if a Redis that went back has forgotten it", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const make = (context: Node) => on(context, Latch.make({ name: "start", timeToLive }))
+        const [one, two] = [yield* make(a!), yield* make(b!)]
+        const key = `{${namespace}:00}:latch:start`
+        yield* server.cli("COPY", key, `${key}:before`)
+        yield* one.open
+        yield* server.cli("RENAME", `${key}:before`, key)
+        assert.isFalse(yield* two.isOpen)
+        yield* lose(a!, namespace, server)
+        yield* eventually(two.isOpen, { message: "it is open again" })
+      })))
+
   it.effect("fails with a reason while Redis is away", () =>
     behindLine(({ context, line }) =>
       Effect.gen(function*() {

@@ -58,26 +58,8 @@ interface Count {
   readonly by: number
 }
 
-/** What was counted here since the last reset, or is to be counted again: by id, and the sum of what has none. */
-class Counted {
-  readonly ids = new Map<string, number>()
-  unnamed = 0
-
-  add({ by, id }: Omit<Count, "number">): void {
-    if (id === undefined) this.unnamed += by
-    else this.ids.set(id, by)
-  }
-
-  addAll(counted: Counted): void {
-    this.unnamed += counted.unnamed
-    for (const [id, by] of counted.ids) this.ids.set(id, by)
-  }
-
-  clear(): void {
-    this.ids.clear()
-    this.unnamed = 0
-  }
-}
+const remember = (counts: Map<string | number, Count>, count: Count): void =>
+  void counts.set(count.id ?? count.number, count)
 
 export class SharedLatch<E> {
   readonly place: Place
@@ -86,9 +68,10 @@ export class SharedLatch<E> {
   readonly #run: string
   readonly #instance: string
   readonly #waiting = new Set<(result: Effect.Effect<void, E>) => void>()
-  readonly #counted = new Counted()
-  // What Redis has forgotten: it is counted again, and if that fails, whenever the latch is heard of.
-  readonly #owed = new Counted()
+  // What was counted here since the last reset, by id or number.
+  readonly #counted = new Map<string | number, Count>()
+  // What Redis may have forgotten: it is counted again, and if that fails, whenever the latch is heard of.
+  readonly #owed = new Map<string | number, Count>()
   #owesOpen = false
   #number = 0
   #closed = false
@@ -159,20 +142,31 @@ export class SharedLatch<E> {
     // A reply can be older than an event that came before it.
     if (this.#superseded !== undefined) return
     if (!this.#lost && (next.epoch < known.epoch || !forgotten && next.changes < known.changes)) return
+    const rejoined = this.#lost
     this.#lost = false
     if (this.#isForeign(next.run)) return void this.#supersede(next.run)
     this.#state = next
-    if (forgotten) {
-      this.#owed.addAll(this.#counted)
-      this.#counted.clear()
-      this.#owesOpen ||= known.remaining === 0
-    } else if (next.resets > known.resets) {
+    if (!forgotten && next.resets > known.resets) {
       this.#settle()
+    } else if (forgotten || rejoined) {
+      // Redis may have gone back in this epoch, too: then it knows some of the numbers. In another epoch it knows none.
+      this.#oweCounted(forgotten)
+      this.#owesOpen ||= known.remaining === 0
     }
     // An open latch counts nothing.
     if (next.remaining === 0) this.#settle()
     this.#restore()
     if (next.remaining === 0 || !forgotten && next.passes > known.passes) this.#end(Effect.void)
+  }
+
+  #oweCounted(together: boolean): void {
+    let by = 0
+    for (const count of this.#counted.values()) {
+      if (together && count.id === undefined) by += count.by
+      else remember(this.#owed, count)
+    }
+    this.#counted.clear()
+    if (by > 0) remember(this.#owed, { id: undefined, by, number: ++this.#number })
   }
 
   // What was counted before this moment does not matter any more.
@@ -210,33 +204,32 @@ export class SharedLatch<E> {
       )
       return
     }
-    const { ids, unnamed } = this.#owed
-    const counts: Array<Count> = [...ids].map(([id, by]) => ({ id, by, number: 0 }))
-    if (unnamed > 0) counts.push({ id: undefined, by: unnamed, number: ++this.#number })
+    // Redis tells numbers apart that arrive almost in order.
+    const counts = [...this.#owed.values()].sort((one, other) => one.number - other.number)
     this.#owed.clear()
     for (const count of counts) {
-      this.#demand("latch.count", (since) => this.#countArgs(count, since), () => this.#owed.add(count), count)
+      this.#demand("latch.count", (since) => this.#countArgs(count, since), () => remember(this.#owed, count), count)
     }
   }
 
-  // In the background, and for as long as it takes.
+  // In the background, and for as long as it takes, unless the latch is reset meanwhile.
   #demand<V extends "latch.count" | "latch.open">(
     verb: V,
     argsOf: (since: string) => Requests[V]["args"],
     owe: () => void,
     count?: Count,
-    repeated = ""
+    since = String(this.#state.resets)
   ): void {
-    const since = repeated === "" ? String(this.#state.resets) : repeated
     const { channel, key, kind, name, space: { kernel } } = this.place
     channel.outbox.request<V>({
       verb,
       key,
-      args: argsOf(repeated),
+      args: argsOf(since),
       urgent: true,
-      settle: (reply) => this.#answered(reply, count, repeated),
+      settle: (reply) => this.#answered(reply, count, since),
       moot: () => this.#demand(verb, argsOf, owe, count, since),
       fail: (error) => {
+        if (this.#state.resets > Number(since)) return
         owe()
         const what = describe(kind, name, kernel.settings.namespace)
         kernel.hooks.log("Warn", `${what} could not be restored yet; the next change or count tries again`, error)
@@ -285,12 +278,14 @@ export class SharedLatch<E> {
     const before = this.#state
     if (count !== undefined && state.epoch < before.epoch && !this.#lost) {
       // Counted in what Redis has forgotten since.
-      this.#owed.add(count)
+      remember(this.#owed, count)
       return this.#restore()
     }
     this.#observe(state)
     // After what the former epoch has counted was set aside.
-    if (count !== undefined && state.remaining > 0 && state.resets === this.#state.resets) this.#counted.add(count)
+    if (count !== undefined && state.remaining > 0 && state.resets === this.#state.resets) {
+      remember(this.#counted, count)
+    }
     // It was closed on purpose, whatever it was before Redis has forgotten it.
     if (reply[0] === "reset") this.#settle()
   }
