@@ -2,7 +2,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Effect, Exit, Fiber, Option, Scope } from "effect"
 import * as fc from "fast-check"
-import { Coordinator, CountDownLatch } from "../src/index.ts"
+import { Coordinator, CountDownLatch, Lock } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { actor, client } from "./support/actor.ts"
 import { assertUnanswered, behindLine } from "./support/behindLine.ts"
@@ -410,6 +410,23 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         assert.strictEqual(yield* later.countDown({ id: "x" }), 1)
         assert.strictEqual(yield* any.countDown({ id: "y" }), 0)
         yield* promptly(Effect.andThen(Fiber.join(watching), later.await), "the others")
+      })))
+
+  it.effect("is created again as the newest run has left it, also by a member of a former run", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const options = { name: "migrated", count: 1, timeToLive } as const
+        const former = yield* on(a!, CountDownLatch.make({ ...options, run: "1" }))
+        yield* former.countDown()
+        const later = yield* on(b!, CountDownLatch.make({ ...options, run: "2" }))
+        assert.strictEqual((yield* eventually(Effect.flip(former.await))).reason._tag, "Superseded")
+        yield* server.cli("FLUSHALL")
+        const members = fields(server, namespace, "countDownLatch:migrated", "o")
+        yield* on(a!, Lock.withLockIfAvailable(Effect.void, "to be told"))
+        yield* eventually(Effect.map(members, (found) => found > 0), { message: "the former one has created it again" })
+        yield* on(b!, Lock.withLockIfAvailable(Effect.void, "to be told"))
+        yield* eventually(Effect.map(members, (found) => found === 2), { message: "both have joined again" })
+        assert.strictEqual(yield* later.remaining, 1)
       })))
 
   it.effect("refuses members of a former run, and lets them join again as onlookers", () =>

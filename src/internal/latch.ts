@@ -140,12 +140,13 @@ export class SharedLatch<E> {
     const known = this.#state
     const forgotten = known.epoch !== 0 && next.epoch !== known.epoch
     // A reply can be older than an event that came before it.
-    if (this.#superseded !== undefined) return
     if (!this.#lost && (next.epoch < known.epoch || !forgotten && next.changes < known.changes)) return
     const rejoined = this.#lost
     this.#lost = false
-    if (this.#isForeign(next.run)) return void this.#supersede(next.run)
     this.#state = next
+    // A superseded member follows, too: after a loss of data it may be the first to create the latch again.
+    if (this.#superseded !== undefined) return
+    if (this.#isForeign(next.run)) return void this.#supersede(next.run)
     if (!forgotten && next.resets > known.resets) {
       this.#settle()
     } else if (forgotten || rejoined) {
