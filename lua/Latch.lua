@@ -122,15 +122,19 @@ end
 
 -- latch.join: creates the latch, or joins it. A member of another run creates it anew, and so does a `fresh` one when no
 -- other has it open. When it has another count, `mismatch` decides: "fail", unless no other member has it open; "keep" that
--- count; or "resize". A member that joins `again`, after a loss of its session, joins the latch as it is.
+-- count; or "resize". A member that joins again, after a loss of its session, tells the epoch and the number of resets that
+-- it knew. It joins the latch as it is, unless Redis has gone back to before the member's run: that run begins again.
 -- keys: all
--- args: id string, total number, remaining number, life number, run string, mismatch string, fresh boolean, again boolean, anyway boolean
+-- args: id string, total number, remaining number, life number, run string, mismatch string, fresh boolean, epoch number, resets number, anyway boolean
 -- reply: ["joined", total number, remaining number, passes number, resets number, changes number, epoch number, run string] | ["mismatch", total number] | ["stale"]
-handlers['latch.join'] = function(ctx, key, id, total, remaining, life, run, mismatch, fresh, again, anyway)
-  total, remaining = tonumber(total), tonumber(remaining)
+handlers['latch.join'] = function(ctx, key, id, total, remaining, life, run, mismatch, fresh, epoch, resets, anyway)
+  total, remaining, epoch, resets = tonumber(total), tonumber(remaining), tonumber(epoch), tonumber(resets)
   local latch, known = loadLatch(ctx, key, total, remaining, life, run)
   if known and not call('HGET', key, 'o' .. claimOf(ctx, id)) then
-    if again == '1' then
+    if epoch == latch.epoch and resets > latch.resets and run ~= '' and latch.run ~= run then
+      latch.resets = resets - 1
+      resetLatch(ctx, key, latch, total, remaining, run)
+    elseif epoch > 0 then
       isSuperseded(latch, run)
     elseif run ~= '' and latch.run ~= run then
       resetLatch(ctx, key, latch, total, remaining, run)

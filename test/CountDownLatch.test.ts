@@ -429,6 +429,27 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         assert.strictEqual(yield* later.remaining, 1)
       })))
 
+  it.effect("belongs to the newest run again, if a Redis that went back has forgotten that run", () =>
+    several(3, ([a, b, c], namespace, server) =>
+      Effect.gen(function*() {
+        const options = { name: "migrated", count: 4, timeToLive } as const
+        const former = yield* on(a!, CountDownLatch.make({ ...options, run: "1" }))
+        const keys = ["countDownLatch", "countDownLatch-items"].map((kind) => `{${namespace}:00}:${kind}:migrated`)
+        yield* former.countDown({ id: "x" })
+        for (const key of keys) yield* server.cli("COPY", key, `${key}:before`)
+        const one = yield* on(b!, CountDownLatch.make({ ...options, run: "2" }))
+        const two = yield* on(c!, CountDownLatch.make({ ...options, run: "2" }))
+        yield* one.countDown()
+        yield* one.countDown({ id: "x" })
+        yield* two.countDown()
+        for (const key of keys) yield* server.cli("RENAME", `${key}:before`, key)
+        yield* Effect.forEach([b!, c!], (context) => lose(context, namespace, server))
+        yield* eventually(Effect.map(one.remaining, (left) => left === 1), { message: "both have counted again" })
+        assert.strictEqual((yield* Effect.flip(former.countDown())).reason._tag, "Superseded")
+        assert.strictEqual(yield* two.countDown(), 0)
+        yield* promptly(Effect.andThen(one.await, two.await), "both")
+      })))
+
   it.effect("refuses members of a former run, and lets them join again as onlookers", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
@@ -437,7 +458,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
       yield* Effect.promise(async () => {
         await open("a")
         await open("b")
-        const joining = (id: string, run: string, again = "") => [id, 2, 2, 100, run, "fail", "", again, ""]
+        const joining = (id: string, run: string, epoch = 0) => [id, 2, 2, 100, run, "fail", "", epoch, 0, ""]
         const first = await send("a", "latch.join", joining("1", "one"))
         assert.deepStrictEqual([first[0], first[2], first[7]], ["joined", 2, "one"])
         assert.strictEqual((await send("a", "latch.count", ["ix", 0, 1, 2, 100, "one", ""]))[2], 1)
@@ -453,7 +474,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
             ["latch.reset", [2, 100, "one", "", "1"]]
           ] as const
         ) assert.deepStrictEqual(await send("a", verb, args), ["superseded", "two"])
-        assert.deepStrictEqual(await send("a", "latch.join", joining("3", "one", "1")), second)
+        assert.deepStrictEqual(await send("a", "latch.join", joining("3", "one", first[6])), second)
         assert.deepStrictEqual(await send("b", "latch.state", []), ["state", 2, "two"])
       })
     }))

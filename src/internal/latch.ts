@@ -97,12 +97,11 @@ export class SharedLatch<E> {
       join(this.place, {
         verb: "latch.join",
         args: (anyway) => {
-          const { epoch, remaining, total } = this.#state
           // After a loss of the session, the latch is meant as this member knew it.
-          const again = epoch !== 0
+          const { epoch, remaining, resets, total } = this.#state
           const run = this.#superseded === undefined ? this.#run : ""
           const left = remaining === 0 ? 0 : total
-          return [total, left, this.#timeToLive, run, onMismatch, fresh, again, anyway]
+          return [total, left, this.#timeToLive, run, onMismatch, fresh, epoch, resets, anyway]
         },
         observer: {
           observe: (state) => this.#observe(stateOf(state)),
