@@ -285,7 +285,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
             const counted = new Set<string>()
             for (const { member, number } of arrivals) {
               counted.add(`${member}/${number}`)
-              const reply = await send("a", "latch.count", [`n${member}`, number, 1, 1000, 100, "", ""])
+              const reply = await send("a", "latch.count", [`n${member}`, number, 1, 1000, 60_000, "", ""])
               assert.deepStrictEqual(reply.slice(0, 3), ["counted", 1000, 1000 - counted.size])
             }
           }),
