@@ -28,6 +28,7 @@ import { behindLine } from "./support/behindLine.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { interruptedAfter, interruptedAt } from "./support/interrupter.ts"
 import { freshNamespace, type Node, node, short, TestServer } from "./support/live.ts"
+import { keysOf } from "./support/namespace.ts"
 import { asks } from "./support/requests.ts"
 import { channelOf, forgetSession, lose, missed, on, promptly, revoked, several } from "./support/several.ts"
 
@@ -710,6 +711,34 @@ layer(TestServer.layer, live)("a group", (it) => {
         const event = yield* Effect.timeout(Queue.take(taken), "6 seconds")
         assert.deepStrictEqual([event.value, event.attempt], [1, 2])
         yield* Effect.forEach([first, second], Fiber.interrupt)
+      })))
+
+  it.effect("handles again what a member had in hand when Redis lost the group, but not the events", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const begun: Array<number> = []
+        const handled: Array<number> = []
+        const go = yield* Deferred.make<void>()
+        yield* topic.publishAll(upTo(20))
+        const keys = (yield* keysOf(server, namespace)).filter((key) => /:topic[^:]*:/.test(key))
+        for (const key of keys) yield* server.cli("COPY", key, `${key} before`)
+        yield* Effect.forkScoped(
+          topic.run(({ value }) =>
+            Effect.gen(function*() {
+              begun.push(value)
+              yield* Deferred.await(go)
+              handled.push(value)
+            }), { group: "g", from: "beginning", prefetch: 16, concurrency: 16 })
+        )
+        yield* eventually(Effect.sync(() => assert.deepStrictEqual(begun, upTo(16))))
+        for (const key of keys) yield* server.cli("RENAME", `${key} before`, key)
+        yield* lose(a!, namespace, server)
+        yield* Deferred.succeed(go, undefined)
+        yield* eventually(
+          Effect.sync(() => assert.deepStrictEqual(handled.toSorted((one, other) => one - other), upTo(20)))
+        )
+        yield* settled(topic, "g")
       })))
 
   it.effect("gives nothing to a member that has as much as it can take", () =>

@@ -13,7 +13,7 @@ import type { Place } from "../hold/place.ts"
 import { request } from "../hold/request.ts"
 import * as work from "../work/member.ts"
 import { again, fail, OrderMismatch, TooManyGroups, type TopicError } from "./errors.ts"
-import { type Element, gap, type Raw } from "./event.ts"
+import { compareIds, type Element, gap, idBefore, type Raw } from "./event.ts"
 import type { Parts } from "./parts.ts"
 import type { Shard } from "./shard.ts"
 
@@ -90,7 +90,8 @@ class Member<A> extends work.Member {
   #counted = 0
   // The number of the last delivery.
   #heard = 0
-  // Of the last event that was delivered.
+  // Where a group that has to be made again begins: behind the last event that was delivered, or before the first one in hand when the
+  // session was lost.
   #last: string | undefined = undefined
   /** Nothing of before this epoch is left for the group in this shard. */
   drained = 0
@@ -173,6 +174,9 @@ class Member<A> extends work.Member {
 
   protected lose(): void {
     const lost = [...this.#working.values()]
+    const [first] = [...this.#working.keys(), ...this.#told.keys()].sort(compareIds)
+    // The group can be lost together with the session, and with it what was pending.
+    if (first !== undefined) this.#last = idBefore(first)
     this.#working.clear()
     this.#told.clear()
     this.#heard = 0
@@ -195,7 +199,8 @@ class Member<A> extends work.Member {
     if (this.trusted === undefined) return done(undefined)
     this.#told.set(id, attempt)
     this.tell(verb, argsOf(this.id, this.#index), (error) => {
-      if (this.#told.get(id) === attempt) this.#told.delete(id)
+      // It is moot when the session is lost, and Redis may not know it then.
+      if (this.trusted !== undefined && this.#told.get(id) === attempt) this.#told.delete(id)
       done(error)
     })
   }
