@@ -9,7 +9,7 @@ import { type Node, TestServer } from "./support/live.ts"
 import { keysOf } from "./support/namespace.ts"
 import { begins, isRangeError, upTo, working } from "./support/queues.ts"
 import { asks } from "./support/requests.ts"
-import { fragile, on, pending, several } from "./support/several.ts"
+import { fragile, lose, on, pending, several } from "./support/several.ts"
 
 class Work extends Queue.Service<Work>()("work", {
   payload: Schema.Number,
@@ -354,6 +354,26 @@ layer(TestServer.layer, { excludeTestServices: true })("Batch", (it) => {
           assert.isAtMost(left, seen[at - 1]!.left)
         }
         assert.strictEqual(yield* tagOf(run.await), "BatchFailed")
+      })))
+
+  it.effect("shows its progress as it is after Redis has lost some of it", () =>
+    several(1, ([node], namespace, server) =>
+      Effect.gen(function*() {
+        const { batch } = yield* cleaned(node!)
+        const run = yield* batch.start({ id: "one", size: 2 })
+        const keys = (yield* keysOf(server, namespace)).filter((key) => /:flow[^:]*:/.test(key))
+        for (const key of keys) yield* server.cli("COPY", key, `${key} before`)
+        const seen: Array<number> = []
+        const fiber = yield* Effect.forkChild(
+          Stream.runForEach(run.progress, ({ added }) => Effect.sync(() => seen.push(added)))
+        )
+        yield* run.add(Work, 1)
+        yield* eventually(Effect.sync(() => assert.strictEqual(seen.at(-1), 1)))
+        for (const key of keys) yield* server.cli("RENAME", `${key} before`, key)
+        yield* lose(node!, namespace, server)
+        yield* eventually(Effect.sync(() => assert.strictEqual(seen.at(-1), 0)))
+        yield* run.cancel
+        yield* Fiber.join(fiber)
       })))
 
   // In another partition than the queue, so conductors offer the jobs.

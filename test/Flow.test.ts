@@ -8,9 +8,10 @@ import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { delivered, sent, stampOf } from "./support/flows.ts"
 import { assertEmpty, freshNamespace, node, onNode, TestServer, withNode } from "./support/live.ts"
+import { keysOf } from "./support/namespace.ts"
 import { isRangeError, upTo } from "./support/queues.ts"
 import { asks } from "./support/requests.ts"
-import { on, pending } from "./support/several.ts"
+import { lose, on, pending, several } from "./support/several.ts"
 
 class Extract extends Queue.Service<Extract>()("extract", {
   payload: Schema.String,
@@ -790,6 +791,47 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
         }))
       })
     ))
+
+  it.effect("shows the changes again that Redis has lost", () =>
+    several(1, ([node], namespace, server) =>
+      Effect.gen(function*() {
+        const go = yield* Deferred.make<void>()
+        const working = Queue.worker(
+          Extract,
+          (text) => text === "a" ? Effect.as(Deferred.await(go), 1) : Effect.never,
+          { concurrency: 10 }
+        )
+        const tested = Effect.gen(function*() {
+          const extract = yield* Extract
+          yield* Effect.addFinalizer(() => Effect.orDie(extract.obliterate))
+          yield* Layer.build(working)
+          const flow = yield* Flow.make("lost", { queues: [Extract], retention }, (flow) => {
+            const first = flow.job(Extract, "a", { name: "first" })
+            return flow.job(Extract, "b", { name: "second", after: [first] })
+          })
+          yield* Effect.addFinalizer(() => Effect.orDie(delivered("lost")))
+          const run = yield* flow.start()
+          yield* eventually(Effect.map(run.status, ({ counts }) => assert.strictEqual(counts.active, 1)))
+          const keys = (yield* keysOf(server, namespace)).filter((key) => /:flow[^:]*:/.test(key))
+          for (const key of keys) yield* server.cli("COPY", key, `${key} before`)
+          const shown = new Map<string, Flow.NodeState>()
+          const fiber = yield* Effect.forkChild(
+            Stream.runForEach(run.changes, ({ node, state }) => Effect.sync(() => shown.set(node, state)))
+          )
+          const shows = (first: Flow.NodeState, second: Flow.NodeState) =>
+            eventually(Effect.sync(() => assert.deepStrictEqual(Object.fromEntries(shown), { first, second })))
+          yield* shows("active", "blocked")
+          yield* Deferred.succeed(go, undefined)
+          yield* shows("done", "active")
+          for (const key of keys) yield* server.cli("RENAME", `${key} before`, key)
+          yield* lose(node!, namespace, server)
+          yield* shows("active", "blocked")
+          yield* run.cancel
+          yield* Fiber.join(fiber)
+          assert.strictEqual(shown.get("second"), "cancelled")
+        }).pipe(Effect.provide(Extract.layer))
+        yield* on(node!, tested)
+      })))
 
   it.effect("runs a fan-out and fan-in of 10,000 nodes", () =>
     withNode(() =>

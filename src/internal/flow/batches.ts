@@ -245,7 +245,10 @@ export class BatchRun {
           this.#home.placeOf(this.id),
           true,
           show,
-          () => Queue.failCauseUnsafe(queue, Cause.fail(ofBatch(this.#about)(this.#run.closed)))
+          () => Queue.failCauseUnsafe(queue, Cause.fail(ofBatch(this.#about)(this.#run.closed))),
+          () => {
+            last = -1
+          }
         )
       )
     }, { bufferSize: 1, strategy: "sliding" })

@@ -154,14 +154,15 @@ export const begin = (
 export type Heard = readonly [state: number, version: number, ...counts: Array<number>, expected: number, changes: any]
 
 /**
- * A member of a run, told of its end or of all changes; and of the state when news may have been missed. To become one that waits for the
- * end is a part of the wait.
+ * A member of a run, told of its end or of all changes; and of the state when news may have been missed. After a loss the version
+ * can be less than before: Redis may have lost changes. To become one that waits for the end is a part of the wait.
  */
 export const observing = (
   place: Place,
   all: boolean,
   observe: (heard: Heard) => void,
-  closed: () => void
+  closed: () => void,
+  lost?: () => void
 ): Effect.Effect<readonly [Membership, unknown], FlowError, Scope.Scope> =>
   Effect.andThen(
     // The end of another member's session is good for this one: its errands go to others then.
@@ -169,7 +170,7 @@ export const observing = (
     join(place, {
       verb: "flow.observe",
       args: () => [all],
-      observer: { observe: (heard) => observe(heard as unknown as Heard), closed },
+      observer: { observe: (heard) => observe(heard as unknown as Heard), closed, lost },
       waits: !all,
       fail
     })
@@ -312,7 +313,7 @@ export class Run {
   get changes(): Stream.Stream<Change, FlowError> {
     return Stream.callback<Change, FlowError>((queue) =>
       Effect.gen({ self: this }, function*() {
-        const news = yield* Queue.unbounded<Heard | undefined>()
+        const news = yield* Queue.unbounded<Heard | "lost" | undefined>()
         const known = new Map<string, NodeState>()
         const show = (name: string, of: string, state: NodeState) => {
           // What was read page by page can be ahead of events that come later.
@@ -324,13 +325,18 @@ export class Run {
           this.#place,
           true,
           (heard) => void Queue.offerUnsafe(news, heard),
-          () => void Queue.offerUnsafe(news, undefined)
+          () => void Queue.offerUnsafe(news, undefined),
+          () => void Queue.offerUnsafe(news, "lost")
         )
         let version = -1
         const follow = Effect.gen({ self: this }, function*() {
           for (;;) {
             const heard = yield* Queue.take(news)
             if (heard === undefined) return yield* Effect.fail(this.closed)
+            if (heard === "lost") {
+              version = -1
+              continue
+            }
             const [state, next] = heard
             if (state === unknown) return yield* Effect.fail(this.#unknown)
             if (next > version + 1 || version < 0) version = yield* this.#showAll(show)
