@@ -218,6 +218,8 @@ export class Shard<A> implements Listener {
       const [, last, epoch, shards, width, open, former, window, decided] = state as Joined
       this.report = { epoch, shards, width, isOpen: open === 1, former, decided }
       this.window = window
+      // After a loss, an epoch can begin elsewhere.
+      this.#marks.clear()
       if (this.#isBehind(last)) void this.#confirm()
       this.#onEpoch(epoch, shards)
     },
