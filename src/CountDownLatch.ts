@@ -24,7 +24,7 @@
  * - Closing the scope of the latch interrupts its waiters. Closing the coordinator fails them with `CoordinatorClosed`.
  * - `countDown` and `reset` are made again if the session is lost meanwhile, unless the latch was reset since.
  * - Redis stores each counted `id` until the latch opens or is reset, and what a call without one needs is stored once for
- *   each process. A process remembers each count of its own for as long.
+ *   each process. A process remembers its own counts for as long, by id or the last 4,096 and the sum of those before.
  *
  * **Example** (Waiting for three workers, in whatever process they are)
  *

@@ -58,8 +58,46 @@ interface Count {
   readonly by: number
 }
 
-const remember = (counts: Map<string | number, Count>, count: Count): void =>
-  void counts.set(count.id ?? count.number, count)
+// Of what has no id. Redis loses no more than what it was told in the last moments.
+const mostRemembered = 4096
+
+/** What was counted here since the last reset: by id, the last ones that have none, and the sum of those before. */
+class Counted {
+  readonly #named = new Map<string, Count>()
+  readonly #unnamed = new Map<number, Count>()
+  #before = 0
+
+  add(count: Count): void {
+    if (count.id !== undefined) return void this.#named.set(count.id, count)
+    this.#unnamed.set(count.number, count)
+    if (this.#unnamed.size <= mostRemembered) return
+    const [oldest] = this.#unnamed.values()
+    this.#unnamed.delete(oldest!.number)
+    this.#before += oldest!.by
+  }
+
+  /** Takes out what Redis may not know: each one under its number, in the order of these. */
+  takeEach(): ReadonlyArray<Count> {
+    const counts = [...this.#named.values(), ...this.#unnamed.values()]
+    this.#named.clear()
+    this.#unnamed.clear()
+    return counts
+  }
+
+  /** Takes out all, of which Redis knows nothing: what has no id together. */
+  takeAll(number: () => number): ReadonlyArray<Count> {
+    const named = [...this.#named.values()]
+    const by = [...this.#unnamed.values()].reduce((sum, count) => sum + count.by, this.#before)
+    this.clear()
+    return by === 0 ? named : [...named, { id: undefined, by, number: number() }]
+  }
+
+  clear(): void {
+    this.#named.clear()
+    this.#unnamed.clear()
+    this.#before = 0
+  }
+}
 
 export class SharedLatch<E> {
   readonly place: Place
@@ -68,9 +106,8 @@ export class SharedLatch<E> {
   readonly #run: string
   readonly #instance: string
   readonly #waiting = new Set<(result: Effect.Effect<void, E>) => void>()
-  // What was counted here since the last reset, by id or number.
-  readonly #counted = new Map<string | number, Count>()
-  // What Redis may have forgotten: it is counted again, and if that fails, whenever the latch is heard of.
+  readonly #counted = new Counted()
+  // What Redis may have forgotten, by id or number: it is counted again, and if that fails, whenever the latch is heard of.
   readonly #owed = new Map<string | number, Count>()
   #owesOpen = false
   #number = 0
@@ -150,7 +187,8 @@ export class SharedLatch<E> {
       this.#settle()
     } else if (forgotten || rejoined) {
       // Redis may have gone back in this epoch, too: then it knows some of the numbers. In another epoch it knows none.
-      this.#oweCounted(forgotten)
+      const counts = forgotten ? this.#counted.takeAll(() => ++this.#number) : this.#counted.takeEach()
+      for (const count of counts) this.#owe(count)
       this.#owesOpen ||= known.remaining === 0
     }
     // An open latch counts nothing.
@@ -159,14 +197,8 @@ export class SharedLatch<E> {
     if (next.remaining === 0 || !forgotten && next.passes > known.passes) this.#end(Effect.void)
   }
 
-  #oweCounted(together: boolean): void {
-    let by = 0
-    for (const count of this.#counted.values()) {
-      if (together && count.id === undefined) by += count.by
-      else remember(this.#owed, count)
-    }
-    this.#counted.clear()
-    if (by > 0) remember(this.#owed, { id: undefined, by, number: ++this.#number })
+  #owe(count: Count): void {
+    this.#owed.set(count.id ?? count.number, count)
   }
 
   // What was counted before this moment does not matter any more.
@@ -208,7 +240,7 @@ export class SharedLatch<E> {
     const counts = [...this.#owed.values()].sort((one, other) => one.number - other.number)
     this.#owed.clear()
     for (const count of counts) {
-      this.#demand("latch.count", (since) => this.#countArgs(count, since), () => remember(this.#owed, count), count)
+      this.#demand("latch.count", (since) => this.#countArgs(count, since), () => this.#owe(count), count)
     }
   }
 
@@ -278,13 +310,13 @@ export class SharedLatch<E> {
     const before = this.#state
     if (count !== undefined && state.epoch < before.epoch && !this.#lost) {
       // Counted in what Redis has forgotten since.
-      remember(this.#owed, count)
+      this.#owe(count)
       return this.#restore()
     }
     this.#observe(state)
     // After what the former epoch has counted was set aside.
     if (count !== undefined && state.remaining > 0 && state.resets === this.#state.resets) {
-      remember(this.#counted, count)
+      this.#counted.add(count)
     }
     // It was closed on purpose, whatever it was before Redis has forgotten it.
     if (reply[0] === "reset") this.#settle()
