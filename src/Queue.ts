@@ -348,7 +348,7 @@ export const worker = <Self, A, S, E, E2, R>(
 
 /**
  * A layer that sets a schedule of a queue when it is built, as `schedule` does. The schedule stays when the layer is closed: remove it
- * with `unschedule`.
+ * with `unschedule`. When Redis loses its data while the layer is open, the schedule is not set again.
  *
  * @category layers
  * @since 0.1.0
