@@ -181,9 +181,7 @@ const protecting = <A, E, R, E2>(
   hold.onLoss(interrupt)
   const timer = limited && Effect.runForkWith(parent.context)(limit(limited.place, hold, limited.maxHold))
   return Effect.onExitPrimitive(
-    restore(Effect.callback<A, E | E2>((resume) => {
-      child.addObserver((exit) => resume(outcome(hold, exit, fail)))
-    })),
+    restore(joined(child, (exit) => outcome(hold, exit, fail))),
     () => {
       // An interruption has ended the wait for it, or has skipped that.
       if (child.pollUnsafe() === undefined) {
@@ -215,9 +213,11 @@ const outcome = <A, E, E2>(
   )
 }
 
-/** How a fiber ends. An interruption of the one that waits for it interrupts it. */
-export const joined = <A, E>(fiber: Fiber.Fiber<A, E>): Effect.Effect<Exit.Exit<A, E>> =>
+/** What the end of a fiber comes to. The caller interrupts the fiber if its own wait is interrupted. */
+export const joined = <A, E, B, E2>(
+  fiber: Fiber.Fiber<A, E>,
+  end: (exit: Exit.Exit<A, E>) => Effect.Effect<B, E2>
+): Effect.Effect<B, E2> =>
   Effect.callback((resume) => {
-    fiber.addObserver((exit) => resume(Effect.succeed(exit)))
-    return Effect.asVoid(Fiber.interrupt(fiber))
+    fiber.addObserver((exit) => resume(end(exit)))
   })

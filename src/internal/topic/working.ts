@@ -51,9 +51,9 @@ const whileDelivered = <A, E, R>(
       const done = child.pollUnsafe()
       if (done !== undefined) return Effect.succeed(done)
       const off = delivery.onLoss(() => child.interruptUnsafe(parent.id))
-      return Effect.onExit(restore(joined(child)), () => {
+      return Effect.onExit(restore(joined(child, Effect.succeed)), () => {
         off()
-        // An interruption that came with the program's first steps skips joining it.
+        // An interruption has ended the wait for it, or has skipped that.
         return child.pollUnsafe() === undefined ? Effect.asVoid(Fiber.interrupt(child)) : Effect.void
       })
     })
