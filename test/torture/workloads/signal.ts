@@ -16,13 +16,13 @@ const most = 3
 /** Of a wait, in milliseconds. */
 const limit = 4000
 
-const keep = (client: Client, key: string) => client.lockstep.Signal.make({ name: key, timeToLive: client.keep })
+const open = (client: Client, key: string) => client.lockstep.Signal.make({ name: key, timeToLive: client.keep })
 
 const wait = (key: string) => ({ kind: "signal", key, weight: 1, wait: true })
 
 const alone = Effect.fnUntraced(function*(client: Client) {
   const key = `${own} ${client.unique()}`
-  const signal = yield* keep(client, key)
+  const signal = yield* open(client, key)
   const weight = 1 + Math.floor(client.random() * most)
   let left = weight
   let isFine = yield* client.attempt({ kind: "signal set", key, weight, wait: false }, signal.setMany(weight))
@@ -30,7 +30,7 @@ const alone = Effect.fnUntraced(function*(client: Client) {
 })
 
 const together = Effect.fnUntraced(function*(client: Client, key: string) {
-  const shared = yield* keep(client, key)
+  const shared = yield* open(client, key)
   const set = client.attempt({ kind: "signal set", key, weight: 1, wait: false }, shared.set)
   if (key === paired) {
     if (yield* set) yield* client.attempt(wait(key), shared.waitFor({ wait: limit }))
