@@ -160,13 +160,16 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "90 seconds" })("t
           for (const [number, to] of [["x", url], [-1, url], [1.5, url], [6, "nowhere"]] as const) {
             assert.strictEqual((yield* ask(number, to))[0], 400)
           }
-          assert.strictEqual(workers().length, 1)
+          // On a busy machine the first one leaves before a refused result comes again: then there was another one.
           yield* noneIsLeft(workers())
-          assert.include(output(), `Process: ${workers()[0]} is signing off`)
+          const gone = workers()
+          for (const pid of gone) {
+            yield* eventually(Effect.sync(() => assert.include(output(), `Process: ${pid} is signing off`)))
+          }
           // Another one comes with the next request.
           yield* ask(10, url)
           yield* eventually(Effect.sync(() => assert.deepStrictEqual(results.at(-1), { number: 10, factors: [2, 5] })))
-          assert.strictEqual(workers().length, 2)
+          assert.strictEqual(workers().length, gone.length + 1)
         })
     ))
 
