@@ -40,7 +40,8 @@ interface Position {
 interface Stored {
   readonly publication: Publication
   readonly position: Position
-  /** When it was seen last, or confirmed. */
+  /** When it was seen or confirmed, for the first time and for the last. */
+  earliest: number
   latest: number
 }
 
@@ -116,9 +117,11 @@ const factsOf = (holds: ReadonlyArray<Hold>, run: Run): Facts => {
   const note = (value: string, id: string, at: number) => {
     const publication = publications.get(value)
     const known = stored.get(`${id} ${value}`)
-    if (known !== undefined) known.latest = Math.max(known.latest, at)
-    else if (publication !== undefined) {
-      stored.set(`${id} ${value}`, { publication, position: positionOf(id), latest: at })
+    if (known !== undefined) {
+      known.earliest = Math.min(known.earliest, at)
+      known.latest = Math.max(known.latest, at)
+    } else if (publication !== undefined) {
+      stored.set(`${id} ${value}`, { publication, position: positionOf(id), earliest: at, latest: at })
     }
   }
   for (const { confirmed, duplicate, stored, value } of publications.values()) {
@@ -323,9 +326,9 @@ const delivered = (facts: Facts): ReadonlyArray<Anomaly> => {
   if (!facts.holds.some(hasSettled)) return []
   // A request whose publisher has given it up can be executed when the first client has seen that all is handled.
   const settled = Math.min(...facts.holds.filter((hold) => kindOf(hold) === "settled").map(({ asked }) => asked))
-  const isLate = ({ hold: { ended = 0 }, stored }: Publication) => stored === undefined && ended > settled
+  const isLate = ({ earliest, publication: { stored } }: Stored) => stored === undefined && earliest > settled
   const known = new Map(
-    facts.stored.flatMap(({ publication }) => isLate(publication) ? [] : [[publication.value, publication] as const])
+    facts.stored.flatMap((one) => isLate(one) ? [] : [[one.publication.value, one.publication] as const])
   )
   // Of those of one id, one was stored.
   const ids = new Map(facts.stored.map(({ publication: { id, value } }) => [id, value]))
