@@ -95,9 +95,23 @@ end
 -- Groups
 -- -----------------------------------------------------------------------------
 
+-- False if the stream has the group already.
 local function startGroup(topic, group, from)
   local made = redis.pcall('XGROUP', 'CREATE', topic.entries, group, from, 'MKSTREAM')
-  if type(made) == 'table' and made.err and not find(made.err, 'BUSYGROUP', 1, true) then error(made) end
+  if type(made) ~= 'table' or not made.err then return true end
+  if not find(made.err, 'BUSYGROUP', 1, true) then error(made) end
+  return false
+end
+
+-- The stream has outlived what the hash knew of a group: the group goes on before the first event that it has not acknowledged.
+-- Later ones that it had acknowledged are handed out again with the others: their keys are not known any more.
+local function resumeGroup(topic, group)
+  call('XREADGROUP', 'GROUP', group, RETURNED, 'COUNT', 1, 'STREAMS', topic.entries, '>')
+  local pending = call('XPENDING', topic.entries, group)
+  local from = pending[1] > 0 and text(timeOf(pending[2])) .. '-' .. text(numberOf(pending[2]) - 1) or eventId(topic)
+  call('XGROUP', 'DESTROY', topic.entries, group)
+  startGroup(topic, group, from)
+  return from
 end
 
 -- A command about a group; false if that has expired with its stream.
@@ -643,7 +657,7 @@ local function makeGroup(topic, name, from, ordered, epoch)
   end
   if not index then return nil end
   if from == '' then from = eventId(topic) end
-  startGroup(topic, name, from)
+  if not startGroup(topic, name, from) then from, epoch = resumeGroup(topic, name), 0 end
   local before = call('XREVRANGE', topic.entries, from, '-', 'COUNT', 1)[1]
   local oldest = not before and oldestEvent(topic)
   local group = {

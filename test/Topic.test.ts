@@ -741,6 +741,36 @@ layer(TestServer.layer, live)("a group", (it) => {
         yield* settled(topic, "g")
       })))
 
+  it.effect("handles what it had not acknowledged when Redis lost the topic, but not the events", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const begun = new Set<number>()
+        const handled: Array<number> = []
+        const go = yield* Deferred.make<void>()
+        const hash = (yield* keysOf(server, namespace)).find((key) => key.includes(":topic:"))!
+        yield* topic.publishAll(upTo(20))
+        const retry = Schedule.spaced("1 hour")
+        yield* Effect.forkScoped(
+          topic.run(({ value }) =>
+            Effect.gen(function*() {
+              if (value === 2 && !begun.has(value)) return yield* Effect.fail(void begun.add(value))
+              begun.add(value)
+              if (value > 4) yield* Deferred.await(go)
+              handled.push(value)
+            }), { group: "g", from: "beginning", prefetch: 4, concurrency: 4, retry })
+        )
+        yield* eventually(Effect.sync(() => assert.strictEqual(begun.size, 9)))
+        yield* eventually(Effect.map(groupOf(topic, "g"), (group) => assert.strictEqual(group?.pending, 5)))
+        yield* server.cli("DEL", hash)
+        yield* lose(a!, namespace, server)
+        yield* Deferred.succeed(go, undefined)
+        yield* eventually(Effect.sync(() => assert.sameMembers([...new Set(handled)], upTo(20))))
+        yield* settled(topic, "g")
+        // What it had acknowledged before the first event that it had not is not handled again.
+        assert.deepStrictEqual(handled.filter((value) => value < 2), [0, 1])
+      })))
+
   it.effect("gives nothing to a member that has as much as it can take", () =>
     several(2, (nodes) =>
       Effect.gen(function*() {
