@@ -33,7 +33,7 @@ local RETURNED, PARKED, DELAYED = '-', '*', '~'
 -- It begins an epoch when all shards have nothing of the former one left: its members tell each shard.
 -- record Topic 3: number, stamp, length, bytes, age, abandon, window, turn, total, members, groups, trimmed, protect, shards,
 --   ring, epoch, width, open, decided
--- record TopicGroup 2: ordered, members, returned, parked, cursor, stamp, left, epoch, drained
+-- record TopicGroup 3: ordered, members, returned, parked, cursor, stamp, left, epoch, drained, made, first
 
 -- Lua unpacks some thousand values at most; the fields are even.
 local MOST_PARKED, PAGE, MOST_GROUPS, MOST_PAGES, MOST_FIELDS = 1024, 64, 64, 512, 2000
@@ -187,6 +187,15 @@ local function readNew(topic, group, member, count)
   return found[1] and found[1][2] or {}
 end
 
+-- False if the event has to wait for others of its key.
+local function lockKey(topic, group, key, id)
+  if group.ordered == 0 or key == '' then return true end
+  local field = 'k' .. group.index .. ':' .. key
+  local busy = call('HGET', topic.key, field)
+  call('HSET', topic.key, field, busy and busy .. ' ' .. id or id)
+  return not busy
+end
+
 local function handNew(ctx, topic, group, member, items, limit)
   local entries = readNew(topic, group, member, math.min(member.credit, PAGE, limit - group.cursor))
   if #entries == 0 then
@@ -203,15 +212,11 @@ local function handNew(ctx, topic, group, member, items, limit)
     end
     group.cursor, group.stamp = number, timeOf(id)
     local item, key = described(id, '1', entry[2])
-    local field = group.ordered == 1 and key ~= '' and 'k' .. group.index .. ':' .. key
-    local busy = field and call('HGET', topic.key, field)
-    if busy then
-      call('HSET', topic.key, field, busy .. ' ' .. id)
-      parked[#parked + 1] = id
-    else
-      if field then call('HSET', topic.key, field, id) end
+    if lockKey(topic, group, key, id) then
       items[#items + 1] = item
       spend(group, member, 1)
+    else
+      parked[#parked + 1] = id
     end
   end
   shift(topic, group, PARKED, parked, 0)
@@ -311,6 +316,28 @@ local function purgeGroup(ctx, topic, group)
     end
   end
   group.returned, group.parked, group.cursor, group.stamp = 0, 0, topic.number, topic.stamp
+end
+
+-- A member had these events in hand when Redis lost the group, and the one that was made since began behind them: its own again, if
+-- they are there still.
+local function takeBack(topic, group, member, events)
+  for id in string.gmatch(events, '%S+') do
+    local entry = numberOf(id) < group.first and call('XRANGE', topic.entries, id, id)[1]
+    local pending = entry and tryGroup('XPENDING', topic.entries, group.name, id, id, 1)
+    if pending and #pending == 0 then
+      local _, key = described(id, '1', entry[2])
+      local consumer = member.claim
+      if not lockKey(topic, group, key, id) then
+        consumer, group.parked = PARKED, group.parked + 1
+      elseif member.credit > 0 then
+        spend(group, member, 1)
+      else
+        consumer, group.returned = RETURNED, group.returned + 1
+      end
+      local attempts = consumer == member.claim and 1 or 0
+      call('XCLAIM', topic.entries, group.name, consumer, 0, id, 'RETRYCOUNT', attempts, 'FORCE', 'JUSTID')
+    end
+  end
 end
 
 local function memberOf(group, claim)
@@ -647,7 +674,7 @@ handlers['topic.publishAll'] = function(ctx, hash, values, sizes, about, number)
 end
 
 -- The lowest free index is the new group's.
-local function makeGroup(topic, name, from, ordered, epoch)
+local function makeGroup(ctx, topic, name, from, ordered, epoch)
   local index
   for at = 1, MOST_GROUPS do
     if not groupAt(topic, text(at)) then
@@ -663,8 +690,9 @@ local function makeGroup(topic, name, from, ordered, epoch)
   local group = {
     ordered = ordered, credit = 0, members = 0, returned = 0, parked = 0, left = 0, name = name, index = index, list = {},
     cursor = before and numberOf(before[1]) or oldest and numberOf(oldest[1]) - 1 or topic.number,
-    stamp = before and timeOf(before[1]) or 0, epoch = epoch, drained = epoch
+    stamp = before and timeOf(before[1]) or 0, epoch = epoch, drained = epoch, made = ctx.now
   }
+  group.first = group.cursor + 1
   topic.loaded[index], topic.groups = group, math.max(topic.groups, tonumber(index))
   call('HSET', topic.key, 'G' .. name, index, 'N' .. index, name)
   return group
@@ -750,7 +778,7 @@ handlers['topic.open'] = function(ctx, key, epoch, groups)
   if tonumber(epoch) == topic.epoch and topic.open == 0 then
     for _, group in ipairs(cjson.decode(groups)) do
       if not call('HGET', key, 'G' .. group[1]) then
-        local made = makeGroup(topic, group[1], call('HGET', key, 'E' .. epoch), group[2], topic.epoch - 1)
+        local made = makeGroup(ctx, topic, group[1], call('HGET', key, 'E' .. epoch), group[2], topic.epoch - 1)
         if made then
           made.left = ctx.now
           expectEnd(ctx, topic, made)
@@ -789,23 +817,26 @@ end
 -- topic.consume: becomes a member of a group, with credit for so many events. A group that is new begins after `from`, or
 -- with the next event. A member that asks again hears all events that it has not acknowledged, and the number of
 -- deliveries to it so far: a delivery among these that comes later is old.
+-- `made` tells a group from one of that name that Redis has lost: 0 for a member that knows none, otherwise what it was answered, with
+-- the events that it had in hand.
 -- keys: all
--- args: id string, name string, from string, credit number, ordered boolean
--- reply: ["joined", index string, sent number, drained number, epoch number, unacknowledged json] | ["full"] | ["ordering"]
-handlers['topic.consume'] = function(ctx, key, id, name, from, credit, ordered)
+-- args: id string, name string, from string, credit number, ordered boolean, made number, events string
+-- reply: ["joined", index string, sent number, drained number, epoch number, made number, unacknowledged json] | ["full"] | ["ordering"]
+handlers['topic.consume'] = function(ctx, key, id, name, from, credit, ordered, made, events)
   local topic = loadTopic(ctx, key)
   local claim, index = claimOf(ctx, id), call('HGET', key, 'G' .. name)
   local group = index and groupAt(topic, index)
     -- While this shard is sealed, others may still take in events of the former epoch.
-    or makeGroup(topic, name, from, orderOf(ordered), from == '' and topic.epoch + topic.open - 1 or 0)
+    or makeGroup(ctx, topic, name, from, orderOf(ordered), from == '' and topic.epoch + topic.open - 1 or 0)
   if not group then return '["full"]' end
   if group.ordered ~= orderOf(ordered) then return '["ordering"]' end
   index = group.index
   if call('HSET', key, 'x' .. claim, index) == 1 then
-    group.list[#group.list + 1] = { claim = claim, credit = tonumber(credit), sent = 0 }
+    local member = { claim = claim, credit = tonumber(credit), sent = 0 }
+    group.list[#group.list + 1] = member
     group.members, group.credit = group.members + 1, group.credit + tonumber(credit)
     own(ctx, key, id, PERMANENT)
-    return reply('joined', index, 0, group.drained, group.epoch, json('[]'))
+    if made ~= '0' and tonumber(made) ~= group.made then takeBack(topic, group, member, events) end
   end
   local items = {}
   for _, pending in ipairs(tryGroup('XPENDING', topic.entries, name, '-', '+', 1024, claim) or {}) do
@@ -813,7 +844,8 @@ handlers['topic.consume'] = function(ctx, key, id, name, from, credit, ordered)
     if entry then items[#items + 1] = described(pending[1], text(pending[4]), entry[2]) end
   end
   local member = memberOf(group, claim)
-  return reply('joined', index, member and member.sent or 0, group.drained, group.epoch, json('[' .. concat(items, ',') .. ']'))
+  return reply('joined', index, member and member.sent or 0, group.drained, group.epoch, group.made,
+    json('[' .. concat(items, ',') .. ']'))
 end
 
 -- topic.begin: no shard has anything left for a group of what there was before an epoch, so the group begins that epoch

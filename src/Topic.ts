@@ -23,7 +23,7 @@
  * - Between keys, and between events without one, a group keeps no order.
  * - A group without members is removed after `abandon`, with its position. When it comes back, it begins at its `from`.
  * - Redis may lose events that it had acknowledged, as in a fail-over. Subscribers that had read some of them see a `Gap` with the
- *   reason `lost`; other subscribers, and groups, do not.
+ *   reason `lost`, and so do members of a group that was lost; other subscribers and groups do not.
  *
  * **Example** (Publish, and subscribe)
  *

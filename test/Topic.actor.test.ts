@@ -152,7 +152,7 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
         await join("m", 0)
         await publish(1)
         assert.deepStrictEqual(await lives(), [true, true, false])
-        const [, index] = await topic.send("a", "topic.consume", ["g", "g", "0", 1, ""])
+        const [, index] = await topic.send("a", "topic.consume", ["g", "g", "0", 1, "", 0, ""])
         await publish(2)
         assert.deepStrictEqual(await lives(), [false, false, false])
         await join("n", 60_000)
@@ -230,12 +230,14 @@ const run = async (topic: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
   }
   const join = async (member: number) => {
     const name = nameOf(member)
-    const [tag, at, count, , , open] = await topic.send(name, "topic.consume", [
+    const [tag, at, count, , , , open] = await topic.send(name, "topic.consume", [
       "m",
       "g",
       "0",
       credit,
-      ordered ? "1" : ""
+      ordered ? "1" : "",
+      0,
+      ""
     ])
     assert.strictEqual(tag, "joined")
     if (!joined[member]) counted[member] = 0

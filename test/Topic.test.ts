@@ -741,6 +741,58 @@ layer(TestServer.layer, live)("a group", (it) => {
         yield* settled(topic, "g")
       })))
 
+  for (const [orderBy, joining] of [[undefined, [1, 0]], [undefined, [2, 0, 1]], ["key", [2, 0]]] as const) {
+    const what = `${orderBy === undefined ? "" : "by key, "}joined again by ${joining}`
+    it.effect(`handles again what each member had in hand when Redis lost the group: ${what}`, () =>
+      several(3, (nodes, namespace, server) =>
+        Effect.gen(function*() {
+          const topics = yield* Effect.forEach(nodes, (context) => on(context, make()))
+          const [topic] = topics
+          const keyOf = (value: number) => orderBy === undefined ? value : value % 2
+          const begun = new Set<number>()
+          const handled = new Set<number>()
+          const inside = new Set<number>()
+          const gaps: Array<readonly [member: number, reason: string]> = []
+          const go = yield* Deferred.make<void>()
+          const run = (at: number, from: "beginning" | "now") =>
+            Effect.forkScoped(topics[at]!.run(({ value }) =>
+              Effect.gen(function*() {
+                begun.add(value)
+                yield* Deferred.await(go)
+                assert.isFalse(inside.has(keyOf(value)), "two events of a key at once")
+                inside.add(keyOf(value))
+                yield* Effect.ensuring(realSleep(1), Effect.sync(() => inside.delete(keyOf(value))))
+                handled.add(value)
+              }), {
+              group: "g",
+              from,
+              orderBy,
+              prefetch: 8,
+              concurrency: 8,
+              onGap: ({ reason }) => Effect.sync(() => void gaps.push([at, reason]))
+            }))
+          yield* topic!.publishAll(upTo(20), (value) => ({ key: String(keyOf(value)) }))
+          const keys = (yield* keysOf(server, namespace)).filter((key) => /:topic[^:]*:/.test(key))
+          for (const key of keys) yield* server.cli("COPY", key, `${key} before`)
+          const first = joining.filter((at) => at < 2).toSorted()
+          for (const at of first) {
+            yield* run(at, "beginning")
+            const count = orderBy === undefined ? 8 * (at + 1) : 2
+            yield* eventually(Effect.sync(() => assert.deepStrictEqual([...begun], upTo(count))))
+          }
+          for (const key of keys) yield* server.cli("RENAME", `${key} before`, key)
+          for (const [others, at] of joining.entries()) {
+            yield* at < 2 ? lose(nodes[at]!, namespace, server) : run(at, "now")
+            yield* joined(topic!, "g", others + 1)
+          }
+          yield* Deferred.succeed(go, undefined)
+          yield* eventually(Effect.sync(() => assert.includeMembers([...handled], [...begun])))
+          yield* settled(topic!, "g")
+          // A member that is new does not know of the loss.
+          assert.sameDeepMembers(gaps, first.map((at) => [at, "lost"]))
+        })))
+  }
+
   it.effect("handles what it had not acknowledged when Redis lost the topic, but not the events", () =>
     several(1, ([a], namespace, server) =>
       Effect.gen(function*() {

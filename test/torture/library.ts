@@ -200,8 +200,8 @@ export const bugs: { readonly [name: string]: Bug } = {
   unlockedKey: {
     only: ["topic"],
     lua: [[
-      "if field then call('HSET', topic.key, field, id) end",
-      "if field and ctx.micros % 10 > 0 then call('HSET', topic.key, field, id) end"
+      "if lockKey(topic, group, key, id) then",
+      "if ctx.micros % 10 == 0 or lockKey(topic, group, key, id) then"
     ]]
   },
   // Some acknowledgements give the member no credit for the next event, until it starves.

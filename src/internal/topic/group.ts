@@ -13,7 +13,7 @@ import type { Place } from "../hold/place.ts"
 import { request } from "../hold/request.ts"
 import * as work from "../work/member.ts"
 import { again, fail, OrderMismatch, TooManyGroups, type TopicError } from "./errors.ts"
-import { compareIds, type Element, gap, idBefore, type Raw } from "./event.ts"
+import { compareIds, type Element, gap, type Raw } from "./event.ts"
 import type { Parts } from "./parts.ts"
 import type { Shard } from "./shard.ts"
 
@@ -90,9 +90,12 @@ class Member<A> extends work.Member {
   #counted = 0
   // The number of the last delivery.
   #heard = 0
-  // Where a group that has to be made again begins: behind the last event that was delivered, or before the first one in hand when the
-  // session was lost.
+  // The last event that was delivered: a group that has to be made again begins behind it.
   #last: string | undefined = undefined
+  // Tells the group that it has joined from one that is made again. Redis has lost what it knew of the former one.
+  #made = 0
+  // What it had in hand when the session was lost.
+  #events: ReadonlyArray<string> = []
   /** Nothing of before this epoch is left for the group in this shard. */
   drained = 0
   /** The epoch that the group has begun in this shard, or has been told to begin. */
@@ -115,6 +118,11 @@ class Member<A> extends work.Member {
     return this.#last ?? (this.#joined ? "0" : first)
   }
 
+  /** Which group it was a member of, and the events of that which it has in hand. */
+  get known(): readonly [made: number, events: string] {
+    return [this.#made, [...new Set([...this.#events, ...this.#working.keys()])].sort(compareIds).join(" ")]
+  }
+
   protected take(change: ReadonlyArray<unknown>): void {
     if (change[0] === "deliver") {
       const count = Number(change[1])
@@ -122,13 +130,24 @@ class Member<A> extends work.Member {
       this.#heard = count
       return this.#takeAll(change[2] as Items)
     }
-    const [index, counted, drained, begun, items] = change as readonly [string, number, number, number, Items]
+    const [index, counted, drained, begun, made, items] = change as readonly [
+      string,
+      number,
+      number,
+      number,
+      number,
+      Items
+    ]
+    // What other members had in hand, or what was to be delivered again, may be among what is lost.
+    const isAnother = this.#joined && made !== this.#made
     this.#joined = true
+    this.#made = made
+    this.#events = []
     this.#index = index
     this.#counted = counted
     // It is less than before if Redis has lost the shard.
     this.begun = begun
-    this.#takeAll(items)
+    this.#takeAll(isAnother ? [["gap", -1], ...items] : items)
     // An answer can come after a later delivery.
     this.#drain(this.#heard <= counted ? drained : Math.max(drained, this.drained))
   }
@@ -174,9 +193,8 @@ class Member<A> extends work.Member {
 
   protected lose(): void {
     const lost = [...this.#working.values()]
-    const [first] = [...this.#working.keys(), ...this.#told.keys()].sort(compareIds)
     // The group can be lost together with the session, and with it what was pending.
-    if (first !== undefined) this.#last = idBefore(first)
+    this.#events = [...this.#events, ...this.#working.keys(), ...this.#told.keys()]
     this.#working.clear()
     this.#told.clear()
     this.#heard = 0
@@ -234,7 +252,8 @@ export const joinGroup = <A>(
             settings.group,
             member.from(from(first + at)),
             settings.credit,
-            settings.ordered
+            settings.ordered,
+            ...member.known
           ], options.closed))
         }, { discard: true, concurrency: "unbounded" }),
         scope
