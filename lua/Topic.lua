@@ -10,8 +10,8 @@
 -- A topic has a shard in each of several partitions, and a key belongs to one of them. A change of their number begins an
 -- epoch: all shards are *sealed*, the first one, which decides, before the others. A sealed shard refuses what is published,
 -- until all are sealed and it is *opened*. So every event of an epoch was stored before every event of the next one, and a
--- reader that keeps order finishes an epoch in all shards before the next one. `shards` counts those that keys belong to now,
--- `width` all that ever had events.
+-- reader that keeps order finishes an epoch in all shards before the next one. `shards` counts those that keys belong to now: 0 is one
+-- that no process has named. `width` counts all that ever had events.
 --
 -- The hash:
 --   s                  record Topic
@@ -58,7 +58,7 @@ local function readTopic(ctx, key)
   local packed = call('HGET', key, 's')
   local topic = packed and unpackTopic(packed) or {
     number = 0, stamp = 0, length = 0, bytes = 0, age = 0, abandon = ABANDONED, window = 0, turn = 0, total = 0,
-    members = 0, groups = 0, trimmed = 0, protect = 1, shards = 1, ring = 0, epoch = 0, width = 1, open = 1,
+    members = 0, groups = 0, trimmed = 0, protect = 1, shards = 0, ring = 0, epoch = 0, width = 1, open = 1,
     decided = 0
   }
   topic.known, topic.rung = packed and true, topic.ring
@@ -717,14 +717,14 @@ end
 -- topic.join: becomes a member, and says how the topic is kept: in events, bytes and ms (0 for no limit), how long a group
 -- without members is kept, how long ids are known, and whether what a group still needs is kept. The last member decides that:
 -- `decided` is -1 for one that does so now, the number that it was answered for one that did so before, and 0 for one that leaves
--- that as it is. `shards` counts for a topic that is new.
+-- that as it is. `shards` counts for a topic that is new, and is 0 for a process that names no number.
 -- keys: all
 -- args: id string, decided number, length number, bytes number, age number, abandon number, window number, protect boolean, shards number
 -- reply: ["joined", number number, last string, epoch number, shards number, width number, open number, former json, window number, decided number]
 handlers['topic.join'] = function(ctx, key, id, decided, length, bytes, age, abandon, window, protect, shards)
   local topic = loadTopic(ctx, key)
   if topic.window == 0 and topic.epoch == 0 then
-    topic.shards, topic.width = tonumber(shards), tonumber(shards)
+    topic.shards, topic.width = tonumber(shards), math.max(1, tonumber(shards))
   end
   decided = decided == '-1' and math.max(topic.decided + 1, ctx.now) or tonumber(decided)
   if decided > topic.decided or topic.window == 0 then
@@ -754,7 +754,7 @@ end
 handlers['topic.seal'] = function(ctx, key, epoch, shards, width)
   local topic = loadTopic(ctx, key)
   if tonumber(epoch) > topic.epoch then
-    call('HSET', key, 'E' .. epoch, eventId(topic), 'L' .. epoch, text(topic.shards) .. ' ' .. text(ctx.now))
+    call('HSET', key, 'E' .. epoch, eventId(topic), 'L' .. epoch, text(math.max(1, topic.shards)) .. ' ' .. text(ctx.now))
     topic.epoch, topic.shards, topic.open, topic.time = tonumber(epoch), tonumber(shards), 0, nil
     topic.width = math.max(topic.width, topic.shards)
     announce(ctx, key, 'epoch', topic.epoch)

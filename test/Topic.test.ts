@@ -1603,6 +1603,28 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
       }))
     }))
 
+  for (const [named, shards] of [[undefined, 4], [1, 1], [3, 3]] as const) {
+    it.effect(`has ${shards} shards of 4 when its first one is made again by a process that names ${named}`, () =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        yield* spread(2, ([a, b]) =>
+          Effect.gen(function*() {
+            const topic = yield* on(a!, make({ shards: 4 }))
+            const { kernel } = spaceOf(Context.get(a!, Coordinator.Coordinator))
+            const { prefix } = kernel.partitionFor(hostile)
+            yield* server.cli("DEL", `${prefix}topic:${hostile}`)
+            const other = yield* on(b!, make({ shards: named }))
+            yield* server.cli("DEL", `${prefix}sessions`)
+            yield* eventually(
+              Effect.gen(function*() {
+                yield* Effect.forEach([topic, other], (one) => one.publishAll(upTo(20), (n) => ({ key: String(n) })))
+                assert.deepStrictEqual([topic.shards, other.shards], [shards, shards])
+              })
+            )
+          }))
+      }))
+  }
+
   it.effect("is handled again by a group with an order after Redis has lost it", () =>
     Effect.gen(function*() {
       const server = yield* TestServer

@@ -15,7 +15,7 @@ import { type Place, placeIn, type Space } from "../hold/place.ts"
 import { request } from "../hold/request.ts"
 import { again, fail, type TopicError } from "./errors.ts"
 import type { Element, Raw } from "./event.ts"
-import { type Report, Shard } from "./shard.ts"
+import { type Report, Shard, shardsOf } from "./shard.ts"
 
 export interface Home {
   readonly space: Space
@@ -30,7 +30,11 @@ type Limits = Requests["topic.join"]["args"] extends [string, number, ...infer K
 
 type Group = readonly [name: string, ordered: number]
 
-type Sealed = Omit<Report, "decided"> & { readonly groups: ReadonlyArray<Group> }
+interface Sealed extends Omit<Report, "decided"> {
+  /** A process has named the number of shards. */
+  readonly isNamed: boolean
+  readonly groups: ReadonlyArray<Group>
+}
 
 /** A number of shards that there was; ids that were published then are known for a while. */
 export interface Former {
@@ -109,7 +113,7 @@ export class Parts<A> {
     return Effect.gen({ self: this }, function*() {
       this.#limits = limits
       this.#decided = decides ? -1 : 0
-      yield* this.#widen(1, wanted ?? 1, scope)
+      yield* this.#widen(1, wanted ?? 0, scope)
       const { decided, epoch, former, shards, width } = this.all[0]!.report!
       // Another process may decide later; then the limits are not to change back when this one joins again.
       if (decides) this.#decided = decided
@@ -187,7 +191,10 @@ export class Parts<A> {
         const first = yield* this.#seal(0, { ...next, width: this.all.length })
         if (first.shards === missing) missing = undefined
         const found = yield* this.#sealAll(first)
-        const last = found.reduce((last, report) => report.epoch > last.epoch ? report : last)
+        // In one epoch, the first one decides, unless it was lost and made again by a process that names no number.
+        const last = found.reduce((last, report) =>
+          report.epoch > last.epoch || report.epoch === last.epoch && !last.isNamed ? report : last
+        )
         const width = Math.max(...found.map(({ width }) => width))
         yield* this.#widen(width, last.shards, this.#scope!)
         this.epoch = last.epoch
@@ -211,7 +218,8 @@ export class Parts<A> {
       request(this.placeAt(at), "topic.seal", [epoch, shards, width], { waits: true }),
       ([, epoch, shards, width, open, former, groups]) => ({
         epoch,
-        shards,
+        shards: shardsOf(shards),
+        isNamed: shards > 0,
         width,
         isOpen: open === 1,
         former,

@@ -64,6 +64,9 @@ export interface Report {
   readonly decided: number
 }
 
+/** There is one if no process has named a number. */
+export const shardsOf = (named: number): number => Math.max(1, named)
+
 // One page is what one read of Redis returns. So many are remembered, and for so long: subscribers that are slow together
 // stand at the same events one after the other.
 const pageSize = 256
@@ -215,7 +218,8 @@ export class Shard<A> implements Listener {
     observe: (state) => {
       if (state[0] === "epoch") return this.#onEpoch(Number(state[1]))
       if (state[0] === "window") return void (this.window = Number(state[1]))
-      const [, last, epoch, shards, width, open, former, window, decided] = state as Joined
+      const [, last, epoch, named, width, open, former, window, decided] = state as Joined
+      const shards = shardsOf(named)
       this.report = { epoch, shards, width, isOpen: open === 1, former, decided }
       this.window = window
       // After a loss, an epoch can begin elsewhere.
