@@ -980,7 +980,9 @@ alarms.topic = function(ctx, key)
     local index, event = match(member, '^(%d+):(.*)$')
     local group = groupAt(topic, index)
     call('ZREM', topic.retries, member)
-    if group then
+    -- The group may be another one by now, and the event be in hand.
+    local delayed = group and tryGroup('XPENDING', topic.entries, group.name, event, event, 1, DELAYED)
+    if delayed and #delayed > 0 then
       shift(topic, group, RETURNED, { event })
       group.returned = group.returned + 1
     end

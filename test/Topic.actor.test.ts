@@ -137,6 +137,33 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
       })
     }))
 
+  it.effect("hands nothing out twice for a retry of before the hash was lost", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      yield* Effect.promise(async () => {
+        const topic = actor(redis, freshNamespace(), "topic:t")
+        const retries = topic.key.replace("topic:", "topic-retries:")
+        await topic.open("a")
+        const join = async () => {
+          await topic.send("a", "topic.join", ["t", -1, 0, 0, 0, 0, 60_000, "1", 1])
+          return await topic.send("a", "topic.consume", ["m", "g", "0", 2, "", 0, ""])
+        }
+        const [, index] = await join()
+        const [, event] = await topic.send("a", "topic.publish", ["1", "0 node  0 0 0 p", 1])
+        await topic.send("a", "topic.retry", ["m", index, event!, 1])
+        await redis.del(topic.key)
+        await join()
+        const due = Number(await redis.zscore(retries, `${index}:${event}`))
+        while (Number((await redis.time())[0]) * 1000 <= due) await topic.look("topic.state", [])
+        await topic.ring()
+        assert.strictEqual(await redis.exists(retries), 0)
+        const ids = (await topic.mail("a")).flatMap(([, , what, , items]) =>
+          what === "deliver" ? (items as Array<[string]>).map(([id]) => id) : []
+        )
+        assert.deepStrictEqual(ids, [event, event])
+      })
+    }))
+
   it.effect("keeps a topic for ever that has a group for ever", () =>
     Effect.gen(function*() {
       const redis = yield* client(yield* TestServer)

@@ -216,8 +216,8 @@ export const bugs: { readonly [name: string]: Bug } = {
   lostRetry: {
     only: ["topic"],
     lua: [[
-      "call('ZREM', topic.retries, member)\nif group then",
-      "call('ZREM', topic.retries, member)\nif group and ctx.micros % 10 > 0 then"
+      "if delayed and #delayed > 0 then",
+      "if delayed and #delayed > 0 and ctx.micros % 10 > 0 then"
     ]]
   },
   // A publication that is made again by the next session is stored again.
