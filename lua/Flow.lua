@@ -19,6 +19,7 @@
 --   e<node>.<chunk>    successors: "<node><policy> " each; the policy is f (fail), s (skip) or c (continue)
 --   b<node>.<chunk>    predecessors: "<node> " each
 --   m<node>            the node whose handler has added it
+--   c<node>            the request that has added it to a batch under a name of the user's
 --   r<node>            its outcome, as JSON
 --   w<place>           a node whose end its successors do not know yet: "<node> <chunk>"
 --   k<place>           nodes that can be compensated, in the order of their ends
@@ -730,26 +731,34 @@ handlers['flow.ended'] = function(ctx, key, stamp, node, generation, undo, tag, 
 end
 
 -- flow.add: adds nodes without edges to a run that goes on, as `addNodes`, and answers how many; those whose names are there already
--- are left out. With `seal` no more are added, and neither when there are as many as expected.
+-- are left out, unless they are of the same `addition`: that request is repeated when its session was lost before the answer. With `seal`
+-- no more are added, and neither when there are as many as expected.
 -- keys: all
--- args: added string, seal boolean
+-- args: added string, addition string, seal boolean
 -- reply: ["added", count number] | ["sealed", state number] | ["missing"]
-handlers['flow.add'] = function(ctx, key, added, seal)
+handlers['flow.add'] = function(ctx, key, added, addition, seal)
   local flow = loadFlow(ctx, key)
   if not flow then return MISSING end
-  local fresh, names = {}, {}
+  local fresh, names, own, nodes = {}, {}, 0, flow.nodes
   for _, one in ipairs(added == '' and {} or cjson.decode(added)) do
-    if not names[one[1]] and not call('HGET', flow.items, 'N' .. one[1]) then fresh[#fresh + 1] = one end
-    names[one[1]] = true
+    local at = names[one[1]] or call('HGET', flow.items, 'N' .. one[1])
+    if not at then
+      fresh[#fresh + 1], names[one[1]] = one, ''
+    elseif addition ~= '' and call('HGET', flow.items, 'c' .. at) == addition then
+      own = own + 1
+    end
   end
   if #fresh > 0 then
     local closed = flow.state ~= FLOW.running or flow.stop ~= 0
     if closed or flow.expected >= 0 and flow.nodes + #fresh > flow.expected then return reply('sealed', flow.state) end
     addNodes(ctx, flow, nil, nil, fresh)
+    if addition ~= '' then
+      for place in ipairs(fresh) do call('HSET', flow.items, 'c' .. text(nodes + place), addition) end
+    end
   end
   if seal == '1' and flow.state == FLOW.running and flow.expected ~= 0 then flow.expected, flow.sealed = 0, true end
   stepFlow(ctx, flow)
-  return reply('added', #fresh)
+  return reply('added', own + #fresh)
 end
 
 -- -----------------------------------------------------------------------------

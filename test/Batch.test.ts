@@ -5,11 +5,11 @@ import { partitionOf } from "../src/internal/actor/keys.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually } from "./support/eventually.ts"
 import { delivered } from "./support/flows.ts"
-import { type Node, TestServer } from "./support/live.ts"
+import { type Node, node, TestServer } from "./support/live.ts"
 import { keysOf } from "./support/namespace.ts"
 import { begins, isRangeError, upTo, working } from "./support/queues.ts"
 import { asks } from "./support/requests.ts"
-import { fragile, lose, on, pending, several } from "./support/several.ts"
+import { forgetSession, fragile, lose, on, pending, promptly, several } from "./support/several.ts"
 
 class Work extends Queue.Service<Work>()("work", {
   payload: Schema.Number,
@@ -403,6 +403,42 @@ layer(TestServer.layer, { excludeTestServices: true })("Batch", (it) => {
           assert.deepStrictEqual(begun.toSorted(), [1, 2])
         }), { lease: "3 seconds", margin: "500 millis", partitions: 2 }))
   }
+
+  it.effect("answers what a call has added when the session is lost before the answer", () =>
+    several(1, ([direct], namespace, server) =>
+      Effect.gen(function*() {
+        const { batch } = yield* cleaned(direct!)
+        const line = yield* proxy(server)
+        const context = yield* node(line.url, {
+          namespace,
+          partitions: 1,
+          lease: "6 seconds",
+          requestTimeout: "2 seconds"
+        })
+        const { id } = yield* batch.start()
+        const run = (yield* opened(context)).batch.attach(id)
+        const duplicate = (self: ReturnType<typeof run.add>) => Effect.map(self, ({ duplicate }) => duplicate)
+        const additions: ReadonlyArray<readonly [addition: Effect.Effect<unknown, Batch.BatchError>, answer: unknown]> =
+          [
+            [duplicate(run.add(Work, 1)), false],
+            [duplicate(run.add(Work, 1, { name: "a" })), false],
+            [duplicate(run.add(Work, 1, { name: "a" })), true],
+            [run.addAll(Work, [1, 2]), 2],
+            [run.addAll(Work, [1, 2], { name: (n) => `b${n}` }), 2],
+            [run.addAll(Work, [1, 2, 3], { name: (n) => `b${n}` }), 1]
+          ]
+        for (const [addition, answer] of additions) {
+          yield* line.once(asks("flow.add"), "dropReply")
+          const again = yield* line.hold(asks("flow.add"))
+          const adding = yield* Effect.forkChild(addition)
+          yield* promptly(again.request, "it is sent again")
+          yield* forgetSession(context, namespace, server)
+          yield* again.release()
+          assert.strictEqual(yield* promptly(Fiber.join(adding), "the answer"), answer)
+        }
+        assert.strictEqual((yield* run.status).added, 7)
+        yield* run.cancel
+      })))
 
   it.effect("takes thousands of jobs with a call", () =>
     several(1, ([node]) =>

@@ -104,6 +104,8 @@ const progressOf = (
 // Of one request, which counts for as many: each job costs Redis what a request costs.
 const mostAdded = 128
 
+const nameIn = (addition: string, at: number): string => `${addition}-${at}`
+
 /** What errors of batches say of a run. */
 export const aboutBatch = (home: Home, run: string) => ({ ...home.about(run), name: home.name.slice(batches.length) })
 
@@ -137,32 +139,32 @@ export class BatchRun {
     { name, ...offering }: AddOptions = {}
   ): Effect.Effect<Added, BatchError> =>
     Effect.suspend(() => {
-      const own = name ?? this.#home.space.kernel.uniqueId()
+      const own = this.#home.space.kernel.uniqueId()
       return Effect.map(
-        this.#add(queue, [payload], { ...offering, name: () => own }),
-        (count) => ({ name: own, duplicate: count === 0 })
+        this.#add(queue, [payload], { ...offering, name: name === undefined ? undefined : () => name }, own),
+        (count) => ({ name: name ?? nameIn(own, 0), duplicate: count === 0 })
       )
     })
 
   get seal(): Effect.Effect<void, BatchError> {
-    return Effect.asVoid(this.#ask("", true))
+    return Effect.asVoid(this.#ask("", "", true))
   }
 
   #add<A>(
     queue: AnyTag,
     payloads: Iterable<A>,
-    { name, ...offering }: AddAllOptions<A>
+    { name, ...offering }: AddAllOptions<A>,
+    own = this.#home.space.kernel.uniqueId()
   ): Effect.Effect<number, BatchError> {
     const port = portIn(this.#home.ports, queue, `batch ${JSON.stringify(this.#about.name)}`)
     checkOffering(port, offering)
     const more = offeringOf(offering)
-    const own = this.#home.space.kernel.uniqueId()
     const names = new Set<string>()
     const texts: Array<string> = []
     for (const payload of payloads) {
       const body = port.payload.encode(payload)
       if (Exit.isFailure(body)) return Effect.mapError(Effect.failCause(body.cause), failBatch)
-      const named = name === undefined ? `${own}-${texts.length}` : checkName(name(payload, texts.length), "name")
+      const named = name === undefined ? nameIn(own, texts.length) : checkName(name(payload, texts.length), "name")
       if (names.has(named)) throw new RangeError(`two jobs are named ${JSON.stringify(named)}`)
       names.add(named)
       texts.push(JSON.stringify([named, port.queue.name, body.value, [], "", [], "", more]))
@@ -170,16 +172,17 @@ export class BatchRun {
     return Effect.map(
       Effect.forEach(
         partsOfTexts(texts, 1, mostAdded),
-        (part) => this.#ask(`[${part.join(",")}]`, false, part.length),
+        (part) => this.#ask(`[${part.join(",")}]`, name === undefined ? "" : own, false, part.length),
         { concurrency: "unbounded" }
       ),
-      (counts) => counts.reduce((a, b) => a + b, 0)
+      // Only this addition knows the names that it has made itself.
+      (counts) => name === undefined ? texts.length : counts.reduce((a, b) => a + b, 0)
     )
   }
 
-  #ask(added: string, seal: boolean, weight?: number): Effect.Effect<number, BatchError> {
+  #ask(added: string, addition: string, seal: boolean, weight?: number): Effect.Effect<number, BatchError> {
     return Effect.flatMap(
-      this.#mapped(failing(request(this.#home.placeOf(this.id), "flow.add", [added, seal], { weight }))),
+      this.#mapped(failing(request(this.#home.placeOf(this.id), "flow.add", [added, addition, seal], { weight }))),
       (reply) => {
         switch (reply[0]) {
           case "added":
