@@ -13,7 +13,7 @@
 -- Counts are kept apart, because opening must not read them; an open latch counts nothing, so it drops them:
 --   i<id>             this id was counted
 --   n<member>         the last number of a member's counts without an id, and the numbers before it that have not arrived
--- record Latch 1: total, remaining, passes, resets, changes, epoch, timeToLive, members
+-- record Latch 2: total, remaining, passes, resets, changes, epoch, timeToLive, members, decided
 
 -- Numbers of one member arrive almost in order, so only a few are missing at a time.
 local MOST_MISSING, MISSING_LENGTH = 64, 1024
@@ -34,7 +34,7 @@ local function loadLatch(ctx, key, total, remaining, life, run)
   forgetCounts(ctx)
   return {
     total = total, remaining = remaining, passes = 0, resets = 0, changes = 0, epoch = tonumber(nextToken(ctx)),
-    timeToLive = tonumber(life), members = 0, run = run
+    timeToLive = tonumber(life), members = 0, decided = 0, run = run
   }, false
 end
 
@@ -49,8 +49,8 @@ local function saveLatch(ctx, key, latch)
   if ctx.items then call('PEXPIRE', ctx.items, text(latch.timeToLive)) end
 end
 
-local function stateOfLatch(latch)
-  return latch.total, latch.remaining, latch.passes, latch.resets, latch.changes, latch.epoch, latch.run
+local function stateOfLatch(latch, ...)
+  return latch.total, latch.remaining, latch.passes, latch.resets, latch.changes, latch.epoch, latch.run, ...
 end
 
 local function changeLatch(ctx, key, latch)
@@ -123,14 +123,18 @@ end
 -- latch.join: creates the latch, or joins it. A member of another run creates it anew, and so does a `fresh` one when no
 -- other has it open. When it has another count, `mismatch` decides: "fail", unless no other member has it open; "keep" that
 -- count; or "resize". A member that joins again, after a loss of its session, tells the epoch and the number of resets that
--- it knew. It joins the latch as it is, unless Redis has gone back to before the member's run: that run begins again.
+-- it knew. It joins the latch as it is, unless Redis has gone back to before the member's run: that run begins again. The
+-- last member decides about `timeToLive`: `decided` is 0 for one that does so now, and the number that it was answered for
+-- one that did so before.
 -- keys: all
--- args: id string, total number, remaining number, life number, run string, mismatch string, fresh boolean, epoch number, resets number, anyway boolean
--- reply: ["joined", total number, remaining number, passes number, resets number, changes number, epoch number, run string] | ["mismatch", total number] | ["stale"]
-handlers['latch.join'] = function(ctx, key, id, total, remaining, life, run, mismatch, fresh, epoch, resets, anyway)
+-- args: id string, total number, remaining number, life number, decided number, run string, mismatch string, fresh boolean, epoch number, resets number, anyway boolean
+-- reply: ["joined", total number, remaining number, passes number, resets number, changes number, epoch number, run string, decided number] | ["mismatch", total number] | ["stale"]
+handlers['latch.join'] = function(ctx, key, id, total, remaining, life, decided, run, mismatch, fresh, epoch, resets, anyway)
   total, remaining, epoch, resets = tonumber(total), tonumber(remaining), tonumber(epoch), tonumber(resets)
+  decided = tonumber(decided)
   local latch, known = loadLatch(ctx, key, total, remaining, life, run)
-  if known and not call('HGET', key, 'o' .. claimOf(ctx, id)) then
+  local member = known and call('HGET', key, 'o' .. claimOf(ctx, id))
+  if known and not member then
     if epoch == latch.epoch and resets > latch.resets and run ~= '' and latch.run ~= run then
       latch.resets = resets - 1
       resetLatch(ctx, key, latch, total, remaining, run)
@@ -149,10 +153,11 @@ handlers['latch.join'] = function(ctx, key, id, total, remaining, life, run, mis
       end
     end
   end
-  latch.timeToLive = tonumber(life)
+  if decided == 0 and not member then decided = math.max(latch.decided + 1, ctx.now) end
+  if decided > latch.decided then latch.timeToLive, latch.decided = tonumber(life), decided end
   if enrol(ctx, key, id, latch.timeToLive) then latch.members = latch.members + 1 end
   saveLatch(ctx, key, latch)
-  return reply('joined', stateOfLatch(latch))
+  return reply('joined', stateOfLatch(latch, latch.decided))
 end
 
 -- latch.count: counts down, once for each id, or for each number of a member, and opens the latch when nothing remains

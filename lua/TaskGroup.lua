@@ -15,7 +15,7 @@
 --   w<session>/<id>    the shard of a running worker
 -- A token is that of a registration. Only the worker with the newest one can submit, and only while its registration is
 -- neither lost nor over. `least` is how many shards there were before Redis forgot some of them.
--- record TaskGroup 1: expected, least, running, done, failed, lost, round, version, timeToLive, members
+-- record TaskGroup 2: expected, least, running, done, failed, lost, round, version, timeToLive, members, decided
 
 -- Of one answer: more are asked for.
 local PAGE_PLACES, PAGE_BYTES = 256, 131072
@@ -122,18 +122,19 @@ end
 -- taskGroup.join: creates the group, or joins it. With another run than that of the group, or `fresh` while no member is
 -- alive, it begins anew. With another number of shards, `mismatch` decides: "fail", unless no other member is alive;
 -- "keep" that number; or "resize". `anyway` is not to mind that an expired session may stand in the way. A member that
--- joins again, in another session, tells the round, and how many of its shards it knew.
+-- joins again, in another session, tells the round, and how many of its shards it knew. The last member decides about
+-- `timeToLive`: `decided` is 0 for one that does so now, and the number that it was answered for one that did so before.
 -- keys: hash, items
--- args: id string, shards number, mismatch string, timeToLive number, run string, fresh boolean, anyway boolean, round number, known number
--- reply: ["joined", expected number, least number, running number, done number, failed number, lost number, round number, version number, run string] | ["mismatch", expected number] | ["stale"]
-handlers['taskGroup.join'] = function(ctx, key, id, shards, mismatch, timeToLive, run, fresh, anyway, round, known)
-  shards, timeToLive, round, known = tonumber(shards), tonumber(timeToLive), tonumber(round), tonumber(known)
+-- args: id string, shards number, mismatch string, timeToLive number, decided number, run string, fresh boolean, anyway boolean, round number, known number
+-- reply: ["joined", expected number, least number, running number, done number, failed number, lost number, round number, version number, run string, decided number] | ["mismatch", expected number] | ["stale"]
+handlers['taskGroup.join'] = function(ctx, key, id, shards, mismatch, timeToLive, decided, run, fresh, anyway, round, known)
+  shards, decided, round, known = tonumber(shards), tonumber(decided), tonumber(round), tonumber(known)
   local group = loadTasks(key)
-  if group and call('HGET', key, 'o' .. claimOf(ctx, id)) then return reply('joined', tasksState(group)) end
+  if group and call('HGET', key, 'o' .. claimOf(ctx, id)) then return reply('joined', tasksState(group, group.decided)) end
   if not group then
     group = {
       expected = shards, least = 0, running = 0, done = 0, failed = 0, lost = 0, round = math.max(1, round),
-      version = tonumber(nextToken(ctx)), members = 0, run = run
+      version = tonumber(nextToken(ctx)), members = 0, decided = 0, run = run
     }
   end
   local first, others = round == 0, group.members > 0
@@ -142,7 +143,8 @@ handlers['taskGroup.join'] = function(ctx, key, id, shards, mismatch, timeToLive
   local refused = differs and others and mismatch == 'fail'
   if others and (refused or first and fresh == '1' and not anew) and anyway == '' and isStale(ctx) then return STALE end
   if refused then return reply('mismatch', group.expected) end
-  group.timeToLive = timeToLive
+  if decided == 0 then decided = math.max(group.decided + 1, ctx.now) end
+  if decided > group.decided then group.timeToLive, group.decided = tonumber(timeToLive), decided end
   if anew then
     if run ~= '' then group.run = run end
     group.expected = shards
@@ -153,9 +155,9 @@ handlers['taskGroup.join'] = function(ctx, key, id, shards, mismatch, timeToLive
     changeTasks(ctx, key, group)
   end
   if not first then rejoinTasks(ctx, key, group, shards, run, round, known) end
-  if enrol(ctx, key, id, timeToLive) then group.members = group.members + 1 end
+  if enrol(ctx, key, id, group.timeToLive) then group.members = group.members + 1 end
   saveTasks(key, group)
-  return reply('joined', tasksState(group))
+  return reply('joined', tasksState(group, group.decided))
 end
 
 -- taskGroup.register: makes the session the worker of a shard that no living worker has, and that is not done. `again` asks

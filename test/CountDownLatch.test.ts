@@ -154,6 +154,39 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         assert.strictEqual(yield* server.cli("EXISTS", `{${namespace}:00}:countDownLatch:unused`), "0")
       })))
 
+  it.effect("is remembered for as long as the last make says, also when others join again, or Redis has lost it", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const members = fields(server, namespace, "countDownLatch:ready", "o")
+        const all = (count: number) =>
+          eventually(Effect.map(members, (found) => found === count), { message: `${count} members` })
+        yield* Effect.scoped(Effect.gen(function*() {
+          const latch = yield* on(a!, CountDownLatch.make({ name: "ready", count: 2, timeToLive: "1 minute" }))
+          yield* on(b!, CountDownLatch.make({ name: "ready", count: 2, timeToLive: "1 hour" }))
+          yield* latch.countDown()
+          yield* lose(a!, namespace, server)
+          yield* all(2)
+        }))
+        const ttl = Effect.map(server.cli("PTTL", `{${namespace}:00}:countDownLatch:ready`), Number)
+        yield* all(0)
+        assert.isAbove(yield* ttl, 60_000)
+        for (const [first, second] of [[a!, b!], [b!, a!]] as const) {
+          yield* Effect.scoped(Effect.gen(function*() {
+            const latch = yield* on(a!, CountDownLatch.make({ name: "ready", count: 2, timeToLive: "1 minute" }))
+            yield* on(b!, CountDownLatch.make({ name: "ready", count: 2, timeToLive: "1 hour" }))
+            yield* latch.countDown()
+            yield* server.cli("FLUSHALL")
+            yield* on(first, Lock.withLockIfAvailable(Effect.void, "to be told"))
+            yield* all(1)
+            yield* on(second, Lock.withLockIfAvailable(Effect.void, "to be told"))
+            yield* all(2)
+          }))
+          yield* all(0)
+          assert.isAbove(yield* ttl, 60_000)
+        }
+        yield* server.cli("FLUSHALL")
+      })))
+
   it.effect("is restored after Redis has lost its data", () =>
     several(3, ([a, b, c], _, server) =>
       Effect.gen(function*() {
@@ -458,13 +491,18 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
       yield* Effect.promise(async () => {
         await open("a")
         await open("b")
-        const joining = (id: string, run: string, epoch = 0) => [id, 2, 2, 100, run, "fail", "", epoch, 0, ""]
+        const joining = (
+          id: string,
+          run: string,
+          decided = 0,
+          epoch = 0
+        ) => [id, 2, 2, 100, decided, run, "fail", "", epoch, 0, ""]
         const first = await send("a", "latch.join", joining("1", "one"))
         assert.deepStrictEqual([first[0], first[2], first[7]], ["joined", 2, "one"])
         assert.strictEqual((await send("a", "latch.count", ["ix", 0, 1, 2, 100, "one", ""]))[2], 1)
         const second = await send("b", "latch.join", joining("2", "two"))
         assert.deepStrictEqual([second[2], second[7]], [2, "two"])
-        assert.deepStrictEqual((await mail("a")).at(-1), ["changed", "1", ...second.slice(1)])
+        assert.deepStrictEqual((await mail("a")).at(-1), ["changed", "1", ...second.slice(1, 8)])
         // Asked again it answers the same, and changes nothing.
         assert.deepStrictEqual(await send("b", "latch.join", joining("2", "two")), second)
         for (
@@ -474,7 +512,10 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
             ["latch.reset", [2, 100, "one", "", "1"]]
           ] as const
         ) assert.deepStrictEqual(await send("a", verb, args), ["superseded", "two"])
-        assert.deepStrictEqual(await send("a", "latch.join", joining("3", "one", first[6])), second)
+        assert.deepStrictEqual(
+          await send("a", "latch.join", joining("3", "one", Number(first[8]), Number(first[6]))),
+          second
+        )
         assert.deepStrictEqual(await send("b", "latch.state", []), ["state", 2, "two"])
       })
     }))

@@ -306,6 +306,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the task group actor", (
                       asked.shards,
                       asked.mismatch,
                       60_000,
+                      0,
                       asked.run,
                       asked.fresh ? "1" : "",
                       "",

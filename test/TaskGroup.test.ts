@@ -2,7 +2,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Cause, Deferred, Duration, Effect, Exit, Fiber, Option, Queue, Scheduler, Schema, Scope, Stream } from "effect"
 import * as fc from "fast-check"
-import { Coordinator, TaskGroup } from "../src/index.ts"
+import { Coordinator, Lock, TaskGroup } from "../src/index.ts"
 import { spaceOf } from "../src/internal/hold/place.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { assertUnanswered, behindLine } from "./support/behindLine.ts"
@@ -11,7 +11,7 @@ import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, deadlineOf, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
 import { asks, fields } from "./support/requests.ts"
 import type { Server } from "./support/servers.ts"
-import { eventsOf, forgetSession, fragile, on, pending, promptly, several } from "./support/several.ts"
+import { eventsOf, forgetSession, fragile, lose, on, pending, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -435,6 +435,39 @@ layer(TestServer.layer, live)("a task group", (it) => {
         // Nothing to remember, so it is gone at once.
         yield* Effect.scoped(on(a!, TaskGroup.make({ name: "unused", result: Schema.Number, timeToLive: "1 minute" })))
         assert.strictEqual(yield* server.cli("EXISTS", `{${namespace}:00}:taskGroup:unused`), "0")
+      })))
+
+  it.effect("is remembered for as long as the last make says, also when others join again, or Redis has lost it", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const members = fields(server, namespace, "taskGroup:job", "o")
+        const all = (count: number) =>
+          eventually(Effect.map(members, (found) => found === count), { message: `${count} members` })
+        yield* Effect.scoped(Effect.gen(function*() {
+          const group = yield* on(a!, TaskGroup.make({ name: "job", result: Schema.Number, timeToLive: "1 minute" }))
+          yield* on(b!, TaskGroup.make({ name: "job", result: Schema.Number, timeToLive: "1 hour" }))
+          yield* group.run("x", Effect.succeed(1))
+          yield* lose(a!, namespace, server)
+          yield* all(2)
+        }))
+        const ttl = Effect.map(server.cli("PTTL", `{${namespace}:00}:taskGroup:job`), Number)
+        yield* all(0)
+        assert.isAbove(yield* ttl, 60_000)
+        for (const [shard, first, second] of [["y", a!, b!], ["z", b!, a!]] as const) {
+          yield* Effect.scoped(Effect.gen(function*() {
+            const group = yield* on(a!, TaskGroup.make({ name: "job", result: Schema.Number, timeToLive: "1 minute" }))
+            yield* on(b!, TaskGroup.make({ name: "job", result: Schema.Number, timeToLive: "1 hour" }))
+            yield* group.run(shard, Effect.succeed(1))
+            yield* server.cli("FLUSHALL")
+            yield* on(first, Lock.withLockIfAvailable(Effect.void, "to be told"))
+            yield* all(1)
+            yield* on(second, Lock.withLockIfAvailable(Effect.void, "to be told"))
+            yield* all(2)
+          }))
+          yield* all(0)
+          assert.isAbove(yield* ttl, 60_000)
+        }
+        yield* server.cli("FLUSHALL")
       })))
 
   it.effect("is restored after Redis has lost its data, with all that was submitted and word of what was lost", () =>

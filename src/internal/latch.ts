@@ -41,6 +41,8 @@ interface State {
   readonly run: string
 }
 
+const fields = 7
+
 const stateOf = ([total, remaining, passes, resets, changes, epoch, run]: ReadonlyArray<unknown>): State => ({
   total: Number(total),
   remaining: Number(remaining),
@@ -112,6 +114,8 @@ export class SharedLatch<E> {
   #owesOpen = false
   #number = 0
   #closed = false
+  // When it has decided about `timeToLive`; 0: now.
+  #decided = 0
   // Redis may forget as much as it likes with the session: what it says next is accepted, however old it is.
   #lost = false
   #superseded: Superseded | undefined = undefined
@@ -138,10 +142,14 @@ export class SharedLatch<E> {
           const { epoch, remaining, resets, total } = this.#state
           const run = this.#superseded === undefined ? this.#run : ""
           const left = remaining === 0 ? 0 : total
-          return [total, left, this.#timeToLive, run, onMismatch, fresh, epoch, resets, anyway]
+          return [total, left, this.#timeToLive, this.#decided, run, onMismatch, fresh, epoch, resets, anyway]
         },
         observer: {
-          observe: (state) => this.#observe(stateOf(state)),
+          observe: (state) => {
+            // Another process may decide later, which stays so when this one joins again.
+            if (state.length > fields) this.#decided ||= Number(state[fields])
+            this.#observe(stateOf(state))
+          },
           lost: () => void (this.#lost = true),
           closed: () => this.#close()
         },

@@ -95,6 +95,8 @@ export class Tasks {
   readonly streams = new Set<(state: State | undefined) => void>()
 
   readonly #mine = new Map<string, Registration>()
+  // When it has decided about `timeToLive`; 0: now.
+  #decided = 0
 
   constructor(place: Place, opening: Opening) {
     this.place = place
@@ -121,7 +123,11 @@ export class Tasks {
           verb: "taskGroup.join",
           args: (anyway) => this.#joining(anyway),
           observer: {
-            observe: (raw) => this.#observe(stateOf(raw)),
+            observe: (raw) => {
+              // Another process may decide later, which stays so when this one joins again.
+              if (raw.length === fields + 1) this.#decided ||= Number(raw[fields])
+              this.#observe(stateOf(raw))
+            },
             lost: () => this.#lost(),
             closed: () => this.#close()
           },
@@ -141,8 +147,8 @@ export class Tasks {
     const { expected, round, run: current } = this.state
     // A group that has gone on to another run than this member's is that run's.
     return round === 0
-      ? [shards, onMismatch, timeToLive, run, fresh, anyway, 0, 0]
-      : [expected, "keep", timeToLive, current || run, false, anyway, round, registeredIn(this.state)]
+      ? [shards, onMismatch, timeToLive, this.#decided, run, fresh, anyway, 0, 0]
+      : [expected, "keep", timeToLive, this.#decided, current || run, false, anyway, round, registeredIn(this.state)]
   }
 
   #observe(next: State): void {
