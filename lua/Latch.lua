@@ -12,11 +12,12 @@
 --
 -- Counts are kept apart, because opening must not read them; an open latch counts nothing, so it drops them:
 --   i<id>             this id was counted
---   n<member>         the last number of a member's counts without an id, and the numbers before it that have not arrived
+--   n<member>         the last number of a member's counts without an id, and before it the ranges that have not arrived
 -- record Latch 2: total, remaining, passes, resets, changes, epoch, timeToLive, members, decided
 
--- Numbers of one member arrive almost in order, so only a few are missing at a time.
-local MOST_MISSING, MISSING_LENGTH = 64, 1024
+-- Numbers of one member arrive almost in order, so only a few ranges are missing at a time. Redis may have forgotten many
+-- numbers when a newer one arrives: those are one range.
+local MISSING_LENGTH = 1024
 
 -- UNLINK frees the memory in the background: DEL of 100,000 ids would block Redis for tens of milliseconds.
 local function forgetCounts(ctx)
@@ -102,20 +103,29 @@ local function leaveLatch(ctx, key, session, id)
   saveLatch(ctx, key, latch)
 end
 
+local function rangeOf(from, to)
+  return from > to and '' or text(from) .. '-' .. text(to) .. ','
+end
+
 -- Whether a count was not counted before: an id, or a number of the member's.
 local function isFirstCount(ctx, count, number)
   if number == 0 then return call('HSET', ctx.items, count, '') == 1 end
-  local last, missing = match(call('HGET', ctx.items, count) or '0 ,', '^(%d+) (.*)$')
+  local last, missing = match(call('HGET', ctx.items, count) or '0 ', '^(%d+) (.*)$')
   last = tonumber(last)
-  if number <= last then
-    local from, to = find(missing, ',' .. text(number) .. ',', 1, true)
-    if not from then return false end
-    missing = string.sub(missing, 1, from) .. string.sub(missing, to + 1)
-  else
-    for before = math.max(last + 1, number - MOST_MISSING), number - 1 do missing = missing .. text(before) .. ',' end
-    if #missing > MISSING_LENGTH then missing = match(string.sub(missing, -MISSING_LENGTH), ',.*$') end
+  local first = number > last
+  if first then
+    missing = missing .. rangeOf(last + 1, number - 1)
     last = number
+  else
+    missing = string.gsub(missing, '(%d+)-(%d+),', function(from, to)
+      from, to = tonumber(from), tonumber(to)
+      if number < from or number > to then return end
+      first = true
+      return rangeOf(from, number - 1) .. rangeOf(number + 1, to)
+    end)
   end
+  if not first then return false end
+  if #missing > MISSING_LENGTH then missing = match(string.sub(missing, -MISSING_LENGTH), ',(.*)$') end
   call('HSET', ctx.items, count, text(last) .. ' ' .. missing)
   return true
 end

@@ -229,6 +229,47 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         yield* promptly(Effect.andThen(one.await, two.await), "both")
       })))
 
+  it.effect("counts all again that Redis has forgotten, also when a newer count comes first", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* latchOn(a!, 400), yield* latchOn(b!, 400)]
+        const keys = ["countDownLatch", "countDownLatch-items"].map((kind) => `{${namespace}:00}:${kind}:ready`)
+        yield* one.countDown()
+        for (const key of keys) yield* server.cli("COPY", key, `${key}:before`)
+        yield* Effect.forEach(Array.from({ length: 300 }), () => one.countDown(), { concurrency: "unbounded" })
+        for (const key of keys) yield* server.cli("RENAME", `${key}:before`, key)
+        yield* forgetSession(a!, namespace, server)
+        // The process learns of the loss with this one, which is sent again at once.
+        yield* one.countDown()
+        yield* eventually(Effect.map(two.remaining, (left) => left === 98), { message: "all are counted again" })
+        yield* two.countDown({ by: 98 })
+        yield* promptly(Effect.andThen(one.await, two.await), "both")
+      })))
+
+  it.effect("counts each number of a member once, in whatever order they come", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      yield* Effect.promise(async () => {
+        const total = 10_000
+        const { open, send } = actor(redis, freshNamespace(), "countDownLatch:numbers")
+        await open("a")
+        const remaining = async (number: number) =>
+          Number((await send("a", "latch.count", ["n1", number, 1, total, 60_000, "", ""]))[2])
+        const counted = new Set<number>()
+        const count = async (number: number) => {
+          counted.add(number)
+          assert.strictEqual(await remaining(number), total - counted.size, `${number}`)
+        }
+        for (const number of [1, 2, 1000, 2, 3, 1000, 999, 500, 999, 499, 501, 500, 1]) await count(number)
+        for (let number = 1; number <= 1001; number++) await count(number)
+        for (let number = 1001; number >= 1; number--) await count(number)
+        // Of numbers that come in a bad order some may be forgotten, and none is counted twice.
+        for (let number = 2000; number > 1001; number -= 2) await remaining(number)
+        const left = await remaining(2001)
+        for (let number = 2000; number > 1001; number -= 2) assert.strictEqual(await remaining(number), left)
+      })
+    }))
+
   it.effect("does not count again what was reset after the loss of the session", () =>
     several(1, ([a], namespace, server) =>
       Effect.gen(function*() {
