@@ -99,8 +99,28 @@ export const tokens = (holds: ReadonlyArray<Hold>): ReadonlyArray<Anomaly> => {
   return found
 }
 
-/** The weights of the bodies that run at the same time never exceed the capacity, except after Redis has forgotten. */
-export const exclusive = (holds: ReadonlyArray<Hold>, capacity: number, run: Run): ReadonlyArray<Anomaly> => {
+/** The weights, and what they exceed: at each grant, what was granted before counts. */
+const excessOf = (
+  inside: ReadonlySet<Hold>,
+  capacityAt: (grant: Hold) => number
+): readonly [total: number, capacity: number] | undefined => {
+  let total = 0
+  for (const hold of [...inside].sort((one, other) => one.token! - other.token!)) {
+    total += hold.weight
+    if (total > capacityAt(hold)) return [total, capacityAt(hold)]
+  }
+  return undefined
+}
+
+/**
+ * The weights of the bodies that run at the same time never exceed the capacity, which may be another one at each grant, except
+ * after Redis has forgotten.
+ */
+export const exclusive = (
+  holds: ReadonlyArray<Hold>,
+  capacity: number | ((grant: Hold) => number),
+  run: Run
+): ReadonlyArray<Anomaly> => {
   const found: Array<Anomaly> = []
   const inside = new Set<Hold>()
   const moments = granted(holds).flatMap((hold) => [
@@ -116,7 +136,12 @@ export const exclusive = (holds: ReadonlyArray<Hold>, capacity: number, run: Run
     if (lastRun(hold) <= at) continue
     inside.add(hold)
     total += hold.weight
-    if (total <= capacity) continue
+    const exceeded = typeof capacity === "function"
+      ? excessOf(inside, capacity)
+      : total > capacity
+      ? [total, capacity] as const
+      : undefined
+    if (exceeded === undefined) continue
     const others = [...inside]
     const excess = Math.min(...others.filter((one) => one !== hold).map(lastRun)) - at
     if (overlaps(run.forgets, at - run.lease, at)) {
@@ -125,7 +150,7 @@ export const exclusive = (holds: ReadonlyArray<Hold>, capacity: number, run: Run
     }
     found.push({
       check: "exclusive",
-      detail: `${total} of ${capacity} at once, for ${millis(excess)} or more`,
+      detail: `${exceeded.join(" of ")} at once, for ${millis(excess)} or more`,
       holds: others
     })
   }

@@ -5,7 +5,7 @@ import { randomOf } from "../../src/internal/simulation/choices.ts"
 import { History, Program } from "../../src/testing.ts"
 import type { Event, Outcome, What } from "./history.ts"
 import { writer } from "./resource.ts"
-import { keepOf } from "./workload.ts"
+import { gaveUp, keepOf } from "./workload.ts"
 import { workloads } from "./workloads.ts"
 
 /** Of every coordinator of a round; times in milliseconds. */
@@ -95,9 +95,6 @@ export interface Client {
     take: (body: Effect.Effect<void>) => Effect.Effect<unknown, unknown, Lockstep.Coordinator.Coordinator>
   ) => Effect.Effect<void, never, Lockstep.Coordinator.Coordinator>
 }
-
-/** Why what was asked was given up. */
-export const gaveUp = { reason: { _tag: "GaveUp" } }
 
 const outcomeOf = (exit: Exit.Exit<unknown, unknown>): Outcome => {
   if (Exit.isSuccess(exit)) {

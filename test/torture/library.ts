@@ -131,6 +131,22 @@ export const bugs: { readonly [name: string]: Bug } = {
       "token = ctx.micros - (ctx.micros % 7 == 0 and 3e6 or 0)"
     ]]
   },
+  // A process whose session is lost tells a semaphore the number again that it had at first.
+  undoneResize: {
+    only: ["semaphore"],
+    sources: [["Semaphore.ts", "known.joined ? [known.permits, \"keep\"] : ", ""]]
+  },
+  // Permits that are released go to the next waiter, though there are fewer by now.
+  passedOn: {
+    only: ["semaphore"],
+    lua: [[
+      "if not state or state.field then return false end\nlocal hold",
+      "if not state or state.field then return false end\nlocal before, capacity = state.taken, state.capacity\nlocal hold"
+    ], [
+      "if call('HDEL', key, 'o' .. claim) == 0 then return false end\nstate.members = state.members - 1\nend\nserve(ctx, key, state)",
+      "if call('HDEL', key, 'o' .. claim) == 0 then return false end\nstate.members = state.members - 1\nend\nstate.capacity = math.max(capacity, before)\nserve(ctx, key, state)\nstate.capacity = capacity"
+    ]]
+  },
   // A latch opens when one is still to come.
   earlyLatch: {
     only: ["latch"],

@@ -17,6 +17,9 @@ export interface Workload {
   ) => Effect.Effect<void, unknown, Lockstep.Coordinator.Coordinator>
 }
 
+/** Why what was asked was given up. */
+export const gaveUp = { reason: { _tag: "GaveUp" } }
+
 /** How long what no client has open is remembered, in milliseconds. */
 export const keepOf = (lease: number): number => lease * 3 + 1000
 
