@@ -152,6 +152,24 @@ export const bugs: { readonly [name: string]: Bug } = {
     only: ["latch"],
     lua: [["if latch.remaining == 0 then openLatch", "if latch.remaining <= 1 then openLatch"]]
   },
+  // Members of a former run count in the present one.
+  mixedRuns: {
+    only: ["latch"],
+    lua: [["if latch.run ~= '' then return true end", "if latch.run ~= '' then return false end"]]
+  },
+  // A run that is new finds what the one before has counted.
+  inheritedRun: {
+    only: ["latch"],
+    lua: [[
+      "elseif run ~= '' and latch.run ~= run then\nresetLatch(ctx, key, latch, total, remaining, run)",
+      "elseif run ~= '' and latch.run ~= run then\nlatch.run = run"
+    ]]
+  },
+  // A latch that is fresh finds what was counted when it was open last.
+  staleLatch: {
+    only: ["latch"],
+    lua: [["if fresh == '1' and not used then", "if fresh == '1' and not used and ctx.micros % 3 == 0 then"]]
+  },
   // Now and then a shard that is done can be registered again, and gets another result.
   redoneShard: {
     only: ["tasks"],
