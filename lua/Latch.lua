@@ -133,9 +133,9 @@ end
 -- latch.join: creates the latch, or joins it. A member of another run creates it anew, and so does a `fresh` one when no
 -- other has it open. When it has another count, `mismatch` decides: "fail", unless no other member has it open; "keep" that
 -- count; or "resize". A member that joins again, after a loss of its session, tells the epoch and the number of resets that
--- it knew. It joins the latch as it is, unless Redis has gone back to before the member's run: that run begins again. The
--- last member decides about `timeToLive`: `decided` is 0 for one that does so now, and the number that it was answered for
--- one that did so before.
+-- it knew. It joins the latch as it is, unless Redis has gone back to before the last reset, or the member's run: that begins
+-- again. The last member decides about `timeToLive`: `decided` is 0 for one that does so now, and the number that it was
+-- answered for one that did so before.
 -- keys: all
 -- args: id string, total number, remaining number, life number, decided number, run string, mismatch string, fresh boolean, epoch number, resets number, anyway boolean
 -- reply: ["joined", total number, remaining number, passes number, resets number, changes number, epoch number, run string, decided number] | ["mismatch", total number] | ["stale"]
@@ -145,7 +145,7 @@ handlers['latch.join'] = function(ctx, key, id, total, remaining, life, decided,
   local latch, known = loadLatch(ctx, key, total, remaining, life, run)
   local member = known and call('HGET', key, 'o' .. claimOf(ctx, id))
   if known and not member then
-    if epoch == latch.epoch and resets > latch.resets and run ~= '' and latch.run ~= run then
+    if epoch == latch.epoch and resets > latch.resets and (run ~= '' or latch.run == '') then
       latch.resets = resets - 1
       resetLatch(ctx, key, latch, total, remaining, run)
     elseif epoch > 0 then

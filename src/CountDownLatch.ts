@@ -12,7 +12,7 @@
  *   call counts once, also when connections break.
  * - A wait is only a wait: when it is interrupted or times out, it leaves nothing behind.
  * - After Redis has lost its data, or a fail-over some of it, the processes that have the latch open create it again, and
- *   repeat what they had counted themselves; if it was open, it is opened.
+ *   repeat what they had counted themselves; if it was open, it is opened. A reset that a fail-over has lost is made again.
  *
  * **Gotchas**
  *

@@ -503,6 +503,25 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         assert.strictEqual(yield* later.remaining, 1)
       })))
 
+  it.effect("is reset again, if a Redis that went back has forgotten that", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const latch = yield* latchOn(a!, 2)
+        const [key, items] = ["countDownLatch", "countDownLatch-items"].map((kind) => `{${namespace}:00}:${kind}:ready`)
+        yield* latch.countDown({ by: 2 })
+        yield* server.cli("COPY", key!, `${key}:before`)
+        yield* latch.reset
+        yield* latch.countDown()
+        const waiting = yield* Effect.forkChild(latch.await)
+        yield* server.cli("DEL", items!)
+        yield* server.cli("RENAME", `${key}:before`, key!)
+        yield* lose(a!, namespace, server)
+        yield* eventually(Effect.map(latch.remaining, (left) => assert.strictEqual(left, 1)))
+        yield* pending(waiting)
+        yield* latch.countDown()
+        yield* promptly(Fiber.join(waiting), "the waiter")
+      })))
+
   it.effect("belongs to the newest run again, if a Redis that went back has forgotten that run", () =>
     several(3, ([a, b, c], namespace, server) =>
       Effect.gen(function*() {
