@@ -212,8 +212,8 @@ const isUntold = (
   ended >= (exits.get(client) ?? Number.POSITIVE_INFINITY) - 200_000
 
 /**
- * Whether the job of a node can be a dead letter although none of its handlers has begun, as far as is known by that time: each of its
- * workers was lost before. If the run has failed because of that job, the outcome that the run tells has to agree.
+ * Whether the job of a node can be a dead letter whatever its handlers say, as far as is known by that time: each of its workers
+ * was lost before it could say so. If the run has failed because of that job, the outcome that the run tells has to agree.
  */
 const isUnseen = ({ first, results, run }: Facts, node: number, at: number): boolean => {
   const failure = results.find(({ words: [tag] }) => tag === "failed")
@@ -342,7 +342,7 @@ const wrongStates = (facts: Facts, { at: told, words: [state, ...states] }: Answ
     const wrong = stopped && own !== "cancelled"
       ? true
       : own === "done" || own === "compensated"
-      ? verdict > 0 || !done || undone !== (own === "compensated") || own === "compensated" && state === "done"
+      ? verdict > 0 || !done || (own === "done" ? undone && !isUnseen(facts, at, told) : !undone || state === "done")
       : own === "cancelled"
       ? state === "done"
       : own === "skipped" || own === "failed" && verdict > 0
