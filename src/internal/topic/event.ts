@@ -69,9 +69,6 @@ export const timeOf = (id: string): number => Number(id.slice(0, id.indexOf("-")
 
 export const cursorAt = (id: string): Cursor => ({ id, number: numberOf(id) })
 
-/** Behind it, the event of that id is the next one. */
-export const idBefore = (id: string): string => `${timeOf(id)}-${numberOf(id) - 1}`
-
 /** Of the shards, when it was stored. */
 export const epochOf = ([, fields]: Entry): number => {
   const first = fields[0]!

@@ -18,7 +18,6 @@ import {
   cursorAt,
   type Element,
   gap,
-  idBefore,
   numberOf,
   type Raw,
   rawOf,
@@ -203,7 +202,7 @@ export class Shard<A> implements Listener {
     return Effect.tryPromise({
       try: async () => {
         const ids = (await this.feed.last(count, () => false)).map(([id]) => id)
-        const before = ids.map((id) => ({ id: idBefore(id), number: undefined }))
+        const before = ids.map((id) => ({ id: `${timeOf(id)}-${numberOf(id) - 1}`, number: undefined }))
         return { times: ids.map(timeOf), positions: [ids.length === 0 ? beginning : cursorAt(ids[0]!), ...before] }
       },
       catch: coordinatorError
