@@ -5,11 +5,11 @@ import { partitionOf } from "../src/internal/actor/keys.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually } from "./support/eventually.ts"
 import { delivered } from "./support/flows.ts"
-import { type Node, node, TestServer } from "./support/live.ts"
+import { type Node, TestServer } from "./support/live.ts"
 import { keysOf } from "./support/namespace.ts"
 import { begins, isRangeError, upTo, working } from "./support/queues.ts"
 import { asks } from "./support/requests.ts"
-import { forgetSession, fragile, lose, on, pending, promptly, several } from "./support/several.ts"
+import { behind, forgetSession, fragile, lose, on, pending, promptly, several } from "./support/several.ts"
 
 class Work extends Queue.Service<Work>()("work", {
   payload: Schema.Number,
@@ -409,12 +409,7 @@ layer(TestServer.layer, { excludeTestServices: true })("Batch", (it) => {
       Effect.gen(function*() {
         const { batch } = yield* cleaned(direct!)
         const line = yield* proxy(server)
-        const context = yield* node(line.url, {
-          namespace,
-          partitions: 1,
-          lease: "6 seconds",
-          requestTimeout: "2 seconds"
-        })
+        const context = yield* behind(line, namespace)
         const { id } = yield* batch.start()
         const run = (yield* opened(context)).batch.attach(id)
         const duplicate = (self: ReturnType<typeof run.add>) => Effect.map(self, ({ duplicate }) => duplicate)

@@ -9,7 +9,7 @@ import { assertUnanswered, behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
 import { asks, fields } from "./support/requests.ts"
-import { forgetSession, lose, on, pending, promptly, sessionsExpired, several } from "./support/several.ts"
+import { behind, forgetSession, lose, on, pending, promptly, sessionsExpired, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -373,12 +373,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
       Effect.gen(function*() {
         const direct = yield* latchOn(a!, 10)
         const line = yield* proxy(server)
-        const context = yield* node(line.url, {
-          namespace,
-          partitions: 1,
-          lease: "6 seconds",
-          requestTimeout: "2 seconds"
-        })
+        const context = yield* behind(line, namespace)
         const latch = yield* latchOn(context, 10)
         let left = 10
         for (const verdict of ["dropReply", "drop"] as const) {
@@ -398,12 +393,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
       Effect.gen(function*() {
         const direct = yield* latchOn(a!, 1)
         const line = yield* proxy(server)
-        const context = yield* node(line.url, {
-          namespace,
-          partitions: 1,
-          lease: "6 seconds",
-          requestTimeout: "2 seconds"
-        })
+        const context = yield* behind(line, namespace)
         const latch = yield* latchOn(context, 1)
         for (
           const [verb, request, meanwhile] of [

@@ -11,7 +11,18 @@ import { interruptedAfter, interruptedAt } from "./support/interrupter.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
 import { keysOf } from "./support/namespace.ts"
 import { asks, fields } from "./support/requests.ts"
-import { channelOf, forgetSession, fragile, isPending, lose, missed, on, promptly, several } from "./support/several.ts"
+import {
+  behind,
+  channelOf,
+  forgetSession,
+  fragile,
+  isPending,
+  lose,
+  missed,
+  on,
+  promptly,
+  several
+} from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -646,12 +657,7 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
       Effect.gen(function*() {
         const direct = yield* on(a!, number("x", { colocate: "x" }))
         const line = yield* proxy(server)
-        const context = yield* node(line.url, {
-          namespace,
-          partitions: 1,
-          lease: "6 seconds",
-          requestTimeout: "2 seconds"
-        })
+        const context = yield* behind(line, namespace)
         const ref = yield* on(context, number("x", { colocate: "x" }))
         yield* ref.set(1)
         const writes: Record<string, Effect.Effect<unknown, SharedRef.SharedRefError>> = {

@@ -9,7 +9,7 @@ import { eventually, realSleep } from "./support/eventually.ts"
 import { interruptedAt } from "./support/interrupter.ts"
 import { assertEmpty, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
 import { asks } from "./support/requests.ts"
-import { forgetSession, fragile, isPending, on, promptly, sessionsExpired, several } from "./support/several.ts"
+import { behind, forgetSession, fragile, isPending, on, promptly, sessionsExpired, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -197,12 +197,7 @@ layer(TestServer.layer, live)("a signal", (it) => {
       Effect.gen(function*() {
         const direct = yield* on(a!, make)
         const line = yield* proxy(server)
-        const context = yield* node(line.url, {
-          namespace,
-          partitions: 1,
-          lease: "6 seconds",
-          requestTimeout: "2 seconds"
-        })
+        const context = yield* behind(line, namespace)
         const signal = yield* on(context, make)
         yield* signal.set
         for (const [executed, verdict] of [[1, "dropReply"], [0, "drop"]] as const) {

@@ -30,6 +30,10 @@ export const several = <A, E, R>(
     yield* assertEmpty(server, namespace)
   })
 
+/** Another coordinator of a namespace, behind a line that loses its requests: they last for longer than it takes to lose its session. */
+export const behind = (line: Proxy, namespace: string) =>
+  node(line.url, { namespace, partitions: 1, lease: "6 seconds", requestTimeout: "2 seconds" })
+
 export const on = <A, E>(context: Node, effect: Effect.Effect<A, E, Coordinator.Coordinator | Scope.Scope>) =>
   Effect.provideContext(elsewhere(effect as Effect.Effect<A, E, Coordinator.Coordinator>), context) as Effect.Effect<
     A,
