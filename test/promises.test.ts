@@ -925,6 +925,34 @@ layer(TestServer.layer, live)("the bound of what waits", (it) => {
         assert.isAtLeast(failed.length, 100)
         assert.isBelow(failed.length, 200)
       }), { ...short, batch: { maxPending: 50 } }))
+
+  it.effect("does not count what has given up waiting", () =>
+    behindLine(({ context, line }) =>
+      Effect.gen(function*() {
+        const semaphore = yield* onNode(context)(Semaphore.make({ name: "a", permits: 1 }))
+        yield* line.blackhole
+        for (let round = 0; round < 3; round++) {
+          const exits = yield* onNode(context)(
+            Effect.forEach(Array.from({ length: 40 }), () => Effect.exit(semaphore.resize(2)), {
+              concurrency: "unbounded"
+            })
+          )
+          assert.notInclude(String(exits.map((exit) => Exit.isFailure(exit) && exit.cause)), "batch.maxPending")
+        }
+        // Waits that are interrupted, too.
+        for (let round = 0; round < 3; round++) {
+          const exits = yield* onNode(context)(
+            Effect.forEach(
+              Array.from({ length: 40 }, (_, at) => at),
+              (at) => Effect.exit(Lock.withLock(Effect.void, `k${at}`, { wait: "20 millis" })),
+              { concurrency: "unbounded" }
+            )
+          )
+          for (const exit of exits) assert.include(String(Exit.isFailure(exit) && exit.cause), "was not granted within")
+        }
+        yield* line.pass
+        yield* onNode(context)(Lock.withLock(Effect.void, "k0"))
+      }), { lease: "30 seconds", requestTimeout: "200 millis", batch: { maxPending: 50 } }))
 })
 
 layer(TestServer.layer, live)("two coordinators of one process", (it) => {

@@ -106,10 +106,15 @@ const weightOf = ({ weight = 1 }: Request): number => weight
 const sumOf = (requests: ReadonlyArray<Request>): number =>
   requests.reduce((sum, request) => sum + weightOf(request), 0)
 
+// So few are left in the queue until they come to its front.
+const mostDiscarded = 64
+
 export class Outbox {
   #queue: Array<Request> = []
   // Of all in the queue.
   #weight = 0
+  // So many of these are not to be sent any more.
+  #discarded = 0
   #inFlight: ReadonlyArray<Request> | undefined = undefined
   #scheduled = false
 
@@ -161,7 +166,19 @@ export class Outbox {
   withdraw(request: Request): boolean {
     if (request.queued !== true) return false
     request.cancelled = true
+    this.#discard(request)
     return true
+  }
+
+  // It counts no longer. The queue is walked for it when every second one of many is to go.
+  #discard(request: Request): void {
+    request.queued = false
+    this.#weight -= weightOf(request)
+    request.weight = 0
+    this.#discarded++
+    if (this.#discarded < mostDiscarded || this.#discarded * 2 < this.#queue.length) return
+    this.#queue = this.#queue.filter(({ cancelled }) => cancelled !== true)
+    this.#discarded = 0
   }
 
   /** Redis is away, and these questions were asked before that time. */
@@ -169,7 +186,10 @@ export class Outbox {
     const due = (request: Request) => request.expire !== undefined && request.askedAt! <= before
     const { transport } = this.#options
     for (const request of (this.#inFlight ?? []).filter(due)) this.#expire(request, transport.late(request.key))
-    for (const request of this.#queue.filter(due)) this.#expire(request, transport.late(request.key, cause))
+    for (const request of this.#queue.filter(due)) {
+      this.#expire(request, transport.late(request.key, cause))
+      if (request.queued === true && request.cancelled === true) this.#discard(request)
+    }
   }
 
   #expire(request: Request, error: CoordinatorError): void {
@@ -192,6 +212,7 @@ export class Outbox {
     this.#inFlight = undefined
     this.#queue = []
     this.#weight = 0
+    this.#discarded = 0
     return drained
   }
 
@@ -215,7 +236,9 @@ export class Outbox {
         request.queued = false
         if (request.knownFor !== undefined) this.#date(request, request.knownFor)
       }
+      const count = batch.length
       batch = batch.filter(({ cancelled }) => cancelled !== true)
+      this.#discarded = Math.max(0, this.#discarded - count + batch.length)
       if (batch.length > 0) this.#begin(session, batch)
     }
   }
