@@ -26,8 +26,10 @@
  * @since 0.1.0
  */
 
+import * as Cause from "effect/Cause"
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
 import { dual } from "effect/Function"
 import * as Option from "effect/Option"
 import * as Schema from "effect/Schema"
@@ -186,7 +188,7 @@ const reweigh = (
         session: hold.session,
         moot: () => ["absent"] as const,
         // Whether the hold is heavier must not stay unknown: while Redis is away, nor when the fiber is interrupted.
-        waits: true,
+        persists: true,
         answered: (reply) => {
           if (reply[0] !== "granted") return
           hold.token = Number(reply[1])
@@ -214,17 +216,28 @@ const upgrade = (reading: Hold): Effect.Effect<void, ReadWriteLockError> =>
           outcome === "conflict"
             ? new UpgradeConflict({ key: reading.key, namespace: reading.claim.place.namespace })
             : reading.lossError("closed")
-        ))).pipe(Effect.onError(() => lighten(reading)))
+        ))).pipe(
+        Effect.onError((cause) => {
+          // Redis may still make it heavier, unless it has refused that.
+          const refused = Cause.findErrorOption(cause).pipe(Option.exists(({ reason }) => isRefusal(reason)))
+          if (!refused) reading.weight = everything
+          return lighten(reading, Exit.failCause(cause))
+        })
+      )
   })
 
-/** The last of these effects makes it a read lock again. */
-const lighten = (reading: Hold): Effect.Effect<void> =>
+const isRefusal = (reason: ReadWriteLockError["reason"]): boolean =>
+  reason._tag === "UpgradeConflict" || reason._tag === "LeaseLost"
+
+/** The last of these effects makes it a read lock again. One that has failed, or was interrupted, does not wait for that. */
+const lighten = (reading: Hold, exit: Exit.Exit<unknown, unknown>): Effect.Effect<void> =>
   Effect.suspend(() => {
     writers.set(reading, writersOf(reading) - 1)
     if (writersOf(reading) > 0 || reading.weight !== everything) return Effect.void
     // An effect that comes before the answer upgrades it anew.
     reading.weight = 1
-    return Effect.ignore(reweigh(reading, "read"))
+    const lightened = Effect.ignore(reweigh(reading, "read"))
+    return Exit.isSuccess(exit) ? lightened : Effect.sync(() => void Effect.runFork(lightened))
   })
 
 interface Cases<A, E, R> {
@@ -274,7 +287,11 @@ const withMode = <A, E, R>(
     take: (place) =>
       Effect.map(withHold(body, taking(place, mode, wait, options)), (result) => result ?? Option.none()),
     upgraded: (reading) =>
-      Effect.acquireUseRelease(upgrade(reading), () => withinHold(body, reading, fail), () => lighten(reading))
+      Effect.acquireUseRelease(
+        upgrade(reading),
+        () => withinHold(body, reading, fail),
+        (_, exit) => lighten(reading, exit)
+      )
   })
 }
 
@@ -290,7 +307,10 @@ const acquireMode = (
     take: (place) => Effect.map(acquiring.acquireScoped(taking(place, mode, wait, options)), Option.fromUndefinedOr),
     upgraded: (reading) =>
       Effect.asSome(
-        Effect.andThen(Effect.acquireRelease(upgrade(reading), () => lighten(reading)), acquiring.shareScoped(reading))
+        Effect.andThen(
+          Effect.acquireRelease(upgrade(reading), (_, exit) => lighten(reading, exit)),
+          acquiring.shareScoped(reading)
+        )
       )
   })
 

@@ -4,6 +4,7 @@ import { Lease, ReadWriteLock, Redis } from "../src/index.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, onNode, TestServer, withNode } from "./support/live.ts"
+import { promptly } from "./support/several.ts"
 
 const token = Effect.map(Lease.current, (lease) => Option.getOrThrow(lease).token)
 
@@ -225,6 +226,34 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("R
           yield* Scope.close(scope, Exit.void)
         })))
       }), { lease: "30 seconds" }))
+
+  it.effect("is upgraded, and is a reader again, in time while Redis is away", () =>
+    behindLine(({ context, direct, line }) =>
+      Effect.gen(function*() {
+        const other = yield* direct()
+        const reading = ReadWriteLock.withReadLockIfAvailable(Effect.void, "a").pipe(onNode(other))
+        yield* onNode(context)(ReadWriteLock.withReadLock(
+          Effect.gen(function*() {
+            const writing = yield* Deferred.make<void>()
+            const writer = yield* Effect.forkChild(
+              ReadWriteLock.withWriteLock(Effect.andThen(Deferred.succeed(writing, undefined), Effect.never), "a")
+            )
+            yield* Deferred.await(writing)
+            yield* line.blackhole
+            yield* promptly(Fiber.interrupt(writer), "the end of the writer")
+            // It fails as a question does, though Redis may make the lock heavier later.
+            const refused = yield* promptly(
+              Effect.flip(ReadWriteLock.withWriteLock(Effect.void, "a")),
+              "the answer"
+            )
+            assert.include(["Timeout", "ConnectionLost", "NotConnected"], refused.reason._tag)
+            yield* line.pass
+            yield* eventually(Effect.map(reading, Option.isSome))
+            yield* ReadWriteLock.withWriteLock(Effect.map(reading, (found) => assert.isTrue(Option.isNone(found))), "a")
+          }),
+          "a"
+        ))
+      }), { lease: "30 seconds", requestTimeout: "300 millis" }))
 
   it.effect("fails with UpgradeConflict when others read, and changes nothing", () =>
     withNode((namespace) =>

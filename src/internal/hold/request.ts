@@ -40,6 +40,8 @@ export interface RequestOptions<A, V extends Verb = Verb> {
   readonly weight?: number | undefined
   /** It is a part of a wait or of a hold: while Redis is away it goes on, rather than fails. */
   readonly waits?: boolean | undefined
+  /** While Redis is away it fails as others do, and is executed later all the same: its `answered` is told. */
+  readonly persists?: boolean | undefined
 }
 
 /**
@@ -54,7 +56,7 @@ export const request = <V extends Verb, A = never>(
 ): Effect.Effect<ReplyOf<V> | A, CoordinatorError> =>
   Effect.callback((resume) => {
     const { key, tenancy: { channel, kernel } } = target
-    const { answered, following, moot, others, session, waits = false, weight } = options
+    const { answered, following, moot, others, persists = false, session, waits = false, weight } = options
     if (kernel.isClosing()) return resume(Effect.fail(channel.closedError()))
     const asking = {
       verb,
@@ -72,7 +74,7 @@ export const request = <V extends Verb, A = never>(
       },
       fail: (error: CoordinatorError) => resume(Effect.fail(error)),
       expire: waits ? undefined : (error: CoordinatorError) => {
-        asking.cancelled = true
+        asking.cancelled = !persists
         resume(Effect.fail(error))
       },
       cancelled: false
