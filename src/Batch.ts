@@ -299,7 +299,7 @@ export interface Options<Q extends AnyTag, D extends Q = Q, F extends Q = Q> {
   readonly size?: number | undefined
   /** The job that is offered, once for each end, when all jobs of a run are done. It is not one of the run. Default: none. */
   readonly onDone?: Callback<D> | undefined
-  /** The job that is offered, once for each end, when a run is over of which not all jobs are done. It is not one of the run. Default: none. */
+  /** The job that is offered, once for each end, when a run is over and not all of its jobs are done. It is not one of the run. Default: none. */
   readonly onFailed?: Callback<F> | undefined
   /**
    * What the run does when a job has failed, or was cancelled. Default `finish`.

@@ -115,8 +115,8 @@ export interface Options {
   readonly count: number
   /**
    * What to do when other processes have it open with another count: `fail` with `CountMismatch`, `keep` the count that it
-   * has, or `resize` it for all processes. When it is resized, what remains moves by the difference, and a latch of which
-   * nothing remains then opens; an open one stays open. Default `fail`. When no process has it open, it is resized, unless
+   * has, or `resize` it for all processes. When it is resized, the remaining count moves by the difference, and at zero
+   * the latch opens; an open one stays open. Default `fail`. When no process has it open, it is resized, unless
    * the option says `keep`.
    */
   readonly onMismatch?: "fail" | "keep" | "resize" | undefined

@@ -76,8 +76,8 @@ export interface Options {
   readonly release?: "awaited" | "background" | undefined
   /**
    * Keep the lock when it has been taken again within 50 ms of its release, so that this process can take it again without asking
-   * Redis, many times faster. It is given back when this process has not taken it for 50 ms, after 0.9 s, and when another
-   * process wants it, which waits a little longer for that. A process that ends without closing its coordinator may keep it for
+   * Redis, many times faster. The process releases it when it has not taken it for 50 ms, after 0.9 s, and when another
+   * process asks for it, which waits a little longer for that. A process that ends without closing its coordinator may keep it for
    * the lease. Default `false`.
    */
   readonly cached?: boolean | undefined

@@ -159,7 +159,7 @@ export interface Options<A> {
 
 export {
   /**
-   * A value does not fit the schema: its own, of which nothing was sent, or the counterpart's. A giver is told that its value
+   * A value does not fit the schema: its own, which was not sent, or the counterpart's. A giver is told that its value
    * was refused. A party that waited before the other one came waits on.
    *
    * @category errors

@@ -214,7 +214,7 @@ export interface FamilyOptions<A> extends Omit<Options<A>, "colocate"> {
 
 export {
   /**
-   * A value does not fit the schema: this process's own, of which nothing was sent, or one that another process has written.
+   * A value does not fit the schema: this process's own, which was not sent, or one that another process has written.
    *
    * @category errors
    * @since 0.1.0

@@ -110,7 +110,7 @@ export const check = <State, Input>(
     events.push({ at: operation.start, entry: { ...shared, asks: true, answer } })
     if (answer !== undefined) events.push({ at: operation.end!, entry: answer })
   })
-  // At the same time, who asks is first: they may overlap.
+  // At the same time, a request goes before an answer: they may overlap.
   events.sort((a, b) => a.at - b.at || Number(b.entry.asks) - Number(a.entry.asks))
 
   const head: Entry<Input> = {

@@ -18,7 +18,7 @@ import type { Reaper } from "./reaper.ts"
 import { type LossReason, type Phase, Session } from "./session.ts"
 import { type Answer, coordinatorError, failed, isTransient, type Renewed } from "./transport.ts"
 
-/** What hangs off the sessions of a channel: holds, waits and memberships. */
+/** The holds, waits and memberships of a channel's sessions. */
 export interface Tenant extends Audience {
   /** How many there are. */
   readonly size: number

@@ -11,7 +11,7 @@ const [reuse, spared] = [50, 1000]
 /** For how many milliseconds a lock is kept in all: the actor reckons with a token for each microsecond. */
 export const most = 900
 
-/** How long a claim that does not wait lets another process give back what it keeps, in milliseconds. */
+/** How long a claim that does not wait lets another process release the lock that it keeps, in milliseconds. */
 export const patience = 100
 
 // What is forgotten here is only kept a little later.
@@ -90,7 +90,7 @@ export class Kept {
     this.#byKey.delete(stretch.key)
   }
 
-  /** What rests is given back, and what is in use is not kept any longer than that. */
+  /** A lock that rests is released. One that is in use is released at its end, and not kept. */
   surrender(stretch: Stretch): void {
     const hold = stretch.resting
     this.#end(stretch)

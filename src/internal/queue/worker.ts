@@ -21,7 +21,7 @@ import type { Deque } from "./stealing.ts"
 export interface Employment<R> extends Trade<R> {
   /** Of the process, if its workers have one. */
   readonly deque?: Deque | undefined
-  /** Its jobs are with callers, whom nothing interrupts when the session is lost. */
+  /** Its callers have the jobs, and go on when the session is lost. */
   readonly lends?: boolean | undefined
 }
 

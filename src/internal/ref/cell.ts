@@ -49,7 +49,7 @@ interface Raw {
   readonly parse: () => unknown
 }
 
-/** A function of the value, and who waits for its result. */
+/** A function of the value, and the caller that waits for its result. */
 interface Change<A, E> {
   readonly f: (value: A) => readonly [unknown, A]
   readonly outbox: Outbox<A>

@@ -192,7 +192,7 @@ export class Watch<S extends State> implements Observer {
     this.#open()
   }
 
-  /** The present state, and then every change, of which so many wait for a slow consumer: then the oldest is dropped. */
+  /** The present state, and then every change. So many wait for a slow consumer; then the oldest is dropped. */
   static changes<S extends State, E>(
     watch: () => Watch<S>,
     buffer: number,
