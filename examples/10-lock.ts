@@ -29,10 +29,10 @@ const program = Effect.gen(function*() {
     const late = yield* sell.pipe(
       Lock.withLock("stock", { wait: "50 millis" }),
       Effect.as("sold"),
-      Effect.catchReason("LockError", "WaitTimeout", () => Effect.succeed("somebody else is at it"))
+      Effect.catchReason("LockError", "WaitTimeout", () => Effect.succeed("another process is at it"))
     )
     yield* Console.log(late)
-    assert.equal(late, "somebody else is at it")
+    assert.equal(late, "another process is at it")
   }))
 })
 

@@ -11,12 +11,12 @@ const read = Effect.gen(function*() {
   most = Math.max(most, ++readers)
   const before = version
   yield* Effect.sleep("20 millis")
-  assert.equal(version, before, "nobody writes while somebody reads")
+  assert.equal(version, before, "no process writes while another one reads")
   readers--
 }).pipe(ReadWriteLock.withReadLock("catalogue"))
 
 const write = Effect.sync(() => {
-  assert.equal(readers, 0, "nobody reads while somebody writes")
+  assert.equal(readers, 0, "no process reads while another one writes")
   version++
 }).pipe(ReadWriteLock.withWriteLock("catalogue"))
 

@@ -25,7 +25,7 @@ const program = Effect.gen(function*() {
     Stream.runCollect(Stream.takeUntil(sums.changes, ({ done }) => done === 6))
   )
 
-  // Each shard has one worker, whoever asks for it; who asks for one that is done is given its result.
+  // Each shard has one worker, whichever process asks for it; a process that asks for one that is done is given its result.
   const dying = yield* Effect.forkScoped(sums.run("5", Effect.never))
   yield* Effect.forEach(
     ["ann", "bob", "cy"],

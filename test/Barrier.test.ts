@@ -500,7 +500,7 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         yield* arrived(one, 1)
         failing = false
         assert.deepStrictEqual((yield* two.await("again")).contributions, ["waits", "again"])
-        assert.strictEqual((yield* promptly(Fiber.join(waits), "who waits")).generation, 1)
+        assert.strictEqual((yield* promptly(Fiber.join(waits), "the waiter")).generation, 1)
       })))
 
   it.effect("is reset while its action runs, which is interrupted, or is over when it hears of that", () =>
@@ -666,7 +666,7 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         for (const part of ["barrier", "barrier-items"]) {
           const first = yield* waiting(one, "1", 1)
           yield* server.cli("DEL", `{${namespace}:00}:${part}:all`)
-          const { contributions } = yield* promptly(two.await("2"), `who comes without its ${part}`)
+          const { contributions } = yield* promptly(two.await("2"), `the party without its ${part}`)
           assert.sameMembers([...contributions], ["1", "2"])
           assert.deepStrictEqual((yield* Fiber.join(first)).contributions, contributions)
         }
@@ -736,7 +736,7 @@ layer(TestServer.layer, live)("a barrier", (it) => {
     )
   })
 
-  it.effect("does what its model does, whoever waits, gives up, resets, loses its session or closes", () =>
+  it.effect("does what its model does, whichever party waits, gives up, resets, loses its session or closes", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       const who = fc.nat(2)

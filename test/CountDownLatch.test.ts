@@ -19,7 +19,7 @@ const timeToLive = "100 millis"
 const latchOn = (context: Node, count: number) => on(context, CountDownLatch.make({ name: "ready", count, timeToLive }))
 
 layer(TestServer.layer, live)("a countdown latch", (it) => {
-  it.effect("opens for all who wait, in all processes, and for who comes later", () =>
+  it.effect("opens for all waiters, in all processes, and for those that come later", () =>
     several(3, (nodes) =>
       Effect.gen(function*() {
         const latches = yield* Effect.forEach(nodes, (context) => latchOn(context, 3))
@@ -46,7 +46,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         assert.strictEqual(yield* one.countDown({ id: "y" }), 0)
       })))
 
-  it.effect("is reset: who waited before passes, who comes after waits", () =>
+  it.effect("is reset: earlier waiters pass, later ones wait", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const [one, two] = [yield* latchOn(a!, 1), yield* latchOn(b!, 1)]
@@ -533,7 +533,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         yield* promptly(Effect.andThen(one.await, two.await), "both")
       })))
 
-  it.effect("refuses members of a former run, and lets them join again as onlookers", () =>
+  it.effect("refuses members of a former run, and lets them join again as observers", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       const redis = yield* client(server)
@@ -674,7 +674,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         yield* eventually(latch.isOpen.pipe(Effect.as(true)))
       }), { lease: "1 second", margin: "200 millis", requestTimeout: "200 millis", wait: "50 millis" }))
 
-  it.effect("does what its model does, whoever counts, resets, waits, leaves or joins", () =>
+  it.effect("does what its model does, whichever process counts, resets, waits, leaves or joins", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       const step = fc.oneof(
@@ -700,7 +700,9 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
               const open = () =>
                 Effect.gen(function*() {
                   const scope = yield* Scope.make()
-                  yield* Effect.addFinalizer(() => Scope.close(scope, Exit.void))
+                  yield* Effect.addFinalizer(() =>
+                    Scope.close(scope, Exit.void)
+                  )
                   return yield* Effect.gen(function*() {
                     const context = yield* node(server.url, options)
                     const latch = yield* on(
@@ -748,9 +750,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
                       yield* Fiber.interrupt(fiber)
                     }
                   }
-                  waiting = waiting.filter(({ who }) =>
-                    who !== one.who
-                  )
+                  waiting = waiting.filter(({ who }) => who !== one.who)
                   yield* latch.close
                   latches[one.who] = yield* open()
                 }

@@ -265,7 +265,7 @@ layer(TestServer.layer, live)("a double barrier", (it) => {
         const waiting = yield* Effect.forkChild(two.leave(theirs))
         // The end of the scope is leaving, too.
         yield* Scope.close(scope, Exit.void)
-        yield* promptly(Fiber.join(waiting), "who waits for the end")
+        yield* promptly(Fiber.join(waiting), "the waiter for the end")
         yield* counts(one, 0, 0)
       })))
 
@@ -313,7 +313,7 @@ layer(TestServer.layer, live)("a double barrier", (it) => {
         yield* promptly(Deferred.await(interrupted), "the interruption")
         assert.strictEqual((yield* Effect.flip(Fiber.join(lost))).reason._tag, "LeaseLost")
         yield* promptly(Fiber.join(leaving), "the other")
-        // And the next phase is whole again, also when somebody loses its session while it waits to enter or to leave.
+        // And the next phase is whole again, also when a party loses its session while it waits to enter or to leave.
         const entering = yield* Effect.forkChild(one.enter())
         yield* counts(two, 0, 1)
         yield* lose(a!, namespace, server)
@@ -325,7 +325,7 @@ layer(TestServer.layer, live)("a double barrier", (it) => {
         yield* lose(a!, namespace, server)
         yield* pending(waits)
         yield* two.leave(next)
-        yield* promptly(Fiber.join(waits), "who waits to leave")
+        yield* promptly(Fiber.join(waits), "the waiter to leave")
       })))
 
   it.effect("tells everybody inside that the phase is lost when Redis has lost its data", () =>
@@ -363,7 +363,7 @@ layer(TestServer.layer, live)("a double barrier", (it) => {
     )
   })
 
-  it.effect("does what its model does, whoever enters, leaves, gives up, loses its session or closes", () =>
+  it.effect("does what its model does, whichever party enters, leaves, gives up, loses its session or closes", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       const who = fc.nat(2)

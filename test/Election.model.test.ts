@@ -328,7 +328,7 @@ const world = Effect.fnUntraced(function*(server: Server, namespace: string) {
 })
 
 layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("an election", (it) => {
-  it.effect("does what its model does, whoever leads, waits, chooses, looks, leaves or is lost", () =>
+  it.effect("does what its model does, whichever candidate leads, waits, chooses, looks, leaves or is lost", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       yield* Effect.promise(() =>

@@ -1,4 +1,4 @@
-/** Elections: one leads at a time, everybody sees who, and whoever leads no more has been interrupted. */
+/** Elections: one leads at a time, all observers see which, and a former leader has been interrupted. */
 import { assert, layer } from "@effect/vitest"
 import { Context, Deferred, Duration, Effect, Exit, Fiber, Layer, Logger, Option, Schema, Scope, Stream } from "effect"
 import { hostname } from "node:os"
@@ -250,7 +250,7 @@ layer(TestServer.layer, live)("a leader", (it) => {
         yield* Fiber.interrupt(watch.fiber)
       }), { lease: "5 seconds" }))
 
-  it.effect("is observed by many at the price of one, also by who comes later", () =>
+  it.effect("is observed by many at the price of one, also by observers that come later", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const [mine, theirs] = [yield* electionOn(a!, "a"), yield* electionOn(b!, "b")]
@@ -368,7 +368,7 @@ layer(TestServer.layer, live)("a leader", (it) => {
         const slow = yield* leadingUntil(mine, Effect.andThen(Effect.sleep("100 millis"), note("ended")))
         const next = yield* leading(theirs)
         yield* waits(server, namespace, "election:chief", 1)
-        // One of them from inside, and one in favour of somebody.
+        // One of them from inside, and one in favour of another candidate.
         const candidate = (yield* mine.candidates)[0]!
         yield* Effect.all(
           [mine.transferTo(candidate), mine.resign, mine.resign].map(Effect.andThen(note("resigned"))),
@@ -462,7 +462,7 @@ layer(TestServer.layer, live)("a leader", (it) => {
         yield* promptly(Fiber.join(watch.fiber), "the end of the changes")
         yield* begun(next)
         yield* next.leave
-        // Who waited for it does not begin, nor who comes later.
+        // A waiter for it does not begin, nor does a later one.
         for (const fiber of [own.fiber, waiting.fiber, yield* Effect.forkChild(mine.lead(Effect.void))]) {
           const { reason } = yield* promptly(Effect.flip(Fiber.join(fiber)), "the failure")
           assert.deepInclude(reason, { _tag: "LeaseLost", reason: "closed" })
@@ -850,7 +850,7 @@ layer(TestServer.layer, live)("a leader", (it) => {
         yield* Fiber.join(own.fiber)
       }), { lease: "3 seconds", margin: "500 millis", wait: "100 millis", maxHold: "150 millis" }))
 
-  it.effect("fails while Redis is away, rather than waiting: whoever asks, proclaims or hands over", () =>
+  it.effect("fails while Redis is away, rather than waiting: questions, proclamations and hand-overs", () =>
     behindLine(({ context, line }) =>
       Effect.gen(function*() {
         const election = yield* electionOn(context, "a")

@@ -15,7 +15,7 @@ const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 const timeToLive = "100 millis"
 
 layer(TestServer.layer, live)("a latch", (it) => {
-  it.effect("lets pass who waits, until it is closed", () =>
+  it.effect("lets waiters pass, until it is closed", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const [one, two] = [

@@ -231,7 +231,7 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         isRangeError(yield* Effect.exit(on(a!, limited(1, "never" as "fail"))))
       })))
 
-  it.effect("drops the oldest jobs of the lowest level, and tells who waits for them", () =>
+  it.effect("drops the oldest jobs of the lowest level, and tells the callers that wait for them", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const make = Effect.tap(

@@ -370,7 +370,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
           [one.exchange("x"), two.exchange("y")]
         ]
         for (const [mine, theirs] of programs) {
-          // Alone, and with somebody who has come before.
+          // Alone, and with a party that has come before.
           for (const accompanied of [false, true]) {
             let interrupted = 0
             for (let at = 1;; at++) {
@@ -419,7 +419,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         yield* waits(three, { exchangers: 0 })
         yield* Fiber.interrupt(leaves)
         yield* lines[1].pass
-        assert.strictEqual(yield* promptly(three.exchange("comes"), "who comes then"), "stays")
+        assert.strictEqual(yield* promptly(three.exchange("comes"), "the next party"), "stays")
         assert.strictEqual(yield* promptly(Fiber.join(stays), "who has stayed"), "comes")
         yield* Fiber.interrupt(taker)
       })))
@@ -496,7 +496,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         yield* eventually(Effect.sync(() => line.counters.replies > replies), { message: "it hears of that" })
         yield* accepting.release()
         yield* promptly(Fiber.joinAll([...takers, first, second]), "givers and takers")
-        assert.strictEqual(yield* promptly(two.exchange("comes"), "who comes then"), "stays")
+        assert.strictEqual(yield* promptly(two.exchange("comes"), "the next party"), "stays")
         assert.strictEqual(yield* promptly(Fiber.join(stays), "who has stayed"), "comes")
         yield* eventually(
           Effect.map(server.cli("EXISTS", `{${namespace}:00}:rendezvous:plain`), (found) => found === "0"),
@@ -622,7 +622,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         }), { concurrency: "unbounded", discard: true })
     }))
 
-  it.effect("hands over once and exchanges pairwise, whoever gives up, is closed or loses its session", () =>
+  it.effect("hands over once and exchanges pairwise, whichever party gives up, is closed or loses its session", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       const who = fc.nat(2)

@@ -129,7 +129,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
       }))
     ))
 
-  it.effect("wakes whoever fits when it is resized, and revokes nothing when it shrinks", () =>
+  it.effect("wakes the waiters that fit when it is resized, and revokes nothing when it shrinks", () =>
     withNode((namespace) =>
       Effect.gen(function*() {
         const server = yield* TestServer

@@ -63,7 +63,7 @@ layer(TestServer.layer, live)("a signal", (it) => {
         yield* waits(one, 0)
       })))
 
-  it.effect("lets pass as many as it was set, whoever comes first", () =>
+  it.effect("lets pass as many waiters as it was set, in either order", () =>
     several(3, (nodes) =>
       Effect.gen(function*() {
         const signals = yield* Effect.forEach(nodes, (context) => on(context, make))

@@ -72,14 +72,14 @@ layer(TestServer.layer, live)("a singleton", (it) => {
         const fibers: Array<Fiber.Fiber<never>> = []
         for (const [at, context] of nodes.entries()) fibers.push(yield* launch(context, program(at)))
         for (let round = 1; round <= 3; round++) {
-          yield* until(() => began.length === round, "somebody runs it")
+          yield* until(() => began.length === round, "a process runs it")
           yield* Fiber.interrupt(fibers[began.at(-1)!]!)
         }
         assert.deepStrictEqual(began.toSorted(), [0, 1, 2])
         assert.strictEqual(running.size, 0)
       })))
 
-  it.effect("stays where it has ended, and is run again where it has failed, by whoever is next", () =>
+  it.effect("stays where it has ended, and is run again where it has failed, by the next process", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const ended: Array<string> = []

@@ -1,4 +1,4 @@
-/** Task groups: one worker for each shard, all the results for who waits, and word of workers that died. */
+/** Task groups: one worker for each shard, all the results for waiters, and word of workers that died. */
 import { assert, layer } from "@effect/vitest"
 import { Cause, Deferred, Duration, Effect, Exit, Fiber, Option, Queue, Scheduler, Schema, Scope, Stream } from "effect"
 import * as fc from "fast-check"
@@ -31,7 +31,7 @@ const sessionsOf = (context: Node) => on(context, Effect.flatMap(Coordinator.Coo
 
 const sessionOf = (context: Node) => Effect.map(sessionsOf(context), ([session]) => session!.id!)
 
-/** Somebody who waits, and has asked how it is. */
+/** A waiter that has asked how it is. */
 const awaiting = <A, E>(group: TaskGroup.TaskGroup<A, E>, onWorkerLost?: "fail" | "wait") =>
   Effect.gen(function*() {
     const fiber = yield* Effect.forkChild(group.awaitAll({ onWorkerLost }), { startImmediately: true })
@@ -58,7 +58,7 @@ const endSession = (server: Server, namespace: string, context: Node) =>
   })
 
 layer(TestServer.layer, live)("a task group", (it) => {
-  it.effect("answers all results, to who waited and to who comes later", () =>
+  it.effect("answers all results, to waiters and to processes that come later", () =>
     several(3, (nodes) =>
       Effect.gen(function*() {
         const groups = yield* Effect.forEach(nodes, (context) => groupOn(context, { shards: 3 }))
@@ -151,7 +151,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         assert.deepInclude(yield* two.snapshot, { lost: 1, done: 1 })
         yield* pending(waiting)
         yield* two.run("y", Effect.succeed(2))
-        assert.deepStrictEqual(arrayOf(yield* promptly(Fiber.join(waiting), "who waits")), [["x", 1], ["y", 2]])
+        assert.deepStrictEqual(arrayOf(yield* promptly(Fiber.join(waiting), "the waiter")), [["x", 1], ["y", 2]])
       })))
 
   it.effect("refuses the late result of a worker that was taken for dead", () =>
@@ -494,7 +494,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         )
         yield* pending(waiting)
         yield* one.run("z", Effect.succeed(3))
-        const results = yield* promptly(Fiber.join(waiting), "who waits")
+        const results = yield* promptly(Fiber.join(waiting), "the waiter")
         assert.deepStrictEqual(arrayOf(results).sort(), [["x", 1], ["y", 2], ["z", 3]])
       })))
 
@@ -519,7 +519,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         yield* realSleep(50)
         yield* pending(waiting)
         yield* one.run("x", Effect.succeed(3))
-        const results = yield* promptly(Fiber.join(waiting), "who waits")
+        const results = yield* promptly(Fiber.join(waiting), "the waiter")
         assert.deepStrictEqual(arrayOf(results), [["y", 2], ["x", 3]])
         assert.isNotEmpty(namespace)
       })))
@@ -544,7 +544,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         yield* server.cli("XDEL", mailbox, ...ids)
         yield* reading.release()
         yield* line.closeAll
-        assert.deepStrictEqual(arrayOf(yield* promptly(Fiber.join(waiting), "who waits")), [["x", 1], ["y", 2]])
+        assert.deepStrictEqual(arrayOf(yield* promptly(Fiber.join(waiting), "the waiter")), [["x", 1], ["y", 2]])
       }), { ...timing, lease: "2 seconds" }))
 
   it.effect("goes back with a Redis that has forgotten the last changes", () =>
@@ -556,7 +556,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         yield* one.run("x", Effect.succeed(1))
         const keys = ["taskGroup:job", "taskGroup-items:job"].map((key) => `{${namespace}:00}:${key}`)
         for (const key of keys) yield* server.cli("COPY", key, `${key}:before`)
-        // By somebody who will not be there to say it again.
+        // By a process that will not be there to say it again.
         yield* Effect.scoped(Effect.gen(function*() {
           const gone = yield* groupOn(a!)
           for (const shard of ["y", "z"]) yield* gone.run(shard, Effect.succeed(2))
@@ -572,7 +572,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         const waiting = yield* awaiting(one)
         yield* pending(waiting)
         yield* two.run("y", Effect.succeed(3))
-        assert.deepStrictEqual(arrayOf(yield* promptly(Fiber.join(waiting), "who waits")), [
+        assert.deepStrictEqual(arrayOf(yield* promptly(Fiber.join(waiting), "the waiter")), [
           ["x", 1],
           ["w", 4],
           ["y", 3]
@@ -610,7 +610,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         assert.deepStrictEqual(arrayOf(yield* two.awaitAll()), [["x", 10], ["y", 20]])
       })))
 
-  it.effect("stays that of the newest run when Redis has lost its data, whoever joins again first", () =>
+  it.effect("stays that of the newest run when Redis has lost its data, whichever process joins again first", () =>
     behindLine(({ context, direct, line, namespace, server }) =>
       Effect.gen(function*() {
         const inRun = (context: Node, run: string) =>
@@ -861,7 +861,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         assert.deepStrictEqual(arrayOf(yield* promptly(Fiber.join(waiting), "the waiter")), [["x", 1]])
       }), { ...timing, lease: "20 seconds", requestTimeout: "300 millis" }))
 
-  it.effect("does what its model does, whoever registers, submits, dies, resets or waits", () =>
+  it.effect("does what its model does, whichever process registers, submits, dies, resets or waits", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       const who = fc.nat(2)
@@ -1126,7 +1126,7 @@ const model = Effect.fnUntraced(function*(
           assert.deepStrictEqual(exit, Exit.succeed(known.value))
         } else {
           assert.deepStrictEqual(exit, Exit.succeed(value))
-          // Both at once, as far as who waits can tell.
+          // Both at once, as far as a waiter can tell.
           shards.set(shard, { status: "running", value: 0, owner: who })
           changes.push(`${shard} running`)
           yield* change(shard, "done", { value })

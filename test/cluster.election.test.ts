@@ -68,7 +68,7 @@ it.live("an election goes on when the primary dies, and all see the same leader"
       yield* nodes.awaitPromotion(tag, victim)
       yield* goOn(10)
       assert.deepStrictEqual(watch.violations.filter(({ what }) => what === "token"), [])
-      // Two at once only where the primary took a write with it, and then somebody was told.
+      // Two at once only where the primary took a write with it, and then a process was told.
       if (losses.length === 0) assert.deepStrictEqual(watch.violations, [])
       for (const reason of losses) assert.include(["rolledBack", "unknown"], reason)
       yield* Effect.forEach(candidates, Fiber.interrupt, { concurrency: "unbounded" })

@@ -1,4 +1,4 @@
-/** A task group on a Redis Cluster: who works and who waits in three coordinators, while the group's primary dies. */
+/** A task group on a Redis Cluster: workers and waiters in three coordinators, while the group's primary dies. */
 import { assert, it } from "@effect/vitest"
 import { Effect, Fiber, Layer, Schema, Stream } from "effect"
 import { Coordinator, Redis, TaskGroup } from "../src/index.ts"
@@ -65,7 +65,7 @@ const scenario = (missed: boolean) =>
       }
       assert.isUndefined(waiting.pollUnsafe())
       yield* within(two!.run("d", Effect.succeed(4)), 8000, "the last one")
-      const results = yield* within(Fiber.join(waiting), 8000, "who waits")
+      const results = yield* within(Fiber.join(waiting), 8000, "the waiter")
       assert.deepStrictEqual([...results].sort(), [["a", 1], ["b", 2], ["c", 3], ["d", 4]])
       yield* eventually(Effect.sync(() => shown.at(-1)?.done === 4), { message: "progress" })
     }))

@@ -141,7 +141,7 @@ it.live("a Cluster whose primary dies goes on with its replica", () =>
       yield* working.stop
       assert.isFalse(watch.busy)
       assert.deepStrictEqual(watch.violations.filter(({ what }) => what === "token"), [])
-      // Two may have been inside only where a write was lost with the primary, and then somebody was told.
+      // Two may have been inside only where a write was lost with the primary, and then a process was told.
       const told = new Set(losses.map(({ partition }) => partition))
       assert.deepStrictEqual(watch.violations.filter(({ key }) => !told.has(partitionOf(key, partitions))), [])
       for (const { partition, reason } of losses) {

@@ -320,7 +320,7 @@ layer(TestServer.layer, live)("a connection", (it) => {
       }))
   }
 
-  it.effect("gives at once what a dead session has kept, also to who comes after its end", () =>
+  it.effect("gives at once what a dead session has kept, also to a claim that comes after its end", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       const namespace = freshNamespace()

@@ -58,7 +58,7 @@ const waiting = (server: Server, namespace: string, key: string) =>
       const [name] = (yield* server.cli("KEYS", `{${namespace}:*}:lock:${key}`)).split("\n")
       return (yield* server.cli("HKEYS", name!)).split("\n").some((field) => field.startsWith("q"))
     }),
-    { message: `somebody waits for ${key}` }
+    { message: `a process waits for ${key}` }
   )
 
 /** Takes turns at a few keys until it is told to stop; losses are part of life here. */

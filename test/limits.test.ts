@@ -184,7 +184,7 @@ layer(TestServer.layer, live)("a server", (it) => {
             const started = yield* refusal({ url: server.url }, options)
             assert.strictEqual(started._tag, "OutOfMemory")
           }))
-          // Giving back works, and so does the wake-up of who waits.
+          // Giving back works, and so does the wake-up of waiters.
           yield* held.leave
           assert.strictEqual(yield* quickly(Fiber.join(waiting), "the next in line"), "granted")
           assert.strictEqual(yield* pool.available, 2)

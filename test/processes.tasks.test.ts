@@ -51,7 +51,7 @@ const is = <T extends Event["event"]>(name: T) => (event: Event): event is Extra
   event.event === name
 
 layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("processes of a task group", (it) => {
-  it.effect("who waits hears of a worker that was killed when its lease has run out, and another one takes over", () =>
+  it.effect("waiters hear of a worker that was killed when its lease has run out, and another one takes over", () =>
     scenario(2, ({ group, start }) =>
       Effect.gen(function*() {
         const worker = yield* start("hold", "first", ["x"])
@@ -97,7 +97,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("p
         yield* worker.exit
       })))
 
-  it.effect("who waits or watches may be killed, and nothing stays behind", () =>
+  it.effect("waiters and watchers may be killed, and nothing stays behind", () =>
     scenario(1, ({ group, start }) =>
       Effect.gen(function*() {
         const waiting = [
@@ -145,7 +145,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("p
           eventually(group.run(shard, Effect.succeed("here")), { message: shard }), { concurrency: "unbounded" })
         const results = yield* Fiber.join(waiting)
         assert.strictEqual(results.size, shards.length)
-        // `run` answers also who finds a shard done, so somebody who was told so must be its worker, or another was.
+        // `run` also answers a process that finds a shard done. So one that was answered is its worker, or another one is.
         for (const [shard, workers] of accepted) {
           assert.notStrictEqual(results.get(shard), "here", `${shard} was accepted from ${[...workers].join(", ")}`)
         }

@@ -146,7 +146,7 @@ export class Board {
     return takeover
   }
 
-  // Of two permits one is still in use by others, so that only one holder too many has the orphan's. What somebody held
+  // Of two permits one is still in use by others, so that only one holder too many has the orphan's. What a process held
   // before the orphan did has a smaller token.
   #takeover(what: string, token: number): Takeover | undefined {
     const index = this.orphans.findIndex((orphan) => orphan.what === what && orphan.token < token)
@@ -165,7 +165,7 @@ export class Board {
     return `${this.finished} of ${this.total} files, ${this.words.toLocaleString("en")} words`
   }
 
-  /** Who leads, who has what, and who waits for what. */
+  /** The leader, the holders and the waiters. */
   lines(): ReadonlyArray<string> {
     return [...this.workers].map(([name, { holds, state, waits }]) => {
       if (state !== "working") {

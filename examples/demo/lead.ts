@@ -3,7 +3,7 @@ import { Effect, Schedule } from "effect"
 import * as protocol from "./protocol.ts"
 import * as words from "./words.ts"
 
-/** Leads whenever it is its turn, until somebody's term has brought the work to its end. */
+/** Leads whenever it is its turn, until a leader's term has brought the work to its end. */
 export const lead = Effect.fnUntraced(function*(files: ReadonlyArray<string>) {
   const chief = yield* protocol.Chief
   const indexing = yield* protocol.Indexing

@@ -28,7 +28,7 @@ export const map = Effect.fnUntraced(function*(files: ReadonlyArray<string>) {
 
   /** The demo's own part: one leader is killed, and a later one stopped, at a moment that could not be worse. */
   const meetFate = Effect.fnUntraced(function*(file: string, part: number, parts: number, finished: number) {
-    // With the last file it has to be whoever is at it.
+    // With the last file it has to be the one that works on it.
     if (part !== parts - 1 || !(yield* chief.isLeader) && finished < files.length - 1) return
     for (const [fate, after] of [["kill", settings.killAt], ["freeze", settings.freezeAt]] as const) {
       if (finished < after || 0 === (yield* redis.send("HSETNX", keys.fates, fate, settings.name))) continue

@@ -259,7 +259,7 @@ export const bounded = (capacity: number) => (holds: ReadonlyArray<Hold>, run: R
   ...linearizable(holds, capacity, run)
 ]
 
-/** A write of a valid holder was refused: somebody later has written already. */
+/** A write of a valid holder was refused: a later holder has written already. */
 export const refused = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> =>
   holds.flatMap((hold) =>
     hold.refused !== undefined && hold.outcome === "released" &&

@@ -328,7 +328,7 @@ const compared = (facts: Facts): ReadonlyArray<Anomaly> => {
   })
 }
 
-/** A confirmed write is seen by whoever watched from before it was asked until something later was written. */
+/** A confirmed write is seen by each watcher that watched from before the request until something later was written. */
 const happened = (facts: Facts): ReadonlyArray<Anomaly> => {
   const { run, streams, versionOf, writes } = facts
   const bases = new Set(Array.from(writes.values(), ({ base }) => base))

@@ -42,7 +42,7 @@ const candidate = (client: Client, election: Election) =>
     )
   })
 
-/** What whoever leads here does besides. */
+/** What a leader here does besides. */
 const govern = (client: Client, election: Election) =>
   Effect.gen(function*() {
     yield* Effect.sleep(client.random() * 30)
@@ -78,7 +78,7 @@ const observe = (client: Client, election: Election) =>
     Effect.forever
   )
 
-/** Elections in which everybody is a candidate and looks on; whoever leads resigns, hands over or proclaims meanwhile. */
+/** Elections in which each process is a candidate and an observer; the leader resigns, hands over or proclaims meanwhile. */
 export const election: Workload = {
   name: "election",
   run: (client) =>

@@ -96,7 +96,7 @@ function handedOverOnce(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Ano
   return anomalies
 }
 
-/** Whoever has met somebody was met by them, if they were told, and by nobody else. */
+/** A party that has met another one was met by that one, if it was told, and by no other. */
 function metEachOther(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
   const met = said(holds, "met").map(({ hold, values: [mine, theirs] }) => ({ hold, mine: mine!, theirs: theirs! }))
   const byMine = new Map(met.map((one) => [one.mine, one]))

@@ -6,7 +6,7 @@ import { fibers, keepOf, type Workload } from "../workload.ts"
 const shards = 4
 
 /**
- * Jobs that everybody who comes at the same time works on, and waits for. The result of a shard is the token of the
+ * Jobs that all processes of the same time work on, and wait for. The result of a shard is the token of the
  * registration that it was submitted with, and what all of it comes to is their sum.
  */
 export const tasks: Workload = {
@@ -51,7 +51,7 @@ export const tasks: Workload = {
 }
 
 /**
- * A shard has one result, whoever asks and when, unless Redis has forgotten it; and nobody has all of them before all have
+ * A shard has one result, whichever process asks and when, unless Redis has forgotten it; and nobody has all of them before all have
  * been worked on. That everybody gets them is for `hang` to say.
  */
 function agrees(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
@@ -83,7 +83,7 @@ function agrees(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
     if (results.size === shards && sum !== wait.token && !forgot) {
       found.push({
         check: "overwritten",
-        detail: "somebody was given other results",
+        detail: "a process was given other results",
         holds: [wait, ...results.values()]
       })
     }
