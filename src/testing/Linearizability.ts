@@ -88,6 +88,76 @@ interface Entry<Input> {
   next: Entry<Input> | undefined
 }
 
+const unlink = <Input>(entry: Entry<Input>): void => {
+  entry.previous!.next = entry.next
+  if (entry.next !== undefined) entry.next.previous = entry.previous
+}
+
+const relink = <Input>(entry: Entry<Input>): void => {
+  entry.previous!.next = entry
+  if (entry.next !== undefined) entry.next.previous = entry
+}
+
+/** The requests and answers of a history in the order of time, behind a head. The operations are numbered, answered ones first. */
+const linked = <Input>(answered: ReadonlyArray<Operation<Input>>, others: ReadonlyArray<Operation<Input>>) => {
+  const events = [...answered, ...others].flatMap((operation, index) => {
+    const shared = { operation, index, previous: undefined, next: undefined }
+    const answer = operation.end === undefined ? undefined : { ...shared, asks: false, answer: undefined }
+    const asked = { at: operation.start, entry: { ...shared, asks: true, answer } as Entry<Input> }
+    return answer === undefined ? [asked] : [asked, { at: operation.end!, entry: answer as Entry<Input> }]
+  })
+  // At the same time, a request goes before an answer: they may overlap.
+  events.sort((a, b) => a.at - b.at || Number(b.entry.asks) - Number(a.entry.asks))
+  const head: Entry<Input> = {
+    operation: { input: undefined as Input, start: 0 },
+    index: -1,
+    answer: undefined,
+    asks: true,
+    previous: undefined,
+    next: undefined
+  }
+  let last = head
+  for (const { entry } of events) {
+    entry.previous = last
+    last = last.next = entry
+  }
+  return head
+}
+
+/** Which operations have been ordered: everything below `low`, and some up to `high`. That is short, however long the history is. */
+class Ordered {
+  readonly #done: Uint8Array
+  readonly #answered: number
+  #low = 0
+  #high = -1
+
+  constructor(answered: number, others: number) {
+    this.#done = new Uint8Array(answered + others)
+    this.#answered = answered
+  }
+
+  /** Answers how to take it back. */
+  add(index: number): () => void {
+    const [low, high] = [this.#low, this.#high]
+    this.#done[index] = 1
+    if (index < this.#answered) this.#high = Math.max(high, index)
+    while (this.#low < this.#answered && this.#done[this.#low] === 1) this.#low++
+    return () => {
+      this.#done[index] = 0
+      this.#low = low
+      this.#high = high
+    }
+  }
+
+  get signature(): string {
+    const beyond: Array<number> = []
+    const end = Math.min(this.#high, this.#answered - 1)
+    for (let index = this.#low; index <= end; index++) if (this.#done[index] === 1) beyond.push(index)
+    for (let index = this.#answered; index < this.#done.length; index++) if (this.#done[index] === 1) beyond.push(index)
+    return `${this.#low}:${beyond.join(",")}`
+  }
+}
+
 /**
  * Searches for an order. Gives up after `maxSteps`, by default ten million.
  *
@@ -102,93 +172,41 @@ export const check = <State, Input>(
   const keyOf = model.key ?? String
   const byStart = [...operations].sort((a, b) => a.start - b.start)
   const answered = byStart.filter(({ end }) => end !== undefined)
-  const numbered = [...answered, ...byStart.filter(({ end }) => end === undefined)]
-  const events: Array<{ readonly at: number; readonly entry: Entry<Input> }> = []
-  numbered.forEach((operation, index) => {
-    const shared = { operation, index, previous: undefined, next: undefined }
-    const answer = operation.end === undefined ? undefined : { ...shared, asks: false, answer: undefined }
-    events.push({ at: operation.start, entry: { ...shared, asks: true, answer } })
-    if (answer !== undefined) events.push({ at: operation.end!, entry: answer })
-  })
-  // At the same time, a request goes before an answer: they may overlap.
-  events.sort((a, b) => a.at - b.at || Number(b.entry.asks) - Number(a.entry.asks))
-
-  const head: Entry<Input> = {
-    operation: { input: undefined as Input, start: 0 },
-    index: -1,
-    answer: undefined,
-    asks: true,
-    previous: undefined,
-    next: undefined
-  }
-  let last = head
-  for (const { entry } of events) {
-    entry.previous = last
-    last = last.next = entry
-  }
-
-  const unlink = (entry: Entry<Input>): void => {
-    entry.previous!.next = entry.next
-    if (entry.next !== undefined) entry.next.previous = entry.previous
-  }
-  const relink = (entry: Entry<Input>): void => {
-    entry.previous!.next = entry
-    if (entry.next !== undefined) entry.next.previous = entry
-  }
-
-  const done = new Uint8Array(numbered.length)
-  let low = 0
-  let high = -1
-  // What has been ordered: everything below `low`, and these. That is short, however long the history is.
-  const signature = (): string => {
-    const beyond: Array<number> = []
-    for (let index = low; index <= Math.min(high, answered.length - 1); index++) {
-      if (done[index] === 1) beyond.push(index)
-    }
-    for (let index = answered.length; index < numbered.length; index++) if (done[index] === 1) beyond.push(index)
-    return `${low}:${beyond.join(",")}`
-  }
-  const settle = (): void => {
-    while (low < answered.length && done[low] === 1) low++
-  }
-
+  const others = byStart.filter(({ end }) => end === undefined)
+  const head = linked(answered, others)
+  const ordered = new Ordered(answered.length, others.length)
   const tried = new Set<string>()
-  const chosen: Array<
-    { readonly entry: Entry<Input>; readonly state: State; readonly low: number; readonly high: number }
-  > = []
+  const chosen: Array<{ readonly entry: Entry<Input>; readonly state: State; readonly undo: () => void }> = []
   let waiting = answered.length
   let state = model.initial
   let entry = head.next
   let furthest: Entry<Input> | undefined
   let steps = 0
+  // Whether the operation can be the next one, which has not been tried before.
+  const choose = (entry: Entry<Input>): boolean => {
+    const next = model.step(state, entry.operation.input)
+    if (next === undefined) return false
+    const undo = ordered.add(entry.index)
+    const key = `${ordered.signature}|${keyOf(next)}`
+    if (tried.has(key)) {
+      undo()
+      return false
+    }
+    tried.add(key)
+    chosen.push({ entry, state, undo })
+    state = next
+    unlink(entry)
+    if (entry.answer !== undefined) {
+      unlink(entry.answer)
+      waiting--
+    }
+    return true
+  }
   while (waiting > 0) {
     if (++steps > (options?.maxSteps ?? 10_000_000)) return { _tag: "Unknown" }
     if (entry === undefined) throw new Error("an answer without a question")
     if (entry.asks) {
-      const next = model.step(state, entry.operation.input)
-      if (next !== undefined) {
-        const before = { entry, state, low, high }
-        done[entry.index] = 1
-        if (entry.index < answered.length) high = Math.max(high, entry.index)
-        settle()
-        const key = `${signature()}|${keyOf(next)}`
-        if (!tried.has(key)) {
-          tried.add(key)
-          chosen.push(before)
-          state = next
-          unlink(entry)
-          if (entry.answer !== undefined) {
-            unlink(entry.answer)
-            waiting--
-          }
-          entry = head.next
-          continue
-        }
-        done[entry.index] = 0
-        low = before.low
-        high = before.high
-      }
-      entry = entry.next
+      entry = choose(entry) ? head.next : entry.next
       continue
     }
     // It has been answered, so it must have happened by now.
@@ -200,10 +218,8 @@ export const check = <State, Input>(
       waiting++
     }
     relink(back.entry)
-    done[back.entry.index] = 0
+    back.undo()
     state = back.state
-    low = back.low
-    high = back.high
     entry = back.entry.next
   }
   return { _tag: "Linearizable" }
