@@ -124,87 +124,94 @@ const reserve = (connections: Connections, io: Io) => {
   }
 }
 
-/** All channels on one connection, opened with the first. What is published while it reconnects is gone. */
-const subscriber = (connections: Connections, io: Io) => {
-  const { commandTimeout } = connections
-  interface Channel {
-    readonly listeners: Set<Listener>
-    /** The last attempt to subscribe. */
-    subscribed: Promise<unknown>
-  }
-  const channels = new Map<string, Channel>()
-  let connection: SingleConnection | undefined
-  let heart: Timer | undefined
+interface Channel {
+  readonly listeners: Set<Listener>
+  /** The last attempt to subscribe. */
+  subscribed: Promise<unknown>
+}
 
-  const subscribe = (self: SingleConnection, name: string): Promise<unknown> => {
-    const subscribed = self.send("SUBSCRIBE", [name], commandTimeout)
-    subscribed.catch((error: RedisError) => {
-      if (error.reason._tag === "Timeout") self.reset()
+/** All channels on one connection, opened with the first. What is published while it reconnects is gone. */
+class Subscriber {
+  readonly #connections: Connections
+  readonly #io: Io
+  readonly #channels = new Map<string, Channel>()
+  #connection: SingleConnection | undefined
+  #heart: Timer | undefined
+
+  constructor(connections: Connections, io: Io) {
+    this.#connections = connections
+    this.#io = io
+  }
+
+  async subscribe(name: string, listener: Listener): Promise<void> {
+    const connection = this.#open()
+    let channel = this.#channels.get(name)
+    if (channel === undefined) {
+      channel = { listeners: new Set(), subscribed: Promise.resolve() }
+      this.#channels.set(name, channel)
+      if (connection.isReady()) channel.subscribed = this.#send(connection, name)
+    }
+    channel.listeners.add(listener)
+    try {
+      await untilReady(connection, this.#io, this.#connections.commandTimeout)
+      await channel.subscribed
+    } catch (error) {
+      await this.unsubscribe(name, listener)
+      throw error
+    }
+  }
+
+  async unsubscribe(name: string, listener: Listener): Promise<void> {
+    const channel = this.#channels.get(name)
+    if (channel === undefined || !channel.listeners.delete(listener) || channel.listeners.size > 0) return
+    this.#channels.delete(name)
+    if (this.#channels.size === 0) return this.close()
+    const connection = this.#connection
+    // When this fails, the connection is lost, and the next one does not subscribe to it.
+    await connection?.send("UNSUBSCRIBE", [name], this.#connections.commandTimeout).catch(() => connection.reset())
+  }
+
+  async close(): Promise<void> {
+    this.#heart?.cancel()
+    const connection = this.#connection
+    this.#connection = undefined
+    await connection?.close()
+  }
+
+  #open(): SingleConnection {
+    if (this.#connection !== undefined) return this.#connection
+    const connection = this.#connections.dedicated(undefined, "subscriber") as SingleConnection
+    this.#connection = connection
+    connection.client.on("message", (channel: string, message: string) => {
+      for (const listener of this.#channels.get(channel)?.listeners ?? []) listener({ channel, message })
     })
+    connection.onReady(() => {
+      for (const [name, channel] of this.#channels) channel.subscribed = this.#send(connection, name)
+    })
+    this.#beat(connection)
+    return connection
+  }
+
+  #send(connection: SingleConnection, name: string): Promise<unknown> {
+    const subscribed = connection.send("SUBSCRIBE", [name], this.#connections.commandTimeout)
+    subscribed.catch((error: RedisError) => resetLate(connection, error))
     return subscribed
   }
 
   // A subscriber is only spoken to: without this, a half-open connection would never be noticed.
-  const beat = (self: SingleConnection): void => {
-    heart = io.after(5000, () => {
-      beat(self)
-      if (!self.isReady()) return
-      self.send("PING", [], commandTimeout).catch((error: RedisError) => {
-        if (error.reason._tag === "Timeout") self.reset()
-      })
+  #beat(connection: SingleConnection): void {
+    this.#heart = this.#io.after(5000, () => {
+      this.#beat(connection)
+      if (!connection.isReady()) return
+      connection.send("PING", [], this.#connections.commandTimeout).catch((error: RedisError) =>
+        resetLate(connection, error)
+      )
     })
   }
+}
 
-  const open = (): SingleConnection => {
-    if (connection !== undefined) return connection
-    const self = connection = connections.dedicated(undefined, "subscriber") as SingleConnection
-    self.client.on("message", (channel: string, message: string) => {
-      for (const listener of channels.get(channel)?.listeners ?? []) listener({ channel, message })
-    })
-    self.onReady(() => {
-      for (const [name, channel] of channels) channel.subscribed = subscribe(self, name)
-    })
-    beat(self)
-    return self
-  }
-
-  const close = async () => {
-    heart?.cancel()
-    const self = connection
-    connection = undefined
-    await self?.close()
-  }
-
-  const unsubscribe = async (name: string, listener: Listener): Promise<void> => {
-    const channel = channels.get(name)
-    if (channel === undefined || !channel.listeners.delete(listener) || channel.listeners.size > 0) return
-    channels.delete(name)
-    if (channels.size === 0) return close()
-    // When this fails, the connection is lost, and the next one does not subscribe to it.
-    await connection?.send("UNSUBSCRIBE", [name], commandTimeout).catch(() => connection?.reset())
-  }
-
-  return {
-    close,
-    unsubscribe,
-    subscribe: async (name: string, listener: Listener): Promise<void> => {
-      const self = open()
-      let channel = channels.get(name)
-      if (channel === undefined) {
-        channel = { listeners: new Set(), subscribed: Promise.resolve() }
-        channels.set(name, channel)
-        if (self.isReady()) channel.subscribed = subscribe(self, name)
-      }
-      channel.listeners.add(listener)
-      try {
-        await untilReady(self, io, commandTimeout)
-        await channel.subscribed
-      } catch (error) {
-        await unsubscribe(name, listener)
-        throw error
-      }
-    }
-  }
+const resetLate = (connection: SingleConnection, error: RedisError): void => {
+  if (error.reason._tag === "Timeout") connection.reset()
 }
 
 export const make = (
@@ -216,8 +223,8 @@ export const make = (
     const raw: Send = connections.topology === "cluster"
       ? clusterSend(commands as ClusterConnection, io, commandTimeout)
       : patientSend(commands, io, commandTimeout)
-    const subscriptions = subscriber(connections, io)
-    yield* Effect.addFinalizer(() => Effect.promise(subscriptions.close))
+    const subscriptions = new Subscriber(connections, io)
+    yield* Effect.addFinalizer(() => Effect.promise(() => subscriptions.close()))
     return yield* PersistenceRedis.make({
       send: sendWith(raw),
       connect: Effect.sync(() => {
