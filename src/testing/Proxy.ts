@@ -138,16 +138,11 @@ interface State {
   delays: { requests: number; replies: number }
   hook: Hook | undefined
   readonly rules: Array<Rule>
-  readonly links: Set<Link>
+  readonly links: Set<Pair>
   readonly names: Map<string, number>
   connections: number
   requests: number
   replies: number
-}
-
-interface Link {
-  readonly silence: () => void
-  readonly reset: () => void
 }
 
 const subscription = /^[PS]?(UN)?SUBSCRIBE$/
@@ -172,91 +167,118 @@ const judge = (state: State, request: Request): Verdict | Promise<Verdict> => {
   return rule?.hook(request) ?? state.hook?.(request) ?? "pass"
 }
 
-const connect = (state: State, client: net.Socket): void => {
-  const connection = ++state.connections
-  const upstream = state.mode === "blackhole" ? undefined : net.connect(state.target, "127.0.0.1")
-  const waiting: Array<Exclude<Verdict, "drop" | "blackhole"> | "swallow"> = []
-  const requests = serial()
-  const replies = serial()
-  const cutRequests = framer()
-  const cutReplies = framer()
-  let opaque: boolean | undefined
-  let silent = upstream === undefined
-  let closed = false
+/** One connection of a client, and the one to the server behind it. */
+class Pair {
+  readonly #state: State
+  readonly #client: net.Socket
+  readonly #upstream: net.Socket | undefined
+  readonly #connection: number
+  readonly #waiting: Array<Exclude<Verdict, "drop" | "blackhole"> | "swallow"> = []
+  readonly #requests = serial()
+  readonly #replies = serial()
+  // Whether it does not speak Redis's protocol, as with TLS.
+  #opaque: boolean | undefined
+  #silent: boolean
+  #closed = false
   // In RESP3 a subscription is answered by pushes only, so that it has no place among the waiting.
-  let subscribed = false
-  let onPush: Verdict = "pass"
+  #subscribed = false
+  #onPush: Verdict = "pass"
 
-  const link: Link = {
-    silence: () => {
-      silent = true
-    },
-    reset: () => {
-      closed = true
-      state.links.delete(link)
-      client.resetAndDestroy()
-      upstream?.resetAndDestroy()
-    }
+  constructor(state: State, client: net.Socket) {
+    this.#state = state
+    this.#client = client
+    this.#connection = ++state.connections
+    this.#upstream = state.mode === "blackhole" ? undefined : net.connect(state.target, "127.0.0.1")
+    this.#silent = this.#upstream === undefined
+    state.links.add(this)
+    this.#listen()
   }
-  state.links.add(link)
 
-  const request = async (bytes: Buffer, at: number) => {
+  silence(): void {
+    this.#silent = true
+  }
+
+  reset(): void {
+    this.#leave()
+    this.#client.resetAndDestroy()
+    this.#upstream?.resetAndDestroy()
+  }
+
+  #leave(): void {
+    this.#closed = true
+    this.#state.links.delete(this)
+  }
+
+  #close(): void {
+    if (this.#silent) return
+    this.#leave()
+    this.#client.destroySoon()
+    this.#upstream?.destroySoon()
+  }
+
+  #listen(): void {
+    const [client, upstream] = [this.#client, this.#upstream]
+    const [cutRequests, cutReplies] = [framer(), framer()]
+    client.setNoDelay(true)
+    client.on("data", (chunk) => {
+      this.#opaque ??= chunk[0] !== 0x2a
+      const at = performance.now()
+      for (const bytes of this.#opaque ? [chunk] : cutRequests(chunk)) this.#requests(() => this.#request(bytes, at))
+    })
+    // What was sent before the end still arrives, as on a network.
+    client.on("close", () => this.#requests(() => this.#close()))
+    client.on("error", () => undefined)
+    upstream?.setNoDelay(true)
+    upstream?.on("data", (chunk) => {
+      const at = performance.now()
+      for (const bytes of this.#opaque === true ? [chunk] : cutReplies(chunk)) {
+        this.#replies(() => this.#reply(bytes, at))
+      }
+    })
+    upstream?.on("close", () => this.#replies(() => this.#close()))
+    upstream?.on("error", () => undefined)
+  }
+
+  get #isOver(): boolean {
+    return this.#silent || this.#closed
+  }
+
+  async #request(bytes: Buffer, at: number): Promise<void> {
+    const state = this.#state
     await arrival(at + state.delays.requests)
-    if (silent || closed) return
-    const args = opaque === true ? [] : words(bytes)
+    if (this.#isOver) return
+    const args = this.#opaque === true ? [] : words(bytes)
     const name = (args[0] ?? "").toUpperCase()
     state.names.set(name, (state.names.get(name) ?? 0) + 1)
-    const verdict = await judge(state, { name, args, bytes, index: ++state.requests, connection })
-    if (silent || closed) return
-    if (verdict === "drop") return link.reset()
-    if (verdict === "blackhole") return link.silence()
-    if (subscription.test(name)) {
-      subscribed = true
-      onPush = verdict
+    const verdict = await judge(state, { name, args, bytes, index: ++state.requests, connection: this.#connection })
+    if (this.#isOver) return
+    if (verdict === "drop") return this.reset()
+    if (verdict === "blackhole") return this.silence()
+    const subscribes = subscription.test(name)
+    if (subscribes) {
+      this.#subscribed = true
+      this.#onPush = verdict
     } else {
-      waiting.push(verdict)
+      this.#waiting.push(verdict)
     }
-    upstream?.write(bytes)
+    this.#upstream?.write(bytes)
     if (verdict === "duplicate") {
-      if (!subscription.test(name)) waiting.push("swallow")
-      upstream?.write(bytes)
+      if (!subscribes) this.#waiting.push("swallow")
+      this.#upstream?.write(bytes)
     }
   }
 
-  const reply = async (bytes: Buffer, at: number) => {
+  async #reply(bytes: Buffer, at: number): Promise<void> {
+    const state = this.#state
     await arrival(at + state.delays.replies)
-    if (silent || closed) return
-    const push = bytes[0] === 0x3e || subscribed && bytes[0] === 0x2a && published.test(words(bytes)[0] ?? "")
-    const verdict = push ? onPush : waiting.shift() ?? "pass"
+    if (this.#isOver) return
+    const push = bytes[0] === 0x3e || this.#subscribed && bytes[0] === 0x2a && published.test(words(bytes)[0] ?? "")
+    const verdict = push ? this.#onPush : this.#waiting.shift() ?? "pass"
     if (!push) state.replies++
-    if (verdict === "dropReply") return link.reset()
-    if (verdict === "blackholeReply") return link.silence()
-    if (state.mode === "dropReplies") return push ? undefined : link.reset()
-    if (verdict !== "swallow") client.write(bytes)
-  }
-
-  client.setNoDelay(true)
-  client.on("data", (chunk) => {
-    opaque ??= chunk[0] !== 0x2a
-    const at = performance.now()
-    for (const bytes of opaque ? [chunk] : cutRequests(chunk)) requests(() => request(bytes, at))
-  })
-  // What was sent before the end still arrives, as on a network.
-  client.on("close", () => requests(() => silent ? undefined : close()))
-  client.on("error", () => undefined)
-  upstream?.setNoDelay(true)
-  upstream?.on("data", (chunk) => {
-    const at = performance.now()
-    for (const bytes of opaque === true ? [chunk] : cutReplies(chunk)) replies(() => reply(bytes, at))
-  })
-  upstream?.on("close", () => replies(() => silent ? undefined : close()))
-  upstream?.on("error", () => undefined)
-
-  const close = () => {
-    closed = true
-    state.links.delete(link)
-    client.destroySoon()
-    upstream?.destroySoon()
+    if (verdict === "dropReply") return this.reset()
+    if (verdict === "blackholeReply") return this.silence()
+    if (state.mode === "dropReplies") return push ? undefined : this.reset()
+    if (verdict !== "swallow") this.#client.write(bytes)
   }
 }
 
@@ -264,7 +286,7 @@ const open = (state: State, port: number) =>
   new Promise<net.Server>((resolve, reject) => {
     const listener = net.createServer((client) => {
       if (state.mode === "acceptThenClose") client.destroy()
-      else connect(state, client)
+      else new Pair(state, client)
     })
     listener.once("error", reject)
     listener.listen(port, "127.0.0.1", () => resolve(listener))
