@@ -581,6 +581,32 @@ layer(TestServer.layer, live)("a question", (it) => {
         assert.deepStrictEqual(found, Option.some("in"))
         yield* Effect.promise(() => redis.zrem(due, ...alarms))
       }), { lease: "30 seconds" }))
+
+  it.effect("looks at a bounded part of what is due", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const redis = yield* client(server)
+      const namespace = freshNamespace()
+      const { ask, send } = actor(redis, namespace, "lock:a")
+      const due = `{${namespace}:00}:due`
+      const calls = async () =>
+        Number(/cmdstat_zrangebyscore:calls=(\d+)/.exec(await redis.info("commandstats"))?.[1] ?? 0)
+      const overdue = (count: number) =>
+        redis.zadd(due, ...Array.from({ length: count }, (_, at) => [1, `@novel:alarm${at}`]).flat())
+      yield* Effect.promise(async () => {
+        await opened(ask, "S", 60_000)
+        await opened(ask, "T", 60_000)
+        await send("S", "semaphore.take", ["h", 1, 1, 1])
+        // Alarms alone make no answer wrong.
+        await overdue(500)
+        assert.deepStrictEqual(await send("T", "semaphore.take", ["i", 1, 1, 0]), ["busy"])
+        // Behind as many as these there may be a dead session: they are rung first.
+        await overdue(20_000)
+        const before = await calls()
+        assert.deepStrictEqual(await send("T", "semaphore.take", ["j", 1, 1, 0]), ["stale"])
+        assert.strictEqual(await calls() - before, 1)
+      })
+    }).pipe(Effect.scoped))
 })
 
 layer(TestServer.layer, live)("what cannot be reaped or rung", (it) => {
