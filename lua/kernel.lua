@@ -576,10 +576,13 @@ local function denied(ctx)
 end
 
 -- Whether a session is alive, of whatever release: records of others cannot be read, but each renewal writes its deadline
--- into `due`.
+-- into `due`. A dead session that was set aside stands there with a later time; its record says that it is dead.
 local function isInUse(ctx)
   for _, member in ipairs(call('ZRANGEBYSCORE', ctx.dues, '(' .. text(ctx.now), '+inf')) do
-    if sub(member, 1, 1) ~= '@' then return true end
+    if sub(member, 1, 1) ~= '@' then
+      local known = sessionOf(ctx, member)
+      if not known or known.deadline > ctx.now then return true end
+    end
   end
   return false
 end

@@ -695,6 +695,22 @@ layer(TestServer.layer, live)("a namespace", (it) => {
       yield* assertEmpty(server, namespace)
     }))
 
+  it.effect("is not in use for a dead session that is set aside", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const redis = yield* client(server)
+      const namespace = freshNamespace()
+      const { ask, end } = actor(redis, namespace, "lock:a")
+      yield* Effect.promise(async () => {
+        await opened(ask, "S", 60_000)
+        await redis.sadd(`{${namespace}:00}:own:S`, "x:novel:thing")
+        await end("S")
+        assert.deepStrictEqual(await ask("S", "session.owned", ["S"]), ["aside"])
+      })
+      const context = yield* node(server.url, { namespace, partitions: 3 })
+      yield* onNode(context)(Lock.withLock(Effect.void, "a"))
+    }).pipe(Effect.scoped))
+
   it.effect("removes the function libraries that nobody calls any more", () =>
     Effect.gen(function*() {
       const server = yield* standalone()
