@@ -264,7 +264,9 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
         )
         const reasons = exits.flatMap((exit) => {
           const error = Option.getOrUndefined(Exit.findErrorOption(exit))
-          return error === undefined ? [] : [error.reason._tag]
+          if (error === undefined) return []
+          assert.match(error.message, /about lock "k\d+" of namespace "/)
+          return [error.reason._tag]
         })
         assert.isAbove(reasons.length, 0)
         assert.isBelow(reasons.length, 200)

@@ -78,7 +78,10 @@ const refusal = (redis: Redis.Options, options: Coordinator.Options) =>
 
 const redisReason = (
   error: Lock.LockError | Semaphore.SemaphoreError | ReadWriteLock.ReadWriteLockError
-): string => error.reason._tag
+): string => {
+  assert.match(error.message, / about \w+ ".*" of namespace "/)
+  return error.reason._tag
+}
 
 const quickly = <A, E, R>(effect: Effect.Effect<A, E, R>, what: string, millis = 1000): Effect.Effect<A, E, R> =>
   Effect.raceFirst(

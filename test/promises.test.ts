@@ -442,11 +442,10 @@ layer(TestServer.layer, live)("questions", (it) => {
               name
             )
             assert.include(["Timeout", "NotConnected", "ConnectionLost"], result.reason._tag, name)
-            if (result.reason._tag !== "Timeout") continue
             const [kind, of] = name.startsWith("withLock") || name === "holder"
               ? ["lock", "a"]
               : ["semaphore", name === "make" ? "t" : "s"]
-            assert.deepInclude(result.reason, { kind, name: of, namespace, command: "FCALL" }, name)
+            assert.deepInclude(result.reason, { kind, name: of, namespace }, name)
             assert.include(result.reason.message, `${kind} "${of}" of namespace "${namespace}"`)
           }
           const waited = yield* Effect.flip(Lock.withLock(Effect.void, "a", { wait: "300 millis" }))
@@ -636,6 +635,21 @@ layer(TestServer.layer, live)("what cannot be reaped or rung", (it) => {
       const due = Effect.promise(() => redis.zrangebyscore(`${prefix}due`, 0, Date.now() + 30_000))
       yield* eventually(Effect.map(due, (members) => !members.some((member) => member.startsWith("S"))))
       assert.strictEqual(yield* Effect.promise(() => redis.zcard(`${prefix}due`)), 41)
+    }).pipe(Effect.scoped))
+
+  it.effect("fails what is asked about it, by its name", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const redis = yield* client(server)
+      const namespace = freshNamespace()
+      const context = yield* node(server.url, { namespace, partitions: 1 })
+      yield* Effect.promise(() => redis.set(`{${namespace}:00}:lock:a`, "not a hash"))
+      for (const asked of [Lock.withLock(Effect.void, "a"), Lock.holder("a")]) {
+        const { reason } = yield* Effect.flip(onNode(context)(asked))
+        assert.deepInclude(reason, { _tag: "ActorDefect", kind: "lock", name: "a", namespace })
+        assert.include(reason.message, `about lock "a" of namespace "${namespace}"`)
+      }
+      yield* Effect.promise(() => redis.del(`{${namespace}:00}:lock:a`))
     }).pipe(Effect.scoped))
 
   it.effect("rings again later if its alarm has failed", () =>

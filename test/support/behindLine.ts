@@ -34,9 +34,11 @@ export const behindLine = <A, E, R>(
     yield* assertEmpty(server, namespace)
   })
 
-/** Each of them fails in time, and says that Redis did not answer. */
+/** Each of them fails in time, and says that Redis did not answer, and what it asked about. */
 export const assertUnanswered = (
-  questions: ReadonlyArray<Effect.Effect<unknown, { readonly reason: { readonly _tag: string } }>>
+  questions: ReadonlyArray<
+    Effect.Effect<unknown, { readonly reason: { readonly _tag: string; readonly message: string } }>
+  >
 ) =>
   Effect.map(
     promptly(
@@ -44,6 +46,9 @@ export const assertUnanswered = (
       "the answers"
     ),
     (errors) => {
-      for (const { reason } of errors) assert.include(["Timeout", "ConnectionLost", "NotConnected"], reason._tag)
+      for (const { reason } of errors) {
+        assert.include(["Timeout", "ConnectionLost", "NotConnected"], reason._tag)
+        assert.match(reason.message, / about \w+ ".*" of namespace "/)
+      }
     }
   )

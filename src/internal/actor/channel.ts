@@ -222,7 +222,7 @@ export class Channel implements Beating {
     const { settings, transport } = this.#office
     this.#opening = false
     this.#enter("closed")
-    for (const request of this.outbox.drain().queued) request.fail(refusal, false)
+    for (const request of this.outbox.drain().queued) request.fail(coordinatorError(refusal, request.key), false)
     this.tenant.refused(refusal)
     if (this.tenant.size === 0) return
     void transport.sleep(settings.lease / 3).then(() => {

@@ -1,5 +1,5 @@
 import * as Schema from "effect/Schema"
-import { redisReasons } from "../redis/errors.ts"
+import { about, redisReasons, subject } from "../redis/errors.ts"
 
 /**
  * The namespace belongs to coordinators that speak another protocol or divide it otherwise, and one of them is alive.
@@ -32,10 +32,12 @@ export class Incompatible extends Schema.Error<Incompatible>("lockstep/Coordinat
  */
 export class Overloaded extends Schema.Error<Overloaded>("lockstep/Coordinator/Overloaded")({
   _tag: Schema.tag("Overloaded"),
-  pending: Schema.Number
+  pending: Schema.Number,
+  ...subject
 }) {
   override get message(): string {
-    return `${this.pending} requests already wait for one partition: lower the load or raise batch.maxPending.`
+    return `A request${about(this)} was not sent because ${this.pending} requests already wait for its partition: ` +
+      `lower the load or raise batch.maxPending.`
   }
 }
 
@@ -63,10 +65,13 @@ export class CoordinatorClosed extends Schema.Error<CoordinatorClosed>("lockstep
 export class ActorDefect extends Schema.Error<ActorDefect>("lockstep/Coordinator/ActorDefect")({
   _tag: Schema.tag("ActorDefect"),
   request: Schema.String,
-  detail: Schema.String
+  detail: Schema.String,
+  ...subject
 }) {
   override get message(): string {
-    return `The partition actor failed at ${this.request} (${this.detail}): its keys hold data that Lockstep did not write.`
+    return `The partition actor failed at ${this.request}${
+      about(this)
+    } (${this.detail}): its keys hold data that Lockstep did not write.`
   }
 }
 

@@ -43,11 +43,15 @@ export const kindOf = (hash: string): string => {
   return hash.slice(kind + 1, hash.indexOf(":", kind + 1))
 }
 
-/** The kind and the name of a hash's resource, as its user knows them. */
-export const resourceOf = (hash: string) => {
-  const end = hash.indexOf("}")
-  const kind = kindOf(hash)
-  return { kind, name: hash.slice(end + kind.length + 3), namespace: hash.slice(1, hash.lastIndexOf(":", end)) }
+/** What the resource of a key of whatever role is, as its user knows it. */
+export const resourceOf = (key: string) => {
+  const end = key.indexOf("}")
+  const kind = kindOf(key)
+  return {
+    kind: kind.replace(/-.*/, ""),
+    name: key.slice(end + kind.length + 3),
+    namespace: key.slice(1, key.lastIndexOf(":", end))
+  }
 }
 
 /** Checks a name that a user gave, as a defect. */

@@ -142,7 +142,8 @@ export class Outbox {
   request<V extends Verb>(request: Request<V>): void {
     const pending = this.#weight
     if (pending >= this.#options.maxPending && request.urgent !== true && !allowOom.has(request.verb)) {
-      return request.fail(new CoordinatorError({ reason: new Overloaded({ pending }) }), false)
+      const error = new CoordinatorError({ reason: new Overloaded({ pending }) })
+      return request.fail(coordinatorError(error, request.key), false)
     }
     request.queued = true
     this.#weight += weightOf(request as unknown as Request)
@@ -377,7 +378,11 @@ export class Outbox {
   }
 
   #fail(request: Request, error: CoordinatorError, sent: boolean): void {
-    guard(this.#options.log, `the failure of ${request.verb}`, () => request.fail(error, sent))
+    guard(
+      this.#options.log,
+      `the failure of ${request.verb}`,
+      () => request.fail(coordinatorError(error, request.key), sent)
+    )
   }
 
   #failAll(requests: ReadonlyArray<Request>, cause: unknown, sent: boolean): void {

@@ -43,8 +43,7 @@ export class Reads {
     try {
       found = await this.#ask(asked.map(([key]) => key))
     } catch (cause) {
-      const error = coordinatorError(cause)
-      for (const [, readings] of asked) for (const { fail } of readings) fail(error)
+      for (const [key, readings] of asked) for (const { fail } of readings) fail(coordinatorError(cause, key))
       return
     }
     for (const [at, [key, readings]] of asked.entries()) {

@@ -5,7 +5,7 @@ import type { Io } from "../io.ts"
 import type { Connection, Connections } from "../redis/connection.ts"
 import { MissingPermission, RedisError, Timeout } from "../redis/errors.ts"
 import { ascii, type Call, call } from "../redis/resp.ts"
-import { ActorDefect, CoordinatorError } from "./errors.ts"
+import { ActorDefect, CoordinatorError, type CoordinatorReason } from "./errors.ts"
 import { resourceOf } from "./keys.ts"
 import { allowOom, body, library, replies as shapes, type Requests } from "./lua.ts"
 import type { Session } from "./session.ts"
@@ -92,13 +92,19 @@ export const failed = (verb: string, detail: string): CoordinatorError =>
     ? new CoordinatorError({ reason: new MissingPermission({ command: verb }) })
     : defect(verb, detail)
 
-/** What is thrown on the way to an actor, as the error that users see. */
-export const coordinatorError = (cause: unknown): CoordinatorError =>
-  cause instanceof RedisError
+/** What is thrown on the way to an actor, as the error that users see: it names the resource that the request was about. */
+export const coordinatorError = (cause: unknown, key?: string): CoordinatorError => {
+  const error = cause instanceof RedisError
     ? new CoordinatorError({ reason: cause.reason })
     : cause instanceof CoordinatorError
     ? cause
     : defect("batch", cause instanceof Error ? cause.message : String(cause))
+  const { reason } = error
+  if (key === undefined || "kind" in reason && reason.kind !== undefined) return error
+  // The constructor drops these fields where the reason is not about one request.
+  const Reason = reason.constructor as new(fields: object) => CoordinatorReason
+  return new CoordinatorError({ reason: new Reason({ ...reason, ...resourceOf(key) }) })
+}
 
 export class Transport {
   readonly connections: Connections
@@ -134,10 +140,9 @@ export class Transport {
 
   /** Why a request is not waited for any longer. `cause` is what keeps Redis from answering, where that is known. */
   late(key: string | undefined, cause?: RedisError): CoordinatorError {
-    if (cause !== undefined && cause.reason._tag !== "Timeout") return coordinatorError(cause)
     const command = this.connections.features.functions ? "FCALL" : "EVALSHA"
-    const resource = key === undefined ? undefined : resourceOf(key)
-    return new CoordinatorError({ reason: new Timeout({ command, ...resource }) })
+    const late = cause === undefined || cause.reason._tag === "Timeout"
+    return coordinatorError(late ? new RedisError({ reason: new Timeout({ command }) }) : cause, key)
   }
 
   // ---------------------------------------------------------------------------------------------------------------

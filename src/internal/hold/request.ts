@@ -121,7 +121,7 @@ export const question = <V extends Verb>(
   fresh(target, (anyway) =>
     Effect.tryPromise({
       try: () => inspect(target, verb, args, anyway) as Promise<ReplyOf<V>>,
-      catch: coordinatorError
+      catch: (cause) => coordinatorError(cause, target.key)
     }))
 
 const inspect = async (

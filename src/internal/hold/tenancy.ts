@@ -9,6 +9,7 @@ import { guard } from "../actor/hooks.ts"
 import type { Kernel, Partition } from "../actor/kernel.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { LossReason, Session } from "../actor/session.ts"
+import { coordinatorError } from "../actor/transport.ts"
 import type { RedisError } from "../redis/errors.ts"
 import { type Asker, Asking } from "./asking.ts"
 import { type ClaimReply, type Entry, type Keeper, mostStale, nameOf, type Outcome } from "./claim.ts"
@@ -81,8 +82,8 @@ export class Tenancy implements Tenant, Keeper, Asker {
     if (this.kept.size > 0 && entry instanceof Hold && this.#takeKept(entry)) return
     const { maxPending } = this.kernel.settings
     if (this.channel.session === undefined && this.#claims.size >= maxPending) {
-      const reason = new Overloaded({ pending: this.#claims.size })
-      return this.#finish(entry, ["failed", new CoordinatorError({ reason })])
+      const error = new CoordinatorError({ reason: new Overloaded({ pending: this.#claims.size }) })
+      return this.#finish(entry, ["failed", coordinatorError(error, entry.claim.place.key)])
     }
     this.#claims.add(entry)
     member?.dependents.add(entry)
@@ -262,7 +263,9 @@ export class Tenancy implements Tenant, Keeper, Asker {
   }
 
   readonly refused = (error: CoordinatorError): void => {
-    for (const entry of [...this.#claims.values()]) this.failed(entry, error, false)
+    for (const entry of [...this.#claims.values()]) {
+      this.failed(entry, coordinatorError(error, entry.claim.place.key), false)
+    }
   }
 
   /** A request to hold or to join could not be answered. */

@@ -4,6 +4,19 @@ import * as Schema from "effect/Schema"
 
 const because = (detail: string | undefined): string => detail === undefined ? "" : ` (${detail})`
 
+/** What a command was about, if a primitive has sent it. */
+export const subject = {
+  kind: Schema.optional(Schema.String),
+  name: Schema.optional(Schema.String),
+  namespace: Schema.optional(Schema.String)
+}
+
+type Subject = Schema.Struct.Type<typeof subject>
+
+/** Names it in a message. */
+export const about = ({ kind, name, namespace }: Subject, before: string = ""): string =>
+  kind === undefined ? "" : `${before} about ${kind} ${JSON.stringify(name)} of namespace ${JSON.stringify(namespace)}`
+
 /**
  * The connection was lost, or given up for dead, while the command was in flight.
  *
@@ -13,11 +26,12 @@ const because = (detail: string | undefined): string => detail === undefined ? "
 export class ConnectionLost extends Schema.Error<ConnectionLost>("lockstep/Redis/ConnectionLost")({
   _tag: Schema.tag("ConnectionLost"),
   address: Schema.String,
-  detail: Schema.UndefinedOr(Schema.String)
+  detail: Schema.UndefinedOr(Schema.String),
+  ...subject
 }) {
   override get message(): string {
-    return `The connection to Redis at ${this.address} was lost${because(this.detail)} before the reply came: ` +
-      `the command may or may not have been executed.`
+    return `The connection to Redis at ${this.address} was lost${because(this.detail)} before the reply` +
+      `${about(this, " to a request")} came: the command may or may not have been executed.`
   }
 }
 
@@ -30,10 +44,14 @@ export class ConnectionLost extends Schema.Error<ConnectionLost>("lockstep/Redis
 export class NotConnected extends Schema.Error<NotConnected>("lockstep/Redis/NotConnected")({
   _tag: Schema.tag("NotConnected"),
   address: Schema.String,
-  detail: Schema.UndefinedOr(Schema.String)
+  detail: Schema.UndefinedOr(Schema.String),
+  ...subject
 }) {
   override get message(): string {
-    return `There is no connection to Redis at ${this.address}${because(this.detail)}: ${advice(this.detail ?? "")}.`
+    return `There is no connection to Redis at ${this.address}${because(this.detail)}${
+      about(this, " for a request")
+    }: ` +
+      `${advice(this.detail ?? "")}.`
   }
 }
 
@@ -54,17 +72,12 @@ const advice = (detail: string): string => {
 export class Timeout extends Schema.Error<Timeout>("lockstep/Redis/Timeout")({
   _tag: Schema.tag("Timeout"),
   command: Schema.String,
-  /** What the command was about, if a primitive has sent it. */
-  kind: Schema.optional(Schema.String),
-  name: Schema.optional(Schema.String),
-  namespace: Schema.optional(Schema.String)
+  ...subject
 }) {
   override get message(): string {
-    const { command, kind, name, namespace } = this
-    const asked = kind === undefined
-      ? command
-      : `a request about ${kind} ${JSON.stringify(name)} of namespace ${JSON.stringify(namespace)}`
-    return `Redis did not answer ${asked} in time: it is overloaded or unreachable, or not Redis. ` +
+    return `Redis did not answer ${this.command}${
+      about(this)
+    } in time: it is overloaded or unreachable, or not Redis. ` +
       `It may have executed that all the same: retry what is idempotent, and look before you repeat anything else.`
   }
 }
@@ -97,7 +110,8 @@ export class AuthenticationFailed extends Schema.Error<AuthenticationFailed>("lo
 export class MissingPermission extends Schema.Error<MissingPermission>("lockstep/Redis/MissingPermission")({
   _tag: Schema.tag("MissingPermission"),
   command: Schema.String,
-  script: Schema.optional(Schema.String)
+  script: Schema.optional(Schema.String),
+  ...subject
 }) {
   override get message(): string {
     const what = this.script === undefined
@@ -105,7 +119,9 @@ export class MissingPermission extends Schema.Error<MissingPermission>("lockstep
       : this.script === this.command
       ? `a command inside ${this.script}`
       : `${this.command} inside ${this.script}`
-    return `The Redis user has no permission for ${what}, or not on these keys or channels: extend its ACL.`
+    return `The Redis user has no permission for ${what}${
+      about(this)
+    }, or not on these keys or channels: extend its ACL.`
   }
 }
 
@@ -147,10 +163,13 @@ export class ReadOnlyReplica extends Schema.Error<ReadOnlyReplica>("lockstep/Red
  */
 export class OutOfMemory extends Schema.Error<OutOfMemory>("lockstep/Redis/OutOfMemory")({
   _tag: Schema.tag("OutOfMemory"),
-  command: Schema.String
+  command: Schema.String,
+  ...subject
 }) {
   override get message(): string {
-    return `Redis refused ${this.command} because it is over its maxmemory: free memory or raise the limit.`
+    return `Redis refused ${this.command}${
+      about(this)
+    } because it is over its maxmemory: free memory or raise the limit.`
   }
 }
 
@@ -163,12 +182,13 @@ export class OutOfMemory extends Schema.Error<OutOfMemory>("lockstep/Redis/OutOf
  */
 export class Unavailable extends Schema.Error<Unavailable>("lockstep/Redis/Unavailable")({
   _tag: Schema.tag("Unavailable"),
-  code: Schema.String
+  code: Schema.String,
+  ...subject
 }) {
   override get message(): string {
     return this.code === "MAXCLIENTS"
-      ? `Redis has no connection to spare: raise its maxclients or open fewer.`
-      : `Redis cannot serve this now (${this.code}): try again later.`
+      ? `Redis has no connection to spare${about(this, " for a request")}: raise its maxclients or open fewer.`
+      : `Redis cannot serve ${about(this, "a request") || "this"} now (${this.code}): try again later.`
   }
 }
 
@@ -198,10 +218,11 @@ export class CommandFailed extends Schema.Error<CommandFailed>("lockstep/Redis/C
   command: Schema.String,
   code: Schema.String,
   /** The beginning of the error text when it is one of a few that cannot quote an argument. */
-  detail: Schema.UndefinedOr(Schema.String)
+  detail: Schema.UndefinedOr(Schema.String),
+  ...subject
 }) {
   override get message(): string {
-    return `Redis answered ${this.command} with the error ${this.code}${because(this.detail)}.`
+    return `Redis answered ${this.command}${about(this)} with the error ${this.code}${because(this.detail)}.`
   }
 }
 
