@@ -18,7 +18,9 @@
 --   o<session>/<id>    a member: it publishes or subscribes, and hears of changes
 --   N<index>           the name of a group; G<name> its index
 --   g<index>           record TopicGroup
---   m<index>           the members of a group: "<session>/<id> <credit> <deliveries so far> ..."
+--   m<index>           the members of a group: "<session>/<id> <credit> <deliveries so far> <gaps so far> <missed> ...", where
+--                      `missed` counts the events of the gaps that the member has not acknowledged; -1 for a number that is
+--                      not known
 --   x<session>/<id>    the index of a member's group
 --   k<index>:<key>     the events of a key, if the group is ordered: "<in work> <parked> ...", as ids
 --   E<epoch>           the last event before an epoch
@@ -33,7 +35,8 @@ local RETURNED, PARKED, DELAYED = '-', '*', '~'
 -- It begins an epoch when all shards have nothing of the former one left: its members tell each shard.
 -- record Topic 3: number, stamp, length, bytes, age, abandon, window, turn, total, members, groups, trimmed, protect, shards,
 --   ring, epoch, width, open, decided
--- record TopicGroup 3: ordered, members, returned, parked, cursor, stamp, left, epoch, drained, made, first
+-- `missed` of a group is of gaps that no member has.
+-- record TopicGroup 4: ordered, members, returned, parked, cursor, stamp, left, epoch, drained, made, first, missed
 
 -- Lua unpacks some thousand values at most; the fields are even.
 local MOST_PARKED, PAGE, MOST_GROUPS, MOST_PAGES, MOST_FIELDS = 1024, 64, 64, 512, 2000
@@ -77,8 +80,10 @@ local function groupAt(topic, index)
     if group then
       group.name, group.index, group.list = found[3], index, {}
       group.before, group.beforeList, group.credit = found[1], found[2], 0
-      for claim, credit, sent in string.gmatch(found[2] or '', '(%S+) (%d+) (%d+)') do
-        group.list[#group.list + 1] = { claim = claim, credit = tonumber(credit), sent = tonumber(sent) }
+      for claim, credit, sent, gaps, missed in string.gmatch(found[2] or '', '(%S+) (%d+) (%d+) (%d+) (-?%d+)') do
+        group.list[#group.list + 1] = {
+          claim = claim, credit = tonumber(credit), sent = tonumber(sent), gaps = tonumber(gaps), missed = tonumber(missed)
+        }
         group.credit = group.credit + tonumber(credit)
       end
     end
@@ -142,16 +147,35 @@ local function spend(group, member, count)
   member.credit, group.credit = member.credit - count, group.credit - count
 end
 
--- To another consumer, without counting that as a delivery.
+-- Adds to the events that a group misses, or one of its members. The number of those that Redis has lost is not known.
+local function miss(party, missed)
+  party.missed = (party.missed < 0 or missed < 0) and -1 or party.missed + missed
+end
+
+local function gapItem(member, missed)
+  return '["gap",' .. text(missed) .. ',' .. text(member.gaps) .. ']'
+end
+
+-- The gap stays with the member until that acknowledges it: a delivery can be lost, and its process die.
+local function tellGap(member, items, missed)
+  miss(member, missed)
+  member.gaps = member.gaps + 1
+  items[#items + 1] = gapItem(member, missed)
+end
+
+-- To another consumer, without counting that as a delivery. The group misses what was removed from the stream. Answers how many
+-- there are still.
 local function shift(topic, group, consumer, ids, attempts)
-  if #ids == 0 then return end
+  if #ids == 0 then return 0 end
   local args = { topic.entries, group.name, consumer, 0 }
   for _, id in ipairs(ids) do args[#args + 1] = id end
   if attempts then
     args[#args + 1], args[#args + 2] = 'RETRYCOUNT', attempts
   end
   args[#args + 1] = 'JUSTID'
-  tryGroup('XCLAIM', unpack(args))
+  local shifted = #(tryGroup('XCLAIM', unpack(args)) or {})
+  miss(group, #ids - shifted)
+  return shifted
 end
 
 local function handReturned(ctx, topic, group, member, items)
@@ -159,7 +183,7 @@ local function handReturned(ctx, topic, group, member, items)
   local found = tryGroup('XPENDING', topic.entries, group.name, '-', '+', count, RETURNED) or {}
   if #found < math.min(count, group.returned) then
     -- Retention may have removed the others; where it may not, they were counted wrongly, and are none.
-    if topic.protect == 0 then items[1] = '["gap",' .. text(group.returned - #found) .. ']' end
+    if topic.protect == 0 then tellGap(member, items, group.returned - #found) end
     group.returned = #found
   end
   for _, pending in ipairs(found) do
@@ -172,7 +196,7 @@ local function handReturned(ctx, topic, group, member, items)
     else
       -- It was deleted from the stream.
       call('XACK', topic.entries, group.name, id)
-      items[#items + 1] = '["gap",1]'
+      tellGap(member, items, 1)
     end
   end
 end
@@ -200,7 +224,7 @@ local function handNew(ctx, topic, group, member, items, limit)
   local entries = readNew(topic, group, member, math.min(member.credit, PAGE, limit - group.cursor))
   if #entries == 0 then
     -- All that was to come has been deleted.
-    items[1] = '["gap",' .. text(topic.number - group.cursor) .. ']'
+    tellGap(member, items, topic.number - group.cursor)
     group.cursor, group.stamp = topic.number, topic.stamp
     return
   end
@@ -208,7 +232,7 @@ local function handNew(ctx, topic, group, member, items, limit)
   for _, entry in ipairs(entries) do
     local id, number = entry[1], numberOf(entry[1])
     if number ~= group.cursor + 1 then
-      items[#items + 1] = '["gap",' .. text(number > group.cursor and number - group.cursor - 1 or -1) .. ']'
+      tellGap(member, items, number > group.cursor and number - group.cursor - 1 or -1)
     end
     group.cursor, group.stamp = number, timeOf(id)
     local item, key = described(id, '1', entry[2])
@@ -219,8 +243,7 @@ local function handNew(ctx, topic, group, member, items, limit)
       parked[#parked + 1] = id
     end
   end
-  shift(topic, group, PARKED, parked, 0)
-  group.parked = group.parked + #parked
+  group.parked = group.parked + shift(topic, group, PARKED, parked, 0)
 end
 
 -- The next member with credit; it goes to the end. One whose session has ended gets nothing, and is reaped soon.
@@ -255,6 +278,19 @@ local function drainGroup(ctx, topic, group)
   for _, member in ipairs(group.list) do handTo(ctx, member, { '["drained",' .. text(drained) .. ']' }) end
 end
 
+-- What a group misses, and no member has been told of, or has acknowledged.
+local function tellMissed(ctx, group)
+  if group.missed == 0 then return end
+  for _, member in ipairs(group.list) do
+    if isAlive(ctx, holderOf(member.claim)) then
+      local items = {}
+      tellGap(member, items, group.missed)
+      group.missed = 0
+      return handTo(ctx, member, items)
+    end
+  end
+end
+
 -- Hands events out for as long as there are any, and a member has credit.
 local function dispatchGroup(ctx, topic, group)
   local limit = limitOf(topic, group)
@@ -286,8 +322,8 @@ local function unlockKey(topic, group, key, id)
     return
   end
   call('HSET', topic.key, field, rest)
-  shift(topic, group, RETURNED, { match(rest, '^%S+') }, 0)
-  group.parked, group.returned = group.parked - 1, group.returned + 1
+  group.parked = group.parked - 1
+  group.returned = group.returned + shift(topic, group, RETURNED, { match(rest, '^%S+') }, 0)
 end
 
 local function forgetKeys(topic, group)
@@ -298,8 +334,8 @@ local function forgetKeys(topic, group)
   end
 end
 
--- A group keeps only the events that its members are working on. It tells one member how many events it misses.
-local function purgeGroup(ctx, topic, group)
+-- A group keeps only the events that its members are working on, and misses the others.
+local function purgeGroup(topic, group)
   local missed = topic.number - group.cursor
   forgetKeys(topic, group)
   for _, consumer in ipairs({ RETURNED, PARKED, DELAYED }) do
@@ -309,12 +345,7 @@ local function purgeGroup(ctx, topic, group)
       missed = missed + #pending
     until #pending == 0
   end
-  for _, member in ipairs(group.list) do
-    if missed > 0 and isAlive(ctx, holderOf(member.claim)) then
-      handTo(ctx, member, { '["gap",' .. text(missed) .. ']' })
-      break
-    end
-  end
+  miss(group, missed)
   group.returned, group.parked, group.cursor, group.stamp = 0, 0, topic.number, topic.stamp
 end
 
@@ -363,8 +394,9 @@ local function dismissMember(ctx, topic, claim, index)
   if not group then return end
   for at = #group.list, 1, -1 do
     if group.list[at].claim == claim then
-      group.credit = group.credit - group.list[at].credit
-      table.remove(group.list, at)
+      local member = table.remove(group.list, at)
+      group.credit = group.credit - member.credit
+      miss(group, member.missed)
       group.members = group.members - 1
     end
   end
@@ -376,8 +408,7 @@ local function dismissMember(ctx, topic, claim, index)
     if #pending == 0 then break end
     local ids = {}
     for at, found in ipairs(pending) do ids[at] = found[1] end
-    shift(topic, group, RETURNED, ids)
-    group.returned = group.returned + #ids
+    group.returned = group.returned + shift(topic, group, RETURNED, ids)
   end
   call('XGROUP', 'DELCONSUMER', topic.entries, group.name, claim)
 end
@@ -473,6 +504,7 @@ end
 local function finishTopic(ctx, topic)
   if topic.groups > 0 then
     eachGroup(topic, function(group)
+      tellMissed(ctx, group)
       dispatchGroup(ctx, topic, group)
       drainGroup(ctx, topic, group)
     end)
@@ -486,7 +518,9 @@ local function finishTopic(ctx, topic)
   for index, group in pairs(topic.loaded) do
     if group then
       local list = {}
-      for at, member in ipairs(group.list) do list[at] = concat({ member.claim, text(member.credit), text(member.sent) }, ' ') end
+      for at, member in ipairs(group.list) do
+        list[at] = concat({ member.claim, text(member.credit), text(member.sent), text(member.gaps), text(member.missed) }, ' ')
+      end
       local packed, members = packTopicGroup(group), concat(list, ' ')
       if packed ~= group.before or members ~= group.beforeList then
         call('HSET', key, 'g' .. index, packed, 'm' .. index, members)
@@ -690,7 +724,8 @@ local function makeGroup(ctx, topic, name, from, ordered, epoch)
   local group = {
     ordered = ordered, credit = 0, members = 0, returned = 0, parked = 0, left = 0, name = name, index = index, list = {},
     cursor = before and numberOf(before[1]) or oldest and numberOf(oldest[1]) - 1 or topic.number,
-    stamp = before and timeOf(before[1]) or 0, epoch = epoch, drained = epoch, made = ctx.now
+    stamp = before and timeOf(before[1]) or 0, epoch = epoch, drained = epoch, made = ctx.now,
+    missed = 0
   }
   group.first = group.cursor + 1
   topic.loaded[index], topic.groups = group, math.max(topic.groups, tonumber(index))
@@ -815,7 +850,7 @@ local function orderOf(ordered)
 end
 
 -- topic.consume: becomes a member of a group, with credit for so many events. A group that is new begins after `from`, or
--- with the next event. A member that asks again hears all events that it has not acknowledged, and the number of
+-- with the next event. A member that asks again hears all events and gaps that it has not acknowledged, and the number of
 -- deliveries to it so far: a delivery among these that comes later is old.
 -- `made` tells a group from one of that name that Redis has lost: 0 for a member that knows none, otherwise what it was answered, with
 -- the events that it had in hand.
@@ -832,18 +867,18 @@ handlers['topic.consume'] = function(ctx, key, id, name, from, credit, ordered, 
   if group.ordered ~= orderOf(ordered) then return '["ordering"]' end
   index = group.index
   if call('HSET', key, 'x' .. claim, index) == 1 then
-    local member = { claim = claim, credit = tonumber(credit), sent = 0 }
+    local member = { claim = claim, credit = tonumber(credit), sent = 0, gaps = 0, missed = 0 }
     group.list[#group.list + 1] = member
     group.members, group.credit = group.members + 1, group.credit + tonumber(credit)
     own(ctx, key, id, PERMANENT)
     if made ~= '0' and tonumber(made) ~= group.made then takeBack(topic, group, member, events) end
   end
-  local items = {}
+  local items, member = {}, memberOf(group, claim)
+  if member and member.missed ~= 0 then items[1] = gapItem(member, member.missed) end
   for _, pending in ipairs(tryGroup('XPENDING', topic.entries, name, '-', '+', 1024, claim) or {}) do
     local entry = call('XRANGE', topic.entries, pending[1], pending[1])[1]
     if entry then items[#items + 1] = described(pending[1], text(pending[4]), entry[2]) end
   end
-  local member = memberOf(group, claim)
   return reply('joined', index, member and member.sent or 0, group.drained, group.epoch, group.made,
     json('[' .. concat(items, ',') .. ']'))
 end
@@ -861,7 +896,8 @@ handlers['topic.begin'] = function(ctx, key, name, epoch)
   return '["begun"]'
 end
 
--- topic.ack: a member has handled an event, and takes another one
+-- topic.ack: a member has handled an event, and takes another one. The number of a gap in place of the event: it has handled all
+-- gaps up to this one.
 -- keys: all
 -- args: id string, index string, event string, key string
 -- reply: ["acknowledged"]
@@ -870,6 +906,11 @@ handlers['topic.ack'] = function(ctx, hash, id, index, event, key)
   local topic = loadTopic(ctx, hash)
   local group = groupAt(topic, index)
   if not group then return '["acknowledged"]' end
+  local member = memberOf(group, claimOf(ctx, id))
+  if member and event == text(member.gaps) then
+    member.missed = 0
+    return '["acknowledged"]'
+  end
   if call('XACK', topic.entries, group.name, event) == 1 then
     unlockKey(topic, group, key, event)
     credited(ctx, group, id, 1)
@@ -894,8 +935,7 @@ handlers['topic.retry'] = function(ctx, hash, id, index, event, delay)
     call('ZADD', topic.retries, text(at), index .. ':' .. event)
     sooner(ctx, topic, at)
   else
-    shift(topic, group, RETURNED, { event })
-    group.returned = group.returned + 1
+    group.returned = group.returned + shift(topic, group, RETURNED, { event })
   end
   credited(ctx, group, id, 1)
   return '["returned"]'
@@ -928,7 +968,7 @@ handlers['topic.purge'] = function(ctx, key)
   call('UNLINK', topic.retries)
   eachGroup(topic, function(group)
     if group.members == 0 then return destroyGroup(topic, group) end
-    purgeGroup(ctx, topic, group)
+    purgeGroup(topic, group)
     tryGroup('XGROUP', 'SETID', topic.entries, group.name, eventId(topic))
   end)
   return reply('purged', length)
@@ -983,8 +1023,7 @@ alarms.topic = function(ctx, key)
     -- The group may be another one by now, and the event be in hand.
     local delayed = group and tryGroup('XPENDING', topic.entries, group.name, event, event, 1, DELAYED)
     if delayed and #delayed > 0 then
-      shift(topic, group, RETURNED, { event })
-      group.returned = group.returned + 1
+      group.returned = group.returned + shift(topic, group, RETURNED, { event })
     end
   end
   local nextRetry = call('ZRANGEBYSCORE', topic.retries, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]

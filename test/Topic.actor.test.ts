@@ -164,6 +164,44 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
       })
     }))
 
+  for (const cause of ["purge", "retention"]) {
+    it.effect(`tells a group of events that it misses until a member acknowledges that: ${cause}`, () =>
+      Effect.gen(function*() {
+        const redis = yield* client(yield* TestServer)
+        yield* Effect.promise(async () => {
+          const topic = actor(redis, freshNamespace(), "topic:t")
+          for (const session of ["a", "b", "c", "d"]) await topic.open(session)
+          await topic.send("d", "topic.join", ["t", -1, cause === "purge" ? 0 : 1, 0, 0, 0, 60_000, "", 1])
+          const join = (session: string) => topic.send(session, "topic.consume", ["m", "g", "0", 1, "", 0, ""])
+          const publish = async (number: number) =>
+            (await topic.send("d", "topic.publish", ["1", "0 node  0 0 0 p", number]))[1] as string
+          const itemsOf = async (session: string) =>
+            (await topic.mail(session)).flatMap(([, , what, , items]) => what === "deliver" ? items : [])
+          const gapsOf = async (session: string) => (await itemsOf(session)).filter(([tag]) => tag === "gap")
+          const [, index] = await join("a")
+          const first = await publish(1)
+          for (const number of [2, 3, 4]) await publish(number)
+          if (cause === "purge") await topic.send("d", "topic.purge", [])
+          else await topic.send("a", "topic.ack", ["m", index, first, ""])
+          const missed = cause === "purge" ? 3 : 2
+          assert.deepStrictEqual(await gapsOf("a"), [["gap", missed, 1]])
+          // The delivery may be lost, and the member ask for what it has.
+          assert.deepStrictEqual((await join("a"))[6][0], ["gap", missed, 1])
+          await topic.end("a")
+          await topic.reap("a")
+          await join("b")
+          // What the first member had in hand was purged too.
+          assert.deepStrictEqual(await gapsOf("b"), [["gap", cause === "purge" ? 4 : 2, 1]])
+          await topic.send("b", "topic.ack", ["m", index, "1", ""])
+          assert.isEmpty((await join("b"))[6].filter(([tag]: [string]) => tag === "gap"))
+          await topic.end("b")
+          await topic.reap("b")
+          await join("c")
+          assert.isEmpty(await gapsOf("c"))
+        })
+      }))
+  }
+
   it.effect("keeps a topic for ever that has a group for ever", () =>
     Effect.gen(function*() {
       const redis = yield* client(yield* TestServer)

@@ -916,6 +916,75 @@ layer(TestServer.layer, live)("a group", (it) => {
       })
     ))
 
+  it.effect("is told of a gap once when an answer overtakes the mailbox", () =>
+    behindLine(({ context: b, direct, line }) =>
+      Effect.gen(function*() {
+        const theirs = yield* on(yield* direct(), make())
+        const topic = yield* on(b, make())
+        const told: Array<number | string> = []
+        const begun = yield* Deferred.make<void>()
+        const go = yield* Deferred.make<void>()
+        const member = yield* Effect.forkChild(
+          topic.run(({ value }) =>
+            Effect.gen(function*() {
+              told.push(value)
+              yield* Deferred.succeed(begun, undefined)
+              yield* Deferred.await(go)
+            }), {
+            group: "g",
+            from: "beginning",
+            prefetch: 1,
+            onGap: ({ missed }) => Effect.sync(() => void told.push(`misses ${missed}`))
+          })
+        )
+        yield* joined(topic, "g", 1)
+        yield* theirs.publishAll(upTo(4))
+        yield* promptly(Deferred.await(begun), "the first event")
+        const held = yield* line.hold(({ name }) => name === "XREAD")
+        yield* theirs.purge
+        yield* promptly(held.request, "the next reading of the mailbox")
+        missed(b)
+        yield* Deferred.succeed(go, undefined)
+        const tells = (values: ReadonlyArray<number | string>) =>
+          eventually(Effect.sync(() => assert.deepStrictEqual(told, values)))
+        yield* tells([0, "misses 3"])
+        yield* held.release()
+        yield* theirs.publish(4)
+        yield* tells([0, "misses 3", 4])
+        yield* Fiber.interrupt(member)
+      })
+    ))
+
+  for (const handled of [false, true]) {
+    const what = handled ? "not told of a gap that was handled" : "told of a gap whose member has died with it"
+    it.effect(`is ${what}`, () =>
+      several(2, (nodes, namespace, server) =>
+        Effect.gen(function*() {
+          const [a, b] = yield* Effect.forEach(nodes, (context) => on(context, make()))
+          const told: Array<readonly [member: string, what: number | undefined]> = []
+          const run = (topic: Topic.Topic<number>, name: string, onGap: Effect.Effect<void>) =>
+            Effect.forkChild(topic.run(() => name === "a" ? Effect.never : Effect.void, {
+              group: "g",
+              from: "beginning",
+              concurrency: 2,
+              prefetch: 1,
+              onGap: ({ missed }) => Effect.andThen(Effect.sync(() => void told.push([name, missed])), onGap)
+            }))
+          const first = yield* run(a!, "a", handled ? Effect.void : Effect.never)
+          yield* joined(a!, "g", 1)
+          yield* a!.publishAll(upTo(4))
+          yield* eventually(Effect.map(groupOf(a!, "g"), (group) => assert.strictEqual(group?.pending, 1)))
+          yield* a!.purge
+          yield* eventually(Effect.sync(() => assert.deepStrictEqual(told, [["a", 3]])))
+          const second = yield* run(b!, "b", Effect.void)
+          yield* joined(b!, "g", 2)
+          yield* forgetSession(nodes[0]!, namespace, server)
+          // The event that the member had in hand was purged too.
+          yield* eventually(Effect.sync(() => assert.deepStrictEqual(told.slice(1), [["b", handled ? 1 : 4]])))
+          yield* Effect.forEach([first, second], Fiber.interrupt)
+        })))
+  }
+
   it.effect("takes no event again that it acknowledges while it asks for what it has", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

@@ -66,7 +66,10 @@ export interface HandlerOptions<E = unknown> extends GroupOptions {
    * `false`: it is dropped, and logged.
    */
   readonly deadLetter?: Topic<DeadLetter> | false | undefined
-  /** Told of events that retention has removed unread, or that Redis has lost. Default: a warning is logged. */
+  /**
+   * Told of events that retention has removed unread, or that Redis has lost. Another member is told again if this process dies
+   * meanwhile. Default: a warning is logged.
+   */
   readonly onGap?: ((gap: Gap) => Effect.Effect<void>) | undefined
 }
 
@@ -74,14 +77,14 @@ export interface HandlerOptions<E = unknown> extends GroupOptions {
  * An event that a member of a group has to acknowledge.
  */
 export interface Delivery<out A> {
-  /** A `Gap` needs no acknowledgement. */
+  /** An event, or a `Gap`: a gap that is not acknowledged is delivered again when this member has left. */
   readonly element: Element<A>
   /**
    * It was handled. A second time changes nothing. It also succeeds when the session was lost meanwhile: then the event is
    * delivered again.
    */
   readonly acknowledge: Effect.Effect<void, TopicError>
-  /** It was not handled: it is delivered again after a delay, by default at once. */
+  /** It was not handled: it is delivered again after a delay, by default at once. A `Gap` follows when this member has left. */
   readonly retry: (delay?: Duration.Input | undefined) => Effect.Effect<void, TopicError>
   /** Ends when the session of this process is lost: another member gets the event then. */
   readonly lost: Effect.Effect<void>

@@ -17,20 +17,31 @@ import { compareIds, type Element, gap, type Raw } from "./event.ts"
 import type { Parts } from "./parts.ts"
 import type { Shard } from "./shard.ts"
 
-/** An event that a member has to handle. */
+/** The gaps that a member was told of in one session. */
+class Gaps {
+  /** The number of the last one. Acknowledging this acknowledges all of them. */
+  last = 0
+  /** How many are not acknowledged. */
+  open = 0
+}
+
+/** An event that a member has to handle, or a gap. */
 export class Delivery<A> {
   readonly element: Element<A>
+  /** Of an event. */
   readonly raw: Raw | undefined
   /** It was acknowledged or returned, or the session that it was delivered to is lost. */
   over = false
   lost = false
   #observers: Array<() => void> = []
   readonly #member: Member<A> | undefined
+  readonly #gaps: Gaps | undefined
 
-  constructor(element: Element<A>, raw: Raw | undefined, member: Member<A> | undefined) {
+  constructor(element: Element<A>, raw: Raw | undefined, member: Member<A> | undefined, gaps?: Gaps) {
     this.element = element
     this.raw = raw
     this.#member = member
+    this.#gaps = gaps
   }
 
   /** Calls back when its session is lost. Returns the unsubscription. */
@@ -50,24 +61,34 @@ export class Delivery<A> {
 
   /** It was handled. `done` is called when Redis knows, or when that cannot be told. */
   acknowledge(done: (error: CoordinatorError | undefined) => void): void {
+    if (this.#gaps !== undefined) return this.#close(this.#gaps, done)
     this.#end(done, (member, raw) => member.say("topic.ack", raw, (own, index) => [own, index, raw.id, raw.key], done))
   }
 
-  /** It could not be handled: it is delivered again in so many milliseconds. */
+  /** It could not be handled: it is delivered again in so many milliseconds. A gap is, when the member has left. */
   giveBack(delay: number, done: (error: CoordinatorError | undefined) => void): void {
     this.#end(done, (member, raw) => member.say("topic.retry", raw, (own, index) => [own, index, raw.id, delay], done))
   }
 
   #end(done: (error: undefined) => void, tell: (member: Member<A>, raw: Raw) => void): void {
-    if (this.over || this.#member === undefined) return done(undefined)
+    if (this.over || this.#member === undefined || this.raw === undefined) return done(undefined)
     this.over = true
     this.#member.forget(this)
-    tell(this.#member, this.raw!)
+    tell(this.#member, this.raw)
+  }
+
+  #close(gaps: Gaps, done: (error: CoordinatorError | undefined) => void): void {
+    if (this.over) return done(undefined)
+    this.over = true
+    gaps.open--
+    this.#member!.close(gaps, done)
   }
 }
 
 type Item = readonly [id: string, attempt: number, body: string, key: string, publisher: string, trace: string]
-type Items = ReadonlyArray<Item | readonly ["gap" | "drained", number]>
+type Items = ReadonlyArray<
+  Item | readonly ["gap", missed: number, number: number] | readonly ["drained", epoch: number]
+>
 
 export interface GroupSettings {
   readonly group: string
@@ -94,6 +115,7 @@ class Member<A> extends work.Member {
   #last: string | undefined = undefined
   // Tells the group that it has joined from one that is made again. Redis has lost what it knew of the former one.
   #made = 0
+  #gaps = new Gaps()
   // What it had in hand when the session was lost.
   #events: ReadonlyArray<string> = []
   /** Nothing of before this epoch is left for the group in this shard. */
@@ -147,7 +169,11 @@ class Member<A> extends work.Member {
     this.#counted = counted
     // It is less than before if Redis has lost the shard.
     this.begun = begun
-    this.#takeAll(isAnother ? [["gap", -1], ...items] : items)
+    if (isAnother) {
+      this.#gaps = new Gaps()
+      this.#deliver([new Delivery<A>(gap("lost", undefined), undefined, undefined)])
+    }
+    this.#takeAll(items)
     // An answer can come after a later delivery.
     this.#drain(this.#heard <= counted ? drained : Math.max(drained, this.drained))
   }
@@ -161,11 +187,7 @@ class Member<A> extends work.Member {
     const deliveries: Array<Delivery<A>> = []
     for (const item of items) {
       if (item[0] === "gap") {
-        const missed = Number(item[1])
-        if (missed > 0) this.place.space.kernel.hooks.metrics.missed(missed)
-        deliveries.push(
-          new Delivery<A>(missed < 0 ? gap("lost", undefined) : gap("trimmed", missed), undefined, undefined)
-        )
+        this.#miss(Number(item[1]), Number(item[2]), deliveries)
       } else if (item[0] === "drained") {
         this.#drain(Number(item[1]))
       } else {
@@ -173,6 +195,17 @@ class Member<A> extends work.Member {
       }
     }
     this.#deliver(deliveries)
+  }
+
+  #miss(missed: number, number: number, deliveries: Array<Delivery<A>>): void {
+    const gaps = this.#gaps
+    // The answer to a repeated question includes what is not acknowledged.
+    if (number <= gaps.last) return
+    gaps.last = number
+    gaps.open++
+    if (missed > 0) this.place.space.kernel.hooks.metrics.missed(missed)
+    const element = missed < 0 ? gap("lost", undefined) : gap("trimmed", missed)
+    deliveries.push(new Delivery<A>(element, undefined, this, gaps))
   }
 
   #take([id, attempt, body, key, publisher, trace]: Item, deliveries: Array<Delivery<A>>): void {
@@ -197,6 +230,7 @@ class Member<A> extends work.Member {
     this.#events = [...this.#events, ...this.#working.keys(), ...this.#told.keys()]
     this.#working.clear()
     this.#told.clear()
+    this.#gaps = new Gaps()
     this.#heard = 0
     this.drained = 0
     for (const delivery of lost) delivery.lose()
@@ -206,6 +240,12 @@ class Member<A> extends work.Member {
   leave(): void {
     this.left = true
     this.lose()
+  }
+
+  /** A gap was handled. Redis is told when all are. */
+  close(gaps: Gaps, done: (error: CoordinatorError | undefined) => void): void {
+    if (gaps !== this.#gaps || gaps.open > 0) return done(undefined)
+    this.tell("topic.ack", [this.id, this.#index, String(gaps.last), ""], done)
   }
 
   say<V extends "topic.ack" | "topic.retry">(

@@ -81,8 +81,11 @@ export const handle = <A, E, R>(
     const log = (level: "Debug" | "Warn", what: string, end: string, cause: unknown) =>
       policy.log(level, `${what} of topic ${JSON.stringify(policy.name)} ${end}`, cause)
     if (element._tag === "Gap") {
-      const told = Effect.suspend(() => policy.onGap(element))
-      return guarded(told, (cause) => log("Warn", "a gap", "could not be handled", cause))
+      const told = guarded(
+        Effect.suspend(() => policy.onGap(element)),
+        (cause) => log("Warn", "a gap", "could not be handled", cause)
+      )
+      return Effect.andThen(told, Effect.sync(() => delivery.acknowledge(ignore)))
     }
     const again = (cause: unknown) => {
       log("Warn", `event ${raw!.id}`, "could not be put aside, and is handled again", cause)
