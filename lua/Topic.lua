@@ -30,6 +30,9 @@
 --
 -- A group is a consumer group of the stream. Its consumers are its members by their claims, and these:
 local RETURNED, PARKED, DELAYED = '-', '*', '~'
+-- The count of deliveries of a pending event is its attempts, and CRASH for each attempt that ended with its member's session.
+-- A schedule without an end makes millions of attempts.
+local CRASH = 2 ^ 32
 -- An ordered group hands out one event of a key at a time. Later ones are parked, so order needs no assignment of keys to
 -- members, and outlives every member.
 -- It begins an epoch when all shards have nothing of the former one left: its members tell each shard.
@@ -127,13 +130,14 @@ local function tryGroup(...)
   error(answered)
 end
 
-local function described(id, attempts, fields)
+local function described(id, count, fields)
   local key, trace = '', ''
   for at = 3, #fields, 2 do
     if fields[at] == 'k' then key = fields[at + 1] elseif fields[at] == 't' then trace = fields[at + 1] end
   end
-  return '["' .. id .. '",' .. attempts .. ',' .. encoded(fields[2]) .. ',' .. encoded(key) .. ','
-    .. encoded(match(fields[1], ' (.*)$') or '') .. ',' .. encoded(trace) .. ']', key
+  local crashes = count < CRASH and '' or ',' .. text(floor(count / CRASH))
+  return '["' .. id .. '",' .. text(count % CRASH) .. ',' .. encoded(fields[2]) .. ',' .. encoded(key) .. ','
+    .. encoded(match(fields[1], ' (.*)$') or '') .. ',' .. encoded(trace) .. crashes .. ']', key
 end
 
 local function handTo(ctx, member, items)
@@ -165,12 +169,12 @@ end
 
 -- To another consumer, without counting that as a delivery. The group misses what was removed from the stream. Answers how many
 -- there are still.
-local function shift(topic, group, consumer, ids, attempts)
+local function shift(topic, group, consumer, ids, count)
   if #ids == 0 then return 0 end
   local args = { topic.entries, group.name, consumer, 0 }
   for _, id in ipairs(ids) do args[#args + 1] = id end
-  if attempts then
-    args[#args + 1], args[#args + 2] = 'RETRYCOUNT', attempts
+  if count then
+    args[#args + 1], args[#args + 2] = 'RETRYCOUNT', text(count)
   end
   args[#args + 1] = 'JUSTID'
   local shifted = #(tryGroup('XCLAIM', unpack(args)) or {})
@@ -191,7 +195,7 @@ local function handReturned(ctx, topic, group, member, items)
     local entry = call('XCLAIM', topic.entries, group.name, member.claim, 0, id)[1]
     group.returned = group.returned - 1
     if entry then
-      items[#items + 1] = described(id, text(pending[4] + 1), entry[2])
+      items[#items + 1] = described(id, pending[4] + 1, entry[2])
       spend(group, member, 1)
     else
       -- It was deleted from the stream.
@@ -235,7 +239,7 @@ local function handNew(ctx, topic, group, member, items, limit)
       tellGap(member, items, number > group.cursor and number - group.cursor - 1 or -1)
     end
     group.cursor, group.stamp = number, timeOf(id)
-    local item, key = described(id, '1', entry[2])
+    local item, key = described(id, 1, entry[2])
     if lockKey(topic, group, key, id) then
       items[#items + 1] = item
       spend(group, member, 1)
@@ -356,7 +360,7 @@ local function takeBack(topic, group, member, events)
     local entry = numberOf(id) < group.first and call('XRANGE', topic.entries, id, id)[1]
     local pending = entry and tryGroup('XPENDING', topic.entries, group.name, id, id, 1)
     if pending and #pending == 0 then
-      local _, key = described(id, '1', entry[2])
+      local _, key = described(id, 1, entry[2])
       local consumer = member.claim
       if not lockKey(topic, group, key, id) then
         consumer, group.parked = PARKED, group.parked + 1
@@ -387,8 +391,8 @@ local function expectEnd(ctx, topic, group)
   if group.members == 0 and topic.abandon > 0 then sooner(ctx, topic, group.left + topic.abandon) end
 end
 
--- What a member has not acknowledged goes to the others.
-local function dismissMember(ctx, topic, claim, index)
+-- What a member has not acknowledged goes to the others. After a crash, its events count that.
+local function dismissMember(ctx, topic, claim, index, crashed)
   local group = groupAt(topic, index)
   call('HDEL', topic.key, 'x' .. claim)
   if not group then return end
@@ -407,8 +411,12 @@ local function dismissMember(ctx, topic, claim, index)
     if not pending then return end
     if #pending == 0 then break end
     local ids = {}
-    for at, found in ipairs(pending) do ids[at] = found[1] end
-    group.returned = group.returned + shift(topic, group, RETURNED, ids)
+    for _, found in ipairs(pending) do
+      local count = found[4] + (crashed and CRASH or 0)
+      local counted = ids[count] or {}
+      ids[count], counted[#counted + 1] = counted, found[1]
+    end
+    for count, counted in pairs(ids) do group.returned = group.returned + shift(topic, group, RETURNED, counted, count) end
   end
   call('XGROUP', 'DELCONSUMER', topic.entries, group.name, claim)
 end
@@ -877,7 +885,7 @@ handlers['topic.consume'] = function(ctx, key, id, name, from, credit, ordered, 
   if member and member.missed ~= 0 then items[1] = gapItem(member, member.missed) end
   for _, pending in ipairs(tryGroup('XPENDING', topic.entries, name, '-', '+', 1024, claim) or {}) do
     local entry = call('XRANGE', topic.entries, pending[1], pending[1])[1]
-    if entry then items[#items + 1] = described(pending[1], text(pending[4]), entry[2]) end
+    if entry then items[#items + 1] = described(pending[1], pending[4], entry[2]) end
   end
   return reply('joined', index, member and member.sent or 0, group.drained, group.epoch, group.made,
     json('[' .. concat(items, ',') .. ']'))
@@ -1010,7 +1018,7 @@ reapers.topic = function(ctx, key, session, id)
   if not index and not member then return end
   local topic = loadTopic(ctx, key)
   if member then topic.members = math.max(0, topic.members - 1) end
-  if index then dismissMember(ctx, topic, claim, index) end
+  if index then dismissMember(ctx, topic, claim, index, not hasLeft(ctx, session)) end
 end
 
 alarms.topic = function(ctx, key)

@@ -458,8 +458,9 @@ class TopicImpl<in out A> implements Topic<A> {
     handler: (event: Event<A>) => Effect.Effect<unknown, E, R>,
     options: HandlerOptions<E>
   ): Effect.Effect<never, TopicError, R> => {
-    const { concurrency = 1, deadLetter, group, onGap, retry = patience } = options
+    const { concurrency = 1, crashes = 3, deadLetter, group, onGap, retry = patience } = options
     whole(concurrency, "concurrency", 1024)
+    whole(crashes, "crashes", 1000)
     const prefetch = options.prefetch ?? Math.min(2 * concurrency, 1024)
     if (deadLetter === undefined) checkName(lettersOf(this.name, group), "name and group")
     const { log, metrics: { buried } } = this.#space.kernel.hooks
@@ -472,6 +473,7 @@ class TopicImpl<in out A> implements Topic<A> {
         handle(delivery, handler, {
           name: this.name,
           retry,
+          crashes,
           log,
           buried,
           onGap: onGap ?? (({ missed, reason }) =>

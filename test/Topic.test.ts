@@ -636,6 +636,47 @@ layer(TestServer.layer, live)("a group", (it) => {
         yield* Fiber.interrupt(running)
       })))
 
+  for (const deadLetter of [undefined, false] as const) {
+    const what = deadLetter === undefined ? "puts aside" : "drops"
+    it.effect(`${what} an event whose members have died too often, and goes on with its key`, () =>
+      several(2, (nodes, namespace, server) =>
+        Effect.gen(function*() {
+          const [a, b] = yield* Effect.forEach(nodes, (context) => on(context, make({ key: () => "k" })))
+          const letters = yield* on(nodes[0]!, Effect.tap(a!.deadLetters("g"), purged))
+          const begun: Array<readonly [value: number, attempt: number, crashes: number]> = []
+          const run = (topic: Topic.Topic<number>) =>
+            Effect.forkChild(topic.run(({ attempt, crashes, value }) => {
+              begun.push([value, attempt, crashes])
+              return value === 0 ? Effect.never : Effect.void
+            }, { group: "g", from: "beginning", orderBy: "key", crashes: 2, deadLetter }))
+          const begins = (expected: typeof begun) =>
+            eventually(Effect.sync(() => assert.deepStrictEqual(begun, expected)))
+          yield* a!.publishAll([0, 1, 2])
+          const first = yield* run(a!)
+          const once = [[0, 1, 0]] as typeof begun
+          yield* begins(once)
+          // A member that leaves does not count.
+          yield* Fiber.interrupt(first)
+          const second = yield* run(b!)
+          const again = [...once, [0, 2, 0]] as typeof begun
+          yield* begins(again)
+          yield* lose(nodes[1]!, namespace, server)
+          yield* begins([...again, [0, 3, 1]])
+          yield* lose(nodes[1]!, namespace, server)
+          yield* begins([...again, [0, 3, 1], [1, 1, 0], [2, 1, 0]])
+          yield* settled(b!, "g")
+          if (deadLetter === undefined) {
+            const [letter] = yield* collect(letters.subscribe({ from: "beginning" }), 1)
+            const { attempts, error, id } = (letter as Topic.Event<Topic.DeadLetter>).value
+            assert.match(id, /-1$/)
+            assert.deepStrictEqual([attempts, error], [4, "crashed: the session of its member has ended 2 times"])
+          } else {
+            assert.strictEqual((yield* letters.state).length, 0)
+          }
+          yield* Fiber.interrupt(second)
+        })))
+  }
+
   it.effect("waits for a retry that never comes", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

@@ -62,6 +62,11 @@ export interface HandlerOptions<E = unknown> extends GroupOptions {
   /** When an event whose handler has failed is delivered again. Default: 4 times, after 1, 2, 4 and 8 seconds. */
   readonly retry?: Schedule.Schedule<unknown, E> | undefined
   /**
+   * How often the session of a member may end while it has an event, 1 to 1,000: its handler may be what kills the process. The
+   * next member does not handle it, and it becomes a dead letter. Default 3.
+   */
+  readonly crashes?: number | undefined
+  /**
    * Where an event goes that cannot be decoded, or is not retried any more. Default: the topic that `deadLetters` opens.
    * `false`: it is dropped, and logged.
    */

@@ -15,6 +15,8 @@ export interface Origin {
   readonly publisher: string
   /** How often it was delivered to a group, this time included; 1 for a subscriber. */
   readonly attempt: number
+  /** How often the session of a member has ended while it had the event; 0 for a subscriber. */
+  readonly crashes: number
   /** The W3C `traceparent` of the span that has published it. */
   readonly trace: string | undefined
 }
@@ -53,6 +55,7 @@ export interface Raw {
   readonly publisher: string
   readonly trace: string
   readonly attempt: number
+  readonly crashes: number
 }
 
 /** Where a reader stands: the id of the last event, and its number if that is known. */
@@ -81,7 +84,8 @@ export const compareIds = (a: string, b: string): number => timeOf(a) - timeOf(b
 
 export const rawOf = ([id, fields]: Entry): Raw => {
   const first = fields[0]!
-  const raw = { id, body: fields[1]!, key: "", publisher: first.slice(first.indexOf(" ") + 1), trace: "", attempt: 1 }
+  const publisher = first.slice(first.indexOf(" ") + 1)
+  const raw = { id, body: fields[1]!, key: "", publisher, trace: "", attempt: 1, crashes: 0 }
   for (let at = 2; at < fields.length; at += 2) {
     if (fields[at] === "k") raw.key = fields[at + 1]!
     else if (fields[at] === "t") raw.trace = fields[at + 1]!
@@ -112,6 +116,10 @@ abstract class Delivered implements Origin {
 
   get attempt(): number {
     return this.#raw.attempt
+  }
+
+  get crashes(): number {
+    return this.#raw.crashes
   }
 
   get trace(): string | undefined {

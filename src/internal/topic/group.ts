@@ -85,7 +85,15 @@ export class Delivery<A> {
   }
 }
 
-type Item = readonly [id: string, attempt: number, body: string, key: string, publisher: string, trace: string]
+type Item = readonly [
+  id: string,
+  attempt: number,
+  body: string,
+  key: string,
+  publisher: string,
+  trace: string,
+  crashes?: number
+]
 type Items = ReadonlyArray<
   Item | readonly ["gap", missed: number, number: number] | readonly ["drained", epoch: number]
 >
@@ -208,11 +216,11 @@ class Member<A> extends work.Member {
     deliveries.push(new Delivery<A>(element, undefined, this, gaps))
   }
 
-  #take([id, attempt, body, key, publisher, trace]: Item, deliveries: Array<Delivery<A>>): void {
+  #take([id, attempt, body, key, publisher, trace, crashes = 0]: Item, deliveries: Array<Delivery<A>>): void {
     // The answer to a repeated question includes these events too. A later attempt can come before the reply to an earlier
     // acknowledgement.
     if (this.#working.has(id) || attempt <= (this.#told.get(id) ?? 0)) return
-    const raw = { id, attempt, body, key, publisher, trace }
+    const raw = { id, attempt, crashes, body, key, publisher, trace }
     const delivery = new Delivery(this.#decode(raw), raw, this)
     this.#working.set(id, delivery)
     this.place.space.kernel.hooks.metrics.delivered(attempt)

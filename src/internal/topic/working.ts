@@ -17,6 +17,8 @@ import type { Delivery } from "./group.ts"
 /** How a handler's failure is taken. */
 export interface Policy<E> {
   readonly retry: Schedule.Schedule<unknown, E>
+  /** The session of a member may end so often while it has an event. */
+  readonly crashes: number
   /** Puts what cannot be handled aside. */
   readonly bury: (delivery: Delivery<any>, error: string) => Effect.Effect<void, unknown>
   readonly onGap: (gap: Gap) => Effect.Effect<void>
@@ -100,6 +102,10 @@ export const handle = <A, E, R>(
         })
       )
     if (element._tag === "Undecodable") return guarded(aside(element.error.message), again)
+    const { crashes } = raw!
+    if (crashes >= policy.crashes) {
+      return guarded(aside(`crashed: the session of its member has ended ${crashes} times`), again)
+    }
     return Effect.flatMap(whileDelivered(handled(handler, element, policy.name), delivery), (exit) => {
       if (Exit.isSuccess(exit)) return Effect.sync(() => delivery.acknowledge(ignore))
       if (delivery.lost) return Effect.void
