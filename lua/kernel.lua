@@ -781,7 +781,7 @@ handlers['session.leave'] = function(ctx, key, id)
   return '["left"]'
 end
 
--- session.touch: keeps a resource of which the session has held or awaited something for long
+-- session.touch: keeps a resource, with all its keys, of which the session has held or awaited something for long
 -- keys: all
 -- args:
 -- reply: ["touched"]
@@ -789,6 +789,8 @@ end
 handlers['session.touch'] = function(ctx, key)
   -- One that is kept for longer already stays so.
   call('PEXPIRE', key, A_DAY, 'GT')
-  if ctx.items then call('PEXPIRE', ctx.items, A_DAY, 'GT') end
+  for index, role in ipairs(ROLES[ctx.kind] or ROLES.none) do
+    if index > 1 then call('PEXPIRE', ctx[role], A_DAY, 'GT') end
+  end
   return '["touched"]'
 end

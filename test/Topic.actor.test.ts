@@ -202,6 +202,27 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
       }))
   }
 
+  it.effect("keeps all that a group has in hand for as long as its member touches the topic", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      yield* Effect.promise(async () => {
+        const topic = actor(redis, freshNamespace(), "topic:t")
+        await topic.open("a")
+        await topic.send("a", "topic.join", ["t", -1, 0, 0, 60_000, 60_000, 60_000, "1", 1])
+        const [, index] = await topic.send("a", "topic.consume", ["m", "g", "0", 2, "", 0, ""])
+        for (const number of [1, 2]) {
+          const [, event] = await topic.send("a", "topic.publish", ["1", "0 node  0 0 0 p", number])
+          if (number === 2) await topic.send("a", "topic.retry", ["m", index, event!, 25 * 3_600_000])
+        }
+        const anHour = 3_600_000
+        const keys = [topic.key, ...["entries", "retries"].map((role) => topic.key.replace("topic:", `topic-${role}:`))]
+        // Much later, with no other call about the topic.
+        for (const key of keys) assert.strictEqual(await redis.pexpire(key, anHour), 1)
+        await topic.send("a", "session.touch", [])
+        for (const key of keys) assert.isAbove(await redis.pttl(key), 23 * anHour, key)
+      })
+    }))
+
   it.effect("keeps a topic for ever that has a group for ever", () =>
     Effect.gen(function*() {
       const redis = yield* client(yield* TestServer)
