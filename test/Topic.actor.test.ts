@@ -202,6 +202,44 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
       }))
   }
 
+  for (
+    const [limit, length, bytes, age, rest] of [["length", 1, 0, 0, 1], ["bytes", 0, 1, 0, 1], [
+      "age",
+      0,
+      0,
+      1,
+      0
+    ]] as const
+  ) {
+    it.effect(`keeps what a group has not acknowledged beyond its limit: ${limit}`, () =>
+      Effect.gen(function*() {
+        const redis = yield* client(yield* TestServer)
+        yield* Effect.promise(async () => {
+          const topic = actor(redis, freshNamespace(), "topic:t")
+          const entries = topic.key.replace("topic:", "topic-entries:")
+          await topic.open("a")
+          // A member that decides on the limits has the topic trimmed.
+          const kept = async () => {
+            await topic.send("a", "topic.join", ["t", -1, length, bytes, age, 0, 60_000, "1", 1])
+            return await redis.xlen(entries)
+          }
+          await kept()
+          const [, index] = await topic.send("a", "topic.consume", ["m", "g", "0", 1, "", 0, ""])
+          const events: Array<string> = []
+          for (const number of [1, 2, 3]) {
+            events.push((await topic.send("a", "topic.publish", ["123", "0 node  0 0 0 p", number]))[1])
+          }
+          const newest = Number(events[2]!.split("-")[0])
+          while (Number((await redis.time())[0]) * 1000 <= newest + age) await topic.look("topic.state", [])
+          assert.strictEqual(await kept(), 3)
+          for (const left of [2, 1, rest]) {
+            await topic.send("a", "topic.ack", ["m", index, events.shift()!, ""])
+            assert.strictEqual(await kept(), left)
+          }
+        })
+      }))
+  }
+
   it.effect("keeps all that a group has in hand for as long as its member touches the topic", () =>
     Effect.gen(function*() {
       const redis = yield* client(yield* TestServer)
