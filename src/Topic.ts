@@ -85,7 +85,7 @@ import type {
   Topic
 } from "./internal/topic/api.ts"
 import { deliveryOf } from "./internal/topic/delivery.ts"
-import { fail, isLasting, type TopicError } from "./internal/topic/errors.ts"
+import { fail, isLasting, OtherShard, type TopicError } from "./internal/topic/errors.ts"
 import {
   beginning,
   DeliveredEvent,
@@ -234,6 +234,11 @@ export {
    * @category errors
    * @since 0.1.0
    */
+  OtherShard,
+  /**
+   * @category errors
+   * @since 0.1.0
+   */
   TooManyGroups,
   /**
    * @category errors
@@ -310,6 +315,17 @@ class TopicImpl<in out A> implements Topic<A> {
     }))
   }
 
+  /** Of an event that follows something. */
+  #follower(event: A, options: PublishOptions | undefined, trace: string): Effect.Effect<Message, TopicError> {
+    return Effect.flatMap(this.#message(event, options, trace), (message) => {
+      const key = this.#publisher.apart(message)
+      const { namespace } = this.#space.kernel.settings
+      return key === undefined
+        ? Effect.succeed(message)
+        : Effect.fail(fail(new OtherShard({ name: this.name, namespace, key })))
+    })
+  }
+
   readonly publish = (event: A, options?: PublishOptions): Effect.Effect<Published, TopicError> =>
     this.#spanned(
       "publish",
@@ -333,7 +349,7 @@ class TopicImpl<in out A> implements Topic<A> {
 
   readonly publication = (event: A, options?: PublishOptions): Effect.Effect<Publication, TopicError> =>
     this.#spanned("publication", (trace) =>
-      Effect.map(this.#message(event, options, trace), (message) => ({
+      Effect.map(this.#follower(event, options, trace), (message) => ({
         "~lockstep/Publication": (leader, after) =>
           this.#publisher.following(leader, message, after, () => {}, (error) =>
             this.#space.kernel.hooks.log(
@@ -349,7 +365,7 @@ class TopicImpl<in out A> implements Topic<A> {
     options?: PublishOptions
   ): Effect.Effect<Effect.Effect<Option.Option<Published>, TopicError>, TopicError> =>
     this.#spanned("publishOnRelease", (trace) =>
-      Effect.map(this.#message(event, options, trace), (message) => {
+      Effect.map(this.#follower(event, options, trace), (message) => {
         if (!(lease instanceof Hold)) throw new TypeError("This lease was not made by Lockstep")
         if (!lease.active) return Effect.succeedNone
         const outcome = Deferred.makeUnsafe<Option.Option<Published>, TopicError>()

@@ -20,6 +20,7 @@ import {
   Tracer
 } from "effect"
 import { Coordinator, Lock, Metrics, Redis, SharedRef, TaskGroup, Topic } from "../src/index.ts"
+import { partitionOf } from "../src/internal/actor/keys.ts"
 import { placeIn, spaceOf } from "../src/internal/hold/place.ts"
 import { request } from "../src/internal/hold/request.ts"
 import { feedOf } from "../src/internal/topic/feed.ts"
@@ -1580,6 +1581,49 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
         )
         yield* eventually(Effect.sync(() => assert.strictEqual(later.length, published)))
         assert.deepStrictEqual(expected(later), inOrder)
+      })))
+
+  it.effect("stores what follows something in its first shard, while their number changes", () =>
+    spread(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make({ colocate: "lock" }))
+        const ref = yield* on(a!, SharedRef.make({ name: "lock", schema: Schema.Number, initial: 0 }))
+        yield* Effect.addFinalizer(() => Effect.orDie(ref.delete))
+        const resize = (shards: number) =>
+          Effect.andThen(
+            on(b!, Effect.scoped(Topic.make({ name: hostile, schema: Schema.Number, colocate: "lock", shards }))),
+            eventually(Effect.sync(() => assert.strictEqual(topic.shards, shards)))
+          )
+        const released = (n: number, options?: Topic.PublishOptions) =>
+          Effect.flatten(on(
+            a!,
+            Effect.scoped(Effect.flatMap(Lock.acquire("lock"), (lease) => topic.publishOnRelease(lease, n, options)))
+          ))
+        const written = (n: number, options?: Topic.PublishOptions) =>
+          Effect.flatMap(topic.publication(n, options), (event) => ref.publishing(event).set(n))
+        const keys = upTo(100).map(String)
+        const beside = keys.find((key) => partitionOf(key, 4) === 0)!
+        const apart = keys.find((key) => partitionOf(key, 4) !== 0)!
+        const early = yield* topic.publication(8, { key: apart })
+        yield* resize(4)
+        for (const n of upTo(4)) {
+          assert.isTrue(Option.isSome(yield* promptly(released(2 * n), "the outcome")))
+          yield* written(2 * n + 1)
+        }
+        // No event is refused once the write that it follows is under way.
+        yield* ref.publishing(early).set(8)
+        yield* written(9, { key: beside })
+        assert.isTrue(Option.isSome(yield* promptly(released(10, { id: beside }), "the outcome")))
+        for (const options of [{ key: apart }, { id: apart }, { key: apart, id: beside }]) {
+          assert.strictEqual(refusal(yield* Effect.exit(released(100, options))), "OtherShard")
+          assert.strictEqual(refusal(yield* Effect.exit(written(100, options))), "OtherShard")
+        }
+        assert.strictEqual(yield* ref.get, 9)
+        yield* resize(1)
+        yield* written(11, { key: apart })
+        const events = yield* collect(topic.subscribe({ from: "beginning" }), 12)
+        assert.deepStrictEqual(valuesOf(events), upTo(12))
+        assert.strictEqual((yield* topic.state).length, 12)
       })))
 
   it.effect("leaves nothing behind when not all of them can be joined", () =>

@@ -108,12 +108,13 @@ export interface Topic<in out A> {
   ) => Effect.Effect<ReadonlyArray<Published>, TopicError>
   /**
    * An event to be published in the same step as something else, such as the submission of a result. The topic needs the same
-   * `colocate` as that.
+   * `colocate` as that. The first shard stores it: fails with `OtherShard` if its key, or its id without one, belongs to another.
    */
   readonly publication: (event: A, options?: PublishOptions | undefined) => Effect.Effect<Publication, TopicError>
   /**
    * Stores an event in the same step as a release: both happen, or neither. The topic needs the `colocate` of what the lease is
-   * of. Answers an effect that waits for the outcome: `None` if the lease is lost before its release, or was released before.
+   * of. The first shard stores it: fails with `OtherShard` if its key, or its id without one, belongs to another. Answers an effect
+   * that waits for the outcome: `None` if the lease is lost before its release, or was released before.
    */
   readonly publishOnRelease: (
     lease: Lease,

@@ -47,6 +47,26 @@ export class TooManyGroups extends Schema.Error<TooManyGroups>("lockstep/Topic/T
 }
 
 /**
+ * An event was to follow something, which only the first shard can, and its key, or its id without one, belongs to another shard.
+ * Nothing was stored.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class OtherShard extends Schema.Error<OtherShard>("lockstep/Topic/OtherShard")({
+  _tag: Schema.tag("OtherShard"),
+  name: Schema.String,
+  namespace: Schema.String,
+  /** The key, or the id of an event without one. */
+  key: Schema.String
+}) {
+  override get message(): string {
+    return `An event of ${describe("topic", this.name, this.namespace)} cannot be published with something else, as ` +
+      `${JSON.stringify(this.key)} belongs to another shard than the first one: leave key and id out, or use one shard.`
+  }
+}
+
+/**
  * @category errors
  * @since 0.1.0
  */
@@ -55,6 +75,7 @@ export class TopicError extends Schema.Error<TopicError>("lockstep/Topic/TopicEr
   reason: Schema.Union([
     OrderMismatch,
     TooManyGroups,
+    OtherShard,
     InvalidPayload,
     WaitTimeout,
     ...coordinatorReasons

@@ -191,6 +191,9 @@ const chunkSize = 4096
 
 const isPlain = ({ id, key, trace }: Message): boolean => id === "" && key === "" && trace === ""
 
+/** What decides about its shard; empty if any will do. */
+const placeOf = ({ id, key }: Message): string => key === "" ? id : key
+
 const sizeOf = (text: string): number => Buffer.byteLength(text)
 
 export class Publisher {
@@ -220,11 +223,11 @@ export class Publisher {
     this.#name = kernel.settings.name
   }
 
-  #shardOf({ id, key }: Message): number {
+  #shardOf(message: Message): number {
     const shards = this.#shards
     if (shards === 1) return 0
-    const text = key === "" ? id : key
-    if (text !== "") return partitionOf(text, shards)
+    const place = placeOf(message)
+    if (place !== "") return partitionOf(place, shards)
     this.#next = (this.#next + 1) % shards
     return this.#next
   }
@@ -347,9 +350,8 @@ export class Publisher {
   // A shard of before a change knows the ids that were published there.
   #find(message: Message): Effect.Effect<Published | undefined, CoordinatorError> {
     const now = this.#kernel.io.now()
-    const text = message.key === "" ? message.id : message.key
     const shards = new Set(
-      this.#parts.former.filter(({ until }) => until > now).map(({ shards }) => partitionOf(text, shards))
+      this.#parts.former.filter(({ until }) => until > now).map(({ shards }) => partitionOf(placeOf(message), shards))
     )
     return Effect.map(
       Effect.forEach(shards, (shard) =>
@@ -361,6 +363,12 @@ export class Publisher {
     )
   }
 
+  /** What keeps an event from following a request: only the first shard is beside that, and others have its key or id. */
+  apart(message: Message): string | undefined {
+    const place = placeOf(message)
+    return place === "" || partitionOf(place, this.#parts.shards) === 0 ? undefined : place
+  }
+
   /** A publication that follows a request, and is made if that is answered with this tag. */
   following(
     leader: Leader,
@@ -369,7 +377,7 @@ export class Publisher {
     done: (published: Published | undefined) => void,
     fail: (error: CoordinatorError) => void
   ): Request {
-    const publishing = this.#single({ message, number: 1, done, fail }, this.#shardOf(message), after)
+    const publishing = this.#single({ message, number: 1, done, fail }, 0, after)
     const { place } = publishing
     if (place.channel !== leader.channel) {
       throw new RangeError(
