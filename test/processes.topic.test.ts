@@ -1,4 +1,4 @@
-/** A group over several OS processes, one of which is killed at work. */
+/** A topic over several OS processes, which are killed at work. */
 import { assert, layer } from "@effect/vitest"
 import { Effect, Schema } from "effect"
 import { Topic } from "../src/index.ts"
@@ -14,6 +14,23 @@ const timing = { lease: `${lease} millis`, margin: "400 millis" } as const
 const count = 600
 
 type Work = Extract<Event, { readonly at: number }>
+
+// So long processes are killed at random, in milliseconds.
+const killing = 55_000
+
+/** What processes at the same post do, one after the other: the next one may go on where the former ones were. */
+interface Role {
+  readonly name: string
+  readonly next: (former: ReadonlyArray<Process<Event>>) => Partial<Argument>
+}
+
+interface Post {
+  readonly role: Role
+  readonly all: Array<Process<Event>>
+}
+
+const readOf = (processes: ReadonlyArray<Process<Event>>) =>
+  processes.flatMap(({ received }) => received.flatMap((event) => event.event === "read" ? [event] : []))
 
 const workOf = (processes: ReadonlyArray<Process<Event>>) =>
   processes.flatMap(({ received }) => received.filter((event): event is Work => "at" in event))
@@ -73,90 +90,114 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "90 seconds" })("a
       yield* assertEmpty(server, namespace)
     }))
 
-  it.effect("brings each event that was confirmed to every group while publishers and members are killed at random", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const namespace = freshNamespace()
-      const groups = ["a", "b"]
-      const seed = Math.floor(Math.random() * 2 ** 31)
-      let state = seed
-      const random = (below: number) => {
-        state = (Math.imul(state, 1_103_515_245) + 12_345) & 0x7fffffff
-        return Math.floor(state / 0x7fffffff * below) % below
-      }
-      yield* Effect.scoped(Effect.gen(function*() {
-        const here = yield* node(server.url, { namespace, ...timing })
+  it.effect(
+    "brings each event that was confirmed to every group and subscriber while all processes are killed at random",
+    () =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const namespace = freshNamespace()
+        const seed = Math.floor(Math.random() * 2 ** 31)
+        let state = seed
+        const random = (below: number) => {
+          state = (Math.imul(state, 1_103_515_245) + 12_345) & 0x7fffffff
+          return Math.floor(state / 0x7fffffff * below) % below
+        }
         yield* Effect.scoped(Effect.gen(function*() {
-          const topic = yield* on(here, Topic.make({ name: "shared", schema: Schema.Number }))
-          yield* Effect.addFinalizer(() => Effect.orDie(topic.purge))
-          const start = (own: Partial<Argument>) =>
-            spawn<Event>(new URL("./programs/member.ts", import.meta.url), {
-              argument: { url: server.url, namespace, ...timing, millis: 2, ...own } satisfies Argument
-            })
-          let publishers = 0
-          const roles = [
-            ...[...groups, ...groups].map((group) => () => ({ group })),
-            ...[1, 2].map(() => () => ({ publishes: 1_000_000 * publishers++ }))
-          ]
-          const all: Array<{ readonly process: Process<Event>; readonly group: string | undefined }> = []
-          const begin = (at: number) =>
-            Effect.gen(function*() {
-              const own: Partial<Argument> = roles[at]!()
-              const process = yield* start(own)
-              all.push({ process, group: own.group })
-              return process
-            })
-          const alive = yield* Effect.forEach(roles, (_, at) => begin(at), { concurrency: "unbounded" })
-          for (let round = 0; round < 6; round++) {
-            const at = random(alive.length)
-            const victim = alive[at]!
-            // Its first events say that it is at work.
-            yield* victim.waitFor(({ event }) => event === "handled" || event === "published", {
-              timeout: "30 seconds"
-            })
-            yield* realSleep(random(400))
-            yield* victim.kill9
-            alive[at] = yield* begin(at)
-          }
-          for (const publisher of alive.slice(-2)) {
-            yield* publisher.waitFor(({ event }) => event === "published", { timeout: "30 seconds" })
-            yield* publisher.kill9
-            yield* publisher.exit
-          }
-          const published = all.flatMap(({ process }) =>
-            process.received.flatMap((event) => event.event === "published" ? [event.value] : [])
-          )
-          assert.isAbove(published.length, 100)
-          const handledBy = (group: string) => {
-            const members = all.flatMap((one) => one.group === group ? [one.process] : [])
-            return workOf(members).flatMap(({ event, value }) => event === "handled" ? [value] : [])
-          }
-          yield* eventually(
-            Effect.sync(() => {
-              for (const group of groups) {
-                const handled = new Set(handledBy(group))
-                assert.deepStrictEqual(published.filter((value) => !handled.has(value)), [], group)
-              }
-            }),
-            { timeout: "30 seconds" }
-          )
-          // An event that was not confirmed may have been stored: one for each publisher that was killed.
-          const confirmed = new Set(published)
-          for (const group of groups) {
-            const others = new Set(handledBy(group).filter((value) => !confirmed.has(value)))
-            assert.isAtMost(others.size, publishers, [...others].join())
-          }
-          yield* Effect.forEach(alive, (one) => one.signal("SIGKILL"))
-          yield* Effect.forEach(all, ({ process }) => process.exit)
-          yield* eventually(
-            Effect.map(
-              topic.state,
-              ({ groups }) => assert.deepStrictEqual(groups.map(({ members }) => members), [0, 0])
+          const here = yield* node(server.url, { namespace, ...timing })
+          yield* Effect.scoped(Effect.gen(function*() {
+            const topic = yield* on(here, Topic.make({ name: "shared", schema: Schema.Number }))
+            yield* Effect.addFinalizer(() => Effect.orDie(topic.purge))
+            let publishers = 0
+            const ordered: Role = { name: "ordered", next: () => ({ group: "ordered" }) }
+            const unordered: Role = { name: "unordered", next: () => ({ group: "unordered", ordered: false }) }
+            const publishing: Role = { name: "publisher", next: () => ({ publishes: 1_000_000 * publishers++ }) }
+            const subscribing: Role = {
+              name: "subscriber",
+              next: (former) => ({ reads: readOf(former).at(-1)?.id ?? "" })
+            }
+            const posts: ReadonlyArray<Post> = [ordered, unordered, publishing, subscribing].flatMap((role) =>
+              [1, 2].map(() => ({ role, all: [] }))
             )
-          )
-        }))
-        yield* deadForgotten(here, namespace, server)
-      })).pipe(Effect.tapCause((cause) => Effect.logError(`seed ${seed}`, cause)))
-      yield* assertEmpty(server, namespace)
-    }))
+            const begin = ({ all, role }: Post) =>
+              Effect.map(
+                spawn<Event>(new URL("./programs/member.ts", import.meta.url), {
+                  argument: { url: server.url, namespace, ...timing, millis: 10, ...role.next(all) } satisfies Argument
+                }),
+                (process) => void all.push(process)
+              )
+            const isAtWork = ({ event }: Event) => event === "handled" || event === "published" || event === "read"
+            const end = ({ all }: Post) =>
+              Effect.gen(function*() {
+                const process = all.at(-1)!
+                yield* process.waitFor(isAtWork, { timeout: "30 seconds" })
+                yield* realSleep(random(1000))
+                yield* process.kill9
+                yield* process.exit
+              })
+            yield* Effect.forEach(posts, begin, { concurrency: "unbounded" })
+            const until = performance.now() + killing
+            while (performance.now() < until) {
+              const post = posts[random(posts.length)]!
+              yield* end(post)
+              yield* begin(post)
+            }
+            const of = (role: Role) => posts.filter((post) => post.role === role)
+            const processesOf = (role: Role) => of(role).flatMap(({ all }) => all)
+            yield* Effect.forEach(of(publishing), end)
+            for (const role of [ordered, unordered, publishing, subscribing]) {
+              assert.isAbove(processesOf(role).length, 2, `${role.name}s were killed`)
+            }
+            const published = processesOf(publishing).flatMap(({ received }) =>
+              received.flatMap((event) => event.event === "published" ? [event.value] : [])
+            )
+            assert.isAbove(published.length, 100)
+            const reached = (): ReadonlyArray<readonly [string, ReadonlySet<number>]> => [
+              ...[ordered, unordered].map((role) =>
+                [
+                  role.name,
+                  new Set(workOf(processesOf(role)).flatMap(({ event, value }) => event === "handled" ? [value] : []))
+                ] as const
+              ),
+              ...of(subscribing).map(({ all, role }) =>
+                [role.name, new Set(readOf(all).map(({ value }) => value))] as const
+              )
+            ]
+            yield* eventually(
+              Effect.sync(() => {
+                for (const [name, values] of reached()) {
+                  assert.deepStrictEqual(published.filter((value) => !values.has(value)), [], name)
+                }
+              }),
+              { timeout: "30 seconds", interval: 100 }
+            )
+            // An event that was not confirmed may have been stored: one for each publisher that was killed.
+            const confirmed = new Set(published)
+            for (const [name, values] of reached()) {
+              const others = [...values].filter((value) => !confirmed.has(value))
+              assert.isAtMost(others.length, publishers, `${name}: ${others.join()}`)
+            }
+            // Subscribers miss nothing, and read nothing twice.
+            for (const { all } of of(subscribing)) {
+              assert.deepStrictEqual(
+                all.flatMap(({ received }) => received.filter(({ event }) => event === "missed")),
+                []
+              )
+              const read = readOf(all)
+              assert.strictEqual(new Set(read.map(({ id }) => id)).size, read.length)
+            }
+            yield* Effect.forEach(posts, ({ all }) => all.at(-1)!.signal("SIGKILL"))
+            yield* Effect.forEach(posts, ({ all }) => all.at(-1)!.exit)
+            yield* eventually(
+              Effect.map(
+                topic.state,
+                ({ groups }) => assert.deepStrictEqual(groups.map(({ members }) => members), [0, 0])
+              )
+            )
+          }))
+          yield* deadForgotten(here, namespace, server)
+        })).pipe(Effect.tapCause((cause) => Effect.logError(`seed ${seed}`, cause)))
+        yield* assertEmpty(server, namespace)
+      }),
+    150_000
+  )
 })

@@ -1,5 +1,5 @@
-/** Another process of the tests, that handles the events of a topic as a member of a group, or publishes some. */
-import { Effect, Layer, Schedule, Schema } from "effect"
+/** Another process of the tests, that handles the events of a topic as a member of a group, subscribes to them, or publishes some. */
+import { Effect, Layer, Schedule, Schema, Stream } from "effect"
 import { Coordinator, Redis, Topic } from "../../src/index.ts"
 import { argument, emit } from "../../src/testing/Program.ts"
 
@@ -12,6 +12,10 @@ export interface Argument {
   readonly millis: number
   /** Default "g". */
   readonly group?: string | undefined
+  /** The group keeps the order of each key. Default true. */
+  readonly ordered?: boolean | undefined
+  /** It subscribes behind the event with this id instead; empty for the beginning. */
+  readonly reads?: string | undefined
   /** It publishes numbers from this one on instead, one by one. */
   readonly publishes?: number | undefined
 }
@@ -19,9 +23,11 @@ export interface Argument {
 export type Event =
   | { readonly event: "joined" }
   | { readonly event: "published"; readonly value: number }
+  | { readonly event: "read"; readonly value: number; readonly id: string }
+  | { readonly event: "missed" }
   | { readonly event: "begun" | "handled"; readonly value: number; readonly attempt: number; readonly at: number }
 
-const { group = "g", lease, margin, millis, namespace, publishes, url } = argument() as Argument
+const { group = "g", lease, margin, millis, namespace, ordered = true, publishes, reads, url } = argument() as Argument
 
 const program = Effect.gen(function*() {
   const topic = yield* Topic.make({ name: "shared", schema: Schema.Number, key: (n) => String(n % 10) })
@@ -32,6 +38,19 @@ const program = Effect.gen(function*() {
       yield* Effect.sleep(millis)
     }
   }
+  if (reads !== undefined) {
+    return yield* Stream.runForEach(
+      topic.subscribe({ from: reads === "" ? "beginning" : { after: reads } }),
+      (element) =>
+        Effect.sync(() =>
+          emit(
+            (element._tag === "Event"
+              ? { event: "read", value: element.value, id: element.id }
+              : { event: "missed" }) satisfies Event
+          )
+        )
+    )
+  }
   const working = topic.run(
     ({ attempt, value }) =>
       Effect.gen(function*() {
@@ -39,7 +58,7 @@ const program = Effect.gen(function*() {
         yield* Effect.sleep(millis)
         emit({ event: "handled", value, attempt, at: Date.now() } satisfies Event)
       }),
-    { group, orderBy: "key", concurrency: 8, from: "beginning" }
+    { group, orderBy: ordered ? "key" : undefined, concurrency: 8, from: "beginning" }
   )
   // Joining is a question, which fails on a machine that is too busy to answer in time.
   yield* Effect.forkChild(Effect.retry(working, Schedule.spaced("100 millis")))
