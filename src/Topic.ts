@@ -259,6 +259,11 @@ export const TypeId: TypeId = "~lockstep/Topic"
  */
 export type TypeId = "~lockstep/Topic"
 
+/** Subscriptions of which each goes on where the one before it has failed, when what that has brought was handled. */
+interface Trail<A> {
+  former?: Subscription<A>
+}
+
 class TopicImpl<in out A> implements Topic<A> {
   readonly "~lockstep/Topic" = "~lockstep/Topic" as const
   readonly name: string
@@ -399,15 +404,24 @@ class TopicImpl<in out A> implements Topic<A> {
     Stream.unwrap(this.subscribed(options))
 
   readonly subscribed = (
+    options?: SubscribeOptions
+  ): Effect.Effect<Stream.Stream<Element<A>, TopicError>, TopicError, Scope.Scope> => this.following({}, options)
+
+  /** As `subscribed`, but behind all that the former subscription of a trail has brought. This one is the next of the trail. */
+  readonly following = (
+    trail: Trail<A>,
     { buffer: { capacity = 1024, strategy = "suspend" } = {}, from = "now" }: SubscribeOptions = {}
   ): Effect.Effect<Stream.Stream<Element<A>, TopicError>, TopicError, Scope.Scope> =>
     Effect.suspend(() => {
       whole(capacity, "buffer.capacity", 2 ** 24)
       const parts = this.#parts
       // Events of another epoch may come before the ends of the shards are known.
-      const epoch = from === "now" ? parts.epoch : 0
+      const epoch = trail.former?.epoch ?? (from === "now" ? parts.epoch : 0)
       const subscription = new Subscription<A>({ capacity, strategy }, epoch, () => parts.follow())
-      return Effect.flatMap(failing(positionsOf(parts, from)), (cursors) => {
+      const positions = trail.former === undefined
+        ? failing(positionsOf(parts, from))
+        : Effect.succeed(trail.former.cursors)
+      return Effect.flatMap(positions, (cursors) => {
         const changed = () => {
           // All of a shard that was added is new.
           for (const shard of parts.all.slice(subscription.width)) {
@@ -420,6 +434,7 @@ class TopicImpl<in out A> implements Topic<A> {
             Effect.sync(() => {
               parts.followers.add(changed)
               changed()
+              trail.former = subscription
             }),
             () =>
               Effect.sync(() => {
@@ -593,7 +608,8 @@ export const Service =
 /**
  * A layer that handles the events of a topic for as long as it is built: with a `group`, those that this process is given as its
  * member; otherwise all of them, as a subscriber. A subscriber's failures are logged. While Redis is away, out of memory, or without
- * the permissions, it begins again and again. An error of the topic that cannot pass is logged, and ends it.
+ * the permissions, it tries again and again; a subscriber goes on behind the last event that it has handled. An error of the topic
+ * that cannot pass is logged, and ends it.
  *
  * @category layers
  * @since 0.1.0
@@ -608,8 +624,9 @@ export const handler = <Self, A, E, R>(
       const what = `handler of topic ${JSON.stringify(topic.name)}`
       const logged = (message: string) => (cause: Cause.Cause<unknown>) =>
         Cause.hasInterruptsOnly(cause) ? Effect.void : Effect.logError(message, cause)
+      const trail: Trail<A> = {}
       const handling = options.group === undefined
-        ? Stream.runForEach(events(topic.subscribe(options)), (event) =>
+        ? Stream.runForEach(events(Stream.unwrap((topic as TopicImpl<A>).following(trail, options))), (event) =>
           Effect.catchCause(handled(handle, event, topic.name), (cause) =>
             Cause.hasInterruptsOnly(cause)
               ? Effect.failCause(cause as Cause.Cause<never>)

@@ -1200,6 +1200,43 @@ layer(TestServer.layer, live)("a handler", (it) => {
         )
       })))
 
+  for (const from of ["now", "beginning"] as const) {
+    it.effect(`of all events goes on where it was, from ${from}, when Redis has refused a read`, () =>
+      several(1, ([a], _, server) =>
+        Effect.gen(function*() {
+          const lines: Array<string> = []
+          const logger = Logger.make(({ message }) => void lines.push(String(message)))
+          const seen: Array<number> = []
+          const gate = yield* Deferred.make<void>()
+          const handler = Topic.handler(Numbers, ({ value }) => {
+            seen.push(value)
+            return value === 0 ? Deferred.await(gate) : Effect.void
+          }, { from, buffer: { capacity: 1 } })
+          yield* on(
+            a!,
+            Effect.gen(function*() {
+              const numbers = yield* Numbers
+              yield* purged(numbers)
+              yield* Layer.build(handler)
+              // It is known to have begun by nothing but what it gets.
+              yield* eventually(
+                Effect.andThen(numbers.publish(-1), Effect.sync(() => assert.isAbove(seen.length, 0)))
+              )
+              yield* numbers.publishAll(upTo(2000))
+              yield* eventually(Effect.sync(() => assert.strictEqual(seen.at(-1), 0)))
+              yield* server.cli("ACL", "SETUSER", "default", "-xrange").pipe(
+                Effect.andThen(Deferred.succeed(gate, undefined)),
+                Effect.andThen(eventually(Effect.sync(() => assert.match(lines.join(), /could not go on/)))),
+                Effect.andThen(numbers.publish(2000)),
+                Effect.ensuring(Effect.orDie(server.cli("ACL", "SETUSER", "default", "+xrange")))
+              )
+              yield* eventually(Effect.sync(() => assert.strictEqual(seen.at(-1), 2000)))
+              assert.deepStrictEqual(seen.filter((value) => value >= 0), upTo(2001))
+            }).pipe(Effect.scoped, Effect.provide(Numbers.layer), Effect.provide(Logger.layer([logger])))
+          )
+        })))
+  }
+
   it.effect("goes on when what it is given has a defect", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

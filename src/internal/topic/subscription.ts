@@ -174,6 +174,11 @@ export class Subscription<A> {
     return this.#lanes.length
   }
 
+  /** Where it stands in each shard, behind all that it has taken in. */
+  get cursors(): ReadonlyArray<Cursor> {
+    return this.#lanes.map(({ cursor }) => cursor)
+  }
+
   add(shard: Shard<A>, cursor: Cursor): void {
     const lane = new Lane(this, shard, cursor)
     this.#lanes.push(lane)
