@@ -12,8 +12,8 @@
  *   also across retries, the death of members, and changes of the number of shards.
  * - Events are numbered: those that retention removes before they are read show as a `Gap`.
  * - Events that a group has not acknowledged are redelivered as soon as the session of their member ends.
- * - A process reads each event from Redis once, and decodes it once, however many subscribers it has. A slow one delays no
- *   other.
+ * - A process reads each event from Redis once, and decodes it once, however many subscribers its topic has. A slow one delays
+ *   no other.
  *
  * **Gotchas**
  *

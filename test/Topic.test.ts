@@ -15,6 +15,7 @@ import {
   Queue,
   Schedule,
   Schema,
+  SchemaTransformation,
   Scope,
   Stream,
   Tracer
@@ -365,6 +366,61 @@ layer(TestServer.layer, live)("a topic", (it) => {
         yield* topic.publish(1)
         yield* eventually(Effect.sync(() => assert.strictEqual(valuesOf(waiting!.found).at(-1), 1)))
         assert.isTrue(valuesOf(waiting!.found).every((value) => value === 0 || value === 1))
+      })))
+
+  it.effect("reads each event once, and decodes it once, for all subscribers of a process", () =>
+    several(2, ([a, b], _, server) =>
+      Effect.gen(function*() {
+        let decoded = 0
+        const counting = SchemaTransformation.transform({
+          decode: (text: string) => {
+            decoded++
+            return text
+          },
+          encode: (text: string) => text
+        })
+        const schema = Schema.String.pipe(Schema.decodeTo(Schema.String, counting))
+        const topic = yield* on(a!, Effect.tap(Topic.make({ name: hostile, schema }), purged))
+        const publisher = yield* on(b!, Topic.make({ name: hostile, schema: Schema.String }))
+        const [count, size] = [100, 10_000]
+        const sent = Effect.map(
+          server.cli("INFO", "stats"),
+          (stats) => Number(/total_net_output_bytes:(\d+)/.exec(stats)![1])
+        )
+        const reading = (streams: ReadonlyArray<Stream.Stream<Topic.Element<string>, Topic.TopicError>>) =>
+          Effect.forEach(streams, (stream) => {
+            const found: Array<Topic.Element<string>> = []
+            return Effect.as(
+              Effect.forkChild(Stream.runForEach(stream, (element) => Effect.sync(() => found.push(element)))),
+              found
+            )
+          })
+        const all = (found: ReadonlyArray<ReadonlyArray<unknown>>, length: number) =>
+          eventually(
+            Effect.sync(() => assert.deepStrictEqual(found.map((one) => one.length), upTo(8).map(() => length)))
+          )
+        const once = <E>(events: number, read: Effect.Effect<unknown, E>) =>
+          Effect.gen(function*() {
+            const [bytes, before] = [yield* sent, decoded]
+            yield* read
+            assert.strictEqual(decoded - before, events)
+            // All that Redis has sent meanwhile, to whatever connection.
+            const more = (yield* sent) - bytes
+            assert.isTrue(more > count * size && more < 1.5 * count * size, String(more))
+          })
+        // At the end of the stream, where a subscriber is when it has the last event.
+        const live = yield* reading(yield* Effect.forEach(upTo(8), () => topic.subscribed()))
+        yield* publisher.publish("")
+        yield* all(live, 1)
+        const text = "x".repeat(size)
+        const publishing = Effect.forEach(upTo(count / 10), () => publisher.publishAll(upTo(10).map(() => text)))
+        yield* once(count, Effect.andThen(publishing, all(live, count + 1)))
+        // What was published before.
+        const before = Effect.flatMap(
+          reading(upTo(8).map(() => topic.subscribe({ from: "beginning" }))),
+          (found) => all(found, count + 1)
+        )
+        yield* once(count + 1, before)
       })))
 
   it.effect("shows what was removed to a slow subscriber also when a faster one has read that", () =>
