@@ -90,6 +90,15 @@ describe("demo", () => {
     expect(text).toMatch(/worker-\d writes late, with token \d+; refused, as \d+ has been seen/)
     expect(text).toMatch(/^totals match/m)
 
+    const progress = [...text.matchAll(/ (\d+) of (\d+) files, /g)].map(([, finished, total]) =>
+      [finished, total].map(Number)
+    )
+    const finished = progress.map(([finished]) => finished!)
+    expect(finished).toEqual(finished.toSorted((a, b) => a - b))
+    expect(finished.at(-1)).toBeGreaterThan(0)
+    const total = Number(/^files +(\d+)$/m.exec(text)?.[1])
+    expect(new Set(progress.map(([, total]) => total))).toEqual(new Set([total]))
+
     const terms = [...text.matchAll(/(worker-\d) leads, term (\d+)(?:, (\d\.\d) s after (worker-\d) was killed)?/g)]
     const numbers = terms.map(([, , term]) => Number(term))
     expect(numbers).toEqual([...new Set(numbers)].sort((a, b) => a - b))

@@ -59,8 +59,10 @@ export const work = Effect.fnUntraced(function*(
   let writes = 0
 
   const finished = yield* protocol.Finished
-  yield* Effect.forkScoped(
-    Stream.runForEach(finished.changes, (files) => Effect.sync(() => void (board.finished = files)))
+  const counting = yield* finished.changes.pipe(
+    Stream.takeUntil((files) => files === board.total),
+    Stream.runForEach((files) => Effect.sync(() => void (board.finished = files))),
+    Effect.forkScoped
   )
 
   const news = yield* protocol.News
@@ -131,6 +133,8 @@ export const work = Effect.fnUntraced(function*(
   yield* Effect.all([open, ...names.map(run)], { concurrency: "unbounded", discard: true })
   yield* news.publish({ _tag: "End" })
   yield* Fiber.join(listening)
+  // What the ref says comes on its own way, and may come later.
+  yield* Effect.timeoutOption(Fiber.join(counting), "10 seconds")
   const available = yield* heavy.available
   if (available !== protocol.permits) {
     return yield* new DemoFailed({ message: `Of ${protocol.permits} permits, ${available} have come back` })
