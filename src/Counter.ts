@@ -127,7 +127,7 @@ export interface Batched {
  * @since 0.1.0
  */
 export interface BatchOptions {
-  /** How long an addition waits for others before the sum is sent, at most. */
+  /** How long an addition waits for others before the sum is sent, at most, if Redis has answered the sum before it by then. */
   readonly flush: Duration.Input
 }
 

@@ -125,6 +125,40 @@ layer(TestServer.layer, live)("a counter", (it) => {
       yield* assertEmpty(server, namespace)
     }))
 
+  it.effect("sends an addition within its bound, or with the reply to the sum before it", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const direct = yield* on(a!, Counter.make({ name: "n" }))
+        const line = yield* proxy(server)
+        const context = yield* node(line.url, { namespace, partitions: 1, lease: "10 seconds" })
+        yield* Effect.scoped(Effect.gen(function*() {
+          const counter = yield* on(context, Counter.make({ name: "n" }))
+          const batched = yield* counter.batched({ flush: "1 second" })
+          const first = yield* line.hold(asks("counter.add"))
+          yield* batched.add(1)
+          yield* promptly(first.request, "the first sum")
+          yield* batched.add(2)
+          // Its bound is over, and the reply has not come.
+          yield* realSleep("1100 millis")
+          const released = Date.now()
+          yield* first.release()
+          yield* eventually(Effect.map(direct.get, (value) => value === 3), { interval: 5 })
+          assert.isBelow(elapsed(released), 900)
+          // A flush that waits for a sum has nothing to wait for when its additions cancel out.
+          const second = yield* line.hold(asks("counter.add"))
+          yield* batched.add(3)
+          const flushing = yield* Effect.forkChild(batched.flush)
+          yield* promptly(second.request, "the second sum")
+          yield* batched.add(4)
+          const waiting = yield* Effect.forkChild(batched.flush, { startImmediately: true })
+          yield* batched.add(-4)
+          yield* second.release()
+          yield* promptly(Fiber.join(flushing), "the flush of the sum")
+          yield* promptly(Fiber.join(waiting), "the flush of nothing")
+          assert.strictEqual(yield* direct.reset, 6)
+        }))
+      })))
+
   it.effect("counts each sum once, whatever happens to replies and sessions on the way", () =>
     several(1, ([a], namespace, server) =>
       Effect.gen(function*() {

@@ -34,6 +34,8 @@ export class Sums<E> {
   #sending = 0
   #isSending = false
   #timer: Timer | undefined = undefined
+  // The bound of the first addition that was not sent is over.
+  #isDue = false
   #closed = false
   #refusal: E | undefined = undefined
   #flushes: Array<Flush<E>> = []
@@ -52,14 +54,19 @@ export class Sums<E> {
     // Both parts are exact; the rest goes with the next sum.
     if (!Number.isSafeInteger(sum)) throw new RangeError("additions that wait to be sent must be exact in sum")
     this.#sum = sum
-    if (this.#isSending) return
-    this.#timer ??= this.#options.place.space.kernel.io.after(this.#options.bound, () => this.#send())
+    this.#timer ??= this.#options.place.space.kernel.io.after(this.#options.bound, () => {
+      this.#isDue = true
+      this.#send()
+    })
   }
 
+  // What is due while a sum is under way goes when that is answered.
   #send(): void {
+    if (this.#isSending) return
     this.#timer?.cancel()
     this.#timer = undefined
-    if (this.#isSending || this.#sum === 0) return this.#settle()
+    this.#isDue = false
+    if (this.#sum === 0) return this.#settle()
     this.#isSending = true
     this.#number++
     this.#sending = this.#sum
@@ -99,13 +106,13 @@ export class Sums<E> {
     this.#isSending = false
     this.#sending = 0
     this.#settle()
-    if (this.#sum === 0) return
-    if (this.#closed || this.#flushes.length > 0) this.#send()
-    else this.#timer ??= this.#options.place.space.kernel.io.after(this.#options.bound, () => this.#send())
+    if (this.#closed || this.#isDue || this.#flushes.length > 0) this.#send()
   }
 
+  // Between two sums.
   #settle(): void {
-    const done = this.#isSending ? this.#number - 1 : this.#number
+    // A flush waits for the next sum, which has nothing left to send if its additions cancel out.
+    const done = this.#sum === 0 ? this.#number + 1 : this.#number
     const refusal = this.#refusal
     const settled = this.#flushes.filter(({ number }) => number <= done)
     this.#flushes = this.#flushes.filter(({ number }) => number > done)
