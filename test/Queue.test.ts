@@ -1276,6 +1276,43 @@ layer(TestServer.layer, live)("a job that is taken into a scope", (it) => {
         )
       })))
 
+  it.effect("has no timeout, also while others are waited for", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const options = { timeout: "50 millis", attempts: 1 } as const
+        const queue = yield* on(a!, make(options))
+        const handled = yield* on(a!, make({ ...options, name: "handled" }))
+        const worker = yield* working(handled, () => Effect.never)
+        // When a handler that began later has timed out, so would have those that have the job of the other queue.
+        const timesOut = Effect.gen(function*() {
+          const { dead } = yield* handled.state
+          yield* handled.offer(0)
+          yield* shows(handled, { dead: dead + 1 })
+        })
+        yield* queue.offer(1, { timeout: "50 millis" })
+        yield* Effect.scoped(Effect.gen(function*() {
+          assert.strictEqual(Option.getOrThrow(yield* queue.take()).payload, 1)
+          yield* timesOut
+          yield* shows(queue, { active: 1, dead: 0 })
+        }))
+        yield* shows(queue, { completed: 1, dead: 0 })
+        const taking = yield* Effect.forkChild(
+          Effect.scoped(
+            Effect.map(
+              queue.takeBatch({ max: 2, wait: "1 minute" }),
+              (taken) => taken.map(({ job, payload }) => [payload, job.attempt])
+            )
+          )
+        )
+        yield* queue.offer(2)
+        yield* shows(queue, { active: 1 })
+        yield* timesOut
+        yield* shows(queue, { active: 1, dead: 0 })
+        yield* queue.offer(3)
+        assert.deepStrictEqual(yield* promptly(Fiber.join(taking), "two jobs"), [[2, 1], [3, 1]])
+        yield* worker.stop
+      })))
+
   it.effect("is left out when it is lost while others are waited for", () =>
     several(1, ([a], namespace, server) =>
       Effect.gen(function*() {

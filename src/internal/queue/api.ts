@@ -133,7 +133,8 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   ) => Effect.Effect<WorkerPool, QueueError, Scope.Scope | Exclude<R, Job>>
   /**
    * Takes one job into the scope, or `None` if there is none in time. The job is done when the scope closes with a success. It has
-   * failed when the scope closes with a failure, and goes back when it is interrupted. Prefer `run` for many jobs.
+   * failed when the scope closes with a failure, and goes back when it is interrupted. No `timeout` applies, because nothing
+   * interrupts the scope. Prefer `run` for many jobs.
    */
   readonly take: (
     options?: TakeOptions | undefined
@@ -286,7 +287,7 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
   readonly attempts?: number | undefined
   /** When workers attempt a failed job again, unless they say otherwise. Default: see `RunOptions`. */
   readonly retry?: Schedule.Schedule<unknown, any> | undefined
-  /** How long the handler of a job without a `timeout` may run, unless its worker says otherwise. Default: for ever. */
+  /** How long the handler of a job without a `timeout` may run, unless its worker says otherwise. Not for `take`. Default: for ever. */
   readonly timeout?: Duration.Input | undefined
   /** Whether the outcomes of jobs are kept whose offer does not say, and for how long. Default false. */
   readonly result?: ResultOption | undefined

@@ -77,10 +77,12 @@ export const take = <A, S, E>(
           })
           return Effect.onInterrupt(Effect.map(Deferred.await(over), () => value), () => gone)
         })
+      // No timeout: nothing would interrupt the scope, while another process is given the job.
+      const { attempt: handled, judge } = handlingOf(payload, results, attempt, policy)
       const worker = crewOf(
         {
           context: Context.empty() as Context.Context<Job>,
-          handling: handlingOf(payload, results, attempt, policy),
+          handling: { attempt: handled, judge },
           overrun: mostOverrun,
           lends: true,
           deque

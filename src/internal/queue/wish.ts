@@ -65,7 +65,7 @@ export interface OfferOptions {
   } | undefined
   /** How often it is attempted at most. Default: that of the worker. */
   readonly attempts?: number | undefined
-  /** How long an attempt may run; then it is interrupted, and has failed. Default: that of the worker. */
+  /** How long a handler may run; then it is interrupted, and has failed. Not of a job that is taken. Default: that of the worker. */
   readonly timeout?: Duration.Input | undefined
   /**
    * Whether its outcome is kept when it is done, and for how long: see `result`. Its `id` is known at least as long. Default: that of the
