@@ -8,7 +8,8 @@
 --   u h n l   `urgent`, `high`, `normal`, `low`: jobs that can be handed out in the order of their offers
 --   U H N L   `held`, for jobs of each level that cannot: they begin with a delay, or in the deque of a worker
 --   V I O M   `held`, for jobs of groups: see lua/QueueGroups.lua
--- Fields of an entry: b <JSON>, and where the job has them: i <id of the producer's> a <attempts> t <timeout in ms>
+-- Fields of an entry: b <JSON>, and where the job has them: i <id of the producer's, or the first id of a job that was replayed>
+-- a <attempts> t <timeout in ms>
 -- e <ms after which it is not begun> r <if its outcome is kept: for how many ms> s <tick and name of its schedule> x <trace>
 -- k <the checkpoint of a job that was replayed> q <how it is deduplicated, a letter, and the id for that> g <group>.
 --
@@ -1363,8 +1364,8 @@ handlers['queue.letters'] = function(ctx, key, behind, count)
   return reply('letters', json('[' .. concat(letters, ',') .. ']'))
 end
 
--- queue.replay: offers the job of a dead letter again, at the end of its level; its attempts begin anew. Another job that
--- has its id is in the way.
+-- queue.replay: offers the job of a dead letter again, at the end of its level; its attempts begin anew. It has a new id of its own, and
+-- is known by its former one as by that of a producer. Another job that has its id is in the way.
 -- keys: all
 -- args: id string
 -- reply: ["replayed", job string] | ["missing"] | ["taken"]
@@ -1372,8 +1373,8 @@ handlers['queue.replay'] = function(ctx, key, id)
   local queue = loadQueue(ctx, key)
   local fields = entryAt(queue.letters, id)
   if not fields then return MISSING end
-  local given = fieldOf(fields, 'i')
-  if given and call('HGET', queue.ids, given) then return '["taken"]' end
+  local given = fieldOf(fields, 'i') or fieldOf(fields, 'j')
+  if call('HGET', queue.ids, given) then return '["taken"]' end
   local group = fieldOf(fields, 'g')
   local letter = LOWER[sub(fieldOf(fields, 'j'), 1, 1)]
   if group then letter = groups.letters[letter] end
@@ -1383,8 +1384,9 @@ handlers['queue.replay'] = function(ctx, key, id)
   for place = 1, #fields, 2 do
     -- The letter's own fields end with the first one of the job.
     own = own or fields[place] == 'b'
-    if own and fields[place] ~= 'e' and fields[place] ~= 'q' then args[#args + 1], args[#args + 2] = fields[place], fields[place + 1] end
+    if own and not find('eiq', fields[place], 1, true) then args[#args + 1], args[#args + 2] = fields[place], fields[place + 1] end
   end
+  args[#args + 1], args[#args + 2] = 'i', given
   call('XADD', unpack(args))
   if group then
     holdJobs(queue, consumerOf(letter, RETURNED), { at })
@@ -1392,7 +1394,7 @@ handlers['queue.replay'] = function(ctx, key, id)
   else
     queue[WAITING[letter]] = queue[WAITING[letter]] + 1
   end
-  if given then call('HSET', queue.ids, given, letter .. at) end
+  call('HSET', queue.ids, given, letter .. at)
   call('XDEL', queue.letters, id)
   queue.recount = true
   return reply('replayed', letter .. at)

@@ -388,8 +388,11 @@ const run = async (
           assert.strictEqual(tag, "replayed")
           assert.strictEqual((id as string)[0], levels[job.level])
           gone(job)
+          // Its former id names it.
+          const given = job.given || former
           jobs.set(id as string, {
             ...job,
+            given,
             attempts: 0,
             crashes: 0,
             state: "waiting",
@@ -397,7 +400,7 @@ const run = async (
             fresh: Number(/\d+$/.exec(id as string)![0]),
             due: 0
           })
-          if (job.given !== "") known.set(job.given, id as string)
+          known.set(given, id as string)
         }
         break
       }

@@ -96,6 +96,8 @@ interface Job {
   /** Cancelled: its worker has not said that the handler has ended. */
   state: "waiting" | "delayed" | "active" | "cancelled" | "dead" | "gone"
   worker: number
+  /** The id that it had before it was replayed first, which names it. */
+  readonly former?: string
 }
 
 const credit = 3
@@ -170,7 +172,8 @@ const run = async (
     assert.strictEqual(value, job!.value)
     assert.isFalse(paused)
     const at = job!.group
-    assert.deepStrictEqual(more, at === none ? [] : ["g", names[at]!])
+    const given = job!.former === undefined ? [] : ["i", job!.former]
+    assert.deepStrictEqual(more, [...at === none ? [] : ["g", names[at]!], ...given])
     if (at !== none) {
       assert.strictEqual(headOf(at)?.id, id, "another job of the group is in front")
       // Another group of the same level that could have begun one all the time has had its turn.
@@ -240,7 +243,7 @@ const run = async (
         return
       case "finish":
         job.state = "gone"
-        await queue.send(name, "queue.finish", ["w", id, "", "", "", 0, 1])
+        await queue.send(name, "queue.finish", ["w", id, job.former ?? "", "", "", 0, 1])
         return
       case "bury":
         bury(job)
@@ -323,9 +326,9 @@ const run = async (
       const job = jobs.get(former!)!
       assert.strictEqual(name, names[job.group])
       const [, id] = await queue.send("producer", "queue.replay", [letter!])
-      job.state = "gone"
+      jobs.delete(former!)
       const again = { number: Number(id.slice(id.indexOf("-") + 1)), attempts: 0, crashes: 0, begun: false, worker: -1 }
-      jobs.set(id, { ...job, ...again, id, state: "waiting" })
+      jobs.set(id, { ...job, ...again, id, former: job.former ?? former!, state: "waiting" })
       await take()
     }
   }
@@ -355,8 +358,8 @@ const run = async (
     const [, cursor, found] = await queue.look("queue.groups", ["0", 100])
     assert.strictEqual(cursor, "0")
     assert.sameDeepMembers(found, states)
-    for (const { attempts, id, state } of all()) {
-      const answer = await queue.look("queue.status", [id])
+    for (const { attempts, former, id, state } of all()) {
+      const answer = await queue.look("queue.status", [former ?? id])
       const isOpen = !["cancelled", "gone", "dead"].includes(state)
       assert.deepStrictEqual(answer, isOpen ? ["status", state, attempts] : ["missing"])
     }

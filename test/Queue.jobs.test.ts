@@ -91,6 +91,69 @@ layer(TestServer.layer, live)("a handler", (it) => {
       })))
 })
 
+layer(TestServer.layer, live)("a job that is retried from its dead letter", (it) => {
+  it.effect("keeps its id, in whatever shard it is, until it is done or a dead letter again", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const make = Effect.tap(
+          Queue.make({
+            name: hostile,
+            payload: Schema.Number,
+            success: Schema.Number,
+            shards: 2,
+            retention: "1 second"
+          }),
+          emptied
+        )
+        const queue = yield* on(a!, make)
+        const other = yield* on(b!, make)
+        const handled: Array<string> = []
+        let fails = true
+        const handler = (n: number) =>
+          Effect.flatMap(Queue.Job, ({ id }) => {
+            handled.push(id)
+            return fails ? Effect.fail("no") : Effect.succeed(n * n)
+          })
+        const first = yield* queue.offer(3, { result: true })
+        const second = yield* queue.offer(4, { result: true, group: "two" })
+        const ids = [first.id, second.id]
+        // One in each shard, so that the ids of one have a number in front.
+        const third = yield* queue.offer(5, { result: true })
+        for (const id of [third.id]) ids.push(id)
+        assert.isTrue(ids.some((id) => id.startsWith("1:")) && ids.some((id) => !id.startsWith("1:")))
+        const worker = yield* Effect.forkChild(queue.run(handler, { attempts: 1 }))
+        for (const round of [1, 2]) {
+          yield* shows(other, { dead: 3, failed: 3 * round })
+          const letters = yield* Stream.runCollect(other.deadLetters)
+          assert.sameMembers(letters.map(({ id }) => id), ids)
+          if (round === 2) fails = false
+          yield* queue.pause
+          for (const id of ids) {
+            assert.isTrue(yield* other.retry(id))
+            assert.deepStrictEqual(yield* other.status(id), Option.some({ state: "waiting", attempts: 0 }))
+            assert.isFalse(yield* other.retry(id))
+          }
+          const infos = yield* Stream.runCollect(other.jobs({ state: "waiting" }))
+          assert.sameMembers(infos.map(({ id }) => id), ids)
+          yield* queue.resume
+        }
+        assert.deepStrictEqual(
+          yield* Effect.forEach(ids, (id) => other.result(id), { concurrency: "unbounded" }),
+          [9, 16, 25]
+        )
+        assert.deepStrictEqual(handled.toSorted(), [...ids, ...ids, ...ids].toSorted())
+        yield* shows(other, { completed: 3, dead: 0 })
+        fails = true
+        const { id } = yield* queue.offer(6)
+        yield* shows(other, { dead: 1 })
+        yield* queue.pause
+        assert.isTrue(yield* other.retry(id))
+        assert.isTrue(yield* other.cancel(id))
+        yield* shows(other, { waiting: 0, dead: 0 })
+        yield* Fiber.interrupt(worker)
+      }), { lease: "3 seconds", margin: "500 millis", partitions: 2 }))
+})
+
 layer(TestServer.layer, live)("a job that is not done", (it) => {
   it.effect("begins now when it is promoted, or later when it is rescheduled", () =>
     several(2, ([a, b]) =>

@@ -608,7 +608,7 @@ const unbroken = ({ handled, run }: Facts): ReadonlyArray<Anomaly> =>
   [...groupedBy([...handled.values()].flat(), ({ value }) => groupOf(value))].flatMap(([group, all]) => {
     if (group === "") return []
     // A job that was replayed is another one.
-    const jobs = [...groupedBy(all, ({ id }) => id).values()]
+    const jobs = [...groupedBy(all, lifeOf).values()]
       .map((attempts) => attempts.toSorted((a, b) => a.token - b.token))
       .sort(([a], [b]) => a!.token - b!.token)
     let before = jobs[0]!

@@ -163,7 +163,7 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   readonly cancel: (id: string) => Effect.Effect<boolean, QueueError>
   /**
    * Has a job that waits for its retry begin now, or offers the newest dead letter of that `id` again. Answers whether it found
-   * either. Redis looks at 512 dead letters with each call, the newest first.
+   * either. The job keeps its `id`. Redis looks at 512 dead letters with each call, the newest first.
    */
   readonly retry: (id: string) => Effect.Effect<boolean, QueueError>
   /** Ends the delay of a job, or its time until a retry. Answers whether it had one. */

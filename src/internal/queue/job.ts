@@ -12,7 +12,7 @@ import { request } from "../hold/request.ts"
 import type { Timer } from "../io.ts"
 import { Discarded, Snoozed } from "./deciding.ts"
 import { fail, type QueueError } from "./errors.ts"
-import { nameOf } from "./naming.ts"
+import { idOf } from "./naming.ts"
 import type { Noting } from "./noting.ts"
 import { packed, type Wish } from "./offering.ts"
 
@@ -176,7 +176,7 @@ export class Task implements Context.Service.Shape<typeof Job> {
   }
 
   get id(): string {
-    return this.given ?? nameOf(this.#shard, this.key)
+    return idOf(this.#shard, this.key, this.given)
   }
 
   get attempt(): number {

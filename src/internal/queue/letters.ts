@@ -7,7 +7,7 @@ import * as Stream from "effect/Stream"
 import type { Place } from "../hold/place.ts"
 import { question, request } from "../hold/request.ts"
 import { failing, type QueueError } from "./errors.ts"
-import { localOf, nameOf } from "./naming.ts"
+import { idOf, localOf, nameOf } from "./naming.ts"
 import { paged, pageSize } from "./paging.ts"
 
 export interface DeadLetter {
@@ -50,7 +50,7 @@ type Tuple = readonly [
 const lettersOf = (shard: number, tuples: unknown): ReadonlyArray<DeadLetter> =>
   (tuples as ReadonlyArray<Tuple>).map(([letter, job, reason, attempts, crashes, error, body, given, group, logs]) => ({
     letter: nameOf(shard, letter),
-    id: given === "" ? nameOf(shard, job) : given,
+    id: idOf(shard, job, given),
     reason: reason as DeadLetter["reason"],
     attempts: Number(attempts),
     crashes: Number(crashes),

@@ -13,5 +13,9 @@ export const ownOf = (id: string): readonly [shard: number, own: string] | undef
   return own === undefined ? undefined : [Number(shard), own]
 }
 
+/** Of a job, among all shards: the id that it was offered with, or that the queue has made. */
+export const idOf = (shard: number, own: string, given = ""): string =>
+  given !== "" && ownOf(given) === undefined ? given : nameOf(shard, given || own)
+
 /** The id in its shard. */
 export const localOf = (id: string): string => ownOf(id)?.[1] ?? checkName(id, "id")
