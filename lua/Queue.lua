@@ -961,10 +961,11 @@ end
 -- (0: as many as there were), among which the limits but those of groups are divided, and which one this is. Another number than
 -- that of a member before is refused while there are jobs or members. The last member decides how the queue works: `decided` is 1
 -- for one that does so now, the number that it was answered for one that did so before, and 0 for one that leaves that as it is.
--- It answers how many shards there are, and whether the queue has schedules, and errands.
+-- It answers how many shards there are, whether the queue has schedules, and errands, when the member decided, and how long ids are known.
+-- When that changes, all members are told by a sweep.
 -- keys: all
 -- args: id string, decided number, limit number, spacing number, burst number, window number, letters number, retain number, crashes number, length number, overflow number, grouplimit number, groupspacing number, groupburst number, shards number, shard number
--- reply: ["joined", shards number, scheduled boolean, errands boolean, decided number] | ["mismatch", shards number]
+-- reply: ["joined", shards number, scheduled boolean, errands boolean, decided number, window number] | ["mismatch", shards number]
 handlers['queue.join'] = function(ctx, key, id, decided, limit, spacing, burst, window, letters, retain, crashes, length, overflow, grouplimit, groupspacing, groupburst, shards, shard)
   local queue = loadQueue(ctx, key)
   shards = tonumber(shards)
@@ -981,6 +982,7 @@ handlers['queue.join'] = function(ctx, key, id, decided, limit, spacing, burst, 
     queue.spacing = tonumber(spacing) * queue.shards
     queue.burst = math.max(tonumber(burst), queue.spacing)
     if queue.window ~= tonumber(window) then
+      if queue.window > 0 then extend.beginSweep(ctx, queue) end
       queue.window, queue.current = tonumber(window), nil
       -- What is known stays so for one of the new turns at least: they do not follow the former ones.
       queue.turn = floor(ctx.now / queue.window) + 1
@@ -1008,7 +1010,7 @@ handlers['queue.join'] = function(ctx, key, id, decided, limit, spacing, burst, 
   expectDelayed(ctx, queue)
   expectLetters(ctx, queue)
   if queue.grouped > 0 then groups.ring(ctx, queue) end
-  return reply('joined', queue.shards, queue.plans > 0, extend.hasErrands(ctx, key), math.max(before.decided, decided))
+  return reply('joined', queue.shards, queue.plans > 0, extend.hasErrands(ctx, key), math.max(before.decided, decided), queue.window)
 end
 
 -- The jobs that a worker has in hand, as `describedJob` describes them, and those of them that were cancelled.

@@ -4,9 +4,10 @@
 -- after QueueGroups.lua
 -- after QueueSchedules.lua
 --
--- A sweep begins when no session was alive for a day, when the limits of groups have changed, and when a schedule needs a member
--- that is alive. Members and workers whose sessions were forgotten leave the queue, groups that can begin a job get a turn, and
--- schedules that wait are told of a member. `sweep` is the cursor of the next part, and 1; it is 0 when no sweep goes on.
+-- A sweep begins when no session was alive for a day, when the limits of groups or the window have changed, and when a schedule needs a
+-- member that is alive. Members and workers whose sessions were forgotten leave the queue, groups that can begin a job get a turn,
+-- schedules that wait are told of a member, and members of the window. `sweep` is the cursor of the next part, and 1; it is 0 when no
+-- sweep goes on.
 
 -- Of the hash, in fields.
 local SWEPT = 512
@@ -39,6 +40,8 @@ extend.sweep = function(ctx, queue)
     elseif sweepClaim(ctx, queue, name) then
       -- A worker can have had many jobs. The next call looks at this part again.
       return soonerDue(ctx, queue, ctx.now)
+    elseif kind == 'o' and isAlive(ctx, holderOf(name)) then
+      deliver(ctx, holderOf(name), reply('changed', idOf(name), 'window', queue.window))
     end
   end
   queue.sweep = tonumber(found[1])

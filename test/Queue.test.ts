@@ -202,6 +202,26 @@ layer(TestServer.layer, live)("a queue", (it) => {
         yield* worker.stop
       })))
 
+  it.effect("knows the retention of the queue, whichever process has decided it last", () =>
+    several(3, ([a, b, c], namespace, server) =>
+      Effect.gen(function*() {
+        yield* on(a!, make({ retention: "200 millis" }))
+        const queue = yield* on(b!, make({ retention: undefined }))
+        const throttled = Effect.exit(
+          Effect.suspend(() => queue.offer(1, { dedupe: { id: "x", mode: "throttle", window: "500 millis" } }))
+        )
+        isRangeError(yield* throttled)
+        yield* on(c!, make({ retention: "600 millis" }))
+        yield* eventually(Effect.map(throttled, (exit) => assert.isTrue(Exit.isSuccess(exit))))
+        yield* on(c!, make({ retention: "300 millis" }))
+        yield* eventually(Effect.map(throttled, isRangeError))
+        // The news were lost with the session.
+        yield* forgetSession(b!, namespace, server)
+        yield* on(c!, make({ retention: "600 millis" }))
+        yield* eventually(Effect.map(throttled, (exit) => assert.isTrue(Exit.isSuccess(exit))))
+        yield* on(c!, make({ retention: "200 millis" }))
+      })))
+
   it.effect("refuses what makes no sense, and stores nothing of it", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
@@ -833,9 +853,11 @@ layer(TestServer.layer, live)("a job", (it) => {
     }))
 
   it.effect("is stored once though Redis does not know its offer any more, when the session is lost", () =>
-    behindLine(({ context, line, namespace, server }) =>
+    behindLine(({ context, direct, line, namespace, server }) =>
       Effect.gen(function*() {
-        const queue = yield* on(context, make({ name: "work", retention: "50 millis" }))
+        // Another process has said for how long.
+        yield* on(yield* direct(), make({ name: "work", retention: "50 millis" }))
+        const queue = yield* on(context, make({ name: "work", retention: undefined }))
         yield* queue.offer(0)
         // The connection that is cut stays so until Redis has forgotten the offer and the session.
         yield* line.refuse

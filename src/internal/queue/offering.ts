@@ -84,11 +84,11 @@ class Offer implements Request<"queue.offer"> {
   askedAt: number | undefined = undefined
   queued: boolean | undefined = undefined
   cancelled = false
-  readonly knownFor: number
   sent: readonly [at: number, wall: number] | undefined = undefined
   readonly #shard: number
   readonly #node: string
   readonly #number: number
+  readonly #known: { readonly knownFor: number }
   // As which member it asks, if its jobs may wait for room.
   readonly #member: string | undefined
   #answered: ((waiting: Array<Item>, entered: boolean) => void) | undefined
@@ -99,7 +99,7 @@ class Offer implements Request<"queue.offer"> {
     shard: number,
     node: string,
     number: number,
-    knownFor: number,
+    known: { readonly knownFor: number },
     member: string | undefined,
     answered: (waiting: Array<Item>, entered: boolean) => void
   ) {
@@ -107,11 +107,15 @@ class Offer implements Request<"queue.offer"> {
     this.verb = (member === undefined ? "queue.offer" : "queue.enter") as "queue.offer"
     this.#member = member
     this.key = key
-    this.knownFor = knownFor
+    this.#known = known
     this.#shard = shard
     this.#node = node
     this.#number = number
     this.#answered = answered
+  }
+
+  get knownFor(): number {
+    return this.#known.knownFor
   }
 
   /** It can take in another job: it has not been sent, and has not failed. */
@@ -183,8 +187,8 @@ export class Offerer {
   readonly place: Place
   readonly #shard: number
   readonly #node: string
-  // How long the actor knows the last number, in milliseconds.
-  readonly #knownFor: number
+  /** How long the actor knows the last number, in milliseconds. */
+  knownFor: number
   // A number for each request, growing: a smaller one that comes later is a repetition.
   #number = 0
   // Of two requests at most, one is not sent: Redis knows the reply to the last one of a coordinator.
@@ -205,7 +209,7 @@ export class Offerer {
   constructor(place: Place, shard: number, knownFor: number) {
     this.place = place
     this.#shard = shard
-    this.#knownFor = knownFor
+    this.knownFor = knownFor
     this.#node = place.space.kernel.uniqueId()
   }
 
@@ -284,7 +288,7 @@ export class Offerer {
     const { channel, key } = this.place
     const member = this.#enters ? this.#id : undefined
     const [shard, node, number] = [this.#shard, this.#node, ++this.#number]
-    const offer = this.#last = new Offer(key, shard, node, number, this.#knownFor, member, this.#answered)
+    const offer = this.#last = new Offer(key, shard, node, number, this, member, this.#answered)
     this.#unanswered++
     channel.outbox.request(offer)
     return offer

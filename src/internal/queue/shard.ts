@@ -67,8 +67,6 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   readonly #codec: Codec<A>
   readonly #success: Codec<S> | undefined
   readonly #error: Codec<E> | undefined
-  // In milliseconds.
-  readonly #retention: number
   readonly #offerer: Offerer
   readonly #offers: Offers
   readonly #outcomes: Outcomes
@@ -97,9 +95,8 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     const { error, success } = options
     this.#success = success && codec(success, `A result of queue ${JSON.stringify(name)}`)
     this.#error = error && codec(error, `An error of queue ${JSON.stringify(name)}`)
-    this.#retention = millis(options.retention ?? retained, "retention")
     keptOf(options.result)
-    this.#offerer = new Offerer(this.#place, shard, this.#retention)
+    this.#offerer = new Offerer(this.#place, shard, millis(options.retention ?? retained, "retention"))
     this.#offers = new Offers(this.#offerer, kernel.io, { name, namespace: kernel.settings.namespace })
     this.#outcomes = new Outcomes(this.#place)
     this.#following = new Following(this.#place)
@@ -164,12 +161,14 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
       else if (change[0] === "room") this.#offerer.enter()
       else if (change[0] === "ticks") this.#schedules.told(change)
       else if (change[0] === "errands") this.#deliver()
+      else if (change[0] === "window") this.#offerer.knownFor = Number(change[1])
       else {
         // After a loss of data, Redis does not know the number of shards any more.
         this.#count = Number(change[0])
         if (this.#decided === 1) this.#decided = Number(change[3])
         if (change[1] === true) this.#schedules.watch()
         if (change[2] === true) this.#deliver()
+        this.#offerer.knownFor = Number(change[4])
         this.#offerer.rejoined()
         this.#outcomes.rejoined()
         this.#following.rejoined()
@@ -210,7 +209,9 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     if (Exit.isFailure(body)) return Exit.failCause(body.cause)
     const { result } = this.#options
     const wanted = result && options?.result === undefined ? { ...options, result } : options
-    return Exit.succeed(wishOf(body.value, wanted, trace, this.#retention, this.#deque?.aim(options), subscriber))
+    return Exit.succeed(
+      wishOf(body.value, wanted, trace, this.#offerer.knownFor, this.#deque?.aim(options), subscriber)
+    )
   }
 
   readonly offer = (payload: A, options?: OfferOptions): Effect.Effect<Offered, QueueError> =>
