@@ -76,6 +76,7 @@ import type { Options, Queue, RunOptions } from "./internal/queue/api.ts"
 import type { QueueError } from "./internal/queue/errors.ts"
 import type { Job } from "./internal/queue/job.ts"
 import type { ScheduleOptions } from "./internal/queue/schedules.ts"
+import { checkShares } from "./internal/queue/settings.ts"
 import { Shard } from "./internal/queue/shard.ts"
 import { Sharded } from "./internal/queue/sharded.ts"
 import { measured } from "./internal/queue/state.ts"
@@ -277,14 +278,12 @@ export const make = <A, S = unknown, E = never>(
 ): Effect.Effect<Queue<A, S, E>, QueueError, Coordinator | Scope.Scope> =>
   Effect.gen(function*() {
     const space = spaceOf(yield* Coordinator)
-    const { limits, name, shards: wanted } = options
-    if (wanted !== undefined) whole(wanted, "shards", space.kernel.settings.partitions)
+    const { limits = {}, name, shards: wanted } = options
+    if (wanted !== undefined) checkShares(limits, whole(wanted, "shards", space.kernel.settings.partitions))
     const first = new Shard(space, name, options, 0)
     const count = yield* first.join
     if (count === 1) return first
-    if (limits?.concurrency !== undefined && limits.concurrency < count) {
-      throw new RangeError(`limits.concurrency must not be less than the number of shards, ${count}`)
-    }
+    checkShares(limits, count)
     const others = Array.from(
       { length: count - 1 },
       (_, at) => new Shard(space, name, { ...options, shards: count }, at + 1)

@@ -6,7 +6,7 @@ import { partitionOf } from "../src/internal/actor/keys.ts"
 import { actor, client } from "./support/actor.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
-import { begins, emptied, make, shows, upTo, working } from "./support/queues.ts"
+import { begins, emptied, isRangeError, make, shows, upTo, working } from "./support/queues.ts"
 import type { Server } from "./support/servers.ts"
 import { lose, on } from "./support/several.ts"
 
@@ -223,8 +223,44 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
         yield* eventually(Effect.sync(() => assert.strictEqual(worker.seen.now, 6)))
         yield* worker.stop
         yield* queue.drain({ delayed: true })
-        const few = yield* Effect.exit(on(a!, Effect.scoped(make({ limits: { concurrency: 3 } }))))
-        assert.isTrue(Exit.isFailure(few) && String(few.cause).includes("RangeError"), String(few))
+        const few = [{ concurrency: 3 }, { length: 3 }, { rate: { jobs: 3, interval: "1 second" } }] as const
+        for (const limits of few) {
+          isRangeError(yield* Effect.exit(on(a!, Effect.scoped(make({ limits })))))
+          isRangeError(yield* Effect.exit(on(a!, Effect.scoped(make({ shards, limits, name: "few" })))))
+        }
+      })))
+
+  it.effect("divides its length", () =>
+    spread(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ shards, limits: { length: 6, onFull: "fail" } }))
+        const offers = upTo(shards).flatMap((shard) => idsOf(shard, 3).map((id) => Effect.exit(queue.offer(1, { id }))))
+        const exits = yield* Effect.all(offers)
+        // Two in each of the first shards, and one in each of the others.
+        assert.deepStrictEqual(
+          exits.map(Exit.isSuccess),
+          [true, true, false, true, true, false, true, false, false, true, false, false]
+        )
+        yield* shows(queue, { waiting: 6 })
+      })))
+
+  it.effect("divides its rate", () =>
+    spread(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ shards, limits: { rate: { jobs: 6, interval: "600 millis" } } }))
+        yield* queue.pause
+        yield* Effect.forEach(upTo(shards).flatMap((shard) => idsOf(shard, 4)), (id) => queue.offer(1, { id }))
+        const at: Array<number> = []
+        const worker = yield* working(queue, () => Effect.sync(() => at.push(Date.now())), { concurrency: 16 })
+        yield* shows(queue, { workers: 1 })
+        const resumed = Date.now()
+        yield* queue.resume
+        yield* shows(queue, { completed: 16 })
+        // Each shard has 1.5 jobs in 600 ms: one at once, the next when two are due, and then one each 400 ms.
+        for (const [n, after] of [[4, 200], [8, 600], [12, 1000]] as const) {
+          assert.isAtLeast(at[n]! - resumed, after - 2, `${n}`)
+        }
+        yield* worker.stop
       })))
 
   it.effect("keeps its number while it is in use", () =>

@@ -248,7 +248,10 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
   readonly limits?: {
     /** How many jobs are active at a time, over all processes. Default: no limit. */
     readonly concurrency?: number | undefined
-    /** How many jobs begin in each interval, over all processes. All of `jobs` can begin at once. Default: no limit. */
+    /**
+     * The mean rate at which jobs begin, over all processes: `jobs` for each `interval`. Up to `jobs` begin at once after a rest, and then
+     * one each `interval / jobs`: fewer than `2 * jobs` in any interval. Default: no limit.
+     */
     readonly rate?: { readonly jobs: number; readonly interval: Duration.Input } | undefined
     /** How many jobs may wait, delayed jobs included, and blocked ones not, up to 2^31. Default: no limit. */
     readonly length?: number | undefined
@@ -268,14 +271,14 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
      * one, and while one waits for its retry no other job of the group begins.
      */
     readonly concurrency?: number | undefined
-    /** How many jobs of a group begin in each interval, over all processes. All of `jobs` can begin at once. Default: no limit. */
+    /** The rate at which jobs of each group begin, over all processes: as that of `limits`. Default: no limit. */
     readonly rate?: { readonly jobs: number; readonly interval: Duration.Input } | undefined
   } | undefined
   /**
    * Over how many partitions the queue is spread, and so over how many primaries of a Redis Cluster: up to the coordinator's
    * `partitions`. Default: as many as the queue has, or 1. It can only be changed while the queue is empty and no process has it
-   * open; until then `make` fails with `ShardsMismatch`. Jobs are in order within a shard, and `limits` are divided among them;
-   * a group is in one shard.
+   * open; until then `make` fails with `ShardsMismatch`. Jobs are in order within a shard, and `limits` are divided among them:
+   * none may be less than the number of shards. A group is in one shard.
    */
   readonly shards?: number | undefined
   /**

@@ -26,6 +26,15 @@ const limitArgs = ({ concurrency, rate }: Limits, what: string) => {
   ] as const
 }
 
+/** Each shard has a share of at least one job in each limit. */
+export const checkShares = ({ concurrency, length, rate }: Limits, shards: number): void => {
+  for (const [what, limit] of Object.entries({ concurrency, length, "rate.jobs": rate?.jobs })) {
+    if (limit !== undefined && limit < shards) {
+      throw new RangeError(`limits.${what} must not be less than the number of shards, ${shards}`)
+    }
+  }
+}
+
 export const joinArgs = (
   { groups: { concurrency = 1, rate } = {}, letters = {}, limits = {}, retention = retained }: Options<any, any, any>
 ) => {
