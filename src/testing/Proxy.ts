@@ -190,7 +190,6 @@ class Pair {
     this.#connection = ++state.connections
     this.#upstream = state.mode === "blackhole" ? undefined : net.connect(state.target, "127.0.0.1")
     this.#silent = this.#upstream === undefined
-    state.links.add(this)
     this.#listen()
   }
 
@@ -286,7 +285,7 @@ const open = (state: State, port: number) =>
   new Promise<net.Server>((resolve, reject) => {
     const listener = net.createServer((client) => {
       if (state.mode === "acceptThenClose") client.destroy()
-      else new Pair(state, client)
+      else state.links.add(new Pair(state, client))
     })
     listener.once("error", reject)
     listener.listen(port, "127.0.0.1", () => resolve(listener))
