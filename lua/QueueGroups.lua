@@ -488,6 +488,7 @@ end
 -- keys: all
 -- args: group string, paused boolean
 -- reply: ["paused"]
+-- flags: allow-oom
 handlers['queue.pauseGroup'] = function(ctx, key, group, paused)
   local state = changing(loadQueue(ctx, key), group)
   if paused == '1' then state.paused = 1 else state.paused, state.after = 0, 0 end
@@ -498,6 +499,7 @@ end
 -- keys: all
 -- args: group string, delay number
 -- reply: ["slowed"]
+-- flags: allow-oom
 handlers['queue.slow'] = function(ctx, key, group, delay)
   local queue = loadQueue(ctx, key)
   local state = group == '' and queue or changing(queue, group)

@@ -1,7 +1,7 @@
 /** What a server may refuse: memory, permissions, functions, plain text, and a namespace of another shape. */
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Fiber, Layer, Option, Schedule, Schema, type Scope } from "effect"
-import { Coordinator, Lease, Lock, ReadWriteLock, Redis, Rendezvous, Semaphore } from "../src/index.ts"
+import { Coordinator, Lease, Lock, Queue, ReadWriteLock, Redis, Rendezvous, Semaphore } from "../src/index.ts"
 import { body } from "../src/internal/actor/lua.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { awake } from "./support/awake.ts"
@@ -208,6 +208,23 @@ layer(TestServer.layer, live)("a server", (it) => {
       }))
       yield* assertEmpty(server, namespace)
     }))
+
+  it.effect("out of memory lets queues and their groups be paused and resumed", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone()
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const queue = yield* Queue.make({ name: "q", payload: Schema.Number })
+        const group = queue.group("g")
+        yield* server.cli("CONFIG", "SET", "maxmemory", 1)
+        for (const one of [queue, group]) yield* one.pause
+        assert.strictEqual((yield* Effect.flip(queue.offer(1))).reason._tag, "OutOfMemory")
+        assert.isTrue((yield* queue.state).paused)
+        for (const one of [queue, group]) yield* one.resume
+        assert.isFalse((yield* queue.state).paused)
+        yield* server.cli("CONFIG", "SET", "maxmemory", 0)
+      })).pipe(Effect.provideContext(yield* node(server.url, { namespace })))
+    }).pipe(Effect.scoped))
 
   for (const executed of [true, false]) {
     it.effect(`out of memory does not hide that a take ${executed ? "was" : "was not"} executed before`, () =>

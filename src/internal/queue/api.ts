@@ -96,8 +96,8 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   /** Stores a job. Confirmed when it succeeds; if it fails with `Timeout`, it may have been stored. */
   readonly offer: (payload: A, options?: OfferOptions | undefined) => Effect.Effect<Offered, QueueError>
   /**
-   * Stores jobs in their order, up to 512 with each call: all of these, or none. If it fails, some calls may have succeeded. Up to 2,048
-   * jobs are encoded together: when one of them does not fit the schema, or `options` throws, none of these is stored.
+   * Stores jobs in their order, up to 512 with each call, which is executed once or not at all. If it fails, some calls
+   * may have succeeded; and where room or an unknown `after` refuses some jobs of a call, the others are stored. Up to 2,048 jobs are encoded together: when one of them does not fit the schema, or `options` throws, none of these is stored.
    */
   readonly offerAll: (
     payloads: Iterable<A>,
