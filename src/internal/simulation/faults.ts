@@ -56,7 +56,7 @@ const ofServer = (forgets: boolean, happen: (scene: Scene) => Promise<void> | vo
   // Tokens go by the clock: where Redis has forgotten them, it must not be behind what it was before.
   if (forgets) {
     world.now += world.server.behind
-    world.server.forgotAt = world.now
+    world.server.forgotAt = world.server.now
   }
   await happen(scene)
   return { process: undefined, to: scene.world.now, forgets }
@@ -126,9 +126,9 @@ const strikes = {
   }),
   /** The clock of Redis is set back. */
   "server clock": ofServer(false, (scene) => {
-    const { now, server } = scene.world
+    const { server } = scene.world
     const millis = oneOf(scene, [10, 100])
-    if (now - server.forgotAt > millis) server.behind += millis
+    if (server.now - server.forgotAt > millis) server.behind += millis
   }),
   /** Redis starts again, with all that it knew: every connection breaks. */
   restart: ofServer(false, ({ world }) => cutAll(world)),

@@ -23,7 +23,7 @@ export class Server {
   readonly written = new Map<string, number>()
   /** Behind the clock of the world, in milliseconds. */
   behind = 0
-  /** When it has forgotten something, by the clock of the world. */
+  /** When it has forgotten something, by its own clock. */
   forgotAt = 0
   /** Over its `maxmemory`. */
   full = false
