@@ -82,10 +82,10 @@ export const program: Program = ({ line, mine, namespace, other, server }) =>
 
     const tokens = yield* Effect.gen(function*() {
       const reader = Option.getOrThrow(yield* Lease.current).token
-      const writer = yield* ReadWriteLock.withWriteLock(
+      const writer = yield* insist(ReadWriteLock.withWriteLock(
         Effect.map(Lease.current, (lease) => Option.getOrThrow(lease).token),
         "book"
-      )
+      ))
       return { reader, writer }
     }).pipe(ReadWriteLock.withReadLock("book"))
     assert.isAbove(tokens.writer, tokens.reader)
