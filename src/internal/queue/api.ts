@@ -97,7 +97,8 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   readonly offer: (payload: A, options?: OfferOptions | undefined) => Effect.Effect<Offered, QueueError>
   /**
    * Stores jobs in their order, up to 512 with each call, which is executed once or not at all. If it fails, some calls
-   * may have succeeded; and where room or an unknown `after` refuses some jobs of a call, the others are stored. Up to 2,048 jobs are encoded together: when one of them does not fit the schema, or `options` throws, none of these is stored.
+   * may have succeeded; and where room or an unknown `after` refuses some jobs of a call, the others are stored. Up to 2,048
+   * jobs are encoded together: when one of them does not fit the schema, or `options` throws, none of these is stored.
    */
   readonly offerAll: (
     payloads: Iterable<A>,
