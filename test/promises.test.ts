@@ -532,7 +532,7 @@ layer(TestServer.layer, live)("a kind that this release does not know", (it) => 
       })
       yield* Effect.scoped(Effect.gen(function*() {
         const context = yield* node(server.url, { namespace, partitions: 1, ...short })
-        const { result } = yield* within(onNode(context)(Lock.withLock(Effect.succeed("in"), "a")), 3000, "the lock")
+        const { result } = yield* within(onNode(context)(Lock.withLock(Effect.succeed("in"), "a")), 15_000, "the lock")
         assert.strictEqual(result, "in")
         const held = yield* onNode(context)(holding("b"))
         const waiting = yield* Effect.forkChild(onNode(context)(Lock.withLock(Effect.void, "b")))
@@ -628,7 +628,7 @@ layer(TestServer.layer, live)("what cannot be reaped or rung", (it) => {
       const context = yield* node(server.url, { namespace, partitions: 1 })
       yield* Effect.forEach(
         Array.from({ length: 40 }, (_, at) => at),
-        (at) => within(onNode(context)(Lock.withLock(Effect.void, `${at}`)), 5000, `lock ${at}`),
+        (at) => within(onNode(context)(Lock.withLock(Effect.void, `${at}`)), 15_000, `lock ${at}`),
         { concurrency: "unbounded", discard: true }
       )
       // A minute later it is tried again.
