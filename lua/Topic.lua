@@ -167,6 +167,8 @@ local function tellGap(member, items, missed)
   items[#items + 1] = gapItem(member, missed)
 end
 
+local unlockRemoved
+
 -- To another consumer, without counting that as a delivery. The group misses what was removed from the stream. Answers how many
 -- there are still.
 local function shift(topic, group, consumer, ids, count)
@@ -177,9 +179,44 @@ local function shift(topic, group, consumer, ids, count)
     args[#args + 1], args[#args + 2] = 'RETRYCOUNT', text(count)
   end
   args[#args + 1] = 'JUSTID'
-  local shifted = #(tryGroup('XCLAIM', unpack(args)) or {})
-  miss(group, #ids - shifted)
-  return shifted
+  local shifted = tryGroup('XCLAIM', unpack(args)) or {}
+  miss(group, #ids - #shifted)
+  if #shifted < #ids then unlockRemoved(topic, group, ids) end
+  return #shifted
+end
+
+local function giveBack(topic, group, ids, count)
+  local there = shift(topic, group, RETURNED, ids, count)
+  group.returned = group.returned + there
+end
+
+local function eachKey(topic, group, act)
+  if group.ordered == 0 then return end
+  local prefix = 'k' .. group.index .. ':'
+  for _, field in ipairs(call('HKEYS', topic.key)) do
+    if sub(field, 1, #prefix) == prefix then act(field, match(call('HGET', topic.key, field), '^(%S+) ?(.*)$')) end
+  end
+end
+
+-- The event of a key is done: the next one of the key can be handed out.
+local function unlock(topic, group, field, rest)
+  if rest == '' then
+    call('HDEL', topic.key, field)
+    return
+  end
+  call('HSET', topic.key, field, rest)
+  group.parked = group.parked - 1
+  giveBack(topic, group, { match(rest, '^%S+') }, 0)
+end
+
+-- Some of these events were removed while members had them in hand: their keys are not known any more.
+unlockRemoved = function(topic, group, ids)
+  local among = {}
+  for _, id in ipairs(ids) do among[id] = true end
+  eachKey(topic, group, function(field, first, rest)
+    local pending = among[first] and tryGroup('XPENDING', topic.entries, group.name, first, first, 1)
+    if pending and not pending[1] then unlock(topic, group, field, rest) end
+  end)
 end
 
 local function handReturned(ctx, topic, group, member, items)
@@ -201,6 +238,7 @@ local function handReturned(ctx, topic, group, member, items)
       -- It was deleted from the stream.
       call('XACK', topic.entries, group.name, id)
       tellGap(member, items, 1)
+      unlockRemoved(topic, group, { id })
     end
   end
 end
@@ -315,33 +353,20 @@ local function dispatchGroup(ctx, topic, group)
   end
 end
 
--- The event of a key is done: the next one of the key can be handed out.
 local function unlockKey(topic, group, key, id)
   if group.ordered == 0 or key == '' then return end
   local field = 'k' .. group.index .. ':' .. key
   local first, rest = match(call('HGET', topic.key, field) or '', '^(%S+) ?(.*)$')
-  if first ~= id then return end
-  if rest == '' then
-    call('HDEL', topic.key, field)
-    return
-  end
-  call('HSET', topic.key, field, rest)
-  group.parked = group.parked - 1
-  group.returned = group.returned + shift(topic, group, RETURNED, { match(rest, '^%S+') }, 0)
+  if first == id then unlock(topic, group, field, rest) end
 end
 
 local function forgetKeys(topic, group)
-  if group.ordered == 0 then return end
-  local prefix = 'k' .. group.index .. ':'
-  for _, field in ipairs(call('HKEYS', topic.key)) do
-    if sub(field, 1, #prefix) == prefix then call('HDEL', topic.key, field) end
-  end
+  eachKey(topic, group, function(field) call('HDEL', topic.key, field) end)
 end
 
--- A group keeps only the events that its members are working on, and misses the others.
+-- A group keeps only the events that its members are working on, with their keys, and misses the others.
 local function purgeGroup(topic, group)
   local missed = topic.number - group.cursor
-  forgetKeys(topic, group)
   for _, consumer in ipairs({ RETURNED, PARKED, DELAYED }) do
     repeat
       local pending = tryGroup('XPENDING', topic.entries, group.name, '-', '+', PAGE, consumer) or {}
@@ -349,6 +374,10 @@ local function purgeGroup(topic, group)
       missed = missed + #pending
     until #pending == 0
   end
+  eachKey(topic, group, function(field, first)
+    local pending = tryGroup('XPENDING', topic.entries, group.name, first, first, 1)
+    if pending and pending[1] then call('HSET', topic.key, field, first) else call('HDEL', topic.key, field) end
+  end)
   miss(group, missed)
   group.returned, group.parked, group.cursor, group.stamp = 0, 0, topic.number, topic.stamp
 end
@@ -416,7 +445,7 @@ local function dismissMember(ctx, topic, claim, index, crashed)
       local counted = ids[count] or {}
       ids[count], counted[#counted + 1] = counted, found[1]
     end
-    for count, counted in pairs(ids) do group.returned = group.returned + shift(topic, group, RETURNED, counted, count) end
+    for count, counted in pairs(ids) do giveBack(topic, group, counted, count) end
   end
   call('XGROUP', 'DELCONSUMER', topic.entries, group.name, claim)
 end
@@ -859,7 +888,7 @@ end
 
 -- topic.consume: becomes a member of a group, with credit for so many events. A group that is new begins after `from`, or
 -- with the next event. A member that asks again hears all events and gaps that it has not acknowledged, and the number of
--- deliveries to it so far: a delivery among these that comes later is old.
+-- deliveries to it so far: a delivery among these that comes later is old. Of events that were purged it hears the ids.
 -- `made` tells a group from one of that name that Redis has lost: 0 for a member that knows none, otherwise what it was answered, with
 -- the events that it had in hand.
 -- keys: all
@@ -885,7 +914,8 @@ handlers['topic.consume'] = function(ctx, key, id, name, from, credit, ordered, 
   if member and member.missed ~= 0 then items[1] = gapItem(member, member.missed) end
   for _, pending in ipairs(tryGroup('XPENDING', topic.entries, name, '-', '+', 1024, claim) or {}) do
     local entry = call('XRANGE', topic.entries, pending[1], pending[1])[1]
-    if entry then items[#items + 1] = described(pending[1], pending[4], entry[2]) end
+    -- If its delivery was lost too, the member gives it back.
+    items[#items + 1] = entry and described(pending[1], pending[4], entry[2]) or '["removed","' .. pending[1] .. '"]'
   end
   return reply('joined', index, member and member.sent or 0, group.drained, group.epoch, group.made,
     json('[' .. concat(items, ',') .. ']'))
@@ -943,7 +973,7 @@ handlers['topic.retry'] = function(ctx, hash, id, index, event, delay)
     call('ZADD', topic.retries, text(at), index .. ':' .. event)
     sooner(ctx, topic, at)
   else
-    group.returned = group.returned + shift(topic, group, RETURNED, { event })
+    giveBack(topic, group, { event })
   end
   credited(ctx, group, id, 1)
   return '["returned"]'
@@ -1031,7 +1061,7 @@ alarms.topic = function(ctx, key)
     -- The group may be another one by now, and the event be in hand.
     local delayed = group and tryGroup('XPENDING', topic.entries, group.name, event, event, 1, DELAYED)
     if delayed and #delayed > 0 then
-      group.returned = group.returned + shift(topic, group, RETURNED, { event })
+      giveBack(topic, group, { event })
     end
   end
   local nextRetry = call('ZRANGEBYSCORE', topic.retries, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]

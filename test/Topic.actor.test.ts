@@ -202,6 +202,47 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
       }))
   }
 
+  for (const end of ["acknowledged", "returned", "left"] as const) {
+    it.effect(`hands out no event of a key before what was purged in a member's hands is ${end}`, () =>
+      Effect.gen(function*() {
+        const redis = yield* client(yield* TestServer)
+        yield* Effect.promise(async () => {
+          const topic = actor(redis, freshNamespace(), "topic:t")
+          for (const session of ["a", "b"]) await topic.open(session)
+          await topic.send("b", "topic.join", ["t", -1, 0, 0, 0, 0, 60_000, "", 1])
+          const join = (session: string) => topic.send(session, "topic.consume", ["m", "g", "0", 1, "1", 0, ""])
+          let number = 0
+          const publish = async (key: string) =>
+            (await topic.send("b", "topic.publish", ["1", `0 node  ${key.length} 0 0 ${key}p`, ++number]))[1] as string
+          const eventsOf = async (session: string) =>
+            (await topic.mail(session)).flatMap(([, , what, , items]) =>
+              what === "deliver" ? (items as Array<[string]>).map(([id]) => id).filter((id) => id !== "gap") : []
+            )
+          const [, index] = await join("a")
+          const first = await publish("k")
+          await publish("k")
+          assert.deepStrictEqual(await eventsOf("a"), [first])
+          await topic.send("b", "topic.purge", [])
+          // A member that asks again is told, and does not lose what it has in hand.
+          assert.deepStrictEqual((await join("a"))[6].filter(([tag]: [string]) => tag !== "gap"), [["removed", first]])
+          await join("b")
+          const [second, third] = [await publish("k"), await publish("k")]
+          assert.deepStrictEqual(await eventsOf("b"), [])
+          // Another key does not wait.
+          const other = await publish("l")
+          assert.deepStrictEqual(await eventsOf("b"), [other])
+          if (end === "acknowledged") await topic.send("a", "topic.ack", ["m", index, first, "k"])
+          else if (end === "returned") await topic.send("a", "topic.retry", ["m", index, first, 0])
+          else await topic.send("a", "session.leave", ["m"])
+          await topic.send("b", "topic.ack", ["m", index, other, "l"])
+          const next = end === "left" ? "b" : "a"
+          assert.strictEqual((await eventsOf(next)).at(-1), second)
+          await topic.send(next, "topic.ack", ["m", index, second, "k"])
+          assert.include([...await eventsOf("a"), ...await eventsOf("b")], third)
+        })
+      }))
+  }
+
   for (
     const [limit, length, bytes, age, rest] of [["length", 1, 0, 0, 1], ["bytes", 0, 1, 0, 1], [
       "age",

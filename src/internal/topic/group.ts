@@ -95,7 +95,10 @@ type Item = readonly [
   crashes?: number
 ]
 type Items = ReadonlyArray<
-  Item | readonly ["gap", missed: number, number: number] | readonly ["drained", epoch: number]
+  | Item
+  | readonly ["gap", missed: number, number: number]
+  | readonly ["drained", epoch: number]
+  | readonly ["removed", id: string]
 >
 
 export interface GroupSettings {
@@ -198,11 +201,19 @@ class Member<A> extends work.Member {
         this.#miss(Number(item[1]), Number(item[2]), deliveries)
       } else if (item[0] === "drained") {
         this.#drain(Number(item[1]))
+      } else if (item[0] === "removed") {
+        this.#giveBack(String(item[1]))
       } else {
         this.#take(item as Item, deliveries)
       }
     }
     this.#deliver(deliveries)
+  }
+
+  // It was purged before this member heard of it.
+  #giveBack(id: string): void {
+    if (this.#working.has(id) || this.#told.has(id)) return
+    this.tell("topic.retry", [this.id, this.#index, id, 0], () => {})
   }
 
   #miss(missed: number, number: number, deliveries: Array<Delivery<A>>): void {
