@@ -90,14 +90,25 @@ export const dataBytes = (info: ReadonlyMap<string, string>): number =>
 
 /** Milliseconds until the lease of lockstep's only holder of a resource runs out. */
 export const leaseLeft = async ({ client }: Server, kind: "lock" | "election", name: string): Promise<number> => {
-  const [found] = await client.keys(`*:${kind}:${name}`)
-  const holder = Object.keys(await client.hgetall(found!)).find((field) => field.startsWith("h"))!
-  const session = holder.slice(1, holder.lastIndexOf("/"))
+  const holderOf = async (sessions: string) => {
+    // A lock that has a hold and nothing else is a field of the sessions.
+    const lone = await client.hget(sessions, `@${kind}:${name}`)
+    if (lone !== null && lone !== "") return lone.split(" ")[0]!
+    const hash = await client.hgetall(sessions.replace(/sessions$/, `${kind}:${name}`))
+    return Object.keys(hash).find((field) => field.startsWith("h"))?.slice(1)
+  }
+  let holder: string | undefined
+  let sessions = ""
+  for (sessions of await client.keys("*:sessions")) {
+    holder = await holderOf(sessions)
+    if (holder !== undefined) break
+  }
+  const session = holder!.slice(0, holder!.lastIndexOf("/"))
   const deadline = Number(
     await client.eval(
       "local _, _, deadline = struct.unpack('<Bdd', redis.call('HGET', KEYS[1], 's' .. ARGV[1])) return deadline",
       1,
-      `${found!.slice(0, found!.indexOf("}"))}}:sessions`,
+      sessions,
       session
     )
   )

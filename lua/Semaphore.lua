@@ -1,10 +1,11 @@
 -- The one actor behind everything that is held: a weighted first-in-first-out semaphore with capacity C.
--- A lock has C = 1; a semaphore has C = n; a read-write lock weighs a reader 1 and a writer C.
+-- A lock has C = 1, see Lock.lua; a semaphore has C = n; a read-write lock weighs a reader 1 and a writer C.
 --
--- kinds: lock, readWriteLock, semaphore: hash
+-- kinds: readWriteLock, semaphore: hash
+-- after lone.lua
 --
 -- A resource is one hash, deleted with its last hold, member and waiter: a queue (see kernel.lua), and
---   s                  record Semaphore; or, of a lock with a holder and nothing else, "h<session>/<id> <token> <since>"
+--   s                  record Semaphore
 --   h<session>/<id>    a hold: "<weight> <token> <since, in seconds>"
 -- Behind a hold is " k" if its process may keep the lock, see lock.take.
 --   o<session>/<id>    a member: it keeps a semaphore alive, and hears how many permits there are
@@ -12,28 +13,19 @@
 -- record Semaphore 1: capacity, taken, holds, members, first, last
 
 local MOST_LISTED = 1000
-local LONE = 104 -- h
+local KEPT = 107 -- k
 -- So many tokens a process may give that keeps a lock.
 local KEPT_TOKENS = 1000000
 
--- Most locks have a holder and nothing else: its hold is all that is written of it, and the rest when the next one comes.
-local function unfold(packed)
-  local field, hold = match(packed, '^(h%S+) (.*)$')
-  if not field then return unpackSemaphore(packed) end
-  return { capacity = 1, taken = 1, holds = 1, members = 0, first = 1, last = 0, field = field, hold = '1 ' .. hold }
-end
-
-local function load(key, capacity, packed)
-  packed = packed or call('HGET', key, 's')
-  local state = packed and unfold(packed)
+local function load(key, capacity)
+  local packed = call('HGET', key, 's')
+  local state = packed and unpackSemaphore(packed)
   return state or { capacity = capacity, taken = 0, holds = 0, members = 0, first = 1, last = 0 }
 end
 
-local function save(key, state)
+local function save(ctx, key, state)
   if state.holds + state.members == 0 and state.first > state.last then
-    call('DEL', key)
-  elseif state.field then
-    call('HSET', key, 's', packSemaphore(state), state.field, state.hold)
+    dissolve(ctx, key)
   else
     call('HSET', key, 's', packSemaphore(state))
   end
@@ -42,13 +34,6 @@ end
 local function granted(token)
   -- Concatenation is several times faster than `reply`, and this is the most frequent one.
   return '["granted","' .. token .. '"]'
-end
-
-local function holdAlone(ctx, key, id, kept)
-  local token = nextToken(ctx)
-  call('HSET', key, 's', 'h' .. ctx.session .. '/' .. id .. ' ' .. token .. ' ' .. ctx.seconds .. (kept or ''))
-  own(ctx, key, id)
-  return granted(token)
 end
 
 local function hold(ctx, state, weight)
@@ -83,7 +68,7 @@ end
 
 local function enqueue(ctx, key, state, id, weight)
   join(key, state, claimOf(ctx, id), text(weight))
-  save(key, state)
+  save(ctx, key, state)
   own(ctx, key, id)
   return queued(ctx, state.last - state.first)
 end
@@ -96,55 +81,37 @@ local function grant(ctx, key, state, id, weight)
 end
 
 -- The state, and what has become of a claim that has asked before.
-local function recallClaim(ctx, key, id, capacity, packed)
-  local state = load(key, capacity, packed)
+local function recallClaim(ctx, key, id, capacity)
+  local state = load(key, capacity)
   -- Mostly there is nothing yet.
   if state.holds == 0 and state.first > state.last then return state end
   local claim = claimOf(ctx, id)
-  if state.field then return state, state.field == 'h' .. claim and granted(match(state.hold, '^%S+ (%S+)')) end
   local found = call('HMGET', key, 'h' .. claim, 'q' .. claim)
   if found[1] then return state, granted(match(found[1], '^%S+ (%S+)')) end
   if found[2] then return state, queued(ctx, tonumber(found[2]) - state.first) end
   return state
 end
 
--- A lock that a process keeps may not be in use: it is recalled, once. Answers whether it was.
-local function recallKept(ctx, state)
-  if not state.field or sub(state.hold, -2) ~= ' k' then return false end
-  local claim = sub(state.field, 2)
-  if not isAlive(ctx, holderOf(claim)) then return false end
-  deliver(ctx, holderOf(claim), reply('recall', idOf(claim)))
-  return true
-end
-
 -- A process that has kept a lock says which token was the last, with the lock or with the end of the session, unless it died. Its
 -- lease is longer than the lock was kept then, so no token is ahead of the clock.
 local function skipKept(ctx, session, hold)
-  local token = match(hold, '^%S+ (%S+) %S+ k$')
-  if not token or session == ctx.session then return end
+  if byte(hold, -1) ~= KEPT or session == ctx.session then return end
   local known = sessionOf(ctx, session)
-  if not known or known.deadline > 0 then skipTokens(ctx, token + KEPT_TOKENS) end
+  if not known or known.deadline > 0 then skipTokens(ctx, match(hold, '^%S+ (%S+)') + KEPT_TOKENS) end
 end
 
 -- Ends a hold, a wait or a membership, whichever it is by now. Answers whether it was there.
 local function drop(ctx, key, session, id)
   local claim = session .. '/' .. id
   local packed = call('HGET', key, 's')
-  if not packed then return false end
-  local mine = 'h' .. claim .. ' '
-  if sub(packed, 1, #mine) == mine then
-    skipKept(ctx, session, packed)
-    call('DEL', key)
-    return true
-  end
-  local state = unfold(packed)
-  if not state or state.field then return false end
+  local state = packed and unpackSemaphore(packed)
+  if not state then return false end
   local hold = call('HGET', key, 'h' .. claim)
   if hold then
     skipKept(ctx, session, hold)
     state.taken, state.holds = state.taken - tonumber(match(hold, '^%S+')), state.holds - 1
     if state.holds + state.members == 0 and state.first > state.last then
-      call('DEL', key)
+      dissolve(ctx, key)
       return true
     end
     call('HDEL', key, 'h' .. claim)
@@ -153,20 +120,20 @@ local function drop(ctx, key, session, id)
     state.members = state.members - 1
   end
   serve(ctx, key, state)
-  save(key, state)
+  save(ctx, key, state)
   return true
 end
 
 -- Takes a weight of what is there already, or queues for it.
-local function takeBeside(ctx, key, id, weight, capacity, wait, packed)
-  local state, known = recallClaim(ctx, key, id, capacity, packed)
+local function take(ctx, key, id, weight, capacity, wait)
+  local state, known = recallClaim(ctx, key, id, capacity)
   if known then return known end
   if state.capacity == 0 then return MISSING end
   if weight > state.capacity then return reply('exceeds', state.capacity) end
   if state.first > state.last and state.taken + weight <= state.capacity then
     return grant(ctx, key, state, id, weight)
   end
-  if recallKept(ctx, state) or wait == '1' then return enqueue(ctx, key, state, id, weight) end
+  if wait == '1' then return enqueue(ctx, key, state, id, weight) end
   return wait == '0' and isStale(ctx) and STALE or '["busy"]'
 end
 
@@ -176,33 +143,7 @@ end
 -- args: id string, weight number, capacity number, wait number
 -- reply: ["granted", token string] | ["queued", ahead number] | ["busy"] | ["missing"] | ["exceeds", capacity number] | ["stale"]
 handlers['semaphore.take'] = function(ctx, key, id, weight, capacity, wait)
-  local packed = call('HGET', key, 's')
-  if not packed and weight == '1' and capacity == '1' then return holdAlone(ctx, key, id) end
-  return takeBeside(ctx, key, id, tonumber(weight), tonumber(capacity), wait, packed)
-end
-
--- lock.take: takes a lock, or queues for it. With `keep`, its process may keep it when it has released it, and take it again with tokens of its own:
--- one for each microsecond since the grant, for a second at most. When another claim comes, it is recalled by an event, and the
--- claim queues, whether it waits or not: a claim that does not wait leaves the queue if it is not granted soon.
--- keys: hash
--- args: id string, wait number, keep boolean
--- reply: ["granted", token string] | ["kept", token string] | ["queued", ahead number] | ["busy"] | ["stale"]
-handlers['lock.take'] = function(ctx, key, id, wait, keep)
-  local packed = call('HGET', key, 's')
-  if packed then return takeBeside(ctx, key, id, 1, 1, wait, packed) end
-  if keep ~= '1' then return holdAlone(ctx, key, id) end
-  holdAlone(ctx, key, id, ' k')
-  return '["kept","' .. ctx.last .. '"]'
-end
-
--- lock.return: releases a lock that may have been kept, and says which token was the last if its process has given any
--- keys: hash
--- args: id string, token number
--- reply: ["released"] | ["absent"]
--- flags: allow-oom
-handlers['lock.return'] = function(ctx, key, id, token)
-  skipTokens(ctx, token + 0)
-  return handlers['semaphore.release'](ctx, key, id)
+  return take(ctx, key, id, tonumber(weight), tonumber(capacity), wait)
 end
 
 -- semaphore.release: releases a hold, or leaves the queue, whichever it is by now
@@ -243,7 +184,7 @@ handlers['semaphore.join'] = function(ctx, key, id, permits, mismatch)
   if resized then announce(ctx, key, state.capacity) end
   if enrol(ctx, key, id) then state.members = state.members + 1 end
   serve(ctx, key, state)
-  save(key, state)
+  save(ctx, key, state)
   return reply('joined', state.capacity)
 end
 
@@ -257,7 +198,7 @@ handlers['semaphore.resize'] = function(ctx, key, permits)
   state.capacity = tonumber(permits)
   announce(ctx, key, state.capacity)
   serve(ctx, key, state)
-  save(key, state)
+  save(ctx, key, state)
   return reply('resized', state.capacity)
 end
 
@@ -270,8 +211,7 @@ handlers['semaphore.reweigh'] = function(ctx, key, id, weight, anyway)
   weight = tonumber(weight)
   local field = 'h' .. claimOf(ctx, id)
   local state = load(key, 0)
-  local found
-  if state.field == field then found, state.field = state.hold, nil else found = call('HGET', key, field) end
+  local found = call('HGET', key, field)
   if not found then return ABSENT end
   local before, token, since = match(found, '^(%S+) (%S+) (%S+)')
   before = tonumber(before)
@@ -282,7 +222,7 @@ handlers['semaphore.reweigh'] = function(ctx, key, id, weight, anyway)
   state.taken = state.taken - before + weight
   call('HSET', key, field, text(weight) .. ' ' .. token .. ' ' .. since)
   serve(ctx, key, state)
-  save(key, state)
+  save(ctx, key, state)
   return granted(token)
 end
 
@@ -293,6 +233,7 @@ end
 -- flags: no-writes
 handlers['semaphore.state'] = function(ctx, key)
   if isStale(ctx) then return STALE end
+  if loneHold(ctx, key) then return reply('state', 1, 1, 1, 0) end
   local state = load(key, 0)
   local waiting = 0
   if state.first <= state.last then
@@ -309,17 +250,20 @@ end
 -- flags: no-writes
 handlers['semaphore.holders'] = function(ctx, key)
   if isStale(ctx) then return STALE end
-  local fields, holders = call('HGETALL', key), {}
-  for index = 1, #fields, 2 do
-    local field, hold = fields[index], fields[index + 1]
-    if field == 's' and byte(hold) == LONE then
-      local lone = unfold(hold)
-      field, hold = lone.field, lone.hold
-    end
-    local claim = match(field, '^h(.*)$')
-    if claim and #holders < MOST_LISTED then
-      local weight, token, since = match(hold, '^(%S+) (%S+) (%S+)')
-      holders[#holders + 1] = list({ json(weight), token, json(since), aboutOf(ctx, claim) })
+  local holders = {}
+  local function add(claim, hold)
+    local weight, token, since = match(hold, '^(%S+) (%S+) (%S+)')
+    holders[#holders + 1] = list({ json(weight), token, json(since), aboutOf(ctx, claim) })
+  end
+  local lone = loneHold(ctx, key)
+  if lone then
+    local claim, hold = match(lone, '^(%S+)( .*)$')
+    add(claim, '1' .. hold)
+  else
+    local fields = call('HGETALL', key)
+    for index = 1, #fields, 2 do
+      local claim = match(fields[index], '^h(.*)$')
+      if claim and #holders < MOST_LISTED then add(claim, fields[index + 1]) end
     end
   end
   return reply('holders', list(holders))
@@ -344,9 +288,8 @@ local function serveOn(ctx, key)
   local state = load(key, 0)
   if state.first > state.last then return end
   serve(ctx, key, state)
-  save(key, state)
+  save(ctx, key, state)
 end
 
-reapers.lock, alarms.lock = drop, serveOn
 reapers.readWriteLock, alarms.readWriteLock = drop, serveOn
 reapers.semaphore, alarms.semaphore = drop, serveOn

@@ -1,21 +1,67 @@
 -- How a call is executed: the context of its requests, and the state that is written once for all of them.
+--
+-- after lone.lua
 
 -- In microseconds.
 local TOKENS_EACH, TOKENS_AHEAD = 10000000, 20000000
 
--- Additions go first: what was given up is never owned again.
+-- Additions go first: what was given up is never owned again. A few of them go into the record of the session, where there is
+-- room.
 local function writeOwned(ctx)
-  if ctx.added then call('SADD', ownedBy(ctx, ctx.session), unpack(ctx.added)) end
-  if ctx.removed then call('SREM', ownedBy(ctx, ctx.session), unpack(ctx.removed)) end
+  local state, added, removed = ctx.own, ctx.added, ctx.removed
+  if added then
+    local owned = #added <= FEW and #state.owned < SHORT and state.owned
+    if owned then
+      for index = 1, #added do owned = owned .. marked(added[index]) end
+      state.owned = owned
+    else
+      call('SADD', ownedBy(ctx, ctx.session), unpack(added))
+    end
+  end
+  if removed then
+    local rest
+    for index = 1, #removed do
+      local entry = removed[index]
+      if not unmark(state, entry) then
+        rest = rest or {}
+        rest[#rest + 1] = entry
+      end
+    end
+    if rest then call('SREM', ownedBy(ctx, ctx.session), unpack(rest)) end
+  end
+end
+
+-- What has changed of the resources that have a hold and nothing else: those that have one are written with the session.
+local function writeLone(ctx, writes)
+  local lone, gone = ctx.lone, nil
+  for index = 1, #ctx.changed do
+    local key = ctx.changed[index]
+    local hold = lone[key]
+    -- One that has changed twice was written already.
+    if hold ~= nil then
+      local field = loneField(ctx.sessions, key)
+      if hold then
+        writes[#writes + 1], writes[#writes + 2] = field, hold
+      else
+        gone = gone or {}
+        gone[#gone + 1] = field
+      end
+      lone[key] = nil
+    end
+  end
+  if gone then call('HDEL', ctx.sessions, unpack(gone)) end
 end
 
 -- Of the call before, which often was to the same partition: its first key, and what follows from that.
 local sessionsKey, prefix, dues
 
-local function context(keys, argv)
+local function readTime()
   if not call then bind() end
   local time = call('TIME')
-  local micros = time[1] * 1e6 + time[2]
+  return time[1] * 1e6 + time[2], time[1]
+end
+
+local function context(keys, argv, micros, seconds)
   if keys[1] ~= sessionsKey then
     sessionsKey, prefix = keys[1], sub(keys[1], 1, -9) -- without "sessions"
     dues = prefix .. 'due'
@@ -26,15 +72,25 @@ local function context(keys, argv)
     dues = dues,
     prefix = prefix,
     session = argv[1],
-    seconds = time[1],
+    seconds = seconds,
     micros = micros,
     now = floor(micros / 1000),
     own = false,
     lease = false,
     last = false,
     before = false,
-    token = false
+    token = false,
+    lone = false,
+    changed = false
   }
+end
+
+-- What `sessions` has of the session that asks, and the last token; behind that, what it has of each resource that may be there.
+local function readSessions(keys, field, lone)
+  if not keys[3] then return call('HMGET', keys[1], field, 'token', lone) end
+  local fields = {}
+  for index = 2, #keys do fields[index - 1] = loneField(keys[1], keys[index]) end
+  return call('HMGET', keys[1], field, 'token', unpack(fields))
 end
 
 -- The keys of a request that declares more than one role, by role. Answers how many they are.
@@ -144,26 +200,71 @@ local function raiseFloor(ctx)
   end
 end
 
+-- Most calls are one request about a lock that is free, or that the session holds: they do what `run` does without its context, for
+-- half of the cost. Nothing if this call is another one, and then nothing has been written.
+local function runStraight(keys, argv, field, lone, found, micros, seconds)
+  local act, packed, before = straight[argv[5]], found[1], found[2]
+  if not (act and packed and before and argv[4] == '' and #argv == act.length and byte(packed) == VERSION.Session) then return end
+  local now, lease, number = floor(micros / 1000), argv[3] + 0, argv[2] - 1
+  local _, answered, deadline, read, posted, stamp = unpackStruct(SHAPE.Session, packed)
+  if deadline <= now or number ~= answered then return end
+  local session, id = argv[1], argv[6]
+  local sessions, owned, entry = keys[1], sub(packed, LENGTH.Session + 1), marked(id .. ':' .. sub(lone, 2))
+  if act.takes then
+    before = before + 0
+    local token = before + 1
+    if micros > token then token = micros end
+    if #owned >= SHORT or before % TOKENS_EACH + (token - before) >= TOKENS_EACH then return end
+    token = text(token)
+    local reply, hold = act.take(found[3], session .. '/' .. id .. ' ' .. token .. ' ' .. seconds, token, argv)
+    if not reply then return end
+    call('HSET', sessions, field, pack(SHAPE.Session, VERSION.Session, number + 1, now + lease, read, posted, stamp) .. owned .. entry,
+      'r' .. session, reply, 'token', token, lone, hold)
+    return reply
+  end
+  local first, last = find(owned, entry, 1, true)
+  local reply = first and act.release(found[3], session .. '/' .. id .. ' ', argv)
+  if not reply then return end
+  owned = sub(owned, 1, first - 1) .. sub(owned, last + 1)
+  call('HDEL', sessions, lone)
+  call('HSET', sessions, field, pack(SHAPE.Session, VERSION.Session, number + 1, now + lease, read, posted, stamp) .. owned,
+    'r' .. session, reply)
+  return reply
+end
+
+-- Writes what a call has changed of `sessions`, all of it at once.
+local function write(ctx, writes)
+  if ctx.token then
+    raiseFloor(ctx)
+    writes[#writes + 1], writes[#writes + 2] = 'token', ctx.last
+  end
+  if ctx.changed then writeLone(ctx, writes) end
+  if writes[1] then call('HSET', ctx.sessions, unpack(writes)) end
+end
+
 run = function(keys, argv)
-  local ctx = context(keys, argv)
-  local session = ctx.session
+  local session = argv[1]
+  local micros, seconds = readTime()
+  -- Without a resource, the field is one that is never there.
+  local field, lone = 's' .. session, loneField(keys[1], keys[2] or '')
+  local found = session ~= '' and readSessions(keys, field, lone)
+  local reply = found and runStraight(keys, argv, field, lone, found, micros, seconds)
+  if reply then return reply end
+
+  local ctx = context(keys, argv, micros, seconds)
   if session == '' then
     local replies = dispatch(ctx, keys, argv)
     finishCall(ctx)
     writeMail(ctx)
-    if ctx.token then
-      raiseFloor(ctx)
-      call('HSET', keys[1], 'token', ctx.last)
-    end
+    write(ctx, {})
     return answer(ctx, replies)
   end
 
-  local field = 's' .. session
-  local packed = call('HGET', keys[1], field)
-  local state = packed and unpackSession(packed)
+  local state = found[1] and unpackSession(found[1])
   if not state then return '["unknown"]' end
-  ctx.own = state
   if state.deadline <= ctx.now then return '["expired"]' end
+  ctx.own, ctx.before, ctx.lone = state, found[2], {}
+  for index = 2, #keys do ctx.lone[keys[index]] = found[index + 1] end
   -- Arithmetic turns text into a number for less than a call does.
   ctx.lease = argv[3] + 0
   state.deadline = ctx.now + ctx.lease
@@ -193,13 +294,8 @@ run = function(keys, argv)
   writeOwned(ctx)
   writeMail(ctx)
   state.number = number
-  local reply = answer(ctx, replies)
-  if ctx.token then
-    raiseFloor(ctx)
-    call('HSET', keys[1], field, packSession(state), 'r' .. session, reply, 'token', ctx.last)
-  else
-    call('HSET', keys[1], field, packSession(state), 'r' .. session, reply)
-  end
+  reply = answer(ctx, replies)
+  write(ctx, { field, packSession(state), 'r' .. session, reply })
   return reply
 end
 
@@ -211,7 +307,7 @@ renew = function(keys, argv)
   local answers = {}
   for index = 1, #keys do
     local session = argv[2 * index]
-    local ctx = context({ keys[index] }, { session })
+    local ctx = context({ keys[index] }, { session }, readTime())
     local field = 's' .. session
     local packed = call('HGET', ctx.sessions, field)
     local state = packed and unpackSession(packed)
@@ -231,7 +327,7 @@ end
 -- Requests that only read, for questions: KEYS and ARGV as above, no session. With the number 1, what an expired session
 -- may falsify is answered all the same.
 inspect = function(keys, argv)
-  local ctx = context(keys, argv)
+  local ctx = context(keys, argv, readTime())
   ctx.session = ''
   ctx.anyway = argv[2] == '1'
   return answer(ctx, dispatch(ctx, keys, argv))

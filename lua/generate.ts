@@ -85,19 +85,28 @@ const parse = (file: string, source: string): ReadonlyArray<Handler> => {
   return handlers
 }
 
-/** A record of numbers, packed behind its version: one of another version cannot be read, and is as good as none. */
+/**
+ * A record of numbers, packed behind its version: one of another version cannot be read, and is as good as none. The last field
+ * can be a text ("text name").
+ */
 const recordOf = (file: string, name: string, version: string, fields: ReadonlyArray<string>): string => {
-  if (fields.some((field) => !/^[a-z]\w*$/i.test(field))) fail(`${file}: record ${name} has fields "${fields.join()}"`)
-  const shape = `'<B${"d".repeat(fields.length)}'`
-  const letters = fields.map((_, at) => `v${at}`)
+  const tail = /^text (\w+)$/.exec(fields.at(-1)!)?.[1]
+  const numbers = tail === undefined ? fields : fields.slice(0, -1)
+  if (numbers.some((field) => !/^[a-z]\w*$/i.test(field))) fail(`${file}: record ${name} has fields "${fields.join()}"`)
+  const shape = `'<B${"d".repeat(numbers.length)}'`
+  const length = 1 + 8 * numbers.length
+  const letters = numbers.map((_, at) => `v${at}`)
+  const found = numbers.map((field, at) => `${field} = ${letters[at]}`)
   return [
     `local function pack${name}(r)`,
-    `  return pack(${shape}, ${version}, ${fields.map((field) => `r.${field}`).join(", ")})`,
+    `  return pack(${shape}, ${version}, ${numbers.map((field) => `r.${field}`).join(", ")})${
+      tail === undefined ? "" : ` .. r.${tail}`
+    }`,
     "end",
     `local function unpack${name}(packed)`,
-    `  if byte(packed) ~= ${version} or #packed ~= ${1 + 8 * fields.length} then return nil end`,
+    `  if byte(packed) ~= ${version} or #packed ${tail === undefined ? "~=" : "<"} ${length} then return nil end`,
     `  local _, ${letters.join(", ")} = unpackStruct(${shape}, packed)`,
-    `  return { ${fields.map((field, at) => `${field} = ${letters[at]}`).join(", ")} }`,
+    `  return { ${[...found, ...tail === undefined ? [] : [`${tail} = sub(packed, ${length + 1})`]].join(", ")} }`,
     "end"
   ].join("\n")
 }
@@ -135,7 +144,23 @@ const add = (file: string): void => {
 add("kernel.lua")
 for (const file of texts.keys()) add(file)
 
-const sources = ordered.map((file) => [file, expandRecords(file, texts.get(file)!)] as const)
+/** What is known of a record's packing, for code that needs no table of it: `SHAPE.Name`, `VERSION.Name` and `LENGTH.Name`. */
+const packings = new Map(
+  [...texts.values()].flatMap((source) =>
+    [...source.matchAll(/^-- record (\w+) (\d+): (.*(?:\n--   .*)*)$/gm)].map(([, name, version, fields]) => {
+      const count = fields!.split(",").filter((field) => !/\btext \w+/.test(field)).length
+      return [name!, { SHAPE: `'<B${"d".repeat(count)}'`, VERSION: version!, LENGTH: String(1 + 8 * count) }] as const
+    })
+  )
+)
+const expandPackings = (file: string, source: string): string =>
+  source.replace(
+    /\b(SHAPE|VERSION|LENGTH)\.(\w+)/g,
+    (_, what: "SHAPE" | "VERSION" | "LENGTH", name: string) =>
+      (packings.get(name) ?? fail(`${file}: there is no record ${name}`))[what]
+  )
+
+const sources = ordered.map((file) => [file, expandPackings(file, expandRecords(file, texts.get(file)!))] as const)
 const namesOf = (source: string) =>
   [...source.matchAll(/^local (?:function )?([\w, ]+)/gm)].flatMap((found) => found[1]!.trim().split(/, */))
 const handlers = sources.flatMap(([file, source]) => parse(file, source))

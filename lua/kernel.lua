@@ -17,17 +17,18 @@
 --   due             zset: a session, or "@<kind>:<name>" for the alarm of a resource -> server ms before which nothing is to be
 --                   done about it
 --   floor           a fencing token that is larger than all that were given
---   own:<session>   set of "<claim id>:<kind>:<name>" of everything that the session holds or waits for
+--   own:<session>   set of "<claim id>:<kind>:<name>" of what the session holds or waits for, beyond what its record has
 --   mail:<session>  its mailbox, a stream
 --
 -- Fields of `sessions`:
 --   protocol, partitions    settings of the partition
 --   token                   the last token given
---   library<name>           a function library that some coordinator of this namespace has called
+--   libraries               the function libraries that coordinators of this namespace have called
 --   s<session>              record Session
 --   r<session>              the reply to its last batch
 --   about<session>          who it is, as JSON
 --   library/<session>       the library that its coordinator calls
+--   @<kind>:<name>          a resource with a hold and nothing else, see Lock.lua
 --
 -- All sessions live in one key, declared in every call: while a slot migrates, an undeclared key can look absent, and a
 -- live session would look dead. The only keys that are undeclared there are the mailboxes of other sessions: a lost event is
@@ -39,7 +40,7 @@
 -- are in the context, by role. Calls of Redis and the formatting of numbers are what a call costs, so there are as few of
 -- them as possible.
 --
--- PROTOCOL 3: to be raised when coordinators of two releases must not share a namespace any more.
+-- PROTOCOL 4: to be raised when coordinators of two releases must not share a namespace any more.
 
 -- A deadline of 0: the session was ended. This one: its coordinator was closed, so no other session follows it.
 local CLOSED = -1
@@ -50,10 +51,14 @@ local TRIM_EVERY = 64
 local REAP_SESSIONS, REAP_ENTRIES = 16, 128
 -- How long the keys of a session outlive its deadline, in ms. Whatever it owns is touched four times as often.
 local ABANDONED, A_DAY = 86400000, '86400000'
+-- What a session owns stands in its record while that is as short as this: each call reads and writes it.
+local FEW, SHORT = 4, 256
 -- What this release cannot reap, or ring, another one may: it is looked at again after a minute.
 local ASIDE = 60000
 
 local handlers, reapers, alarms = {}, {}, {}
+-- Of some requests, by verb, see lua/calls.lua.
+local straight = {}
 -- Registered behind all files, hence declared here: lua/calls.lua, lua/Fence.lua.
 local run, inspect, renew, fence
 
@@ -68,7 +73,8 @@ local function bind()
   WHOLE = format('%d', 2 ^ 52 + 1) == '4503599627370497' and '%d' or '%.0f'
 end
 
--- record Session 2: number, deadline, read, posted, stamp
+-- `owned` has entries of what the session owns, each between two bytes that no text has.
+-- record Session 3: number, deadline, read, posted, stamp, text owned
 
 local function text(number)
   return format(WHOLE, number)
@@ -126,7 +132,7 @@ local STALE, RELEASED, ABSENT, MISSING = '["stale"]', '["released"]', '["absent"
 -- The newest token of the partition, which most calls do not need, as text.
 local function lastToken(ctx)
   if not ctx.last then
-    ctx.before = call('HGET', ctx.sessions, 'token')
+    ctx.before = ctx.before or call('HGET', ctx.sessions, 'token')
     ctx.last = ctx.before or call('GET', ctx.prefix .. 'floor') or '0'
   end
   return ctx.last
@@ -226,6 +232,18 @@ end
 -- Instead of a time to live: what users store has its own, or none.
 local PERMANENT = -1
 
+-- What a session owns, in its record. No name has these bytes, because names are well-formed Unicode.
+local function marked(entry)
+  return '\254' .. entry .. '\255'
+end
+
+-- Takes an entry out of a session's record. Answers whether it was there.
+local function unmark(state, entry)
+  local first, last = find(state.owned, marked(entry), 1, true)
+  if first then state.owned = sub(state.owned, 1, first - 1) .. sub(state.owned, last + 1) end
+  return first
+end
+
 -- The session owns a hold or a wait of a resource that has been written already. What it owns is written once a call.
 local function own(ctx, key, id, millis)
   local added = ctx.added
@@ -243,7 +261,8 @@ end
 
 -- It has ended by itself. The same call may ask what has become of it, and own it anew.
 local function disownNow(ctx, key, id)
-  call('SREM', ownedBy(ctx, ctx.session), entryOf(ctx, key, id))
+  local entry = entryOf(ctx, key, id)
+  if not unmark(ctx.own, entry) then call('SREM', ownedBy(ctx, ctx.session), entry) end
 end
 
 -- -----------------------------------------------------------------------------
@@ -537,260 +556,4 @@ local function waitersOf(ctx, key, state, most)
     if empty then place = placesOf(key, place)[1] or state.last + 1 end
   end
   return claims, details
-end
-
--- -----------------------------------------------------------------------------
--- Sessions
--- -----------------------------------------------------------------------------
-
--- Ends a session: from now on its batches are refused, and what it owns can be reaped. The deadline says whether another
--- one may follow it.
-local function finish(ctx, session, deadline)
-  local state = sessionOf(ctx, session)
-  if not state then return end
-  state.deadline = deadline
-  call('HSET', ctx.sessions, 's' .. session, packSession(state))
-  call('ZADD', ctx.dues, 0, session)
-end
-
--- Every command that an actor or a reader needs. What a user may not do has to be known before anything is written.
-local NEEDED = {
-  { 'DEL' }, { 'GET' }, { 'HDEL', 'f' }, { 'HGET', 'f' }, { 'HGETALL' }, { 'HKEYS' }, { 'HLEN' }, { 'HMGET', 'f' },
-  { 'HSCAN', '0' }, { 'HSET', 'f', 'v' }, { 'MGET' }, { 'PERSIST' }, { 'PEXPIRE', '1' }, { 'SADD', 'm' }, { 'SET', 'v' }, { 'SRANDMEMBER' }, { 'SREM', 'm' },
-  { 'UNLINK' },
-  { 'XACK', 'g', '0' }, { 'XADD', '*', 'f', 'v' }, { 'XCLAIM', 'g', 'c', '0', '0' }, { 'XDEL', '0' }, { 'XPENDING', 'g' },
-  { 'XLEN' }, { 'XRANGE', '-', '+' }, { 'XREVRANGE', '+', '-' }, { 'XTRIM', 'MINID', '0' }, { 'ZADD', '0', 'm' }, { 'ZRANGEBYLEX', '-', '+' }, { 'ZRANGEBYSCORE', '0', '0' }, { 'ZREM', 'm' }
-}
-
-local function denied(ctx)
-  for index = 1, #NEEDED do
-    local command = NEEDED[index]
-    if not redis.acl_check_cmd(command[1], ctx.sessions, unpack(command, 2)) then return command[1] end
-  end
-  -- Those whose keys come later.
-  if not redis.acl_check_cmd('XREAD', 'STREAMS', ctx.sessions, '0') then return 'XREAD' end
-  if not redis.acl_check_cmd('XREADGROUP', 'GROUP', 'g', 'c', 'STREAMS', ctx.sessions, '>') then return 'XREADGROUP' end
-  for _, subcommand in ipairs({ 'CREATE', 'DELCONSUMER', 'DESTROY', 'SETID' }) do
-    if not redis.acl_check_cmd('XGROUP', subcommand, ctx.sessions, 'g', 'c') then return 'XGROUP|' .. subcommand end
-  end
-end
-
--- Whether a session is alive, of whatever release: records of others cannot be read, but each renewal writes its deadline
--- into `due`. A dead session that was set aside stands there with a later time; its record says that it is dead.
-local function isInUse(ctx)
-  for _, member in ipairs(call('ZRANGEBYSCORE', ctx.dues, '(' .. text(ctx.now), '+inf')) do
-    if sub(member, 1, 1) ~= '@' then
-      local known = sessionOf(ctx, member)
-      if not known or known.deadline > ctx.now then return true end
-    end
-  end
-  return false
-end
-
--- Answers whether its mailbox is there.
-local function keepSession(ctx, session, lease)
-  local millis = text(lease + ABANDONED)
-  call('PEXPIRE', ctx.sessions, millis, 'GT')
-  call('PEXPIRE', ctx.dues, millis, 'GT')
-  call('PEXPIRE', ownedBy(ctx, session), millis)
-  return call('PEXPIRE', mailboxOf(ctx, session), millis) == 1
-end
-
--- The libraries that coordinators of this namespace have called, and that no session alive calls any more.
-local function retired(ctx)
-  local fields, used, old = call('HGETALL', ctx.sessions), {}, {}
-  for index = 1, #fields, 2 do
-    local session = match(fields[index], '^library/(.*)$')
-    if session and isAlive(ctx, session) then used[fields[index + 1]] = true end
-  end
-  for index = 1, #fields, 2 do
-    local library = match(fields[index], '^library([^/].*)$')
-    if library and not used[library] then
-      old[#old + 1] = library
-      call('HDEL', ctx.sessions, fields[index])
-    end
-  end
-  return concat(old, ' ')
-end
-
--- session.open: opens a session and ends those it replaces; every attempt uses an id of its own. A partition in which no
--- session is alive adopts the settings, and answers how many partitions the namespace has had. With the name of a library, it
--- answers which others can be removed. `given` is the largest token that the coordinator has given by itself, or 0.
--- keys: none
--- args: session string, replaces string, lease number, protocol number, partitions number, about string, library string, given number
--- reply: ["opened", position string, retired string, former number] | ["mismatch", protocol number, partitions number] | ["denied", command string]
-handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, partitions, about, library, given)
-  local command = denied(ctx)
-  if command then return reply('denied', command) end
-  local known = call('HMGET', ctx.sessions, 'protocol', 'partitions')
-  skipTokens(ctx, given + 0)
-  for former in string.gmatch(replaces, '%S+') do finish(ctx, former, 0) end
-  if known[1] and (known[1] ~= protocol or known[2] ~= partitions) and isInUse(ctx) then
-    return reply('mismatch', tonumber(known[1]), tonumber(known[2]))
-  end
-  local state = { number = 0, deadline = ctx.now + lease, read = 1, posted = 0, stamp = 0 }
-  local position = postedId(ctx, state)
-  call('XADD', mailboxOf(ctx, session), position, 'e', '[]')
-  -- Never empty, so that it keeps its time to live.
-  call('SADD', ownedBy(ctx, session), '')
-  ctx.known = { [session] = state }
-  call('HSET', ctx.sessions, 'protocol', protocol, 'partitions', partitions, 's' .. session, packSession(state),
-    'about' .. session, about)
-  call('ZADD', ctx.dues, text(state.deadline), session)
-  -- A key without a time to live counts as one that stays for ever, which GT would not change.
-  call('PEXPIRE', ctx.sessions, A_DAY, 'NX')
-  call('PEXPIRE', ctx.dues, A_DAY, 'NX')
-  keepSession(ctx, session, lease)
-  local former = tonumber(known[2] or partitions)
-  if library == '' then return reply('opened', position, '', former) end
-  call('HSET', ctx.sessions, 'library/' .. session, library, 'library' .. library, '')
-  return reply('opened', position, retired(ctx), former)
-end
-
--- session.renew: does nothing but renew, as every batch does; answers which sessions and resources are due
--- keys: none
--- args:
--- reply: ["renewed", posted number, due strings]
--- flags: allow-oom
-handlers['session.renew'] = function(ctx)
-  local state = sessionOf(ctx, ctx.session)
-  if state then
-    call('ZADD', ctx.dues, text(state.deadline), ctx.session)
-    if not keepSession(ctx, ctx.session, ctx.lease) then
-      -- A mailbox that Redis has dropped is made again; the number says that something is missing.
-      call('XADD', mailboxOf(ctx, ctx.session), postedId(ctx, state), 'e', '[]')
-    end
-  end
-  local due = {}
-  for _, member in ipairs(call('ZRANGEBYSCORE', ctx.dues, '-inf', text(ctx.now), 'LIMIT', 0, REAP_SESSIONS)) do
-    local known = sub(member, 1, 1) ~= '@' and sessionOf(ctx, member)
-    if known and known.deadline > ctx.now then
-      call('ZADD', ctx.dues, text(known.deadline), member)
-    else
-      due[#due + 1] = member
-    end
-  end
-  expect(ctx, '(' .. text(ctx.now))
-  return reply('renewed', state and state.posted or 0, list(due))
-end
-
--- session.wake: posts an event to the session's own mailbox, so that its reader looks up
--- keys: none
--- args:
--- reply: ["woken"]
--- flags: allow-oom
-handlers['session.wake'] = function(ctx)
-  post(ctx, ctx.session, '["wake"]')
-  return '["woken"]'
-end
-
--- session.end: ends a session at once, as its coordinator wishes; what it owned is then reaped
--- keys: none
--- args: session string, closed boolean, given number
--- reply: ["ended"]
--- flags: allow-oom
-handlers['session.end'] = function(ctx, _, session, closed, given)
-  skipTokens(ctx, given + 0)
-  finish(ctx, session, closed == '1' and CLOSED or 0)
-  return '["ended"]'
-end
-
--- session.owned: a part of what a dead session still owns; when that is nothing, the session is forgotten. It is set aside
--- for a while when all the rest is of kinds that this release does not know.
--- keys: none
--- args: session string
--- reply: ["alive"] | ["forgotten"] | ["aside"] | ["owns", entries strings]
--- flags: allow-oom
-handlers['session.owned'] = function(ctx, _, session)
-  if isAlive(ctx, session) then return '["alive"]' end
-  local owned, entries, unknown = ownedBy(ctx, session), {}, false
-  local function look(sample)
-    for _, entry in ipairs(sample) do
-      if entry ~= '' then
-        if not reapers[match(entry, '^[^:]*:([^:]*):')] then
-          unknown = true
-        elseif #entries < REAP_ENTRIES then
-          entries[#entries + 1] = entry
-        end
-      end
-    end
-  end
-  look(call('SRANDMEMBER', owned, 4 * REAP_ENTRIES))
-  -- What can be released may hide among thousands that cannot: that is worth a look at all of them before a minute's rest.
-  if #entries == 0 and unknown then look(call('SRANDMEMBER', owned, '1000000000')) end
-  if #entries > 0 then return reply('owns', list(entries)) end
-  if unknown then
-    call('ZADD', ctx.dues, text(ctx.now + ASIDE), session)
-    return '["aside"]'
-  end
-  call('HDEL', ctx.sessions, 's' .. session, 'r' .. session, 'about' .. session, 'library/' .. session)
-  call('ZREM', ctx.dues, session)
-  call('DEL', ownedBy(ctx, session), mailboxOf(ctx, session))
-  ctx.known = nil
-  return '["forgotten"]'
-end
-
--- What fails is set aside for a while: it must neither be forgotten nor stand in the way of what else is due.
-local function attempt(ctx, member, f, ...)
-  local fine, cause = pcall(f, ctx, ...)
-  if not fine then
-    call('ZADD', ctx.dues, text(ctx.now + ASIDE), member)
-    error(cause, 0)
-  end
-end
-
--- session.reap: releases one thing that a dead session owned, and wakes the next waiter
--- keys: all
--- args: session string, entry string
--- reply: ["reaped"] | ["alive"]
--- flags: allow-oom
-handlers['session.reap'] = function(ctx, key, session, entry)
-  if isAlive(ctx, session) then return '["alive"]' end
-  local id, kind = match(entry, '^([^:]*):([^:]*):')
-  attempt(ctx, session, reapers[kind], key, session, id)
-  call('SREM', ownedBy(ctx, session), entry)
-  return '["reaped"]'
-end
-
--- alarm.ring: does what a resource has asked to be woken for
--- keys: all
--- args:
--- reply: ["rung"]
--- flags: allow-oom
-handlers['alarm.ring'] = function(ctx, key)
-  local member = '@' .. sub(key, #ctx.prefix + 1)
-  local ring = alarms[ctx.kind]
-  if ring then
-    call('ZREM', ctx.dues, member)
-    attempt(ctx, member, ring, key)
-  else
-    call('ZADD', ctx.dues, text(ctx.now + ASIDE), member)
-  end
-  expect(ctx)
-  return '["rung"]'
-end
-
--- session.leave: gives up a hold or a wait of the session's own, as if the session had ended
--- keys: all
--- args: id string
--- reply: ["left"]
--- flags: allow-oom
-handlers['session.leave'] = function(ctx, key, id)
-  reapers[ctx.kind](ctx, key, ctx.session, id)
-  disown(ctx, key, id)
-  return '["left"]'
-end
-
--- session.touch: keeps a resource, with all its keys, of which the session has held or awaited something for long
--- keys: all
--- args:
--- reply: ["touched"]
--- flags: allow-oom
-handlers['session.touch'] = function(ctx, key)
-  -- One that is kept for longer already stays so.
-  call('PEXPIRE', key, A_DAY, 'GT')
-  for index, role in ipairs(ROLES[ctx.kind] or ROLES.none) do
-    if index > 1 then call('PEXPIRE', ctx[role], A_DAY, 'GT') end
-  end
-  return '["touched"]'
 end

@@ -144,9 +144,11 @@ const fail = (reason: LockError["reason"]): LockError => new LockError({ reason 
 const busy = () => Effect.succeed(undefined)
 
 const taking = (place: Place, wait: boolean, options: Options | undefined): acquiring.Acquire<LockError> => {
-  const taken = acquiring.taking(place, 1, 1, wait, { options, fail, refuse: busy })
-  const patient = wait ? taken : { ...taken, patience }
-  return options?.cached === true ? acquiring.cached(patient, place) : patient
+  const taken = acquiring.locking(
+    acquiring.taking(place, 1, 1, wait, { options, fail, refuse: busy }),
+    options?.cached === true
+  )
+  return wait ? taken : { ...taken, patience }
 }
 
 const alreadyHeld = ({ name, space: { kernel } }: Place): Effect.Effect<never, LockError> =>

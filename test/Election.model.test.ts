@@ -7,6 +7,7 @@ import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
 import { within } from "./support/requests.ts"
 import type { Server } from "./support/servers.ts"
+import { forget } from "./support/sessions.ts"
 
 const promptly = <A, E, R>(effect: Effect.Effect<A, E, R>, what: string) =>
   Effect.map(within(effect, 5000, what), ({ result }) => result)
@@ -242,7 +243,7 @@ const world = Effect.fnUntraced(function*(server: Server, namespace: string) {
           Effect.flatMap(Coordinator.Coordinator, ({ sessions }) => sessions),
           context
         )
-        yield* server.cli("HDEL", `{${namespace}:00}:sessions`, `s${session!.id}`)
+        yield* forget(server, namespace, session!.id)
         // Whatever is asked next finds it out.
         yield* Effect.provideContext(Lock.withLockIfAvailable(Effect.void, "any"), context)
         if (observing !== undefined) observing.faithful = false

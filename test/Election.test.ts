@@ -8,6 +8,7 @@ import { assertUnanswered, behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, elsewhere, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
 import { asks, waits, within } from "./support/requests.ts"
+import { forget } from "./support/sessions.ts"
 import { missed, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
@@ -125,7 +126,7 @@ layer(TestServer.layer, live)("a leader", (it) => {
           a!
         )) as readonly [Coordinator.Session]
         // As a fail-over to a replica that does not know it.
-        yield* server.cli("HDEL", `{${namespace}:00}:sessions`, `s${id}`)
+        yield* forget(server, namespace, id)
         yield* promptly(eventually(Effect.sync(() => assert.deepStrictEqual(own.ended, own.began))), "the interruption")
         yield* begun(next)
         assert.isFalse(yield* mine.isLeader)
@@ -404,7 +405,7 @@ layer(TestServer.layer, live)("a leader", (it) => {
           ([session]) => session!.id!
         )
         const mishaps: ReadonlyArray<Effect.Effect<unknown, unknown>> = [
-          Effect.flatMap(sessionOfA, (id) => server.cli("HDEL", `{${namespace}:00}:sessions`, `s${id}`)),
+          Effect.flatMap(sessionOfA, (id) => forget(server, namespace, id)),
           server.cli("FLUSHALL"),
           server.cli("DEL", `{${namespace}:00}:election:chief`)
         ]

@@ -11,9 +11,23 @@ const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 /** Commands on the keys of a namespace, for looking in from outside. */
 const keys = Effect.fnUntraced(function*(namespace: string) {
   const redis = yield* Redis.Redis
-  return (yield* redis.send<Array<string>>("KEYS", `{${namespace}:*`)).filter((key) =>
-    !/:(sessions|due|floor|own:.*|mail:.*)$/.test(key)
+  const names = yield* redis.send<Array<string>>("KEYS", `{${namespace}:*`)
+  // Locks that have a hold and nothing else.
+  const lone = yield* Effect.forEach(
+    names.filter((name) => name.endsWith(":sessions")),
+    (name) =>
+      Effect.map(
+        redis.send<Array<string>>("HKEYS", name),
+        (fields) =>
+          fields.filter((field) => field.startsWith("@")).map((field) => name.replace("sessions", field.slice(1)))
+      )
   )
+  return [
+    ...new Set([
+      ...names.filter((key) => !/:(sessions|due|floor|own:.*|mail:.*)$/.test(key)),
+      ...lone.flat()
+    ])
+  ]
 })
 
 const waiters = (namespace: string, key: string) =>

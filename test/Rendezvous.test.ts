@@ -438,7 +438,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         const stays = yield* Effect.forkChild(one.exchange("stays"))
         yield* waits(three, { exchangers: 0 })
         // What it is going to ask waits behind another request.
-        const held = yield* lines[0].hold(asks("semaphore.take"))
+        const held = yield* lines[0].hold(asks("lock.take"))
         const lock = yield* Effect.forkChild(on(a!, Lock.withLock(Effect.void, "busy")))
         yield* held.request
         const { replies } = lines[0].counters

@@ -4,6 +4,7 @@ import * as fc from "fast-check"
 import { Coordinator, Lease, Redis, Semaphore } from "../src/index.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, onNode, TestServer, withNode } from "./support/live.ts"
+import { ownedIn } from "./support/sessions.ts"
 import { forgetSession, lose, on, several } from "./support/several.ts"
 
 class Pool extends Semaphore.Service<Pool>()("pool", { permits: 5 }) {}
@@ -176,12 +177,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
           const semaphore = yield* Semaphore.make({ name: "s", permits: 2 })
           const theirs = yield* onNode(other)(Semaphore.attach({ name: "s" }))
           const lease = yield* semaphore.take(2)
-          const owned = Effect.flatMap(
-            server.cli("KEYS", `{${namespace}:*}:own:*`),
-            (keys) => Effect.forEach(keys.trim().split("\n").sort(), (key) => server.cli("SMEMBERS", key))
-          ).pipe(
-            Effect.map((all) => all.join("\n").split("\n").filter((entry) => entry.endsWith(":semaphore:s")).sort())
-          )
+          const owned = Effect.map(ownedIn(server, namespace), (entries) => [...entries].sort())
           const before = yield* owned
           const waiters = yield* Effect.forEach(
             [semaphore, theirs, semaphore, theirs],

@@ -7,6 +7,7 @@ import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { type Node, TestServer } from "./support/live.ts"
 import { asks, waits, within } from "./support/requests.ts"
+import { forget } from "./support/sessions.ts"
 import { several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
@@ -155,7 +156,7 @@ layer(TestServer.layer, live)("a singleton", (it) => {
           Effect.flatMap(Coordinator.Coordinator, (coordinator) => coordinator.sessions),
           a!
         )) as readonly [Coordinator.Session]
-        yield* server.cli("HDEL", `{${namespace}:00}:sessions`, `s${id}`)
+        yield* forget(server, namespace, id)
         yield* until(() => events.length === 3, "the second")
         assert.deepStrictEqual(events, ["+a", "-a", "+b"])
         yield* Fiber.interruptAll([first, second])

@@ -11,6 +11,7 @@ import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, deadlineOf, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
 import { asks, fields } from "./support/requests.ts"
 import type { Server } from "./support/servers.ts"
+import { forget, ownedIn } from "./support/sessions.ts"
 import { eventsOf, forgetSession, fragile, lose, on, pending, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
@@ -48,7 +49,8 @@ const endSession = (server: Server, namespace: string, context: Node) =>
     yield* server.cli(
       "EVAL",
       "local version, number, _, read, posted, stamp = struct.unpack('<Bddddd', redis.call('HGET', KEYS[1], 's' .. ARGV[1])) " +
-        "redis.call('HSET', KEYS[1], 's' .. ARGV[1], struct.pack('<Bddddd', version, number, 0, read, posted, stamp)) " +
+        "local owned = redis.call('HGET', KEYS[1], 's' .. ARGV[1]):sub(42) " +
+        "redis.call('HSET', KEYS[1], 's' .. ARGV[1], struct.pack('<Bddddd', version, number, 0, read, posted, stamp) .. owned) " +
         "redis.call('ZADD', KEYS[2], 0, ARGV[1])",
       2,
       sessions,
@@ -564,7 +566,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         yield* eventually(Effect.sync(() => shown.at(-1)?.done === 3))
         for (const key of keys) yield* server.cli("RENAME", `${key}:before`, key)
         for (const context of [a!, b!]) {
-          yield* server.cli("HDEL", `{${namespace}:00}:sessions`, `s${yield* sessionOf(context)}`)
+          yield* forget(server, namespace, yield* sessionOf(context))
         }
         yield* eventually(Effect.sync(() => shown.at(-1)?.done === 1), { message: "the older state" })
         // How many there have been is remembered: these two are not all.
@@ -953,7 +955,6 @@ layer(TestServer.layer, live)("a task group, interrupted before every operation 
         Effect.gen(function*() {
           const server = yield* TestServer
           const group = yield* TaskGroup.make({ name: "job", result: Schema.Number, timeToLive })
-          const owned = Effect.map(server.cli("KEYS", `{${namespace}:*}:own:*`), (keys) => keys.split("\n"))
           let interrupted = 0
           for (let at = 1;; at++) {
             const scheduler = new Interrupter(at)
@@ -964,12 +965,11 @@ layer(TestServer.layer, live)("a task group, interrupted before every operation 
               }).pipe(Effect.provideService(Scheduler.Scheduler, scheduler))
             )
             const exit = yield* Fiber.await(fiber)
-            // Nobody works, nobody is watched for, and the session owns nothing but the membership; its set is never empty.
+            // Nobody works, nobody is watched for, and the session owns nothing but the membership.
             yield* eventually(
               Effect.gen(function*() {
                 const { running } = yield* group.snapshot
-                const sizes = yield* Effect.forEach(yield* owned, (key) => server.cli("SCARD", key))
-                return running === 0 && sizes.join() === "2"
+                return running === 0 && (yield* ownedIn(server, namespace)).length === 1
               }),
               { interval: 1, message: `at ${at}` }
             )

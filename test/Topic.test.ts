@@ -32,6 +32,7 @@ import { interruptedAfter, interruptedAt } from "./support/interrupter.ts"
 import { freshNamespace, type Node, node, short, TestServer } from "./support/live.ts"
 import { keysOf } from "./support/namespace.ts"
 import { asks } from "./support/requests.ts"
+import { forget, ownedIn } from "./support/sessions.ts"
 import { channelOf, forgetSession, lose, missed, on, promptly, revoked, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
@@ -178,12 +179,7 @@ layer(TestServer.layer, live)("a topic", (it) => {
           const sent = yield* line.once(asks(verb), "dropReply")
           const first = yield* Effect.forkChild(topic.publish(1, options))
           yield* sent
-          yield* server.cli(
-            "EVAL",
-            "for _, f in ipairs(redis.call('HKEYS', KEYS[1])) do if f:sub(1, 1) == 's' then redis.call('HDEL', KEYS[1], f) end end",
-            1,
-            `{${namespace}:00}:sessions`
-          )
+          yield* forget(server, namespace)
           yield* Fiber.join(lost)
           // Publications go on while the request is made again by the next session.
           const others: Array<Fiber.Fiber<Topic.Published, Topic.TopicError>> = []
@@ -505,11 +501,7 @@ layer(TestServer.layer, live)("a topic", (it) => {
     several(1, ([a], namespace, server) =>
       Effect.gen(function*() {
         const topic = yield* on(a!, make())
-        const owned = Effect.gen(function*() {
-          const keys = (yield* server.cli("KEYS", `{${namespace}:*own:*`)).split("\n").filter((key) => key !== "")
-          const entries = yield* Effect.forEach(keys, (key) => server.cli("SMEMBERS", key))
-          return entries.join("\n").split("\n").filter((entry) => entry !== "")
-        })
+        const owned = ownedIn(server, namespace)
         yield* topic.publish(0)
         const before = yield* owned
         const confirmed: Array<number> = []
@@ -1488,7 +1480,7 @@ layer(TestServer.layer, live)("an event that follows something", (it) => {
           const lease = yield* Scope.provide(on(context, Lock.acquire("lock")), scope)
           const outcome = yield* topic.publishOnRelease(lease, 1)
           yield* line.refuse
-          const sent = yield* line.once(asks("semaphore.release"), verdict)
+          const sent = yield* line.once(asks("lock.release"), verdict)
           const released = yield* Effect.forkChild(Scope.close(scope, Exit.void))
           yield* sent
           const count = verdict === "dropReply" ? 1 : 0
@@ -1513,7 +1505,7 @@ layer(TestServer.layer, live)("an event that follows something", (it) => {
         const lease = yield* Scope.provide(on(context, Lock.acquire("lock")), scope)
         const outcome = yield* topic.publishOnRelease(lease, 1)
         yield* line.refuse
-        const sent = yield* line.once(asks("semaphore.release"), "dropReply")
+        const sent = yield* line.once(asks("lock.release"), "dropReply")
         const released = yield* Effect.forkChild(Scope.close(scope, Exit.void))
         yield* sent
         const keys = ["even", "odd"].map((role) => `{${namespace}:00}:topic-${role}:shared`)

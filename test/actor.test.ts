@@ -7,6 +7,7 @@ import { Effect } from "effect"
 import * as fc from "fast-check"
 import { actor, client } from "./support/actor.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
+import { ownedIn } from "./support/sessions.ts"
 
 type Event = readonly ["granted" | "exceeds" | "joined" | "recall", string]
 
@@ -198,7 +199,8 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
           fc.asyncProperty(
             fc.array(step, { minLength: 1, maxLength: 80, size: "max" }),
             fc.boolean(),
-            async (steps, isLock) => {
+            fc.func(fc.boolean()),
+            async (steps, isLock, beside) => {
               const namespace = freshNamespace()
               const { answers, ask, end, key, keys, mail, open, reap, repeat, send } = actor(
                 redis,
@@ -213,6 +215,16 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
               let count = 0
               let token = 0
               const implicit = isLock ? 1 : 0
+              // One request of a call about a lock can take a path of its own.
+              const sending = (name: string, verb: string, args: ReadonlyArray<string | number>) =>
+                send(name, verb, args, undefined, undefined, undefined, beside(++sendings) ? ["session.renew"] : [])
+              let sendings = 0
+              const take = (name: string, id: string, weight: number, wait: boolean, keep = false) =>
+                isLock
+                  ? sending(name, "lock.take", [id, wait ? 1 : 0, keep ? 1 : ""])
+                  : sending(name, "semaphore.take", [id, weight, 0, wait ? 1 : 0])
+              const release = (name: string, id: string, last = 0) =>
+                isLock ? sending(name, "lock.release", [id, last]) : sending(name, "semaphore.release", [id])
               for (const name of names) await open(name)
 
               // The first token of each who may keep it, and give larger ones.
@@ -252,7 +264,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
                   case "take": {
                     const id = fresh()
                     const heavy = isLock ? 1 : step.weight
-                    reply = await send(name, "semaphore.take", [id, heavy, implicit, step.wait ? 1 : 0])
+                    reply = await take(name, id, heavy, step.wait)
                     expected = model.take(owner(id), heavy, implicit, step.wait)
                     weights.set(id, heavy)
                     grants(reply)
@@ -261,7 +273,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
                   case "keep": {
                     if (!isLock) break
                     const id = fresh()
-                    reply = await send(name, "lock.take", [id, step.wait ? 1 : 0, step.keep ? 1 : ""])
+                    reply = await take(name, id, 1, step.wait, step.keep)
                     expected = model.take(owner(id), 1, 1, step.wait, step.keep)
                     weights.set(id, 1)
                     grants(reply)
@@ -273,7 +285,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
                     if (id === undefined) break
                     const last = firsts.get(owner(id))! + step.given
                     firsts.delete(owner(id))
-                    reply = await send(name, "lock.return", [id, last])
+                    reply = await release(name, id, last)
                     expected = model.drop(owner(id))
                     token = Math.max(token, last)
                     break
@@ -281,7 +293,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
                   case "release": {
                     const id = mine[step.pick % Math.max(1, mine.length)] ?? "none"
                     firsts.delete(owner(id))
-                    reply = await send(name, "semaphore.release", [id])
+                    reply = await release(name, id)
                     expected = model.drop(owner(id))
                     break
                   }
@@ -291,22 +303,18 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
                     const heavy = id === undefined ? undefined : weights.get(id)
                     if (id === undefined || heavy === undefined) break
                     const known = model.holds.has(owner(id))
-                    reply = await send(name, "semaphore.take", [id, heavy, implicit, 1])
+                    reply = await take(name, id, heavy, true)
                     expected = model.take(owner(id), heavy, implicit, true)
                     if (!known) grants(reply)
                     break
                   }
                   case "reweigh": {
+                    if (isLock) break
                     const id = mine[step.pick % Math.max(1, mine.length)] ?? "none"
                     const before = model.holds.get(owner(id))
                     reply = await send(name, "semaphore.reweigh", [id, step.weight, "1"])
                     expected = model.reweigh(owner(id), step.weight)
                     if (before !== undefined && step.weight > before) grants(reply)
-                    // Locks are never made heavier: this one is written as any other from then on.
-                    if (isLock && reply[0] === "granted") {
-                      firsts.delete(owner(id))
-                      if (model.kept === owner(id)) model.kept = undefined
-                    }
                     break
                   }
                   case "join": {
@@ -340,12 +348,12 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
                     const id = `i${++count}`
                     ids[(step.session + 1) % 3]!.push(id)
                     const heavy = 1
-                    const taken = await send(other, "semaphore.take", [id, heavy, implicit, 1])
+                    const taken = await take(other, id, heavy, true)
                     assert.strictEqual(taken[0], model.take(`${other}/${id}`, heavy, implicit, true))
                     grants(taken)
                     for (const id of ids[(step.session + 1) % 3]!) {
                       firsts.delete(`${other}/${id}`)
-                      const dropped = await send(other, "semaphore.release", [id])
+                      const dropped = await release(other, id)
                       assert.strictEqual(dropped[0], model.drop(`${other}/${id}`))
                       await collect()
                     }
@@ -367,6 +375,14 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
                 assert.deepStrictEqual([taken, holds, waiting], [model.taken, model.holds.size, model.queue.length])
                 if (!isLock) assert.strictEqual(capacity, model.capacity)
               }
+              const owned = (await Effect.runPromise(ownedIn(server, namespace))).map((entry) =>
+                entry.slice(0, entry.indexOf(":"))
+              )
+              const claims = [...model.holds.keys(), ...model.members, ...model.queue.map(([owner]) => owner)]
+                .map((owner) => owner.slice(owner.indexOf("/") + 1))
+              // A waiter that is refused is given up by its session.
+              const told = [...model.events.values()].flat().filter(([tag]) => tag === "exceeds").map(([, id]) => id)
+              assert.deepStrictEqual(owned.filter((id) => !told.includes(id)).sort(), claims.sort())
               for (const name of names) await end(name)
               for (const name of names) assert.strictEqual(await reap(name), "forgotten")
               assert.strictEqual(await redis.exists(key), 0)

@@ -42,17 +42,17 @@ layer(TestServer.layer, live)("a connection", (it) => {
         yield* Effect.gen(function*() {
           const seen: Array<Buffer> = []
           yield* line.onRequest((request) => {
-            if (asks("semaphore.take")(request)) seen.push(request.bytes)
+            if (asks("lock.take")(request)) seen.push(request.bytes)
             return "pass"
           })
           yield* Lock.withLock(Effect.void, "a")
           // While the session lives: answered again, and not executed again.
-          assert.strictEqual(words(seen[0]!).includes("semaphore.take"), true)
+          assert.strictEqual(words(seen[0]!).includes("lock.take"), true)
           assert.include(["[\"stale\"]"], yield* late(seen[0]!))
           assert.strictEqual(yield* fields(server, namespace, "lock:a", "h"), 0)
 
-          const lost = yield* line.once(asks("semaphore.take"), "drop")
-          yield* line.onRequest((request) => asks("semaphore.take")(request) ? "blackhole" : "pass")
+          const lost = yield* line.once(asks("lock.take"), "drop")
+          yield* line.onRequest((request) => asks("lock.take")(request) ? "blackhole" : "pass")
           const coordinator = yield* Coordinator.Coordinator
           const [{ id }] = yield* coordinator.sessions as never as Effect.Effect<[Coordinator.Session]>
           const waiting = yield* Effect.forkChild(Lock.withLock(Effect.void, "b"))

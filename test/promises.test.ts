@@ -39,6 +39,7 @@ import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, holding, type Node, node, onNode, TestServer } from "./support/live.ts"
 import { waits, within } from "./support/requests.ts"
 import { type Server, standalone } from "./support/servers.ts"
+import { forget } from "./support/sessions.ts"
 import { on, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
@@ -156,7 +157,7 @@ layer(TestServer.layer, live)("closing", (it) => {
         )
         yield* waits(server, namespace, "lock:a", 1)
         const [session] = yield* sessionsOf(context)
-        yield* server.cli("HDEL", `{${namespace}:00}:sessions`, `s${session!.id}`)
+        yield* forget(server, namespace, session!.id)
         yield* onNode(context)(Lock.withLock(Effect.void, "b"))
         yield* Deferred.await(interrupted)
         yield* close
@@ -523,7 +524,7 @@ layer(TestServer.layer, live)("a kind that this release does not know", (it) => 
           await redis.sadd(`${prefix}own:S${at}`, `x:novel:thing${at}`)
         }
         await ask("T", "session.open", ["T", "", 60_000, protocol, 1, "{}", "", 0])
-        await send("T", "semaphore.take", ["h", 1, 1, 1])
+        await send("T", "lock.take", ["h", 1, ""])
         // Far more than are looked at, at random, before the one that can be released.
         await redis.sadd(`${prefix}own:T`, ...Array.from({ length: 50_000 }, (_, at) => `x:novel:other${at}`))
         for (let at = 0; at < 40; at++) await end(`S${at}`)
@@ -569,7 +570,7 @@ layer(TestServer.layer, live)("a question", (it) => {
           // The holder is the last one that is due.
           for (let at = 0; at < 100; at++) await opened(ask, `S${at}`, 100)
           await opened(ask, "T", 200)
-          await send("T", "semaphore.take", ["h", 1, 1, 1], 200)
+          await send("T", "lock.take", ["h", 1, ""], 200)
           for (const alarm of alarms) await redis.zadd(due, 0, alarm)
         })
         yield* eventually(Effect.map(
@@ -595,14 +596,14 @@ layer(TestServer.layer, live)("a question", (it) => {
       yield* Effect.promise(async () => {
         await opened(ask, "S", 60_000)
         await opened(ask, "T", 60_000)
-        await send("S", "semaphore.take", ["h", 1, 1, 1])
+        await send("S", "lock.take", ["h", 1, ""])
         // Alarms alone make no answer wrong.
         await overdue(500)
-        assert.deepStrictEqual(await send("T", "semaphore.take", ["i", 1, 1, 0]), ["busy"])
+        assert.deepStrictEqual(await send("T", "lock.take", ["i", 0, ""]), ["busy"])
         // Behind as many as these there may be a dead session: they are rung first.
         await overdue(20_000)
         const before = await calls()
-        assert.deepStrictEqual(await send("T", "semaphore.take", ["j", 1, 1, 0]), ["stale"])
+        assert.deepStrictEqual(await send("T", "lock.take", ["j", 0, ""]), ["stale"])
         assert.strictEqual(await calls() - before, 1)
       })
     }).pipe(Effect.scoped))
@@ -619,9 +620,9 @@ layer(TestServer.layer, live)("what cannot be reaped or rung", (it) => {
       yield* Effect.promise(async () => {
         for (let at = 0; at < 40; at++) {
           await opened(ask, `S${at}`, 60_000)
-          await send(`S${at}`, "semaphore.take", ["h", 1, 1, 1], 60_000, "", [`${prefix}lock:broken${at}`])
-          await send(`S${at}`, "semaphore.take", ["i", 1, 1, 1], 60_000, "", [`${prefix}lock:${at}`])
-          await redis.set(`${prefix}lock:broken${at}`, "not a hash")
+          await send(`S${at}`, "semaphore.take", ["h", 1, 1, 1], 60_000, "", [`${prefix}semaphore:broken${at}`])
+          await send(`S${at}`, "lock.take", ["i", 1, ""], 60_000, "", [`${prefix}lock:${at}`])
+          await redis.set(`${prefix}semaphore:broken${at}`, "not a hash")
         }
         for (let at = 0; at < 40; at++) await end(`S${at}`)
       })
@@ -643,13 +644,13 @@ layer(TestServer.layer, live)("what cannot be reaped or rung", (it) => {
       const redis = yield* client(server)
       const namespace = freshNamespace()
       const context = yield* node(server.url, { namespace, partitions: 1 })
-      yield* Effect.promise(() => redis.set(`{${namespace}:00}:lock:a`, "not a hash"))
-      for (const asked of [Lock.withLock(Effect.void, "a"), Lock.holder("a")]) {
+      yield* Effect.promise(() => redis.set(`{${namespace}:00}:readWriteLock:a`, "not a hash"))
+      for (const asked of [ReadWriteLock.withWriteLock(Effect.void, "a"), ReadWriteLock.holders("a")]) {
         const { reason } = yield* Effect.flip(onNode(context)(asked))
-        assert.deepInclude(reason, { _tag: "ActorDefect", kind: "lock", name: "a", namespace })
-        assert.include(reason.message, `about lock "a" of namespace "${namespace}"`)
+        assert.deepInclude(reason, { _tag: "ActorDefect", kind: "readWriteLock", name: "a", namespace })
+        assert.include(reason.message, `about readWriteLock "a" of namespace "${namespace}"`)
       }
-      yield* Effect.promise(() => redis.del(`{${namespace}:00}:lock:a`))
+      yield* Effect.promise(() => redis.del(`{${namespace}:00}:readWriteLock:a`))
     }).pipe(Effect.scoped))
 
   it.effect("rings again later if its alarm has failed", () =>
@@ -736,8 +737,8 @@ layer(TestServer.layer, live)("a namespace", (it) => {
       yield* Effect.scoped(node(server.url, { namespace }))
       for (const name of ["lockstep_1_old", "lockstep_1_older"]) {
         yield* server.cli("FUNCTION", "LOAD", library(name))
-        yield* server.cli("HSET", `{${namespace}:00}:sessions`, `library${name}`, "")
       }
+      yield* server.cli("HSET", `{${namespace}:00}:sessions`, "libraries", "lockstep_1_old lockstep_1_older")
       yield* Effect.scoped(Effect.gen(function*() {
         const context = yield* node(server.url, { namespace })
         yield* eventually(Effect.map(libraries, (found) =>
@@ -746,8 +747,8 @@ layer(TestServer.layer, live)("a namespace", (it) => {
         const [session] = yield* sessionsOf(context)
         for (const name of ["lockstep_1_old", "lockstep_1_older"]) {
           yield* server.cli("FUNCTION", "LOAD", library(name))
-          yield* server.cli("HSET", `{${namespace}:00}:sessions`, `library${name}`, "")
         }
+        yield* server.cli("HSET", `{${namespace}:00}:sessions`, "libraries", "lockstep_1_old lockstep_1_older")
         yield* server.cli("HSET", `{${namespace}:00}:sessions`, `library/${session!.id}`, "lockstep_1_old")
         yield* node(server.url, { namespace })
         yield* eventually(Effect.map(libraries, (found) => !found.includes("lockstep_1_older")))
@@ -841,7 +842,7 @@ layer(TestServer.layer, live)("a callback that throws", (it) => {
         const { channel } = placeOf(spaceOf(Context.get(context!, Coordinator.Coordinator)), "lock", "a", "name")
         const held = yield* onNode(context!)(holding("a"))
         const session = channel.session!
-        yield* server.cli("HDEL", `{${namespace}:00}:sessions`, `s${session.id}`)
+        yield* forget(server, namespace, session.id)
         const throws = () => {
           throw new Error("a bug")
         }
@@ -955,7 +956,7 @@ layer(TestServer.layer, live)("the bound of what waits", (it) => {
             return fiber
           }), { concurrency: 1 })
         const [session] = yield* sessionsOf(context!)
-        yield* server.cli("HDEL", `{${namespace}:00}:sessions`, `s${session!.id}`)
+        yield* forget(server, namespace, session!.id)
         yield* Effect.forEach(fibers, Fiber.join, { discard: true })
         assert.isTrue(Exit.isFailure(yield* Fiber.join(holder)))
       }), { lease: "3 seconds", margin: "500 millis", batch: { maxPending: 30, maxRequests: 8 } }))
@@ -1154,10 +1155,12 @@ layer(TestServer.layer, live)("keys", (it) => {
           { ...io, after: (millis: number, f: () => void) => liveIo.after(Math.min(millis, 200), f) }
         )
         yield* onNode(context)(Effect.scoped(Effect.gen(function*() {
-          yield* Lock.acquire("a")
+          yield* ReadWriteLock.acquireRead("a")
           const latch = yield* CountDownLatch.make({ name: "b", count: 2, timeToLive: "1 second" })
           yield* latch.countDown()
-          const keys = ["lock:a", "countDownLatch:b", "countDownLatch-items:b"].map((key) => `{${namespace}:00}:${key}`)
+          const keys = ["readWriteLock:a", "countDownLatch:b", "countDownLatch-items:b"].map((key) =>
+            `{${namespace}:00}:${key}`
+          )
           for (const key of keys) yield* server.cli("PEXPIRE", key, 60_000)
           ahead = 7 * 3_600_000
           for (const key of keys) {
@@ -1315,7 +1318,7 @@ layer(TestServer.layer, live)("a lease of its own", (it) => {
           yield* realSleep("2 seconds")
           assert.isTrue(yield* brief.isHeld)
           const short = sessions.find(({ lease }) => lease.value._tag === "Millis" && lease.value.millis === 1500)!
-          yield* server.cli("HDEL", `{${namespace}:00}:sessions`, `s${short.id}`)
+          yield* forget(server, namespace, short.id)
           assert.strictEqual((yield* Effect.flip(brief.lost)).reason, "unknown")
           assert.isTrue(yield* long.isHeld)
         })))

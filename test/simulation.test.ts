@@ -57,7 +57,7 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
     Effect.gen(function*() {
       const failed = yield* Effect.flip(Simulation.explore(scenario(false), { schedules: 20, faults: [] }))
       assert.strictEqual(failed.reason, "2 are inside")
-      assert.include(failed.message, "semaphore.take")
+      assert.include(failed.message, "lock.take")
       const again = yield* Effect.flip(Simulation.explore(scenario(false), { schedules: 20, faults: [] }))
       assert.deepStrictEqual(again.story, failed.story)
     }))

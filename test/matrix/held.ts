@@ -14,12 +14,12 @@ export const requests = [
   ["session.renew", ""],
   ["semaphore.join", "semaphore:pool"],
   ["semaphore.resize", ""],
-  ["semaphore.take", "lock:free"],
-  ["semaphore.release", "lock:free"],
+  ["lock.take", "lock:free"],
+  ["lock.release", "lock:free"],
   ["lock.take", "lock:again"],
-  ["lock.return", "lock:again"],
-  ["semaphore.take", "lock:taken"],
-  ["semaphore.release", "lock:taken"],
+  ["lock.release", "lock:again"],
+  ["lock.take", "lock:taken"],
+  ["lock.release", "lock:taken"],
   ["semaphore.take", "semaphore:pool"],
   ["semaphore.release", "semaphore:pool"],
   ["semaphore.join", "semaphore:theirs"],
@@ -28,7 +28,7 @@ export const requests = [
   ["semaphore.holders", "lock:taken"],
   ["semaphore.waiters", "lock:taken"],
   ["session.wake", ""],
-  ["session.touch", "lock:touched"],
+  ["session.touch", "readWriteLock:touched"],
   ["alarm.ring", "readWriteLock:crowd"],
   ["session.end", ""],
   ["session.owned", ""],
@@ -113,20 +113,20 @@ export const program: Program = ({ line, mine, namespace, other, server }) =>
     assert.strictEqual(yield* fields(server, namespace, "semaphore:pool", "o"), 2)
 
     // What is held for hours is touched; here at once.
-    const touched = yield* holding("touched")
-    const { channel, key } = placeOf(spaceOf(yield* Coordinator.Coordinator), "lock", "touched", "name")
-    yield* server.cli("PEXPIRE", key, 60_000)
-    yield* Effect.callback<void>((resume) =>
-      channel.outbox.request({
-        verb: "session.touch",
-        key,
-        args: [],
-        settle: () => resume(Effect.void),
-        fail: (error) => resume(Effect.die(error))
-      })
-    )
-    assert.isAbove(Number(yield* server.cli("PTTL", key)), 80_000_000)
-    yield* touched.leave
+    yield* Effect.gen(function*() {
+      const { channel, key } = placeOf(spaceOf(yield* Coordinator.Coordinator), "readWriteLock", "touched", "name")
+      yield* server.cli("PEXPIRE", key, 60_000)
+      yield* Effect.callback<void>((resume) =>
+        channel.outbox.request({
+          verb: "session.touch",
+          key,
+          args: [],
+          settle: () => resume(Effect.void),
+          fail: (error) => resume(Effect.die(error))
+        })
+      )
+      assert.isAbove(Number(yield* server.cli("PTTL", key)), 80_000_000)
+    }).pipe(ReadWriteLock.withWriteLock("touched"))
 
     // More than one call grants, so that the resource's alarm rings.
     const crowd = 300

@@ -2,6 +2,7 @@ import { assert } from "@effect/vitest"
 import { Effect, Fiber, Schema } from "effect"
 import { Coordinator, TaskGroup } from "../../src/index.ts"
 import { eventually } from "../support/eventually.ts"
+import { forget } from "../support/sessions.ts"
 import type { Program, Rows } from "./matrix.ts"
 
 export const requests = [
@@ -53,7 +54,7 @@ export const program: Program = ({ mine, namespace, other, server }) =>
       mine
     )
     const { id, partition } = sessions[0]!
-    yield* server.cli("HDEL", `{${namespace}:0${partition}}:sessions`, `s${id}`)
+    yield* forget(server, namespace, id, partition)
     yield* insisting(group.run("again", Effect.succeed(5)))
     assert.deepInclude(yield* same.snapshot, { done: 3, lost: 0, failed: 0, running: 0, round: 2 })
     assert.deepStrictEqual([...yield* group.awaitAll()], [["y", 3], ["z", 4], ["again", 5]])

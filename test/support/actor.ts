@@ -78,12 +78,14 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
     args: ReadonlyArray<string | number>,
     lease = 60_000,
     read: number | "" = "",
-    hashes: ReadonlyArray<string> = [key]
+    hashes: ReadonlyArray<string> = [key],
+    // Behind it, in the same call.
+    beside: ReadonlyArray<string> = []
   ) => {
     const number = (numbers.get(id) ?? 0) + 1
     numbers.set(id, number)
     const own = verb.startsWith("session.renew") ? [] : hashes.flatMap((hash) => rolesOf(verb, hash))
-    const message = [1 + own.length, sessions, ...own, id, number, lease, read, verb, ...args]
+    const message = [1 + own.length, sessions, ...own, id, number, lease, read, verb, ...args, ...beside]
     last.set(id, message)
     const answer = await call(message)
     const [status, replies, events = []] = answer

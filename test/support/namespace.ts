@@ -10,10 +10,9 @@ const list = (server: Server, ...command: ReadonlyArray<string>) =>
 export const keysOf = (server: Server, namespace: string): Effect.Effect<ReadonlyArray<string>, CommandError> =>
   list(server, "KEYS", `{${namespace}:*`)
 
-const numbers = new Set(["protocol", "partitions", "token"])
+const numbers = new Set(["protocol", "partitions", "token", "libraries"])
 
-// Of a function library: which one it was, not whose.
-const isNumber = (field: string) => numbers.has(field) || /^library[^/]/.test(field)
+const isNumber = (field: string) => numbers.has(field)
 
 /** A barrier whose last session has expired: its results stay for a day. */
 const isKept = Effect.fnUntraced(function*(server: Server, key: string) {

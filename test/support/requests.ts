@@ -11,13 +11,20 @@ export const asks = (verb: string, key = "") => (request: Request): boolean =>
   (key === "" || request.args.some((arg) => arg.endsWith(`:${key}`)))
 
 /** Fields of the resource behind a name: `h` holds, `q` waits, `o` members. */
+/** How many partitions have a hold of the lock, and nothing else of it. */
+export const loneHolds = (server: Server, namespace: string, key: string) =>
+  Effect.gen(function*() {
+    const names = (yield* server.cli("KEYS", `{${namespace}:*}:sessions`)).split("\n").filter((name) => name !== "")
+    const holds = yield* Effect.forEach(names, (name) => server.cli("HGET", name, `@${key}`))
+    return holds.filter((hold) => hold.trim() !== "").length
+  })
+
 export const fields = (server: Server, namespace: string, key: string, kind: "h" | "q" | "o") =>
   Effect.gen(function*() {
     const names = (yield* server.cli("KEYS", `{${namespace}:*}:${key}`)).split("\n").filter((name) => name !== "")
     const all = yield* Effect.forEach(names, (name) => server.cli("HKEYS", name))
-    // The hold of a lock that has nothing else is its state.
-    const states = yield* Effect.forEach(kind === "h" ? names : [], (name) => server.cli("HGET", name, "s"))
-    return [...all.flatMap((text) => text.split("\n")), ...states].filter((field) => field.startsWith(kind)).length
+    const lone = kind === "h" ? yield* loneHolds(server, namespace, key) : 0
+    return all.flatMap((text) => text.split("\n")).filter((field) => field.startsWith(kind)).length + lone
   })
 
 export const waits = (server: Server, namespace: string, key: string, count: number) =>

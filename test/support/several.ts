@@ -10,6 +10,7 @@ import { awake } from "./awake.ts"
 import { eventually } from "./eventually.ts"
 import { assertEmpty, elsewhere, freshNamespace, type Node, node, TestServer } from "./live.ts"
 import type { Server } from "./servers.ts"
+import { forget } from "./sessions.ts"
 
 /** Runs a test with so many of them in a namespace of its own, with one partition, and checks that nothing stays behind. */
 export const several = <A, E, R>(
@@ -108,7 +109,7 @@ export const fragile = (
 
 /** Has Redis forget the session of a coordinator, which learns of it with its next request. */
 export const forgetSession = (context: Node, namespace: string, server: Server) =>
-  Effect.flatMap(sessionOf(context), (session) => server.cli("HDEL", `{${namespace}:00}:sessions`, `s${session}`))
+  Effect.flatMap(sessionOf(context), (session) => forget(server, namespace, session))
 
 /** Has Redis forget the session of a coordinator, and the coordinator notice it. */
 export const lose = (context: Node, namespace: string, server: Server) =>

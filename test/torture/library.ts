@@ -64,7 +64,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   // A lock that a process keeps is not recalled.
   unrecalled: {
     only: ["lock"],
-    lua: [["if recallKept(ctx, state) or wait == '1' then", "if wait == '1' then"]]
+    lua: [["deliver(ctx, holderOf(claim), reply('recall', idOf(claim)))", ""]]
   },
   // A process that is using what it keeps goes on keeping it when another one wants it.
   unheardRecall: {
@@ -108,6 +108,16 @@ export const bugs: { readonly [name: string]: Bug } = {
       "if ctx.micros % 50 == 0 or state.first > state.last and state.taken + weight <= state.capacity then"
     ]]
   },
+  // One take in fifty of a lock that has a holder and nothing else does not see that.
+  overlookedHold: {
+    only: ["lock"],
+    lua: [["if found then return end", "if found and token % 50 ~= 0 then return end"]]
+  },
+  // The record of a session does not have the locks that it takes by the straight path.
+  forgottenHold: {
+    only: ["lock"],
+    lua: [[") .. owned .. entry,", ") .. owned,"]]
+  },
   // A batch that is sent again is executed again.
   resentBatch: {
     faults: ["lost replies", "lost and repeated requests"],
@@ -140,8 +150,8 @@ export const bugs: { readonly [name: string]: Bug } = {
   passedOn: {
     only: ["semaphore"],
     lua: [[
-      "if not state or state.field then return false end\nlocal hold",
-      "if not state or state.field then return false end\nlocal before, capacity = state.taken, state.capacity\nlocal hold"
+      "if not state then return false end\nlocal hold",
+      "if not state then return false end\nlocal before, capacity = state.taken, state.capacity\nlocal hold"
     ], [
       "if call('HDEL', key, 'o' .. claim) == 0 then return false end\nstate.members = state.members - 1\nend\nserve(ctx, key, state)",
       "if call('HDEL', key, 'o' .. claim) == 0 then return false end\nstate.members = state.members - 1\nend\nstate.capacity = math.max(capacity, before)\nserve(ctx, key, state)\nstate.capacity = capacity"

@@ -76,16 +76,16 @@ export const taking = <E, A>(
 // In milliseconds: the actor reckons that a process which dies has kept a lock for less.
 const shortestLease = 1000
 
-/** To take a lock that its process may keep when it has released it. */
-export const cached = <E, A>(acquiring: Acquire<E, A>, { channel, key, tenancy }: Place): Acquire<E, A> => {
-  const wait = acquiring.question !== true
-  const keeps = channel.lease >= shortestLease
+/** To take a lock, which its process may keep when it has released it. */
+export const locking = <E, A>(acquiring: Acquire<E, A>, isCached: boolean): Acquire<E, A> => {
+  const { place: { channel, key, tenancy }, question } = acquiring
+  const keeps = isCached && channel.lease >= shortestLease
   return {
     ...acquiring,
     verb: "lock.take",
-    args: (anyway) => [wait ? 1 : anyway ? 2 : 0, keeps && tenancy.kept.isReused(key)],
-    leave: "lock.return",
-    cached: true
+    args: (anyway) => [question !== true ? 1 : anyway ? 2 : 0, keeps && tenancy.kept.isReused(key)],
+    leave: "lock.release",
+    cached: isCached
   }
 }
 

@@ -1,0 +1,264 @@
+-- Sessions are opened, renewed, ended and reaped, and alarms of resources ring.
+
+-- Ends a session: from now on its batches are refused, and what it owns can be reaped. The deadline says whether another
+-- one may follow it.
+local function finish(ctx, session, deadline)
+  local state = sessionOf(ctx, session)
+  if not state then return end
+  state.deadline = deadline
+  call('HSET', ctx.sessions, 's' .. session, packSession(state))
+  call('ZADD', ctx.dues, 0, session)
+end
+
+-- Every command that an actor or a reader needs. What a user may not do has to be known before anything is written.
+local NEEDED = {
+  { 'DEL' }, { 'GET' }, { 'HDEL', 'f' }, { 'HGET', 'f' }, { 'HGETALL' }, { 'HKEYS' }, { 'HLEN' }, { 'HMGET', 'f' },
+  { 'HSCAN', '0' }, { 'HSET', 'f', 'v' }, { 'MGET' }, { 'PERSIST' }, { 'PEXPIRE', '1' }, { 'SADD', 'm' }, { 'SET', 'v' }, { 'SRANDMEMBER' }, { 'SREM', 'm' },
+  { 'UNLINK' },
+  { 'XACK', 'g', '0' }, { 'XADD', '*', 'f', 'v' }, { 'XCLAIM', 'g', 'c', '0', '0' }, { 'XDEL', '0' }, { 'XPENDING', 'g' },
+  { 'XLEN' }, { 'XRANGE', '-', '+' }, { 'XREVRANGE', '+', '-' }, { 'XTRIM', 'MINID', '0' }, { 'ZADD', '0', 'm' }, { 'ZRANGEBYLEX', '-', '+' }, { 'ZRANGEBYSCORE', '0', '0' }, { 'ZREM', 'm' }
+}
+
+local function denied(ctx)
+  for index = 1, #NEEDED do
+    local command = NEEDED[index]
+    if not redis.acl_check_cmd(command[1], ctx.sessions, unpack(command, 2)) then return command[1] end
+  end
+  -- Those whose keys come later.
+  if not redis.acl_check_cmd('XREAD', 'STREAMS', ctx.sessions, '0') then return 'XREAD' end
+  if not redis.acl_check_cmd('XREADGROUP', 'GROUP', 'g', 'c', 'STREAMS', ctx.sessions, '>') then return 'XREADGROUP' end
+  for _, subcommand in ipairs({ 'CREATE', 'DELCONSUMER', 'DESTROY', 'SETID' }) do
+    if not redis.acl_check_cmd('XGROUP', subcommand, ctx.sessions, 'g', 'c') then return 'XGROUP|' .. subcommand end
+  end
+end
+
+-- The sessions that are alive, of whatever release: records of others cannot be read, but each renewal writes its deadline
+-- into `due`. A dead session that was set aside stands there with a later time; its record says that it is dead.
+local function sessionsInUse(ctx)
+  local sessions = {}
+  for _, member in ipairs(call('ZRANGEBYSCORE', ctx.dues, '(' .. text(ctx.now), '+inf')) do
+    if sub(member, 1, 1) ~= '@' then
+      local known = sessionOf(ctx, member)
+      if not known or known.deadline > ctx.now then sessions[#sessions + 1] = member end
+    end
+  end
+  return sessions
+end
+
+-- Answers whether its mailbox is there.
+local function keepSession(ctx, session, lease)
+  local millis = text(lease + ABANDONED)
+  call('PEXPIRE', ctx.sessions, millis, 'GT')
+  call('PEXPIRE', ctx.dues, millis, 'GT')
+  call('PEXPIRE', ownedBy(ctx, session), millis)
+  return call('PEXPIRE', mailboxOf(ctx, session), millis) == 1
+end
+
+-- The libraries that coordinators of this namespace have called, and that no session alive calls any more.
+local function retired(ctx, library)
+  local used, kept, old = { [library] = true }, {}, {}
+  for _, session in ipairs(sessionsInUse(ctx)) do
+    local called = call('HGET', ctx.sessions, 'library/' .. session)
+    if called then used[called] = true end
+  end
+  for name in string.gmatch(call('HGET', ctx.sessions, 'libraries') or '', '%S+') do
+    if not used[name] then
+      old[#old + 1] = name
+    elseif name ~= library then
+      kept[#kept + 1] = name
+    end
+  end
+  kept[#kept + 1] = library
+  call('HSET', ctx.sessions, 'libraries', concat(kept, ' '))
+  return concat(old, ' ')
+end
+
+-- session.open: opens a session and ends those it replaces; every attempt uses an id of its own. A partition in which no
+-- session is alive adopts the settings, and answers how many partitions the namespace has had. With the name of a library, it
+-- answers which others can be removed. `given` is the largest token that the coordinator has given by itself, or 0.
+-- keys: none
+-- args: session string, replaces string, lease number, protocol number, partitions number, about string, library string, given number
+-- reply: ["opened", position string, retired string, former number] | ["mismatch", protocol number, partitions number] | ["denied", command string]
+handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, partitions, about, library, given)
+  local command = denied(ctx)
+  if command then return reply('denied', command) end
+  local known = call('HMGET', ctx.sessions, 'protocol', 'partitions')
+  skipTokens(ctx, given + 0)
+  for former in string.gmatch(replaces, '%S+') do finish(ctx, former, 0) end
+  if known[1] and (known[1] ~= protocol or known[2] ~= partitions) and #sessionsInUse(ctx) > 0 then
+    return reply('mismatch', tonumber(known[1]), tonumber(known[2]))
+  end
+  local state = { number = 0, deadline = ctx.now + lease, read = 1, posted = 0, stamp = 0, owned = '' }
+  local position = postedId(ctx, state)
+  call('XADD', mailboxOf(ctx, session), position, 'e', '[]')
+  -- Never empty, so that it keeps its time to live.
+  call('SADD', ownedBy(ctx, session), '')
+  ctx.known = { [session] = state }
+  call('HSET', ctx.sessions, 'protocol', protocol, 'partitions', partitions, 's' .. session, packSession(state),
+    'about' .. session, about)
+  call('ZADD', ctx.dues, text(state.deadline), session)
+  -- A key without a time to live counts as one that stays for ever, which GT would not change.
+  call('PEXPIRE', ctx.sessions, A_DAY, 'NX')
+  call('PEXPIRE', ctx.dues, A_DAY, 'NX')
+  keepSession(ctx, session, lease)
+  local former = tonumber(known[2] or partitions)
+  if library == '' then return reply('opened', position, '', former) end
+  call('HSET', ctx.sessions, 'library/' .. session, library)
+  return reply('opened', position, retired(ctx, library), former)
+end
+
+-- session.renew: does nothing but renew, as every batch does; answers which sessions and resources are due
+-- keys: none
+-- args:
+-- reply: ["renewed", posted number, due strings]
+-- flags: allow-oom
+handlers['session.renew'] = function(ctx)
+  local state = sessionOf(ctx, ctx.session)
+  if state then
+    call('ZADD', ctx.dues, text(state.deadline), ctx.session)
+    if not keepSession(ctx, ctx.session, ctx.lease) then
+      -- A mailbox that Redis has dropped is made again; the number says that something is missing.
+      call('XADD', mailboxOf(ctx, ctx.session), postedId(ctx, state), 'e', '[]')
+    end
+  end
+  local due = {}
+  for _, member in ipairs(call('ZRANGEBYSCORE', ctx.dues, '-inf', text(ctx.now), 'LIMIT', 0, REAP_SESSIONS)) do
+    local known = sub(member, 1, 1) ~= '@' and sessionOf(ctx, member)
+    if known and known.deadline > ctx.now then
+      call('ZADD', ctx.dues, text(known.deadline), member)
+    else
+      due[#due + 1] = member
+    end
+  end
+  expect(ctx, '(' .. text(ctx.now))
+  return reply('renewed', state and state.posted or 0, list(due))
+end
+
+-- session.wake: posts an event to the session's own mailbox, so that its reader looks up
+-- keys: none
+-- args:
+-- reply: ["woken"]
+-- flags: allow-oom
+handlers['session.wake'] = function(ctx)
+  post(ctx, ctx.session, '["wake"]')
+  return '["woken"]'
+end
+
+-- session.end: ends a session at once, as its coordinator wishes; what it owned is then reaped
+-- keys: none
+-- args: session string, closed boolean, given number
+-- reply: ["ended"]
+-- flags: allow-oom
+handlers['session.end'] = function(ctx, _, session, closed, given)
+  skipTokens(ctx, given + 0)
+  finish(ctx, session, closed == '1' and CLOSED or 0)
+  return '["ended"]'
+end
+
+-- session.owned: a part of what a dead session still owns; when that is nothing, the session is forgotten. It is set aside
+-- for a while when all the rest is of kinds that this release does not know.
+-- keys: none
+-- args: session string
+-- reply: ["alive"] | ["forgotten"] | ["aside"] | ["owns", entries strings]
+-- flags: allow-oom
+handlers['session.owned'] = function(ctx, _, session)
+  if isAlive(ctx, session) then return '["alive"]' end
+  local owned, entries, unknown, inRecord = ownedBy(ctx, session), {}, false, {}
+  local function look(sample)
+    for _, entry in ipairs(sample) do
+      if entry ~= '' then
+        if not reapers[match(entry, '^[^:]*:([^:]*):')] then
+          unknown = true
+        elseif #entries < REAP_ENTRIES then
+          entries[#entries + 1] = entry
+        end
+      end
+    end
+  end
+  local state = sessionOf(ctx, session)
+  for entry in string.gmatch(state and state.owned or '', '\254([^\255]*)\255') do inRecord[#inRecord + 1] = entry end
+  look(inRecord)
+  look(call('SRANDMEMBER', owned, 4 * REAP_ENTRIES))
+  -- What can be released may hide among thousands that cannot: that is worth a look at all of them before a minute's rest.
+  if #entries == 0 and unknown then look(call('SRANDMEMBER', owned, '1000000000')) end
+  if #entries > 0 then return reply('owns', list(entries)) end
+  if unknown then
+    call('ZADD', ctx.dues, text(ctx.now + ASIDE), session)
+    return '["aside"]'
+  end
+  call('HDEL', ctx.sessions, 's' .. session, 'r' .. session, 'about' .. session, 'library/' .. session)
+  call('ZREM', ctx.dues, session)
+  call('DEL', ownedBy(ctx, session), mailboxOf(ctx, session))
+  ctx.known = nil
+  return '["forgotten"]'
+end
+
+-- What fails is set aside for a while: it must neither be forgotten nor stand in the way of what else is due.
+local function attempt(ctx, member, f, ...)
+  local fine, cause = pcall(f, ctx, ...)
+  if not fine then
+    call('ZADD', ctx.dues, text(ctx.now + ASIDE), member)
+    error(cause, 0)
+  end
+end
+
+-- session.reap: releases one thing that a dead session owned, and wakes the next waiter
+-- keys: all
+-- args: session string, entry string
+-- reply: ["reaped"] | ["alive"]
+-- flags: allow-oom
+handlers['session.reap'] = function(ctx, key, session, entry)
+  if isAlive(ctx, session) then return '["alive"]' end
+  local id, kind = match(entry, '^([^:]*):([^:]*):')
+  attempt(ctx, session, reapers[kind], key, session, id)
+  local state = sessionOf(ctx, session)
+  if state and unmark(state, entry) then
+    call('HSET', ctx.sessions, 's' .. session, packSession(state))
+  else
+    call('SREM', ownedBy(ctx, session), entry)
+  end
+  return '["reaped"]'
+end
+
+-- alarm.ring: does what a resource has asked to be woken for
+-- keys: all
+-- args:
+-- reply: ["rung"]
+-- flags: allow-oom
+handlers['alarm.ring'] = function(ctx, key)
+  local member = '@' .. sub(key, #ctx.prefix + 1)
+  local ring = alarms[ctx.kind]
+  if ring then
+    call('ZREM', ctx.dues, member)
+    attempt(ctx, member, ring, key)
+  else
+    call('ZADD', ctx.dues, text(ctx.now + ASIDE), member)
+  end
+  expect(ctx)
+  return '["rung"]'
+end
+
+-- session.leave: gives up a hold or a wait of the session's own, as if the session had ended
+-- keys: all
+-- args: id string
+-- reply: ["left"]
+-- flags: allow-oom
+handlers['session.leave'] = function(ctx, key, id)
+  reapers[ctx.kind](ctx, key, ctx.session, id)
+  disown(ctx, key, id)
+  return '["left"]'
+end
+
+-- session.touch: keeps a resource, with all its keys, of which the session has held or awaited something for long
+-- keys: all
+-- args:
+-- reply: ["touched"]
+-- flags: allow-oom
+handlers['session.touch'] = function(ctx, key)
+  -- One that is kept for longer already stays so.
+  call('PEXPIRE', key, A_DAY, 'GT')
+  for index, role in ipairs(ROLES[ctx.kind] or ROLES.none) do
+    if index > 1 then call('PEXPIRE', ctx[role], A_DAY, 'GT') end
+  end
+  return '["touched"]'
+end
