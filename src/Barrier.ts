@@ -465,7 +465,7 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
 // Redis has forgotten the barrier, or what has arrived, though not the session.
 const arriveAgain = ({ channel: { session }, tenancy }: Place, { dependents }: Membership): void => {
   if (session === undefined) return
-  for (const { id, state } of [...dependents]) if (state === "queued") tenancy.heard(session, ["again", id])
+  for (const { id, state } of dependents.values()) if (state === "queued") tenancy.heard(session, ["again", id])
 }
 
 type Typed<A, E, R> = Options<A, E, R> & { readonly schema: Schema.Codec<A, any> }

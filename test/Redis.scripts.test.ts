@@ -7,7 +7,7 @@ import type * as IoRedis from "ioredis"
 import { tracingChannel } from "node:diagnostics_channel"
 import { live } from "../src/internal/io.ts"
 import { slotOf } from "../src/internal/redis/command.ts"
-import { connectionsOf } from "../src/internal/redis/connection.ts"
+import { type Connection, connectionsOf } from "../src/internal/redis/connection.ts"
 import type { RedisError } from "../src/internal/redis/errors.ts"
 import { InFlight } from "../src/internal/redis/inFlight.ts"
 import { call } from "../src/internal/redis/resp.ts"
@@ -23,6 +23,12 @@ const build = (layer: Layer.Layer<Redis.Redis, RedisError>) =>
     Effect.flatten,
     Effect.map(connectionsOf)
   )
+
+/** What a call of a script comes to. */
+const ran = (
+  connection: Pick<Connection, "run">,
+  ...[name, script, call, millis]: Parameters<Connection["run"]> extends [...infer P, unknown] ? P : never
+) => new Promise<unknown>((resolve, reject) => connection.run(name, script, call, millis, { resolve, reject }))
 
 /** How the promise rejects. */
 const refusal = (promise: Promise<unknown>) =>
@@ -56,7 +62,7 @@ describe("a script call", () => {
         const args = ["größe €\r\n🔒", ""]
         const [ours, theirs] = yield* Effect.promise(() =>
           Promise.all([
-            commands.run("EVAL", script, call(["key"], args), deadline),
+            ran(commands, "EVAL", script, call(["key"], args), deadline),
             commands.send("EVAL", [script, 1, "key", ...args], deadline)
           ])
         )
@@ -70,15 +76,15 @@ describe("a script call", () => {
       const { commands } = yield* build(Redis.layer({ host: "127.0.0.1", port }))
       const key = call(["key"], [])
       assert.deepStrictEqual(
-        yield* refusal(commands.run("FCALL", "absent", key, deadline)),
+        yield* refusal(ran(commands, "FCALL", "absent", key, deadline)),
         { executed: "no", reason: "FunctionMissing" }
       )
       assert.deepStrictEqual(
-        yield* refusal(commands.run("EVALSHA", "0".repeat(40), key, deadline)),
+        yield* refusal(ran(commands, "EVALSHA", "0".repeat(40), key, deadline)),
         { executed: "no", reason: "FunctionMissing" }
       )
       assert.deepStrictEqual(
-        yield* refusal(commands.run("EVAL", "return redis.error_reply('ERR no')", key, deadline)),
+        yield* refusal(ran(commands, "EVAL", "return redis.error_reply('ERR no')", key, deadline)),
         { executed: "unknown", reason: "CommandFailed" }
       )
     }).pipe(Effect.scoped), 20_000)
@@ -90,7 +96,7 @@ describe("a script call", () => {
         const server = yield* standalone()
         const { commands } = yield* build(Redis.layer({ host: "127.0.0.1", port: server.port }))
         const incr = (millis: number) =>
-          commands.run("EVAL", "return redis.call('INCR', KEYS[1])", call(["n"], []), millis)
+          ran(commands, "EVAL", "return redis.call('INCR', KEYS[1])", call(["n"], []), millis)
         yield* Effect.promise(() => commands.send("CLIENT", ["PAUSE", 400, "WRITE"], deadline))
         const late = incr(deadline)
         assert.deepStrictEqual(yield* refusal(incr(50)), { executed: "unknown", reason: "Timeout" })
@@ -115,7 +121,7 @@ describe("a script call", () => {
       const commands: Array<IoRedis.Command> = []
       const key = call(["key"], ["secret"])
       const run = (dispatch: (command: IoRedis.Command) => unknown) =>
-        new InFlight({ io: live, address: "nowhere", dispatch }).run("FCALL", "f", key, deadline)
+        ran(new InFlight({ io: live, address: "nowhere", dispatch }), "FCALL", "f", key, deadline)
       const unwritable = run((command) => command.reject(new Error("Stream isn't writeable")))
       assert.deepStrictEqual(yield* refusal(unwritable), { executed: "no", reason: "NotConnected" })
       const aborted = run((command) => queueMicrotask(() => command.reject(new Error("Connection is closed."))))
@@ -152,7 +158,7 @@ describe("a script call", () => {
       }
       channel.start.subscribe(note)
       channel.asyncEnd.subscribe(note)
-      yield* Effect.promise(() => commands.run("EVAL", "return ARGV[1]", call(["key"], ["secret"]), deadline))
+      yield* Effect.promise(() => ran(commands, "EVAL", "return ARGV[1]", call(["key"], ["secret"]), deadline))
       channel.start.unsubscribe(note)
       channel.asyncEnd.unsubscribe(note)
       assert.deepStrictEqual(seen, [["return ARGV[1]", "1", "key"], "secret"])
@@ -163,7 +169,7 @@ describe("a script call", () => {
       const nodes = yield* cluster()
       const { commands, masters } = yield* build(Redis.layer({ cluster: nodes.startupNodes }))
       const incr = (key: string) =>
-        Effect.promise(() => commands.run("EVAL", "return redis.call('INCR', KEYS[1])", call([key], ["x"]), deadline))
+        Effect.promise(() => ran(commands, "EVAL", "return redis.call('INCR', KEYS[1])", call([key], ["x"]), deadline))
       for (const key of ["a", "b", "c", "{tag}:a", "{}a", "größe", "{ü}x", ""]) {
         assert.strictEqual(slotOf(key), yield* nodes.slotOf(key))
         assert.strictEqual(yield* incr(key), 1)
@@ -179,7 +185,7 @@ describe("a script call", () => {
       assert.strictEqual(yield* incr("a"), 4)
       assert.strictEqual(masters().length, 3)
       assert.deepStrictEqual(
-        yield* refusal(commands.run("FCALL", "absent", call(["a"], []), deadline)),
+        yield* refusal(ran(commands, "FCALL", "absent", call(["a"], []), deadline)),
         { executed: "no", reason: "FunctionMissing" }
       )
     }).pipe(Effect.scoped), 60_000)

@@ -791,11 +791,11 @@ layer(TestServer.layer, live)("a callback that throws", (it) => {
         const session = place.channel.session!
         let spoilt = 0
         const transport: Transport = Object.create(kernel.transport, {
-          call: {
-            value: (...args: Parameters<Transport["call"]>) =>
-              kernel.transport.call(...args).then((answer) => {
-                if (spoilt++ > 0) return answer
-                throw new TypeError("not JSON")
+          send: {
+            value: (...[address, messages, header, timeout, caller]: Parameters<Transport["send"]>) =>
+              kernel.transport.send(address, messages, header, timeout, {
+                ...caller,
+                resolve: (raw) => caller.resolve(spoilt++ > 0 ? raw : "not JSON")
               })
           }
         })
@@ -859,16 +859,12 @@ layer(TestServer.layer, live)("a callback that throws", (it) => {
         const { kernel } = place.space
         const session = place.channel.session!
         const transport: Transport = Object.create(kernel.transport, {
-          call: {
-            value: (...args: Parameters<Transport["call"]>) => {
+          send: {
+            value: (...[address, messages, ...rest]: Parameters<Transport["send"]>) => {
               // Four is the longest string that there is.
-              const length = args[1].reduce((sum, { args }) => sum + Number(args[0] ?? 1), 0)
+              const length = messages.reduce((sum, { args }) => sum + Number(args[0] ?? 1), 0)
               if (length > 4) throw new RangeError("Invalid string length")
-              return kernel.transport.call(
-                args[0],
-                args[1].map((message) => ({ ...message, args: [] })),
-                ...args.slice(2) as [string]
-              )
+              kernel.transport.send(address, messages.map((message) => ({ ...message, args: [] })), ...rest)
             }
           }
         })

@@ -26,6 +26,8 @@ export interface Io {
   readonly id: () => string
 }
 
+const settled = Promise.resolve()
+
 // A longer timer of Node fires at once.
 const longest = 2 ** 31 - 1
 
@@ -41,7 +43,8 @@ export const live: Io = {
     let timer = set(millis)
     return { cancel: () => clearTimeout(timer) }
   },
-  defer: queueMicrotask,
+  // Half of what `queueMicrotask` costs, and it is in every call.
+  defer: (f) => void settled.then(f),
   random: Math.random,
   id: () => randomBytes(9).toString("base64url")
 }

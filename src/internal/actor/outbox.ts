@@ -13,6 +13,7 @@ import type { LossReason, Session } from "./session.ts"
 import {
   type Answer,
   coordinatorError,
+  decode,
   failed,
   isTransient,
   type Reply,
@@ -84,8 +85,14 @@ export interface OutboxOptions {
   readonly log: Log
 }
 
+/** What hears of the end of a sending. */
+interface Sender {
+  readonly answered: (sending: Sending, raw: unknown) => void
+  readonly failed: (sending: Sending, cause: unknown) => void
+}
+
 /** The batch that is under way, over all its sendings. */
-interface Sending {
+class Sending {
   readonly session: Session
   readonly batch: ReadonlyArray<Request>
   readonly number: number
@@ -94,12 +101,32 @@ interface Sending {
   readonly header: string
   /** What is sent of it: without requests that were refused for want of memory. */
   requests: ReadonlyArray<Request>
-  attempt: number
+  /** When that was, by the monotonic clock and by the wall clock. */
+  sentAt = 0
+  sentAtWall = 0
+  attempt = 0
   /** Whether a sending may have been executed without an answer. */
-  uncertain: boolean
+  uncertain = false
   /** Why some were left out. */
-  refusal: RedisError | undefined
+  refusal: RedisError | undefined = undefined
+  readonly #sender: Sender
+
+  constructor(sender: Sender, session: Session, batch: ReadonlyArray<Request>, lease: string) {
+    const { acknowledged, number, position, read } = session
+    this.#sender = sender
+    this.session = session
+    this.batch = this.requests = batch
+    this.number = number + 1
+    this.read = read
+    this.header = ascii(String(number + 1)) + lease + (read === acknowledged ? nothingRead : ascii(position))
+  }
+
+  readonly resolve = (raw: unknown): void => this.#sender.answered(this, raw)
+
+  readonly reject = (cause: unknown): void => this.#sender.failed(this, cause)
 }
+
+const nothingRead = ascii("")
 
 const weightOf = ({ weight = 1 }: Request): number => weight
 
@@ -109,7 +136,7 @@ const sumOf = (requests: ReadonlyArray<Request>): number =>
 // So few are left in the queue until they come to its front.
 const mostDiscarded = 64
 
-export class Outbox {
+export class Outbox implements Sender {
   #queue: Array<Request> = []
   // Of all in the queue.
   #weight = 0
@@ -250,7 +277,7 @@ export class Outbox {
       : leading
     this.#inFlight = batch
     try {
-      this.#transmit(session, batch)
+      this.#send(new Sending(this, session, batch, this.#lease))
     } catch (cause) {
       // It cannot be written as one call, for which a string can be too long: nothing was sent, and a part of it may fit.
       this.#inFlight = undefined
@@ -298,40 +325,29 @@ export class Outbox {
     return count === queue.length ? queue : queue.slice(0, count)
   }
 
-  #transmit(session: Session, batch: ReadonlyArray<Request>): void {
-    const number = session.number + 1
-    const { read } = session
-    const position = read === session.acknowledged ? "" : session.position
-    const header = ascii(String(number)) + this.#lease + ascii(position)
-    this.#send({
-      session,
-      batch,
-      number,
-      read,
-      header,
-      requests: batch,
-      attempt: 0,
-      uncertain: false,
-      refusal: undefined
-    })
-  }
-
-  // Callbacks instead of awaiting: every batch goes through here.
   #send(sending: Sending): void {
-    const { batch, header, requests, session } = sending
+    const { header, requests, session } = sending
     if (session.lost !== undefined) return
     const { io, transport } = this.#options
-    const sentAt = io.now()
-    const sentAtWall = io.wall()
-    transport.call(session.address, requests, header, batch, this.#timeout).then(
-      (answer) => this.#answered(sending, answer, sentAt, sentAtWall),
-      (cause: unknown) => void this.#failed(sending, cause)
-    )
+    sending.sentAt = io.now()
+    sending.sentAtWall = io.wall()
+    transport.send(session.address, requests, header, this.#timeout, sending)
   }
 
-  #answered(sending: Sending, answer: Answer, sentAt: number, sentAtWall: number): void {
-    const { number, read, session } = sending
+  /** A sending was answered. */
+  readonly answered = (sending: Sending, raw: unknown): void => {
+    const { batch, number, read, requests, sentAt, sentAtWall, session } = sending
     if (session.lost !== undefined) return
+    let answer: Answer
+    try {
+      answer = decode(requests, raw, batch)
+    } catch (cause) {
+      // The batch was executed, and its replies are not known.
+      session.number = number
+      this.#inFlight = undefined
+      this.#failAll(batch, cause, true)
+      return this.flush()
+    }
     if (answer.status !== "ok") return this.#forgotten(session, sending, answer.status)
     session.number = number
     session.acknowledged = read
@@ -339,14 +355,14 @@ export class Outbox {
     this.#settleAll(session, sending, answer)
   }
 
-  async #failed(sending: Sending, cause: unknown): Promise<void> {
+  /** It is not known whether a sending was executed, or it was not. */
+  readonly failed = async (sending: Sending, cause: unknown): Promise<void> => {
     const { batch, number, session } = sending
     if (session.lost !== undefined) return
     if (cause instanceof RedisError) {
       if (!await this.#refused(session, sending, cause)) this.#send(sending)
       return
     }
-    // The answer cannot be read: the batch was executed, and its replies are not known.
     session.number = number
     this.#inFlight = undefined
     this.#failAll(batch, cause, true)

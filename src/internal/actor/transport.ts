@@ -2,7 +2,7 @@
 
 import { createHash } from "node:crypto"
 import type { Io } from "../io.ts"
-import type { Connection, Connections } from "../redis/connection.ts"
+import type { Caller, Connection, Connections } from "../redis/connection.ts"
 import { MissingPermission, RedisError, Timeout } from "../redis/errors.ts"
 import { ascii, type Call, call } from "../redis/resp.ts"
 import { ActorDefect, CoordinatorError, type CoordinatorReason } from "./errors.ts"
@@ -82,6 +82,11 @@ const maxLoads = 5
 export const unnumbered = ascii("0") + ascii("0") + ascii("")
 const unnumberedAnyway = ascii("1") + ascii("0") + ascii("")
 
+const needsNoMemory = ({ verb }: Message): boolean => allowOom.has(verb)
+
+const isMissing = (cause: unknown): cause is RedisError =>
+  cause instanceof RedisError && cause.reason._tag === "FunctionMissing"
+
 /** A request that an actor could not execute. */
 const defect = (verb: string, detail: string): CoordinatorError =>
   new CoordinatorError({ reason: new ActorDefect({ request: verb, detail }) })
@@ -149,22 +154,26 @@ export class Transport {
   // Calls
   // ---------------------------------------------------------------------------------------------------------------
 
-  /** Sends a batch of a session; throws if it cannot be written as a call. `header` is its number, the lease and the id of the last event read. */
-  call(
+  /**
+   * Sends a batch of a session; throws if it cannot be written as a call. `header` is its number, the lease and the id of the last
+   * event read. What is answered has to be decoded.
+   */
+  send(
     address: Address,
     messages: ReadonlyArray<Message>,
     header: string,
-    // What may be answered instead, because it was sent before under the same number.
-    before: ReadonlyArray<Message> = messages,
-    timeout: number = this.requestTimeout
-  ): Promise<Answer> {
-    const variant = messages.every(({ verb }) => allowOom.has(verb)) ? "_oom" : ""
+    timeout: number,
+    caller: { readonly resolve: (raw: unknown) => void; readonly reject: (cause: unknown) => void }
+  ): void {
+    const variant = messages.every(needsNoMemory) ? "_oom" : ""
     const call = batch(address, header, messages)
-    // No async function: this is the hot path.
-    return this.#run(variant, call, timeout).then(
-      (raw) => decode(messages, raw, before),
-      async (cause: unknown) => decode(messages, await this.#reload(variant, call, timeout, cause), before)
-    )
+    this.#run(variant, call, timeout, {
+      resolve: caller.resolve,
+      reject: (cause) => {
+        if (isMissing(cause)) void this.#reload(variant, call, timeout, cause).then(caller.resolve, caller.reject)
+        else caller.reject(cause)
+      }
+    })
   }
 
   /** Renews sessions that have nothing else to ask, see lua/calls.lua. Undefined for those that have to ask by themselves. */
@@ -181,8 +190,9 @@ export class Transport {
   }
 
   /** Requests that need no session: they are idempotent. */
-  ask(address: Address, messages: ReadonlyArray<Message>): Promise<Answer> {
-    return this.call(address, messages, unnumbered)
+  async ask(address: Address, messages: ReadonlyArray<Message>): Promise<Answer> {
+    const variant = messages.every(needsNoMemory) ? "_oom" : ""
+    return decode(messages, await this.invoke(variant, batch(address, unnumbered, messages)))
   }
 
   /** A question, which changes nothing. With `anyway` it is answered though an expired session may falsify it. */
@@ -222,16 +232,19 @@ export class Transport {
     call: Call,
     requestTimeout: number = this.requestTimeout
   ): Promise<unknown> {
-    return this.#run(variant, call, requestTimeout).catch((cause: unknown) =>
+    return this.#ran(variant, call, requestTimeout).catch((cause: unknown) =>
       this.#reload(variant, call, requestTimeout, cause)
     )
   }
 
-  #run(variant: Variant, call: Call, requestTimeout: number): Promise<unknown> {
+  #ran(variant: Variant, call: Call, requestTimeout: number): Promise<unknown> {
+    return new Promise((resolve, reject) => this.#run(variant, call, requestTimeout, { resolve, reject }))
+  }
+
+  #run(variant: Variant, call: Call, requestTimeout: number, caller: Caller): void {
     const { commands, features } = this.connections
-    return features.functions
-      ? commands.run("FCALL", variants[variant].name, call, requestTimeout)
-      : commands.run("EVALSHA", script(variant).sha, call, requestTimeout)
+    if (features.functions) commands.run("FCALL", variants[variant].name, call, requestTimeout, caller)
+    else commands.run("EVALSHA", script(variant).sha, call, requestTimeout, caller)
   }
 
   /** Goes on after a failed call: a missing function or script is loaded, and called again. */
@@ -239,13 +252,17 @@ export class Transport {
     const { commands, features } = this.connections
     let refusal: unknown
     for (let load = 0;; load++) {
-      if (!(cause instanceof RedisError) || cause.reason._tag !== "FunctionMissing") throw cause
+      if (!isMissing(cause)) throw cause
       if (load === maxLoads) throw refusal ?? cause
       // EVAL carries a key, so on a cluster it reaches the node that lacks the script; functions go to every primary.
-      if (!features.functions) return commands.run("EVAL", script(variant).source, call, requestTimeout)
+      if (!features.functions) {
+        return new Promise((resolve, reject) =>
+          commands.run("EVAL", script(variant).source, call, requestTimeout, { resolve, reject })
+        )
+      }
       refusal = await this.#load()
       try {
-        return await this.#run(variant, call, requestTimeout)
+        return await this.#ran(variant, call, requestTimeout)
       } catch (error) {
         cause = error
       }
@@ -329,12 +346,24 @@ const none: ReadonlyArray<never> = []
 
 const malformed = ["failed", "malformed reply"] as const
 
-const decode = (
+// What most calls answer: that of one request, which is a tag, or a tag and a whole number. JSON.parse takes ten times as long.
+const plain = /^\["ok",\[\["([a-z]+)"(?:,"(\d+)")?\]\]\]$/
+
+const parse = (raw: string): unknown => {
+  if (raw.length > 64) return JSON.parse(raw)
+  const found = plain.exec(raw)
+  if (found === null) return JSON.parse(raw)
+  const [, tag, number] = found
+  return ["ok", [number === undefined ? [tag] : [tag, number]]]
+}
+
+/** The answer to a batch. `before` may be answered instead, because it was sent before under the same number. */
+export const decode = (
   messages: ReadonlyArray<Message>,
   raw: unknown,
   before: ReadonlyArray<Message> = messages
 ): Answer => {
-  const parsed: unknown = typeof raw === "string" ? JSON.parse(raw) : undefined
+  const parsed: unknown = typeof raw === "string" ? parse(raw) : undefined
   if (!Array.isArray(parsed)) throw defect("batch", "malformed reply")
   const [status, replies = none, events = none, next] = parsed
   switch (status) {

@@ -3,6 +3,7 @@
 import type { Entry } from "./claim.ts"
 import { Hold } from "./hold.ts"
 import { Membership } from "./membership.ts"
+import { Table } from "./table.ts"
 
 const waits = (state: Entry["state"]): number => state === "asked" || state === "queued" ? 1 : 0
 
@@ -10,7 +11,7 @@ const waits = (state: Entry["state"]): number => state === "asked" || state === 
 export const isWaiting = (entry: Entry): boolean => waits(entry.state) === 1
 
 export class Claims {
-  readonly #all = new Map<string, Entry>()
+  readonly #all = new Table<Entry>()
   #waiting = 0
   #observing = 0
 
@@ -31,13 +32,19 @@ export class Claims {
     return this.#all.get(id)
   }
 
-  /** Not a copy. */
-  values(): Iterable<Entry> {
+  /** A copy, in no order. */
+  values(): Array<Entry> {
     return this.#all.values()
   }
 
+  /** Those that have no session, in the order in which they were made. */
+  idle(): Array<Entry> {
+    return this.values().filter(({ state }) => state === "idle")
+      .sort(({ id: a }, { id: b }) => a.length - b.length || (a < b ? -1 : 1))
+  }
+
   add(entry: Entry): void {
-    this.#all.set(entry.id, entry)
+    this.#all.add(entry)
   }
 
   /** One that is done is not kept here any longer. */
@@ -51,7 +58,7 @@ export class Claims {
 
   /** A hold that is lost stays held until it is told. */
   remove(entry: Entry): void {
-    this.#all.delete(entry.id)
+    this.#all.delete(entry)
     if (entry instanceof Hold) entry.member?.dependents.delete(entry)
   }
 }

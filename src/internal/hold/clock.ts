@@ -3,43 +3,52 @@
 import type { Session } from "../actor/session.ts"
 import type { Io } from "../io.ts"
 
-interface Turn {
-  readonly now: number
-  readonly wall: number
-  /** It was trusted in this turn. */
-  trusted: Session | undefined
-}
-
 export class Clock {
   readonly #io: Io
-  #turn: Turn | undefined = undefined
+  #isRead = false
+  #now = 0
+  #wall = 0
+  // It was trusted in this turn.
+  #trusted: Session | undefined = undefined
 
   constructor(io: Io) {
     this.#io = io
   }
 
-  /** By the monotonic clock, and by the wall clock. */
-  read(): { readonly now: number; readonly wall: number } {
-    return this.#read()
+  /** By the monotonic clock. */
+  get now(): number {
+    this.#read()
+    return this.#now
+  }
+
+  /** By the wall clock. */
+  get wall(): number {
+    this.#read()
+    return this.#wall
   }
 
   /** Whether the session may be granted something now. */
   isTrusted(session: Session): boolean {
-    const turn = this.#read()
     if (session.lost !== undefined) return false
-    if (turn.trusted !== session) {
+    this.#read()
+    if (this.#trusted !== session) {
       if (session.expireIfDue()) return false
-      turn.trusted = session
+      this.#trusted = session
     }
     return true
   }
 
-  #read(): Turn {
-    if (this.#turn !== undefined) return this.#turn
+  #read(): void {
+    if (this.#isRead) return
     const io = this.#io
-    io.defer(() => {
-      this.#turn = undefined
-    })
-    return this.#turn = { now: io.now(), wall: io.wall(), trusted: undefined }
+    this.#isRead = true
+    this.#now = io.now()
+    this.#wall = io.wall()
+    io.defer(this.#forget)
+  }
+
+  readonly #forget = (): void => {
+    this.#isRead = false
+    this.#trusted = undefined
   }
 }

@@ -1,6 +1,7 @@
 /** A share in a resource for as long as a scope is open: it keeps the resource alive, and hears of its changes. */
 
 import { type Claim, Entry, type Keeper } from "./claim.ts"
+import { Table } from "./table.ts"
 
 /** What a membership hears. */
 export interface Observer {
@@ -17,7 +18,7 @@ export class Membership extends Entry {
   joined = false
   readonly observer: Observer
   /** What was asked for under it, and ends with it. */
-  readonly dependents = new Set<Entry>()
+  readonly dependents = new Table<Entry>()
   // Changes that came before the reply that it has joined.
   #early: Array<ReadonlyArray<unknown>> = []
 

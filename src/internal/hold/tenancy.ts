@@ -87,7 +87,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     }
     this.#claims.add(entry)
     member?.dependents.add(entry)
-    entry.askedAt = this.#clock.read().now
+    entry.askedAt = this.#clock.now
     this.#send(entry, false)
   }
 
@@ -148,13 +148,11 @@ export class Tenancy implements Tenant, Keeper, Asker {
     channel.outbox.request(asking)
   }
 
-  // A session is open, so sending settles nothing at once: the claims are walked without a copy.
   readonly opened = (): void => {
+    const idle = this.#claims.idle()
     // What makes a resource exist goes first.
-    for (const entry of this.#claims.values()) {
-      if (entry.state === "idle" && entry instanceof Membership) this.#send(entry, true)
-    }
-    for (const entry of this.#claims.values()) if (entry.state === "idle") this.#send(entry, true)
+    for (const entry of idle) if (entry instanceof Membership) this.#send(entry, true)
+    for (const entry of idle) if (entry.state === "idle") this.#send(entry, true)
   }
 
   // ---------------------------------------------------------------------------------------------------------------
@@ -234,8 +232,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
       entry.stretch = this.kept.begin(entry, session, token)
       this.channel.listen()
     }
-    const { now, wall } = this.#clock.read()
-    this.#hold(entry, session, token, now, wall)
+    this.#hold(entry, session, token, this.#clock.now, this.#clock.wall)
   }
 
   #hold(hold: Hold, session: Session, token: number, now: number, wall: number): void {
@@ -263,7 +260,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
   }
 
   readonly refused = (error: CoordinatorError): void => {
-    for (const entry of [...this.#claims.values()]) {
+    for (const entry of this.#claims.values()) {
       this.failed(entry, coordinatorError(error, entry.claim.place.key), false)
     }
   }
@@ -305,7 +302,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
 
   /** Questions that no session could be had for, or that wait for their turn. */
   readonly expire = (before: number, cause: RedisError): void => {
-    for (const entry of [...this.#claims.values()]) {
+    for (const entry of this.#claims.values()) {
       const { place, question } = entry.claim
       if (question !== true || entry.state !== "idle" && entry.state !== "queued" || entry.askedAt > before) continue
       this.expired(entry, this.kernel.transport.late(place.key, cause))
@@ -357,12 +354,12 @@ export class Tenancy implements Tenant, Keeper, Asker {
 
   #released(hold: Hold): void {
     // The clock of a kept one is read anew, and can be ahead of that of the turn.
-    this.kernel.hooks.metrics.released(Math.max(0, this.#clock.read().now - hold.heldAt))
+    this.kernel.hooks.metrics.released(Math.max(0, this.#clock.now - hold.heldAt))
   }
 
   // The claims under a membership end before it does.
   #dismiss(member: Membership): void {
-    for (const entry of [...member.dependents]) {
+    for (const entry of member.dependents.values()) {
       if (entry instanceof Hold && entry.state === "held") {
         entry.lose("closed")
       } else {
@@ -460,7 +457,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     const holds: Array<Hold> = []
     this.kept.clear()
     this.#releases.lost()
-    for (const entry of [...this.#claims.values()]) {
+    for (const entry of this.#claims.values()) {
       entry.request = undefined
       if (entry instanceof Hold && entry.state === "held") {
         this.#claims.remove(entry)
@@ -496,7 +493,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
   /** Interrupts what runs under holds, and releases them when that has ended; everything else is given up at once. */
   readonly close = async (): Promise<void> => {
     this.kept.surrenderAll()
-    const entries = [...this.#claims.values()]
+    const entries = this.#claims.values()
     const error = this.channel.closedError()
     const isHeld = (entry: Entry): entry is Hold => entry instanceof Hold && entry.state === "held"
     // Before any hold ends: it must not be granted to a waiter of the same coordinator.

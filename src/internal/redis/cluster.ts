@@ -102,8 +102,10 @@ class Cluster implements ClusterConnection {
   readonly send: Connection["send"] = (name, args, deadlineMillis) =>
     this.isReady() ? this.#inFlight.send(name, args, deadlineMillis) : Promise.reject(this.#unready())
 
-  readonly run: Connection["run"] = (name, script, call, deadlineMillis) =>
-    this.isReady() ? this.#inFlight.run(name, script, call, deadlineMillis) : Promise.reject(this.#unready())
+  readonly run: Connection["run"] = (name, script, call, deadlineMillis, caller) => {
+    if (this.isReady()) this.#inFlight.run(name, script, call, deadlineMillis, caller)
+    else this.#inFlight.refuse(caller, this.#unready())
+  }
 
   readonly server = async (deadlineMillis: number) =>
     checkServer(

@@ -23,11 +23,17 @@ export type Topology = "standalone" | "sentinel" | "cluster"
 
 export type ScriptCommand = "FCALL" | "EVALSHA" | "EVAL"
 
+/** What hears of the end of a call: once, and never before `run` has returned. */
+export interface Caller {
+  readonly resolve: (reply: unknown) => void
+  readonly reject: (error: RedisError) => void
+}
+
 export interface Connection {
   /** Sends one command now: never queued offline, never resent. Rejects with `RedisError`, never throws. */
   readonly send: (command: string, args: ReadonlyArray<string | number>, deadlineMillis: number) => Promise<unknown>
-  /** Calls a script: as `send`, but encoded by us. */
-  readonly run: (command: ScriptCommand, script: string, call: Call, deadlineMillis: number) => Promise<unknown>
+  /** Calls a script: as `send`, but encoded by us, and with callbacks, since promises cost the hot path a tenth. */
+  readonly run: (command: ScriptCommand, script: string, call: Call, deadlineMillis: number, caller: Caller) => void
   readonly isReady: () => boolean
   readonly state: () => ConnectionState
   /** Why the last attempt to connect failed. */

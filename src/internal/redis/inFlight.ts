@@ -1,9 +1,10 @@
 /** The commands in flight: each of them settles once, whatever ioredis does with its promise. */
 
 import * as IoRedis from "ioredis"
+import { tracingChannel } from "node:diagnostics_channel"
 import type { Io, Timer } from "../io.ts"
 import { slotOf, wireName } from "./command.ts"
-import type { Connection, ScriptCommand } from "./connection.ts"
+import type { Caller, Connection, ScriptCommand } from "./connection.ts"
 import { errorFrom, fail, type RedisError, Timeout } from "./errors.ts"
 import { type Call, message } from "./resp.ts"
 
@@ -116,14 +117,52 @@ const decode = (reply: unknown): unknown =>
 type Sendable = Omit<IoRedis.Command, "isResolved" | "stringifyArguments" | "transformReply">
 
 /**
+ * Calls that have ended, in that order. Their callers hear of it when ioredis is done with what it has received: they may close
+ * the connection, and what they throw is not for ioredis.
+ */
+class Ends {
+  #ended: Array<Ended> = []
+  readonly #io: Io
+
+  constructor(io: Io) {
+    this.#io = io
+  }
+
+  add(ended: Ended): void {
+    if (this.#ended.push(ended) === 1) this.#io.defer(this.#tell)
+  }
+
+  readonly #tell = (): void => {
+    const ended = this.#ended
+    this.#ended = []
+    for (const one of ended) {
+      try {
+        one.tell()
+      } catch (cause) {
+        this.#io.defer(() => {
+          throw cause
+        })
+      }
+    }
+  }
+}
+
+interface Ended {
+  readonly tell: () => void
+}
+
+// ioredis hands the promise of a command to what has sent it, and that is us, and to what traces it.
+const untraced: Promise<unknown> = Promise.resolve()
+const tracing = tracingChannel("ioredis:command")
+
+/**
  * One call of a script: its entry, and the command that ioredis sees. `IoRedis.Command` costs about 10 microseconds per
  * call in its constructor and closures, and leaves objects that survive minor collections.
  */
-class ScriptCall implements Entry, Sendable {
+class ScriptCall implements Entry, Ended, Sendable {
   readonly label: ScriptCommand
   readonly name: string
   readonly expiresAt: number
-  readonly promise: Promise<unknown>
   previous: Entry | undefined = undefined
   next: Entry | undefined = undefined
   isSettled = false
@@ -131,36 +170,44 @@ class ScriptCall implements Entry, Sendable {
   inTransaction = false
   isTraced = false
   readonly #deadlines: Deadlines
+  readonly #ends: Ends
   readonly #address: string
   readonly #script: string
   readonly #call: Call
-  readonly #resolve: (reply: unknown) => void
-  readonly #reject: (error: RedisError) => void
+  readonly #caller: Caller
+  #reply: unknown = undefined
+  #error: RedisError | undefined = undefined
+  #traced: PromiseWithResolvers<unknown> | undefined = undefined
   #slot: number | undefined = undefined
 
   constructor(
     deadlines: Deadlines,
+    ends: Ends,
     address: string,
     command: ScriptCommand,
     script: string,
     call: Call,
-    expiresAt: number
+    expiresAt: number,
+    caller: Caller
   ) {
     this.label = command
     this.name = wireNames[command]
     this.expiresAt = expiresAt
     this.#deadlines = deadlines
+    this.#ends = ends
     this.#address = address
     this.#script = script
     this.#call = call
-    const { promise, reject, resolve } = Promise.withResolvers<unknown>()
-    this.promise = promise
-    this.#resolve = resolve
-    this.#reject = reject
+    this.#caller = caller
   }
 
   get command(): Routed {
     return this
+  }
+
+  get promise(): Promise<unknown> {
+    if (!tracing.hasSubscribers) return untraced
+    return (this.#traced ??= Promise.withResolvers()).promise
   }
 
   /** ioredis puts these into traces and debug output. Arguments of the script stay out of both. */
@@ -184,11 +231,12 @@ class ScriptCall implements Entry, Sendable {
   resolve(reply: unknown): void {
     if (!this.#deadlines.settle(this)) return
     try {
-      this.#resolve(decode(reply))
+      this.#reply = decode(reply)
     } catch (error) {
       // The reply is longer than a string can be. ioredis would throw the error as an uncaught exception.
-      this.rejectWith(errorFrom(error, this.label, true, this.#address))
+      this.#error = errorFrom(error, this.label, true, this.#address)
     }
+    this.#ends.add(this)
   }
 
   reject(error: Error): void {
@@ -196,7 +244,18 @@ class ScriptCall implements Entry, Sendable {
   }
 
   rejectWith(error: RedisError): void {
-    this.#reject(error)
+    this.#error = error
+    this.#ends.add(this)
+  }
+
+  tell(): void {
+    if (this.#error === undefined) {
+      this.#traced?.resolve(this.#reply)
+      this.#caller.resolve(this.#reply)
+    } else {
+      this.#traced?.reject(this.#error)
+      this.#caller.reject(this.#error)
+    }
   }
 
   // `profile` fixes the shape of replies, and the deadline is ours: ioredis has nothing to set.
@@ -209,9 +268,11 @@ class ScriptCall implements Entry, Sendable {
 export class InFlight {
   readonly #options: InFlightOptions
   readonly #deadlines: Deadlines
+  readonly #ends: Ends
 
   constructor(options: InFlightOptions) {
     this.#options = options
+    this.#ends = new Ends(options.io)
     this.#deadlines = new Deadlines(options.io, (entry) => {
       options.onExpired?.(entry.command)
       entry.rejectWith(fail(new Timeout({ command: entry.label })))
@@ -225,9 +286,10 @@ export class InFlight {
       deadlineMillis
     )
 
-  readonly run: Connection["run"] = (name, script, call, deadlineMillis) => {
+  readonly run: Connection["run"] = (name, script, call, deadlineMillis, caller) => {
     const { address, dispatch, io } = this.#options
-    const command = new ScriptCall(this.#deadlines, address, name, script, call, io.now() + deadlineMillis)
+    const expiresAt = io.now() + deadlineMillis
+    const command = new ScriptCall(this.#deadlines, this.#ends, address, name, script, call, expiresAt, caller)
     this.#deadlines.insert(command)
     try {
       // A rejection before the call returns means that ioredis had nowhere to send it.
@@ -237,7 +299,11 @@ export class InFlight {
       command.isSent = true
       command.reject(error as Error)
     }
-    return command.promise
+  }
+
+  /** A call that cannot be sent. */
+  refuse(caller: Caller, error: RedisError): void {
+    this.#ends.add({ tell: () => caller.reject(error) })
   }
 
   rejectAll(error: RedisError): void {

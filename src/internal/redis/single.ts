@@ -62,8 +62,10 @@ class Single implements SingleConnection {
   readonly send: Connection["send"] = (name, args, deadlineMillis) =>
     this.isReady() ? this.#inFlight.send(name, args, deadlineMillis) : Promise.reject(this.#unready())
 
-  readonly run: Connection["run"] = (name, script, call, deadlineMillis) =>
-    this.isReady() ? this.#inFlight.run(name, script, call, deadlineMillis) : Promise.reject(this.#unready())
+  readonly run: Connection["run"] = (name, script, call, deadlineMillis, caller) => {
+    if (this.isReady()) this.#inFlight.run(name, script, call, deadlineMillis, caller)
+    else this.#inFlight.refuse(caller, this.#unready())
+  }
 
   readonly server = async (): Promise<ServerInfo> => this.#info
 

@@ -80,12 +80,15 @@ export class Machine {
     }
     const count = waiting.reduce((sum, one) => sum + one.count, 1)
     const text = ascii("0") + waiting.map((one) => one.text).join("")
-    this.#connection.run("FCALL", entrance, { key: "", count, text }, deadline).then((replies) => {
-      for (const [at, { reject, resolve }] of waiting.entries()) {
-        const [reply, ...notes] = (replies as ReadonlyArray<readonly [unknown, ...Array<string>]>)[at]!
-        if (notes[0]?.[0] === "e") reject(errorFrom(new Error(withCode(notes[0].slice(1))), "FCALL", true, ""))
-        else resolve({ reply, notes })
-      }
-    }, failed)
+    this.#connection.run("FCALL", entrance, { key: "", count, text }, deadline, {
+      resolve: (replies) => {
+        for (const [at, { reject, resolve }] of waiting.entries()) {
+          const [reply, ...notes] = (replies as ReadonlyArray<readonly [unknown, ...Array<string>]>)[at]!
+          if (notes[0]?.[0] === "e") reject(errorFrom(new Error(withCode(notes[0].slice(1))), "FCALL", true, ""))
+          else resolve({ reply, notes })
+        }
+      },
+      reject: failed
+    })
   }
 }

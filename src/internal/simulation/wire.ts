@@ -60,8 +60,8 @@ export class Wire implements Connection {
 
   readonly send: Connection["send"] = (command, args, millis) => this.#send({ is: "command", command, args }, millis)
 
-  readonly run: Connection["run"] = (command, script, call, millis) =>
-    this.#send({ is: "call", command, script, call }, millis)
+  readonly run: Connection["run"] = (command, script, call, millis, caller) =>
+    void this.#send({ is: "call", command, script, call }, millis).then(caller.resolve, caller.reject)
 
   #send(order: Order, millis: number): Promise<unknown> {
     if (!this.isReady()) return Promise.reject(fail(new NotConnected({ address: this.name, detail: undefined })))
