@@ -16,21 +16,22 @@ local function unfold(ctx, key, hold)
   return { capacity = 1, taken = 1, holds = 1, members = 0, first = 1, last = 0 }
 end
 
--- lock.take: takes a lock, or queues for it. `wait` is 1; 0 for not at all; 2 for not at all, though an expired session may stand
--- in the way. With `keep`, its process may keep it when it has released it, and take it again with tokens of its own: one for each
--- microsecond since the grant, for a second at most. When another claim comes, it is recalled by an event, and the claim queues,
--- whether it waits or not: a claim that does not wait leaves the queue if it is not granted soon.
+-- lock.take: takes a lock, or queues for it. `how` is "1" to wait; "0" for not at all; "2" for not at all, though an expired session
+-- may stand in the way. With a "k" behind that, its process may keep it when it has released it, and take it again with tokens of its
+-- own: one for each microsecond since the grant, for a second at most. When another claim comes, it is recalled by an event, and the
+-- claim queues, whether it waits or not: a claim that does not wait leaves the queue if it is not granted soon.
 -- keys: hash
--- args: id string, wait number, keep boolean
+-- args: id string, how string
 -- reply: ["granted", token string] | ["kept", token string] | ["queued", ahead number] | ["busy"] | ["stale"]
-handlers['lock.take'] = function(ctx, key, id, wait, keep)
+handlers['lock.take'] = function(ctx, key, id, how)
+  local wait, keeps = sub(how, 1, 1), #how == 2
   local hold = loneOf(ctx, key)
   if not hold then
     local token = nextToken(ctx)
     hold = ctx.session .. '/' .. id .. ' ' .. token .. ' ' .. ctx.seconds
-    setLone(ctx, key, keep == '1' and hold .. ' k' or hold)
+    setLone(ctx, key, keeps and hold .. ' k' or hold)
     own(ctx, key, id, PERMANENT)
-    return keep == '1' and '["kept","' .. token .. '"]' or granted(token)
+    return keeps and '["kept","' .. token .. '"]' or granted(token)
   end
   if hold == '' then return take(ctx, key, id, 1, 1, wait) end
   local claim, token = match(hold, '^(%S+) (%S+)')
@@ -55,33 +56,41 @@ local function dropLock(ctx, key, session, id)
   return true
 end
 
--- lock.release: releases a hold, or leaves the queue, whichever it is by now. The token is the last one if its process has kept the
--- lock, otherwise 0.
+-- lock.release: releases a hold, or leaves the queue, whichever it is by now
 -- keys: hash
--- args: id string, token number
+-- args: id string
 -- reply: ["released"] | ["absent"]
 -- flags: allow-oom
-handlers['lock.release'] = function(ctx, key, id, token)
-  if token ~= '0' then skipTokens(ctx, token + 0) end
+handlers['lock.release'] = function(ctx, key, id)
   local found = dropLock(ctx, key, ctx.session, id)
   disown(ctx, key, id)
   return found and RELEASED or ABSENT
 end
 
+-- lock.return: releases a lock that its process has kept, and says which token was the last
+-- keys: hash
+-- args: id string, token number
+-- reply: ["released"] | ["absent"]
+-- flags: allow-oom
+handlers['lock.return'] = function(ctx, key, id, token)
+  skipTokens(ctx, token + 0)
+  return handlers['lock.release'](ctx, key, id)
+end
+
 reapers.lock, alarms.lock = dropLock, serveOn
 
 straight['lock.take'] = {
-  length = 8,
+  length = 5,
   takes = true,
   take = function(found, hold, token, argv)
     if found then return end
-    if argv[8] == '1' then return '["ok",[["kept","' .. token .. '"]]]', hold .. ' k' end
+    if #argv[5] == 2 then return '["ok",[["kept","' .. token .. '"]]]', hold .. ' k' end
     return '["ok",[["granted","' .. token .. '"]]]', hold
   end
 }
 straight['lock.release'] = {
-  length = 7,
-  release = function(found, claim, argv)
-    return found and argv[7] == '0' and sub(found, 1, #claim) == claim and '["ok",[["released"]]]'
+  length = 4,
+  release = function(found, claim)
+    return found and sub(found, 1, #claim) == claim and '["ok",[["released"]]]'
   end
 }

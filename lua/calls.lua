@@ -76,7 +76,6 @@ local function context(keys, argv, micros, seconds)
     micros = micros,
     now = floor(micros / 1000),
     own = false,
-    lease = false,
     last = false,
     before = false,
     token = false,
@@ -123,7 +122,7 @@ end
 
 -- Every request runs by itself: a handler that fails answers "failed", and the others run.
 local function dispatch(ctx, keys, requests)
-  local replies, count, key, at, length, before = {}, 0, 2, 5, #requests, 0
+  local replies, count, key, at, length, before = {}, 0, 2, 3, #requests, 0
   ctx.replies = replies
   while at <= length do
     local verb = requests[at]
@@ -203,12 +202,12 @@ end
 -- Most calls are one request about a lock that is free, or that the session holds: they do what `run` does without its context, for
 -- half of the cost. Nothing if this call is another one, and then nothing has been written.
 local function runStraight(keys, argv, field, lone, found, micros, seconds)
-  local act, packed, before = straight[argv[5]], found[1], found[2]
-  if not (act and packed and before and argv[4] == '' and #argv == act.length and byte(packed) == VERSION.Session) then return end
-  local now, lease, number = floor(micros / 1000), argv[3] + 0, argv[2] - 1
-  local _, answered, deadline, read, posted, stamp = unpackStruct(SHAPE.Session, packed)
-  if deadline <= now or number ~= answered then return end
-  local session, id = argv[1], argv[6]
+  local act, packed, before, number = straight[argv[3]], found[1], found[2], tonumber(argv[2])
+  if not (act and packed and before and number and #argv == act.length and byte(packed) == VERSION.Session) then return end
+  local now = floor(micros / 1000)
+  local _, answered, deadline, read, posted, stamp, lease = unpackStruct(SHAPE.Session, packed)
+  if deadline <= now or number ~= answered + 1 then return end
+  local session, id = argv[1], argv[4]
   local sessions, owned, entry = keys[1], sub(packed, LENGTH.Session + 1), marked(id .. ':' .. sub(lone, 2))
   if act.takes then
     before = before + 0
@@ -218,16 +217,16 @@ local function runStraight(keys, argv, field, lone, found, micros, seconds)
     token = text(token)
     local reply, hold = act.take(found[3], session .. '/' .. id .. ' ' .. token .. ' ' .. seconds, token, argv)
     if not reply then return end
-    call('HSET', sessions, field, pack(SHAPE.Session, VERSION.Session, number + 1, now + lease, read, posted, stamp) .. owned .. entry,
+    call('HSET', sessions, field, pack(SHAPE.Session, VERSION.Session, number, now + lease, read, posted, stamp, lease) .. owned .. entry,
       'r' .. session, reply, 'token', token, lone, hold)
     return reply
   end
   local first, last = find(owned, entry, 1, true)
-  local reply = first and act.release(found[3], session .. '/' .. id .. ' ', argv)
+  local reply = first and act.release(found[3], session .. '/' .. id .. ' ')
   if not reply then return end
   owned = sub(owned, 1, first - 1) .. sub(owned, last + 1)
   call('HDEL', sessions, lone)
-  call('HSET', sessions, field, pack(SHAPE.Session, VERSION.Session, number + 1, now + lease, read, posted, stamp) .. owned,
+  call('HSET', sessions, field, pack(SHAPE.Session, VERSION.Session, number, now + lease, read, posted, stamp, lease) .. owned,
     'r' .. session, reply)
   return reply
 end
@@ -265,10 +264,12 @@ run = function(keys, argv)
   if state.deadline <= ctx.now then return '["expired"]' end
   ctx.own, ctx.before, ctx.lone = state, found[2], {}
   for index = 2, #keys do ctx.lone[keys[index]] = found[index + 1] end
-  -- Arithmetic turns text into a number for less than a call does.
-  ctx.lease = argv[3] + 0
-  state.deadline = ctx.now + ctx.lease
-  local number, read = argv[2] + 0, argv[4]
+  state.deadline = ctx.now + state.lease
+  local number, read = tonumber(argv[2]), nil
+  if not number then
+    number, read = match(argv[2], '^(%d+) (.*)$')
+    number = number + 0
+  end
   if number == state.number then
     -- Answered already, and renewed all the same: the coordinator counts its trust from this sending of the batch.
     call('HSET', keys[1], field, packSession(state))
@@ -276,7 +277,7 @@ run = function(keys, argv)
   end
   if number < state.number then return '["stale"]' end
   if number > state.number + 1 then return '["gap"]' end
-  if read ~= '' then
+  if read then
     local id = read
     read = tonumber(match(id, '^%d+'))
     -- Read, and not posted: Redis has forgotten what it delivered.
@@ -301,19 +302,19 @@ end
 
 -- Renews sessions of one coordinator that have nothing else to ask, each in a partition of its own, in one call where Redis is no cluster.
 --   KEYS  the sessions of each partition
---   ARGV  1 lease_ms, then for each the session id and the number of its last batch
+--   ARGV  for each the session id and the number of its last batch
 --   reply JSON, for each: [what `session.renew` replies, next number]; null if it has to ask by itself
 renew = function(keys, argv)
   local answers = {}
   for index = 1, #keys do
-    local session = argv[2 * index]
+    local session = argv[2 * index - 1]
     local ctx = context({ keys[index] }, { session }, readTime())
     local field = 's' .. session
     local packed = call('HGET', ctx.sessions, field)
     local state = packed and unpackSession(packed)
-    if state and state.deadline > ctx.now and state.number == argv[2 * index + 1] + 0 then
-      ctx.own, ctx.lease = state, argv[1] + 0
-      state.deadline = ctx.now + ctx.lease
+    if state and state.deadline > ctx.now and state.number == argv[2 * index] + 0 then
+      ctx.own = state
+      state.deadline = ctx.now + state.lease
       local renewed = handlers['session.renew'](ctx)
       call('HSET', ctx.sessions, field, packSession(state))
       answers[index] = '[' .. renewed .. ',' .. text(nearest(ctx)) .. ']'

@@ -5,8 +5,8 @@
 --         2.. the keys of the requests, in order: for each role that the verb declares, one
 --         On a cluster, all others that the call may need follow: each key of a call costs more than most that is done with it.
 --   ARGV  1 session id, or "" for requests that need no session (they are idempotent)
---         2 batch number  3 lease_ms  4 id of the last event read from the mailbox, or ""
---         5.. the requests: verb, its arguments, verb, its arguments, ... (text: parsing JSON would cost more than the rest);
+--         2 batch number; behind that, after a blank, the id of the last event read from the mailbox, if that is news
+--         3.. the requests: verb, its arguments, verb, its arguments, ... (text: parsing JSON would cost more than the rest);
 --             "=" before a verb: its keys are those of the request before it
 --   reply JSON: ["ok", [reply, ...], [event, ...], next number] | ["unknown"] | ["expired"] | ["stale"] | ["gap"]
 --         The events are for claims of the session that asks. `next` is in how many ms the partition has something to do, -1
@@ -74,7 +74,7 @@ local function bind()
 end
 
 -- `owned` has entries of what the session owns, each between two bytes that no text has.
--- record Session 3: number, deadline, read, posted, stamp, text owned
+-- record Session 3: number, deadline, read, posted, stamp, lease, text owned
 
 local function text(number)
   return format(WHOLE, number)

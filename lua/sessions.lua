@@ -88,7 +88,8 @@ handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, 
   if known[1] and (known[1] ~= protocol or known[2] ~= partitions) and #sessionsInUse(ctx) > 0 then
     return reply('mismatch', tonumber(known[1]), tonumber(known[2]))
   end
-  local state = { number = 0, deadline = ctx.now + lease, read = 1, posted = 0, stamp = 0, owned = '' }
+  lease = lease + 0
+  local state = { number = 0, deadline = ctx.now + lease, read = 1, posted = 0, stamp = 0, lease = lease, owned = '' }
   local position = postedId(ctx, state)
   call('XADD', mailboxOf(ctx, session), position, 'e', '[]')
   -- Never empty, so that it keeps its time to live.
@@ -116,7 +117,7 @@ handlers['session.renew'] = function(ctx)
   local state = sessionOf(ctx, ctx.session)
   if state then
     call('ZADD', ctx.dues, text(state.deadline), ctx.session)
-    if not keepSession(ctx, ctx.session, ctx.lease) then
+    if not keepSession(ctx, ctx.session, state.lease) then
       -- A mailbox that Redis has dropped is made again; the number says that something is missing.
       call('XADD', mailboxOf(ctx, ctx.session), postedId(ctx, state), 'e', '[]')
     end

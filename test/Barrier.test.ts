@@ -249,8 +249,6 @@ layer(TestServer.layer, live)("a barrier", (it) => {
                   resource.key.replace(":barrier:", ":barrier-items:"),
                   "",
                   "0",
-                  "0",
-                  "",
                   "barrier.reset"
                 )
                 .xtrim(`{${namespace}:00}:mail:${id}`, "MAXLEN", 0)

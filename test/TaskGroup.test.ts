@@ -48,9 +48,8 @@ const endSession = (server: Server, namespace: string, context: Node) =>
     const sessions = `{${namespace}:00}:sessions`
     yield* server.cli(
       "EVAL",
-      "local version, number, _, read, posted, stamp = struct.unpack('<Bddddd', redis.call('HGET', KEYS[1], 's' .. ARGV[1])) " +
-        "local owned = redis.call('HGET', KEYS[1], 's' .. ARGV[1]):sub(42) " +
-        "redis.call('HSET', KEYS[1], 's' .. ARGV[1], struct.pack('<Bddddd', version, number, 0, read, posted, stamp) .. owned) " +
+      "local packed = redis.call('HGET', KEYS[1], 's' .. ARGV[1]) " +
+        "redis.call('HSET', KEYS[1], 's' .. ARGV[1], packed:sub(1, 9) .. struct.pack('<d', 0) .. packed:sub(18)) " +
         "redis.call('ZADD', KEYS[2], 0, ARGV[1])",
       2,
       sessions,

@@ -21,7 +21,7 @@ import { interruptedAt } from "./support/interrupter.ts"
 import { assertEmpty, freshNamespace, node, onNode, TestServer, withNode } from "./support/live.ts"
 
 // Of a session that owns nothing.
-const recordLength = 41
+const recordLength = 49
 
 const holds = (namespace: string) =>
   Effect.gen(function*() {

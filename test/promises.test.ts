@@ -524,7 +524,7 @@ layer(TestServer.layer, live)("a kind that this release does not know", (it) => 
           await redis.sadd(`${prefix}own:S${at}`, `x:novel:thing${at}`)
         }
         await ask("T", "session.open", ["T", "", 60_000, protocol, 1, "{}", "", 0])
-        await send("T", "lock.take", ["h", 1, ""])
+        await send("T", "lock.take", ["h", "1"])
         // Far more than are looked at, at random, before the one that can be released.
         await redis.sadd(`${prefix}own:T`, ...Array.from({ length: 50_000 }, (_, at) => `x:novel:other${at}`))
         for (let at = 0; at < 40; at++) await end(`S${at}`)
@@ -570,7 +570,7 @@ layer(TestServer.layer, live)("a question", (it) => {
           // The holder is the last one that is due.
           for (let at = 0; at < 100; at++) await opened(ask, `S${at}`, 100)
           await opened(ask, "T", 200)
-          await send("T", "lock.take", ["h", 1, ""], 200)
+          await send("T", "lock.take", ["h", "1"], 200)
           for (const alarm of alarms) await redis.zadd(due, 0, alarm)
         })
         yield* eventually(Effect.map(
@@ -596,14 +596,14 @@ layer(TestServer.layer, live)("a question", (it) => {
       yield* Effect.promise(async () => {
         await opened(ask, "S", 60_000)
         await opened(ask, "T", 60_000)
-        await send("S", "lock.take", ["h", 1, ""])
+        await send("S", "lock.take", ["h", "1"])
         // Alarms alone make no answer wrong.
         await overdue(500)
-        assert.deepStrictEqual(await send("T", "lock.take", ["i", 0, ""]), ["busy"])
+        assert.deepStrictEqual(await send("T", "lock.take", ["i", "0"]), ["busy"])
         // Behind as many as these there may be a dead session: they are rung first.
         await overdue(20_000)
         const before = await calls()
-        assert.deepStrictEqual(await send("T", "lock.take", ["j", 0, ""]), ["stale"])
+        assert.deepStrictEqual(await send("T", "lock.take", ["j", "0"]), ["stale"])
         assert.strictEqual(await calls() - before, 1)
       })
     }).pipe(Effect.scoped))
@@ -621,7 +621,7 @@ layer(TestServer.layer, live)("what cannot be reaped or rung", (it) => {
         for (let at = 0; at < 40; at++) {
           await opened(ask, `S${at}`, 60_000)
           await send(`S${at}`, "semaphore.take", ["h", 1, 1, 1], 60_000, "", [`${prefix}semaphore:broken${at}`])
-          await send(`S${at}`, "lock.take", ["i", 1, ""], 60_000, "", [`${prefix}lock:${at}`])
+          await send(`S${at}`, "lock.take", ["i", "1"], 60_000, "", [`${prefix}lock:${at}`])
           await redis.set(`${prefix}semaphore:broken${at}`, "not a hash")
         }
         for (let at = 0; at < 40; at++) await end(`S${at}`)

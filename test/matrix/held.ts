@@ -17,7 +17,7 @@ export const requests = [
   ["lock.take", "lock:free"],
   ["lock.release", "lock:free"],
   ["lock.take", "lock:again"],
-  ["lock.release", "lock:again"],
+  ["lock.return", "lock:again"],
   ["lock.take", "lock:taken"],
   ["lock.release", "lock:taken"],
   ["semaphore.take", "semaphore:pool"],

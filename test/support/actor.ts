@@ -28,6 +28,20 @@ export const client = (server: Server, ahead = 0) =>
 
 type Answer = [status: string, replies: Array<Array<any>>, events?: Array<Array<any>>, next?: number]
 
+// The lease of sessions that are opened here, in milliseconds.
+const usual = 60_000
+
+/** Gives a session another lease, from its next renewal on. */
+const setLease = (redis: IoRedis, sessions: string, session: string, lease: number) =>
+  redis.eval(
+    "local packed = redis.call('HGET', KEYS[1], ARGV[1]) " +
+      "redis.call('HSET', KEYS[1], ARGV[1], packed:sub(1, 41) .. struct.pack('<d', ARGV[2]) .. packed:sub(50))",
+    1,
+    sessions,
+    `s${session}`,
+    lease
+  )
+
 /** The hash of a resource, and the keys of its other roles. */
 export const keysOf = (hash: string): ReadonlyArray<string> =>
   (kinds as { readonly [kind: string]: ReadonlyArray<string> })[kindOf(hash)]!.map((role, at) =>
@@ -62,13 +76,13 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
   /** A request that needs no session. */
   const ask = async (id: string, verb: string, args: ReadonlyArray<string | number>, hash?: string) => {
     const own = hash === undefined ? [] : rolesOf(verb, hash)
-    const [, replies] = await call([1 + own.length, sessions, ...own, "", 0, 0, "", verb, ...args])
+    const [, replies] = await call([1 + own.length, sessions, ...own, "", 0, verb, ...args])
     return replies[0]!
   }
   /** A question, as it is answered when an expired session that was not reaped does not matter. */
   const look = async (verb: string, args: ReadonlyArray<string | number>, hash = key) => {
     const own = rolesOf(verb, hash)
-    const message = [1 + own.length, sessions, ...own, "", 1, 0, "", verb, ...args]
+    const message = [1 + own.length, sessions, ...own, "", 1, verb, ...args]
     const [, replies] = JSON.parse(await redis.call("FCALL", [`${library}_look`, ...message.map(String)]) as string)
     return replies[0] as Array<any>
   }
@@ -76,7 +90,7 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
     id: string,
     verb: string,
     args: ReadonlyArray<string | number>,
-    lease = 60_000,
+    lease = usual,
     read: number | "" = "",
     hashes: ReadonlyArray<string> = [key],
     // Behind it, in the same call.
@@ -85,7 +99,9 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
     const number = (numbers.get(id) ?? 0) + 1
     numbers.set(id, number)
     const own = verb.startsWith("session.renew") ? [] : hashes.flatMap((hash) => rolesOf(verb, hash))
-    const message = [1 + own.length, sessions, ...own, id, number, lease, read, verb, ...args, ...beside]
+    if (lease !== usual) await setLease(redis, sessions, id, lease)
+    const header = read === "" ? number : `${number} ${read}`
+    const message = [1 + own.length, sessions, ...own, id, header, verb, ...args, ...beside]
     last.set(id, message)
     const answer = await call(message)
     const [status, replies, events = []] = answer
@@ -99,7 +115,7 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
     key,
     keys,
     answers,
-    open: (id: string) => ask(id, "session.open", [id, "", 60_000, protocol, 16, "{}", "", 0]),
+    open: (id: string) => ask(id, "session.open", [id, "", usual, protocol, 16, "{}", "", 0]),
     send,
     repeat: async (id: string): Promise<Answer | undefined> => last.has(id) ? await call(last.get(id)!) : undefined,
     end: (id: string, closed = false, given = 0) => ask(id, "session.end", [id, closed ? "1" : "", given]),

@@ -3,8 +3,8 @@ import { Effect } from "effect"
 import type { CommandError } from "./command.ts"
 import type { Server } from "./servers.ts"
 
-// The record of a session begins with 41 bytes; behind that are entries of what it owns, each between two bytes that no text has.
-const entriesIn = "for entry in packed:sub(42):gmatch('\\254([^\\255]*)\\255') do "
+// The record of a session begins with 49 bytes; behind that are entries of what it owns, each between two bytes that no text has.
+const entriesIn = "for entry in packed:sub(50):gmatch('\\254([^\\255]*)\\255') do "
 
 /** What the sessions of a namespace own: "<claim id>:<kind>:<name>". */
 export const ownedIn = Effect.fnUntraced(function*(server: Server, namespace: string) {

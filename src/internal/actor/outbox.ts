@@ -111,22 +111,20 @@ class Sending {
   refusal: RedisError | undefined = undefined
   readonly #sender: Sender
 
-  constructor(sender: Sender, session: Session, batch: ReadonlyArray<Request>, lease: string) {
+  constructor(sender: Sender, session: Session, batch: ReadonlyArray<Request>) {
     const { acknowledged, number, position, read } = session
     this.#sender = sender
     this.session = session
     this.batch = this.requests = batch
     this.number = number + 1
     this.read = read
-    this.header = ascii(String(number + 1)) + lease + (read === acknowledged ? nothingRead : ascii(position))
+    this.header = ascii(read === acknowledged ? String(number + 1) : `${number + 1} ${position}`)
   }
 
   readonly resolve = (raw: unknown): void => this.#sender.answered(this, raw)
 
   readonly reject = (cause: unknown): void => this.#sender.failed(this, cause)
 }
-
-const nothingRead = ascii("")
 
 const weightOf = ({ weight = 1 }: Request): number => weight
 
@@ -147,13 +145,11 @@ export class Outbox implements Sender {
 
   readonly #options: OutboxOptions
   readonly #keeper: Keeper
-  readonly #lease: string
   readonly #timeout: number
 
   constructor(keeper: Keeper, options: OutboxOptions) {
     this.#keeper = keeper
     this.#options = options
-    this.#lease = ascii(String(options.lease))
     this.#timeout = options.transport.renewalTimeout(options.lease)
   }
 
@@ -277,7 +273,7 @@ export class Outbox implements Sender {
       : leading
     this.#inFlight = batch
     try {
-      this.#send(new Sending(this, session, batch, this.#lease))
+      this.#send(new Sending(this, session, batch))
     } catch (cause) {
       // It cannot be written as one call, for which a string can be too long: nothing was sent, and a part of it may fit.
       this.#inFlight = undefined

@@ -78,9 +78,9 @@ export const isTransient = (error: RedisError): boolean => transient.has(error.r
 // A server that forgets the library as fast as it is loaded is not worth more tries in one call.
 const maxLoads = 5
 
-/** The batch number, the lease and the id of the last event read, of requests that belong to no session. */
-export const unnumbered = ascii("0") + ascii("0") + ascii("")
-const unnumberedAnyway = ascii("1") + ascii("0") + ascii("")
+/** The batch number of requests that belong to no session. */
+export const unnumbered = ascii("0")
+const unnumberedAnyway = ascii("1")
 
 const needsNoMemory = ({ verb }: Message): boolean => allowOom.has(verb)
 
@@ -155,8 +155,8 @@ export class Transport {
   // ---------------------------------------------------------------------------------------------------------------
 
   /**
-   * Sends a batch of a session; throws if it cannot be written as a call. `header` is its number, the lease and the id of the last
-   * event read. What is answered has to be decoded.
+   * Sends a batch of a session; throws if it cannot be written as a call. `header` is its number, and the id of the last event read.
+   * What is answered has to be decoded.
    */
   send(
     address: Address,
@@ -180,7 +180,7 @@ export class Transport {
   async renew(sessions: ReadonlyArray<Session>, lease: number): Promise<ReadonlyArray<Renewed | undefined>> {
     const keys = sessions.map(({ address }) => address.key)
     const numbered = sessions.flatMap(({ id, number }) => [id, number])
-    const raw = await this.invoke("_renew", call(keys, [lease, ...numbered]), this.renewalTimeout(lease))
+    const raw = await this.invoke("_renew", call(keys, numbered), this.renewalTimeout(lease))
     const answers: unknown = typeof raw === "string" ? JSON.parse(raw) : undefined
     return sessions.map((_, at) => {
       const answer: unknown = Array.isArray(answers) ? answers[at] : undefined

@@ -59,12 +59,12 @@ const spell = (verb: string): Spelling => {
   return spelling
 }
 
-/** A batch of requests; the header is its number, the lease and the id of the last event read, as arguments. */
+/** A batch of requests; the header is its number, and the id of the last event read if that is news, as an argument. */
 export const batch = (address: Address, header: string, requests: ReadonlyArray<Message>): Call => {
   let keys = address.sessions
   let args = address.id + header
   let keyCount = 1 + address.declaredCount
-  let count = 1 + keyCount + 4
+  let count = 1 + keyCount + 2
   // Of the request before, where it named all keys of one resource.
   let before: string | undefined = undefined
   for (const { args: own, key, others, verb } of requests) {

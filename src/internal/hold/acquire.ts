@@ -83,7 +83,10 @@ export const locking = <E, A>(acquiring: Acquire<E, A>, isCached: boolean): Acqu
   return {
     ...acquiring,
     verb: "lock.take",
-    args: (anyway) => [question !== true ? 1 : anyway ? 2 : 0, keeps && tenancy.kept.isReused(key)],
+    args: (anyway) => {
+      const how = question !== true ? "1" : anyway ? "2" : "0"
+      return [keeps && tenancy.kept.isReused(key) ? `${how}k` : how]
+    },
     leave: "lock.release",
     cached: isCached
   }

@@ -40,7 +40,7 @@ export interface Claim {
   /** What is asked besides the id, each time that it is. `anyway` asks not to mind that an expired session is in the way. */
   readonly args: (anyway: boolean) => ReadonlyArray<Argument>
   /** What the actor is told when it is given up. Default `session.leave`. */
-  readonly leave?: "lock.release" | "semaphore.release" | "session.leave" | undefined
+  readonly leave?: "lock.release" | "lock.return" | "semaphore.release" | "session.leave" | undefined
   /** Its process may keep it when it has released it. Default `false`. */
   readonly cached?: boolean | undefined
   /** How long it queues at most, in milliseconds, where it does not wait: then it is refused as busy. */

@@ -50,10 +50,10 @@ export class Releases {
 }
 
 /** A request to release or to leave the queue. When the session is over, so is the claim. */
-class Releasing implements Request<"lock.release" | "semaphore.release" | "session.leave"> {
+class Releasing implements Request<"lock.release" | "lock.return" | "semaphore.release" | "session.leave"> {
   readonly entry: Entry
   readonly session: Session
-  readonly verb: "lock.release" | "semaphore.release" | "session.leave"
+  readonly verb: "lock.release" | "lock.return" | "semaphore.release" | "session.leave"
   readonly key: string
   readonly args: [string] | [string, number]
   readonly urgent = true
@@ -69,11 +69,11 @@ class Releasing implements Request<"lock.release" | "semaphore.release" | "sessi
     this.#releases = releases
     this.entry = entry
     this.session = session
-    this.verb = entry.claim.leave ?? "session.leave"
+    // It can be of another claim, which has taken over what was kept.
+    const kept = entry instanceof Hold && entry.stretch !== undefined
+    this.verb = kept ? "lock.return" : entry.claim.leave ?? "session.leave"
     this.key = entry.claim.place.key
-    this.args = this.verb === "lock.release"
-      ? [entry.id, entry instanceof Hold && entry.stretch !== undefined ? entry.token : 0]
-      : [entry.id]
+    this.args = kept ? [entry.id, entry.token] : [entry.id]
     this.following = entry.following
     this.#done = done
   }
