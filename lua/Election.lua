@@ -66,7 +66,7 @@ handlers['election.observe'] = function(ctx, key, id)
     return reply('joined', json(NOBODY))
   end
   state.members = state.members + 1
-  save(ctx, key, state)
+  save(key, state)
   if not call('HGET', key, 'n') then call('HSET', key, 'n', nextToken(ctx)) end
   return reply('joined', json(leadership(ctx, key)))
 end
@@ -96,7 +96,7 @@ handlers['election.nominate'] = function(ctx, key, id, candidate)
   local state = load(key, 1)
   depart(key, state, candidate, place)
   join(key, state, candidate, '1', true)
-  save(ctx, key, state)
+  save(key, state)
   return '["nominated"]'
 end
 

@@ -1,58 +1,107 @@
--- A lock: a semaphore of capacity 1. Mostly it has a holder and nothing else, and then it is a field of `sessions`:
--- "<session>/<id> <token> <since, in seconds>", and " k" behind that if its process may keep the lock. The next claim that
--- queues makes the hash of Semaphore.lua of it, and the field is empty for as long as that is there.
+-- A lock: its holder, mostly, and nothing else. That is its inline state:
+--   "<flag><session>/<id> <token> <since, in seconds>", or, with a queue, "<flag><first> <last> <session>/<id> <token> <since>", see
+--   kernel.lua: the waiters are in the hash of the lock. Without a holder, "-" stands for its claim: the queue goes on in another call.
+-- The flag is k if its process may keep the lock, r if it was recalled then, otherwise h; and K, R or Q if there is a queue.
 --
 -- kinds: lock: hash
--- after lone.lua
+-- after inline.lua
 -- after Semaphore.lua
 
--- Another claim wants it: from now on, its hash has the hold, and the waiters.
-local function unfold(ctx, key, hold)
-  local claim, rest = match(hold, '^(%S+)( .*)$')
-  -- Nothing is there, unless `sessions` was deleted.
-  call('DEL', key)
-  call('HSET', key, 'h' .. claim, '1' .. rest)
-  setLone(ctx, key, '')
-  return { capacity = 1, taken = 1, holds = 1, members = 0, first = 1, last = 0 }
+local NO_HOLDER, KEEP_EVERY = '-', 64
+-- So many tokens a process may give that keeps a lock.
+local KEPT_TOKENS = 1000000
+
+-- A process that has kept a lock says which token was the last, with the lock or with the end of the session, unless it died. Its
+-- lease is longer than the lock was kept then, so no token is ahead of the clock.
+local function skipKept(ctx, session, token)
+  if session == ctx.session then return end
+  local known = sessionOf(ctx, session)
+  if not known or known.deadline > 0 then skipTokens(ctx, token + KEPT_TOKENS) end
 end
 
--- lock.take: takes a lock, or queues for it. `how` is "1" to wait; "0" for not at all; "2" for not at all, though an expired session
--- may stand in the way. With a "k" behind that, its process may keep it when it has released it, and take it again with tokens of its
--- own: one for each microsecond since the grant, for a second at most. When another claim comes, it is recalled by an event, and the
--- claim queues, whether it waits or not: a claim that does not wait leaves the queue if it is not granted soon.
+local function loadLock(ctx, key)
+  local packed = readInline(ctx, key)
+  if not packed then return nil end
+  local flag = sub(packed, 1, 1)
+  if find(flag, '%l') then
+    local claim, token, since = match(packed, '^.(%S+) (%S+) (%S+)$')
+    return { flag = flag, claim = claim, token = token, since = since, first = 1, last = 0 }
+  end
+  local first, last, claim, token, since = match(packed, '^.(%S+) (%S+) (%S+) (%S+) (%S+)$')
+  flag = flag == 'Q' and 'h' or string.lower(flag)
+  return { flag = flag, claim = claim, token = token, since = since, first = tonumber(first), last = tonumber(last) }
+end
+
+local function saveLock(ctx, key, lock)
+  local isEmpty = lock.first > lock.last
+  if isEmpty and lock.claim == NO_HOLDER then return writeInline(ctx, key, false) end
+  local holder, flag = lock.claim .. ' ' .. lock.token .. ' ' .. lock.since, lock.flag
+  if isEmpty then return writeInline(ctx, key, flag .. holder) end
+  flag = flag == 'h' and 'Q' or string.upper(flag)
+  writeInline(ctx, key, flag .. text(lock.first) .. ' ' .. text(lock.last) .. ' ' .. holder)
+end
+
+-- The next waiter holds it, if there is one.
+local function serveLock(ctx, key, lock)
+  local claim = lock.claim == NO_HOLDER and front(ctx, key, lock)
+  if claim then
+    depart(key, lock, claim, text(lock.first))
+    lock.claim, lock.token, lock.since = claim, nextToken(ctx), ctx.seconds
+    inform(ctx, claim, lock.token)
+  end
+  saveLock(ctx, key, lock)
+end
+
+local function enqueueLock(ctx, key, lock, id)
+  join(key, lock, claimOf(ctx, id), '')
+  own(ctx, key, id, PERMANENT)
+  -- The first of them has made the hash, and a queue that lasts is kept.
+  if lock.first == lock.last or lock.last % KEEP_EVERY == 0 then keep(key) end
+  saveLock(ctx, key, lock)
+  return queued(ctx, lock.last - lock.first)
+end
+
+-- lock.take: takes a lock, or queues for it. `how` begins with "1" to wait; with "0" for not at all; "2" for not at all, though an
+-- expired session may stand in the way. With "k" behind that, its process may keep it when it has released it, and take it again with
+-- tokens of its own: one for each microsecond since the grant, for a second at most. When another claim comes, it is recalled by an
+-- event, and the claim queues, whether it waits or not: a claim that does not wait leaves the queue if it is not granted soon. With
+-- "a", it may have been asked before.
 -- keys: hash
 -- args: id string, how string
 -- reply: ["granted", token string] | ["kept", token string] | ["queued", ahead number] | ["busy"] | ["stale"]
 handlers['lock.take'] = function(ctx, key, id, how)
-  local wait, keeps = sub(how, 1, 1), #how == 2
-  local hold = loneOf(ctx, key)
-  if not hold then
-    local token = nextToken(ctx)
-    hold = ctx.session .. '/' .. id .. ' ' .. token .. ' ' .. ctx.seconds
-    setLone(ctx, key, keeps and hold .. ' k' or hold)
+  local lock, claim = loadLock(ctx, key), claimOf(ctx, id)
+  if not lock then
+    local keeps = find(how, 'k', 1, true)
+    lock = { flag = keeps and 'k' or 'h', claim = claim, token = nextToken(ctx), since = ctx.seconds, first = 1, last = 0 }
+    saveLock(ctx, key, lock)
     own(ctx, key, id, PERMANENT)
-    return keeps and '["kept","' .. token .. '"]' or granted(token)
+    return keeps and '["kept","' .. lock.token .. '"]' or granted(lock.token)
   end
-  if hold == '' then return take(ctx, key, id, 1, 1, wait) end
-  local claim, token = match(hold, '^(%S+) (%S+)')
-  if claim == claimOf(ctx, id) then return granted(token) end
-  if byte(hold, -1) == KEPT and isAlive(ctx, holderOf(claim)) then
-    deliver(ctx, holderOf(claim), reply('recall', idOf(claim)))
-  elseif wait ~= '1' then
-    return wait == '0' and isStale(ctx) and STALE or '["busy"]'
+  if lock.claim == claim then return granted(lock.token) end
+  local place = lock.first <= lock.last and find(how, 'a', 1, true) and call('HGET', key, 'q' .. claim)
+  if place then return queued(ctx, tonumber(place) - lock.first) end
+  if lock.flag == 'k' and isAlive(ctx, holderOf(lock.claim)) then
+    lock.flag = 'r'
+    deliver(ctx, holderOf(lock.claim), reply('recall', idOf(lock.claim)))
+  else
+    local wait = sub(how, 1, 1)
+    if wait ~= '1' then return wait == '0' and isStale(ctx) and STALE or '["busy"]' end
   end
-  return enqueue(ctx, key, unfold(ctx, key, hold), id, 1)
+  return enqueueLock(ctx, key, lock, id)
 end
 
 -- Ends a hold or a wait, whichever it is by now. Answers whether it was there.
 local function dropLock(ctx, key, session, id)
-  local hold = loneOf(ctx, key)
-  if not hold then return false end
-  if hold == '' then return drop(ctx, key, session, id) end
-  local claim = session .. '/' .. id .. ' '
-  if sub(hold, 1, #claim) ~= claim then return false end
-  skipKept(ctx, session, hold)
-  setLone(ctx, key, false)
+  local lock, claim = loadLock(ctx, key), session .. '/' .. id
+  if not lock then return false end
+  if lock.claim == claim then
+    if lock.flag ~= 'h' then skipKept(ctx, session, lock.token) end
+    lock.flag, lock.claim = 'h', NO_HOLDER
+  elseif lock.first > lock.last or not depart(key, lock, claim) then
+    return false
+  end
+  serveLock(ctx, key, lock)
   return true
 end
 
@@ -77,20 +126,35 @@ handlers['lock.return'] = function(ctx, key, id, token)
   return handlers['lock.release'](ctx, key, id)
 end
 
-reapers.lock, alarms.lock = dropLock, serveOn
+-- lock.holders: its holder, if it has one, as a semaphore answers it
+-- keys: hash
+-- args:
+-- reply: ["holders", holders json] | ["stale"]
+-- flags: no-writes
+handlers['lock.holders'] = function(ctx, key)
+  if isStale(ctx) then return STALE end
+  local lock = loadLock(ctx, key)
+  if not lock or lock.claim == NO_HOLDER then return reply('holders', json('[]')) end
+  return reply('holders', list({ list({ 1, lock.token, json(lock.since), aboutOf(ctx, lock.claim) }) }))
+end
 
-straight['lock.take'] = {
-  length = 5,
-  takes = true,
-  take = function(found, hold, token, argv)
-    if found then return end
-    if #argv[5] == 2 then return '["ok",[["kept","' .. token .. '"]]]', hold .. ' k' end
-    return '["ok",[["granted","' .. token .. '"]]]', hold
+-- lock.waiters: its waiters, as a semaphore answers them
+-- keys: hash
+-- args:
+-- reply: ["waiters", waiters json] | ["stale"]
+-- flags: no-writes
+handlers['lock.waiters'] = function(ctx, key)
+  if isStale(ctx) then return STALE end
+  local lock = loadLock(ctx, key)
+  local waiters = {}
+  for index, claim in ipairs(lock and waitersOf(ctx, key, lock, MOST_LISTED) or {}) do
+    waiters[index] = list({ 1, aboutOf(ctx, claim) })
   end
-}
-straight['lock.release'] = {
-  length = 4,
-  release = function(found, claim)
-    return found and sub(found, 1, #claim) == claim and '["ok",[["released"]]]'
-  end
-}
+  return reply('waiters', list(waiters))
+end
+
+reapers.lock = dropLock
+alarms.lock = function(ctx, key)
+  local lock = loadLock(ctx, key)
+  if lock then serveLock(ctx, key, lock) end
+end

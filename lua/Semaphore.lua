@@ -2,20 +2,15 @@
 -- A lock has C = 1, see Lock.lua; a semaphore has C = n; a read-write lock weighs a reader 1 and a writer C.
 --
 -- kinds: readWriteLock, semaphore: hash
--- after lone.lua
 --
 -- A resource is one hash, deleted with its last hold, member and waiter: a queue (see kernel.lua), and
 --   s                  record Semaphore
 --   h<session>/<id>    a hold: "<weight> <token> <since, in seconds>"
--- Behind a hold is " k" if its process may keep the lock, see lock.take.
 --   o<session>/<id>    a member: it keeps a semaphore alive, and hears how many permits there are
 -- Waiters wait for a weight, or, with weight 0, to become a member of a semaphore that does not exist yet: capacity 0.
 -- record Semaphore 1: capacity, taken, holds, members, first, last
 
 local MOST_LISTED = 1000
-local KEPT = 107 -- k
--- So many tokens a process may give that keeps a lock.
-local KEPT_TOKENS = 1000000
 
 local function load(key, capacity)
   local packed = call('HGET', key, 's')
@@ -23,9 +18,9 @@ local function load(key, capacity)
   return state or { capacity = capacity, taken = 0, holds = 0, members = 0, first = 1, last = 0 }
 end
 
-local function save(ctx, key, state)
+local function save(key, state)
   if state.holds + state.members == 0 and state.first > state.last then
-    dissolve(ctx, key)
+    call('DEL', key)
   else
     call('HSET', key, 's', packSemaphore(state))
   end
@@ -68,7 +63,7 @@ end
 
 local function enqueue(ctx, key, state, id, weight)
   join(key, state, claimOf(ctx, id), text(weight))
-  save(ctx, key, state)
+  save(key, state)
   own(ctx, key, id)
   return queued(ctx, state.last - state.first)
 end
@@ -92,14 +87,6 @@ local function recallClaim(ctx, key, id, capacity)
   return state
 end
 
--- A process that has kept a lock says which token was the last, with the lock or with the end of the session, unless it died. Its
--- lease is longer than the lock was kept then, so no token is ahead of the clock.
-local function skipKept(ctx, session, hold)
-  if byte(hold, -1) ~= KEPT or session == ctx.session then return end
-  local known = sessionOf(ctx, session)
-  if not known or known.deadline > 0 then skipTokens(ctx, match(hold, '^%S+ (%S+)') + KEPT_TOKENS) end
-end
-
 -- Ends a hold, a wait or a membership, whichever it is by now. Answers whether it was there.
 local function drop(ctx, key, session, id)
   local claim = session .. '/' .. id
@@ -108,10 +95,9 @@ local function drop(ctx, key, session, id)
   if not state then return false end
   local hold = call('HGET', key, 'h' .. claim)
   if hold then
-    skipKept(ctx, session, hold)
     state.taken, state.holds = state.taken - tonumber(match(hold, '^%S+')), state.holds - 1
     if state.holds + state.members == 0 and state.first > state.last then
-      dissolve(ctx, key)
+      call('DEL', key)
       return true
     end
     call('HDEL', key, 'h' .. claim)
@@ -120,7 +106,7 @@ local function drop(ctx, key, session, id)
     state.members = state.members - 1
   end
   serve(ctx, key, state)
-  save(ctx, key, state)
+  save(key, state)
   return true
 end
 
@@ -184,7 +170,7 @@ handlers['semaphore.join'] = function(ctx, key, id, permits, mismatch)
   if resized then announce(ctx, key, state.capacity) end
   if enrol(ctx, key, id) then state.members = state.members + 1 end
   serve(ctx, key, state)
-  save(ctx, key, state)
+  save(key, state)
   return reply('joined', state.capacity)
 end
 
@@ -198,7 +184,7 @@ handlers['semaphore.resize'] = function(ctx, key, permits)
   state.capacity = tonumber(permits)
   announce(ctx, key, state.capacity)
   serve(ctx, key, state)
-  save(ctx, key, state)
+  save(key, state)
   return reply('resized', state.capacity)
 end
 
@@ -222,7 +208,7 @@ handlers['semaphore.reweigh'] = function(ctx, key, id, weight, anyway)
   state.taken = state.taken - before + weight
   call('HSET', key, field, text(weight) .. ' ' .. token .. ' ' .. since)
   serve(ctx, key, state)
-  save(ctx, key, state)
+  save(key, state)
   return granted(token)
 end
 
@@ -233,7 +219,6 @@ end
 -- flags: no-writes
 handlers['semaphore.state'] = function(ctx, key)
   if isStale(ctx) then return STALE end
-  if loneHold(ctx, key) then return reply('state', 1, 1, 1, 0) end
   local state = load(key, 0)
   local waiting = 0
   if state.first <= state.last then
@@ -250,20 +235,12 @@ end
 -- flags: no-writes
 handlers['semaphore.holders'] = function(ctx, key)
   if isStale(ctx) then return STALE end
-  local holders = {}
-  local function add(claim, hold)
-    local weight, token, since = match(hold, '^(%S+) (%S+) (%S+)')
-    holders[#holders + 1] = list({ json(weight), token, json(since), aboutOf(ctx, claim) })
-  end
-  local lone = loneHold(ctx, key)
-  if lone then
-    local claim, hold = match(lone, '^(%S+)( .*)$')
-    add(claim, '1' .. hold)
-  else
-    local fields = call('HGETALL', key)
-    for index = 1, #fields, 2 do
-      local claim = match(fields[index], '^h(.*)$')
-      if claim and #holders < MOST_LISTED then add(claim, fields[index + 1]) end
+  local fields, holders = call('HGETALL', key), {}
+  for index = 1, #fields, 2 do
+    local claim = match(fields[index], '^h(.*)$')
+    if claim and #holders < MOST_LISTED then
+      local weight, token, since = match(fields[index + 1], '^(%S+) (%S+) (%S+)')
+      holders[#holders + 1] = list({ json(weight), token, json(since), aboutOf(ctx, claim) })
     end
   end
   return reply('holders', list(holders))
@@ -288,7 +265,7 @@ local function serveOn(ctx, key)
   local state = load(key, 0)
   if state.first > state.last then return end
   serve(ctx, key, state)
-  save(ctx, key, state)
+  save(key, state)
 end
 
 reapers.readWriteLock, alarms.readWriteLock = drop, serveOn

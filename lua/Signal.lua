@@ -9,8 +9,8 @@
 --   timeToLive   ms for which signals are kept that nothing waits for
 -- In its state, every signal that is set counts as a hold of weight 0: that is what keeps the resource.
 
-local function saveSignal(ctx, key, state, life)
-  save(ctx, key, state)
+local function saveSignal(key, state, life)
+  save(key, state)
   if state.holds == 0 and isQueueEmpty(state) then return end
   life = tonumber(life or state.capacity > 0 and call('HGET', key, 'timeToLive') or ABANDONED)
   if state.taken > 0 or not isQueueEmpty(state) then keep(key, life) else call('PEXPIRE', key, text(life)) end
@@ -30,7 +30,7 @@ handlers['signal.set'] = function(ctx, key, by, life)
   addSignals(state, tonumber(by))
   call('HSET', key, 'timeToLive', life)
   serve(ctx, key, state)
-  saveSignal(ctx, key, state, life)
+  saveSignal(key, state, life)
   return '["set"]'
 end
 
@@ -61,7 +61,7 @@ handlers['signal.consume'] = function(ctx, key, id)
   local state = load(key, 0)
   state.taken, state.holds = state.taken - 1, state.holds - 1
   addSignals(state, -1)
-  saveSignal(ctx, key, state)
+  saveSignal(key, state)
   disownNow(ctx, key, id)
   return '["consumed"]'
 end
@@ -71,12 +71,12 @@ end
 -- args:
 -- reply: ["cleared", count number]
 -- flags: allow-oom
-handlers['signal.clear'] = function(ctx, key)
+handlers['signal.clear'] = function(_, key)
   local state = load(key, 0)
   local count = state.capacity - state.taken
   if count > 0 then
     addSignals(state, -count)
-    saveSignal(ctx, key, state)
+    saveSignal(key, state)
   end
   return reply('cleared', count)
 end
@@ -98,12 +98,12 @@ handlers['signal.state'] = function(ctx, key)
 end
 
 reapers.signal = function(ctx, key, session, id)
-  if drop(ctx, key, session, id) then saveSignal(ctx, key, load(key, 0)) end
+  if drop(ctx, key, session, id) then saveSignal(key, load(key, 0)) end
 end
 
 alarms.signal = function(ctx, key)
   local state = load(key, 0)
   if isQueueEmpty(state) then return end
   serve(ctx, key, state)
-  saveSignal(ctx, key, state)
+  saveSignal(key, state)
 end

@@ -1,6 +1,6 @@
 -- How a call is executed: the context of its requests, and the state that is written once for all of them.
 --
--- after lone.lua
+-- after inline.lua
 
 -- In microseconds.
 local TOKENS_EACH, TOKENS_AHEAD = 10000000, 20000000
@@ -31,22 +31,22 @@ local function writeOwned(ctx)
   end
 end
 
--- What has changed of the resources that have a hold and nothing else: those that have one are written with the session.
-local function writeLone(ctx, writes)
-  local lone, gone = ctx.lone, nil
+-- What has changed of inline states: those that are there are written with the session.
+local function writeInlines(ctx, writes)
+  local inline, gone = ctx.inline, nil
   for index = 1, #ctx.changed do
     local key = ctx.changed[index]
-    local hold = lone[key]
+    local state = inline[key]
     -- One that has changed twice was written already.
-    if hold ~= nil then
-      local field = loneField(ctx.sessions, key)
-      if hold then
-        writes[#writes + 1], writes[#writes + 2] = field, hold
+    if state ~= nil then
+      local field = inlineField(ctx.sessions, key)
+      if state then
+        writes[#writes + 1], writes[#writes + 2] = field, state
       else
         gone = gone or {}
         gone[#gone + 1] = field
       end
-      lone[key] = nil
+      inline[key] = nil
     end
   end
   if gone then call('HDEL', ctx.sessions, unpack(gone)) end
@@ -79,16 +79,16 @@ local function context(keys, argv, micros, seconds)
     last = false,
     before = false,
     token = false,
-    lone = false,
+    inline = false,
     changed = false
   }
 end
 
--- What `sessions` has of the session that asks, and the last token; behind that, what it has of each resource that may be there.
-local function readSessions(keys, field, lone)
-  if not keys[3] then return call('HMGET', keys[1], field, 'token', lone) end
+-- What `sessions` has of the session that asks, and the last token; behind that, the inline state of each resource that the call names.
+local function readSessions(keys, field, inline)
+  if not keys[3] then return call('HMGET', keys[1], field, 'token', inline) end
   local fields = {}
-  for index = 2, #keys do fields[index - 1] = loneField(keys[1], keys[index]) end
+  for index = 2, #keys do fields[index - 1] = inlineField(keys[1], keys[index]) end
   return call('HMGET', keys[1], field, 'token', unpack(fields))
 end
 
@@ -165,7 +165,7 @@ local function answer(ctx, replies)
   if count == 0 then return '["ok",[]]' end
   local events = ctx.events
   if count == 1 and not events and not ctx.expects then return '["ok",[' .. replies[1] .. ']]' end
-  local tail = ctx.expects and '],' .. text(nearest(ctx)) .. ']' or ']]'
+  local tail = ctx.expects and '],' .. text(nearest(ctx.dues, ctx.expects, ctx.session, ctx.now)) .. ']' or ']]'
   if events then
     local parts = { '["ok",[', concat(replies, ','), '],[', events[1] }
     for index = 2, #events do
@@ -199,45 +199,15 @@ local function raiseFloor(ctx)
   end
 end
 
--- Most calls are one request about a lock that is free, or that the session holds: they do what `run` does without its context, for
--- half of the cost. Nothing if this call is another one, and then nothing has been written.
-local function runStraight(keys, argv, field, lone, found, micros, seconds)
-  local act, packed, before, number = straight[argv[3]], found[1], found[2], tonumber(argv[2])
-  if not (act and packed and before and number and #argv == act.length and byte(packed) == VERSION.Session) then return end
-  local now = floor(micros / 1000)
-  local _, answered, deadline, read, posted, stamp, lease = unpackStruct(SHAPE.Session, packed)
-  if deadline <= now or number ~= answered + 1 then return end
-  local session, id = argv[1], argv[4]
-  local sessions, owned, entry = keys[1], sub(packed, LENGTH.Session + 1), marked(id .. ':' .. sub(lone, 2))
-  if act.takes then
-    before = before + 0
-    local token = before + 1
-    if micros > token then token = micros end
-    if #owned >= SHORT or before % TOKENS_EACH + (token - before) >= TOKENS_EACH then return end
-    token = text(token)
-    local reply, hold = act.take(found[3], session .. '/' .. id .. ' ' .. token .. ' ' .. seconds, token, argv)
-    if not reply then return end
-    call('HSET', sessions, field, pack(SHAPE.Session, VERSION.Session, number, now + lease, read, posted, stamp, lease) .. owned .. entry,
-      'r' .. session, reply, 'token', token, lone, hold)
-    return reply
-  end
-  local first, last = find(owned, entry, 1, true)
-  local reply = first and act.release(found[3], session .. '/' .. id .. ' ')
-  if not reply then return end
-  owned = sub(owned, 1, first - 1) .. sub(owned, last + 1)
-  call('HDEL', sessions, lone)
-  call('HSET', sessions, field, pack(SHAPE.Session, VERSION.Session, number, now + lease, read, posted, stamp, lease) .. owned,
-    'r' .. session, reply)
-  return reply
-end
-
 -- Writes what a call has changed of `sessions`, all of it at once.
 local function write(ctx, writes)
+  if ctx.mail then writeMail(ctx, writes) end
+  if ctx.own then writes[#writes + 1], writes[#writes + 2] = 's' .. ctx.session, packSession(ctx.own) end
   if ctx.token then
     raiseFloor(ctx)
     writes[#writes + 1], writes[#writes + 2] = 'token', ctx.last
   end
-  if ctx.changed then writeLone(ctx, writes) end
+  if ctx.changed then writeInlines(ctx, writes) end
   if writes[1] then call('HSET', ctx.sessions, unpack(writes)) end
 end
 
@@ -245,16 +215,16 @@ run = function(keys, argv)
   local session = argv[1]
   local micros, seconds = readTime()
   -- Without a resource, the field is one that is never there.
-  local field, lone = 's' .. session, loneField(keys[1], keys[2] or '')
-  local found = session ~= '' and readSessions(keys, field, lone)
-  local reply = found and runStraight(keys, argv, field, lone, found, micros, seconds)
+  local field, inline = 's' .. session, inlineField(keys[1], keys[2] or '')
+  local found = session ~= '' and readSessions(keys, field, inline)
+  local act = found and straight[argv[3]]
+  local reply = act and act(keys, argv, field, inline, found, micros, seconds)
   if reply then return reply end
 
   local ctx = context(keys, argv, micros, seconds)
   if session == '' then
     local replies = dispatch(ctx, keys, argv)
     finishCall(ctx)
-    writeMail(ctx)
     write(ctx, {})
     return answer(ctx, replies)
   end
@@ -262,8 +232,8 @@ run = function(keys, argv)
   local state = found[1] and unpackSession(found[1])
   if not state then return '["unknown"]' end
   if state.deadline <= ctx.now then return '["expired"]' end
-  ctx.own, ctx.before, ctx.lone = state, found[2], {}
-  for index = 2, #keys do ctx.lone[keys[index]] = found[index + 1] end
+  ctx.own, ctx.before, ctx.inline = state, found[2], {}
+  for index = 2, #keys do ctx.inline[keys[index]] = found[index + 1] end
   state.deadline = ctx.now + state.lease
   local number, read = tonumber(argv[2]), nil
   if not number then
@@ -293,10 +263,9 @@ run = function(keys, argv)
   local replies = dispatch(ctx, keys, argv)
   finishCall(ctx)
   writeOwned(ctx)
-  writeMail(ctx)
   state.number = number
   reply = answer(ctx, replies)
-  write(ctx, { field, packSession(state), 'r' .. session, reply })
+  write(ctx, { 'r' .. session, reply })
   return reply
 end
 
@@ -317,7 +286,7 @@ renew = function(keys, argv)
       state.deadline = ctx.now + state.lease
       local renewed = handlers['session.renew'](ctx)
       call('HSET', ctx.sessions, field, packSession(state))
-      answers[index] = '[' .. renewed .. ',' .. text(nearest(ctx)) .. ']'
+      answers[index] = '[' .. renewed .. ',' .. text(nearest(ctx.dues, ctx.expects, ctx.session, ctx.now)) .. ']'
     else
       answers[index] = 'null'
     end

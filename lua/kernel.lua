@@ -28,7 +28,7 @@
 --   r<session>              the reply to its last batch
 --   about<session>          who it is, as JSON
 --   library/<session>       the library that its coordinator calls
---   @<kind>:<name>          a resource with a hold and nothing else, see Lock.lua
+--   @<kind>:<name>          inline state of a resource, see inline.lua
 --
 -- All sessions live in one key, declared in every call: while a slot migrates, an undeclared key can look absent, and a
 -- live session would look dead. The only keys that are undeclared there are the mailboxes of other sessions: a lost event is
@@ -57,7 +57,7 @@ local FEW, SHORT = 4, 256
 local ASIDE = 60000
 
 local handlers, reapers, alarms = {}, {}, {}
--- Of some requests, by verb, see lua/calls.lua.
+-- Calls of one request, by its verb, that need no context: they answer, or have written nothing, see lua/LockStraight.lua.
 local straight = {}
 -- Registered behind all files, hence declared here: lua/calls.lua, lua/Fence.lua.
 local run, inspect, renew, fence
@@ -292,13 +292,13 @@ local function postedId(ctx, state)
   return text(state.posted) .. '-' .. text(state.stamp)
 end
 
-local function writeMail(ctx)
-  if not ctx.mail then return end
+-- The records of the sessions are to be written.
+local function writeMail(ctx, writes)
   for _, session in ipairs(ctx.addressees) do
     local state = sessionOf(ctx, session)
     if state then
       local id = postedId(ctx, state)
-      if session ~= ctx.session then call('HSET', ctx.sessions, 's' .. session, packSession(state)) end
+      if session ~= ctx.session then writes[#writes + 1], writes[#writes + 2] = 's' .. session, packSession(state) end
       -- pcall: on a migrating slot another session's mailbox may be out of reach, which is a delay and not a failure.
       redis.pcall('XADD', mailboxOf(ctx, session), 'NOMKSTREAM', 'MAXLEN', '~', MAILBOX_LENGTH,
         id, 'e', '[' .. concat(ctx.mail[session], ',') .. ']')
@@ -412,11 +412,11 @@ local function later(ctx, f)
   ctx.later[#ctx.later + 1] = f
 end
 
--- Milliseconds until the partition has something to do: 0 for at once, -1 for never.
-local function nearest(ctx)
-  local found = call('ZRANGEBYSCORE', ctx.dues, ctx.expects, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
+-- Milliseconds until the partition has something to do, from a time on: 0 for at once, -1 for never.
+local function nearest(due, from, session, now)
+  local found = call('ZRANGEBYSCORE', due, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
   for index = 1, #found, 2 do
-    if found[index] ~= ctx.session then return math.max(0, tonumber(found[index + 1]) - ctx.now) end
+    if found[index] ~= session then return math.max(0, tonumber(found[index + 1]) - now) end
   end
   return -1
 end

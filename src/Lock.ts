@@ -326,7 +326,7 @@ const inspecting = <A>(
  * @since 0.1.0
  */
 export const holder = (key: string): Effect.Effect<Option.Option<Holder>, LockError, Coordinator> =>
-  Effect.map(inspecting(key, holdersOf), ([first]) => Option.fromUndefinedOr(first))
+  Effect.map(inspecting(key, (place) => holdersOf(place, "lock.holders")), ([first]) => Option.fromUndefinedOr(first))
 
 /**
  * The processes that wait for the lock now, the next one first; up to 1,000.
@@ -335,4 +335,4 @@ export const holder = (key: string): Effect.Effect<Option.Option<Holder>, LockEr
  * @since 0.1.0
  */
 export const waiting = (key: string): Effect.Effect<ReadonlyArray<Waiter>, LockError, Coordinator> =>
-  inspecting(key, waitersOf)
+  inspecting(key, (place) => waitersOf(place, "lock.waiters"))

@@ -25,8 +25,10 @@ export const requests = [
   ["semaphore.join", "semaphore:theirs"],
   ["semaphore.state", "semaphore:theirs"],
   ["semaphore.reweigh", "readWriteLock:book"],
-  ["semaphore.holders", "lock:taken"],
-  ["semaphore.waiters", "lock:taken"],
+  ["lock.holders", "lock:taken"],
+  ["lock.waiters", "lock:taken"],
+  ["semaphore.holders", "readWriteLock:crowd"],
+  ["semaphore.waiters", "readWriteLock:crowd"],
   ["session.wake", ""],
   ["session.touch", "readWriteLock:touched"],
   ["alarm.ring", "readWriteLock:crowd"],
@@ -144,6 +146,8 @@ export const program: Program = ({ line, mine, namespace, other, server }) =>
       ))
     )
     yield* waits(server, namespace, "readWriteLock:crowd", crowd)
+    assert.strictEqual((yield* insist(ReadWriteLock.holders("crowd"))).length, 1)
+    assert.strictEqual((yield* insist(ReadWriteLock.waiting("crowd"))).length, crowd)
     yield* Deferred.succeed(leave, undefined)
     yield* Fiber.join(readers)
     yield* Fiber.join(writer)

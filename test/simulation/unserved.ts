@@ -1,10 +1,12 @@
 /** What is free, and waited for all the same: an actor has forgotten a wake-up. */
+import { kindOf } from "../../src/internal/actor/keys.ts"
 import { unnumbered } from "../../src/internal/actor/transport.ts"
 import { addressOf, batch } from "../../src/internal/actor/wire.ts"
 import { command, type Machine } from "../../src/internal/simulation/machine.ts"
 
 type State = readonly [tag: "state", capacity: number, taken: number, holds: number, waiting: number]
 type Stale = readonly [tag: "stale"]
+type Holders = readonly [tag: "holders", holders: ReadonlyArray<unknown>]
 type Waiters = readonly [tag: "waiters", waiters: ReadonlyArray<readonly [weight: number]>]
 
 /** Of what is behind one actor, with a queue. */
@@ -26,15 +28,16 @@ const unservedAt = async (
   const keys = await Promise.all(kinds.map((kind) => ask(command("KEYS", [`{${namespace}:*}:${kind}:*`]))))
   const found = await Promise.all((keys.flat() as ReadonlyArray<string>).map(async (key) => {
     const address = addressOf(key.slice(0, key.indexOf("}") + 2), false, "")
-    const messages = ["semaphore.state", "semaphore.waiters"].map((verb) => ({ verb, key, args: [] }))
+    const verbs = kindOf(key) === "lock" ? ["lock.holders", "lock.waiters"] : ["semaphore.state", "semaphore.waiters"]
+    const messages = verbs.map((verb) => ({ verb, key, args: [] }))
     const { count, text } = batch(address, unnumbered, messages)
     const [, [state, waiters]] = JSON.parse(String(await ask({ name: `${functions}_ro`, count, text }))) as [
       "ok",
-      readonly [State | Stale, Waiters | Stale]
+      readonly [State | Holders | Stale, Waiters | Stale]
     ]
     // An expired session is in the way.
     if (state[0] === "stale" || waiters[0] === "stale") return undefined
-    const [, capacity, taken] = state
+    const [capacity, taken] = state[0] === "holders" ? [1, state[1].length] : [state[1], state[2]]
     const next = waiters[1][0]?.[0]
     return next !== undefined && Number(next) <= capacity - taken
       ? `${key} has ${capacity - taken} of ${capacity} free, and the next of its waiters wants ${next}`

@@ -203,9 +203,11 @@ export const linearizable = (holds: ReadonlyArray<Hold>, capacity: number, run: 
   )
   const operations = holds.flatMap((hold): ReadonlyArray<Linearizability.Operation<Step>> => {
     if (hold.entered !== undefined) {
-      // Certain once the caller was told, unless a lost session left it to the lease.
+      // Certain once the caller was told, unless a lost session left it to the lease, or Redis was away for longer than a release
+      // is waited for.
       const certain = hold.ended !== undefined && (hold.outcome === "released" || hold.outcome === "interrupted") &&
-        !isLost(run, hold.client, hold.asked, hold.ended)
+        !isLost(run, hold.client, hold.asked, hold.ended) &&
+        hold.ended - (hold.left ?? hold.entered) < 0.9 * run.lease / 3
       return [
         { input: { op: "take", hold }, start: hold.asked, end: hold.entered },
         {

@@ -85,6 +85,10 @@ export interface OutboxOptions {
   readonly log: Log
 }
 
+// What was read of the mailbox is acknowledged with every heartbeat, and before that when so much was that Redis trims it: TRIM_EVERY in
+// lua/kernel.lua.
+const trimEvery = 64
+
 /** What hears of the end of a sending. */
 interface Sender {
   readonly answered: (sending: Sending, raw: unknown) => void
@@ -117,8 +121,10 @@ class Sending {
     this.session = session
     this.batch = this.requests = batch
     this.number = number + 1
-    this.read = read
-    this.header = ascii(read === acknowledged ? String(number + 1) : `${number + 1} ${position}`)
+    const tells = read - acknowledged >= trimEvery ||
+      read > acknowledged && batch.some(({ verb }) => verb === "session.renew")
+    this.read = tells ? read : acknowledged
+    this.header = ascii(tells ? `${number + 1} ${position}` : String(number + 1))
   }
 
   readonly resolve = (raw: unknown): void => this.#sender.answered(this, raw)

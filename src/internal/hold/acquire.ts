@@ -83,9 +83,9 @@ export const locking = <E, A>(acquiring: Acquire<E, A>, isCached: boolean): Acqu
   return {
     ...acquiring,
     verb: "lock.take",
-    args: (anyway) => {
-      const how = question !== true ? "1" : anyway ? "2" : "0"
-      return [keeps && tenancy.kept.isReused(key) ? `${how}k` : how]
+    args: (anyway, again) => {
+      const wait = question !== true ? "1" : anyway ? "2" : "0"
+      return [`${wait}${keeps && tenancy.kept.isReused(key) ? "k" : ""}${again ? "a" : ""}`]
     },
     leave: "lock.release",
     cached: isCached

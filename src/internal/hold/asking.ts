@@ -42,7 +42,7 @@ export class Asking implements Request<ClaimVerb> {
     this.urgent = urgent
     this.verb = claim.verb
     this.key = claim.place.key
-    this.args = [entry.id, ...claim.args(anyway)] as never
+    this.args = [entry.id, ...claim.args(anyway, entry.known)] as never
     this.expire = claim.question === true ? (error) => asker.expired(entry, error) : undefined
   }
 

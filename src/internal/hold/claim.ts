@@ -37,8 +37,11 @@ export interface Resource {
 export interface Claim {
   readonly place: Resource
   readonly verb: ClaimVerb
-  /** What is asked besides the id, each time that it is. `anyway` asks not to mind that an expired session is in the way. */
-  readonly args: (anyway: boolean) => ReadonlyArray<Argument>
+  /**
+   * What is asked besides the id, each time that it is. `anyway` asks not to mind that an expired session is in the way, `again` says that
+   * it may have been asked before in this session.
+   */
+  readonly args: (anyway: boolean, again: boolean) => ReadonlyArray<Argument>
   /** What the actor is told when it is given up. Default `session.leave`. */
   readonly leave?: "lock.release" | "lock.return" | "semaphore.release" | "session.leave" | undefined
   /** Its process may keep it when it has released it. Default `false`. */

@@ -35,9 +35,12 @@ export const processOf = (about: unknown): Process => {
 type Held = readonly [weight: number, token: string, since: number, about: unknown]
 
 /** Up to 1,000 holders, in no order. */
-export const holdersOf = (place: Place): Effect.Effect<ReadonlyArray<Holder>, CoordinatorError> =>
+export const holdersOf = (
+  place: Place,
+  verb: "lock.holders" | "semaphore.holders" = "semaphore.holders"
+): Effect.Effect<ReadonlyArray<Holder>, CoordinatorError> =>
   Effect.map(
-    question(place, "semaphore.holders", []),
+    question(place, verb, []),
     ([, holders]) =>
       (holders as ReadonlyArray<Held>).map(([weight, token, since, about]) => ({
         ...processOf(about),
@@ -48,9 +51,12 @@ export const holdersOf = (place: Place): Effect.Effect<ReadonlyArray<Holder>, Co
   )
 
 /** Up to 1,000 waiters, the next one first. */
-export const waitersOf = (place: Place): Effect.Effect<ReadonlyArray<Waiter>, CoordinatorError> =>
+export const waitersOf = (
+  place: Place,
+  verb: "lock.waiters" | "semaphore.waiters" = "semaphore.waiters"
+): Effect.Effect<ReadonlyArray<Waiter>, CoordinatorError> =>
   Effect.map(
-    question(place, "semaphore.waiters", []),
+    question(place, verb, []),
     ([, waiters]) =>
       (waiters as ReadonlyArray<readonly [weight: number, about: unknown]>).map(([weight, about]) => ({
         ...processOf(about),

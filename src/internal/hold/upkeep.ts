@@ -74,7 +74,7 @@ export class Upkeep {
     this.#channel().outbox.request({
       verb,
       key,
-      args: [entry.id, ...args(true)] as never,
+      args: [entry.id, ...args(true, true)] as never,
       session,
       urgent: true,
       moot: ignore,

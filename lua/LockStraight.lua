@@ -1,0 +1,119 @@
+-- One lock is taken, or released, in a call of its own: what `run` does, without its context, for a third of its cost. Whatever is not
+-- frequent is left to `run`: then nothing has been written.
+--
+-- after calls.lua
+-- after Lock.lua
+
+local HELD, QUEUED, KEPT = 104, 81, 107 -- h Q k
+local RELEASED_ALONE = '["ok",[["released"]]]'
+
+-- The numbers of the session that asks, and what it owns, if the call is its next one, and it is alive.
+local function callerOf(argv, found, now)
+  local packed, number = found[1], tonumber(argv[2])
+  if not (packed and number and found[2] and byte(packed) == VERSION.Session) then return end
+  local _, answered, deadline, read, posted, stamp, lease = unpackStruct(SHAPE.Session, packed)
+  if deadline <= now or number ~= answered + 1 then return end
+  return number, read, posted, stamp, lease, sub(packed, LENGTH.Session + 1)
+end
+
+local function packed(number, deadline, read, posted, stamp, lease, owned)
+  return pack(SHAPE.Session, VERSION.Session, number, deadline, read, posted, stamp, lease) .. owned
+end
+
+-- The next token, unless that is one that `floor` has to be raised for.
+local function tokenBehind(before, micros)
+  before = before + 0
+  local token = before + 1
+  if micros > token then token = micros end
+  if before % TOKENS_EACH + (token - before) < TOKENS_EACH then return text(token) end
+end
+
+straight['lock.take'] = function(keys, argv, field, inline, found, micros, seconds)
+  local now = floor(micros / 1000)
+  local number, read, posted, stamp, lease, owned = callerOf(argv, found, now)
+  if not number or #argv ~= 5 or #owned >= SHORT then return end
+  local sessions, session, id, how, lock = keys[1], argv[1], argv[4], argv[5], found[3]
+  local claim = session .. '/' .. id
+  local reply
+  if not lock then
+    local token = tokenBehind(found[2], micros)
+    if not token then return end
+    owned = owned .. marked(id .. ':' .. sub(inline, 2))
+    if byte(how, 2) == KEPT then
+      lock, reply = 'k', '["ok",[["kept","' .. token .. '"]]]'
+    else
+      lock, reply = 'h', '["ok",[["granted","' .. token .. '"]]]'
+    end
+    call('HSET', sessions, field, packed(number, now + lease, read, posted, stamp, lease, owned), 'r' .. session, reply,
+      'token', token, inline, lock .. claim .. ' ' .. token .. ' ' .. seconds)
+    return reply
+  end
+  local flag = byte(lock)
+  if how ~= '1' or flag ~= HELD and flag ~= QUEUED then return end
+  local first, place, holder = '1', '1', sub(lock, 2)
+  if flag == QUEUED then
+    first, place, holder = match(lock, '^.(%S+) (%S+) (.*)$')
+    place = text(place + 1)
+  end
+  local ahead = place - first
+  call('HSET', keys[2], 'w' .. place, claim .. ' ', 'q' .. claim, place)
+  if ahead == 0 or place % KEEP_EVERY == 0 then keep(keys[2]) end
+  owned = owned .. marked(id .. ':' .. sub(inline, 2))
+  reply = '["ok",[["queued",' .. text(ahead) .. ']],[],' .. text(nearest(sub(sessions, 1, -9) .. 'due', '-inf', session, now)) .. ']'
+  call('HSET', sessions, field, packed(number, now + lease, read, posted, stamp, lease, owned), 'r' .. session, reply,
+    inline, 'Q' .. first .. ' ' .. place .. ' ' .. holder)
+  return reply
+end
+
+straight['lock.release'] = function(keys, argv, field, inline, found, micros, seconds)
+  local now = floor(micros / 1000)
+  local number, read, posted, stamp, lease, owned = callerOf(argv, found, now)
+  local lock = found[3]
+  if not (number and lock) or #argv ~= 4 then return end
+  local sessions, session, id, flag = keys[1], argv[1], argv[4], byte(lock)
+  local from, to = find(owned, marked(id .. ':' .. sub(inline, 2)), 1, true)
+  if not from then return end
+  owned = sub(owned, 1, from - 1) .. sub(owned, to + 1)
+  if flag == HELD then
+    local mine = 'h' .. session .. '/' .. id .. ' '
+    if sub(lock, 1, #mine) ~= mine then return end
+    call('HDEL', sessions, inline)
+    call('HSET', sessions, field, packed(number, now + lease, read, posted, stamp, lease, owned), 'r' .. session, RELEASED_ALONE)
+    return RELEASED_ALONE
+  end
+  if flag ~= QUEUED then return end
+
+  -- To the first waiter, if that is alive.
+  local first, last, holder = match(lock, '^.(%S+) (%S+) (%S+)')
+  local waiter = holder == session .. '/' .. id and call('HGET', keys[2], 'w' .. first)
+  if not waiter then return end
+  local claim = sub(waiter, 1, -2)
+  local heir, heirId = match(claim, '^([^/]*)/(.*)$')
+  local theirs, beats, theirRead, theirPosted, theirLease, deadline, _
+  if heir ~= session then
+    theirs = call('HGET', sessions, 's' .. heir)
+    if not theirs or byte(theirs) ~= VERSION.Session then return end
+    _, beats, deadline, theirRead, theirPosted, _, theirLease = unpackStruct(SHAPE.Session, theirs)
+    if deadline <= now then return end
+  end
+  local token = tokenBehind(found[2], micros)
+  if not token then return end
+  call('HDEL', keys[2], 'w' .. first, 'q' .. claim)
+  lock = claim .. ' ' .. token .. ' ' .. seconds
+  lock = first == last and 'h' .. lock or 'Q' .. text(first + 1) .. ' ' .. last .. ' ' .. lock
+  local event = '["granted","' .. heirId .. '","' .. token .. '"]'
+  if heir == session then
+    local reply = '["ok",[["released"]],[' .. event .. ']]'
+    call('HSET', sessions, field, packed(number, now + lease, read, posted, stamp, lease, owned), 'r' .. session, reply,
+      'token', token, inline, lock)
+    return reply
+  end
+  theirPosted = theirPosted + 1
+  -- pcall: see writeMail.
+  redis.pcall('XADD', sub(sessions, 1, -9) .. 'mail:' .. heir, 'NOMKSTREAM', 'MAXLEN', '~', MAILBOX_LENGTH,
+    text(theirPosted) .. '-' .. text(micros), 'e', '[' .. event .. ']')
+  call('HSET', sessions, field, packed(number, now + lease, read, posted, stamp, lease, owned), 'r' .. session, RELEASED_ALONE,
+    's' .. heir, packed(beats, deadline, theirRead, theirPosted, micros, theirLease, sub(theirs, LENGTH.Session + 1)),
+    'token', token, inline, lock)
+  return RELEASED_ALONE
+end
