@@ -306,9 +306,12 @@ const make = Effect.fnUntraced(function*(resolved: () => Source, timeouts: Timeo
     Effect.sync(() => open(source, io, connectTimeout, log)),
     ({ commands }) => Effect.promise(commands.close)
   )
+  // One deadline for all steps.
+  const deadline = io.now() + connectTimeout
+  const rest = () => Math.max(1, deadline - io.now())
   yield* connected(commands, io, connectTimeout, false)
-  const server = yield* attempt(() => commands.server(connectTimeout))
-  const functions = yield* attempt(() => probeFunctions(commands, connectTimeout))
+  const server = yield* attempt(() => commands.server(rest()))
+  const functions = yield* attempt(() => probeFunctions(commands, rest()))
   const state = yield* observe(commands, log)
 
   const connect: Redis["Service"]["connect"] = Effect.fnUntraced(function*(options) {

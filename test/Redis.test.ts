@@ -328,6 +328,27 @@ describe("Redis", () => {
         assert.isBelow(cluster.took, 1500)
       }), 20_000)
 
+    it.live("it answers late, and one of the questions never", () =>
+      Effect.gen(function*() {
+        const slow = yield* tcp((socket) =>
+          socket.on("data", (data) => {
+            for (const [, name] of data.toString().toLowerCase().matchAll(/\*\d+\r\n\$\d+\r\n(\w+)/g)) {
+              if (name === "fcall" || name === "function") continue
+              if (name === "ping") setTimeout(() => socket.write("+PONG\r\n"), 400)
+              else if (name === "hello") socket.write("-ERR unknown command 'hello'\r\n")
+              else if (name === "info") socket.write("$20\r\nredis_version:7.0.15\r\n")
+              else socket.write("+OK\r\n")
+            }
+          })
+        )
+        const { error, took } = yield* failure(
+          Redis.layer({ host: "127.0.0.1", port: slow.port, connectTimeout: "600 millis" })
+        )
+        assert.strictEqual(error.reason._tag, "Timeout")
+        // One `connectTimeout` for all steps together.
+        assert.isBelow(took, 850)
+      }), 20_000)
+
     it.live("the password is wrong or missing, and no error tells it", () =>
       Effect.gen(function*() {
         const { port } = yield* server("--requirepass", "another")
