@@ -1,6 +1,6 @@
 /** Partitions spread over the primaries of a Redis Cluster: a primary dies, and a slot moves, under load. */
 import { assert, it } from "@effect/vitest"
-import { Deferred, Effect, Fiber, Layer, Option, Result, Stream } from "effect"
+import { Deferred, Effect, Fiber, Layer, Option, Redacted, Result, Stream } from "effect"
 import { Coordinator, Lease, Lock, Redis, Semaphore } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
 import { awake } from "./support/awake.ts"
@@ -21,12 +21,20 @@ const within = <A, E, R>(effect: Effect.Effect<A, E, R>, millis: number, what: s
   )
 
 /** Coordinators with connections of their own, and what they tell about lost sessions, by partition. */
-const coordinators = Effect.fnUntraced(function*(nodes: Cluster, options: Coordinator.Options, count: number) {
+const coordinators = Effect.fnUntraced(function*(
+  nodes: Cluster,
+  options: Coordinator.Options,
+  count: number,
+  credentials: Pick<Redis.Options, "username" | "password"> = {}
+) {
   const losses: Array<{ readonly partition: number; readonly reason: string | undefined }> = []
   const contexts: Array<Node> = []
   for (let n = 0; n < count; n++) {
     const context = yield* Layer.build(
-      Coordinator.layer(options).pipe(Layer.provideMerge(Redis.layer({ cluster: nodes.startupNodes })), Layer.fresh)
+      Coordinator.layer(options).pipe(
+        Layer.provideMerge(Redis.layer({ cluster: nodes.startupNodes, ...credentials })),
+        Layer.fresh
+      )
     )
     yield* Effect.flatMap(
       Coordinator.Coordinator,
@@ -263,3 +271,43 @@ it.live("a Cluster moves a slot under load, and nobody loses anything", () =>
     }))
     yield* assertEmpty(yield* nodes.primaries, namespace)
   }).pipe(Effect.scoped), 60_000)
+
+it.live(
+  "a Cluster that refuses the password on one node is waited for, and its sessions are kept",
+  () =>
+    Effect.gen(function*() {
+      const nodes = yield* cluster({ acl: ["user app on >secret ~* &* +@all"] })
+      const namespace = freshNamespace()
+      const [key] = keys as [string]
+      const victim = yield* nodes.serving(tagOf(namespace, key))
+      yield* Effect.scoped(Effect.gen(function*() {
+        const options = { namespace, partitions, lease: "20 seconds" } as const
+        const credentials = { username: "app", password: Redacted.make("secret") }
+        const { contexts: [context], losses } = yield* coordinators(nodes, options, 1, credentials)
+        yield* Effect.gen(function*() {
+          const redis = yield* Redis.Redis
+          const held = yield* holding(key)
+          const other = Array.from({ length: 200 }, (_, n) => `other${n}`)
+            .find((name) => tagOf(namespace, name) === tagOf(namespace, key))!
+          yield* victim.cli("ACL", "SETUSER", "app", "resetpass", ">another")
+          yield* victim.cli("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+          yield* eventually(
+            Effect.map(Effect.flip(redis.send("GET", `${tagOf(namespace, key)}:plain`)), (error) => {
+              assert.strictEqual(error.reason._tag, "NotConnected", error.message)
+              assert.match(error.message, /WRONGPASS.*`password`/)
+            })
+          )
+          const { reason } = yield* Effect.flip(Lock.withLock(Effect.void, other, { wait: "2 seconds" }))
+          assert.isTrue(reason._tag === "WaitTimeout" && reason.away, reason.message)
+          const waiting = yield* Effect.forkChild(Lock.withLock(Effect.succeed("granted"), other))
+          yield* victim.cli("ACL", "SETUSER", "app", "resetpass", ">secret")
+          assert.strictEqual(yield* within(Fiber.join(waiting), 5000, "the grant"), "granted")
+          assert.isTrue(yield* held.lease.isHeld)
+          yield* held.leave
+        }).pipe(Effect.provideContext(context!))
+        assert.deepStrictEqual(losses, [])
+      }))
+      yield* assertEmpty(yield* nodes.primaries, namespace)
+    }).pipe(Effect.scoped),
+  60_000
+)

@@ -146,35 +146,42 @@ describe("handshake", () => {
       Effect.provide(Redis.layerEmbedded())
     ), 20_000)
 
-  it.live("fails when a server that cannot speak RESP3 refuses AUTH", () =>
-    Effect.gen(function*() {
-      // ioredis takes this refusal for a mere warning.
-      const refusal = "-ERR AUTH <password> called without any password configured for the default user. " +
-        "Are you sure your configuration is correct?\r\n"
-      const server = yield* Effect.acquireRelease(
-        Effect.callback<net.Server>((resume) => {
-          const server = net.createServer((socket) => {
-            socket.on("error", () => {})
-            socket.on("data", (data) => {
-              for (const [, name] of data.toString().toLowerCase().matchAll(/\*\d+\r\n\$\d+\r\n(\w+)/g)) {
-                socket.write(
-                  name === "hello" ? "-ERR unknown command 'hello'\r\n" : name === "auth" ? refusal : "+PONG\r\n"
-                )
-              }
-            })
-          }).listen(0, "127.0.0.1", () => resume(Effect.succeed(server)))
-        }),
-        (server) => Effect.sync(() => server.close())
-      )
-      const { port } = server.address() as net.AddressInfo
-      const warn = console.warn
-      console.warn = () => {}
-      const error = yield* failure(Redis.layer({ url: `redis://:${secret}@127.0.0.1:${port}` })).pipe(
-        Effect.ensuring(Effect.sync(() => console.warn = warn))
-      )
-      assert.strictEqual(error.reason._tag, "AuthenticationFailed", error.message)
-      assert.notInclude(JSON.stringify(error), secret)
-    }).pipe(Effect.scoped), 20_000)
+  for (const topology of ["one server", "a Cluster"]) {
+    it.live(`fails when a server that cannot speak RESP3 refuses AUTH: ${topology}`, () =>
+      Effect.gen(function*() {
+        // ioredis takes this refusal for a mere warning.
+        const refusal = "-ERR AUTH <password> called without any password configured for the default user. " +
+          "Are you sure your configuration is correct?\r\n"
+        const server = yield* Effect.acquireRelease(
+          Effect.callback<net.Server>((resume) => {
+            const server = net.createServer((socket) => {
+              const slots = `*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:${socket.localPort}\r\n`
+              const replies = new Map([
+                ["hello", "-ERR unknown command 'hello'\r\n"],
+                ["auth", refusal],
+                ["cluster", slots]
+              ])
+              socket.on("error", () => {})
+              socket.on("data", (data) => {
+                for (const [, name] of data.toString().toLowerCase().matchAll(/\*\d+\r\n\$\d+\r\n(\w+)/g)) {
+                  socket.write(replies.get(name!) ?? "+PONG\r\n")
+                }
+              })
+            }).listen(0, "127.0.0.1", () => resume(Effect.succeed(server)))
+          }),
+          (server) => Effect.sync(() => server.close())
+        )
+        const { port } = server.address() as net.AddressInfo
+        const warn = console.warn
+        console.warn = () => {}
+        const layer = topology === "a Cluster"
+          ? Redis.layer({ cluster: [{ host: "127.0.0.1", port }], password: Redacted.make(secret) })
+          : Redis.layer({ url: `redis://:${secret}@127.0.0.1:${port}` })
+        const error = yield* failure(layer).pipe(Effect.ensuring(Effect.sync(() => console.warn = warn)))
+        assert.strictEqual(error.reason._tag, "AuthenticationFailed", error.message)
+        assert.notInclude(JSON.stringify(error), secret)
+      }).pipe(Effect.scoped), 20_000)
+  }
 
   describe("the name of a connection", () => {
     it.live("shows in CLIENT LIST, with the purpose of connections of their own", () =>

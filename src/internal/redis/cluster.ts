@@ -74,6 +74,8 @@ class Cluster implements ClusterConnection {
   #epoch = 0
   #lastError: RedisError | undefined
   #revival: Timer | undefined
+  // Connections to nodes on which a step of the handshake was refused.
+  readonly #refused = new WeakSet<IoRedis.Redis>()
   // Nodes that let a deadline pass since the last reset: those are the ones that a reset cuts off.
   readonly #suspects = new Set<string>()
   // The next look for the owners of slots, how many there have been in a row, and when the last one was.
@@ -231,6 +233,8 @@ class Cluster implements ClusterConnection {
     const epoch = this.#epoch
     await this.#mastersConnected()
     if (epoch !== this.#epoch || this.#closed) return
+    // ioredis closes the client when the last of them is gone.
+    if (this.client.nodes("master").every((node) => this.#refused.has(node))) return
     this.#lastError = undefined
     this.#up()
   }
@@ -263,6 +267,12 @@ class Cluster implements ClusterConnection {
     })
     node.on("ready", () => {
       watchdog?.cancel()
+      const refusal = handshake.failure()
+      if (refusal !== undefined) {
+        this.#lastError = refusal
+        this.#refused.add(node)
+        return node.disconnect()
+      }
       if (handshake.isUnnamed()) onUnnamed?.()
       // A master that is new or back may have forgotten something.
       if (this.isReady()) this.#up()

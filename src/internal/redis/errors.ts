@@ -359,12 +359,20 @@ const permissionError = (text: string, command: string): RedisError => {
   return fail(new MissingPermission({ command: inner ?? command, script: command }))
 }
 
-const replyError = (message: string, code: string, command: string): RedisError => {
+// The commands that say who it is, or are the first on the connection.
+const authenticating = new Set(["HELLO", "AUTH", "CLUSTER"])
+
+const replyError = (message: string, code: string, command: string, address: string): RedisError => {
   const text = message.slice(code.length + 1)
   switch (code) {
     case "NOAUTH":
     case "WRONGPASS":
-      return fail(new AuthenticationFailed({ code }))
+      // To any other command this only says that the node of a Cluster for which it was meant lets no connection in.
+      return fail(
+        authenticating.has(command.toUpperCase())
+          ? new AuthenticationFailed({ code })
+          : new NotConnected({ address, detail: code })
+      )
     case "NOPERM":
       return permissionError(text, command)
     case "NOPROTO":
@@ -401,7 +409,7 @@ export const errorFrom = (error: unknown, command: string, sent: boolean, addres
   const nodeError: unknown = (failure as { lastNodeError?: unknown }).lastNodeError
   if (nodeError !== undefined && nodeError !== null) return errorFrom(nodeError, command, sent, address)
   const code = /^[A-Z][A-Z0-9_]+(?=\s|$)/.exec(message)?.[0]
-  if (code !== undefined && !("code" in failure)) return replyError(message, code, command)
+  if (code !== undefined && !("code" in failure)) return replyError(message, code, command, address)
   if (message.includes("Unknown RESP type")) {
     return fail(new UnsupportedServer({ detail: "it does not answer in the Redis protocol" }))
   }
