@@ -7,6 +7,8 @@
  * **Guarantees**
  *
  * - Once a command has run with a token, no command with a smaller token runs on that key through this module.
+ * - While there is no connection, a command waits for one, up to the coordinator's `requestTimeout`. A command that may have
+ *   been executed is not repeated: it fails with `ConnectionLost` or `Timeout`.
  *
  * **Gotchas**
  *
@@ -35,11 +37,15 @@ import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Schema from "effect/Schema"
 import { Coordinator } from "./Coordinator.ts"
-import { coordinatorReasons } from "./internal/actor/errors.ts"
+import { CoordinatorClosed, CoordinatorError, coordinatorReasons } from "./internal/actor/errors.ts"
+import type { Kernel } from "./internal/actor/kernel.ts"
+import { guardedKey, resourceOf } from "./internal/actor/keys.ts"
 import { coordinatorError } from "./internal/actor/transport.ts"
+import { describe } from "./internal/hold/loss.ts"
 import { millis, spaceOf } from "./internal/hold/place.ts"
 import { StaleToken } from "./internal/hold/unwritten.ts"
-import { call } from "./internal/redis/resp.ts"
+import { RedisError } from "./internal/redis/errors.ts"
+import { type Call, call } from "./internal/redis/resp.ts"
 import type { Lease } from "./Lease.ts"
 
 export {
@@ -61,11 +67,14 @@ export {
 export class CommandRefused extends Schema.Error<CommandRefused>("lockstep/Fence/CommandRefused")({
   _tag: Schema.tag("CommandRefused"),
   command: Schema.String,
-  target: Schema.String,
+  kind: Schema.String,
+  name: Schema.String,
+  namespace: Schema.String,
   code: Schema.String
 }) {
   override get message(): string {
-    return `Redis refused ${this.command} of ${this.target} (${this.code}): fix the command or its arguments.`
+    return `Redis refused ${this.command} of ${describe(this.kind, this.name, this.namespace)} (${this.code}): ` +
+      `fix the command or its arguments.`
   }
 }
 
@@ -100,6 +109,17 @@ const tagOf = (key: string): string => {
 
 /** The key that keeps the newest token seen for `key`. */
 const fenceKey = (key: string): string => `{${tagOf(key)}}lockstep:fence:${key}`
+
+/** Redis may be away for a moment: what was not executed is sent again. Nothing else is, since a command may not bear it. */
+const write = ({ isClosed, settings: { namespace }, transport }: Kernel, key: string, fenced: Call): Promise<unknown> =>
+  transport.answered(
+    key,
+    () => isClosed() ? new CoordinatorError({ reason: new CoordinatorClosed({ namespace }) }) : undefined,
+    () =>
+      transport.invoke("_fence", fenced).catch((cause: unknown) => {
+        throw cause instanceof RedisError && cause.executed === "unknown" ? coordinatorError(cause, key) : cause
+      })
+  )
 
 /**
  * Runs one Redis command on `key` unless a newer token than the lease's has been seen there: `command key ...args`, with
@@ -136,20 +156,22 @@ export const withOptions = (options: {
     if (args.length > mostArguments) throw new RangeError(`args must not be more than ${mostArguments}`)
     const { token } = lease
     const timeToLive = Math.ceil(millis(options.timeToLive ?? "24 hours", "timeToLive"))
-    const write = call([key, fenceKey(key)], [token, timeToLive, command, ...args])
+    const { kernel } = spaceOf(coordinator)
+    const guarded = guardedKey(kernel.settings.namespace, key)
+    const fenced = call([key, fenceKey(key)], [token, timeToLive, command, ...args])
     return Effect.flatMap(
       Effect.tryPromise({
-        try: () => spaceOf(coordinator).kernel.transport.invoke("_fence", write),
-        catch: (cause) => fail(coordinatorError(cause).reason)
+        try: () => write(kernel, guarded, fenced),
+        catch: (cause) => fail(coordinatorError(cause, guarded).reason)
       }),
       (reply) => {
         const [tag, value] = reply as readonly [string, unknown]
         if (tag === "done") return Effect.succeed(value as A)
-        const target = `key ${JSON.stringify(key)}`
+        const subject = resourceOf(guarded)
         return Effect.fail(fail(
           tag === "stale"
-            ? new StaleToken({ target, token, seen: Number(value) })
-            : new CommandRefused({ command, target, code: String(value) })
+            ? new StaleToken({ ...subject, token, seen: Number(value) })
+            : new CommandRefused({ ...subject, command, code: String(value) })
         ))
       }
     )

@@ -18,6 +18,7 @@ import {
 } from "effect"
 import { Coordinator, CountDownLatch, Fence, Lock, Metrics, ReadWriteLock, Redis, Semaphore } from "../src/index.ts"
 import { spaceOf } from "../src/internal/hold/place.ts"
+import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually } from "./support/eventually.ts"
 import { elsewhere, freshNamespace, node, short, TestServer, withNode } from "./support/live.ts"
 import { remainsOf } from "./support/namespace.ts"
@@ -345,10 +346,13 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
             stale.reason._tag === "StaleToken" && [stale.reason.token, stale.reason.seen],
             [4, 5]
           )
+          const about = `key ${JSON.stringify(key)} of namespace "${namespace}"`
+          assert.include(stale.message, about)
           assert.strictEqual(yield* redis.send("GET", key), "five!")
           // What Redis refuses neither writes nor counts as seen.
           const refused = yield* Effect.flip(Fence.run({ token: 9 }, key, "HSET", "a", "b"))
           assert.strictEqual(refused.reason._tag, "CommandRefused")
+          assert.include(refused.message, about)
           assert.strictEqual(yield* Fence.run({ token: 6 }, key, "GET"), "five!")
           yield* redis.send("DEL", key)
           yield* redis.send("DEL", ...(yield* redis.send<Array<string>>("KEYS", "*lockstep:fence:*")))
@@ -369,6 +373,40 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
         assert.strictEqual(yield* server.cli("GET", key), "")
       })
     ))
+
+  it.effect("guards a key over a reconnect, and names it when Redis stays away", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const key = `${namespace}:guarded`
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const context = yield* node(line.url, { namespace, requestTimeout: "500 millis" })
+        yield* Effect.gen(function*() {
+          const { state } = yield* Redis.Redis
+          const away = Effect.andThen(
+            Effect.andThen(line.refuse, line.closeAll),
+            eventually(Effect.map(state, (now) => now === "reconnecting"))
+          )
+          yield* away
+          const written = yield* Effect.forkChild(Fence.run({ token: 1 }, key, "INCR"))
+          yield* Effect.yieldNow
+          yield* line.pass
+          assert.strictEqual(yield* Fiber.join(written), 1)
+          // It may have been executed: it is not repeated.
+          yield* line.once(({ args }) => args.includes("INCR"), "dropReply")
+          const lost = yield* Effect.flip(Fence.run({ token: 1 }, key, "INCR"))
+          assert.strictEqual(lost.reason._tag, "ConnectionLost", lost.message)
+          assert.include(lost.message, key)
+          assert.strictEqual(yield* server.cli("GET", key), "2")
+          yield* away
+          const error = yield* Effect.flip(Fence.run({ token: 1 }, key, "INCR"))
+          assert.strictEqual(error.reason._tag, "NotConnected", error.message)
+          assert.include(error.message, `about key "${key}" of namespace "${namespace}"`)
+          yield* line.pass
+        }).pipe(Effect.provideContext(context))
+      }))
+    }))
 
   it.effect("runs programs that fail to be interrupted for a moment without losing the word of it", () =>
     withNode(() =>

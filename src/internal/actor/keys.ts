@@ -54,6 +54,9 @@ export const resourceOf = (key: string) => {
   }
 }
 
+/** A key of the user's own as the key of a resource, for errors. */
+export const guardedKey = (namespace: string, key: string): string => `${prefixOf(namespace, 0)}key:${key}`
+
 /** Checks a name that a user gave, as a defect. */
 export const checkName = (name: string, what: string): string => {
   if (typeof name !== "string" || name.length === 0) {

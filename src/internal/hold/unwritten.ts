@@ -6,13 +6,17 @@ import { describe } from "./loss.ts"
 export class StaleToken extends Schema.Error<StaleToken>("lockstep/Fence/StaleToken")({
   _tag: Schema.tag("StaleToken"),
   /** What was to be written. */
-  target: Schema.String,
+  kind: Schema.String,
+  name: Schema.String,
+  namespace: Schema.String,
   token: Schema.Number,
   seen: Schema.Number
 }) {
   override get message(): string {
-    return `A holder with the newer token ${this.seen} has written ${this.target} already, so the write with token ${this.token} was ` +
-      `refused: stop, the lease is lost.`
+    return `A holder with the newer token ${this.seen} has written ${
+      describe(this.kind, this.name, this.namespace)
+    } already, ` +
+      `so the write with token ${this.token} was refused: stop, the lease is lost.`
   }
 }
 

@@ -11,7 +11,6 @@ import type { Requests } from "../actor/lua.ts"
 import type { Request } from "../actor/outbox.ts"
 import { followingOf, type Outbox, publicationsOf } from "../hold/following.ts"
 import type { Lease } from "../hold/hold.ts"
-import { describe } from "../hold/loss.ts"
 import { type InvalidPayload, type Payload, payload } from "../hold/payload.ts"
 import type { Place } from "../hold/place.ts"
 import { read, request } from "../hold/request.ts"
@@ -272,8 +271,7 @@ export class Cell<A, E> {
         ([tag, seen]) => {
           if (tag === "set") return Effect.void
           const { kind, name, namespace } = this.place
-          const target = describe(kind, name, namespace)
-          return Effect.fail(this.#options.fail(new StaleToken({ target, token, seen })))
+          return Effect.fail(this.#options.fail(new StaleToken({ kind, name, namespace, token, seen })))
         }
       )
     })
