@@ -295,6 +295,12 @@ const postsOf = (server: Server, namespace: string) =>
     return posts
   })
 
+// What would take seconds or hours takes a tenth of that.
+const hurried = {
+  ...liveIo,
+  after: (millis: number, f: () => void) => liveIo.after(millis > 2000 ? millis / 10 : millis, f)
+}
+
 layer(TestServer.layer, live)("a lost event", (it) => {
   it.effect("is noticed by its number, and what was missed is asked for", () =>
     several(2, ([one, two], namespace, server) =>
@@ -309,6 +315,25 @@ layer(TestServer.layer, live)("a lost event", (it) => {
         const { result } = yield* within(Fiber.join(waiting), 1500, "the grant")
         assert.strictEqual(result, "entered")
       }), { lease: "1500 millis", margin: "300 millis" }))
+
+  it.effect("is noticed within half a minute, however long the lease is", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const options = { namespace, partitions: 1, lease: "12 hours" } as const
+        const one = yield* node(server.url, options)
+        const two = yield* Effect.provideService(node(server.url, options), CurrentIo, hurried)
+        const held = yield* onNode(one)(holding("a"))
+        const waiting = yield* Effect.forkDetach(onNode(two)(Lock.withLock(Effect.succeed("entered"), "a")))
+        yield* waits(server, namespace, "lock:a", 1)
+        const [session] = yield* sessionsOf(two)
+        yield* server.cli("DEL", `{${namespace}:00}:mail:${session!.id}`)
+        yield* held.leave
+        yield* within(Fiber.join(waiting), 3000, "the grant")
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
 
   it.effect("costs nothing while nothing is lost: no request for each waiter", () =>
     several(2, ([one, two], namespace, server) =>
@@ -335,6 +360,35 @@ layer(TestServer.layer, live)("a lost event", (it) => {
 })
 
 const sessionsOf = (context: Node) => Context.get(context, Coordinator.Coordinator).sessions
+
+layer(TestServer.layer, live)("a session that is refused", (it) => {
+  it.effect("is opened within seconds when it is not refused any more, however long the lease is", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone()
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* Effect.provideService(
+          node(server.url, { namespace, partitions: 1, lease: "12 hours" }),
+          CurrentIo,
+          hurried
+        )
+        yield* onNode(context)(Effect.scoped(Effect.gen(function*() {
+          yield* Semaphore.make({ name: "pool", permits: 2 })
+          const { id } = (yield* sessionsOf(context))[0]!
+          yield* server.cli("ACL", "SETUSER", "default", "-xadd")
+          yield* forget(server, namespace, id)
+          const { reason } = yield* Effect.flip(Lock.withLock(Effect.void, "a"))
+          assert.strictEqual(reason._tag, "MissingPermission", reason.message)
+          yield* server.cli("ACL", "SETUSER", "default", "+xadd")
+          yield* eventually(Effect.map(sessionsOf(context), ([session]) => session!.state === "open"), {
+            timeout: "3 seconds",
+            message: "the session is open"
+          })
+        })))
+      }))
+      yield* assertEmpty(server, namespace)
+    }).pipe(Effect.scoped))
+})
 
 layer(TestServer.layer, live)("questions", (it) => {
   const semaphore = (permits: number) => Semaphore.make({ name: "a", permits })

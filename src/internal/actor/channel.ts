@@ -49,6 +49,9 @@ export interface ChannelOptions {
   readonly tenant: Tenant
 }
 
+// In milliseconds. Where a permission was missing, an operator waits for the effect of granting it.
+const longestPause = 5000
+
 export class Channel implements Beating {
   readonly index: number
   readonly prefix: string
@@ -112,6 +115,11 @@ export class Channel implements Beating {
     this.#opening = true
     this.#enter("opening")
     void this.#handshake()
+  }
+
+  /** After so many milliseconds, what was refused is tried again. */
+  get retryPause(): number {
+    return Math.min(this.lease / 3, longestPause)
   }
 
   closedError(): CoordinatorError {
@@ -219,13 +227,12 @@ export class Channel implements Beating {
 
   // No session can be opened: requests and claims that need one fail, and the next request tries again.
   #refuse(refusal: CoordinatorError): void {
-    const { settings, transport } = this.#office
     this.#opening = false
     this.#enter("closed")
     for (const request of this.outbox.drain().queued) request.fail(coordinatorError(refusal, request.key), false)
     this.tenant.refused(refusal)
     if (this.tenant.size === 0) return
-    void transport.sleep(settings.lease / 3).then(() => {
+    void this.#office.transport.sleep(this.retryPause).then(() => {
       if (this.session === undefined && this.tenant.size > 0 && !this.#office.isClosed()) this.open()
     })
   }

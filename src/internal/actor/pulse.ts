@@ -17,6 +17,9 @@ export interface Beating {
 // Redis does nothing else during a call.
 const most = 32
 
+// In milliseconds. A heartbeat also notices events that were lost, and tries again what was refused.
+const longestPause = 20_000
+
 export class Pulse {
   readonly #members = new Set<Beating>()
   readonly #transport: Transport
@@ -46,7 +49,8 @@ export class Pulse {
 
   // A third of the lease, so that two renewals may fail; jittered, so that a fleet does not beat as one.
   #set(): void {
-    this.#timer = this.#io.after(this.#lease / 3 * (0.9 + 0.1 * this.#io.random()), () => {
+    const pause = Math.min(this.#lease / 3, longestPause)
+    this.#timer = this.#io.after(pause * (0.9 + 0.1 * this.#io.random()), () => {
       this.#set()
       this.#beat()
     })

@@ -94,7 +94,7 @@ export const poolOf = (
             const nothing = crew.running === 0 && (yield* nothingWaits)
             // In one step with the end of the worker: a handler that has begun meanwhile goes on, and a job that comes later goes back.
             if (nothing === true && crew.running === 0) return crew.retire()
-            yield* news.await((f) => nothing === "away" ? io.after(channel.lease / 3, f) : undefined)
+            yield* news.await((f) => nothing === "away" ? io.after(channel.retryPause, f) : undefined)
           }
         }).pipe(Effect.ensuring(Effect.sync(news.end)))
       })

@@ -144,7 +144,7 @@ export class Schedules {
         key,
         args,
         settle: ignore,
-        fail: () => void io.after(channel.lease / 3, send)
+        fail: () => void io.after(channel.retryPause, send)
       })
     }
     send()

@@ -137,7 +137,7 @@ export abstract class Member {
       if (session.lost !== undefined || this.left || kernel.isClosing()) settled(undefined)
       else send()
     }
-    const timer = kernel.io.after(this.#hurries ? kernel.settings.requestTimeout / 10 : channel.lease / 3, retry)
+    const timer = kernel.io.after(this.#hurries ? kernel.settings.requestTimeout / 10 : channel.retryPause, retry)
     this.#refused.add(retry)
   }
 
