@@ -23,7 +23,7 @@
 -- Fields of `sessions`:
 --   protocol, partitions    settings of the partition
 --   token                   the last token given
---   libraries               the function libraries that coordinators of this namespace have called
+--   libraries               the function libraries that coordinators of this namespace have called, and that were not removed since
 --   s<session>              record Session
 --   r<session>              the reply to its last batch
 --   about<session>          who it is, as JSON

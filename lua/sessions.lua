@@ -54,23 +54,34 @@ local function keepSession(ctx, session, lease)
   return call('PEXPIRE', mailboxOf(ctx, session), millis) == 1
 end
 
--- The libraries that coordinators of this namespace have called, and that no session alive calls any more.
-local function retired(ctx, library)
-  local used, kept, old = { [library] = true }, {}, {}
+-- The libraries that coordinators of this namespace have called: those that may be called still, and the others. No session alive
+-- has called one of the others.
+local function librariesOf(ctx)
+  local called, used, unused = {}, {}, {}
   for _, session in ipairs(sessionsInUse(ctx)) do
-    local called = call('HGET', ctx.sessions, 'library/' .. session)
-    if called then used[called] = true end
+    local library = call('HGET', ctx.sessions, 'library/' .. session)
+    if library then called[library] = true end
   end
   for name in string.gmatch(call('HGET', ctx.sessions, 'libraries') or '', '%S+') do
-    if not used[name] then
-      old[#old + 1] = name
-    elseif name ~= library then
-      kept[#kept + 1] = name
+    local names = called[name] and used or unused
+    names[#names + 1] = name
+  end
+  return used, unused
+end
+
+-- A session calls a library. Answers which others can be removed; they are known until that is done.
+local function retired(ctx, session, library)
+  call('HSET', ctx.sessions, 'library/' .. session, library)
+  local used, unused = librariesOf(ctx)
+  local known, all = {}, {}
+  for _, names in ipairs({ used, unused, { library } }) do
+    for _, name in ipairs(names) do
+      if not known[name] then all[#all + 1] = name end
+      known[name] = true
     end
   end
-  kept[#kept + 1] = library
-  call('HSET', ctx.sessions, 'libraries', concat(kept, ' '))
-  return concat(old, ' ')
+  call('HSET', ctx.sessions, 'libraries', concat(all, ' '))
+  return concat(unused, ' ')
 end
 
 -- session.open: opens a session and ends those it replaces; every attempt uses an id of its own. A partition in which no
@@ -104,8 +115,23 @@ handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, 
   keepSession(ctx, session, lease)
   local former = tonumber(known[2] or partitions)
   if library == '' then return reply('opened', position, '', former) end
-  call('HSET', ctx.sessions, 'library/' .. session, library)
-  return reply('opened', position, retired(ctx, library), former)
+  return reply('opened', position, retired(ctx, session, library), former)
+end
+
+-- session.unloaded: function libraries were removed; those that a session has called since are still known
+-- keys: none
+-- args: libraries string
+-- reply: ["noted"]
+-- flags: allow-oom
+handlers['session.unloaded'] = function(ctx, _, libraries)
+  local removed = {}
+  for name in string.gmatch(libraries, '%S+') do removed[name] = true end
+  local used, unused = librariesOf(ctx)
+  for _, name in ipairs(unused) do
+    if not removed[name] then used[#used + 1] = name end
+  end
+  call('HSET', ctx.sessions, 'libraries', concat(used, ' '))
+  return '["noted"]'
 end
 
 -- session.renew: does nothing but renew, as every batch does; answers which sessions and resources are due

@@ -809,6 +809,38 @@ layer(TestServer.layer, live)("a namespace", (it) => {
         assert.include(yield* libraries, "lockstep_1_old")
       }))
     }).pipe(Effect.scoped))
+
+  it.effect("remembers a function library until it is removed", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone()
+      const namespace = freshNamespace()
+      const name = "lockstep_1_old"
+      const known = Effect.map(
+        server.cli("HGET", `{${namespace}:00}:sessions`, "libraries"),
+        (names) => names.split(" ").includes(name)
+      )
+      const isLoaded = Effect.map(server.cli("FUNCTION", "LIST"), (text) => text.includes(name))
+      yield* Effect.scoped(node(server.url, { namespace }))
+      yield* server.cli(
+        "FUNCTION",
+        "LOAD",
+        `#!lua name=${name}\nredis.register_function('${name}_f', function() return 1 end)`
+      )
+      yield* server.cli("HSET", `{${namespace}:00}:sessions`, "libraries", `${name} lockstep_1_gone`)
+      yield* server.cli("ACL", "SETUSER", "default", "-function|delete")
+      yield* Effect.scoped(node(server.url, { namespace }))
+      assert.isTrue(yield* isLoaded)
+      assert.isTrue(yield* known)
+      yield* server.cli("ACL", "SETUSER", "default", "+function|delete")
+      yield* Effect.scoped(Effect.gen(function*() {
+        yield* node(server.url, { namespace })
+        yield* eventually(Effect.map(isLoaded, (loaded) => !loaded))
+        yield* eventually(Effect.map(known, (is) => !is))
+      }))
+      // Nor is there anything left to say of one that was gone already.
+      const names = yield* server.cli("HGET", `{${namespace}:00}:sessions`, "libraries")
+      assert.notInclude(names, "lockstep_1_gone")
+    }).pipe(Effect.scoped))
 })
 
 layer(TestServer.layer, live)("a callback that throws", (it) => {

@@ -4,7 +4,7 @@ import { Deferred, Effect, Fiber, Option } from "effect"
 import { Coordinator, Lease, Lock, ReadWriteLock, Semaphore } from "../../src/index.ts"
 import { placeOf, spaceOf } from "../../src/internal/hold/place.ts"
 import { eventually, realSleep } from "../support/eventually.ts"
-import { holding, onNode } from "../support/live.ts"
+import { holding, node, onNode } from "../support/live.ts"
 import { fields, waits } from "../support/requests.ts"
 import { insist, leads } from "../support/uncertain.ts"
 import type { Program, Rows } from "./matrix.ts"
@@ -34,7 +34,8 @@ export const requests = [
   ["alarm.ring", "readWriteLock:crowd"],
   ["session.end", ""],
   ["session.owned", ""],
-  ["session.reap", ""]
+  ["session.reap", ""],
+  ["session.unloaded", ""]
 ] as const satisfies Rows
 
 export const program: Program = ({ line, mine, namespace, other, server }) =>
@@ -151,6 +152,18 @@ export const program: Program = ({ line, mine, namespace, other, server }) =>
     yield* Deferred.succeed(leave, undefined)
     yield* Fiber.join(readers)
     yield* Fiber.join(writer)
+
+    // Another coordinator removes libraries that no session calls.
+    const sessions = `{${namespace}:00}:sessions`
+    yield* server.cli("HSET", sessions, "libraries", "lockstep_1_gone")
+    yield* Effect.scoped(Effect.gen(function*() {
+      const context = yield* node(line.url, { namespace, partitions: 2, lease: "4 seconds", margin: "500 millis" })
+      yield* eventually(
+        Effect.map(server.cli("HGET", sessions, "libraries"), (known) => !known.includes("lockstep_1_gone"))
+      )
+      // Closing would not wait for a connection that has fallen silent.
+      yield* onNode(context)(Lock.withLock(Effect.void, "a"))
+    }))
 
     // When the coordinator closes, a program that does not end within the margin loses what it holds all the same.
     yield* Effect.forkDetach(Lock.withLock(Effect.uninterruptible(realSleep("3 seconds")), "kept"))

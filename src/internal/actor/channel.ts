@@ -142,7 +142,7 @@ export class Channel implements Beating {
         if (reply[0] !== "opened") return this.#refuse(this.#refusal(reply))
         this.#begin(id, reply[1], sentAt, sentAtWall)
         this.#former.replaced(replaced)
-        if (reply[2] !== "") void this.#unload(reply[2])
+        if (reply[2] !== "") void this.#unload(reply[2].split(" "))
         this.#adopted(reply[3])
         return
       } catch (cause) {
@@ -195,11 +195,18 @@ export class Channel implements Beating {
     )
   }
 
-  async #unload(names: string): Promise<void> {
+  async #unload(names: ReadonlyArray<string>): Promise<void> {
+    const { hooks, transport } = this.#office
     try {
-      await this.#office.transport.unload(names.split(" "))
+      const gone = await transport.unload(names)
+      if (gone.length > 0) await this.reaper.insist("", [{ verb: "session.unloaded", args: [gone.join(" ")] }])
+      if (gone.length === names.length) return
+      hooks.log(
+        "Debug",
+        `unused function libraries stay in Redis: ${names.filter((name) => !gone.includes(name)).join(" ")}`
+      )
     } catch (cause) {
-      this.#office.hooks.log("Debug", `unused function libraries stay in Redis: ${names}`, cause)
+      hooks.log("Debug", `unused function libraries stay known in Redis: ${names.join(" ")}`, cause)
     }
   }
 

@@ -281,14 +281,20 @@ export class Transport {
     return refusal
   }
 
-  /** Removes function libraries that no coordinator calls any more. A coordinator that needs one all the same loads it again. */
-  async unload(libraries: ReadonlyArray<string>): Promise<void> {
-    if (!this.connections.features.functions) return
-    await Promise.all(
-      libraries.filter((name) => name !== library).flatMap((name) =>
-        this.connections.masters().map((master) => master.send("FUNCTION", ["DELETE", name], this.requestTimeout))
+  /**
+   * Removes function libraries that no coordinator calls any more, and answers which of them are gone. A coordinator that needs
+   * one all the same loads it again.
+   */
+  async unload(libraries: ReadonlyArray<string>): Promise<ReadonlyArray<string>> {
+    if (!this.connections.features.functions) return []
+    const removed = await Promise.all(libraries.map(async (name) => {
+      const deletions = this.connections.masters().map((master) =>
+        master.send("FUNCTION", ["DELETE", name], this.requestTimeout)
       )
-    )
+      const results = await Promise.allSettled(deletions)
+      return results.every((result) => result.status === "fulfilled" || isAbsent(result.reason))
+    }))
+    return libraries.filter((_, at) => removed[at])
   }
 
   // ---------------------------------------------------------------------------------------------------------------
@@ -341,6 +347,10 @@ export class Transport {
     for (const wake of [...this.#sleeping]) wake()
   }
 }
+
+/** There was no such library. */
+const isAbsent = (cause: unknown): boolean =>
+  cause instanceof RedisError && cause.reason._tag === "CommandFailed" && cause.reason.detail === "Library not found"
 
 const none: ReadonlyArray<never> = []
 

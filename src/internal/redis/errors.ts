@@ -338,7 +338,7 @@ const unavailable = new Set([
 // Texts of Redis that help and cannot quote an argument. Everything else is dropped: an error text may carry names,
 // payloads and, for HELLO and AUTH, the password.
 const harmless =
-  /^(syntax error|no such key|unknown command|unknown subcommand|wrong number of arguments|value is not an integer or out of range|value is not a valid float|timeout is (negative|not an integer or out of range)|index out of range|Operation against a key holding the wrong kind of value|DB index is out of range|Consumer Group name already exists|No such key|Invalid stream ID|The ID specified in XADD|Bad file format|Library '[^']*' already exists|Missing library meta)/i
+  /^(syntax error|no such key|unknown command|unknown subcommand|wrong number of arguments|value is not an integer or out of range|value is not a valid float|timeout is (negative|not an integer or out of range)|index out of range|Operation against a key holding the wrong kind of value|DB index is out of range|Consumer Group name already exists|No such key|Invalid stream ID|The ID specified in XADD|Bad file format|Library '[^']*' already exists|Library not found|Missing library meta)/i
 
 const safeDetail = (message: string): string | undefined => harmless.exec(message)?.[0]
 
