@@ -21,7 +21,8 @@
 --   mail:<session>  its mailbox, a stream
 --
 -- Fields of `sessions`:
---   protocol, partitions    settings of the partition
+--   protocol, partitions    settings of the namespace, see sessions.lua
+--   opened                  how many sessions have been opened
 --   token                   the last token given
 --   libraries               the function libraries that coordinators of this namespace have called, and that were not removed since
 --   s<session>              record Session

@@ -1,4 +1,16 @@
 -- Sessions are opened, renewed, ended and reaped, and alarms of resources ring.
+--
+-- Coordinators that are alive in a namespace speak one protocol and have one number of partitions: otherwise a name would be two
+-- locks. Partition 0 decides that, by these rules.
+--   1. A coordinator has a session in partition 0 before it opens another one. If that is refused for the settings of others, it
+--      gives up the sessions that it has elsewhere.
+--   2. `session.open` never changes settings while a session is alive in the partition, nor those of a partition but 0.
+--   3. A coordinator that finds partition 0 without a session alive and with other settings has all other partitions, the former ones
+--      and its own, adopt its settings: `session.settle`, which a session that is alive there refuses. Then it opens its session in
+--      partition 0, which is refused if another one has been opened there meanwhile.
+-- So a coordinator that goes on after its sessions have expired finds settings of others in every partition, and so does a request of
+-- its that was sent before and comes late. One that is cut off from partition 0 alone keeps its other sessions, and these keep the
+-- namespace as it is. If partition 0 has lost its data, what others hold in other partitions is found out by rule 1 only.
 
 -- Ends a session: from now on its batches are refused, and what it owns can be reaped. The deadline says whether another
 -- one may follow it.
@@ -84,20 +96,29 @@ local function retired(ctx, session, library)
   return concat(unused, ' ')
 end
 
--- session.open: opens a session and ends those it replaces; every attempt uses an id of its own. A partition in which no
--- session is alive adopts the settings, and answers how many partitions the namespace has had. With the name of a library, it
--- answers which others can be removed. `given` is the largest token that the coordinator has given by itself, or 0.
+-- Whether the partition belongs to other settings. What it has belonged to so far, if to any: the protocol, the number of partitions.
+local function isForeign(ctx, protocol, partitions)
+  local known = call('HMGET', ctx.sessions, 'protocol', 'partitions', 'opened')
+  return known[1] and (known[1] ~= protocol or known[2] ~= partitions), known
+end
+
+-- session.open: opens a session and ends those it replaces; every attempt uses an id of its own. With the name of a library, it
+-- answers which others can be removed. `given` is the largest token that the coordinator has given by itself, or 0. `vacant`: after so
+-- many openings the partition was found vacant, and all others have adopted these settings since; it adopts them too, and answers how
+-- many partitions the namespace has had. Otherwise -1.
 -- keys: none
--- args: session string, replaces string, lease number, protocol number, partitions number, about string, library string, given number
--- reply: ["opened", position string, retired string, former number] | ["mismatch", protocol number, partitions number] | ["denied", command string]
-handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, partitions, about, library, given)
+-- args: session string, replaces string, lease number, protocol number, partitions number, about string, library string, given number, vacant number
+-- reply: ["opened", position string, retired string, former number] | ["vacant", opened number, partitions number] | ["mismatch", protocol number, partitions number] | ["denied", command string]
+handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, partitions, about, library, given, vacant)
   local command = denied(ctx)
   if command then return reply('denied', command) end
-  local known = call('HMGET', ctx.sessions, 'protocol', 'partitions')
+  local foreign, known = isForeign(ctx, protocol, partitions)
+  local opened = tonumber(known[3] or 0)
   skipTokens(ctx, given + 0)
   for former in string.gmatch(replaces, '%S+') do finish(ctx, former, 0) end
-  if known[1] and (known[1] ~= protocol or known[2] ~= partitions) and #sessionsInUse(ctx) > 0 then
-    return reply('mismatch', tonumber(known[1]), tonumber(known[2]))
+  if foreign then
+    if #sessionsInUse(ctx) > 0 then return reply('mismatch', tonumber(known[1]), tonumber(known[2])) end
+    if vacant + 0 ~= opened then return reply('vacant', opened, tonumber(known[2])) end
   end
   lease = lease + 0
   local state = { number = 0, deadline = ctx.now + lease, read = 1, posted = 0, stamp = 0, lease = lease, owned = '' }
@@ -106,8 +127,8 @@ handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, 
   -- Never empty, so that it keeps its time to live.
   call('SADD', ownedBy(ctx, session), '')
   ctx.known = { [session] = state }
-  call('HSET', ctx.sessions, 'protocol', protocol, 'partitions', partitions, 's' .. session, packSession(state),
-    'about' .. session, about)
+  call('HSET', ctx.sessions, 'protocol', protocol, 'partitions', partitions, 'opened', text(opened + 1),
+    's' .. session, packSession(state), 'about' .. session, about)
   call('ZADD', ctx.dues, text(state.deadline), session)
   -- A key without a time to live counts as one that stays for ever, which GT would not change.
   call('PEXPIRE', ctx.sessions, A_DAY, 'NX')
@@ -116,6 +137,18 @@ handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, 
   local former = tonumber(known[2] or partitions)
   if library == '' then return reply('opened', position, '', former) end
   return reply('opened', position, retired(ctx, session, library), former)
+end
+
+-- session.settle: has a partition adopt settings unless a session is alive there under others
+-- keys: none
+-- args: protocol number, partitions number
+-- reply: ["settled"] | ["mismatch", protocol number, partitions number]
+handlers['session.settle'] = function(ctx, _, protocol, partitions)
+  local foreign, known = isForeign(ctx, protocol, partitions)
+  if foreign and #sessionsInUse(ctx) > 0 then return reply('mismatch', tonumber(known[1]), tonumber(known[2])) end
+  call('HSET', ctx.sessions, 'protocol', protocol, 'partitions', partitions)
+  call('PEXPIRE', ctx.sessions, A_DAY, 'NX')
+  return '["settled"]'
 end
 
 -- session.unloaded: function libraries were removed; those that a session has called since are still known

@@ -16,8 +16,8 @@
  *
  * **Gotchas**
  *
- * - All coordinators of a namespace need the same number of `partitions`; another number is refused while one of them is
- *   alive.
+ * - All coordinators of a namespace need the same number of `partitions`. A coordinator with another number is refused while one
+ *   of them is alive, and so is a process that goes on after the namespace has got another number.
  * - One coordinator for a namespace is enough for a process. Two have sessions of their own, and a warning is logged.
  * - A session that is `suspended` (a renewal has failed, none has succeeded since) is still trusted until its lease runs
  *   out. Programs that prefer to stop early can watch `changes`.

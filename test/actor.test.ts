@@ -403,7 +403,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
               )
               assert.deepStrictEqual(
                 (await redis.hkeys(`{${namespace}:00}:sessions`)).sort(),
-                token === 0 ? ["partitions", "protocol"] : ["partitions", "protocol", "token"]
+                token === 0 ? ["opened", "partitions", "protocol"] : ["opened", "partitions", "protocol", "token"]
               )
             }
           ),

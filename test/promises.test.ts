@@ -24,6 +24,7 @@ import {
   Topic,
   WorkStealing
 } from "../src/index.ts"
+import { partitionOf } from "../src/internal/actor/keys.ts"
 import { protocol } from "../src/internal/actor/lua.ts"
 import { Outbox } from "../src/internal/actor/outbox.ts"
 import type { Session } from "../src/internal/actor/session.ts"
@@ -40,7 +41,7 @@ import { assertEmpty, freshNamespace, holding, type Node, node, onNode, TestServ
 import { waits, within } from "./support/requests.ts"
 import { type Server, standalone } from "./support/servers.ts"
 import { forget } from "./support/sessions.ts"
-import { on, several } from "./support/several.ts"
+import { on, sessionsExpired, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -574,10 +575,10 @@ layer(TestServer.layer, live)("a kind that this release does not know", (it) => 
       yield* Effect.promise(async () => {
         // More than one answer names, all of them before the one that holds the lock.
         for (let at = 0; at < 40; at++) {
-          await ask(`S${at}`, "session.open", [`S${at}`, "", 60_000, protocol, 1, "{}", "", 0])
+          await ask(`S${at}`, "session.open", [`S${at}`, "", 60_000, protocol, 1, "{}", "", 0, -1])
           await redis.sadd(`${prefix}own:S${at}`, `x:novel:thing${at}`)
         }
-        await ask("T", "session.open", ["T", "", 60_000, protocol, 1, "{}", "", 0])
+        await ask("T", "session.open", ["T", "", 60_000, protocol, 1, "{}", "", 0, -1])
         await send("T", "lock.take", ["h", "1"])
         // Far more than are looked at, at random, before the one that can be released.
         await redis.sadd(`${prefix}own:T`, ...Array.from({ length: 50_000 }, (_, at) => `x:novel:other${at}`))
@@ -609,7 +610,7 @@ layer(TestServer.layer, live)("a kind that this release does not know", (it) => 
 })
 
 const opened = (ask: ReturnType<typeof actor>["ask"], id: string, lease: number) =>
-  ask(id, "session.open", [id, "", lease, protocol, 1, "{}", "", 0])
+  ask(id, "session.open", [id, "", lease, protocol, 1, "{}", "", 0, -1])
 
 layer(TestServer.layer, live)("a question", (it) => {
   it.effect("does not count a holder that died with its whole fleet, behind alarms that are due", () =>
@@ -778,6 +779,128 @@ layer(TestServer.layer, live)("a namespace", (it) => {
       })
       const context = yield* node(server.url, { namespace, partitions: 3 })
       yield* onNode(context)(Lock.withLock(Effect.void, "a"))
+    }).pipe(Effect.scoped))
+
+  // Of the first half of 16 partitions under 8, and of the second half under 16.
+  const apart = Array.from({ length: 100 }, (_, at) => `job${at}`).find((name) => partitionOf(name, 16) >= 8)!
+  const locking = Lock.withLock(Effect.void, apart, { wait: "300 millis" })
+
+  /** A coordinator with 8 partitions holds the lock, and the one with 16 is refused; when that is over, it is not. */
+  const excluded = (server: Server, namespace: string, context: Node) =>
+    Effect.gen(function*() {
+      yield* Effect.scoped(Effect.gen(function*() {
+        const other = yield* eventually(node(server.url, { namespace, partitions: 8, ...short }))
+        const held = yield* onNode(other)(holding(apart))
+        yield* onNode(context)(Effect.gen(function*() {
+          let [entered, refused] = [0, 0]
+          yield* eventually(Effect.gen(function*() {
+            const exit = yield* Effect.exit(locking)
+            if (Exit.isSuccess(exit)) entered++
+            else if (String(exit.cause).includes("is in use with protocol")) refused++
+            return entered > 0 || refused > 10
+          }))
+          assert.deepStrictEqual([entered, refused], [0, 11])
+          const { reason } = yield* Effect.flip(Lock.holder(apart))
+          assert.deepInclude(reason, { _tag: "Incompatible", partitions: 8, expectedPartitions: 16 })
+        }))
+        assert.isTrue(yield* held.lease.isHeld)
+        yield* held.leave
+        yield* onNode(other)(Lock.withLock(Effect.void, apart))
+      }))
+      yield* eventually(onNode(context)(locking))
+    })
+
+  it.effect("is not divided in two ways when a process goes on that was cut off for longer than its lease", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const context = yield* node(line.url, { namespace, partitions: 16, ...short })
+        yield* onNode(context)(locking)
+        yield* Effect.andThen(line.refuse, line.closeAll)
+        yield* sessionsExpired(server, namespace)
+        yield* Effect.forkChild(Effect.andThen(realSleep("500 millis"), line.pass))
+        yield* excluded(server, namespace, context)
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("is not divided in two ways when Redis loses its data", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone()
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* node(server.url, { namespace, partitions: 16, lease: "30 seconds" })
+        yield* onNode(context)(locking)
+        yield* server.cli("FLUSHALL")
+        yield* excluded(server, namespace, context)
+      }))
+      yield* assertEmpty(server, namespace)
+    }).pipe(Effect.scoped))
+
+  it.effect("is not divided anew while a session is alive in another partition", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* node(server.url, { namespace, partitions: 16, lease: "1 minute" })
+        const held = yield* onNode(context)(holding(apart))
+        const [first] = yield* sessionsOf(context)
+        yield* forget(server, namespace, first!.id)
+        yield* server.cli("ZREM", `{${namespace}:00}:due`, first!.id!)
+        const error = yield* Effect.flip(Effect.scoped(node(server.url, { namespace, partitions: 8 })))
+        const { reason } = error as Coordinator.CoordinatorError
+        assert.deepInclude(reason, { _tag: "Incompatible", partitions: 16, expectedPartitions: 8 })
+        assert.isTrue(yield* held.lease.isHeld)
+        yield* held.leave
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("loses the holds of a process when another division is found in it", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone()
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* node(server.url, { namespace, partitions: 16, lease: "1 minute", margin: "300 millis" })
+        const held = yield* onNode(context)(holding(apart))
+        // Only the partition that decides has lost its data.
+        const keys = (yield* server.cli("KEYS", `{${namespace}:00}:*`)).split("\n")
+        yield* server.cli("DEL", ...keys)
+        const other = yield* node(server.url, { namespace, partitions: 8, ...short })
+        yield* server.cli("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        const { result } = yield* within(Effect.flip(held.lease.lost), 2000, "the loss")
+        assert.strictEqual(result.reason, "rolledBack")
+        yield* onNode(other)(locking)
+      }))
+      yield* assertEmpty(server, namespace)
+    }).pipe(Effect.scoped))
+
+  it.effect("is not adopted after another session was opened, nor entered by a request that comes late", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      const { ask, end, reap } = actor(redis, freshNamespace(), "lock:a")
+      const open = (id: string, partitions: number, vacant = -1) =>
+        ask(id, "session.open", [id, "", 60_000, protocol, partitions, "{}", "", 0, vacant])
+      const settle = (partitions: number) => ask("", "session.settle", [protocol, partitions])
+      yield* Effect.promise(async () => {
+        assert.strictEqual((await open("A", 16))[0], "opened")
+        assert.deepStrictEqual(await settle(8), ["mismatch", protocol, 16])
+        await end("A", true)
+        assert.deepStrictEqual(await open("B", 8), ["vacant", 1, 16])
+        // One of the former settings comes and goes before all partitions have adopted the others.
+        assert.strictEqual((await open("C", 16))[0], "opened")
+        assert.deepStrictEqual(await open("B", 8, 1), ["mismatch", protocol, 16])
+        await end("C", true)
+        assert.deepStrictEqual(await open("B", 8, 1), ["vacant", 2, 16])
+        assert.strictEqual((await open("B", 8, 2))[0], "opened")
+        await end("B", true)
+        // A partition that has adopted settings lets nobody in who knows others.
+        assert.deepStrictEqual(await settle(16), ["settled"])
+        assert.deepStrictEqual(await open("D", 8), ["vacant", 3, 16])
+        for (const id of ["A", "B", "C"]) await reap(id)
+      })
     }).pipe(Effect.scoped))
 
   it.effect("removes the function libraries that nobody calls any more", () =>

@@ -35,7 +35,8 @@ export const requests = [
   ["session.end", ""],
   ["session.owned", ""],
   ["session.reap", ""],
-  ["session.unloaded", ""]
+  ["session.unloaded", ""],
+  ["session.settle", ""]
 ] as const satisfies Rows
 
 export const program: Program = ({ line, mine, namespace, other, server }) =>
@@ -164,6 +165,14 @@ export const program: Program = ({ line, mine, namespace, other, server }) =>
       // Closing would not wait for a connection that has fallen silent.
       yield* onNode(context)(Lock.withLock(Effect.void, "a"))
     }))
+
+    // A namespace that nobody uses any more is divided anew.
+    for (const partitions of [2, 3]) {
+      yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* node(line.url, { namespace: `${namespace}:divided`, partitions, lease: "4 seconds" })
+        yield* onNode(context)(Lock.withLock(Effect.void, "a"))
+      }))
+    }
 
     // When the coordinator closes, a program that does not end within the margin loses what it holds all the same.
     yield* Effect.forkDetach(Lock.withLock(Effect.uninterruptible(realSleep("3 seconds")), "kept"))

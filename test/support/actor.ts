@@ -115,7 +115,7 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
     key,
     keys,
     answers,
-    open: (id: string) => ask(id, "session.open", [id, "", usual, protocol, 16, "{}", "", 0]),
+    open: (id: string) => ask(id, "session.open", [id, "", usual, protocol, 16, "{}", "", 0, -1]),
     send,
     repeat: async (id: string): Promise<Answer | undefined> => last.has(id) ? await call(last.get(id)!) : undefined,
     end: (id: string, closed = false, given = 0) => ask(id, "session.end", [id, closed ? "1" : "", given]),

@@ -1,22 +1,23 @@
 /**
- * Keeps a session open with one partition, for one length of lease: it opens sessions, renews them, notices when one is
+ * Keeps a session open with one partition, for one length of lease: it has sessions opened, renews them, notices when one is
  * lost, and has those ended that are over.
  */
 
 import type { Timer } from "../io.ts"
-import { MissingPermission, RedisError } from "../redis/errors.ts"
-import { CoordinatorClosed, CoordinatorError, Incompatible } from "./errors.ts"
+import type { RedisError } from "../redis/errors.ts"
+import { CoordinatorClosed, CoordinatorError } from "./errors.ts"
 import { Former } from "./former.ts"
 import { guard } from "./hooks.ts"
-import { library, protocol, type Requests } from "./lua.ts"
+import type { Requests } from "./lua.ts"
 import { type Audience, Mailbox } from "./mailbox.ts"
-import type { Office } from "./office.ts"
+import type { First, Office } from "./office.ts"
+import { Opener } from "./opening.ts"
 import { Outbox, type Request } from "./outbox.ts"
 import type { Beating } from "./pulse.ts"
 import type { Reader } from "./reader.ts"
 import type { Reaper } from "./reaper.ts"
 import { type LossReason, type Phase, Session } from "./session.ts"
-import { type Answer, coordinatorError, failed, isTransient, type Renewed } from "./transport.ts"
+import { type Answer, coordinatorError, type Renewed } from "./transport.ts"
 
 /** The holds, waits and memberships of a channel's sessions. */
 export interface Tenant extends Audience {
@@ -52,7 +53,7 @@ export interface ChannelOptions {
 // In milliseconds. Where a permission was missing, an operator waits for the effect of granting it.
 const longestPause = 5000
 
-export class Channel implements Beating {
+export class Channel implements Beating, First {
   readonly index: number
   readonly prefix: string
   readonly lease: number
@@ -70,8 +71,8 @@ export class Channel implements Beating {
   readonly #reader: () => Reader
   #mailbox: Mailbox | undefined = undefined
   #opening = false
-  #asking: Promise<unknown> | undefined = undefined
   readonly #former: Former
+  readonly #opener: Opener
   // Why Redis is out of reach, while that is looked at.
   #cause: RedisError | undefined = undefined
   #expiry: Timer | undefined = undefined
@@ -88,6 +89,13 @@ export class Channel implements Beating {
     this.#office = office
     this.#reader = reader
     this.#former = new Former(office, prefix, reaper, tenant.given)
+    this.#opener = new Opener({ office, index, prefix, lease, reaper, former: this.#former, given: tenant.given }, {
+      isFirst: () => office.first() === this,
+      begin: (id, position, sentAt, sentAtWall) => this.#begin(id, position, sentAt, sentAtWall),
+      refuse: (refusal) => this.#refuse(refusal),
+      unreachable: (cause) => this.#unreachable(cause),
+      closedError: () => this.closedError()
+    })
     const { maxBatch, maxPending } = settings
     this.outbox = new Outbox({
       current: () => this.session,
@@ -102,11 +110,21 @@ export class Channel implements Beating {
   // Open
   // ---------------------------------------------------------------------------------------------------------------
 
-  /** Opens a session unless there is one, and tells how that went. */
-  opened(): Promise<void> {
+  opened(late?: (cause: RedisError) => void): Promise<void> {
     return new Promise((resolve, reject) => {
-      this.outbox.request({ verb: "session.renew", args: [], settle: () => resolve(), fail: reject })
+      this.outbox.request({
+        verb: "session.renew",
+        args: [],
+        urgent: true,
+        settle: () => resolve(),
+        fail: reject,
+        expire: late && (() => late(this.#cause!))
+      })
     })
+  }
+
+  isTrusted(): boolean {
+    return this.session !== undefined && !this.session.expireIfDue()
   }
 
   open(): void {
@@ -114,7 +132,7 @@ export class Channel implements Beating {
     if (this.#office.isClosed()) return this.#refuse(this.closedError())
     this.#opening = true
     this.#enter("opening")
-    void this.#handshake()
+    void this.#opener.run()
   }
 
   /** After so many milliseconds, what was refused is tried again. */
@@ -126,90 +144,6 @@ export class Channel implements Beating {
     return new CoordinatorError({ reason: new CoordinatorClosed({ namespace: this.#office.settings.namespace }) })
   }
 
-  async #handshake(): Promise<void> {
-    const { io, newSession, transport } = this.#office
-    for (let attempt = 0; !this.#office.isClosed(); attempt++) {
-      // An id for each attempt: one whose reply was lost may have begun its lease long before the next is sent.
-      const id = newSession()
-      const sentAt = io.now()
-      const sentAtWall = io.wall()
-      const replaced = this.#former.due()
-      try {
-        const asking = transport.ask(transport.addressOf(this.prefix, id, ""), [this.#hello(id, replaced)])
-        this.#asking = asking
-        const reply = (await asking).replies[0] as Requests["session.open"]["reply"] | readonly ["failed", string]
-        if (this.#office.isClosed()) return this.#former.add(id)
-        if (reply[0] !== "opened") return this.#refuse(this.#refusal(reply))
-        this.#begin(id, reply[1], sentAt, sentAtWall)
-        this.#former.replaced(replaced)
-        if (reply[2] !== "") void this.#unload(reply[2].split(" "))
-        this.#adopted(reply[3])
-        return
-      } catch (cause) {
-        if (!(cause instanceof RedisError) || !isTransient(cause)) return this.#refuse(coordinatorError(cause))
-        if (cause.executed === "unknown") this.#former.add(id)
-        this.#unreachable(cause)
-        await transport.backoff(attempt, cause)
-      }
-    }
-    this.#refuse(this.closedError())
-  }
-
-  #hello(id: string, replaced: ReadonlyArray<string>) {
-    const { about, settings } = this.#office
-    // One partition is enough to know which libraries are in use, and every coordinator opens this one.
-    const used = this.index === 0 ? library : ""
-    return {
-      verb: "session.open",
-      args: [id, replaced.join(" "), this.lease, protocol, settings.partitions, about, used, this.tenant.given()]
-    }
-  }
-
-  #refusal(reply: Requests["session.open"]["reply"] | readonly ["failed", string]): CoordinatorError {
-    const { namespace, partitions } = this.#office.settings
-    if (reply[0] === "denied") {
-      return new CoordinatorError({ reason: new MissingPermission({ command: reply[1] }) })
-    }
-    if (reply[0] === "mismatch") {
-      return new CoordinatorError({
-        reason: new Incompatible({
-          namespace,
-          protocol: reply[1],
-          partitions: reply[2],
-          expectedProtocol: protocol,
-          expectedPartitions: partitions
-        })
-      })
-    }
-    return failed("session.open", String(reply[1]))
-  }
-
-  // One partition is enough to say it.
-  #adopted(former: number): void {
-    const { hooks, settings: { namespace, partitions } } = this.#office
-    if (this.index !== 0 || former === partitions) return
-    hooks.log(
-      "Warn",
-      `the namespace "${namespace}" had ${former} partitions and has ${partitions} now: what was stored before, such as jobs, ` +
-        "events and values, is not found unless the number is set back"
-    )
-  }
-
-  async #unload(names: ReadonlyArray<string>): Promise<void> {
-    const { hooks, transport } = this.#office
-    try {
-      const gone = await transport.unload(names)
-      if (gone.length > 0) await this.reaper.insist("", [{ verb: "session.unloaded", args: [gone.join(" ")] }])
-      if (gone.length === names.length) return
-      hooks.log(
-        "Debug",
-        `unused function libraries stay in Redis: ${names.filter((name) => !gone.includes(name)).join(" ")}`
-      )
-    } catch (cause) {
-      hooks.log("Debug", `unused function libraries stay known in Redis: ${names.join(" ")}`, cause)
-    }
-  }
-
   #begin(id: string, position: string, sentAt: number, sentAtWall: number): void {
     const { io, transport } = this.#office
     const address = transport.addressOf(this.prefix, id)
@@ -217,6 +151,7 @@ export class Channel implements Beating {
     this.#opening = false
     this.away = false
     this.session = session
+    if (this.#office.first() === this) this.#office.decided(undefined)
     this.#mailbox = new Mailbox(
       session,
       this.tenant,
@@ -238,10 +173,18 @@ export class Channel implements Beating {
     this.#enter("closed")
     for (const request of this.outbox.drain().queued) request.fail(coordinatorError(refusal, request.key), false)
     this.tenant.refused(refusal)
-    if (this.tenant.size === 0) return
+    const isFirst = this.#office.first() === this
+    if (isFirst) this.#office.decided(refusal)
+    const isNeeded = () => isFirst || this.tenant.size > 0
+    if (!isNeeded()) return
     void this.#office.transport.sleep(this.retryPause).then(() => {
-      if (this.session === undefined && this.tenant.size > 0 && !this.#office.isClosed()) this.open()
+      if (this.session === undefined && isNeeded() && !this.#office.isClosed()) this.open()
     })
+  }
+
+  /** The namespace belongs to others: what this coordinator has in this partition is not valid any more. */
+  forgo(): void {
+    if (this.session !== undefined) this.lose(this.session, "rolledBack")
   }
 
   // ---------------------------------------------------------------------------------------------------------------
@@ -449,6 +392,7 @@ export class Channel implements Beating {
 
   #replace(session: Session, reason: LossReason, holds: number): void {
     const { hooks } = this.#office
+    if (reason !== "expired") this.#opener.doubt()
     this.#former.add(session.id, holds > 0 ? this.margin : undefined)
     hooks.metrics.lost(reason, holds)
     hooks.log(
@@ -477,7 +421,7 @@ export class Channel implements Beating {
     else this.lose(session, "closed")
     this.#expiry?.cancel()
     // One that is being opened would outlive this channel.
-    await this.#asking?.catch(ignore)
+    await this.#opener.asked()
     await this.#former.close(session?.id)
   }
 }

@@ -3,6 +3,7 @@
 import type { Io } from "../io.ts"
 import type { Connections } from "../redis/connection.ts"
 import { Channel, type Tenant } from "./channel.ts"
+import type { CoordinatorError } from "./errors.ts"
 import type { Hooks, Settings } from "./hooks.ts"
 import { partitionOf, prefixOf } from "./keys.ts"
 import type { Office } from "./office.ts"
@@ -71,6 +72,8 @@ export class Kernel implements Office {
   readonly #pulses = new Map<number, Pulse>()
   readonly #unsubscribe: () => void
   #state: "open" | "closing" | "closed" = "open"
+  #first: Channel | undefined = undefined
+  #incompatible: CoordinatorError | undefined = undefined
   #sessions = 0
   #ids = 0
 
@@ -108,6 +111,17 @@ export class Kernel implements Office {
     return pulse
   }
 
+  readonly first = (): Channel => this.#first!
+
+  readonly decided = (refusal: CoordinatorError | undefined): void => {
+    this.#incompatible = refusal?.reason._tag === "Incompatible" ? refusal : undefined
+    if (this.#incompatible === undefined) return
+    for (const channel of this.channels()) channel.forgo()
+  }
+
+  readonly refusal = (): CoordinatorError | undefined =>
+    this.isClosing() ? this.first().closedError() : this.#incompatible
+
   readonly isClosing = (): boolean => this.#state !== "open"
 
   readonly isClosed = (): boolean => this.#state === "closed"
@@ -141,6 +155,7 @@ export class Kernel implements Office {
         reader: () => this.readerOf(partition),
         tenant: made
       })
+      this.#first ??= channel
       partition.channels.set(lease, channel)
     }
     return channel

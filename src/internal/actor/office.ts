@@ -1,9 +1,22 @@
 /** What a coordinator's channels share. */
 
 import type { Io } from "../io.ts"
+import type { RedisError } from "../redis/errors.ts"
+import type { CoordinatorError } from "./errors.ts"
 import type { Hooks, Settings } from "./hooks.ts"
 import type { Pulse } from "./pulse.ts"
 import type { Transport } from "./transport.ts"
+
+/** The channel whose session decides whether the coordinator may have others, see lua/sessions.lua. */
+export interface First {
+  /** Whether it has a session, for all that is known here. */
+  readonly isTrusted: () => boolean
+  /**
+   * Opens a session, or has the one there is confirmed by Redis. Rejects with why no session can be had. `late` is called if Redis is
+   * away for longer than a question waits, for this cause.
+   */
+  readonly opened: (late: (cause: RedisError) => void) => Promise<void>
+}
 
 export interface Office {
   readonly settings: Settings
@@ -13,6 +26,11 @@ export interface Office {
   /** About this coordinator, for people: JSON. */
   readonly about: string
   readonly newSession: () => string
+  readonly first: () => First
+  /** It has a session, or can have none, and why. */
+  readonly decided: (refusal: CoordinatorError | undefined) => void
+  /** Why nothing can be asked now, if nothing can: the namespace belongs to others, or the coordinator is closing. */
+  readonly refusal: () => CoordinatorError | undefined
   /** The heartbeat of all channels with that lease. */
   readonly pulseOf: (lease: number) => Pulse
   /** Nothing new is begun any more, and holds are being released. */

@@ -3,7 +3,7 @@
  * command, and one key in it however many read it.
  */
 
-import { CoordinatorClosed, CoordinatorError } from "./errors.ts"
+import type { CoordinatorError } from "./errors.ts"
 import { guard } from "./hooks.ts"
 import type { Office } from "./office.ts"
 import { coordinatorError } from "./transport.ts"
@@ -52,13 +52,11 @@ export class Reads {
   }
 
   async #ask(keys: ReadonlyArray<string>): Promise<ReadonlyArray<string | null>> {
-    const { isClosing, settings: { namespace, requestTimeout }, transport } = this.#office
-    const closed = () =>
-      isClosing() ? new CoordinatorError({ reason: new CoordinatorClosed({ namespace }) }) : undefined
+    const { refusal, settings: { requestTimeout }, transport } = this.#office
     const command = keys.length === 1 ? "GET" : "MGET"
     const reply = await transport.answered(
       keys[0]!,
-      closed,
+      refusal,
       () => transport.commands.send(command, keys, requestTimeout)
     )
     return keys.length === 1 ? [reply as string | null] : reply as ReadonlyArray<string | null>

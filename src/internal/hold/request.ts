@@ -125,7 +125,7 @@ export const question = <V extends Verb>(
     }))
 
 const inspect = async (
-  { key, tenancy: { channel, kernel: { isClosing, transport }, partition } }: Target,
+  { key, tenancy: { kernel: { refusal, transport }, partition } }: Target,
   verb: Verb,
   args: ReadonlyArray<string | number | boolean>,
   anyway: boolean
@@ -133,7 +133,7 @@ const inspect = async (
   const address = transport.addressOf(partition.prefix, "")
   const { replies: [reply] } = await transport.answered(
     key,
-    () => isClosing() ? channel.closedError() : undefined,
+    refusal,
     () => transport.inspect(address, { verb, key, args }, anyway)
   )
   if (reply![0] === "failed") throw failed(verb, String(reply![1]))
