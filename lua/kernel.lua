@@ -23,6 +23,7 @@
 -- Fields of `sessions`:
 --   protocol, partitions    settings of the namespace, see sessions.lua
 --   opened                  how many sessions have been opened
+--   identity                the id of the first of them
 --   token                   the last token given
 --   libraries               the function libraries that coordinators of this namespace have called, and that were not removed since
 --   s<session>              record Session

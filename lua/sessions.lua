@@ -96,19 +96,21 @@ local function retired(ctx, session, library)
   return concat(unused, ' ')
 end
 
--- Whether the partition belongs to other settings. What it has belonged to so far, if to any: the protocol, the number of partitions.
+-- Whether the partition belongs to other settings. What is known of it: the protocol, the number of partitions, how many sessions
+-- have been opened, its identity.
 local function isForeign(ctx, protocol, partitions)
-  local known = call('HMGET', ctx.sessions, 'protocol', 'partitions', 'opened')
+  local known = call('HMGET', ctx.sessions, 'protocol', 'partitions', 'opened', 'identity')
   return known[1] and (known[1] ~= protocol or known[2] ~= partitions), known
 end
 
 -- session.open: opens a session and ends those it replaces; every attempt uses an id of its own. With the name of a library, it
 -- answers which others can be removed. `given` is the largest token that the coordinator has given by itself, or 0. `vacant`: after so
 -- many openings the partition was found vacant, and all others have adopted these settings since; it adopts them too, and answers how
--- many partitions the namespace has had. Otherwise -1.
+-- many partitions the namespace has had. Otherwise -1. Two coordinators that are answered one identity are in one namespace of one
+-- server, however they reach it.
 -- keys: none
 -- args: session string, replaces string, lease number, protocol number, partitions number, about string, library string, given number, vacant number
--- reply: ["opened", position string, retired string, former number] | ["vacant", opened number, partitions number] | ["mismatch", protocol number, partitions number] | ["denied", command string]
+-- reply: ["opened", position string, retired string, former number, identity string] | ["vacant", opened number, partitions number] | ["mismatch", protocol number, partitions number] | ["denied", command string]
 handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, partitions, about, library, given, vacant)
   local command = denied(ctx)
   if command then return reply('denied', command) end
@@ -127,7 +129,8 @@ handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, 
   -- Never empty, so that it keeps its time to live.
   call('SADD', ownedBy(ctx, session), '')
   ctx.known = { [session] = state }
-  call('HSET', ctx.sessions, 'protocol', protocol, 'partitions', partitions, 'opened', text(opened + 1),
+  local identity = known[4] or session
+  call('HSET', ctx.sessions, 'protocol', protocol, 'partitions', partitions, 'opened', text(opened + 1), 'identity', identity,
     's' .. session, packSession(state), 'about' .. session, about)
   call('ZADD', ctx.dues, text(state.deadline), session)
   -- A key without a time to live counts as one that stays for ever, which GT would not change.
@@ -135,8 +138,7 @@ handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, 
   call('PEXPIRE', ctx.dues, A_DAY, 'NX')
   keepSession(ctx, session, lease)
   local former = tonumber(known[2] or partitions)
-  if library == '' then return reply('opened', position, '', former) end
-  return reply('opened', position, retired(ctx, session, library), former)
+  return reply('opened', position, library == '' and '' or retired(ctx, session, library), former, identity)
 end
 
 -- session.settle: has a partition adopt settings unless a session is alive there under others

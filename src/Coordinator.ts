@@ -187,25 +187,17 @@ const settingsOf = (options: Options): Settings => {
   }
 }
 
-// Of the coordinators of this process, how many there are for a namespace of a server.
-const living = new Map<string, number>()
+// Of the coordinators of this process. Not these themselves: simulated processes crash, and are never closed.
+const homes = new Set<Kernel["home"]>()
 
-const counted = (kernel: Kernel): void => {
-  const others = living.get(kernel.identity) ?? 0
-  living.set(kernel.identity, others + 1)
-  if (others === 0) return
-  kernel.hooks.log(
+const counted = ({ home, hooks }: Kernel): void => {
+  homes.add(home)
+  const count = [...homes].filter(({ identity }) => identity === home.identity).length
+  if (count === 1) return
+  hooks.log(
     "Warn",
-    `this process has ${
-      others + 1
-    } coordinators of the namespace: each has sessions of its own, so provide one layer once`
+    `this process has ${count} coordinators of the namespace: each has sessions of its own, so provide one layer once`
   )
-}
-
-const uncounted = ({ identity }: Kernel): void => {
-  const others = living.get(identity)! - 1
-  if (others === 0) living.delete(identity)
-  else living.set(identity, others)
 }
 
 /** What the kernel reports, in the context that the coordinator was made in. */
@@ -266,12 +258,8 @@ export const make: (
     const hooks = yield* hooksOf(settings, changes)
     const about = JSON.stringify({ name: settings.name, host: hostname(), pid: process.pid, since: io.wall() })
     const kernel = yield* Effect.acquireRelease(
-      Effect.sync(() => {
-        const kernel = new Kernel(connections, settings, about, hooks, io)
-        counted(kernel)
-        return kernel
-      }),
-      (kernel) => Effect.andThen(Effect.promise(() => kernel.close()), Effect.sync(() => uncounted(kernel)))
+      Effect.sync(() => new Kernel(connections, settings, about, hooks, io)),
+      (kernel) => Effect.andThen(Effect.promise(() => kernel.close()), Effect.sync(() => homes.delete(kernel.home)))
     )
     const space: Space = { kernel, places: new Places(), wait, maxHold }
     const first = channelAt(space, 0)
@@ -281,6 +269,7 @@ export const make: (
         orElse: () => Effect.fail(new CoordinatorError({ reason: new Redis.Timeout({ command: "FCALL" }) }))
       })
     )
+    counted(kernel)
     const coordinator = serviceOf(kernel, changes)
     register(coordinator, space)
     return coordinator

@@ -295,7 +295,7 @@ const open = (source: Source, io: Io, connectTimeout: number, log: Log) => {
 
 const make = Effect.fnUntraced(function*(resolved: () => Source, timeouts: Timeouts) {
   const source = resolved()
-  const { address, identity, topology } = source
+  const { address, topology } = source
   const connectTimeout = millis(timeouts.connectTimeout, "connectTimeout")
   const commandTimeout = millis(timeouts.commandTimeout, "commandTimeout")
   const io = yield* CurrentIo
@@ -332,7 +332,7 @@ const make = Effect.fnUntraced(function*(resolved: () => Source, timeouts: Timeo
     changes: SubscriptionRef.changes(state),
     client: commands.client
   })
-  const connections = { topology, identity, commands, dedicated, masters, commandTimeout, features: { functions } }
+  const connections = { topology, commands, dedicated, masters, commandTimeout, features: { functions } }
   register(redis, connections)
   const effectRedis = yield* persistence.make(connections, io)
   return Context.make(Redis, redis).pipe(Context.add(PersistenceRedis.Redis, effectRedis))

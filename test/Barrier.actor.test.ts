@@ -398,7 +398,7 @@ const world = async (
       for (const name of [...graves, ...names]) await reap(name)
       assert.sameMembers(await redis.keys(`{${namespace}:*`), [`{${namespace}:00}:sessions`, `{${namespace}:00}:floor`])
       assert.includeMembers(
-        ["opened", "partitions", "protocol", "token", "floor"],
+        ["identity", "opened", "partitions", "protocol", "token", "floor"],
         await redis.hkeys(`{${namespace}:00}:sessions`)
       )
     }

@@ -403,7 +403,9 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
               )
               assert.deepStrictEqual(
                 (await redis.hkeys(`{${namespace}:00}:sessions`)).sort(),
-                token === 0 ? ["opened", "partitions", "protocol"] : ["opened", "partitions", "protocol", "token"]
+                token === 0
+                  ? ["identity", "opened", "partitions", "protocol"]
+                  : ["identity", "opened", "partitions", "protocol", "token"]
               )
             }
           ),

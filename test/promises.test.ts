@@ -1,6 +1,6 @@
 /** What holds, waits and questions promise at their edges: each of these did not hold once. */
 import { assert, describe, it, layer } from "@effect/vitest"
-import { Context, Deferred, Effect, Exit, Fiber, Option, Schema, Scope } from "effect"
+import { Context, Deferred, Effect, Exit, Fiber, Logger, Option, Schema, Scope } from "effect"
 import * as Lockstep from "../src/index.ts"
 import {
   Barrier,
@@ -1218,19 +1218,35 @@ layer(TestServer.layer, live)("the bound of what waits", (it) => {
 })
 
 layer(TestServer.layer, live)("two coordinators of one process", (it) => {
-  it.effect("find each other's holds, so that nesting never deadlocks", () =>
-    several(2, ([one, two]) =>
-      Effect.gen(function*() {
-        const inside = <A, E>(self: Effect.Effect<A, E, Coordinator.Coordinator>) =>
-          Effect.provideContext(Lock.withLock(Effect.provideContext(self, two!), "a"), one!)
-        const error = yield* Effect.flip(inside(Lock.withLock(Effect.void, "a")))
-        assert.strictEqual(error.reason._tag, "AlreadyHeld")
-        assert.strictEqual(yield* inside(Lock.withLock(Effect.succeed("shared"), "a", { reentrant: true })), "shared")
-        const parallel = inside(Effect.forEach([1, 2], () => Effect.flip(Lock.withLock(Effect.void, "a")), {
-          concurrency: 2
-        }))
-        assert.deepStrictEqual((yield* parallel).map(({ reason }) => reason._tag), ["AlreadyHeld", "AlreadyHeld"])
-      })))
+  it.effect("find each other's holds, however they name the server, so that nesting never deadlocks", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const lines: Array<string> = []
+      const logger = Logger.make(({ message }) => void lines.push(String(message)))
+      yield* Effect.gen(function*() {
+        const one = yield* node(server.url, { namespace })
+        const two = yield* node(server.url.replace("127.0.0.1", "localhost"), { namespace })
+        const three = yield* node(`unix://${server.socket}`, { namespace })
+        yield* eventually(Effect.sync(() => lines.some((line) => line.includes("has 3 coordinators of the namespace"))))
+        for (const other of [two, three]) {
+          const inside = <A, E>(self: Effect.Effect<A, E, Coordinator.Coordinator>) =>
+            Effect.provideContext(Lock.withLock(Effect.provideContext(self, other), "a"), one)
+          const error = yield* Effect.flip(inside(Lock.withLock(Effect.void, "a")))
+          assert.strictEqual(error.reason._tag, "AlreadyHeld")
+          assert.strictEqual(yield* inside(Lock.withLock(Effect.succeed("shared"), "a", { reentrant: true })), "shared")
+          const parallel = inside(Effect.forEach([1, 2], () => Effect.flip(Lock.withLock(Effect.void, "a")), {
+            concurrency: 2
+          }))
+          assert.deepStrictEqual((yield* parallel).map(({ reason }) => reason._tag), ["AlreadyHeld", "AlreadyHeld"])
+        }
+        // The same name in another database is another lock.
+        const apart = yield* node(`${server.url}/1`, { namespace })
+        const nested = Effect.provideContext(Lock.withLock(Effect.succeed("entered"), "a"), apart)
+        assert.strictEqual(yield* Effect.provideContext(Lock.withLock(nested, "a"), one), "entered")
+      }).pipe(Effect.scoped, Effect.provide(Logger.layer([logger])))
+      yield* assertEmpty(server, namespace)
+    }))
 
   it.effect("let a detached fiber wait for what its parent holds", () =>
     several(1, ([context]) =>

@@ -10,7 +10,7 @@ const list = (server: Server, ...command: ReadonlyArray<string>) =>
 export const keysOf = (server: Server, namespace: string): Effect.Effect<ReadonlyArray<string>, CommandError> =>
   list(server, "KEYS", `{${namespace}:*`)
 
-const numbers = new Set(["protocol", "partitions", "opened", "token", "libraries"])
+const numbers = new Set(["protocol", "partitions", "opened", "identity", "token", "libraries"])
 
 const isNumber = (field: string) => numbers.has(field)
 

@@ -91,7 +91,7 @@ export class Channel implements Beating, First {
     this.#former = new Former(office, prefix, reaper, tenant.given)
     this.#opener = new Opener({ office, index, prefix, lease, reaper, former: this.#former, given: tenant.given }, {
       isFirst: () => office.first() === this,
-      begin: (id, position, sentAt, sentAtWall) => this.#begin(id, position, sentAt, sentAtWall),
+      begin: (...begun) => this.#begin(...begun),
       refuse: (refusal) => this.#refuse(refusal),
       unreachable: (cause) => this.#unreachable(cause),
       closedError: () => this.closedError()
@@ -144,14 +144,14 @@ export class Channel implements Beating, First {
     return new CoordinatorError({ reason: new CoordinatorClosed({ namespace: this.#office.settings.namespace }) })
   }
 
-  #begin(id: string, position: string, sentAt: number, sentAtWall: number): void {
+  #begin(id: string, position: string, identity: string, sentAt: number, sentAtWall: number): void {
     const { io, transport } = this.#office
     const address = transport.addressOf(this.prefix, id)
     const session = new Session(this.prefix, id, address, position, io, (expired) => this.lose(expired, "expired"))
     this.#opening = false
     this.away = false
     this.session = session
-    if (this.#office.first() === this) this.#office.decided(undefined)
+    if (this.#office.first() === this) this.#office.admitted(identity)
     this.#mailbox = new Mailbox(
       session,
       this.tenant,
@@ -174,7 +174,7 @@ export class Channel implements Beating, First {
     for (const request of this.outbox.drain().queued) request.fail(coordinatorError(refusal, request.key), false)
     this.tenant.refused(refusal)
     const isFirst = this.#office.first() === this
-    if (isFirst) this.#office.decided(refusal)
+    if (isFirst) this.#office.refused(refusal)
     const isNeeded = () => isFirst || this.tenant.size > 0
     if (!isNeeded()) return
     void this.#office.transport.sleep(this.retryPause).then(() => {

@@ -62,8 +62,8 @@ export class Kernel implements Office {
   readonly io: Io
   readonly transport: Transport
   readonly about: string
-  /** The connections' address, to find other coordinators of the same namespace in this process. */
-  readonly identity: string
+  /** Its identity is the same for all coordinators of one namespace of one server, as Redis has told; empty before. */
+  readonly home = { identity: "" }
 
   readonly #partitions: Array<Partition | undefined>
   readonly #node: string
@@ -82,7 +82,6 @@ export class Kernel implements Office {
     this.about = about
     this.hooks = hooks
     this.io = io
-    this.identity = `${connections.identity}/${settings.namespace}`
     this.transport = new Transport(connections, io, settings.requestTimeout)
     this.#partitions = new Array(settings.partitions).fill(undefined)
     this.#node = io.id()
@@ -113,8 +112,13 @@ export class Kernel implements Office {
 
   readonly first = (): Channel => this.#first!
 
-  readonly decided = (refusal: CoordinatorError | undefined): void => {
-    this.#incompatible = refusal?.reason._tag === "Incompatible" ? refusal : undefined
+  readonly admitted = (identity: string): void => {
+    this.home.identity = identity
+    this.#incompatible = undefined
+  }
+
+  readonly refused = (refusal: CoordinatorError): void => {
+    this.#incompatible = refusal.reason._tag === "Incompatible" ? refusal : undefined
     if (this.#incompatible === undefined) return
     for (const channel of this.channels()) channel.forgo()
   }

@@ -27,8 +27,10 @@ export interface Office {
   readonly about: string
   readonly newSession: () => string
   readonly first: () => First
-  /** It has a session, or can have none, and why. */
-  readonly decided: (refusal: CoordinatorError | undefined) => void
+  /** It has a session; what is the same for all coordinators of this namespace of this server. */
+  readonly admitted: (identity: string) => void
+  /** It can have none, and why. */
+  readonly refused: (refusal: CoordinatorError) => void
   /** Why nothing can be asked now, if nothing can: the namespace belongs to others, or the coordinator is closing. */
   readonly refusal: () => CoordinatorError | undefined
   /** The heartbeat of all channels with that lease. */

@@ -33,7 +33,7 @@ export interface Opened {
   /** Whether its sessions decide whether the coordinator may have others. */
   readonly isFirst: () => boolean
   /** There is a session, which was asked for at that time. */
-  readonly begin: (id: string, position: string, sentAt: number, sentAtWall: number) => void
+  readonly begin: (id: string, position: string, identity: string, sentAt: number, sentAtWall: number) => void
   /** No session can be had. */
   readonly refuse: (refusal: CoordinatorError) => void
   /** Redis is away, and is asked again. */
@@ -88,7 +88,7 @@ export class Opener {
           continue
         }
         if (reply[0] !== "opened") return this.#opened.refuse(this.#refusal(reply))
-        this.#opened.begin(id, reply[1], sentAt, sentAtWall)
+        this.#opened.begin(id, reply[1], reply[4], sentAt, sentAtWall)
         former.replaced(replaced)
         if (reply[2] !== "") void this.#unload(reply[2].split(" "))
         this.#adopted(reply[3])

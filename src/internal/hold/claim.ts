@@ -28,8 +28,8 @@ export interface Resource {
   readonly name: string
   /** Its hash. */
   readonly key: string
-  /** Of which server and namespace. */
-  readonly identity: string
+  /** Of which server and namespace, as its coordinator knows them. */
+  readonly home: { readonly identity: string }
   readonly namespace: string
 }
 

@@ -31,8 +31,8 @@ export const under = <R>(context: Context.Context<R>, hold: Hold): Context.Conte
 /** The hold of this place that the fiber runs under, by whatever coordinator of the process. */
 export const findHold = (fiber: Fiber.Fiber<unknown, unknown>, place: Place): Hold | undefined => {
   for (let at = fiber.getRef(Holdings); at !== undefined; at = at.outer) {
-    const { key, identity } = at.hold.claim.place
-    if (key === place.key && at.hold.active && identity === place.identity) return at.hold
+    const { home, key } = at.hold.claim.place
+    if (key === place.key && at.hold.active && home.identity === place.home.identity) return at.hold
   }
   return undefined
 }

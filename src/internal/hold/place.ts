@@ -142,7 +142,7 @@ export const placeIn = (
     kind,
     name,
     key: `${partition.prefix}${kind}:${name}`,
-    identity: space.kernel.identity,
+    home: space.kernel.home,
     namespace: space.kernel.settings.namespace
   }
 }

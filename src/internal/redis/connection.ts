@@ -89,11 +89,6 @@ export interface Connections {
   ) => Connection
   /** The server, or each master of a cluster. */
   readonly masters: () => ReadonlyArray<Pick<Connection, "send">>
-  /**
-   * The same for two layers that reach the same server and database by the same settings: to find two coordinators of
-   * one namespace in a process.
-   */
-  readonly identity: string
   /** The command connection's deadline, in milliseconds. */
   readonly commandTimeout: number
   readonly features: { readonly functions: boolean }

@@ -10,8 +10,6 @@ export interface Source {
   readonly topology: Topology
   /** For messages. */
   readonly address: string
-  /** The same for all that reach the same server and database by the same settings. */
-  readonly identity: string
   readonly clientName: string
   readonly single: IoRedis.RedisOptions
   readonly cluster?: {
@@ -83,17 +81,6 @@ interface Place {
 
 const named = (places: ReadonlyArray<Place>): string => places.map(({ host, port }) => `${host}:${port}`).join(",")
 
-// The order in which nodes are listed decides nothing.
-const sorted = (places: ReadonlyArray<Place>): string =>
-  places.map((place) => named([place]).toLowerCase()).sort().join(",")
-
-const serverIdentity = (place: string, db: number): string => `server ${place} ${db}`
-
-const sentinelIdentity = (name: string, places: ReadonlyArray<Place>, db: number): string =>
-  `sentinel ${name} ${sorted(places)} ${db}`
-
-const clusterIdentity = (places: ReadonlyArray<Place>): string => `cluster ${sorted(places)}`
-
 const definedOnly = <A extends object>(options: A): A => {
   for (const key of Object.keys(options)) if (options[key as keyof A] === undefined) delete options[key as keyof A]
   return options
@@ -134,7 +121,6 @@ export const resolve = (options: Options): Source => {
       topology: "cluster",
       clientName,
       address: named(list(cluster, 6379)),
-      identity: clusterIdentity(list(cluster, 6379)),
       single: {},
       cluster: {
         nodes: list(cluster, 6379),
@@ -152,7 +138,6 @@ export const resolve = (options: Options): Source => {
       topology: "sentinel",
       clientName,
       address: `${options.name} of ${named(list(sentinels, 26379))}`,
-      identity: sentinelIdentity(options.name!, list(sentinels, 26379), db),
       single: {
         ...common,
         db,
@@ -177,14 +162,12 @@ export const resolve = (options: Options): Source => {
       topology: "standalone",
       clientName,
       address: `${host}:${port}`,
-      identity: serverIdentity(sorted([{ host, port }]), db),
       single: { ...common, host, port, db }
     }
     : {
       topology: "standalone",
       clientName,
       address: path,
-      identity: serverIdentity(path, db),
       single: { ...common, path, db }
     }
 }
@@ -213,7 +196,6 @@ export const resolveClient = (client: IoRedis.Redis | IoRedis.Cluster): Source =
       topology: "cluster",
       clientName: options.redisOptions?.connectionName ?? "lockstep",
       address: named(nodes),
-      identity: clusterIdentity(nodes),
       single: {},
       cluster: { nodes: [], base: {}, from }
     }
@@ -235,9 +217,6 @@ export const resolveClient = (client: IoRedis.Redis | IoRedis.Cluster): Source =
     topology: sentinel ? "sentinel" : "standalone",
     clientName: options.connectionName ?? "lockstep",
     address: sentinel ? `${options.name} of ${named(places)}` : place,
-    identity: sentinel
-      ? sentinelIdentity(options.name ?? "", places, options.db ?? 0)
-      : serverIdentity(options.path ?? place.toLowerCase(), options.db ?? 0),
     single: options
   }
 }

@@ -148,7 +148,6 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
       commands,
       dedicated: (_, role = "reader") => this.#connect(role),
       masters: () => [commands],
-      identity: this.name,
       commandTimeout: 5000,
       features: { functions: true }
     }
