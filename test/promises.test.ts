@@ -101,6 +101,40 @@ layer(TestServer.layer, live)("trust", (it) => {
       }))
       yield* assertEmpty(server, namespace)
     }))
+
+  it.effect("ends what waits for a promise as soon as a machine goes on that was suspended", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      let ahead = 0
+      const io = { ...liveIo, wall: () => liveIo.wall() + ahead }
+      yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* Effect.provideService(node(server.url, { namespace }), CurrentIo, io)
+        yield* onNode(context)(Lock.withLock(Effect.void, "a"))
+        // The session has had nothing to hold for a while.
+        yield* realSleep("1 second")
+        const inside = yield* Deferred.make<void>()
+        const aborted = yield* Deferred.make<void>()
+        const body = Effect.promise((signal) =>
+          new Promise<void>((resolve) => {
+            Deferred.doneUnsafe(inside, Exit.void)
+            signal.addEventListener("abort", () => {
+              Deferred.doneUnsafe(aborted, Exit.void)
+              resolve()
+            })
+          })
+        )
+        const holder = yield* Effect.forkChild(onNode(context)(Effect.flip(Lock.withLock(body, "a"))))
+        yield* Deferred.await(inside)
+        yield* realSleep("1 second")
+        ahead = 60_000
+        // The next heartbeat may be five seconds away.
+        yield* within(Deferred.await(aborted), 500, "the interruption")
+        const { reason } = yield* Fiber.join(holder)
+        assert.isTrue(reason._tag === "LeaseLost" && reason.reason === "expired", reason.message)
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
 })
 
 layer(TestServer.layer, live)("closing", (it) => {

@@ -737,7 +737,7 @@ export const bugs: { readonly [name: string]: Bug } = {
         "this.#io.now() < this.#until && this.#io.wall() < this.#wallUntil",
         "this.#io.now() < this.#until + 60_000"
       ],
-      ["internal/actor/channel.ts", "Math.max(1, session.remaining)", "60_000"]
+      ["internal/actor/vigil.ts", "Math.max(1, rest)", "60_000"]
     ]
   },
   // One release in fifty is never sent.

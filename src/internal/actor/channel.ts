@@ -18,6 +18,7 @@ import type { Reader } from "./reader.ts"
 import type { Reaper } from "./reaper.ts"
 import { type LossReason, type Phase, Session } from "./session.ts"
 import { type Answer, coordinatorError, type Renewed } from "./transport.ts"
+import type { Guarded } from "./vigil.ts"
 
 /** The holds, waits and memberships of a channel's sessions. */
 export interface Tenant extends Audience {
@@ -53,7 +54,7 @@ export interface ChannelOptions {
 // In milliseconds. Where a permission was missing, an operator waits for the effect of granting it.
 const longestPause = 5000
 
-export class Channel implements Beating, First {
+export class Channel implements Beating, First, Guarded {
   readonly index: number
   readonly prefix: string
   readonly lease: number
@@ -76,7 +77,6 @@ export class Channel implements Beating, First {
   // Why Redis is out of reach, while that is looked at.
   #cause: RedisError | undefined = undefined
   #expiry: Timer | undefined = undefined
-  #trust: Timer | undefined = undefined
 
   constructor({ index, lease, margin, office, prefix, reader, reaper, tenant }: ChannelOptions) {
     const { hooks, io, settings, transport } = office
@@ -127,6 +127,10 @@ export class Channel implements Beating, First {
     return this.session !== undefined && !this.session.expireIfDue()
   }
 
+  isUsed(): boolean {
+    return this.tenant.size > 0 || this.tenant.isListening()
+  }
+
   open(): void {
     if (this.#opening || this.session !== undefined) return
     if (this.#office.isClosed()) return this.#refuse(this.closedError())
@@ -160,6 +164,7 @@ export class Channel implements Beating, First {
       () => this.lose(session, "rolledBack")
     )
     this.#renewed(session, sentAt, sentAtWall)
+    this.#office.vigil.include(this)
     this.#office.pulseOf(this.lease).include(this)
     this.outbox.request(this.#renewal(session))
     this.#enter("open")
@@ -213,15 +218,7 @@ export class Channel implements Beating, First {
     session.renewed(sentAt, sentAtWall, this.lease - this.margin)
     this.away = false
     if (this.phase === "suspended") this.#enter("open")
-    if (this.#trust === undefined) this.#watch(session)
-  }
-
-  // One timer that is set again when it fires: a renewal must not cost a timer.
-  #watch(session: Session): void {
-    this.#trust = this.#office.io.after(Math.max(1, session.remaining), () => {
-      this.#trust = undefined
-      if (session.lost === undefined && !session.expireIfDue()) this.#watch(session)
-    })
+    this.#office.vigil.hasten()
   }
 
   /** A heartbeat. Answers the session if it has nothing else to ask: it is renewed with others, see `renewed`. */
@@ -356,8 +353,7 @@ export class Channel implements Beating, First {
     if (session.lost !== undefined) return
     session.lost = reason
     this.session = undefined
-    this.#trust?.cancel()
-    this.#trust = undefined
+    this.#office.vigil.exclude(this)
     this.#office.pulseOf(this.lease).exclude(this)
     const mailbox = this.#mailbox
     this.#mailbox = undefined

@@ -12,6 +12,7 @@ import { Reader } from "./reader.ts"
 import { Reads } from "./reads.ts"
 import { Reaper } from "./reaper.ts"
 import { Transport } from "./transport.ts"
+import { Vigil } from "./vigil.ts"
 
 /** A part of the namespace, and the unit of atomicity: one actor in Redis. */
 export class Partition {
@@ -62,6 +63,7 @@ export class Kernel implements Office {
   readonly io: Io
   readonly transport: Transport
   readonly about: string
+  readonly vigil: Vigil
   /** Its identity is the same for all coordinators of one namespace of one server, as Redis has told; empty before. */
   readonly home = { identity: "" }
 
@@ -82,6 +84,7 @@ export class Kernel implements Office {
     this.about = about
     this.hooks = hooks
     this.io = io
+    this.vigil = new Vigil(io)
     this.transport = new Transport(connections, io, settings.requestTimeout)
     this.#partitions = new Array(settings.partitions).fill(undefined)
     this.#node = io.id()

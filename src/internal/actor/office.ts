@@ -6,6 +6,7 @@ import type { CoordinatorError } from "./errors.ts"
 import type { Hooks, Settings } from "./hooks.ts"
 import type { Pulse } from "./pulse.ts"
 import type { Transport } from "./transport.ts"
+import type { Vigil } from "./vigil.ts"
 
 /** The channel whose session decides whether the coordinator may have others, see lua/sessions.lua. */
 export interface First {
@@ -35,6 +36,8 @@ export interface Office {
   readonly refusal: () => CoordinatorError | undefined
   /** The heartbeat of all channels with that lease. */
   readonly pulseOf: (lease: number) => Pulse
+  /** Gives up the sessions of all channels. */
+  readonly vigil: Vigil
   /** Nothing new is begun any more, and holds are being released. */
   readonly isClosing: () => boolean
   readonly isClosed: () => boolean
