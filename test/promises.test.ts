@@ -1,6 +1,6 @@
 /** What holds, waits and questions promise at their edges: each of these did not hold once. */
 import { assert, describe, it, layer } from "@effect/vitest"
-import { Context, Deferred, Effect, Exit, Fiber, Logger, Option, Schema, Scope } from "effect"
+import { Context, Deferred, Effect, Exit, Fiber, Layer, Logger, Option, Schema, Scope } from "effect"
 import * as Lockstep from "../src/index.ts"
 import {
   Barrier,
@@ -16,6 +16,7 @@ import {
   Lock,
   Queue,
   ReadWriteLock,
+  Redis,
   Rendezvous,
   Semaphore,
   SharedRef,
@@ -238,6 +239,29 @@ layer(TestServer.layer, live)("closing", (it) => {
       yield* server.pause
       // The margin, the request timeout, and a little.
       yield* within(close, 2800, "closing").pipe(Effect.ensuring(Effect.orDie(server.resume)))
+    }).pipe(Effect.scoped))
+
+  it.effect("ends in time though Redis hangs, however many holds are nested", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone()
+      const inside = yield* Deferred.make<void>()
+      // In partitions of their own, and in sessions of two lengths.
+      const program = Effect.andThen(Deferred.succeed(inside, undefined), Effect.never).pipe(
+        Lock.withLock("a"),
+        Lock.withLock("b"),
+        Lock.withLock("c", { lease: "20 seconds" }),
+        Lock.withLock("d"),
+        Effect.provide(
+          Coordinator.layer({ namespace: freshNamespace(), margin: "1 second", requestTimeout: "1 second" }).pipe(
+            Layer.provide(Redis.layer({ url: server.url }))
+          )
+        )
+      )
+      const fiber = yield* Effect.forkDetach(program)
+      yield* Deferred.await(inside)
+      yield* server.pause
+      // The margin, the request timeout, and a little: the first release waits for that, and all the rest has the margin.
+      yield* within(Fiber.interrupt(fiber), 2800, "closing").pipe(Effect.ensuring(Effect.orDie(server.resume)))
     }).pipe(Effect.scoped))
 
   it.effect("ends in time though Redis hangs in the middle of it", () =>

@@ -61,9 +61,8 @@ export class Channel implements Beating, First, Guarded {
   readonly margin: number
   session: Session | undefined = undefined
   phase: Phase = "closed"
-  /** How often Redis was out of reach, and whether it is now. */
+  /** How often Redis was out of reach. */
   outages = 0
-  away = false
 
   readonly outbox: Outbox
   readonly tenant: Tenant
@@ -153,7 +152,6 @@ export class Channel implements Beating, First, Guarded {
     const address = transport.addressOf(this.prefix, id)
     const session = new Session(this.prefix, id, address, position, io, (expired) => this.lose(expired, "expired"))
     this.#opening = false
-    this.away = false
     this.session = session
     if (this.#office.first() === this) this.#office.admitted(identity)
     this.#mailbox = new Mailbox(
@@ -175,6 +173,7 @@ export class Channel implements Beating, First, Guarded {
   // No session can be opened: requests and claims that need one fail, and the next request tries again.
   #refuse(refusal: CoordinatorError): void {
     this.#opening = false
+    this.#reached()
     this.#enter("closed")
     for (const request of this.outbox.drain().queued) request.fail(coordinatorError(refusal, request.key), false)
     this.tenant.refused(refusal)
@@ -216,7 +215,7 @@ export class Channel implements Beating, First, Guarded {
 
   #renewed(session: Session, sentAt: number, sentAtWall: number): void {
     session.renewed(sentAt, sentAtWall, this.lease - this.margin)
-    this.away = false
+    this.#reached()
     if (this.phase === "suspended") this.#enter("open")
     this.#office.vigil.hasten()
   }
@@ -288,10 +287,10 @@ export class Channel implements Beating, First, Guarded {
     if (posted > session.read) this.listen()
   }
 
-  /** When all that was asked before has been answered. */
+  /** When all that was asked before has been answered, or cannot be for now. */
   settled(): Promise<void> {
     const { session } = this
-    if (session === undefined || this.outbox.isIdle) return Promise.resolve()
+    if (session === undefined || this.outbox.isIdle || this.isLongAway()) return Promise.resolve()
     return new Promise((resolve) => {
       const settle = () => resolve()
       this.outbox.request({ ...this.#renewal(session, settle), moot: settle, fail: settle })
@@ -318,9 +317,32 @@ export class Channel implements Beating, First, Guarded {
   #unreachable(cause: RedisError): void {
     const watched = this.#cause !== undefined
     this.#cause = cause
-    if (!this.away) this.outages++
-    this.away = true
+    if (!this.away) {
+      const { away, io, transport } = this.#office
+      const silent = cause.reason._tag === "Timeout" ? transport.renewalTimeout(this.lease) : 0
+      away.set(this, io.now() - silent)
+      this.outages++
+    }
     if (!watched) this.#expire()
+  }
+
+  #reached(): void {
+    const { away } = this.#office
+    if (away.size > 0) away.delete(this)
+  }
+
+  get away(): boolean {
+    return this.#office.away.has(this)
+  }
+
+  /** Whether Redis has been away for longer than a request waits: nothing more has to wait for it. */
+  isLongAway(): boolean {
+    const { away, io, settings: { requestTimeout }, transport } = this.#office
+    if (away.size === 0) return false
+    const before = io.now() - requestTimeout
+    // On a cluster, other channels may reach other nodes.
+    const since = transport.connections.topology === "cluster" ? [away.get(this)] : [...away.values()]
+    return since.some((at) => at !== undefined && at <= before)
   }
 
   // While Redis is away, questions that have waited for long enough are told.

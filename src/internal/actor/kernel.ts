@@ -64,6 +64,7 @@ export class Kernel implements Office {
   readonly transport: Transport
   readonly about: string
   readonly vigil: Vigil
+  readonly away = new Map<object, number>()
   /** Its identity is the same for all coordinators of one namespace of one server, as Redis has told; empty before. */
   readonly home = { identity: "" }
 
@@ -183,15 +184,19 @@ export class Kernel implements Office {
 
   /**
    * Releases everything: first what protected programs hold, when they have ended or the margin has passed, and then the
-   * sessions. Bounded by the margin and the request timeout: what cannot be released in time expires with its lease.
+   * sessions. Bounded by the margin and the request timeout: what cannot be released in time expires with its lease. If releases have
+   * waited for Redis already, by the margin.
    */
   async close(): Promise<void> {
     if (this.#state !== "open") return
     this.#state = "closing"
     const { margin, requestTimeout } = this.settings
     const { log } = this.hooks
+    const channels = [...this.channels()]
+    const isHanging = channels.some((channel) => channel.isLongAway())
+    const until = this.io.now() + margin
     const ending = [...this.#tenants].map((tenant) => tenant.close())
-    const calming = [...this.channels()].map((channel) => channel.calm())
+    const calming = channels.map((channel) => channel.calm())
     await this.#within(margin, Promise.all([...ending, ...calming]))
     this.#state = "closed"
     const ended = Promise.allSettled([...this.channels()].map((channel) => channel.close())).then((results) => {
@@ -200,10 +205,11 @@ export class Kernel implements Office {
       }
     })
     // Redis has not answered releases either, so the sessions may have to expire.
-    const isAway = () => [...this.channels()].some((channel) => channel.away)
+    const isAway = () => this.away.size > 0
     const reapers = this.#partitions.flatMap((partition) => partition === undefined ? [] : [partition.reaper])
     const finished = ended.then(() => isAway() ? [] : Promise.all(reapers.map((reaper) => reaper.finish())))
-    await this.#within(isAway() ? Math.min(margin, requestTimeout) : requestTimeout, finished)
+    const rest = isHanging ? Math.max(0, until - this.io.now()) : requestTimeout
+    await this.#within(isAway() ? Math.min(margin, rest) : rest, finished)
     for (const reaper of reapers) reaper.close()
     this.#unsubscribe()
     this.transport.close()

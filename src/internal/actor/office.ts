@@ -38,6 +38,8 @@ export interface Office {
   readonly pulseOf: (lease: number) => Pulse
   /** Gives up the sessions of all channels. */
   readonly vigil: Vigil
+  /** The channels for which Redis is out of reach, and since when. */
+  readonly away: Map<object, number>
   /** Nothing new is begun any more, and holds are being released. */
   readonly isClosing: () => boolean
   readonly isClosed: () => boolean

@@ -21,7 +21,10 @@ export class Releases {
   begin(entry: Entry, session: Session, done: () => void): void {
     const releasing = new Releasing(this, entry, session, done)
     entry.releasing = releasing
-    this.#channel().outbox.request(releasing)
+    const channel = this.#channel()
+    channel.outbox.request(releasing)
+    // The next release would wait for as long again: a program that holds several would end the later, the more these are.
+    if (channel.isLongAway()) releasing.settle()
   }
 
   /** A release could not be answered. */
