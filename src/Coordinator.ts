@@ -10,8 +10,8 @@
  * - When a session cannot be renewed in time, or Redis turns out to have forgotten it, it is *lost*: every hold fails
  *   with `LeaseLost`, the programs under them are interrupted, and a new session starts by itself. Waiters enter their
  *   queues again in the new session.
- * - Closing the scope interrupts the programs under holds and releases every hold when its programs have ended, at the
- *   latest after `margin`. It takes at most `margin` and `requestTimeout`, also when Redis hangs.
+ * - Closing the scope interrupts the programs under holds and releases every hold when its programs have ended, or its scope is
+ *   closed, at the latest after `margin`. It takes at most `margin` and `requestTimeout`, also when Redis hangs.
  * - After a crash, holds come back when the lease has run out.
  *
  * **Gotchas**

@@ -1007,7 +1007,8 @@ const model = Effect.fnUntraced(function*(
   }>
 ) {
   const namespace = freshNamespace()
-  const options = { namespace, partitions: 1, lease: "5 seconds" } as const
+  // A coordinator that is closed before the scopes of its registrations waits for them.
+  const options = { namespace, partitions: 1, lease: "5 seconds", margin: "20 millis" } as const
   const open = Effect.gen(function*() {
     const scope = yield* Scope.make()
     yield* Effect.addFinalizer(() => Scope.close(scope, Exit.void))

@@ -39,7 +39,7 @@ import { assertUnanswered, behindLine } from "./support/behindLine.ts"
 import { departed } from "./support/departed.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, holding, type Node, node, onNode, TestServer } from "./support/live.ts"
-import { waits, within } from "./support/requests.ts"
+import { fields, waits, within } from "./support/requests.ts"
 import { type Server, standalone } from "./support/servers.ts"
 import { forget } from "./support/sessions.ts"
 import { on, sessionsExpired, several } from "./support/several.ts"
@@ -167,6 +167,54 @@ layer(TestServer.layer, live)("closing", (it) => {
       yield* assertEmpty(server, namespace)
     }))
 
+  type Cleaning = (clean: Effect.Effect<void>) => Effect.Effect<void, unknown, Coordinator.Coordinator>
+  const inScope: Cleaning = (clean) =>
+    Effect.scoped(Effect.gen(function*() {
+      const lease = yield* Lock.acquire("a")
+      yield* Effect.exit(lease.lost)
+      yield* clean
+    }))
+  const inNoScope: Cleaning = (clean) =>
+    Effect.scoped(Effect.gen(function*() {
+      const semaphore = yield* Semaphore.make({ name: "a", permits: 1 })
+      const lease = yield* semaphore.take(1)
+      yield* Effect.exit(lease.lost)
+      yield* clean
+      yield* semaphore.release(lease)
+    }))
+  for (const [form, program] of [["a scope", inScope], ["no scope", inNoScope]] as const) {
+    it.effect(`leaves a program its time that holds something in ${form}, and hears of the end`, () =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const namespace = freshNamespace()
+        const options = { namespace, partitions: 1, lease: "9 seconds", margin: "3 seconds" } as const
+        const { close, context } = yield* closable(server, options)
+        yield* Effect.scoped(Effect.gen(function*() {
+          const other = yield* node(server.url, options)
+          const order: Array<string> = []
+          const clean = Effect.andThen(realSleep("500 millis"), Effect.sync(() => void order.push("cleaned up")))
+          const holder = yield* Effect.forkDetach(onNode(context)(program(clean)))
+          const key = form === "a scope" ? "lock:a" : "semaphore:a"
+          yield* eventually(Effect.map(fields(server, namespace, key, "h"), (holds) => holds === 1))
+          const waiter = yield* Effect.forkDetach(
+            onNode(other)(Effect.scoped(Effect.gen(function*() {
+              const entered = Effect.sync(() => order.push("entered"))
+              if (form === "a scope") return yield* Lock.withLock(entered, "a")
+              const semaphore = yield* Semaphore.attach({ name: "a" })
+              return yield* semaphore.withPermit(entered)
+            })))
+          )
+          yield* waits(server, namespace, key, 1)
+          const { millis } = yield* within(close, 2000, "closing")
+          assert.isAbove(millis, 450)
+          yield* Fiber.join(holder)
+          yield* Fiber.join(waiter)
+          assert.deepStrictEqual(order, ["cleaned up", "entered"])
+        }))
+        yield* assertEmpty(server, namespace)
+      }))
+  }
+
   it.effect("leaves finalizers their time also if the session was lost right before", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
@@ -203,23 +251,25 @@ layer(TestServer.layer, live)("closing", (it) => {
       yield* assertEmpty(server, namespace)
     }))
 
-  it.effect("waits for finalizers no longer than the margin", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const namespace = freshNamespace()
-      const { close, context } = yield* closable(server, { namespace, margin: "500 millis" })
-      const inside = yield* Deferred.make<void>()
-      const release = yield* Deferred.make<void>()
-      const body = Effect.andThen(Deferred.succeed(inside, undefined), Effect.never).pipe(
-        Effect.onInterrupt(() => Deferred.await(release))
-      )
-      yield* Effect.forkDetach(onNode(context)(Effect.exit(Lock.withLock(body, "a"))))
-      yield* Deferred.await(inside)
-      const { millis } = yield* within(close, 2000, "closing")
-      assert.isAbove(millis, 450)
-      yield* assertEmpty(server, namespace)
-      yield* Deferred.succeed(release, undefined)
-    }))
+  for (const lease of ["15 seconds", "1 minute"] as const) {
+    it.effect(`waits for finalizers no longer than the coordinator's margin, under a lease of ${lease}`, () =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const namespace = freshNamespace()
+        const { close, context } = yield* closable(server, { namespace, margin: "500 millis" })
+        const inside = yield* Deferred.make<void>()
+        const release = yield* Deferred.make<void>()
+        const body = Effect.andThen(Deferred.succeed(inside, undefined), Effect.never).pipe(
+          Effect.onInterrupt(() => Deferred.await(release))
+        )
+        yield* Effect.forkDetach(onNode(context)(Effect.exit(Lock.withLock(body, "a", { lease }))))
+        yield* Deferred.await(inside)
+        const { millis } = yield* within(close, 2000, "closing")
+        assert.isAbove(millis, 450)
+        yield* assertEmpty(server, namespace)
+        yield* Deferred.succeed(release, undefined)
+      }))
+  }
 
   it.effect("ends in time though Redis hangs", () =>
     Effect.gen(function*() {

@@ -61,6 +61,7 @@ export class Hold extends Entry implements Lease {
   readonly member: Membership | undefined
   #observers: Array<() => void> | undefined = undefined
   #calm: Array<() => void> | undefined = undefined
+  #ended: Array<() => void> | undefined = undefined
 
   constructor(id: string, claim: Claim, keeper: Keeper, member: Membership | undefined, weight: number) {
     super(id, claim, keeper)
@@ -150,5 +151,18 @@ export class Hold extends Entry implements Lease {
   calm(): Promise<void> {
     if (this.protecting === 0) return Promise.resolve()
     return new Promise((resolve) => (this.#calm ??= []).push(resolve))
+  }
+
+  /** Its last user has released it. */
+  end(): void {
+    const waiting = this.#ended
+    this.#ended = undefined
+    if (waiting !== undefined) { for (const f of waiting) f() }
+  }
+
+  /** When its last user has released it. */
+  ended(): Promise<void> {
+    if (this.state === "done") return Promise.resolve()
+    return new Promise((resolve) => (this.#ended ??= []).push(resolve))
   }
 }

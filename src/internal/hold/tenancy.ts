@@ -322,6 +322,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     }
     this.#claims.become(entry, "done")
     if (entry instanceof Membership) this.#dismiss(entry)
+    else if (entry instanceof Hold) entry.end()
     // One that is idle in a session was asked for in it, and failed: Redis may know it.
     if (state === "done" || session === undefined || session.lost !== undefined) return done()
     if (state === "asked" && entry.request !== undefined) {
@@ -383,6 +384,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     // What was lost with its session is not counted any more.
     if (hold.session?.lost === undefined) this.#released(hold)
     this.#claims.become(hold, "done")
+    hold.end()
   }
 
   // ---------------------------------------------------------------------------------------------------------------
@@ -490,7 +492,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     guard(this.kernel.hooks.log, `the loss of ${nameOf(entry)}`, callback)
   }
 
-  /** Interrupts what runs under holds, and releases them when that has ended; everything else is given up at once. */
+  /** Ends holds, and waits until their users have released them; everything else is given up at once. */
   readonly close = async (): Promise<void> => {
     this.kept.surrenderAll()
     const entries = this.#claims.values()
@@ -510,12 +512,8 @@ export class Tenancy implements Tenant, Keeper, Asker {
     // A request that ends a hold says more than its loss.
     for (const hold of held) if (!hold.concluding) hold.lose("closed")
     watchOverruns(this.kernel, this.channel.margin, held)
-    await Promise.all(held.map(async (hold) => {
-      await hold.calm()
-      // A request that ends it says more than a release.
-      if (!hold.concluding) await new Promise<void>((resolve) => this.release(hold, resolve))
-    }))
-    // Releases in the background.
+    // A program that hears of the end cleans up first, also one that only has a scope.
+    await Promise.all(held.map((hold) => hold.ended()))
     await this.channel.settled()
   }
 
