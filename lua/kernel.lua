@@ -36,7 +36,8 @@
 -- live session would look dead. The only keys that are undeclared there are the mailboxes of other sessions: a lost event is
 -- only a delay, because events are numbered and coordinators resync. `due` only says where to look; `sessions` has the word.
 --
--- Every key expires a day after the last session that needs it has done anything, except `floor`.
+-- Every key expires a day after the last session that needs it has done anything, except `floor` and what users store; `due` also
+-- outlives its last alarm by a day.
 --
 -- A handler gets the context, its first key and its arguments, and returns what `reply` makes. The keys of its other roles
 -- are in the context, by role. Calls of Redis and the formatting of numbers are what a call costs, so there are as few of
@@ -405,6 +406,8 @@ end
 local function alarm(ctx, key, millis)
   call('ZADD', ctx.dues, 'LT', text(ctx.now + millis), '@' .. sub(key, #ctx.prefix + 1))
   call('PEXPIRE', ctx.dues, A_DAY, 'NX')
+  -- No session may be alive by then.
+  if millis > ABANDONED / 2 then call('PEXPIRE', ctx.dues, text(millis + ABANDONED), 'GT') end
   expect(ctx)
 end
 

@@ -1461,6 +1461,44 @@ layer(TestServer.layer, live)("keys", (it) => {
         })))
       })))
 
+  it.effect("of what users store stay as long as that says, and its alarms for as long", () =>
+    Effect.gen(function*() {
+      class Stored extends Queue.Service<Stored>()("l", { payload: Schema.String }) {}
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const [day, schema] = [86_400_000, Schema.String]
+      yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* node(server.url, { namespace, partitions: 1 })
+        yield* onNode(context)(Effect.scoped(
+          Effect.gen(function*() {
+            const queue = yield* Stored
+            yield* queue.offer("later", { delay: "30 days" })
+            const flow = yield* Flow.make("n", { queues: [Stored] }, (graph) => graph.job(Stored, "in a flow"))
+            yield* flow.start()
+            yield* Effect.flatMap(Topic.make({ name: "m", schema }), (topic) => topic.publish("a"))
+            yield* Effect.flatMap(SharedRef.make({ name: "o", schema, initial: "" }), (ref) => ref.set("a"))
+            const kept = yield* SharedRef.make({ name: "q", schema, initial: "", timeToLive: "9 days" })
+            yield* kept.set("a")
+            yield* Effect.flatMap(Counter.make({ name: "p" }), (counter) => counter.add(1))
+          }).pipe(Effect.provide(Stored.layer))
+        ))
+        const left = new Map<string, number>()
+        for (const key of (yield* server.cli("KEYS", `{${namespace}:*`)).split("\n")) {
+          left.set(key.slice(key.indexOf("}") + 2), Number(yield* server.cli("PTTL", key)))
+        }
+        for (const [key, millis] of left) {
+          const isStored = /^(queue|flow|sharedRef-value:o|counter-value|floor)/.test(key)
+          // Numbers of an interval of ten minutes, and of the one before.
+          if (/-(odd|even):/.test(key)) assert.isAbove(millis, 0, key)
+          else if (isStored) assert.strictEqual(millis, -1, key)
+          else assert.isAbove(millis, 80_000_000, key)
+        }
+        assert.isAtLeast(left.size, 14)
+        assert.closeTo(left.get("sharedRef-value:q")!, 9 * day, 60_000)
+        assert.isAbove(left.get("due")!, 30 * day)
+      }))
+    }))
+
   it.effect("of a session have it before its first heartbeat", () =>
     Effect.gen(function*() {
       const redis = yield* client(yield* TestServer)
