@@ -54,6 +54,7 @@ import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
 import { type Place, placeOf } from "./internal/hold/place.ts"
 import { withAllHolds, withHold, withinHold } from "./internal/hold/protect.ts"
 import { spanned } from "./internal/hold/span.ts"
+import * as permits from "./internal/permits.ts"
 import type { Lease } from "./Lease.ts"
 
 /**
@@ -144,8 +145,8 @@ const fail = (reason: LockError["reason"]): LockError => new LockError({ reason 
 const busy = () => Effect.succeed(undefined)
 
 const taking = (place: Place, wait: boolean, options: Options | undefined): acquiring.Acquire<LockError> => {
-  const taken = acquiring.locking(
-    acquiring.taking(place, 1, 1, wait, { options, fail, refuse: busy }),
+  const taken = permits.locking(
+    permits.taking(place, 1, 1, wait, { options, fail, refuse: busy }),
     options?.cached === true
   )
   return wait ? taken : { ...taken, patience }

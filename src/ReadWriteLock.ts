@@ -44,6 +44,7 @@ import { type Place, placeOf } from "./internal/hold/place.ts"
 import { withHold, withinHold } from "./internal/hold/protect.ts"
 import { fresh, request, targetOf } from "./internal/hold/request.ts"
 import { spanned } from "./internal/hold/span.ts"
+import * as permits from "./internal/permits.ts"
 import type { Lease } from "./Lease.ts"
 
 /**
@@ -172,7 +173,7 @@ const taking = (
   wait: boolean,
   options: Options | undefined
 ): acquiring.Acquire<ReadWriteLockError> =>
-  acquiring.taking(place, mode === "read" ? 1 : everything, everything, wait, { options, fail, refuse: busy })
+  permits.taking(place, mode === "read" ? 1 : everything, everything, wait, { options, fail, refuse: busy })
 
 /** Makes a hold lighter or heavier. Heavier fails with "conflict" unless it is possible at once. */
 const reweigh = (
@@ -479,7 +480,7 @@ const inspecting = <A extends { readonly weight: number }>(
  * @since 0.1.0
  */
 export const holders = (key: string): Effect.Effect<ReadonlyArray<Holder>, ReadWriteLockError, Coordinator> =>
-  inspecting(key, holdersOf)
+  inspecting(key, (place) => holdersOf(place, "semaphore.holders"))
 
 /**
  * The processes that wait to read or to write now, the next one first; up to 1,000.
@@ -488,4 +489,4 @@ export const holders = (key: string): Effect.Effect<ReadonlyArray<Holder>, ReadW
  * @since 0.1.0
  */
 export const waiting = (key: string): Effect.Effect<ReadonlyArray<Waiter>, ReadWriteLockError, Coordinator> =>
-  inspecting(key, waitersOf)
+  inspecting(key, (place) => waitersOf(place, "semaphore.waiters"))

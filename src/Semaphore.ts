@@ -57,6 +57,7 @@ import { withHold } from "./internal/hold/protect.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { spanned } from "./internal/hold/span.ts"
+import { taking } from "./internal/permits.ts"
 import type { Lease } from "./Lease.ts"
 
 /**
@@ -238,7 +239,7 @@ class SemaphoreImpl implements Semaphore {
   #taking(permits: number, wait: boolean, options: TakeOptions | undefined): acquiring.Acquire<SemaphoreError> {
     checkPermits(permits, this.#known.most)
     const about = aboutOf(this.#place)
-    return acquiring.taking(this.#place, permits, 0, wait, {
+    return taking(this.#place, permits, 0, wait, {
       options,
       fail,
       refuse: (refusal) => {
@@ -333,11 +334,11 @@ class SemaphoreImpl implements Semaphore {
   }
 
   get holders(): Effect.Effect<ReadonlyArray<Holder>, SemaphoreError> {
-    return Effect.mapError(holdersOf(this.#place), ({ reason }) => fail(reason))
+    return Effect.mapError(holdersOf(this.#place, "semaphore.holders"), ({ reason }) => fail(reason))
   }
 
   get waiting(): Effect.Effect<ReadonlyArray<Waiter>, SemaphoreError> {
-    return Effect.mapError(waitersOf(this.#place), ({ reason }) => fail(reason))
+    return Effect.mapError(waitersOf(this.#place, "semaphore.waiters"), ({ reason }) => fail(reason))
   }
 
   readonly resize = (permits: number): Effect.Effect<void, SemaphoreError> =>
@@ -381,6 +382,7 @@ const open = (
     return Effect.flatMap(
       acquiring.join(place, {
         verb: "semaphore.join",
+        leave: "semaphore.release",
         // Joined again after a loss, the number that is in force is meant.
         args: (anyway) => known.joined ? [known.permits, "keep"] : [permits, mode === "fail" && anyway ? "firm" : mode],
         observer: {

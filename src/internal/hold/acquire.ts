@@ -9,7 +9,7 @@ import * as Scope from "effect/Scope"
 import type { CoordinatorReason } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
 import type { Verb } from "../actor/transport.ts"
-import type { Argument, Claim, ClaimVerb, Entry, Outcome, Refusal } from "./claim.ts"
+import type { Argument, Claim, ClaimVerb, Entry, LeaveVerb, Outcome, Refusal } from "./claim.ts"
 import { Hold } from "./hold.ts"
 import { findHold, isDetached, under } from "./holding.ts"
 import { type LeaseLost, WaitTimeout } from "./loss.ts"
@@ -46,51 +46,6 @@ export interface Acquire<E, A = undefined> extends Claim {
 }
 
 const ignore = () => {}
-
-/** To take a weight from a semaphore, now or in its turn. */
-export const taking = <E, A>(
-  place: Place,
-  weight: number,
-  capacity: number,
-  wait: boolean,
-  { fail, options, refuse }: Pick<Acquire<E, A>, "fail" | "options" | "refuse">
-): Acquire<E, A> => {
-  const { release = "awaited" } = options ?? {}
-  if (release !== "awaited" && release !== "background") {
-    throw new RangeError(`\`release\` must be "awaited" or "background", not ${JSON.stringify(release)}`)
-  }
-  return {
-    fail,
-    options,
-    refuse,
-    place,
-    verb: "semaphore.take",
-    args: (anyway) => [weight, capacity, wait ? 1 : anyway ? 2 : 0],
-    leave: "semaphore.release",
-    background: release === "background",
-    weight,
-    question: !wait
-  }
-}
-
-// In milliseconds: the actor reckons that a process which dies has kept a lock for less.
-const shortestLease = 1000
-
-/** To take a lock, which its process may keep when it has released it. */
-export const locking = <E, A>(acquiring: Acquire<E, A>, isCached: boolean): Acquire<E, A> => {
-  const { place: { channel, key, tenancy }, question } = acquiring
-  const keeps = isCached && channel.lease >= shortestLease
-  return {
-    ...acquiring,
-    verb: "lock.take",
-    args: (anyway, again) => {
-      const wait = question !== true ? "1" : anyway ? "2" : "0"
-      return [`${wait}${keeps && tenancy.kept.isReused(key) ? "k" : ""}${again ? "a" : ""}`]
-    },
-    leave: "lock.release",
-    cached: isCached
-  }
-}
 
 // -----------------------------------------------------------------------------
 // Enter
@@ -410,6 +365,7 @@ export const join = <E>(
   options: {
     readonly verb: ClaimVerb
     readonly args: (anyway: boolean) => ReadonlyArray<Argument>
+    readonly leave?: LeaveVerb | undefined
     readonly observer: Observer
     readonly wait?: Duration.Input | undefined
     /** It waits for others, rather than failing while Redis is away. */
@@ -420,8 +376,7 @@ export const join = <E>(
 ): Effect.Effect<readonly [Membership, Settled], E, Scope.Scope> =>
   Effect.uninterruptibleMask((restore) =>
     Effect.flatMap(Effect.scope, (scope) => {
-      const { args, fail, observer, verb, verified, wait, waits = false } = options
-      const leave = verb === "semaphore.join" ? "semaphore.release" : "session.leave"
+      const { args, fail, leave, observer, verb, verified, wait, waits = false } = options
       const claim = { place, verb, args, leave, question: !waits, verified } as const
       const member = new Membership(place.space.kernel.nextId(), claim, place.tenancy, observer)
       return Effect.flatMap(

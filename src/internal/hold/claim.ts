@@ -18,6 +18,11 @@ export type ClaimVerb = {
     : V
 }[Verb]
 
+/** The requests that release something. */
+export type LeaveVerb = {
+  [V in Verb]: Requests[V]["reply"] extends readonly [tag: "released" | "absent" | "left"] ? V : never
+}[Verb]
+
 export type ClaimReply = Requests[ClaimVerb]["reply"]
 
 export type Argument = string | number | boolean
@@ -42,8 +47,10 @@ export interface Claim {
    * it may have been asked before in this session.
    */
   readonly args: (anyway: boolean, again: boolean) => ReadonlyArray<Argument>
-  /** What the actor is told when it is given up. Default `session.leave`. */
-  readonly leave?: "lock.release" | "lock.return" | "semaphore.release" | "session.leave" | undefined
+  /** Releases it, or leaves its queue. Default `session.leave`. */
+  readonly leave?: LeaveVerb | undefined
+  /** Releases it with the last token that its process has given, if that may keep it. */
+  readonly returns?: LeaveVerb | undefined
   /** Its process may keep it when it has released it. Default `false`. */
   readonly cached?: boolean | undefined
   /** How long it queues at most, in milliseconds, where it does not wait: then it is refused as busy. */

@@ -3,6 +3,7 @@
 import * as DateTime from "effect/DateTime"
 import * as Effect from "effect/Effect"
 import type { CoordinatorError } from "../actor/errors.ts"
+import type { Verb } from "../actor/transport.ts"
 import type { Place } from "./place.ts"
 import { question } from "./request.ts"
 
@@ -37,7 +38,7 @@ type Held = readonly [weight: number, token: string, since: number, about: unkno
 /** Up to 1,000 holders, in no order. */
 export const holdersOf = (
   place: Place,
-  verb: "lock.holders" | "semaphore.holders" = "semaphore.holders"
+  verb: Extract<Verb, `${string}.holders`>
 ): Effect.Effect<ReadonlyArray<Holder>, CoordinatorError> =>
   Effect.map(
     question(place, verb, []),
@@ -53,7 +54,7 @@ export const holdersOf = (
 /** Up to 1,000 waiters, the next one first. */
 export const waitersOf = (
   place: Place,
-  verb: "lock.waiters" | "semaphore.waiters" = "semaphore.waiters"
+  verb: Extract<Verb, `${string}.waiters`>
 ): Effect.Effect<ReadonlyArray<Waiter>, CoordinatorError> =>
   Effect.map(
     question(place, verb, []),

@@ -2,7 +2,7 @@
 
 import type { Session } from "../actor/session.ts"
 import type { Io, Timer } from "../io.ts"
-import type { Entry } from "./claim.ts"
+import type { Entry, LeaveVerb } from "./claim.ts"
 
 // In milliseconds. A lock is kept if it was taken again as soon as this, and for as long as this while it is not taken; and not for
 // as long as this after another process has asked for it.
@@ -22,6 +22,8 @@ export interface Stretch {
   readonly id: string
   readonly key: string
   readonly session: Session
+  /** Releases it. */
+  readonly returns: LeaveVerb
   /** The token that Redis has given, the last one given here, and when the first one came by the monotonic clock. */
   readonly first: number
   last: number
@@ -72,9 +74,19 @@ export class Kept {
     this.#reusable.set(key, at)
   }
 
-  begin({ claim: { place: { key } }, id }: Entry, session: Session, token: number): Stretch {
+  begin({ claim: { place: { key }, returns }, id }: Entry, session: Session, token: number): Stretch {
     const since = this.#io.now()
-    const stretch = { id, key, session, first: token, last: token, since, resting: undefined, restedAt: 0 }
+    const stretch = {
+      id,
+      key,
+      session,
+      returns: returns!,
+      first: token,
+      last: token,
+      since,
+      resting: undefined,
+      restedAt: 0
+    }
     this.#byId.set(id, stretch)
     this.#byKey.set(key, stretch)
     this.#arm(since + most)

@@ -5,7 +5,7 @@ import type { CoordinatorError } from "../actor/errors.ts"
 import type { Log } from "../actor/hooks.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { Session } from "../actor/session.ts"
-import { type Entry, nameOf } from "./claim.ts"
+import { type Entry, type LeaveVerb, nameOf } from "./claim.ts"
 import { Hold } from "./hold.ts"
 
 export class Releases {
@@ -53,10 +53,10 @@ export class Releases {
 }
 
 /** A request to release or to leave the queue. When the session is over, so is the claim. */
-class Releasing implements Request<"lock.release" | "lock.return" | "semaphore.release" | "session.leave"> {
+class Releasing implements Request<LeaveVerb> {
   readonly entry: Entry
   readonly session: Session
-  readonly verb: "lock.release" | "lock.return" | "semaphore.release" | "session.leave"
+  readonly verb: LeaveVerb
   readonly key: string
   readonly args: [string] | [string, number]
   readonly urgent = true
@@ -73,10 +73,10 @@ class Releasing implements Request<"lock.release" | "lock.return" | "semaphore.r
     this.entry = entry
     this.session = session
     // It can be of another claim, which has taken over what was kept.
-    const kept = entry instanceof Hold && entry.stretch !== undefined
-    this.verb = kept ? "lock.return" : entry.claim.leave ?? "session.leave"
+    const stretch = entry instanceof Hold ? entry.stretch : undefined
+    this.verb = stretch?.returns ?? entry.claim.leave ?? "session.leave"
     this.key = entry.claim.place.key
-    this.args = kept ? [entry.id, entry.token] : [entry.id]
+    this.args = stretch === undefined ? [entry.id] : [entry.id, (entry as Hold).token]
     this.following = entry.following
     this.#done = done
   }

@@ -1,0 +1,50 @@
+/** What locks, read-write locks and semaphores ask for. */
+
+import type { Acquire } from "./hold/acquire.ts"
+import type { Place } from "./hold/place.ts"
+
+/** To take a weight from a semaphore, now or in its turn. */
+export const taking = <E, A>(
+  place: Place,
+  weight: number,
+  capacity: number,
+  wait: boolean,
+  { fail, options, refuse }: Pick<Acquire<E, A>, "fail" | "options" | "refuse">
+): Acquire<E, A> => {
+  const { release = "awaited" } = options ?? {}
+  if (release !== "awaited" && release !== "background") {
+    throw new RangeError(`\`release\` must be "awaited" or "background", not ${JSON.stringify(release)}`)
+  }
+  return {
+    fail,
+    options,
+    refuse,
+    place,
+    verb: "semaphore.take",
+    args: (anyway) => [weight, capacity, wait ? 1 : anyway ? 2 : 0],
+    leave: "semaphore.release",
+    background: release === "background",
+    weight,
+    question: !wait
+  }
+}
+
+// In milliseconds: the actor reckons that a process which dies has kept a lock for less.
+const shortestLease = 1000
+
+/** To take a lock, which its process may keep when it has released it. */
+export const locking = <E, A>(acquiring: Acquire<E, A>, isCached: boolean): Acquire<E, A> => {
+  const { place: { channel, key, tenancy }, question } = acquiring
+  const keeps = isCached && channel.lease >= shortestLease
+  return {
+    ...acquiring,
+    verb: "lock.take",
+    args: (anyway, again) => {
+      const wait = question !== true ? "1" : anyway ? "2" : "0"
+      return [`${wait}${keeps && tenancy.kept.isReused(key) ? "k" : ""}${again ? "a" : ""}`]
+    },
+    leave: "lock.release",
+    returns: "lock.return",
+    cached: isCached
+  }
+}
