@@ -1,4 +1,5 @@
-// Fails when files of src/ import each other in a circle, or upwards: each layer may only look down. Type imports count.
+// Fails when files of src/ import each other in a circle, or upwards: each layer may only look down, and so may each file of the
+// actor layer; and when a primitive imports another one. Type imports count.
 import { readdirSync, readFileSync } from "node:fs"
 import { dirname, join, relative, resolve } from "node:path"
 
@@ -14,22 +15,58 @@ const imports = new Map(files.map((file) => {
   return [file, found.filter((path) => files.includes(path))]
 }))
 
-// The lowest first. What is public, and the files of single primitives, may look at all of them.
-const layers = ["internal/io.ts", "internal/redis/", "internal/actor/", "internal/hold/", "internal/work/"]
+// The lowest first: folders, and the files of the actor layer, which may not look at those beside them either. What is public, and the
+// files of single primitives, may look at all of them.
+const layers = [
+  ["internal/io.ts"],
+  ["internal/redis/"],
+  ["internal/actor/errors.ts", "internal/actor/keys.ts", "internal/actor/lua.ts"],
+  ["internal/actor/wire.ts"],
+  ["internal/actor/session.ts"],
+  ["internal/actor/hooks.ts", "internal/actor/vigil.ts"],
+  ["internal/actor/transport.ts"],
+  ["internal/actor/outbox.ts", "internal/actor/pulse.ts", "internal/actor/reader.ts", "internal/actor/reaper.ts"],
+  ["internal/actor/mailbox.ts", "internal/actor/office.ts"],
+  ["internal/actor/former.ts", "internal/actor/reads.ts"],
+  ["internal/actor/opening.ts"],
+  ["internal/actor/channel.ts"],
+  ["internal/actor/kernel.ts"],
+  ["internal/hold/"],
+  ["internal/work/"]
+]
 /** @param {string} file */
 const layerOf = (file) => {
-  const at = layers.findIndex((layer) => relative(root, file).startsWith(layer))
+  const path = relative(root, file)
+  const at = layers.findIndex((layer) =>
+    layer.some((part) => part.endsWith("/") ? path.startsWith(part) : path === part)
+  )
   return at < 0 ? layers.length : at
 }
-// Metrics are declared for users, and written from inside.
-const leaves = new Set([join(root, "Metrics.ts")])
+/** @param {string} file */
+const isFolder = (file) => layers[layerOf(file)]?.every((part) => part.endsWith("/")) ?? true
 
 /** @type {Array<string>} */
 const problems = []
 for (const [file, found] of imports) {
+  if (relative(root, file).startsWith("internal/actor/") && layerOf(file) === layers.length) {
+    problems.push(`${relative(root, file)} has no place among the files of its layer`)
+  }
   for (const path of found) {
-    if (layerOf(path) > layerOf(file) && !leaves.has(path)) {
+    const [from, to] = [layerOf(file), layerOf(path)]
+    if (to > from || to === from && !isFolder(file)) {
       problems.push(`${relative(root, file)} looks up at ${relative(root, path)}`)
+    }
+  }
+}
+
+// What every primitive needs. A value that one of them has for another one comes from internal/.
+const shared = new Set(["Coordinator.ts", "Lease.ts", "Metrics.ts", "Redis.ts"])
+/** @param {string} file */
+const isPublic = (file) => /^[A-Z]\w*\.ts$/.test(relative(root, file))
+for (const [file, found] of imports) {
+  for (const path of found) {
+    if (isPublic(file) && isPublic(path) && !shared.has(relative(root, path))) {
+      problems.push(`${relative(root, file)} imports another primitive: ${relative(root, path)}`)
     }
   }
 }

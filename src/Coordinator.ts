@@ -40,7 +40,6 @@ import type { Hooks, Settings } from "./internal/actor/hooks.ts"
 import { Kernel, marginOf } from "./internal/actor/kernel.ts"
 import { checkNamespace } from "./internal/actor/keys.ts"
 import type { Phase } from "./internal/actor/session.ts"
-import { kernelMetrics } from "./internal/hold/metrics.ts"
 import {
   channelAt,
   Coordinator,
@@ -51,6 +50,7 @@ import {
   type Space
 } from "./internal/hold/place.ts"
 import { CurrentIo } from "./internal/io.ts"
+import { kernelMetrics } from "./internal/metrics.ts"
 import { connectionsOf } from "./internal/redis/connection.ts"
 import * as Redis from "./Redis.ts"
 

@@ -1,6 +1,6 @@
 import type * as Context from "effect/Context"
-import * as Metrics from "../../Metrics.ts"
-import type { Hooks } from "../actor/hooks.ts"
+import * as Metrics from "../Metrics.ts"
+import type { Hooks } from "./actor/hooks.ts"
 
 /** Writes the kernel's counts into the metrics of the context that the coordinator was made in. */
 export const kernelMetrics = (context: Context.Context<never>): Hooks["metrics"] => {
