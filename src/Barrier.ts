@@ -284,7 +284,7 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
     this.#progress = progress
     this.#action = action
     this.#mode = (onDeparture === "withdraw" ? "w" : "b") + (action === undefined ? "0" : "1")
-    this.#payload = payload(schema)
+    this.#payload = payload(schema, place)
   }
 
   get parties(): number {

@@ -391,7 +391,11 @@ export const make = <Q extends AnyTag, D extends Q = never, F extends Q = never>
       colocate: options.colocate,
       lease: options.lease,
       // Nothing of a run is built: its jobs are all stored with their payloads.
-      input: codec<any>(Schema.Unknown, `The size of batch ${JSON.stringify(name)}`),
+      input: codec<any>(Schema.Unknown, `The size of batch ${JSON.stringify(name)}`, {
+        kind: "batch",
+        name,
+        namespace: space.kernel.settings.namespace
+      }),
       build: () => undefined,
       callbackOf: (run, over) => {
         const end = endOf(run, over)

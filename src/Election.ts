@@ -447,7 +447,7 @@ const open = Effect.fnUntraced(function*<A, R>(
   options: Options<R> & { readonly schema?: Schema.Codec<A, any>; readonly value?: A }
 ): Effect.fn.Return<Election<A>, ElectionError, Coordinator | Scope.Scope | R> {
   const place = withoutMaxHold(placeOf(spaceOf(yield* Coordinator), "election", name, "name", options.lease))
-  const codec = payload(options.schema)
+  const codec = payload(options.schema, place)
   const value = yield* Effect.mapError(codec.encode(options.value as A, valueOf(place)), fail)
   const candidate = yield* candidacy(place, options)
   return new ElectionImpl<A>(place, codec, value, candidate, yield* view(place, codec, fail))

@@ -454,7 +454,8 @@ export const make = <Q extends AnyTag, const O extends Shape | void, I = void>(
     checkFlow(name)
     if (taken.test(name)) throw new RangeError(`name must not begin with "batch:" or "queue:"`)
     const ports = yield* portsOf(options.queues)
-    const input = codec<any>(options.input ?? Schema.Void, `The input of flow ${JSON.stringify(name)}`)
+    const owner = { kind: "flow", name, namespace: space.kernel.settings.namespace }
+    const input = codec<any>(options.input ?? Schema.Void, `The input of flow ${JSON.stringify(name)}`, owner)
     const home = new Home({ space, name, ports, colocate: options.colocate, lease: options.lease, input, build })
     const flow = new FlowImpl<I, ResultOf<O>>(home, options)
     yield* conduct(home)

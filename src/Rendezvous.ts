@@ -217,7 +217,7 @@ class RendezvousImpl<A> implements Rendezvous<A> {
     this.name = place.name
     this.#place = place
     this.#timeToLive = timeToLive
-    this.#payload = payload(schema)
+    this.#payload = payload(schema, place)
   }
 
   #encode(value: A): Effect.Effect<string, RendezvousError> {

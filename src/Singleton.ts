@@ -51,7 +51,7 @@ import { restart } from "./internal/election/restart.ts"
 import { type Failure, use } from "./internal/hold/acquire.ts"
 import type { Hold } from "./internal/hold/hold.ts"
 import { findHold } from "./internal/hold/holding.ts"
-import type { LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
+import { describe, type LeaseLost, type WaitTimeout } from "./internal/hold/loss.ts"
 import { millis, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { untilBack } from "./internal/work/patience.ts"
@@ -122,7 +122,9 @@ export const make = <E, R, R2 = never>(
         begin: () => nothing,
         fail: errorOf
       }).pipe(
-        Effect.tapCause((cause) => Effect.logError(`singleton ${JSON.stringify(name)} has failed`, cause)),
+        Effect.tapCause((cause) =>
+          Effect.logError(`${describe("singleton", name, place.namespace)} has failed`, cause)
+        ),
         // Also after a defect, or having interrupted itself: otherwise no process would run it any more.
         Effect.catchCause((cause) => Effect.fail(Cause.squash(cause))),
         Effect.retry((options?.restart ?? restart) as Schedule.Schedule<unknown, unknown, never, R2>),
@@ -152,13 +154,14 @@ export const schedule = <E, R, R2 = never>(
 ): Layer.Layer<never, never, Coordinator | Exclude<R, Scope.Scope> | R2> => {
   const { lease, missed = "skip" } = options ?? {}
   const timeToLive = options?.timeToLive === undefined ? undefined : millis(options.timeToLive, "timeToLive")
-  const tick = Effect.catchCause(
-    Effect.scoped(run),
-    (cause) =>
-      Cause.hasInterrupts(cause)
-        ? Effect.failCause(cause)
-        : Effect.logError(`a tick of singleton ${JSON.stringify(name)} has failed`, cause)
-  )
+  const tick = (namespace: string) =>
+    Effect.catchCause(
+      Effect.scoped(run),
+      (cause) =>
+        Cause.hasInterrupts(cause)
+          ? Effect.failCause(cause)
+          : Effect.logError(`a tick of ${describe("singleton", name, namespace)} has failed`, cause)
+    )
   const ticks = (place: Place, term: Hold) =>
     Effect.gen(function*() {
       const next = yield* Cron.isCron(times) ? Effect.succeed(ofCron(times)) : ofSchedule(times)
@@ -174,7 +177,7 @@ export const schedule = <E, R, R2 = never>(
         const taken: number | undefined = yield* claim(place, term, last, due, kept)
         mine = taken === undefined
         last = mine ? due : taken
-        if (mine) yield* tick
+        if (mine) yield* tick(place.namespace)
       }
     })
   return make(

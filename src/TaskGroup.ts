@@ -403,8 +403,8 @@ class TaskGroupImpl<A, E> implements TaskGroup<A, E>, waiting.Group<A, E> {
   constructor(tasks: Tasks, options: Options<A, E>) {
     this.name = tasks.place.name
     this.tasks = tasks
-    this.result = payload(options.result)
-    this.error = payload(options.error ?? (Schema.String as unknown as Schema.Codec<E>))
+    this.result = payload(options.result, tasks.place)
+    this.error = payload(options.error ?? (Schema.String as unknown as Schema.Codec<E>), tasks.place)
   }
 
   #spanned<B, E2, R>(self: Effect.Effect<B, E2, R>, verb: string): Effect.Effect<B, E2, R> {

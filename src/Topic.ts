@@ -69,6 +69,7 @@ import { CoordinatorClosed, type CoordinatorError } from "./internal/actor/error
 import { checkName } from "./internal/actor/keys.ts"
 import type { Publication } from "./internal/hold/following.ts"
 import { Hold } from "./internal/hold/hold.ts"
+import { describe } from "./internal/hold/loss.ts"
 import type { InvalidPayload } from "./internal/hold/payload.ts"
 import { millis, type Space, spaceOf, whole } from "./internal/hold/place.ts"
 import { question, request } from "./internal/hold/request.ts"
@@ -276,7 +277,8 @@ class TopicImpl<in out A> implements Topic<A> {
   constructor(space: Space, name: string, options: Options<A>) {
     const { colocate, lease, schema, shards } = options
     if (shards !== undefined) whole(shards, "shards", space.kernel.settings.partitions)
-    const { decode, encode } = codec(schema, `An event of topic ${JSON.stringify(checkName(name, "name"))}`)
+    const owner = { kind: "topic", name: checkName(name, "name"), namespace: space.kernel.settings.namespace }
+    const { decode, encode } = codec(schema, `An event of topic ${JSON.stringify(name)}`, owner)
     const first = space.kernel.partitionFor(checkName(colocate ?? name, "colocate")).index
     this.name = name
     this.#space = space
@@ -290,6 +292,10 @@ class TopicImpl<in out A> implements Topic<A> {
         : new DeliveredUndecodable(raw, id, Cause.squash(decoded.cause) as InvalidPayload)
     })
     this.#publisher = new Publisher(this.#parts, space.kernel)
+  }
+
+  get #subject(): string {
+    return describe("topic", this.name, this.#space.kernel.settings.namespace)
   }
 
   get shards(): number {
@@ -359,7 +365,7 @@ class TopicImpl<in out A> implements Topic<A> {
           this.#publisher.following(leader, message, after, () => {}, (error) =>
             this.#space.kernel.hooks.log(
               "Error",
-              `an event of topic ${JSON.stringify(this.name)} could not be published`,
+              `an event of ${this.#subject} could not be published`,
               error
             ))
       })))
@@ -509,7 +515,10 @@ class TopicImpl<in out A> implements Topic<A> {
           buried,
           onGap: onGap ?? (({ missed, reason }) =>
             Effect.sync(() =>
-              log("Warn", `group ${group} of topic ${this.name} misses ${missed ?? "some"} events (${reason})`)
+              log(
+                "Warn",
+                `group ${JSON.stringify(group)} of ${this.#subject} misses ${missed ?? "some"} events (${reason})`
+              )
             )),
           bury
         })))

@@ -253,7 +253,7 @@ layer(TestServer.layer, live)("a persisted queue", (it) => {
           yield* queue.offer(2)
           yield* shows({ active: 1, waiting: 1 })
           yield* lose(a!, namespace, server)
-          yield* eventually(Effect.sync(() => assert.match(lines.join(), /Warn .* was taken in is lost/)))
+          yield* eventually(Effect.sync(() => assert.match(lines.join(), /Warn .* was taken was lost/)))
           assert.isUndefined(first.pollUnsafe())
           assert.strictEqual(yield* promptly(Fiber.join(second), "the element"), 1)
           yield* Deferred.succeed(gate, undefined)

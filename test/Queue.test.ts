@@ -1362,7 +1362,7 @@ layer(TestServer.layer, live)("a job that is taken into a scope", (it) => {
     Effect.suspend(() => {
       const lines: Array<string> = []
       const logger = Logger.make(({ logLevel, message }) => void lines.push(`${logLevel} ${String(message)}`))
-      const warnings = () => lines.filter((line) => /^Warn .* was taken in is lost/.test(line))
+      const warnings = () => lines.filter((line) => /^Warn .* was taken was lost/.test(line))
       return several(2, ([a, b], namespace, server) =>
         Effect.gen(function*() {
           const queue = yield* on(a!, make())

@@ -1541,6 +1541,45 @@ layer(TestServer.layer, live)("keys", (it) => {
     }))
 })
 
+layer(TestServer.layer, live)("a value that does not fit its schema", (it) => {
+  const schema = Schema.Int
+  const name = "a"
+  class Work extends Queue.Service<Work>()(name, { payload: schema, success: schema }) {}
+  type Failing = Effect.Effect<
+    unknown,
+    { readonly reason: { readonly _tag: string; readonly message: string } },
+    Coordinator.Coordinator | Scope.Scope | Work
+  >
+  const programs: Record<string, Failing> = {
+    barrier: Effect.flatMap(Barrier.make({ name, parties: 2, schema }), (it) => it.await(1.5)),
+    election: Election.make({ name, schema, value: 1.5 }),
+    rendezvous: Effect.flatMap(Rendezvous.make({ name, schema }), (it) => it.give(1.5)),
+    sharedRef: Effect.flatMap(SharedRef.make({ name, schema, initial: 0 }), (it) => it.set(1.5)),
+    taskGroup: Effect.flatMap(TaskGroup.make({ name, result: schema }), (it) => it.run("x", Effect.succeed(1.5))),
+    topic: Effect.flatMap(Topic.make({ name, schema }), (it) => it.publish(1.5)),
+    queue: Effect.flatMap(Work, (it) => it.offer(1.5)),
+    flow: Effect.flatMap(
+      Flow.make(name, { queues: [Work], input: schema }, (flow, n) => flow.job(Work, n)),
+      (it) => it.start(1.5)
+    )
+  }
+  for (const [kind, program] of Object.entries(programs)) {
+    it.effect(`fails with its name and namespace: ${kind}`, () =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const namespace = freshNamespace()
+        yield* Effect.scoped(Effect.gen(function*() {
+          const context = yield* node(server.url, { namespace })
+          const { reason } = yield* onNode(context)(
+            Effect.scoped(Effect.flip(program)).pipe(Effect.provide(Work.layer))
+          )
+          assert.deepInclude(reason as object, { _tag: "InvalidPayload", kind, name, namespace })
+          assert.include(reason.message, `"a" of namespace "${namespace}"`)
+        }))
+      }))
+  }
+})
+
 /** Milliseconds that this process has worked, whatever else the machine does. */
 const busy = () => {
   const { system, user } = process.cpuUsage()

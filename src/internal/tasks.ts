@@ -11,6 +11,7 @@ import type { Requests } from "./actor/lua.ts"
 import { type Failure, join } from "./hold/acquire.ts"
 import { followingOf, type Publications } from "./hold/following.ts"
 import type { Hold } from "./hold/hold.ts"
+import { describe } from "./hold/loss.ts"
 import type { Membership } from "./hold/membership.ts"
 import type { Place } from "./hold/place.ts"
 import { question, request } from "./hold/request.ts"
@@ -230,7 +231,7 @@ export class Tasks {
 
   // What Redis refused is tried again whenever the state is heard.
   #restore(): void {
-    const { channel, key, space: { kernel } } = this.place
+    const { channel, key, kind, name, namespace, space: { kernel } } = this.place
     for (const registration of this.#mine.values()) {
       if (registration.stored) continue
       const { hold, round, shard, status, value } = registration
@@ -248,7 +249,7 @@ export class Tasks {
           registration.stored = false
           kernel.hooks.log(
             "Warn",
-            `shard ${JSON.stringify(shard)} of ${this.place.name} could not be restored yet`,
+            `shard ${JSON.stringify(shard)} of ${describe(kind, name, namespace)} could not be restored yet`,
             error
           )
         }

@@ -5,12 +5,26 @@ import * as Schema from "effect/Schema"
 
 export class InvalidPayload extends Schema.Error<InvalidPayload>("lockstep/InvalidPayload")({
   _tag: Schema.tag("InvalidPayload"),
+  /** Which of its values, and its name. */
   what: Schema.String,
+  kind: Schema.String,
+  name: Schema.String,
+  namespace: Schema.String,
   issue: Schema.String
 }) {
   override get message(): string {
-    return `${this.what} does not fit the schema, which has to be the same everywhere: ${this.issue}`
+    return `${this.what} of namespace ${
+      JSON.stringify(this.namespace)
+    } does not fit the schema, which has to be the same everywhere: ` +
+      this.issue
   }
+}
+
+/** What the values are of: a place is one. */
+export interface Owner {
+  readonly kind: string
+  readonly name: string
+  readonly namespace: string
 }
 
 export interface Payload<in out A> {
@@ -28,14 +42,17 @@ const nothing: Payload<any> = {
 }
 
 /** Without a schema it is for values that say nothing. */
-export const payload = <A>(schema: Schema.Codec<A, any> | undefined): Payload<A> => {
+export const payload = <A>(
+  schema: Schema.Codec<A, any> | undefined,
+  { kind, name, namespace }: Owner
+): Payload<A> => {
   if (schema === undefined) return nothing
   const json = Schema.toCodecJson(schema)
   const encode = Schema.encodeEffect(json)
   const decode = Schema.decodeUnknownEffect(json)
   const decodeAll = Schema.decodeUnknownEffect(Schema.toCodecJson(Schema.Array(schema)))
   const named = <B>(self: Effect.Effect<B, Schema.SchemaError>, what: string) =>
-    Effect.mapError(self, ({ message }) => new InvalidPayload({ what, issue: message }))
+    Effect.mapError(self, ({ message }) => new InvalidPayload({ what, kind, name, namespace, issue: message }))
   return {
     encode: (value, what) => Effect.map(named(encode(value), what), (encoded) => JSON.stringify(encoded)),
     decode: (value, what) => named(decode(value), what),

@@ -91,10 +91,10 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     this.#count = options.shards ?? 0
     this.#places = [this.#place]
     this.#options = options
-    this.#codec = codec(options.payload, `A job of queue ${JSON.stringify(name)}`)
+    this.#codec = codec(options.payload, `A job of queue ${JSON.stringify(name)}`, this.#place)
     const { error, success } = options
-    this.#success = success && codec(success, `A result of queue ${JSON.stringify(name)}`)
-    this.#error = error && codec(error, `An error of queue ${JSON.stringify(name)}`)
+    this.#success = success && codec(success, `A result of queue ${JSON.stringify(name)}`, this.#place)
+    this.#error = error && codec(error, `An error of queue ${JSON.stringify(name)}`, this.#place)
     keptOf(options.result)
     this.#offerer = new Offerer(this.#place, shard, millis(options.retention ?? retained, "retention"))
     this.#offers = new Offers(this.#offerer, kernel.io, { name, namespace: kernel.settings.namespace })

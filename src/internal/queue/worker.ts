@@ -4,7 +4,7 @@ import * as Effect from "effect/Effect"
 import type * as Scope from "effect/Scope"
 import type { CoordinatorError, CoordinatorReason } from "../actor/errors.ts"
 import type { Session } from "../actor/session.ts"
-import type { WaitTimeout } from "../hold/loss.ts"
+import { describe, type WaitTimeout } from "../hold/loss.ts"
 import type { Place } from "../hold/place.ts"
 import { request } from "../hold/request.ts"
 import { Member } from "../work/member.ts"
@@ -232,12 +232,15 @@ class Worker<R> extends Member implements Crew, Seat {
     this.#deliveries.clear()
     this.#cancelled.clear()
     this.#settling.clear()
-    const { hooks, isClosing } = this.place.space.kernel
+    const { hooks, isClosing, settings: { namespace } } = this.place.space.kernel
     for (const task of [...this.#working.values()]) {
       if (this.#lends && !isClosing()) {
         hooks.metrics.overrun(1)
-        const what = `job ${task.id} of queue ${JSON.stringify(task.queue)}`
-        hooks.log("Warn", `the session that ${what} was taken in is lost: another process may be given it meanwhile`)
+        const what = `job ${task.id} of ${describe("queue", task.queue, namespace)}`
+        hooks.log(
+          "Warn",
+          `the session under which ${what} was taken was lost: another process may receive the job meanwhile`
+        )
       }
       this.#abandon(task)
     }

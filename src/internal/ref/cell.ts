@@ -112,7 +112,7 @@ export class Cell<A, E> {
     this.place = place
     this.colocate = options.colocate
     this.#options = options
-    this.#payload = payload(schema)
+    this.#payload = payload(schema, place)
     this.#valueKey = keyOf(place.key, "value")
     this.#what = `The value of shared ref ${JSON.stringify(place.name)}`
     this.#decoded = { version: 0, value: initial }

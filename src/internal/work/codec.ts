@@ -3,7 +3,7 @@
 import * as Cause from "effect/Cause"
 import * as Exit from "effect/Exit"
 import * as Schema from "effect/Schema"
-import { InvalidPayload } from "../hold/payload.ts"
+import { InvalidPayload, type Owner } from "../hold/payload.ts"
 
 export interface Codec<in out A> {
   readonly encode: (value: A) => Exit.Exit<string, InvalidPayload>
@@ -12,11 +12,15 @@ export interface Codec<in out A> {
   readonly decodeParsed: (value: unknown) => Exit.Exit<A, InvalidPayload>
 }
 
-export const codec = <A>(schema: Schema.Codec<A, any>, what: string): Codec<A> => {
+export const codec = <A>(
+  schema: Schema.Codec<A, any>,
+  what: string,
+  { kind, name, namespace }: Owner
+): Codec<A> => {
   const json = Schema.toCodecJson(schema)
   const encode = Schema.encodeExit(json)
   const decode = Schema.decodeUnknownExit(json)
-  const invalid = (issue: string) => Exit.fail(new InvalidPayload({ what, issue }))
+  const invalid = (issue: string) => Exit.fail(new InvalidPayload({ what, kind, name, namespace, issue }))
   const refused = (cause: Cause.Cause<Schema.SchemaError>) => {
     const issue = Cause.squash(cause)
     return invalid(issue instanceof Error ? issue.message : String(issue))
