@@ -312,6 +312,8 @@ export interface Options<Q extends AnyTag, D extends Q = Q, F extends Q = Q> {
   readonly deadline?: Duration.Input | undefined
   /** How long a run is known after its end. Default 10 minutes. */
   readonly retention?: Duration.Input | undefined
+  /** How long `await` waits for the end of a run; then it fails with `WaitTimeout`. Default: as long as it takes. */
+  readonly wait?: Duration.Input | undefined
   /**
    * Where runs are kept: with the queues, topics and refs that have the same `colocate`, or that name. A job of a queue there is offered in
    * the step that adds it, and its end is known in the step that ends it: one call instead of four. Every process has to use the same.
@@ -390,6 +392,7 @@ export const make = <Q extends AnyTag, D extends Q = never, F extends Q = never>
       ports,
       colocate: options.colocate,
       lease: options.lease,
+      wait: options.wait,
       // Nothing of a run is built: its jobs are all stored with their payloads.
       input: codec<any>(Schema.Unknown, `The size of batch ${JSON.stringify(name)}`, {
         kind: "batch",

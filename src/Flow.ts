@@ -89,6 +89,7 @@ import {
 } from "./internal/flow/graph.ts"
 import { checkFlow, Home, type IdOf, portsOf } from "./internal/flow/home.ts"
 import { begin, type Change, type NodeInfo, Run as Handle, type Status } from "./internal/flow/runs.ts"
+import { bounded } from "./internal/hold/acquire.ts"
 import { millis, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { Job } from "./internal/queue/job.ts"
@@ -313,8 +314,10 @@ export interface StartOptions {
  * @since 0.1.0
  */
 export interface RunOptions extends StartOptions {
-  /** What becomes of the run when the caller is interrupted. Default `cancel`. */
+  /** What becomes of the run when the caller is interrupted, or `wait` is over. Default `cancel`. */
   readonly onInterrupt?: "cancel" | "continue" | undefined
+  /** How long to wait for the end of the run; then it fails with `WaitTimeout`. Default: that of the flow. */
+  readonly wait?: Duration.Input | undefined
 }
 
 /**
@@ -367,6 +370,8 @@ export interface Options<in out I, out Q extends AnyTag> {
   readonly deadline?: Duration.Input | undefined
   /** How long a run is known after its end. Default 10 minutes. */
   readonly retention?: Duration.Input | undefined
+  /** How long `run` and `await` wait for the end of a run; then they fail with `WaitTimeout`. Default: as long as it takes. */
+  readonly wait?: Duration.Input | undefined
   /**
    * Where runs are kept: with the queues, topics and refs that have the same `colocate`, or that name. Between nodes of queues there, an
    * edge costs one call instead of four, or two if a payload is made of results: the end of a job, what becomes of the nodes behind
@@ -399,9 +404,12 @@ class FlowImpl<I, O> implements Flow<I, O> {
   }
 
   readonly start = (input: I, { id }: StartOptions = {}): Effect.Effect<Run<O>, FlowError> =>
-    Effect.suspend(() => {
+    Effect.suspend(() => this.#start(input, this.#home.checkId(id ?? this.#home.space.kernel.uniqueId())))
+
+  #start(input: I, id: string): Effect.Effect<Handle, FlowError> {
+    return Effect.suspend(() => {
       const home = this.#home
-      const run = new Handle(home, home.checkId(id ?? home.space.kernel.uniqueId()))
+      const run = new Handle(home, id)
       const body = home.input.encode(input)
       if (Exit.isFailure(body)) return Effect.mapError(Effect.failCause(body.cause), fail)
       const graph = home.build(input)
@@ -412,15 +420,23 @@ class FlowImpl<I, O> implements Flow<I, O> {
         return run
       })
     })
+  }
 
-  readonly run = (input: I, { onInterrupt = "cancel", ...options }: RunOptions = {}): Effect.Effect<O, FlowError> =>
-    Effect.uninterruptibleMask((restore) =>
-      Effect.flatMap(this.start(input, options), (run) =>
-        Effect.onInterrupt(
-          restore(run.await),
-          () => onInterrupt === "continue" ? Effect.void : Effect.ignore(run.cancel)
-        ))
-    )
+  readonly run = (
+    input: I,
+    { id, onInterrupt = "cancel", wait = this.#home.wait }: RunOptions = {}
+  ): Effect.Effect<O, FlowError> =>
+    Effect.suspend(() => {
+      const own = this.#home.checkId(id ?? this.#home.space.kernel.uniqueId())
+      const running = Effect.uninterruptibleMask((restore) =>
+        Effect.flatMap(this.#start(input, own), (run) =>
+          Effect.onInterrupt(
+            restore(run.result),
+            () => onInterrupt === "continue" ? Effect.void : Effect.ignore(run.cancel)
+          ))
+      )
+      return bounded(running, this.#home.placeOf(own), wait, fail)
+    })
 
   readonly attach = (id: string): Run<O> => new Handle(this.#home, this.#home.checkId(id))
 
@@ -456,7 +472,16 @@ export const make = <Q extends AnyTag, const O extends Shape | void, I = void>(
     const ports = yield* portsOf(options.queues)
     const owner = { kind: "flow", name, namespace: space.kernel.settings.namespace }
     const input = codec<any>(options.input ?? Schema.Void, `The input of flow ${JSON.stringify(name)}`, owner)
-    const home = new Home({ space, name, ports, colocate: options.colocate, lease: options.lease, input, build })
+    const home = new Home({
+      space,
+      name,
+      ports,
+      colocate: options.colocate,
+      lease: options.lease,
+      wait: options.wait,
+      input,
+      build
+    })
     const flow = new FlowImpl<I, ResultOf<O>>(home, options)
     yield* conduct(home)
     return flow

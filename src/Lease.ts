@@ -78,7 +78,7 @@ export {
    */
   LeaseLost,
   /**
-   * It was not granted within `wait`. `away` says whether Redis was out of reach meanwhile.
+   * What was waited for has not come within `wait`. `away` says whether Redis was out of reach meanwhile.
    *
    * @category errors
    * @since 0.1.0

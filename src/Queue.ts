@@ -96,6 +96,11 @@ export type {
    * @category options
    * @since 0.1.0
    */
+  AwaitOptions,
+  /**
+   * @category options
+   * @since 0.1.0
+   */
   ExecuteOptions,
   /**
    * How a queue works, for all processes. The last `make` that sets one of `limits`, `groups`, `retention` and `letters` decides

@@ -69,7 +69,9 @@ import * as Stream from "effect/Stream"
 import { Coordinator } from "./Coordinator.ts"
 import { coordinatorReasons } from "./internal/actor/errors.ts"
 import { checkName } from "./internal/actor/keys.ts"
+import { bounded } from "./internal/hold/acquire.ts"
 import type { Outbox, Publication } from "./internal/hold/following.ts"
+import { WaitTimeout } from "./internal/hold/loss.ts"
 import { InvalidPayload } from "./internal/hold/payload.ts"
 import { duration, millis, placeOf, type Space, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
@@ -108,6 +110,15 @@ export interface Versioned<out A> {
 export interface ChangesOptions {
   /** Only the latest version for a subscriber that is slower than the changes. Default `false`: every version. */
   readonly conflate?: boolean | undefined
+}
+
+/**
+ * @category options
+ * @since 0.1.0
+ */
+export interface UntilOptions {
+  /** How long to wait; then it fails with `WaitTimeout`. Default: as long as it takes. */
+  readonly wait?: Duration.Input | undefined
 }
 
 /**
@@ -175,8 +186,11 @@ export interface SharedRef<in out A> {
   readonly versions: (options?: ChangesOptions | undefined) => Stream.Stream<Versioned<A>, SharedRefError>
   /** Waits until the value satisfies the predicate, now or later, and answers it. By a push. */
   readonly until: {
-    <B extends A>(predicate: (value: A) => value is B): Effect.Effect<B, SharedRefError>
-    (predicate: (value: A) => boolean): Effect.Effect<A, SharedRefError>
+    <B extends A>(
+      predicate: (value: A) => value is B,
+      options?: UntilOptions | undefined
+    ): Effect.Effect<B, SharedRefError>
+    (predicate: (value: A) => boolean, options?: UntilOptions | undefined): Effect.Effect<A, SharedRefError>
   }
 }
 
@@ -245,7 +259,7 @@ export {
  */
 export class SharedRefError extends Schema.Error<SharedRefError>("lockstep/SharedRef/SharedRefError")({
   _tag: Schema.tag("SharedRefError"),
-  reason: Schema.Union([InvalidPayload, StaleToken, WriteUncertain, ...coordinatorReasons])
+  reason: Schema.Union([InvalidPayload, StaleToken, WriteUncertain, WaitTimeout, ...coordinatorReasons])
 }) {
   override get message(): string {
     return this.reason.message
@@ -327,14 +341,20 @@ const withOutbox = <A>(cell: Cell<A, SharedRefError>, outbox: Outbox<A>): Shared
     changes: changesWith({}),
     changesWith,
     versions,
-    until: (predicate: (value: A) => boolean) => {
+    until: (predicate: (value: A) => boolean, options?: UntilOptions) => {
       const waiting = Effect.flatMap(
         Stream.runHead(Stream.filter(changesWith({}), predicate)),
         // Subscriptions end with an error only.
         Option.match({ onNone: () => Effect.interrupt, onSome: Effect.succeed })
       )
       return Effect.withFiber((fiber) =>
-        spanned(fiber, waiting, "lockstep.SharedRef.until", "sharedRef", name)
+        spanned(
+          fiber,
+          bounded(waiting, cell.place, options?.wait, fail),
+          "lockstep.SharedRef.until",
+          "sharedRef",
+          name
+        )
       ) as Effect.Effect<any, SharedRefError>
     }
   }

@@ -137,7 +137,7 @@ export interface WorkStealing<in out A, in out S = unknown, in out E = never> ex
   /** Stores a job, and waits for its result, whichever process runs it. While Redis is away, it waits. */
   readonly execute: (
     payload: A,
-    options?: Omit<DealtOptions, "result"> & Pick<ExecuteOptions, "onInterrupt" | "result"> | undefined
+    options?: Omit<DealtOptions, "result"> & Pick<ExecuteOptions, "onInterrupt" | "result" | "wait"> | undefined
   ) => Effect.Effect<S, E | QueueError>
   /** The workers that live, with what each has done since it has joined. */
   readonly workers: Effect.Effect<ReadonlyArray<WorkerState>, QueueError>

@@ -1318,7 +1318,7 @@ layer(TestServer.layer, live)("the bound of what waits", (it) => {
               { concurrency: "unbounded" }
             )
           )
-          for (const exit of exits) assert.include(String(Exit.isFailure(exit) && exit.cause), "was not granted within")
+          for (const exit of exits) assert.include(String(Exit.isFailure(exit) && exit.cause), "was over after")
         }
         yield* line.pass
         yield* onNode(context)(Lock.withLock(Effect.void, "k0"))
@@ -1538,6 +1538,65 @@ layer(TestServer.layer, live)("keys", (it) => {
         })))
       }))
       yield* assertEmpty(server, namespace)
+    }))
+})
+
+layer(TestServer.layer, live)("a wait for what others do", (it) => {
+  it.effect("ends after `wait`, and what its caller has begun as after an interruption", () =>
+    Effect.gen(function*() {
+      class Work extends Queue.Service<Work>()("a", { payload: Schema.String, success: Schema.String }) {}
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* node(server.url, { namespace })
+        yield* onNode(context)(Effect.scoped(
+          Effect.gen(function*() {
+            const wait = "200 millis"
+            const late = <A, E extends { readonly reason: { readonly _tag: string } }, R>(
+              self: Effect.Effect<A, E, R>,
+              kind: string,
+              key: string
+            ) =>
+              Effect.map(
+                within(Effect.flip(self), 2000, kind),
+                ({ result: { reason } }) =>
+                  assert.deepInclude(reason as object, { _tag: "WaitTimeout", kind, key, namespace, away: false })
+              )
+            const queue = yield* Work
+            const { id } = yield* queue.offer("offered", { result: true })
+            yield* late(queue.result(id, { wait }), "queue", "a")
+            yield* late(queue.execute("executed", { wait }), "queue", "a")
+            // The one that was executed is not there any more.
+            yield* eventually(Effect.map(queue.state, ({ waiting }) => waiting === 1))
+            yield* late(queue.execute("goes on", { wait, onInterrupt: "continue" }), "queue", "a")
+            assert.strictEqual((yield* queue.state).waiting, 2)
+
+            const flow = yield* Flow.make("b", { queues: [Work], wait }, (graph) => graph.job(Work, "of a flow"))
+            const run = yield* flow.start(undefined, { id: "one" })
+            yield* late(run.await, "flow", "b/one")
+            yield* late(flow.run(undefined, { id: "two" }), "flow", "b/two")
+            yield* eventually(Effect.map(flow.attach("two").status, ({ state }) => state === "cancelled"))
+            yield* late(flow.run(undefined, { id: "three", onInterrupt: "continue" }), "flow", "b/three")
+            assert.strictEqual((yield* flow.attach("three").status).state, "running")
+
+            const batch = yield* Batch.make("c", { queues: [Work], wait })
+            const jobs = yield* batch.start({ id: "one" })
+            yield* jobs.add(Work, "of a batch")
+            yield* late(jobs.await, "batch", "c/one")
+
+            const ref = yield* SharedRef.make({ name: "d", schema: Schema.Number, initial: 0 })
+            yield* late(ref.until((value) => value > 0, { wait }), "sharedRef", "d")
+            yield* ref.set(1)
+            assert.strictEqual(yield* ref.until((value) => value > 0, { wait }), 1)
+
+            // What comes in time comes.
+            yield* Effect.forkScoped(queue.run((payload) => Effect.succeed(payload)))
+            assert.strictEqual(yield* queue.execute("in time", { wait: "5 seconds" }), "in time")
+            assert.strictEqual(yield* queue.result(id, { wait: "5 seconds" }), "offered")
+            assert.strictEqual(yield* flow.run(undefined, { wait: "5 seconds" }), "of a flow")
+          }).pipe(Effect.provide(Work.layer))
+        ))
+      }))
     }))
 })
 

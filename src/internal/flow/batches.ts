@@ -6,6 +6,7 @@ import * as Exit from "effect/Exit"
 import * as Queue from "effect/Queue"
 import * as Stream from "effect/Stream"
 import { checkName } from "../actor/keys.ts"
+import { bounded } from "../hold/acquire.ts"
 import { request } from "../hold/request.ts"
 import {
   BatchCancelled,
@@ -201,6 +202,13 @@ export class BatchRun {
   // -------------------------------------------------------------------------------------------------------------------
 
   get await(): Effect.Effect<End, BatchError> {
+    const { space, wait } = this.#home
+    const { channel } = this.#home.placeOf(this.id)
+    const awaited = { kind: "batch", name: `${this.#about.name}/${this.id}`, channel, space }
+    return bounded(this.#ended, awaited, wait, failBatch)
+  }
+
+  get #ended(): Effect.Effect<End, BatchError> {
     return Effect.flatMap(
       this.#mapped(this.#run.ended),
       ({ counts: { cancelled, done, failed }, fault, nodes, state }) => {

@@ -7,7 +7,7 @@ import * as Exit from "effect/Exit"
 import type { CoordinatorError } from "../actor/errors.ts"
 import type { Partition } from "../actor/kernel.ts"
 import { checkName } from "../actor/keys.ts"
-import { type Place, placeIn, type Space } from "../hold/place.ts"
+import { duration, type Place, placeIn, type Space } from "../hold/place.ts"
 import { question } from "../hold/request.ts"
 import type { Queue } from "../queue/api.ts"
 import { innerOf } from "../queue/errands.ts"
@@ -82,6 +82,8 @@ export class Home {
   /** By their names. */
   readonly queues: ReadonlyMap<string, Port>
   readonly lease: Duration.Input | undefined
+  /** How long the end of a run is waited for. */
+  readonly wait: Duration.Input | undefined
   readonly input: Codec<any>
   /** The job that is offered when a run has ended, if there is one. */
   readonly callbackOf: (run: string, over: Over) => Callback | undefined
@@ -94,6 +96,7 @@ export class Home {
     readonly ports: ReadonlyMap<string, Port>
     readonly colocate: string | undefined
     readonly lease: Duration.Input | undefined
+    readonly wait: Duration.Input | undefined
     readonly input: Codec<any>
     readonly build: (graph: Graph, input: any) => unknown
     readonly callbackOf?: ((run: string, over: Over) => Callback | undefined) | undefined
@@ -107,6 +110,7 @@ export class Home {
     this.ports = options.ports
     this.queues = new Map([...options.ports.values()].map((port) => [port.queue.name, port]))
     this.lease = options.lease
+    this.wait = options.wait === undefined ? undefined : duration(options.wait, "wait")
     this.input = options.input
     this.callbackOf = options.callbackOf ?? (() => undefined)
     this.#build = options.build

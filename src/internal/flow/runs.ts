@@ -9,7 +9,7 @@ import * as Queue from "effect/Queue"
 import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
 import { checkName } from "../actor/keys.ts"
-import { join } from "../hold/acquire.ts"
+import { bounded, join } from "../hold/acquire.ts"
 import type { Membership } from "../hold/membership.ts"
 import type { Place } from "../hold/place.ts"
 import { question, request } from "../hold/request.ts"
@@ -273,6 +273,11 @@ export class Run {
   }
 
   get await(): Effect.Effect<any, FlowError> {
+    return bounded(this.result, this.#place, this.#home.wait, fail)
+  }
+
+  /** As `await`, for as long as it takes. */
+  get result(): Effect.Effect<any, FlowError> {
     return Effect.flatMap(this.ended, ({ fault, stamp, state, version }) => {
       switch (state) {
         case "done":
@@ -297,7 +302,7 @@ export class Run {
       for (const [at, one] of found.entries()) {
         if (one === null || one[1] !== "d") {
           // It has started again meanwhile.
-          if ((yield* this.page(Number.MAX_SAFE_INTEGER)).version !== version) return yield* this.await
+          if ((yield* this.page(Number.MAX_SAFE_INTEGER)).version !== version) return yield* this.result
           return yield* Effect.fail(fail(new NodeSkipped({ ...this.#home.about(this.id), node: names[at]! })))
         }
         results.push(yield* this.#home.resultOf(one))

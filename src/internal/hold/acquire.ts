@@ -130,10 +130,15 @@ export const forsake = (entry: Entry, exit: Exit.Exit<unknown, unknown>): undefi
 const obtain = <A, E>(asked: Effect.Effect<A, E>, entry: Entry): Effect.Effect<A, E> =>
   Effect.onExitPrimitive(asked, (exit) => forsake(entry, exit), true)
 
+/** What is waited for: a place is one. */
+export interface Awaited extends Pick<Place, "channel" | "name" | "space"> {
+  readonly kind: string
+}
+
 /** Bounds a wait. The error says whether Redis was out of reach meanwhile. */
 export const within = <A, E, R, E2>(
   self: Effect.Effect<A, E, R>,
-  { channel, kind, name, space: { kernel } }: Place,
+  { channel, kind, name, space: { kernel } }: Awaited,
   wait: Duration.Input,
   fail: (error: WaitTimeout) => E2
 ): Effect.Effect<A, E | E2, R> => {
@@ -153,6 +158,14 @@ export const within = <A, E, R, E2>(
     })
   })
 }
+
+/** As `within`, if there is a bound. */
+export const bounded = <A, E, R, E2>(
+  self: Effect.Effect<A, E, R>,
+  awaited: Awaited,
+  wait: Duration.Input | undefined,
+  fail: (error: WaitTimeout) => E2
+): Effect.Effect<A, E | E2, R> => wait === undefined ? self : within(self, awaited, wait, fail)
 
 /** How long to wait: what was asked for, or the coordinator's default. */
 export const waitOf = (place: Place, options: WaitOptions | undefined): Duration.Input | undefined =>

@@ -39,7 +39,7 @@ export class WaitTimeout extends Schema.Error<WaitTimeout>("lockstep/Lease/WaitT
   override get message(): string {
     const subject = describe(this.kind, this.key, this.namespace)
     return this.away
-      ? `${subject} was not granted within \`wait\`, and Redis was out of reach meanwhile: retry when it is back.`
-      : `${subject} was not granted within \`wait\`: retry later, or wait for longer.`
+      ? `The wait for ${subject} was over after \`wait\`, and Redis was out of reach meanwhile: retry when it is back.`
+      : `The wait for ${subject} was over after \`wait\`: retry later, or wait for longer.`
   }
 }

@@ -25,8 +25,15 @@ import type { OfferOptions, ResultOption } from "./wish.ts"
 export interface ExecuteOptions extends Omit<OfferOptions, "result"> {
   /** How long Redis keeps its outcome. Default: for the queue's `retention`, or as its `result` says. */
   readonly result?: Exclude<ResultOption, boolean> | undefined
-  /** What becomes of the job when the caller is interrupted, unless it was there already. Default `cancel`. */
+  /** What becomes of the job when the caller is interrupted, or `wait` is over, unless it was there already. Default `cancel`. */
   readonly onInterrupt?: "cancel" | "continue" | undefined
+  /** How long to wait for the result; then it fails with `WaitTimeout`. Default: as long as it takes. */
+  readonly wait?: Duration.Input | undefined
+}
+
+export interface AwaitOptions {
+  /** How long to wait; then it fails with `WaitTimeout`. Default: as long as it takes. */
+  readonly wait?: Duration.Input | undefined
 }
 
 export interface RunOptions<in E = unknown> {
@@ -118,7 +125,7 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
    */
   readonly execute: (payload: A, options?: ExecuteOptions | undefined) => Effect.Effect<S, E | QueueError>
   /** Waits for the result of a job that was offered with `result`, by its `id`, as `execute` does. */
-  readonly result: (id: string) => Effect.Effect<S, E | QueueError>
+  readonly result: (id: string, options?: AwaitOptions | undefined) => Effect.Effect<S, E | QueueError>
   /** Runs the handler on jobs, as a worker of the queue. Ends with an error only. */
   readonly run: <E2, R>(
     handler: (payload: A) => Effect.Effect<S, E2, R>,

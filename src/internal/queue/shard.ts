@@ -11,13 +11,14 @@ import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
 import { CoordinatorClosed } from "../actor/errors.ts"
 import { checkName } from "../actor/keys.ts"
-import { join } from "../hold/acquire.ts"
+import { bounded, join } from "../hold/acquire.ts"
 import type { Observer } from "../hold/membership.ts"
 import { millis, type Place, placeIn, type Space, whole } from "../hold/place.ts"
 import { question, request } from "../hold/request.ts"
 import { sending } from "../hold/span.ts"
 import { type Codec, codec } from "../work/codec.ts"
 import type {
+  AwaitOptions,
   ExecuteOptions,
   Options,
   PoolOptions,
@@ -268,7 +269,10 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   // Results
   // -------------------------------------------------------------------------------------------------------------------
 
-  readonly execute = (payload: A, { onInterrupt = "cancel", ...options }: ExecuteOptions = {}) => {
+  readonly execute = (payload: A, { wait, ...options }: ExecuteOptions = {}) =>
+    bounded(this.#execute(payload, options), this.#place, wait, fail)
+
+  #execute(payload: A, { onInterrupt = "cancel", ...options }: Omit<ExecuteOptions, "wait">) {
     const result = options.result || this.#options.result || true
     // A job that was there already is also that of others.
     const cancel = ({ duplicate, id }: Offered) =>
@@ -278,7 +282,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     const executing = Effect.uninterruptibleMask((restore) =>
       Effect.flatMap(
         restore(offer),
-        (offered) => Effect.onInterrupt(restore(this.result(offered.id)), () => cancel(offered))
+        (offered) => Effect.onInterrupt(restore(this.#result(offered.id)), () => cancel(offered))
       )
     )
     if (options.expires === undefined) return executing
@@ -287,12 +291,13 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     return Effect.acquireUseRelease(watching, () => executing, (unwatch) => Effect.sync(unwatch))
   }
 
-  readonly result = (id: string): Effect.Effect<S, E | QueueError> =>
-    Effect.flatMap(
-      this.outcome(id),
-      (outcome) =>
-        decoded(this.#results, { name: this.name, namespace: this.#space.kernel.settings.namespace, id }, outcome)
-    )
+  readonly result = (id: string, options?: AwaitOptions): Effect.Effect<S, E | QueueError> =>
+    bounded(this.#result(id), this.#place, options?.wait, fail)
+
+  #result(id: string): Effect.Effect<S, E | QueueError> {
+    const about = { name: this.name, namespace: this.#space.kernel.settings.namespace, id }
+    return Effect.flatMap(this.outcome(id), (outcome) => decoded(this.#results, about, outcome))
+  }
 
   readonly outcome = (id: string): Effect.Effect<Outcome, QueueError> => failing(this.#outcomes.await(localOf(id)))
 

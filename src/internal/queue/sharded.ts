@@ -8,6 +8,7 @@ import * as Stream from "effect/Stream"
 import { checkName, partitionOf } from "../actor/keys.ts"
 import { sending } from "../hold/span.ts"
 import type {
+  AwaitOptions,
   ExecuteOptions,
   PoolOptions,
   Queue,
@@ -201,7 +202,7 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
   // One job
   // -------------------------------------------------------------------------------------------------------------------
 
-  readonly result = (id: string) => Effect.suspend(() => this.#of(id).result(id))
+  readonly result = (id: string, options?: AwaitOptions) => Effect.suspend(() => this.#of(id).result(id, options))
 
   readonly outcome = (id: string) => Effect.suspend(() => this.#of(id).outcome(id))
 
