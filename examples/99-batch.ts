@@ -53,7 +53,7 @@ const program = Effect.gen(function*() {
   const run = yield* (yield* Import).start({ id: "monday" })
   yield* run.addAll(File, Object.keys(files).map((name) => ({ batch: run.id, name })), { name: ({ name }) => name })
   // The job of a file ends after it has added its rows, so when nothing is left, no more rows come.
-  yield* Stream.runDrain(Stream.takeUntil(run.progress, ({ left }) => left === 0))
+  yield* Stream.runDrain(Stream.takeUntil(run.changes, ({ remaining }) => remaining === 0))
   yield* run.seal
   const { reason } = yield* Effect.flip(run.await)
   assert(reason._tag === "BatchFailed")

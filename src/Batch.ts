@@ -222,7 +222,7 @@ export interface Run {
   readonly await: Effect.Effect<End, BatchError>
   readonly status: Effect.Effect<Progress, BatchError>
   /** How the run is, and then every change; a slow consumer gets the latest. Ends when the run is over. */
-  readonly progress: Stream.Stream<Progress, BatchError>
+  readonly changes: Stream.Stream<Progress, BatchError>
   /** All jobs and their states, in the order in which they were added. Redis reads up to 256 with each call. */
   readonly jobs: Stream.Stream<NodeInfo, BatchError>
   /**

@@ -118,7 +118,9 @@ layer(TestServer.layer, { excludeTestServices: true })("Batch", (it) => {
         const reports = yield* working(mine.report, () => Effect.void, once)
         const fiber = yield* Effect.forkChild(theirs.batch.attach("one").await)
         yield* run.add(Work, 1)
-        yield* eventually(Effect.map(run.status, ({ done, left }) => assert.deepStrictEqual([done, left], [30, 0])))
+        yield* eventually(
+          Effect.map(run.status, ({ done, remaining }) => assert.deepStrictEqual([done, remaining], [30, 0]))
+        )
         yield* pending(fiber)
         yield* Effect.all([run.seal, run.seal])
         assert.deepStrictEqual(countsOf(yield* Fiber.join(fiber)), [30, 30, 0, 0])
@@ -138,7 +140,9 @@ layer(TestServer.layer, { excludeTestServices: true })("Batch", (it) => {
         const run = yield* batch.start()
         const fiber = yield* Effect.forkChild(run.await)
         yield* run.addAll(Work, [1, 2])
-        yield* eventually(Effect.map(run.status, ({ done, left }) => assert.deepStrictEqual([done, left], [2, 8])))
+        yield* eventually(
+          Effect.map(run.status, ({ done, remaining }) => assert.deepStrictEqual([done, remaining], [2, 8]))
+        )
         yield* pending(fiber)
         assert.strictEqual(yield* tagOf(run.addAll(Work, upTo(9))), "BatchSealed")
         yield* run.seal
@@ -296,12 +300,12 @@ layer(TestServer.layer, { excludeTestServices: true })("Batch", (it) => {
         const run = yield* batch.start()
         yield* run.add(Work, 1)
         const fibers = yield* Effect.forEach(
-          [run.await, Stream.runDrain(run.progress)],
+          [run.await, Stream.runDrain(run.changes)],
           (self) => Effect.forkChild(self as Effect.Effect<unknown, Batch.BatchError>)
         )
         yield* eventually(Effect.map(run.status, ({ running }) => assert.strictEqual(running, 1)))
         yield* Effect.forEach(fibers, Fiber.interrupt)
-        assert.strictEqual((yield* run.status).left, 1)
+        assert.strictEqual((yield* run.status).remaining, 1)
         assert.strictEqual(yield* tagOf(run.await), "BatchExpired")
       })))
 
@@ -336,22 +340,22 @@ layer(TestServer.layer, { excludeTestServices: true })("Batch", (it) => {
         const run = yield* batch.start({ id: "one", size: 4 })
         const seen: Array<Batch.Progress> = []
         const fiber = yield* Effect.forkChild(
-          Stream.runForEach(theirs.batch.attach("one").progress, (progress) => Effect.sync(() => seen.push(progress)))
+          Stream.runForEach(theirs.batch.attach("one").changes, (progress) => Effect.sync(() => seen.push(progress)))
         )
         const shows = (expected: Batch.Progress) =>
           eventually(Effect.sync(() => assert.deepStrictEqual(seen.at(-1), expected)))
-        yield* shows({ added: 0, done: 0, failed: 0, cancelled: 0, running: 0, left: 4 })
+        yield* shows({ added: 0, done: 0, failed: 0, cancelled: 0, running: 0, remaining: 4 })
         yield* run.addAll(Work, [1, -1, 2])
-        yield* shows({ added: 3, done: 0, failed: 0, cancelled: 0, running: 3, left: 4 })
+        yield* shows({ added: 3, done: 0, failed: 0, cancelled: 0, running: 3, remaining: 4 })
         yield* working(work, double, once)
-        yield* shows({ added: 3, done: 2, failed: 1, cancelled: 0, running: 0, left: 1 })
+        yield* shows({ added: 3, done: 2, failed: 1, cancelled: 0, running: 0, remaining: 1 })
         yield* run.seal
         yield* Fiber.join(fiber)
-        assert.deepStrictEqual(seen.at(-1), { added: 3, done: 2, failed: 1, cancelled: 0, running: 0, left: 0 })
-        for (const [at, { added, left }] of seen.entries()) {
+        assert.deepStrictEqual(seen.at(-1), { added: 3, done: 2, failed: 1, cancelled: 0, running: 0, remaining: 0 })
+        for (const [at, { added, remaining }] of seen.entries()) {
           if (at === 0) continue
           assert.isAtLeast(added, seen[at - 1]!.added)
-          assert.isAtMost(left, seen[at - 1]!.left)
+          assert.isAtMost(remaining, seen[at - 1]!.remaining)
         }
         assert.strictEqual(yield* tagOf(run.await), "BatchFailed")
       })))
@@ -365,7 +369,7 @@ layer(TestServer.layer, { excludeTestServices: true })("Batch", (it) => {
         for (const key of keys) yield* server.cli("COPY", key, `${key} before`)
         const seen: Array<number> = []
         const fiber = yield* Effect.forkChild(
-          Stream.runForEach(run.progress, ({ added }) => Effect.sync(() => seen.push(added)))
+          Stream.runForEach(run.changes, ({ added }) => Effect.sync(() => seen.push(added)))
         )
         yield* run.add(Work, 1)
         yield* eventually(Effect.sync(() => assert.strictEqual(seen.at(-1), 1)))
@@ -507,7 +511,7 @@ layer(TestServer.layer, { excludeTestServices: true })("Batch", (it) => {
             never.status,
             never.seal,
             never.add(Work, 1),
-            Stream.runDrain(never.progress),
+            Stream.runDrain(never.changes),
             Stream.runDrain(never.jobs)
           ]
         ) assert.strictEqual(yield* tagOf(asked as Effect.Effect<unknown, Batch.BatchError>), "BatchUnknown")

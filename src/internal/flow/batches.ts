@@ -57,7 +57,7 @@ export interface Progress {
   /** How many jobs are in their queues: these wait for a worker, or run. */
   readonly running: number
   /** How many jobs have not ended yet, of those that were added, or of `size` where that is more. */
-  readonly left: number
+  readonly remaining: number
 }
 
 export interface AddOptions extends Offering {
@@ -99,7 +99,7 @@ const progressOf = (
   failed,
   cancelled,
   running: ready + active,
-  left: Math.max(nodes, expected) - done - failed - cancelled
+  remaining: Math.max(nodes, expected) - done - failed - cancelled
 })
 
 // Of one request, which counts for as many: each job costs Redis what a request costs.
@@ -237,7 +237,7 @@ export class BatchRun {
     )
   }
 
-  get progress(): Stream.Stream<Progress, BatchError> {
+  get changes(): Stream.Stream<Progress, BatchError> {
     return Stream.callback<Progress, BatchError>((queue) => {
       let last = -1
       const show = ([state, version, nodes, ...rest]: Heard) => {
