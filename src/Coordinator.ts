@@ -1,8 +1,8 @@
 /**
  * The runtime that every primitive needs: this process's sessions with the partition actors in Redis.
  *
- * A coordinator opens a *session* with a partition when the partition is first used. Everything that the process holds
- * or waits for hangs off a session; sessions are renewed by a heartbeat, whatever the number of holds.
+ * A coordinator opens a *session* with a partition when the partition is first used. The process's holds, waits and memberships
+ * belong to its sessions. One heartbeat renews a session, whatever the number of holds.
  *
  * **Guarantees**
  *

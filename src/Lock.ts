@@ -5,7 +5,7 @@
  *
  * - One holder at a time, in the order in which Redis saw the requests. Every hold has a larger fencing token than all
  *   before it.
- * - `withLock` interrupts its effect when the lease is lost, and gives the lock back when the effect ends, however it
+ * - `withLock` interrupts its effect when the lease is lost, and releases the lock when the effect ends, however it
  *   ends. Nothing has to be joined, renewed or released by hand.
  * - A waiter that is interrupted, times out or dies leaves the queue. A holder that dies is succeeded when its lease has
  *   run out.

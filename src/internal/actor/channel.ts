@@ -232,8 +232,8 @@ export class Channel implements Beating, First, Guarded {
       this.outbox.request(this.#renewal(session))
       return undefined
     }
-    // What was posted a heartbeat ago and has not been read since may never come. Behind one more event there is a gap
-    // then; if it is only late, nothing is skipped. A process that was busy itself reads it before the reply.
+    // An event that was posted before the last heartbeat and has not been read since may be lost. One more event shows that as a gap; if
+    // the first one is only late, the reader skips nothing. A process that was busy itself reads the event before the reply.
     this.outbox.request(this.#renewal(session, () => {
       if (due > session.read) this.#reader().doubt(askedAt)
     }))
@@ -401,7 +401,7 @@ export class Channel implements Beating, First, Guarded {
     guard(this.#office.hooks.log, `the loss of ${request.verb}`, () => request.moot?.(sent))
   }
 
-  // Bound to no session: the next one makes the request. One that has followed another one is alone now.
+  // The request is bound to no session, so the next session makes it. If it has followed another request, it is alone now.
   #forward(request: Request): void {
     request.orphan?.()
     if (this.#office.isClosed()) request.fail(this.closedError(), false)

@@ -35,7 +35,7 @@ export interface Metrics {
   readonly lost: (reason: LossReason, holds: number) => void
   readonly overrun: (holds: number) => void
   readonly published: (events: number) => void
-  /** To a group, for the how manieth time. */
+  /** An event was delivered to a group, for the first time or again. */
   readonly delivered: (attempt: number) => void
   readonly buried: () => void
   readonly missed: (events: number) => void

@@ -45,7 +45,7 @@ export class Mailbox implements Source {
   /** So many events had been posted when Redis was asked, or later. */
   posted(due: number, askedAt: number, askedAtWall: number): void {
     this.due = due
-    // What was missed is asked for behind this renewal.
+    // The session sends the questions that follow from the gap behind this renewal.
     if (askedAt <= this.#missedAt) return
     this.askedAt = askedAt
     this.#askedAtWall = askedAtWall
@@ -95,7 +95,7 @@ export class Mailbox implements Source {
   readonly onGap = (): void => {
     const session = this.#session
     if (session.lost !== undefined) return
-    // Until the next renewal: the session sends that behind the questions that this gap leads to.
+    // Nothing counts as heard until a renewal is answered that the session has sent behind the questions which follow from this gap.
     this.#missedAt = this.#io.now()
     session.heardAt =
       session.heardAtWall =

@@ -200,7 +200,7 @@ export class Outbox implements Sender {
     return true
   }
 
-  // It counts no longer. The queue is walked for it when every second one of many is to go.
+  // The request stays in the queue for now: removing single ones would walk the queue each time.
   #discard(request: Request): void {
     request.queued = false
     this.#weight -= weightOf(request)
@@ -230,7 +230,7 @@ export class Outbox implements Sender {
 
   /** Removes all that is there: what may have been executed, and what waits. */
   drain(): { readonly sent: ReadonlyArray<Request>; readonly queued: ReadonlyArray<Request> } {
-    // Those that follow one which is made again are made again with it.
+    // A request that follows another one is made again with that one.
     const again = new Set(
       (this.#inFlight ?? []).flatMap(({ following = [], moot, session }) =>
         session === undefined && moot === undefined ? following : []

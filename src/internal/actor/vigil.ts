@@ -9,7 +9,7 @@ import type { Session } from "./session.ts"
 /** The keeper of a session. */
 export interface Guarded {
   readonly session: Session | undefined
-  /** Whether anything hangs off the session. */
+  /** Whether the session has holds, waits or memberships. */
   readonly isUsed: () => boolean
 }
 
@@ -40,7 +40,7 @@ export class Vigil {
     this.#isQuick = false
   }
 
-  /** A session has been used, and something may hang off it. */
+  /** A session has been used, and may have holds now. */
   hasten(): void {
     if (this.#isQuick) return
     this.#isQuick = true

@@ -6,6 +6,7 @@
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import type * as Scope from "effect/Scope"
+import { describe } from "../hold/loss.ts"
 import { question, request } from "../hold/request.ts"
 import { innerOf, workErrands } from "../queue/errands.ts"
 import type { QueueError } from "../queue/errors.ts"
@@ -116,6 +117,8 @@ class Conductor {
     const { hooks } = this.home.space.kernel
     const [, which, node, generation, about] = errand
     const [run, stamp] = which
+    const { name, namespace } = this.home.placeOf(run)
+    const what = describe("flow", name, namespace)
     const id = jobOf(this.home.name, which, node, generation)
     const reference = referenceOf(which, node, generation, false)
     const begun = (offered: boolean) =>
@@ -136,7 +139,15 @@ class Conductor {
         Effect.catchCause(
           begun(true),
           (cause) =>
-            Effect.sync(() => hooks.log("Warn", `job ${JSON.stringify(id)} is not known to be under way`, cause))
+            Effect.sync(() =>
+              hooks.log(
+                "Warn",
+                `${what} could not be told that job ${
+                  JSON.stringify(id)
+                } was offered: it learns that from the end of the job`,
+                cause
+              )
+            )
         ),
         { startImmediately: true }
       )

@@ -34,7 +34,7 @@ export type Failure = CoordinatorReason | LeaseLost | WaitTimeout
 
 type Settled = Exclude<Outcome, readonly ["failed", ...any]>
 
-/** What is asked for, and what it comes to when it is refused and that is no error. */
+/** A claim, and its result where the actor refuses it and the refusal is no error. */
 export interface Acquire<E, A = undefined> extends Claim {
   readonly place: Place
   readonly weight?: number | undefined
@@ -186,7 +186,7 @@ export const claimed = <E, A>(acquiring: Acquire<E, A>): Hold => {
   return newHold(acquiring)
 }
 
-/** Asks for a hold: whatever that comes to, it is up to the caller that the claim does not outlive it. Runs under `uninterruptibleMask`. */
+/** Asks for a hold. The caller has to end the claim, whatever the outcome is. Runs under `uninterruptibleMask`. */
 export const granting = <E, A>(
   fiber: Fiber.Fiber<unknown, unknown>,
   hold: Hold,

@@ -43,8 +43,8 @@ export interface Claim {
   readonly place: Resource
   readonly verb: ClaimVerb
   /**
-   * What is asked besides the id, each time that it is. `anyway` asks not to mind that an expired session is in the way, `again` says that
-   * it may have been asked before in this session.
+   * The arguments behind the id, made for each request. With `anyway` the actor ignores expired sessions that could falsify its answer.
+   * `again` says that the claim may have been requested before in this session.
    */
   readonly args: (anyway: boolean, again: boolean) => ReadonlyArray<Argument>
   /** Releases it, or leaves its queue. Default `session.leave`. */
@@ -75,8 +75,8 @@ export type Outcome =
   | readonly [tag: "failed", error: CoordinatorError]
 
 /**
- * How often expired sessions that stand in the way of an answer are reaped, up to 16 at a time; then the answer is taken as it is.
- * What cannot be reaped is set aside, so this ends a loop that should not be.
+ * How often a claim is requested again because an expired session could falsify the answer. Each time up to 16 of them are reaped. Then the
+ * answer counts as it is. Redis sets aside a session that cannot be reaped, so no claim should come to this bound.
  */
 export const mostStale = 100
 

@@ -57,7 +57,7 @@ interface Inner {
   readonly _observers?: ReadonlyArray<(exit: never) => void> | undefined
 }
 
-// What does not ask how the fiber has ended only forgets it, as a scope does into which it was forked.
+// An observer without a parameter does not read the exit: a scope into which the fiber was forked only forgets it.
 const isAwaited = ({ _observers: observers }: Inner): boolean => observers?.some((f) => f.length > 0) === true
 
 /**

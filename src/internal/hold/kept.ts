@@ -4,8 +4,8 @@ import type { Session } from "../actor/session.ts"
 import type { Io, Timer } from "../io.ts"
 import type { Entry, LeaveVerb } from "./claim.ts"
 
-// In milliseconds. A lock is kept if it was taken again as soon as this, and for as long as this while it is not taken; and not for
-// as long as this after another process has asked for it.
+// In milliseconds. The process keeps a lock that it takes again within `reuse`, for as long as each pause is shorter than that. It keeps
+// none for `spared` after another process has asked for it.
 const [reuse, spared] = [50, 1000]
 
 /** For how many milliseconds a lock is kept in all: the actor reckons with a token for each microsecond. */

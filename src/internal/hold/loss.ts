@@ -8,7 +8,7 @@ const why = {
   expired: "it could not be renewed in time",
   unknown: "Redis does not know its session any more",
   rolledBack: "Redis has forgotten what it had acknowledged",
-  closed: "the coordinator, or what it belongs to, was closed",
+  closed: "the coordinator was closed, or the object that it belongs to",
   maxHold: "it was held for longer than `maxHold`",
   resigned: "its holder resigned",
   revoked: "it was ended by another session"

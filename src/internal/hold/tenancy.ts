@@ -279,7 +279,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
       return this.#claims.become(entry, "idle")
     }
     if (entry.state === "asked" && entry.queued && !this.kernel.isClosing()) {
-      // It only wanted to know what has become of it, and has its place in the queue.
+      // The claim has its place in the queue: this request only verified that.
       this.#log(entry, "is still waited for, and asks again with the next heartbeat", error)
       this.#claims.become(entry, "queued")
       entry.again = true
@@ -323,7 +323,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     this.#claims.become(entry, "done")
     if (entry instanceof Membership) this.#dismiss(entry)
     else if (entry instanceof Hold) entry.end()
-    // One that is idle in a session was asked for in it, and failed: Redis may know it.
+    // A claim that is idle in a session was requested there, and the request has failed: Redis may know the claim.
     if (state === "done" || session === undefined || session.lost !== undefined) return done()
     if (state === "asked" && entry.request !== undefined) {
       if (this.channel.outbox.withdraw(entry.request as unknown as Request) && !entry.known) return done()
@@ -377,7 +377,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     watchOverruns(this.kernel, this.channel.margin, [hold])
   }
 
-  /** It is over, as the actor has told, and nothing is left to release, unless asking about it has made a new claim of it. */
+  /** The actor has ended the hold, so there is nothing to release, unless verifying it has made a new claim under its id. */
   forget(hold: Hold): void {
     if (hold.state !== "held") return
     if (hold.verifying > 0) return this.release(hold, ignore)

@@ -14,13 +14,13 @@ const touchEvery = 6 * 3_600_000
 
 const ignore = () => {}
 
-/** What has become of claims is heard by it. */
+/** Hears the state of claims that were verified. */
 export interface Verifier {
-  /** It waits: it asks again, under the same id. */
+  /** The claim waits: it is requested again under the same id. */
   readonly again: (entry: Entry) => void
-  /** It has been ended, and asking has made a new claim of it. */
+  /** Redis had ended the hold, and verifying it has made a new claim under its id. */
   readonly ended: (hold: Hold) => void
-  /** What has become of some could not be asked, a heartbeat ago. */
+  /** A heartbeat ago, some claims could not be verified. */
   readonly missed: (session: Session) => void
 }
 
@@ -31,7 +31,7 @@ export class Upkeep {
   readonly #verifier: Verifier
   #touched: number
   #verified: number
-  // What has become of a claim could not be asked.
+  // A claim could not be verified.
   #unverified = false
 
   constructor(office: Office, channel: () => Channel, claims: Claims, verifier: Verifier) {

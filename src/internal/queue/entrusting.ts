@@ -1,6 +1,7 @@
 /** Follow-ups into other queues: errands of the queue whose jobs they follow. */
 
 import * as Effect from "effect/Effect"
+import { describe } from "../hold/loss.ts"
 import { type Place, placeIn } from "../hold/place.ts"
 import { request } from "../hold/request.ts"
 import { persevering } from "../work/patience.ts"
@@ -10,7 +11,7 @@ import type { Entrusted } from "./job.ts"
 /** Delivers the follow-ups of jobs of this place, for as long as it runs. */
 export const entrusted = ({ channel, name, partition, space }: Place): Effect.Effect<void> => {
   const { log } = space.kernel.hooks
-  const what = `no follow-ups of queue ${JSON.stringify(name)}`
+  const what = `the follow-ups of ${describe("queue", name, space.kernel.settings.namespace)}`
   const delivering = workErrands({
     space,
     name: `queue:${name}`,
@@ -27,8 +28,10 @@ export const entrusted = ({ channel, name, partition, space }: Place): Effect.Ef
   })
   return persevering(
     Effect.scoped(Effect.andThen(delivering, Effect.never)),
-    ({ reason }) => Effect.sync(() => log("Warn", `this process delivers ${what} yet, and tries again`, reason))
+    ({ reason }) => Effect.sync(() => log("Warn", `this process cannot deliver ${what} yet: it tries again`, reason))
   ).pipe(
-    Effect.catch(({ reason }) => Effect.sync(() => log("Error", `this process delivers ${what}`, reason)))
+    Effect.catch(({ reason }) =>
+      Effect.sync(() => log("Error", `this process does not deliver ${what}: others may`, reason))
+    )
   )
 }
