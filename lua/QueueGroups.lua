@@ -236,7 +236,8 @@ groups.place = function(ctx, queue)
   for _, group in ipairs(touched) do placeGroup(ctx, queue, group) end
 end
 
--- Writes the groups that have changed, once for all requests of a call.
+-- Writes the groups that have changed, once for all requests of a call, or again when the end of the call has changed some: those that
+-- are written are read anew then, or a group that is gone would be counted as gone twice.
 groups.finish = function(ctx, queue)
   if not queue.states then return end
   groups.place(ctx, queue)
@@ -248,6 +249,7 @@ groups.finish = function(ctx, queue)
       kept[#kept + 1], kept[#kept + 2] = 'g' .. name, packQueueGroup(group)
     end
   end
+  queue.states = nil
   local last = queue.grouped == 0 and gone or kept
   last[#last + 1] = 'G'
   if queue.grouped > 0 then last[#last + 1] = packQueueGroups(queue.totals) end

@@ -34,6 +34,12 @@ class Kept extends Queue.Service<Kept>()("kept", {
   retention: "3 seconds"
 }) {}
 
+class Beside extends Queue.Service<Beside>()("beside", {
+  payload: Schema.String,
+  success: Schema.Number,
+  retention: "200 millis"
+}) {}
+
 const queues = Layer.mergeAll(Extract.layer, Load.layer)
 
 const retention = "300 millis"
@@ -832,6 +838,46 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
         }).pipe(Effect.provide(Extract.layer))
         yield* on(node!, tested)
       })))
+
+  it.effect("offers a node to a queue beside it in the call that ends the last job of a group there", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const flow = yield* Effect.tap(
+          Flow.make("made", { queues: [Extract, Beside], retention }, (flow) =>
+            flow.job(Beside, "next", { after: [flow.job(Extract, "first")] })),
+          () =>
+            Effect.addFinalizer(() =>
+              Effect.orDie(delivered("made"))
+            )
+        )
+        const beside = yield* Beside
+        const extracts = yield* Extract
+        const [both, last] = [yield* Deferred.make<void>(), yield* Deferred.make<void>()]
+        const begun: Array<string> = []
+        const gates: { readonly [text: string]: Effect.Effect<void> } = {
+          alone: Deferred.await(both),
+          first: Deferred.await(both),
+          h0: Deferred.await(last)
+        }
+        const handler = (text: string) =>
+          Effect.suspend(() => {
+            begun.push(text)
+            return Effect.as(gates[text] ?? Effect.void, 1)
+          })
+        yield* Effect.forkChild(beside.run(handler, { concurrency: 5 }))
+        yield* beside.offer("alone", { group: "g" })
+        yield* beside.offerAll(["h0", "h1", "h2"], { group: "h" })
+        yield* eventually(Effect.sync(() => assert.sameMembers(begun, ["alone", "h0"])))
+        yield* Effect.forkChild(extracts.run(handler))
+        const run = yield* Effect.forkChild(flow.run())
+        yield* eventually(Effect.sync(() => assert.include(begun, "first")))
+        // Both jobs end in one turn of the event loop, the one with a group first.
+        yield* Deferred.succeed(both, undefined)
+        assert.strictEqual(yield* Fiber.join(run), 1)
+        yield* Deferred.succeed(last, undefined)
+        yield* eventually(Effect.sync(() => assert.deepStrictEqual(begun.slice(-2), ["h1", "h2"])))
+        yield* eventually(Effect.map(Stream.runCollect(beside.groups), (groups) => assert.deepStrictEqual(groups, [])))
+      }).pipe(Effect.scoped, Effect.provide(Layer.mergeAll(Extract.layer, Beside.layer))), { partitions: 1 }))
 
   it.effect("runs a fan-out and fan-in of 10,000 nodes", () =>
     withNode(() =>
