@@ -333,10 +333,10 @@ local function bury(ctx, queue, job, fields, reason, count, message, outcome)
     log = notes[3]
   end
   dropNotes(ctx, queue, { job })
-  queue.number = queue.number + 1
   queue.stamp = math.max(queue.stamp, ctx.now)
+  -- Redis counts letters: numbers of the queue are for jobs, and those of an offer, which may be half stored here, are consecutive.
   local args = {
-    queue.letters, 'MAXLEN', '=', text(policy.letters), text(queue.stamp) .. '-' .. text(queue.number), 'j', job, 'w', reason,
+    queue.letters, 'MAXLEN', '=', text(policy.letters), text(queue.stamp) .. '-*', 'j', job, 'w', reason,
     'n', text(count % CRASH), 'c', text(floor(count / CRASH)), 'm', message
   }
   if log then args[#args + 1], args[#args + 2] = 'o', log end

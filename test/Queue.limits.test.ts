@@ -1,6 +1,6 @@
 /** Queues of a length: what becomes of offers when they are full. */
 import { assert, layer } from "@effect/vitest"
-import { Deferred, Effect, Exit, Fiber, Option, Schema, Scope } from "effect"
+import { Deferred, Effect, Exit, Fiber, Option, Schema, Scope, Stream } from "effect"
 import { Queue } from "../src/index.ts"
 import { eventually } from "./support/eventually.ts"
 import { TestServer } from "./support/live.ts"
@@ -193,6 +193,27 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
           yield* worker.stop
         })))
   }
+
+  it.effect("stores the jobs of an offer under their ids while others become dead letters in the same call", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, limited(3, "fail"))
+        const ids: Array<string> = []
+        const worker = yield* working(queue, () => Effect.map(Queue.Job, ({ id }) => void ids.push(id)))
+        yield* shows(queue, { workers: 1 })
+        for (const id of ["x", "y", "z"]) yield* queue.offer(0, { id, delay: "1 hour" })
+        for (const before of ["x", "y"]) yield* queue.offerAll(upTo(20), { after: [before] })
+        const [cancelled, offered, also] = yield* Effect.all(
+          [queue.cancel("x"), queue.offerAll([1, 2]), queue.cancel("y")],
+          { concurrency: "unbounded" }
+        )
+        assert.deepStrictEqual([cancelled, also], [true, true])
+        yield* shows(queue, { waiting: 0, delayed: 1, blocked: 0, active: 0, completed: 2, dead: 40 })
+        assert.deepStrictEqual(ids, offered.map(({ id }) => id))
+        const letters = yield* Stream.runCollect(queue.deadLetters)
+        assert.strictEqual(new Set(letters.map(({ letter }) => letter)).size, 40)
+        yield* worker.stop
+      })))
 
   it.effect("takes what workers that wait can begin, whatever its length", () =>
     several(1, ([a]) =>
