@@ -76,7 +76,7 @@ local finishFlow
 local function keepFlow(ctx, flow)
   ctx.flows = ctx.flows or {}
   ctx.flows[flow.key], flow.finished = flow, false
-  later(ctx, function() finishFlow(ctx, flow) end)
+  later(ctx, flow.key, function() finishFlow(ctx, flow) end)
 end
 
 -- The state is read once in a call, and written at its end.

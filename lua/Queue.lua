@@ -187,7 +187,7 @@ local function loadQueue(ctx, key, claim)
   end
   -- The end of a call may load a queue that was finished already.
   queue.finished = false
-  later(ctx, function() finishQueue(ctx, queue) end)
+  later(ctx, key, function() finishQueue(ctx, queue) end)
   return queue
 end
 
@@ -688,7 +688,8 @@ local function trimLevel(queue, letter)
   queue[FULL[letter]] = left >= MOST.done and 1 or 0
 end
 
-finishQueue = function(ctx, queue)
+-- What the requests of a call have led to: jobs begin, and members and subscribers hear of it.
+extend.endCall = function(ctx, queue)
   -- What runs offer now is handed out below.
   if queue.ended then extend.tellSubscribers(ctx, queue, true) end
   queue.finished = true
@@ -701,8 +702,11 @@ finishQueue = function(ctx, queue)
   for letter, done in pairs(DONE) do
     if queue[done] >= MOST.trimmed or queue[done] > 0 and queue.active == 0 then trimLevel(queue, letter) end
   end
-  if queue.recount then queue.dead = call('XLEN', queue.letters) end
   if queue.ended then extend.tellSubscribers(ctx, queue, false) end
+end
+
+local function writeQueue(ctx, queue)
+  if queue.recount then queue.dead = call('XLEN', queue.letters) end
   writeNoted(ctx, queue)
   groups.finish(ctx, queue)
   local jobs = jobsOf(queue)
@@ -731,6 +735,14 @@ finishQueue = function(ctx, queue)
     if queue.grouped > 0 then keep(queue.turns) end
   end
   if queue.next then alarm(ctx, queue.key, math.max(0, queue.next - ctx.now)) end
+end
+
+-- The record is written in any case: without it, all that the call has done until an error would be unknown.
+finishQueue = function(ctx, queue)
+  local fine, cause = pcall(extend.endCall, ctx, queue)
+  queue.finished = true
+  writeQueue(ctx, queue)
+  if not fine then error(cause, 0) end
 end
 
 -- The alarm rings when the next job or schedule of `delayed` is due.

@@ -610,7 +610,7 @@ local function loadTopic(ctx, key)
       end
     end
     ctx.topics[key] = topic
-    later(ctx, function() finishTopic(ctx, topic) end)
+    later(ctx, key, function() finishTopic(ctx, topic) end)
   end
   return topic
 end

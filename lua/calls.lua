@@ -115,15 +115,23 @@ local function bindEach(ctx, keys, at, shape, count)
   return used * count
 end
 
+local function causeOf(cause)
+  return tostring(type(cause) == 'table' and cause.err or cause)
+end
+
 local function isDenial(message)
   return find(message, 'NOPERM', 1, true) or find(message, 'ACL failure', 1, true)
     or find(message, 'no permission', 1, true) or find(message, 'The user executing the script', 1, true)
 end
 
+local function failureOf(cause)
+  return isDenial(causeOf(cause)) and '["failed","denied"]' or '["failed","defect"]'
+end
+
 -- Every request runs by itself: a handler that fails answers "failed", and the others run.
 local function dispatch(ctx, keys, requests)
-  local replies, count, key, at, length, before = {}, 0, 2, 3, #requests, 0
-  ctx.replies = replies
+  local replies, about, count, key, at, length, before = {}, {}, 0, 2, 3, #requests, 0
+  ctx.replies, ctx.about = replies, about
   while at <= length do
     local verb = requests[at]
     local same = SAME[verb]
@@ -146,13 +154,13 @@ local function dispatch(ctx, keys, requests)
         used = bindKeys(ctx, keys, key, shape)
       end
     end
+    about[count] = used > 0 and keys[key]
     local fine, answer = pcall(handlers[verb], ctx, keys[key], unpack(requests, at + 1, last))
     if fine then
       replies[count] = answer
     else
       redis.log(redis.LOG_WARNING, 'lockstep: a request failed: ' .. verb)
-      local message = tostring(type(answer) == 'table' and answer.err or answer)
-      replies[count] = isDenial(message) and '["failed","denied"]' or '["failed","defect"]'
+      replies[count] = failureOf(answer)
     end
     key, at, before = key + used, last + 1, used
   end
@@ -179,12 +187,24 @@ local function answer(ctx, replies)
   return concat(replies, ',')
 end
 
+-- What was to be written for all requests about a resource was not, so none of them has succeeded. If none is about it, any may have
+-- led to it.
+local function failRequests(ctx, key, cause)
+  local replies, about, known = ctx.replies, ctx.about, false
+  for index = 1, #replies do known = known or about[index] == key end
+  for index = 1, #replies do
+    if not known or about[index] == key then replies[index] = failureOf(cause) end
+  end
+end
+
 local function finishCall(ctx)
   local at = 1
   while ctx.later and ctx.later[at] do
-    local fine, cause = pcall(ctx.later[at])
+    local one = ctx.later[at]
+    local fine, cause = pcall(one.act)
     if not fine then
-      redis.log(redis.LOG_WARNING, 'lockstep: a call could not be finished: ' .. tostring(type(cause) == 'table' and cause.err or cause))
+      redis.log(redis.LOG_WARNING, 'lockstep: a call could not be finished: ' .. causeOf(cause))
+      failRequests(ctx, one.key, cause)
     end
     at = at + 1
   end

@@ -411,10 +411,10 @@ local function alarm(ctx, key, millis)
   expect(ctx)
 end
 
--- Has f called when all requests of the call are done: for what is read and written once for all of them.
-local function later(ctx, f)
+-- Has f called when all requests of the call are done: for what is read and written once for all requests about a resource.
+local function later(ctx, key, f)
   ctx.later = ctx.later or {}
-  ctx.later[#ctx.later + 1] = f
+  ctx.later[#ctx.later + 1] = { key = key, act = f }
 end
 
 -- Milliseconds until the partition has something to do, from a time on: 0 for at once, -1 for never.

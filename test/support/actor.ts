@@ -48,6 +48,9 @@ export const keysOf = (hash: string): ReadonlyArray<string> =>
     at === 0 ? hash : keyOf(hash, role)
   )
 
+/** A request, and the hash of the resource that it is about. */
+export type Asked = readonly [verb: string, args: ReadonlyArray<string | number>, hash?: string]
+
 /** Speaks to one partition actor as the kernel does, without any of its code. */
 export const actor = (redis: IoRedis, namespace: string, resource: string) => {
   const prefix = `{${namespace}:00}:`
@@ -86,6 +89,27 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
     const [, replies] = JSON.parse(await redis.call("FCALL", [`${library}_look`, ...message.map(String)]) as string)
     return replies[0] as Array<any>
   }
+  const batch = async (
+    id: string,
+    own: ReadonlyArray<string>,
+    requests: ReadonlyArray<string | number>,
+    lease = usual,
+    read: number | "" = ""
+  ) => {
+    const number = (numbers.get(id) ?? 0) + 1
+    numbers.set(id, number)
+    if (lease !== usual) await setLease(redis, sessions, id, lease)
+    const header = read === "" ? number : `${number} ${read}`
+    const message = [1 + own.length, sessions, ...own, id, header, ...requests]
+    last.set(id, message)
+    const answer = await call(message)
+    const [status, replies, events = []] = answer
+    assert.strictEqual(status, "ok")
+    answers.set(id, answer)
+    const before = (await mailOf(id)).length
+    answered.set(id, [...answered.get(id) ?? [], ...events.map((event) => [before, event] as const)])
+    return replies
+  }
   const send = async (
     id: string,
     verb: string,
@@ -96,20 +120,21 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
     // Behind it, in the same call.
     beside: ReadonlyArray<string> = []
   ) => {
-    const number = (numbers.get(id) ?? 0) + 1
-    numbers.set(id, number)
     const own = verb.startsWith("session.renew") ? [] : hashes.flatMap((hash) => rolesOf(verb, hash))
-    if (lease !== usual) await setLease(redis, sessions, id, lease)
-    const header = read === "" ? number : `${number} ${read}`
-    const message = [1 + own.length, sessions, ...own, id, header, verb, ...args, ...beside]
-    last.set(id, message)
-    const answer = await call(message)
-    const [status, replies, events = []] = answer
-    assert.strictEqual(status, "ok")
-    answers.set(id, answer)
-    const before = (await mailOf(id)).length
-    answered.set(id, [...answered.get(id) ?? [], ...events.map((event) => [before, event] as const)])
-    return replies[0]!
+    return (await batch(id, own, [verb, ...args, ...beside], lease, read))[0]!
+  }
+  /** Several requests in one call, of this resource where they name none, as the kernel sends them. */
+  const sendAll = (id: string, requests: ReadonlyArray<Asked>) => {
+    const own: Array<string> = []
+    let before: string | undefined
+    const texts = requests.flatMap(([verb, args, hash = key]) => {
+      const all = roles[verb] === null
+      const same = all && hash === before
+      before = all ? hash : undefined
+      if (!same) own.push(...rolesOf(verb, hash))
+      return [same ? `=${verb}` : verb, ...args]
+    })
+    return batch(id, own, texts)
   }
   return {
     key,
@@ -117,6 +142,7 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
     answers,
     open: (id: string) => ask(id, "session.open", [id, "", usual, protocol, 16, "{}", "", 0, -1]),
     send,
+    sendAll,
     repeat: async (id: string): Promise<Answer | undefined> => last.has(id) ? await call(last.get(id)!) : undefined,
     end: (id: string, closed = false, given = 0) => ask(id, "session.end", [id, closed ? "1" : "", given]),
     reap: async (id: string, reaped?: (id: string) => void) => {

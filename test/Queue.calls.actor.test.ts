@@ -1,0 +1,60 @@
+/** What the requests of one call share, and what becomes of them when the call cannot be finished. */
+import { assert, layer } from "@effect/vitest"
+import { Effect } from "effect"
+import type { Redis } from "ioredis"
+import { actor, client, keysOf } from "./support/actor.ts"
+import { freshNamespace, TestServer } from "./support/live.ts"
+
+const live = { excludeTestServices: true, timeout: "60 seconds" } as const
+
+/** Two queues of one partition, with a member each. */
+const started = async (redis: Redis) => {
+  const namespace = freshNamespace()
+  const one = actor(redis, namespace, "queue:one")
+  const two = `{${namespace}:00}:queue:two`
+  const join = ["m", "1", 0, 0, 0, 60_000, 1000, 0, 3, 0, 0, 1, 0, 0, 1, 0]
+  await one.open("s")
+  await one.sendAll("s", [["queue.join", join], ["queue.join", join, two]])
+  return { ...one, two }
+}
+
+const alone = (f: (queues: Awaited<ReturnType<typeof started>>, redis: Redis) => Promise<void>) =>
+  Effect.gen(function*() {
+    const redis = yield* client(yield* TestServer)
+    yield* Effect.promise(async () => f(await started(redis), redis))
+  })
+
+layer(TestServer.layer, live)("a call", (it) => {
+  it.effect("fails the requests about a queue that it cannot finish, and no others", () =>
+    alone(async ({ key, look, send, sendAll, two }, redis) => {
+      await send("s", "queue.offer", ["12", "1 1", "node", 1])
+      const normal = keysOf(key).find((role) => role.includes("queue-normal:"))!
+      await redis.set(normal, "of another program")
+      const replies = await sendAll("s", [
+        ["queue.offer", ["3", "1", "node", 2], two],
+        ["queue.work", ["w", 1]],
+        ["queue.state", [], two],
+        ["queue.pause", [""]]
+      ])
+      assert.deepStrictEqual(replies.map(([tag]) => tag), ["offered", "failed", "state", "failed"])
+      // What was done by then is known.
+      await redis.del(normal)
+      assert.strictEqual((await look("queue.state", []))[5], 1)
+      assert.deepStrictEqual((await look("queue.state", [], two))[1], [0, 0, 1, 0])
+    }))
+
+  it.effect("fails all of its requests when it cannot finish a queue that none of them is about", () =>
+    alone(async ({ key, look, send, sendAll, two }, redis) => {
+      const errands = key.replace("queue:", "errands:queue:")
+      await send("s", "queue.work", ["w", 1])
+      const [, stamp, first] = await send("s", "queue.offer", ["1", "1", "node", 1])
+      await sendAll("s", [["queue.work", ["e", 1], errands]])
+      await redis.hset(errands, "ws/e", "of another program")
+      const replies = await sendAll("s", [
+        ["queue.offer", ["2", "1", "node", 2], two],
+        ["queue.complete", ["w", `n${stamp}-${first}`, "", "", "", 0, 1, "", "", "[1]"]]
+      ])
+      assert.deepStrictEqual(replies, [["failed", "defect"], ["failed", "defect"]])
+      assert.strictEqual((await look("queue.state", []))[7], 1)
+    }))
+})
