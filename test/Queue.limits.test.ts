@@ -4,7 +4,7 @@ import { Deferred, Effect, Exit, Fiber, Option, Schema, Scope, Stream } from "ef
 import { Queue } from "../src/index.ts"
 import { eventually } from "./support/eventually.ts"
 import { TestServer } from "./support/live.ts"
-import { begins, emptied, isRangeError, make, shows, upTo, working } from "./support/queues.ts"
+import { begins, emptied, inLine, isRangeError, make, shows, upTo, working } from "./support/queues.ts"
 import { isPending, lose, missed, on, pending, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
@@ -80,30 +80,21 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         const other = yield* Scope.provide(on(b!, open), scope)
         const last = yield* on(c!, limited(1))
         yield* queue.offer(1)
-        const line = Effect.map(
-          server.cli(
-            "EVAL",
-            "for _, key in ipairs(redis.call('KEYS', '*:queue:*')) do return redis.call('HGET', key, 'f') end",
-            0
-          ),
-          (found) => found.trim() === "" ? 0 : found.trim().split(" ").length
-        )
-        const inLine = (count: number) => eventually(Effect.map(line, (found) => assert.strictEqual(found, count)))
         const first = yield* Effect.forkChild(other.offer(2))
-        yield* inLine(1)
+        yield* inLine(server, namespace, 1)
         const kept = yield* Effect.forkChild(last.offer(3))
-        yield* inLine(2)
+        yield* inLine(server, namespace, 2)
         yield* Fiber.interrupt(first)
-        yield* inLine(1)
+        yield* inLine(server, namespace, 1)
         const again = yield* Effect.forkChild(other.offerAll([4, 5]))
-        yield* inLine(2)
+        yield* inLine(server, namespace, 2)
         yield* pending(kept)
         // The place in the line is that of the session, and the jobs go into the line again.
         yield* lose(c!, namespace, server)
         missed(b!)
-        yield* inLine(2)
+        yield* inLine(server, namespace, 2)
         yield* Scope.close(scope, Exit.void)
-        yield* inLine(1)
+        yield* inLine(server, namespace, 1)
         const worker = yield* working(queue)
         yield* promptly(Fiber.join(kept), "the offer")
         yield* begins(worker, [1, 3])

@@ -3,6 +3,7 @@ import { assert } from "@effect/vitest"
 import { Effect, Exit, Fiber, Schema } from "effect"
 import { Queue } from "../../src/index.ts"
 import { eventually } from "./eventually.ts"
+import type { Server } from "./servers.ts"
 
 export const hostile = "x\u0000}{:\r\n\"é😀"
 
@@ -41,3 +42,18 @@ export const working = <A, S, E, E2 = never>(
 
 export const begins = <A>({ begun }: { readonly begun: ReadonlyArray<A> }, expected: ReadonlyArray<A>) =>
   eventually(Effect.sync(() => assert.deepStrictEqual(begun, expected)), { timeout: "30 seconds" })
+
+/** Waits until so many processes stand in the line for room of the only queue of a namespace. */
+export const inLine = (server: Server, namespace: string, count: number) =>
+  eventually(
+    Effect.map(
+      server.cli(
+        "EVAL",
+        "return redis.call('HGET', redis.call('KEYS', ARGV[1])[1], 'f')",
+        0,
+        `{${namespace}:*}:queue:*`
+      ),
+      (found) => assert.strictEqual(found.trim() === "" ? 0 : found.trim().split(" ").length, count)
+    ),
+    { message: `${count} in line` }
+  )

@@ -80,6 +80,7 @@ class Offer implements Request<"queue.offer"> {
   readonly verb: "queue.offer"
   readonly key: string
   readonly items: Array<Item> = []
+  readonly urgent: boolean
   text = 0
   askedAt: number | undefined = undefined
   queued: boolean | undefined = undefined
@@ -101,6 +102,7 @@ class Offer implements Request<"queue.offer"> {
     number: number,
     known: { readonly knownFor: number },
     member: string | undefined,
+    urgent: boolean,
     answered: (waiting: Array<Item>, entered: boolean) => void
   ) {
     // Both have the same replies.
@@ -111,7 +113,13 @@ class Offer implements Request<"queue.offer"> {
     this.#shard = shard
     this.#node = node
     this.#number = number
+    this.urgent = urgent
     this.#answered = answered
+  }
+
+  add(item: Item): void {
+    this.items.push(item)
+    this.text += weightOf(item)
   }
 
   get knownFor(): number {
@@ -225,7 +233,7 @@ export class Offerer {
 
   offer(wish: Wish, asker: Asker, at: number): void {
     const item = { wish, asker, at }
-    if (this.#waiting.length > 0 || !this.#put(item)) this.#waiting.push(item)
+    if (this.#waiting.length > 0 || !this.#put(item, false)) this.#waiting.push(item)
   }
 
   /** There is room: the actor has said so, or a new session has begun, which does not stand in the line yet. */
@@ -241,7 +249,7 @@ export class Offerer {
   // Nothing waits any more.
   #leave(): void {
     this.#parked = false
-    this.#send()
+    this.#send(this.#make(true))
   }
 
   /** Jobs of a caller that was interrupted do not wait any more. */
@@ -263,35 +271,38 @@ export class Offerer {
     this.#head = 0
   }
 
-  #put(item: Item): boolean {
+  // An urgent job has waited here: it was accepted before, whatever the load is now.
+  #put(item: Item, urgent: boolean): boolean {
     const { channel, space: { kernel } } = this.place
-    let offer = this.#last
-    if (offer === undefined || !offer.open) {
-      if (kernel.isClosing()) {
-        item.asker.failed(channel.closedError())
-        return true
-      }
-      if (this.#parked || this.#unanswered === (this.#enters ? 1 : 2)) return false
-      offer = this.#send()
-      offer.items.push(item)
-      offer.text = weightOf(item)
-    } else {
-      offer.items.push(item)
-      offer.text += weightOf(item)
+    const last = this.#last
+    if (last !== undefined && last.open) {
+      last.add(item)
       // It waits for no others: Redis works on it while the next jobs are encoded.
-      if (!offer.open) channel.outbox.flush()
+      if (!last.open) channel.outbox.flush()
+      return true
     }
+    if (kernel.isClosing()) {
+      item.asker.failed(channel.closedError())
+      return true
+    }
+    if (this.#parked || this.#unanswered === (this.#enters ? 1 : 2)) return false
+    const offer = this.#make(urgent)
+    offer.add(item)
+    this.#send(offer)
     return true
   }
 
-  #send(): Offer {
-    const { channel, key } = this.place
-    const member = this.#enters ? this.#id : undefined
+  #make(urgent: boolean): Offer {
     const [shard, node, number] = [this.#shard, this.#node, ++this.#number]
-    const offer = this.#last = new Offer(key, shard, node, number, this, member, this.#answered)
+    const member = this.#enters ? this.#id : undefined
+    return new Offer(this.place.key, shard, node, number, this, member, urgent, this.#answered)
+  }
+
+  // The outbox may refuse it at once, so it has a job by then.
+  #send(offer: Offer): void {
+    this.#last = offer
     this.#unanswered++
-    channel.outbox.request(offer)
-    return offer
+    this.place.channel.outbox.request(offer)
   }
 
   readonly #answered = (waiting: Array<Item>, entered: boolean): void => {
@@ -313,7 +324,7 @@ export class Offerer {
   }
 
   #putAll(): void {
-    while (this.#head < this.#waiting.length && this.#put(this.#waiting[this.#head]!)) this.#head++
+    while (this.#head < this.#waiting.length && this.#put(this.#waiting[this.#head]!, true)) this.#head++
     if (this.#head === this.#waiting.length) this.#waiting = []
     else if (this.#head * 2 > this.#waiting.length) this.#waiting = this.#waiting.slice(this.#head)
     else return
