@@ -183,3 +183,14 @@ handlers['queue.enter'] = function(ctx, key, id, values, shapes, node, number)
   if line[1] == claim then queue.told = 0 end
   return answered
 end
+
+-- queue.pass: a member leaves the line, because nothing of it waits any more. It needs no memory, and is refused all the same while there
+-- is none: the next member could not store anything, and would fail for that.
+-- keys: all
+-- args: id string
+-- reply: ["passed"]
+handlers['queue.pass'] = function(ctx, key, id)
+  local queue = loadQueue(ctx, key)
+  if queue.queued > 0 then extend.depart(queue, claimOf(ctx, id)) end
+  return '["passed"]'
+end

@@ -4,9 +4,10 @@ import { Effect, Fiber } from "effect"
 import type { Coordinator } from "../src/index.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
-import { TestServer } from "./support/live.ts"
+import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
 import { inLine, make, shows, upTo } from "./support/queues.ts"
-import { channelOf, on, promptly, several } from "./support/several.ts"
+import { standalone } from "./support/servers.ts"
+import { channelOf, on, pending, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -66,4 +67,59 @@ layer(TestServer.layer, live)("an offer", (it) => {
         yield* promptly(Fiber.join(waiting), "the offer")
         yield* shows(other, { waiting: 3 })
       }), narrow))
+  it.effect("that Redis has no memory for holds up no others that wait for room", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone()
+      const namespace = freshNamespace()
+      const options = { namespace, partitions: 1, lease: "3 seconds", margin: "500 millis" } as const
+      yield* Effect.scoped(Effect.gen(function*() {
+        const [queue, second, other] = yield* Effect.forEach(
+          upTo(3),
+          () => Effect.flatMap(node(server.url, options), (context) => on(context, make({ limits: { length: 1 } })))
+        )
+        const { id } = yield* other!.offer(0)
+        const first = yield* Effect.forkChild(queue!.offer(1))
+        yield* inLine(server, namespace, 1)
+        const behind = yield* Effect.forkChild(second!.offer(2))
+        yield* inLine(server, namespace, 2)
+        yield* server.cli("CONFIG", "SET", "maxmemory", 1)
+        assert.isTrue(yield* other!.cancel(id))
+        const { reason } = yield* promptly(Effect.flip(Fiber.join(first)), "the refusal")
+        assert.strictEqual(reason._tag, "OutOfMemory")
+        yield* pending(behind)
+        yield* server.cli("CONFIG", "SET", "maxmemory", 0)
+        yield* promptly(Fiber.join(behind), "the offer")
+        yield* inLine(server, namespace, 0)
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("that has failed while Redis was away holds up no others that wait for room", () =>
+    behindLine(({ context, direct, line, namespace, server }) =>
+      Effect.gen(function*() {
+        const limits = { length: 1 }
+        const queue = yield* on(context, make({ limits }))
+        const other = yield* on(yield* direct(), make({ limits }))
+        const { id } = yield* other.offer(0)
+        const first = yield* Effect.forkChild(queue.offer(1))
+        yield* inLine(server, namespace, 1)
+        const behind = yield* Effect.forkChild(other.offer(2))
+        yield* inLine(server, namespace, 2)
+        const { session } = channelOf(context)
+        yield* line.refuse
+        const held = yield* line.hold(({ name }) => name === "FCALL")
+        const asked = yield* Effect.forkChild(Effect.exit(queue.promote("none")))
+        yield* held.request
+        assert.isTrue(yield* other.cancel(id))
+        // It was told of room, and cannot say so.
+        const { reason } = yield* Effect.flip(Fiber.join(first))
+        assert.strictEqual(reason._tag, "Timeout")
+        yield* pending(behind)
+        yield* held.release("drop")
+        yield* line.pass
+        yield* promptly(Fiber.join(behind), "the offer")
+        assert.strictEqual(channelOf(context).session, session)
+        yield* Fiber.join(asked)
+        yield* inLine(server, namespace, 0)
+      }), { lease: "15 seconds", margin: "1 second", requestTimeout: "500 millis" }))
 })

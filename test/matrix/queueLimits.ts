@@ -3,14 +3,16 @@ import { Effect, Fiber, Schema } from "effect"
 import { Queue } from "../../src/index.ts"
 import { eventually } from "../support/eventually.ts"
 import { onNode } from "../support/live.ts"
+import { inLine } from "../support/queues.ts"
 import { insist } from "../support/uncertain.ts"
 import type { Program, Rows } from "./matrix.ts"
 
 export const requests = [
-  ["queue.enter", "queue:mails"]
+  ["queue.enter", "queue:mails"],
+  ["queue.pass", "queue:mails"]
 ] as const satisfies Rows
 
-export const program: Program = ({ other }) =>
+export const program: Program = ({ namespace, other, server }) =>
   Effect.gen(function*() {
     const make = Queue.make({ name: "mails", payload: Schema.Number, retention: "3 seconds", limits: { length: 2 } })
     const mails = yield* insist(make)
@@ -30,4 +32,10 @@ export const program: Program = ({ other }) =>
       Effect.map(theirs.state, ({ active, waiting }) => assert.deepStrictEqual([active, waiting], [0, 0]))
     )
     yield* Fiber.interrupt(running)
+    yield* theirs.offerAll([7, 8])
+    const waiting = yield* Effect.forkChild(mails.offer(9))
+    yield* inLine(server, namespace, 1)
+    yield* Fiber.interrupt(waiting)
+    yield* inLine(server, namespace, 0)
+    yield* theirs.drain()
   })

@@ -1,6 +1,6 @@
 /** Offers jobs: those of one turn of the event loop share a request, which is numbered so that they are stored once. */
 
-import type { CoordinatorError } from "../actor/errors.ts"
+import { type CoordinatorError, isFinal } from "../actor/errors.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { Place } from "../hold/place.ts"
 import { nameOf } from "./naming.ts"
@@ -54,6 +54,9 @@ interface Item {
 const mostJobs = 512
 const mostText = 1 << 20
 
+// In milliseconds: while Redis refuses it, a process tries to leave the line so often.
+const mostHeldUp = 500
+
 // To look for a job costs Redis as much as to store so many characters.
 const perBefore = 256
 
@@ -74,6 +77,9 @@ export const packed = (items: ReadonlyArray<{ readonly wish: Wish }>): [values: 
   return [values, shapes]
 }
 
+/** Told of the jobs that wait for room, if an offer was answered at all. `entered` is true if they stand in the line for that. */
+type Answered = (waiting: Array<Item> | undefined, entered: boolean) => void
+
 type OfferArgs = [values: string, shapes: string, node: string, number: number]
 
 class Offer implements Request<"queue.offer"> {
@@ -92,7 +98,7 @@ class Offer implements Request<"queue.offer"> {
   readonly #known: { readonly knownFor: number }
   // As which member it asks, if its jobs may wait for room.
   readonly #member: string | undefined
-  #answered: ((waiting: Array<Item>, entered: boolean) => void) | undefined
+  #answered: Answered | undefined
   #args: OfferArgs | undefined = undefined
 
   constructor(
@@ -103,7 +109,7 @@ class Offer implements Request<"queue.offer"> {
     known: { readonly knownFor: number },
     member: string | undefined,
     urgent: boolean,
-    answered: (waiting: Array<Item>, entered: boolean) => void
+    answered: Answered
   ) {
     // Both have the same replies.
     this.verb = (member === undefined ? "queue.offer" : "queue.enter") as "queue.offer"
@@ -140,7 +146,7 @@ class Offer implements Request<"queue.offer"> {
   }
 
   // Once: an answer may come to an offer that has failed because Redis was away.
-  #over(): ((waiting: Array<Item>) => void) | undefined {
+  #over(): ((waiting: Array<Item> | undefined) => void) | undefined {
     const answered = this.#answered
     this.#answered = undefined
     return answered && ((waiting) => answered(waiting, this.#member !== undefined))
@@ -179,7 +185,7 @@ class Offer implements Request<"queue.offer"> {
   readonly fail = (error: CoordinatorError): void => {
     const answered = this.#over()
     if (answered === undefined) return
-    answered([])
+    answered(undefined)
     for (const { asker } of this.items) asker.failed(error)
   }
 
@@ -208,6 +214,9 @@ export class Offerer {
   #enters = false
   // Jobs wait until the actor says that there is room.
   #parked = false
+  // By all that is known here, the process stands in the line for room; and Redis is told that it leaves.
+  #inLine = false
+  #isLeaving = false
   // The actor has said so before an answer.
   #told = false
   // How many of the waiting jobs were sent before: they go ahead of the others.
@@ -240,16 +249,46 @@ export class Offerer {
   enter(): void {
     // The answer may be behind the news.
     if (this.#unanswered > 0) this.#told = true
-    else if (this.#head < this.#waiting.length) {
+    else if (this.#isIdle) this.#leave()
+    else {
       this.#parked = false
       this.#putAll()
-    } else this.#leave()
+    }
   }
 
-  // Nothing waits any more.
+  // Nothing waits any more, so the process must not hold up those behind it.
   #leave(): void {
+    const { channel, key, space: { kernel } } = this.place
+    const { session } = channel
     this.#parked = false
-    this.#send(this.#make(true))
+    // Its place ends with the session.
+    if (session === undefined || this.#isLeaving || kernel.isClosing()) return
+    const over = () => {
+      this.#isLeaving = this.#inLine = false
+    }
+    this.#isLeaving = true
+    channel.outbox.request<"queue.pass">({
+      verb: "queue.pass",
+      key,
+      args: [this.#id!],
+      session,
+      urgent: true,
+      moot: over,
+      settle: over,
+      fail: ({ reason }) => {
+        this.#isLeaving = false
+        if (!isFinal(reason)) kernel.io.after(mostHeldUp, () => this.#leaveIfIdle())
+      }
+    })
+  }
+
+  // It may stand there for other jobs by then.
+  #leaveIfIdle(): void {
+    if (this.#inLine && this.#isIdle) this.#leave()
+  }
+
+  get #isIdle(): boolean {
+    return this.#unanswered === 0 && this.#waiting.length === 0
   }
 
   /** Jobs of a caller that was interrupted do not wait any more. */
@@ -257,7 +296,7 @@ export class Offerer {
     asker.gone = true
     this.#waiting = this.#waiting.slice(this.#head).filter((item) => item.asker !== asker)
     this.#head = 0
-    if (this.#parked && this.#waiting.length === 0) this.#leave()
+    this.#leaveIfIdle()
   }
 
   /** The membership is joined, perhaps again. */
@@ -305,9 +344,9 @@ export class Offerer {
     this.place.channel.outbox.request(offer)
   }
 
-  readonly #answered = (waiting: Array<Item>, entered: boolean): void => {
+  readonly #answered = (waiting: Array<Item> | undefined, entered: boolean): void => {
     this.#unanswered--
-    if (waiting.length > 0) {
+    if (waiting !== undefined && waiting.length > 0) {
       this.#enters = true
       // In front of jobs that were not sent, and behind the jobs of an earlier request.
       const wanted = waiting.filter(({ asker }) => asker.gone !== true)
@@ -316,11 +355,12 @@ export class Offerer {
       this.#head = 0
       this.#returned += wanted.length
       this.#parked = entered && !this.#told
-    }
+      this.#inLine ||= entered
+    } else if (waiting !== undefined && entered) this.#inLine = false
     this.#told = false
     if (this.#unanswered === 0) this.#returned = 0
-    if (this.#parked && this.#waiting.length === 0) this.#leave()
     this.#putAll()
+    this.#leaveIfIdle()
   }
 
   #putAll(): void {
