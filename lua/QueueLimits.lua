@@ -150,7 +150,8 @@ extend.bound = function(ctx, queue)
   if queue.length == 0 or queue.overflow ~= WAIT then room = 1 end
   if queue.queued == 0 or queue.told == 1 or room <= 0 then return end
   local line = lineOf(queue)
-  while line[1] and not isAlive(ctx, holderOf(line[1])) do table.remove(line, 1) end
+  -- A request of a member that has left can have come behind that.
+  while line[1] and not (isAlive(ctx, holderOf(line[1])) and call('HGET', queue.key, 'o' .. line[1])) do table.remove(line, 1) end
   setLine(queue, line, nil)
   if not line[1] then return end
   queue.told = 1

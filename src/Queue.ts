@@ -155,6 +155,7 @@ export {
   JobTimeout,
   OfferUncertain,
   OutcomeUnknown,
+  QueueClosed,
   QueueError,
   QueueFull,
   ShardsMismatch

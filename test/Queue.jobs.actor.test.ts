@@ -440,6 +440,21 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       assert.deepStrictEqual((await delivered()).map(([id]) => id), [job, kept])
     }))
 
+  it.effect("that wait for room do so behind no member that is gone", () =>
+    alone(async ({ join, mail, offer, open, send }) => {
+      await join({ length: 1 })
+      const job = await offer("1")
+      await open("closed")
+      // As when the request was on its way while the member left.
+      for (const [session, id] of [["closed", "m"], ["producer", "p"]] as const) {
+        const [, , , known] = await send(session, "queue.enter", [id, "2", "1", session, 1])
+        assert.deepStrictEqual(known, [[0, 2]])
+      }
+      await send("producer", "queue.cancel", [job, 0])
+      assert.deepStrictEqual(await mail("closed"), [])
+      assert.deepStrictEqual(await mail("producer"), [["changed", "p", "room"]])
+    }))
+
   it.effect("that were rescheduled are dropped after jobs that wait", () =>
     alone(async ({ join, look, offer, send }) => {
       await join({ length: 3, overflow: 2 })

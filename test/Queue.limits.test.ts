@@ -86,7 +86,7 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         yield* inLine(server, namespace, 2)
         yield* Fiber.interrupt(first)
         yield* inLine(server, namespace, 1)
-        const again = yield* Effect.forkChild(other.offerAll([4, 5]))
+        const again = yield* Effect.forkChild(Effect.flip(other.offerAll([4, 5])))
         yield* inLine(server, namespace, 2)
         yield* pending(kept)
         // The place in the line is that of the session, and the jobs go into the line again.
@@ -94,11 +94,11 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         missed(b!)
         yield* inLine(server, namespace, 2)
         yield* Scope.close(scope, Exit.void)
+        assert.strictEqual((yield* promptly(Fiber.join(again), "the refusal")).reason._tag, "QueueClosed")
         yield* inLine(server, namespace, 1)
         const worker = yield* working(queue)
         yield* promptly(Fiber.join(kept), "the offer")
         yield* begins(worker, [1, 3])
-        yield* Fiber.interrupt(again)
         yield* worker.stop
       })))
 

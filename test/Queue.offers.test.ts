@@ -1,11 +1,11 @@
-/** Offers while their process is overloaded, or Redis is out of memory or out of reach. */
+/** Offers while their process is overloaded, Redis is out of memory or out of reach, or their queue is closed. */
 import { assert, layer } from "@effect/vitest"
-import { Effect, Fiber } from "effect"
-import type { Coordinator } from "../src/index.ts"
+import { Effect, Exit, Fiber, Schema, Scope, Stream } from "effect"
+import { type Coordinator, Queue } from "../src/index.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
-import { inLine, make, shows, upTo } from "./support/queues.ts"
+import { emptied, inLine, make, shows, upTo } from "./support/queues.ts"
 import { standalone } from "./support/servers.ts"
 import { channelOf, on, pending, promptly, several } from "./support/several.ts"
 
@@ -122,4 +122,39 @@ layer(TestServer.layer, live)("an offer", (it) => {
         yield* Fiber.join(asked)
         yield* inLine(server, namespace, 0)
       }), { lease: "15 seconds", margin: "1 second", requestTimeout: "500 millis" }))
+})
+
+layer(TestServer.layer, live)("a queue whose scope is closed", (it) => {
+  it.effect("ends all waits on it, and refuses others", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const options = { payload: Schema.Number, success: Schema.Number, limits: { length: 1 } }
+        const open = Queue.make({ name: "closes", retention: "200 millis", ...options })
+        const scope = yield* Scope.make()
+        const queue = yield* Scope.provide(on(a!, open), scope)
+        const other = yield* Effect.tap(on(b!, open), emptied)
+        const { id } = yield* other.offer(0, { result: true })
+        const waits = Effect.all([
+          Effect.flip(queue.result(id)),
+          Effect.flip(Stream.runDrain(queue.progress(id))),
+          Effect.flip(queue.offer(1)),
+          Effect.flip(queue.offerAll([2, 3])),
+          Effect.flip(queue.execute(4))
+        ], { concurrency: "unbounded" })
+        const closed = Effect.map(waits, (errors) =>
+          assert.deepStrictEqual(
+            errors.map(({ reason }) => reason._tag),
+            Array.from({ length: 5 }, () => "QueueClosed")
+          ))
+        const waiting = yield* Effect.forkChild(closed)
+        yield* inLine(server, namespace, 1)
+        yield* Scope.close(scope, Exit.void)
+        yield* promptly(Fiber.join(waiting), "the ends of the waits")
+        yield* promptly(closed, "the refusals")
+        yield* inLine(server, namespace, 0)
+        const behind = yield* Effect.forkChild(other.offer(5))
+        yield* inLine(server, namespace, 1)
+        assert.isTrue(yield* queue.cancel(id))
+        yield* promptly(Fiber.join(behind), "the offer")
+      })))
 })

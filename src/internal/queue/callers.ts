@@ -3,16 +3,16 @@
  * the jobs that it has asked for.
  */
 
-import type { CoordinatorError } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
 import type { Place } from "../hold/place.ts"
+import type { Failure } from "./errors.ts"
 
 export interface Caller {
   /** The id that was asked for. */
   readonly name: string
   /** The job's own id, when it is known. */
   job: string | undefined
-  readonly fail: (error: CoordinatorError) => void
+  readonly fail: (error: Failure) => void
 }
 
 type News = readonly [tag: string, job: string, ...rest: ReadonlyArray<unknown>]
@@ -27,6 +27,8 @@ export abstract class Callers<C extends Caller, N extends News, V extends Verb> 
   #early: Array<N> = []
   #unanswered = 0
   #id = ""
+  // Why it takes no callers any more.
+  #closed: Failure | undefined = undefined
 
   constructor(place: Place, verb: V) {
     this.place = place
@@ -51,10 +53,11 @@ export abstract class Callers<C extends Caller, N extends News, V extends Verb> 
     for (const caller of this.callers) if (caller.job !== undefined) this.#ask(caller)
   }
 
-  closed(): void {
+  closed(error: Failure): void {
+    this.#closed = error
     for (const caller of [...this.callers]) {
       this.callers.delete(caller)
-      caller.fail(this.place.channel.closedError())
+      caller.fail(error)
     }
   }
 
@@ -66,7 +69,8 @@ export abstract class Callers<C extends Caller, N extends News, V extends Verb> 
 
   protected add(caller: C): void {
     const { channel, space: { kernel } } = this.place
-    if (kernel.isClosing()) return caller.fail(channel.closedError())
+    const closed = kernel.isClosing() ? channel.closedError() : this.#closed
+    if (closed !== undefined) return caller.fail(closed)
     this.callers.add(caller)
     this.#ask(caller)
   }

@@ -2,7 +2,7 @@
 
 import * as Effect from "effect/Effect"
 import * as Schema from "effect/Schema"
-import { type CoordinatorError, coordinatorReasons } from "../actor/errors.ts"
+import { coordinatorReasons } from "../actor/errors.ts"
 import { describe, WaitTimeout } from "../hold/loss.ts"
 import { InvalidPayload } from "../hold/payload.ts"
 
@@ -139,6 +139,23 @@ export class ShardsMismatch extends Schema.Error<ShardsMismatch>("lockstep/Queue
 }
 
 /**
+ * The scope in which this process has opened the queue is closed: offers and waits need it.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class QueueClosed extends Schema.Error<QueueClosed>("lockstep/Queue/QueueClosed")({
+  _tag: Schema.tag("QueueClosed"),
+  name: Schema.String,
+  namespace: Schema.String
+}) {
+  override get message(): string {
+    return `The scope of ${describe("queue", this.name, this.namespace)} is closed in this process: ` +
+      `keep it open for as long as the queue is used.`
+  }
+}
+
+/**
  * @category errors
  * @since 0.1.0
  */
@@ -147,6 +164,7 @@ export class QueueError extends Schema.Error<QueueError>("lockstep/Queue/QueueEr
   reason: Schema.Union([
     ShardsMismatch,
     OfferUncertain,
+    QueueClosed,
     QueueFull,
     JobFailed,
     OutcomeUnknown,
@@ -160,8 +178,13 @@ export class QueueError extends Schema.Error<QueueError>("lockstep/Queue/QueueEr
   }
 }
 
+/** An error of the queue, or of the coordinator. */
+export interface Failure {
+  readonly reason: QueueError["reason"]
+}
+
 export const fail = (reason: QueueError["reason"]): QueueError => new QueueError({ reason })
 
 /** As an error of the queue. */
-export const failing = <A, R>(self: Effect.Effect<A, CoordinatorError, R>): Effect.Effect<A, QueueError, R> =>
+export const failing = <A, R>(self: Effect.Effect<A, Failure, R>): Effect.Effect<A, QueueError, R> =>
   Effect.mapError(self, ({ reason }) => fail(reason))

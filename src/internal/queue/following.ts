@@ -4,10 +4,10 @@ import * as Cause from "effect/Cause"
 import * as Effect from "effect/Effect"
 import * as Queue from "effect/Queue"
 import * as Stream from "effect/Stream"
-import type { CoordinatorError } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
 import type { Place } from "../hold/place.ts"
 import { type Caller, Callers } from "./callers.ts"
+import type { Failure } from "./errors.ts"
 
 interface Follower extends Caller {
   /** Of the newest progress: news that come later may be older. */
@@ -70,7 +70,7 @@ export class Following extends Callers<Follower, News, "queue.follow"> {
   }
 
   /** The progress of a job, and each change of it. Only the latest change waits for a slow consumer. */
-  progress<E>(name: string, fail: (error: CoordinatorError) => E): Stream.Stream<unknown, E> {
+  progress<E>(name: string, fail: (error: Failure) => E): Stream.Stream<unknown, E> {
     const opened = Effect.map(Queue.sliding<unknown, E | Cause.Done>(1), (queue) => {
       const follower: Follower = {
         name,

@@ -3,6 +3,7 @@
 import { type CoordinatorError, isFinal } from "../actor/errors.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { Place } from "../hold/place.ts"
+import type { Failure } from "./errors.ts"
 import { nameOf } from "./naming.ts"
 
 export type Level = "u" | "h" | "n" | "l"
@@ -36,7 +37,7 @@ export interface Asker {
   readonly full: () => void
   /** A job was not stored, because nothing is known of this job before it. */
   readonly unknown: (before: string) => void
-  readonly failed: (error: CoordinatorError) => void
+  readonly failed: (error: Failure) => void
   /** Its caller was interrupted: jobs that were not stored are dropped. */
   gone?: boolean
 }
@@ -222,6 +223,8 @@ export class Offerer {
   // How many of the waiting jobs were sent before: they go ahead of the others.
   #returned = 0
   #id: string | undefined = undefined
+  // Why it takes no jobs any more.
+  #closed: Failure | undefined = undefined
 
   constructor(place: Place, shard: number, knownFor: number) {
     this.place = place
@@ -241,6 +244,7 @@ export class Offerer {
   }
 
   offer(wish: Wish, asker: Asker, at: number): void {
+    if (this.#closed !== undefined) return asker.failed(this.#closed)
     const item = { wish, asker, at }
     if (this.#waiting.length > 0 || !this.#put(item, false)) this.#waiting.push(item)
   }
@@ -261,8 +265,8 @@ export class Offerer {
     const { channel, key, space: { kernel } } = this.place
     const { session } = channel
     this.#parked = false
-    // Its place ends with the session.
-    if (session === undefined || this.#isLeaving || kernel.isClosing()) return
+    // Its place ends with the session, or with the membership.
+    if (session === undefined || this.#closed !== undefined || this.#isLeaving || kernel.isClosing()) return
     const over = () => {
       this.#isLeaving = this.#inLine = false
     }
@@ -304,8 +308,12 @@ export class Offerer {
     if (this.#parked) this.enter()
   }
 
-  closed(): void {
-    const error = this.place.channel.closedError()
+  closed(error: Failure): void {
+    this.#closed = error
+    this.#failAll(error)
+  }
+
+  #failAll(error: Failure): void {
     for (const { asker } of this.#waiting.splice(0).slice(this.#head)) asker.failed(error)
     this.#head = 0
   }
@@ -359,6 +367,7 @@ export class Offerer {
     } else if (waiting !== undefined && entered) this.#inLine = false
     this.#told = false
     if (this.#unanswered === 0) this.#returned = 0
+    if (this.#closed !== undefined) return this.#failAll(this.#closed)
     this.#putAll()
     this.#leaveIfIdle()
   }

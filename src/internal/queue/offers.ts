@@ -2,7 +2,6 @@
 
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
-import type { CoordinatorError } from "../actor/errors.ts"
 import type { Io } from "../io.ts"
 import { fail, OfferUncertain, OutcomeUnknown, type QueueError, QueueFull } from "./errors.ts"
 import type { Asker, Offered, Offerer, Wish } from "./offering.ts"
@@ -86,7 +85,7 @@ export class Offers {
       unknown: (before) => {
         if (!over) end(Effect.fail(this.#unknown(before)))
       },
-      failed: ({ reason }: CoordinatorError) => {
+      failed: ({ reason }) => {
         if (!over) end(Effect.fail(fail(reason)))
       }
     }

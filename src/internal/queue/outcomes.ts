@@ -1,10 +1,10 @@
 /** Waits for the outcomes of jobs. */
 
 import * as Effect from "effect/Effect"
-import type { CoordinatorError } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
 import type { Place } from "../hold/place.ts"
 import { type Caller, Callers } from "./callers.ts"
+import type { Failure } from "./errors.ts"
 
 /** As the actor keeps it, or as the worker has encoded it. */
 export type Outcome =
@@ -26,7 +26,7 @@ export class Outcomes extends Callers<Waiter, News, "queue.watch"> {
   }
 
   /** The outcome of a job, when there is one. While Redis is away, it waits. */
-  await(name: string): Effect.Effect<Outcome, CoordinatorError> {
+  await(name: string): Effect.Effect<Outcome, Failure> {
     return Effect.callback((resume) => {
       const waiter: Waiter = {
         name,

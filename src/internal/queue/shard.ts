@@ -31,7 +31,7 @@ import type {
 } from "./api.ts"
 import { entrusted } from "./entrusting.ts"
 import type { Codecs, Inner } from "./errands.ts"
-import { fail, failing, type QueueError, ShardsMismatch } from "./errors.ts"
+import { fail, failing, type Failure, QueueClosed, type QueueError, ShardsMismatch } from "./errors.ts"
 import { Following } from "./following.ts"
 import { type Group, groupOf, groupsOf, type GroupState, removing } from "./groups.ts"
 import { decoded, handlingOf, policyOf, type Results } from "./handling.ts"
@@ -127,7 +127,8 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
       this.#outcomes.joined(id)
       this.#following.joined(id)
       this.#schedules.joined(id)
-      return Effect.succeed(this.#count)
+      // Before it is left.
+      return Effect.as(Effect.addFinalizer(() => Effect.sync(() => this.#close(this.#left))), this.#count)
     })
     const leaving = Effect.addFinalizer(() => Effect.sync(() => this.#schedules.leave()))
     const delivering = Effect.map(Effect.scope, (scope) => {
@@ -175,11 +176,14 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
         this.#following.rejoined()
       }
     },
-    closed: () => {
-      this.#offerer.closed()
-      this.#outcomes.closed()
-      this.#following.closed()
-    }
+    closed: () => this.#close(this.#place.channel.closedError())
+  }
+
+  // What waits here would not be told any more, and others would wait behind it.
+  #close(error: Failure): void {
+    this.#offerer.closed(error)
+    this.#outcomes.closed(error)
+    this.#following.closed(error)
   }
 
   // -------------------------------------------------------------------------------------------------------------------
@@ -307,6 +311,11 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
 
   get #results(): Results {
     return { success: this.#success, error: this.#error }
+  }
+
+  get #left(): QueueError {
+    const { namespace } = this.#space.kernel.settings
+    return fail(new QueueClosed({ name: this.name, namespace }))
   }
 
   get #closed(): QueueError {
