@@ -3,9 +3,9 @@ import { assert, layer } from "@effect/vitest"
 import { Cause, Deferred, Effect, Exit, Fiber, Option, Schedule, Schema, Stream } from "effect"
 import { Queue } from "../src/index.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
-import { TestServer } from "./support/live.ts"
+import { freshNamespace, node, TestServer } from "./support/live.ts"
 import { begins, emptied, hostile, isRangeError, make, shows, upTo, working } from "./support/queues.ts"
-import type { Server } from "./support/servers.ts"
+import { type Server, standalone } from "./support/servers.ts"
 import { lose, missed, on, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
@@ -457,6 +457,52 @@ layer(TestServer.layer, live)("what a handler keeps of its job", (it) => {
         assert.strictEqual(yield* notesOf(namespace, server), 0)
         yield* again.stop
       })))
+
+  it.effect("is the latest one, also when Redis had no memory for those before", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone()
+      const memory = (bytes: number) => Effect.orDie(server.cli("CONFIG", "SET", "maxmemory", bytes))
+      const options = {
+        namespace: freshNamespace(),
+        partitions: 1,
+        lease: "1500 millis",
+        margin: "300 millis"
+      } as const
+      const queue = yield* on(yield* node(server.url, options), make({ name: "noted" }))
+      const found: Array<unknown> = []
+      const seen: Array<unknown> = []
+      const lines: Array<string> = []
+      const worker = yield* working(queue, () =>
+        Effect.gen(function*() {
+          const job = yield* Queue.Job
+          found.push(Option.getOrUndefined(job.checkpointed))
+          if (job.attempt > 1) return
+          for (const part of [1, 2]) {
+            yield* memory(1)
+            yield* job.log(`${part} refused`)
+            yield* job.progress(part)
+            assert.isTrue(Option.isNone(yield* Effect.timeoutOption(job.checkpoint(`${part} refused`), "100 millis")))
+            yield* memory(0)
+            yield* job.log(`${part} stored`)
+            yield* job.progress(part + 0.5)
+            yield* promptly(job.checkpoint(`${part} stored`), "the checkpoint")
+          }
+          // What was refused is not tried again after this.
+          yield* realSleep("1 second")
+          lines.push(...yield* queue.logs("job"))
+          yield* Effect.fail("no")
+        }), { retry: Schedule.spaced("10 millis") })
+      yield* queue.offer(1, { id: "job", delay: "100 millis" })
+      const following = yield* Effect.forkChild(
+        Stream.runForEach(queue.progress("job"), (value) => Effect.sync(() => seen.push(value)))
+      )
+      yield* shows(queue, { completed: 1 })
+      yield* worker.stop
+      yield* Fiber.join(following)
+      assert.deepStrictEqual(found, [undefined, "2 stored"])
+      assert.deepStrictEqual(seen, [1.5, 2.5])
+      assert.deepStrictEqual(lines, ["1 refused", "1 stored", "2 refused", "2 stored"])
+    }))
 
   it.effect("is refused when the job is not its own any more, and when it is no JSON", () =>
     several(1, ([a], namespace, server) =>

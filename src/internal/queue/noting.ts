@@ -13,39 +13,46 @@ const mostText = 2048
 /** Told whether it was stored: it was not if the job is not the worker's any more. */
 export type Stored = (stored: boolean, error?: CoordinatorError) => void
 
+/** A job that a worker has, and the last request with what its handler keeps. */
+interface Noted {
+  readonly key: string
+  noting: Noting | undefined
+}
+
+/** What has become of a request: of no error, it was answered, or is moot. */
+type Answered = (self: Noting, error?: CoordinatorError) => void
+
 export class Noting implements Request<"queue.note"> {
   readonly verb = "queue.note"
   readonly key: string
   readonly session: Session
   readonly urgent = true
+  readonly task: Noted
   progress = ""
   checkpoint = ""
   queued: boolean | undefined = undefined
   cancelled = false
+  /** Until it is asked, it takes in more: behind another one, or while Redis refuses it. */
+  state: "gathering" | "asked" | "refused" | "over" = "gathering"
+  /** It is asked again after some time. */
+  isRetried = false
   readonly #worker: string
-  readonly #job: string
   readonly #lines: Array<string> = []
   readonly #stored: Array<Stored> = []
-  readonly #refused: (self: Noting, error: CoordinatorError) => void
+  readonly #answered: Answered
   #args: [id: string, job: string, progress: string, checkpoint: string, lines: string] | undefined = undefined
 
-  constructor(
-    key: string,
-    worker: string,
-    job: string,
-    session: Session,
-    refused: (self: Noting, error: CoordinatorError) => void
-  ) {
+  constructor(key: string, worker: string, task: Noted, session: Session, answered: Answered) {
     this.key = key
     this.session = session
+    this.task = task
     this.#worker = worker
-    this.#job = job
-    this.#refused = refused
+    this.#answered = answered
   }
 
   /** The request has not been sent, and can take in more. */
   get open(): boolean {
-    return this.#args === undefined
+    return this.#args === undefined && this.state !== "over"
   }
 
   log(line: string): void {
@@ -59,20 +66,39 @@ export class Noting implements Request<"queue.note"> {
 
   // Made when it is sent, and the same each time.
   get args(): [id: string, job: string, progress: string, checkpoint: string, lines: string] {
-    return this.#args ??= [this.#worker, this.#job, this.progress, this.checkpoint, this.#lines.join("\n")]
+    return this.#args ??= [this.#worker, this.task.key, this.progress, this.checkpoint, this.#lines.join("\n")]
+  }
+
+  /** Redis has not executed it. */
+  refused(): void {
+    this.state = "refused"
+    this.#args = undefined
+  }
+
+  /** Redis has not executed the one before it: what that one has goes with this one, which is newer. */
+  join(before: Noting): void {
+    before.state = "over"
+    this.progress ||= before.progress
+    this.checkpoint ||= before.checkpoint
+    this.#lines.unshift(...before.#lines)
+    this.#lines.splice(0, this.#lines.length - mostLines)
+    this.#stored.unshift(...before.#stored)
   }
 
   over(stored: boolean, error?: CoordinatorError): void {
+    this.state = "over"
     for (const told of this.#stored.splice(0)) told(stored, error)
   }
 
   settle([tag]: readonly [tag: "noted" | "missing"]): void {
     this.over(tag === "noted")
+    this.#answered(this)
   }
 
   moot(): void {
     this.over(false)
+    this.#answered(this)
   }
 
-  readonly fail = (error: CoordinatorError): void => this.#refused(this, error)
+  readonly fail = (error: CoordinatorError): void => this.#answered(this, error)
 }

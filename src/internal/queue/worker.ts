@@ -192,26 +192,57 @@ class Worker<R> extends Member implements Crew, Seat {
     this.#attempts.begin(task, session)
   }
 
-  // Progress, log and checkpoint of a job share a request until it is sent.
+  // Progress, log and checkpoint of a job share a request until it is sent. The next one waits for its answer: Redis may refuse it, and
+  // would execute it behind newer ones then.
   readonly #note = (task: Task): Noting | undefined => {
     const session = this.trusted
     if (session === undefined || this.#working.get(task.key) !== task) return undefined
-    const { channel, key } = this.place
-    let { noting } = task
-    if (noting === undefined || !noting.open) {
-      noting = task.noting = new Noting(key, this.id, task.key, session, this.#refused)
-      channel.outbox.request(noting)
+    const before = task.noting
+    if (before?.open === true) {
+      if (before.state === "refused") this.#ask(before)
+      return before
     }
+    const noting = task.noting = new Noting(this.place.key, this.id, task, session, this.#noted)
+    if (before === undefined || before.state === "over") this.#ask(noting)
     return noting
   }
 
-  readonly #refused = (noting: Noting, error: CoordinatorError): void =>
+  #ask(noting: Noting): void {
+    noting.state = "asked"
+    this.place.channel.outbox.request(noting)
+  }
+
+  readonly #noted = (noting: Noting, error: CoordinatorError | undefined): void => {
+    const { task } = noting
+    const last = task.noting!
+    const isOwn = this.#working.get(task.key) === task
+    if (error === undefined) {
+      if (last.state !== "gathering") return
+      return isOwn ? this.#ask(last) : last.over(false)
+    }
+    // Its handler has ended. A later attempt here must not hear of what this one has set.
+    if (!isOwn) return noting.over(false)
+    if (last !== noting) {
+      last.join(noting)
+      return this.#ask(last)
+    }
+    noting.refused()
+    this.#noteAgain(noting, error)
+  }
+
+  #noteAgain(noting: Noting, error: CoordinatorError): void {
+    if (noting.isRetried) return
+    noting.isRetried = true
     this.again(
       noting.session,
       error,
-      () => this.place.channel.outbox.request(noting),
+      () => {
+        noting.isRetried = false
+        if (noting.state === "refused") this.#ask(noting)
+      },
       (error) => noting.over(false, error)
     )
+  }
 
   #cancel(key: string): void {
     const task = this.#working.get(key)
@@ -278,7 +309,9 @@ class Worker<R> extends Member implements Crew, Seat {
   }
 
   #conclude(task: Task, verdict: Verdict): void {
-    const { deduped = "", given = "", key, life } = task
+    const { deduped = "", given = "", key, life, noting } = task
+    // Notes of the job are sent before what has become of it.
+    if (noting?.state === "gathering" || noting?.state === "refused") this.#ask(noting)
     switch (verdict.tag) {
       case "done":
         if (task.followers !== undefined) {
@@ -293,8 +326,7 @@ class Worker<R> extends Member implements Crew, Seat {
               )
           )
         }
-        // Notes of the job are sent before its acknowledgement.
-        return given === "" && deduped === "" && verdict.outcome === "" && task.noting === undefined
+        return given === "" && deduped === "" && verdict.outcome === "" && noting === undefined
           ? this.#send(key)
           : this.#tell(
             key,
