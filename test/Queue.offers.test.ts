@@ -1,13 +1,13 @@
-/** Offers while their process is overloaded, Redis is out of memory or out of reach, or their queue is closed. */
+/** Offers and other waits while their process is overloaded, Redis is out of memory or out of reach, or their queue is closed. */
 import { assert, layer } from "@effect/vitest"
 import { Effect, Exit, Fiber, Schema, Scope, Stream } from "effect"
 import { type Coordinator, Queue } from "../src/index.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
-import { emptied, inLine, make, shows, upTo } from "./support/queues.ts"
+import { emptied, inLine, make, shows, upTo, working } from "./support/queues.ts"
 import { standalone } from "./support/servers.ts"
-import { channelOf, on, pending, promptly, several } from "./support/several.ts"
+import { channelOf, lose, on, pending, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -122,6 +122,23 @@ layer(TestServer.layer, live)("an offer", (it) => {
         yield* Fiber.join(asked)
         yield* inLine(server, namespace, 0)
       }), { lease: "15 seconds", margin: "1 second", requestTimeout: "500 millis" }))
+})
+
+layer(TestServer.layer, live)("the wait for a result", (it) => {
+  it.effect("is never refused for the load when the job is stored, nor in the next session", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ success: Schema.Number }))
+        const other = yield* on(b!, make({ success: Schema.Number }))
+        // More than may wait to be sent.
+        const executing = yield* Effect.forEach(upTo(60), (n) => Effect.forkChild(queue.execute(n)))
+        yield* shows(other, { waiting: 60 })
+        yield* lose(a!, namespace, server)
+        const worker = yield* working(other, Effect.succeed, { concurrency: 10 })
+        const results = yield* promptly(Effect.forEach(executing, (fiber) => Fiber.join(fiber)), "the results")
+        assert.deepStrictEqual(results, upTo(60))
+        yield* worker.stop
+      }), narrow))
 })
 
 layer(TestServer.layer, live)("a queue whose scope is closed", (it) => {

@@ -50,7 +50,7 @@ export abstract class Callers<C extends Caller, N extends News, V extends Verb> 
 
   /** The membership is joined, perhaps again: news of meanwhile, and the callers that Redis knew, may be lost. */
   rejoined(): void {
-    for (const caller of this.callers) if (caller.job !== undefined) this.#ask(caller)
+    for (const caller of this.callers) if (caller.job !== undefined) this.#ask(caller, true)
   }
 
   closed(error: Failure): void {
@@ -67,15 +67,16 @@ export abstract class Callers<C extends Caller, N extends News, V extends Verb> 
   /** The actor has answered. `early` is what it has told of any job since it was asked. */
   protected abstract answered(caller: C, reply: Requests[V]["reply"], early: ReadonlyArray<N>): void
 
-  protected add(caller: C): void {
+  /** An urgent caller goes on with what was accepted before, whatever the load is now. */
+  protected add(caller: C, urgent: boolean): void {
     const { channel, space: { kernel } } = this.place
     const closed = kernel.isClosing() ? channel.closedError() : this.#closed
     if (closed !== undefined) return caller.fail(closed)
     this.callers.add(caller)
-    this.#ask(caller)
+    this.#ask(caller, urgent)
   }
 
-  #ask(caller: C): void {
+  #ask(caller: C, urgent: boolean): void {
     const { channel, key } = this.place
     this.#unanswered++
     const early = (): ReadonlyArray<N> => {
@@ -87,6 +88,7 @@ export abstract class Callers<C extends Caller, N extends News, V extends Verb> 
       verb: this.#verb,
       key,
       args: [this.#id, caller.name],
+      urgent,
       settle: (reply) => this.answered(caller, reply, early()),
       fail: (error) => {
         early()

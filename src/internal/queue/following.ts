@@ -80,7 +80,7 @@ export class Following extends Callers<Follower, News, "queue.follow"> {
         end: () => void Queue.endUnsafe(queue),
         fail: (error) => void Queue.failCauseUnsafe(queue, Cause.fail(fail(error)))
       }
-      this.add(follower)
+      this.add(follower, false)
       return { follower, queue }
     })
     const closed = (follower: Follower) =>

@@ -25,8 +25,8 @@ export class Outcomes extends Callers<Waiter, News, "queue.watch"> {
     super(place, "queue.watch")
   }
 
-  /** The outcome of a job, when there is one. While Redis is away, it waits. */
-  await(name: string): Effect.Effect<Outcome, Failure> {
+  /** The outcome of a job, when there is one. While Redis is away, it waits. `urgent`: see `Callers`. */
+  await(name: string, urgent: boolean): Effect.Effect<Outcome, Failure> {
     return Effect.callback((resume) => {
       const waiter: Waiter = {
         name,
@@ -34,7 +34,7 @@ export class Outcomes extends Callers<Waiter, News, "queue.watch"> {
         settle: (outcome) => resume(Effect.succeed(outcome)),
         fail: (error) => resume(Effect.fail(error))
       }
-      this.add(waiter)
+      this.add(waiter, urgent)
       return Effect.sync(() => void this.callers.delete(waiter))
     })
   }

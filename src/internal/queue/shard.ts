@@ -286,7 +286,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     const executing = Effect.uninterruptibleMask((restore) =>
       Effect.flatMap(
         restore(offer),
-        (offered) => Effect.onInterrupt(restore(this.#result(offered.id)), () => cancel(offered))
+        (offered) => Effect.onInterrupt(restore(this.#result(offered.id, true)), () => cancel(offered))
       )
     )
     if (options.expires === undefined) return executing
@@ -296,14 +296,18 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   }
 
   readonly result = (id: string, options?: AwaitOptions): Effect.Effect<S, E | QueueError> =>
-    bounded(this.#result(id), this.#place, options?.wait, fail)
+    bounded(this.#result(id, false), this.#place, options?.wait, fail)
 
-  #result(id: string): Effect.Effect<S, E | QueueError> {
+  #result(id: string, urgent: boolean): Effect.Effect<S, E | QueueError> {
     const about = { name: this.name, namespace: this.#space.kernel.settings.namespace, id }
-    return Effect.flatMap(this.outcome(id), (outcome) => decoded(this.#results, about, outcome))
+    return Effect.flatMap(this.#outcome(id, urgent), (outcome) => decoded(this.#results, about, outcome))
   }
 
-  readonly outcome = (id: string): Effect.Effect<Outcome, QueueError> => failing(this.#outcomes.await(localOf(id)))
+  readonly outcome = (id: string): Effect.Effect<Outcome, QueueError> => this.#outcome(id, false)
+
+  #outcome(id: string, urgent: boolean): Effect.Effect<Outcome, QueueError> {
+    return failing(this.#outcomes.await(localOf(id), urgent))
+  }
 
   // -------------------------------------------------------------------------------------------------------------------
   // Work
