@@ -6,6 +6,7 @@ import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
 import { emptied, inLine, make, shows, upTo, working } from "./support/queues.ts"
+import { asks } from "./support/requests.ts"
 import { standalone } from "./support/servers.ts"
 import { channelOf, lose, on, pending, promptly, several } from "./support/several.ts"
 
@@ -139,6 +140,36 @@ layer(TestServer.layer, live)("the wait for a result", (it) => {
         assert.deepStrictEqual(results, upTo(60))
         yield* worker.stop
       }), narrow))
+
+  it.effect("cancels its job when it is interrupted, also while Redis is away", () =>
+    behindLine(({ context, direct, line }) =>
+      Effect.gen(function*() {
+        const queue = yield* on(context, make({ success: Schema.Number }))
+        const other = yield* on(yield* direct(), make())
+        const executing = yield* Effect.forEach(upTo(3), (n) => Effect.forkChild(queue.execute(n, { delay: "1 hour" })))
+        yield* shows(other, { delayed: 3 })
+        const { session } = channelOf(context)
+        yield* line.refuse
+        yield* line.closeAll
+        // The first request is under way when the others are made.
+        for (const fiber of executing) {
+          yield* Effect.forkChild(Fiber.interrupt(fiber))
+          yield* Effect.yieldNow
+        }
+        yield* Effect.forEach(executing, (fiber) => Fiber.await(fiber))
+        yield* line.pass
+        yield* shows(other, { delayed: 0 })
+        // Of one whose offer is on its way, the answer comes after the offer was given up.
+        yield* line.once(asks("queue.offer"), "blackholeReply")
+        const early = yield* Effect.forkChild(queue.execute(3, { delay: "1 hour" }))
+        yield* shows(other, { delayed: 1 })
+        yield* line.refuse
+        yield* Fiber.interrupt(early)
+        assert.strictEqual((yield* Effect.flip(queue.offer(4))).reason._tag, "Timeout")
+        yield* line.pass
+        yield* shows(other, { delayed: 0 })
+        assert.strictEqual(channelOf(context).session, session)
+      }), { lease: "15 seconds", margin: "1 second", requestTimeout: "500 millis" }))
 })
 
 layer(TestServer.layer, live)("a queue whose scope is closed", (it) => {

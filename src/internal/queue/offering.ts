@@ -146,7 +146,8 @@ class Offer implements Request<"queue.offer"> {
     return this.#args = this.#member === undefined ? args : [this.#member, ...args] as never
   }
 
-  // Once: an answer may come to an offer that has failed because Redis was away.
+  // Once: an answer may come to an offer that has failed because Redis was away. Its callers know that by then, and those that were
+  // interrupted before may still want to know what became of their jobs.
   #over(): ((waiting: Array<Item> | undefined) => void) | undefined {
     const answered = this.#answered
     this.#answered = undefined
@@ -155,16 +156,15 @@ class Offer implements Request<"queue.offer"> {
 
   settle(reply: Reply): void {
     const answered = this.#over()
-    if (answered === undefined) return
     const { items } = this
     if (reply[0] === "late") {
-      answered([])
+      answered?.([])
       for (const { asker, at } of items) asker.offered(at, undefined)
       return
     }
     const [, stamp, first, list] = reply
     const known = list as ReadonlyArray<readonly [place: number, id: string | 0 | 2 | 3, more?: number]>
-    answered(known.length === 0 ? [] : known.flatMap(([place, id]) => id === waits ? [items[place]!] : []))
+    answered?.(known.length === 0 ? [] : known.flatMap(([place, id]) => id === waits ? [items[place]!] : []))
     let [next, number] = [0, first]
     for (let place = 0; place < items.length; place++) {
       const { asker, at, wish: { after, letter } } = items[place]!

@@ -280,7 +280,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     const result = options.result || this.#options.result || true
     // A job that was there already is also that of others.
     const cancel = ({ duplicate, id }: Offered) =>
-      duplicate || onInterrupt === "continue" ? Effect.void : Effect.ignore(this.cancel(id))
+      duplicate || onInterrupt === "continue" ? Effect.void : Effect.ignore(this.#cancel(id, { persists: true }))
     // An offer may wait for room for long, so it can be interrupted too.
     const offer = this.#offer(payload, { ...options, result }, (offered) => void Effect.runFork(cancel(offered)))
     const executing = Effect.uninterruptibleMask((restore) =>
@@ -448,13 +448,17 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
       (reply) => reply[0] === "missing" ? [] : reply[1] as ReadonlyArray<string>
     )
 
-  readonly cancel = (id: string): Effect.Effect<boolean, QueueError> => this.#cancel(id, false)
+  readonly cancel = (id: string): Effect.Effect<boolean, QueueError> => this.#cancel(id)
 
-  readonly withdraw = (id: string): Effect.Effect<boolean, QueueError> => this.#cancel(id, true)
+  readonly withdraw = (id: string): Effect.Effect<boolean, QueueError> => this.#cancel(id, { unbegun: true })
 
-  #cancel(id: string, unbegun: boolean): Effect.Effect<boolean, QueueError> {
+  // One that persists is executed when Redis is back, though its caller waits no longer than others.
+  #cancel(
+    id: string,
+    { persists = false, unbegun = false }: { readonly persists?: boolean; readonly unbegun?: boolean } = {}
+  ): Effect.Effect<boolean, QueueError> {
     return Effect.map(
-      failing(request(this.#place, "queue.cancel", [localOf(id), unbegun])),
+      failing(request(this.#place, "queue.cancel", [localOf(id), unbegun], { persists })),
       ([tag]) => tag === "cancelled"
     )
   }
