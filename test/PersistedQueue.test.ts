@@ -164,6 +164,25 @@ layer(TestServer.layer, live)("a persisted queue", (it) => {
         assert.strictEqual(yield* two.queue.take(Effect.succeed), 4)
       })))
 
+  it.effect("takes any text as an id", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const one = yield* make(a!)
+        const two = yield* make(b!)
+        const long = "x".repeat(600)
+        const ids = ["1001-2", "n5-5", "1:2026-11", "", "=", "é".repeat(256), long, `${long}y`, "\ud800", "\ud801"]
+        for (const { queue } of [one, two]) {
+          yield* Effect.forEach(ids, (id, at) => queue.offer(at, { id }), { discard: true })
+        }
+        yield* one.shows({ waiting: ids.length })
+        const taken = yield* Effect.forEach(
+          ids,
+          () => two.queue.take((value, { id }) => Effect.succeed([value, id] as const))
+        )
+        assert.deepStrictEqual(taken, ids.map((id, at) => [at, id]))
+        yield* one.shows({ waiting: 0, completed: ids.length })
+      })))
+
   it.effect("stores an element once when the reply to its offer is lost", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
@@ -194,11 +213,26 @@ layer(TestServer.layer, live)("a persisted queue", (it) => {
         // Until it is cleaned up.
         yield* cleanup({ timeToLive: Duration.zero, failedTimeToLive: undefined })
         yield* shows({ dead: 1 })
-        yield* Effect.forEach([["1 hour", 1], ["0 millis", 0]] as const, ([failedTimeToLive, dead]) =>
+        const cleaned = (failedTimeToLive: Duration.Input, dead: number) =>
           Effect.andThen(
             cleanup({ timeToLive: Duration.zero, failedTimeToLive: Duration.fromInputUnsafe(failedTimeToLive) }),
             shows({ dead })
-          ))
+          )
+        yield* cleaned("1 hour", 1)
+        yield* cleaned(Duration.infinity, 1)
+        // By the clock of Redis, whatever this process takes for the time.
+        const { now } = Date
+        yield* Effect.acquireUseRelease(
+          Effect.sync(() => void (Date.now = () => now() - 3_600_000)),
+          () => cleanup({ timeToLive: Duration.zero, failedTimeToLive: Duration.millis(1) }),
+          () => Effect.sync(() => void (Date.now = now))
+        )
+        yield* shows({ dead: 0 })
+        yield* below.offer({ element: "no number" })
+        yield* queue.offer(2)
+        assert.strictEqual(yield* queue.take(Effect.succeed), 2)
+        yield* shows({ dead: 1 })
+        yield* cleaned(0, 0)
       })))
 
   it.effect("gets the element of a killed process back when its lease ends, and counts that", () =>

@@ -17,7 +17,7 @@
  *   a warning, and counted (`lockstep_overruns`).
  * - The queue of a name is the `Queue` of that name in the same namespace. Offer to it, and work on it, with `PersistedQueue` only:
  *   this store decides about its limits.
- * - A custom id may have up to 512 bytes.
+ * - In the `Queue`, a custom id that a job cannot have has a `=` in front, and one of more than 512 bytes is a hash.
  * - It belongs to the unstable part of `effect`, and may have to change with it.
  *
  * **Example** (A persisted queue)
@@ -47,7 +47,6 @@
 
 import * as Cause from "effect/Cause"
 import * as Context from "effect/Context"
-import * as DateTime from "effect/DateTime"
 import * as Deferred from "effect/Deferred"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
@@ -57,7 +56,7 @@ import { PersistedQueueError, PersistedQueueStore } from "effect/persistence/Per
 import * as Predicate from "effect/Predicate"
 import * as Schema from "effect/Schema"
 import * as Scope from "effect/Scope"
-import * as Stream from "effect/Stream"
+import { createHash } from "node:crypto"
 import { Coordinator } from "../Coordinator.ts"
 import { CoordinatorClosed } from "../internal/actor/errors.ts"
 import { placeOf, type Space, spaceOf } from "../internal/hold/place.ts"
@@ -66,6 +65,7 @@ import type { Crew } from "../internal/queue/crew.ts"
 import { fail as queueError } from "../internal/queue/errors.ts"
 import { shortened } from "../internal/queue/handling.ts"
 import type { Task } from "../internal/queue/job.ts"
+import { ownOf } from "../internal/queue/naming.ts"
 import { mostOverrun } from "../internal/queue/pool.ts"
 import { crewOf } from "../internal/queue/worker.ts"
 import { millisOf, persevering } from "../internal/work/patience.ts"
@@ -95,6 +95,18 @@ type Element = Effect.Success<ReturnType<Store["take"]>>
 
 // `PersistedQueue` makes an id for each element that has none. A job's own `id` costs more: it is known for `retention`.
 const Body = Schema.Struct({ element: Schema.Json, id: Schema.optionalKey(Schema.String) })
+
+const [mark, mostBytes] = ["=", 512]
+
+const fits = (id: string): boolean => id.isWellFormed() && Buffer.byteLength(id) <= mostBytes
+
+/** The id of its job, which has a mark in front where the queue would not take it. The body has an id that only fits as a hash. */
+const offered = (element: Schema.Json, id: string): readonly [body: typeof Body.Type, id: string] => {
+  if (fits(id) && id !== "" && !id.startsWith(mark) && ownOf(id) === undefined) return [{ element }, id]
+  const marked = mark + id
+  if (fits(marked)) return [{ element }, marked]
+  return [{ element, id }, `${mark}#${createHash("sha256").update(JSON.stringify(id)).digest("base64url")}`]
+}
 
 const failed = (what: string) => (cause: unknown) =>
   new PersistedQueueError({ message: `Failed to ${what} of a persisted queue`, cause })
@@ -173,7 +185,7 @@ class Takers {
     if (taker === undefined) return Effect.onInterrupt(Effect.interrupt, () => Effect.sync(() => this.#shrink()))
     this.#takers.set(task, taker)
     const { attempt, body, id: given } = task
-    const { element, id = given } = body as typeof Body.Type
+    const { element, id = given.startsWith(mark) ? given.slice(mark.length) : given } = body as typeof Body.Type
     // The process that had its last attempt has died.
     if (attempt > taker.options.maxAttempts) return Effect.fail("The process has died")
     this.#waiting.delete(taker)
@@ -283,13 +295,14 @@ export const layerStore = (
 
       return PersistedQueueStore.of({
         offer: ({ delay, element, id, isCustomId, name }) =>
-          Effect.flatMap(queues.get(name), (queue) =>
-            isCustomId
-              ? queue.offer({ element: element as Schema.Json }, { id, delay })
-              : queue.offer({ element: element as Schema.Json, id }, { delay })).pipe(
-              Effect.asVoid,
-              Effect.mapError(failed("offer an element"))
-            ),
+          Effect.flatMap(queues.get(name), (queue) => {
+            if (!isCustomId) return queue.offer({ element: element as Schema.Json, id }, { delay })
+            const [body, own] = offered(element as Schema.Json, id)
+            return queue.offer(body, { id: own, delay })
+          }).pipe(
+            Effect.asVoid,
+            Effect.mapError(failed("offer an element"))
+          ),
         take: (options) =>
           Effect.uninterruptibleMask((restore) =>
             Effect.gen(function*() {
@@ -307,18 +320,15 @@ export const layerStore = (
             })
           ),
         cleanup: ({ failedTimeToLive }) =>
-          failedTimeToLive === undefined ? Effect.void : Effect.gen(function*() {
-            const before = Date.now() - Duration.toMillis(failedTimeToLive)
-            for (const name of queues.known.keys()) {
-              const queue = yield* queues.get(name)
-              const old = yield* queue.deadLetters.pipe(
-                Stream.takeWhile(({ time }) => DateTime.toEpochMillis(time) <= before),
-                Stream.map(({ letter }) => letter),
-                Stream.runCollect
-              )
-              if (old.length > 0) yield* queue.discard(old)
-            }
-          }).pipe(Effect.mapError(failed("remove elements")))
+          failedTimeToLive === undefined || !Duration.isFinite(failedTimeToLive) ? Effect.void : Effect.forEach(
+            [...queues.known.keys()],
+            (name) =>
+              Effect.flatMap(
+                queues.get(name),
+                (queue) => Duration.toMillis(failedTimeToLive) > 0 ? queue.clean(failedTimeToLive) : queue.discard()
+              ),
+            { discard: true }
+          ).pipe(Effect.mapError(failed("remove elements")))
       })
     })
   )
