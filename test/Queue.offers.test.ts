@@ -1,7 +1,10 @@
 /** Offers and other waits while their process is overloaded, Redis is out of memory or out of reach, or their queue is closed. */
-import { assert, layer } from "@effect/vitest"
+import { assert, it, layer } from "@effect/vitest"
 import { Effect, Exit, Fiber, Schema, Scope, Stream } from "effect"
 import { type Coordinator, Queue } from "../src/index.ts"
+import type { Request } from "../src/internal/actor/outbox.ts"
+import type { Place } from "../src/internal/hold/place.ts"
+import { type Caller, Callers } from "../src/internal/queue/callers.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
@@ -170,6 +173,46 @@ layer(TestServer.layer, live)("the wait for a result", (it) => {
         yield* shows(other, { delayed: 0 })
         assert.strictEqual(channelOf(context).session, session)
       }), { lease: "15 seconds", margin: "1 second", requestTimeout: "500 millis" }))
+})
+
+/** Callers that are answered when the test says so, and how many news each was told with its answer. */
+class Probe extends Callers<Caller, readonly [tag: string, job: string], "queue.watch"> {
+  readonly asked: Array<() => void> = []
+  readonly early: Array<number> = []
+
+  constructor() {
+    super({
+      key: "queue",
+      channel: {
+        outbox: { request: ({ settle }: Request<"queue.watch">) => this.asked.push(() => settle(["missing"])) }
+      },
+      space: { kernel: { isClosing: () => false } }
+    } as unknown as Place, "queue.watch")
+  }
+
+  ask(): void {
+    this.add({ name: "job", job: undefined, fail: () => {} }, false)
+  }
+
+  protected tell(): void {}
+
+  protected answered(caller: Caller, _: unknown, early: ReadonlyArray<unknown>): void {
+    this.callers.delete(caller)
+    this.early.push(early.length)
+  }
+}
+
+it("keeps no news from before all questions that are under way", () => {
+  const probe = new Probe()
+  probe.ask()
+  for (let turn = 0; turn < 1000; turn++) {
+    probe.told(["outcome", "job"])
+    probe.ask()
+    probe.told(["outcome", "job"])
+    probe.asked[turn]!()
+  }
+  // What came while each of them was asked.
+  assert.deepStrictEqual(probe.early, upTo(1000).map((turn) => turn === 0 ? 2 : 3))
 })
 
 layer(TestServer.layer, live)("a queue whose scope is closed", (it) => {

@@ -17,15 +17,25 @@ export interface Caller {
 
 type News = readonly [tag: string, job: string, ...rest: ReadonlyArray<unknown>]
 
+interface Question {
+  /** How many news came before it. */
+  readonly from: number
+  answered: boolean
+}
+
 type Verb = "queue.follow" | "queue.watch"
 
 export abstract class Callers<C extends Caller, N extends News, V extends Verb> {
   protected readonly place: Place
   protected readonly callers = new Set<C>()
   readonly #verb: V
-  // News that came while the actor was asked: the mailbox can be faster than an answer.
+  // News that came while the actor was asked: the mailbox can be faster than an answer. They are kept from the oldest question on.
   #early: Array<N> = []
-  #unanswered = 0
+  // How many came before these.
+  #dropped = 0
+  // Questions: the oldest one that is under way stands behind so many that are answered.
+  #asked: Array<Question> = []
+  #answered = 0
   #id = ""
   // Why it takes no callers any more.
   #closed: Failure | undefined = undefined
@@ -44,7 +54,7 @@ export abstract class Callers<C extends Caller, N extends News, V extends Verb> 
   }
 
   told(news: N): void {
-    if (this.#unanswered > 0) this.#early.push(news)
+    if (this.#asked.length > 0) this.#early.push(news)
     for (const caller of [...this.callers]) this.tell(caller, news)
   }
 
@@ -78,10 +88,12 @@ export abstract class Callers<C extends Caller, N extends News, V extends Verb> 
 
   #ask(caller: C, urgent: boolean): void {
     const { channel, key } = this.place
-    this.#unanswered++
+    const question = { from: this.#dropped + this.#early.length, answered: false }
+    this.#asked.push(question)
     const early = (): ReadonlyArray<N> => {
-      const early = this.#early
-      if (--this.#unanswered === 0) this.#early = []
+      const early = this.#early.slice(question.from - this.#dropped)
+      question.answered = true
+      this.#drop()
       return early
     }
     channel.outbox.request<V>({
@@ -95,5 +107,19 @@ export abstract class Callers<C extends Caller, N extends News, V extends Verb> 
         if (this.callers.delete(caller)) caller.fail(error)
       }
     })
+  }
+
+  // At least half of them at once, so that what is kept is moved once.
+  #drop(): void {
+    while (this.#asked[this.#answered]?.answered === true) this.#answered++
+    if (this.#answered * 2 >= this.#asked.length) {
+      this.#asked = this.#asked.slice(this.#answered)
+      this.#answered = 0
+    }
+    const oldest = this.#asked[this.#answered]
+    const count = oldest === undefined ? this.#early.length : oldest.from - this.#dropped
+    if (count * 2 < this.#early.length) return
+    this.#early = this.#early.slice(count)
+    this.#dropped += count
   }
 }
