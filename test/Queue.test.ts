@@ -442,6 +442,11 @@ layer(TestServer.layer, live)("a job", (it) => {
         assert.strictEqual(letters[1]!.id, "job 2")
         assert.include(letters[1]!.error, "no 2")
         yield* worker.stop
+        // The ids of jobs are none of dead letters.
+        for (const id of [letters[1]!.id, "n1700-1", "1700", "", "1-1 2-2"]) {
+          isRangeError(yield* Effect.exit(queue.replay([letters[0]!.letter, id])))
+          isRangeError(yield* Effect.exit(queue.discard([letters[0]!.letter, id])))
+        }
         assert.strictEqual(yield* queue.replay([letters[0]!.letter, "1-1"]), 1)
         const again = yield* working(queue)
         yield* begins(again, [3])

@@ -7,7 +7,7 @@ import * as Stream from "effect/Stream"
 import type { Place } from "../hold/place.ts"
 import { question, request } from "../hold/request.ts"
 import { failing, type QueueError } from "./errors.ts"
-import { idOf, localOf, nameOf } from "./naming.ts"
+import { idOf, letterOf, localOf, nameOf } from "./naming.ts"
 import { paged, pageSize } from "./paging.ts"
 
 export interface DeadLetter {
@@ -84,20 +84,24 @@ export class Letters {
 
   /** Of all, unless some are named. Answers how many. */
   replay(letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> {
-    const chosen = letters === undefined
-      ? Stream.map(this.all, ({ letter }) => letter)
-      : Stream.fromIterable(letters)
-    return Stream.mapEffect(chosen, (letter) => failing(request(this.#place, "queue.replay", [localOf(letter)])), {
-      concurrency: pageSize
-    }).pipe(Stream.filter(([tag]) => tag === "replayed"), Stream.runCount)
+    return Effect.suspend(() => {
+      const chosen = letters === undefined
+        ? Stream.map(this.all, ({ letter }) => localOf(letter))
+        : Stream.fromIterable(letters.map(letterOf))
+      return Stream.mapEffect(chosen, (letter) => failing(request(this.#place, "queue.replay", [letter])), {
+        concurrency: pageSize
+      }).pipe(Stream.filter(([tag]) => tag === "replayed"), Stream.runCount)
+    })
   }
 
   discard(letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> {
     if (letters === undefined) return this.#discard("")
-    return Effect.reduce(
-      Arr.chunksOf(letters, pageSize),
-      () => 0,
-      (total, ids) => Effect.map(this.#discard(ids.map(localOf).join(" ")), (count) => total + count)
+    return Effect.suspend(() =>
+      Effect.reduce(
+        Arr.chunksOf(letters.map(letterOf), pageSize),
+        () => 0,
+        (total, ids) => Effect.map(this.#discard(ids.join(" ")), (count) => total + count)
+      )
     )
   }
 

@@ -19,3 +19,13 @@ export const idOf = (shard: number, own: string, given = ""): string =>
 
 /** The id in its shard. */
 export const localOf = (id: string): string => ownOf(id)?.[1] ?? checkName(id, "id")
+
+/** Of a dead letter, in its shard. */
+export const letterOf = (letter: string): string => {
+  const own = ownOf(letter)?.[1]
+  // In front of those of jobs stands the letter of their stream.
+  if (own !== undefined && /^\d/.test(own)) return own
+  throw new RangeError(
+    `${JSON.stringify(letter)} is not the id of a dead letter: use its \`letter\`, not the id of its job`
+  )
+}
