@@ -9,6 +9,7 @@ import type { AddressInfo } from "node:net"
 import { tmpdir } from "node:os"
 import { join } from "node:path"
 import { fileURLToPath } from "node:url"
+import { make as proxy } from "../src/testing/Proxy.ts"
 import { awake, elapsed } from "./support/awake.ts"
 import { eventually } from "./support/eventually.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
@@ -215,6 +216,32 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "90 seconds" })("t
           yield* noneIsLeft(next.workers())
         })
     ))
+
+  it.effect("stops behind its jobs also when Redis is away meanwhile", () =>
+    Effect.gen(function*() {
+      const line = yield* proxy(yield* TestServer)
+      yield* scenario(
+        { NUMBER_OF_WORKERS: "1", IDLE: "1 second", REDIS_URL: line.url },
+        ({ ask, child, ended, output }, { release, results, seen, url }) =>
+          Effect.gen(function*() {
+            seen.holds = true
+            yield* ask(12, url)
+            yield* eventually(Effect.sync(() => assert.strictEqual(seen.now, 1)))
+            yield* line.refuse
+            yield* line.closeAll
+            child.kill("SIGQUIT")
+            // For longer than questions wait.
+            yield* awake("3 seconds")
+            assert.isNull(child.exitCode, output())
+            yield* line.pass
+            release()
+            yield* Effect.promise(() => ended)
+            assert.strictEqual(child.exitCode, 0, output())
+            assert.include(output(), "All jobs are done")
+            assert.deepStrictEqual(results.at(-1), { number: 12, factors: [2, 2, 3] })
+          })
+      )
+    }))
 
   it.effect("runs only so many jobs at a time, and gives them back at once at a second SIGTERM of a worker", () =>
     scenario(

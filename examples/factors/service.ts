@@ -11,7 +11,20 @@
  * behind the jobs that wait, for their retry too.
  */
 import { NodeHttpServer, NodeRuntime, NodeServices } from "@effect/platform-node"
-import { Config, Console, Deferred, Effect, Exit, FiberSet, FileSystem, Layer, Schema, Scope, Stream } from "effect"
+import {
+  Config,
+  Console,
+  Deferred,
+  Effect,
+  Exit,
+  FiberSet,
+  FileSystem,
+  Layer,
+  Schedule,
+  Schema,
+  Scope,
+  Stream
+} from "effect"
 import { HttpRouter, HttpServer, HttpServerRequest, HttpServerResponse } from "effect/http"
 import { ChildProcess } from "effect/process"
 import { createServer } from "node:http"
@@ -53,9 +66,11 @@ const makeCrew = Effect.gen(function*() {
     // A request that came as it left, and a job of a process that was killed, are left for others.
     Effect.andThen(Effect.suspend(() => look))
   )
+  // Redis may be away.
+  const state = Effect.orDie(Effect.retry(queue.state, Schedule.spaced("1 second")))
   // A job that waits for its retry needs a worker later.
   const look: Effect.Effect<void> = Effect.gen(function*() {
-    const { active, delayed, waiting } = yield* Effect.orDie(queue.state)
+    const { active, delayed, waiting } = yield* state
     if (active + waiting > 0) return yield* hire
     if (delayed > 0) yield* Effect.delay(look, "1 second")
   })
