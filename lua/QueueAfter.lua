@@ -66,7 +66,11 @@ local function endBlocked(ctx, queue, job, policy, before, how)
   queue.blocked = queue.blocked - 1
   if how == 'x' then
     queue.removed = (queue.removed or 0) + 1
+    -- Those that run after it are removed too, whichever call goes on with that.
+    local clearing = queue.clearing
+    queue.clearing = true
     extend.remove(ctx, queue, letter, id, fields, '["cancelled"]')
+    queue.clearing = clearing
   elseif policy == 's' then
     endJob(ctx, queue, letter, id, fields, '["skipped"]')
   else

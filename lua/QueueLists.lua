@@ -272,10 +272,12 @@ local function drainJobs(ctx, queue, delayed, behind)
   return count, behind
 end
 
--- Removes blocked jobs that run after removed ones. Answers how many.
+-- Removes blocked jobs that run after removed ones. Answers how many. What ends behind this request has not been removed by it.
 local function sweptIn(ctx, queue)
+  queue.removed = 0
   if queue.clearing and queue.ending then extend.release(ctx, queue) end
-  return queue.removed or 0
+  queue.clearing = false
+  return queue.removed
 end
 
 -- queue.drain: removes some of the jobs that are not in work, and says whether there are more, and behind which member of the

@@ -57,4 +57,62 @@ layer(TestServer.layer, live)("a call", (it) => {
       assert.deepStrictEqual(replies, [["failed", "defect"], ["failed", "defect"]])
       assert.strictEqual((await look("queue.state", []))[7], 1)
     }))
+
+  it.effect("drains what was there, and nothing that it is asked for behind that", () =>
+    alone(async ({ look, sendAll }) => {
+      // The second job of each two runs after the first one, whatever becomes of that.
+      const replies = await sendAll("s", [
+        ["queue.offer", ["1x", "1i1", "node", 1]],
+        ["queue.offer", ["2c1 x", "1p4", "node", 2]],
+        ["queue.drain", [1, ""]],
+        ["queue.offer", ["1a", "1i1", "node", 3]],
+        ["queue.offer", ["2c1 a", "1p4", "node", 4]],
+        ["queue.cancel", ["a", ""]]
+      ])
+      assert.deepStrictEqual([replies[2]!.slice(0, 2), replies[5]], [["drained", 2], ["cancelled", false]])
+      const [, ready, , , , , , , , , , , blocked] = await look("queue.state", [])
+      assert.deepStrictEqual([ready, blocked], [[0, 0, 1, 0], 0])
+    }))
+
+  const chain = async (
+    send: (id: string, verb: string, args: ReadonlyArray<string | number>) => Promise<Array<any>>
+  ) => {
+    for (let from = 0; from < 400; from += 200) {
+      const jobs = Array.from({ length: 200 }, (_, at) => {
+        const name = String(1000 + from + at)
+        const before = from + at === 0 ? "" : `c4 ${Number(name) - 1}`
+        return [`1${name}${before}`, `1i4${before === "" ? "" : `p${before.length}`} `] as const
+      })
+      const [values, shapes] = [0, 1].map((part) => jobs.map((job) => job[part]).join("")) as [string, string]
+      assert.deepStrictEqual((await send("s", "queue.offer", [values, shapes, "node", from + 1]))[3], [])
+    }
+  }
+
+  it.effect("counts each job once that its drains have removed", () =>
+    alone(async ({ look, send, sendAll }) => {
+      await chain(send)
+      const drained = (await sendAll("s", Array.from({ length: 4 }, () => ["queue.drain", [1, ""]]))).map(([, count]) =>
+        count
+      )
+      assert.strictEqual(drained.reduce((sum, count) => sum + count, 0), 400)
+      const [, ready, , , , , , , , , , , blocked] = await look("queue.state", [])
+      assert.deepStrictEqual([ready, blocked], [[0, 0, 0, 0], 0])
+    }))
+
+  it.effect("removes what runs after drained jobs, also when the alarm has to go on with that", () =>
+    alone(async ({ answers, look, ring, send }) => {
+      await chain(send)
+      const blocked = async () => {
+        const [, ready, , , , , , , , , , , count] = await look("queue.state", [])
+        // The first one is left for another call.
+        assert.deepStrictEqual(ready, [0, 0, 1, 0])
+        return count
+      }
+      await send("s", "queue.drain", [1, ""])
+      assert.strictEqual(answers.get("s")![3], 0, "there is something to do at once")
+      for (let rung = 0; await blocked() > 0; rung++) {
+        assert.isBelow(rung, 10)
+        await ring()
+      }
+    }))
 })
