@@ -644,6 +644,8 @@ end
 
 -- A queue without jobs and members is removed, but for the ids and offers that are still known, and what holds back the next jobs.
 local function forgetQueue(ctx, queue)
+  -- What else the end of the call may do must find it as later calls will.
+  ctx.queues[queue.key] = nil
   call('ZREM', ctx.dues, '@' .. sub(queue.key, #ctx.prefix + 1))
   local named = queue.named > 0 and queue.named + windowOf(queue) or 0
   local held = queue.grouped > 0 and groups.heldFor(queue) or 0

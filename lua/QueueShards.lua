@@ -18,6 +18,7 @@ extend.tellOfMore = function(ctx, queue)
   for claim in pairs(arming or {}) do
     if not find(before .. ' ', claim .. ' ', 1, true) then armed[#armed + 1] = claim end
   end
+  queue.arming = nil
   local left = {}
   for _, claim in ipairs(armed) do
     local worker = workerOf(queue, claim)

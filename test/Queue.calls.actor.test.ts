@@ -2,7 +2,8 @@
 import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import type { Redis } from "ioredis"
-import { actor, client, keysOf } from "./support/actor.ts"
+import { layoutOf, partsOf } from "../src/internal/flow/graph.ts"
+import { actor, type Asked, client, keysOf } from "./support/actor.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
@@ -114,5 +115,34 @@ layer(TestServer.layer, live)("a call", (it) => {
         assert.isBelow(rung, 10)
         await ring()
       }
+    }))
+
+  it.effect("does not offer to a queue that it has forgotten", () =>
+    alone(async ({ key, look, open, send, sendAll, two }) => {
+      const run = key.replace("queue:one", "flow:f/r")
+      const node = { options: "{}", payload: "1", undo: false }
+      const layout = layoutOf([
+        { ...node, name: "first", queue: "two", before: [], behind: [[2, "f"]] },
+        { ...node, name: "second", queue: "one", before: [1], behind: [] }
+      ])
+      await sendAll("s", [
+        ["queue.work", ["w", 1], two],
+        ["flow.begin", ["f", "null", layout.digest, 2, 0, 0, 0, 60_000], run],
+        ...partsOf(layout).map((part): Asked => ["flow.load", [layout.digest, JSON.stringify(part)], run]),
+        ["flow.start", [layout.digest, layout.fields.length / 2], run]
+      ])
+      const [, , , [[job, , , , given]]] = await send("s", "queue.work", ["w", 1], undefined, "", [two])
+      // Nothing is left of a queue without jobs and members. Its job waits for a process that has it open.
+      await sendAll("s", [
+        ["session.leave", ["m"]],
+        ["queue.finish", ["w", job, given, "", `["success",1]`, 0, 1], two]
+      ])
+      assert.deepStrictEqual(await look("queue.state", []), ["missing"])
+      await open("d")
+      const errands = key.replace("queue:one", "errands:f")
+      const [, , , offered] = await send("d", "queue.work", ["d", 1], undefined, "", [errands]).then(() =>
+        send("d", "queue.work", ["d", 1], undefined, "", [errands])
+      )
+      assert.deepStrictEqual(offered.map(([, , [tag, , at]]: any) => [tag, at]), [["offer", 2]])
     }))
 })
