@@ -1,8 +1,10 @@
-/** The queue actor, driven directly with random requests, beside a model: what it hands out, to whom, and how often. */
+/** The queue actor, driven directly with random calls about two queues, beside a model: what it hands out, to whom, and how often. */
 import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
+import type { Redis } from "ioredis"
 import { actor, client } from "./support/actor.ts"
+import { bucket } from "./support/bucket.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 const live = { excludeTestServices: true, timeout: "120 seconds" } as const
@@ -17,11 +19,11 @@ type Step =
     readonly delayed: boolean
     readonly id: number
   }
-  | { readonly do: "join" | "leave" | "end" | "repeat" | "stop"; readonly worker: number }
+  | { readonly do: "join" | "leave" | "repeat" }
   | { readonly do: "done" | "finish" | "retry" | "later" | "give" | "bury" | "cancel"; readonly pick: number }
-  | { readonly do: "ring" | "pause" | "resume" | "replay" }
+  | { readonly do: "pause" | "resume" | "replay" }
 
-const step = fc.oneof(
+const step: fc.Arbitrary<Step> = fc.oneof(
   {
     weight: 6,
     arbitrary: fc.record({
@@ -33,17 +35,9 @@ const step = fc.oneof(
     })
   },
   {
-    weight: 4,
+    weight: 3,
     arbitrary: fc.record({
-      do: fc.constantFrom(
-        "join" as const,
-        "join" as const,
-        "leave" as const,
-        "end" as const,
-        "repeat" as const,
-        "stop" as const
-      ),
-      worker: fc.integer({ min: 0, max: 2 })
+      do: fc.constantFrom("join" as const, "join" as const, "leave" as const, "repeat" as const)
     })
   },
   {
@@ -66,10 +60,27 @@ const step = fc.oneof(
   {
     weight: 3,
     arbitrary: fc.record({
-      do: fc.constantFrom("ring" as const, "pause" as const, "resume" as const, "replay" as const, "replay" as const)
+      do: fc.constantFrom("pause" as const, "resume" as const, "replay" as const, "replay" as const)
     })
   }
 )
+
+/** What one session asks with one call, about two queues; or what happens between calls. */
+const call = fc.oneof(
+  {
+    weight: 12,
+    arbitrary: fc.record({
+      by: fc.nat(2),
+      steps: fc.array(fc.record({ queue: fc.nat(1), step }), { minLength: 1, maxLength: 8 })
+    })
+  },
+  {
+    weight: 2,
+    arbitrary: fc.record({ by: fc.nat(2), alone: fc.constantFrom("end" as const, "stop" as const, "ring" as const) })
+  }
+)
+
+type Call = typeof call extends fc.Arbitrary<infer A> ? A : never
 
 interface Job {
   readonly value: number
@@ -93,19 +104,28 @@ const mostCrashes = 2
 const turns = 8
 const delay = 20
 
+interface Rules {
+  /** How many jobs are in work at a time; 0 for no limit. */
+  readonly limit: number
+  /** How many ms are between two jobs. */
+  readonly spacing: number
+}
+
+const variants = {
+  "without a limit": { limit: 0, spacing: 0 },
+  "two at a time": { limit: 2, spacing: 0 },
+  "at a rate": { limit: 0, spacing: 3 }
+} as const satisfies { readonly [how: string]: Rules }
+
 layer(TestServer.layer, live)("the queue actor", (it) => {
-  for (const limit of [0, 2]) {
-    it.effect(`hands every job out until it is done, ${limit === 0 ? "without a limit" : "two at a time"}`, () =>
+  for (const [how, rules] of Object.entries(variants)) {
+    it.effect(`hands every job out until it is done, ${how}`, () =>
       Effect.gen(function*() {
         const redis = yield* client(yield* TestServer)
         yield* Effect.promise(() =>
           fc.assert(
-            fc.asyncProperty(fc.array(step, { minLength: 5, maxLength: 60 }), (steps) =>
-              run(actor(redis, freshNamespace(), "queue:q"), steps, limit, async () => {
-                const [seconds, micros] = await redis.time()
-                return Number(seconds) * 1000 + Math.floor(Number(micros) / 1000)
-              })),
-            { numRuns: 150, endOnFailure: false }
+            fc.asyncProperty(fc.array(call, { minLength: 5, maxLength: 30 }), (calls) => run(redis, calls, rules)),
+            { numRuns: 100, endOnFailure: false }
           )
         )
       }))
@@ -114,16 +134,21 @@ layer(TestServer.layer, live)("the queue actor", (it) => {
 
 type Delivery = readonly [id: string, count: number, value: number, ...more: Array<string>]
 
-const run = async (
-  queue: ReturnType<typeof actor>,
-  steps: ReadonlyArray<Step>,
-  limit: number,
-  now: () => Promise<number>
-) => {
+interface World {
+  readonly nameOf: (worker: number) => string
+  readonly partition: ReturnType<typeof actor>
+  readonly rules: Rules
+  /** The time of Redis before the call, in ms. */
+  readonly now: () => number
+}
+
+/** One of the queues. Its workers and members have the same sessions as those of the other one. */
+const model = (at: number, { nameOf, now, partition, rules: { limit, spacing } }: World) => {
+  const queue = partition.beside(`queue:q${at}`)
+  const [member, claim] = [`m${at}`, `w${at}`]
   const jobs = new Map<string, Job>()
   const tokens = new Set<number>()
   const known = new Map<string, string>()
-  const sessions = [0, 0, 0]
   const joined = [false, false, false]
   const stopped = [false, false, false]
   const owed = [0, 0, 0]
@@ -133,10 +158,11 @@ const run = async (
   // The last job of each level that began in its order, and how many have begun since one of a lower level went ahead.
   const last = [0, 0, 0, 0]
   let since = 0
-  const nameOf = (worker: number) => `s${worker}x${sessions[worker]}`
-  await queue.open("producer")
-  await queue.send("producer", "queue.join", ["p", "1", limit, 0, 0, 60_000, 1000, 0, mostCrashes, 0, 0, 1, 0, 0, 1, 0])
-  for (const worker of [0, 1, 2]) await queue.open(nameOf(worker))
+  const allowed = bucket(spacing, 3 * spacing)
+  const open = () =>
+    queue.send("producer", "queue.join", [
+      ...[member, "1", limit, spacing, 3 * spacing, 60_000, 1000, 0, mostCrashes, 0, 0, 1, 0, 0, 1, 0]
+    ])
 
   // With cancelled ones.
   const held = (worker?: number) =>
@@ -161,6 +187,7 @@ const run = async (
       job!.attempts++
       assert.strictEqual(count, job!.attempts + 65_536 * job!.crashes)
       fence(job!, token)
+      allowed(token, id)
       assert.isAtLeast(token / 1000, job!.due, `${id} was handed out before its time`)
       if (job!.fresh !== undefined) {
         assert.isAbove(job!.fresh, last[job!.level]!, `${id} was overtaken by another of its level`)
@@ -178,9 +205,9 @@ const run = async (
     const heard: Array<readonly [number, number, Delivery]> = []
     for (const worker of [0, 1, 2]) {
       const name = nameOf(worker)
-      const events = await queue.mail(name)
+      const events = await partition.mail(name)
       for (const event of events.slice(read.get(name) ?? 0)) {
-        if (event[0] !== "changed" || event[2] !== "deliver") continue
+        if (event[0] !== "changed" || event[1] !== claim || event[2] !== "deliver") continue
         assert.strictEqual(event[3], ++counted[worker]!)
         assert.isFalse(paused, "handed out while it is paused")
         for (const [at, one] of (event[5] as Array<Delivery>).entries()) heard.push([event[4] + at, worker, one])
@@ -209,8 +236,8 @@ const run = async (
   const gone = (job: Job) => {
     job.state = "gone"
   }
-  const settle = async (pick: number, what: Step["do"]) => {
-    const all = held()
+  const settle = async (by: number, pick: number, what: Step["do"]) => {
+    const all = held(by)
     const found = all[pick % Math.max(1, all.length)]
     if (found === undefined) return
     const [id, job] = found
@@ -226,15 +253,15 @@ const run = async (
       case "finish":
         if (!isCancelled) completed++
         gone(job)
-        if (job.given !== "") await queue.send(name, "queue.finish", ["w", id, job.given, "", "", 0, more])
-        else await queue.send(name, "queue.done", ["w", `${id[0]} ${id.slice(1)}`, more])
+        if (job.given !== "") await queue.send(name, "queue.finish", [claim, id, job.given, "", "", 0, more])
+        else await queue.send(name, "queue.done", [claim, `${id[0]} ${id.slice(1)}`, more])
         return
       case "retry":
       case "later":
         if (!isCancelled) job.state = what === "later" ? "delayed" : "waiting"
-        if (what === "later") job.due = await now() + delay
+        if (what === "later") job.due = now() + delay
         assert.deepStrictEqual(
-          await queue.send(name, "queue.retry", ["w", id, what === "later" ? delay : 0, "1", more]),
+          await queue.send(name, "queue.retry", [claim, id, what === "later" ? delay : 0, "1", more]),
           ["returned"]
         )
         return
@@ -243,29 +270,33 @@ const run = async (
           job.state = "waiting"
           job.attempts--
         }
-        await queue.send(name, "queue.retry", ["w", id, 0, "", more])
+        await queue.send(name, "queue.retry", [claim, id, 0, "", more])
         return
       case "bury":
         if (!isCancelled) bury(job)
-        await queue.send(name, "queue.bury", ["w", id, "failed", "no", "", more])
+        await queue.send(name, "queue.bury", [claim, id, "failed", "no", "", more])
     }
   }
   const join = async (worker: number) => {
-    const name = nameOf(worker)
-    const [tag, sent, token, open, cancelled] = await queue.send(name, "queue.work", ["w", credit])
-    assert.strictEqual(tag, "joined")
+    // Behind it in the call, some of these may end.
+    const own = held(worker).map(([id, { attempts, crashes, state }]) =>
+      [id, attempts + 65_536 * crashes, state] as const
+    )
+    const ofIts = (wanted: Job["state"]) => own.filter(([, , state]) => state === wanted)
     if (!joined[worker]) counted[worker] = 0
-    assert.strictEqual(sent, counted[worker])
-    const own = (state: Job["state"]) => held(worker).filter(([, job]) => job.state === state).map(([id]) => id)
-    assert.sameMembers((open as Array<[string]>).map(([id]) => id), own("active"))
-    assert.sameMembers(cancelled, own("cancelled"))
-    for (const [at, [id, count]] of (open as Array<[string, number]>).entries()) {
-      fence(jobs.get(id)!, (token as number) + at)
-      assert.strictEqual(count, jobs.get(id)!.attempts + 65_536 * jobs.get(id)!.crashes)
-    }
     joined[worker] = true
+    const before = counted[worker]
+    const [tag, sent, token, open, cancelled] = await queue.send(nameOf(worker), "queue.work", [claim, credit])
+    assert.strictEqual(tag, "joined")
+    assert.strictEqual(sent, before)
+    assert.sameDeepMembers(
+      (open as Array<[string, number]>).map(([id, count]) => [id, count, "active"] as const),
+      ofIts("active")
+    )
+    assert.sameMembers(cancelled, ofIts("cancelled").map(([id]) => id))
+    for (const [at, [id]] of (open as Array<[string]>).entries()) fence(jobs.get(id)!, (token as number) + at)
   }
-  const offer = async ({ count, delayed, id, level }: Extract<Step, { do: "offer" }>) => {
+  const offer = async (name: string, { count, delayed, id, level }: Extract<Step, { do: "offer" }>) => {
     const given = id === 0 ? "" : `id ${id}`
     const bodies = Array.from({ length: count }, () => String(++values))
     const more = `${level === 2 ? "" : levels[level]}${delayed ? `d${delay}` : ""}${
@@ -273,8 +304,9 @@ const run = async (
     }`
     const text = bodies.map((body) => body + given).join("")
     const shapes = bodies.map((body) => `${body.length}${more}`).join(" ")
-    const due = delayed ? await now() + delay : 0
-    const answer = await queue.send("producer", "queue.offer", [text, shapes, "node", ++number])
+    const due = delayed ? now() + delay : 0
+    const args = [text, shapes, `node${at}`, ++number]
+    const answer = await queue.send(name, "queue.offer", args)
     const [tag, stamp, first, duplicates] = answer as [string, number, number, Array<[number, string]>]
     assert.strictEqual(tag, "offered")
     let next = first
@@ -304,7 +336,7 @@ const run = async (
       next++
     }
     // The same offer again is answered as before, and changes nothing.
-    assert.deepStrictEqual(await queue.send("producer", "queue.offer", [text, shapes, "node", number]), answer)
+    if (number === args[3]) assert.deepStrictEqual(await queue.send(name, "queue.offer", args), answer)
   }
   const check = async () => {
     const [, ready, delayed, active, dead, , isPaused, done] = await queue.look("queue.state", [])
@@ -327,113 +359,146 @@ const run = async (
     }
   }
 
-  for (const next of steps) {
+  const cancel = async (name: string, pick: number) => {
+    const all = [...jobs].filter(([, { state }]) => !["cancelled", "gone", "dead"].includes(state))
+    const found = all[pick % Math.max(1, all.length)]
+    if (found === undefined) return
+    const [id, job] = found
+    const { state } = job
+    job.state = state === "active" ? "cancelled" : "gone"
+    const answer = await queue.send(name, "queue.cancel", [job.given === "" ? id : job.given, 0])
+    assert.deepStrictEqual(answer, ["cancelled", state === "active"])
+    assert.deepStrictEqual(await queue.send(name, "queue.cancel", [id, 0]), ["missing"])
+  }
+  const replay = async (name: string) => {
+    const [, letters] = await queue.look("queue.letters", ["", 100])
+    const tuples = letters as Array<[string, string, string, string, string, string, string]>
+    assert.sameMembers(
+      tuples.map(([, job]) => job),
+      [...jobs].filter(([, { state }]) => state === "dead").map(([id]) => id)
+    )
+    for (const [letter, former, reason, attempts, crashes, , body] of tuples) {
+      const job = jobs.get(former)!
+      assert.deepStrictEqual(
+        [reason, Number(attempts), Number(crashes), Number(body)],
+        [job.crashes >= mostCrashes ? "crashed" : "failed", job.attempts, job.crashes, job.value]
+      )
+      const [tag, id] = await queue.send(name, "queue.replay", [letter])
+      assert.strictEqual(tag, "replayed")
+      assert.strictEqual((id as string)[0], levels[job.level])
+      gone(job)
+      // Its former id names it.
+      const given = job.given || former
+      jobs.set(id as string, {
+        ...job,
+        given,
+        attempts: 0,
+        crashes: 0,
+        state: "waiting",
+        worker: -1,
+        fresh: Number(/\d+$/.exec(id as string)![0]),
+        due: 0
+      })
+      known.set(given, id as string)
+      await take()
+    }
+  }
+  const leave = async (worker: number) => {
+    if (!joined[worker]) return
+    drop(worker, false)
+    await queue.send(nameOf(worker), "session.leave", [claim])
+  }
+  /** A step of a call: it asks once, at once. */
+  const once = async (by: number, next: Step): Promise<unknown> => {
+    const name = nameOf(by)
     switch (next.do) {
       case "offer":
-        await offer(next)
-        break
+        return offer(name, next)
       case "join":
       case "repeat":
-        if (next.do === "join" || joined[next.worker]) await join(next.worker)
-        break
+        return next.do === "join" || joined[by] ? join(by) : undefined
       case "leave":
-        if (!joined[next.worker]) break
-        await queue.send(nameOf(next.worker), "session.leave", ["w"])
-        drop(next.worker, false)
-        break
-      case "stop":
-        if (!joined[next.worker] || stopped[next.worker]) break
-        await queue.send(nameOf(next.worker), "queue.credit", ["w", 0, "1"])
-        await take()
-        stopped[next.worker] = true
-        owed[next.worker] = credit - held(next.worker).length
-        break
-      case "end":
-        await queue.end(nameOf(next.worker))
-        await queue.reap(nameOf(next.worker))
-        drop(next.worker, true)
-        sessions[next.worker]!++
-        await queue.open(nameOf(next.worker))
-        break
-      case "cancel": {
-        const all = [...jobs].filter(([, { state }]) => !["cancelled", "gone", "dead"].includes(state))
-        const found = all[next.pick % Math.max(1, all.length)]
-        if (found === undefined) break
-        const [id, job] = found
-        const answer = await queue.send("producer", "queue.cancel", [job.given === "" ? id : job.given, 0])
-        assert.deepStrictEqual(answer, ["cancelled", job.state === "active"])
-        job.state = job.state === "active" ? "cancelled" : "gone"
-        assert.deepStrictEqual(await queue.send("producer", "queue.cancel", [id, 0]), ["missing"])
-        break
-      }
-      case "ring":
-        await queue.ring()
-        break
+        return leave(by)
+      case "cancel":
+        return cancel(name, next.pick)
       case "pause":
       case "resume":
-        await queue.send("producer", "queue.pause", [next.do === "pause" ? "1" : ""])
         paused = next.do === "pause"
-        break
-      case "replay": {
-        const [, letters] = await queue.look("queue.letters", ["", 100])
-        const tuples = letters as Array<[string, string, string, string, string, string, string]>
-        assert.sameMembers(
-          tuples.map(([, job]) => job),
-          [...jobs].filter(([, { state }]) => state === "dead").map(([id]) => id)
-        )
-        for (const [letter, former, reason, attempts, crashes, , body] of tuples) {
-          const job = jobs.get(former)!
-          assert.deepStrictEqual(
-            [reason, Number(attempts), Number(crashes), Number(body)],
-            [job.crashes >= mostCrashes ? "crashed" : "failed", job.attempts, job.crashes, job.value]
-          )
-          const [tag, id] = await queue.send("producer", "queue.replay", [letter])
-          assert.strictEqual(tag, "replayed")
-          assert.strictEqual((id as string)[0], levels[job.level])
-          gone(job)
-          // Its former id names it.
-          const given = job.given || former
-          jobs.set(id as string, {
-            ...job,
-            given,
-            attempts: 0,
-            crashes: 0,
-            state: "waiting",
-            worker: -1,
-            fresh: Number(/\d+$/.exec(id as string)![0]),
-            due: 0
-          })
-          known.set(given, id as string)
-        }
-        break
-      }
+        return queue.send(name, "queue.pause", [paused ? "1" : ""])
+      case "replay":
+        return
       default:
-        await settle(next.pick, next.do)
+        return settle(by, next.pick, next.do)
     }
+  }
+  const stop = async (worker: number) => {
+    if (!joined[worker] || stopped[worker]) return
+    await queue.send(nameOf(worker), "queue.credit", [claim, 0, "1"])
     await take()
+    stopped[worker] = true
+    owed[worker] = credit - held(worker).length
+  }
+  const ended = (worker: number) => {
+    drop(worker, true)
+    read.delete(nameOf(worker))
+  }
+  const finish = async () => {
+    await queue.send("producer", "queue.pause", [""])
+    paused = false
+    await take()
+    for (const worker of [1, 2]) {
+      await leave(worker)
+      await take()
+    }
+    if (stopped[0]) await leave(0)
+    await join(0)
+    await take()
+    const open = () => [...jobs.values()].filter(({ state }) => state !== "dead" && state !== "gone").length
+    for (let idle = 0; open() > 0; idle++) {
+      assert.isBelow(idle, 1000, `${open()} jobs were not handed out`)
+      if (held().length === 0) await queue.ring()
+      else await settle(0, 0, "done")
+      await take()
+    }
     await check()
   }
+  return { open, once, replay, take, check, stop, ended, finish, ring: queue.ring }
+}
+
+const run = async (redis: Redis, calls: ReadonlyArray<Call>, rules: Rules) => {
+  const partition = actor(redis, freshNamespace(), "queue:q0")
+  const sessions = [0, 0, 0]
+  const nameOf = (worker: number) => `s${worker}x${sessions[worker]}`
+  let now = 0
+  const queues = [0, 1].map((at) => model(at, { rules, nameOf, now: () => now, partition }))
+  const quiet = async () => {
+    for (const queue of queues) {
+      await queue.take()
+      await queue.check()
+    }
+  }
+  await partition.open("producer")
+  for (const queue of queues) await queue.open()
+  for (const worker of [0, 1, 2]) await partition.open(nameOf(worker))
+  for (const next of calls) {
+    const [seconds, micros] = await redis.time()
+    now = Number(seconds) * 1000 + Math.floor(Number(micros) / 1000)
+    const { by } = next
+    if ("steps" in next) {
+      await partition.together(nameOf(by), next.steps.map(({ queue, step }) => () => queues[queue]!.once(by, step)))
+      for (const queue of queues) await queue.take()
+      for (const { queue, step } of next.steps) if (step.do === "replay") await queues[queue]!.replay(nameOf(by))
+    } else if (next.alone === "end") {
+      await partition.end(nameOf(by))
+      await partition.reap(nameOf(by))
+      for (const queue of queues) queue.ended(by)
+      sessions[by]!++
+      await partition.open(nameOf(by))
+    } else {
+      for (const queue of queues) await (next.alone === "ring" ? queue.ring() : queue.stop(by))
+    }
+    await quiet()
+  }
   // Whatever has happened, a worker that goes on gets the rest.
-  await queue.send("producer", "queue.pause", [""])
-  paused = false
-  await take()
-  for (const worker of [1, 2]) {
-    if (joined[worker]) await queue.send(nameOf(worker), "session.leave", ["w"])
-    drop(worker, false)
-    await take()
-  }
-  if (stopped[0]) {
-    await queue.send(nameOf(0), "session.leave", ["w"])
-    drop(0, false)
-  }
-  await join(0)
-  await take()
-  const open = () => [...jobs.values()].filter(({ state }) => state !== "dead" && state !== "gone").length
-  for (let idle = 0; open() > 0; idle++) {
-    assert.isBelow(idle, 1000, `${open()} jobs were not handed out`)
-    if (held().length === 0) await queue.ring()
-    else await settle(0, "done")
-    await take()
-  }
-  await check()
+  for (const queue of queues) await queue.finish()
 }

@@ -1,8 +1,13 @@
-/** Groups of jobs in the queue actor, driven directly with random requests, beside a model: which job of a group begins, and when. */
+/**
+ * Groups of jobs in the queue actor, driven directly with random calls about two queues, beside a model: which job of a group begins,
+ * and when.
+ */
 import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
+import type { Redis } from "ioredis"
 import { actor, client } from "./support/actor.ts"
+import { bucket } from "./support/bucket.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 const live = { excludeTestServices: true, timeout: "120 seconds" } as const
@@ -22,11 +27,11 @@ type Step =
     readonly count: number
     readonly later: boolean
   }
-  | { readonly do: "join" | "leave" | "end" | "repeat"; readonly worker: number }
+  | { readonly do: "join" | "leave" | "repeat" }
   | { readonly do: "settle"; readonly how: typeof verdicts[number]; readonly pick: number }
   | { readonly do: "cancel" | "promote" | "reschedule"; readonly pick: number }
   | { readonly do: "hold" | "free" | "purge"; readonly group: number }
-  | { readonly do: "ring" | "pause" | "resume" | "replay" | "purgeAll" }
+  | { readonly do: "pause" | "resume" | "replay" | "purgeAll" }
 
 const group = fc.integer({ min: 0, max: 2 })
 
@@ -44,10 +49,7 @@ const step: fc.Arbitrary<Step> = fc.oneof(
   },
   {
     weight: 3,
-    arbitrary: fc.record({
-      do: fc.constantFrom("join" as const, "join" as const, "leave" as const, "end" as const, "repeat" as const),
-      worker: fc.integer({ min: 0, max: 1 })
-    })
+    arbitrary: fc.record({ do: fc.constantFrom("join" as const, "join" as const, "leave" as const, "repeat" as const) })
   },
   {
     weight: 10,
@@ -71,9 +73,6 @@ const step: fc.Arbitrary<Step> = fc.oneof(
     weight: 3,
     arbitrary: fc.record({
       do: fc.constantFrom(
-        "ring" as const,
-        "ring" as const,
-        "ring" as const,
         "pause" as const,
         "resume" as const,
         "resume" as const,
@@ -83,6 +82,20 @@ const step: fc.Arbitrary<Step> = fc.oneof(
     })
   }
 )
+
+/** What one session asks with one call, about two queues; or what happens between calls. */
+const call = fc.oneof(
+  {
+    weight: 12,
+    arbitrary: fc.record({
+      by: fc.nat(1),
+      steps: fc.array(fc.record({ queue: fc.nat(1), step }), { minLength: 1, maxLength: 8 })
+    })
+  },
+  { weight: 3, arbitrary: fc.record({ by: fc.nat(1), alone: fc.constantFrom("end" as const, "ring" as const) }) }
+)
+
+type Call = typeof call extends fc.Arbitrary<infer A> ? A : never
 
 interface Job {
   readonly id: string
@@ -105,40 +118,47 @@ const mostCrashes = 2
 const none = names.length - 1
 
 layer(TestServer.layer, live)("the queue actor with groups", (it) => {
-  for (const limit of [1, 2]) {
-    it.effect(`begins jobs of each group in order, ${limit} at a time, and groups in turn`, () =>
+  for (const [limit, spacing] of [[1, 0], [2, 0], [2, 2]] as const) {
+    const how = spacing === 0 ? "and groups in turn" : "and at a rate"
+    it.effect(`begins jobs of each group in order, ${limit} at a time, ${how}`, () =>
       Effect.gen(function*() {
         const redis = yield* client(yield* TestServer)
         yield* Effect.promise(() =>
           fc.assert(
-            fc.asyncProperty(fc.array(step, { minLength: 5, maxLength: 60 }), (steps) =>
-              run(actor(redis, freshNamespace(), "queue:q"), (key) => redis.hkeys(key), steps, limit)),
-            { numRuns: 200, endOnFailure: false }
+            fc.asyncProperty(fc.array(call, { minLength: 5, maxLength: 25 }), (calls) =>
+              run(redis, calls, limit, spacing)),
+            { numRuns: 60, endOnFailure: false }
           )
         )
       }))
   }
 })
 
-const run = async (
-  queue: ReturnType<typeof actor>,
-  fieldsOf: (key: string) => Promise<ReadonlyArray<string>>,
-  steps: ReadonlyArray<Step>,
-  limit: number
-) => {
+interface World {
+  readonly nameOf: (worker: number) => string
+  readonly partition: ReturnType<typeof actor>
+  readonly limit: number
+  /** How many ms are between two jobs of a group. */
+  readonly spacing: number
+}
+
+/** One of the queues. Its workers and members have the same sessions as those of the other one. */
+const model = (which: number, { limit, nameOf, partition, spacing }: World) => {
+  const queue = partition.beside(`queue:q${which}`)
+  const [member, own] = [`m${which}`, `w${which}`]
   const jobs = new Map<string, Job>()
-  const sessions = [0, 0]
   const joined = [false, false]
   const read = new Map<string, number>()
   const held = names.map(() => false)
   // Of each group, counted in jobs that began: since when it can begin a job, of which level, and when it last began a job.
   const ready = names.map(() => ({ since: Number.POSITIVE_INFINITY, level: -1 }))
   const before = names.map(() => -1)
+  const allowed = names.map(() => bucket(spacing, 3 * spacing))
   let [number, values, paused, begins] = [0, 0, false, 0]
-  const nameOf = (worker: number) => `s${worker}x${sessions[worker]}`
-  await queue.open("producer")
-  await queue.send("producer", "queue.join", ["p", "1", 0, 0, 0, 60_000, 1000, 0, mostCrashes, 0, 0, limit, 0, 0, 1, 0])
-  for (const worker of [0, 1]) await queue.open(nameOf(worker))
+  const open = () =>
+    queue.send("producer", "queue.join", [
+      ...[member, "1", 0, 0, 0, 60_000, 1000, 0, mostCrashes, 0, 0, limit, spacing, 3 * spacing, 1, 0]
+    ])
 
   const all = () => [...jobs.values()]
   // Cancelled jobs are active until their handlers have ended.
@@ -162,6 +182,7 @@ const run = async (
     }
   }
   const begin = (
+    token: number,
     worker: number,
     [id, count, value]: [string, number, number],
     more: ReadonlyArray<string>
@@ -176,9 +197,12 @@ const run = async (
     assert.deepStrictEqual(more, [...at === none ? [] : ["g", names[at]!], ...given])
     if (at !== none) {
       assert.strictEqual(headOf(at)?.id, id, "another job of the group is in front")
+      allowed[at]!(token, id)
       // Another group of the same level that could have begun one all the time has had its turn.
       for (let other = 0; other < none; other++) {
-        if (other === at || ready[other]!.level !== job!.level || ready[at]!.level !== job!.level) continue
+        if (spacing > 0 || other === at || ready[other]!.level !== job!.level || ready[at]!.level !== job!.level) {
+          continue
+        }
         assert.isFalse(
           ready[other]!.since < before[at]! && before[other]! < before[at]!,
           `group ${other} was passed over`
@@ -200,15 +224,15 @@ const run = async (
     const begun: Array<readonly [token: number, worker: number, raw: [string, number, number, ...Array<string>]]> = []
     for (const worker of [0, 1]) {
       const name = nameOf(worker)
-      const events = await queue.mail(name)
+      const events = await partition.mail(name)
       for (const event of events.slice(read.get(name) ?? 0)) {
-        if (event[2] !== "deliver") continue
+        if (event[1] !== own || event[2] !== "deliver") continue
         for (const [at, raw] of event[5].entries()) begun.push([event[4] + at, worker, raw])
       }
       read.set(name, events.length)
     }
-    for (const [, worker, [id, count, value, ...more]] of begun.toSorted(([x], [y]) => x - y)) {
-      begin(worker, [id, count, value], more)
+    for (const [token, worker, [id, count, value, ...more]] of begun.toSorted(([x], [y]) => x - y)) {
+      begin(token, worker, [id, count, value], more)
     }
   }
   const bury = (job: Job) => {
@@ -224,8 +248,8 @@ const run = async (
     }
     joined[worker] = false
   }
-  const settle = async (pick: number, how: typeof verdicts[number]) => {
-    const job = active()[pick % Math.max(1, active().length)]
+  const settle = async (by: number, pick: number, how: typeof verdicts[number]) => {
+    const job = active(by)[pick % Math.max(1, active(by).length)]
     if (job === undefined) return
     const { attempts } = job
     const isCancelled = job.state === "cancelled"
@@ -239,22 +263,22 @@ const run = async (
     switch (how) {
       case "done":
         job.state = "gone"
-        await queue.send(name, "queue.done", ["w", `${id[0]} ${id.slice(1)}`, 1])
+        await queue.send(name, "queue.done", [own, `${id[0]} ${id.slice(1)}`, 1])
         return
       case "finish":
         job.state = "gone"
-        await queue.send(name, "queue.finish", ["w", id, job.former ?? "", "", "", 0, 1])
+        await queue.send(name, "queue.finish", [own, id, job.former ?? "", "", "", 0, 1])
         return
       case "bury":
         bury(job)
-        await queue.send(name, "queue.bury", ["w", id, "failed", "no", "", 1])
+        await queue.send(name, "queue.bury", [own, id, "failed", "no", "", 1])
         return
       default: {
         const later = how === "later" || how === "snooze"
         job.state = later ? "delayed" : "waiting"
         if (how === "snooze" || how === "give") job.attempts--
         await queue.send(name, "queue.retry", [
-          "w",
+          own,
           id,
           later ? 1 : 0,
           how === "later" || how === "retry" ? "1" : "",
@@ -264,20 +288,22 @@ const run = async (
     }
   }
   const join = async (worker: number) => {
-    const [, , , open, cancelled] = await queue.send(nameOf(worker), "queue.work", ["w", credit])
-    const own = (state: Job["state"]) => active(worker).filter((job) => job.state === state).map(({ id }) => id)
-    assert.sameMembers((open as Array<[string]>).map(([id]) => id), own("active"))
-    assert.sameMembers(cancelled, own("cancelled"))
+    // Behind it in the call, some of these may end.
+    const ofIts = (state: Job["state"]) => active(worker).filter((job) => job.state === state).map(({ id }) => id)
+    const [busy, ending] = [ofIts("active"), ofIts("cancelled")]
     joined[worker] = true
+    const [, , , open, cancelled] = await queue.send(nameOf(worker), "queue.work", [own, credit])
+    assert.sameMembers((open as Array<[string]>).map(([id]) => id), busy)
+    assert.sameMembers(cancelled, ending)
   }
-  const offer = async ({ count, group, later, level }: Extract<Step, { do: "offer" }>) => {
+  const offer = async (by: string, { count, group, later, level }: Extract<Step, { do: "offer" }>) => {
     const name = names[group]!
     const bodies = Array.from({ length: count }, () => String(++values))
     const more = `${letters.plain[level]}${later ? "d1" : ""}${group === none ? "" : `g${name.length}`}`
-    const [, stamp, first] = await queue.send("producer", "queue.offer", [
+    const [, stamp, first] = await queue.send(by, "queue.offer", [
       bodies.map((body) => body + name).join(""),
       bodies.map((body) => `${body.length}${more}`).join(" "),
-      "node",
+      `node${which}`,
       ++number
     ])
     const letter = letters[group !== none ? "grouped" : later ? "delayed" : "plain"][level]!
@@ -306,17 +332,23 @@ const run = async (
     await queue.ring()
     for (const job of all()) if (job.state === "delayed") job.state = "waiting"
   }
-  const purge = async (at?: number) => {
-    const gone = all().filter(({ group, state }) =>
-      (state === "waiting" || state === "delayed") && (at === undefined || at === group)
-    )
+  const purge = async (by: string, at?: number) => {
+    const known = new Set(jobs.keys())
+    const remove = (isMeant: (job: Job) => boolean) => {
+      const gone = all().filter((job) =>
+        (job.state === "waiting" || job.state === "delayed") && (at === undefined || at === job.group) && isMeant(job)
+      )
+      for (const job of gone) job.state = "gone"
+      return gone.length
+    }
+    const count = remove(() => true)
     const answer = at === undefined
-      ? await queue.send("producer", "queue.drain", ["1", ""])
-      : await queue.send("producer", "queue.purgeGroup", [names[at]!])
-    assert.deepStrictEqual(answer.slice(1, 3), [gone.length, false])
-    for (const job of gone) job.state = "gone"
+      ? await queue.send(by, "queue.drain", ["1", ""])
+      : await queue.send(by, "queue.purgeGroup", [names[at]!])
+    // Jobs that were offered in front of it in the call have their ids now.
+    assert.deepStrictEqual(answer.slice(1, 3), [count + remove(({ id }) => !known.has(id)), false])
   }
-  const replay = async () => {
+  const replay = async (by: string) => {
     const [, found] = await queue.look("queue.letters", ["", 100])
     assert.sameMembers(
       (found as Array<[string, string]>).map(([, job]) => job),
@@ -325,7 +357,7 @@ const run = async (
     for (const [letter, former, , , , , , , name] of found as Array<Array<string>>) {
       const job = jobs.get(former!)!
       assert.strictEqual(name, names[job.group])
-      const [, id] = await queue.send("producer", "queue.replay", [letter!])
+      const [, id] = await queue.send(by, "queue.replay", [letter!])
       jobs.delete(former!)
       const again = { number: Number(id.slice(id.indexOf("-") + 1)), attempts: 0, crashes: 0, begun: false, worker: -1 }
       jobs.set(id, { ...job, ...again, id, former: job.former ?? former!, state: "waiting" })
@@ -349,15 +381,18 @@ const run = async (
       const counts = (["waiting", "delayed", "active"] as const).map((state) => inGroup(at, state).length)
       const found = [...counts, held[at]!] as const
       const isKept = found.some(Boolean)
-      assert.deepStrictEqual(
-        await queue.look("queue.group", [names[at]!]),
-        isKept ? ["group", ...found] : ["missing"]
-      )
+      const answer = await queue.look("queue.group", [names[at]!])
+      // Its rate may keep it for longer.
+      if (isKept || answer[0] === "group" && spacing > 0) assert.deepStrictEqual(answer, ["group", ...found])
+      else assert.deepStrictEqual(answer, ["missing"])
       if (isKept) states.push([names[at]!, ...found] as [string, number, number, number, boolean])
     }
     const [, cursor, found] = await queue.look("queue.groups", ["0", 100])
     assert.strictEqual(cursor, "0")
-    assert.sameDeepMembers(found, states)
+    assert.sameDeepMembers(
+      (found as typeof states).filter(([, ...counts]) => spacing === 0 || counts.some(Boolean)),
+      states
+    )
     for (const { attempts, former, id, state } of all()) {
       const answer = await queue.look("queue.status", [former ?? id])
       const isOpen = !["cancelled", "gone", "dead"].includes(state)
@@ -366,95 +401,123 @@ const run = async (
     // What can begin has begun, if a worker takes it.
     if (paused || ![0, 1].some((worker) => joined[worker] && active(worker).length < credit)) return
     assert.isEmpty(inGroup(none, "waiting"))
-    for (let at = 0; at < none; at++) assert.isUndefined(headOf(at), `group ${at} can begin a job`)
+    for (let at = 0; spacing === 0 && at < none; at++) assert.isUndefined(headOf(at), `group ${at} can begin a job`)
   }
 
-  const once = async (next: Step): Promise<void> => {
+  const cancel = async (by: string, pick: number) => {
+    const open = all().filter(({ state }) => !["cancelled", "gone", "dead"].includes(state))
+    const job = open[pick % Math.max(1, open.length)]
+    if (job === undefined) return
+    const isActive = job.state === "active"
+    job.state = isActive ? "cancelled" : "gone"
+    assert.deepStrictEqual(await queue.send(by, "queue.cancel", [job.id, 0]), ["cancelled", isActive])
+  }
+  const promote = async (by: string, pick: number) => {
+    const open = all().filter(({ state }) => state === "delayed")
+    const job = open[pick % Math.max(1, open.length)]
+    if (job === undefined) return
+    job.state = "waiting"
+    assert.deepStrictEqual(await queue.send(by, "queue.promote", [job.id]), ["promoted"])
+  }
+  const reschedule = async (by: string, pick: number) => {
+    const open = all().filter(({ group, state }) => group !== none && (state === "waiting" || state === "delayed"))
+    const job = open[pick % Math.max(1, open.length)]
+    if (job === undefined) return
+    job.state = "delayed"
+    assert.deepStrictEqual(await queue.send(by, "queue.reschedule", [job.id, "1", 1]), ["rescheduled"])
+  }
+  /** A step of a call: it asks once, at once. */
+  const once = async (by: number, next: Step): Promise<unknown> => {
+    const name = nameOf(by)
     switch (next.do) {
       case "offer":
-        return offer(next)
+        return offer(name, next)
       case "join":
       case "repeat":
-        if (next.do === "join" || joined[next.worker]) await join(next.worker)
-        return
+        return next.do === "join" || joined[by] ? join(by) : undefined
       case "leave":
-        if (!joined[next.worker]) return
-        await queue.send(nameOf(next.worker), "session.leave", ["w"])
-        return drop(next.worker, false)
-      case "end":
-        await queue.end(nameOf(next.worker))
-        await queue.reap(nameOf(next.worker))
-        drop(next.worker, true)
-        sessions[next.worker]!++
-        await queue.open(nameOf(next.worker))
-        return
+        if (!joined[by]) return
+        drop(by, false)
+        return queue.send(name, "session.leave", [own])
       case "settle":
-        return settle(next.pick, next.how)
-      case "cancel": {
-        const open = all().filter(({ state }) => !["cancelled", "gone", "dead"].includes(state))
-        const job = open[next.pick % Math.max(1, open.length)]
-        if (job === undefined) return
-        const isActive = job.state === "active"
-        job.state = isActive ? "cancelled" : "gone"
-        assert.deepStrictEqual(await queue.send("producer", "queue.cancel", [job.id, 0]), ["cancelled", isActive])
-        return
-      }
-      case "promote": {
-        const open = all().filter(({ state }) => state === "delayed")
-        const job = open[next.pick % Math.max(1, open.length)]
-        if (job === undefined) return
-        job.state = "waiting"
-        assert.deepStrictEqual(await queue.send("producer", "queue.promote", [job.id]), ["promoted"])
-        return
-      }
-      case "reschedule": {
-        const open = all().filter(({ group, state }) => group !== none && (state === "waiting" || state === "delayed"))
-        const job = open[next.pick % Math.max(1, open.length)]
-        if (job === undefined) return
-        job.state = "delayed"
-        assert.deepStrictEqual(await queue.send("producer", "queue.reschedule", [job.id, "1", 1]), ["rescheduled"])
-        return
-      }
+        return settle(by, next.pick, next.how)
+      case "cancel":
+        return cancel(name, next.pick)
+      case "promote":
+        return promote(name, next.pick)
+      case "reschedule":
+        return reschedule(name, next.pick)
       case "hold":
       case "free":
         held[next.group] = next.do === "hold"
-        await queue.send("producer", "queue.pauseGroup", [names[next.group]!, next.do === "hold" ? "1" : ""])
-        return
+        return queue.send(name, "queue.pauseGroup", [names[next.group]!, next.do === "hold" ? "1" : ""])
       case "purge":
-        return purge(next.group)
+        return purge(name, next.group)
       case "purgeAll":
-        return purge()
-      case "ring":
-        return ring()
+        return purge(name)
       case "pause":
       case "resume":
         paused = next.do === "pause"
-        await queue.send("producer", "queue.pause", [paused ? "1" : ""])
-        return
+        return queue.send(name, "queue.pause", [paused ? "1" : ""])
       case "replay":
-        return replay()
+        return
     }
   }
-  for (const next of steps) {
-    await once(next)
-    await take()
-    await check()
+  const ended = (worker: number) => {
+    drop(worker, true)
+    read.delete(nameOf(worker))
   }
   // After all that, a worker that goes on gets the rest, and nothing is left of the groups.
-  await once({ do: "resume" })
-  await take()
-  for (const at of [0, 1, 2]) {
-    await once({ do: "free", group: at })
+  const finish = async (fieldsOf: (key: string) => Promise<ReadonlyArray<string>>) => {
+    await once(0, { do: "resume" })
     await take()
-  }
-  await join(0)
-  await take()
-  for (let idle = 0; all().some(({ state }) => state !== "dead" && state !== "gone"); idle++) {
-    assert.isBelow(idle, 1000, "some jobs were not handed out")
-    if (active().length === 0) await ring()
-    else await settle(0, "done")
+    for (const at of [0, 1, 2]) {
+      await once(0, { do: "free", group: at })
+      await take()
+    }
+    await join(0)
     await take()
+    for (let idle = 0; all().some(({ state }) => state !== "dead" && state !== "gone"); idle++) {
+      assert.isBelow(idle, 1000, "some jobs were not handed out")
+      if (active().length === 0) await ring()
+      else await settle(active()[0]!.worker, 0, "done")
+      await take()
+    }
+    await check()
+    // Groups stay for as long as their rate holds them back.
+    const kept = spacing === 0 ? /^[gGj]/ : /^j/
+    assert.isEmpty((await fieldsOf(queue.key)).filter((field) => kept.test(field)))
   }
-  await check()
-  assert.isEmpty((await fieldsOf(queue.key)).filter((field) => /^[gGj]/.test(field)))
+  return { open, once, replay, take, check, ended, finish, ring }
+}
+
+const run = async (redis: Redis, calls: ReadonlyArray<Call>, limit: number, spacing: number) => {
+  const partition = actor(redis, freshNamespace(), "queue:q0")
+  const sessions = [0, 0]
+  const nameOf = (worker: number) => `s${worker}x${sessions[worker]}`
+  const queues = [0, 1].map((which) => model(which, { limit, spacing, nameOf, partition }))
+  await partition.open("producer")
+  for (const queue of queues) await queue.open()
+  for (const worker of [0, 1]) await partition.open(nameOf(worker))
+  for (const next of calls) {
+    const { by } = next
+    if ("steps" in next) {
+      await partition.together(nameOf(by), next.steps.map(({ queue, step }) => () => queues[queue]!.once(by, step)))
+      for (const queue of queues) await queue.take()
+      for (const { queue, step } of next.steps) if (step.do === "replay") await queues[queue]!.replay(nameOf(by))
+    } else if (next.alone === "end") {
+      await partition.end(nameOf(by))
+      await partition.reap(nameOf(by))
+      for (const queue of queues) queue.ended(by)
+      sessions[by]!++
+      await partition.open(nameOf(by))
+    } else {
+      for (const queue of queues) await queue.ring()
+    }
+    for (const queue of queues) {
+      await queue.take()
+      await queue.check()
+    }
+  }
+  for (const queue of queues) await queue.finish((key) => redis.hkeys(key))
 }

@@ -49,7 +49,7 @@ export const keysOf = (hash: string): ReadonlyArray<string> =>
   )
 
 /** A request, and the hash of the resource that it is about. */
-export type Asked = readonly [verb: string, args: ReadonlyArray<string | number>, hash?: string]
+export type Asked = readonly [verb: string, args: ReadonlyArray<string | number>, hash?: string | undefined]
 
 /** Speaks to one partition actor as the kernel does, without any of its code. */
 export const actor = (redis: IoRedis, namespace: string, resource: string) => {
@@ -110,6 +110,8 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
     answered.set(id, [...answered.get(id) ?? [], ...events.map((event) => [before, event] as const)])
     return replies
   }
+  // What is asked for while requests are gathered goes with one call.
+  let gathered: Array<readonly [id: string, asked: Asked, answered: (reply: Array<any>) => void]> | undefined
   const send = async (
     id: string,
     verb: string,
@@ -119,7 +121,12 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
     hashes: ReadonlyArray<string> = [key],
     // Behind it, in the same call.
     beside: ReadonlyArray<string> = []
-  ) => {
+  ): Promise<Array<any>> => {
+    if (gathered !== undefined) {
+      const { promise, resolve } = Promise.withResolvers<Array<any>>()
+      gathered.push([id, [verb, args, hashes[0]], resolve])
+      return promise
+    }
     const own = verb.startsWith("session.renew") ? [] : hashes.flatMap((hash) => rolesOf(verb, hash))
     return (await batch(id, own, [verb, ...args, ...beside], lease, read))[0]!
   }
@@ -136,6 +143,18 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
     })
     return batch(id, own, texts)
   }
+  /** Begins these programs one after the other: the first request of each goes with the same call, which is one of that session. */
+  const together = async (id: string, programs: ReadonlyArray<() => Promise<unknown>>): Promise<void> => {
+    const asked: NonNullable<typeof gathered> = gathered = []
+    const running = Promise.all(programs.map((program) => program()))
+    // One that has failed is told of below.
+    running.catch(() => {})
+    gathered = undefined
+    assert.isTrue(asked.every(([session]) => session === id), "one call is of one session")
+    const replies = asked.length === 0 ? [] : await sendAll(id, asked.map(([, request]) => request))
+    for (const [at, [, , answered]] of asked.entries()) answered(replies[at]!)
+    await running
+  }
   return {
     key,
     keys,
@@ -143,6 +162,7 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
     open: (id: string) => ask(id, "session.open", [id, "", usual, protocol, 16, "{}", "", 0, -1]),
     send,
     sendAll,
+    together,
     repeat: async (id: string): Promise<Answer | undefined> => last.has(id) ? await call(last.get(id)!) : undefined,
     end: (id: string, closed = false, given = 0) => ask(id, "session.end", [id, closed ? "1" : "", given]),
     reap: async (id: string, reaped?: (id: string) => void) => {
@@ -163,6 +183,17 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
       return heard
     },
     ask,
-    look
+    look,
+    /** Another resource of the partition, asked by the same sessions. */
+    beside: (resource: string) => {
+      const other = prefix + resource
+      return {
+        key: other,
+        send: (id: string, verb: string, args: ReadonlyArray<string | number>) =>
+          send(id, verb, args, undefined, "", [other]),
+        look: (verb: string, args: ReadonlyArray<string | number>) => look(verb, args, other),
+        ring: () => ask("", "alarm.ring", [], other)
+      }
+    }
   }
 }
