@@ -230,8 +230,8 @@ const drive = async (
     else if (state === "d") {
       await queue.send("W", "queue.finish", ["w", job.id, given, "", `["success",${job.at}]`, 0, 1])
     } else await queue.send("W", "queue.bury", ["w", job.id, "failed", "no", `["failed","no"]`, 1])
-    if (next() < 0.1) await queue.repeat("W")
     model.end(job.at, job.generation, state)
+    if (next() < 0.1) await queue.repeat("W")
   }
   const deliver = async (errand: ReadonlyArray<any>) => {
     const [tag] = errand
@@ -305,8 +305,9 @@ const drive = async (
         // The conductor dies before it acknowledges the errand.
         if (next() > 0.15) pending = pending.filter((other) => other !== errand)
       } else {
-        const [, job] = one(live)
-        await end(job, next() < failures ? "f" : "d")
+        // Several of them with one call.
+        const ending = new Set(Array.from({ length: 1 + Math.floor(next() * 8) }, () => one(live)[1]))
+        await queue.together("W", [...ending].map((job) => () => end(job, next() < failures ? "f" : "d")))
       }
       if (next() < cancelled) {
         await settle()

@@ -8,263 +8,459 @@ import { freshNamespace, TestServer } from "./support/live.ts"
 
 const live = { excludeTestServices: true, timeout: "120 seconds" } as const
 
-interface Step {
-  readonly do:
-    | "offer"
-    | "lifo"
-    | "simple"
-    | "keepLast"
-    | "update"
-    | "postpone"
-    | "promote"
-    | "note"
-    | "cancel"
-    | "done"
-    | "retry"
-    | "bury"
-    | "end"
-    | "take"
-  readonly pick: number
-}
+// What Redis is asked for by any process, and by the worker about the jobs that it has in hand.
+const verbs = [
+  ...[
+    "offer",
+    "offer",
+    "lifo",
+    "simple",
+    "simple",
+    "throttle",
+    "debounce",
+    "debounce",
+    "keepLast",
+    "keepLast"
+  ] as const,
+  ...["keepLast", "brief", "long", "update", "update", "postpone", "promote", "promote", "cancel", "pass"] as const,
+  ...["note", "note", "done", "done", "done", "retry", "bury", "take", "take", "take", "take"] as const
+]
+const own: ReadonlyArray<string> = ["note", "done", "retry", "bury", "take"]
+// Of a full queue: what becomes of offers is what matters there.
+const limited = [
+  ...["offer", "offer", "offer", "offer", "lifo", "simple", "throttle", "update", "postpone", "promote"] as const,
+  ...["cancel", "cancel", "pass", "done", "done", "retry", "retry", "retry", "bury", "take", "take", "take"] as const
+]
 
-const step: fc.Arbitrary<Step> = fc.record({
-  do: fc.constantFrom(
-    ...[
-      "offer",
-      "lifo",
-      "simple",
-      "simple",
-      "keepLast",
-      "keepLast",
-      "keepLast",
-      "update",
-      "update",
-      "postpone"
-    ] as const,
-    ...["promote", "promote", "note", "note", "cancel", "done", "done", "done", "retry", "bury", "end"] as const,
-    ...["take", "take", "take", "take"] as const
-  ),
-  pick: fc.nat(100)
-})
+const stepOf = (verb: fc.Arbitrary<typeof verbs[number]>) =>
+  fc.record({ do: verb, queue: fc.nat(1), pick: fc.nat(100) })
+
+type Step = ReturnType<typeof stepOf> extends fc.Arbitrary<infer A> ? A : never
+
+/** What one process asks with one call, about two queues; or what happens between calls. */
+const callOf = (isBounded: boolean) =>
+  fc.oneof(
+    {
+      weight: 15,
+      arbitrary: fc.record({
+        by: fc.constantFrom("p" as const, "w" as const, "w" as const),
+        steps: fc.array(stepOf(fc.constantFrom(...isBounded ? limited : verbs)), { minLength: 1, maxLength: 8 })
+      })
+    },
+    { weight: 1, arbitrary: fc.constantFrom("end" as const, "ring" as const) }
+  )
+
+type Call = ReturnType<typeof callOf> extends fc.Arbitrary<infer A> ? A : never
 
 interface Job {
   readonly id: string
   readonly deduped: string
   value: number
   begun: boolean
-  state: "waiting" | "delayed" | "active"
+  state: "waiting" | "delayed" | "active" | "cancelled" | "gone"
   checkpoint: number | undefined
+  /** When it expires, in ms: between these. */
+  readonly till: readonly [least: number, most: number]
 }
 
+/** What a full queue does with offers. */
+type OnFull = "wait" | "fail" | "drop"
+
+const overflows: { readonly [onFull in OnFull]: number } = { wait: 0, fail: 1, drop: 2 }
+
+// In ms.
+const [hour, moment] = [3_600_000, 5]
+
 layer(TestServer.layer, live)("the queue actor", (it) => {
-  for (const length of [0, 4]) {
-    it.effect(`knows what has become of jobs${length === 0 ? "" : `, and drops those beyond ${length}`}`, () =>
+  for (const onFull of [undefined, "drop", "fail", "wait"] as const) {
+    it.effect(`knows what has become of jobs${onFull === undefined ? "" : `, and of offers when it is full: ${onFull}`}`, () =>
       Effect.gen(function*() {
         const redis = yield* client(yield* TestServer)
         yield* Effect.promise(() =>
           fc.assert(
-            fc.asyncProperty(fc.array(step, { minLength: 5, maxLength: 60 }), async (steps) => {
-              const queue = actor(redis, freshNamespace(), "queue:q")
-              const notes = keysOf(queue.key).find((key) => key.includes("queue-notes:"))!
-              await run(queue, steps, length, () => redis.hlen(notes))
-            }),
-            { numRuns: 150, endOnFailure: false }
+            fc.asyncProperty(
+              fc.array(callOf(onFull === "fail" || onFull === "wait"), { minLength: 5, maxLength: 25 }),
+              (calls) => run(redis, calls, onFull)
+            ),
+            { numRuns: 80, endOnFailure: false }
           )
         )
       }))
   }
 })
 
-const run = async (
-  queue: ReturnType<typeof actor>,
-  steps: ReadonlyArray<Step>,
-  length: number,
-  noted: () => Promise<number>
-) => {
-  // In the order of their offers.
-  const jobs = new Map<string, Job>()
-  // While the worker had them, and it has not said that their handlers have ended.
-  const cancelled = new Set<string>()
-  let [number, value, session, read, dropped] = [0, 0, 0, 0, 0]
-  const worker = () => `w${session}`
-  await queue.open("producer")
-  await queue.open(worker())
-  await queue.send("producer", "queue.join", ["p", "1", 0, 0, 0, 60_000, 1000, 0, 100, length, 2, 1, 0, 0, 1, 0])
-  await queue.send(worker(), "queue.work", ["w", 0])
+interface World {
+  readonly partition: ReturnType<typeof actor>
+  readonly onFull: OnFull | undefined
+  /** The session of the worker. */
+  readonly worker: () => string
+  /** How many fields there are of what has changed of the jobs of a queue. */
+  readonly noted: (hash: string) => Promise<number>
+}
 
-  const of = (...states: ReadonlyArray<Job["state"]>) =>
-    [...jobs.values()].filter(({ state }) => states.includes(state))
-  const active = () => of("active")[0]
-  const named = (deduped: string) => [...jobs.values()].filter((job) => job.deduped === deduped && deduped !== "")
+type Process = "p" | "w"
+
+/** One of the queues: it learns from the answers, in their order, what has become of its jobs. */
+const model = (at: number, { noted, onFull, partition, worker }: World) => {
+  const queue = partition.beside(`queue:q${at}`)
+  const claim = `w${at}`
+  const length = onFull === undefined ? 0 : onFull === "wait" ? 2 : 4
+  const isBounded = onFull === "fail" || onFull === "wait"
+  const jobs: Array<Job> = []
+  // The job that later ones are duplicates of, while it has not begun; and the last one that began a window.
+  const debounced = new Map<string, Job>()
+  const throttled = new Map<string, readonly [job: Job, least: number, most: number]>()
+  let [number, value, dropped, expired, credit] = [0, 0, 0, 0, 0]
+  // Of a call: when it began, whether it asks for something, and has offered something; how many jobs began before its end.
+  let [began, asked, offering, handed] = [0, false, false, 0]
+  const settling = new Set<Job>()
+  // Processes whose jobs wait for room, and whether the first one was told of some.
+  let line: Array<Process> = []
+  let told = false
+  const read = { p: 0, w: 0 }
+  const sessionOf = (by: Process) => by === "p" ? "producer" : worker()
+
+  const of = (...states: ReadonlyArray<Job["state"]>) => jobs.filter(({ state }) => states.includes(state))
+  const open = () => of("waiting", "delayed", "active")
+  const named = (deduped: string) => open().filter((job) => job.deduped === deduped && deduped !== "")
+  const send = (by: Process, verb: string, args: ReadonlyArray<string | number>) => {
+    asked = true
+    return queue.send(sessionOf(by), verb, args)
+  }
+  const join = async (by: Process) => {
+    const rules = [0, 0, 0, 60_000, 1000, 0, 100, length, onFull === undefined ? 0 : overflows[onFull], 1, 0, 0, 1, 0]
+    await queue.send(sessionOf(by), "queue.join", [`${by}${at}`, "1", ...rules])
+    if (by === "w") await queue.send(worker(), "queue.work", [claim, 0])
+  }
+
   // A job that was kept behind this one can begin.
-  const gone = (job: Job) => {
-    jobs.delete(job.id)
-    if (!job.deduped.startsWith("k")) return
-    const [next] = named(job.deduped)
+  const gone = (job: Job, state: "gone" | "cancelled" = "gone") => {
+    job.state = state
+    if (debounced.get(job.deduped) === job) debounced.delete(job.deduped)
+    const [next] = job.deduped.startsWith("k") ? named(job.deduped) : []
     if (next?.state === "delayed" && !next.begun) next.state = "waiting"
   }
-  const offer = async (more: string, deduped: string) => {
+  /** Whether a job was there. It may have expired before it was asked about. */
+  const isThere = (job: Job, reply: ReadonlyArray<unknown>): boolean => {
+    if (reply[0] !== "missing" || job.state === "gone" || job.state === "cancelled") return true
+    assert.isAtMost(job.till[0], Date.now(), `${job.id} is gone`)
+    gone(job)
+    expired++
+    return false
+  }
+
+  // How many jobs there is room for. Workers that wait take some first.
+  const room = (): number => {
+    const waiting = of("waiting").length - handed
+    if (waiting + of("delayed").length >= length) handed += Math.min(credit - handed, waiting)
+    return Math.max(0, length - of("waiting", "delayed").length + handed)
+  }
+
+  const offer = async (by: Process, more: string, deduped: string, life = Number.POSITIVE_INFINITY) => {
     const body = String(++value)
+    const own = value
     const shape = `${body.length}${more}${deduped === "" ? "" : `q${deduped.length}`}`
-    const answer = await queue.send("producer", "queue.offer", [body + deduped, shape, "node", ++number])
-    assert.deepStrictEqual(await queue.send("producer", "queue.offer", [body + deduped, shape, "node", number]), answer)
-    const [, stamp, first, [known]] = answer as [string, number, number, Array<[number, string, 1?]>]
+    const enters = onFull === "wait"
+    const args = [...enters ? [`${by}${at}`] : [], body + deduped, shape, `node${by}${at}`, ++number]
+    const last = number
+    const answer = await send(by, enters ? "queue.enter" : "queue.offer", args)
+    const answered = (): Promise<unknown> => placed(by, own, more, deduped, life, answer)
+    const result = answered()
+    // The same offer again is answered as before, and changes nothing.
+    if (!enters && last === number) {
+      assert.deepStrictEqual(await queue.send(sessionOf(by), "queue.offer", args), answer)
+    }
+    return result
+  }
+  // The job that is in the way of an offer, as far as that is certain.
+  const inTheWay = (deduped: string): Job | undefined => {
     const same = named(deduped)
-    const fresh = same.find(({ begun }) => !begun)
-    if (deduped.startsWith("s") && same.length > 0) return assert.deepStrictEqual(known, [0, same[0]!.id])
-    if (fresh !== undefined) {
-      assert.deepStrictEqual(known, [0, fresh.id])
-      fresh.value = value
+    if (deduped.startsWith("s")) return same[0]
+    if (deduped.startsWith("k")) return same.find(({ begun }) => !begun)
+    const job = debounced.get(deduped)
+    return job?.begun === false ? job : undefined
+  }
+  const placed = async (
+    by: Process,
+    own: number,
+    more: string,
+    deduped: string,
+    life: number,
+    answer: ReadonlyArray<any>
+  ) => {
+    const [tag, stamp, first, [known]] = answer as [string, number, number, Array<[number, string | number, 1?]>]
+    assert.strictEqual(tag, "offered")
+    const before = { found: inTheWay(deduped), kept: deduped.startsWith("k") && named(deduped).length > 0 }
+    let { found } = before
+    const window = throttled.get(deduped)
+    if (window !== undefined) {
+      const [job, least, most] = window
+      const isSame = known?.[1] === job.id
+      // It is certain while the window goes on for all that is known, or is over for all that is known.
+      if (isSame) assert.isAtMost(began, most + moment)
+      else assert.isAtLeast(Date.now(), least + moment)
+      if (isSame) found = job
+    }
+    if (found !== undefined) {
+      leave(by)
+      assert.deepStrictEqual(known, [0, found.id])
+      if (/^[kd]/.test(deduped)) found.value = own
+      if (deduped.startsWith("d")) found.state = "delayed"
       return
     }
-    const kept = deduped.startsWith("k") && same.length > 0
-    const id = `${kept ? "N" : more === "f" ? "N" : "n"}${stamp}-${first}`
-    assert.deepStrictEqual(known, kept ? [0, id, 1] : undefined)
-    jobs.set(id, { id, deduped, value, begun: false, state: kept ? "delayed" : "waiting", checkpoint: undefined })
-  }
-  const hear = async () => {
-    const events = await queue.mail(worker())
-    for (const event of events.slice(read)) {
-      if (event[0] !== "changed" || event[2] !== "deliver") continue
-      for (const [id, , body, ...more] of event[5] as Array<[string, number, number, ...Array<string>]>) {
-        const job = jobs.get(id)
-        assert.isDefined(job, `${id} is gone`)
-        assert.notStrictEqual(job!.state, "active")
-        assert.strictEqual(body, job!.value)
-        const at = more.indexOf("k")
-        assert.strictEqual(at < 0 ? undefined : Number(more[at + 1]), job!.checkpoint)
-        // Jobs with the same id for deduplication are active one at a time.
-        assert.isTrue(named(job!.deduped).every(({ state }) => state !== "active"))
-        job!.state = "active"
-        job!.begun = true
-      }
+    const isFull = isBounded && (line.length > 0 && line[0] !== by || room() === 0)
+    if (isFull) {
+      assert.deepStrictEqual(known, [0, onFull === "wait" ? 2 : 0])
+      if (onFull === "wait" && !line.includes(by)) line.push(by)
+      // The first one is told again, as it has stored nothing.
+      if (line[0] === by) told = false
+      return
     }
-    read = events.length
-  }
-  // The model does not say which jobs were dropped: the jobs that are left do.
-  const check = async () => {
-    const [, ready, delayed, busy, , , , , , , gonePast] = await queue.look("queue.state", [])
-    const waiting = (ready as Array<number>).reduce((total, some) => total + Number(some), 0)
-    if (gonePast > dropped) {
-      assert.isAbove(length, 0)
-      for (const job of [...jobs.values()]) {
-        const [tag] = await queue.look("queue.status", [job.id])
-        if (tag === "missing") {
-          assert.notStrictEqual(job.state, "active")
-          gone(job)
-          dropped++
-        }
-      }
+    leave(by)
+    const isHeld = before.kept || more === "f" || deduped.startsWith("d")
+    const id = `${isHeld ? "N" : "n"}${stamp}-${first}`
+    assert.deepStrictEqual(known, before.kept ? [0, id, 1] : undefined)
+    const isLater = before.kept || deduped.startsWith("d")
+    const job: Job = {
+      id,
+      deduped,
+      value: own,
+      begun: false,
+      state: isLater ? "delayed" : "waiting",
+      checkpoint: undefined,
+      till: [began + life, Date.now() + life]
     }
-    assert.strictEqual(gonePast, dropped)
-    assert.strictEqual(waiting + delayed, of("waiting", "delayed").length)
-    assert.strictEqual(busy, of("active").length + cancelled.size)
-    for (const job of jobs.values()) {
-      const [, state] = await queue.look("queue.status", [job.id])
-      assert.strictEqual(state, job.state, job.id)
-    }
-    if (jobs.size === 0) assert.strictEqual(await noted(), 0)
+    jobs.push(job)
+    if (deduped.startsWith("d")) debounced.set(deduped, job)
+    if (deduped.startsWith("t")) throttled.set(deduped, [job, began, Date.now()])
   }
-  const pickOf = (all: ReadonlyArray<Job>, pick: number) => all[pick % Math.max(1, all.length)]
+  const leave = (by: Process) => {
+    if (line[0] === by) told = false
+    line = line.filter((other) => other !== by)
+  }
 
-  for (const { do: what, pick } of steps) {
-    const any = pickOf([...jobs.values()], pick)
-    const now = active()
+  /** A step of a call: it asks once, at once, about a job whose id is known by then. */
+  const once = async (by: Process, { do: what, pick }: Step): Promise<unknown> => {
+    if (own.includes(what) && by !== "w") return
+    const pickOf = (all: ReadonlyArray<Job>): Job | undefined => all[pick % Math.max(1, all.length)]
+    const isOffer = ["offer", "lifo", "simple", "keepLast", "debounce", "throttle", "brief", "long"].includes(what)
+    // What has begun before the end of a call is not known here.
+    if (isBounded && offering && !isOffer && what !== "take") return
+    offering ||= isOffer
+    const any = pickOf(open())
+    const active = pickOf(of("active", "cancelled").filter((job) => !settling.has(job)))
     switch (what) {
       case "offer":
-        await offer("", "")
-        break
+        return offer(by, "", "")
       case "lifo":
-        await offer("f", "")
-        break
+        return offer(by, "f", "")
       case "simple":
       case "keepLast":
-        await offer("", `${what[0]}${what}${pick % 2}`)
-        break
-      case "update":
-        if (any === undefined) break
-        assert.deepStrictEqual(
-          await queue.send("producer", "queue.update", [any.id, String(++value)]),
-          any.begun ? ["begun"] : ["updated"]
-        )
-        if (!any.begun) any.value = value
-        break
-      case "postpone":
-        if (any === undefined) break
-        assert.deepStrictEqual(
-          await queue.send("producer", "queue.reschedule", [any.id, "1", 3_600_000]),
-          any.state === "active" ? ["begun"] : ["rescheduled"]
-        )
-        if (any.state !== "active") any.state = "delayed"
-        break
+        return offer(by, "", `${what[0]}${what}${pick % 2}`)
+      case "debounce":
+        return offer(by, `v${hour}`, `ddebounce${pick % 2}`)
+      case "throttle":
+        return offer(by, `v${moment}`, `tthrottle${pick % 2}`)
+      case "brief":
+      case "long": {
+        const life = what === "brief" ? 2 : hour
+        return offer(by, `e${life}`, "", life)
+      }
+      case "update": {
+        if (any === undefined) return
+        const body = ++value
+        const reply = await send(by, "queue.update", [any.id, String(body)])
+        const { begun } = any
+        if (!isThere(any, reply)) return
+        assert.deepStrictEqual(reply, isOver(any) ? ["missing"] : begun ? ["begun"] : ["updated"])
+        if (!begun) any.value = body
+        return
+      }
+      case "postpone": {
+        if (any === undefined) return
+        const reply = await send(by, "queue.reschedule", [any.id, "1", hour])
+        if (!isThere(any, reply)) return
+        assert.deepStrictEqual(reply, isOver(any) ? ["missing"] : any.state === "active" ? ["begun"] : ["rescheduled"])
+        if (any.state === "waiting") any.state = "delayed"
+        return
+      }
       case "promote": {
         // A job that is kept behind another one stays there in the model.
-        const kept = any !== undefined && any.deduped.startsWith("k") && named(any.deduped).length > 1
-        if (any === undefined || kept) break
-        assert.deepStrictEqual(
-          await queue.send("producer", "queue.promote", [any.id]),
-          any.state === "delayed" ? ["promoted"] : ["begun"]
-        )
+        if (any === undefined || any.deduped.startsWith("k")) return
+        const reply = await send(by, "queue.promote", [any.id])
+        if (!isThere(any, reply)) return
+        assert.deepStrictEqual(reply, isOver(any) ? ["missing"] : any.state === "delayed" ? ["promoted"] : ["begun"])
         if (any.state === "delayed") any.state = "waiting"
-        break
+        return
       }
-      case "note":
-        for (const id of cancelled) {
-          assert.deepStrictEqual(await queue.send(worker(), "queue.note", ["w", id, "1", "1", ""]), ["missing"])
-        }
-        if (any === undefined) break
-        value++
-        assert.deepStrictEqual(
-          await queue.send(worker(), "queue.note", ["w", any.id, "1", String(value), "\"line\""]),
-          any.state === "active" ? ["noted"] : ["missing"]
-        )
-        if (any.state === "active") any.checkpoint = value
-        break
-      case "cancel":
-        if (any === undefined) break
-        await queue.send("producer", "queue.cancel", [any.id, 0])
-        if (any.state === "active") cancelled.add(any.id)
-        gone(any)
-        break
-      case "done":
-        for (const id of cancelled) {
-          await queue.send(worker(), "queue.done", ["w", `${id[0]} ${id.slice(1)}`, 0])
-          cancelled.delete(id)
-        }
-        if (now === undefined) break
-        gone(now)
-        if (now.deduped === "") await queue.send(worker(), "queue.done", ["w", `${now.id[0]} ${now.id.slice(1)}`, 0])
-        else await queue.send(worker(), "queue.finish", ["w", now.id, "", now.deduped, "", 0, 0])
-        break
-      case "retry":
-        if (now === undefined) break
-        now.state = "waiting"
-        await queue.send(worker(), "queue.retry", ["w", now.id, 0, "1", 0])
-        break
-      case "bury":
-        if (now === undefined) break
-        gone(now)
-        await queue.send(worker(), "queue.bury", ["w", now.id, "failed", "no", "", 0])
-        break
-      case "end":
-        await queue.end(worker())
-        await queue.reap(worker())
-        for (const job of of("active")) job.state = "waiting"
-        cancelled.clear()
-        session++
-        read = 0
-        await queue.open(worker())
-        await queue.send(worker(), "queue.work", ["w", 0])
-        break
+      case "cancel": {
+        if (any === undefined) return
+        const reply = await send(by, "queue.cancel", [any.id, 0])
+        if (!isThere(any, reply)) return
+        assert.deepStrictEqual(reply, isOver(any) ? ["missing"] : ["cancelled", any.state === "active"])
+        if (!isOver(any)) gone(any, any.state === "active" ? "cancelled" : "gone")
+        return
+      }
+      case "pass": {
+        if (onFull !== "wait") return
+        await send(by, "queue.pass", [`${by}${at}`])
+        return leave(by)
+      }
+      case "note": {
+        const job = pickOf(jobs)
+        if (job === undefined) return
+        const kept = ++value
+        const reply = await send(by, "queue.note", [claim, job.id, "1", String(kept), "\"line\""])
+        assert.deepStrictEqual(reply, job.state === "active" ? ["noted"] : ["missing"])
+        if (job.state === "active") job.checkpoint = kept
+        return
+      }
+      case "done": {
+        if (active === undefined) return
+        settling.add(active)
+        const { deduped, id } = active
+        await (deduped === ""
+          ? send(by, "queue.done", [claim, `${id[0]} ${id.slice(1)}`, 0])
+          : send(by, "queue.finish", [claim, id, "", deduped, "", 0, 0]))
+        return settled(active, gone)
+      }
+      case "retry": {
+        if (active === undefined) return
+        settling.add(active)
+        await send(by, "queue.retry", [claim, active.id, 0, "1", 0])
+        return settled(active, (job) => job.state = "waiting")
+      }
+      case "bury": {
+        if (active === undefined) return
+        settling.add(active)
+        await send(by, "queue.bury", [claim, active.id, "failed", "no", "", 0])
+        return settled(active, gone)
+      }
       case "take":
-        await queue.send(worker(), "queue.credit", ["w", 1, ""])
+        await send(by, "queue.credit", [claim, 1, ""])
+        credit++
     }
-    await hear()
-    await check()
   }
-  for (const job of [...jobs.values()]) await queue.send("producer", "queue.cancel", [job.id, 0])
-  jobs.clear()
-  assert.strictEqual(await noted(), 0)
+  const isOver = ({ state }: Job): boolean => state === "gone" || state === "cancelled"
+  // Whatever its worker says of a cancelled job, it is over.
+  const settled = (job: Job, act: (job: Job) => void) => {
+    if (job.state === "cancelled") job.state = "gone"
+    else act(job)
+  }
+
+  const hear = async () => {
+    for (const by of ["p", "w"] as const) {
+      const events = await partition.mail(sessionOf(by))
+      for (const [tag, id, what, , token, delivered] of events.slice(read[by])) {
+        if (tag !== "changed" || !String(id).endsWith(String(at))) continue
+        if (what === "room") {
+          assert.deepStrictEqual([line[0], told], [by, false], "another one was told of room")
+          told = true
+        }
+        if (what === "deliver") { for (const [place, one] of delivered.entries()) begin(one, token + place) }
+      }
+      read[by] = events.length
+    }
+  }
+  const begin = ([id, , body, ...more]: [string, number, number, ...Array<string>], token: number) => {
+    const job = jobs.find((job) => job.id === id)
+    assert.isDefined(job, `${id} is not known`)
+    assert.include(["waiting", "delayed"], job!.state, `${id} was handed out`)
+    assert.strictEqual(body, job!.value)
+    assert.isAbove(job!.till[1], Math.floor(token / 1000) - 1, `${id} began after it had expired`)
+    const kept = more.indexOf("k")
+    assert.strictEqual(kept < 0 ? undefined : Number(more[kept + 1]), job!.checkpoint)
+    // Jobs with the same id for deduplication are active one at a time, but for windows.
+    if (!/^[dt]/.test(job!.deduped)) assert.isTrue(named(job!.deduped).every(({ state }) => state !== "active"))
+    assert.strictEqual(job!.state, "waiting", `${id} was delayed`)
+    job!.state = "active"
+    job!.begun = true
+    credit--
+  }
+
+  // The model does not say which jobs were dropped, or have expired by now: the jobs that are left do.
+  const check = async () => {
+    const [, ready, delayed, busy, , , , , , past, away] = await queue.look("queue.state", [])
+    const states = new Map<Job, ReadonlyArray<any>>()
+    for (const job of open()) states.set(job, await queue.look("queue.status", [job.id]))
+    const missing = [...states].filter(([, [tag]]) => tag === "missing").map(([job]) => job)
+    for (const job of missing) {
+      assert.notStrictEqual(job.state, "active", job.id)
+      gone(job)
+    }
+    assert.strictEqual(past - expired + away - dropped, missing.length, "jobs are gone")
+    if (past > expired) assert.isAtLeast(missing.filter(({ till }) => till[0] <= Date.now()).length, past - expired)
+    if (away > dropped) assert.strictEqual(onFull, "drop")
+    ;[dropped, expired] = [away, past]
+    const waiting = (ready as Array<number>).reduce((total, some) => total + Number(some), 0)
+    assert.strictEqual(waiting + delayed, of("waiting", "delayed").length)
+    assert.strictEqual(busy, of("active", "cancelled").length)
+    if (onFull === "drop") assert.isAtMost(waiting + delayed, length)
+    for (const [job, [, state]] of states) if (!missing.includes(job)) assert.strictEqual(state, job.state, job.id)
+    // The first process in the line knows of room.
+    if (asked && line.length > 0 && of("waiting", "delayed").length < length) {
+      assert.isTrue(told, "nobody was told of room")
+    }
+    if (open().length === 0) assert.strictEqual(await noted(queue.key), 0)
+  }
+  return {
+    join,
+    once,
+    begins: () => {
+      began = Date.now()
+      ;[asked, offering, handed] = [false, false, 0]
+      settling.clear()
+    },
+    ends: async () => {
+      await hear()
+      await check()
+    },
+    ring: queue.ring,
+    ended: async () => {
+      for (const job of of("active")) job.state = "waiting"
+      for (const job of of("cancelled")) job.state = "gone"
+      ;[credit, read.w] = [0, 0]
+      leave("w")
+    },
+    finish: async () => {
+      for (const job of open()) await queue.send("producer", "queue.cancel", [job.id, 0])
+      assert.strictEqual(await noted(queue.key), 0)
+    }
+  }
+}
+
+const run = async (redis: IoRedis, calls: ReadonlyArray<Call>, onFull: OnFull | undefined) => {
+  const partition = actor(redis, freshNamespace(), "queue:q0")
+  let session = 0
+  const worker = () => `w${session}`
+  const noted = (hash: string) => redis.hlen(keysOf(hash).find((key) => key.includes("queue-notes:"))!)
+  const queues = [0, 1].map((at) => model(at, { noted, onFull, partition, worker }))
+  await partition.open("producer")
+  await partition.open(worker())
+  for (const queue of queues) {
+    await queue.join("p")
+    await queue.join("w")
+  }
+  for (const next of calls) {
+    for (const queue of queues) queue.begins()
+    if (next === "ring") { for (const queue of queues) await queue.ring() }
+    else if (next === "end") {
+      await partition.end(worker())
+      await partition.reap(worker())
+      session++
+      await partition.open(worker())
+      for (const queue of queues) {
+        await queue.ended()
+        await queue.join("w")
+      }
+    } else {
+      const { by, steps } = next
+      const id = by === "p" ? "producer" : worker()
+      await partition.together(id, steps.map((step) => () => queues[step.queue]!.once(by, step)))
+    }
+    for (const queue of queues) await queue.ends()
+  }
+  for (const queue of queues) await queue.finish()
 }
 
 layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
