@@ -2,6 +2,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
+import type { Redis } from "ioredis"
 import { actor, client, keysOf } from "./support/actor.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
@@ -35,10 +36,18 @@ const step = fc.oneof(
       pick: fc.nat(50)
     })
   },
-  { weight: 1, arbitrary: fc.record({ do: fc.constantFrom("drain" as const, "drainAll" as const, "crash" as const) }) }
+  { weight: 3, arbitrary: fc.record({ do: fc.constantFrom("drain" as const, "drainAll" as const) }) }
 )
 
 type Step = (typeof step) extends fc.Arbitrary<infer A> ? A : never
+
+/** What a process asks with one call, about two queues. */
+const call = fc.oneof(
+  { weight: 20, arbitrary: fc.array(fc.record({ queue: fc.nat(1), step }), { minLength: 1, maxLength: 8 }) },
+  { weight: 1, arbitrary: fc.constant("crash" as const) }
+)
+
+type Call = (typeof call) extends fc.Arbitrary<infer A> ? A : never
 
 interface Job {
   readonly id: string
@@ -55,12 +64,8 @@ layer(TestServer.layer, live)("jobs that run after others", (it) => {
       const redis = yield* client(yield* TestServer)
       yield* Effect.promise(() =>
         fc.assert(
-          fc.asyncProperty(fc.array(step, { minLength: 5, maxLength: 60 }), async (steps) => {
-            const queue = actor(redis, freshNamespace(), "queue:q")
-            await run(queue, steps, () => redis.hkeys(queue.key))
-            await redis.del(...keysOf(queue.key))
-          }),
-          { numRuns: 200, endOnFailure: false }
+          fc.asyncProperty(fc.array(call, { minLength: 5, maxLength: 30 }), (calls) => run(redis, calls)),
+          { numRuns: 120, endOnFailure: false }
         )
       )
     }))
@@ -109,127 +114,123 @@ layer(TestServer.layer, live)("jobs that run after others", (it) => {
     }))
 })
 
-const run = async (
-  queue: ReturnType<typeof actor>,
-  steps: ReadonlyArray<Step>,
-  fields: () => Promise<ReadonlyArray<string>>
-) => {
-  const jobs = new Map<string, Job>()
-  let [number, generation] = [0, 0]
-  const worker = () => `w${generation}`
-  await queue.open("p")
-  await queue.send("p", "queue.join", ["p", "1", 0, 0, 0, 60_000, 1000, 0, 1, 0, 0, 100, 0, 0, 1, 0])
-  const work = async () => {
-    await queue.open(worker())
-    await queue.send(worker(), "queue.work", ["w", 3])
-  }
-  await work()
+interface World {
+  readonly partition: ReturnType<typeof actor>
+  /** The session of the worker, which asks for everything. */
+  readonly session: () => string
+  readonly fieldsOf: (hash: string) => Promise<ReadonlyArray<string>>
+}
 
-  const end = (job: Job, state: Exclude<Job["state"], "blocked" | "live">, drained = false): void => {
+/** One of the queues. Jobs hear of the ends of others when the call ends. */
+const model = (at: number, { fieldsOf, partition, session }: World) => {
+  const queue = partition.beside(`queue:q${at}`)
+  const [member, worker] = [`p${at}`, `w${at}`]
+  const jobs = new Map<string, Job>()
+  // Jobs in hand, as far as they were not given back, and jobs whose ends others have not heard of.
+  let held = new Set<Job>()
+  let ended: Array<Job> = []
+  let number = 0
+  const fields = () => fieldsOf(queue.key)
+  const join = () => queue.send("p", "queue.join", [member, "1", 0, 0, 0, 60_000, 1000, 0, 1, 0, 0, 100, 0, 0, 1, 0])
+  const work = () => queue.send(session(), "queue.work", [worker, 3])
+
+  const isOpen = ({ state }: Job): boolean => state === "live" || state === "blocked"
+  const alive = () => [...jobs.values()].filter(isOpen)
+  const end = (job: Job, state: Exclude<Job["state"], "blocked" | "live">): void => {
     job.state = state
-    for (const next of job.after) {
-      if (next.state !== "blocked") continue
-      if (drained) end(next, "cancelled", true)
-      else if (state !== "success" && next.policy !== "c") end(next, next.policy === "s" ? "skipped" : "failed")
-      else if (--next.open === 0) next.state = "live"
+    held.delete(job)
+    ended.push(job)
+  }
+  const tell = () => {
+    for (let job = ended.shift(); job !== undefined; job = ended.shift()) {
+      for (const next of job.after) {
+        if (next.state !== "blocked") continue
+        if (job.state !== "success" && next.policy !== "c") end(next, next.policy === "s" ? "skipped" : "failed")
+        else if (--next.open === 0) next.state = "live"
+      }
     }
   }
   const inHand = async () => {
-    const known = (await queue.send(worker(), "queue.work", ["w", 0]))[3] as ReadonlyArray<ReadonlyArray<any>>
-    return known.map(([id]) => {
+    const known = (await queue.send(session(), "queue.work", [worker, 0]))[3] as ReadonlyArray<ReadonlyArray<any>>
+    held = new Set(known.map(([id]) => {
       const job = jobs.get(String(id))!
       assert.strictEqual(job.state, "live", `${id} was handed out`)
       return job
-    })
+    }))
   }
-  const alive = () => [...jobs.values()].filter(({ state }) => state === "live" || state === "blocked")
 
-  for (const one of steps) {
+  const offer = async (one: Extract<Step, { do: "offer" | "after" }>) => {
+    const all = [...jobs.values()]
+    const before = one.do === "offer" || all.length === 0 ? [] : one.before.map((at) => all[at % all.length]!)
+    const policy = one.do === "offer" ? "" : one.policy
+    const named = before.length === 0 ? "" : policy + before.map(({ id }) => `${id.length} ${id}`).join("")
+    const shape = one.level + (one.kept ? "r" : "") + (named === "" ? "" : `p${named.length}`) + (one.group ? "g1" : "")
+    const [, stamp, first, known] = await queue.send(session(), "queue.offer", [
+      `1${named}${one.group ? "x" : ""}`,
+      `1${shape} `,
+      `node${at}`,
+      ++number
+    ])
+    const unknown = before.findIndex((job) => !isOpen(job) && !job.kept)
+    if (unknown >= 0) return assert.deepStrictEqual(known, [[0, 3, unknown]])
+    assert.deepStrictEqual(known, [])
+    const letters = one.group ? "VIOM" : before.length > 0 ? "UHNL" : "uhnl"
+    const id = `${letters["uhnl".indexOf(one.level)]}${stamp}-${first}`
+    const open = before.filter(isOpen)
+    const state = open.length === 0 ? "live" : "blocked"
+    const job: Job = { id, kept: one.kept, policy, open: open.length, after: [], state }
+    jobs.set(id, job)
+    const failed = before.some((job) => !isOpen(job) && job.state !== "success")
+    if (failed && policy !== "c") end(job, policy === "s" ? "skipped" : "failed")
+    else for (const one of open) one.after.push(job)
+  }
+
+  // A worker says once what has become of a job.
+  let settling = new Set<Job>()
+  const settle = async (what: "done" | "bury" | "cancel" | "retry", pick: number) => {
+    const found = what === "cancel" ? alive() : [...held].filter((job) => !settling.has(job))
+    const job = found[pick % Math.max(1, found.length)]
+    if (job === undefined) return
+    if (what !== "cancel") settling.add(job)
+    const { id, kept } = job
+    const outcome = kept ? what === "done" ? `["success",1]` : `["failed","no"]` : ""
+    if (what === "cancel") await queue.send(session(), "queue.cancel", [id, 0])
+    else if (what === "retry") await queue.send(session(), "queue.retry", [worker, id, 0, 1, 1])
+    else if (what === "bury") await queue.send(session(), "queue.bury", [worker, id, "failed", "no", outcome, 1])
+    else if (kept) await queue.send(session(), "queue.finish", [worker, id, "", "", outcome, 0, 1])
+    else await queue.send(session(), "queue.done", [worker, `${id[0]} ${id.slice(1)} `, 1])
+    // It may have been cancelled in front of that.
+    if (!isOpen(job)) return
+    if (what === "retry") held.delete(job)
+    else end(job, what === "done" ? "success" : what === "cancel" ? "cancelled" : "failed")
+  }
+  const drain = async (all: boolean) => {
+    const [, count] = await queue.send(session(), "queue.drain", [all ? "1" : "", ""])
+    const removed = alive().filter((job) => !held.has(job) && (all || job.state === "live"))
+    assert.strictEqual(count, removed.length)
+    for (const job of removed) end(job, "cancelled")
+  }
+  const once = async (one: Step): Promise<unknown> => {
     switch (one.do) {
       case "offer":
-      case "after": {
-        const all = [...jobs.values()]
-        const before = one.do === "offer" || all.length === 0 ? [] : one.before.map((at) => all[at % all.length]!)
-        const policy = one.do === "offer" ? "" : one.policy
-        const named = before.length === 0 ? "" : policy + before.map(({ id }) => `${id.length} ${id}`).join("")
-        const shape = one.level + (one.kept ? "r" : "") + (named === "" ? "" : `p${named.length}`) +
-          (one.group ? "g1" : "")
-        const [, stamp, first, known] = await queue.send("p", "queue.offer", [
-          `1${named}${one.group ? "x" : ""}`,
-          `1${shape} `,
-          "node",
-          ++number
-        ])
-        const unknown = before.findIndex(({ kept, state }) => state !== "live" && state !== "blocked" && !kept)
-        if (unknown >= 0) {
-          assert.deepStrictEqual(known, [[0, 3, unknown]])
-          break
-        }
-        assert.deepStrictEqual(known, [])
-        const letters = one.group ? "VIOM" : before.length > 0 ? "UHNL" : "uhnl"
-        const id = `${letters["uhnl".indexOf(one.level)]}${stamp}-${first}`
-        const open = before.filter(({ state }) => state === "live" || state === "blocked")
-        const job: Job = {
-          id,
-          kept: one.kept,
-          policy,
-          open: open.length,
-          after: [],
-          state: open.length === 0 ? "live" : "blocked"
-        }
-        jobs.set(id, job)
-        const failed = before.some(({ state }) => state !== "live" && state !== "blocked" && state !== "success")
-        if (failed && policy !== "c") end(job, policy === "s" ? "skipped" : "failed")
-        else for (const one of open) one.after.push(job)
-        break
-      }
-      case "done":
-      case "bury":
-      case "cancel":
-      case "retry": {
-        const found = one.do === "cancel" ? alive() : await inHand()
-        const job = found[one.pick % Math.max(1, found.length)]
-        if (job === undefined) break
-        const { id, kept } = job
-        if (one.do === "retry") {
-          await queue.send(worker(), "queue.retry", ["w", id, 0, 1, 1])
-          break
-        }
-        const outcome = kept ? one.do === "done" ? `["success",1]` : `["failed","no"]` : ""
-        if (one.do === "cancel") await queue.send("p", "queue.cancel", [id, 0])
-        else if (one.do === "bury") await queue.send(worker(), "queue.bury", ["w", id, "failed", "no", outcome, 1])
-        else if (kept) await queue.send(worker(), "queue.finish", ["w", id, "", "", outcome, 0, 1])
-        else await queue.send(worker(), "queue.done", ["w", `${id[0]} ${id.slice(1)} `, 1])
-        end(job, one.do === "done" ? "success" : one.do === "cancel" ? "cancelled" : "failed")
-        break
-      }
+      case "after":
+        return offer(one)
       case "drain":
-      case "drainAll": {
-        const held = new Set((await inHand()).map(({ id }) => id))
-        const all = one.do === "drainAll"
-        const removed = alive().filter(({ id, state }) => !held.has(id) && (all || state === "live"))
-        const [, count] = await queue.send("p", "queue.drain", [all ? "1" : "", ""])
-        assert.strictEqual(count, removed.length)
-        for (const job of removed) if (job.state === "live" || job.state === "blocked") end(job, "cancelled", all)
-        break
-      }
-      case "crash": {
-        const lost = await inHand()
-        await queue.end(worker())
-        await queue.reap(worker())
-        for (const job of lost) end(job, "crashed")
-        generation++
-        await work()
-      }
+      case "drainAll":
+        return drain(one.do === "drainAll")
+      default:
+        return settle(one.do, one.pick)
     }
-    await inHand()
+  }
+
+  const check = async () => {
     for (const { id, kept, state } of jobs.values()) {
       const [tag, found] = await queue.look("queue.status", [id])
       if (state === "blocked") assert.strictEqual(found, "blocked", id)
       else if (state === "live") assert.include(["waiting", "active"], found, id)
       else {
         assert.strictEqual(tag, "missing", id)
-        const outcome = await queue.send("p", "queue.watch", ["p", id])
+        const outcome = await queue.send("p", "queue.watch", [member, id])
         assert.strictEqual(outcome[0] === "outcome" ? outcome[2][0] : "missing", kept ? state : "missing", id)
       }
     }
@@ -243,7 +244,53 @@ const run = async (
     const found = (await fields()).filter((field) => /^[cd]\w|^E/.test(field))
     assert.deepStrictEqual(found.toSorted(), [...needed].toSorted())
   }
-  for (let more = true; more;) more = (await queue.send("p", "queue.obliterate", [""]))[2]
-  const left = (await fields()).filter((field) => /^[cde]\w|^E/.test(field))
-  assert.deepStrictEqual(left, [])
+  return {
+    join,
+    work,
+    once,
+    ends: async () => {
+      tell()
+      settling = new Set()
+      await inHand()
+      await check()
+    },
+    crashed: () => {
+      for (const job of held) end(job, "crashed")
+    },
+    finish: async () => {
+      for (let more = true; more;) more = (await queue.send("p", "queue.obliterate", [""]))[2]
+      assert.deepStrictEqual((await fields()).filter((field) => /^[cde]\w|^E/.test(field)), [])
+    },
+    key: queue.key
+  }
+}
+
+const run = async (redis: Redis, calls: ReadonlyArray<Call>) => {
+  const partition = actor(redis, freshNamespace(), "queue:q0")
+  let generation = 0
+  const session = () => `w${generation}`
+  const queues = [0, 1].map((at) => model(at, { fieldsOf: (hash) => redis.hkeys(hash), partition, session }))
+  await partition.open("p")
+  await partition.open(session())
+  for (const queue of queues) {
+    await queue.join()
+    await queue.work()
+  }
+  for (const next of calls) {
+    if (next === "crash") {
+      await partition.end(session())
+      await partition.reap(session())
+      generation++
+      await partition.open(session())
+      for (const queue of queues) {
+        queue.crashed()
+        await queue.work()
+      }
+    } else await partition.together(session(), next.map(({ queue, step }) => () => queues[queue]!.once(step)))
+    for (const queue of queues) await queue.ends()
+  }
+  for (const queue of queues) {
+    await queue.finish()
+    await redis.del(...keysOf(queue.key))
+  }
 }
