@@ -15,7 +15,7 @@ const timing = { lease: `${lease} millis`, margin: "400 millis" } as const
 type Work = Extract<Event, { readonly token: number }>
 type Process = Effect.Success<ReturnType<typeof spawn<Event>>>
 type Start = (
-  options: Pick<Argument, "millis" | "offers" | "from" | "fails" | "schedule" | "worker">
+  options: Pick<Argument, "millis" | "offers" | "from" | "fails" | "groups" | "pause" | "schedule" | "worker">
 ) => Effect.Effect<Process, never, Scope.Scope>
 
 const work = (processes: ReadonlyArray<Process>): ReadonlyArray<Work> =>
@@ -259,81 +259,118 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
       })
     ))
 
-  it.effect("loses no job while workers and producers are killed and paused at random", () =>
-    scenario((queue, start) =>
-      Effect.gen(function*() {
-        const each = 1500
-        const producers = yield* Effect.all(
-          [0, 1].map((at) => start({ offers: each, from: at * each })),
-          { concurrency: "unbounded" }
-        )
-        const all = [...yield* workers(queue, start, 3, 10)]
-        const alive = [...all]
-        const seed = Math.floor(Math.random() * 2 ** 31)
-        let state = seed
-        const random = (below: number) => {
-          state = (Math.imul(state, 1_103_515_245) + 12_345) & 0x7fffffff
-          return Math.floor(state / 0x7fffffff * below) % below
-        }
-        yield* Effect.gen(function*() {
-          for (let round = 0; round < 4; round++) {
-            const at = random(alive.length)
-            const victim = alive[at]!
-            const seen = victim.received.length
-            yield* eventually(
-              Effect.sync(() => assert.isAbove(victim.received.length, seen)),
-              { message: "it works" }
+  it.effect(
+    "loses no job while workers and producers are killed, paused and stopped at random",
+    () =>
+      scenario((queue, start) =>
+        Effect.gen(function*() {
+          const [groups, fails, apart] = [7, 10, 1_000_000]
+          const seed = Math.floor(Math.random() * 2 ** 31)
+          let state = seed
+          const random = (below: number) => {
+            state = (Math.imul(state, 1_103_515_245) + 12_345) & 0x7fffffff
+            return Math.floor(state / 0x7fffffff * below) % below
+          }
+          const all = [...yield* workers(queue, start, 3, 10, fails)]
+          const working = [...all]
+          const producers: Array<Array<Process>> = [[], []]
+          const offered = (at: number) =>
+            producers[at]!.flatMap(({ received }) =>
+              received.flatMap((event) => event.event === "offered" ? [event.value] : [])
             )
-            if (random(2) === 0) {
-              yield* victim.kill9
-              const next = yield* start({ millis: 10 })
-              all.push(next)
-              alive[at] = next
-            } else {
-              yield* victim.sigstop
-              const others = alive.filter((one) => one !== victim)
-              const before = work(others).length
-              yield* eventually(Effect.sync(() => assert.isAbove(work(others).length, before + 30)))
-              yield* victim.sigcont
-            }
-            if (round === 1) yield* producers[0]!.kill9
-            if (round === 0) {
-              // For so long that its session has ended, perhaps in the middle of an offer.
-              yield* producers[1]!.sigstop
-              yield* awake(`${lease + 500} millis`)
-              yield* producers[1]!.sigcont
-            }
-          }
-          // What a producer was confirmed, and what may have been stored before it was killed.
-          const offered = producers.flatMap(({ received }) =>
-            received.flatMap((event) => event.event === "offered" ? [event.value] : [])
-          )
-          yield* producers[1]!.waitFor((event) => event.event === "offered" && event.value === 2 * each - 1)
-          yield* eventually(
+          // It goes on behind the last offer that was confirmed. The one behind that may be stored: it has the same id.
+          const produce = (at: number) =>
             Effect.gen(function*() {
-              const done = new Set(work(all).flatMap(({ event, value }) => event === "done" ? [value] : []))
-              for (const value of offered) assert.isTrue(done.has(value), `job ${value}`)
-              for (let value = each; value < 2 * each; value++) assert.isTrue(done.has(value), `job ${value}`)
-              const { active, delayed, waiting } = yield* queue.state
-              assert.deepStrictEqual([active, delayed, waiting], [0, 0, 0])
-            }),
-            { timeout: "30 seconds" }
-          )
-          for (const [value, events] of byJob(work(all))) {
-            // No attempt begins before the one before it is over or lost, and none is counted twice.
-            const attempts = events.filter(({ event }) => event === "begun").map(({ attempt }) => attempt)
-            assert.deepStrictEqual(attempts, attempts.toSorted((x, y) => x - y), `job ${value}`)
-            assert.strictEqual(new Set(attempts).size, attempts.length, `job ${value}: ${attempts}`)
-            // A process that has lost a job does nothing more of it: it is in one place at a time.
-            const begins = events.filter(({ event }) => event === "begun")
-            for (const { at, token } of events.filter(({ event }) => event === "done")) {
-              const next = begins.find((other) => other.token > token)
-              assert.isAtMost(at, next?.at ?? at, `job ${value} was done while another process had it`)
+              const from = Math.max(at * apart, 1 + Math.max(-1, ...offered(at)))
+              const next = yield* start({ offers: apart, from, pause: 15, groups: [groups, `of ${at}`] })
+              producers[at]!.push(next)
+            })
+          yield* Effect.forEach([0, 1], produce, { discard: true })
+          const replace = (at: number, isWorker: boolean) =>
+            isWorker
+              ? Effect.map(start({ millis: 10, fails }), (next) => {
+                all.push(next)
+                working[at] = next
+              })
+              : produce(at)
+          const round = Effect.gen(function*() {
+            const isWorker = random(3) > 0
+            const at = isWorker ? random(working.length) : random(2)
+            const victim = isWorker ? working[at]! : producers[at]!.at(-1)!
+            const seen = victim.received.length
+            yield* eventually(Effect.sync(() => assert.isAbove(victim.received.length, seen + 5)), {
+              timeout: "30 seconds",
+              message: "it works"
+            })
+            const how = random(3)
+            if (how === 0) yield* victim.kill9
+            if (how === 1) yield* victim.signal("SIGTERM")
+            if (how < 2) return yield* replace(at, isWorker)
+            yield* victim.sigstop
+            // Also for so long that its session has ended, perhaps in the middle of an offer.
+            yield* awake(`${100 + random(lease + 500)} millis`)
+            yield* victim.sigcont
+          })
+          yield* Effect.gen(function*() {
+            for (const began = Date.now(); Date.now() < began + 60_000;) yield* round
+            yield* Effect.forEach(producers, (some) => some.at(-1)!.signal("SIGTERM"))
+            yield* Effect.forEach(producers.flat(), (one) => one.exit)
+            const confirmed = [...offered(0), ...offered(1)]
+            yield* eventually(
+              Effect.gen(function*() {
+                const done = new Set(work(all).flatMap(({ event, value }) => event === "done" ? [value] : []))
+                assert.deepStrictEqual(confirmed.filter((value) => !done.has(value)), [])
+                const { active, delayed, waiting } = yield* queue.state
+                assert.deepStrictEqual([active, delayed, waiting], [0, 0, 0])
+              }),
+              { timeout: "30 seconds" }
+            )
+            const jobs = byJob(work(all))
+            for (const [value, events] of jobs) {
+              const begins = events.filter(({ event }) => event === "begun")
+              let before = { failures: 0, crashes: 0 }
+              for (const begin of begins) {
+                // The first attempt, and one more for each failure and each crash. An attempt that was given back is none.
+                const failures = begin.attempt - 1 - begin.crashes
+                const failed = events.some(({ event, token }) => event === "failed" && token < begin.token)
+                assert.include(failed ? [0, 1] : [0], failures, `job ${value}: ${JSON.stringify(begins)}`)
+                assert.isAtLeast(failures, before.failures, `job ${value}`)
+                assert.isAtLeast(begin.crashes, before.crashes, `job ${value}`)
+                before = { failures, crashes: begin.crashes }
+              }
+              assert.strictEqual(new Set(begins.map(({ token }) => token)).size, begins.length, `job ${value}`)
+              // A process that has lost a job does nothing more of it: it is in one place at a time.
+              for (const { at, token } of events.filter(({ event }) => event === "done" || event === "failed")) {
+                const next = begins.find((other) => other.token > token)
+                assert.isAtMost(at, next?.at ?? at, `job ${value} went on while another process had it`)
+              }
             }
-          }
-        }).pipe(Effect.tapCause((cause) => Effect.logError(`seed ${seed}`, cause)))
-        yield* Effect.forEach([...all, ...producers], (one) => one.signal("SIGKILL"))
-        yield* Effect.forEach([...all, ...producers], (one) => one.exit)
-      })
-    ))
+            // The jobs of a group begin one behind the other.
+            for (
+              const [at, group] of [0, 1].flatMap((at) => Array.from({ length: groups }, (_, group) => [at, group]))
+            ) {
+              const values = [...jobs.keys()].filter((value) =>
+                value % 2 === 1 && value % groups === group && Math.floor(value / apart) === at
+              ).toSorted((x, y) => x - y)
+              let over = 0
+              for (const value of values) {
+                const events = jobs.get(value)!
+                for (const begin of events) {
+                  if (begin.event === "begun") {
+                    assert.isAtLeast(begin.at, over, `job ${value} began before the one before it was over`)
+                  }
+                }
+                over = Math.max(
+                  over,
+                  events.findLast(({ event }) => event === "done")?.at ?? 0
+                )
+              }
+            }
+          }).pipe(Effect.tapCause((cause) => Effect.logError(`seed ${seed}`, cause)))
+          yield* Effect.forEach(all, (one) => one.signal("SIGKILL"))
+          yield* Effect.forEach(all, (one) => one.exit)
+        })
+      ),
+    180_000
+  )
 })

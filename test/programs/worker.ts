@@ -12,6 +12,10 @@ export interface Argument {
   readonly millis?: number
   readonly offers?: number
   readonly from?: number
+  /** How long it waits after each offer. Default: 1 ms. */
+  readonly pause?: number
+  /** Every second job that it offers is of one of so many groups, whose names begin so. */
+  readonly groups?: readonly [count: number, name: string]
   /** One of so many jobs fails at its first attempt. */
   readonly fails?: number
   /** It sets a schedule with so many milliseconds between two ticks. */
@@ -24,7 +28,7 @@ export type Event =
   | { readonly event: "ready" }
   | { readonly event: "offered"; readonly value: number }
   | {
-    readonly event: "begun" | "done" | "interrupted"
+    readonly event: "begun" | "done" | "failed" | "interrupted"
     readonly value: number
     readonly attempt: number
     readonly crashes: number
@@ -33,7 +37,8 @@ export type Event =
     readonly tick: number | undefined
   }
 
-const { fails, from = 0, lease, margin, millis = 0, namespace, offers, schedule, url, worker } = argument() as Argument
+const { fails, from = 0, groups, lease, margin, millis = 0, namespace, offers, pause = 1, schedule, url, worker } =
+  argument() as Argument
 
 const again = Effect.retry(Schedule.spaced("100 millis"))
 
@@ -43,22 +48,26 @@ const program = Effect.gen(function*() {
   if (offers !== undefined && worker === undefined) {
     emit({ event: "ready" } satisfies Event)
     for (let value = from; value < from + offers; value++) {
-      yield* again(queue.offer(value, { id: `job ${value}` }))
+      const group = groups === undefined || value % 2 === 0 ? undefined : `${groups[1]} ${value % groups[0]}`
+      yield* again(queue.offer(value, { id: `job ${value}`, group }))
       emit({ event: "offered", value } satisfies Event)
-      yield* Effect.sleep(1)
+      yield* Effect.sleep(pause)
     }
     return yield* Effect.never
   }
   const working = queue.run((value) =>
     Effect.flatMap(Queue.Job, ({ attempt, crashes, schedule, token }) => {
       const tick = Option.getOrUndefined(Option.map(schedule, ({ tick }) => DateTime.toEpochMillis(tick)))
-      const say = (event: "begun" | "done" | "interrupted") =>
+      const say = (event: "begun" | "done" | "failed" | "interrupted") =>
         Effect.sync(() => emit({ event, value, attempt, crashes, token, at: Date.now(), tick } satisfies Event))
       return Effect.onInterrupt(
         Effect.gen(function*() {
           yield* say("begun")
           yield* Effect.sleep(millis)
-          if (fails !== undefined && attempt === 1 && value % fails === 0) return yield* Effect.fail("no")
+          if (fails !== undefined && attempt === 1 && value % fails === 0) {
+            yield* say("failed")
+            return yield* Effect.fail("no")
+          }
           yield* say("done")
         }),
         () => say("interrupted")
