@@ -28,7 +28,12 @@ interface NodePlan {
   readonly after: ReadonlyArray<readonly [node: number, onFailure: OnFailure]>
   /** Whether it has a compensation. */
   readonly undo: boolean
+  /** That of its job, if it has one. */
+  readonly group: string | undefined
 }
+
+/** Jobs of groups, of runs and of none, are active so many at a time. */
+export const groupsOfQueues = { concurrency: 2 } as const
 
 /** Choices that only depend on the id. */
 const chooser = (id: string) => {
@@ -54,6 +59,7 @@ export const planOf = (id: string): ReadonlyArray<NodePlan> => {
     queue: choose(2) as 0 | 1,
     plan: plans[choose(plans.length)]!,
     undo: choose(2) === 0,
+    group: choose(3) === 0 ? `nodes ${choose(3)}` : undefined,
     after: beforeOf(at).map((from) => [from, policies[choose(policies.length)]!])
   }))
 }
@@ -70,8 +76,8 @@ export const filesOf = (id: string): { readonly seals: boolean; readonly plans: 
   }
 }
 
-/** A node of a flow and its compensation, a job of a batch, and its callbacks. */
-export type Kind = "node" | "undo" | "job" | "done" | "failed"
+/** A node of a flow and its compensation, a job of a batch, and its callbacks; and a job of neither, beside them. */
+export type Kind = "node" | "undo" | "job" | "done" | "failed" | "side"
 
 interface Parts {
   readonly kind: Kind

@@ -582,6 +582,11 @@ export const bugs: { readonly [name: string]: Bug } = {
     faults: ["SIGSTOP", "kill -9", "partition"],
     lua: [["(crashed and CRASH or -1)", "(crashed and 0 or -1)"]]
   },
+  // Some checkpoints are not stored.
+  lostCheckpoint: {
+    only: ["queue"],
+    lua: [["if checkpoint ~= '' then", "if checkpoint ~= '' and ctx.micros % 10 > 0 then"]]
+  },
   // Handlers go on when the session is lost.
   ceaseless: {
     only: ["queue"],

@@ -15,6 +15,9 @@ export const limited = {
   limits: { concurrency: 3, rate: { jobs: 20, interval: 500 } }
 } as const
 
+/** Few jobs may wait: offers wait for room, in turn. Handlers keep checkpoints, and workers leave now and then. */
+export const bounded = { name: "bounded", limits: { length: 6 } } as const
+
 /** Two shards, and schedules: the times between their ticks, in milliseconds. All clients set the schedules again and again. */
 export const spread = {
   name: "spread",
@@ -39,6 +42,8 @@ interface Plan {
   readonly long: boolean
   /** Whether the handler snoozes or discards the job now and then. */
   readonly decides: boolean
+  /** Whether the handler keeps checkpoints: each is a number, larger than the one before it. */
+  readonly keeps: boolean
 }
 
 /** What a handler does. */
@@ -46,9 +51,10 @@ export const planOf = (value: string): Plan => {
   const plan = value.slice(0, value.indexOf("/"))
   const fails = /^fails(\d)$/.exec(plan)
   return {
-    failing: plan === "never" ? Number.POSITIVE_INFINITY : fails === null ? 0 : Number(fails[1]),
+    failing: plan === "never" ? Number.POSITIVE_INFINITY : plan === "keeps" ? 1 : Number(fails?.[1] ?? 0),
     long: plan === "long" || plan === "slow",
-    decides: plan === "snoozes" || plan === "discards"
+    decides: plan === "snoozes" || plan === "discards",
+    keeps: plan === "keeps"
   }
 }
 
@@ -437,6 +443,24 @@ const attempts = (facts: Facts): ReadonlyArray<Anomaly> =>
     })
   )
 
+const numbersOf = ({ told }: Hold, word: string): ReadonlyArray<number> =>
+  told.filter(({ what }) => what[0] === word).map(({ what }) => Number(what[1]))
+
+/** An attempt has the last checkpoint of those before it, or a later one that they have asked for. */
+const checkpoints = ({ handled, offers, run }: Facts): ReadonlyArray<Anomaly> =>
+  [...handled.values()].flatMap((all) =>
+    all.flatMap(({ hold, value }, at) => {
+      const [found] = numbersOf(hold, "checkpointed")
+      if (found === undefined || forgot(run, offers.get(value)?.hold.asked ?? 0, hold.asked)) return []
+      const before = all.slice(0, at)
+      const last = Math.max(0, ...before.flatMap((one) => numbersOf(one.hold, "kept")))
+      const isKnown = found === 0 || before.some((one) => numbersOf(one.hold, "keeps").includes(found))
+      if (found >= last && isKnown) return []
+      const detail = `${value} has checkpoint ${found}, and ${last} was kept`
+      return [{ check: "checkpoint", detail, holds: [...before.map((one) => one.hold), hold] }]
+    })
+  )
+
 /** A job becomes a dead letter when its attempts are used up, or too many of its workers have died. */
 const buried = ({ letters, offers, run }: Facts): ReadonlyArray<Anomaly> =>
   [...letters.values()].flat().flatMap(({ at, attempts, crashes, hold, reason, value }) => {
@@ -688,6 +712,7 @@ export const kept = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomal
     results,
     repeated,
     attempts,
+    checkpoints,
     buried,
     fenced,
     apart,

@@ -1,7 +1,18 @@
 import { Context, Effect, Schedule, Schema, type Scope, Stream } from "effect"
 import type * as Lockstep from "../../../src/index.ts"
 import type { Client, Log } from "../client.ts"
-import { batchName, bodyOf, conducted, filesOf, flowName, partsOf, planOf, queueNames, turn } from "../flows.ts"
+import {
+  batchName,
+  bodyOf,
+  conducted,
+  filesOf,
+  flowName,
+  groupsOfQueues,
+  partsOf,
+  planOf,
+  queueNames,
+  turn
+} from "../flows.ts"
 import { fibers, patienceOf, type Workload } from "../workload.ts"
 
 // A failure on purpose. Its reason makes the history say "timeout".
@@ -28,13 +39,14 @@ interface Open {
 const build = (builder: Lockstep.Flow.Builder, id: string) => {
   const nodes: Array<Lockstep.Flow.Node<string>> = []
   const plan = planOf(id)
-  for (const [at, { after, queue, undo }] of plan.entries()) {
+  for (const [at, { after, group, queue, undo }] of plan.entries()) {
     const tag = tags[queue]!
     const name = String(at)
     const node = after.length === 0
-      ? builder.job(tag, bodyOf("node", id, at), { name })
+      ? builder.job(tag, bodyOf("node", id, at), { name, group })
       : builder.job(tag, {
         name,
+        group,
         after: after.map(([from, onFailure]) => ({ node: nodes[from]!, onFailure })),
         payload: (results) => bodyOf("node", id, at, results.map((result) => result ?? ""))
       })
@@ -53,8 +65,8 @@ const open = ({ Batch, Flow, Queue }: typeof Lockstep, keep: number, onFailure: 
   Effect.gen(function*() {
     const schemas = { payload: Schema.String, success: Schema.String, error: Refusal }
     const [left, right] = yield* Effect.all([
-      Queue.make({ ...schemas, name: queueNames[0], retention: keep }),
-      Queue.make({ ...schemas, name: queueNames[1], retention: keep })
+      Queue.make({ ...schemas, name: queueNames[0], groups: groupsOfQueues, retention: keep }),
+      Queue.make({ ...schemas, name: queueNames[1], groups: groupsOfQueues, retention: keep })
     ])
     const retention = (keep - 1000) / 2
     const opened = Effect.all({
@@ -85,6 +97,8 @@ const follow = <A, E, R>(client: Client, key: string, verb: string, use: (log: L
 const handled = (client: Client, body: string) =>
   Effect.flatMap(client.lockstep.Queue.Job, ({ attempt, crashes, id, offeredAt }) => {
     const { inputs, kind, node, run } = partsOf(body)
+    // That it runs is for the end: no job is left.
+    if (kind === "side") return Effect.as(Effect.sleep(client.random() * 30), "")
     const { key, plan } = kind === "node"
       ? { key: flowName, plan: planOf(run)[node]!.plan }
       : kind === "job"
@@ -220,6 +234,15 @@ const finished = (client: Client, batch: Batch, id: string) =>
     )
   })
 
+/** Offers jobs of groups to the queues of the runs: these end, and nodes begin, with the same calls. */
+const crossing = (client: Client, { queues }: Open) =>
+  Effect.gen(function*() {
+    const group = `sides ${client.pick([0, 1, 2])}`
+    const bodies = Array.from({ length: 1 + Math.floor(client.random() * 4) }, (_, at) => bodyOf("side", "", at))
+    yield* client.pick(queues).offerAll(bodies, { group })
+    yield* Effect.sleep(client.random() * 400)
+  }).pipe(Effect.catch(() => Effect.sleep(20 + client.random() * 50)))
+
 const filling = (client: Client, { batch }: Open) =>
   Effect.gen(function*() {
     const id = fillOf(turnOf(client))
@@ -318,6 +341,7 @@ const past = Math.ceil(15_000 / turn)
 /**
  * Every client runs the same flow, a graph of jobs of two queues, and fills the same batch. Runs have the ids of moments, so that
  * several clients begin, cancel and await the same one, or go on with what a killed one has left behind; their graphs follow from the ids.
+ * Some nodes have groups, and other jobs of groups are in the same queues.
  */
 export const flow: Workload = {
   name: "flow",
@@ -326,9 +350,10 @@ export const flow: Workload = {
     return Effect.gen(function*() {
       const opened = yield* open(client.lockstep, client.keep, client.pick(["cancel", "finish"]))
       for (const queue of opened.queues) yield* working(client, queue)
-      yield* Effect.all([fibers(1, client, running(client, opened)), fibers(1, client, filling(client, opened))], {
-        concurrency: "unbounded"
-      })
+      yield* Effect.all(
+        [running, filling, crossing].map((program) => fibers(1, client, program(client, opened))),
+        { concurrency: "unbounded" }
+      )
       yield* settled(client, opened, first)
       // For the checks of the batch.
       yield* follow(client, batchName, "settled", () => Effect.void)

@@ -2,6 +2,7 @@ import { Cron, Effect, Option, Schedule, Schema, type Scope, Stream } from "effe
 import type * as Lockstep from "../../../src/index.ts"
 import type { Client, Log } from "../client.ts"
 import {
+  bounded,
   kept,
   limited,
   many,
@@ -25,7 +26,7 @@ const refusal = (value: string): Refusal => ({ reason: { _tag: "WaitTimeout" }, 
 export type Queue = Lockstep.Queue.Queue<string, string, Refusal>
 type Options = Lockstep.Queue.OfferOptions & Pick<Lockstep.WorkStealing.OfferOptions, "key" | "to">
 type Job = Lockstep.Queue.Job["Service"]
-type Shape = typeof many | typeof limited | typeof spread
+type Shape = typeof many | typeof limited | typeof bounded | typeof spread
 
 export const schemas = { payload: Schema.String, success: Schema.String, error: Refusal }
 
@@ -54,15 +55,31 @@ export const follow = <A, E, R>(
 // Work
 // ---------------------------------------------------------------------------------------------------------------------
 
+/** Keeps some checkpoints, each larger than the one that it has found. */
+const keeping = ({ step, tell }: Log, { checkpoint, checkpointed }: Job) =>
+  Effect.gen(function*() {
+    const found = Option.getOrElse(checkpointed, () => 0) as number
+    tell("checkpointed", found)
+    for (const next of [1, 2, 3].map((more) => found + more)) {
+      tell("keeps", next)
+      // A coordinator that is closed refuses it, and the handler is interrupted.
+      yield* checkpoint(next).pipe(Effect.catch(() => Effect.never))
+      tell("kept", next)
+      step()
+    }
+  })
+
 /** Handles a job as its plan says. That it is done is recorded before the worker acknowledges it. */
 const handled = (client: Client, queue: Queue, value: string, job: Job, run: number) =>
-  follow(client, queue, "handle", ({ step, tell }) =>
+  follow(client, queue, "handle", (log) =>
     Effect.gen(function*() {
+      const { step, tell } = log
       // Tokens are times of Redis, and a round runs on one machine.
       const skew = client.clock.wall() * 1000 - client.clock.micros()
       const { attempt, crashes, id, offeredAt, token } = job
       tell("handles", id, value, attempt, crashes, offeredAt.epochMilliseconds, skew, token, run)
-      const { decides, failing, long } = planOf(value)
+      const { decides, failing, keeps, long } = planOf(value)
+      if (keeps) yield* keeping(log, job)
       // A long one outlives the session of its worker.
       for (
         let left = long ? 20 + Math.floor(client.random() * 80) : 1 + Math.floor(client.random() * 3);
@@ -253,7 +270,7 @@ const producer = (client: Client, queue: Queue) => {
     expires: random() < 0.1 ? 1 + Math.round(random() * 150) : undefined
   })
   const wish = (): Wish => {
-    const own = value(pick([...plain, "fails1", "fails2", "never", "snoozes", "discards"]))
+    const own = value(pick([...plain, "fails1", "fails2", "never", "snoozes", "discards", "keeps"]))
     if (random() < 0.7) return [own, options()]
     const group = `group ${pick([1, 2, 3])}`
     return [`${own}#${group}`, { ...options(), group }]
@@ -393,6 +410,31 @@ const usingMany = Effect.fnUntraced(function*(client: Client) {
   yield* settled(client, queue, known)
 })
 
+/** Offers more jobs than may wait, so that processes stand in line, and gives up now and then. */
+const crowding = (client: Client, queue: Queue) => {
+  const { pick, random } = client
+  const value = valuesOf(client)
+  const wish = (): Wish => [value(pick(["plain", "plain", "fails1", "keeps"])), {}]
+  return Effect.gen(function*() {
+    const way = random()
+    const offered = way < 0.3 ? executing(client, queue, wish()) : offering(
+      client,
+      queue,
+      Array.from({ length: 1 + Math.floor(random() * (way < 0.5 ? 12 : 3)) }, wish)
+    )
+    yield* random() < 0.2 ? Effect.timeoutOption(offered, random() * 300) : offered
+    yield* Effect.sleep(random() * 200)
+  }).pipe(Effect.catch(() => Effect.sleep(20 + random() * 50)))
+}
+
+const usingBounded = Effect.fnUntraced(function*(client: Client) {
+  const queue = yield* open(client, bounded)
+  const known = new Set<string>()
+  yield* forever(Effect.suspend(() => running(client, queue, true)))
+  yield* fibers(2, client, crowding(client, queue))
+  yield* settled(client, queue, known)
+})
+
 /** Sets the schedules: a schedule that is there goes on as it is. */
 const scheduling = (client: Client, queue: Queue) =>
   Effect.gen(function*() {
@@ -423,15 +465,15 @@ const usingLimited = Effect.fnUntraced(function*(client: Client) {
 })
 
 /**
- * Three queues. Every client offers jobs to one of them in every way, executes and cancels some, runs workers that leave, takes
+ * Four queues. Every client offers jobs to one of them in every way, executes and cancels some, runs workers that leave, takes
  * jobs, and replays or discards dead letters. The other one has limits and is paused now and then; its workers stay, so that the
- * order of its jobs tells something. The third one has two shards and schedules.
+ * order of its jobs tells something. In the third one few jobs may wait. The fourth one has two shards and schedules.
  */
 export const queue: Workload = {
   name: "queue",
   run: (client) =>
     Effect.forEach(
-      [usingMany, usingLimited, usingSpread],
+      [usingMany, usingLimited, usingBounded, usingSpread],
       (using) =>
         using(client).pipe(
           Effect.scoped,
@@ -444,7 +486,7 @@ export const queue: Workload = {
   check: kept,
   clear: ({ Queue }) =>
     Effect.scoped(
-      Effect.forEach([many, limited, spread], ({ name, ...shape }) =>
+      Effect.forEach([many, limited, bounded, spread], ({ name, ...shape }) =>
         Effect.flatMap(
           Queue.make({ payload: Schema.String, name, shards: "shards" in shape ? shape.shards : 1 }),
           (queue) =>
