@@ -254,9 +254,10 @@ const model = (which: number, { limit, nameOf, partition, spacing }: World) => {
     const { attempts } = job
     const isCancelled = job.state === "cancelled"
     const name = nameOf(job.worker)
-    await tell(job, name, how)
-    // Whatever its worker says, it was cancelled.
+    const told = tell(job, name, how)
+    // Whatever its worker says, it was cancelled. What is behind it in the call finds it so.
     if (isCancelled) Object.assign(job, { attempts, state: "gone" })
+    await told
   }
   const tell = async (job: Job, name: string, how: typeof verdicts[number]) => {
     const { id } = job
