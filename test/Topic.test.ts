@@ -1561,11 +1561,12 @@ layer(TestServer.layer, live)("an event that follows something", (it) => {
 /** Nodes of a namespace with several partitions. What Redis knows of the shards of a topic, it keeps for a day. */
 const spread = <A, E>(
   count: number,
-  use: (nodes: ReadonlyArray<Node>) => Effect.Effect<A, E, Scope.Scope>
+  use: (nodes: ReadonlyArray<Node>) => Effect.Effect<A, E, Scope.Scope>,
+  namespace = freshNamespace()
 ): Effect.Effect<void, unknown, TestServer> =>
   Effect.gen(function*() {
     const server = yield* TestServer
-    const options: Coordinator.Options = { namespace: freshNamespace(), partitions: 8 }
+    const options: Coordinator.Options = { namespace, partitions: 8 }
     const nodes = yield* Effect.forEach(Array.from({ length: count }), () => node(server.url, options))
     yield* use(nodes)
   }).pipe(Effect.scoped)
@@ -1915,6 +1916,43 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
           Effect.sync(() => assert.deepStrictEqual(handled.toSorted((one, other) => one - other), upTo(40)))
         )
       })))
+
+  it.effect("is handled after two changes of which a member hears in another order", () =>
+    Effect.gen(function*() {
+      const line = yield* proxy(yield* TestServer)
+      const namespace = freshNamespace()
+      yield* spread(1, ([b]) =>
+        Effect.gen(function*() {
+          const a = yield* node(line.url, { namespace, partitions: 8 })
+          const topic = yield* on(a, make())
+          const other = yield* on(b!, make())
+          const handled: Array<number> = []
+          const handles = (values: ReadonlyArray<number>) =>
+            eventually(
+              Effect.sync(() => assert.deepStrictEqual(handled.toSorted((one, other) => one - other), values))
+            )
+          yield* Effect.forkScoped(
+            topic.run(({ value }) => Effect.sync(() => handled.push(value)), {
+              group: "g",
+              from: "beginning",
+              orderBy: "key"
+            })
+          )
+          yield* joined(topic, "g", 1)
+          const held = yield* line.hold(({ name }) => name === "XREAD")
+          // The reading that is under way brings it.
+          yield* other.publish(0)
+          yield* promptly(held.request, "the next reading of the mailbox")
+          yield* handles([0])
+          const resize = (context: Node, shards: number) => Effect.scoped(on(context, make({ shards })))
+          // Redis tells the member of the first change through its mailbox, and of the second one with a reply.
+          yield* resize(b!, 2)
+          yield* resize(a, 3)
+          yield* held.release()
+          yield* Effect.forEach(upTo(30, 1), (n) => other.publish(n, { key: String(n) }))
+          yield* handles(upTo(31))
+        }), namespace)
+    }))
 
   it.effect("is read in order across a change by a slow subscriber", () =>
     spread(1, ([a]) =>

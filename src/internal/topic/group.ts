@@ -120,7 +120,7 @@ class Member<A> extends work.Member {
   #index = ""
   // The number of deliveries that the last answer included: a delivery among these that comes later is old.
   #counted = 0
-  // The number of the last delivery.
+  // The largest number of a delivery.
   #heard = 0
   // The last event that was delivered: a group that has to be made again begins behind it.
   #last: string | undefined = undefined
@@ -160,7 +160,8 @@ class Member<A> extends work.Member {
     if (change[0] === "deliver") {
       const count = Number(change[1])
       if (count <= this.#counted) return
-      this.#heard = count
+      // What comes with a reply can overtake the mailbox.
+      this.#heard = Math.max(count, this.#heard)
       return this.#takeAll(change[2] as Items)
     }
     const [index, counted, drained, begun, made, items] = change as readonly [
@@ -181,6 +182,7 @@ class Member<A> extends work.Member {
     // It is less than before if Redis has lost the shard.
     this.begun = begun
     if (isAnother) {
+      this.#heard = 0
       this.#gaps = new Gaps()
       this.#deliver([new Delivery<A>(gap("lost", undefined), undefined, undefined)])
     }
@@ -200,7 +202,7 @@ class Member<A> extends work.Member {
       if (item[0] === "gap") {
         this.#miss(Number(item[1]), Number(item[2]), deliveries)
       } else if (item[0] === "drained") {
-        this.#drain(Number(item[1]))
+        this.#drain(Math.max(Number(item[1]), this.drained))
       } else if (item[0] === "removed") {
         this.#giveBack(String(item[1]))
       } else {
