@@ -1971,4 +1971,28 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
           assert.deepStrictEqual(values.filter((n) => Number(n) % 7 === one), upTo(2100).filter((n) => n % 7 === one))
         }
       })))
+
+  for (const cause of ["purge", "age"] as const) {
+    it.effect(`goes on with a slow subscriber when what it had to read before a change is removed: ${cause}`, () =>
+      spread(1, ([a]) =>
+        Effect.gen(function*() {
+          const retention = cause === "age" ? { age: "1 second" } as const : undefined
+          const topic = yield* on(a!, make({ shards: 2, retention }))
+          const keyOf = (shard: number) => ({ key: upTo(9).map(String).find((key) => partitionOf(key, 2) === shard)! })
+          yield* topic.publish(0, keyOf(0))
+          yield* topic.publish(100, keyOf(1))
+          const stream = yield* topic.subscribed({ from: "beginning", buffer: { capacity: 2 } })
+          yield* topic.publishAll(upTo(500, 101), () => keyOf(1))
+          yield* on(a!, make({ shards: 1 }))
+          yield* topic.publish(1, keyOf(0))
+          // The shard that stays waits for the other one, and that for the subscriber.
+          yield* realSleep(50)
+          if (cause === "purge") yield* topic.purge
+          else yield* eventually(Effect.map(topic.state, ({ length }) => assert.strictEqual(length, 0)))
+          const found: Array<Topic.Element<number>> = []
+          yield* Effect.forkChild(Stream.runForEach(stream, (element) => Effect.sync(() => found.push(element))))
+          yield* topic.publish(2, keyOf(0))
+          yield* eventually(Effect.sync(() => assert.include(valuesOf(found), 2)))
+        })))
+  }
 })

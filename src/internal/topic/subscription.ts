@@ -323,6 +323,8 @@ export class Subscription<A> {
     lane.aside = []
     lane.asideSize = 0
     for (const chunk of aside) if (!lane.take(chunk)) return
+    // What it had to read may have been removed: then no event says that it has come here.
+    this.advanced()
   }
 
   // -------------------------------------------------------------------------------------------------------------------
