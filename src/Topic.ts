@@ -470,7 +470,7 @@ class TopicImpl<in out A> implements Topic<A> {
         this.#parts,
         {
           group,
-          from: (shard) => from === "now" ? "" : after?.[shard]!.id ?? "0",
+          from: (shard) => from === "now" ? "" : after?.[shard]?.id ?? "0",
           ordered: orderBy === "key",
           credit: prefetch
         },

@@ -51,6 +51,10 @@ const collect = <A, E>(stream: Stream.Stream<Topic.Element<A>, E>, count: number
 const valuesOf = (elements: ReadonlyArray<Topic.Element<number>>) =>
   elements.map((element) => element._tag === "Event" ? element.value : element._tag)
 
+/** How many events they are, with the missing ones. */
+const accounted = (elements: ReadonlyArray<Topic.Element<number>>) =>
+  elements.reduce((sum, element) => sum + (element._tag === "Gap" ? element.missed! : 1), 0)
+
 const upTo = (count: number, from = 0) => Array.from({ length: count }, (_, at) => from + at)
 
 const groupOf = <A>(topic: Topic.Topic<A>, name: string) =>
@@ -273,6 +277,23 @@ layer(TestServer.layer, live)("a topic", (it) => {
         assert.strictEqual(valuesOf(yield* collect(topic.subscribe({ from: "beginning" }), 1))[0], 200 - length)
       })))
 
+  for (const from of ["now", "beginning", { last: 8 }, { since: 0 }] as const) {
+    it.effect(`shows what is removed unread once it has its position: from ${JSON.stringify(from)}`, () =>
+      several(1, ([a]) =>
+        Effect.gen(function*() {
+          const topic = yield* on(a!, make({ retention: { length: 8 } }))
+          // Of a topic without events, and of one that has some.
+          for (const before of [0, 8]) {
+            const stream = yield* topic.subscribed({ from })
+            yield* topic.publishAll(upTo(296))
+            const found: Array<Topic.Element<number>> = []
+            yield* Effect.forkChild(Stream.runForEach(stream, (element) => Effect.sync(() => found.push(element))))
+            yield* eventually(Effect.sync(() => assert.strictEqual(valuesOf(found).at(-1), 295)))
+            assert.strictEqual(accounted(found), 296 + (from === "now" ? 0 : before), JSON.stringify(found[0]))
+          }
+        })))
+  }
+
   it.effect("keeps so many bytes, and so long", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
@@ -331,8 +352,6 @@ layer(TestServer.layer, live)("a topic", (it) => {
         yield* eventually(Effect.sync(() => assert.deepStrictEqual(valuesOf(fast!.found), upTo(5000))))
         yield* Deferred.succeed(gate, undefined)
         yield* eventually(Effect.sync(() => assert.deepStrictEqual(valuesOf(suspended), upTo(5000))))
-        const accounted = (found: ReadonlyArray<Topic.Element<number>>) =>
-          found.reduce((sum, element) => sum + (element._tag === "Gap" ? element.missed! : 1), 0)
         yield* eventually(Effect.gen(function*() {
           yield* topic.publish(-1)
           const { length } = yield* topic.state
@@ -1970,6 +1989,24 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
         for (const one of upTo(7)) {
           assert.deepStrictEqual(values.filter((n) => Number(n) % 7 === one), upTo(2100).filter((n) => n % 7 === one))
         }
+      })))
+
+  it.effect("shows what was removed unread of a shard that was added", () =>
+    spread(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make({ retention: { length: 8 } }))
+        const keyOf = (shard: number) => ({ key: upTo(9).map(String).find((key) => partitionOf(key, 2) === shard)! })
+        const stream = yield* topic.subscribed({ buffer: { capacity: 2 } })
+        const [live] = yield* subscribers([topic], 0, { from: "beginning" })
+        // Its buffer is full, so it has to read what comes.
+        yield* topic.publishAll(upTo(6), () => keyOf(0))
+        yield* eventually(Effect.sync(() => assert.strictEqual(live!.found.length, 6)))
+        yield* on(a!, make({ shards: 2 }))
+        yield* topic.publishAll(upTo(300, 6), () => keyOf(1))
+        const found: Array<Topic.Element<number>> = []
+        yield* Effect.forkChild(Stream.runForEach(stream, (element) => Effect.sync(() => found.push(element))))
+        yield* eventually(Effect.sync(() => assert.strictEqual(valuesOf(found).at(-1), 305)))
+        assert.strictEqual(accounted(found), 306)
       })))
 
   for (const cause of ["purge", "age"] as const) {

@@ -64,13 +64,14 @@ export interface Cursor {
   readonly number: number | undefined
 }
 
-export const beginning: Cursor = { id: "0-0", number: undefined }
-
 export const numberOf = (id: string): number => Number(id.slice(id.indexOf("-") + 1))
 
 export const timeOf = (id: string): number => Number(id.slice(0, id.indexOf("-")))
 
 export const cursorAt = (id: string): Cursor => ({ id, number: numberOf(id) })
+
+/** Before the first event that a stream has ever had. */
+export const beginning = cursorAt("0-0")
 
 /** Of the shards, when it was stored. */
 export const epochOf = ([, fields]: Entry): number => {

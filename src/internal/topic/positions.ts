@@ -5,35 +5,59 @@ import * as Effect from "effect/Effect"
 import type { CoordinatorError } from "../actor/errors.ts"
 import { whole } from "../hold/place.ts"
 import type { SubscribeOptions } from "./api.ts"
-import { beginning, type Cursor, cursorAt } from "./event.ts"
+import { type Cursor, cursorAt, numberOf, timeOf } from "./event.ts"
 import type { Parts } from "./parts.ts"
+import type { Shard } from "./shard.ts"
 
-/** Where a subscriber begins in each shard. */
+const eachOf = <A, B, E>(shards: ReadonlyArray<A>, f: (shard: A, at: number) => Effect.Effect<B, E>) =>
+  Effect.forEach(shards, f, { concurrency: "unbounded" })
+
+const before = (id: string): Cursor => cursorAt(`${timeOf(id)}-${numberOf(id) - 1}`)
+
+/** Where a subscriber begins in each shard. All positions have numbers, so what is removed from now on is missed. */
 export const positionsOf = (
   { all }: Parts<any>,
   from: NonNullable<SubscribeOptions["from"]>
 ): Effect.Effect<ReadonlyArray<Cursor>, CoordinatorError> => {
-  if (from === "now") return Effect.forEach(all, ({ end }) => end, { concurrency: "unbounded" })
-  if (from === "beginning") return Effect.succeed(all.map(() => beginning))
-  if ("after" in from) return Effect.succeed(positionsBehind(all.length, from.after))
+  if (from === "now") return eachOf(all, ({ bounds }) => Effect.map(bounds, ({ end }) => end))
+  if (from === "beginning") return eachOf(all, firstOf)
+  if ("after" in from) {
+    const positions = positionsBehind(all.length, from.after)
+    return eachOf(all, (shard, at) => positions[at] === undefined ? firstOf(shard) : Effect.succeed(positions[at]))
+  }
   if ("since" in from) {
     const since = DateTime.toEpochMillis(DateTime.makeUnsafe(from.since))
-    return Effect.succeed(all.map(() => ({ id: `${since}-0`, number: undefined })))
+    return eachOf(all, (shard) =>
+      // In this order: what is published in between is behind the end.
+      Effect.flatMap(shard.bounds, ({ end }) =>
+        Effect.map(shard.since(since), (first) => ({
+          id: `${since}-0`,
+          number: first === undefined ? end.number : numberOf(first) - 1
+        }))))
   }
   const count = whole(from.last, "last", 10_000)
   return Effect.map(
-    Effect.forEach(all, (shard) => shard.last(count), { concurrency: "unbounded" }),
+    eachOf(all, (shard) => Effect.all([Effect.map(shard.bounds, ({ end }) => end), shard.last(count)])),
     (found) => {
-      const all = found.flatMap(({ times }, shard) => times.map((time) => ({ shard, time })))
+      const all = found.flatMap(([, ids], shard) => ids.map((id) => ({ shard, time: timeOf(id) })))
       const last = all.sort((a, b) => b.time - a.time).slice(0, count)
-      return found.map(({ positions }, at) => positions[last.filter(({ shard }) => shard === at).length]!)
+      return found.map(([end, ids], at) => {
+        const own = last.filter(({ shard }) => shard === at).length
+        return own > 0 ? before(ids[own - 1]!) : ids.length > 0 ? cursorAt(ids[0]!) : end
+      })
     }
   )
 }
 
+const firstOf = ({ bounds }: Shard<any>): Effect.Effect<Cursor, CoordinatorError> =>
+  Effect.map(bounds, ({ first }) => first)
+
 /** Behind these events. The position in one shard says nothing of the others. */
-export const positionsBehind = (shards: number, ids: string | ReadonlyArray<string>): ReadonlyArray<Cursor> => {
-  const cursors = Array.from({ length: shards }, () => beginning)
+export const positionsBehind = (
+  shards: number,
+  ids: string | ReadonlyArray<string>
+): ReadonlyArray<Cursor | undefined> => {
+  const cursors: Array<Cursor | undefined> = Array.from({ length: shards }, () => undefined)
   for (const id of [ids].flat()) {
     const [, shard = "0", time, number] = /^(?:(\d+):)?(\d{1,15})-(\d{1,15})$/.exec(id) ?? []
     if (time === undefined || Number(shard) >= shards) {

@@ -11,18 +11,7 @@ import type { Observer } from "../hold/membership.ts"
 import type { Place } from "../hold/place.ts"
 import { question } from "../hold/request.ts"
 import { untilBack } from "../work/patience.ts"
-import {
-  beginning,
-  compareIds,
-  type Cursor,
-  cursorAt,
-  type Element,
-  gap,
-  numberOf,
-  type Raw,
-  rawOf,
-  timeOf
-} from "./event.ts"
+import { beginning, compareIds, type Cursor, cursorAt, type Element, gap, numberOf, type Raw, rawOf } from "./event.ts"
 import { type Feed, feedOf, type Listener } from "./feed.ts"
 
 type Joined = Extract<Requests["topic.join"]["reply"], readonly ["joined", ...any]> extends
@@ -186,25 +175,27 @@ export class Shard<A> implements Listener {
     if (this.#live.delete(lane) && this.#live.size === 0) this.feed.remove(this)
   }
 
-  /** Where the stream ends now. */
-  get end(): Effect.Effect<Cursor, CoordinatorError> {
-    return Effect.map(
-      question(this.place, "topic.state", []),
-      (reply) => reply[0] === "state" && reply[5] !== "" ? cursorAt(reply[5]) : cursorAt("0-0")
-    )
+  /** Before the oldest event that is there, and behind the newest one, which may not be. */
+  get bounds(): Effect.Effect<{ readonly first: Cursor; readonly end: Cursor }, CoordinatorError> {
+    return Effect.map(question(this.place, "topic.state", []), (reply) => {
+      const [, , , , first, last] = reply[0] === "state" ? reply : ["", 0, 0, 0, "", ""] as const
+      const end = last === "" ? beginning : cursorAt(last)
+      return { first: { ...beginning, number: first === "" ? end.number : numberOf(first) - 1 }, end }
+    })
   }
 
-  /** The times of the last events, the newest first, and the position behind all of them, and before each. */
-  last(count: number): Effect.Effect<
-    { readonly times: ReadonlyArray<number>; readonly positions: ReadonlyArray<Cursor> },
-    CoordinatorError
-  > {
+  /** The first event of a time, or of a later one. */
+  since(time: number): Effect.Effect<string | undefined, CoordinatorError> {
     return Effect.tryPromise({
-      try: async () => {
-        const ids = (await this.feed.last(count, () => false)).map(([id]) => id)
-        const before = ids.map((id) => ({ id: `${timeOf(id)}-${numberOf(id) - 1}`, number: undefined }))
-        return { times: ids.map(timeOf), positions: [ids.length === 0 ? beginning : cursorAt(ids[0]!), ...before] }
-      },
+      try: async () => (await this.feed.page(`${time}-0`, "+", 1, () => false))[0]?.[0],
+      catch: coordinatorError
+    })
+  }
+
+  /** The last events, the newest first. */
+  last(count: number): Effect.Effect<ReadonlyArray<string>, CoordinatorError> {
+    return Effect.tryPromise({
+      try: async () => (await this.feed.last(count, () => false)).map(([id]) => id),
       catch: coordinatorError
     })
   }
