@@ -509,6 +509,11 @@ local function wantedLength(topic, length)
   return wanted
 end
 
+-- Subscribers hear of events behind the ones they have read by later events only, and there are none now.
+local function tellEmptied(ctx, topic)
+  announce(ctx, topic.key, 'emptied', eventId(topic))
+end
+
 local function trimTopic(ctx, topic)
   topic.trimmed = topic.number
   local number, stamp = neededFrom(topic)
@@ -517,13 +522,15 @@ local function trimTopic(ctx, topic)
   local wanted = wantedLength(topic, length)
   if number then wanted = math.max(wanted, topic.number - number + 1) end
   if wanted < length then call('XTRIM', topic.entries, 'MAXLEN', '=', text(wanted)) end
-  if topic.age == 0 then return end
-  local time, from = ctx.now - topic.age, '-0'
-  -- Events that a group needs stay, whatever their age.
-  if number and stamp <= time then time, from = stamp, '-' .. text(number) end
-  call('XTRIM', topic.entries, 'MINID', '=', text(time) .. from)
-  local left = oldestEvent(topic)
-  topic.ring = left and timeOf(left[1]) > time and timeOf(left[1]) + topic.age or 0
+  if topic.age > 0 then
+    local time, from = ctx.now - topic.age, '-0'
+    -- Events that a group needs stay, whatever their age.
+    if number and stamp <= time then time, from = stamp, '-' .. text(number) end
+    call('XTRIM', topic.entries, 'MINID', '=', text(time) .. from)
+    local left = oldestEvent(topic)
+    topic.ring = left and timeOf(left[1]) > time and timeOf(left[1]) + topic.age or 0
+  end
+  if call('XLEN', topic.entries) == 0 then tellEmptied(ctx, topic) end
 end
 
 local function lifeOf(topic, hasGroups)
@@ -792,7 +799,7 @@ end
 -- that as it is. `shards` counts for a topic that is new, and is 0 for a process that names no number.
 -- keys: all
 -- args: id string, decided number, length number, bytes number, age number, abandon number, window number, protect boolean, shards number
--- reply: ["joined", number number, last string, epoch number, shards number, width number, open number, former json, window number, decided number]
+-- reply: ["joined", number number, last string, epoch number, shards number, width number, open number, former json, window number, decided number, length number]
 handlers['topic.join'] = function(ctx, key, id, decided, length, bytes, age, abandon, window, protect, shards)
   local topic = loadTopic(ctx, key)
   if topic.window == 0 and topic.epoch == 0 then
@@ -814,7 +821,7 @@ handlers['topic.join'] = function(ctx, key, id, decided, length, bytes, age, aba
   end
   if enrol(ctx, key, id, PERMANENT) then topic.members = topic.members + 1 end
   return reply('joined', topic.number, eventId(topic), topic.epoch, topic.shards, topic.width, topic.open, formerOf(ctx, topic),
-    topic.window, topic.decided)
+    topic.window, topic.decided, call('XLEN', topic.entries))
 end
 
 -- topic.seal: ends the epoch of a shard, unless it is in this one or in a later one already, which is answered. `width` is how many
@@ -1002,7 +1009,10 @@ end
 handlers['topic.purge'] = function(ctx, key)
   local topic = loadTopic(ctx, key)
   local length = call('XLEN', topic.entries)
-  if length > 0 then call('XTRIM', topic.entries, 'MAXLEN', 0) end
+  if length > 0 then
+    call('XTRIM', topic.entries, 'MAXLEN', 0)
+    tellEmptied(ctx, topic)
+  end
   call('UNLINK', topic.retries)
   eachGroup(topic, function(group)
     if group.members == 0 then return destroyGroup(topic, group) end

@@ -466,6 +466,46 @@ layer(TestServer.layer, live)("a topic", (it) => {
         assert.deepStrictEqual(found[2], { _tag: "Gap", reason: "trimmed", missed: 8 })
       })))
 
+  it.effect("shows what was removed unread also when nothing more is published", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const [live] = yield* subscribers([topic], 0, { from: "beginning" })
+        const slow = yield* topic.subscribed({ buffer: { capacity: 2 } })
+        for (const n of upTo(8)) {
+          yield* topic.publish(n)
+          yield* eventually(Effect.sync(() => assert.strictEqual(live!.found.length, n + 1)), { interval: 1 })
+        }
+        yield* topic.purge
+        const found: Array<Topic.Element<number>> = []
+        yield* Effect.forkChild(Stream.runForEach(slow, (element) => Effect.sync(() => found.push(element))))
+        yield* eventually(Effect.sync(() => assert.deepStrictEqual(valuesOf(found), [0, 1, "Gap"])))
+        assert.deepStrictEqual(found[2], { _tag: "Gap", reason: "trimmed", missed: 6 })
+        yield* topic.publish(8)
+        for (const values of [live!.found, found]) {
+          yield* eventually(Effect.sync(() => assert.strictEqual(valuesOf(values).at(-1), 8)))
+          assert.strictEqual(accounted(values), 9)
+        }
+      })))
+
+  it.effect("shows what was removed before the shared read has brought it, also when nothing more is published", () =>
+    behindLine(({ context, direct, line }) =>
+      Effect.gen(function*() {
+        const theirs = yield* on(yield* direct(), make())
+        const topic = yield* on(context, make())
+        const [live] = yield* subscribers([topic], 0, { from: "beginning" })
+        const held = yield* line.hold(({ name }) => name === "XREAD")
+        // The reading that is under way brings it.
+        yield* theirs.publish(0)
+        yield* promptly(held.request, "the next reading")
+        yield* theirs.publishAll(upTo(3, 1))
+        yield* theirs.purge
+        yield* held.release()
+        yield* eventually(Effect.sync(() => assert.deepStrictEqual(valuesOf(live!.found), [0, "Gap"])))
+        assert.strictEqual(accounted(live!.found), 4)
+      })
+    ))
+
   it.effect("shows what it has left out also when nothing more is published", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
@@ -2030,6 +2070,8 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
           yield* Effect.forkChild(Stream.runForEach(stream, (element) => Effect.sync(() => found.push(element))))
           yield* topic.publish(2, keyOf(0))
           yield* eventually(Effect.sync(() => assert.include(valuesOf(found), 2)))
+          // Nothing is published any more in the shard that has gone.
+          yield* eventually(Effect.sync(() => assert.strictEqual(accounted(found), 504)))
         })))
   }
 })

@@ -330,8 +330,8 @@ export const bugs: { readonly [name: string]: Bug } = {
     only: ["topic"],
     sources: [[
       "internal/topic/shard.ts",
-      "if (last !== undefined && number !== last + 1) {",
-      "if (last !== undefined && number <= last) {"
+      "if (last !== undefined && number !== last + 1)",
+      "if (last !== undefined && number <= last)"
     ]]
   },
   // Some comparisons of versions are not made.

@@ -70,6 +70,9 @@ export const timeOf = (id: string): number => Number(id.slice(0, id.indexOf("-")
 
 export const cursorAt = (id: string): Cursor => ({ id, number: numberOf(id) })
 
+/** Before an event. */
+export const before = (id: string): Cursor => cursorAt(`${timeOf(id)}-${numberOf(id) - 1}`)
+
 /** Before the first event that a stream has ever had. */
 export const beginning = cursorAt("0-0")
 

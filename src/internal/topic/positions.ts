@@ -5,14 +5,12 @@ import * as Effect from "effect/Effect"
 import type { CoordinatorError } from "../actor/errors.ts"
 import { whole } from "../hold/place.ts"
 import type { SubscribeOptions } from "./api.ts"
-import { type Cursor, cursorAt, numberOf, timeOf } from "./event.ts"
+import { before, type Cursor, cursorAt, numberOf, timeOf } from "./event.ts"
 import type { Parts } from "./parts.ts"
 import type { Shard } from "./shard.ts"
 
 const eachOf = <A, B, E>(shards: ReadonlyArray<A>, f: (shard: A, at: number) => Effect.Effect<B, E>) =>
   Effect.forEach(shards, f, { concurrency: "unbounded" })
-
-const before = (id: string): Cursor => cursorAt(`${timeOf(id)}-${numberOf(id) - 1}`)
 
 /** Where a subscriber begins in each shard. All positions have numbers, so what is removed from now on is missed. */
 export const positionsOf = (

@@ -11,7 +11,19 @@ import type { Observer } from "../hold/membership.ts"
 import type { Place } from "../hold/place.ts"
 import { question } from "../hold/request.ts"
 import { untilBack } from "../work/patience.ts"
-import { beginning, compareIds, type Cursor, cursorAt, type Element, gap, numberOf, type Raw, rawOf } from "./event.ts"
+import {
+  before,
+  beginning,
+  compareIds,
+  type Cursor,
+  cursorAt,
+  type Element,
+  type Gap,
+  gap,
+  numberOf,
+  type Raw,
+  rawOf
+} from "./event.ts"
 import { type Feed, feedOf, type Listener } from "./feed.ts"
 
 type Joined = Extract<Requests["topic.join"]["reply"], readonly ["joined", ...any]> extends
@@ -31,6 +43,8 @@ export interface Follower<A> {
   readonly heard: (chunk: Chunk<A>) => void
   /** It has to read by itself. */
   readonly reread: () => void
+  /** Nothing is there any more up to this position. */
+  readonly emptied: () => void
   /** Redis has lost what came behind this id. */
   readonly rewind: (id: string) => void
   readonly fail: (error: CoordinatorError) => void
@@ -74,6 +88,8 @@ export class Shard<A> implements Listener {
   window = 0
   /** Told of the epoch that it is in, and of the number of shards if it has joined. */
   readonly #onEpoch: (epoch: number, shards?: number) => void
+  /** Behind the last event, when the stream was empty. */
+  emptied = beginning
   // The last event before each epoch.
   readonly #marks = new Map<number, string>()
   // Of the last event that the shared read has brought.
@@ -91,16 +107,21 @@ export class Shard<A> implements Listener {
   // Read
   // -------------------------------------------------------------------------------------------------------------------
 
+  /** What is missing between two events of these numbers. */
+  gaps(last: number, next: number): ReadonlyArray<Gap> {
+    if (next === last + 1) return []
+    if (next <= last) return [gap("lost", undefined)]
+    const missed = next - last - 1
+    this.place.space.kernel.hooks.metrics.missed(missed)
+    return [gap("trimmed", missed)]
+  }
+
   /** Decodes, and notices what is missing: events are numbered. */
   read(entries: ReadonlyArray<Entry>, { number: last }: Cursor) {
     const elements: Array<Element<A>> = []
     for (const entry of entries) {
       const number = numberOf(entry[0])
-      if (last !== undefined && number !== last + 1) {
-        const missed = number > last ? number - last - 1 : undefined
-        if (missed !== undefined) this.place.space.kernel.hooks.metrics.missed(missed)
-        elements.push(missed === undefined ? gap("lost", undefined) : gap("trimmed", missed))
-      }
+      if (last !== undefined && number !== last + 1) elements.push(...this.gaps(last, number))
       elements.push(this.decode(rawOf(entry)))
       last = number
     }
@@ -136,17 +157,18 @@ export class Shard<A> implements Listener {
       : { entries, ...this.read(entries, cursor), isFull }
   }
 
-  /** Whether nothing of before an epoch stands behind a position. */
-  async isPast({ id }: Cursor, epoch: number): Promise<boolean> {
-    const mark = this.#marks.get(epoch) ?? await this.#mark(epoch)
-    if (mark === undefined) return false
-    return compareIds(id, mark) >= 0 || (await this.feed.page(id, mark, 1, () => this.lanes.size === 0)).length === 0
-  }
-
-  async #mark(epoch: number): Promise<string | undefined> {
+  /** The last event before an epoch, if the shard is in that one already. */
+  async mark(epoch: number): Promise<string | undefined> {
+    const known = this.#marks.get(epoch)
+    if (known !== undefined) return known
     const [, mark] = await Effect.runPromise(untilBack(question(this.place, "topic.mark", [epoch]), "100 millis"))
     if (mark !== undefined) this.#marks.set(epoch, mark)
     return mark
+  }
+
+  /** Whether there is anything between two events. */
+  async hasBetween(after: string, until: string): Promise<boolean> {
+    return (await this.feed.page(after, until, 1, () => this.lanes.size === 0)).length > 0
   }
 
   readonly heard = (entries: ReadonlyArray<Entry>): void => {
@@ -154,6 +176,14 @@ export class Shard<A> implements Listener {
     this.#cursor = cursor
     const chunk = { entries, elements, cursor }
     for (const lane of [...this.#live]) lane.heard(chunk)
+  }
+
+  // The shared read has brought by now what was there before.
+  #empty(last: string): void {
+    if (compareIds(last, this.emptied.id) <= 0) return
+    this.emptied = cursorAt(last)
+    if (compareIds(last, this.#cursor.id) > 0) this.#cursor = this.emptied
+    for (const lane of [...this.#live]) lane.emptied()
   }
 
   readonly missed = (): void => {
@@ -180,7 +210,7 @@ export class Shard<A> implements Listener {
     return Effect.map(question(this.place, "topic.state", []), (reply) => {
       const [, , , , first, last] = reply[0] === "state" ? reply : ["", 0, 0, 0, "", ""] as const
       const end = last === "" ? beginning : cursorAt(last)
-      return { first: { ...beginning, number: first === "" ? end.number : numberOf(first) - 1 }, end }
+      return { first: first === "" ? end : before(first), end }
     })
   }
 
@@ -207,14 +237,16 @@ export class Shard<A> implements Listener {
   readonly observer: Observer = {
     observe: (state) => {
       if (state[0] === "epoch") return this.#onEpoch(Number(state[1]))
+      if (state[0] === "emptied") return this.#empty(String(state[1]))
       if (state[0] === "window") return void (this.window = Number(state[1]))
-      const [, last, epoch, named, width, open, former, window, decided] = state as Joined
+      const [, last, epoch, named, width, open, former, window, decided, length] = state as Joined
       const shards = shardsOf(named)
       this.report = { epoch, shards, width, isOpen: open === 1, former, decided }
       this.window = window
       // After a loss, an epoch can begin elsewhere.
       this.#marks.clear()
       if (this.#isBehind(last)) void this.#confirm()
+      else if (length === 0) this.#empty(last)
       this.#onEpoch(epoch, shards)
     },
     closed: () => {
@@ -236,6 +268,7 @@ export class Shard<A> implements Listener {
     if (Exit.isFailure(exit)) return
     const [tag, , , , , last] = exit.value
     const end = tag === "state" && last !== "" ? String(last) : "0-0"
+    if (compareIds(this.emptied.id, end) > 0) this.emptied = beginning
     for (const [lane, cursor] of known) {
       if (compareIds(cursor.id, end) <= 0) continue
       this.feed.rewind(end)

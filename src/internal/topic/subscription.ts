@@ -126,6 +126,31 @@ class Lane<A> implements Follower<A> {
     this.asideSize = 0
   }
 
+  /** Answers whether it goes on. */
+  readonly emptied = (): boolean => {
+    if (this.mode !== "live") return true
+    const { emptied } = this.shard
+    const { id, number } = this.cursor
+    if (compareIds(id, emptied.id) >= 0) return true
+    const gaps = number === undefined ? nothing : this.shard.gaps(number, emptied.number! + 1)
+    if (!this.#subscription.accept(gaps)) {
+      this.pause()
+      return false
+    }
+    this.cursor = emptied
+    this.#subscription.advanced()
+    return true
+  }
+
+  /** Whether it has nothing of before an epoch to read any more. */
+  async isPast(epoch: number): Promise<boolean> {
+    const mark = await this.shard.mark(epoch)
+    if (mark === undefined) return false
+    if (compareIds(this.cursor.id, mark) >= 0) return true
+    // What is being read may be removed meanwhile. When that has come, this is asked again.
+    return this.mode === "paused" && !await this.shard.hasBetween(this.cursor.id, mark) && this.mode === "paused"
+  }
+
   /** What the shared read has brought could not be taken in. */
   reread(): void {
     this.pause()
@@ -324,7 +349,7 @@ export class Subscription<A> {
     lane.asideSize = 0
     for (const chunk of aside) if (!lane.take(chunk)) return
     // What it had to read may have been removed: then no event says that it has come here.
-    this.advanced()
+    if (lane.emptied()) this.advanced()
   }
 
   // -------------------------------------------------------------------------------------------------------------------
@@ -369,7 +394,7 @@ export class Subscription<A> {
     const next = Math.min(...held.map(({ epoch }) => epoch))
     if (next > this.#known) return this.#askForShards()
     const others = this.#lanes.filter((lane) => !held.includes(lane))
-    const past = await Promise.all(others.map(({ cursor, shard }) => shard.isPast(cursor, next)))
+    const past = await Promise.all(others.map((lane) => lane.isPast(next)))
     if (this.#isOver() || past.includes(false)) return
     this.epoch = next
     this.#again = true
