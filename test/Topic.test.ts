@@ -1833,6 +1833,42 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
         assert.strictEqual((yield* topic.state).length, 21)
       })))
 
+  it.effect("knows the ids that were published before a change also of what waits for its end", () =>
+    Effect.gen(function*() {
+      const line = yield* proxy(yield* TestServer)
+      const namespace = freshNamespace()
+      yield* spread(1, ([b]) =>
+        Effect.gen(function*() {
+          const a = yield* node(line.url, { namespace, partitions: 8 })
+          const topic = yield* on(a, make())
+          const other = yield* on(b!, make())
+          for (const shards of [2, 3]) {
+            const ids = upTo(30).map((n) => `${shards} ${n}`)
+            const before = yield* other.publishAll(upTo(30), (n) => ({ id: ids[n] }))
+            // Its process does not hear of the change. The reading that is under way brings the other news.
+            const reading = yield* line.hold(({ name }) => name === "XREAD")
+            yield* on(b!, make({ dedupe: `${shards} minutes` }))
+            yield* promptly(reading.request, "the next reading of the mailbox")
+            yield* on(b!, make({ shards }))
+            const sealing = yield* line.hold(asks("topic.seal"))
+            const moved = yield* Effect.forkChild(topic.publish(-1, { key: "k" }))
+            yield* promptly(sealing.request, "the change")
+            const again = yield* Effect.forkChild(
+              Effect.forEach(ids, (id, n) => topic.publish(n, { id }), { concurrency: "unbounded" })
+            )
+            yield* realSleep(20)
+            yield* sealing.release()
+            yield* reading.release()
+            yield* promptly(Fiber.join(moved), "the publication")
+            assert.deepStrictEqual(
+              yield* promptly(Fiber.join(again), "the publications"),
+              before.map(({ id }) => ({ id, duplicate: true }))
+            )
+          }
+          assert.strictEqual((yield* topic.state).length, 62)
+        }), namespace)
+    }))
+
   it.effect("ends a change that its process did not live to end", () =>
     spread(2, ([a, b]) =>
       Effect.gen(function*() {

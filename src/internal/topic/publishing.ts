@@ -36,6 +36,8 @@ interface Waiting {
   readonly message: Message
   /** In this order they were published. */
   readonly number: number
+  /** No shard of this epoch, or of an earlier one, knows its id. */
+  unknownIn: number
   readonly done: Done
   readonly fail: (error: CoordinatorError) => void
 }
@@ -243,8 +245,8 @@ export class Publisher {
     return new Single(own, this.#parts.all[shard]!, shard, [body, about, waiting.number], waiting)
   }
 
-  #send(message: Message, done: Done, fail: (error: CoordinatorError) => void): void {
-    const waiting = { message, number: ++this.#number, done, fail }
+  #send(message: Message, unknownIn: number, done: Done, fail: (error: CoordinatorError) => void): void {
+    const waiting = { message, number: ++this.#number, unknownIn, done, fail }
     if (this.#waiting !== undefined) return void this.#waiting.push(waiting)
     const shard = this.#shardOf(message)
     const part = this.#parts.all[shard]!
@@ -275,6 +277,7 @@ export class Publisher {
 
   /** Its shard does not take it in any more, or not yet. */
   moved(all: ReadonlyArray<Waiting>): void {
+    for (const one of all) one.unknownIn = this.#epoch
     this.#wait().push(...all)
     this.#parts.follow()
   }
@@ -310,22 +313,23 @@ export class Publisher {
   #goOn(): void {
     const waiting = this.#waiting
     if (waiting === undefined || this.#sent > 0 || this.#isFinding || this.#parts.isChanging) return
-    const missed = this.#parts.epoch - this.#epoch
     this.#epoch = this.#parts.epoch
     this.#shards = this.#parts.shards
-    if (missed > 1) return this.#findAll(waiting)
+    const unasked = waiting.filter(({ message, unknownIn }) => message.id !== "" && unknownIn < this.#epoch - 1)
+    if (unasked.length > 0) return this.#findAll(waiting, unasked)
     this.#expiry?.cancel()
     this.#waiting = undefined
     waiting.sort((a, b) => a.number - b.number)
-    for (const { done, fail, message } of waiting) this.#send(message, done, fail)
+    for (const { done, fail, message, unknownIn } of waiting) this.#send(message, unknownIn, done, fail)
   }
 
-  // The shard that has refused an id did not know it, but one of an epoch between may.
-  #findAll(waiting: Array<Waiting>): void {
+  // A shard of before the change may know their ids: one that was not asked yet, or was before it was sealed.
+  #findAll(waiting: Array<Waiting>, unasked: ReadonlyArray<Waiting>): void {
     this.#isFinding = true
+    const sealed = this.#epoch - 1
     const drop = (one: Waiting) => waiting.splice(waiting.indexOf(one), 1)
     const found = Effect.forEach(
-      waiting.filter(({ message: { id } }) => id !== ""),
+      unasked,
       (one) =>
         Effect.match(this.#find(one.message), {
           onFailure: (error) => {
@@ -333,6 +337,7 @@ export class Publisher {
             one.fail(error)
           },
           onSuccess: (published) => {
+            one.unknownIn = sealed
             if (published === undefined) return
             drop(one)
             one.done(published)
@@ -377,7 +382,7 @@ export class Publisher {
     done: (published: Published | undefined) => void,
     fail: (error: CoordinatorError) => void
   ): Request {
-    const publishing = this.#single({ message, number: 1, done, fail }, 0, after)
+    const publishing = this.#single({ message, number: 1, unknownIn: this.#epoch, done, fail }, 0, after)
     const { place } = publishing
     if (place.channel !== leader.channel) {
       throw new RangeError(
@@ -392,9 +397,11 @@ export class Publisher {
 
   /** Stores an event once. While Redis is away it fails after the `requestTimeout`; if it was sent, it may be stored. */
   publish(message: Message): Effect.Effect<Published, CoordinatorError> {
+    const sealed = this.#epoch - 1
     const stored = Effect.callback<Published, CoordinatorError>((resume) =>
       this.#send(
         message,
+        sealed,
         (published) => resume(Effect.succeed(published!)),
         (error) => resume(Effect.fail(error))
       )
@@ -420,6 +427,7 @@ export class Publisher {
 
   #publishChunk(messages: ReadonlyArray<Message>): Effect.Effect<ReadonlyArray<Published>, CoordinatorError> {
     const results: Array<Published | undefined> = new Array(messages.length)
+    const sealed = this.#epoch - 1
     const stored = Effect.callback<ReadonlyArray<Published>, CoordinatorError>((resume) => {
       let left = 1
       const one = () => {
@@ -430,6 +438,7 @@ export class Publisher {
         left++
         this.#send(
           message,
+          sealed,
           (published) => {
             results[at] = published
             one()
