@@ -156,15 +156,11 @@ local function miss(party, missed)
   party.missed = (party.missed < 0 or missed < 0) and -1 or party.missed + missed
 end
 
-local function gapItem(member, missed)
-  return '["gap",' .. text(missed) .. ',' .. text(member.gaps) .. ']'
-end
-
 -- The gap stays with the member until that acknowledges it: a delivery can be lost, and its process die.
 local function tellGap(member, items, missed)
   miss(member, missed)
   member.gaps = member.gaps + 1
-  items[#items + 1] = gapItem(member, missed)
+  items[#items + 1] = '["gap",' .. text(missed) .. ',' .. text(member.gaps) .. ']'
 end
 
 local unlockRemoved
@@ -894,8 +890,9 @@ local function orderOf(ordered)
 end
 
 -- topic.consume: becomes a member of a group, with credit for so many events. A group that is new begins after `from`, or
--- with the next event. A member that asks again hears all events and gaps that it has not acknowledged, and the number of
--- deliveries to it so far: a delivery among these that comes later is old. Of events that were purged it hears the ids.
+-- with the next event. A member that asks again hears all events that it has not acknowledged, how many it misses in all gaps up to
+-- a number that it has not acknowledged, and the number of deliveries to it so far: a delivery among these that comes later is old.
+-- Of events that were purged it hears the ids.
 -- `made` tells a group from one of that name that Redis has lost: 0 for a member that knows none, otherwise what it was answered, with
 -- the events that it had in hand.
 -- keys: all
@@ -918,7 +915,9 @@ handlers['topic.consume'] = function(ctx, key, id, name, from, credit, ordered, 
     if made ~= '0' and tonumber(made) ~= group.made then takeBack(topic, group, member, events) end
   end
   local items, member = {}, memberOf(group, claim)
-  if member and member.missed ~= 0 then items[1] = gapItem(member, member.missed) end
+  if member and member.missed ~= 0 then
+    items[1] = '["missed",' .. text(member.missed) .. ',' .. text(member.gaps) .. ']'
+  end
   for _, pending in ipairs(tryGroup('XPENDING', topic.entries, name, '-', '+', 1024, claim) or {}) do
     local entry = call('XRANGE', topic.entries, pending[1], pending[1])[1]
     -- If its delivery was lost too, the member gives it back.
@@ -941,8 +940,7 @@ handlers['topic.begin'] = function(ctx, key, name, epoch)
   return '["begun"]'
 end
 
--- topic.ack: a member has handled an event, and takes another one. The number of a gap in place of the event: it has handled all
--- gaps up to this one.
+-- topic.ack: a member has handled an event, and takes another one; or a gap, of as many events as stand in place of the event.
 -- keys: all
 -- args: id string, index string, event string, key string
 -- reply: ["acknowledged"]
@@ -951,9 +949,11 @@ handlers['topic.ack'] = function(ctx, hash, id, index, event, key)
   local topic = loadTopic(ctx, hash)
   local group = groupAt(topic, index)
   if not group then return '["acknowledged"]' end
-  local member = memberOf(group, claimOf(ctx, id))
-  if member and event == text(member.gaps) then
-    member.missed = 0
+  local missed = tonumber(event)
+  if missed then
+    local member = memberOf(group, claimOf(ctx, id))
+    if member and missed < 0 then member.missed = 0 end
+    if member and member.missed > 0 then member.missed = math.max(0, member.missed - missed) end
     return '["acknowledged"]'
   end
   if call('XACK', topic.entries, group.name, event) == 1 then

@@ -1108,6 +1108,62 @@ layer(TestServer.layer, live)("a group", (it) => {
       })
     ))
 
+  for (const asked of [false, true]) {
+    it.effect(`is told of every gap when a later one overtakes the mailbox${asked ? ", and an answer does" : ""}`, () =>
+      behindLine(({ context, direct, line }) =>
+        Effect.gen(function*() {
+          const retention = { length: 8, protect: false }
+          const theirs = yield* on(yield* direct(), make({ retention }))
+          const topic = yield* on(context, make({ retention }))
+          const told: Array<Topic.Element<number>> = []
+          const go = yield* Deferred.make<void>()
+          const member = yield* Effect.forkChild(
+            topic.run((event) => Effect.andThen(Effect.sync(() => told.push(event)), Deferred.await(go)), {
+              group: "g",
+              from: "beginning",
+              prefetch: 2,
+              onGap: (gap) => Effect.sync(() => void told.push(gap))
+            })
+          )
+          yield* joined(topic, "g", 1)
+          yield* theirs.publish(0)
+          yield* eventually(Effect.sync(() => assert.deepStrictEqual(valuesOf(told), [0])))
+          const held = yield* line.hold(({ name }) => name === "XREAD")
+          // The reading that is under way brings it.
+          yield* theirs.publish(1)
+          yield* promptly(held.request, "the next reading of the mailbox")
+          yield* theirs.publishAll(upTo(3, 2))
+          // Of this gap it hears through the mailbox.
+          yield* theirs.purge
+          yield* theirs.publishAll(upTo(100, 5))
+          // And of the events that retention has removed, with the reply to its acknowledgement.
+          yield* Deferred.succeed(go, undefined)
+          yield* eventually(Effect.sync(() => assert.strictEqual(valuesOf(told).at(-1), 104)))
+          if (asked) {
+            missed(context)
+            yield* eventually(Effect.sync(() => assert.strictEqual(accounted(told), 105)))
+          }
+          yield* held.release()
+          yield* theirs.publish(105)
+          yield* eventually(Effect.sync(() => assert.strictEqual(valuesOf(told).at(-1), 105)))
+          assert.strictEqual(accounted(told), 106)
+          yield* settled(topic, "g")
+          yield* Fiber.interrupt(member)
+          // All of that is acknowledged.
+          const next = yield* Effect.forkChild(
+            topic.run((event) => Effect.sync(() => void told.push(event)), {
+              group: "g",
+              onGap: (gap) => Effect.sync(() => void told.push(gap))
+            })
+          )
+          yield* theirs.publish(106)
+          yield* eventually(Effect.sync(() => assert.strictEqual(valuesOf(told).at(-1), 106)))
+          assert.strictEqual(accounted(told), 107)
+          yield* Fiber.interrupt(next)
+        })
+      ))
+  }
+
   for (const handled of [false, true]) {
     const what = handled ? "not told of a gap that was handled" : "told of a gap whose member has died with it"
     it.effect(`is ${what}`, () =>

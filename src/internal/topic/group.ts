@@ -17,12 +17,11 @@ import { compareIds, type Element, gap, type Raw } from "./event.ts"
 import type { Parts } from "./parts.ts"
 import type { Shard } from "./shard.ts"
 
-/** The gaps that a member was told of in one session. */
-class Gaps {
-  /** The number of the last one. Acknowledging this acknowledges all of them. */
-  last = 0
-  /** How many are not acknowledged. */
-  open = 0
+/** What a member was told of events that it misses, in one session. Redis counts them until it acknowledges that. */
+interface Told {
+  /** Negative if that is not known. */
+  readonly missed: number
+  readonly number: number
 }
 
 /** An event that a member has to handle, or a gap. */
@@ -35,13 +34,13 @@ export class Delivery<A> {
   lost = false
   #observers: Array<() => void> = []
   readonly #member: Member<A> | undefined
-  readonly #gaps: Gaps | undefined
+  readonly #told: Told | undefined
 
-  constructor(element: Element<A>, raw: Raw | undefined, member: Member<A> | undefined, gaps?: Gaps) {
+  constructor(element: Element<A>, raw: Raw | undefined, member: Member<A> | undefined, told?: Told) {
     this.element = element
     this.raw = raw
     this.#member = member
-    this.#gaps = gaps
+    this.#told = told
   }
 
   /** Calls back when its session is lost. Returns the unsubscription. */
@@ -61,7 +60,7 @@ export class Delivery<A> {
 
   /** It was handled. `done` is called when Redis knows, or when that cannot be told. */
   acknowledge(done: (error: CoordinatorError | undefined) => void): void {
-    if (this.#gaps !== undefined) return this.#close(this.#gaps, done)
+    if (this.#told !== undefined) return this.#close(this.#told, done)
     this.#end(done, (member, raw) => member.say("topic.ack", raw, (own, index) => [own, index, raw.id, raw.key], done))
   }
 
@@ -77,11 +76,10 @@ export class Delivery<A> {
     tell(this.#member, this.raw)
   }
 
-  #close(gaps: Gaps, done: (error: CoordinatorError | undefined) => void): void {
+  #close(told: Told, done: (error: CoordinatorError | undefined) => void): void {
     if (this.over) return done(undefined)
     this.over = true
-    gaps.open--
-    this.#member!.close(gaps, done)
+    this.#member!.close(told, done)
   }
 }
 
@@ -97,6 +95,7 @@ type Item = readonly [
 type Items = ReadonlyArray<
   | Item
   | readonly ["gap", missed: number, number: number]
+  | readonly ["missed", missed: number, number: number]
   | readonly ["drained", epoch: number]
   | readonly ["removed", id: string]
 >
@@ -126,7 +125,8 @@ class Member<A> extends work.Member {
   #last: string | undefined = undefined
   // Tells the group that it has joined from one that is made again. Redis has lost what it knew of the former one.
   #made = 0
-  #gaps = new Gaps()
+  // The gaps that it has not acknowledged, as far as Redis has confirmed that.
+  #gaps = new Set<Told>()
   // What it had in hand when the session was lost.
   #events: ReadonlyArray<string> = []
   /** Nothing of before this epoch is left for the group in this shard. */
@@ -183,7 +183,7 @@ class Member<A> extends work.Member {
     this.begun = begun
     if (isAnother) {
       this.#heard = 0
-      this.#gaps = new Gaps()
+      this.#gaps = new Set()
       this.#deliver([new Delivery<A>(gap("lost", undefined), undefined, undefined)])
     }
     this.#takeAll(items)
@@ -200,7 +200,9 @@ class Member<A> extends work.Member {
     const deliveries: Array<Delivery<A>> = []
     for (const item of items) {
       if (item[0] === "gap") {
-        this.#miss(Number(item[1]), Number(item[2]), deliveries)
+        this.#miss({ missed: Number(item[1]), number: Number(item[2]) }, deliveries)
+      } else if (item[0] === "missed") {
+        this.#missAll({ missed: Number(item[1]), number: Number(item[2]) }, deliveries)
       } else if (item[0] === "drained") {
         this.#drain(Math.max(Number(item[1]), this.drained))
       } else if (item[0] === "removed") {
@@ -218,15 +220,23 @@ class Member<A> extends work.Member {
     this.tell("topic.retry", [this.id, this.#index, id, 0], () => {})
   }
 
-  #miss(missed: number, number: number, deliveries: Array<Delivery<A>>): void {
-    const gaps = this.#gaps
-    // The answer to a repeated question includes what is not acknowledged.
-    if (number <= gaps.last) return
-    gaps.last = number
-    gaps.open++
+  #miss(told: Told, deliveries: Array<Delivery<A>>): void {
+    const { missed } = told
+    this.#gaps.add(told)
     if (missed > 0) this.place.space.kernel.hooks.metrics.missed(missed)
     const element = missed < 0 ? gap("lost", undefined) : gap("trimmed", missed)
-    deliveries.push(new Delivery<A>(element, undefined, this, gaps))
+    deliveries.push(new Delivery<A>(element, undefined, this, told))
+  }
+
+  // The answer to a repeated question counts those that it was told of already. Later ones can have come before the answer.
+  #missAll({ missed, number }: Told, deliveries: Array<Delivery<A>>): void {
+    const known = [...this.#gaps].filter((told) => told.number <= number)
+    if (missed < 0) {
+      if (known.every((told) => told.missed >= 0)) this.#miss({ missed, number }, deliveries)
+      return
+    }
+    const rest = known.reduce((rest, told) => rest - told.missed, missed)
+    if (rest > 0) this.#miss({ missed: rest, number }, deliveries)
   }
 
   #take([id, attempt, body, key, publisher, trace, crashes = 0]: Item, deliveries: Array<Delivery<A>>): void {
@@ -251,7 +261,7 @@ class Member<A> extends work.Member {
     this.#events = [...this.#events, ...this.#working.keys(), ...this.#told.keys()]
     this.#working.clear()
     this.#told.clear()
-    this.#gaps = new Gaps()
+    this.#gaps = new Set()
     this.#heard = 0
     this.drained = 0
     for (const delivery of lost) delivery.lose()
@@ -263,10 +273,14 @@ class Member<A> extends work.Member {
     this.lose()
   }
 
-  /** A gap was handled. Redis is told when all are. */
-  close(gaps: Gaps, done: (error: CoordinatorError | undefined) => void): void {
-    if (gaps !== this.#gaps || gaps.open > 0) return done(undefined)
-    this.tell("topic.ack", [this.id, this.#index, String(gaps.last), ""], done)
+  /** A gap was handled. One of a former session is another member's. */
+  close(told: Told, done: (error: CoordinatorError | undefined) => void): void {
+    const gaps = this.#gaps
+    if (!gaps.has(told)) return done(undefined)
+    this.tell("topic.ack", [this.id, this.#index, String(told.missed), ""], (error) => {
+      gaps.delete(told)
+      done(error)
+    })
   }
 
   say<V extends "topic.ack" | "topic.retry">(
