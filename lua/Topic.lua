@@ -36,8 +36,9 @@ local CRASH = 2 ^ 32
 -- An ordered group hands out one event of a key at a time. Later ones are parked, so order needs no assignment of keys to
 -- members, and outlives every member.
 -- It begins an epoch when all shards have nothing of the former one left: its members tell each shard.
--- record Topic 3: number, stamp, length, bytes, age, abandon, window, turn, total, members, groups, trimmed, protect, shards,
---   ring, epoch, width, open, decided
+-- `held` of a topic says that a group keeps events beyond the limits: 0 or 1.
+-- record Topic 4: number, stamp, length, bytes, age, abandon, window, turn, total, members, groups, trimmed, protect, shards,
+--   ring, epoch, width, open, decided, held
 -- `missed` of a group is of gaps that no member has.
 -- record TopicGroup 4: ordered, members, returned, parked, cursor, stamp, left, epoch, drained, made, first, missed
 
@@ -65,7 +66,7 @@ local function readTopic(ctx, key)
   local topic = packed and unpackTopic(packed) or {
     number = 0, stamp = 0, length = 0, bytes = 0, age = 0, abandon = ABANDONED, window = 0, turn = 0, total = 0,
     members = 0, groups = 0, trimmed = 0, protect = 1, shards = 0, ring = 0, epoch = 0, width = 1, open = 1,
-    decided = 0
+    decided = 0, held = 0
   }
   topic.known, topic.rung = packed and true, topic.ring
   -- What is written at the end of the call: for `even` or `odd`, and where each field of it stands.
@@ -448,6 +449,7 @@ end
 
 local function destroyGroup(topic, group)
   local index = group.index
+  topic.trim = true
   tryGroup('XGROUP', 'DESTROY', topic.entries, group.name)
   call('HDEL', topic.key, 'g' .. index, 'm' .. index, 'N' .. index, 'G' .. group.name)
   forgetKeys(topic, group)
@@ -510,18 +512,25 @@ local function tellEmptied(ctx, topic)
   announce(ctx, topic.key, 'emptied', eventId(topic))
 end
 
+-- How many publications there are between two trimmings, or acknowledgements of a group that holds events back.
+local function stepOf(topic)
+  return topic.length > 0 and math.max(1, math.min(PAGE, floor(topic.length / 8))) or PAGE
+end
+
 local function trimTopic(ctx, topic)
-  topic.trimmed = topic.number
+  topic.trimmed, topic.held = topic.number, 0
   local number, stamp = neededFrom(topic)
   local length = call('XLEN', topic.entries)
   if length == 0 then return end
   local wanted = wantedLength(topic, length)
-  if number then wanted = math.max(wanted, topic.number - number + 1) end
+  if number and wanted < length and wanted < topic.number - number + 1 then
+    wanted, topic.held = topic.number - number + 1, 1
+  end
   if wanted < length then call('XTRIM', topic.entries, 'MAXLEN', '=', text(wanted)) end
   if topic.age > 0 then
     local time, from = ctx.now - topic.age, '-0'
     -- Events that a group needs stay, whatever their age.
-    if number and stamp <= time then time, from = stamp, '-' .. text(number) end
+    if number and stamp <= time then time, from, topic.held = stamp, '-' .. text(number), 1 end
     call('XTRIM', topic.entries, 'MINID', '=', text(time) .. from)
     local left = oldestEvent(topic)
     topic.ring = left and timeOf(left[1]) > time and timeOf(left[1]) + topic.age or 0
@@ -549,8 +558,7 @@ local function finishTopic(ctx, topic)
       drainGroup(ctx, topic, group)
     end)
   end
-  local step = topic.length > 0 and math.max(1, math.min(PAGE, floor(topic.length / 8))) or PAGE
-  if topic.trim or topic.number - topic.trimmed >= step then trimTopic(ctx, topic) end
+  if topic.trim or topic.number - topic.trimmed >= stepOf(topic) then trimTopic(ctx, topic) end
   local key = topic.key
   for node, number in pairs(topic.nodes) do
     topic.published[#topic.published + 1], topic.published[#topic.published + 2] = 'p' .. node, number
@@ -959,6 +967,8 @@ handlers['topic.ack'] = function(ctx, hash, id, index, event, key)
   if call('XACK', topic.entries, group.name, event) == 1 then
     unlockKey(topic, group, key, event)
     credited(ctx, group, id, 1)
+    -- Perhaps the group has held it back, or the last ones do.
+    if topic.held == 1 and (group.cursor == topic.number or numberOf(event) % stepOf(topic) == 0) then topic.trim = true end
   end
   return '["acknowledged"]'
 end

@@ -1239,6 +1239,36 @@ layer(TestServer.layer, live)("a group", (it) => {
         }
       })))
 
+  for (const [limit, retention, most] of [["length", { length: 8 }, 8], ["age", { age: "500 millis" }, 0]] as const) {
+    for (const end of ["caught up", "been forgotten"] as const) {
+      it.effect(`keeps no event beyond the limits when it has ${end}: ${limit}`, () =>
+        several(1, ([a]) =>
+          Effect.gen(function*() {
+            const topic = yield* on(a!, make({ retention }))
+            const go = yield* Deferred.make<void>()
+            const handled: Array<number> = []
+            const run = topic.run(
+              ({ value }) => Effect.andThen(Deferred.await(go), Effect.sync(() => handled.push(value))),
+              { group: "g", from: "beginning" }
+            )
+            const member = yield* Effect.forkChild(run)
+            yield* joined(topic, "g", 1)
+            yield* topic.publishAll(upTo(300))
+            const { time } = (yield* collect(topic.subscribe({ from: { last: 1 } }), 1))[0] as Topic.Event<number>
+            // So old that the alarm has rung that would have removed it.
+            if (limit === "age") {
+              yield* eventually(Effect.sync(() => Date.now() > Number(time.epochMilliseconds) + 1500))
+            }
+            assert.strictEqual((yield* topic.state).length, 300)
+            if (end === "caught up") yield* Deferred.succeed(go, undefined)
+            else yield* Effect.andThen(Fiber.interrupt(member), topic.forget("g"))
+            yield* eventually(Effect.map(topic.state, ({ length }) => assert.isAtMost(length, most)))
+            assert.strictEqual(handled.length, end === "caught up" ? 300 : 0)
+            yield* Fiber.interrupt(member)
+          }), short))
+    }
+  }
+
   it.effect("is told how many events were purged before it was given them", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

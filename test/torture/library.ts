@@ -295,7 +295,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   // Retention removes what groups have not handled.
   unprotectedEvents: {
     only: ["topic"],
-    lua: [["if number then wanted = math.max(wanted, topic.number - number + 1) end", ""]]
+    lua: [["wanted, topic.held = topic.number - number + 1, 1", ""]]
   },
   // A subscriber that has caught up does not read what the shared read was ahead of it.
   skippedPart: {
