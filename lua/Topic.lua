@@ -797,13 +797,19 @@ local function formerOf(ctx, topic)
   return json('[' .. concat(former, ',') .. ']')
 end
 
+-- How it is kept, and when that was decided: as members say when they join.
+local function keptOf(topic)
+  return json('[' .. concat({ text(topic.decided), text(topic.length), text(topic.bytes), text(topic.age), text(topic.abandon),
+    text(topic.window), tostring(topic.protect == 1) }, ',') .. ']')
+end
+
 -- topic.join: becomes a member, and says how the topic is kept: in events, bytes and ms (0 for no limit), how long a group
 -- without members is kept, how long ids are known, and whether what a group still needs is kept. The last member decides that:
--- `decided` is -1 for one that does so now, the number that it was answered for one that did so before, and 0 for one that leaves
--- that as it is. `shards` counts for a topic that is new, and is 0 for a process that names no number.
+-- `decided` is -1 for one that does so now, the number that was answered for one that did so before, or knows it from another shard,
+-- and 0 for one that leaves that as it is. `shards` counts for a topic that is new, and is 0 for a process that names no number.
 -- keys: all
 -- args: id string, decided number, length number, bytes number, age number, abandon number, window number, protect boolean, shards number
--- reply: ["joined", number number, last string, epoch number, shards number, width number, open number, former json, window number, decided number, length number]
+-- reply: ["joined", number number, last string, epoch number, shards number, width number, open number, former json, kept json, length number]
 handlers['topic.join'] = function(ctx, key, id, decided, length, bytes, age, abandon, window, protect, shards)
   local topic = loadTopic(ctx, key)
   if topic.window == 0 and topic.epoch == 0 then
@@ -825,14 +831,14 @@ handlers['topic.join'] = function(ctx, key, id, decided, length, bytes, age, aba
   end
   if enrol(ctx, key, id, PERMANENT) then topic.members = topic.members + 1 end
   return reply('joined', topic.number, eventId(topic), topic.epoch, topic.shards, topic.width, topic.open, formerOf(ctx, topic),
-    topic.window, topic.decided, call('XLEN', topic.entries))
+    keptOf(topic), call('XLEN', topic.entries))
 end
 
 -- topic.seal: ends the epoch of a shard, unless it is in this one or in a later one already, which is answered. `width` is how many
 -- shards are known to have had events.
 -- keys: all
 -- args: epoch number, shards number, width number
--- reply: ["sealed", epoch number, shards number, width number, open number, former json, groups json]
+-- reply: ["sealed", epoch number, shards number, width number, open number, former json, groups json, kept json]
 -- flags: allow-oom
 handlers['topic.seal'] = function(ctx, key, epoch, shards, width)
   local topic = loadTopic(ctx, key)
@@ -847,7 +853,7 @@ handlers['topic.seal'] = function(ctx, key, epoch, shards, width)
   local groups = {}
   eachGroup(topic, function(group) groups[#groups + 1] = '[' .. encoded(group.name) .. ',' .. text(group.ordered) .. ']' end)
   return reply('sealed', topic.epoch, topic.shards, topic.width, topic.open, formerOf(ctx, topic),
-    json('[' .. concat(groups, ',') .. ']'))
+    json('[' .. concat(groups, ',') .. ']'), keptOf(topic))
 end
 
 -- topic.open: all shards are sealed, so this one takes in events of the epoch. It gets the groups of the others, given as

@@ -1970,6 +1970,46 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
         assert.strictEqual((yield* topic.state).last.length, 3)
       })))
 
+  it.effect("keeps as much in a shard that is added as in the others, whoever adds it", () =>
+    spread(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const retention = { length: 8, protect: false, abandon: "1 hour" } as const
+        const decided = Effect.scoped(on(
+          b!,
+          Topic.make({
+            name: hostile,
+            schema: Schema.Number,
+            dedupe: "1 second",
+            retention
+          })
+        ))
+        const space = spaceOf(Context.get(a!, Coordinator.Coordinator))
+        const { index } = space.kernel.partitionFor(hostile)
+        const placeOf = (shard: number) =>
+          placeIn(space, space.kernel.partitionAt((index + shard) % 8), "topic", hostile, undefined)
+        const keeps = (topic: Topic.Topic<number>, shards: number) =>
+          Effect.gen(function*() {
+            yield* topic.publishAll(upTo(1000), (n) => ({ key: String(n) }))
+            assert.isAtMost((yield* topic.state).length, 9 * shards)
+            const all = yield* Effect.forEach(upTo(shards), (at) =>
+              Effect.map(
+                request(placeOf(at), "topic.seal", [0, 0, 1]),
+                ([, , , , , , , kept]) => (kept as ReadonlyArray<unknown>).slice(1)
+              ))
+            assert.deepStrictEqual(all, upTo(shards).map(() => [8, 0, 86_400_000, 3_600_000, 1000, false]))
+          })
+        yield* Effect.scoped(Effect.gen(function*() {
+          const topic = yield* on(a!, make())
+          yield* decided
+          // One that has opened it before that was decided.
+          yield* request(placeOf(0), "topic.seal", [1, 2, 2])
+          yield* eventually(Effect.sync(() => assert.strictEqual(topic.shards, 2)))
+          yield* keeps(topic, 2)
+        }))
+        // And one that opens it when no other process has it open.
+        yield* keeps(yield* on(b!, make({ shards: 4 })), 4)
+      })))
+
   it.effect("has one number again when its first one has lost its data", () =>
     Effect.gen(function*() {
       const server = yield* TestServer

@@ -9,13 +9,12 @@ import * as Exit from "effect/Exit"
 import * as Scope from "effect/Scope"
 import * as Semaphore from "effect/Semaphore"
 import type { CoordinatorError } from "../actor/errors.ts"
-import type { Requests } from "../actor/lua.ts"
 import { join } from "../hold/acquire.ts"
 import { type Place, placeIn, type Space } from "../hold/place.ts"
 import { request } from "../hold/request.ts"
 import { again, fail, type TopicError } from "./errors.ts"
 import type { Element, Raw } from "./event.ts"
-import { type Report, Shard, shardsOf } from "./shard.ts"
+import { type Kept, type Report, Shard, shardsOf } from "./shard.ts"
 
 export interface Home {
   readonly space: Space
@@ -26,11 +25,11 @@ export interface Home {
 }
 
 /** How the topic is kept. */
-type Limits = Requests["topic.join"]["args"] extends [string, number, ...infer Kept, number] ? Readonly<Kept> : never
+type Limits = Kept extends readonly [number, ...infer Rest] ? Readonly<Rest> : never
 
 type Group = readonly [name: string, ordered: number]
 
-interface Sealed extends Omit<Report, "decided"> {
+interface Sealed extends Report {
   /** A process has named the number of shards. */
   readonly isNamed: boolean
   readonly groups: ReadonlyArray<Group>
@@ -74,9 +73,8 @@ export class Parts<A> {
   readonly #home: Home
   readonly #decode: (shard: number) => (raw: Raw) => Element<A>
   readonly #one = Semaphore.makeUnsafe(1)
-  #limits: Limits | undefined = undefined
-  // When it has decided about the limits: -1 for now, 0 if it has not.
-  #decided = 0
+  // As was decided last, as far as this process knows.
+  #kept: Kept | undefined = undefined
   #scope: Scope.Scope | undefined = undefined
   #following = 0
 
@@ -111,12 +109,11 @@ export class Parts<A> {
     scope: Scope.Scope
   ): Effect.Effect<void, TopicError> {
     return Effect.gen({ self: this }, function*() {
-      this.#limits = limits
-      this.#decided = decides ? -1 : 0
+      this.#kept = [decides ? -1 : 0, ...limits]
       yield* this.#widen(1, wanted ?? 0, scope)
-      const { decided, epoch, former, shards, width } = this.all[0]!.report!
+      const { epoch, former, kept, shards, width } = this.all[0]!.report!
       // Another process may decide later; then the limits are not to change back when this one joins again.
-      if (decides) this.#decided = decided
+      this.#kept = kept
       this.epoch = epoch
       this.shards = shards
       this.#remember(former)
@@ -140,7 +137,7 @@ export class Parts<A> {
           Scope.provide(
             join(shard.place, {
               verb: "topic.join",
-              args: () => [this.#decided, ...this.#limits!, this.#scope === undefined ? shards : this.shards],
+              args: () => [...this.#kept!, this.#scope === undefined ? shards : this.shards],
               observer: shard.observer,
               fail
             }),
@@ -196,6 +193,8 @@ export class Parts<A> {
           report.epoch > last.epoch || report.epoch === last.epoch && !last.isNamed ? report : last
         )
         const width = Math.max(...found.map(({ width }) => width))
+        // A shard that is added is kept as the others are.
+        for (const { kept } of found) if (kept[0] > this.#kept![0]) this.#kept = kept
         yield* this.#widen(width, last.shards, this.#scope!)
         this.epoch = last.epoch
         this.shards = last.shards
@@ -216,13 +215,14 @@ export class Parts<A> {
   ): Effect.Effect<Sealed, CoordinatorError> {
     return Effect.map(
       request(this.placeAt(at), "topic.seal", [epoch, shards, width], { waits: true }),
-      ([, epoch, shards, width, open, former, groups]) => ({
+      ([, epoch, shards, width, open, former, groups, kept]) => ({
         epoch,
         shards: shardsOf(shards),
         isNamed: shards > 0,
         width,
         isOpen: open === 1,
         former,
+        kept: kept as Kept,
         groups: groups as ReadonlyArray<Group>
       })
     )

@@ -55,6 +55,9 @@ export interface Page<A> extends Chunk<A> {
   readonly isFull: boolean
 }
 
+/** When it was decided how the topic is kept: -1 for now, 0 for never; and how. */
+export type Kept = Requests["topic.join"]["args"] extends [string, ...infer Rest, number] ? Readonly<Rest> : never
+
 /** What a shard says of the whole topic. */
 export interface Report {
   readonly epoch: number
@@ -62,8 +65,7 @@ export interface Report {
   readonly width: number
   readonly isOpen: boolean
   readonly former: unknown
-  /** When it was decided how the topic is kept. */
-  readonly decided: number
+  readonly kept: Kept
 }
 
 /** There is one if no process has named a number. */
@@ -239,10 +241,11 @@ export class Shard<A> implements Listener {
       if (state[0] === "epoch") return this.#onEpoch(Number(state[1]))
       if (state[0] === "emptied") return this.#empty(String(state[1]))
       if (state[0] === "window") return void (this.window = Number(state[1]))
-      const [, last, epoch, named, width, open, former, window, decided, length] = state as Joined
+      const [, last, epoch, named, width, open, former, keeping, length] = state as Joined
       const shards = shardsOf(named)
-      this.report = { epoch, shards, width, isOpen: open === 1, former, decided }
-      this.window = window
+      const kept = keeping as Kept
+      this.report = { epoch, shards, width, isOpen: open === 1, former, kept }
+      this.window = kept[5]
       // After a loss, an epoch can begin elsewhere.
       this.#marks.clear()
       if (this.#isBehind(last)) void this.#confirm()
