@@ -200,6 +200,26 @@ layer(TestServer.layer, live)("a topic", (it) => {
       }))
   }
 
+  it.effect("does not say that a publication was not stored when Redis refuses its repetition", () =>
+    behindLine(({ context, line, namespace, server }) =>
+      Effect.gen(function*() {
+        const topic = yield* on(context, make())
+        yield* topic.publish(0)
+        // The connection that is cut stays so until Redis is full.
+        yield* line.refuse
+        const sent = yield* line.once(asks("topic.publishAll"), "dropReply")
+        const publishing = yield* Effect.forkChild(Effect.flip(topic.publish(1)))
+        yield* sent
+        yield* forgetSession(context, namespace, server)
+        const error = yield* Effect.acquireUseRelease(
+          server.cli("CONFIG", "SET", "maxmemory", 1),
+          () => Effect.andThen(line.pass, promptly(Fiber.join(publishing), "the failure")),
+          () => Effect.orDie(server.cli("CONFIG", "SET", "maxmemory", 0))
+        )
+        assert.strictEqual(error.reason._tag, "Timeout")
+        yield* eventually(Effect.map(topic.state, ({ length }) => assert.strictEqual(length, 2)))
+      }), { lease: "30 seconds", margin: "1 second", requestTimeout: "10 seconds" }))
+
   it.effect("does not store a publication again that Redis may have forgotten, when the session is lost", () =>
     behindLine(({ context, line, namespace, server }) =>
       Effect.gen(function*() {

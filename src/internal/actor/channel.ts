@@ -175,7 +175,7 @@ export class Channel implements Beating, First, Guarded {
     this.#opening = false
     this.#reached()
     this.#enter("closed")
-    for (const request of this.outbox.drain().queued) request.fail(coordinatorError(refusal, request.key), false)
+    for (const request of this.outbox.drain().queued) this.outbox.fail(request, refusal, false)
     this.tenant.refused(refusal)
     const isFirst = this.#office.first() === this
     if (isFirst) this.#office.refused(refusal)
@@ -385,7 +385,7 @@ export class Channel implements Beating, First, Guarded {
     const { holds, tell } = this.tenant.lost(reason)
     const isMoot = (request: Request) => request.session !== undefined || request.moot !== undefined
     // These requests go before those that the losses below lead to.
-    for (const request of sent) if (!isMoot(request)) this.#forward(request)
+    for (const request of sent) if (!isMoot(request)) this.#forward(Object.assign(request, { forwarded: true }))
     for (const request of queued) {
       if (request.session === undefined) this.#forward(request)
       else for (const follower of request.following ?? []) this.#forward(follower)
@@ -404,7 +404,7 @@ export class Channel implements Beating, First, Guarded {
   // The request is bound to no session, so the next session makes it. If it has followed another request, it is alone now.
   #forward(request: Request): void {
     request.orphan?.()
-    if (this.#office.isClosed()) request.fail(this.closedError(), false)
+    if (this.#office.isClosed()) this.outbox.fail(request, this.closedError(), false)
     else this.outbox.request(Object.assign(request, { urgent: true }))
   }
 

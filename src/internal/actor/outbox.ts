@@ -47,6 +47,8 @@ export interface Request<V extends Verb = Verb> {
   readonly settle: (reply: Requests[V]["reply"]) => void
   /** `sent` says whether it can have been executed. */
   readonly fail: (error: CoordinatorError, sent: boolean) => void
+  /** A session that was lost has sent it, and it can have been executed there. The channel sets it. */
+  forwarded?: boolean | undefined
   /** Redis has been away for longer than a question waits: called once. It may be executed all the same if it was sent. */
   expire?: ((error: CoordinatorError) => void) | undefined
   /**
@@ -217,7 +219,7 @@ export class Outbox implements Sender {
     const { transport } = this.#options
     for (const request of (this.#inFlight ?? []).filter(due)) this.#expire(request, transport.late(request.key))
     for (const request of this.#queue.filter(due)) {
-      this.#expire(request, transport.late(request.key, cause))
+      this.#expire(request, transport.late(request.key, request.forwarded === true ? undefined : cause))
       if (request.queued === true && request.cancelled === true) this.#discard(request)
     }
   }
@@ -312,7 +314,7 @@ export class Outbox implements Sender {
     request.sent ??= [now, wall]
     const [at, wallAt] = request.sent
     if (request.cancelled === true || Math.max(now - at, wall - wallAt) + lease <= Math.max(knownFor, lease)) return
-    this.#fail(request, transport.late(request.key), true)
+    this.fail(request, transport.late(request.key), true)
     request.cancelled = true
   }
 
@@ -389,22 +391,22 @@ export class Outbox implements Sender {
       // A reply before this one has shown that the session is over.
       if (session.lost !== undefined && request.session !== undefined) request.moot?.(true)
       else if (reply[0] !== "failed") request.settle(reply)
-      else this.#fail(request, failed(request.verb, reply[1]), true)
+      else this.fail(request, failed(request.verb, reply[1]), true)
     } catch (cause) {
       this.#options.log("Error", `the answer to ${request.verb} could not be taken in`, cause)
     }
   }
 
-  #fail(request: Request, error: CoordinatorError, sent: boolean): void {
-    guard(
-      this.#options.log,
-      `the failure of ${request.verb}`,
-      () => request.fail(coordinatorError(error, request.key), sent)
-    )
+  /** That it is refused now says nothing of the session that has sent it before. */
+  fail(request: Request, error: CoordinatorError, sent: boolean): void {
+    const { log, transport } = this.#options
+    const isUncertain = request.forwarded === true && !sent
+    const reason = isUncertain ? transport.late(request.key) : coordinatorError(error, request.key)
+    guard(log, `the failure of ${request.verb}`, () => request.fail(reason, sent || isUncertain))
   }
 
   #failAll(requests: ReadonlyArray<Request>, cause: unknown, sent: boolean): void {
-    for (const request of requests) this.#fail(request, coordinatorError(cause), sent)
+    for (const request of requests) this.fail(request, coordinatorError(cause), sent)
   }
 
   // Redis does not know the session, or not its latest batches.
