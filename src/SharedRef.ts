@@ -74,6 +74,7 @@ import type { Outbox, Publication } from "./internal/hold/following.ts"
 import { WaitTimeout } from "./internal/hold/loss.ts"
 import { InvalidPayload } from "./internal/hold/payload.ts"
 import { duration, millis, placeOf, type Space, spaceOf } from "./internal/hold/place.ts"
+import { Recent } from "./internal/hold/recent.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { spanned } from "./internal/hold/span.ts"
 import { StaleToken, WriteUncertain } from "./internal/hold/unwritten.ts"
@@ -282,18 +283,37 @@ const innerOf = (ref: SharedRef<any>): Inner => {
   return inner
 }
 
+// Of each coordinator, the refs that were named last, by their hash: those who name one together read and update it together.
+const recent = new WeakMap<Space, Recent<Known>>()
+const mostRecent = 1024
+
+interface Known {
+  readonly options: Options<any>
+  readonly ref: SharedRef<any>
+}
+
+const isSame = (a: Options<any>, b: Options<any>): boolean =>
+  a.schema === b.schema && Object.is(a.initial, b.initial) && a.timeToLive === b.timeToLive && a.colocate === b.colocate
+
 const of = <A>(space: Space, name: string, what: string, options: Options<A>): SharedRef<A> => {
   const { colocate, initial, schema, timeToLive } = options
   if (colocate !== undefined) checkName(colocate, "colocate")
+  const place = placeOf(space, "sharedRef", name, what, undefined, colocate)
+  let refs = recent.get(space)
+  if (refs === undefined) recent.set(space, refs = new Recent(mostRecent))
+  const known = refs.get(place.key)
+  if (known !== undefined && isSame(known.options, options)) return known.ref
   const cell = new Cell<A, SharedRefError>({
-    place: placeOf(space, "sharedRef", name, what, undefined, colocate),
+    place,
     schema,
     initial,
     timeToLive: timeToLive === undefined ? 0 : millis(timeToLive, "timeToLive"),
     colocate,
     fail
   })
-  return withOutbox(cell, [])
+  const ref = withOutbox(cell, [])
+  refs.add(place.key, { options, ref })
+  return ref
 }
 
 const withOutbox = <A>(cell: Cell<A, SharedRefError>, outbox: Outbox<A>): SharedRef<A> => {

@@ -500,6 +500,45 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
       yield* assertEmpty(server, namespace)
     }))
 
+  const accounts = SharedRef.family({ ...options, name: "accounts" })
+  const makers = {
+    "of a family": Effect.map(accounts, (family) => () => Effect.succeed(family("ann"))),
+    "that is made again": Effect.succeed(() => number())
+  }
+  for (const [what, maker] of Object.entries(makers)) {
+    it.effect(`${what} is read from the cache, and updated together with others, by each that names it`, () =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const namespace = freshNamespace()
+        yield* Effect.scoped(Effect.gen(function*() {
+          const line = yield* proxy(server)
+          const context = yield* node(line.url, { namespace, partitions: 1 })
+          const name = yield* on(context, maker)
+          const named = <A>(use: (ref: SharedRef.SharedRef<number>) => Effect.Effect<A, SharedRef.SharedRefError>) =>
+            on(context, Effect.flatMap(Effect.suspend(name), use))
+          yield* named((ref) => ref.set(1))
+          yield* named(({ cached }) => cached)
+          yield* eventually(Effect.gen(function*() {
+            const before = line.counters.of("GET")
+            return (yield* named(({ cached }) => cached)) === 1 && line.counters.of("GET") === before
+          }))
+          const [reads, writes] = [line.counters.of("GET"), line.counters.of("FCALL")]
+          for (let n = 0; n < 100; n++) {
+            assert.strictEqual(yield* named(({ cached }) => cached), 1)
+            yield* Effect.promise(() => new Promise((resolve) => setImmediate(resolve)))
+          }
+          assert.isAtMost(line.counters.of("GET") - reads, 2)
+          yield* Effect.forEach(Array.from({ length: 100 }), () => named((ref) => ref.update((n) => n + 1)), {
+            concurrency: "unbounded"
+          })
+          assert.isBelow(line.counters.of("FCALL") - writes, 10)
+          assert.strictEqual(yield* named(({ get }) => get), 101)
+          yield* named((ref) => ref.delete)
+        }))
+        yield* assertEmpty(server, namespace)
+      }))
+  }
+
   it.effect("is updated once or not at all when the update is interrupted, and nothing stays behind", () =>
     several(2, (nodes, namespace, server) =>
       Effect.gen(function*() {

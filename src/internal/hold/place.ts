@@ -10,6 +10,7 @@ import type { Kernel, Partition } from "../actor/kernel.ts"
 import { checkName } from "../actor/keys.ts"
 import type { LossReason, Phase } from "../actor/session.ts"
 import type { Kind, Resource } from "./claim.ts"
+import { Recent } from "./recent.ts"
 import { Tenancy } from "./tenancy.ts"
 
 export interface SessionInfo {
@@ -55,26 +56,17 @@ const mostPlaces = 1024
 
 /** The places that were named last: a name that is used again and again is checked and hashed once. */
 export class Places {
-  #recent = new Map<Kind, Map<string, Place>>()
-  #before = new Map<Kind, Map<string, Place>>()
+  readonly #kinds = new Map<Kind, Recent<Place>>()
 
   get(kind: Kind, name: string): Place | undefined {
-    const found = this.#recent.get(kind)?.get(name)
-    if (found !== undefined) return found
-    const older = this.#before.get(kind)?.get(name)
-    return older && this.add(older)
+    return this.#kinds.get(kind)?.get(name)
   }
 
-  // When there are too many, the older half of them is forgotten at once: no order has to be kept.
   add(place: Place): Place {
     const { kind, name } = place
-    let recent = this.#recent.get(kind)
-    if (recent === undefined || recent.size >= mostPlaces) {
-      if (recent !== undefined) this.#before.set(kind, recent)
-      this.#recent.set(kind, recent = new Map())
-    }
-    recent.set(name, place)
-    return place
+    let places = this.#kinds.get(kind)
+    if (places === undefined) this.#kinds.set(kind, places = new Recent(mostPlaces))
+    return places.add(name, place)
   }
 }
 

@@ -181,7 +181,7 @@ export class Cell<A, E> {
   /** What was heard last, if nothing can have changed since so many milliseconds; else by Redis's word. */
   cached(maxAge: number): Effect.Effect<A, E> {
     return Effect.suspend(() => {
-      const told = this.#watch?.fresh(maxAge)
+      const told = (this.#watch ?? Watch.active<Told>(this.place))?.fresh(maxAge)
       if (told === undefined) {
         this.#watch = this.#watching()
         this.#watch.keep()
