@@ -1,6 +1,6 @@
 /** Shared refs: one value, many processes; every write counts once, and every version is heard of. */
 import { assert, layer } from "@effect/vitest"
-import { Cause, Effect, Exit, Fiber, Option, pipe, Schema, Stream, SubscriptionRef } from "effect"
+import { Cause, Effect, Exit, Fiber, Option, pipe, Schema, Stream, SubscriptionRef, Tracer } from "effect"
 import { type Coordinator, Counter, Lock, SharedRef, Topic } from "../src/index.ts"
 import { Linearizability } from "../src/testing.ts"
 import { make as proxy, type Verdict } from "../src/testing/Proxy.ts"
@@ -942,6 +942,34 @@ layer(TestServer.layer, live)("a shared ref that publishes", (it) => {
         yield* Effect.all([plain.delete, other.delete])
         // What says who may write.
         yield* server.cli("DEL", `{${namespace}:00}:sharedRef:x`)
+      })))
+
+  it.effect("publishes within the span of each write", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const { publish, topic } = yield* on(a!, beside)
+        const plain = yield* on(a!, number("x"))
+        const ref = plain.publishing(publish)
+        const tracer = Tracer.make({ span: (options) => new Tracer.NativeSpan(options) })
+        const spans: Array<string> = []
+        const traced = <A, E>(write: Effect.Effect<A, E>) =>
+          Effect.andThen(Effect.map(Effect.currentSpan, ({ traceId }) => spans.push(traceId)), write).pipe(
+            Effect.withSpan("write", { root: true }),
+            Effect.provideService(Tracer.Tracer, tracer)
+          )
+        yield* traced(ref.set(1))
+        // These meet, and are one write.
+        yield* Effect.all([traced(ref.update((n) => n + 1)), traced(ref.modify((n) => ["", n + 1]))], {
+          concurrency: "unbounded"
+        })
+        yield* traced(ref.updateEffect((n) => Effect.succeed(n + 1)))
+        yield* traced(SharedRef.transaction([ref], ([n]) => ["", [n + 1]]))
+        const events = yield* Stream.runCollect(Stream.take(topic.subscribe({ from: "beginning" }), 5))
+        assert.deepStrictEqual(
+          events.map((event) => event._tag === "Event" && event.trace?.split("-")[1]),
+          spans
+        )
+        yield* plain.delete
       })))
 
   it.effect("is not deleted, nor a counter reset, while Redis has no memory for the event", () =>

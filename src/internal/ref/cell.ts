@@ -1,5 +1,6 @@
 /** The client's half of the shared-ref actor. */
 
+import type * as Context from "effect/Context"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Option from "effect/Option"
@@ -52,6 +53,8 @@ interface Raw {
 interface Change<A, E> {
   readonly f: (value: A) => readonly [unknown, A]
   readonly outbox: Outbox<A>
+  /** Of the caller: its span, and what else events are made with. */
+  readonly context: Context.Context<never>
   readonly resume: (result: Effect.Effect<any, E>) => void
 }
 
@@ -321,17 +324,19 @@ export class Cell<A, E> {
   // -------------------------------------------------------------------------------------------------------------------
 
   modify<B>(f: (value: A) => readonly [B, A], outbox: Outbox<A>): Effect.Effect<B, E> {
-    return Effect.callback<B, E>((resume) => {
-      const change: Change<A, E> = { f, outbox, resume }
-      this.#changes.push(change)
-      if (!this.#changing) {
-        this.#changing = true
-        this.place.space.kernel.io.defer(() => void Effect.runFork(this.#change()))
-      }
-      return Effect.sync(() => {
-        this.#changes = this.#changes.filter((other) => other !== change)
+    return Effect.withFiber(({ context }) =>
+      Effect.callback<B, E>((resume) => {
+        const change: Change<A, E> = { f, outbox, context, resume }
+        this.#changes.push(change)
+        if (!this.#changing) {
+          this.#changing = true
+          this.place.space.kernel.io.defer(() => void Effect.runFork(this.#change()))
+        }
+        return Effect.sync(() => {
+          this.#changes = this.#changes.filter((other) => other !== change)
+        })
       })
-    })
+    )
   }
 
   #change(): Effect.Effect<void> {
@@ -414,11 +419,15 @@ export class Cell<A, E> {
       // The last value, and what follows each of them.
       let written: Written | undefined
       let present = value
-      for (const { f, outbox, resume } of changes) {
+      for (const { context, f, outbox, resume } of changes) {
         const exit = yield* Effect.exit(
           Effect.suspend(() => {
             const [result, next] = f(present)
-            return Effect.map(this.#written(next, outbox), (written) => ({ result, next, written }))
+            const written = this.#written(next, outbox)
+            return Effect.map(
+              outbox.length === 0 ? written : Effect.provideContext(written, context),
+              (written) => ({ result, next, written })
+            )
           })
         )
         if (Exit.isFailure(exit)) {
