@@ -766,16 +766,17 @@ local function makeGroup(ctx, topic, name, from, ordered, epoch)
   end
   if not index then return nil end
   if from == '' then from = eventId(topic) end
-  if not startGroup(topic, name, from) then from, epoch = resumeGroup(topic, name), 0 end
+  -- It misses what was removed behind an event that it is to begin after.
+  local last = numberOf(from)
+  if not startGroup(topic, name, from) then from, epoch, last = resumeGroup(topic, name), 0, nil end
   local before = call('XREVRANGE', topic.entries, from, '-', 'COUNT', 1)[1]
   local oldest = not before and oldestEvent(topic)
   local group = {
     ordered = ordered, credit = 0, members = 0, returned = 0, parked = 0, left = 0, name = name, index = index, list = {},
     cursor = before and numberOf(before[1]) or oldest and numberOf(oldest[1]) - 1 or topic.number,
-    stamp = before and timeOf(before[1]) or 0, epoch = epoch, drained = epoch, made = ctx.now,
-    missed = 0
+    stamp = before and timeOf(before[1]) or 0, epoch = epoch, drained = epoch, made = ctx.now
   }
-  group.first = group.cursor + 1
+  group.first, group.missed = group.cursor + 1, math.max(0, group.cursor - (last or group.cursor))
   topic.loaded[index], topic.groups = group, math.max(topic.groups, tonumber(index))
   call('HSET', topic.key, 'G' .. name, index, 'N' .. index, name)
   return group

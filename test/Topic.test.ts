@@ -743,6 +743,27 @@ layer(TestServer.layer, live)("a group", (it) => {
         assert.strictEqual((yield* groupOf(topic, "some"))!.lag, 1)
       })))
 
+  it.effect("is told of what was removed behind the event that it begins after, also when nothing is there", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make({ retention: { length: 8 } }))
+        const published = yield* topic.publishAll(upTo(100))
+        const after = published[10]!.id
+        const first = (group: string, count: number) =>
+          promptly(
+            Effect.map(
+              Stream.runCollect(Stream.take(topic.consume({ group, from: { after } }), count)),
+              (found) => found.map(({ element }) => element)
+            ),
+            group
+          )
+        const found = yield* first("some", 9)
+        assert.deepStrictEqual(valuesOf(found).filter((value) => value !== "Gap"), upTo(8, 92))
+        assert.includeDeepMembers(found, [{ _tag: "Gap", reason: "trimmed", missed: 81 }])
+        yield* topic.purge
+        assert.deepStrictEqual(yield* first("none", 1), [{ _tag: "Gap", reason: "trimmed", missed: 89 }])
+      })))
+
   it.effect("retries by the schedule, and puts aside what fails for good", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

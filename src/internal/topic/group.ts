@@ -13,7 +13,7 @@ import type { Place } from "../hold/place.ts"
 import { request } from "../hold/request.ts"
 import * as work from "../work/member.ts"
 import { again, fail, OrderMismatch, TooManyGroups, type TopicError } from "./errors.ts"
-import { compareIds, type Element, gap, type Raw } from "./event.ts"
+import { beginning, compareIds, type Element, gap, type Raw } from "./event.ts"
 import type { Parts } from "./parts.ts"
 import type { Shard } from "./shard.ts"
 
@@ -337,9 +337,9 @@ export const joinGroup = <A>(
     const changed = () => {
       turn()
       if (members.length === parts.all.length) return
-      // What was published there before it knew of them is for the group too.
+      // What was published there before it knew of them is for the group too, and it misses what was removed of that.
       Effect.runFork(Effect.forkIn(
-        joinFrom(() => "0", Effect.retry(again)).pipe(
+        joinFrom(() => beginning.id, Effect.retry(again)).pipe(
           Effect.catch((error) => Effect.sync(() => options.failed(error)))
         ),
         scope
