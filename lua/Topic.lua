@@ -36,9 +36,9 @@ local CRASH = 2 ^ 32
 -- An ordered group hands out one event of a key at a time. Later ones are parked, so order needs no assignment of keys to
 -- members, and outlives every member.
 -- It begins an epoch when all shards have nothing of the former one left: its members tell each shard.
--- `held` of a topic says that a group keeps events beyond the limits: 0 or 1.
+-- `held` of a topic says that a group keeps events beyond the limits: 0 or 1; `noted` when an id was published last.
 -- record Topic 4: number, stamp, length, bytes, age, abandon, window, turn, total, members, groups, trimmed, protect, shards,
---   ring, epoch, width, open, decided, held
+--   ring, epoch, width, open, decided, held, noted
 -- `missed` of a group is of gaps that no member has.
 -- record TopicGroup 4: ordered, members, returned, parked, cursor, stamp, left, epoch, drained, made, first, missed
 
@@ -66,7 +66,7 @@ local function readTopic(ctx, key)
   local topic = packed and unpackTopic(packed) or {
     number = 0, stamp = 0, length = 0, bytes = 0, age = 0, abandon = ABANDONED, window = 0, turn = 0, total = 0,
     members = 0, groups = 0, trimmed = 0, protect = 1, shards = 0, ring = 0, epoch = 0, width = 1, open = 1,
-    decided = 0, held = 0
+    decided = 0, held = 0, noted = 0
   }
   topic.known, topic.rung = packed and true, topic.ring
   -- What is written at the end of the call: for `even` or `odd`, and where each field of it stands.
@@ -579,14 +579,18 @@ local function finishTopic(ctx, topic)
   eachGroup(topic, function() groups = true end)
   -- When it is made again, the time makes its ids different.
   if topic.members == 0 and not groups and call('XLEN', topic.entries) == 0 then
-    call('DEL', topic.entries, topic.even, topic.odd, topic.retries)
+    call('DEL', topic.entries, topic.retries)
     call('ZREM', ctx.dues, '@' .. sub(key, #ctx.prefix + 1))
-    -- Other shards may have events, and the first one knows how many there are.
-    if topic.epoch == 0 then
+    -- Ids are known for as long as if the topic were there, and the hash says in which turn they are. Other shards may have
+    -- events, and the first one knows how many there are.
+    local left = topic.noted + 2 * windowOf(topic) - ctx.now
+    local life = topic.epoch == 0 and 0 or lifeOf(topic, false)
+    if left <= 0 then call('DEL', topic.even, topic.odd) end
+    if left <= 0 and life == 0 then
       call('DEL', key)
     else
       call('HSET', key, 's', packTopic(topic))
-      keepFor(key, lifeOf(topic, false))
+      keepFor(key, life and math.max(life, left))
     end
     return
   end
@@ -725,7 +729,10 @@ handlers['topic.publish'] = function(ctx, hash, value, about, number)
   topic.number, topic.total = topic.number + 1, total
   topic.last[node] = tonumber(number)
   topic.nodes[node] = number
-  if id ~= '' then note(topic, 'i' .. id, event) end
+  if id ~= '' then
+    topic.noted = ctx.now
+    note(topic, 'i' .. id, event)
+  end
   return '["published","' .. event .. '"]'
 end
 

@@ -165,6 +165,22 @@ layer(TestServer.layer, live)("a topic", (it) => {
         assert.deepStrictEqual(valuesOf(yield* collect(b!.subscribe({ from: "beginning" }), 2)), [1, 3])
       })))
 
+  it.effect("knows the ids of publications for as long also when it was deleted meanwhile", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const first = yield* Effect.scoped(
+          Effect.flatMap(on(a!, make({ dedupe: "1 second" })), (topic) => topic.publish(1, { id: "x" }))
+        )
+        const kept = Effect.map(keysOf(server, namespace), (keys) => keys.filter((key) => key.includes(":topic")))
+        assert.isTrue((yield* kept).every((key) => !key.includes("topic-entries")))
+        yield* Effect.scoped(Effect.gen(function*() {
+          const topic = yield* on(b!, make())
+          assert.deepStrictEqual(yield* topic.publish(2, { id: "x" }), { ...first, duplicate: true })
+          assert.strictEqual((yield* topic.state).length, 0)
+        }))
+        yield* eventually(Effect.map(kept, (keys) => assert.deepStrictEqual(keys, [])))
+      })))
+
   for (const [verb, options] of [["topic.publish", { key: "a" }], ["topic.publishAll", {}]] as const) {
     it.effect(`stores a publication once when its reply is lost with the session: ${verb}`, () =>
       Effect.gen(function*() {

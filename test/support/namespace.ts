@@ -20,6 +20,19 @@ const isKept = Effect.fnUntraced(function*(server: Server, key: string) {
   return fields.every((field) => /^(s|[er]\d)$/.test(field)) && Number(yield* server.cli("PTTL", key)) > 0
 })
 
+/** What says which ids were published in a topic that was deleted: they stay known for a while. */
+const isNoted = Effect.fnUntraced(function*(server: Server, key: string) {
+  const [, prefix, name] = /^(\{[^}]+\}:)topic(?:-even|-odd)?:(.*)$/s.exec(key) ?? []
+  if (prefix === undefined) return false
+  const notes = yield* Effect.forEach(
+    ["even", "odd"],
+    (role) => list(server, "HKEYS", `${prefix}topic-${role}:${name}`)
+  )
+  const fields = key.startsWith(`${prefix}topic:`) ? yield* list(server, "HKEYS", key) : []
+  return notes.flat().some((field) => field.startsWith("i")) && fields.every((field) => /^(s|[EL]\d+)$/.test(field)) &&
+    Number(yield* server.cli("PTTL", key)) > 0
+})
+
 /** Everything in it but the numbers of its partitions: a key, or a key and one of its fields. */
 export const remainsOf = Effect.fnUntraced(function*(servers: ReadonlyArray<Server>, namespace: string) {
   const found: Array<string> = []
@@ -27,6 +40,7 @@ export const remainsOf = Effect.fnUntraced(function*(servers: ReadonlyArray<Serv
     for (const key of yield* keysOf(server, namespace)) {
       if (/^\{[^}]+\}:floor$/.test(key)) continue
       if (/^\{[^}]+\}:barrier:/.test(key) && (yield* isKept(server, key))) continue
+      if (yield* isNoted(server, key)) continue
       if (!/^\{[^}]+\}:sessions$/.test(key)) {
         found.push(key)
         continue
