@@ -1,6 +1,6 @@
 /** Counters: every addition counts once, at one request, or in a sum with others. */
 import { assert, layer } from "@effect/vitest"
-import { Cause, Effect, Exit, Fiber, type Scope, Stream } from "effect"
+import { Cause, Effect, Exit, Fiber, Scope, Stream } from "effect"
 import { Counter } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { elapsed } from "./support/awake.ts"
@@ -209,6 +209,25 @@ layer(TestServer.layer, live)("a counter", (it) => {
           assert.strictEqual(yield* direct.reset, 11)
         }))
       })))
+
+  it.effect("fails every flush of what was added when the coordinator was closed, and no other", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const scope = yield* Scope.make()
+      const context = yield* Scope.provide(node(server.url, { namespace: freshNamespace(), partitions: 1 }), scope)
+      const counter = yield* on(context, Counter.make({ name: "n" }))
+      const batched = yield* counter.batched({ flush: "10 seconds" })
+      yield* batched.add(1)
+      yield* batched.flush
+      yield* counter.reset
+      yield* Scope.close(scope, Exit.void)
+      yield* promptly(batched.flush, "the flush of nothing")
+      yield* batched.add(1)
+      for (let n = 0; n < 3; n++) {
+        const { reason } = yield* promptly(Effect.flip(batched.flush), `flush ${n}`)
+        assert.strictEqual(reason._tag, "CoordinatorClosed")
+      }
+    }).pipe(Effect.scoped))
 
   it.effect("drops a sum that is not exact, says so, and goes on", () =>
     withNode(() =>

@@ -37,6 +37,8 @@ export class Sums<E> {
   // The bound of the first addition that was not sent is over.
   #isDue = false
   #closed = false
+  // The coordinator was closed, and what was being sent is not made again.
+  #end: E | undefined = undefined
   #refusal: E | undefined = undefined
   #flushes: Array<Flush<E>> = []
 
@@ -94,7 +96,7 @@ export class Sums<E> {
         const what = describe(kind, name, kernel.settings.namespace)
         if (kernel.isClosing()) {
           kernel.hooks.log("Error", `additions of ${this.pending} to ${what} may be lost`, error)
-          return this.#end(error)
+          return this.#fail(error)
         }
         kernel.hooks.log("Warn", `additions to ${what} are sent again in a moment`, error)
         kernel.io.after(pause, () => this.#request())
@@ -120,12 +122,15 @@ export class Sums<E> {
     for (const { resume } of settled) resume(refusal === undefined ? Effect.void : Effect.fail(refusal))
   }
 
-  #end(error: CoordinatorError): void {
+  #fail(error: CoordinatorError): void {
     this.#closed = true
-    for (const { resume } of this.#flushes.splice(0)) resume(Effect.fail(this.#options.fail(error)))
+    const end = this.#options.fail(error)
+    this.#end = end
+    for (const { resume } of this.#flushes.splice(0)) resume(Effect.fail(end))
   }
 
   readonly flush: Effect.Effect<void, E> = Effect.callback((resume) => {
+    if (this.#end !== undefined) return resume(Effect.fail(this.#end))
     const number = this.#number + (this.#sum === 0 ? 0 : 1)
     const flush: Flush<E> = { number, resume }
     this.#flushes.push(flush)
