@@ -165,6 +165,26 @@ layer(TestServer.layer, live)("a topic", (it) => {
         assert.deepStrictEqual(valuesOf(yield* collect(b!.subscribe({ from: "beginning" }), 2)), [1, 3])
       })))
 
+  it.effect("sends large events in several requests, however many are published at once", () =>
+    behindLine(({ context, line }) =>
+      Effect.gen(function*() {
+        const topic = yield* on(context, Effect.tap(Topic.make({ name: "texts", schema: Schema.String }), purged))
+        const sizes: Array<number> = []
+        yield* line.onRequest(({ args }) => {
+          sizes.push(...args.map(({ length }) => length))
+          return "pass"
+        })
+        const text = "x".repeat(2 ** 21)
+        const published = yield* topic.publishAll(["1", "2", text, text, "3"])
+        assert.strictEqual(new Set(published.map(({ id }) => id)).size, 5)
+        assert.isTrue(
+          sizes.some((size) => size > 2 ** 21) && Math.max(...sizes) <= 2 ** 22,
+          `${Math.max(...sizes)} bytes`
+        )
+        const found = yield* collect(topic.subscribe({ from: "beginning" }), 5)
+        assert.deepStrictEqual(found.map((event) => event._tag === "Event" && event.value.slice(0, 1)), [..."12xx3"])
+      }), {}))
+
   it.effect("knows the ids of publications for as long also when it was deleted meanwhile", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {

@@ -135,6 +135,7 @@ class Run extends Sending implements Request<"topic.publishAll"> {
   readonly #publisher: Publisher
   readonly #about: string
   readonly #all: Array<Waiting>
+  #length: number
   #args: Requests["topic.publishAll"]["args"] | undefined = undefined
 
   constructor(publisher: Publisher, shard: Shard<any>, index: number, about: string, first: Waiting) {
@@ -142,15 +143,17 @@ class Run extends Sending implements Request<"topic.publishAll"> {
     this.#publisher = publisher
     this.#about = about
     this.#all = [first]
+    this.#length = first.message.body.length
   }
 
   add(waiting: Waiting): void {
     this.#all.push(waiting)
+    this.#length += waiting.message.body.length
   }
 
   /** It has not been sent, so more can be added. */
-  get isOpen(): boolean {
-    return this.#args === undefined
+  hasRoomFor({ body }: Message): boolean {
+    return this.#args === undefined && this.#length + body.length <= runLength
   }
 
   // Made when it is sent, and the same each time.
@@ -187,6 +190,9 @@ class Run extends Sending implements Request<"topic.publishAll"> {
     this.#publisher.ended()
   }
 }
+
+// So many characters are in one request. The outbox can send fewer requests with a call, but no part of one.
+const runLength = 2 ** 22
 
 // So many requests wait at a time, of one call.
 const chunkSize = 4096
@@ -254,7 +260,7 @@ export class Publisher {
     const run = this.#runs[shard]
     if (isPlain(message)) {
       // While Redis is away, each has its own deadline.
-      if (run !== undefined && run.isOpen && !away && outbox.extend(run)) return run.add(waiting)
+      if (run !== undefined && run.hasRoomFor(message) && !away && outbox.extend(run)) return run.add(waiting)
       const about = `${this.#epoch} ${this.#node}  0 0 0 ${this.#name}`
       const next = new Run(this, part, shard, about, waiting)
       this.#runs[shard] = next
