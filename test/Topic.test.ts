@@ -119,8 +119,11 @@ layer(TestServer.layer, live)("a topic", (it) => {
         }
         const last = yield* collect(topic.subscribe({ from: { last: 10 } }), 10)
         assert.deepStrictEqual(valuesOf(last), upTo(10, 990))
-        const since = (all[0] as Topic.Event<number>).time
-        assert.strictEqual((yield* collect(topic.subscribe({ from: { since } }), 1000)).length, 1000)
+        const first = (all[0] as Topic.Event<number>).time
+        // Also before 1970, and between two milliseconds.
+        for (const since of [first, -1, Number(first.epochMilliseconds) - 0.5]) {
+          assert.strictEqual((yield* collect(topic.subscribe({ from: { since } }), 1000)).length, 1000)
+        }
         const [now] = yield* subscribers([topic], 1)
         // A subscriber that begins now is known by nothing but what it gets.
         yield* eventually(

@@ -24,7 +24,8 @@ export const positionsOf = (
     return eachOf(all, (shard, at) => positions[at] === undefined ? firstOf(shard) : Effect.succeed(positions[at]))
   }
   if ("since" in from) {
-    const since = DateTime.toEpochMillis(DateTime.makeUnsafe(from.since))
+    // An id of Redis has whole milliseconds, from 0 on.
+    const since = Math.max(0, Math.ceil(DateTime.toEpochMillis(DateTime.makeUnsafe(from.since))))
     return eachOf(all, (shard) =>
       // In this order: what is published in between is behind the end.
       Effect.flatMap(shard.bounds, ({ end }) =>
