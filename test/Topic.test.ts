@@ -442,6 +442,24 @@ layer(TestServer.layer, live)("a topic", (it) => {
         assert.isTrue(valuesOf(waiting!.found).every((value) => value === 0 || value === 1))
       })))
 
+  it.effect("leaves nothing of itself in its process", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const { kernel } = spaceOf(Context.get(a!, Coordinator.Coordinator))
+        const partition = kernel.partitionAt(0)
+        const feed = () => feedOf(kernel, partition, `${partition.prefix}topic-entries:${hostile}`)
+        const open = Effect.acquireRelease(Scope.make(), (scope) => Scope.close(scope, Exit.void))
+        const scopes = yield* Effect.replicateEffect(open, 2)
+        const [first, second] = scopes
+        yield* Scope.provide(on(a!, make()), first!)
+        const known = feed()
+        yield* Scope.provide(on(a!, make()), second!)
+        yield* Scope.close(first!, Exit.void)
+        assert.strictEqual(feed(), known)
+        yield* Scope.close(second!, Exit.void)
+        assert.notStrictEqual(feed(), known)
+      })))
+
   it.effect("reads each event once, and decodes it once, for all subscribers of a process", () =>
     several(2, ([a, b], _, server) =>
       Effect.gen(function*() {

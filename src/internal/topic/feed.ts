@@ -41,11 +41,22 @@ export class Feed {
   readonly #reader: () => Reader
   readonly #listeners = new Set<Listener>()
   #tap: Tap | undefined = undefined
+  // Topics that have it open.
+  #users = 0
 
   constructor(kernel: Kernel, partition: Partition, key: string) {
     this.#kernel = kernel
     this.#key = key
     this.#reader = () => kernel.readerOf(partition)
+  }
+
+  open(): void {
+    this.#users++
+  }
+
+  close(): void {
+    const known = feeds.get(this.#kernel)
+    if (--this.#users === 0 && known?.get(this.#key) === this) known.delete(this.#key)
   }
 
   /** The id of the last entry that was read, while anything listens. */
@@ -123,7 +134,7 @@ const feeds = new WeakMap<Kernel, Map<string, Feed>>()
 export const feedOf = (kernel: Kernel, partition: Partition, key: string): Feed => {
   let known = feeds.get(kernel)
   if (known === undefined) feeds.set(kernel, known = new Map())
-  let feed = known.get(key)
-  if (feed === undefined) known.set(key, feed = new Feed(kernel, partition, key))
+  const feed = known.get(key) ?? new Feed(kernel, partition, key)
+  known.set(key, feed)
   return feed
 }

@@ -133,18 +133,17 @@ export class Parts<A> {
     const added = (own: Scope.Scope) =>
       Effect.forEach(Array.from({ length: Math.max(0, width - from) }), (_, at) => {
         const shard = new Shard(this.placeAt(from + at), this.#decode(from + at), this.#heard)
-        return Effect.as(
-          Scope.provide(
-            join(shard.place, {
-              verb: "topic.join",
-              args: () => [...this.#kept!, this.#scope === undefined ? shards : this.shards],
-              observer: shard.observer,
-              fail
-            }),
-            own
-          ),
-          shard
+        const { feed, observer, place } = shard
+        const joined = Effect.andThen(
+          Effect.acquireRelease(Effect.sync(() => feed.open()), () => Effect.sync(() => feed.close())),
+          join(place, {
+            verb: "topic.join",
+            args: () => [...this.#kept!, this.#scope === undefined ? shards : this.shards],
+            observer,
+            fail
+          })
         )
+        return Effect.as(Scope.provide(joined, own), shard)
       }, { concurrency: "unbounded" })
     return Effect.map(whole(scope, added), (shards) => void this.all.push(...shards))
   }
