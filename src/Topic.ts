@@ -386,7 +386,12 @@ class TopicImpl<in out A> implements Topic<A> {
           message,
           claim.leave === undefined ? "left" : "released",
           (published) => Deferred.doneUnsafe(outcome, Effect.succeed(Option.fromUndefinedOr(published))),
-          ({ reason }) => Deferred.doneUnsafe(outcome, Effect.fail(fail(reason)))
+          ({ reason }) => {
+            // A release that Redis has refused is made again, and not with what was said to have failed.
+            const at = following.indexOf(follower)
+            if (at >= 0) following.splice(at, 1)
+            Deferred.doneUnsafe(outcome, Effect.fail(fail(reason)))
+          }
         )
         const following = lease.following ??= []
         following.push(follower)

@@ -1740,6 +1740,25 @@ layer(TestServer.layer, live)("an event that follows something", (it) => {
         }), short))
   }
 
+  it.effect("is not published with a later release when it was said that it could not be", () =>
+    several(1, ([a], _, server) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make({ colocate: "lock" }))
+        const scope = yield* Scope.make()
+        const lease = yield* Scope.provide(on(a!, Lock.acquire("lock")), scope)
+        const outcome = yield* topic.publishOnRelease(lease, 1)
+        const permit = (how: "+fcall" | "-fcall") => Effect.orDie(server.cli("ACL", "SETUSER", "default", how))
+        const error = yield* Effect.acquireUseRelease(
+          permit("-fcall"),
+          () => Effect.andThen(Effect.forkChild(Scope.close(scope, Exit.void)), promptly(Effect.flip(outcome), "it")),
+          () => permit("+fcall")
+        )
+        assert.strictEqual(error.reason._tag, "MissingPermission")
+        // The release is made again with the next heartbeat.
+        yield* promptly(Effect.scoped(on(a!, Lock.acquire("lock"))), "the lock")
+        assert.strictEqual((yield* topic.state).length, 0)
+      }), { lease: "3 seconds" }))
+
   it.effect("is not said to be unpublished when Redis may have forgotten that it was", () =>
     behindLine(({ context, line, namespace, server }) =>
       Effect.gen(function*() {
