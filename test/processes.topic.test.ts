@@ -16,7 +16,7 @@ const count = 600
 type Work = Extract<Event, { readonly at: number }>
 
 // So long processes are killed at random, in milliseconds.
-const killing = 55_000
+const killing = 60_000
 
 /** What processes at the same post do, one after the other: the next one may go on where the former ones were. */
 interface Role {
@@ -76,10 +76,23 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "90 seconds" })("a
           assert.isAbove(again.length, 0)
           for (const { at, value } of again) assert.isAtMost(elapsed(killedAt, at), lease + 100, String(value))
           // Of each key, the first handling of every event comes in order, and none begins while another one is at work.
+          const handlings = members.flatMap((member) => {
+            const own = workOf([member])
+            return own.filter(({ event }) => event === "begun").map(({ at, attempt, value }) => {
+              const end = own.find((other) =>
+                other.event === "handled" && other.value === value && other.attempt === attempt
+              )
+              assert.isTrue(end !== undefined || member === killed, String(value))
+              return { value, begun: at, ended: end?.at ?? killedAt, isDone: end !== undefined }
+            })
+          })
           for (let key = 0; key < 10; key++) {
-            const of = work().filter(({ value }) => value % 10 === key).toSorted((x, y) => x.at - y.at)
-            const handled = [...new Set(of.filter(({ event }) => event === "handled").map(({ value }) => value))]
+            const of = handlings.filter(({ value }) => value % 10 === key).toSorted((x, y) => x.begun - y.begun)
+            const handled = [...new Set(of.flatMap(({ isDone, value }) => isDone ? [value] : []))]
             assert.deepStrictEqual(handled, Array.from({ length: count / 10 }, (_, n) => 10 * n + key))
+            for (const [at, next] of of.slice(1).entries()) {
+              assert.isAtLeast(next.begun, of[at]!.ended, `${next.value} begins during ${of[at]!.value}`)
+            }
           }
           yield* Effect.forEach(members.slice(1), (member) => member.signal("SIGKILL"))
           yield* Effect.forEach(members, (member) => member.exit)
