@@ -817,7 +817,7 @@ end
 -- and 0 for one that leaves that as it is. `shards` counts for a topic that is new, and is 0 for a process that names no number.
 -- keys: all
 -- args: id string, decided number, length number, bytes number, age number, abandon number, window number, protect boolean, shards number
--- reply: ["joined", number number, last string, epoch number, shards number, width number, open number, former json, kept json, length number]
+-- reply: ["joined", number number, last string, epoch number, shards number, width number, open number, former json, kept json]
 handlers['topic.join'] = function(ctx, key, id, decided, length, bytes, age, abandon, window, protect, shards)
   local topic = loadTopic(ctx, key)
   if topic.window == 0 and topic.epoch == 0 then
@@ -838,8 +838,12 @@ handlers['topic.join'] = function(ctx, key, id, decided, length, bytes, age, aba
     eachGroup(topic, function(group) expectEnd(ctx, topic, group) end)
   end
   if enrol(ctx, key, id, PERMANENT) then topic.members = topic.members + 1 end
+  if topic.number > 0 and call('XLEN', topic.entries) == 0 then
+    -- It may not have heard of that. Its mailbox tells it behind what was read of the stream before.
+    post(ctx, ctx.session, '["changed","' .. id .. '","emptied","' .. eventId(topic) .. '"]')
+  end
   return reply('joined', topic.number, eventId(topic), topic.epoch, topic.shards, topic.width, topic.open, formerOf(ctx, topic),
-    keptOf(topic), call('XLEN', topic.entries))
+    keptOf(topic))
 end
 
 -- topic.seal: ends the epoch of a shard, unless it is in this one or in a later one already, which is answered. `width` is how many

@@ -61,7 +61,7 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
         const topic = actor(redis, freshNamespace(), "topic:t")
         await topic.open("a")
         const joined = await topic.send("a", "topic.join", ["m", 0, 0, 0, 0, 0, 60_000, "1", 2])
-        assert.deepStrictEqual(joined.slice(3), [0, 2, 2, 1, [], [0, 0, 0, 0, 0, 60_000, true], 0])
+        assert.deepStrictEqual(joined.slice(3), [0, 2, 2, 1, [], [0, 0, 0, 0, 0, 60_000, true]])
         let number = 0
         const publish = async (epoch: number, after = "") =>
           (await topic.send("a", "topic.publish", ["1", `${epoch} node${after} ${after} 0 0 0 p`, ++number]))[0]

@@ -32,7 +32,9 @@ type Joined = Extract<Requests["topic.join"]["reply"], readonly ["joined", ...an
 /** New entries, decoded. */
 export interface Chunk<A> {
   readonly entries: ReadonlyArray<Entry>
+  /** The events, and what is missing behind the position after which they were read. */
   readonly elements: ReadonlyArray<Element<A>>
+  readonly after: Cursor
   /** Where they end. */
   readonly cursor: Cursor
 }
@@ -119,7 +121,8 @@ export class Shard<A> implements Listener {
   }
 
   /** Decodes, and notices what is missing: events are numbered. */
-  read(entries: ReadonlyArray<Entry>, { number: last }: Cursor) {
+  read(entries: ReadonlyArray<Entry>, after: Cursor): Chunk<A> {
+    let last = after.number
     const elements: Array<Element<A>> = []
     for (const entry of entries) {
       const number = numberOf(entry[0])
@@ -127,7 +130,7 @@ export class Shard<A> implements Listener {
       elements.push(this.decode(rawOf(entry)))
       last = number
     }
-    return { elements, cursor: cursorAt(entries[entries.length - 1]![0]) }
+    return { entries, elements, after, cursor: cursorAt(entries[entries.length - 1]![0]) }
   }
 
   /** What stands behind a cursor. Lanes that stand at the same one share what is read and decoded. */
@@ -155,8 +158,8 @@ export class Shard<A> implements Listener {
     const entries = await this.feed.page(cursor.id, until, pageSize, () => this.lanes.size === 0)
     const isFull = entries.length === pageSize
     return entries.length === 0
-      ? { entries, elements: [], cursor, isFull }
-      : { entries, ...this.read(entries, cursor), isFull }
+      ? { entries, elements: [], after: cursor, cursor, isFull }
+      : { ...this.read(entries, cursor), isFull }
   }
 
   /** The last event before an epoch, if the shard is in that one already. */
@@ -174,9 +177,8 @@ export class Shard<A> implements Listener {
   }
 
   readonly heard = (entries: ReadonlyArray<Entry>): void => {
-    const { cursor, elements } = this.read(entries, this.#cursor)
-    this.#cursor = cursor
-    const chunk = { entries, elements, cursor }
+    const chunk = this.read(entries, this.#cursor)
+    this.#cursor = chunk.cursor
     for (const lane of [...this.#live]) lane.heard(chunk)
   }
 
@@ -241,7 +243,7 @@ export class Shard<A> implements Listener {
       if (state[0] === "epoch") return this.#onEpoch(Number(state[1]))
       if (state[0] === "emptied") return this.#empty(String(state[1]))
       if (state[0] === "window") return void (this.window = Number(state[1]))
-      const [, last, epoch, named, width, open, former, keeping, length] = state as Joined
+      const [, last, epoch, named, width, open, former, keeping] = state as Joined
       const shards = shardsOf(named)
       const kept = keeping as Kept
       this.report = { epoch, shards, width, isOpen: open === 1, former, kept }
@@ -249,7 +251,6 @@ export class Shard<A> implements Listener {
       // After a loss, an epoch can begin elsewhere.
       this.#marks.clear()
       if (this.#isBehind(last)) void this.#confirm()
-      else if (length === 0) this.#empty(last)
       this.#onEpoch(epoch, shards)
     },
     closed: () => {

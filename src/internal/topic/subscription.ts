@@ -7,7 +7,7 @@ import * as Arr from "effect/Array"
 import * as Effect from "effect/Effect"
 import type { CoordinatorError } from "../actor/errors.ts"
 import { coordinatorError } from "../actor/transport.ts"
-import { compareIds, type Cursor, type Element, epochOf, type Gap, gap, numberOf } from "./event.ts"
+import { compareIds, type Cursor, type Element, epochOf, type Gap, gap } from "./event.ts"
 import type { Chunk, Follower, Shard } from "./shard.ts"
 
 export interface Buffer {
@@ -86,12 +86,10 @@ class Lane<A> implements Follower<A> {
   /** Takes in what it does not have yet; answers whether it goes on. */
   take(chunk: Chunk<A>): boolean {
     const { id, number } = this.cursor
-    const [first] = chunk.entries[0]!
-    const isNext = number === undefined || numberOf(first) === number + 1
-    if (isNext && compareIds(id, first) < 0) return this.takePage(chunk)
+    if (chunk.after.number === number && compareIds(id, chunk.entries[0]![0]) < 0) return this.takePage(chunk)
     // It has read ahead of the shared read, or what that has brought meanwhile was removed before this one could read it.
     const newer = chunk.entries.filter((entry) => compareIds(entry[0], id) > 0)
-    return newer.length === 0 || this.takePage({ entries: newer, ...this.shard.read(newer, this.cursor) })
+    return newer.length === 0 || this.takePage(this.shard.read(newer, this.cursor))
   }
 
   /** Takes in what was read for it, behind where it stands; answers whether it goes on. */
@@ -112,7 +110,7 @@ class Lane<A> implements Follower<A> {
   #takeUntil(entries: Chunk<A>["entries"], epoch: number): boolean {
     const next = entries.findIndex((entry) => epochOf(entry) > epoch)
     const known = entries.slice(0, next)
-    if (known.length > 0 && !this.takePage({ entries: known, ...this.shard.read(known, this.cursor) })) return false
+    if (known.length > 0 && !this.takePage(this.shard.read(known, this.cursor))) return false
     this.pause("held")
     this.epoch = epochOf(entries[next]!)
     this.#subscription.align()
