@@ -1029,25 +1029,31 @@ handlers['topic.forget'] = function(ctx, key, name)
   return '["forgotten"]'
 end
 
--- topic.purge: removes all events; what members are working on, they finish
+-- topic.purge: removes all events, and groups without members; what members are working on, they finish. The shards are purged one
+-- after the other: it is given, as JSON, the groups that stay in those before, and answers all that stay. Their members may not have
+-- joined this shard yet, and would not hear what they miss in it.
 -- keys: all
--- args:
--- reply: ["purged", length number]
+-- args: groups string
+-- reply: ["purged", length number, groups json]
 -- flags: allow-oom
-handlers['topic.purge'] = function(ctx, key)
+handlers['topic.purge'] = function(ctx, key, groups)
   local topic = loadTopic(ctx, key)
-  local length = call('XLEN', topic.entries)
+  local length, stays, names = call('XLEN', topic.entries), {}, {}
+  for at, name in ipairs(cjson.decode(groups)) do stays[name], names[at] = true, encoded(name) end
   if length > 0 then
     call('XTRIM', topic.entries, 'MAXLEN', 0)
     tellEmptied(ctx, topic)
   end
   call('UNLINK', topic.retries)
   eachGroup(topic, function(group)
-    if group.members == 0 then return destroyGroup(topic, group) end
+    if not stays[group.name] then
+      if group.members == 0 then return destroyGroup(topic, group) end
+      names[#names + 1] = encoded(group.name)
+    end
     purgeGroup(topic, group)
     tryGroup('XGROUP', 'SETID', topic.entries, group.name, eventId(topic))
   end)
-  return reply('purged', length)
+  return reply('purged', length, json('[' .. concat(names, ',') .. ']'))
 end
 
 -- topic.state: how the topic is

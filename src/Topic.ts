@@ -553,10 +553,15 @@ class TopicImpl<in out A> implements Topic<A> {
     )
 
   get purge(): Effect.Effect<number, TopicError> {
-    return Effect.map(
-      Effect.forEach(this.#parts.all, ({ place }) => failing(request(place, "topic.purge", []))),
-      (replies) => replies.reduce((total, [, length]) => total + length, 0)
-    )
+    return Effect.gen({ self: this }, function*() {
+      let [total, groups] = [0, "[]"]
+      for (const { place } of this.#parts.all) {
+        const [, length, stay] = yield* failing(request(place, "topic.purge", [groups]))
+        total += length
+        groups = JSON.stringify(stay)
+      }
+      return total
+    })
   }
 
   get state(): Effect.Effect<State, TopicError> {

@@ -1292,6 +1292,33 @@ layer(TestServer.layer, live)("a group", (it) => {
         })))
   }
 
+  it.effect("is told of a gap again when the member that was told leaves before it has handled that", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const told: Array<readonly [member: string, what: number | undefined]> = []
+        const run = (name: string, onGap: Effect.Effect<void>) =>
+          Effect.forkChild(topic.run(() => Effect.never, {
+            group: "g",
+            from: "beginning",
+            concurrency: 2,
+            prefetch: 1,
+            onGap: ({ missed }) => Effect.andThen(Effect.sync(() => void told.push([name, missed])), onGap)
+          }))
+        const first = yield* run("a", Effect.never)
+        yield* joined(topic, "g", 1)
+        yield* topic.publishAll(upTo(4))
+        yield* eventually(Effect.map(groupOf(topic, "g"), (group) => assert.strictEqual(group?.pending, 1)))
+        yield* topic.purge
+        yield* eventually(Effect.sync(() => assert.deepStrictEqual(told, [["a", 3]])))
+        const second = yield* run("b", Effect.void)
+        yield* joined(topic, "g", 2)
+        yield* Fiber.interrupt(first)
+        // The event that the member had in hand was purged too.
+        yield* eventually(Effect.sync(() => assert.deepStrictEqual(told.slice(1), [["b", 4]])))
+        yield* Fiber.interrupt(second)
+      })))
+
   it.effect("takes no event again that it acknowledges while it asks for what it has", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
@@ -2069,6 +2096,41 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
             )
           }
           assert.strictEqual((yield* topic.state).length, 62)
+        }), namespace)
+    }))
+
+  it.effect("tells a group what was purged in a shard that its members had not joined before the next change", () =>
+    Effect.gen(function*() {
+      const line = yield* proxy(yield* TestServer)
+      const namespace = freshNamespace()
+      yield* spread(1, ([b]) =>
+        Effect.gen(function*() {
+          const a = yield* node(line.url, { namespace, partitions: 8 })
+          const topic = yield* on(a, make())
+          const theirs = yield* on(b!, make())
+          const told: Array<Topic.Element<number>> = []
+          const run = (group: string) =>
+            Effect.forkChild(topic.run((event) => Effect.sync(() => void told.push(event)), {
+              group,
+              onGap: (gap) => Effect.sync(() => void told.push(gap))
+            }))
+          const former = yield* run("former")
+          yield* joined(topic, "former", 1)
+          yield* Fiber.interrupt(former)
+          yield* joined(topic, "former", 0)
+          const member = yield* run("g")
+          yield* joined(topic, "g", 1)
+          const joining = yield* line.hold(asks("topic.consume"))
+          yield* on(b!, make({ shards: 2 }))
+          yield* promptly(joining.request, "the member in the other shard")
+          yield* theirs.publishAll(upTo(20))
+          yield* theirs.purge
+          yield* on(b!, make({ shards: 1 }))
+          yield* joining.release()
+          yield* eventually(Effect.sync(() => assert.strictEqual(accounted(told), 20)))
+          // One that has no members in any shard is removed.
+          assert.deepStrictEqual((yield* topic.state).groups.map(({ name }) => name), ["g"])
+          yield* Fiber.interrupt(member)
         }), namespace)
     }))
 
