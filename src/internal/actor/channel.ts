@@ -17,7 +17,7 @@ import type { Beating } from "./pulse.ts"
 import type { Reader } from "./reader.ts"
 import type { Reaper } from "./reaper.ts"
 import { type LossReason, type Phase, Session } from "./session.ts"
-import { type Answer, coordinatorError, type Renewed } from "./transport.ts"
+import type { Answer, Renewed } from "./transport.ts"
 import type { Guarded } from "./vigil.ts"
 
 /** The holds, waits and memberships of a channel's sessions. */

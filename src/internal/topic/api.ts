@@ -112,9 +112,10 @@ export interface Topic<in out A> {
    */
   readonly publication: (event: A, options?: PublishOptions | undefined) => Effect.Effect<Publication, TopicError>
   /**
-   * Stores an event in the same step as a release: both happen, or neither. The topic needs the `colocate` of what the lease is
+   * Stores an event in the same step as a release, so never without it. The topic needs the `colocate` of what the lease is
    * of. The first shard stores it: fails with `OtherShard` if its key, or its id without one, belongs to another. Answers an effect
-   * that waits for the outcome: `None` if the lease is lost before its release, or was released before.
+   * that waits for the outcome: `None` if the lease is lost before its release, or was released before; an error if Redis is out of
+   * memory or refuses it, which holds up no release.
    */
   readonly publishOnRelease: (
     lease: Lease,
