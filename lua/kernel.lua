@@ -440,8 +440,9 @@ end
 local function turnsOf(ctx, state)
   if state.current then return state.current, state.former end
   local turn = floor(ctx.now / windowOf(state))
-  -- After a fail-over the clock may be a little behind: what is known must not be forgotten for that.
-  if turn == state.turn - 1 then turn = state.turn end
+  -- The clock may be behind what it was, as after a fail-over, and a new `window` begins in the turn that comes: what is known must not
+  -- be forgotten for that.
+  if turn < state.turn and turn >= state.turn - 2 then turn = state.turn end
   if turn ~= state.turn then
     call('UNLINK', turn % 2 == 0 and state.even or state.odd)
     if turn ~= state.turn + 1 then call('UNLINK', turn % 2 == 0 and state.odd or state.even) end

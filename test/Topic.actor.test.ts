@@ -137,6 +137,28 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
       })
     }))
 
+  it.effect("knows what was published also when the clock of Redis is behind what it was", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const redis = yield* client(server)
+      const topic = actor(redis, freshNamespace(), "topic:t")
+      let number = 0
+      const publish = () =>
+        Effect.promise(() => topic.send("a", "topic.publish", ["1", "0 node  0 2 0 idp", ++number])).pipe(
+          Effect.map(([tag]) => tag as string)
+        )
+      yield* Effect.promise(async () => {
+        await topic.open("a")
+        // Turns as long as the clock is behind, so that this is in the turn before.
+        await topic.send("a", "topic.join", ["m", -1, 0, 0, 0, 0, 10_000, "1", 1])
+      })
+      assert.strictEqual(yield* publish(), "published")
+      yield* client(server, -10)
+      assert.strictEqual(yield* publish(), "duplicate")
+      yield* client(server)
+      assert.strictEqual(yield* publish(), "duplicate")
+    }))
+
   it.effect("hands nothing out twice for a retry of before the hash was lost", () =>
     Effect.gen(function*() {
       const redis = yield* client(yield* TestServer)
