@@ -133,7 +133,7 @@ const judged = (outcome: Outcome, records: Records, delays: ReadonlyArray<readon
 }
 
 // A schedule is short: with more at once, each would do little.
-const mostMixed = 3
+const mostMixed = 2
 
 /** The workloads that were asked for, or some of them all. */
 const chosenOf = (only: ReadonlyArray<string>, seed: number): ReadonlyArray<Workload> => {
@@ -170,7 +170,7 @@ export const simulate = async (
       argument: { settings, long: 0.02 },
       lockstep,
       // The time of the world. The clocks of processes are for the library.
-      clock: { now: () => simulation.world.now, wall: () => epoch + simulation.world.now, micros },
+      clock: { now: () => simulation.world.now, wall: () => epoch + simulation.world.now, began: epoch, micros },
       random: randomOf(own),
       // What waits is waited for in fewer steps.
       interruptible: (self) =>

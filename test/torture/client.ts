@@ -50,6 +50,8 @@ export interface Clocks {
   readonly now: () => number
   /** Milliseconds since the epoch. */
   readonly wall: () => number
+  /** When the first client may have begun, as `wall` says it. */
+  readonly began: number
   /** Microseconds, as histories have them. */
   readonly micros: () => number
 }
@@ -232,7 +234,7 @@ export const clientOf = (tools: Tools): Client => {
 }
 
 /** Those of this machine. */
-const clock: Clocks = { now: () => performance.now(), wall: Date.now, micros: History.now }
+const clock: Clocks = { now: () => performance.now(), wall: Date.now, began: 0, micros: History.now }
 
 const main = async () => {
   const argument = Program.argument<Argument>()

@@ -35,6 +35,19 @@ export const patienceOf = ({ clock: { now }, keep }: Client): (left: number) => 
   }
 }
 
+// Between two looks at what settles, in milliseconds: each look takes several requests, so it looks less and less often.
+const [firstPause, longestPause] = [50, 400]
+
+/** Waits longer and longer. */
+export const growingPause = (): Effect.Effect<void> => {
+  let next = firstPause
+  return Effect.suspend(() => {
+    const pause = Effect.sleep(next)
+    next = Math.min(next * 2, longestPause)
+    return pause
+  })
+}
+
 /** So many fibers at once, each again and again, as fast as Redis answers. */
 export const fibers = (
   count: number,

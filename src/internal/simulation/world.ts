@@ -10,23 +10,27 @@ import { type Alarm, epoch, Process } from "./process.ts"
 import { isRefusal, type Order, type Server, wordsOf } from "./server.ts"
 import type { Sending, Wire } from "./wire.ts"
 
-/** One thing that can happen now. */
+/** One thing that can happen. */
 type Option =
   | { readonly weight: number; readonly is: "run"; readonly process: Process }
-  | {
-    readonly weight: number
-    readonly is: "connect" | "execute" | "deliver"
-    readonly process: Process
-    readonly wire: Wire
-  }
+  | WireOption
   | { readonly weight: number; readonly is: "late" }
   | { readonly weight: number; readonly is: "timer"; readonly process: Process; readonly alarm: Alarm }
+
+interface WireOption {
+  readonly weight: number
+  readonly is: "connect" | "execute" | "deliver"
+  readonly process: Process
+  readonly wire: Wire
+}
 
 // How often each kind of event is chosen, where several can happen.
 const weights = { run: 24, execute: 8, deliver: 8, connect: 2, wait: 1, late: 1 } as const
 
 // In milliseconds.
 const [turn, hop] = [0.017, 0.103]
+
+const late: Option = { weight: weights.late, is: "late" }
 
 // What is done in parts goes on within so many milliseconds.
 const moment = 5
@@ -68,8 +72,7 @@ export class World {
   late: Array<Order> = []
   /** Called when all is healed, and only time can pass. */
   onQuiet: (() => Promise<void>) | undefined = undefined
-  /** What has happened: one line for each step. */
-  readonly trace: Array<string> = []
+  readonly #events: Array<readonly [at: number, actor: string, what: string]> = []
   #alarms: Array<Alarm> = []
   #numbers = 0
   /** Nothing is late any more: time passes only when there is nothing else to do. */
@@ -114,12 +117,12 @@ export class World {
     let at = this.#alarms.length
     while (at > 0 && this.#alarms[at - 1]!.at > entry.at) at--
     this.#alarms.splice(at, 0, entry)
-    return {
-      cancel: () => {
-        const found = this.#alarms.indexOf(entry)
-        if (found >= 0) this.#alarms.splice(found, 1)
-      }
-    }
+    return { cancel: () => this.#cancel(entry) }
+  }
+
+  #cancel({ number }: Alarm): void {
+    const at = this.#alarms.findIndex((alarm) => alarm.number === number)
+    if (at >= 0) this.#alarms.splice(at, 1)
   }
 
   crash(process: Process): void {
@@ -153,7 +156,7 @@ export class World {
       if (isAwake && process.tasks.length > 0) options.push({ weight: weights.run, is: "run", process })
       for (const wire of process.wires) this.#ofWire(options, process, wire, isAwake)
     }
-    if (this.late.length > 0) options.push({ weight: weights.late, is: "late" })
+    if (this.late.length > 0) options.push(late)
     const alarm = this.#nextAlarm()
     if (alarm !== undefined) {
       const isDue = alarm.at <= this.now
@@ -232,7 +235,7 @@ export class World {
   #ring(alarm: Alarm, isLate: boolean): void {
     if (isLate && alarm.at > this.now) this.delays.push([this.now, alarm.at])
     this.now = Math.max(this.now, alarm.at)
-    this.#alarms = this.#alarms.filter(({ number }) => number !== alarm.number)
+    this.#cancel(alarm)
     alarm.ring()
   }
 
@@ -302,6 +305,11 @@ export class World {
   }
 
   note(actor: string, what: string): void {
-    this.trace.push(`${this.now.toFixed(3).padStart(10)} ${actor}: ${what}`)
+    this.#events.push([this.now, actor, what])
+  }
+
+  /** What has happened: one line for each step. */
+  get trace(): ReadonlyArray<string> {
+    return this.#events.map(([at, actor, what]) => `${at.toFixed(3).padStart(10)} ${actor}: ${what}`)
   }
 }

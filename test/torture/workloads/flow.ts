@@ -13,7 +13,7 @@ import {
   queueNames,
   turn
 } from "../flows.ts"
-import { fibers, patienceOf, type Workload } from "../workload.ts"
+import { fibers, growingPause, patienceOf, type Workload } from "../workload.ts"
 
 // A failure on purpose. Its reason makes the history say "timeout".
 const Refusal = Schema.Struct({ reason: Schema.Struct({ _tag: Schema.Literal("WaitTimeout") }) })
@@ -134,7 +134,7 @@ const working = (client: Client, queue: Queue) =>
 // ---------------------------------------------------------------------------------------------------------------------
 
 /** Clients that come at about the same time run the same flow, and the same batch. */
-const turnOf = (client: Client): number => Math.floor(client.clock.wall() / turn) - client.pick([0, 0, 1, 2])
+const turnOf = (client: Client): number => Math.floor(client.clock.wall() / turn) - client.pick([0, 0, 1, reach])
 
 const runOf = (turn: number): string => `run ${turn}`
 
@@ -318,6 +318,7 @@ const settled = (client: Client, { batch, flow, queues }: Open, first: number) =
       )
       for (const { id } of open) tell("open", id)
       const isOver = patienceOf(client)
+      const pause = growingPause()
       const counts = Effect.map(
         Effect.forEach(queues, ({ state }) => state, { concurrency: 2 }),
         (all) => all.reduce((sum, { active, delayed, waiting }) => sum + active + delayed + waiting, 0)
@@ -327,7 +328,7 @@ const settled = (client: Client, { batch, flow, queues }: Open, first: number) =
           tell("open", `${left} jobs`)
           return yield* Effect.fail(refusal)
         }
-        yield* Effect.sleep(50)
+        yield* pause
       }
       if (open.length > 0) return yield* Effect.fail(refusal)
     })).pipe(Effect.ignore)
@@ -335,8 +336,8 @@ const settled = (client: Client, { batch, flow, queues }: Open, first: number) =
 // In milliseconds: the ids of jobs need not be known any more.
 const forgotten = 1100
 
-// So many turns before a process has started may have runs that it has to wait for.
-const past = Math.ceil(15_000 / turn)
+// So many turns before a process has started may have runs that it has to wait for, and so many before anything began.
+const [past, reach] = [Math.ceil(15_000 / turn), 2]
 
 /**
  * Every client runs the same flow, a graph of jobs of two queues, and fills the same batch. Runs have the ids of moments, so that
@@ -346,7 +347,8 @@ const past = Math.ceil(15_000 / turn)
 export const flow: Workload = {
   name: "flow",
   run: (client) => {
-    const first = Math.floor(client.clock.wall() / turn) - past
+    const { began, wall } = client.clock
+    const first = Math.max(Math.floor(wall() / turn) - past, Math.floor(began / turn) - reach)
     return Effect.gen(function*() {
       const opened = yield* open(client.lockstep, client.keep, client.pick(["cancel", "finish"]))
       for (const queue of opened.queues) yield* working(client, queue)

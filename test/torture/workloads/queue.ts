@@ -14,7 +14,7 @@ import {
   tickOf,
   workerAttempts
 } from "../queues.ts"
-import { fibers, patienceOf, type Workload } from "../workload.ts"
+import { fibers, growingPause, patienceOf, type Workload } from "../workload.ts"
 
 // A failure on purpose. Its reason makes the history say "timeout".
 const Refusal = Schema.Struct({ reason: Schema.Struct({ _tag: Schema.Literal("WaitTimeout") }), value: Schema.String })
@@ -377,6 +377,7 @@ export const settled = (client: Client, queue: Queue, known: Set<string>) =>
     ({ tell }) =>
       Effect.gen(function*() {
         const isOver = patienceOf(client)
+        const pause = growingPause()
         const awaited = Effect.gen(function*() {
           for (;;) {
             // The process that has paused the queue may be dead.
@@ -387,7 +388,7 @@ export const settled = (client: Client, queue: Queue, known: Set<string>) =>
               if (state !== undefined) tell("open", state.waiting, state.delayed, state.active, state.workers)
               return false
             }
-            yield* Effect.sleep(50)
+            yield* pause
           }
         })
         const done = yield* awaited

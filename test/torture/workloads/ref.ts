@@ -4,7 +4,7 @@ import type { Client, Log } from "../client.ts"
 import { counted } from "../counters.ts"
 import { published } from "../outboxes.ts"
 import { versioned } from "../refs.ts"
-import { fibers, type Workload } from "../workload.ts"
+import { fibers, growingPause, type Workload } from "../workload.ts"
 
 type SharedRef = Lockstep.SharedRef.SharedRef<string>
 type Counter = Lockstep.Counter.Counter
@@ -123,6 +123,7 @@ const settled = <A, E>(client: Client, key: string, present: Effect.Effect<A, E>
   follow(client, "settled", key, ({ tell }) =>
     Effect.gen(function*() {
       const until = client.clock.now() + client.keep
+      const pause = growingPause()
       for (;;) {
         const last = yield* Effect.option(present)
         const behind = Option.isNone(last) ? all : all.filter((seen) => seen.last !== last.value)
@@ -131,7 +132,7 @@ const settled = <A, E>(client: Client, key: string, present: Effect.Effect<A, E>
           tell("behind", behind.length, ...behind.map((seen) => seen.last ?? "nothing"), String(last))
           return yield* Effect.fail(givenUp)
         }
-        yield* Effect.sleep(50)
+        yield* pause
       }
     })).pipe(Effect.ignore)
 

@@ -2,7 +2,7 @@ import { Effect, Schedule, Schema, type Scope, Stream } from "effect"
 import type * as Lockstep from "../../../src/index.ts"
 import type { Client } from "../client.ts"
 import { kept, keyOf } from "../topics.ts"
-import { fibers, patienceOf, type Workload } from "../workload.ts"
+import { fibers, growingPause, patienceOf, type Workload } from "../workload.ts"
 
 type Topic = Lockstep.Topic.Topic<string>
 type Event = Lockstep.Topic.Event<string>
@@ -206,6 +206,7 @@ const settled = (client: Client, topic: Topic, readings: ReadonlyArray<ReadonlyS
     ({ tell }) =>
       Effect.gen(function*() {
         const isOver = patienceOf(client)
+        const pause = growingPause()
         for (;;) {
           const state = yield* topic.state.pipe(Effect.catch(() => Effect.undefined))
           const open = state === undefined ? [] : state.groups.filter(({ lag, pending }) => lag + pending > 0)
@@ -219,7 +220,7 @@ const settled = (client: Client, topic: Topic, readings: ReadonlyArray<ReadonlyS
             tell("behind", behind, state?.groups.length ?? -1)
             return yield* Effect.fail(refusal)
           }
-          yield* Effect.sleep(50)
+          yield* pause
         }
       })
   ).pipe(Effect.ignore)
