@@ -397,7 +397,7 @@ const ordered = (facts: Facts): ReadonlyArray<Anomaly> => {
   const keyed = stored.filter(({ publication: { value } }) => keyOf(value) !== undefined)
   const early = [...groupedBy(keyed, ({ publication: { value } }) => keyOf(value)!).values()].flatMap((unsorted) => {
     const events = unsorted.toSorted((a, b) => compare(a.position, b.position))
-    return events.slice(1).flatMap(({ position, publication: { confirmed, hold, value } }, at) => {
+    return events.slice(1).flatMap(({ position, publication: { hold, value } }, at) => {
       const { position: { shard }, publication } = events[at]!
       const first = by.get(value)?.[0]
       const before = by.get(publication.value) ?? []
@@ -406,8 +406,8 @@ const ordered = (facts: Facts): ReadonlyArray<Anomaly> => {
       if (
         first === undefined || before.some((one) => isDone(one, first.at)) ||
         forgot(facts.run, publication.hold.asked, first.at) ||
-        // It was stored, handled and forgotten, and stored again, since its publisher had no answer.
-        forgot(facts.run, hold.asked, confirmed)
+        // It was stored, handled and forgotten, and stored again: its publisher had no answer, or what was lost on its way came late.
+        compare(positionOf(first.id), position) !== 0
       ) return []
       return [{
         check: "order",

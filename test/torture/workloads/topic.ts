@@ -159,6 +159,8 @@ const running = (client: Client, topic: Topic, group: string, often: number, ord
     from: "beginning",
     concurrency: orderBy === "key" ? 4 : 2,
     retry: Schedule.spaced(Math.round(client.random() * 100)),
+    // Sessions are lost on purpose: every event is to be handled, and none becomes a dead letter.
+    crashes: 1000,
     onGap: (gap) => gapped(client, topic, group, gap)
   })
 
@@ -213,7 +215,9 @@ const settled = (client: Client, topic: Topic, readings: ReadonlyArray<ReadonlyS
           const behind = state === undefined
             ? 0
             : readings.filter((seen) => state.last.some((id) => !seen.has(plain(id)))).length
-          if (state?.groups.length === groups.length && open.length === 0 && behind === 0) return
+          // A group whose members could not join all shards knows nothing of the events of the others.
+          const joined = state?.groups.filter(({ members }) => members > 0) ?? []
+          if (joined.length === groups.length && open.length === 0 && behind === 0) return
           const left = open.reduce((sum, { lag, pending }) => sum + lag + pending, 0)
           if (isOver(state === undefined ? Number.POSITIVE_INFINITY : left)) {
             for (const { lag, members, name, pending } of open) tell("open", name, members, lag, pending)
