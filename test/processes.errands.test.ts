@@ -6,6 +6,7 @@ import { innerOf } from "../src/internal/queue/errands.ts"
 import { spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/errands.ts"
 import { eventually } from "./support/eventually.ts"
+import { delivered } from "./support/flows.ts"
 import { freshNamespace, node, TestServer } from "./support/live.ts"
 import { on } from "./support/several.ts"
 
@@ -61,6 +62,8 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("e
         Option.getOrThrow(payload)
       )
       assert.deepStrictEqual(followed.toSorted((x, y) => x - y), expected)
+      // Some fail when they have told it, and are delivered again.
+      yield* Effect.provideContext(delivered("watch"), here)
       yield* Effect.forEach(alive, (one) => one.signal("SIGTERM"))
       yield* Effect.forEach(alive, (one) => one.exit)
       // What the errands needed is gone with the last process that has worked on them.
