@@ -82,6 +82,9 @@ const publisher = (client: Client, topic: Topic) => {
 // Subscribe
 // ---------------------------------------------------------------------------------------------------------------------
 
+// Seen instead of an id: Redis has lost events, and what was published until this process was connected again may be missing, too.
+const lost = "lost"
+
 /**
  * Answers the ids that it has seen. A slow subscriber has a small buffer, pauses now and then, and resumes behind its last
  * event.
@@ -90,8 +93,11 @@ const subscriber = Effect.fnUntraced(function*(client: Client, topic: Topic, slo
   const seen = new Set<string>()
   let last: string | undefined
   const see = (element: Element, tell: (...what: ReadonlyArray<string | number>) => void): Effect.Effect<void> => {
-    if (element._tag === "Gap") tell("gap", element.reason, element.missed ?? -1)
-    else {
+    if (element._tag === "Gap") {
+      tell("gap", element.reason, element.missed ?? -1)
+      if (element.reason === "lost") seen.add(lost)
+    } else {
+      seen.delete(lost)
       tell("saw", element.id, element._tag === "Event" ? element.value : "undecodable", element.key ?? "")
       last = element.id
       seen.add(plain(element.id))
@@ -214,7 +220,7 @@ const settled = (client: Client, topic: Topic, readings: ReadonlyArray<ReadonlyS
           const open = state === undefined ? [] : state.groups.filter(({ lag, pending }) => lag + pending > 0)
           const behind = state === undefined
             ? 0
-            : readings.filter((seen) => state.last.some((id) => !seen.has(plain(id)))).length
+            : readings.filter((seen) => !seen.has(lost) && state.last.some((id) => !seen.has(plain(id)))).length
           // A group whose members could not join all shards knows nothing of the events of the others.
           const joined = state?.groups.filter(({ members }) => members > 0) ?? []
           if (joined.length === groups.length && open.length === 0 && behind === 0) return
