@@ -10,27 +10,23 @@ import { type Alarm, epoch, Process } from "./process.ts"
 import { isRefusal, type Order, type Server, wordsOf } from "./server.ts"
 import type { Sending, Wire } from "./wire.ts"
 
-/** One thing that can happen. */
+/** One thing that can happen now. */
 type Option =
   | { readonly weight: number; readonly is: "run"; readonly process: Process }
-  | WireOption
+  | {
+    readonly weight: number
+    readonly is: "connect" | "execute" | "deliver"
+    readonly process: Process
+    readonly wire: Wire
+  }
   | { readonly weight: number; readonly is: "late" }
   | { readonly weight: number; readonly is: "timer"; readonly process: Process; readonly alarm: Alarm }
-
-interface WireOption {
-  readonly weight: number
-  readonly is: "connect" | "execute" | "deliver"
-  readonly process: Process
-  readonly wire: Wire
-}
 
 // How often each kind of event is chosen, where several can happen.
 const weights = { run: 24, execute: 8, deliver: 8, connect: 2, wait: 1, late: 1 } as const
 
 // In milliseconds.
 const [turn, hop] = [0.017, 0.103]
-
-const late: Option = { weight: weights.late, is: "late" }
 
 // What is done in parts goes on within so many milliseconds.
 const moment = 5
@@ -156,7 +152,7 @@ export class World {
       if (isAwake && process.tasks.length > 0) options.push({ weight: weights.run, is: "run", process })
       for (const wire of process.wires) this.#ofWire(options, process, wire, isAwake)
     }
-    if (this.late.length > 0) options.push(late)
+    if (this.late.length > 0) options.push({ weight: weights.late, is: "late" })
     const alarm = this.#nextAlarm()
     if (alarm !== undefined) {
       const isDue = alarm.at <= this.now
