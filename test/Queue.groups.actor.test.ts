@@ -8,6 +8,7 @@ import * as fc from "fast-check"
 import type { Redis } from "ioredis"
 import { actor, client } from "./support/actor.ts"
 import { bucket } from "./support/bucket.ts"
+import { asked, ended } from "./support/driven.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 const live = { excludeTestServices: true, timeout: "120 seconds" } as const
@@ -503,15 +504,9 @@ const run = async (redis: Redis, calls: ReadonlyArray<Call>, limit: number, spac
   for (const next of calls) {
     const { by } = next
     if ("steps" in next) {
-      await partition.together(nameOf(by), next.steps.map(({ queue, step }) => () => queues[queue]!.once(by, step)))
-      for (const queue of queues) await queue.take()
-      for (const { queue, step } of next.steps) if (step.do === "replay") await queues[queue]!.replay(nameOf(by))
+      await asked(partition, queues, by, nameOf(by), next.steps)
     } else if (next.alone === "end") {
-      await partition.end(nameOf(by))
-      await partition.reap(nameOf(by))
-      for (const queue of queues) queue.ended(by)
-      sessions[by]!++
-      await partition.open(nameOf(by))
+      await ended(partition, queues, by, sessions, nameOf)
     } else {
       for (const queue of queues) await queue.ring()
     }
