@@ -387,7 +387,7 @@ class TopicImpl<in out A> implements Topic<A> {
           claim.leave === undefined ? "left" : "released",
           (published) => Deferred.doneUnsafe(outcome, Effect.succeed(Option.fromUndefinedOr(published))),
           ({ reason }) => {
-            // A release that Redis has refused is made again, and not with what was said to have failed.
+            // The tenancy sends a release that Redis has refused again: without this event, which its publisher was told has failed.
             const at = following.indexOf(follower)
             if (at >= 0) following.splice(at, 1)
             Deferred.doneUnsafe(outcome, Effect.fail(fail(reason)))

@@ -212,7 +212,7 @@ const model = (at: number, { noted, onFull, partition, worker }: World) => {
     if (isFull) {
       assert.deepStrictEqual(known, [0, onFull === "wait" ? 2 : 0])
       if (onFull === "wait" && !line.includes(by)) line.push(by)
-      // The first one is told again, as it has stored nothing.
+      // The actor tells the first member of the line again, as that has stored nothing.
       if (line[0] === by) told = false
       return
     }

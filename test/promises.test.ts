@@ -1004,7 +1004,7 @@ layer(TestServer.layer, live)("a namespace", (it) => {
         assert.deepStrictEqual(await open("B", 8, 1), ["vacant", 2, 16])
         assert.strictEqual((await open("B", 8, 2))[0], "opened")
         await end("B", true)
-        // A partition that has adopted settings lets nobody in who knows others.
+        // A partition that has adopted settings refuses coordinators with others.
         assert.deepStrictEqual(await settle(16), ["settled"])
         assert.deepStrictEqual(await open("D", 8), ["vacant", 3, 16])
         for (const id of ["A", "B", "C"]) await reap(id)

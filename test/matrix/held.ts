@@ -166,7 +166,7 @@ export const program: Program = ({ line, mine, namespace, other, server }) =>
       yield* onNode(context)(Lock.withLock(Effect.void, "a"))
     }))
 
-    // A namespace that nobody uses any more is divided anew.
+    // A coordinator divides a namespace anew that no other one uses any more.
     for (const partitions of [2, 3]) {
       yield* Effect.scoped(Effect.gen(function*() {
         const context = yield* node(line.url, { namespace: `${namespace}:divided`, partitions, lease: "4 seconds" })

@@ -110,7 +110,7 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
     answered.set(id, [...answered.get(id) ?? [], ...events.map((event) => [before, event] as const)])
     return replies
   }
-  // What is asked for while requests are gathered goes with one call.
+  // The requests that programs make while these are gathered: one call sends them.
   let gathered: Array<readonly [id: string, asked: Asked, answered: (reply: Array<any>) => void]> | undefined
   const send = async (
     id: string,
@@ -147,7 +147,7 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
   const together = async (id: string, programs: ReadonlyArray<() => Promise<unknown>>): Promise<void> => {
     const asked: NonNullable<typeof gathered> = gathered = []
     const running = Promise.all(programs.map((program) => program()))
-    // One that has failed is told of below.
+    // The caller hears below of a program that has failed.
     running.catch(() => {})
     gathered = undefined
     assert.isTrue(asked.every(([session]) => session === id), "one call is of one session")

@@ -215,7 +215,7 @@ export class Offerer {
   #enters = false
   // Jobs wait until the actor says that there is room.
   #parked = false
-  // By all that is known here, the process stands in the line for room; and Redis is told that it leaves.
+  // As far as this process knows, it stands in the line for room; and it is telling Redis that it leaves.
   #inLine = false
   #isLeaving = false
   // The actor has said so before an answer.
