@@ -111,7 +111,7 @@ export const election: Workload = {
   }
 }
 
-/** Whoever observes sees every term, in order, unless its session was lost or Redis has forgotten something. */
+/** Whoever observes sees every term, in order, unless its session was lost, events were, or Redis has forgotten something. */
 function overlooked(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
   const found: Array<Anomaly> = []
   const terms = holds.filter(({ entered, kind }) => kind === "election" && entered !== undefined)
@@ -132,7 +132,7 @@ function overlooked(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly
     const [older, newer] = [before.term.token!, now.token!]
     if (newer < older || newer === older && before.vacant) {
       found.push({ check: "stale", detail: "a term was seen after a later one, or its end", holds: [before.term, now] })
-    } else if (!isLost(run, now.client, from, to)) {
+    } else if (!isLost(run, now.client, from, to) && !overlaps(run.undelivered, from, to)) {
       const missed = terms.find(({ token }) => token! > older && token! < newer)
       if (missed !== undefined) {
         found.push({ check: "missed", detail: "a term was not seen", holds: [before.term, missed, now] })
