@@ -98,6 +98,8 @@ export interface Handling {
   readonly token: number
   /** That of the worker in its process; 0 for a job that was taken. */
   readonly run: number
+  /** Counts the replays of a job that was stored several times in one millisecond. */
+  readonly life: number
 }
 
 interface Letter {
@@ -146,7 +148,7 @@ export const groupedBy = <A>(
 }
 
 /** Of one job, from its offer or replay to its end. */
-const lifeOf = ({ id, offered, value }: Handling): string => `${value} ${id} ${offered}`
+const lifeOf = ({ id, life, offered, value }: Handling): string => `${value} ${id} ${offered} ${life}`
 
 export const toldOf = ({ told }: Hold, word: string): Told | undefined => told.find(({ what }) => what[0] === word)
 
@@ -196,8 +198,38 @@ const handlingsOf = (holds: ReadonlyArray<Hold>, jumped: boolean): ReadonlyArray
       number
     ]
     const [stored, handed] = [offered * 1000 - skew, jumped ? hold.asked : token - skew]
-    return [{ hold, id: String(id), value: String(value), attempt, crashes, offered, stored, handed, token, run }]
+    return [{
+      hold,
+      id: String(id),
+      value: String(value),
+      attempt,
+      crashes,
+      offered,
+      stored,
+      handed,
+      token,
+      run,
+      life: 0
+    }]
   }).sort((a, b) => a.token - b.token)
+
+/**
+ * Tells the lives of a job apart. After Redis's clock was set back, the times of a queue stand still: a replay begins with a
+ * first attempt.
+ */
+const livesOf = (handlings: ReadonlyArray<Handling>): ReadonlyArray<Handling> => {
+  const latest = new Map<string, Handling>()
+  return handlings.map((one) => {
+    const job = lifeOf(one)
+    const before = latest.get(job)
+    const isAnew = before !== undefined && one.attempt === 1 &&
+      (before.attempt > 1 || toldOf(before.hold, "refuses") !== undefined ||
+        toldOf(before.hold, "decides") !== undefined)
+    const numbered = { ...one, life: (before?.life ?? 0) + (isAnew ? 1 : 0) }
+    latest.set(job, numbered)
+    return numbered
+  })
+}
 
 const lettersOf = (holds: ReadonlyArray<Hold>): ReadonlyArray<Letter> =>
   holds.flatMap((hold) =>
@@ -223,7 +255,10 @@ const deathsOf = (holds: ReadonlyArray<Hold>): ReadonlyMap<string, number> => {
 
 export const factsOf = (holds: ReadonlyArray<Hold>, run: Run): Facts => ({
   offers: offersOf(holds),
-  handled: groupedBy(handlingsOf(holds, run.jumped === true), ({ value }) => value),
+  handled: groupedBy(
+    run.jumped === true ? livesOf(handlingsOf(holds, true)) : handlingsOf(holds, false),
+    ({ value }) => value
+  ),
   letters: groupedBy(lettersOf(holds), ({ value }) => value),
   holds,
   run,

@@ -1,6 +1,6 @@
 import { Effect, Exit, Scope } from "effect"
 import type * as Lockstep from "../../../src/index.ts"
-import { type Anomaly, isLost, overlaps, type Run } from "../checks.ts"
+import { type Anomaly, isDisturbed, isLost, overlaps, type Run } from "../checks.ts"
 import type { Client, Request } from "../client.ts"
 import type { Hold } from "../history.ts"
 import { fibers, gaveUp, keepOf, type Workload } from "../workload.ts"
@@ -87,7 +87,8 @@ const openingsOf = (holds: ReadonlyArray<Hold>, run: Run) => {
   return holds.filter(isOf("make")).map((make) => {
     const { asked = 0, client = "", ended = Number.POSITIVE_INFINITY } = closed.get(idOf(make)) ?? {}
     // Redis may not have heard that it was closed, or have forgotten it.
-    const isLate = ended - asked > swift || isLost(run, client, make.asked, ended) ||
+    const isLate = ended - asked > swift || isDisturbed(run, client, asked, ended) ||
+      isLost(run, client, make.asked, ended) ||
       overlaps(run.forgets, ended - run.lease, ended + run.lease)
     return { from: make.asked, to: isLate ? ended + 2 * run.lease : ended }
   }).sort((one, other) => one.from - other.from)
