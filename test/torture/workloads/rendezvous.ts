@@ -1,6 +1,6 @@
 import { Effect, Schema } from "effect"
 import type { Coordinator } from "../../../src/index.ts"
-import type { Anomaly, Run } from "../checks.ts"
+import { type Anomaly, overlaps, type Run } from "../checks.ts"
 import type { Hold } from "../history.ts"
 import { fibers, type Workload } from "../workload.ts"
 
@@ -70,7 +70,7 @@ const said = (holds: ReadonlyArray<Hold>, what: string) =>
 const forgotten = (run: Run, one: Hold, other: Hold): boolean => {
   const first = Math.min(one.entered!, other.entered!)
   const last = Math.max(one.entered!, other.entered!)
-  return run.forgets.some(({ from, to }) => from <= last && to >= first - run.lease)
+  return overlaps(run.forgets, first - run.lease, last)
 }
 
 /** What was given was taken, and nothing was taken twice. */
@@ -85,9 +85,11 @@ function handedOverOnce(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Ano
     taken.set(value!, hold)
   }
   const had = new Set(said(holds, "had").map(({ values: [value] }) => value))
-  const silent = holds.filter(({ entered, kind }) => kind === "rendezvous take plainly" && entered === undefined)
+  // A taker can have died, or given up, before it said so; or Redis has forgotten what it had taken, and gives it another value.
+  const silent = holds.filter(({ asked, ended = Number.POSITIVE_INFINITY, entered, kind }) =>
+    kind === "rendezvous take plainly" && (entered === undefined || overlaps(run.forgets, asked - run.lease, ended))
+  )
   for (const { hold, values: [value] } of said(holds, "give")) {
-    // A taker can have died, or given up, before it said so.
     const excused = silent.some(({ asked, ended }) => asked <= hold.entered! && (ended ?? hold.asked) >= hold.asked)
     if (!had.has(value) && !excused) {
       anomalies.push({ check: "alone", detail: "a giver was told of a taker that nobody knows", holds: [hold] })
