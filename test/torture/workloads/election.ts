@@ -114,8 +114,9 @@ export const election: Workload = {
 /** Whoever observes sees every term, in order, unless its session was lost, events were, or Redis has forgotten something. */
 function overlooked(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
   const found: Array<Anomaly> = []
-  const terms = holds.filter(({ entered, kind }) => kind === "election" && entered !== undefined)
-    .sort((a, b) => a.token! - b.token!)
+  const terms = holds.filter(({ entered, kind }) =>
+    kind === "election" && entered !== undefined && !overlaps(run.forgets, entered - run.lease, entered + run.lease)
+  ).sort((a, b) => a.token! - b.token!)
   const last = new Map<string, { readonly term: Hold; readonly vacant: boolean }>()
   const seen = holds.filter(({ entered, kind }) => kind.startsWith("election saw") && entered !== undefined)
   for (const now of seen.sort((a, b) => a.entered! - b.entered!)) {
