@@ -1,6 +1,8 @@
 -- Jobs that run after other jobs of the same queue, and shard. Such a job is blocked until the jobs before it have ended.
 --
 -- after Queue.lua
+-- after QueueHandOut.lua
+-- after QueueNamed.lua
 --
 -- A blocked job is pending in `held` under a consumer of its own. The hash has of jobs that others run after, and of blocked jobs:
 --   c<job>       a blocked job: "<letter> <how many jobs it waits for>". The letter says what becomes of it when one of these fails:

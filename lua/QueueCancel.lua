@@ -2,6 +2,7 @@
 -- worker says that the handler has ended, or has never begun, or until the session of the worker ends.
 --
 -- after Queue.lua
+-- after QueueHandOut.lua
 --
 -- The entry of such a job is deleted, and the job stays pending under the claim of its worker. `j<job>` of the hash has its group, ''
 -- for none. `cancelled` of the queue's record counts these fields: while there are none, no request looks for any.

@@ -2,6 +2,7 @@
 --
 -- after Queue.lua
 -- after QueueNotes.lua
+-- after QueueWorkers.lua
 
 extend.tellDrained = function(ctx, queue)
   if waitingIn(queue) > 0 then return end

@@ -2,6 +2,7 @@
 -- beside the actor that sends it, so the queue hands it to live processes, and again if its process dies.
 --
 -- after Queue.lua
+-- after QueueOffers.lua
 --
 -- The queue `errands:<name>` has the errands of that name. Any handler, alarm or reaper can send some. They are stored in the
 -- step that sends them.
@@ -119,7 +120,7 @@ reapers.errands = function(ctx, key, session, id)
   callMembers(ctx, loadQueue(ctx, key))
 end
 
-alarms.errands = alarms.queue
+alarms.errands = function(ctx, key) alarms.queue(ctx, key) end
 
 -- queue.entrust: as `queue.offer`, of an errand that may be delivered again: once for its id
 -- keys: all

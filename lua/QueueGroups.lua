@@ -2,6 +2,7 @@
 --
 -- after Queue.lua
 -- after QueueNotes.lua
+-- after QueueHandOut.lua
 --
 -- Jobs of groups are entries of `held`. A job that can begin is pending under "-<letter>", as returned jobs are.
 --

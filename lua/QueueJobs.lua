@@ -2,6 +2,10 @@
 --
 -- after Queue.lua
 -- after QueueNotes.lua
+-- after QueueHandOut.lua
+-- after QueueNamed.lua
+-- after QueueOffers.lua
+-- after QueueWorkers.lua
 
 -- A job that is not done, by its own id or that of its producer: its id, letter and place, its holder and its count.
 local function jobFound(queue, name)

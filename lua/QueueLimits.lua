@@ -2,6 +2,8 @@
 --
 -- after Queue.lua
 -- after QueueNotes.lua
+-- after QueueHandOut.lua
+-- after QueueOffers.lua
 --
 -- `overflow` of the record says it: an offer waits, fails, or is stored in the place of the oldest job of the lowest level.
 -- Members whose jobs wait stand in a line, in the field `f`: their claims. `queued` counts them, and `told` is 1 when the first

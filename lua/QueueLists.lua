@@ -1,6 +1,7 @@
 -- after Queue.lua
 -- after QueueNotes.lua
 -- after QueueLimits.lua
+-- after QueueHandOut.lua
 -- Jobs of a queue by their state, its history by minutes, and the removal of jobs and dead letters.
 
 -- Of one call: pending jobs that are looked at.

@@ -1,4 +1,5 @@
 -- after Queue.lua
+-- after QueueOffers.lua
 -- Recurring jobs of a queue. The actor offers one job for each tick of a schedule when its alarm rings: exactly one, however many
 -- processes there are, and however often requests are resent.
 --

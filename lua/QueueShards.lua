@@ -1,6 +1,8 @@
 -- Queues of several shards: each is a queue of its own, and the slots of a process go where jobs are.
 --
 -- after Queue.lua
+-- after QueueHandOut.lua
+-- after QueueWorkers.lua
 
 -- The share of one shard in a limit of the queue: at least 1, as 0 would be no limit.
 extend.shareOf = function(queue, limit, shard)

@@ -2,6 +2,8 @@
 --
 -- after Queue.lua
 -- after QueueNotes.lua
+-- after QueueHandOut.lua
+-- after QueueOffers.lua
 --
 -- A job in a deque is an entry of `held` with the letter N that is not pending. From the time that it is handed out it is as any
 -- other job: what is given back, or belonged to a worker that died, goes to any worker. `stored` counts these entries.

@@ -3,6 +3,7 @@
 -- after Queue.lua
 -- after QueueGroups.lua
 -- after QueueSchedules.lua
+-- after QueueWorkers.lua
 --
 -- A sweep begins when no session was alive for a day, when the limits of groups or the window have changed, and when a schedule needs a
 -- member that is alive. Members and workers whose sessions were forgotten leave the queue, groups that can begin a job get a turn,

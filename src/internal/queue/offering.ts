@@ -8,7 +8,7 @@ import { nameOf } from "./naming.ts"
 
 export type Level = "u" | "h" | "n" | "l"
 
-/** What is stored of a job. `more` says what is asked for besides its body, as `queue.offer` in lua/Queue.lua reads it. */
+/** What is stored of a job. `more` says what is asked for besides its body, as `queue.offer` in lua/QueueOffers.lua reads it. */
 export interface Wish {
   readonly body: string
   /** The first letter of its id: the stream and the level of the job. */

@@ -194,7 +194,7 @@ export const keptOf = (result: ResultOption = false): string => {
   return `r${millis(result.timeToLive, "result.timeToLive")}`
 }
 
-/** The deque that a job goes to: what `queue.offer` in lua/Queue.lua reads for that. */
+/** The deque that a job goes to: what `queue.offer` in lua/QueueOffers.lua reads for that. */
 export interface Aim {
   readonly more: string
   readonly text: string

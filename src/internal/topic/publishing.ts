@@ -100,7 +100,7 @@ class Single extends Sending implements Request<"topic.publish"> {
     this.#publisher = publisher
   }
 
-  /** The tag in front of the lengths is "-" then, see lua/Topic.lua. */
+  /** The tag in front of the lengths is "-" then, see lua/TopicPublish.lua. */
   orphan(): void {
     const [value, about, number] = this.args
     if (this.#publisher === undefined) this.args = [value, about.replace(/^(\S+ \S+) \S*/, "$1 -"), number]
