@@ -15,11 +15,11 @@ export const randomOf = (seed: number): () => number => {
 export const seedOf = (seed: number, part: number): number =>
   Math.imul(seed ^ Math.imul(part + 1, 0x9e3779b1), 0x85ebca6b)
 
-/** Choices of one schedule. Those that were given are made again; behind them, the first of all possibilities is taken. */
+/** Choices of one schedule. Those that were given are made again; behind them, the first possibility is chosen. */
 export class Choices {
   /** All that were made, to make them again. */
   readonly made: Array<number> = []
-  readonly #given: ReadonlyArray<number> | undefined
+  #given: ReadonlyArray<number> | undefined
   readonly #random: () => number
 
   constructor(seed: number, given?: ReadonlyArray<number> | undefined) {
@@ -35,5 +35,10 @@ export class Choices {
       : Math.min(count - 1, given[this.made.length] ?? 0)
     this.made.push(choice)
     return choice
+  }
+
+  /** Those that were given are over, however many are left. */
+  endGiven(): void {
+    if (this.#given !== undefined) this.#given = []
   }
 }

@@ -2,7 +2,7 @@
 
 export interface Attempt {
   readonly steps: number
-  /** Behind them, the seed decides. */
+  /** Behind them, the first possibility is chosen. */
   readonly choices: ReadonlyArray<number>
 }
 

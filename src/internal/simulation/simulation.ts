@@ -101,6 +101,8 @@ export class Simulation {
     await this.#heal()
     const healed = world.now
     const made = world.choices.made.length
+    // A schedule that is repeated knows the choices up to here, and one that is shortened goes on in the same way.
+    world.choices.endGiven()
     await this.#until(() => isCalm(healed, world.now))
     this.#stopping = true
     const until = world.now + patience
