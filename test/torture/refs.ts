@@ -55,6 +55,8 @@ interface Facts {
   readonly versionOf: (value: string) => number | undefined
   /** When a version is known to have been written. */
   readonly known: ReadonlyMap<number, number>
+  /** When a client was told of a version for the first time. */
+  readonly sighted: ReadonlyMap<number, number>
   readonly deletions: ReadonlyArray<Change>
   readonly reads: ReadonlyArray<Read & { readonly slack: number }>
   readonly streams: ReadonlyArray<{ readonly hold: Hold; readonly sights: ReadonlyArray<Sight> }>
@@ -124,8 +126,10 @@ const factsOf = (holds: ReadonlyArray<Hold>, name: string, run: Run): Facts => {
   const writes = writesOf(holds, name)
   const values = new Map<number, Map<string, Hold>>()
   const versionsOf = new Map<string, Map<number, Hold>>([["", new Map()]])
-  for (const { hold, rest: [value, version], word } of told) {
+  const sighted = new Map<number, number>()
+  for (const { at, hold, rest: [value, version], word } of told) {
     if (word !== "read" && word !== "saw" || version === undefined) continue
+    sighted.set(Number(version), Math.min(sighted.get(Number(version)) ?? Number.POSITIVE_INFINITY, at))
     noted(values, Number(version), String(value), hold)
     noted(versionsOf, String(value), Number(version), hold)
   }
@@ -166,6 +170,7 @@ const factsOf = (holds: ReadonlyArray<Hold>, name: string, run: Run): Facts => {
     versions: [...known.keys()].sort((a, b) => a - b),
     versionOf,
     known,
+    sighted,
     deletions: deletions.filter(({ hold }) => !hold.told.some(({ what }) => what[0] === "deleted" && what[2] === 0)),
     reads,
     streams: Array.from(streams, ([hold, sights]) => ({ hold, sights }))
@@ -185,7 +190,7 @@ const nextOf = ({ versions }: Facts, version: number): number =>
 
 /** A version has one value, and a value one version. What was refused is not written. */
 const storedOnce = (facts: Facts): ReadonlyArray<Anomaly> => {
-  const { known, run, values, versionsOf, writes } = facts
+  const { run, sighted, values, versionsOf, writes } = facts
   const found: Array<Anomaly> = []
   for (const [version, all] of values) {
     const isAbsent = all.has("")
@@ -195,8 +200,7 @@ const storedOnce = (facts: Facts): ReadonlyArray<Anomaly> => {
   for (const [value, all] of versionsOf) {
     const write = writes.get(value)
     if (write === undefined) continue
-    const times = [...all.keys()].map((version) => known.get(version) ?? Number.POSITIVE_INFINITY)
-    // Where a value has two versions, the time at which it was seen stands for both.
+    const times = [...all.keys()].map((version) => sighted.get(version)!)
     if (all.size > 1 && !forgot(run, write.from, Math.max(...times, write.hold.ended ?? 0))) {
       const detail = `${value} was written twice: ${[...all.keys()].join(" and ")}`
       found.push({ check: "stored", detail, holds: [write.hold, ...all.values()] })
