@@ -685,13 +685,14 @@ const unbroken = ({ handled, run }: Facts): ReadonlyArray<Anomaly> =>
 
 /** A handler is interrupted only if its session was lost, its worker has left, or its job was cancelled or took too long. */
 const interrupted = (facts: Facts): ReadonlyArray<Anomaly> => {
-  const { failed, handled, holds, run, stops } = facts
+  const { deaths, failed, handled, holds, run, stops } = facts
   const settled = new Map(ofKind(holds, "settled").map(({ client, ended }) => [client, ended ?? 0]))
   return [...handled.values()].flat().filter(({ hold }) => hold.outcome === "interrupted").flatMap((one) => {
     const { hold: { client, ended }, hold, id, value } = one
     const stop = stops.get(`${client} ${one.run}`)
     const excused = isSlow(value) || stop !== undefined && ended! > stop.until - 30_000 ||
-      failed.has(`${client} ${one.run}`) ||
+      // A process that was killed cannot say any more that its pool has failed.
+      failed.has(`${client} ${one.run}`) || deaths.has(client) ||
       isLost(run, client, hold.asked - run.lease, ended! + run.lease) || isCancelled(facts, value, id) ||
       ended! > (settled.get(client) ?? Number.POSITIVE_INFINITY) || forgot(run, hold.asked - run.lease, ended!)
     return excused ? [] : [{ check: "interrupted", detail: `${value} was interrupted without a reason`, holds: [hold] }]
