@@ -12,7 +12,11 @@ local function writeOwned(ctx)
   if added then
     local owned = #added <= FEW and #state.owned < SHORT and state.owned
     if owned then
-      for index = 1, #added do owned = owned .. marked(added[index]) end
+      for index = 1, #added do
+        local entry = marked(added[index])
+        -- A waiter that was refused, and has not heard of it, asks again.
+        if not find(owned, entry, 1, true) then owned = owned .. entry end
+      end
       state.owned = owned
     else
       call('SADD', ownedBy(ctx, ctx.session), unpack(added))

@@ -413,4 +413,24 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
         )
       )
     }), 120_000)
+
+  it.effect("owns a waiter once that was refused, and asks again before it hears of it", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const { open, send } = actor(yield* client(server), namespace, "semaphore:s")
+      yield* Effect.promise(async () => {
+        await open("S")
+        const take = (id: string, weight: number) => send("S", "semaphore.take", [id, weight, 0, 1])
+        await send("S", "semaphore.join", ["member", 2, "fail"])
+        await take("holder", 1)
+        assert.strictEqual((await take("waiter", 2))[0], "queued")
+        await send("S", "semaphore.resize", [1])
+        await send("S", "semaphore.resize", [2])
+        assert.strictEqual((await take("waiter", 2))[0], "queued")
+        assert.strictEqual((await send("S", "semaphore.release", ["waiter"]))[0], "released")
+      })
+      const owned = yield* ownedIn(server, namespace)
+      assert.deepStrictEqual([...owned].sort(), ["holder:semaphore:s", "member:semaphore:s"])
+    }))
 })
