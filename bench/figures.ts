@@ -73,6 +73,8 @@ export const measured = (row: Row): Measured => {
 export interface Context {
   readonly cores: Cores
   readonly quick: boolean
+  /** Other libraries are left out. */
+  readonly raw: boolean
   readonly nodeOptions: ReadonlyArray<string>
   readonly progress: (text: string) => void
   readonly noteServer: (version: string) => void
@@ -113,6 +115,8 @@ export const withServer = async <A>(
   }
 }
 
+const libraries: ReadonlySet<Column> = new Set(["redlock", "redis-semaphore", "bullmq", "bee-queue", "effect-mq"])
+
 /** Contestants in turn, round after round, so that what changes with time changes for all. */
 export const rounds = async (
   context: Context,
@@ -120,8 +124,9 @@ export const rounds = async (
   columns: ReadonlyArray<Column>,
   run: (column: Column, round: number) => Promise<void>
 ): Promise<void> => {
+  const invited = context.raw ? columns.filter((column) => !libraries.has(column)) : columns
   for (let round = 0; round < count; round++) {
-    for (const column of columns) {
+    for (const column of invited) {
       context.progress(`round ${round + 1} of ${count}: ${column}`)
       await run(column, round)
     }

@@ -1,9 +1,9 @@
 /**
  * Compares lockstep with what one would use otherwise, side by side in one run.
  *
- *     node bench/main.ts [--quick] [--write] [--cpu-prof] [case ...]
+ *     node bench/main.ts [--quick] [--raw] [--write] [--cpu-prof] [case ...]
  *
- * `--quick` shortens everything, `--write` writes RESULTS.md whenever a case has ended, with what it knows of the others;
+ * `--quick` shortens everything, `--raw` leaves out other libraries, which need not be installed then. `--write` writes RESULTS.md whenever a case has ended, with what it knows of the others;
  * `--cpu-prof` leaves profiles of lockstep's processes in cases 1 to 4, 8 to 10 and 13 to 18 in the current directory. Cases
  * are numbers from 1 to 26; without any, all of them run.
  */
@@ -27,11 +27,13 @@ const { positionals, values } = parseArgs({
   allowPositionals: true,
   options: {
     quick: { type: "boolean", default: false },
+    raw: { type: "boolean", default: false },
     write: { type: "boolean", default: false },
     "cpu-prof": { type: "boolean", default: false }
   }
 })
 const cases = [...ofLocks, ...coordination, ...refs, ...topics, ...queues, ...flows, ...stealing]
+if (values.raw && values.write) throw new RangeError("RESULTS.md has all contestants: --write does not go with --raw")
 const wanted = positionals.length === 0 ? cases.map((_, at) => at + 1) : positionals.map(Number)
 for (const at of wanted) if (cases[at - 1] === undefined) throw new RangeError(`there is no case ${at}`)
 
@@ -59,11 +61,11 @@ const versions: Array<readonly [string, string]> = [
   ["lockstep", (JSON.parse(readFileSync(library, "utf8")) as { version: string }).version],
   ["effect", versionOf("effect", library.pathname)],
   ["ioredis", versionOf("ioredis", library.pathname)],
-  ["redlock", versionOf("redlock", import.meta.url)],
-  ["redis-semaphore", versionOf("redis-semaphore", import.meta.url)],
-  ["bullmq", versionOf("bullmq", import.meta.url)],
-  ["bee-queue", versionOf("bee-queue", import.meta.url)],
-  ["effect-mq", versionOf("effect-mq", import.meta.url)]
+  ...values.raw
+    ? []
+    : ["redlock", "redis-semaphore", "bullmq", "bee-queue", "effect-mq"].map((name) =>
+      [name, versionOf(name, import.meta.url)] as const
+    )
 ]
 
 const named = (versions: ReadonlyArray<readonly [name: string, version: string]>): string =>
@@ -79,6 +81,7 @@ for (const at of wanted) {
   const found = await run({
     cores,
     quick: values.quick,
+    raw: values.raw,
     nodeOptions: values["cpu-prof"] ? ["--cpu-prof"] : [],
     progress: (text) => console.error(`case ${at}, ${title}, ${text}`),
     noteServer: (version) => {
