@@ -23,7 +23,10 @@ import type { Taken } from "./taking.ts"
 import type { OfferOptions, ResultOption } from "./wish.ts"
 
 export interface ExecuteOptions extends Omit<OfferOptions, "result"> {
-  /** How long Redis keeps its outcome. Default: for the queue's `retention`, or as its `result` says. */
+  /**
+   * How long Redis keeps its outcome, at least for the `lease` of the coordinator. Default: for the queue's `retention`, or as
+   * its `result` says.
+   */
   readonly result?: Exclude<ResultOption, boolean> | undefined
   /** What becomes of the job when the caller is interrupted, or `wait` is over, unless it was there already. Default `cancel`. */
   readonly onInterrupt?: "cancel" | "continue" | undefined

@@ -49,7 +49,7 @@ import { joinArgs, retained } from "./settings.ts"
 import { type State, stateOf } from "./state.ts"
 import { type Deque, workersOf, type WorkerState } from "./stealing.ts"
 import { take, type Taken } from "./taking.ts"
-import { keptOf, type OfferOptions, type Subscriber, timeOf, wishOf } from "./wish.ts"
+import { awaited, keptOf, type OfferOptions, type Subscriber, timeOf, wishOf } from "./wish.ts"
 import { crewOf } from "./worker.ts"
 
 export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inner<A> {
@@ -274,10 +274,10 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   // -------------------------------------------------------------------------------------------------------------------
 
   readonly execute = (payload: A, { wait, ...options }: ExecuteOptions = {}) =>
-    bounded(this.#execute(payload, options), this.#place, wait, fail)
+    bounded(Effect.suspend(() => this.#execute(payload, options)), this.#place, wait, fail)
 
   #execute(payload: A, { onInterrupt = "cancel", ...options }: Omit<ExecuteOptions, "wait">) {
-    const result = options.result || this.#options.result || true
+    const result = awaited(options.result || this.#options.result || true, this.#space.kernel.settings.lease)
     // A job that was there already is also that of others.
     const cancel = ({ duplicate, id }: Offered) =>
       duplicate || onInterrupt === "continue" ? Effect.void : Effect.ignore(this.#cancel(id, { persists: true }))

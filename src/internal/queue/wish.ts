@@ -194,6 +194,12 @@ export const keptOf = (result: ResultOption = false): string => {
   return `r${millis(result.timeToLive, "result.timeToLive")}`
 }
 
+/** Of a job whose caller waits: it asks for the outcome behind the offer, and again when it has lost its session. */
+export const awaited = (result: ResultOption, lease: number): ResultOption =>
+  typeof result !== "object" || result === null
+    ? result
+    : { timeToLive: Math.max(lease, millis(result.timeToLive, "result.timeToLive")) }
+
 /** The deque that a job goes to: what `queue.offer` in lua/QueueOffers.lua reads for that. */
 export interface Aim {
   readonly more: string
