@@ -247,10 +247,20 @@ local function unmark(state, entry)
   return first
 end
 
+-- Whether this call gave it up before, which does not count any more then.
+local function isTakenBack(ctx, entry)
+  local removed = ctx.removed
+  for index = 1, removed and #removed or 0 do
+    if removed[index] == entry then return table.remove(removed, index) end
+  end
+end
+
 -- The session owns a hold or a wait of a resource that has been written already. What it owns is written once a call.
 local function own(ctx, key, id, millis)
-  local added = ctx.added
-  if added then added[#added + 1] = entryOf(ctx, key, id) else ctx.added = { entryOf(ctx, key, id) } end
+  local added, entry = ctx.added, entryOf(ctx, key, id)
+  if not isTakenBack(ctx, entry) then
+    if added then added[#added + 1] = entry else ctx.added = { entry } end
+  end
   if millis == PERMANENT then return end
   keep(key, millis)
   if ctx.items then keep(ctx.items, millis) end
