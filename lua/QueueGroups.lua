@@ -336,27 +336,43 @@ local function takeOfGroups(ctx, queue, level, claim, count, items)
   return taken
 end
 
+-- The number of the job that the group begins whose turn it is in a level.
+local function numberInTurn(queue, level)
+  local name = call('ZRANGEBYSCORE', queue.turns, text(level * LEVEL_APART), '+inf', 'LIMIT', 0, 1)[1]
+  return name and tonumber(match(headOf(queue, changing(queue, name)).id, '%d+$')) or 0
+end
+
 -- As `takeJobs`. The groups of a level and its other jobs take turns.
 groups.take = function(ctx, queue, claim, count)
   local totals, sources, items = totalsOf(queue), {}, {}
-  local function take(source, some)
+  local function take(source, some, aged)
     if source < 0 then return takeOfGroups(ctx, queue, -source, claim, some, items) end
     some = math.min(some, queue[FIELD[source]])
-    takeInto(ctx, queue, source, claim, some, items)
+    takeInto(ctx, queue, source, claim, some, items, aged)
     return some
   end
   for source = 1, #FIELD do
     if queue[FIELD[source]] > 0 then sources[#sources + 1] = source end
     if source % 3 == 0 and totals[PLACES[source / 3]] > 0 then sources[#sources + 1] = -source / 3 end
   end
-  local first, turn = sources[1], queue.served % TURNS
-  if #sources == 1 then
+  local first, others, turn = sources[1], {}, queue.served % TURNS
+  -- The groups of the first level have their half of the other turns.
+  for index = 2, #sources do
+    if sources[index] ~= -math.ceil(first / 3) then others[#others + 1] = sources[index] end
+  end
+  if first > 0 and hidesOlder(queue, first) then others[#others + 1] = first end
+  if #sources + #others == 1 then
     take(first, count)
-  elseif turn == TURNS - 1 then
-    take(sources[2 + floor(queue.served / TURNS) % (#sources - 1)], 1)
+  elseif turn == TURNS - 1 and #others > 0 then
+    take(
+      eldest(others, function(source)
+        return source < 0 and numberInTurn(queue, -source) or oldestIn(queue, source)
+      end),
+      1, true
+    )
     queue.served = queue.served + 1
   else
-    local some, level = math.min(count, TURNS - 1 - turn), math.ceil(first / 3)
+    local some, level = math.min(count, math.max(1, TURNS - 1 - turn)), math.ceil(first / 3)
     local shared = first > 0 and totals[PLACES[level]] > 0
     local theirs = shared and floor((some + queue.served % 2) / 2) or 0
     local taken = theirs > 0 and take(-level, theirs) or 0

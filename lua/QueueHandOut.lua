@@ -42,8 +42,8 @@ local function claimInto(stream, consumer, pending, entries, counts)
 end
 
 -- Takes up to so many jobs of a source for a consumer: their entries, and how often each was delivered. Fewer are found if
--- others were deleted, and then there are no more.
-local function takeSource(queue, source, claim, count)
+-- others were deleted, and then there are no more. With `aged`, they are the oldest ones.
+local function takeSource(queue, source, claim, count, aged)
   local letter, field = LETTER[source], FIELD[source]
   local stream, consumer = queue[letter], consumerOf(letter, claim)
   local entries, counts, found
@@ -55,14 +55,16 @@ local function takeSource(queue, source, claim, count)
       queue[AT[letter]], queue[LAST[letter]] = tonumber(at), tonumber(last)
     end
   else
-    -- Of those that are removed, the oldest ones come first.
-    local pending = claim == '/' and {} or frontOf(queue, letter, count)
+    local pending = aged and {} or frontOf(queue, letter, count)
     entries, counts, found = {}, {}, #pending
     claimInto(stream, consumer, pending, entries, counts)
     if found < count then
       pending = pendingOf(stream, count - found, consumerOf(letter, RETURNED))
       claimInto(stream, consumer, pending, entries, counts)
       found = found + #pending
+      if aged then
+        for _, one in ipairs(pending) do unstack(queue, letter .. one[1]) end
+      end
     end
   end
   queue[field] = found < count and 0 or queue[field] - found
@@ -123,12 +125,40 @@ local function addTaken(ctx, queue, letter, entries, counts, items)
   end
 end
 
-local function takeInto(ctx, queue, source, claim, count, items)
-  local entries, counts, letter = takeSource(queue, source, claim, count)
+local function takeInto(ctx, queue, source, claim, count, items, aged)
+  local entries, counts, letter = takeSource(queue, source, claim, count, aged)
   addTaken(ctx, queue, letter, entries, counts, items)
 end
 
--- Takes jobs of the first source that has any; while others have some too, one of TURNS comes from those in turn.
+-- The number of the oldest job of a source: jobs are numbered as they are offered.
+local function oldestIn(queue, source)
+  local letter, first = LETTER[source], nil
+  if source % 3 == 0 then
+    local from = '(' .. text(queue[AT[letter]]) .. '-' .. text(queue[LAST[letter]])
+    first = call('XRANGE', queue[letter], from, '+', 'COUNT', 1)[1]
+  else
+    first = pendingOf(queue[letter], 1, consumerOf(letter, RETURNED))[1]
+  end
+  return first and tonumber(match(first[1], '%d+$')) or 0
+end
+
+-- The source whose oldest job was offered before those of the others. `numberOf` answers the number of a source's.
+local function eldest(sources, numberOf)
+  local found, least
+  for _, source in ipairs(sources) do
+    local number = #sources > 1 and numberOf(source) or 0
+    if not found or number < least then found, least = source, number end
+  end
+  return found
+end
+
+-- Whether jobs begin before older ones of their source.
+local function hidesOlder(queue, source)
+  return queue.stacked > 0 and FRONT[LETTER[source]] and queue[FIELD[source]] > queue.stacked
+end
+
+-- Takes jobs of the first source that has any; while others have some too, one of TURNS is the oldest of theirs. So it is while jobs
+-- begin before all others of their level.
 local function takeJobs(ctx, queue, claim, count)
   local items, first, others = {}, nil, {}
   for source = 1, #FIELD do
@@ -136,13 +166,14 @@ local function takeJobs(ctx, queue, claim, count)
       if first then others[#others + 1] = source else first = source end
     end
   end
+  if hidesOlder(queue, first) then others[#others + 1] = first end
   if #others == 0 then
     takeInto(ctx, queue, first, claim, math.min(count, queue[FIELD[first]]), items)
     return items
   end
   local turn = queue.served % TURNS
   if turn == TURNS - 1 then
-    takeInto(ctx, queue, others[1 + floor(queue.served / TURNS) % #others], claim, 1, items)
+    takeInto(ctx, queue, eldest(others, function(source) return oldestIn(queue, source) end), claim, 1, items, true)
     queue.served = queue.served + 1
   else
     local some = math.min(count, queue[FIELD[first]], TURNS - 1 - turn)

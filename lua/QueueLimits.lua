@@ -81,7 +81,7 @@ local function removeWaiting(ctx, queue, source, most, delayed, outcome)
   local some = math.min(queue[FIELD[source]], most)
   if some <= 0 then return 0 end
   -- No worker has a claim of this name.
-  local entries, _, letter = takeSource(queue, source, '/', some)
+  local entries, _, letter = takeSource(queue, source, '/', some, true)
   return removeEntries(ctx, queue, letter, entries, delayed, outcome)
 end
 

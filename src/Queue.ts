@@ -13,8 +13,7 @@
  * - The jobs of a process that died go to other workers as soon as its session ends. A job whose workers died three times is
  *   a dead letter.
  * - A process that stops gives its unfinished jobs back, and that uses up no attempt.
- * - Jobs of a level begin in the order of their offers. One of eight jobs comes from the other levels that have jobs, so no level
- *   starves. Jobs do not age: a job stays in its level.
+ * - Jobs of a level begin in the order of their offers. One of eight jobs is the oldest of the other levels, so no job starves.
  * - A worker never has more jobs than it can run. An idle one is pushed the next job; a busy one gets it with the reply to
  *   its acknowledgement.
  * - A job that was offered to run `after` others begins when all of these have ended, in the same step.

@@ -99,6 +99,8 @@ interface Job {
   due: number
 }
 
+const numberIn = (id: string): number => Number(id.split("-")[1])
+
 const credit = 2
 const mostCrashes = 2
 // While several levels have jobs, one of so many is not of the highest.
@@ -194,8 +196,14 @@ const model = (at: number, { nameOf, now, partition, rules: { limit, spacing } }
         assert.isAbove(job!.fresh, last[job!.level]!, `${id} was overtaken by another of its level`)
         last[job!.level] = job!.fresh
       }
-      const higher = [...jobs.values()].some(({ level, state }) => state === "waiting" && level < job!.level)
-      if (higher) assert.isAtLeast(since, turns - 1, `${id} went ahead of a higher level`)
+      const waiting = [...jobs].filter(([, { state }]) => state === "waiting")
+      const higher = waiting.some(([, { level }]) => level < job!.level)
+      if (higher) {
+        assert.isAtLeast(since, turns - 1, `${id} went ahead of a higher level`)
+        const highest = Math.min(...waiting.map(([, { level }]) => level))
+        const older = waiting.find(([other, { level }]) => level > highest && numberIn(other) < numberIn(id))
+        assert.isUndefined(older, `${id} went ahead of an older job of another level`)
+      }
       since = higher ? 0 : since + 1
       job!.fresh = undefined
       job!.state = "active"

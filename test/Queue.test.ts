@@ -156,6 +156,29 @@ layer(TestServer.layer, live)("a queue", (it) => {
         yield* worker.stop
       })))
 
+  it.effect("begins an older job of a level after seven with `lifo`, and the oldest of lower levels", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        yield* queue.pause
+        yield* queue.offerAll(upTo(2), { delay: "1 millis" })
+        yield* shows(queue, { delayed: 0 })
+        yield* queue.offerAll(upTo(20, 100), { lifo: true })
+        yield* queue.offer(300, { priority: "low" })
+        yield* queue.offer(200, { priority: "urgent" })
+        yield* queue.resume
+        const worker = yield* working(queue)
+        yield* shows(queue, { completed: 24 })
+        const { begun } = worker
+        assert.strictEqual(begun[0], 200)
+        assert.deepStrictEqual(begun.slice(1, 7), upTo(6, 114).reverse())
+        // Then there are a low one, and two of the same level that are older.
+        const late = [0, 1, 300].map((n) => begun.indexOf(n))
+        assert.deepStrictEqual(late.toSorted((x, y) => x - y), late)
+        assert.isAtMost(late[2]!, 24)
+        yield* worker.stop
+      })))
+
   it.effect("begins jobs after their delay, and not before", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

@@ -31,7 +31,7 @@ export interface OfferOptions {
   readonly delay?: Duration.Input | undefined
   /** When the job can begin, instead of a `delay`. */
   readonly at?: DateTime.DateTime.Input | undefined
-  /** Jobs of a higher level begin first, but for one in eight. Default `normal`. */
+  /** Jobs of a higher level begin first, but for one in eight, which is the oldest of the others. Default `normal`. */
   readonly priority?: Priority | undefined
   /**
    * The job begins before all waiting jobs of its level: of several such jobs, the newest first. One of eight jobs is another one, so
