@@ -176,9 +176,10 @@ end
 -- `describedJob` describes it. `place` is behind them; it is empty if there are no more.
 -- keys: all
 -- args: state string, behind string, count number
--- reply: ["jobs", place string, jobs json]
+-- reply: ["jobs", place string, jobs json] | ["stale"]
 -- flags: allow-oom
 handlers['queue.jobs'] = function(ctx, key, state, behind, count)
+  if isStale(ctx) then return STALE end
   local items = {}
   local place = lists[state](readQueue(ctx, key), behind, tonumber(count), items)
   return reply('jobs', place, json('[' .. concat(items, ',') .. ']'))

@@ -54,9 +54,10 @@ end
 -- queue.status: what has become of a job
 -- keys: all
 -- args: name string
--- reply: ["status", state string, attempts number] | ["missing"]
+-- reply: ["status", state string, attempts number] | ["missing"] | ["stale"]
 -- flags: allow-oom
 handlers['queue.status'] = function(ctx, key, name)
+  if isStale(ctx) then return STALE end
   local queue = readQueue(ctx, key)
   local job, letter, at = jobNamed(queue, name)
   if not letter then return MISSING end

@@ -1,6 +1,6 @@
 /** What holds, waits and questions promise at their edges: each of these did not hold once. */
 import { assert, describe, it, layer } from "@effect/vitest"
-import { Context, Deferred, Effect, Exit, Fiber, Layer, Logger, Option, Schema, Scope } from "effect"
+import { Context, Deferred, Effect, Exit, Fiber, Layer, Logger, Option, Schema, Scope, Stream } from "effect"
 import * as Lockstep from "../src/index.ts"
 import {
   Barrier,
@@ -501,6 +501,8 @@ layer(TestServer.layer, live)("a session that is refused", (it) => {
 
 layer(TestServer.layer, live)("questions", (it) => {
   const semaphore = (permits: number) => Semaphore.make({ name: "a", permits })
+  const jobs = Queue.make({ name: "jobs", payload: Schema.Number, retention: "1 second" })
+  const working = Effect.flatMap(jobs, (queue) => Effect.andThen(queue.offer(1, { id: "one" }), queue.take()))
   /** What a killed process has held, what is asked then, and the answer. */
   const afterDeath: {
     readonly [question: string]: readonly [
@@ -525,6 +527,19 @@ layer(TestServer.layer, live)("questions", (it) => {
       Effect.flatMap(semaphore(3), (it) => it.takeScoped(2)),
       Effect.flatMap(semaphore(3), ({ available }) => available),
       3
+    ],
+    "the state of a job": [
+      working,
+      Effect.flatMap(
+        jobs,
+        (queue) => Effect.tap(Effect.map(queue.status("one"), Option.map(({ state }) => state)), queue.obliterate)
+      ),
+      Option.some("waiting")
+    ],
+    "the active jobs": [
+      working,
+      Effect.flatMap(jobs, (queue) => Effect.tap(Stream.runCount(queue.jobs({ state: "active" })), queue.obliterate)),
+      0
     ],
     "another number of permits": [semaphore(3), Effect.flatMap(semaphore(5), ({ permits }) => permits), 5]
   }
