@@ -984,7 +984,9 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* traced(queue.offer(1))
         const worker = yield* traced(working(queue))
         yield* shows(queue, { completed: 1 })
+        yield* traced(queue.execute(2))
         yield* worker.stop
+        assert.isTrue(spans.some(({ name }) => name === "lockstep.Queue.execute"))
         const [offer, handle] = ["lockstep.Queue.offer", "lockstep.Queue.handle"].map((name) =>
           spans.find((span) => span.name === name)!
         )

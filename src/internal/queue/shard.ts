@@ -15,7 +15,7 @@ import { bounded, join } from "../hold/acquire.ts"
 import type { Observer } from "../hold/membership.ts"
 import { millis, type Place, placeIn, type Space, whole } from "../hold/place.ts"
 import { question, request } from "../hold/request.ts"
-import { sending } from "../hold/span.ts"
+import { sending, spanned } from "../hold/span.ts"
 import { type Codec, codec } from "../work/codec.ts"
 import type {
   AwaitOptions,
@@ -269,12 +269,16 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     return sending(use, `lockstep.Queue.${verb}`, "queue", this.name)
   }
 
+  #traced<B, F, R>(verb: string, self: Effect.Effect<B, F, R>): Effect.Effect<B, F, R> {
+    return Effect.withFiber((fiber) => spanned(fiber, self, `lockstep.Queue.${verb}`, "queue", this.name))
+  }
+
   // -------------------------------------------------------------------------------------------------------------------
   // Results
   // -------------------------------------------------------------------------------------------------------------------
 
   readonly execute = (payload: A, { wait, ...options }: ExecuteOptions = {}) =>
-    bounded(Effect.suspend(() => this.#execute(payload, options)), this.#place, wait, fail)
+    this.#traced("execute", bounded(Effect.suspend(() => this.#execute(payload, options)), this.#place, wait, fail))
 
   #execute(payload: A, { onInterrupt = "cancel", ...options }: Omit<ExecuteOptions, "wait">) {
     const result = awaited(options.result || this.#options.result || true, this.#space.kernel.settings.lease)
@@ -296,7 +300,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   }
 
   readonly result = (id: string, options?: AwaitOptions): Effect.Effect<S, E | QueueError> =>
-    bounded(this.#result(id, false), this.#place, options?.wait, fail)
+    this.#traced("result", bounded(this.#result(id, false), this.#place, options?.wait, fail))
 
   #result(id: string, urgent: boolean): Effect.Effect<S, E | QueueError> {
     const about = { name: this.name, namespace: this.#space.kernel.settings.namespace, id }
@@ -344,7 +348,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
         closed: () => this.#closed,
         fail
       })
-      return this.#deque === undefined ? taken : Effect.andThen(this.#deque.standing, taken)
+      return this.#traced("take", this.#deque === undefined ? taken : Effect.andThen(this.#deque.standing, taken))
     })
 
   readonly run = <E2, R>(
