@@ -427,7 +427,7 @@ export interface Options {
  * @since 0.1.0
  */
 export interface AttachOptions {
-  /** How long to wait until a process creates it; then it fails with `WaitTimeout`. Default: as long as it takes. */
+  /** How long to wait until a process creates it; then it fails with `WaitTimeout`. Default: the coordinator's `wait`. */
   readonly wait?: Duration.Input | undefined
   /** How long permits outlive a process that died. Default: the coordinator's lease. */
   readonly lease?: Duration.Input | undefined
