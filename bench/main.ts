@@ -3,7 +3,8 @@
  *
  *     node bench/main.ts [--quick] [--raw] [--write] [--cpu-prof] [case ...]
  *
- * `--quick` shortens everything, `--raw` leaves out other libraries, which need not be installed then. `--write` writes RESULTS.md whenever a case has ended, with what it knows of the others;
+ * `--quick` shortens everything, `--raw` leaves out other libraries, which need not be installed then. `--write` writes
+ * RESULTS.md whenever a case has ended, with what it knows of the others;
  * `--cpu-prof` leaves profiles of lockstep's processes in cases 1 to 4, 8 to 10 and 13 to 18 in the current directory. Cases
  * are numbers from 1 to 26; without any, all of them run.
  */
