@@ -238,7 +238,7 @@ const lighten = (reading: Hold, exit: Exit.Exit<unknown, unknown>): Effect.Effec
     // An effect that comes before the answer upgrades it anew.
     reading.weight = 1
     const lightened = Effect.ignore(reweigh(reading, "read"))
-    return Exit.isSuccess(exit) ? lightened : Effect.sync(() => void Effect.runFork(lightened))
+    return Exit.isSuccess(exit) ? lightened : Effect.asVoid(Effect.forkDetach(lightened))
   })
 
 interface Cases<A, E, R> {

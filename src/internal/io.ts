@@ -4,6 +4,8 @@
  */
 
 import * as Context from "effect/Context"
+import * as Effect from "effect/Effect"
+import type * as Fiber from "effect/Fiber"
 import { randomBytes } from "node:crypto"
 
 /** A timer that has been set. */
@@ -24,6 +26,8 @@ export interface Io {
   readonly random: () => number
   /** Text that no other coordinator has: at least 12 of `A-Z a-z 0-9 _ -`. */
   readonly id: () => string
+  /** Runs what no caller waits for, with these clocks and timers. */
+  readonly run: <A, E>(effect: Effect.Effect<A, E>) => Fiber.Fiber<A, E>
 }
 
 const settled = Promise.resolve()
@@ -46,7 +50,8 @@ export const live: Io = {
   // Half of what `queueMicrotask` costs, and it is in every call.
   defer: (f) => void settled.then(f),
   random: Math.random,
-  id: () => randomBytes(9).toString("base64url")
+  id: () => randomBytes(9).toString("base64url"),
+  run: Effect.runFork
 }
 
 /** What connections and coordinators are made with. */

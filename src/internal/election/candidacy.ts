@@ -27,7 +27,7 @@ export class Candidacy {
     this.#terms.add(term)
     this.#tell({ _tag: "Acquired", lease: term })
     // It was waited for in a scope of its own, which may stay open.
-    if (this.#closed) void Effect.runFork(surrender(this.#place, term, "closed"))
+    if (this.#closed) void this.#place.space.kernel.io.run(surrender(this.#place, term, "closed"))
     const lost = () => this.#tell({ _tag: "Lost", lease: term, reason: term.loss ?? "resigned" })
     term.onLoss(lost)
     return () => {

@@ -139,7 +139,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
 
   // Its jobs have follow-ups in other queues. From now on this process delivers them too.
   #deliver(): void {
-    Effect.runFork(this.#delivering)
+    this.#space.kernel.io.run(this.#delivering)
     this.#delivering = Effect.void
   }
 
@@ -286,7 +286,11 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     const cancel = ({ duplicate, id }: Offered) =>
       duplicate || onInterrupt === "continue" ? Effect.void : Effect.ignore(this.#cancel(id, { persists: true }))
     // An offer may wait for room for long, so it can be interrupted too.
-    const offer = this.#offer(payload, { ...options, result }, (offered) => void Effect.runFork(cancel(offered)))
+    const offer = this.#offer(
+      payload,
+      { ...options, result },
+      (offered) => void this.#space.kernel.io.run(cancel(offered))
+    )
     const executing = Effect.uninterruptibleMask((restore) =>
       Effect.flatMap(
         restore(offer),

@@ -330,7 +330,8 @@ export class Cell<A, E> {
         this.#changes.push(change)
         if (!this.#changing) {
           this.#changing = true
-          this.place.space.kernel.io.defer(() => void Effect.runFork(this.#change()))
+          const { io } = this.place.space.kernel
+          io.defer(() => void io.run(this.#change()))
         }
         return Effect.sync(() => {
           this.#changes = this.#changes.filter((other) => other !== change)

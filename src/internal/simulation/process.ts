@@ -54,15 +54,13 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
   readonly interrupts = new Set<() => void>()
   readonly wires: Array<Wire> = []
   readonly #world: World
-  readonly #clock: Clock.Clock
-  readonly #random: () => number
+  readonly #services: Context.Context<never>
 
   constructor(name: string, seed: number, rate: number, world: World) {
     this.name = name
     this.rate = rate
     this.#world = world
     const random = randomOf(seed)
-    this.#random = random
     const wall = () => epoch + world.now() + this.skew
     this.io = {
       now: () => world.now() * rate,
@@ -70,11 +68,13 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
       after: (millis, f) => this.#after(millis, f),
       defer: queueMicrotask,
       random,
-      id: () => Array.from({ length: 12 }, () => "0123456789abcdefghijklmnopqrstuv"[Math.floor(random() * 32)]).join("")
+      id: () =>
+        Array.from({ length: 12 }, () => "0123456789abcdefghijklmnopqrstuv"[Math.floor(random() * 32)]).join(""),
+      run: (effect) => Effect.runForkWith(this.#services)(effect)
     }
     const nanos = () => BigInt(Math.round(wall() * 1e6))
     const monotonic = () => BigInt(Math.round(this.io.now() * 1e6))
-    this.#clock = {
+    const clock: Clock.Clock = {
       monotonicTimeNanosUnsafe: monotonic,
       monotonicTimeNanos: Effect.sync(monotonic),
       currentTimeMillisUnsafe: wall,
@@ -87,6 +87,15 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
           return Effect.sync(timer.cancel)
         })
     }
+    this.#services = Context.empty().pipe(
+      Context.add(Scheduler.Scheduler, this),
+      Context.add(Clock.Clock, clock),
+      Context.add(Random.Random, {
+        nextDoubleUnsafe: random,
+        nextIntUnsafe: () => Math.floor((random() - 0.5) * 2 * Number.MAX_SAFE_INTEGER)
+      }),
+      Context.add(Logger.CurrentLoggers, new Set())
+    ) as Context.Context<never>
   }
 
   #after(millis: number, ring: () => void): Timer {
@@ -153,17 +162,6 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
     }
     const redis = {} as Redis["Service"]
     register(redis, connections)
-    const random = this.#random
-    return Context.empty().pipe(
-      Context.add(Redis, redis),
-      Context.add(CurrentIo, this.io),
-      Context.add(Scheduler.Scheduler, this),
-      Context.add(Clock.Clock, this.#clock),
-      Context.add(Random.Random, {
-        nextDoubleUnsafe: random,
-        nextIntUnsafe: () => Math.floor((random() - 0.5) * 2 * Number.MAX_SAFE_INTEGER)
-      }),
-      Context.add(Logger.CurrentLoggers, new Set())
-    ) as Context.Context<Redis>
+    return this.#services.pipe(Context.add(Redis, redis), Context.add(CurrentIo, this.io))
   }
 }

@@ -338,7 +338,7 @@ export const joinGroup = <A>(
       turn()
       if (members.length === parts.all.length) return
       // What was published there before it knew of them is for the group too, and it misses what was removed of that.
-      Effect.runFork(Effect.forkIn(
+      parts.io.run(Effect.forkIn(
         joinFrom(() => beginning.id, Effect.retry(again)).pipe(
           Effect.catch((error) => Effect.sync(() => options.failed(error)))
         ),
@@ -376,7 +376,7 @@ const turnOf = <A>(parts: Parts<A>, group: string, members: ReadonlyArray<Member
     member.begun = epoch
     const { place } = parts.all[at]!
     const { kernel } = place.space
-    Effect.runFork(
+    kernel.io.run(
       request(place, "topic.begin", [group, epoch], { waits: true }).pipe(
         Effect.retry(again),
         Effect.catch((error) =>

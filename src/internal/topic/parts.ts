@@ -12,6 +12,7 @@ import type { CoordinatorError } from "../actor/errors.ts"
 import { join } from "../hold/acquire.ts"
 import { type Place, placeIn, type Space } from "../hold/place.ts"
 import { request } from "../hold/request.ts"
+import type { Io } from "../io.ts"
 import { again, fail, type TopicError } from "./errors.ts"
 import type { Element, Raw } from "./event.ts"
 import { type Kept, type Report, Shard, shardsOf } from "./shard.ts"
@@ -81,6 +82,10 @@ export class Parts<A> {
   constructor(home: Home, decode: (shard: number) => (raw: Raw) => Element<A>) {
     this.#home = home
     this.#decode = decode
+  }
+
+  get io(): Io {
+    return this.#home.space.kernel.io
   }
 
   /** Whether it is not known yet what the shards are. */
@@ -161,7 +166,7 @@ export class Parts<A> {
     if (this.#scope === undefined || this.#following > 1) return
     this.#following++
     const { kernel } = this.#home.space
-    Effect.runFork(Effect.forkIn(
+    kernel.io.run(Effect.forkIn(
       Effect.onExit(Effect.retry(this.#settle(undefined), again), (exit) =>
         Effect.sync(() => {
           this.#following--

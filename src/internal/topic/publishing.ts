@@ -351,7 +351,7 @@ export class Publisher {
         }),
       { concurrency: 64, discard: true }
     )
-    Effect.runFork(Effect.onExit(found, () =>
+    this.#kernel.io.run(Effect.onExit(found, () =>
       Effect.sync(() => {
         this.#isFinding = false
         this.#goOn()
