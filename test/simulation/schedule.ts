@@ -167,7 +167,7 @@ export const simulate = async (
       if (!process.crashed) recorded(event)
     }
     const client = clientOf({
-      argument: { settings, long: 0.02 },
+      argument: { settings, long: 0.02, moves: 0.4 },
       lockstep,
       // The time of the world. The clocks of processes are for the library.
       clock: { now: () => simulation.world.now, wall: () => epoch + simulation.world.now, began: epoch, micros },

@@ -25,6 +25,8 @@ export interface Argument {
   readonly only: ReadonlyArray<string>
   /** How many of the bodies are long ones, 0 to 1. */
   readonly long: number
+  /** How many of the publications change the number of shards of a topic, 0 to 1. */
+  readonly moves: number
   readonly file: string
   /** Path of the socket of the fenced resource. */
   readonly resource: string
@@ -72,6 +74,8 @@ export interface Client {
   readonly keep: number
   /** How many partitions the namespace has. */
   readonly partitions: number
+  /** How many of the publications change the number of shards of a topic, 0 to 1. */
+  readonly moves: number
   /**
    * Runs something that holds nothing, and records when it was asked and answered, and the token in the answer if there is
    * one; whether it succeeded.
@@ -131,7 +135,7 @@ export interface Tools extends Pick<Client, "lockstep" | "random" | "stopping" |
   readonly least?: (() => number) | undefined
   /** Lets what is asked be interrupted at any moment: it fails with `gaveUp` then. */
   readonly interruptible?: <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.Effect<A, E | typeof gaveUp, R>
-  readonly argument: Pick<Argument, "settings" | "long">
+  readonly argument: Pick<Argument, "settings" | "long" | "moves">
   readonly record: (event: Event) => void
   /** To the fenced resource. */
   readonly write: (key: string, token: number) => Effect.Effect<boolean>
@@ -189,6 +193,7 @@ export const clientOf = (tools: Tools): Client => {
     }),
     keep: keepOf(argument.settings.lease),
     partitions: argument.settings.partitions,
+    moves: argument.moves,
     // Whatever is asked has an end, also if it is interrupted before it begins.
     attempt: (request, effect, tokenOf, saw) =>
       Effect.uninterruptibleMask((restore) => {

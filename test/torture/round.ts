@@ -91,7 +91,7 @@ export const round = (options: Options): Effect.Effect<Report, unknown, Scope.Sc
       versions: versionsOf(options, directory),
       random,
       directory,
-      argument: { settings, only: options.only, long: options.long ?? 0.02, resource: fenced }
+      argument: { settings, only: options.only, long: options.long ?? 0.02, moves: 0.02, resource: fenced }
     })
 
     const origin = History.now()

@@ -63,7 +63,7 @@ const publisher = (client: Client, topic: Topic) => {
     yield* publish([value(key)], "")
   })
   return Effect.gen(function*() {
-    if (topic.name === "moving" && client.random() < 0.02) yield* move
+    if (topic.name === "moving" && client.random() < client.moves) yield* move
     const way = client.random()
     // Clients that come at the same time bring the same id.
     const turn = Math.floor(client.clock.wall() / 100)
