@@ -336,7 +336,7 @@ local function takeOfGroups(ctx, queue, level, claim, count, items)
   return taken
 end
 
--- The number of the job that the group begins whose turn it is in a level.
+-- The number of the job that begins next among the groups of a level.
 local function numberInTurn(queue, level)
   local name = call('ZRANGEBYSCORE', queue.turns, text(level * LEVEL_APART), '+inf', 'LIMIT', 0, 1)[1]
   return name and tonumber(match(headOf(queue, changing(queue, name)).id, '%d+$')) or 0
@@ -361,7 +361,7 @@ groups.take = function(ctx, queue, claim, count)
     if sources[index] ~= -math.ceil(first / 3) then others[#others + 1] = sources[index] end
   end
   if first > 0 and hidesOlder(queue, first) then others[#others + 1] = first end
-  if #sources + #others == 1 then
+  if #sources == 1 and #others == 0 then
     take(first, count)
   elseif turn == TURNS - 1 and #others > 0 then
     take(

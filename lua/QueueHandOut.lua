@@ -157,8 +157,8 @@ local function hidesOlder(queue, source)
   return queue.stacked > 0 and FRONT[LETTER[source]] and queue[FIELD[source]] > queue.stacked
 end
 
--- Takes jobs of the first source that has any; while others have some too, one of TURNS is the oldest of theirs. So it is while jobs
--- begin before all others of their level.
+-- Takes jobs of the first source that has any. While others have some too, or jobs begin before older ones of that source, one of
+-- TURNS is the oldest of those.
 local function takeJobs(ctx, queue, claim, count)
   local items, first, others = {}, nil, {}
   for source = 1, #FIELD do

@@ -5,8 +5,8 @@
 -- In microseconds.
 local TOKENS_EACH, TOKENS_AHEAD = 10000000, 20000000
 
--- Additions go first: what was given up before them in the call was taken back. A few of them go into the record of the session, where there is
--- room.
+-- Additions go first: `own` has taken back what the call had given up before. A few of them go into the record of the session, where
+-- there is room.
 local function writeOwned(ctx)
   local state, added, removed = ctx.own, ctx.added, ctx.removed
   if added then
