@@ -137,7 +137,8 @@ layer(TestServer.layer, live)("the wait for a result", (it) => {
         // More than may wait to be sent.
         const executing = yield* Effect.forEach(upTo(60), (n) => Effect.forkChild(queue.execute(n)))
         yield* shows(other, { waiting: 60 })
-        yield* lose(a!, namespace, server)
+        // A coordinator refuses one more request while so many wait.
+        yield* eventually(lose(a!, namespace, server))
         const worker = yield* working(other, Effect.succeed, { concurrency: 10 })
         const results = yield* promptly(Effect.forEach(executing, (fiber) => Fiber.join(fiber)), "the results")
         assert.deepStrictEqual(results, upTo(60))
