@@ -14,7 +14,7 @@ import { dirname, join } from "node:path"
 import { parseArgs } from "node:util"
 import { cases as ofLocks } from "./cases.ts"
 import { coordination } from "./coordination.ts"
-import { type Measured, measured } from "./figures.ts"
+import { type Measured, measured, packages } from "./figures.ts"
 import { flows } from "./flows.ts"
 import { describe, findCores } from "./machine.ts"
 import { queues } from "./queues.ts"
@@ -64,9 +64,7 @@ const versions: Array<readonly [string, string]> = [
   ["ioredis", versionOf("ioredis", library.pathname)],
   ...values.raw
     ? []
-    : ["redlock", "redis-semaphore", "bullmq", "bee-queue", "effect-mq"].map((name) =>
-      [name, versionOf(name, import.meta.url)] as const
-    )
+    : packages.map((name) => [name, versionOf(name, import.meta.url)] as const)
 ]
 
 const named = (versions: ReadonlyArray<readonly [name: string, version: string]>): string =>
