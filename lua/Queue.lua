@@ -211,16 +211,8 @@ local function startJobs(stream)
   if type(made) == 'table' and made.err and not find(made.err, 'BUSYGROUP', 1, true) then error(made) end
 end
 
--- A command about a group; false if there is none.
-local function tryJobs(...)
-  local answered = redis.pcall(...)
-  if type(answered) ~= 'table' or not answered.err then return answered or {} end
-  if find(answered.err, 'NOGROUP', 1, true) or find(answered.err, 'requires the key to exist', 1, true) then return false end
-  error(answered)
-end
-
 local function pendingOf(stream, count, consumer)
-  return tryJobs('XPENDING', stream, JOBS, '-', '+', count, consumer) or {}
+  return tryGroup('XPENDING', stream, JOBS, '-', '+', count, consumer) or {}
 end
 
 local function fieldOf(fields, name)
@@ -238,12 +230,12 @@ local function moveJobs(stream, consumer, ids, count)
     args[#args + 1], args[#args + 2] = 'RETRYCOUNT', text(count)
   end
   args[#args + 1] = 'JUSTID'
-  tryJobs('XCLAIM', unpack(args))
+  tryGroup('XCLAIM', unpack(args))
 end
 
 -- The worker that a pending job is with, or what else its consumer stands for; nothing if it is not pending.
 local function holdingOf(queue, letter, id)
-  local pending = (tryJobs('XPENDING', queue[letter], JOBS, id, id, 1) or {})[1]
+  local pending = (tryGroup('XPENDING', queue[letter], JOBS, id, id, 1) or {})[1]
   if not pending then return nil end
   local consumer = pending[2]
   -- In `held`, consumers end with the letter.

@@ -50,7 +50,7 @@ end
 local function trimLevel(queue, letter)
   local stream = queue[letter]
   queue[DONE[letter]] = 0
-  local pending = tryJobs('XPENDING', stream, JOBS)
+  local pending = tryGroup('XPENDING', stream, JOBS)
   if not pending then return end
   local first = pending[2] or text(queue[AT[letter]]) .. '-' .. text(queue[LAST[letter]] + 1)
   call('XTRIM', stream, 'MINID', '=', first)

@@ -1,4 +1,4 @@
--- Jobs begin: who is next, and which job.
+-- The actor hands jobs out: the worker whose turn it is gets the next job.
 --
 -- after Queue.lua
 -- after QueueNotes.lua
@@ -14,10 +14,10 @@ end
 
 local function readWaiting(stream, claim, count)
   local args = { 'XREADGROUP', 'GROUP', JOBS, claim, 'COUNT', count, 'STREAMS', stream, '>' }
-  local found = tryJobs(unpack(args))
+  local found = tryGroup(unpack(args))
   if not found then
     startJobs(stream)
-    found = tryJobs(unpack(args))
+    found = tryGroup(unpack(args))
   end
   return found and found[1] and found[1][2] or {}
 end
@@ -62,9 +62,6 @@ local function takeSource(queue, source, claim, count, aged)
       pending = pendingOf(stream, count - found, consumerOf(letter, RETURNED))
       claimInto(stream, consumer, pending, entries, counts)
       found = found + #pending
-      if aged then
-        for _, one in ipairs(pending) do unstack(queue, letter .. one[1]) end
-      end
     end
   end
   queue[field] = found < count and 0 or queue[field] - found
@@ -127,15 +124,23 @@ end
 
 local function takeInto(ctx, queue, source, claim, count, items, aged)
   local entries, counts, letter = takeSource(queue, source, claim, count, aged)
+  if aged then
+    for _, entry in ipairs(entries) do unstack(queue, letter .. entry[1]) end
+  end
   addTaken(ctx, queue, letter, entries, counts, items)
+end
+
+-- The first job of a level that waits in its order.
+local function firstWaiting(queue, letter)
+  local last = '(' .. text(queue[AT[letter]]) .. '-' .. text(queue[LAST[letter]])
+  return call('XRANGE', queue[letter], last, '+', 'COUNT', 1)[1]
 end
 
 -- The number of the oldest job of a source: jobs are numbered as they are offered.
 local function oldestIn(queue, source)
   local letter, first = LETTER[source], nil
   if source % 3 == 0 then
-    local from = '(' .. text(queue[AT[letter]]) .. '-' .. text(queue[LAST[letter]])
-    first = call('XRANGE', queue[letter], from, '+', 'COUNT', 1)[1]
+    first = firstWaiting(queue, letter)
   else
     first = pendingOf(queue[letter], 1, consumerOf(letter, RETURNED))[1]
   end
@@ -187,10 +192,7 @@ end
 local function listOfWorkers(queue)
   local list = queue.list
   if not list then
-    list = {}
-    if queue.idle > 0 then
-      for claim in string.gmatch(call('HGET', queue.key, 'q') or '', '%S+') do list[#list + 1] = claim end
-    end
+    list = queue.idle > 0 and wordsIn(queue.key, 'q') or {}
     queue.list, queue.head = list, 1
   end
   for at = 1, #queue.fresh do list[#list + 1] = queue.fresh[at] end

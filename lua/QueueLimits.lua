@@ -21,10 +21,7 @@ end
 local function lineOf(queue)
   local line = queue.line
   if not line then
-    line = {}
-    if queue.queued > 0 then
-      for claim in string.gmatch(call('HGET', queue.key, 'f') or '', '%S+') do line[#line + 1] = claim end
-    end
+    line = queue.queued > 0 and wordsIn(queue.key, 'f') or {}
     queue.line = line
   end
   return line

@@ -33,7 +33,7 @@ local function listStored(queue, from, count, items)
   if not last then return nil end
   -- Cancelled jobs that keep their slots have no entry.
   local most = LOOKED_AT + queue.cancelled
-  for _, one in ipairs(tryJobs('XPENDING', queue.U, JOBS, found[1][1], last, most) or {}) do pending[one[1]] = true end
+  for _, one in ipairs(tryGroup('XPENDING', queue.U, JOBS, found[1][1], last, most) or {}) do pending[one[1]] = true end
   for _, entry in ipairs(found) do
     if not pending[entry[1]] then addJob(queue, items, IN_DEQUES .. ' ' .. entry[1], '0', 'N', entry[1], '0', entry[2]) end
     if #items >= count then return entry[1] end
@@ -92,7 +92,7 @@ lists.waiting = function(queue, place, count, items)
         count = count - some
       end
       if first == '^' then from = nil end
-      local pending = tryJobs('XPENDING', stream, JOBS, from and '(' .. from or '-', '+', count, consumerOf(letter, RETURNED)) or {}
+      local pending = tryGroup('XPENDING', stream, JOBS, from and '(' .. from or '-', '+', count, consumerOf(letter, RETURNED)) or {}
       for _, one in ipairs(pending) do
         local id = one[1]
         if not stacked or not isInFront(queue, letter, id) then
@@ -139,7 +139,7 @@ lists.active = function(queue, place, count, items)
   local looked = LOOKED_AT
   while at <= #STREAMS do
     local stream = queue[STREAMS[at]]
-    local pending = tryJobs('XPENDING', stream, JOBS, from and '(' .. from or '-', '+', looked) or {}
+    local pending = tryGroup('XPENDING', stream, JOBS, from and '(' .. from or '-', '+', looked) or {}
     for _, one in ipairs(pending) do
       local id, consumer = one[1], one[2]
       -- A worker's claim; in `held`, the letter is behind it.
@@ -162,7 +162,7 @@ lists.blocked = function(queue, place, count, items)
     local letter, left = EVERY_LETTER[at], count - #items
     local first = from and '(' .. from or '-'
     local pending = LAST[letter] and {}
-      or tryJobs('XPENDING', queue[letter], JOBS, first, '+', left, consumerOf(letter, BLOCKED)) or {}
+      or tryGroup('XPENDING', queue[letter], JOBS, first, '+', left, consumerOf(letter, BLOCKED)) or {}
     for _, one in ipairs(pending) do
       addJob(queue, items, at .. ' ' .. one[1], '0', letter, one[1], text(one[4]), entryAt(queue[letter], one[1]))
     end
@@ -318,7 +318,7 @@ local function cancelActive(ctx, queue, behind, most)
   local count = 0
   for at = tonumber(start) or 1, #STREAMS do
     local name = STREAMS[at]
-    local pending = tryJobs('XPENDING', queue[name], JOBS, from and '(' .. from or '-', '+', most) or {}
+    local pending = tryGroup('XPENDING', queue[name], JOBS, from and '(' .. from or '-', '+', most) or {}
     for _, one in ipairs(pending) do
       local id, consumer = one[1], one[2]
       -- One that was kept behind another may have been put among those that wait. Of a cancelled job the entry is gone.

@@ -116,8 +116,7 @@ handlers['queue.state'] = function(ctx, key)
   if isStale(ctx) then return STALE end
   local ready, oldest = {}, nil
   for letter, field in pairs(WAITING) do
-    local from = '(' .. text(queue[AT[letter]]) .. '-' .. text(queue[LAST[letter]])
-    local first = queue[field] > 0 and call('XRANGE', queue[letter], from, '+', 'COUNT', 1)[1]
+    local first = queue[field] > 0 and firstWaiting(queue, letter)
     if first then oldest = math.min(oldest or math.huge, tonumber(match(first[1], '^%d+'))) end
   end
   for level = 1, 4 do

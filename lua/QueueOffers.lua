@@ -27,10 +27,10 @@ local function holdJobs(queue, consumer, ids)
   local args = { 'XCLAIM', queue.U, JOBS, consumer, 0 }
   for at, id in ipairs(ids) do args[5 + at] = id end
   for _, last in ipairs({ 'RETRYCOUNT', 0, 'FORCE', 'JUSTID' }) do args[#args + 1] = last end
-  local held = tryJobs(unpack(args))
+  local held = tryGroup(unpack(args))
   if held then return held end
   startJobs(queue.U)
-  return tryJobs(unpack(args))
+  return tryGroup(unpack(args))
 end
 
 local function offerWish(ctx, queue, id, body, wish, holding)

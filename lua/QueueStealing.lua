@@ -206,11 +206,11 @@ end
 -- most of the cost of a job. Nothing else reads `held`, and no entry of these is missing.
 local function readRun(queue, consumer, behind, count)
   local setting = { 'XGROUP', 'SETID', queue.U, JOBS, behind }
-  if not tryJobs(unpack(setting)) then
+  if not tryGroup(unpack(setting)) then
     startJobs(queue.U)
-    tryJobs(unpack(setting))
+    tryGroup(unpack(setting))
   end
-  local found = tryJobs('XREADGROUP', 'GROUP', JOBS, consumer, 'COUNT', count, 'STREAMS', queue.U, '>')
+  local found = tryGroup('XREADGROUP', 'GROUP', JOBS, consumer, 'COUNT', count, 'STREAMS', queue.U, '>')
   return found and found[1] and found[1][2] or {}
 end
 
@@ -218,10 +218,10 @@ local function claimEach(queue, consumer, ids)
   local args = { 'XCLAIM', queue.U, JOBS, consumer, 0 }
   for at, id in ipairs(ids) do args[5 + at] = id end
   for _, last in ipairs({ 'RETRYCOUNT', 1, 'FORCE' }) do args[#args + 1] = last end
-  local found = tryJobs(unpack(args))
+  local found = tryGroup(unpack(args))
   if found then return found end
   startJobs(queue.U)
-  return tryJobs(unpack(args)) or {}
+  return tryGroup(unpack(args)) or {}
 end
 
 -- The jobs of places become those of a consumer: the entries of those that are there still, and of each whether it was stolen.

@@ -211,18 +211,26 @@ local function returnJobs(queue, letter, counted)
   end
 end
 
+-- Of a worker that asks about a job: its queue, the worker, the letter and the id of the job, and how often that was delivered, if the
+-- worker still has it.
+local function attemptOf(ctx, key, id, job)
+  local queue, worker, claim = askingWorker(ctx, key, id)
+  if not worker then return end
+  local letter, at = split(job)
+  local freed = queue.cancelled > 0 and extend.freed(queue, letter, at)
+  local holder, count = holdingOf(queue, letter, at)
+  return queue, worker, letter, at, holder == claim and not freed and count
+end
+
 -- queue.retry: a worker gives a job back, to be handed out again in so many ms; `attempted` says whether that was an attempt
 -- keys: all
 -- args: id string, job string, delay number, attempted boolean, take number
 -- reply: ["returned"] | ["missing"]
 -- flags: allow-oom
 handlers['queue.retry'] = function(ctx, key, id, job, delay, attempted, take)
-  local queue, worker, claim = askingWorker(ctx, key, id)
+  local queue, worker, letter, at, count = attemptOf(ctx, key, id, job)
   if not worker then return MISSING end
-  local letter, at = split(job)
-  local freed = queue.cancelled > 0 and extend.freed(queue, letter, at)
-  local holder, count = holdingOf(queue, letter, at)
-  if holder == claim and not freed then
+  if count then
     if attempted ~= '1' then count = count - 1 end
     if tonumber(delay) > 0 then
       if groups.levels[letter] then groups.postponed(queue, letter, at, count) end
@@ -243,12 +251,9 @@ end
 -- reply: ["buried"] | ["missing"]
 -- flags: allow-oom
 handlers['queue.bury'] = function(ctx, key, id, job, reason, message, outcome, take)
-  local queue, worker, claim = askingWorker(ctx, key, id)
+  local queue, worker, letter, at, count = attemptOf(ctx, key, id, job)
   if not worker then return MISSING end
-  local letter, at = split(job)
-  local freed = queue.cancelled > 0 and extend.freed(queue, letter, at)
-  local holder, count = holdingOf(queue, letter, at)
-  if holder == claim and not freed then
+  if count then
     local fields = entryAt(queue[letter], at)
     if fields then bury(ctx, queue, job, fields, reason, count, message, outcome) end
     if groups.levels[letter] then groups.done(queue, letter, { at }) end
@@ -299,7 +304,7 @@ local function dismissWorker(ctx, queue, claim, crashed)
       end
       returnJobs(queue, letter, counted)
     until #pending == 0
-    tryJobs('XGROUP', 'DELCONSUMER', stream, JOBS, consumer)
+    tryGroup('XGROUP', 'DELCONSUMER', stream, JOBS, consumer)
   end
   call('HDEL', queue.key, 'w' .. claim)
   if queue.loaded[claim].deque then extend.bereave(ctx, queue, queue.loaded[claim]) end

@@ -21,14 +21,6 @@ local function resumeGroup(topic, group)
   return from
 end
 
--- A command about a group; false if that has expired with its stream.
-local function tryGroup(...)
-  local answered = redis.pcall(...)
-  if type(answered) ~= 'table' or not answered.err then return answered or {} end
-  if find(answered.err, 'NOGROUP', 1, true) or find(answered.err, 'requires the key to exist', 1, true) then return false end
-  error(answered)
-end
-
 local function described(id, count, fields)
   local key, trace = '', ''
   for at = 3, #fields, 2 do

@@ -278,6 +278,21 @@ local function disownNow(ctx, key, id)
   if not unmark(ctx.own, entry) then call('SREM', ownedBy(ctx, ctx.session), entry) end
 end
 
+-- A command about a consumer group; false if there is none, or if it has expired with its stream.
+local function tryGroup(...)
+  local answered = redis.pcall(...)
+  if type(answered) ~= 'table' or not answered.err then return answered or {} end
+  if find(answered.err, 'NOGROUP', 1, true) or find(answered.err, 'requires the key to exist', 1, true) then return false end
+  error(answered)
+end
+
+-- The words of a field of a hash.
+local function wordsIn(key, field)
+  local words = {}
+  for word in string.gmatch(call('HGET', key, field) or '', '%S+') do words[#words + 1] = word end
+  return words
+end
+
 -- -----------------------------------------------------------------------------
 -- Mailboxes
 -- -----------------------------------------------------------------------------

@@ -74,7 +74,7 @@ local function librariesOf(ctx)
     local library = call('HGET', ctx.sessions, 'library/' .. session)
     if library then called[library] = true end
   end
-  for name in string.gmatch(call('HGET', ctx.sessions, 'libraries') or '', '%S+') do
+  for _, name in ipairs(wordsIn(ctx.sessions, 'libraries')) do
     local names = called[name] and used or unused
     names[#names + 1] = name
   end
