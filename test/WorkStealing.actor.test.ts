@@ -601,8 +601,10 @@ const run = async (
       case "settle":
         return settle(next.pick, next.how)
       case "cancel": {
+        // A cancelled job would leave its place in a deque behind, also if the worker of that is gone.
+        const placed = new Set([...stored(), ...[...left.values()].flatMap((places) => places.map(({ id }) => id))])
         const open = all().filter(({ id, state }) =>
-          state !== "cancelled" && state !== "gone" && (loose || !stored().has(id))
+          state !== "cancelled" && state !== "gone" && (loose || !placed.has(id))
         )
         const job = open[next.pick % Math.max(1, open.length)]
         if (job === undefined) return
