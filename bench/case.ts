@@ -142,6 +142,8 @@ const load = async (name: Name): Promise<Open> => {
       return (await import("./contestants/pubsub.ts")).open
     case "list":
       return (await import("./contestants/list.ts")).open
+    case "lua-queue":
+      return (await import("./contestants/lua-queue.ts")).open
     case "xread":
       return (await import("./contestants/streams.ts")).open
     case "xread-each":

@@ -188,14 +188,69 @@ const contention = async (context: Context, pause: number): Promise<ReadonlyArra
   ]
 }
 
-const contended = async (context: Context): Promise<ReadonlyArray<Row>> => [
-  ...await contention(context, 0),
-  ...await contention(context, 20)
-]
-
 const permits = 5
 
-const semaphore = async (context: Context): Promise<ReadonlyArray<Row>> => {
+/** How fast what is held goes from one waiter to the next, beside the least that this costs on bare ioredis. */
+const passing = async (
+  context: Context,
+  about: { readonly case: number; readonly what: string; readonly processes: number; readonly workers: number },
+  floor: Floor,
+  held: { readonly permits?: number } = {}
+): Promise<ReadonlyArray<Row>> => {
+  const { cores, quick } = context
+  const rate: Figures = {}
+  const commands: Figures = {}
+  const client: Figures = {}
+  const ofServer: Figures = {}
+  const fairness: Figures = {}
+  await withServer(
+    context,
+    cores.server,
+    (redis) =>
+      rounds(context, quick ? 2 : 5, ["lockstep", "lua-queue", "list"], async (column) => {
+        const measured = await runLoops(context, redis, column, {
+          processes: about.processes,
+          keys: () => Array.from({ length: about.workers / about.processes }, () => "bench:passed"),
+          stay: 0,
+          pause: 0,
+          ...held,
+          autoPipelining: true,
+          warmup: quick ? 1000 : 2000,
+          measure: quick ? 2000 : 3000
+        }, cores.client)
+        add(rate, column, perSecond(measured))
+        add(commands, column, measured.commands / total(measured))
+        add(client, column, measured.clientCpu / total(measured) * 1e6)
+        add(ofServer, column, measured.serverCpu / total(measured) * 1e6)
+        add(fairness, column, unfairness(measured))
+      })
+  )
+  return [
+    { ...about, measure: "acquisitions/s", digits: 0, figures: rate, floor },
+    { ...about, measure: "Redis commands per acquisition, with those of scripts", digits: 1, figures: commands },
+    { ...about, measure: "client CPU per acquisition, us", digits: 1, figures: client },
+    { ...about, measure: "Redis CPU per acquisition, us", digits: 1, figures: ofServer },
+    { ...about, measure: "most / fewest acquisitions of a waiter", digits: 2, figures: fairness }
+  ]
+}
+
+const atLeast = (share: number): Floor => ({
+  text: `>= ${share} of Lua queue`,
+  met: (_, ratio) => ratio("lua-queue") >= share
+})
+
+const contended = async (context: Context): Promise<ReadonlyArray<Row>> => [
+  ...await contention(context, 0),
+  ...await contention(context, 20),
+  ...await passing(context, {
+    case: 3,
+    what: "16 waiters in 2 processes, nothing inside",
+    processes: 2,
+    workers: 16
+  }, atLeast(0.5))
+]
+
+const ofPermits = async (context: Context): Promise<ReadonlyArray<Row>> => {
   const { cores, quick } = context
   const rate: Figures = {}
   const fairness: Figures = {}
@@ -243,6 +298,21 @@ const semaphore = async (context: Context): Promise<ReadonlyArray<Row>> => {
     }
   ]
 }
+
+const semaphore = async (context: Context): Promise<ReadonlyArray<Row>> => [
+  ...await ofPermits(context),
+  ...await passing(
+    context,
+    {
+      case: 4,
+      what: `semaphore of ${permits}, 64 waiters in 2 processes, nothing inside`,
+      processes: 2,
+      workers: 64
+    },
+    atLeast(0.5),
+    { permits }
+  )
+]
 
 // -----------------------------------------------------------------------------
 // 5 and 6: what holding costs

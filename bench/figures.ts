@@ -15,6 +15,7 @@ export type Column =
   | "polling"
   | "pubsub"
   | "list"
+  | "lua-queue"
   | "xread"
   | "xread-each"
   | "xreadgroup"

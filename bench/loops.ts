@@ -41,6 +41,8 @@ interface Loops {
 interface Measured {
   readonly results: ReadonlyArray<LoopsResult>
   readonly calls: number
+  /** Those of scripts too. */
+  readonly commands: number
   readonly clientCpu: number
   readonly serverCpu: number
 }
@@ -68,6 +70,7 @@ export const measured = async <R extends { readonly cpuMillis: number }>(
     to,
     results,
     calls: server.calls(after, sent) - server.calls(before, sent),
+    commands: server.commands(after) - server.commands(before),
     clientCpu: results.reduce((sum, { cpuMillis }) => sum + cpuMillis / 1000, 0),
     serverCpu: server.cpuSeconds(after) - server.cpuSeconds(before)
   }

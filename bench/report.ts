@@ -15,6 +15,7 @@ const columns: ReadonlyArray<readonly [Column, string]> = [
   ["polling", "polling"],
   ["pubsub", "pub/sub"],
   ["list", "BLPOP"],
+  ["lua-queue", "Lua queue and PUBLISH"],
   ["xread", "XREAD, shared"],
   ["xread-each", "XREAD, a connection each"],
   ["xreadgroup", "XREADGROUP"],
@@ -159,6 +160,9 @@ ${tables(rows)}
   one goes on, on the same clock; every generation is checked for nobody going on before. The parties of a generation come
   at random within 50 ms, and one of them 5 ms after them, so that all wait when it comes. Between two generations a
   process rests for 5 ms: to begin the next one would hold up another process that still releases on the same core.
+* \`Lua queue and PUBLISH\` and \`BLPOP\` (3, 4) are the least that a hand-off takes, on bare ioredis: a list of waiters, one script
+  to take and one to release, and a message to the process of the next holder; or a list of permits, and a connection for each
+  waiter. They renew nothing, have no tokens, and stand still when a process or a message is lost.
 * \`polling\` is the Node.js code of a guide to coordination with Redis, as it is: it asks every 100 ms. \`pub/sub\` is the
   least that it takes, on bare ioredis: each party does \`INCR\`, the last one \`PUBLISH\`, and the subscriber of each process
   lets all pass that wait there. It knows nothing of parties that die, and of messages that are lost.

@@ -84,6 +84,13 @@ export const cpuSeconds = (info: ReadonlyMap<string, string>): number =>
 export const calls = (info: ReadonlyMap<string, string>, commands: ReadonlyArray<string>): number =>
   commands.reduce((sum, name) => sum + Number(/calls=(\d+)/.exec(info.get(`cmdstat_${name}`) ?? "")?.[1] ?? 0), 0)
 
+/** How many commands Redis has executed, those of scripts and functions too. */
+export const commands = (info: ReadonlyMap<string, string>): number =>
+  [...info].reduce((sum, [name, text]) => {
+    const isCommand = name.startsWith("cmdstat_") && name !== "cmdstat_info"
+    return isCommand ? sum + Number(/calls=(\d+)/.exec(text)![1]) : sum
+  }, 0)
+
 /** Bytes of data, without the buffers of clients. */
 export const dataBytes = (info: ReadonlyMap<string, string>): number =>
   Number(info.get("used_memory")) - Number(info.get("mem_clients_normal") ?? 0)
