@@ -35,7 +35,7 @@ local function retire(ctx, key, session, id)
   local led = call('HGET', key, 'l') == claim
   call('HDEL', key, 'v' .. claim)
   ctx.served = nil
-  drop(ctx, key, session, id)
+  drop(ctx, key, session, id, load(key, 1))
   if (led or ctx.served) and call('HLEN', key) > 0 then crown(ctx, key, ctx.served) end
 end
 
@@ -44,7 +44,8 @@ end
 -- args: id string, value string
 -- reply: ["granted", token string] | ["queued", ahead number]
 handlers['election.campaign'] = function(ctx, key, id, value)
-  local state, known = recallClaim(ctx, key, id, 1)
+  local state = load(key, 1)
+  local known = recallClaim(ctx, key, state, id)
   if known then return known end
   local claim = claimOf(ctx, id)
   call('HSET', key, 'v' .. claim, value)
@@ -127,7 +128,7 @@ end
 -- Goes on with what `retire` could not finish in one call.
 local function succeed(ctx, key)
   ctx.served = nil
-  serveOn(ctx, key)
+  serveOn(ctx, key, load(key, 1))
   if ctx.served then crown(ctx, key, ctx.served) end
 end
 

@@ -19,11 +19,47 @@ local function load(key, capacity)
 end
 
 local function save(key, state)
+  -- It is written at the end of the call.
+  if state.fields then
+    state.changed = true
+    return
+  end
   if state.holds + state.members == 0 and state.first > state.last then
     call('DEL', key)
   else
     call('HSET', key, 's', packSemaphore(state))
   end
+end
+
+-- The state of a semaphore or a read-write lock, which all requests of a call share.
+local function opened(ctx, key, capacity)
+  local known = ctx.semaphores
+  if not known then
+    known = {}
+    ctx.semaphores = known
+  end
+  local state = known[key]
+  if not state then
+    state = load(key, capacity)
+    collectFields(state)
+    known[key] = state
+    later(ctx, key, function()
+      if not state.changed then return end
+      if state.holds + state.members == 0 and isQueueEmpty(state) then return call('DEL', key) end
+      setField(state, 's', packSemaphore(state))
+      writeFields(key, state)
+      if state.owned then keep(key) end
+    end)
+  end
+  -- The call has emptied it: it is as one that was never there.
+  if state.holds + state.members == 0 and isQueueEmpty(state) then state.capacity = capacity end
+  return state
+end
+
+local function ownPart(ctx, key, state, id)
+  if not state.fields then return own(ctx, key, id) end
+  own(ctx, key, id, PERMANENT)
+  state.owned = true
 end
 
 local function granted(token)
@@ -54,7 +90,7 @@ local function serve(ctx, key, state)
       tell(ctx, { claim }, continued('joined', state.capacity))
     else
       local token, value = hold(ctx, state, weight)
-      call('HSET', key, 'h' .. claim, value)
+      if state.fields then setField(state, 'h' .. claim, value) else call('HSET', key, 'h' .. claim, value) end
       ctx.served = claim
       inform(ctx, claim, token)
     end
@@ -64,43 +100,41 @@ end
 local function enqueue(ctx, key, state, id, weight)
   join(key, state, claimOf(ctx, id), text(weight))
   save(key, state)
-  own(ctx, key, id)
+  ownPart(ctx, key, state, id)
   return queued(ctx, state.last - state.first)
 end
 
 local function grant(ctx, key, state, id, weight)
   local token, value = hold(ctx, state, weight)
-  call('HSET', key, 'h' .. claimOf(ctx, id), value, 's', packSemaphore(state))
-  own(ctx, key, id)
+  if state.fields then
+    setField(state, 'h' .. claimOf(ctx, id), value)
+    save(key, state)
+  else
+    call('HSET', key, 'h' .. claimOf(ctx, id), value, 's', packSemaphore(state))
+  end
+  ownPart(ctx, key, state, id)
   return granted(token)
 end
 
--- The state, and what has become of a claim that has asked before.
-local function recallClaim(ctx, key, id, capacity)
-  local state = load(key, capacity)
+-- What has become of a claim that has asked before.
+local function recallClaim(ctx, key, state, id)
   -- Mostly there is nothing yet.
-  if state.holds == 0 and state.first > state.last then return state end
+  if state.holds == 0 and state.first > state.last then return end
   local claim = claimOf(ctx, id)
-  local found = call('HMGET', key, 'h' .. claim, 'q' .. claim)
-  if found[1] then return state, granted(match(found[1], '^%S+ (%S+)')) end
-  if found[2] then return state, queued(ctx, tonumber(found[2]) - state.first) end
-  return state
+  local held = readField(key, state, 'h' .. claim)
+  if held then return granted(match(held, '^%S+ (%S+)')) end
+  local place = readField(key, state, 'q' .. claim)
+  return place and queued(ctx, tonumber(place) - state.first)
 end
 
 -- Ends a hold, a wait or a membership, whichever it is by now. Answers whether it was there.
-local function drop(ctx, key, session, id)
+local function drop(ctx, key, session, id, state)
   local claim = session .. '/' .. id
-  local packed = call('HGET', key, 's')
-  local state = packed and unpackSemaphore(packed)
-  if not state then return false end
-  local hold = call('HGET', key, 'h' .. claim)
+  if state.holds + state.members == 0 and isQueueEmpty(state) then return false end
+  local hold = readField(key, state, 'h' .. claim)
   if hold then
     state.taken, state.holds = state.taken - tonumber(match(hold, '^%S+')), state.holds - 1
-    if state.holds + state.members == 0 and state.first > state.last then
-      call('DEL', key)
-      return true
-    end
-    call('HDEL', key, 'h' .. claim)
+    if state.fields then setField(state, 'h' .. claim, false) else call('HDEL', key, 'h' .. claim) end
   elseif not depart(key, state, claim) then
     if call('HDEL', key, 'o' .. claim) == 0 then return false end
     state.members = state.members - 1
@@ -111,8 +145,9 @@ local function drop(ctx, key, session, id)
 end
 
 -- Takes a weight of what is there already, or queues for it.
-local function take(ctx, key, id, weight, capacity, wait)
-  local state, known = recallClaim(ctx, key, id, capacity)
+local function take(ctx, key, id, weight, capacity, how)
+  local state = opened(ctx, key, capacity)
+  local known, wait = find(how, 'a', 1, true) and recallClaim(ctx, key, state, id), sub(how, 1, 1)
   if known then return known end
   if state.capacity == 0 then return MISSING end
   if weight > state.capacity then return reply('exceeds', state.capacity) end
@@ -123,13 +158,13 @@ local function take(ctx, key, id, weight, capacity, wait)
   return wait == '0' and isStale(ctx) and STALE or '["busy"]'
 end
 
--- semaphore.take: takes a weight, or queues for it. `wait` is 1; 0 for not at all; 2 for not at all, though an expired session
--- may stand in the way.
+-- semaphore.take: takes a weight, or queues for it. `how` begins with "1" to wait; with "0" for not at all; "2" for not at all, though an
+-- expired session may stand in the way. With "a", it may have been asked before.
 -- keys: hash
--- args: id string, weight number, capacity number, wait number
+-- args: id string, weight number, capacity number, how string
 -- reply: ["granted", token string] | ["queued", ahead number] | ["busy"] | ["missing"] | ["exceeds", capacity number] | ["stale"]
-handlers['semaphore.take'] = function(ctx, key, id, weight, capacity, wait)
-  return take(ctx, key, id, tonumber(weight), tonumber(capacity), wait)
+handlers['semaphore.take'] = function(ctx, key, id, weight, capacity, how)
+  return take(ctx, key, id, tonumber(weight), tonumber(capacity), how)
 end
 
 -- semaphore.release: releases a hold, or leaves the queue, whichever it is by now
@@ -138,7 +173,7 @@ end
 -- reply: ["released"] | ["absent"]
 -- flags: allow-oom
 handlers['semaphore.release'] = function(ctx, key, id)
-  local found = drop(ctx, key, ctx.session, id)
+  local found = drop(ctx, key, ctx.session, id, opened(ctx, key, 0))
   disown(ctx, key, id)
   return found and RELEASED or ABSENT
 end
@@ -151,10 +186,10 @@ end
 -- reply: ["joined", capacity number] | ["queued", ahead number] | ["mismatch", capacity number] | ["stale"]
 handlers['semaphore.join'] = function(ctx, key, id, permits, mismatch)
   permits = tonumber(permits)
-  local state = load(key, 0)
+  local state = opened(ctx, key, 0)
   local claim = claimOf(ctx, id)
   if state.capacity == 0 and mismatch == 'attach' then
-    local place = call('HGET', key, 'q' .. claim)
+    local place = readField(key, state, 'q' .. claim)
     if place then return queued(ctx, tonumber(place) - state.first) end
     return enqueue(ctx, key, state, id, 0)
   end
@@ -179,7 +214,7 @@ end
 -- args: permits number
 -- reply: ["resized", capacity number] | ["missing"]
 handlers['semaphore.resize'] = function(ctx, key, permits)
-  local state = load(key, 0)
+  local state = opened(ctx, key, 0)
   if state.capacity == 0 then return MISSING end
   state.capacity = tonumber(permits)
   announce(ctx, key, state.capacity)
@@ -196,8 +231,8 @@ end
 handlers['semaphore.reweigh'] = function(ctx, key, id, weight, anyway)
   weight = tonumber(weight)
   local field = 'h' .. claimOf(ctx, id)
-  local state = load(key, 0)
-  local found = call('HGET', key, field)
+  local state = opened(ctx, key, 0)
+  local found = readField(key, state, field)
   if not found then return ABSENT end
   local before, token, since = match(found, '^(%S+) (%S+) (%S+)')
   before = tonumber(before)
@@ -206,7 +241,7 @@ handlers['semaphore.reweigh'] = function(ctx, key, id, weight, anyway)
   end
   if weight > before then token = nextToken(ctx) end
   state.taken = state.taken - before + weight
-  call('HSET', key, field, text(weight) .. ' ' .. token .. ' ' .. since)
+  setField(state, field, text(weight) .. ' ' .. token .. ' ' .. since)
   serve(ctx, key, state)
   save(key, state)
   return granted(token)
@@ -261,12 +296,14 @@ handlers['semaphore.waiters'] = function(ctx, key)
   return reply('waiters', list(waiters))
 end
 
-local function serveOn(ctx, key)
-  local state = load(key, 0)
-  if state.first > state.last then return end
+local function serveOn(ctx, key, state)
+  if isQueueEmpty(state) then return end
   serve(ctx, key, state)
   save(key, state)
 end
 
-reapers.readWriteLock, alarms.readWriteLock = drop, serveOn
-reapers.semaphore, alarms.semaphore = drop, serveOn
+local function reapClaim(ctx, key, session, id) drop(ctx, key, session, id, opened(ctx, key, 0)) end
+local function ring(ctx, key) serveOn(ctx, key, opened(ctx, key, 0)) end
+
+reapers.readWriteLock, alarms.readWriteLock = reapClaim, ring
+reapers.semaphore, alarms.semaphore = reapClaim, ring

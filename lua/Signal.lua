@@ -39,7 +39,8 @@ end
 -- args: id string
 -- reply: ["granted", token string] | ["queued", ahead number]
 handlers['signal.await'] = function(ctx, key, id)
-  local state, known = recallClaim(ctx, key, id, 0)
+  local state = load(key, 0)
+  local known = recallClaim(ctx, key, state, id)
   if known then return known end
   if isQueueEmpty(state) and state.taken < state.capacity then
     local answer = grant(ctx, key, state, id, 1)
@@ -98,7 +99,7 @@ handlers['signal.state'] = function(ctx, key)
 end
 
 reapers.signal = function(ctx, key, session, id)
-  if drop(ctx, key, session, id) then saveSignal(key, load(key, 0)) end
+  if drop(ctx, key, session, id, load(key, 0)) then saveSignal(key, load(key, 0)) end
 end
 
 alarms.signal = function(ctx, key)

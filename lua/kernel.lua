@@ -424,7 +424,7 @@ end
 
 local function queued(ctx, ahead)
   expect(ctx)
-  return reply('queued', ahead)
+  return '["queued",' .. text(ahead) .. ']'
 end
 
 -- Has `alarms[kind]` called for a resource, in so many ms, or sooner if that was asked for.
@@ -486,9 +486,50 @@ end
 --   w<place>            a waiter: "<session>/<id> <what it waits for>"
 --   q<session>/<id>     its place
 -- A waiter that leaves makes an empty place. The work of one call is bounded: the rest is done when the resource's alarm
--- rings, which is at once.
+-- rings, which is at once. A record with `fields` has those of the hash that the call has changed, and writes them at its end.
 
 local EMPTY_PLACES, SERVED = 128, 256
+-- Redis takes so many arguments from a script.
+local MOST_ARGUMENTS = 4000
+
+-- From now on, what is changed is written by `writeFields`.
+local function collectFields(state)
+  state.fields, state.touched = {}, {}
+end
+
+local function readField(key, state, field)
+  local value = state.fields and state.fields[field]
+  if value == nil then return call('HGET', key, field) end
+  return value
+end
+
+-- False removes it.
+local function setField(state, field, value)
+  local fields = state.fields
+  if fields[field] == nil then state.touched[#state.touched + 1] = field end
+  fields[field] = value
+end
+
+local function writeFields(key, state)
+  local fields, set, gone = state.fields, { key }, { key }
+  for _, field in ipairs(state.touched) do
+    local value = fields[field]
+    if value then
+      set[#set + 1], set[#set + 2] = field, value
+    else
+      gone[#gone + 1] = field
+    end
+    if #set > MOST_ARGUMENTS then
+      call('HSET', unpack(set))
+      set = { key }
+    end
+  end
+  for from = 2, #gone, MOST_ARGUMENTS do
+    call('HDEL', key, unpack(gone, from, math.min(from + MOST_ARGUMENTS - 1, #gone)))
+  end
+  if #set > 1 then call('HSET', unpack(set)) end
+  collectFields(state)
+end
 
 local function isQueueEmpty(state)
   return state.first > state.last
@@ -504,14 +545,24 @@ local function join(key, state, claim, detail, first)
     state.last = state.last + 1
     place = text(state.last)
   end
-  call('HSET', key, 'w' .. place, claim .. ' ' .. detail, 'q' .. claim, place)
+  if state.fields then
+    setField(state, 'w' .. place, claim .. ' ' .. detail)
+    setField(state, 'q' .. claim, place)
+  else
+    call('HSET', key, 'w' .. place, claim .. ' ' .. detail, 'q' .. claim, place)
+  end
 end
 
 -- Takes a waiter out of the queue. Answers whether it was there.
 local function depart(key, state, claim, place)
-  place = place or call('HGET', key, 'q' .. claim)
+  place = place or readField(key, state, 'q' .. claim)
   if not place then return false end
-  call('HDEL', key, 'q' .. claim, 'w' .. place)
+  if state.fields then
+    setField(state, 'q' .. claim, false)
+    setField(state, 'w' .. place, false)
+  else
+    call('HDEL', key, 'q' .. claim, 'w' .. place)
+  end
   if tonumber(place) == state.first then state.first = state.first + 1 end
   return true
 end
@@ -537,8 +588,9 @@ local function nextWaiter(ctx, key, state)
       alarm(ctx, key, 0)
       return nil
     end
-    local waiter = call('HGET', key, 'w' .. text(state.first))
+    local waiter = readField(key, state, 'w' .. text(state.first))
     if waiter then return waiter end
+    if state.fields then writeFields(key, state) end
     local fields, last = {}, math.min(state.first + EMPTY_PLACES, state.last)
     for place = state.first + 1, last do fields[#fields + 1] = 'w' .. text(place) end
     local found = fields[1] and call('HMGET', key, unpack(fields)) or {}

@@ -219,10 +219,12 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
               const sending = (name: string, verb: string, args: ReadonlyArray<string | number>) =>
                 send(name, verb, args, undefined, undefined, undefined, beside(++sendings) ? ["session.renew"] : [])
               let sendings = 0
-              const take = (name: string, id: string, weight: number, wait: boolean, keep = false, again = false) =>
-                isLock
-                  ? sending(name, "lock.take", [id, `${wait ? 1 : 0}${keep ? "k" : ""}${again ? "a" : ""}`])
-                  : sending(name, "semaphore.take", [id, weight, 0, wait ? 1 : 0])
+              const take = (name: string, id: string, weight: number, wait: boolean, keep = false, again = false) => {
+                const how = `${wait ? 1 : 0}${keep ? "k" : ""}${again ? "a" : ""}`
+                return isLock
+                  ? sending(name, "lock.take", [id, how])
+                  : sending(name, "semaphore.take", [id, weight, 0, how])
+              }
               const release = (name: string, id: string) =>
                 sending(name, `${isLock ? "lock" : "semaphore"}.release`, [id])
               for (const name of names) await open(name)
@@ -421,7 +423,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
       const { open, send } = actor(yield* client(server), namespace, "semaphore:s")
       yield* Effect.promise(async () => {
         await open("S")
-        const take = (id: string, weight: number) => send("S", "semaphore.take", [id, weight, 0, 1])
+        const take = (id: string, weight: number) => send("S", "semaphore.take", [id, weight, 0, "1a"])
         await send("S", "semaphore.join", ["member", 2, "fail"])
         await take("holder", 1)
         assert.strictEqual((await take("waiter", 2))[0], "queued")

@@ -21,7 +21,7 @@ export const taking = <E, A>(
     refuse,
     place,
     verb: "semaphore.take",
-    args: (anyway) => [weight, capacity, wait ? 1 : anyway ? 2 : 0],
+    args: (anyway, again) => [weight, capacity, `${wait ? "1" : anyway ? "2" : "0"}${again ? "a" : ""}`],
     leave: "semaphore.release",
     background: release === "background",
     weight,
