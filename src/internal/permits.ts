@@ -33,18 +33,19 @@ export const taking = <E, A>(
 const shortestLease = 1000
 
 /** To take a lock, which its process may keep when it has released it. */
-export const locking = <E, A>(acquiring: Acquire<E, A>, isCached: boolean): Acquire<E, A> => {
-  const { place: { channel, key, tenancy }, question } = acquiring
-  const keeps = isCached && channel.lease >= shortestLease
-  return {
-    ...acquiring,
-    verb: "lock.take",
-    args: (anyway, again) => {
-      const wait = question !== true ? "1" : anyway ? "2" : "0"
-      return [`${wait}${keeps && tenancy.kept.isReused(key) ? "k" : ""}${again ? "a" : ""}`]
-    },
-    leave: "lock.release",
-    returns: "lock.return",
-    cached: isCached
-  }
+export const locking = <E, A>(acquiring: Acquire<E, A>, isCached: boolean): Acquire<E, A> => ({
+  ...acquiring,
+  verb: "lock.take",
+  args: argsOfLock,
+  leave: "lock.release",
+  returns: "lock.return",
+  cached: isCached
+})
+
+// One function for all locks: a hold keeps its claim.
+function argsOfLock(this: Acquire<unknown, unknown>, anyway: boolean, again: boolean): [string] {
+  const { cached, place: { channel, key, tenancy }, question } = this
+  const wait = question !== true ? "1" : anyway ? "2" : "0"
+  const keeps = cached === true && channel.lease >= shortestLease && tenancy.kept.isReused(key)
+  return [`${wait}${keeps ? "k" : ""}${again ? "a" : ""}`]
 }

@@ -238,26 +238,27 @@ const limitUnscoped = (place: Place, hold: Hold, maxHold: Duration.Input): Effec
  */
 export const acquireScoped = <E>(
   acquiring: Acquire<E>,
-  begin: (hold: Hold) => () => void = () => ignore
+  begin?: (hold: Hold) => () => void
 ): Effect.Effect<Hold | undefined, E, Scope.Scope> =>
   Effect.uninterruptibleMask((restore) =>
     Effect.flatMap(Effect.scope, (scope) =>
       Effect.flatMap(acquire(acquiring, restore), (hold) => {
         if (hold === undefined) return Effect.succeed(hold)
-        const end = begin(hold)
-        const released = Effect.suspend(() => {
-          end()
-          return leave(hold) ?? Effect.void
-        })
         return Effect.as(
           Effect.andThen(
-            Scope.addFinalizer(scope, released),
+            Scope.addFinalizerExit(scope, ending(hold, begin?.(hold))),
             enter(acquiring.place, hold, maxHoldOf(acquiring.place, acquiring.options), scope)
           ),
           hold
         )
       }))
   )
+
+// Made here, so that it refers to nothing else.
+const ending = (hold: Hold, end: (() => void) | undefined) => () => {
+  end?.()
+  return leave(hold) ?? Effect.void
+}
 
 /** One more user of a hold, until the scope of the caller closes. */
 export const shareScoped = (hold: Hold): Effect.Effect<Hold, never, Scope.Scope> =>
@@ -276,7 +277,7 @@ const enter = (
   scope: Scope.Scope
 ): Effect.Effect<unknown> =>
   Effect.withFiber((fiber) => {
-    hold.fiber = fiber
+    hold.fiber = fiber.id
     fiber.setContext(under(fiber.context, hold))
     const spanning = spannedScope(fiber, scope, `lockstep.${hold.kind}.hold`, hold.kind, hold.key)
     if (maxHold === undefined) return spanning

@@ -2,7 +2,6 @@
 
 import * as DateTime from "effect/DateTime"
 import * as Effect from "effect/Effect"
-import type * as Fiber from "effect/Fiber"
 import * as Inspectable from "effect/Inspectable"
 import { type Claim, type EndReason, Entry, type Keeper, type Kind } from "./claim.ts"
 import type { Stretch } from "./kept.ts"
@@ -49,8 +48,8 @@ export class Hold extends Entry implements Lease {
   users = 1
   /** How many protected programs run under it: they are late when the margin has passed after a loss. */
   protecting = 0
-  /** The fiber that has acquired it into its scope. */
-  fiber: Fiber.Fiber<unknown, unknown> | undefined = undefined
+  /** The id of the fiber that has acquired it into its scope: a hold must not keep a fiber that is over. */
+  fiber: number | undefined = undefined
   /** Stops the timer of its `maxHold` where no scope does. */
   unlimit: () => void = ignore
   /** A request that ends it is under way. */

@@ -70,7 +70,7 @@ export const isDetached = (fiber: AnyFiber, hold: Hold): boolean => {
   for (let at = fiber;;) {
     let next = (at as Inner)._parent
     for (let holding = holdings; holding !== undefined; holding = holding.outer) {
-      if (holding.body !== at && holding.hold.fiber !== at) continue
+      if (holding.body !== at && holding.hold.fiber !== at.id) continue
       if (holding.hold === hold) return false
       if (holding.body === at) next ??= holding.parent
     }

@@ -69,12 +69,13 @@ export class Upkeep {
   }
 
   #verify(entry: Entry, session: Session): void {
-    const { args, place: { key }, verb } = entry.claim
+    const { claim } = entry
+    const { place: { key }, verb } = claim
     entry.verifying++
     this.#channel().outbox.request({
       verb,
       key,
-      args: [entry.id, ...args(true, true)] as never,
+      args: [entry.id, ...claim.args(true, true)] as never,
       session,
       urgent: true,
       moot: ignore,
