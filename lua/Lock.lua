@@ -1,23 +1,13 @@
 -- A lock: its holder, mostly, and nothing else. That is its inline state:
 --   "<flag><session>/<id> <token> <since, in seconds>", or, with a queue, "<flag><first> <last> <session>/<id> <token> <since>", see
 --   kernel.lua: the waiters are in the hash of the lock. Without a holder, "-" stands for its claim: the queue goes on in another call.
--- The flag is k if its process may keep the lock, r if it was recalled then, otherwise h; and K, R or Q if there is a queue.
+-- The flag is k if its process may keep the lock, otherwise h; and K or Q if there is a queue.
 --
 -- kinds: lock: hash
 -- after inline.lua
 -- after Semaphore.lua
 
 local NO_HOLDER, KEEP_EVERY = '-', 64
--- So many tokens a process may give that keeps a lock.
-local KEPT_TOKENS = 1000000
-
--- A process that has kept a lock says which token was the last, with the lock or with the end of the session, unless it died. Its
--- lease is longer than the lock was kept then, so no token is ahead of the clock.
-local function skipKept(ctx, session, token)
-  if session == ctx.session then return end
-  local known = sessionOf(ctx, session)
-  if not known or known.deadline > 0 then skipTokens(ctx, token + KEPT_TOKENS) end
-end
 
 local function loadLock(ctx, key)
   local packed = readInline(ctx, key)
@@ -68,21 +58,22 @@ end
 -- "a", it may have been asked before.
 -- keys: hash
 -- args: id string, how string
--- reply: ["granted", token string] | ["kept", token string] | ["queued", ahead number] | ["busy"] | ["stale"]
+-- reply: ["granted", token string] | ["kept", token string, tokens number] | ["queued", ahead number] | ["busy"] | ["stale"]
 handlers['lock.take'] = function(ctx, key, id, how)
   local lock, claim = loadLock(ctx, key), claimOf(ctx, id)
   if not lock then
     local keeps = find(how, 'k', 1, true)
-    lock = { flag = keeps and 'k' or 'h', claim = claim, token = nextToken(ctx), since = ctx.seconds, first = 1, last = 0 }
+    local token = keeps and nextTokens(ctx, KEPT_TOKENS) or nextToken(ctx)
+    lock = { flag = keeps and 'k' or 'h', claim = claim, token = token, since = ctx.seconds, first = 1, last = 0 }
     saveLock(ctx, key, lock)
     own(ctx, key, id, PERMANENT)
-    return keeps and '["kept","' .. lock.token .. '"]' or granted(lock.token)
+    return keeps and grantedToKeep(token) or granted(token)
   end
   if lock.claim == claim then return granted(lock.token) end
   local place = lock.first <= lock.last and find(how, 'a', 1, true) and call('HGET', key, 'q' .. claim)
   if place then return queued(ctx, tonumber(place) - lock.first) end
   if lock.flag == 'k' and isAlive(ctx, holderOf(lock.claim)) then
-    lock.flag = 'r'
+    lock.flag = 'h'
     deliver(ctx, holderOf(lock.claim), reply('recall', idOf(lock.claim)))
   else
     local wait = sub(how, 1, 1)
@@ -96,7 +87,6 @@ local function dropLock(ctx, key, session, id)
   local lock, claim = loadLock(ctx, key), session .. '/' .. id
   if not lock then return false end
   if lock.claim == claim then
-    if lock.flag ~= 'h' then skipKept(ctx, session, lock.token) end
     lock.flag, lock.claim = 'h', NO_HOLDER
   elseif lock.first > lock.last or not depart(key, lock, claim) then
     return false
@@ -114,16 +104,6 @@ handlers['lock.release'] = function(ctx, key, id)
   local found = dropLock(ctx, key, ctx.session, id)
   disown(ctx, key, id)
   return found and RELEASED or ABSENT
-end
-
--- lock.return: releases a lock that its process has kept, and says which token was the last
--- keys: hash
--- args: id string, token number
--- reply: ["released"] | ["absent"]
--- flags: allow-oom
-handlers['lock.return'] = function(ctx, key, id, token)
-  skipTokens(ctx, token + 0)
-  return handlers['lock.release'](ctx, key, id)
 end
 
 -- lock.holders: its holder, if it has one, as a semaphore answers it

@@ -20,12 +20,15 @@ local function packed(number, deadline, read, posted, stamp, lease, owned)
   return pack(SHAPE.Session, VERSION.Session, number, deadline, read, posted, stamp, lease) .. owned
 end
 
--- The next token, unless that is one that `floor` has to be raised for.
-local function tokenBehind(before, micros)
+-- So many next tokens: the first and the last one, unless `floor` has to be raised for them.
+local function tokensBehind(before, micros, count)
   before = before + 0
-  local token = before + 1
-  if micros > token then token = micros end
-  if before % TOKENS_EACH + (token - before) < TOKENS_EACH then return text(token) end
+  local first = before + 1
+  if micros > first then first = micros end
+  local last = first + count - 1
+  if before % TOKENS_EACH + (last - before) >= TOKENS_EACH then return end
+  first = text(first)
+  return first, count == 1 and first or text(last)
 end
 
 straight['lock.take'] = function(keys, argv, field, inline, found, micros, seconds)
@@ -36,16 +39,17 @@ straight['lock.take'] = function(keys, argv, field, inline, found, micros, secon
   local claim = session .. '/' .. id
   local reply
   if not lock then
-    local token = tokenBehind(found[2], micros)
+    local keeps = byte(how, 2) == KEPT
+    local token, last = tokensBehind(found[2], micros, keeps and KEPT_TOKENS or 1)
     if not token then return end
     owned = owned .. marked(id .. ':' .. sub(inline, 2))
-    if byte(how, 2) == KEPT then
-      lock, reply = 'k', '["ok",[["kept","' .. token .. '"]]]'
+    if keeps then
+      lock, reply = 'k', '["ok",[' .. grantedToKeep(token) .. ']]'
     else
       lock, reply = 'h', '["ok",[["granted","' .. token .. '"]]]'
     end
     call('HSET', sessions, field, packed(number, now + lease, read, posted, stamp, lease, owned), 'r' .. session, reply,
-      'token', token, inline, lock .. claim .. ' ' .. token .. ' ' .. seconds)
+      'token', last, inline, lock .. claim .. ' ' .. token .. ' ' .. seconds)
     return reply
   end
   local flag = byte(lock)
@@ -96,7 +100,7 @@ straight['lock.release'] = function(keys, argv, field, inline, found, micros, se
     _, beats, deadline, theirRead, theirPosted, _, theirLease = unpackStruct(SHAPE.Session, theirs)
     if deadline <= now then return end
   end
-  local token = tokenBehind(found[2], micros)
+  local token = tokensBehind(found[2], micros, 1)
   if not token then return end
   call('HDEL', keys[2], 'w' .. first, 'q' .. claim)
   lock = claim .. ' ' .. token .. ' ' .. seconds

@@ -5,17 +5,18 @@
 --
 -- A resource is one hash, deleted with its last hold, member and waiter: a queue (see kernel.lua), and
 --   s                  record Semaphore
---   h<session>/<id>    a hold: "<weight> <token> <since, in seconds>"
+--   h<session>/<id>    a hold: "<weight> <token> <since, in seconds>", and behind that " k" if its process may keep it
 --   o<session>/<id>    a member: it keeps a semaphore alive, and hears how many permits there are
 -- Waiters wait for a weight, or, with weight 0, to become a member of a semaphore that does not exist yet: capacity 0.
--- record Semaphore 1: capacity, taken, holds, members, first, last
+-- `kept` counts the holds with a k.
+-- record Semaphore 2: capacity, taken, holds, members, first, last, kept
 
 local MOST_LISTED = 1000
 
 local function load(key, capacity)
   local packed = call('HGET', key, 's')
   local state = packed and unpackSemaphore(packed)
-  return state or { capacity = capacity, taken = 0, holds = 0, members = 0, first = 1, last = 0 }
+  return state or { capacity = capacity, taken = 0, holds = 0, members = 0, first = 1, last = 0, kept = 0 }
 end
 
 local function save(key, state)
@@ -67,11 +68,30 @@ local function granted(token)
   return '["granted","' .. token .. '"]'
 end
 
-local function hold(ctx, state, weight)
+local function hold(ctx, state, weight, keeps)
   state.taken = state.taken + weight
   state.holds = state.holds + 1
-  local token = nextToken(ctx)
+  local token = keeps and nextTokens(ctx, KEPT_TOKENS) or nextToken(ctx)
   return token, (weight == 1 and '1' or text(weight)) .. ' ' .. token .. ' ' .. ctx.seconds
+end
+
+-- Other claims want what processes may keep. Answers whether one of these is alive.
+local function recallKept(ctx, key, state)
+  if state.kept == 0 then return false end
+  writeFields(key, state)
+  local fields, found = call('HGETALL', key), false
+  for index = 1, #fields, 2 do
+    local claim, kept = match(fields[index], '^h(.*)$'), match(fields[index + 1], '^(.*) k$')
+    if claim and kept then
+      setField(state, fields[index], kept)
+      if isAlive(ctx, holderOf(claim)) then
+        found = true
+        deliver(ctx, holderOf(claim), reply('recall', idOf(claim)))
+      end
+    end
+  end
+  state.kept, state.changed = 0, true
+  return found
 end
 
 -- Grants to waiters from the front for as long as they fit.
@@ -104,8 +124,11 @@ local function enqueue(ctx, key, state, id, weight)
   return queued(ctx, state.last - state.first)
 end
 
-local function grant(ctx, key, state, id, weight)
-  local token, value = hold(ctx, state, weight)
+local function grant(ctx, key, state, id, weight, keeps)
+  local token, value = hold(ctx, state, weight, keeps)
+  if keeps then
+    value, state.kept = value .. ' k', state.kept + 1
+  end
   if state.fields then
     setField(state, 'h' .. claimOf(ctx, id), value)
     save(key, state)
@@ -113,7 +136,7 @@ local function grant(ctx, key, state, id, weight)
     call('HSET', key, 'h' .. claimOf(ctx, id), value, 's', packSemaphore(state))
   end
   ownPart(ctx, key, state, id)
-  return granted(token)
+  return keeps and grantedToKeep(token) or granted(token)
 end
 
 -- What has become of a claim that has asked before.
@@ -134,6 +157,7 @@ local function drop(ctx, key, session, id, state)
   local hold = readField(key, state, 'h' .. claim)
   if hold then
     state.taken, state.holds = state.taken - tonumber(match(hold, '^%S+')), state.holds - 1
+    if sub(hold, -1) == 'k' then state.kept = state.kept - 1 end
     if state.fields then setField(state, 'h' .. claim, false) else call('HDEL', key, 'h' .. claim) end
   elseif not depart(key, state, claim) then
     if call('HDEL', key, 'o' .. claim) == 0 then return false end
@@ -152,17 +176,19 @@ local function take(ctx, key, id, weight, capacity, how)
   if state.capacity == 0 then return MISSING end
   if weight > state.capacity then return reply('exceeds', state.capacity) end
   if state.first > state.last and state.taken + weight <= state.capacity then
-    return grant(ctx, key, state, id, weight)
+    return grant(ctx, key, state, id, weight, find(how, 'k', 1, true))
   end
-  if wait == '1' then return enqueue(ctx, key, state, id, weight) end
+  if recallKept(ctx, key, state) or wait == '1' then return enqueue(ctx, key, state, id, weight) end
   return wait == '0' and isStale(ctx) and STALE or '["busy"]'
 end
 
 -- semaphore.take: takes a weight, or queues for it. `how` begins with "1" to wait; with "0" for not at all; "2" for not at all, though an
--- expired session may stand in the way. With "a", it may have been asked before.
+-- expired session may stand in the way. With "k" behind that, its process may keep what it has released, as it may keep a lock: see
+-- `lock.take`. When there is too little for another claim, all that is kept is recalled, and the claim queues, whether it waits or not.
+-- With "a", it may have been asked before.
 -- keys: hash
 -- args: id string, weight number, capacity number, how string
--- reply: ["granted", token string] | ["queued", ahead number] | ["busy"] | ["missing"] | ["exceeds", capacity number] | ["stale"]
+-- reply: ["granted", token string] | ["kept", token string, tokens number] | ["queued", ahead number] | ["busy"] | ["missing"] | ["exceeds", capacity number] | ["stale"]
 handlers['semaphore.take'] = function(ctx, key, id, weight, capacity, how)
   return take(ctx, key, id, tonumber(weight), tonumber(capacity), how)
 end
@@ -176,6 +202,12 @@ handlers['semaphore.release'] = function(ctx, key, id)
   local found = drop(ctx, key, ctx.session, id, opened(ctx, key, 0))
   disown(ctx, key, id)
   return found and RELEASED or ABSENT
+end
+
+-- It has another capacity.
+local function resize(ctx, key, state)
+  announce(ctx, key, state.capacity)
+  if state.taken > state.capacity then recallKept(ctx, key, state) end
 end
 
 -- semaphore.join: creates the semaphore, or joins it. When it has another number of permits, `mismatch` decides: "fail",
@@ -202,7 +234,7 @@ handlers['semaphore.join'] = function(ctx, key, id, permits, mismatch)
   -- A member that asks again only wants to know the number.
   local resized = differs and not member and mismatch ~= 'keep' and mismatch ~= 'attach'
   if state.capacity == 0 or resized then state.capacity = permits end
-  if resized then announce(ctx, key, state.capacity) end
+  if resized then resize(ctx, key, state) end
   if enrol(ctx, key, id) then state.members = state.members + 1 end
   serve(ctx, key, state)
   save(key, state)
@@ -217,13 +249,14 @@ handlers['semaphore.resize'] = function(ctx, key, permits)
   local state = opened(ctx, key, 0)
   if state.capacity == 0 then return MISSING end
   state.capacity = tonumber(permits)
-  announce(ctx, key, state.capacity)
+  resize(ctx, key, state)
   serve(ctx, key, state)
   save(key, state)
   return reply('resized', state.capacity)
 end
 
--- semaphore.reweigh: makes a hold lighter, or heavier when no other hold is in the way; a heavier one gets a new token
+-- semaphore.reweigh: makes a hold lighter, or heavier when no other hold is in the way; a heavier one gets a new token. Its process may not
+-- keep it then. What others may keep is recalled if it is in the way.
 -- keys: hash
 -- args: id string, weight number, anyway boolean
 -- reply: ["granted", token string] | ["conflict"] | ["absent"] | ["stale"]
@@ -237,9 +270,11 @@ handlers['semaphore.reweigh'] = function(ctx, key, id, weight, anyway)
   local before, token, since = match(found, '^(%S+) (%S+) (%S+)')
   before = tonumber(before)
   if weight > before and state.taken - before + weight > state.capacity then
+    recallKept(ctx, key, state)
     return anyway == '' and isStale(ctx) and STALE or '["conflict"]'
   end
   if weight > before then token = nextToken(ctx) end
+  if sub(found, -1) == 'k' then state.kept = state.kept - 1 end
   state.taken = state.taken - before + weight
   setField(state, field, text(weight) .. ' ' .. token .. ' ' .. since)
   serve(ctx, key, state)

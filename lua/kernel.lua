@@ -161,9 +161,11 @@ local function nextTokens(ctx, count)
   return first
 end
 
--- Tokens up to this one may have been given, unless it is 0.
-local function skipTokens(ctx, last)
-  if last > 0 and last > (ctx.token or lastToken(ctx) + 0) then ctx.token, ctx.last = last, text(last) end
+-- So many tokens go with what its process may keep: one for each time that it is taken again without asking.
+local KEPT_TOKENS = 1000
+
+local function grantedToKeep(token)
+  return '["kept","' .. token .. '",' .. KEPT_TOKENS .. ']'
 end
 
 -- The record of a session, read once in a call; false for one that is forgotten.

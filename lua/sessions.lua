@@ -104,19 +104,18 @@ local function isForeign(ctx, protocol, partitions)
 end
 
 -- session.open: opens a session and ends those it replaces; every attempt uses an id of its own. With the name of a library, it
--- answers which others can be removed. `given` is the largest token that the coordinator has given by itself, or 0. `vacant`: after so
+-- answers which others can be removed. `vacant`: after so
 -- many openings the partition was found vacant, and all others have adopted these settings since; it adopts them too, and answers how
 -- many partitions the namespace has had. Otherwise -1. Two coordinators that are answered one identity are in one namespace of one
 -- server, however they reach it.
 -- keys: none
--- args: session string, replaces string, lease number, protocol number, partitions number, about string, library string, given number, vacant number
+-- args: session string, replaces string, lease number, protocol number, partitions number, about string, library string, vacant number
 -- reply: ["opened", position string, retired string, former number, identity string] | ["vacant", opened number, partitions number] | ["mismatch", protocol number, partitions number] | ["denied", command string]
-handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, partitions, about, library, given, vacant)
+handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, partitions, about, library, vacant)
   local command = denied(ctx)
   if command then return reply('denied', command) end
   local foreign, known = isForeign(ctx, protocol, partitions)
   local opened = tonumber(known[3] or 0)
-  skipTokens(ctx, given + 0)
   for former in string.gmatch(replaces, '%S+') do finish(ctx, former, 0) end
   if foreign then
     if #sessionsInUse(ctx) > 0 then return reply('mismatch', tonumber(known[1]), tonumber(known[2])) end
@@ -208,11 +207,10 @@ end
 
 -- session.end: ends a session at once, as its coordinator wishes; what it owned is then reaped
 -- keys: none
--- args: session string, closed boolean, given number
+-- args: session string, closed boolean
 -- reply: ["ended"]
 -- flags: allow-oom
-handlers['session.end'] = function(ctx, _, session, closed, given)
-  skipTokens(ctx, given + 0)
+handlers['session.end'] = function(ctx, _, session, closed)
   finish(ctx, session, closed == '1' and CLOSED or 0)
   return '["ended"]'
 end

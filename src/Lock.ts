@@ -49,7 +49,6 @@ import { type CoordinatorError, coordinatorReasons } from "./internal/actor/erro
 import * as acquiring from "./internal/hold/acquire.ts"
 import type { Hold } from "./internal/hold/hold.ts"
 import { type Holder, holdersOf, type Waiter, waitersOf } from "./internal/hold/holders.ts"
-import { patience } from "./internal/hold/kept.ts"
 import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
 import { type Place, placeOf } from "./internal/hold/place.ts"
 import { withAllHolds, withHold, withinHold } from "./internal/hold/protect.ts"
@@ -144,13 +143,8 @@ const fail = (reason: LockError["reason"]): LockError => new LockError({ reason 
 // A lock is busy, or it is not: nothing else can be refused.
 const busy = () => Effect.succeed(undefined)
 
-const taking = (place: Place, wait: boolean, options: Options | undefined): acquiring.Acquire<LockError> => {
-  const taken = permits.locking(
-    permits.taking(place, 1, 1, wait, { options, fail, refuse: busy }),
-    options?.cached === true
-  )
-  return wait ? taken : { ...taken, patience }
-}
+const taking = (place: Place, wait: boolean, options: Options | undefined): acquiring.Acquire<LockError> =>
+  permits.locking(permits.taking(place, 1, 1, wait, { options, fail, refuse: busy }, options?.cached === true))
 
 const alreadyHeld = ({ name, space: { kernel } }: Place): Effect.Effect<never, LockError> =>
   Effect.fail(fail(new AlreadyHeld({ key: name, namespace: kernel.settings.namespace })))

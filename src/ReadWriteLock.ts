@@ -65,6 +65,12 @@ export interface Options {
    * the lease if the process ends without closing its coordinator. Default `awaited`.
    */
   readonly release?: "awaited" | "background" | undefined
+  /**
+   * Keep the lock for a moment after its release: while the process takes it again in the same mode within 50 ms, it does so without
+   * asking Redis, until another claim is in need of it, and for 0.9 s at most. Many processes can keep a read lock at a time. A
+   * process that ends without closing its coordinator may keep it for the lease. Default `false`.
+   */
+  readonly cached?: boolean | undefined
   /** How long it outlives a process that died. Default: the coordinator's lease. */
   readonly lease?: Duration.Input | undefined
   /** For writing inside one's own write lock: share it. Default `false`: it fails with `AlreadyWriting`. */
@@ -173,7 +179,14 @@ const taking = (
   wait: boolean,
   options: Options | undefined
 ): acquiring.Acquire<ReadWriteLockError> =>
-  permits.taking(place, mode === "read" ? 1 : everything, everything, wait, { options, fail, refuse: busy })
+  permits.taking(
+    place,
+    mode === "read" ? 1 : everything,
+    everything,
+    wait,
+    { options, fail, refuse: busy },
+    options?.cached === true
+  )
 
 /** Makes a hold lighter or heavier. Heavier fails with "conflict" unless it is possible at once. */
 const reweigh = (
@@ -185,6 +198,9 @@ const reweigh = (
   const asked = fresh(target, (anyway) =>
     Effect.suspend(() => {
       if (!hold.active) return Effect.succeed(["absent"] as const)
+      // What this process keeps would be in the way.
+      target.tenancy.kept.cease(hold)
+      target.tenancy.kept.surrenderResting(target.key)
       return request(target, "semaphore.reweigh", [hold.id, weight, anyway], {
         session: hold.session,
         moot: () => ["absent"] as const,

@@ -90,6 +90,11 @@ export interface TakeOptions {
    * the lease if the process ends without closing its coordinator. Default `awaited`.
    */
   readonly release?: "awaited" | "background" | undefined
+  /**
+   * Keep the permits for a moment after their release: while the process takes as many again within 50 ms, it does so without asking
+   * Redis, until there are too few for others, and for 0.9 s at most. Default `false`. See `docs/Semaphore.md`.
+   */
+  readonly cached?: boolean | undefined
 }
 
 /**
@@ -253,7 +258,7 @@ class SemaphoreImpl implements Semaphore {
             return Effect.fail(fail(new SemaphoreGone(about)))
         }
       }
-    })
+    }, options?.cached === true)
   }
 
   #spanned<A, E, R>(self: Effect.Effect<A, E, R>, verb: string): Effect.Effect<A, E, R> {

@@ -14,8 +14,8 @@ type Event = readonly ["granted" | "exceeds" | "joined" | "recall", string]
 /** What the actor is to do, in as few words as possible. */
 class Model {
   capacity = 0
-  /** Who may keep it, until another claim comes. */
-  kept: string | undefined
+  /** Holds that their processes may keep, until another claim is in need of them. */
+  readonly kept = new Set<string>()
   readonly holds = new Map<string, number>()
   readonly members = new Set<string>()
   queue: Array<readonly [owner: string, weight: number]> = []
@@ -68,35 +68,32 @@ class Model {
   take(owner: string, weight: number, capacity: number, wait: boolean, keep = false): string {
     const known = this.#known(owner)
     if (known !== undefined) return known
-    if (keep && this.#isEmpty()) {
-      this.capacity = 1
-      this.holds.set(owner, 1)
-      this.kept = owner
-      return "kept"
-    }
-    if (this.kept !== undefined) {
-      const isAlive = !this.dead.has(this.kept.split("/")[0]!)
-      if (isAlive) this.#post(this.kept, "recall")
-      this.kept = undefined
-      wait ||= isAlive
-    }
     if (this.#isEmpty()) this.capacity = capacity
     if (this.capacity === 0) return "missing"
     const reply = weight > this.capacity
       ? "exceeds"
       : this.queue.length === 0 && this.taken + weight <= this.capacity
-      ? "granted"
-      : wait
+      ? keep ? "kept" : "granted"
+      : this.#recall() || wait
       ? "queued"
       : "busy"
-    if (reply === "granted") this.holds.set(owner, weight)
+    if (reply === "kept") this.kept.add(owner)
+    if (reply === "kept" || reply === "granted") this.holds.set(owner, weight)
     if (reply === "queued") this.queue.push([owner, weight])
     this.#forget()
     return reply
   }
 
+  /** Others want what is kept. Answers whether a process that keeps it is alive. */
+  #recall(): boolean {
+    const alive = [...this.kept].filter((owner) => !this.dead.has(owner.split("/")[0]!))
+    for (const owner of alive) this.#post(owner, "recall")
+    this.kept.clear()
+    return alive.length > 0
+  }
+
   drop(owner: string): string {
-    if (this.kept === owner) this.kept = undefined
+    this.kept.delete(owner)
     const found = this.holds.delete(owner) || this.members.delete(owner) ||
       this.queue.some(([waiter]) => waiter === owner)
     this.queue = this.queue.filter(([waiter]) => waiter !== owner)
@@ -115,6 +112,7 @@ class Model {
     if (differs && mismatch === "fail" && !member && this.members.size > 0) return "mismatch"
     if (this.capacity === 0 || differs && !member && mismatch !== "keep" && mismatch !== "attach") {
       this.capacity = permits
+      if (this.taken > permits) this.#recall()
     }
     this.members.add(owner)
     this.#serve()
@@ -124,6 +122,7 @@ class Model {
   resize(permits: number): string {
     if (this.capacity === 0) return "missing"
     this.capacity = permits
+    if (this.taken > permits) this.#recall()
     this.#serve()
     this.#forget()
     return "resized"
@@ -132,8 +131,12 @@ class Model {
   reweigh(owner: string, weight: number): string {
     const before = this.holds.get(owner)
     if (before === undefined) return "absent"
-    if (weight > before && this.taken - before + weight > this.capacity) return "conflict"
+    if (weight > before && this.taken - before + weight > this.capacity) {
+      this.#recall()
+      return "conflict"
+    }
     this.holds.set(owner, weight)
+    this.kept.delete(owner)
     this.#serve()
     return "granted"
   }
@@ -153,12 +156,10 @@ class Model {
 type Step =
   | { readonly do: "take"; readonly session: number; readonly weight: number; readonly wait: boolean }
   | { readonly do: "keep"; readonly session: number; readonly wait: boolean; readonly keep: boolean }
-  | { readonly do: "return"; readonly session: number; readonly given: number }
   | { readonly do: "release" | "again"; readonly session: number; readonly pick: number }
   | { readonly do: "reweigh"; readonly session: number; readonly pick: number; readonly weight: number }
   | { readonly do: "join"; readonly session: number; readonly permits: number; readonly mismatch: Mismatch }
-  | { readonly do: "die"; readonly session: number; readonly given: number }
-  | { readonly do: "repeat"; readonly session: number }
+  | { readonly do: "die" | "repeat"; readonly session: number }
   | { readonly do: "resize"; readonly session: number; readonly permits: number }
 
 type Mismatch = "fail" | "keep" | "resize" | "attach"
@@ -175,14 +176,13 @@ const step: fc.Arbitrary<Step> = fc.oneof(
     weight: 4,
     arbitrary: fc.record({ do: fc.constant("keep" as const), session, wait: fc.boolean(), keep: fc.boolean() })
   },
-  { weight: 2, arbitrary: fc.record({ do: fc.constant("return" as const), session, given: fc.nat(999_999) }) },
   { weight: 6, arbitrary: fc.record({ do: fc.constant("release" as const), session, pick }) },
   { weight: 1, arbitrary: fc.record({ do: fc.constant("again" as const), session, pick }) },
   { weight: 2, arbitrary: fc.record({ do: fc.constant("reweigh" as const), session, pick, weight }) },
   { weight: 3, arbitrary: fc.record({ do: fc.constant("join" as const), session, permits, mismatch }) },
   { weight: 1, arbitrary: fc.record({ do: fc.constant("resize" as const), session, permits }) },
   { weight: 1, arbitrary: fc.record({ do: fc.constant("repeat" as const), session }) },
-  { weight: 1, arbitrary: fc.record({ do: fc.constant("die" as const), session, given: fc.nat(999_999) }) }
+  { weight: 1, arbitrary: fc.record({ do: fc.constant("die" as const), session }) }
 )
 
 /** An event for one claim: its tag, the claim, and the token if it is a grant. */
@@ -229,12 +229,11 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
                 sending(name, `${isLock ? "lock" : "semaphore"}.release`, [id])
               for (const name of names) await open(name)
 
-              // The first token of each who may keep it, and give larger ones.
-              const firsts = new Map<string, number>()
               const grants = (reply: ReadonlyArray<string | number>) => {
                 if (reply[0] !== "granted" && reply[0] !== "kept") return
                 assert.isAbove(Number(reply[1]), token, "tokens increase")
-                token = Number(reply[1])
+                // Its process gives the others that go with what it may keep.
+                token = Number(reply[1]) + (reply[0] === "kept" ? Number(reply[2]) - 1 : 0)
               }
               // Events of one request come in order of their tokens; those of several sessions are merged by token.
               const seen = new Map<string, number>()
@@ -273,28 +272,15 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
                     break
                   }
                   case "keep": {
-                    if (!isLock) break
                     const id = fresh()
                     reply = await take(name, id, 1, step.wait, step.keep)
-                    expected = model.take(owner(id), 1, 1, step.wait, step.keep)
+                    expected = model.take(owner(id), 1, implicit, step.wait, step.keep)
                     weights.set(id, 1)
                     grants(reply)
-                    if (reply[0] === "kept") firsts.set(owner(id), token)
-                    break
-                  }
-                  case "return": {
-                    const id = mine.find((id) => firsts.has(owner(id)))
-                    if (id === undefined) break
-                    const last = firsts.get(owner(id))! + step.given
-                    firsts.delete(owner(id))
-                    reply = await sending(name, "lock.return", [id, last])
-                    expected = model.drop(owner(id))
-                    token = Math.max(token, last)
                     break
                   }
                   case "release": {
                     const id = mine[step.pick % Math.max(1, mine.length)] ?? "none"
-                    firsts.delete(owner(id))
                     reply = await release(name, id)
                     expected = model.drop(owner(id))
                     break
@@ -339,10 +325,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
                     break
                   }
                   case "die": {
-                    const given = step.given + Math.max(0, ...mine.map((id) => firsts.get(owner(id)) ?? 0))
-                    for (const id of mine) firsts.delete(owner(id))
-                    await end(name, false, given)
-                    token = Math.max(token, given)
+                    await end(name)
                     model.die(name)
                     assert.deepStrictEqual(await repeat(name) ?? ["expired"], ["expired"])
                     // Others go on before anybody reaps.
@@ -354,7 +337,6 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
                     assert.strictEqual(taken[0], model.take(`${other}/${id}`, heavy, implicit, true))
                     grants(taken)
                     for (const id of ids[(step.session + 1) % 3]!) {
-                      firsts.delete(`${other}/${id}`)
                       const dropped = await release(other, id)
                       assert.strictEqual(dropped[0], model.drop(`${other}/${id}`))
                       await collect()

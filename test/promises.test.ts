@@ -698,10 +698,10 @@ layer(TestServer.layer, live)("a kind that this release does not know", (it) => 
       yield* Effect.promise(async () => {
         // More than one answer names, all of them before the one that holds the lock.
         for (let at = 0; at < 40; at++) {
-          await ask(`S${at}`, "session.open", [`S${at}`, "", 60_000, protocol, 1, "{}", "", 0, -1])
+          await ask(`S${at}`, "session.open", [`S${at}`, "", 60_000, protocol, 1, "{}", "", -1])
           await redis.sadd(`${prefix}own:S${at}`, `x:novel:thing${at}`)
         }
-        await ask("T", "session.open", ["T", "", 60_000, protocol, 1, "{}", "", 0, -1])
+        await ask("T", "session.open", ["T", "", 60_000, protocol, 1, "{}", "", -1])
         await send("T", "lock.take", ["h", "1"])
         // Far more than are looked at, at random, before the one that can be released.
         await redis.sadd(`${prefix}own:T`, ...Array.from({ length: 50_000 }, (_, at) => `x:novel:other${at}`))
@@ -733,7 +733,7 @@ layer(TestServer.layer, live)("a kind that this release does not know", (it) => 
 })
 
 const opened = (ask: ReturnType<typeof actor>["ask"], id: string, lease: number) =>
-  ask(id, "session.open", [id, "", lease, protocol, 1, "{}", "", 0, -1])
+  ask(id, "session.open", [id, "", lease, protocol, 1, "{}", "", -1])
 
 layer(TestServer.layer, live)("a question", (it) => {
   it.effect("does not count a holder that died with its whole fleet, behind alarms that are due", () =>
@@ -1005,7 +1005,7 @@ layer(TestServer.layer, live)("a namespace", (it) => {
       const redis = yield* client(yield* TestServer)
       const { ask, end, reap } = actor(redis, freshNamespace(), "lock:a")
       const open = (id: string, partitions: number, vacant = -1) =>
-        ask(id, "session.open", [id, "", 60_000, protocol, partitions, "{}", "", 0, vacant])
+        ask(id, "session.open", [id, "", 60_000, protocol, partitions, "{}", "", vacant])
       const settle = (partitions: number) => ask("", "session.settle", [protocol, partitions])
       yield* Effect.promise(async () => {
         assert.strictEqual((await open("A", 16))[0], "opened")

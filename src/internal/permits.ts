@@ -1,15 +1,17 @@
 /** What locks, read-write locks and semaphores ask for. */
 
 import type { Acquire } from "./hold/acquire.ts"
+import { patience } from "./hold/kept.ts"
 import type { Place } from "./hold/place.ts"
 
-/** To take a weight from a semaphore, now or in its turn. */
+/** To take a weight from a semaphore, now or in its turn. Its process may keep what is cached when it has released it. */
 export const taking = <E, A>(
   place: Place,
   weight: number,
   capacity: number,
   wait: boolean,
-  { fail, options, refuse }: Pick<Acquire<E, A>, "fail" | "options" | "refuse">
+  { fail, options, refuse }: Pick<Acquire<E, A>, "fail" | "options" | "refuse">,
+  isCached = false
 ): Acquire<E, A> => {
   const { release = "awaited" } = options ?? {}
   if (release !== "awaited" && release !== "background") {
@@ -21,8 +23,10 @@ export const taking = <E, A>(
     refuse,
     place,
     verb: "semaphore.take",
-    args: (anyway, again) => [weight, capacity, `${wait ? "1" : anyway ? "2" : "0"}${again ? "a" : ""}`],
+    args: (anyway, again) => [weight, capacity, howOf(place, isCached, !wait, anyway, again)],
     leave: "semaphore.release",
+    cached: isCached,
+    patience: wait ? undefined : patience,
     background: release === "background",
     weight,
     question: !wait
@@ -32,20 +36,27 @@ export const taking = <E, A>(
 // In milliseconds: the actor reckons that a process which dies has kept a lock for less.
 const shortestLease = 1000
 
-/** To take a lock, which its process may keep when it has released it. */
-export const locking = <E, A>(acquiring: Acquire<E, A>, isCached: boolean): Acquire<E, A> => ({
+/** To take a lock. */
+export const locking = <E, A>(acquiring: Acquire<E, A>): Acquire<E, A> => ({
   ...acquiring,
   verb: "lock.take",
   args: argsOfLock,
-  leave: "lock.release",
-  returns: "lock.return",
-  cached: isCached
+  leave: "lock.release"
 })
 
 // One function for all locks: a hold keeps its claim.
 function argsOfLock(this: Acquire<unknown, unknown>, anyway: boolean, again: boolean): [string] {
-  const { cached, place: { channel, key, tenancy }, question } = this
-  const wait = question !== true ? "1" : anyway ? "2" : "0"
-  const keeps = cached === true && channel.lease >= shortestLease && tenancy.kept.isReused(key)
-  return [`${wait}${keeps ? "k" : ""}${again ? "a" : ""}`]
+  const { cached, place, question } = this
+  return [howOf(place, cached === true, question === true, anyway, again)]
+}
+
+const howOf = (
+  { channel, key, tenancy }: Place,
+  isCached: boolean,
+  question: boolean,
+  anyway: boolean,
+  again: boolean
+): string => {
+  const keeps = isCached && channel.lease >= shortestLease && tenancy.kept.isReused(key)
+  return `${question ? anyway ? "2" : "0" : "1"}${keeps ? "k" : ""}${again ? "a" : ""}`
 }

@@ -17,7 +17,7 @@ export const requests = [
   ["lock.take", "lock:free"],
   ["lock.release", "lock:free"],
   ["lock.take", "lock:again"],
-  ["lock.return", "lock:again"],
+  ["lock.release", "lock:again"],
   ["lock.take", "lock:taken"],
   ["lock.release", "lock:taken"],
   ["semaphore.take", "semaphore:pool"],
@@ -25,6 +25,8 @@ export const requests = [
   ["semaphore.join", "semaphore:theirs"],
   ["semaphore.state", "semaphore:theirs"],
   ["semaphore.reweigh", "readWriteLock:book"],
+  ["semaphore.take", "readWriteLock:again"],
+  ["semaphore.release", "readWriteLock:again"],
   ["lock.holders", "lock:taken"],
   ["lock.waiters", "lock:taken"],
   ["semaphore.holders", "readWriteLock:crowd"],
@@ -64,6 +66,10 @@ export const program: Program = ({ line, mine, namespace, other, server }) =>
       until: () => kept.size > 0
     })
     assert.isAbove(yield* Effect.provideContext(Lock.withLock(tokenOf, "again"), other), again)
+    const read = yield* Effect.repeat(ReadWriteLock.withReadLock(tokenOf, "again", { cached: true }), {
+      until: () => kept.size > 0
+    })
+    assert.isAbove(yield* Effect.provideContext(ReadWriteLock.withWriteLock(tokenOf, "again"), other), read)
 
     const held = yield* Effect.provideContext(holding("taken"), other)
     const waiting = yield* Effect.forkChild(

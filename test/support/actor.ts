@@ -159,12 +159,12 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
     key,
     keys,
     answers,
-    open: (id: string) => ask(id, "session.open", [id, "", usual, protocol, 16, "{}", "", 0, -1]),
+    open: (id: string) => ask(id, "session.open", [id, "", usual, protocol, 16, "{}", "", -1]),
     send,
     sendAll,
     together,
     repeat: async (id: string): Promise<Answer | undefined> => last.has(id) ? await call(last.get(id)!) : undefined,
-    end: (id: string, closed = false, given = 0) => ask(id, "session.end", [id, closed ? "1" : "", given]),
+    end: (id: string, closed = false) => ask(id, "session.end", [id, closed ? "1" : ""]),
     reap: async (id: string, reaped?: (id: string) => void) => {
       for (;;) {
         const [tag, entries] = await ask(id, "session.owned", [id]) as [string, Array<string>]

@@ -68,6 +68,8 @@ export const expirations = ({ expired = [] }: Run, from: number, to: number): nu
 const granted = (holds: ReadonlyArray<Hold>): ReadonlyArray<Hold> =>
   holds.filter(({ entered }) => entered !== undefined)
 
+const twice = "a token was given twice"
+
 /** Tokens are never given twice, and one that was seen before another was asked for is smaller. */
 export const tokens = (holds: ReadonlyArray<Hold>): ReadonlyArray<Anomaly> => {
   const found: Array<Anomaly> = []
@@ -75,7 +77,7 @@ export const tokens = (holds: ReadonlyArray<Hold>): ReadonlyArray<Anomaly> => {
   for (const hold of granted(holds)) {
     const other = known.get(hold.token!)
     if (other !== undefined) {
-      found.push({ check: "tokens", detail: "a token was given twice", holds: [other, hold] })
+      found.push({ check: "tokens", detail: twice, holds: [other, hold] })
     }
     known.set(hold.token!, hold)
   }
@@ -98,6 +100,15 @@ export const tokens = (holds: ReadonlyArray<Hold>): ReadonlyArray<Anomaly> => {
   }
   return found
 }
+
+/**
+ * Of what a process may keep: it takes that without asking, for up to a second after Redis has forgotten it. Shares that others hold at the
+ * same time get larger tokens meanwhile.
+ */
+export const isKeptBlindly = ({ check, detail, holds }: Anomaly, { forgets }: Run, exclusive: number): boolean =>
+  check === "tokens" &&
+  (holds.every(({ weight }) => weight < exclusive) && detail !== twice ||
+    holds.some(({ asked }) => overlaps(forgets, asked - 1_000_000, asked)))
 
 /** The weights, and what they exceed: at each grant, what was granted before counts. */
 const excessOf = (

@@ -66,6 +66,15 @@ export const bugs: { readonly [name: string]: Bug } = {
     only: ["lock"],
     lua: [["deliver(ctx, holderOf(lock.claim), reply('recall', idOf(lock.claim)))", ""]]
   },
+  // A process takes again what it has given back.
+  takenFromOthers: {
+    only: ["readWriteLock", "semaphore"],
+    sources: [[
+      "internal/hold/kept.ts",
+      "const hold = stretch.resting\n    this.#end(stretch)",
+      "const hold = stretch.resting\n    if (hold === undefined) this.#end(stretch)"
+    ]]
+  },
   // A process that is using what it keeps goes on keeping it when another one wants it.
   unheardRecall: {
     only: ["lock"],
@@ -97,8 +106,8 @@ export const bugs: { readonly [name: string]: Bug } = {
   // One waiter in ten is forgotten when its turn comes.
   lostWakeUp: {
     lua: [[
-      "local token, value = hold(ctx, state, weight)\ncall('HSET', key, 'h' .. claim, value)",
-      "if ctx.micros % 10 == 0 then return serve(ctx, key, state) end\nlocal token, value = hold(ctx, state, weight)\ncall('HSET', key, 'h' .. claim, value)"
+      "local token, value = hold(ctx, state, weight)\nif state.fields then setField(state, 'h' .. claim, value) else call('HSET', key, 'h' .. claim, value) end",
+      "if ctx.micros % 10 == 0 then return serve(ctx, key, state) end\nlocal token, value = hold(ctx, state, weight)\nif state.fields then setField(state, 'h' .. claim, value) else call('HSET', key, 'h' .. claim, value) end"
     ], ["local function serve(ctx, key, state)", "local serve\nserve = function(ctx, key, state)"]]
   },
   // One take in fifty does not look whether there is room.
@@ -141,8 +150,8 @@ export const bugs: { readonly [name: string]: Bug } = {
   lastInFirstOut: {
     only: ["lock", "semaphore", "readWriteLock"],
     lua: [[
-      "local waiter = call('HGET', key, 'w' .. text(state.first))",
-      "local top = call('HGET', key, 'w' .. text(state.last))\nlocal bottom = call('HGET', key, 'w' .. text(state.first))\nif top and bottom and state.last > state.first then\ncall('HSET', key, 'w' .. text(state.first), top, 'w' .. text(state.last), bottom)\ncall('HSET', key, 'q' .. match(top, '^%S+'), text(state.first), 'q' .. match(bottom, '^%S+'), text(state.last))\nend\nlocal waiter = call('HGET', key, 'w' .. text(state.first))"
+      "local waiter = readField(key, state, 'w' .. text(state.first))",
+      "if state.fields then writeFields(key, state) end\nlocal top = call('HGET', key, 'w' .. text(state.last))\nlocal bottom = call('HGET', key, 'w' .. text(state.first))\nif top and bottom and state.last > state.first then\ncall('HSET', key, 'w' .. text(state.first), top, 'w' .. text(state.last), bottom)\ncall('HSET', key, 'q' .. match(top, '^%S+'), text(state.first), 'q' .. match(bottom, '^%S+'), text(state.last))\nend\nlocal waiter = readField(key, state, 'w' .. text(state.first))"
     ]]
   },
   // A token can be smaller than the one before it.
@@ -161,8 +170,8 @@ export const bugs: { readonly [name: string]: Bug } = {
   passedOn: {
     only: ["semaphore"],
     lua: [[
-      "if not state then return false end\nlocal hold",
-      "if not state then return false end\nlocal before, capacity = state.taken, state.capacity\nlocal hold"
+      "if state.holds + state.members == 0 and isQueueEmpty(state) then return false end\nlocal hold",
+      "if state.holds + state.members == 0 and isQueueEmpty(state) then return false end\nlocal before, capacity = state.taken, state.capacity\nlocal hold"
     ], [
       "if call('HDEL', key, 'o' .. claim) == 0 then return false end\nstate.members = state.members - 1\nend\nserve(ctx, key, state)",
       "if call('HDEL', key, 'o' .. claim) == 0 then return false end\nstate.members = state.members - 1\nend\nstate.capacity = math.max(capacity, before)\nserve(ctx, key, state)\nstate.capacity = capacity"

@@ -28,8 +28,6 @@ export interface Tenant extends Audience {
   readonly isWaiting: () => boolean
   /** There is a session: what waits enters it. */
   readonly opened: (session: Session) => void
-  /** The largest token that was given here without asking Redis, or 0. */
-  readonly given: () => number
   /** A heartbeat: refused requests are tried again, and resources of long holds are touched. */
   readonly beat: (session: Session) => void
   /** The session is over. Holds are lost when the result is called, which answers how many they are. */
@@ -87,8 +85,8 @@ export class Channel implements Beating, First, Guarded {
     this.reaper = reaper
     this.#office = office
     this.#reader = reader
-    this.#former = new Former(office, prefix, reaper, tenant.given)
-    this.#opener = new Opener({ office, index, prefix, lease, reaper, former: this.#former, given: tenant.given }, {
+    this.#former = new Former(office, prefix, reaper)
+    this.#opener = new Opener({ office, index, prefix, lease, reaper, former: this.#former }, {
       isFirst: () => office.first() === this,
       begin: (...begun) => this.#begin(...begun),
       refuse: (refusal) => this.#refuse(refusal),

@@ -7,15 +7,13 @@ export class Former {
   readonly #office: Office
   readonly #prefix: string
   readonly #reaper: Reaper
-  readonly #given: () => number
   // When each may be ended, by the monotonic clock.
   readonly #sessions = new Map<string, number>()
 
-  constructor(office: Office, prefix: string, reaper: Reaper, given: () => number) {
+  constructor(office: Office, prefix: string, reaper: Reaper) {
     this.#office = office
     this.#prefix = prefix
     this.#reaper = reaper
-    this.#given = given
   }
 
   /**
@@ -57,7 +55,7 @@ export class Former {
   }
 
   async #end(id: string, closed: boolean): Promise<void> {
-    await this.#reaper.insist(id, [{ verb: "session.end", args: [id, closed, this.#given()] }])
+    await this.#reaper.insist(id, [{ verb: "session.end", args: [id, closed] }])
     this.#sessions.delete(id)
     await this.#reaper.reap(id)
   }

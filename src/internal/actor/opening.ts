@@ -24,8 +24,6 @@ export interface OpenerOptions {
   readonly lease: number
   readonly reaper: Reaper
   readonly former: Former
-  /** The largest token that was given here without asking Redis, or 0. */
-  readonly given: () => number
 }
 
 /** What a session is opened for. */
@@ -104,12 +102,12 @@ export class Opener {
   }
 
   #hello(id: string, replaced: ReadonlyArray<string>, vacant: number) {
-    const { given, index, lease, office: { about, settings } } = this.#options
+    const { index, lease, office: { about, settings } } = this.#options
     // One partition is enough to know which libraries are in use, and every coordinator opens this one.
     const used = index === 0 ? library : ""
     return {
       verb: "session.open",
-      args: [id, replaced.join(" "), lease, protocol, settings.partitions, about, used, given(), vacant]
+      args: [id, replaced.join(" "), lease, protocol, settings.partitions, about, used, vacant]
     }
   }
 

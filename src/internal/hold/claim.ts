@@ -49,8 +49,6 @@ export interface Claim {
   readonly args: (anyway: boolean, again: boolean) => ReadonlyArray<Argument>
   /** Releases it, or leaves its queue. Default `session.leave`. */
   readonly leave?: LeaveVerb | undefined
-  /** Releases it with the last token that its process has given, if that may keep it. */
-  readonly returns?: LeaveVerb | undefined
   /** Its process may keep it when it has released it. Default `false`. */
   readonly cached?: boolean | undefined
   /** How long it queues at most, in milliseconds, where it does not wait: then it is refused as busy. */

@@ -1,32 +1,34 @@
-/** Locks that this process keeps for a moment when it has released them, to take them again without asking Redis. */
+/** Locks and permits that this process keeps for a moment when it has released them, to take them again without asking Redis. */
 
 import type { Session } from "../actor/session.ts"
 import type { Io, Timer } from "../io.ts"
-import type { Entry, LeaveVerb } from "./claim.ts"
+import type { Entry } from "./claim.ts"
+import type { Hold } from "./hold.ts"
 
-// In milliseconds. The process keeps a lock that it takes again within `reuse`, for as long as each pause is shorter than that. It keeps
+// In milliseconds. The process keeps what it takes again within `reuse`, for as long as each pause is shorter than that. It keeps
 // none for `spared` after another process has asked for it.
 const [reuse, spared] = [50, 1000]
 
-/** For how many milliseconds a lock is kept in all: the actor reckons with a token for each microsecond. */
-export const most = 900
+// For how many milliseconds it is kept in all.
+const most = 900
 
-/** How long a claim that does not wait lets another process release the lock that it keeps, in milliseconds. */
+/** How long a claim that does not wait lets another process release what it keeps, in milliseconds. */
 export const patience = 100
 
 // What is forgotten here is only kept a little later.
 const mostKeys = 1024
 
-/** How long a lock is in the hands of one process, for several holds one after the other. Redis sees one claim. */
+/** How long a lock, or permits, are in the hands of one process, for several holds one after the other. Redis sees one claim. */
 export interface Stretch {
   readonly id: string
   readonly key: string
+  readonly weight: number
   readonly session: Session
-  /** Releases it. */
-  readonly returns: LeaveVerb
-  /** The token that Redis has given, the last one given here, and when the first one came by the monotonic clock. */
+  /** The token of the first hold, of the next one here, and the first one that is not of this stretch. */
   readonly first: number
-  last: number
+  next: number
+  readonly end: number
+  /** When the first hold was granted, by the monotonic clock. */
   readonly since: number
   /** The hold that has released it, since when, if it is not in use. */
   resting: Entry | undefined
@@ -38,9 +40,7 @@ export class Kept {
   /** What rested is released to Redis. */
   readonly #giveBack: (hold: Entry, session: Session) => void
   readonly #byId = new Map<string, Stretch>()
-  readonly #byKey = new Map<string, Stretch>()
-  /** The largest token that was given here. */
-  given = 0
+  readonly #byKey = new Map<string, Array<Stretch>>()
   // From when on, for a moment, it counts as taken again.
   readonly #reusable = new Map<string, number>()
   #timer: Timer | undefined = undefined
@@ -74,32 +74,48 @@ export class Kept {
     this.#reusable.set(key, at)
   }
 
-  begin({ claim: { place: { key }, returns }, id }: Entry, session: Session, token: number): Stretch {
+  /** Redis has granted it, with so many tokens from that one on. */
+  begin({ claim: { place: { key } }, id, weight }: Hold, session: Session, token: number, tokens: number): Stretch {
     const since = this.#io.now()
     const stretch = {
       id,
       key,
+      weight,
       session,
-      returns: returns!,
       first: token,
-      last: token,
+      next: token + 1,
+      end: token + tokens,
       since,
       resting: undefined,
       restedAt: 0
     }
     this.#byId.set(id, stretch)
-    this.#byKey.set(key, stretch)
+    const those = this.#byKey.get(key)
+    if (those === undefined) this.#byKey.set(key, [stretch])
+    else those.push(stretch)
     this.#arm(since + most)
     return stretch
   }
 
-  named(key: string): Stretch | undefined {
-    return this.#byKey.get(key)
+  /** One of that weight that is not in use. */
+  resting(key: string, weight: number): Stretch | undefined {
+    return this.#byKey.get(key)?.findLast((stretch) => stretch.resting !== undefined && stretch.weight === weight)
   }
 
-  #end(stretch: Stretch): void {
-    this.#byId.delete(stretch.id)
-    this.#byKey.delete(stretch.key)
+  has(key: string): boolean {
+    return this.#byKey.has(key)
+  }
+
+  #end({ id, key }: Stretch): void {
+    if (!this.#byId.delete(id)) return
+    const rest = this.#byKey.get(key)!.filter((other) => other.id !== id)
+    if (rest.length === 0) this.#byKey.delete(key)
+    else this.#byKey.set(key, rest)
+  }
+
+  /** It is not kept at the end of the hold that uses it. */
+  cease({ stretch }: Hold): void {
+    if (stretch !== undefined) this.#end(stretch)
   }
 
   /** A lock that rests is released. One that is in use is released at its end, and not kept. */
@@ -113,6 +129,11 @@ export class Kept {
 
   surrenderAll(): void {
     for (const stretch of this.#all()) this.surrender(stretch)
+  }
+
+  /** Releases what rests of this resource. */
+  surrenderResting(key: string): void {
+    for (const stretch of this.#byKey.get(key) ?? []) if (stretch.resting !== undefined) this.surrender(stretch)
   }
 
   /** Another process wants it. Answers false if this session does not keep it. */
@@ -144,15 +165,11 @@ export class Kept {
     return true
   }
 
-  /** The token of the next hold here, if it may have one without asking: at most one for each microsecond. */
+  /** The token of the next hold here, if it may have one without asking. */
   next(stretch: Stretch): number | undefined {
-    const passed = this.#io.now() - stretch.since
-    const token = stretch.last + 1
-    if (passed >= most || token > stretch.first + Math.floor(passed * 1000)) return undefined
-    stretch.last = token
+    if (stretch.next === stretch.end || this.#io.now() - stretch.since >= most) return undefined
     stretch.resting = undefined
-    this.given = Math.max(this.given, token)
-    return token
+    return stretch.next++
   }
 
   #all(): ReadonlyArray<Stretch> {

@@ -6,7 +6,6 @@ import type { Log } from "../actor/hooks.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { Session } from "../actor/session.ts"
 import { type Entry, type LeaveVerb, nameOf } from "./claim.ts"
-import { Hold } from "./hold.ts"
 
 export class Releases {
   readonly #channel: () => Channel
@@ -58,7 +57,7 @@ class Releasing implements Request<LeaveVerb> {
   readonly session: Session
   readonly verb: LeaveVerb
   readonly key: string
-  readonly args: [string] | [string, number]
+  readonly args: [string]
   readonly urgent = true
   readonly following: ReadonlyArray<Request> | undefined
   readonly others = undefined
@@ -72,11 +71,9 @@ class Releasing implements Request<LeaveVerb> {
     this.#releases = releases
     this.entry = entry
     this.session = session
-    // It can be of another claim, which has taken over what was kept.
-    const stretch = entry instanceof Hold ? entry.stretch : undefined
-    this.verb = stretch?.returns ?? entry.claim.leave ?? "session.leave"
+    this.verb = entry.claim.leave ?? "session.leave"
     this.key = entry.claim.place.key
-    this.args = stretch === undefined ? [entry.id] : [entry.id, (entry as Hold).token]
+    this.args = [entry.id]
     this.following = entry.following
     this.#done = done
   }

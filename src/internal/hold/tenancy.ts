@@ -64,8 +64,6 @@ export class Tenancy implements Tenant, Keeper, Asker {
     return this.#claims.size
   }
 
-  readonly given = (): number => this.kept.given
-
   readonly isWaiting = (): boolean => this.#claims.waiting > 0
 
   readonly isListening = (): boolean => this.#claims.waiting > 0 || this.#claims.observing > 0 || this.kept.size > 0
@@ -94,10 +92,11 @@ export class Tenancy implements Tenant, Keeper, Asker {
   // Takes what its process has kept, without asking. If it is in use here, the claim waits in Redis, in its turn.
   #takeKept(hold: Hold): boolean {
     const { patience, place } = hold.claim
-    const stretch = this.kept.named(place.key)
-    if (stretch === undefined) return false
-    if (stretch.resting === undefined) {
-      if (patience === undefined) return false
+    const stretch = this.kept.resting(place.key, hold.weight)
+    if (stretch === undefined) {
+      // What rests here may be in its way.
+      this.kept.surrenderResting(place.key)
+      if (patience === undefined || place.kind !== "lock" || !this.kept.has(place.key)) return false
       this.#finish(hold, busy)
       return true
     }
@@ -114,6 +113,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     hold.known = true
     hold.stretch = stretch
     this.#claims.add(hold)
+    hold.member?.dependents.add(hold)
     const now = io.now()
     hold.askedAt = now
     this.#hold(hold, session, token, now, io.wall())
@@ -227,9 +227,9 @@ export class Tenancy implements Tenant, Keeper, Asker {
     }
     // Given up meanwhile: its release is on the way. And nothing is granted on a lease that has run out meanwhile.
     if (entry.state === "done" || !this.#clock.isTrusted(session)) return
-    if (reply.length > 2) entry.payload = reply.slice(2)
+    if (reply[0] === "granted" && reply.length > 2) entry.payload = reply.slice(2)
     if (reply[0] === "kept" && !entry.recalled) {
-      entry.stretch = this.kept.begin(entry, session, token)
+      entry.stretch = this.kept.begin(entry, session, token, Number(reply[2]))
       this.channel.listen()
     }
     this.#hold(entry, session, token, this.#clock.now, this.#clock.wall)
@@ -332,12 +332,12 @@ export class Tenancy implements Tenant, Keeper, Asker {
     this.#releases.begin(entry, session, done)
   }
 
-  // Keeps what it could release, for the next claim here. If not, it is released with the last token.
+  // Keeps what it could release, for the next claim here.
   #keep(hold: Hold): boolean {
-    const { claim: { cached }, following, loss, session, state, verifying } = hold
+    const { claim: { cached }, following, loss, member, session, state, verifying } = hold
     if (state !== "held") return false
     const isWell = cached === true && loss === undefined && following === undefined && verifying === 0 &&
-      session?.lost === undefined && !this.kernel.isClosing()
+      member?.state !== "done" && session?.lost === undefined && !this.kernel.isClosing()
     if (!this.kept.rest(hold, isWell)) return false
     this.#released(hold)
     this.#claims.become(hold, "done")
@@ -360,6 +360,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
 
   // The claims under a membership end before it does.
   #dismiss(member: Membership): void {
+    this.kept.surrenderResting(member.claim.place.key)
     for (const entry of member.dependents.values()) {
       if (entry instanceof Hold && entry.state === "held") {
         entry.lose("closed")

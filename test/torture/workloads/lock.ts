@@ -1,15 +1,11 @@
 import { Effect } from "effect"
-import { type Anomaly, bounded, overlaps, type Run } from "../checks.ts"
+import { bounded, isKeptBlindly } from "../checks.ts"
 import { fibers, type Workload } from "../workload.ts"
 
 const keys = ["exclusive a", "exclusive {b}:\n", "exclusive \u{1f512}"]
 
 // Its holder may keep it.
 const kept = "exclusive and kept"
-
-// Its process takes it without asking, for up to a second after Redis has forgotten that.
-const isBlind = ({ check, holds }: Anomaly, { forgets }: Run): boolean =>
-  check === "tokens" && holds.some(({ asked, key }) => key === kept && overlaps(forgets, asked - 1_000_000, asked))
 
 /** Locks: one or several, by a body or by a scope; waiting, with a limit to it, or only if available; again and again. */
 export const lock: Workload = {
@@ -50,5 +46,6 @@ export const lock: Workload = {
         )
       })
     ),
-  check: (holds, run) => bounded(1)(holds, run).filter((anomaly) => !isBlind(anomaly, run))
+  check: (holds, run) =>
+    bounded(1)(holds, run).filter((anomaly) => holds[0]!.key !== kept || !isKeptBlindly(anomaly, run, 1))
 }

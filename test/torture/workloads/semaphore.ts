@@ -1,29 +1,44 @@
 import { Effect, Scope } from "effect"
 import type * as Lockstep from "../../../src/index.ts"
-import { bounded } from "../checks.ts"
+import { bounded, isKeptBlindly } from "../checks.ts"
 import type { Client } from "../client.ts"
+import type { Hold } from "../history.ts"
 import { kinds, resized } from "../permits.ts"
 import { fibers, gaveUp, type Workload } from "../workload.ts"
 
 const [name, permits] = ["connections", 5]
+// Processes may keep these.
+const kept = "kept connections"
 // Processes disagree about how many permits this one has: up to so many.
 const [disputed, most] = ["disputed", 5]
 
 type Semaphore = Lockstep.Semaphore.Semaphore
 
-const taking = (client: Client, shared: Semaphore, most: number) =>
+const taking = (client: Client, shared: Semaphore, most: number, cached = false) =>
   Effect.suspend(() => {
     const weight = client.random() < 0.7 ? 1 : 1 + Math.floor(client.random() * most)
     const wait = client.random() >= 0.1
     return client.hold([{ kind: "semaphore", key: shared.name, weight, wait }], (body) =>
-      wait ? shared.withPermits(weight)(body) : shared.withPermitsIfAvailable(weight)(body))
+      wait ? shared.withPermits(weight, { cached })(body) : shared.withPermitsIfAvailable(weight, { cached })(body))
+  })
+
+/** Again and again, with rests between. */
+const retaking = (client: Client, shared: Semaphore) =>
+  Effect.suspend(() => {
+    const take = taking(client, shared, permits, true)
+    const times = Array.from({ length: 1 + Math.floor(client.random() * 8) })
+    return Effect.andThen(Effect.forEach(times, () => take), Effect.sleep(client.random() * 100))
   })
 
 const equal = (client: Client) =>
-  Effect.flatMap(
-    client.lockstep.Semaphore.make({ name, permits }),
-    (shared) => fibers(3, client, taking(client, shared, permits))
-  ).pipe(
+  Effect.gen(function*() {
+    const shared = yield* client.lockstep.Semaphore.make({ name, permits })
+    const cached = yield* client.lockstep.Semaphore.make({ name: kept, permits })
+    yield* Effect.all([
+      fibers(3, client, taking(client, shared, permits)),
+      fibers(1, client, retaking(client, cached))
+    ], { concurrency: "unbounded", discard: true })
+  }).pipe(
     Effect.scoped,
     // Redis may be out of memory or out of reach at that moment.
     Effect.catch(() => Effect.sleep(100)),
@@ -70,5 +85,9 @@ export const semaphore: Workload = {
   name: "semaphore",
   run: (client) =>
     Effect.all([equal(client), fibers(1, client, unequal(client))], { concurrency: "unbounded", discard: true }),
-  check: (holds, run) => holds[0]!.key === disputed ? resized(holds, run) : bounded(permits)(holds, run)
+  check: (holds, run) => {
+    const [{ key }] = holds as readonly [Hold]
+    if (key === disputed) return resized(holds, run)
+    return bounded(permits)(holds, run).filter((anomaly) => key !== kept || !isKeptBlindly(anomaly, run, permits))
+  }
 }
