@@ -147,10 +147,16 @@ export type {
    * @category options
    * @since 0.1.0
    */
-  TakeOptions
+  TakeOptions,
+  /**
+   * @category options
+   * @since 0.1.0
+   */
+  WithJobOptions
 } from "./internal/queue/api.ts"
 export {
   JobFailed,
+  JobLost,
   JobTimeout,
   OfferUncertain,
   OutcomeUnknown,

@@ -73,6 +73,13 @@ export interface TakeOptions extends Pick<RunOptions, "attempts" | "retry"> {
   readonly wait?: Duration.Input | undefined
 }
 
+export interface WithJobOptions<in E = unknown>
+  extends Pick<RunOptions<E>, "attempts" | "overrun" | "retry" | "timeout">
+{
+  /** How long to wait for a job. Default: for ever. */
+  readonly wait?: Duration.Input | undefined
+}
+
 export interface RescheduleOptions {
   /** How long from now the job waits. */
   readonly delay?: Duration.Input | undefined
@@ -143,9 +150,18 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
     options?: PoolOptions<E2> | undefined
   ) => Effect.Effect<WorkerPool, QueueError, Scope.Scope | Exclude<R, Job>>
   /**
+   * Takes one job and runs the effect with it, as `run` does with its handler: it is interrupted when the job is not its own any more, and
+   * then this fails with `JobLost`. With a success the job is done. With a failure it has failed, and this fails with the same error. When
+   * this is interrupted, the job goes back. `None` if no job comes in time, or the effect has snoozed or discarded its job.
+   */
+  readonly withJob: <B extends S, E2, R>(
+    use: (payload: A) => Effect.Effect<B, E2, R>,
+    options?: WithJobOptions<E2> | undefined
+  ) => Effect.Effect<Option.Option<B>, E2 | JobTimeout | QueueError, Exclude<R, Job>>
+  /**
    * Takes one job into the scope, or `None` if there is none in time. The job is done when the scope closes with a success. It has
-   * failed when the scope closes with a failure, and goes back when it is interrupted. No `timeout` applies, because nothing
-   * interrupts the scope. Prefer `run` for many jobs.
+   * failed when the scope closes with a failure, and goes back when it is interrupted. Nothing interrupts the scope when the job is lost,
+   * and no `timeout` applies: prefer `withJob` where an effect is all that needs the job, and `run` for many jobs.
    */
   readonly take: (
     options?: TakeOptions | undefined

@@ -65,6 +65,27 @@ export class JobTimeout extends Schema.Error<JobTimeout>("lockstep/Queue/JobTime
 }
 
 /**
+ * The job of `withJob` was cancelled, or the session under which it was taken is lost: its effect was interrupted, and another process
+ * may have the job.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class JobLost extends Schema.Error<JobLost>("lockstep/Queue/JobLost")({
+  _tag: Schema.tag("JobLost"),
+  name: Schema.String,
+  namespace: Schema.String,
+  id: Schema.String
+}) {
+  override get message(): string {
+    return `Job ${this.id} of ${
+      describe("queue", this.name, this.namespace)
+    } was cancelled, or lost with its session: ` +
+      `go on with the next one, as another process may have it by now.`
+  }
+}
+
+/**
  * A job has no result, and `outcome` says why. `failed`: the last attempt has failed with an error that the queue's `error` schema
  * does not describe. `undecodable`: the payload does not fit the schema of the worker. `crashed`: too many of its workers have died.
  * `discarded`: its handler has decided so. `cancelled`, `dropped` and `expired`: it was removed. `skipped`: a job that it was to run
@@ -167,6 +188,7 @@ export class QueueError extends Schema.Error<QueueError>("lockstep/Queue/QueueEr
     QueueClosed,
     QueueFull,
     JobFailed,
+    JobLost,
     OutcomeUnknown,
     InvalidPayload,
     WaitTimeout,

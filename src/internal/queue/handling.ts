@@ -35,7 +35,7 @@ export interface Policy<E> {
 }
 
 /** A payload or a result does not fit the schema of the queue: another attempt would not change that. */
-class Unfit {
+export class Unfit {
   readonly reason: "failed" | "undecodable"
   readonly error: InvalidPayload
 

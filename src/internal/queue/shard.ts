@@ -27,11 +27,12 @@ import type {
   RunOptions,
   Status,
   TakeBatchOptions,
-  TakeOptions
+  TakeOptions,
+  WithJobOptions
 } from "./api.ts"
 import { entrusted } from "./entrusting.ts"
 import type { Codecs, Inner } from "./errands.ts"
-import { fail, failing, type Failure, QueueClosed, type QueueError, ShardsMismatch } from "./errors.ts"
+import { fail, failing, type Failure, type JobTimeout, QueueClosed, type QueueError, ShardsMismatch } from "./errors.ts"
 import { Following } from "./following.ts"
 import { type Group, groupOf, groupsOf, type GroupState, removing } from "./groups.ts"
 import { decoded, handlingOf, policyOf, type Results } from "./handling.ts"
@@ -48,7 +49,7 @@ import { type Scheduled, type ScheduleOptions, Schedules } from "./schedules.ts"
 import { joinArgs, retained } from "./settings.ts"
 import { type State, stateOf } from "./state.ts"
 import { type Deque, workersOf, type WorkerState } from "./stealing.ts"
-import { take, type Taken } from "./taking.ts"
+import { take, type Taken, type Taking, withJob } from "./taking.ts"
 import { awaited, keptOf, type OfferOptions, type Subscriber, timeOf, wishOf } from "./wish.ts"
 import { crewOf } from "./worker.ts"
 
@@ -340,20 +341,32 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   readonly takeBatch = (
     options: TakeBatchOptions
   ): Effect.Effect<ReadonlyArray<Taken<A, S>>, QueueError, Scope.Scope> =>
-    Effect.suspend(() => {
-      const taken = take<A, S, QueueError>({
-        max: whole(options.max, "max", mostConcurrency),
-        places: this.#places,
-        deque: this.#deque,
-        payload: this.#codec,
-        results: this.#results,
-        policy: policyOf(options, this.#options, this.#space.kernel),
-        wait: options.wait === undefined ? undefined : millis(options.wait, "wait"),
-        closed: () => this.#closed,
-        fail
-      })
-      return this.#traced("take", this.#deque === undefined ? taken : Effect.andThen(this.#deque.standing, taken))
-    })
+    Effect.suspend(() =>
+      this.#take("take", take<A, S, QueueError>(this.#taking(options), whole(options.max, "max", mostConcurrency)))
+    )
+
+  readonly withJob = <B extends S, E2, R>(
+    use: (payload: A) => Effect.Effect<B, E2, R>,
+    { overrun = mostOverrun, ...options }: WithJobOptions<E2> = {}
+  ): Effect.Effect<Option.Option<B>, E2 | JobTimeout | QueueError, Exclude<R, Job>> =>
+    Effect.suspend(() => this.#take("withJob", withJob(use, this.#taking(options), millis(overrun, "overrun"))))
+
+  #taking({ wait, ...options }: WithJobOptions<any>): Taking<A, QueueError> {
+    return {
+      places: this.#places,
+      deque: this.#deque,
+      payload: this.#codec,
+      results: this.#results,
+      policy: policyOf(options, this.#options, this.#space.kernel),
+      wait: wait === undefined ? undefined : millis(wait, "wait"),
+      closed: () => this.#closed,
+      fail
+    }
+  }
+
+  #take<B, F, R>(verb: string, taking: Effect.Effect<B, F, R>): Effect.Effect<B, F | QueueError, R> {
+    return this.#traced(verb, this.#deque === undefined ? taking : Effect.andThen(this.#deque.standing, taking))
+  }
 
   readonly run = <E2, R>(
     handler: (payload: A) => Effect.Effect<S, E2, R>,

@@ -15,7 +15,8 @@ import type {
   RescheduleOptions,
   RunOptions,
   TakeBatchOptions,
-  TakeOptions
+  TakeOptions,
+  WithJobOptions
 } from "./api.ts"
 import type { Codecs, Inner } from "./errands.ts"
 import type { QueueError } from "./errors.ts"
@@ -193,6 +194,11 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
 
   readonly pool = <E2, R>(handler: (payload: A) => Effect.Effect<S, E2, R>, options?: PoolOptions<E2>) =>
     this.#first.pool(handler, options)
+
+  readonly withJob = <B extends S, E2, R>(
+    use: (payload: A) => Effect.Effect<B, E2, R>,
+    options?: WithJobOptions<E2>
+  ) => this.#first.withJob(use, options)
 
   readonly take = (options?: TakeOptions) => this.#first.take(options)
 

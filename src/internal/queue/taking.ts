@@ -1,4 +1,4 @@
-/** Takes jobs into a scope: how that ends decides what becomes of them. */
+/** Takes jobs, into a scope or for an effect: how that ends decides what becomes of them. */
 
 import * as Cause from "effect/Cause"
 import * as Context from "effect/Context"
@@ -6,13 +6,17 @@ import * as Deferred from "effect/Deferred"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
+import * as Option from "effect/Option"
 import * as Scope from "effect/Scope"
 import type { CoordinatorReason } from "../actor/errors.ts"
 import type { WaitTimeout } from "../hold/loss.ts"
 import type { Place } from "../hold/place.ts"
 import type { Codec } from "../work/codec.ts"
-import { handlingOf, type Policy, type Results } from "./handling.ts"
-import { Job } from "./job.ts"
+import type { Handling } from "./attempts.ts"
+import { decisionOf } from "./deciding.ts"
+import { fail, JobLost, type JobTimeout, type QueueError } from "./errors.ts"
+import { handlingOf, type Policy, type Results, Unfit } from "./handling.ts"
+import { Job, type Task } from "./job.ts"
 import { mostOverrun } from "./pool.ts"
 import type { Deque } from "./stealing.ts"
 import { crewOf } from "./worker.ts"
@@ -27,13 +31,12 @@ export interface Taken<out A, in S> {
   readonly result: (value: S) => Effect.Effect<void>
 }
 
-interface Taking<A, E> {
+export interface Taking<A, E> {
   /** Of all shards. */
   readonly places: ReadonlyArray<Place>
   readonly payload: Codec<A>
   readonly results: Results
   readonly policy: Policy<any>
-  readonly max: number
   readonly deque: Deque | undefined
   /** In milliseconds; undefined for as long as there is none. */
   readonly wait: number | undefined
@@ -41,24 +44,52 @@ interface Taking<A, E> {
   readonly fail: (error: CoordinatorReason | WaitTimeout) => E
 }
 
-// The worker tells Redis the outcome of a scope before it leaves.
+// The worker tells Redis what has become of jobs before it leaves.
 const patience = 60_000
+
+/** A worker for a while. `waited` ends when `found` does, or when the time to wait is over. */
+const taker = <A, R, E>(
+  { closed, deque, fail, places, wait }: Taking<A, E>,
+  work: {
+    readonly context: Context.Context<R>
+    readonly handling: Handling<R>
+    readonly overrun: number
+    readonly lends?: boolean
+  },
+  max: number
+) => {
+  const found = Deferred.makeUnsafe<void, E>()
+  const own = Scope.makeUnsafe()
+  const crew = crewOf({ ...work, deque }, places, max)
+  const joined = Scope.provide(
+    crew.work(() => Deferred.doneUnsafe(found, Effect.fail(closed())), fail),
+    own
+  )
+  const waited = Effect.andThen(
+    joined,
+    wait === undefined
+      ? Deferred.await(found)
+      : Effect.asVoid(Effect.timeoutOption(Deferred.await(found), Duration.millis(wait)))
+  )
+  const leave = (grace: number) => Effect.andThen(crew.stop(grace), Scope.close(own, Exit.void))
+  return { crew, found, waited, leave }
+}
 
 /** Up to `max` jobs: as soon as there are so many, or the time to wait is over; without one, as soon as there are any. */
 export const take = <A, S, E>(
-  { closed, deque, fail, max, payload, places, policy, results, wait }: Taking<A, E>
+  taking: Taking<A, E>,
+  max: number
 ): Effect.Effect<ReadonlyArray<Taken<A, S>>, E, Scope.Scope> =>
   Effect.uninterruptibleMask((restore) =>
     Effect.gen(function*() {
+      const { payload, policy, results, wait } = taking
       const scope = yield* Effect.scope
-      const own = yield* Scope.make()
-      const found = Deferred.makeUnsafe<void, E>()
       const over = Deferred.makeUnsafe<void, unknown>()
       // A job that is lost before the answer is not taken.
       let open = true
-      const enough = (result: Effect.Effect<void, E>) => {
+      const enough = () => {
         open = false
-        Deferred.doneUnsafe(found, result)
+        Deferred.doneUnsafe(found, Effect.void)
       }
       const jobs = new Map<Taken<A, S>["job"], Taken<A, S>>()
       const attempt = (payload: A): Effect.Effect<unknown, unknown, Job> =>
@@ -68,8 +99,8 @@ export const take = <A, S, E>(
           const result = (given: S) => Effect.sync(() => void (value = given))
           jobs.set(job, { payload, job, lost: Deferred.await(lost), result })
           if (jobs.size === max) {
-            worker.halt()
-            enough(Effect.void)
+            crew.halt()
+            enough()
           }
           const gone = Effect.suspend(() => {
             if (open) jobs.delete(job)
@@ -79,36 +110,20 @@ export const take = <A, S, E>(
         })
       // No timeout: nothing would interrupt the scope, while another process is given the job.
       const { attempt: handled, judge } = handlingOf(payload, results, attempt, policy)
-      const worker = crewOf(
-        {
-          context: Context.empty() as Context.Context<Job>,
-          handling: { attempt: handled, judge },
-          overrun: mostOverrun,
-          lends: true,
-          deque
-        },
-        places,
-        max
-      )
-      const off = worker.listen(() => {
-        if (wait === undefined && jobs.size > 0) enough(Effect.void)
+      const { crew, found, leave, waited } = taker(taking, {
+        context: Context.empty() as Context.Context<Job>,
+        handling: { attempt: handled, judge },
+        overrun: mostOverrun,
+        lends: true
+      }, max)
+      const off = crew.listen(() => {
+        if (wait === undefined && jobs.size > 0) enough()
       })
-      const leave = (grace: number) => Effect.andThen(worker.stop(grace), Scope.close(own, Exit.void))
-      const joined = Scope.provide(
-        worker.work(() => enough(Effect.fail(closed())), fail),
-        own
-      )
-      const waited = Effect.andThen(
-        joined,
-        wait === undefined
-          ? Deferred.await(found)
-          : Effect.asVoid(Effect.timeoutOption(Deferred.await(found), Duration.millis(wait)))
-      )
       const taken = yield* Effect.map(Effect.exit(restore(waited)), (exit) => {
         off()
         open = false
         // Jobs that are on their way go back.
-        if (jobs.size < max) worker.retire()
+        if (jobs.size < max) crew.retire()
         return Exit.map(exit, () => [...jobs.values()])
       })
       if (Exit.isFailure(taken) || taken.value.length === 0) {
@@ -124,3 +139,75 @@ export const take = <A, S, E>(
       return taken.value
     })
   )
+
+/**
+ * Runs the effect with one job, as a worker runs its handler. `None`: no job has come in time, or the effect has snoozed or discarded it.
+ */
+export const withJob = <A, B, E, R>(
+  use: (payload: A) => Effect.Effect<B, E, R>,
+  taking: Taking<A, QueueError>,
+  overrun: number
+): Effect.Effect<Option.Option<B>, E | JobTimeout | QueueError, Exclude<R, Job>> =>
+  Effect.uninterruptibleMask((restore) =>
+    Effect.gen(function*() {
+      const { payload, policy, results } = taking
+      const context = (yield* Effect.context<Exclude<R, Job>>()) as Context.Context<R | Job>
+      const ended = Deferred.makeUnsafe<Exit.Exit<unknown, E>>()
+      let begun = undefined as Task | undefined
+      let value: B
+      const handler = (payload: A): Effect.Effect<B, E, R | Job> =>
+        Effect.flatMap(Job, (job) => {
+          begun = job as Task
+          crew.halt()
+          Deferred.doneUnsafe(found, Effect.void)
+          return Effect.map(use(payload), (given) => value = given)
+        })
+      const { attempt, ...deciding } = handlingOf(payload, results, handler, policy)
+      // A job whose payload does not fit is not the one that is taken.
+      const told = (task: Task) => (exit: Exit.Exit<unknown, unknown>) =>
+        Effect.sync(() => {
+          if (begun === task) Deferred.doneUnsafe(ended, Effect.succeed(exit as Exit.Exit<unknown, E>))
+        })
+      const { crew, found, leave, waited } = taker(taking, {
+        context,
+        handling: { ...deciding, attempt: (task) => Effect.onExit(attempt(task), told(task)) },
+        overrun
+      }, 1)
+      const waiting = yield* Effect.map(Effect.exit(restore(waited)), (exit) => {
+        // A job that is on its way goes back.
+        if (begun === undefined) crew.retire()
+        return exit
+      })
+      if (begun === undefined) {
+        yield* leave(0)
+        return yield* Exit.map(waiting, () => Option.none<B>())
+      }
+      const exit = yield* Effect.onInterrupt(
+        restore(Deferred.await(ended)),
+        () => Effect.andThen(leave(0), Deferred.await(ended))
+      )
+      yield* leave(patience)
+      return yield* outcomeOf(begun, exit, () => value, policy.namespace)
+    })
+  )
+
+/** What an effect has come to, once its worker has decided about the job. */
+const outcomeOf = <B, E>(
+  task: Task,
+  exit: Exit.Exit<unknown, E>,
+  value: () => B,
+  namespace: string
+): Exit.Exit<Option.Option<B>, E | JobTimeout | QueueError> => {
+  if (task.over) {
+    const lost = Cause.fail(fail(new JobLost({ name: task.queue, namespace, id: task.id })))
+    return Exit.failCause(
+      Exit.isSuccess(exit) || Cause.hasInterruptsOnly(exit.cause) ? lost : Cause.combine(lost, exit.cause)
+    )
+  }
+  // One that ignored its interruption has failed by then, however it ends.
+  if (Exit.isSuccess(exit) && !task.replaced) return Exit.succeed(Option.some(value()))
+  const { cause } = (task.late ?? exit) as Exit.Failure<unknown, E | JobTimeout>
+  if (decisionOf(cause) !== undefined) return Exit.succeed(Option.none())
+  const error = Cause.squash(cause)
+  return error instanceof Unfit ? Exit.fail(fail(error.error)) : Exit.failCause(cause)
+}
