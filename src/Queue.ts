@@ -196,7 +196,12 @@ export type {
    * @category models
    * @since 0.1.0
    */
-  DeadLetter
+  DeadLetter,
+  /**
+   * @category options
+   * @since 0.1.0
+   */
+  LettersOptions
 } from "./internal/queue/letters.ts"
 export type {
   /**

@@ -109,6 +109,37 @@ layer(TestServer.layer, live)("the jobs of a queue", (it) => {
         assert.isTrue(Option.isNone(first!.payload))
       })))
 
+  for (const shards of [1, 3]) {
+    it.effect(`are listed as dead letters, page by page: ${shards} shards`, () =>
+      several(2, ([a, b]) =>
+        Effect.gen(function*() {
+          const queue = yield* on(a!, make({ shards }))
+          const other = yield* on(b!, make({ shards }))
+          const running = yield* Effect.forkChild(queue.run(() => Effect.fail("no"), { attempts: 1, concurrency: 100 }))
+          yield* queue.offerAll(upTo(200), (n) => ({ id: `${n}` }))
+          yield* shows(queue, { dead: 200 })
+          yield* Fiber.interrupt(running)
+          const all = yield* Stream.runCollect(queue.deadLetters)
+          assert.sameMembers(all.map(({ id }) => id), upTo(200).map(String))
+          const page = (options: Queue.LettersOptions) => Stream.runCollect(other.letters(options))
+          assert.deepStrictEqual(yield* page({}), all)
+          for (const limit of [1, 64, 65, 199, 200, 300]) {
+            assert.deepStrictEqual(yield* page({ limit }), all.slice(0, limit))
+          }
+          for (const at of [0, 62, 63, 64, 66, 133, 198, 199]) {
+            const after = all[at]!.letter
+            assert.deepStrictEqual(yield* page({ after }), all.slice(at + 1))
+            assert.deepStrictEqual(yield* page({ after, limit: 70 }), all.slice(at + 1, at + 71))
+          }
+          // A page goes on behind a letter that is not there any more.
+          yield* queue.discard([all[9]!.letter])
+          assert.deepStrictEqual(yield* page({ after: all[9]!.letter, limit: 2 }), all.slice(10, 12))
+          for (const options of [{ limit: 0 }, { limit: 1.5 }, { after: "10" }, { after: "n1-1" }]) {
+            isRangeError(yield* Effect.exit(page(options)))
+          }
+        }), { lease: "3 seconds", margin: "500 millis", partitions: shards }))
+  }
+
   it.effect("are listed in the order in which they begin, also at the front of their level", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

@@ -13,7 +13,7 @@ import type { JobTimeout, QueueError } from "./errors.ts"
 import type { Group, GroupState } from "./groups.ts"
 import type { Minute } from "./history.ts"
 import type { Job } from "./job.ts"
-import type { DeadLetter } from "./letters.ts"
+import type { DeadLetter, LettersOptions } from "./letters.ts"
 import type { JobInfo, JobsOptions } from "./listing.ts"
 import type { Offered } from "./offering.ts"
 import type { WorkerPool } from "./pool.ts"
@@ -250,8 +250,10 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   readonly schedules: Stream.Stream<Scheduled<A>, QueueError>
   /** The next ticks of a schedule, up to 1,000; none if there is no such schedule. */
   readonly nextRuns: (name: string, count: number) => Effect.Effect<ReadonlyArray<DateTime.Utc>, QueueError>
-  /** The dead letters, the oldest first. */
+  /** All dead letters, the oldest first. */
   readonly deadLetters: Stream.Stream<DeadLetter, QueueError>
+  /** The dead letters behind one of them, in pages: as `deadLetters`, of which this is a part. */
+  readonly letters: (options?: LettersOptions | undefined) => Stream.Stream<DeadLetter, QueueError>
   /**
    * Offers the jobs of dead letters again, which begin with their first attempt: those of these `letter`s, or of all that there
    * are now. Answers how many they were: one stays if another job has its `id`.

@@ -8,10 +8,18 @@ import type { Place } from "../hold/place.ts"
 import { question, request } from "../hold/request.ts"
 import { failing, type QueueError } from "./errors.ts"
 import { idOf, letterOf, localOf, nameOf } from "./naming.ts"
-import { paged, pageSize } from "./paging.ts"
+import { limitOf, paged, pageSize } from "./paging.ts"
+
+/** @internal */
+export interface LettersOptions {
+  /** The `letter` of a dead letter, which may be gone by now: the stream begins behind it. Default: at the oldest one. */
+  readonly after?: string | undefined
+  /** At most so many. Default: all. */
+  readonly limit?: number | undefined
+}
 
 export interface DeadLetter {
-  /** Of the letter: to replay or discard it. */
+  /** Of the letter: to replay or discard it, and to list the letters behind it. */
   readonly letter: string
   /** Of the job: the `id` that it was offered with, or the one that `offer` has answered. */
   readonly id: string
@@ -71,22 +79,25 @@ export class Letters {
     this.#shard = shard
   }
 
-  get all(): Stream.Stream<DeadLetter, QueueError> {
-    return paged(
-      (behind) =>
-        Effect.map(
-          failing(question(this.#place, "queue.letters", [behind, pageSize])),
-          ([, found]) => lettersOf(this.#shard, found)
-        ),
-      ({ letter }) => localOf(letter)
+  readonly list = ({ after, limit }: LettersOptions = {}): Stream.Stream<DeadLetter, QueueError> =>
+    Stream.suspend(() =>
+      paged(
+        (behind, count) =>
+          Effect.map(
+            failing(question(this.#place, "queue.letters", [behind, count])),
+            ([, found]) => lettersOf(this.#shard, found)
+          ),
+        ({ letter }) => localOf(letter),
+        after === undefined ? "" : letterOf(after),
+        limitOf(limit)
+      )
     )
-  }
 
   /** Of all, unless some are named. Answers how many. */
   replay(letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> {
     return Effect.suspend(() => {
       const chosen = letters === undefined
-        ? Stream.map(this.all, ({ letter }) => localOf(letter))
+        ? Stream.map(this.list(), ({ letter }) => localOf(letter))
         : Stream.fromIterable(letters.map(letterOf))
       return Stream.mapEffect(chosen, (letter) => failing(request(this.#place, "queue.replay", [letter])), {
         concurrency: pageSize

@@ -10,7 +10,7 @@ import type { Place } from "../hold/place.ts"
 import { question } from "../hold/request.ts"
 import type { Codec } from "../work/codec.ts"
 import { type Raw, Task } from "./job.ts"
-import { pageSize } from "./paging.ts"
+import { limitOf, pageSize } from "./paging.ts"
 import { levelOf, type Priority } from "./wish.ts"
 
 /** @internal */
@@ -53,10 +53,9 @@ export const jobs = <A>(
   place: Place,
   shard: number,
   { decodeParsed }: Codec<A>,
-  { after = "", limit = Number.MAX_SAFE_INTEGER, state }: JobsOptions
+  { after = "", limit, state }: JobsOptions
 ): Stream.Stream<JobInfo<A>, CoordinatorError> => {
   if (!/^(?:\d+ \^?\d+(?:-\d+)?|g[^]+)?$/.test(after)) throw new RangeError("after must be the cursor of a job")
-  if (!Number.isInteger(limit) || limit < 1) throw new RangeError("limit must be a whole number from 1 on")
   if (state !== "waiting" && state !== "delayed" && state !== "blocked" && state !== "active") {
     throw new RangeError("state must be one of waiting, delayed, blocked, active")
   }
@@ -77,7 +76,7 @@ export const jobs = <A>(
     }
   }
   return Stream.paginate(
-    [after, limit] as const,
+    [after, limitOf(limit)] as const,
     ([behind, left]) =>
       Effect.map(question(place, "queue.jobs", [state, behind, Math.min(left, pageSize)]), ([, next, found]) => {
         const page = (found as ReadonlyArray<Listed>).map(infoOf)

@@ -38,7 +38,7 @@ import { type Group, groupOf, groupsOf, type GroupState, removing } from "./grou
 import { decoded, handlingOf, policyOf, type Results } from "./handling.ts"
 import { historyOf, type Minute } from "./history.ts"
 import { Job, Task } from "./job.ts"
-import { type DeadLetter, Letters } from "./letters.ts"
+import { type DeadLetter, Letters, type LettersOptions } from "./letters.ts"
 import { type JobInfo, jobs, type JobsOptions } from "./listing.ts"
 import { localOf } from "./naming.ts"
 import { type Offered, Offerer, type Wish } from "./offering.ts"
@@ -550,8 +550,10 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     Stream.mapError(jobs(this.#place, this.#shard, this.#codec, options), ({ reason }) => fail(reason))
 
   get deadLetters(): Stream.Stream<DeadLetter, QueueError> {
-    return this.#letters.all
+    return this.#letters.list()
   }
+
+  readonly letters = (options?: LettersOptions): Stream.Stream<DeadLetter, QueueError> => this.#letters.list(options)
 
   readonly replay = (letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> =>
     this.#letters.replay(letters)

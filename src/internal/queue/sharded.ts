@@ -23,11 +23,12 @@ import type { QueueError } from "./errors.ts"
 import type { Group, GroupState } from "./groups.ts"
 import { historyOfAll, type Minute } from "./history.ts"
 import { Job } from "./job.ts"
-import type { DeadLetter } from "./letters.ts"
+import type { DeadLetter, LettersOptions } from "./letters.ts"
 import type { JobInfo, JobsOptions } from "./listing.ts"
 import { ownOf } from "./naming.ts"
 import type { Offered, Wish } from "./offering.ts"
 import { mostAhead } from "./offers.ts"
+import { limitOf } from "./paging.ts"
 import type { Scheduled, ScheduleOptions } from "./schedules.ts"
 import type { Shard } from "./shard.ts"
 import { type State, stateOfAll } from "./state.ts"
@@ -255,11 +256,21 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
 
   readonly jobs = ({ after = "", limit, ...options }: JobsOptions): Stream.Stream<JobInfo<A>, QueueError> => {
     const [, shard = "0", behind] = /^(?:(\d{1,4})\/)?([^]*)$/.exec(after)!
-    const listed = Stream.flatMap(
-      Stream.fromIterable(this.#shards.slice(Number(shard)).entries()),
-      ([at, one]) => one.jobs({ ...options, limit, after: at === 0 ? behind : undefined })
+    return this.#listed(
+      Number(shard),
+      limit,
+      (one, first) => one.jobs({ ...options, limit, after: first ? behind : undefined })
     )
-    return limit === undefined ? listed : Stream.take(listed, limit)
+  }
+
+  // Shard by shard, from one on.
+  #listed<B>(
+    from: number,
+    limit: number | undefined,
+    list: (shard: Shard<A, S, E>, first: boolean) => Stream.Stream<B, QueueError>
+  ): Stream.Stream<B, QueueError> {
+    const shards = Stream.fromIterable(this.#shards.slice(from).entries())
+    return Stream.take(Stream.flatMap(shards, ([at, one]) => list(one, at === 0)), limitOf(limit))
   }
 
   // -------------------------------------------------------------------------------------------------------------------
@@ -289,8 +300,14 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
   }
 
   get deadLetters(): Stream.Stream<DeadLetter, QueueError> {
-    return Stream.flatMap(Stream.fromIterable(this.#shards), (shard) => shard.deadLetters)
+    return this.letters()
   }
+
+  readonly letters = ({ after, limit }: LettersOptions = {}): Stream.Stream<DeadLetter, QueueError> =>
+    Stream.suspend(() => {
+      const [shard = 0] = after === undefined ? [] : ownOf(after) ?? []
+      return this.#listed(shard, limit, (one, first) => one.letters({ limit, after: first ? after : undefined }))
+    })
 
   readonly replay = (letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> =>
     this.#sum((shard) => shard.replay(letters?.filter((letter) => this.#of(letter) === shard)))
