@@ -479,6 +479,46 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* again.stop
       })))
 
+  it.effect("is retried by its payload, unless its worker says otherwise", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(
+          a!,
+          Effect.tap(
+            Queue.make({
+              name: "patient",
+              payload: Schema.Struct({ retries: Schema.NumberFromString }),
+              retry: ({ retries }) => {
+                if (retries < 0) throw new Error("never")
+                return Schedule.recurs(retries)
+              },
+              retention: "200 millis"
+            }),
+            emptied
+          )
+        )
+        const retries = [0, 2, -1, 1]
+        const attempts = (count: (retries: number) => number) =>
+          Effect.gen(function*() {
+            const letters = yield* lettersOf(queue)
+            assert.deepStrictEqual(
+              letters.map(({ attempts, body }) => [body, attempts]).toSorted(),
+              retries.map((one) => [`{"retries":"${one}"}`, count(one)]).toSorted()
+            )
+            yield* queue.discard()
+          })
+        yield* queue.offerAll(retries.map((retries) => ({ retries })))
+        const worker = yield* working(queue, () => Effect.fail("no"), { concurrency: 4 })
+        yield* shows(queue, { dead: 4 })
+        yield* attempts((retries) => Math.max(retries, 0) + 1)
+        yield* worker.stop
+        yield* queue.offerAll(retries.map((retries) => ({ retries })))
+        const other = yield* working(queue, () => Effect.fail("no"), { retry: Schedule.recurs(3) })
+        yield* shows(queue, { dead: 4 })
+        yield* attempts(() => 4)
+        yield* other.stop
+      })))
+
   it.effect("is attempted with growing delays by default, and as long as a schedule goes on", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

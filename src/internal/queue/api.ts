@@ -317,8 +317,11 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
   readonly colocate?: string | undefined
   /** How often workers attempt a job that has no `attempts`, unless they say otherwise. Default: see `RunOptions`. */
   readonly attempts?: number | undefined
-  /** When workers attempt a failed job again, unless they say otherwise. Default: see `RunOptions`. */
-  readonly retry?: Schedule.Schedule<unknown, any> | undefined
+  /**
+   * When workers attempt a failed job again, unless they say otherwise: for all jobs, or by the payload of each, so that the producer
+   * can decide. Default: see `RunOptions`.
+   */
+  readonly retry?: Schedule.Schedule<unknown, any> | ((payload: A) => Schedule.Schedule<unknown, any>) | undefined
   /** How long the handler of a job without a `timeout` may run, unless its worker says otherwise. Not for `take`. Default: for ever. */
   readonly timeout?: Duration.Input | undefined
   /** Whether the outcomes of jobs are kept whose offer does not say, and for how long. Default false. */

@@ -25,14 +25,17 @@ export interface Results {
   readonly error: Codec<any> | undefined
 }
 
-export interface Policy<E> {
+export interface Policy<A, E> {
   readonly attempts: number
-  readonly retry: Schedule.Schedule<unknown, E>
+  readonly retry: Retry<A, E>
   /** In milliseconds. */
   readonly timeout: number | undefined
   readonly log: Log
   readonly namespace: string
 }
+
+/** When a job is attempted again, for all jobs or by the payload of each. */
+export type Retry<A, E> = Schedule.Schedule<unknown, E> | ((payload: A) => Schedule.Schedule<unknown, E>)
 
 /** A payload or a result does not fit the schema of the queue: another attempt would not change that. */
 export class Unfit {
@@ -71,7 +74,7 @@ export const handlingOf = <A, E, R>(
   { decodeParsed }: Codec<A>,
   results: Results,
   handler: (payload: A) => Effect.Effect<unknown, E, R>,
-  policy: Policy<E | JobTimeout>
+  policy: Policy<A, E | JobTimeout>
 ): Handling<R> => ({
   attempt: (task) => {
     const decoded = decodeParsed(task.body)
@@ -117,7 +120,14 @@ export const handlingOf = <A, E, R>(
     const attempts = task.attempts ?? policy.attempts
     if (task.attempt >= attempts) return Effect.succeed(bury("failed", Cause.pretty(cause)))
     return Effect.map(
-      delayAfter(policy.retry, task.attempt, error as E),
+      Effect.suspend(() => {
+        const { retry } = policy
+        // It has been decoded for this attempt.
+        const schedule = typeof retry === "function"
+          ? retry(Option.getOrThrow(Exit.getSuccess(decodeParsed(task.body))))
+          : retry
+        return delayAfter(schedule, task.attempt, error as E)
+      }),
       Option.match({
         onNone: () => bury("failed", Cause.pretty(cause)),
         onSome: (delay) => {
@@ -161,7 +171,7 @@ const patience = Schedule.exponential("1 second").pipe(
 /** How often a job is attempted, when, and for how long, as users say it. */
 interface Attempts {
   readonly attempts?: number | undefined
-  readonly retry?: Schedule.Schedule<unknown, any> | undefined
+  readonly retry?: Retry<any, any> | undefined
   readonly timeout?: Duration.Input | undefined
 }
 
@@ -170,7 +180,7 @@ export const policyOf = (
   given: Attempts,
   usual: Attempts,
   { hooks: { log }, settings: { namespace } }: Kernel
-): Policy<any> => {
+): Policy<any, any> => {
   const { attempts = usual.attempts, retry = usual.retry, timeout = usual.timeout } = given
   return {
     attempts: attempts === undefined

@@ -36,7 +36,7 @@ export interface Taking<A, E> {
   readonly places: ReadonlyArray<Place>
   readonly payload: Codec<A>
   readonly results: Results
-  readonly policy: Policy<any>
+  readonly policy: Policy<A, any>
   readonly deque: Deque | undefined
   /** In milliseconds; undefined for as long as there is none. */
   readonly wait: number | undefined
