@@ -36,17 +36,13 @@ const program = Effect.gen(function*() {
     concurrency: yield* Config.Int("NUMBER_OF_WORKERS").pipe(Config.withDefault(50)),
     idle: yield* Config.Duration("IDLE").pipe(Config.withDefault(Duration.seconds(30))),
     grace: "10 seconds",
+    signals: ["SIGTERM"],
     timeout: "5 minutes"
   })
   const run = Effect.runForkWith(yield* Effect.context())
   const drain = () => void run(pool.drain)
   process.on("SIGQUIT", drain)
   process.stdin.once("end", drain).resume()
-  // The first one ends the scope of the pool.
-  let signals = 0
-  process.on("SIGTERM", () => {
-    if (++signals > 1) run(pool.shutdown({ grace: 0 }))
-  })
   yield* pool.await
   yield* Console.log(`Process: ${process.pid} is signing off`)
   process.stdin.destroy()

@@ -57,6 +57,12 @@ export interface RunOptions<in E = unknown> {
    */
   readonly grace?: Duration.Input | undefined
   /**
+   * Signals of the process that stop the worker: at the first one it takes no more jobs, and its handlers may go on for `grace`; the
+   * second one ends that at once. A process with such a worker does not end by these signals on its own: use `runMain`, or a handler of
+   * yours. Default: none.
+   */
+  readonly signals?: ReadonlyArray<NodeJS.Signals> | undefined
+  /**
    * How long a handler may go on after its interruption. Then its slot goes to another job, and the handler runs beside it. That is
    * logged and counted (`lockstep_overruns`). Default 10 seconds.
    */

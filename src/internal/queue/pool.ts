@@ -11,6 +11,7 @@ import { millis, type Place, whole } from "../hold/place.ts"
 import type { Io, Timer } from "../io.ts"
 import type { Crew } from "./crew.ts"
 import type { QueueError } from "./errors.ts"
+import { onSignals } from "./signals.ts"
 
 export interface WorkerPool {
   /** How many jobs it runs at a time at most. */
@@ -40,6 +41,7 @@ export interface Pooling {
   /** In milliseconds, as `idle`. */
   readonly grace: number
   readonly idle: number | undefined
+  readonly signals: ReadonlyArray<NodeJS.Signals>
   readonly closed: () => QueueError
   readonly fail: (error: CoordinatorReason | WaitTimeout) => QueueError
 }
@@ -55,12 +57,12 @@ export const graceOf = (grace: Duration.Input): number =>
 
 export const poolOf = (
   crew: Crew,
-  { closed, fail, grace: usual, idle, place }: Pooling
+  { closed, fail, grace: usual, idle, place, signals }: Pooling
 ): Effect.Effect<WorkerPool, QueueError, Scope.Scope> =>
   Effect.uninterruptibleMask((restore) =>
     Effect.gen(function*() {
       const { channel, space: { kernel: { io } } } = place
-      const context = yield* Effect.context<never>()
+      const run = Effect.runForkWith(yield* Effect.context<never>())
       const own = yield* Scope.make()
       const left = Deferred.makeUnsafe<void>()
       const ended = Deferred.makeUnsafe<void, QueueError>()
@@ -77,7 +79,7 @@ export const poolOf = (
             Deferred.doneUnsafe(left, Effect.void)
             Deferred.doneUnsafe(ended, Effect.void)
           })
-          Effect.runForkWith(context)(leaving)
+          run(leaving)
           return Deferred.await(left)
         })
 
@@ -99,15 +101,30 @@ export const poolOf = (
         }).pipe(Effect.ensuring(Effect.sync(news.end)))
       })
 
+      let [told, joined] = [0, false]
+      const obey = () => {
+        if (joined && told > 0) run(leave(told === 1 ? usual : 0))
+      }
+      yield* Effect.acquireRelease(
+        Effect.sync(() =>
+          onSignals(signals, () => {
+            told++
+            obey()
+          })
+        ),
+        (end) => Effect.sync(end)
+      )
       yield* Effect.onExit(
         restore(Scope.provide(crew.work(() => Deferred.doneUnsafe(ended, Effect.fail(closed())), fail), own)),
         (exit) => Exit.isSuccess(exit) ? Effect.void : leave(0)
       )
       yield* Effect.addFinalizer(() => leave(usual))
+      joined = true
+      obey()
       if (idle !== undefined) {
         const quit = whenIdle(crew, idle, io, () => {
           crew.retire()
-          Effect.runForkWith(context)(leave(0))
+          run(leave(0))
         })
         yield* Effect.addFinalizer(() => Effect.sync(quit))
       }

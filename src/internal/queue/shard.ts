@@ -381,7 +381,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
 
   #pool<E2, R>(
     handler: (payload: A) => Effect.Effect<S, E2, R>,
-    { concurrency = 1, grace = 0, idle, overrun = mostOverrun, ...options }: PoolOptions<E2>
+    { concurrency = 1, grace = 0, idle, overrun = mostOverrun, signals = [], ...options }: PoolOptions<E2>
   ): Effect.Effect<WorkerPool, QueueError, Scope.Scope | Exclude<R, Job>> {
     whole(concurrency, "concurrency", mostConcurrency)
     const handling = handlingOf(
@@ -393,6 +393,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     const shared = {
       grace: graceOf(grace),
       idle: idle === undefined ? undefined : millis(idle, "idle"),
+      signals,
       closed: () => this.#closed,
       fail,
       place: this.#place
