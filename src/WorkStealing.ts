@@ -127,7 +127,7 @@ export interface WorkStealing<in out A, in out S = unknown, in out E = never> ex
    * when it succeeds; if it fails with `Timeout`, it may have been stored. `priority`, `lifo` and `group` are a `RangeError`.
    */
   readonly offer: (payload: A, options?: DealtOptions | undefined) => Effect.Effect<Offered, QueueError>
-  /** Stores jobs, up to 512 with each call: all of these, or none. If it fails, some calls may have succeeded. */
+  /** Stores jobs in their order, up to 512 with each call, as `offerAll` of a `Queue` does. */
   readonly offerAll: (
     payloads: Iterable<A>,
     options?: DealtOptions | ((payload: A) => DealtOptions) | undefined

@@ -11,6 +11,12 @@ const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
 const limited = (length: number, onFull?: "wait" | "fail" | "dropOldest") => make({ limits: { length, onFull } })
 
+const refusal = <A>(offer: Effect.Effect<A, Queue.QueueError>) =>
+  Effect.map(Effect.flip(offer), ({ reason }) => {
+    assert(reason._tag === "QueueFull")
+    return reason
+  })
+
 const waitersOf = <A, E>(fibers: ReadonlyArray<Fiber.Fiber<A, E>>, count: number) =>
   eventually(Effect.sync(() => assert.strictEqual(fibers.filter((fiber) => isPending(fiber)).length, count)))
 
@@ -235,6 +241,7 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         const some = yield* Effect.flip(other.offerAll([3, 4, 5]))
         assert.strictEqual(some.reason._tag, "QueueFull")
         yield* shows(queue, { waiting: 2, delayed: 1 })
+        assert.deepStrictEqual((yield* refusal(queue.offer(6))).stored, [])
         assert.isTrue((yield* queue.offer(1, { id: "one" })).duplicate)
         assert.strictEqual((yield* Effect.flip(queue.offer(6, { lifo: true }))).reason._tag, "QueueFull")
         yield* queue.drain({ delayed: true })
@@ -242,6 +249,39 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         isRangeError(yield* Effect.exit(on(a!, limited(0))))
         isRangeError(yield* Effect.exit(on(a!, limited(1, "never" as "fail"))))
       })))
+
+  for (const shards of [1, 3]) {
+    it.effect(`tells which jobs of a call it has stored, before it was full and behind that: ${shards} shards`, () =>
+      several(1, ([a]) =>
+        Effect.gen(function*() {
+          const length = 600
+          const queue = yield* on(a!, make({ shards, limits: { length, onFull: "fail" } }))
+          const known = yield* queue.offer(0, { id: "known" })
+          // Several calls to Redis, the last ones of which are on their way when the first one is refused.
+          const numbers = upTo(5000, 1)
+          const idOf = (n: number) => ({ id: n === 4000 ? "known" : `job ${n}` })
+          const { message, stored } = yield* refusal(queue.offerAll(numbers, idOf))
+          assert.include(message, `${stored.length} `)
+          yield* shows(queue, { waiting: length })
+          assert.deepStrictEqual(stored.map(({ at }) => at).toSorted((x, y) => x - y), stored.map(({ at }) => at))
+          const found = new Set<number>()
+          yield* Stream.runForEach(
+            queue.jobs({ state: "waiting" }),
+            ({ payload }) => Effect.sync(() => found.add(Option.getOrThrow(payload)))
+          )
+          assert.isTrue(found.delete(0))
+          const places = [...found].map((n) => n - 1)
+          assert.sameMembers(stored.filter(({ duplicate }) => !duplicate).map(({ at }) => at), places)
+          const { at, id } = stored[0]!
+          assert.deepStrictEqual(yield* queue.offer(0, idOf(numbers[at]!)), { id, duplicate: true })
+          // Each of the others can be offered again.
+          yield* queue.drain()
+          const missing = numbers.filter((n) => !found.has(n)).slice(0, 100)
+          const again = yield* queue.offerAll(missing, idOf)
+          assert.isTrue(again.every(({ duplicate }) => !duplicate))
+          assert.notInclude(again.map(({ id }) => id), known.id)
+        }), { lease: "3 seconds", margin: "500 millis", partitions: shards }))
+  }
 
   it.effect("drops the oldest jobs of the lowest level, and tells the callers that wait for them", () =>
     several(2, ([a, b]) =>

@@ -120,8 +120,9 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   readonly offer: (payload: A, options?: OfferOptions | undefined) => Effect.Effect<Offered, QueueError>
   /**
    * Stores jobs in their order, up to 512 with each call, which is executed once or not at all. If it fails, some calls
-   * may have succeeded; and where room or an unknown `after` refuses some jobs of a call, the others are stored. Up to 2,048
-   * jobs are encoded together: when one of them does not fit the schema, or `options` throws, none of these is stored.
+   * may have succeeded; and where room or an unknown `after` refuses some jobs of a call, the others are stored. `QueueFull` says
+   * which jobs are stored. Up to 2,048 jobs are encoded together: when one of them does not fit the schema, or `options` throws, none
+   * of these is stored.
    */
   readonly offerAll: (
     payloads: Iterable<A>,
@@ -294,7 +295,7 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
      * What a full queue does with the jobs of `offer`, `offerAll` and `execute`. Default `wait`.
      *
      * - `wait`: jobs wait in their process until there is room. Processes take turns, in the order in which they began to wait.
-     * - `fail`: the offer fails with `QueueFull`. `offerAll` may have stored some of its jobs.
+     * - `fail`: the offer fails with `QueueFull`, which says what `offerAll` has stored all the same.
      * - `dropOldest`: the oldest job of the lowest level is removed, which may be the new one.
      */
     readonly onFull?: "wait" | "fail" | "dropOldest" | undefined

@@ -27,7 +27,8 @@ export class OfferUncertain extends Schema.Error<OfferUncertain>("lockstep/Queue
 }
 
 /**
- * As many jobs wait as the queue's `limits.length` allows, so the new job was not stored.
+ * As many jobs wait as the queue's `limits.length` allows, so the new job was not stored. Of the jobs of `offerAll`, `stored` has the
+ * jobs that Redis has stored, or found, all the same: `at` is the place among the payloads, from 0 on.
  *
  * @category errors
  * @since 0.1.0
@@ -35,11 +36,15 @@ export class OfferUncertain extends Schema.Error<OfferUncertain>("lockstep/Queue
 export class QueueFull extends Schema.Error<QueueFull>("lockstep/Queue/QueueFull")({
   _tag: Schema.tag("QueueFull"),
   name: Schema.String,
-  namespace: Schema.String
+  namespace: Schema.String,
+  stored: Schema.Array(Schema.Struct({ at: Schema.Number, id: Schema.String, duplicate: Schema.Boolean }))
 }) {
   override get message(): string {
-    return `A job was not stored, because ${describe("queue", this.name, this.namespace)} is full: ` +
-      `offer it again later, or raise \`limits.length\`.`
+    const subject = describe("queue", this.name, this.namespace)
+    const why = `because ${subject} is full: offer it again later, or raise \`limits.length\`.`
+    return this.stored.length === 0
+      ? `A job was not stored, ${why}`
+      : `A job was not stored, and ${this.stored.length} others of the same call were, ${why}`
   }
 }
 

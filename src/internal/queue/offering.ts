@@ -295,12 +295,14 @@ export class Offerer {
     return this.#unanswered === 0 && this.#waiting.length === 0
   }
 
-  /** Jobs of a caller that was interrupted do not wait any more. */
-  withdraw(asker: Asker): void {
+  /** Jobs of a caller that was interrupted, or refused, do not wait any more. Answers how many did. */
+  withdraw(asker: Asker): number {
     asker.gone = true
+    const before = this.#waiting.length - this.#head
     this.#waiting = this.#waiting.slice(this.#head).filter((item) => item.asker !== asker)
     this.#head = 0
     this.#leaveIfIdle()
+    return before - this.#waiting.length
   }
 
   /** The membership is joined, perhaps again. */

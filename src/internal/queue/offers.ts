@@ -9,6 +9,10 @@ import type { Asker, Offered, Offerer, Wish } from "./offering.ts"
 /** How many jobs `offerAll` encodes ahead of Redis, and together. */
 export const mostAhead = 2048
 
+/** The jobs that were stored, of an array with holes for the others. */
+export const storedOf = (offered: ReadonlyArray<Offered>): QueueFull["stored"] =>
+  offered.flatMap((one, at) => [{ at, ...one }])
+
 export class Offers {
   readonly #offerer: Offerer
   readonly #io: Io
@@ -20,8 +24,8 @@ export class Offers {
     this.#queue = queue
   }
 
-  get #full(): QueueError {
-    return fail(new QueueFull(this.#queue))
+  #full(offered: ReadonlyArray<Offered>): QueueError {
+    return fail(new QueueFull({ ...this.#queue, stored: storedOf(offered) }))
   }
 
   get #uncertain(): QueueError {
@@ -41,7 +45,7 @@ export class Offers {
           else if (late !== undefined && asker.gone === true) late(offered)
           else resume(Effect.succeed(offered))
         },
-        full: () => resume(Effect.fail(this.#full)),
+        full: () => resume(Effect.fail(this.#full([]))),
         unknown: (before) => resume(Effect.fail(this.#unknown(before))),
         failed: ({ reason }) => resume(Effect.fail(fail(reason)))
       }
@@ -65,22 +69,31 @@ export class Offers {
   ): Asker {
     const io = this.#io
     const results: Array<Offered> = []
-    let [asked, answered, ended, over] = [0, 0, false, false]
+    let [asked, answered, ended, over, refused] = [0, 0, false, false, false]
     const end = (result: Effect.Effect<ReadonlyArray<Offered>, QueueError>) => {
       over = true
       resume(result)
+    }
+    const count = () => {
+      answered++
+      if (answered < asked) return
+      if (refused) end(Effect.fail(this.#full(results)))
+      else if (ended) end(Effect.succeed(results))
     }
     const asker: Asker = {
       offered: (at: number, offered: Offered | undefined) => {
         if (over) return
         if (offered === undefined) return end(Effect.fail(this.#uncertain))
         results[at] = offered
-        answered++
-        if (answered === asked && ended) end(Effect.succeed(results))
-        else if (asked - answered === mostAhead / 2) io.defer(() => io.defer(feed))
+        count()
+        if (!over && asked - answered === mostAhead / 2) io.defer(() => io.defer(feed))
       },
+      // The caller is told which jobs are stored, so what was sent is waited for. The other jobs are not sent any more.
       full: () => {
-        if (!over) end(Effect.fail(this.#full))
+        if (over) return
+        refused = true
+        asked -= this.#offerer.withdraw(asker)
+        count()
       },
       unknown: (before) => {
         if (!over) end(Effect.fail(this.#unknown(before)))

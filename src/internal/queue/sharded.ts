@@ -19,7 +19,7 @@ import type {
   WithJobOptions
 } from "./api.ts"
 import type { Codecs, Inner } from "./errands.ts"
-import type { QueueError } from "./errors.ts"
+import { fail, type QueueError, QueueFull } from "./errors.ts"
 import type { Group, GroupState } from "./groups.ts"
 import { historyOfAll, type Minute } from "./history.ts"
 import { Job } from "./job.ts"
@@ -27,7 +27,7 @@ import type { DeadLetter, LettersOptions } from "./letters.ts"
 import type { JobInfo, JobsOptions } from "./listing.ts"
 import { ownOf } from "./naming.ts"
 import type { Offered, Wish } from "./offering.ts"
-import { mostAhead } from "./offers.ts"
+import { mostAhead, storedOf } from "./offers.ts"
 import { limitOf } from "./paging.ts"
 import type { Scheduled, ScheduleOptions } from "./schedules.ts"
 import type { Shard } from "./shard.ts"
@@ -155,12 +155,22 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
           }
           const offered = Effect.forEach(parts, ([shard, items]) => {
             let at = 0
-            return Effect.map(
-              shard.offerEach(() => items[at++]?.wish),
-              (found) => found.forEach((one, at) => void (results[items[at]!.at] = one))
-            )
-          }, { concurrency: "unbounded", discard: true })
-          return Effect.flatMap(offered, () => ended ? Effect.succeed(results) : some)
+            const place = (one: Offered, at: number) => void (results[items[at]!.at] = one)
+            return Effect.matchEffect(shard.offerEach(() => items[at++]?.wish), {
+              onSuccess: (found) => Effect.sync(() => found.forEach(place)),
+              // The others are waited for: the caller is told which jobs are stored.
+              onFailure: (error) => {
+                if (error.reason._tag !== "QueueFull") return Effect.fail(error)
+                for (const { at, ...one } of error.reason.stored) place(one, at)
+                return Effect.succeed(error.reason)
+              }
+            })
+          }, { concurrency: "unbounded" })
+          return Effect.flatMap(offered, (found) => {
+            const full = found.find((reason) => reason !== undefined)
+            if (full !== undefined) return Effect.fail(fail(new QueueFull({ ...full, stored: storedOf(results) })))
+            return ended ? Effect.succeed(results) : some
+          })
         })
         return some
       },
