@@ -285,7 +285,7 @@ class CounterImpl implements Counter {
         conflate ? 1 : mostBehind,
         failed
       ),
-      ({ value }) => value
+      ({ state }) => state.value
     )
 
   readonly batched = ({ flush }: BatchOptions): Effect.Effect<Batched, never, Scope.Scope> =>

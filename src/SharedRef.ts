@@ -29,8 +29,9 @@
  * - `cached` can answer an older value than a `get` before it: events come a moment after the write.
  * - Values are decoded once and shared: treat them as immutable.
  * - Redis sends every version to each process that subscribes: keep values small, some kilobytes at most.
- * - A subscriber that falls more than 1,024 versions behind misses the oldest. After a loss of the session it goes on with the
- *   latest version; while a slot of a cluster migrates, it may do so too. `conflate` shows a slow subscriber only the latest.
+ * - A subscriber that falls more than 1,024 versions behind misses the oldest, and `versions` says how many. After a loss of the
+ *   session it goes on with the latest version; while a slot of a cluster migrates, it may do so too. What it misses then is not
+ *   counted. `conflate` shows a slow subscriber only the latest.
  * - Every process has to use the same schema, `initial` and `colocate`. `colocate` decides where the ref lives.
  * - While Redis is away, reads and writes fail after the coordinator's `requestTimeout`. A write that failed with `Timeout` may
  *   be executed all the same.
@@ -102,6 +103,18 @@ export type TypeId = "~lockstep/SharedRef"
 export interface Versioned<out A> {
   readonly value: A
   readonly version: number
+}
+
+/**
+ * A version as a subscriber sees it. `missed` is how many versions directly before it were dropped, because this subscriber
+ * was slow or wants the latest only; 0 mostly. Versions that the process was not told of, as after the loss of its session,
+ * are not counted.
+ *
+ * @category models
+ * @since 0.1.0
+ */
+export interface Change<out A> extends Versioned<A> {
+  readonly missed: number
 }
 
 /**
@@ -183,8 +196,8 @@ export interface SharedRef<in out A> {
   /** The present value, and then that of every version. It ends only with an error. */
   readonly changes: Stream.Stream<A, SharedRefError>
   readonly changesWith: (options: ChangesOptions) => Stream.Stream<A, SharedRefError>
-  /** As `changes`, with versions. */
-  readonly versions: (options?: ChangesOptions | undefined) => Stream.Stream<Versioned<A>, SharedRefError>
+  /** As `changes`, with versions, and how many of them this subscriber has missed because it was slow. */
+  readonly versions: (options?: ChangesOptions | undefined) => Stream.Stream<Change<A>, SharedRefError>
   /** Waits until the value satisfies the predicate, now or later, and answers it. By a push. */
   readonly until: {
     <B extends A>(

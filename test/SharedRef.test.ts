@@ -1,6 +1,6 @@
 /** Shared refs: one value, many processes; every write counts once, and every version is heard of. */
 import { assert, layer } from "@effect/vitest"
-import { Cause, Effect, Exit, Fiber, Option, pipe, Schema, Stream, SubscriptionRef, Tracer } from "effect"
+import { Cause, Deferred, Effect, Exit, Fiber, Option, pipe, Schema, Stream, SubscriptionRef, Tracer } from "effect"
 import { type Coordinator, Counter, Lock, SharedRef, Topic } from "../src/index.ts"
 import { Linearizability } from "../src/testing.ts"
 import { make as proxy, type Verdict } from "../src/testing/Proxy.ts"
@@ -162,7 +162,7 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         const early = yield* collecting(two.changes)
         const own = yield* collecting(one.versions())
         yield* sees(early.seen, [0])
-        yield* sees(own.seen, [{ value: 0, version: 0 }])
+        yield* sees(own.seen, [{ value: 0, version: 0, missed: 0 }])
         for (let n = 1; n <= 5; n++) yield* one.set(n)
         yield* two.update((n) => n + 1)
         yield* sees(early.seen, [0, 1, 2, 3, 4, 5, 6])
@@ -227,6 +227,61 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         yield* sees(all.seen, [0, ...written])
         yield* eventually(Effect.sync(() => latest.seen.at(-1) === 50))
         assert.isAtMost(latest.seen.length, 3)
+        yield* one.delete
+      })))
+
+  it.effect("tells each subscriber how many versions it has missed because it was slow", () =>
+    several(2, (nodes) =>
+      Effect.gen(function*() {
+        const [one, two] = yield* on2(nodes, number())
+        const slowly = (stream: Stream.Stream<SharedRef.Change<number>, SharedRef.SharedRefError>) =>
+          Effect.gen(function*() {
+            const gate = yield* Deferred.make<void>()
+            const { seen } = yield* collecting(Stream.tap(stream, () => Deferred.await(gate)))
+            return { seen, open: Deferred.succeed(gate, undefined) }
+          })
+        const slow = yield* slowly(two.versions())
+        const conflated = yield* slowly(two.versions({ conflate: true }))
+        const last = 1500
+        const heard = yield* collecting(two.versions())
+        yield* sees(heard.seen, [{ value: 0, version: 0, missed: 0 }])
+        yield* Effect.forEach(Array.from({ length: last }, (_, n) => n + 1), (n) => one.set(n), {
+          concurrency: 100,
+          discard: true
+        })
+        yield* eventually(Effect.sync(() => heard.seen.at(-1)?.value === last))
+        assert.isTrue(heard.seen.every(({ missed }) => missed === 0))
+        assert.isEmpty(slow.seen)
+        yield* slow.open
+        yield* conflated.open
+        for (const { seen } of [slow, conflated]) {
+          yield* eventually(Effect.sync(() => seen.at(-1)?.value === last))
+          for (const [at, { missed, value }] of seen.entries()) {
+            assert.strictEqual(missed, value - (seen[at - 1]?.value ?? -1) - 1)
+          }
+          assert.strictEqual(seen.reduce((sum, { missed }) => sum + missed, seen.length), last + 1)
+        }
+        // Later ones are seen in time.
+        yield* one.set(last + 1)
+        for (const { seen } of [slow, conflated]) {
+          yield* eventually(Effect.sync(() => seen.at(-1)?.value === last + 1))
+          assert.strictEqual(seen.at(-1)!.missed, 0)
+        }
+        assert.strictEqual(slow.seen.filter(({ missed }) => missed > 0).length, 1)
+        yield* one.delete
+      })))
+
+  it.effect("counts no version that the session was not told of", () =>
+    several(2, (nodes, namespace, server) =>
+      Effect.gen(function*() {
+        const [one, two] = yield* on2(nodes, number())
+        const { seen } = yield* collecting(two.versions())
+        yield* eventually(Effect.sync(() => seen.length === 1))
+        yield* forgetSession(nodes[1]!, namespace, server)
+        for (const n of [1, 2, 3]) yield* one.set(n)
+        yield* on(nodes[1]!, Lock.withLockIfAvailable(Effect.void, "to be told"))
+        yield* eventually(Effect.sync(() => seen.at(-1)?.value === 3))
+        assert.isTrue(seen.every(({ missed }) => missed === 0))
         yield* one.delete
       })))
 

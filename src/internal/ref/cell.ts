@@ -204,8 +204,11 @@ export class Cell<A, E> {
       expires: this.#options.timeToLive > 0
     })
 
-  versions(buffer: number): Stream.Stream<Versioned<A>, E> {
-    return Stream.mapEffect(Watch.changes(this.#watching, buffer, this.#failed), (told) => this.#decode(fromTold(told)))
+  versions(buffer: number): Stream.Stream<Versioned<A> & { readonly missed: number }, E> {
+    return Stream.mapEffect(
+      Watch.changes(this.#watching, buffer, this.#failed),
+      ({ missed, state }) => Effect.map(this.#decode(fromTold(state)), (versioned) => ({ ...versioned, missed }))
+    )
   }
 
   // -------------------------------------------------------------------------------------------------------------------

@@ -25,6 +25,12 @@ export interface WatchOptions<S extends State> {
   readonly expires: boolean
 }
 
+/** A state as a subscriber hears of it, and how many before it were dropped since the last one, because the subscriber was slow. */
+export interface Heard<S> {
+  readonly state: S
+  readonly missed: number
+}
+
 interface Subscriber<S> {
   last: S | undefined
   epoch: number
@@ -192,21 +198,22 @@ export class Watch<S extends State> implements Observer {
     this.#open()
   }
 
-  /** The present state, and then every change. So many wait for a slow consumer; then the oldest is dropped. */
+  /** The present state, and then every change. So many wait for a slow subscriber; then the oldest is dropped, and counted. */
   static changes<S extends State, E>(
     watch: () => Watch<S>,
     buffer: number,
     fail: (error: CoordinatorError) => E
-  ): Stream.Stream<S, E> {
+  ): Stream.Stream<Heard<S>, E> {
     return Stream.unwrap(
       Effect.map(
         Effect.acquireRelease(
-          Effect.map(Queue.sliding<S, E | Cause.Done>(buffer), (queue) => {
+          Effect.map(Queue.sliding<readonly [number: number, state: S], E | Cause.Done>(buffer), (queue) => {
             const self = watch()
+            let number = 0
             const subscriber: Subscriber<S> = {
               last: undefined,
               epoch: 0,
-              next: (state) => void Queue.offerUnsafe(queue, state),
+              next: (state) => void Queue.offerUnsafe(queue, [++number, state]),
               fail: (error) => void Queue.failCauseUnsafe(queue, Cause.fail(fail(error)))
             }
             self.#subscribe(subscriber)
@@ -218,7 +225,14 @@ export class Watch<S extends State> implements Observer {
               self.#leaveIfUnused(() => resume(Effect.void))
             })
         ),
-        ({ queue }) => Stream.fromQueue(queue)
+        ({ queue }) => {
+          let heard = 0
+          return Stream.map(Stream.fromQueue(queue), ([number, state]) => {
+            const missed = number - heard - 1
+            heard = number
+            return { state, missed }
+          })
+        }
       )
     )
   }
