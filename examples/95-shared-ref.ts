@@ -56,10 +56,15 @@ const program = Effect.gen(function*() {
 
   // As if the first holder had been paused: it does not know of the second one, and must not write any more.
   const first = yield* Effect.scoped(Lock.acquire("owner"))
-  const second = yield* Effect.scoped(Lock.acquire("owner"))
-  yield* config.setFenced(second, { workers: 8, paused: false })
-  const refused = yield* Effect.flip(config.setFenced(first, { workers: 2, paused: false }))
-  assert.equal(refused.reason._tag, "StaleToken")
+  const paused = { key: first.key, kind: first.kind, token: first.token }
+  yield* Effect.scoped(Effect.gen(function*() {
+    const second = yield* Lock.acquire("owner")
+    yield* config.setFenced(second, { workers: 8, paused: false })
+  }))
+  for (const lease of [paused, first]) {
+    const refused = yield* Effect.flip(config.setFenced(lease, { workers: 2, paused: false }))
+    assert.equal(refused.reason._tag, "StaleToken")
+  }
 
   // Without a round trip, from the second time on.
   assert.equal((yield* config.cached).workers, 8)

@@ -7,6 +7,7 @@
  * **Guarantees**
  *
  * - Once a command has run with a token, no command with a smaller token runs on that key through this module.
+ * - No command is sent for a lease that this process knows to be lost or released.
  * - While there is no connection, a command waits for one, up to the coordinator's `requestTimeout`. A command that may have
  *   been executed is not repeated: it fails with `ConnectionLost` or `Timeout`.
  *
@@ -41,6 +42,7 @@ import { CoordinatorClosed, CoordinatorError, coordinatorReasons } from "./inter
 import type { Kernel } from "./internal/actor/kernel.ts"
 import { guardedKey, resourceOf } from "./internal/actor/keys.ts"
 import { coordinatorError } from "./internal/actor/transport.ts"
+import { isKnownLost } from "./internal/hold/hold.ts"
 import { describe } from "./internal/hold/loss.ts"
 import { millis, spaceOf } from "./internal/hold/place.ts"
 import { StaleToken } from "./internal/hold/unwritten.ts"
@@ -50,7 +52,8 @@ import type { Lease } from "./Lease.ts"
 
 export {
   /**
-   * A newer token has been seen: another has held the lease since, and has written. Nothing was written.
+   * A newer token has been seen: another has held the lease since, and has written. Or this process knew that the lease was lost or
+   * released. Nothing was written.
    *
    * @category errors
    * @since 0.1.0
@@ -111,10 +114,20 @@ const tagOf = (key: string): string => {
 const fenceKey = (key: string): string => `{${tagOf(key)}}lockstep:fence:${key}`
 
 /** Redis may be away for a moment: what was not executed is sent again. Nothing else is, since a command may not bear it. */
-const write = ({ isClosed, settings: { namespace }, transport }: Kernel, key: string, fenced: Call): Promise<unknown> =>
+const write = (
+  { isClosed, settings: { namespace }, transport }: Kernel,
+  key: string,
+  lease: Pick<Lease, "token">,
+  fenced: Call
+): Promise<unknown> =>
   transport.answered(
     key,
-    () => isClosed() ? new CoordinatorError({ reason: new CoordinatorClosed({ namespace }) }) : undefined,
+    () =>
+      isKnownLost(lease)
+        ? new StaleToken({ ...resourceOf(key), token: lease.token })
+        : isClosed()
+        ? new CoordinatorError({ reason: new CoordinatorClosed({ namespace }) })
+        : undefined,
     () =>
       transport.invoke("_fence", fenced).catch((cause: unknown) => {
         throw cause instanceof RedisError && cause.executed === "unknown" ? coordinatorError(cause, key) : cause
@@ -161,8 +174,8 @@ export const withOptions = (options: {
     const fenced = call([key, fenceKey(key)], [token, timeToLive, command, ...args])
     return Effect.flatMap(
       Effect.tryPromise({
-        try: () => write(kernel, guarded, fenced),
-        catch: (cause) => fail(coordinatorError(cause, guarded).reason)
+        try: () => write(kernel, guarded, lease, fenced),
+        catch: (cause) => fail(cause instanceof StaleToken ? cause : coordinatorError(cause, guarded).reason)
       }),
       (reply) => {
         const [tag, value] = reply as readonly [string, unknown]

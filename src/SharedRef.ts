@@ -16,7 +16,8 @@
  * - `changes` has the present value first, and then every version in order, by a push. Nothing polls.
  * - `cached` costs no round trip. Its answer is at most as old as the coordinator's `lease`, counted to the beginning
  *   of the turn of the event loop; otherwise it reads from Redis.
- * - Once a holder has written with `setFenced`, no holder with a smaller token of that lease writes with it.
+ * - Once a holder has written with `setFenced`, no holder with a smaller token of that lease writes with it. A lease that this
+ *   process knows to be lost or released writes nothing.
  *
  * **Gotchas**
  *
@@ -173,7 +174,10 @@ export interface SharedRef<in out A> {
   readonly getAndSet: (value: A) => Effect.Effect<A, SharedRefError>
   /** Sets the value if the ref still has this version; 0 if it is still absent. Answers whether it did. */
   readonly compareAndSet: (version: number, value: A) => Effect.Effect<boolean, SharedRefError>
-  /** Sets the value, unless a later holder of the same lock, or other lease, has done so: then it fails with `StaleToken`. */
+  /**
+   * Sets the value, unless a later holder of the same lock, or other lease, has done so: then it fails with `StaleToken`. So it
+   * does without asking Redis when this process knows that the lease was lost or released.
+   */
   readonly setFenced: (
     lease: Pick<Lease, "key" | "kind" | "token">,
     value: A
@@ -252,7 +256,7 @@ export {
 
 export {
   /**
-   * A later holder of the lease has written. Nothing was written.
+   * A later holder of the lease has written, or this process knew that the lease was lost or released. Nothing was written.
    *
    * @category errors
    * @since 0.1.0

@@ -1,7 +1,7 @@
 /** Shared refs: one value, many processes; every write counts once, and every version is heard of. */
 import { assert, layer } from "@effect/vitest"
 import { Cause, Deferred, Effect, Exit, Fiber, Option, pipe, Schema, Stream, SubscriptionRef, Tracer } from "effect"
-import { type Coordinator, Counter, Lock, SharedRef, Topic } from "../src/index.ts"
+import { type Coordinator, Counter, Fence, Lock, SharedRef, Topic } from "../src/index.ts"
 import { Linearizability } from "../src/testing.ts"
 import { make as proxy, type Verdict } from "../src/testing/Proxy.ts"
 import { elapsed } from "./support/awake.ts"
@@ -385,7 +385,12 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
     several(2, (nodes, namespace, server) =>
       Effect.gen(function*() {
         const [one, two] = yield* on2(nodes, number())
-        const lease = (name: string) => Effect.scoped(on(nodes[0]!, Lock.acquire(name)))
+        // As of processes that do not know yet.
+        const lease = (name: string) =>
+          Effect.map(
+            Effect.scoped(on(nodes[0]!, Lock.acquire(name))),
+            ({ key, kind, token }) => ({ key, kind, token })
+          )
         const [former, later, another] = [yield* lease(hostile), yield* lease(hostile), yield* lease("another")]
         yield* one.setFenced(former, 1)
         yield* two.setFenced(later, 2)
@@ -407,6 +412,40 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         assert.isTrue(left > 86_000_000 && left <= 86_400_000, `${left}`)
         yield* server.cli("DEL", key)
       })))
+
+  it.effect("is not written under a lease that its process knows to be lost or released, and Redis is not asked", () =>
+    behindLine(({ context, line, namespace, server }) =>
+      Effect.gen(function*() {
+        const ref = yield* on(context, number())
+        const released = yield* Effect.scoped(Effect.gen(function*() {
+          const lease = yield* on(context, Lock.acquire("x"))
+          yield* ref.setFenced(lease, 1)
+          return lease
+        }))
+        const lost = yield* on(context, Lock.acquire("x"))
+        yield* lose(context, namespace, server)
+        yield* eventually(Effect.map(lost.isHeld, (held) => !held))
+        yield* Effect.andThen(line.refuse, line.closeAll)
+        for (const lease of [released, lost]) {
+          for (
+            const write of [ref.setFenced(lease, 2), on(context, Fence.run(lease, `${namespace}:guarded`, "SET", "2"))]
+          ) {
+            const { reason } = yield* Effect.flip(
+              write as Effect.Effect<void, SharedRef.SharedRefError | Fence.FenceError>
+            )
+            if (reason._tag !== "StaleToken") return assert.fail(reason.message)
+            assert.deepStrictEqual([reason.token, reason.seen], [lease.token, undefined])
+            assert.include(reason.message, "was lost or released")
+          }
+        }
+        yield* line.pass
+        yield* eventually(Effect.map(ref.get, (value) => value === 1))
+        assert.strictEqual(yield* server.cli("GET", `${namespace}:guarded`), "")
+        yield* ref.delete
+        // What says who may write.
+        yield* server.cli("DEL", `{${namespace}:00}:sharedRef:x`)
+      })
+    ))
 
   it.effect("changes with others in one go, or not at all", () =>
     several(3, (nodes) =>
@@ -962,10 +1001,8 @@ layer(TestServer.layer, live)("a shared ref that publishes", (it) => {
         yield* Effect.exit(ref.set("ten" as never))
         assert.isTrue(yield* Effect.flatMap(ref.versioned, ({ version }) => ref.compareAndSet(version, 10)))
         assert.isFalse(yield* ref.compareAndSet(1, 77))
-        const [early, late] = [
-          yield* Effect.scoped(on(a!, Lock.acquire("owner"))),
-          yield* Effect.scoped(on(a!, Lock.acquire("owner")))
-        ]
+        const owner = { key: "owner", kind: "lock" } as const
+        const [early, late] = [{ ...owner, token: 1 }, { ...owner, token: 2 }]
         yield* ref.setFenced(late, 11)
         yield* Effect.flip(ref.setFenced(early, 77))
         yield* SharedRef.transaction([ref, other.publishing(publish)], ([x]) => ["", [x + 1, 13]])

@@ -60,17 +60,19 @@ export const map = Effect.fnUntraced(function*(files: ReadonlyArray<string>) {
       const finished = Number(known[0])
       const last = at === parts.length - 1
       // The counts, and how far we are with this file, in one command: nothing can come between the two.
-      const write = Fence.run(
-        lease,
-        keys.totals,
-        "HSET",
-        ...[store.fileField(file), last ? "done" : at + 1],
-        ...[store.filesField, last ? finished + 1 : finished],
-        ...part.flatMap(([word, times], index) => [word, Number(known[index + 1]) + times])
-      )
-      prepare(write)
+      const write = (by: { readonly token: number }) =>
+        Fence.run(
+          by,
+          keys.totals,
+          "HSET",
+          ...[store.fileField(file), last ? "done" : at + 1],
+          ...[store.filesField, last ? finished + 1 : finished],
+          ...part.flatMap(([word, times], index) => [word, Number(known[index + 1]) + times])
+        )
+      // A lease that is known to be lost writes nothing, and a worker that had not noticed the loss has its token still.
+      prepare(write({ token: lease.token }))
       yield* meetFate(file, at, parts.length, finished)
-      yield* write
+      yield* write(lease)
       const added = part.reduce((sum, [, times]) => sum + times, 0)
       yield* tell({ _tag: "Wrote", file, part: at, parts: parts.length, words: added })
       // For the view alone: the next one to finish a file sets it right.
@@ -99,7 +101,11 @@ export const map = Effect.fnUntraced(function*(files: ReadonlyArray<string>) {
       yield* tell({ _tag: "Lost", what: `file ${file}`, reason: "interrupted" })
       if (late !== undefined) yield* late
     }).pipe(
-      Effect.catchReason("FenceError", "StaleToken", ({ seen, token }) => tell({ _tag: "Refused", token, seen })),
+      Effect.catchReason(
+        "FenceError",
+        "StaleToken",
+        ({ seen, token }) => seen === undefined ? Effect.void : tell({ _tag: "Refused", token, seen })
+      ),
       Effect.ignore
     )
     const body = Effect.gen(function*() {

@@ -64,8 +64,8 @@ export const program: Program = ({ line, namespace, other, server }) =>
     yield* told(hearing.seen, [0, 1, 2, 3, 4, 5, 10])
     const { version } = yield* theirX.versioned
     yield* leads(x.compareAndSet(version, 3), true, theirX.get, 3)
-    const lease = yield* Effect.scoped(onNode(other)(Lock.acquire("owner")))
-    yield* leads(x.setFenced(lease, 4), undefined, theirX.get, 4)
+    const { key, kind, token } = yield* Effect.scoped(onNode(other)(Lock.acquire("owner")))
+    yield* leads(x.setFenced({ key, kind, token }, 4), undefined, theirX.get, 4)
     yield* leads(
       SharedRef.transaction([x, y], ([x, y]) => [x + y, [x + 1, y + 1]]),
       4,

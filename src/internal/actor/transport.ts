@@ -204,7 +204,7 @@ export class Transport {
   }
 
   /** Asks until there is an answer, for as long as a question waits, unless there is a reason not to ask. */
-  async answered<A>(key: string, refusal: () => CoordinatorError | undefined, ask: () => Promise<A>): Promise<A> {
+  async answered<A>(key: string, refusal: () => Error | undefined, ask: () => Promise<A>): Promise<A> {
     const { io, requestTimeout } = this
     const until = io.now() + requestTimeout
     for (let attempt = 0;; attempt++) {

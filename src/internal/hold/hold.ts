@@ -25,6 +25,13 @@ export interface Lease {
   readonly isHeld: Effect.Effect<boolean>
 }
 
+/** Whether this process knows that it does not hold it any more. Of a plain token, it knows nothing. */
+export const isKnownLost = (lease: Pick<Lease, "token">): boolean => {
+  if (!(lease instanceof Hold)) return false
+  lease.session?.expireIfDue()
+  return !lease.active
+}
+
 const none: ReadonlyArray<never> = []
 
 const ignore = () => {}
@@ -85,10 +92,7 @@ export class Hold extends Entry implements Lease {
   }
 
   get isHeld(): Effect.Effect<boolean> {
-    return Effect.sync(() => {
-      this.session?.expireIfDue()
-      return this.active
-    })
+    return Effect.sync(() => !isKnownLost(this))
   }
 
   get lost(): Effect.Effect<never, LeaseLost> {

@@ -10,13 +10,15 @@ export class StaleToken extends Schema.Error<StaleToken>("lockstep/Fence/StaleTo
   name: Schema.String,
   namespace: Schema.String,
   token: Schema.Number,
-  seen: Schema.Number
+  /** The newest token that Redis has seen. It was not asked if this process knew that the lease was lost or released. */
+  seen: Schema.optional(Schema.Number)
 }) {
   override get message(): string {
-    return `A holder with the newer token ${this.seen} has written ${
-      describe(this.kind, this.name, this.namespace)
-    } already, ` +
-      `so the write with token ${this.token} was refused: stop, the lease is lost.`
+    const subject = describe(this.kind, this.name, this.namespace)
+    return this.seen === undefined
+      ? `The lease with token ${this.token} was lost or released, so ${subject} was not written: stop.`
+      : `A holder with the newer token ${this.seen} has written ${subject} already, ` +
+        `so the write with token ${this.token} was refused: stop, the lease is lost.`
   }
 }
 

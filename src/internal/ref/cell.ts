@@ -11,7 +11,7 @@ import { keyOf } from "../actor/keys.ts"
 import type { Requests } from "../actor/lua.ts"
 import type { Request } from "../actor/outbox.ts"
 import { followingOf, type Outbox, publicationsOf } from "../hold/following.ts"
-import type { Lease } from "../hold/hold.ts"
+import { isKnownLost, type Lease } from "../hold/hold.ts"
 import { type InvalidPayload, type Payload, payload } from "../hold/payload.ts"
 import type { Place } from "../hold/place.ts"
 import { read, request } from "../hold/request.ts"
@@ -263,24 +263,23 @@ export class Cell<A, E> {
     })
   }
 
-  setFenced(
-    { key, kind, token }: Pick<Lease, "key" | "kind" | "token">,
-    value: A,
-    outbox: Outbox<A>
-  ): Effect.Effect<void, E> {
+  setFenced(lease: Pick<Lease, "key" | "kind" | "token">, value: A, outbox: Outbox<A>): Effect.Effect<void, E> {
     return Effect.flatMap(this.#written(value, outbox), ({ following, json }) => {
+      const { key, kind, token } = lease
+      if (isKnownLost(lease)) return this.#stale(token, undefined)
       const args = [json, this.#options.timeToLive, `${kind}:${key}`, token] as [string, number, string, number]
       return Effect.flatMap(
         this.#write("sharedRef.fence", args, (reply) => {
           if (reply[0] === "set") this.#wrote(reply[1], json)
         }, { following }),
-        ([tag, seen]) => {
-          if (tag === "set") return Effect.void
-          const { kind, name, namespace } = this.place
-          return Effect.fail(this.#options.fail(new StaleToken({ kind, name, namespace, token, seen })))
-        }
+        ([tag, seen]) => tag === "set" ? Effect.void : this.#stale(token, seen)
       )
     })
+  }
+
+  #stale(token: number, seen: number | undefined): Effect.Effect<never, E> {
+    const { kind, name, namespace } = this.place
+    return Effect.fail(this.#options.fail(new StaleToken({ kind, name, namespace, token, seen })))
   }
 
   /** Its value is the initial one then. */

@@ -309,10 +309,10 @@ const jointly = (client: Client, refs: readonly [SharedRef, SharedRef], value: (
     })
   )
 
-/** Writes while it holds the lock, and now and then when it does not any more. */
+/** Writes while it holds the lock, and now and then when it does not any more, as if it did not know. */
 const fenced = (client: Client, ref: SharedRef, value: () => string): Uses => {
   const { Lock } = client.lockstep
-  const write = (lease: Lockstep.Lease.Lease) =>
+  const write = (lease: Pick<Lockstep.Lease.Lease, "key" | "kind" | "token">) =>
     follow(client, "setFenced", "fenced", ({ tell }) => {
       const next = value()
       tell("writes", ref.name, next, "token", lease.token)
@@ -320,7 +320,8 @@ const fenced = (client: Client, ref: SharedRef, value: () => string): Uses => {
         Effect.tap(() => Effect.sync(() => tell("wrote", ref.name, next))),
         Effect.catch((error) => {
           if (error.reason._tag !== "StaleToken") return Effect.fail(error)
-          tell("refused", ref.name, next, error.reason.seen)
+          const { seen } = error.reason
+          tell("refused", ref.name, next, ...(seen === undefined ? [] : [seen]))
           return Effect.void
         })
       )
@@ -336,7 +337,8 @@ const fenced = (client: Client, ref: SharedRef, value: () => string): Uses => {
       }))
       if (client.random() < 0.6) return
       yield* Effect.sleep(client.random() * 100)
-      yield* write(lease)
+      const { key, kind, token } = lease
+      yield* write({ key, kind, token })
     })
   )
 }
