@@ -268,6 +268,15 @@ handlers['topic.purge'] = function(ctx, key, groups)
   return reply('purged', length, json('[' .. concat(names, ',') .. ']'))
 end
 
+-- The oldest event that a group has not acknowledged; '' if there is none. What no member was given is newer than all that one was.
+local function oldestFor(topic, group, pending)
+  if pending and pending[1] > 0 then return pending[2] end
+  if group.cursor >= topic.number then return '' end
+  local after = text(group.stamp) .. '-' .. text(group.cursor + 1)
+  local entry = call('XRANGE', topic.entries, after, '+', 'COUNT', 1)[1]
+  return entry and entry[1] or ''
+end
+
 -- topic.state: how the topic is
 -- keys: all
 -- args:
@@ -280,10 +289,10 @@ handlers['topic.state'] = function(ctx, key)
   local first, groups = oldestEvent(topic), {}
   eachGroup(topic, function(group)
     local pending = tryGroup('XPENDING', topic.entries, group.name)
-    local count, oldest = 0, ''
-    if pending and pending[1] > 0 then count, oldest = pending[1], pending[2] end
+    local count = pending and pending[1] or 0
     groups[#groups + 1] = '[' .. concat({ encoded(group.name), encoded(group.members),
-      encoded(math.max(0, topic.number - group.cursor) + group.parked), encoded(count - group.parked), encoded(oldest) }, ',') .. ']'
+      encoded(math.max(0, topic.number - group.cursor) + group.parked), encoded(count - group.parked),
+      encoded(oldestFor(topic, group, pending)) }, ',') .. ']'
   end)
   local last = topic.number > 0 and eventId(topic) or ''
   local bytes = 0

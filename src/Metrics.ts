@@ -229,7 +229,8 @@ export const groupPending = (topic: string, group: string) =>
   )
 
 /**
- * `lockstep_topic_oldest_millis`: age of the oldest of them in milliseconds, by the clock of this process; 0 for none. `Topic.monitor` writes it.
+ * `lockstep_topic_oldest_millis`: age of the oldest event that a group has not acknowledged, delivered or not, in milliseconds by the
+ * clock of this process; 0 for none. `Topic.monitor` writes it.
  *
  * @category metrics
  * @since 0.1.0

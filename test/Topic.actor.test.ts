@@ -406,6 +406,12 @@ const run = async (topic: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
       read.set(name, events.length)
     }
   }
+  // What no member was given yet counts too.
+  const watch = async () => {
+    if (index === "") return
+    const [, , , , , , , [group]] = await topic.look("topic.state", []) as Array<any>
+    assert.strictEqual(group[4], published.find(([id]) => !done.includes(id))?.[0] ?? "")
+  }
   const drop = (member: number) => {
     for (const [id, flight] of flights) if (flight.member === member) flights.delete(id)
     joined[member] = false
@@ -482,6 +488,7 @@ const run = async (topic: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
         await settle(next.pick, "retry", 1)
     }
     await take()
+    await watch()
   }
   // Whatever has happened, a member that goes on gets the rest.
   for (const member of [1, 2]) {

@@ -1135,8 +1135,26 @@ layer(TestServer.layer, live)("a group", (it) => {
         assert.isAbove((yield* Metric.value(Metrics.topicBytes("numbers"))).value, 0)
         yield* Fiber.interrupt(member)
         yield* shows([5, 0, 3, 2])
+        // Events that no member was given yet have an age too.
+        const { length } = yield* topic.state
+        yield* Effect.scoped(Effect.gen(function*() {
+          const rest = yield* Stream.toPull(topic.consume({ group: "late", from: "beginning", prefetch: length }))
+          for (let left = length; left > 0;) {
+            const deliveries = yield* rest
+            for (const { acknowledge } of deliveries) yield* acknowledge
+            left -= deliveries.length
+          }
+        }))
+        yield* topic.publish(6)
+        yield* eventually(Effect.gen(function*() {
+          const late = (yield* topic.state).groups.find(({ name }) => name === "late")!
+          assert.deepInclude(late, { members: 0, lag: 1, pending: 0 })
+          assert.isDefined(late.oldest)
+          assert.isAbove((yield* Metric.value(Metrics.groupAge("numbers", "late"))).value, 0)
+        }))
+        assert.isTrue(yield* topic.forget("late"))
         assert.isTrue(yield* topic.forget("g"))
-        yield* shows([5, 0, 0, 0])
+        yield* shows([6, 0, 0, 0])
         assert.strictEqual((yield* Metric.value(Metrics.groupAge("numbers", "g"))).value, 0)
         yield* Fiber.interrupt(fiber)
       })))

@@ -15,7 +15,7 @@ export interface Group {
   readonly lag: number
   /** Events that were given to members, and not acknowledged. */
   readonly pending: number
-  /** When the oldest event was published of those that were given to members, and not acknowledged. */
+  /** When the oldest event was published that the group has not acknowledged, whether a member was given it or not. */
   readonly oldest: DateTime.Utc | undefined
 }
 
