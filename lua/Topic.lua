@@ -30,7 +30,8 @@
 --
 -- A group is a consumer group of the stream. Its consumers are its members by their claims, and these:
 local RETURNED, PARKED, DELAYED = '-', '*', '~'
--- The count of deliveries of a pending event is its attempts, and CRASH for each attempt that ended with its member's session.
+-- The count of deliveries of a pending event is its attempts, and CRASH for each attempt that ended with its member's session. One
+-- that ended because its member left is no attempt.
 -- A schedule without an end makes millions of attempts.
 local CRASH = 2 ^ 32
 -- An ordered group hands out one event of a key at a time. Later ones are parked, so order needs no assignment of keys to

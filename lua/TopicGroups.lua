@@ -307,7 +307,7 @@ local function expectEnd(ctx, topic, group)
   if group.members == 0 and topic.abandon > 0 then sooner(ctx, topic, group.left + topic.abandon) end
 end
 
--- What a member has not acknowledged goes to the others. After a crash, its events count that.
+-- What a member has not acknowledged goes to the others. After a crash, its events count that; otherwise its delivery does not count.
 local function dismissMember(ctx, topic, claim, index, crashed)
   local group = groupAt(topic, index)
   call('HDEL', topic.key, 'x' .. claim)
@@ -322,13 +322,14 @@ local function dismissMember(ctx, topic, claim, index, crashed)
   end
   group.left = ctx.now
   expectEnd(ctx, topic, group)
+  local change = crashed and CRASH or -1
   while true do
     local pending = tryGroup('XPENDING', topic.entries, group.name, '-', '+', PAGE, claim)
     if not pending then return end
     if #pending == 0 then break end
     local ids = {}
     for _, found in ipairs(pending) do
-      local count = found[4] + (crashed and CRASH or 0)
+      local count = found[4] + change
       local counted = ids[count] or {}
       ids[count], counted[#counted + 1] = counted, found[1]
     end

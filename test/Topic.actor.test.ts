@@ -365,6 +365,7 @@ const run = async (topic: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
   const flights = new Map<string, Flight>()
   const done: Array<string> = []
   const attempts = new Map<string, number>()
+  const crashes = new Map<string, number>()
   // The session of each member, and the events of its mailbox that were taken in.
   const sessions = [0, 0, 0]
   const joined = [false, false, false]
@@ -383,14 +384,14 @@ const run = async (topic: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
       const events = await topic.mail(name)
       for (const event of events.slice(read.get(name) ?? 0)) {
         if (event[0] !== "changed" || event[2] !== "deliver" || !joined[member]) continue
-        const deliveries = event[4] as Array<[string, number, string, string]>
+        const deliveries = event[4] as Array<[string, number, string, string, string, string, number?]>
         assert.strictEqual(event[3], ++counted[member]!)
-        for (const [id, attempt, body, key] of deliveries) {
+        for (const [id, attempt, body, key, , , crashed = 0] of deliveries) {
           assert.notStrictEqual(id, "gap")
           const known = flights.get(id)
           assert.isUndefined(known, `${id} was handed out twice`)
           assert.notInclude(done, id)
-          assert.strictEqual(attempt, (attempts.get(id) ?? 0) + 1)
+          assert.deepStrictEqual([attempt, crashed], [(attempts.get(id) ?? 0) + 1, crashes.get(id) ?? 0])
           assert.strictEqual(JSON.parse(body), published.findIndex(([published]) => published === id))
           if (ordered && key !== "") {
             for (const flight of flights.values()) assert.notStrictEqual(flight.key, key, "two events of a key at once")
@@ -412,8 +413,14 @@ const run = async (topic: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
     const [, , , , , , , [group]] = await topic.look("topic.state", []) as Array<any>
     assert.strictEqual(group[4], published.find(([id]) => !done.includes(id))?.[0] ?? "")
   }
-  const drop = (member: number) => {
-    for (const [id, flight] of flights) if (flight.member === member) flights.delete(id)
+  // What a member gives back by leaving does not count as delivered to it; what it had when its session ended does.
+  const drop = (member: number, crashed: boolean) => {
+    for (const [id, { attempt, member: of }] of flights) {
+      if (of !== member) continue
+      flights.delete(id)
+      if (!crashed) attempts.set(id, attempt - 1)
+      else crashes.set(id, (crashes.get(id) ?? 0) + 1)
+    }
     joined[member] = false
   }
   const settle = async (pick: number, verb: "ack" | "retry", delay = 0) => {
@@ -471,12 +478,12 @@ const run = async (topic: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
       case "leave":
         if (!joined[next.member]) break
         await topic.send(nameOf(next.member), "session.leave", ["m"])
-        drop(next.member)
+        drop(next.member, false)
         break
       case "end":
         await topic.end(nameOf(next.member))
         await topic.reap(nameOf(next.member))
-        drop(next.member)
+        drop(next.member, true)
         sessions[next.member]!++
         await topic.open(nameOf(next.member))
         break
@@ -493,7 +500,7 @@ const run = async (topic: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
   // Whatever has happened, a member that goes on gets the rest.
   for (const member of [1, 2]) {
     if (joined[member]) await topic.send(nameOf(member), "session.leave", ["m"])
-    drop(member)
+    drop(member, false)
     await take()
   }
   await join(0)

@@ -775,7 +775,7 @@ layer(TestServer.layer, live)("a group", (it) => {
           ),
           "another delivery"
         )
-        assert.strictEqual((again!.element as Topic.Event<number>).attempt, 2)
+        assert.strictEqual((again!.element as Topic.Event<number>).attempt, 1)
         yield* settled(topics[0]!, "g")
         assert.isTrue(yield* topics[0]!.forget("g"))
         assert.isFalse(yield* topics[0]!.forget("g"))
@@ -868,24 +868,49 @@ layer(TestServer.layer, live)("a group", (it) => {
           // A member that leaves does not count.
           yield* Fiber.interrupt(first)
           const second = yield* run(b!)
-          const again = [...once, [0, 2, 0]] as typeof begun
+          const again = [...once, ...once]
           yield* begins(again)
           yield* lose(nodes[1]!, namespace, server)
-          yield* begins([...again, [0, 3, 1]])
+          yield* begins([...again, [0, 2, 1]])
           yield* lose(nodes[1]!, namespace, server)
-          yield* begins([...again, [0, 3, 1], [1, 1, 0], [2, 1, 0]])
+          yield* begins([...again, [0, 2, 1], [1, 1, 0], [2, 1, 0]])
           yield* settled(b!, "g")
           if (deadLetter === undefined) {
             const [letter] = yield* collect(letters.subscribe({ from: "beginning" }), 1)
             const { attempts, error, id } = (letter as Topic.Event<Topic.DeadLetter>).value
             assert.match(id, /-1$/)
-            assert.deepStrictEqual([attempts, error], [4, "crashed: the session of its member has ended 2 times"])
+            assert.deepStrictEqual([attempts, error], [3, "crashed: the session of its member has ended 2 times"])
           } else {
             assert.strictEqual((yield* letters.state).length, 0)
           }
           yield* Fiber.interrupt(second)
         })))
   }
+
+  it.effect("has all its retries for an event that members had in hand when they left", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const letters = yield* on(a!, Effect.tap(topic.deadLetters("g"), purged))
+        yield* topic.publishAll(upTo(3))
+        for (let left = 4; left > 0; left--) {
+          const members = yield* Effect.forkChild(
+            topic.run(() => Effect.never, { group: "g", from: "beginning", prefetch: 3, retry: Schedule.recurs(1) })
+          )
+          yield* eventually(Effect.map(groupOf(topic, "g"), (group) => assert.strictEqual(group?.pending, 3)))
+          yield* Fiber.interrupt(members)
+          yield* joined(topic, "g", 0)
+        }
+        const attempts: Array<readonly [number, number]> = []
+        const running = yield* Effect.forkChild(topic.run(({ attempt, value }) => {
+          attempts.push([value, attempt])
+          return Effect.fail("no")
+        }, { group: "g", retry: Schedule.recurs(1) }))
+        yield* collect(letters.subscribe({ from: "beginning" }), 3)
+        assert.deepStrictEqual(attempts.toSorted(([a], [b]) => a - b), upTo(3).flatMap((n) => [[n, 1], [n, 2]]))
+        yield* settled(topic, "g")
+        yield* Fiber.interrupt(running)
+      })))
 
   it.effect("waits for a retry that never comes", () =>
     several(1, ([a]) =>

@@ -260,6 +260,11 @@ export const bugs: { readonly [name: string]: Bug } = {
     only: ["topic"],
     lua: [["if #pending == 0 then break end\nlocal ids", "do break end\nlocal ids"]]
   },
+  // A member that leaves uses up retries of what it has not begun.
+  countedLeave: {
+    only: ["topic"],
+    lua: [["local change = crashed and CRASH or -1", "local change = crashed and CRASH or 0"]]
+  },
   // Some events do not lock their key, so the next one is handed out before they are acknowledged.
   unlockedKey: {
     only: ["topic"],

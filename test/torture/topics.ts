@@ -28,6 +28,8 @@ interface Sighting {
   readonly id: string
   readonly value: string
   readonly key: string
+  /** Of a group: how often it was delivered, this time included, and how often its members have crashed. */
+  readonly counts: readonly [attempt: number, crashes: number]
 }
 
 interface Position {
@@ -82,7 +84,8 @@ const sightings = (hold: Hold, word: string): ReadonlyArray<Sighting> =>
     at,
     id: String(what[1]),
     value: String(what[2]),
-    key: String(what[3])
+    key: String(what[3]),
+    counts: [Number(what[4]), Number(what[5])]
   }))
 
 const publicationsOf = (holds: ReadonlyArray<Hold>): ReadonlyMap<string, Publication> => {
@@ -351,6 +354,23 @@ const delivered = (facts: Facts): ReadonlyArray<Anomaly> => {
   })
 }
 
+/** What was delivered before, was handled or crashed: a member that leaves gives back uncounted what it has not begun. */
+const attempts = (facts: Facts): ReadonlyArray<Anomaly> =>
+  groups.flatMap((group) =>
+    [...handlings(facts, group).values()].flatMap((all) =>
+      all.flatMap((one, before) => {
+        const [attempt, crashes] = one.counts
+        const counted = attempt - crashes - 1
+        if (counted <= before || forgot(facts.run, all[0]!.hold.asked, one.at)) return []
+        return [{
+          check: "attempts",
+          detail: `group ${group} has handled ${one.value} ${before} times, and returned it ${counted} times`,
+          holds: all.slice(0, before + 1).map(({ hold }) => hold)
+        }]
+      })
+    )
+  )
+
 /** When each process did something for the last time that was killed: the others have settled in the end. */
 const deathsOf = ({ holds }: Facts): ReadonlyMap<string, number> => {
   const deaths = new Map<string, number>()
@@ -441,6 +461,6 @@ const lag = ({ holds }: Facts): ReadonlyArray<Anomaly> =>
 /** The checks of one topic. The first ones of each kind are enough. */
 export const kept = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> => {
   const facts = factsOf(holds, run)
-  return [phantoms, storedOnce, published, inSequence, contiguous, gaps, delivered, repeated, ordered, lag]
+  return [phantoms, storedOnce, published, inSequence, contiguous, gaps, delivered, attempts, repeated, ordered, lag]
     .flatMap((check) => check(facts).slice(0, 5))
 }

@@ -13,7 +13,7 @@ export interface Origin {
   readonly key: string | undefined
   /** The name of the coordinator that has published it. */
   readonly publisher: string
-  /** How often it was delivered to a group, this time included; 1 for a subscriber. */
+  /** How often it was delivered to a group, this time included, but for members that left while they had it; 1 for a subscriber. */
   readonly attempt: number
   /** How often the session of a member has ended while it had the event; 0 for a subscriber. */
   readonly crashes: number

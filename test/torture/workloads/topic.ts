@@ -141,7 +141,7 @@ const handled = <E>(
     { kind: `topic ${group}`, key: topic.name, weight: 1, wait: false },
     ({ step, tell }) =>
       Effect.gen(function*() {
-        tell("handles", event.id, event.value, event.key ?? "", event.attempt)
+        tell("handles", event.id, event.value, event.key ?? "", event.attempt, event.crashes)
         for (let left = 1 + Math.floor(client.random() * 3); left > 0; left--) {
           yield* Effect.sleep(client.random() * (client.random() < 0.01 ? 300 : 6))
           step()
