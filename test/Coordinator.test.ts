@@ -13,10 +13,24 @@ import {
   Logger,
   Metric,
   Option,
+  Schema,
   Stream,
   Tracer
 } from "effect"
-import { Coordinator, CountDownLatch, Fence, Lock, Metrics, ReadWriteLock, Redis, Semaphore } from "../src/index.ts"
+import {
+  Coordinator,
+  CountDownLatch,
+  Counter,
+  Fence,
+  Lock,
+  Metrics,
+  Queue,
+  ReadWriteLock,
+  Redis,
+  Semaphore,
+  SharedRef,
+  Topic
+} from "../src/index.ts"
 import { spaceOf } from "../src/internal/hold/place.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually } from "./support/eventually.ts"
@@ -333,6 +347,81 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
           for (const lease of leases) assert.isTrue(yield* lease.isHeld)
         }))
       }), short))
+
+  it.effect("has two connections, whatever its process runs", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const name = freshNamespace()
+      yield* Effect.gen(function*() {
+        const connections = Effect.map(
+          server.cli("CLIENT", "LIST"),
+          (list) => [...list.matchAll(new RegExp(` name=(${name}\\S*)`, "g"))].map(([, found]) => found!).sort()
+        )
+        const schema = Schema.Number
+        const heard = new Set<string>()
+        const hears = (what: string) => (n: number) => Effect.sync(() => void heard.add(`${what} ${n}`))
+        // Topics with subscribers that are quick, slow or begin late, and groups; queues; refs and counters; waiters.
+        const all = (at: number) =>
+          Effect.gen(function*() {
+            const what = `${at}`
+            const topic = yield* Topic.make({ name: what, schema, shards: 1 + at % 3 })
+            yield* Effect.addFinalizer(() => Effect.orDie(topic.purge))
+            const queue = yield* Queue.make({ name: what, payload: schema })
+            const ref = yield* SharedRef.make({ name: what, schema, initial: 0 })
+            const counter = yield* Counter.make({ name: what })
+            yield* topic.publishAll([1, 2, 3])
+            const subscriber = (options: Topic.SubscribeOptions, slow: boolean, named: string) =>
+              topic.subscribe(options).pipe(
+                Topic.values,
+                Stream.tap(() => slow ? Effect.sleep(2) : Effect.void),
+                Stream.runForEach(hears(named))
+              )
+            yield* Effect.all([
+              ...Array.from({ length: 5 }, (_, n) => subscriber({ from: "beginning" }, false, `sub ${what}.${n}`)),
+              subscriber({ from: "beginning", buffer: { capacity: 1 } }, true, `slow ${what}`),
+              ...["ordered", "unordered"].map((group) =>
+                topic.run(({ value }) => hears(`${group} ${what}`)(value), {
+                  group,
+                  from: "beginning",
+                  orderBy: group === "ordered" ? "key" : undefined
+                })
+              ),
+              queue.run(hears(`job ${what}`), { concurrency: 3 }),
+              Stream.runForEach(ref.changes, hears(`ref ${what}`)),
+              ref.until((n) => n < 0),
+              Stream.runForEach(counter.changes, hears(`count ${what}`)),
+              Effect.andThen(Lock.acquire(`lock ${what}`), Lock.acquire("the same"))
+            ], { concurrency: "unbounded" }).pipe(Effect.forkScoped)
+            const expected = [
+              ...Array.from({ length: 5 }, (_, n) => `sub ${what}.${n}`),
+              ...["slow", "ordered", "unordered"].map((word) => `${word} ${what}`)
+            ].flatMap((named) => [`${named} 3`, `${named} 63`])
+            yield* topic.publishAll(Array.from({ length: 60 }, (_, n) => n + 4))
+            yield* queue.offer(1)
+            yield* ref.set(1)
+            yield* counter.add(1)
+            yield* eventually(Effect.sync(() => {
+              for (const one of [...expected, ...["job", "ref", "count"].map((word) => `${word} ${what} 1`)]) {
+                assert.isTrue(heard.has(one), one)
+              }
+            }))
+            yield* ref.delete
+            yield* counter.reset
+          })
+        yield* all(0)
+        assert.deepStrictEqual(yield* connections, [name, `${name}:reader`])
+        yield* Effect.forEach([1, 2, 3, 4, 5, 6, 7, 8, 9], all, { concurrency: "unbounded" })
+        assert.deepStrictEqual(yield* connections, [name, `${name}:reader`])
+      }).pipe(
+        Effect.scoped,
+        Effect.provide(
+          Coordinator.layer({ namespace: name, partitions: 8 }).pipe(
+            Layer.provideMerge(Redis.layer({ url: server.url, clientName: name })),
+            Layer.fresh
+          )
+        )
+      )
+    }))
 
   it.effect("guards a key against former holders", () =>
     withNode((namespace) =>

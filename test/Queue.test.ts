@@ -93,30 +93,6 @@ layer(TestServer.layer, live)("a queue", (it) => {
         yield* Effect.forEach(workers, ({ stop }) => stop)
       })))
 
-  it.effect("shares the connections of its coordinator with other queues", () =>
-    several(1, ([a], _, server) =>
-      Effect.gen(function*() {
-        const connections = Effect.map(
-          server.cli("CLIENT", "LIST"),
-          (list) => list.split("\n").flatMap((line) => /^id=(\d+) .* name=(\S+)/.exec(line)?.[1] ?? [])
-        )
-        const used = (name: string) =>
-          Effect.gen(function*() {
-            const queue = yield* on(a!, make({ name }))
-            const worker = yield* working(queue)
-            yield* queue.offer(1)
-            yield* begins(worker, [1])
-            return worker
-          })
-        const first = yield* used("first")
-        const before = yield* connections
-        assert.isAbove(before.length, 0)
-        const second = yield* used("second")
-        assert.deepStrictEqual(yield* connections, before)
-        yield* first.stop
-        yield* second.stop
-      })))
-
   it.effect("runs an offered job on an idle worker at once", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {

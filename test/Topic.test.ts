@@ -20,7 +20,7 @@ import {
   Stream,
   Tracer
 } from "effect"
-import { Coordinator, Lock, Metrics, Redis, SharedRef, TaskGroup, Topic } from "../src/index.ts"
+import { Coordinator, Lock, Metrics, SharedRef, TaskGroup, Topic } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
 import { placeIn, spaceOf } from "../src/internal/hold/place.ts"
 import { request } from "../src/internal/hold/request.ts"
@@ -598,40 +598,6 @@ layer(TestServer.layer, live)("a topic", (it) => {
         assert.deepStrictEqual(valuesOf(found), [...upTo(10), "Gap"])
         assert.deepStrictEqual(found[10], { _tag: "Gap", reason: "overflow", missed: 20 })
       })))
-
-  it.effect("needs as many connections for one subscriber as for fifty", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const name = freshNamespace()
-      const context = yield* Layer.build(
-        Coordinator.layer({ namespace: name, partitions: 8 }).pipe(
-          Layer.provideMerge(Redis.layer({ url: server.url, clientName: name })),
-          Layer.fresh
-        )
-      )
-      const topic = yield* on(context, make({ shards: 4 }))
-      const names = Effect.map(
-        server.cli("CLIENT", "LIST"),
-        (clients) =>
-          [...clients.matchAll(/ name=(\S+) /g)].map(([, found]) => found!).filter((found) => found.startsWith(name))
-      )
-      const hearing = (count: number, n: number) =>
-        Effect.gen(function*() {
-          const reading = yield* subscribers(Array.from({ length: count }, () => topic), 1)
-          yield* eventually(
-            Effect.gen(function*() {
-              yield* topic.publish(n)
-              for (const { found } of reading) assert.include(valuesOf(found), n)
-            }),
-            { interval: 20 }
-          )
-        })
-      yield* hearing(1, 1)
-      const before = yield* names
-      assert.deepStrictEqual(before.toSorted(), [name, `${name}:reader`])
-      yield* hearing(49, 2)
-      assert.deepStrictEqual(yield* names, before)
-    }).pipe(Effect.scoped))
 
   it.effect("stores an event once or not at all when its publication is interrupted, and nothing else", () =>
     several(1, ([a], namespace, server) =>

@@ -95,6 +95,11 @@ it.live(
           assert.deepStrictEqual([group?.lag, group?.pending], [0, 0])
         }))
         yield* goesOn(() => true)
+        const lists = yield* Effect.forEach(nodes.servers, (server) => server.cli("CLIENT", "LIST"))
+        const connections = lists.flatMap((list) => [...list.matchAll(/ name=(\S+)/g)].map(([, name]) => name!))
+        // Each process has one to each node, and one that reads for each partition in use.
+        assert.strictEqual(connections.filter((name) => name === "lockstep:reader").length, topics.length * shards)
+        assert.isAtMost(connections.length, topics.length * (nodes.servers.length + shards))
         isPaused = true
         // What is on its way is stored as well.
         yield* settled
