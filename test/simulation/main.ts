@@ -22,7 +22,7 @@ import { checkAmong, minutesOf, whole } from "../torture/options.ts"
 import { workloads } from "../torture/workloads.ts"
 import { Coverage, usual } from "./coverage.ts"
 import { type Library, load } from "./library.ts"
-import { type Options, type Result, simulate } from "./schedule.ts"
+import { chosenOf, type Options, type Result, simulate } from "./schedule.ts"
 
 const { values } = parseArgs({
   options: {
@@ -116,7 +116,9 @@ const shortened = async (failure: Failure, library: Library, machine: Machine): 
 /** What has happened, and what is wrong with it. */
 const story = ({ options, result }: Failure): string => {
   const file = path.join(fs.mkdtempSync(path.join(tmpdir(), "lockstep-simulation-")), `seed-${options.seed}.json`)
-  fs.writeFileSync(file, JSON.stringify(options))
+  // With their names it stays the same when there are more of them.
+  const only = chosenOf(options.only, options.seed).map(({ name }) => name)
+  fs.writeFileSync(file, JSON.stringify({ ...options, only }))
   const { trace } = result
   return [
     `seed ${options.seed} goes wrong, and so do ${options.steps} steps of it:`,

@@ -136,8 +136,9 @@ const judged = (outcome: Outcome, records: Records, delays: ReadonlyArray<readon
 const mostMixed = 2
 
 /** The workloads that were asked for, or some of them all. */
-const chosenOf = (only: ReadonlyArray<string>, seed: number): ReadonlyArray<Workload> => {
-  if (only.length > 0) return workloads.filter(({ name }) => only.includes(name))
+export const chosenOf = (only: ReadonlyArray<string>, seed: number): ReadonlyArray<Workload> => {
+  // In their order: it is a part of the schedule.
+  if (only.length > 0) return only.map((name) => workloads.find((workload) => workload.name === name)!)
   const random = randomOf(seedOf(seed, 0))
   const left = [...workloads]
   return Array.from({ length: mostMixed }, () => left.splice(Math.floor(random() * left.length), 1)[0]!)
