@@ -1,11 +1,12 @@
 /**
  * Orders of a shop. Every subscriber sees all of them; the members of the group "billing" share them out, and bill each customer
- * in order. What they cannot bill is put aside, and replayed when the bug is fixed.
+ * in order. What they cannot bill is put aside, and replayed when the bug is fixed. What happens to the stock of the shop is published
+ * in the same step: no event without its change, and no change without its event.
  */
 import { NodeRuntime } from "@effect/platform-node"
-import { Console, Effect, Fiber, Queue, Schedule, Schema, Stream } from "effect"
+import { Console, Effect, Fiber, Option, Queue, Schedule, Schema, Stream } from "effect"
 import assert from "node:assert/strict"
-import { Topic } from "../src/index.ts" // In your program: from "lockstep"
+import { Lock, SharedRef, TaskGroup, Topic } from "../src/index.ts" // In your program: from "lockstep"
 import { layer } from "./support.ts"
 
 const Order = Schema.Struct({ customer: Schema.String, amount: Schema.Number })
@@ -14,6 +15,38 @@ type Order = typeof Order.Type
 const decode = Schema.decodeUnknownEffect(Schema.fromJsonString(Schema.toCodecJson(Order)))
 
 class Orders extends Topic.Service<Orders>()("orders", { schema: Order, key: ({ customer }) => customer }) {}
+
+/** Stores events in one step with a release, a write and a result. They live in one partition, by their names and `colocate`. */
+const outbox = Effect.gen(function*() {
+  const moved = yield* Topic.make({ name: "moved", schema: Schema.String, colocate: "stock" })
+  yield* Effect.addFinalizer(() => Effect.orDie(moved.purge))
+
+  // Released with an event. If the lease were lost before, there would be none.
+  const outcome = yield* Effect.scoped(Effect.gen(function*() {
+    const lease = yield* Lock.acquire("stock")
+    return yield* moved.publishOnRelease(lease, "the lock was released")
+  }))
+  assert.ok(Option.isSome(yield* outcome))
+
+  // Each write of the ref has an event. A write that is not made has none.
+  const stock = yield* SharedRef.make({ name: "stock", schema: Schema.Number, initial: 10 })
+  const published = stock.publishing((left) => Effect.orDie(moved.publication(`${left} are left`)))
+  yield* published.update((left) => left - 1)
+  assert.equal(yield* published.compareAndSet(0, 7), false)
+
+  // A result has its event if it is accepted. The second one is not.
+  const count = yield* TaskGroup.make({ name: "stock", result: Schema.Number, timeToLive: "1 minute" })
+  yield* Effect.scoped(Effect.gen(function*() {
+    const task = yield* count.register("shelf 1")
+    yield* task.submit(9, { publish: yield* moved.publication("shelf 1 was counted") })
+    yield* Effect.flip(task.submit(8, { publish: yield* moved.publication("shelf 1 was counted again") }))
+  }))
+
+  const events = yield* moved.subscribe({ from: "beginning" }).pipe(Topic.values, Stream.take(3), Stream.runCollect)
+  assert.deepEqual(events, ["the lock was released", "9 are left", "shelf 1 was counted"])
+  assert.equal((yield* moved.state).length, 3)
+  yield* stock.delete
+}).pipe(Effect.scoped)
 
 const program = Effect.gen(function*() {
   const orders = yield* Orders
@@ -100,6 +133,7 @@ const program = Effect.gen(function*() {
   for (const fiber of subscribers) {
     assert.deepEqual(yield* Fiber.join(fiber), [...published, last, published[3]])
   }
+  yield* outbox
   yield* Console.log([...bills].map(([customer, amounts]) => `${customer} ${amounts.join(" ")}`).join(", "))
 }).pipe(Effect.scoped)
 
