@@ -265,6 +265,24 @@ export const bugs: { readonly [name: string]: Bug } = {
     only: ["topic"],
     lua: [["local change = crashed and CRASH or -1", "local change = crashed and CRASH or 0"]]
   },
+  // An event is stored though what it follows was not executed.
+  unfollowed: {
+    only: ["outbox"],
+    lua: [["after ~= '-' and follows(ctx, after)", "after ~= '-'"]]
+  },
+  // A session that is told of a lost release stores its event.
+  lateEvent: {
+    only: ["outbox"],
+    lua: [["after ~= '-' and follows(ctx, after)", "after == '-' or follows(ctx, after)"]]
+  },
+  // The event of a release is not stored, now and then.
+  lostEvent: {
+    only: ["outbox"],
+    lua: [[
+      "if not fits then return after",
+      "if after ~= '' and ctx.micros % 10 == 0 then return reply('published', '0-1') end\nif not fits then return after"
+    ]]
+  },
   // Some events do not lock their key, so the next one is handed out before they are acknowledged.
   unlockedKey: {
     only: ["topic"],

@@ -1,4 +1,7 @@
-/** What must be true of a ref that publishes its writes: each write that was made has one event, and no other has any. */
+/**
+ * What must be true of what publishes an event in the same step: each write of a ref, release of a lock or result of a task that was
+ * made has one event, and no other has any.
+ */
 import type { Anomaly, Run } from "./checks.ts"
 import type { Hold } from "./history.ts"
 import { forgot } from "./states.ts"
@@ -56,6 +59,40 @@ const counted = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> =
     }
     for (const [value, write] of writes) {
       if (write.done < census.asked && !events.has(value)) wrong("unpublished", `${value} has no event`, write)
+    }
+    return found.slice(0, 5)
+  })
+}
+
+const tokenOf = (value: string): number => Number.parseInt(value, 10)
+
+/** Of those of one id, one was published. Holders release a lock in the order of their tokens, and so are the events. */
+export const released = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> => {
+  const ids = new Map<string, string>()
+  const duplicates: Array<{ readonly at: number; readonly hold: Hold; readonly value: string }> = []
+  for (const hold of holds) {
+    for (const { at, what: [word, , value, id] } of hold.told) {
+      if (word === "writes") ids.set(String(value), String(id))
+      else if (word === "duplicate") duplicates.push({ at, hold, value: String(value) })
+    }
+  }
+  return holds.filter(({ told }) => told.at(-1)?.what[0] === "counted").flatMap((census) => {
+    const values = census.told.flatMap(({ what: [word, , value] }) => word === "event" ? [String(value)] : [])
+    const found: Array<Anomaly> = []
+    const stored = new Set(values.map((value) => ids.get(value)))
+    for (const { at, hold, value } of duplicates) {
+      if (values.includes(value)) {
+        found.push({ check: "stored", detail: `${value} was a duplicate, and published`, holds: [hold, census] })
+      } else if (at < census.asked && !stored.has(ids.get(value)) && !forgot(run, 0, census.ended!)) {
+        const detail = `${value} was a duplicate of ${ids.get(value)}, which has no event`
+        found.push({ check: "unpublished", detail, holds: [hold, census] })
+      }
+    }
+    if (!holds.some(({ kind }) => kind === "outbox release")) return found.slice(0, 5)
+    for (const [at, value] of values.slice(1).entries()) {
+      if (tokenOf(value) < tokenOf(values[at]!)) {
+        found.push({ check: "order", detail: `${value} was published after ${values[at]}`, holds: [census] })
+      }
     }
     return found.slice(0, 5)
   })

@@ -1,4 +1,4 @@
-import { Effect } from "effect"
+import { Effect, Stream } from "effect"
 import type * as Lockstep from "../../src/index.ts"
 import type { Anomaly, Run } from "./checks.ts"
 import type { Client } from "./client.ts"
@@ -47,6 +47,18 @@ export const growingPause = (): Effect.Effect<void> => {
     return pause
   })
 }
+
+/** All events that a topic with one shard has. */
+export const allOf = <A>(topic: Lockstep.Topic.Topic<A>) =>
+  Effect.flatMap(
+    topic.state,
+    ({ last: [last], length }) =>
+      length === 0 ? Effect.succeed([]) : topic.subscribe({ from: "beginning" }).pipe(
+        Stream.takeUntil((element) => element._tag === "Event" && element.id === last),
+        Stream.filter((element) => element._tag === "Event"),
+        Stream.runCollect
+      )
+  )
 
 /** So many fibers at once, each again and again, as fast as Redis answers. */
 export const fibers = (

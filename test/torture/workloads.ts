@@ -6,6 +6,7 @@ import { election } from "./workloads/election.ts"
 import { flow } from "./workloads/flow.ts"
 import { latch } from "./workloads/latch.ts"
 import { lock } from "./workloads/lock.ts"
+import { outbox } from "./workloads/outbox.ts"
 import { queue } from "./workloads/queue.ts"
 import { readWriteLock } from "./workloads/readWriteLock.ts"
 import { ref } from "./workloads/ref.ts"
@@ -31,5 +32,6 @@ export const workloads: ReadonlyArray<Workload> = [
   ref,
   queue,
   stealing,
-  flow
+  flow,
+  outbox
 ]

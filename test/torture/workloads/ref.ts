@@ -4,7 +4,7 @@ import type { Client, Log } from "../client.ts"
 import { counted } from "../counters.ts"
 import { published } from "../outboxes.ts"
 import { versioned } from "../refs.ts"
-import { fibers, growingPause, type Workload } from "../workload.ts"
+import { allOf, fibers, growingPause, type Workload } from "../workload.ts"
 
 type SharedRef = Lockstep.SharedRef.SharedRef<string>
 type Counter = Lockstep.Counter.Counter
@@ -346,18 +346,8 @@ const fenced = (client: Client, ref: SharedRef, value: () => string): Uses => {
 /** Reads all events of the outbox. */
 const census = (client: Client, ref: SharedRef, events: Events) =>
   follow(client, "census", "outbox", ({ tell }) =>
-    Effect.gen(function*() {
-      const { last: [last], length } = yield* events.state
-      if (length > 0) {
-        yield* events.subscribe({ from: "beginning" }).pipe(
-          Stream.takeUntil((element) => element._tag === "Event" && element.id === last),
-          Stream.runForEach((element) =>
-            Effect.sync(() => {
-              if (element._tag === "Event") tell("event", ref.name, element.value, element.id)
-            })
-          )
-        )
-      }
+    Effect.map(allOf(events), (all) => {
+      for (const { id, value } of all) tell("event", ref.name, value, id)
       tell("counted", ref.name)
     })).pipe(Effect.timeoutOption(client.keep), Effect.ignore)
 
