@@ -81,11 +81,22 @@ handlers['topic.publish'] = function(ctx, hash, value, about, number)
   local after, topic, node, id = origin.after, loadTopic(ctx, hash), origin.node, origin.id
   local fits = after == '' or after ~= '-' and follows(ctx, after)
   local now, before = turnsOf(ctx, topic)
-  if tonumber(number) <= lastOf(topic, node, now, before) then return reply('duplicate', '') end
+  local last = lastOf(topic, node, now, before)
+  if tonumber(number) <= last then
+    -- What follows a request has a node of its own: a later number says that its id was known.
+    return reply('duplicate', after ~= '' and last > tonumber(number) and eventOf(topic, id, now, before) or '')
+  end
   -- One that has failed may be made again, with what follows it.
   if not fits then return after ~= '-' and find(ctx.leader, '["failed"', 1, true) == 1 and ctx.leader or '["skipped"]' end
   local known = id ~= '' and eventOf(topic, id, now, before)
-  if known then return reply('duplicate', known) end
+  if known then
+    -- If the answer is lost with its session, the next one asks.
+    if after ~= '' then
+      topic.last[node] = number + 1
+      topic.nodes[node] = text(number + 1)
+    end
+    return reply('duplicate', known)
+  end
   if (origin.epoch ~= topic.epoch or topic.open == 0) and after == '' then return '["moved"]' end
   stampTopic(ctx, topic)
   local total = topic.total + #value + origin.size

@@ -1778,6 +1778,31 @@ layer(TestServer.layer, live)("an event that follows something", (it) => {
         }), short))
   }
 
+  it.effect("is said to be a duplicate when the session is lost with the answer that it is", () =>
+    behindLine(({ context, line, namespace, server }) =>
+      Effect.gen(function*() {
+        const topic = yield* on(context, make({ colocate: "lock" }))
+        const { id } = yield* topic.publish(1, { id: "order" })
+        const scope = yield* Scope.make()
+        const lease = yield* Scope.provide(on(context, Lock.acquire("lock")), scope)
+        const outcome = yield* topic.publishOnRelease(lease, 2, { id: "order" })
+        const held = Effect.map(
+          server.cli("HEXISTS", `{${namespace}:00}:sessions`, "@lock:lock"),
+          (found) => found === "1"
+        )
+        yield* eventually(held)
+        yield* line.refuse
+        const sent = yield* line.once(asks("lock.release"), "dropReply")
+        const released = yield* Effect.forkChild(Scope.close(scope, Exit.void))
+        yield* sent
+        yield* eventually(Effect.map(held, (held) => !held))
+        yield* forgetSession(context, namespace, server)
+        yield* line.pass
+        assert.deepStrictEqual(yield* promptly(outcome, "the outcome"), Option.some({ id, duplicate: true }))
+        yield* Fiber.join(released)
+        assert.strictEqual((yield* topic.state).length, 1)
+      }), short))
+
   it.effect("is not published with a later release when it was said that it could not be", () =>
     several(1, ([a], _, server) =>
       Effect.gen(function*() {
