@@ -69,7 +69,7 @@ import { type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { protect } from "./internal/hold/protect.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
-import { spanned } from "./internal/hold/span.ts"
+import { spanning } from "./internal/hold/span.ts"
 import { checkParties, type Known, open, PartiesMismatch } from "./internal/parties.ts"
 
 /**
@@ -299,26 +299,23 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
     contribution: A,
     options?: WaitOptions | undefined
   ): Effect.Effect<Arrival<A>, BarrierError | E> =>
-    Effect.withFiber((fiber) =>
-      spanned(
-        fiber,
-        Effect.flatMap(
-          Effect.mapError(this.#payload.encode(contribution, this.#contribution), fail),
-          (json): Effect.Effect<Arrival<A>, BarrierError | E> => {
-            // However often it is asked for, it is one arrival.
-            const arrival = this.#place.space.kernel.uniqueId()
-            return this.#action === undefined
-              ? acquiring.ask(
-                { ...this.#asking(arrival, json), wait: options?.wait },
-                (reply) => this.#ended(reply as Refusal, identity)
-              )
-              : Effect.uninterruptibleMask((restore) => this.#lead(arrival, json, options, restore))
-          }
-        ),
-        "lockstep.Barrier.await",
-        "barrier",
-        this.name
-      )
+    spanning(
+      Effect.flatMap(
+        Effect.mapError(this.#payload.encode(contribution, this.#contribution), fail),
+        (json): Effect.Effect<Arrival<A>, BarrierError | E> => {
+          // However often it is asked for, it is one arrival.
+          const arrival = this.#place.space.kernel.uniqueId()
+          return this.#action === undefined
+            ? acquiring.ask(
+              { ...this.#asking(arrival, json), wait: options?.wait },
+              (reply) => this.#ended(reply as Refusal, identity)
+            )
+            : Effect.uninterruptibleMask((restore) => this.#lead(arrival, json, options, restore))
+        }
+      ),
+      "lockstep.Barrier.await",
+      "barrier",
+      this.name
     )
 
   #asking(arrival: string, contribution: string) {

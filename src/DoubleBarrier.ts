@@ -55,7 +55,7 @@ import { type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { protect } from "./internal/hold/protect.ts"
 import { question } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
-import { spanned } from "./internal/hold/span.ts"
+import { spanning } from "./internal/hold/span.ts"
 import { checkParties, type Known, open, PartiesMismatch } from "./internal/parties.ts"
 import type { Lease } from "./Lease.ts"
 
@@ -224,8 +224,7 @@ class DoubleBarrierImpl implements DoubleBarrier {
   }
 
   #spanned<A, E, R>(self: Effect.Effect<A, E, R>, verb: string): Effect.Effect<A, E, R> {
-    const span = `lockstep.DoubleBarrier.${verb}`
-    return Effect.withFiber((fiber) => spanned(fiber, self, span, "doubleBarrier", this.name))
+    return spanning(self, `lockstep.DoubleBarrier.${verb}`, "doubleBarrier", this.name)
   }
 
   readonly enter = (options?: EnterOptions | undefined): Effect.Effect<Phase, DoubleBarrierError, Scope.Scope> =>

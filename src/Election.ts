@@ -64,7 +64,7 @@ import { InvalidPayload, type Payload, payload } from "./internal/hold/payload.t
 import { type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
-import { spanned } from "./internal/hold/span.ts"
+import { spanning } from "./internal/hold/span.ts"
 import type { Lease } from "./Lease.ts"
 
 /**
@@ -349,7 +349,7 @@ class ElectionImpl<A> implements Election<A> {
       this.#candidacy.begin
     ) as Effect.Effect<Lease, ElectionError, Scope.Scope>
     return this.#unlessLeading(
-      Effect.withFiber((fiber) => spanned(fiber, acquired, "lockstep.Election.campaign", "election", this.name))
+      spanning(acquired, "lockstep.Election.campaign", "election", this.name)
     )
   }
 

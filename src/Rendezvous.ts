@@ -62,7 +62,7 @@ import { duration, millis, type Place, placeOf, spaceOf } from "./internal/hold/
 import { protect } from "./internal/hold/protect.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
-import { spanned } from "./internal/hold/span.ts"
+import { spanning } from "./internal/hold/span.ts"
 
 /**
  * @category type IDs
@@ -230,7 +230,7 @@ class RendezvousImpl<A> implements Rendezvous<A> {
   }
 
   #spanned<B, E, R>(self: Effect.Effect<B, E, R>, verb: string): Effect.Effect<B, E, R> {
-    return Effect.withFiber((fiber) => spanned(fiber, self, `lockstep.Rendezvous.${verb}`, "rendezvous", this.name))
+    return spanning(self, `lockstep.Rendezvous.${verb}`, "rendezvous", this.name)
   }
 
   /** Waits for a grant and uses it, and then releases what is left of it. */

@@ -54,7 +54,7 @@ import { describe, WaitTimeout } from "./internal/hold/loss.ts"
 import { millis, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
-import { spanned } from "./internal/hold/span.ts"
+import { spanning } from "./internal/hold/span.ts"
 
 /**
  * @category type IDs
@@ -209,7 +209,7 @@ class SignalImpl implements Signal {
       })
       return Effect.void
     })
-    return Effect.withFiber((fiber) => spanned(fiber, waiting, "lockstep.Signal.await", "signal", this.name))
+    return spanning(waiting, "lockstep.Signal.await", "signal", this.name)
   }
 
   get clear(): Effect.Effect<number, SignalError> {

@@ -29,6 +29,14 @@ export const spanned = <A, E, R>(
     ? Effect.withSpan(self, name, optionsOf(kind, key)) as Effect.Effect<A, E, R>
     : self
 
+/** As `spanned`, in the fiber that runs it. */
+export const spanning = <A, E, R>(
+  self: Effect.Effect<A, E, R>,
+  name: string,
+  kind: string,
+  key: string
+): Effect.Effect<A, E, R> => Effect.withFiber((fiber) => spanned(fiber, self, name, kind, key))
+
 /** A span until the scope is closed, where there is a tracer or an open span. */
 export const spannedScope = (
   fiber: Fiber.Fiber<unknown, unknown>,
