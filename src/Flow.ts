@@ -92,6 +92,7 @@ import { begin, type Change, type NodeInfo, Run as Handle, type Status } from ".
 import { bounded } from "./internal/hold/acquire.ts"
 import { millis, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
+import { spanning } from "./internal/hold/span.ts"
 import { Job } from "./internal/queue/job.ts"
 import { codec } from "./internal/work/codec.ts"
 
@@ -435,7 +436,8 @@ class FlowImpl<I, O> implements Flow<I, O> {
             () => onInterrupt === "continue" ? Effect.void : Effect.ignore(run.cancel)
           ))
       )
-      return bounded(running, this.#home.placeOf(own), wait, fail)
+      const place = this.#home.placeOf(own)
+      return spanning(bounded(running, place, wait, fail), "lockstep.Flow.run", "flow", place.name)
     })
 
   readonly attach = (id: string): Run<O> => new Handle(this.#home, this.#home.checkId(id))

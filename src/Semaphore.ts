@@ -56,7 +56,7 @@ import { type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { withHold } from "./internal/hold/protect.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
-import { spanned } from "./internal/hold/span.ts"
+import { spanning } from "./internal/hold/span.ts"
 import { taking } from "./internal/permits.ts"
 import type { Lease } from "./Lease.ts"
 
@@ -262,7 +262,7 @@ class SemaphoreImpl implements Semaphore {
   }
 
   #spanned<A, E, R>(self: Effect.Effect<A, E, R>, verb: string): Effect.Effect<A, E, R> {
-    return Effect.withFiber((fiber) => spanned(fiber, self, `lockstep.Semaphore.${verb}`, "semaphore", this.name))
+    return spanning(self, `lockstep.Semaphore.${verb}`, "semaphore", this.name)
   }
 
   readonly withPermits =
@@ -462,7 +462,12 @@ export const make = (
 export const attach = (
   options: AttachOptions & { readonly name: string }
 ): Effect.Effect<Semaphore, SemaphoreError, Coordinator | Scope.Scope> =>
-  Effect.suspend(() => open(options.name, "attach", 0, options.wait, options.lease))
+  spanning(
+    Effect.suspend(() => open(options.name, "attach", 0, options.wait, options.lease)),
+    "lockstep.Semaphore.attach",
+    "semaphore",
+    options.name
+  )
 
 /**
  * The class that `Service` makes.

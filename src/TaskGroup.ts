@@ -80,7 +80,7 @@ import { type InvalidPayload, type Payload, payload } from "./internal/hold/payl
 import { millis, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { protect } from "./internal/hold/protect.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
-import { spanned } from "./internal/hold/span.ts"
+import { spanning } from "./internal/hold/span.ts"
 import * as waiting from "./internal/taskGroup/awaiting.ts"
 import {
   fail,
@@ -408,7 +408,7 @@ class TaskGroupImpl<A, E> implements TaskGroup<A, E>, waiting.Group<A, E> {
   }
 
   #spanned<B, E2, R>(self: Effect.Effect<B, E2, R>, verb: string): Effect.Effect<B, E2, R> {
-    return Effect.withFiber((fiber) => spanned(fiber, self, `lockstep.TaskGroup.${verb}`, "taskGroup", this.name))
+    return spanning(self, `lockstep.TaskGroup.${verb}`, "taskGroup", this.name)
   }
 
   /** `done` is given the result of a shard that has one. */
@@ -450,13 +450,16 @@ class TaskGroupImpl<A, E> implements TaskGroup<A, E>, waiting.Group<A, E> {
     shard: string,
     options?: RunOptions | undefined
   ): Effect.Effect<Task<A, E>, TaskGroupError, Scope.Scope> =>
-    Effect.suspend(() => {
-      const refuse = () => Effect.fail(fail(new ShardDone({ ...this.tasks.about, shard })))
-      return Effect.map(
-        acquiring.acquireScoped(this.#acquiring(shard, options, refuse)),
-        (hold) => this.#register(hold!, shard)
-      )
-    })
+    this.#spanned(
+      Effect.suspend(() => {
+        const refuse = () => Effect.fail(fail(new ShardDone({ ...this.tasks.about, shard })))
+        return Effect.map(
+          acquiring.acquireScoped(this.#acquiring(shard, options, refuse)),
+          (hold) => this.#register(hold!, shard)
+        )
+      }),
+      "register"
+    )
 
   readonly run = ((shard: string, first?: AnyEffect<A, E> | RunOptions, options?: RunOptions) => {
     const run = (effect: AnyEffect<A, E>, options: RunOptions | undefined) =>

@@ -14,8 +14,7 @@ import {
   Metric,
   Option,
   Schema,
-  Stream,
-  Tracer
+  Stream
 } from "effect"
 import {
   Coordinator,
@@ -25,9 +24,7 @@ import {
   Lock,
   Metrics,
   Queue,
-  ReadWriteLock,
   Redis,
-  Semaphore,
   SharedRef,
   Topic
 } from "../src/index.ts"
@@ -110,52 +107,6 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
         }).pipe(Effect.provideContext(context))
       }).pipe(Effect.scoped, Effect.provideService(Metric.MetricRegistry, new Map()))
     }))
-
-  it.effect("makes spans where a tracer is provided, and only there", () =>
-    withNode(() =>
-      Effect.gen(function*() {
-        const spans: Array<Tracer.NativeSpan> = []
-        const tracer = Tracer.make({
-          span: (options) => {
-            const span = new Tracer.NativeSpan(options)
-            spans.push(span)
-            return span
-          }
-        })
-        yield* Lock.withLock(Effect.void, "a")
-        yield* Lock.withLock(Effect.void, "a").pipe(Effect.provideService(Tracer.Tracer, tracer))
-        assert.deepStrictEqual(spans.map(({ name }) => name), [
-          "lockstep.Lock.withLock",
-          "lockstep.lock.wait",
-          "lockstep.lock.hold"
-        ])
-        assert.strictEqual(spans[0]!.attributes.get("lockstep.key"), "a")
-        spans.length = 0
-        yield* Effect.gen(function*() {
-          yield* Effect.scoped(Lock.acquire("a"))
-          yield* ReadWriteLock.withReadLock(Effect.void, "b")
-          yield* Effect.scoped(Effect.gen(function*() {
-            const semaphore = yield* Semaphore.make({ name: "c", permits: 1 })
-            yield* Effect.scoped(semaphore.takeScoped(1))
-            yield* Effect.flatMap(semaphore.take(1), semaphore.release)
-          }))
-        }).pipe(Effect.provideService(Tracer.Tracer, tracer))
-        const ended = spans.map(({ name, status }) => `${name} ${status._tag}`)
-        for (
-          const name of [
-            "lockstep.Lock.acquire",
-            "lockstep.lock.wait",
-            "lockstep.lock.hold",
-            "lockstep.ReadWriteLock.read",
-            "lockstep.readWriteLock.wait",
-            "lockstep.readWriteLock.hold",
-            "lockstep.Semaphore.take",
-            "lockstep.semaphore.wait",
-            "lockstep.semaphore.hold"
-          ]
-        ) assert.include(ended, `${name} Ended`)
-      })
-    ))
 
   it.effect("says who it is in its log lines", () =>
     Effect.gen(function*() {

@@ -8,6 +8,7 @@ import * as Stream from "effect/Stream"
 import { checkName } from "../actor/keys.ts"
 import { bounded } from "../hold/acquire.ts"
 import { request } from "../hold/request.ts"
+import { spanning } from "../hold/span.ts"
 import {
   BatchCancelled,
   type BatchError,
@@ -205,7 +206,12 @@ export class BatchRun {
     const { space, wait } = this.#home
     const { channel } = this.#home.placeOf(this.id)
     const awaited = { kind: "batch", name: `${this.#about.name}/${this.id}`, channel, space }
-    return bounded(this.#ended, awaited, wait, failBatch)
+    return spanning(
+      bounded(this.#ended, awaited, wait, failBatch),
+      "lockstep.Batch.await",
+      awaited.kind,
+      awaited.name
+    )
   }
 
   get #ended(): Effect.Effect<End, BatchError> {

@@ -13,6 +13,7 @@ import { bounded, join } from "../hold/acquire.ts"
 import type { Membership } from "../hold/membership.ts"
 import type { Place } from "../hold/place.ts"
 import { question, request } from "../hold/request.ts"
+import { spanning } from "../hold/span.ts"
 import type { Outcome } from "../queue/outcomes.ts"
 import { untilBack } from "../work/patience.ts"
 import {
@@ -273,7 +274,12 @@ export class Run {
   }
 
   get await(): Effect.Effect<any, FlowError> {
-    return bounded(this.result, this.#place, this.#home.wait, fail)
+    return spanning(
+      bounded(this.result, this.#place, this.#home.wait, fail),
+      "lockstep.Flow.await",
+      "flow",
+      this.#place.name
+    )
   }
 
   /** As `await`, for as long as it takes. */

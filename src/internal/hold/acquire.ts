@@ -16,7 +16,7 @@ import { type LeaseLost, WaitTimeout } from "./loss.ts"
 import { Membership, type Observer } from "./membership.ts"
 import { watchOverruns } from "./overruns.ts"
 import { Coordinator, duration, type Place, type Space, spaceOf } from "./place.ts"
-import { spanned, spannedScope } from "./span.ts"
+import { spanned, spannedScope, spannedUntil } from "./span.ts"
 
 export type Restore = <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
 
@@ -81,7 +81,7 @@ export const nested = <A, E, R>(
 /** Releases, and returns when that is certain, or when Redis has been away for the coordinator's `requestTimeout`. */
 export const release = (entry: Entry): Effect.Effect<void> =>
   Effect.callback((resume) => {
-    if (entry instanceof Hold) entry.unlimit()
+    if (entry instanceof Hold) entry.onRelease()
     entry.keeper.release(entry, () => resume(Effect.void))
   })
 
@@ -89,7 +89,7 @@ export const release = (entry: Entry): Effect.Effect<void> =>
 export const leave = (hold: Hold): Effect.Effect<void> | undefined => {
   if (--hold.users > 0) return undefined
   if (hold.claim.background !== true) return release(hold)
-  hold.unlimit()
+  hold.onRelease()
   hold.keeper.release(hold, ignore)
   return undefined
 }
@@ -212,23 +212,43 @@ export const acquire = <E, A>(acquiring: Acquire<E, A>, restore: Restore): Effec
 export const acquireUnscoped = <E>(acquiring: Acquire<E>): Effect.Effect<Hold | undefined, E> =>
   Effect.uninterruptibleMask((restore) =>
     Effect.flatMap(acquire(acquiring, restore), (hold) => {
+      if (hold === undefined) return Effect.succeed(hold)
       const { options, place } = acquiring
       const maxHold = maxHoldOf(place, options)
-      return hold === undefined || maxHold === undefined
-        ? Effect.succeed(hold)
-        : Effect.as(limitUnscoped(place, hold, maxHold), hold)
+      const spanning = spanUnscoped(hold)
+      return Effect.as(
+        maxHold === undefined ? spanning : Effect.andThen(spanning, limitUnscoped(place, hold, maxHold)),
+        hold
+      )
     })
   )
 
-// No scope ends the timer, so the end of the hold does. After the limit, it still has to wait for the margin.
+// No scope ends what belongs to the hold, so the end of the hold does.
+const endWith = (hold: Hold, end: () => void): void => {
+  const { onRelease } = hold
+  hold.onRelease = () => {
+    onRelease()
+    end()
+  }
+  hold.onLoss(end)
+}
+
+const spanUnscoped = (hold: Hold): Effect.Effect<void> =>
+  Effect.withFiber((fiber) =>
+    Effect.map(spannedUntil(fiber, `lockstep.${hold.kind}.hold`, hold.kind, hold.key), (end) => {
+      if (end === undefined) return
+      endWith(hold, () => end(hold.loss === undefined ? Exit.void : Exit.fail(hold.lossError())))
+    })
+  )
+
+// After the limit, the timer still has to wait for the margin.
 const limitUnscoped = (place: Place, hold: Hold, maxHold: Duration.Input): Effect.Effect<void> =>
   Effect.contextWith((context: Context.Context<never>) =>
     Effect.sync(() => {
       const timer = Effect.runForkWith(context)(limit(place, hold, maxHold))
-      hold.unlimit = () => {
+      endWith(hold, () => {
         if (hold.loss !== "maxHold") timer.interruptUnsafe()
-      }
-      hold.onLoss(hold.unlimit)
+      })
     })
   )
 

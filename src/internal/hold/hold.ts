@@ -57,8 +57,8 @@ export class Hold extends Entry implements Lease {
   protecting = 0
   /** The id of the fiber that has acquired it into its scope: a hold must not keep a fiber that is over. */
   fiber: number | undefined = undefined
-  /** Stops the timer of its `maxHold` where no scope does. */
-  unlimit: () => void = ignore
+  /** Called when it is released; more than once if it is released again. */
+  onRelease: () => void = ignore
   /** A request that ends it is under way. */
   concluding = false
   /** Settles when it has been given up, once that has begun. */

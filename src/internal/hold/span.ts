@@ -1,4 +1,5 @@
 import * as Effect from "effect/Effect"
+import type * as Exit from "effect/Exit"
 import type * as Fiber from "effect/Fiber"
 import * as Scope from "effect/Scope"
 import * as Tracer from "effect/Tracer"
@@ -48,6 +49,21 @@ export const spannedScope = (
   isTraced(fiber)
     ? Scope.provide(Effect.makeSpanScoped(name, optionsOf(kind, key)), scope)
     : Effect.void
+
+/** A span until its end is told to what this answers; nothing where there is no tracer and no open span. */
+export const spannedUntil = (
+  fiber: Fiber.Fiber<unknown, unknown>,
+  name: string,
+  kind: string,
+  key: string
+): Effect.Effect<((exit: Exit.Exit<unknown, unknown>) => void) | undefined> => {
+  if (!isTraced(fiber)) return Effect.undefined
+  const scope = Scope.makeUnsafe()
+  return Effect.as(
+    spannedScope(fiber, scope, name, kind, key),
+    (exit) => Effect.runSync(Scope.close(scope, exit))
+  )
+}
 
 /** As `spanned`, for what is handled elsewhere: it is given the W3C `traceparent` of its span, or "". */
 export const sending = <A, E, R>(
