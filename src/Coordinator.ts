@@ -143,7 +143,10 @@ export interface Options {
    * seconds, at most a third of the lease.
    */
   readonly requestTimeout?: Duration.Input | undefined
-  /** How long to wait for locks, permits and the like where a call does not say. Default: as long as it takes. */
+  /**
+   * How long a call waits for other processes where it does not say; then it fails with `WaitTimeout`. It does not bound the wait for
+   * the results of jobs, flows and batches, nor singletons. Default: as long as it takes.
+   */
   readonly wait?: Duration.Input | undefined
   /** How long locks, permits and the like may be held where a call does not say. Default: as long as the effect runs. */
   readonly maxHold?: Duration.Input | undefined

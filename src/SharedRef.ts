@@ -71,14 +71,14 @@ import * as Stream from "effect/Stream"
 import { Coordinator } from "./Coordinator.ts"
 import { coordinatorReasons } from "./internal/actor/errors.ts"
 import { checkName } from "./internal/actor/keys.ts"
-import { bounded } from "./internal/hold/acquire.ts"
+import { bounded, waitOf } from "./internal/hold/acquire.ts"
 import type { Outbox, Publication } from "./internal/hold/following.ts"
 import { WaitTimeout } from "./internal/hold/loss.ts"
 import { InvalidPayload } from "./internal/hold/payload.ts"
 import { duration, millis, placeOf, type Space, spaceOf } from "./internal/hold/place.ts"
 import { Recent } from "./internal/hold/recent.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
-import { spanned } from "./internal/hold/span.ts"
+import { spanning } from "./internal/hold/span.ts"
 import { StaleToken, WriteUncertain } from "./internal/hold/unwritten.ts"
 import { Cell } from "./internal/ref/cell.ts"
 import type { Lease } from "./Lease.ts"
@@ -132,7 +132,7 @@ export interface ChangesOptions {
  * @since 0.1.0
  */
 export interface UntilOptions {
-  /** How long to wait; then it fails with `WaitTimeout`. Default: as long as it takes. */
+  /** How long to wait; then it fails with `WaitTimeout`. Default: that of the coordinator, as long as it takes. */
   readonly wait?: Duration.Input | undefined
 }
 
@@ -384,14 +384,11 @@ const withOutbox = <A>(cell: Cell<A, SharedRefError>, outbox: Outbox<A>): Shared
         // Subscriptions end with an error only.
         Option.match({ onNone: () => Effect.interrupt, onSome: Effect.succeed })
       )
-      return Effect.withFiber((fiber) =>
-        spanned(
-          fiber,
-          bounded(waiting, cell.place, options?.wait, fail),
-          "lockstep.SharedRef.until",
-          "sharedRef",
-          name
-        )
+      return spanning(
+        bounded(waiting, cell.place, waitOf(cell.place, options), fail),
+        "lockstep.SharedRef.until",
+        "sharedRef",
+        name
       ) as Effect.Effect<any, SharedRefError>
     }
   }
