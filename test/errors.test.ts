@@ -1,6 +1,9 @@
 /** How replies of Redis become reasons. The texts are those of the servers' sources. */
 
 import { assert, describe, it } from "@effect/vitest"
+import * as fs from "node:fs"
+import * as lockstep from "../src/index.ts"
+import { coordinatorReasons } from "../src/internal/actor/errors.ts"
 import { errorFrom, isExecutedUnknown, redisReasons } from "../src/internal/redis/errors.ts"
 import { RedisError, RedisErrorReason } from "../src/Redis.ts"
 
@@ -120,5 +123,39 @@ describe("errors", () => {
     assert.isTrue(unknown("read ECONNRESET", "GET"))
     assert.isFalse(unknown("WRONGTYPE Operation against a key holding the wrong kind of value", "GET"))
     assert.isFalse(unknown("NOPERM No permissions to access a key", "GET"))
+  })
+
+  describe("the reasons of the errors of modules", () => {
+    const errors = Object.values(lockstep).flatMap((module) => Object.entries(module)).flatMap(([name, error]) => {
+      if (!name.endsWith("Error")) return []
+      const reasons: ReadonlyArray<{ readonly name: string }> = error.fields.reason.members
+      return [[name, reasons.map(({ name }) => name)] as const]
+    })
+    const shared = coordinatorReasons.map(({ name }) => name)
+
+    it("are those that the docs list, and those of the coordinator", () => {
+      const [, rows] = fs.readFileSync("docs/errors.md", "utf8").split("## Which error has which reasons")
+      const listed = new Map(
+        rows!.split("\n## ")[0]!.split("\n").flatMap((row) => {
+          const [error, ...reasons] = [...row.matchAll(/`(\w+)`/g)].map(([, name]) => name!)
+          return row.startsWith("| `") ? [[error!, reasons] as const] : []
+        })
+      )
+      for (const [name, reasons] of errors) {
+        if (name === "RedisError") continue
+        assert.sameMembers(reasons, [...new Set([...listed.get(name)!, ...shared])], name)
+      }
+      assert.sameMembers([...listed.keys()], errors.map(([name]) => name))
+    })
+
+    it("are none of those that only connecting has", () => {
+      assert.isAtLeast(errors.length, 20)
+      for (const [name, reasons] of errors) {
+        if (name === "RedisError") continue
+        for (const reason of ["AuthenticationFailed", "ReadOnlyReplica", "EmbeddedFailed"]) {
+          assert.notInclude(reasons, reason, name)
+        }
+      }
+    })
   })
 })

@@ -6,7 +6,7 @@ import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
 import type { CoordinatorReason } from "./actor/errors.ts"
 import { join } from "./hold/acquire.ts"
-import { describe, type WaitTimeout } from "./hold/loss.ts"
+import { describe } from "./hold/loss.ts"
 import type { Membership } from "./hold/membership.ts"
 import type { Place } from "./hold/place.ts"
 
@@ -53,7 +53,7 @@ export const open = <E>(
   verb: "barrier.join" | "doubleBarrier.join",
   { onMismatch = "fail", parties }: PartiesOptions,
   known: Known,
-  fail: (reason: CoordinatorReason | WaitTimeout | PartiesMismatch) => E,
+  fail: (reason: CoordinatorReason | PartiesMismatch) => E,
   observe: (state: ReadonlyArray<unknown>) => void = () => {}
 ): Effect.Effect<Membership, E, Scope.Scope> =>
   Effect.flatMap(

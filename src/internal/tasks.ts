@@ -8,7 +8,7 @@ import * as Schedule from "effect/Schedule"
 import type * as Scope from "effect/Scope"
 import { type CoordinatorError, isAway } from "./actor/errors.ts"
 import type { Requests } from "./actor/lua.ts"
-import { type Failure, join } from "./hold/acquire.ts"
+import { join } from "./hold/acquire.ts"
 import { followingOf, type Publications } from "./hold/following.ts"
 import type { Hold } from "./hold/hold.ts"
 import { describe } from "./hold/loss.ts"
@@ -132,7 +132,7 @@ export class Tasks {
             lost: () => this.#lost(),
             closed: () => this.#close()
           },
-          fail: (error: Failure) => fail(error as CoordinatorError["reason"])
+          fail
         }),
         ([member, outcome]) => {
           this.member = member

@@ -1,5 +1,5 @@
 import * as Schema from "effect/Schema"
-import { about, redisReasons, subject } from "../redis/errors.ts"
+import { about, commandReasons, subject } from "../redis/errors.ts"
 
 /**
  * The namespace belongs to coordinators that speak another protocol or divide it otherwise, and one of them is alive.
@@ -76,7 +76,7 @@ export class ActorDefect extends Schema.Error<ActorDefect>("lockstep/Coordinator
 }
 
 /** All reasons for which a coordinator cannot do what it is asked. Every error of a primitive has them too. */
-export const coordinatorReasons = [Incompatible, Overloaded, CoordinatorClosed, ActorDefect, ...redisReasons] as const
+export const coordinatorReasons = [Incompatible, Overloaded, CoordinatorClosed, ActorDefect, ...commandReasons] as const
 
 /**
  * The coordinator could not do what it was asked. The reasons are its own, or those of Redis.

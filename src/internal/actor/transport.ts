@@ -100,7 +100,8 @@ export const failed = (verb: string, detail: string): CoordinatorError =>
 /** What is thrown on the way to an actor, as the error that users see: it names the resource that the request was about. */
 export const coordinatorError = (cause: unknown, key?: string): CoordinatorError => {
   const error = cause instanceof RedisError
-    ? new CoordinatorError({ reason: cause.reason })
+    // Requests are sent when the layer has connected.
+    ? new CoordinatorError({ reason: cause.reason as CoordinatorReason })
     : cause instanceof CoordinatorError
     ? cause
     : defect("batch", cause instanceof Error ? cause.message : String(cause))

@@ -12,7 +12,6 @@ import type * as Take from "effect/Take"
 import type { CoordinatorReason } from "../actor/errors.ts"
 import { join } from "../hold/acquire.ts"
 import { type Process, processOf } from "../hold/holders.ts"
-import type { WaitTimeout } from "../hold/loss.ts"
 import type { Observer } from "../hold/membership.ts"
 import type { InvalidPayload, Payload } from "../hold/payload.ts"
 import type { Place } from "../hold/place.ts"
@@ -34,7 +33,7 @@ export interface Info<A> extends Candidate<A> {
   readonly since: DateTime.Utc
 }
 
-export type ViewFailure = CoordinatorReason | WaitTimeout | InvalidPayload
+export type ViewFailure = CoordinatorReason | InvalidPayload
 
 /** As an actor tells it: the id is empty while there is no leader. */
 type State = readonly [change: number, term: string, id: string, since: number, about: unknown, value: unknown]

@@ -394,18 +394,18 @@ export const ask = <A, E>(
 // -----------------------------------------------------------------------------
 
 /** Joins a resource for as long as a scope is open; after a loss of the session it is joined again by itself. */
-export const join = <E>(
+export const join = <E, W extends Duration.Input | undefined = undefined>(
   place: Place,
   options: {
     readonly verb: ClaimVerb
     readonly args: (anyway: boolean) => ReadonlyArray<Argument>
     readonly leave?: LeaveVerb | undefined
     readonly observer: Observer
-    readonly wait?: Duration.Input | undefined
+    readonly wait?: W
     /** It waits for others, rather than failing while Redis is away. */
     readonly waits?: boolean | undefined
     readonly verified?: boolean | undefined
-    readonly fail: (error: CoordinatorReason | WaitTimeout) => E
+    readonly fail: (error: CoordinatorReason | (W extends undefined ? never : WaitTimeout)) => E
   }
 ): Effect.Effect<readonly [Membership, Settled], E, Scope.Scope> =>
   Effect.uninterruptibleMask((restore) =>
@@ -414,7 +414,7 @@ export const join = <E>(
       const claim = { place, verb, args, leave, question: !waits, verified } as const
       const member = new Membership(place.space.kernel.nextId(), claim, place.tenancy, observer)
       return Effect.flatMap(
-        obtain(asking(place, member, restore, wait, fail), member),
+        obtain(asking(place, member, restore, wait, fail as (error: CoordinatorReason | WaitTimeout) => E), member),
         (outcome) => Effect.as(Scope.addFinalizer(scope, release(member)), [member, outcome] as const)
       )
     })

@@ -241,21 +241,21 @@ export class EmbeddedFailed extends Schema.Error<EmbeddedFailed>("lockstep/Redis
   }
 }
 
-/** The classes of all reasons, for other modules to include in their own. */
-export const redisReasons = [
+/** The reasons for which a command can fail, for other modules to include in their own. */
+export const commandReasons = [
   ConnectionLost,
   NotConnected,
   Timeout,
-  AuthenticationFailed,
   MissingPermission,
   UnsupportedServer,
-  ReadOnlyReplica,
   OutOfMemory,
   Unavailable,
   FunctionMissing,
-  CommandFailed,
-  EmbeddedFailed
+  CommandFailed
 ] as const
+
+/** Those of commands, and those for which a layer cannot connect. */
+export const redisReasons = [...commandReasons, AuthenticationFailed, ReadOnlyReplica, EmbeddedFailed] as const
 
 /**
  * Schema of all reasons that a `RedisError` can have.

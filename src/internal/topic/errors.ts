@@ -3,7 +3,7 @@
 import * as Schedule from "effect/Schedule"
 import * as Schema from "effect/Schema"
 import { coordinatorReasons, isFinal } from "../actor/errors.ts"
-import { describe, WaitTimeout } from "../hold/loss.ts"
+import { describe } from "../hold/loss.ts"
 import { InvalidPayload } from "../hold/payload.ts"
 
 /**
@@ -77,7 +77,6 @@ export class TopicError extends Schema.Error<TopicError>("lockstep/Topic/TopicEr
     TooManyGroups,
     OtherShard,
     InvalidPayload,
-    WaitTimeout,
     ...coordinatorReasons
   ])
 }) {

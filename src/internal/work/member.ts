@@ -11,7 +11,6 @@ import type { Session } from "../actor/session.ts"
 import type { Verb } from "../actor/transport.ts"
 import { join } from "../hold/acquire.ts"
 import type { Argument, ClaimVerb, Outcome } from "../hold/claim.ts"
-import type { WaitTimeout } from "../hold/loss.ts"
 import type { Membership } from "../hold/membership.ts"
 import type { Place } from "../hold/place.ts"
 
@@ -20,7 +19,7 @@ export interface Joining<E> {
   readonly args: () => ReadonlyArray<Argument>
   /** The coordinator was closed, so no more will come. */
   readonly closed: () => void
-  readonly fail: (error: CoordinatorReason | WaitTimeout) => E
+  readonly fail: (error: CoordinatorReason) => E
 }
 
 export abstract class Member {
