@@ -193,13 +193,15 @@ const settingsOf = (options: Options): Settings => {
 // Of the coordinators of this process. Not these themselves: simulated processes crash, and are never closed.
 const homes = new Set<Kernel["home"]>()
 
-const counted = ({ home, hooks }: Kernel): void => {
+const counted = ({ home, hooks, settings }: Kernel): void => {
   homes.add(home)
   const count = [...homes].filter(({ identity }) => identity === home.identity).length
   if (count === 1) return
   hooks.log(
     "Warn",
-    `this process has ${count} coordinators of the namespace: each has sessions of its own, so provide one layer once`
+    `this process has ${count} coordinators of the namespace ${
+      JSON.stringify(settings.namespace)
+    }: each has sessions of its own, so provide one layer once`
   )
 }
 

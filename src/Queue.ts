@@ -72,6 +72,7 @@ import { Coordinator } from "./Coordinator.ts"
 import { millis, spaceOf, whole } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import type { Options, Queue, RunOptions } from "./internal/queue/api.ts"
+import { innerOf } from "./internal/queue/errands.ts"
 import type { QueueError } from "./internal/queue/errors.ts"
 import type { Job } from "./internal/queue/job.ts"
 import type { ScheduleOptions } from "./internal/queue/schedules.ts"
@@ -349,7 +350,7 @@ export const worker = <Self, A, S, E, E2, R>(
 ): Layer.Layer<never, never, Self | Exclude<R, Job>> =>
   Layer.effectDiscard(
     Effect.flatMap(tag, (queue) => {
-      const what = `a worker of queue ${JSON.stringify(queue.name)}`
+      const what = `a worker of ${innerOf(queue).subject}`
       const going = persevering(
         queue.run(handler, options),
         (error) => Effect.logWarning(`${what} could not begin, and tries again`, error)
@@ -394,7 +395,7 @@ export const monitor = <Self, A, S, E>(
   Layer.effectDiscard(
     Effect.flatMap(tag, (queue) =>
       Effect.flatMap(queue.state, (state) => measured(queue.name, state)).pipe(
-        Effect.catch((error) => Effect.logDebug(`queue ${JSON.stringify(queue.name)} could not be measured`, error)),
+        Effect.catch((error) => Effect.logDebug(`${innerOf(queue).subject} could not be measured`, error)),
         Effect.repeat(Schedule.spaced(Duration.millis(millis(every, "every")))),
         Effect.forkScoped
       ))

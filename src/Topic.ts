@@ -294,7 +294,7 @@ class TopicImpl<in out A> implements Topic<A> {
     this.#publisher = new Publisher(this.#parts, space.kernel)
   }
 
-  get #subject(): string {
+  get subject(): string {
     return describe("topic", this.name, this.#space.kernel.settings.namespace)
   }
 
@@ -365,7 +365,7 @@ class TopicImpl<in out A> implements Topic<A> {
           this.#publisher.following(leader, message, after, () => {}, (error) =>
             this.#space.kernel.hooks.log(
               "Error",
-              `an event of ${this.#subject} could not be published`,
+              `an event of ${this.subject} could not be published`,
               error
             ))
       })))
@@ -509,11 +509,12 @@ class TopicImpl<in out A> implements Topic<A> {
     return Effect.scoped(Effect.gen({ self: this }, function*() {
       const scope = yield* Effect.scope
       const opening = Scope.provide(this.deadLetters(group), scope)
-      const bury = burying({ name: this.name, group, log }, deadLetter, opening)
+      const bury = burying({ name: this.name, subject: this.subject, group, log }, deadLetter, opening)
       const queue = yield* this.#deliveries({ ...options, prefetch })
       const worker = Effect.forever(Effect.flatMap(Queue.take(queue), (delivery) =>
         handle(delivery, handler, {
           name: this.name,
+          subject: this.subject,
           retry,
           crashes,
           log,
@@ -522,7 +523,7 @@ class TopicImpl<in out A> implements Topic<A> {
             Effect.sync(() =>
               log(
                 "Warn",
-                `group ${JSON.stringify(group)} of ${this.#subject} misses ${missed ?? "some"} events (${reason})`
+                `group ${JSON.stringify(group)} of ${this.subject} misses ${missed ?? "some"} events (${reason})`
               )
             )),
           bury
@@ -640,7 +641,7 @@ export const handler = <Self, A, E, R>(
 ): Layer.Layer<never, never, Self | R> =>
   Layer.effectDiscard(
     Effect.flatMap(tag, (topic) => {
-      const what = `handler of topic ${JSON.stringify(topic.name)}`
+      const what = `handler of ${(topic as TopicImpl<A>).subject}`
       const logged = (message: string) => (cause: Cause.Cause<unknown>) =>
         Cause.hasInterruptsOnly(cause) ? Effect.void : Effect.logError(message, cause)
       const trail: Trail<A> = {}
@@ -679,7 +680,7 @@ export const monitor = <Self, A>(
     Effect.flatMap(tag, (topic) => {
       const groups = new Set<string>()
       return Effect.flatMap(topic.state, (state) => measured(topic.name, state, groups)).pipe(
-        Effect.catch((error) => Effect.logDebug(`topic ${JSON.stringify(topic.name)} could not be measured`, error)),
+        Effect.catch((error) => Effect.logDebug(`${(topic as TopicImpl<A>).subject} could not be measured`, error)),
         Effect.repeat(Schedule.spaced(Duration.millis(millis(every, "every")))),
         Effect.forkScoped
       )

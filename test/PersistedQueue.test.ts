@@ -304,7 +304,9 @@ layer(TestServer.layer, live)("a persisted queue", (it) => {
         const { queue } = yield* make(a!)
         yield* server.cli("CONFIG", "SET", "maxmemory", 1)
         const taking = yield* Effect.forkChild(Effect.provide(queue.take(Effect.succeed), Logger.layer([logger])))
-        yield* eventually(Effect.sync(() => assert.match(lines.join(), /nothing can be taken from queue "shared"/)))
+        yield* eventually(
+          Effect.sync(() => assert.match(lines.join(), /nothing can be taken from queue "shared" of namespace "\w+"/))
+        )
           .pipe(
             Effect.ensuring(Effect.orDie(server.cli("CONFIG", "SET", "maxmemory", 0)))
           )

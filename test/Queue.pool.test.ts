@@ -407,7 +407,10 @@ layer(TestServer.layer, live)("a pool", (it) => {
           yield* shows(queue, { completed: 2, dead: 1, waiting: 1 })
           const found = lines.filter((line) => line.includes("after its interruption"))
           assert.strictEqual(found.length, 3, lines.join("\n"))
-          assert.match(found[0]!, /^Warn the handler of job one of queue "jobs" goes on 100 ms after/)
+          assert.match(
+            found[0]!,
+            /^Warn the handler of job one of queue "jobs" of namespace "\w+" goes on 100 ms after/
+          )
           assert.isFalse(isPending(yield* Effect.forkChild(pool.await, { startImmediately: true })))
         })).pipe(Effect.provide(Logger.layer([logger])))
     }))

@@ -1491,7 +1491,11 @@ layer(TestServer.layer, live)("a worker layer", (it) => {
             const numbers = yield* Numbers
             yield* server.cli("CONFIG", "SET", "maxmemory", 1)
             yield* Layer.build(worker).pipe(
-              Effect.andThen(eventually(Effect.sync(() => assert.match(lines.join(), /worker of queue "numbers"/)))),
+              Effect.andThen(
+                eventually(
+                  Effect.sync(() => assert.match(lines.join(), /worker of queue "numbers" of namespace "\w+"/))
+                )
+              ),
               Effect.provide(Logger.layer([logger])),
               Effect.ensuring(Effect.orDie(server.cli("CONFIG", "SET", "maxmemory", 0)))
             )

@@ -59,6 +59,7 @@ import * as Scope from "effect/Scope"
 import { createHash } from "node:crypto"
 import { Coordinator } from "../Coordinator.ts"
 import { CoordinatorClosed } from "../internal/actor/errors.ts"
+import { describe } from "../internal/hold/loss.ts"
 import { placeOf, type Space, spaceOf } from "../internal/hold/place.ts"
 import type { Handling, Verdict } from "../internal/queue/attempts.ts"
 import type { Crew } from "../internal/queue/crew.ts"
@@ -288,7 +289,9 @@ export const layerStore = (
           // A take waits for as long as there is nothing.
           persevering(taking, (error) =>
             Effect.logWarning(
-              `nothing can be taken from queue ${JSON.stringify(name)} yet: this process tries again`,
+              `nothing can be taken from ${
+                describe("queue", name, coordinator.namespace)
+              } yet: this process tries again`,
               error
             ))
         ))

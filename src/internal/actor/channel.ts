@@ -8,6 +8,7 @@ import type { RedisError } from "../redis/errors.ts"
 import { CoordinatorClosed, CoordinatorError } from "./errors.ts"
 import { Former } from "./former.ts"
 import { guard } from "./hooks.ts"
+import { describeRequest } from "./keys.ts"
 import type { Requests } from "./lua.ts"
 import { type Audience, Mailbox } from "./mailbox.ts"
 import type { First, Office } from "./office.ts"
@@ -396,7 +397,7 @@ export class Channel implements Beating, First, Guarded {
   }
 
   #moot(request: Request, sent: boolean): void {
-    guard(this.#office.hooks.log, `the loss of ${request.verb}`, () => request.moot?.(sent))
+    guard(this.#office.hooks.log, `the loss of ${describeRequest(request)}`, () => request.moot?.(sent))
   }
 
   // The request is bound to no session, so the next session makes it. If it has followed another request, it is alone now.

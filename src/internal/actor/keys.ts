@@ -54,6 +54,19 @@ export const resourceOf = (key: string) => {
   }
 }
 
+/** What an error or a log line is about. */
+export const describe = (kind: string, name: string, namespace: string): string =>
+  `${kind} ${JSON.stringify(name)} of namespace ${JSON.stringify(namespace)}`
+
+/** A request in a log line: some are about no resource. */
+export const describeRequest = (
+  { key, verb }: { readonly key?: string | undefined; readonly verb: string }
+): string => {
+  if (key === undefined) return verb
+  const { kind, name, namespace } = resourceOf(key)
+  return `${verb} about ${describe(kind, name, namespace)}`
+}
+
 /** A key of the user's own as the key of a resource, for errors. */
 export const guardedKey = (namespace: string, key: string): string => `${prefixOf(namespace, 0)}key:${key}`
 

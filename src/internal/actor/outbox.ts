@@ -8,6 +8,7 @@ import { RedisError } from "../redis/errors.ts"
 import { ascii } from "../redis/resp.ts"
 import { CoordinatorError, Overloaded } from "./errors.ts"
 import { guard, type Log } from "./hooks.ts"
+import { describeRequest } from "./keys.ts"
 import { allowOom, type Requests } from "./lua.ts"
 import type { LossReason, Session } from "./session.ts"
 import {
@@ -393,7 +394,7 @@ export class Outbox implements Sender {
       else if (reply[0] !== "failed") request.settle(reply)
       else this.fail(request, failed(request.verb, reply[1]), true)
     } catch (cause) {
-      this.#options.log("Error", `the answer to ${request.verb} could not be taken in`, cause)
+      this.#options.log("Error", `the answer to ${describeRequest(request)} could not be taken in`, cause)
     }
   }
 
@@ -402,7 +403,7 @@ export class Outbox implements Sender {
     const { log, transport } = this.#options
     const isUncertain = request.forwarded === true && !sent
     const reason = isUncertain ? transport.late(request.key) : coordinatorError(error, request.key)
-    guard(log, `the failure of ${request.verb}`, () => request.fail(reason, sent || isUncertain))
+    guard(log, `the failure of ${describeRequest(request)}`, () => request.fail(reason, sent || isUncertain))
   }
 
   #failAll(requests: ReadonlyArray<Request>, cause: unknown, sent: boolean): void {

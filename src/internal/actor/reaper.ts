@@ -6,6 +6,7 @@
 import type { Io, Timer } from "../io.ts"
 import { RedisError } from "../redis/errors.ts"
 import type { Log } from "./hooks.ts"
+import { describe, resourceOf } from "./keys.ts"
 import { isTransient, type Reply, type Transport } from "./transport.ts"
 import type { Message } from "./wire.ts"
 
@@ -106,18 +107,31 @@ export class Reaper {
           session,
           entries.map((entry) => ({
             verb: "session.reap",
-            key: this.#prefix + entry.slice(entry.indexOf(":") + 1),
+            key: this.#keyIn(entry),
             args: [session, entry]
           }))
         )
         if (replies.some((reply) => reply[0] === "reaped")) continue
-        const failed = replies.filter((reply) => reply[0] === "failed").length
-        if (failed > 0) {
-          this.#log("Warn", `${failed} holds and waits of session ${session}, which has ended, could not be released`)
+        const failed = entries.filter((_, at) => replies[at]![0] === "failed")
+        if (failed.length > 0) {
+          const names = failed.slice(0, 3).map((entry) => {
+            const { kind, name, namespace } = resourceOf(this.#keyIn(entry))
+            return describe(kind, name, namespace)
+          })
+          this.#log(
+            "Warn",
+            `${failed.length} holds and waits of session ${session}, which has ended, could not be released: ` +
+              names.join(", ")
+          )
         }
         return
       }
     })
+  }
+
+  // What a session owns, as the actor lists it, ends with the kind and the name of the resource.
+  #keyIn(entry: string): string {
+    return this.#prefix + entry.slice(entry.indexOf(":") + 1)
   }
 
   #ring(resource: string): Promise<void> {

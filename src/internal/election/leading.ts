@@ -5,7 +5,7 @@ import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import { type Acquire, acquire, type Failure, leave } from "../hold/acquire.ts"
 import type { Hold } from "../hold/hold.ts"
-import { LeaseLost } from "../hold/loss.ts"
+import { describe, LeaseLost } from "../hold/loss.ts"
 import type { Place } from "../hold/place.ts"
 import { protect } from "../hold/protect.ts"
 import { spanned } from "../hold/span.ts"
@@ -119,9 +119,7 @@ export const lead = <A, E, R, E2>(
 
 const reported = (loss: LeaseLost, rest: Cause.Cause<unknown>): Effect.Effect<void> => {
   const { key, kind, namespace, reason, token } = loss
-  const message =
-    `term ${token} of ${kind} ${JSON.stringify(key)} of namespace ${JSON.stringify(namespace)} has ended ` +
-    `(${reason}): it campaigns again`
+  const message = `term ${token} of ${describe(kind, key, namespace)} has ended (${reason}): it campaigns again`
   return rest.reasons.length === 0
     ? Effect.logInfo(message)
     : Effect.logError(`${message}; its effect has failed meanwhile`, rest)

@@ -6,7 +6,6 @@
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import type * as Scope from "effect/Scope"
-import { describe } from "../hold/loss.ts"
 import { question, request } from "../hold/request.ts"
 import { innerOf, workErrands } from "../queue/errands.ts"
 import type { QueueError } from "../queue/errors.ts"
@@ -95,10 +94,9 @@ class Conductor {
   }
 
   #foreign(what: string): Effect.Effect<never, string> {
-    const { name, space: { kernel: { hooks } } } = this.home
-    const message = `flow ${
-      JSON.stringify(name)
-    } ${what} here: processes with the code of its runs have to go on until these are over`
+    const { hooks } = this.home.space.kernel
+    const message =
+      `${this.home.subject} ${what} here: processes with the code of its runs have to go on until these are over`
     hooks.log("Warn", message)
     return Effect.fail(message)
   }
@@ -117,8 +115,7 @@ class Conductor {
     const { hooks } = this.home.space.kernel
     const [, which, node, generation, about] = errand
     const [run, stamp] = which
-    const { name, namespace } = this.home.placeOf(run)
-    const what = describe("flow", name, namespace)
+    const what = `run ${JSON.stringify(run)} of ${this.home.subject}`
     const id = jobOf(this.home.name, which, node, generation)
     const reference = referenceOf(which, node, generation, false)
     const begun = (offered: boolean) =>
@@ -256,7 +253,7 @@ class Conductor {
     if (callback === undefined) return this.#foreign(`has no callback for its run ${JSON.stringify(run)}`)
     const retry = over[5]
     const id = `${name}/${run}/${stamp}/over${retry === "" ? "" : `/${retry}`}`
-    const what = `the callback of run ${JSON.stringify(run)} of ${JSON.stringify(name)}`
+    const what = `the callback of run ${JSON.stringify(run)} of ${this.home.subject}`
     return Effect.tapError(
       Effect.flatMap(
         Effect.try({ try: callback.payload, catch: (cause) => cause }),

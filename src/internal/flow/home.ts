@@ -7,6 +7,7 @@ import * as Exit from "effect/Exit"
 import type { CoordinatorError } from "../actor/errors.ts"
 import type { Partition } from "../actor/kernel.ts"
 import { checkName } from "../actor/keys.ts"
+import { describe } from "../hold/loss.ts"
 import { duration, type Place, placeIn, type Space } from "../hold/place.ts"
 import { question } from "../hold/request.ts"
 import type { Queue } from "../queue/api.ts"
@@ -122,6 +123,14 @@ export class Home {
       throw new RangeError(`id must not be longer than ${mostName} bytes with the name of what it is a run of`)
     }
     return id
+  }
+
+  /** The flow or batch in log lines. */
+  get subject(): string {
+    const { namespace } = this.space.kernel.settings
+    return this.name.startsWith(batches)
+      ? describe("batch", this.name.slice(batches.length), namespace)
+      : describe("flow", this.name, namespace)
   }
 
   /** What its errors say of a run. */

@@ -1,8 +1,7 @@
 import * as Schema from "effect/Schema"
+import { describe } from "../actor/keys.ts"
 
-/** What an error or a log line is about. */
-export const describe = (kind: string, key: string, namespace: string): string =>
-  `${kind} ${JSON.stringify(key)} of namespace ${JSON.stringify(namespace)}`
+export { describe }
 
 const why = {
   expired: "it could not be renewed in time",

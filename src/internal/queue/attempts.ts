@@ -6,6 +6,7 @@ import * as Exit from "effect/Exit"
 import type { Kernel } from "../actor/kernel.ts"
 import type { Session } from "../actor/session.ts"
 import { guarded } from "../hold/guard.ts"
+import { describe } from "../hold/loss.ts"
 import { Job, type Task } from "./job.ts"
 
 /** What becomes of a job after an attempt. */
@@ -90,15 +91,15 @@ export class Attempts<R> {
   }
 
   #replace(task: Task): void {
-    const { hooks } = this.#kernel
+    const { hooks, settings: { namespace } } = this.#kernel
     task.replaced = true
     hooks.metrics.overrun(1)
     hooks.log(
       "Warn",
-      `the handler of job ${task.id} of queue ${
-        JSON.stringify(task.queue)
-      } goes on ${this.#trade.overrun} ms after its ` +
-        `interruption, beside the job that gets its slot`
+      `the handler of job ${task.id} of ${
+        describe("queue", task.queue, namespace)
+      } goes on ${this.#trade.overrun} ms ` +
+        `after its interruption, beside the job that gets its slot`
     )
     this.#ended(task, Exit.interrupt())
   }

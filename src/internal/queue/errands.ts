@@ -9,7 +9,7 @@ import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import type * as Scope from "effect/Scope"
 import type { CoordinatorReason } from "../actor/errors.ts"
-import type { WaitTimeout } from "../hold/loss.ts"
+import { describe, type WaitTimeout } from "../hold/loss.ts"
 import { placeIn, type Space } from "../hold/place.ts"
 import type { Codec } from "../work/codec.ts"
 import type { Queue } from "./api.ts"
@@ -33,6 +33,8 @@ export interface Inner<in out A> {
   /** Of its shards. */
   readonly partitions: ReadonlyArray<number>
   readonly codecs: Codecs<A>
+  /** In log lines. */
+  readonly subject: string
 }
 
 /** Of the payloads of a queue, and of what its handlers come to, where the queue has a schema for that. */
@@ -74,7 +76,8 @@ export const workErrands = <R, E>(
     attempt: (task) => Effect.suspend(() => handler(task.body as ReadonlyArray<unknown>, task)),
     judge: (task, { cause }) =>
       Effect.sync(() => {
-        space.kernel.hooks.log("Debug", `errand ${task.key} of ${JSON.stringify(name)} is attempted again`, cause)
+        const { hooks, settings: { namespace } } = space.kernel
+        hooks.log("Debug", `errand ${task.key} of ${describe("errands", name, namespace)} is attempted again`, cause)
         const delay = Math.min(longest, shortest * 2 ** Math.min(task.attempt - 1, 16))
         return { tag: "retry", delay, attempted: true }
       })

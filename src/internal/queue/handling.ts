@@ -8,6 +8,7 @@ import * as Option from "effect/Option"
 import * as Schedule from "effect/Schedule"
 import type { Log } from "../actor/hooks.ts"
 import type { Kernel } from "../actor/kernel.ts"
+import { describe } from "../hold/loss.ts"
 import type { InvalidPayload } from "../hold/payload.ts"
 import { millis, whole } from "../hold/place.ts"
 import { receiving } from "../hold/span.ts"
@@ -131,7 +132,11 @@ export const handlingOf = <A, E, R>(
       Option.match({
         onNone: () => bury("failed", Cause.pretty(cause)),
         onSome: (delay) => {
-          policy.log("Debug", `job ${task.id} of queue ${JSON.stringify(task.queue)} is attempted again`, error)
+          policy.log(
+            "Debug",
+            `job ${task.id} of ${describe("queue", task.queue, policy.namespace)} is attempted again`,
+            error
+          )
           return { tag: "retry", delay: millisOf(delay), attempted: true }
         }
       })

@@ -10,6 +10,7 @@ import type * as Option from "effect/Option"
 import type * as Stream from "effect/Stream"
 import type { CoordinatorError } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
+import { describe } from "../hold/loss.ts"
 import type { Place } from "../hold/place.ts"
 import { question, request } from "../hold/request.ts"
 import type { Codec } from "../work/codec.ts"
@@ -133,7 +134,7 @@ export class Schedules {
       ticks = ticksOf(times, last, now, missed).join(" ")
     } catch (cause) {
       // Another process may know the time zone.
-      const what = `schedule ${JSON.stringify(name)} of queue ${JSON.stringify(queue)}`
+      const what = `schedule ${JSON.stringify(name)} of ${describe("queue", queue, kernel.settings.namespace)}`
       log("Error", `the next ticks of ${what} could not be computed by this process`, cause)
     }
     const args: Requests["queue.ticks"]["args"] = [this.#id, name, version, last, ticks]

@@ -12,6 +12,7 @@ import * as Stream from "effect/Stream"
 import { CoordinatorClosed } from "../actor/errors.ts"
 import { checkName } from "../actor/keys.ts"
 import { bounded, join } from "../hold/acquire.ts"
+import { describe } from "../hold/loss.ts"
 import type { Observer } from "../hold/membership.ts"
 import { millis, type Place, placeIn, type Space, whole } from "../hold/place.ts"
 import { question, request } from "../hold/request.ts"
@@ -56,6 +57,7 @@ import { crewOf } from "./worker.ts"
 export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inner<A> {
   readonly "~lockstep/Queue" = "~lockstep/Queue" as const
   readonly name: string
+  readonly subject: string
   readonly #space: Space
   readonly #place: Place
   readonly #shard: number
@@ -85,6 +87,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     this.#deque = deque
     this.#space = space
     const { kernel } = space
+    this.subject = describe("queue", name, kernel.settings.namespace)
     const { colocate = checkName(name, "name") } = options
     const first = kernel.partitionFor(checkName(colocate, "colocate")).index
     const partition = kernel.partitionAt((first + shard) % kernel.settings.partitions)

@@ -59,6 +59,10 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
     return this.#first.codecs
   }
 
+  get subject(): string {
+    return this.#first.subject
+  }
+
   get partitions(): ReadonlyArray<number> {
     return this.#first.partitions
   }

@@ -9,6 +9,7 @@ import * as Scope from "effect/Scope"
 import type { CoordinatorError } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
 import type { Argument } from "../hold/claim.ts"
+import { describe } from "../hold/loss.ts"
 import type { Place } from "../hold/place.ts"
 import { request } from "../hold/request.ts"
 import * as work from "../work/member.ts"
@@ -375,13 +376,12 @@ const turnOf = <A>(parts: Parts<A>, group: string, members: ReadonlyArray<Member
     if (member.begun >= epoch) continue
     member.begun = epoch
     const { place } = parts.all[at]!
-    const { kernel } = place.space
+    const { name, namespace, space: { kernel } } = place
+    const what = `group ${JSON.stringify(group)} of ${describe("topic", name, namespace)}`
     kernel.io.run(
       request(place, "topic.begin", [group, epoch], { waits: true }).pipe(
         Effect.retry(again),
-        Effect.catch((error) =>
-          Effect.sync(() => kernel.hooks.log("Debug", `group ${group} could not begin an epoch`, error))
-        )
+        Effect.catch((error) => Effect.sync(() => kernel.hooks.log("Debug", `${what} could not begin an epoch`, error)))
       )
     )
   }

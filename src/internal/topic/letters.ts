@@ -51,7 +51,13 @@ interface Letters<out E> {
 
 /** Puts events of a group aside: into a topic that is opened when it is needed, and again if that failed. `false` drops them. */
 export const burying = <E, R>(
-  { group, log, name }: { readonly group: string; readonly log: Log; readonly name: string },
+  { group, log, name, subject }: {
+    readonly group: string
+    readonly log: Log
+    readonly name: string
+    /** The topic in log lines. */
+    readonly subject: string
+  },
   given: Letters<E> | false | undefined,
   open: Effect.Effect<Letters<E>, E, R>
 ) => {
@@ -64,6 +70,6 @@ export const burying = <E, R>(
   return (delivery: Delivery<unknown>, error: string): Effect.Effect<void, E, R> =>
     Effect.flatMap(opened, (topic) =>
       topic === false
-        ? Effect.sync(() => log("Error", `event ${delivery.raw!.id} of topic ${name} is dropped: ${error}`))
+        ? Effect.sync(() => log("Error", `event ${delivery.raw!.id} of ${subject} is dropped: ${error}`))
         : Effect.asVoid(topic.publish(letterOf(delivery, name, group, error), { id: letterId(name, group, delivery) })))
 }

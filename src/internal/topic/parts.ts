@@ -10,6 +10,7 @@ import * as Scope from "effect/Scope"
 import * as Semaphore from "effect/Semaphore"
 import type { CoordinatorError } from "../actor/errors.ts"
 import { join } from "../hold/acquire.ts"
+import { describe } from "../hold/loss.ts"
 import { type Place, placeIn, type Space } from "../hold/place.ts"
 import { request } from "../hold/request.ts"
 import type { Io } from "../io.ts"
@@ -172,7 +173,11 @@ export class Parts<A> {
           this.#following--
           if (Exit.isSuccess(exit)) { for (const changed of [...this.followers]) changed() }
           else if (!Exit.hasInterrupts(exit) && !kernel.isClosing()) {
-            kernel.hooks.log("Error", `the shards of topic ${this.#home.name} are not known`, exit.cause)
+            kernel.hooks.log(
+              "Error",
+              `the shards of ${describe("topic", this.#home.name, kernel.settings.namespace)} are not known`,
+              exit.cause
+            )
           }
         })),
       this.#scope

@@ -25,6 +25,8 @@ export interface Policy<E> {
   readonly buried: () => void
   readonly log: Log
   readonly name: string
+  /** The topic in log lines. */
+  readonly subject: string
 }
 
 const ignore = () => {}
@@ -81,7 +83,7 @@ export const handle = <A, E, R>(
     const { element, raw } = delivery
     if (delivery.over) return Effect.void
     const log = (level: "Debug" | "Warn", what: string, end: string, cause: unknown) =>
-      policy.log(level, `${what} of topic ${JSON.stringify(policy.name)} ${end}`, cause)
+      policy.log(level, `${what} of ${policy.subject} ${end}`, cause)
     if (element._tag === "Gap") {
       const told = guarded(
         Effect.suspend(() => policy.onGap(element)),
