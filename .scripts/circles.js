@@ -32,7 +32,7 @@ const layers = [
   ["internal/actor/channel.ts"],
   ["internal/actor/kernel.ts"],
   ["internal/hold/"],
-  ["internal/work/"]
+  ["internal/sync/", "internal/work/"]
 ]
 /** @param {string} file */
 const layerOf = (file) => {

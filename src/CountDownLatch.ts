@@ -55,7 +55,7 @@ import { describe, WaitTimeout } from "./internal/hold/loss.ts"
 import { placeOf, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { Superseded } from "./internal/hold/superseded.ts"
-import { SharedLatch } from "./internal/latch.ts"
+import { SharedLatch } from "./internal/sync/latch.ts"
 
 /**
  * @category type IDs

@@ -56,7 +56,7 @@ import { protect } from "./internal/hold/protect.ts"
 import { question } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { spanning } from "./internal/hold/span.ts"
-import { checkParties, type Known, open, PartiesMismatch } from "./internal/parties.ts"
+import { checkParties, type Known, open, PartiesMismatch } from "./internal/sync/parties.ts"
 import type { Lease } from "./Lease.ts"
 
 /**
@@ -168,7 +168,7 @@ export {
    * @since 0.1.0
    */
   PartiesMismatch
-} from "./internal/parties.ts"
+} from "./internal/sync/parties.ts"
 
 /**
  * @category errors

@@ -53,7 +53,7 @@ import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
 import { type Place, placeOf } from "./internal/hold/place.ts"
 import { withAllHolds, withHold, withinHold } from "./internal/hold/protect.ts"
 import { spanned } from "./internal/hold/span.ts"
-import * as permits from "./internal/permits.ts"
+import * as permits from "./internal/sync/permits.ts"
 import type { Lease } from "./Lease.ts"
 
 /**

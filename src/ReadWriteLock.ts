@@ -44,7 +44,7 @@ import { type Place, placeOf } from "./internal/hold/place.ts"
 import { withHold, withinHold } from "./internal/hold/protect.ts"
 import { fresh, request, targetOf } from "./internal/hold/request.ts"
 import { spanned } from "./internal/hold/span.ts"
-import * as permits from "./internal/permits.ts"
+import * as permits from "./internal/sync/permits.ts"
 import type { Lease } from "./Lease.ts"
 
 /**

@@ -57,7 +57,7 @@ import { withHold } from "./internal/hold/protect.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { spanning } from "./internal/hold/span.ts"
-import { taking } from "./internal/permits.ts"
+import { taking } from "./internal/sync/permits.ts"
 import type { Lease } from "./Lease.ts"
 
 /**

@@ -91,7 +91,7 @@ import {
   SubmitRefused,
   type TaskGroupError
 } from "./internal/taskGroup/errors.ts"
-import { registeredIn, type Registration, type State, type Status, Tasks } from "./internal/tasks.ts"
+import { registeredIn, type Registration, type State, type Status, Tasks } from "./internal/taskGroup/tasks.ts"
 import type { Lease } from "./Lease.ts"
 
 export {

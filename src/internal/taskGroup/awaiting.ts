@@ -4,8 +4,8 @@ import * as Effect from "effect/Effect"
 import * as Queue from "effect/Queue"
 import * as Stream from "effect/Stream"
 import type { Payload } from "../hold/payload.ts"
-import { isComplete, type Page, type State, type Status, type Tasks } from "../tasks.ts"
 import { fail, GroupGone, GroupReset, type TaskGroupError, WorkerFailed, WorkerLost } from "./errors.ts"
+import { isComplete, type Page, type State, type Status, type Tasks } from "./tasks.ts"
 
 /** What the processes of a group agree on. */
 export interface Group<in out A, in out E> {

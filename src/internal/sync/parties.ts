@@ -4,11 +4,11 @@ import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
-import type { CoordinatorReason } from "./actor/errors.ts"
-import { join } from "./hold/acquire.ts"
-import { describe } from "./hold/loss.ts"
-import type { Membership } from "./hold/membership.ts"
-import type { Place } from "./hold/place.ts"
+import type { CoordinatorReason } from "../actor/errors.ts"
+import { join } from "../hold/acquire.ts"
+import { describe } from "../hold/loss.ts"
+import type { Membership } from "../hold/membership.ts"
+import type { Place } from "../hold/place.ts"
 
 export class PartiesMismatch extends Schema.Error<PartiesMismatch>("lockstep/Barrier/PartiesMismatch")({
   _tag: Schema.tag("PartiesMismatch"),

@@ -1,8 +1,8 @@
 /** What locks, read-write locks and semaphores ask for. */
 
-import type { Acquire } from "./hold/acquire.ts"
-import { patience } from "./hold/kept.ts"
-import type { Place } from "./hold/place.ts"
+import type { Acquire } from "../hold/acquire.ts"
+import { patience } from "../hold/kept.ts"
+import type { Place } from "../hold/place.ts"
 
 /** To take a weight from a semaphore, now or in its turn. Its process may keep what is cached when it has released it. */
 export const taking = <E, A>(
