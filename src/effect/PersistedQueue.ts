@@ -249,6 +249,49 @@ const oncePerName = <A, E>(
   return { known, get }
 }
 
+/** The takers of a queue, and their worker, for as long as the scope is open. */
+const takersOf = (
+  queue: Effect.Effect<unknown, Queue.QueueError>,
+  space: Space,
+  name: string,
+  lease: Duration.Input | undefined
+) => {
+  const what = describe("queue", name, space.kernel.settings.namespace)
+  const taking = Effect.gen(function*() {
+    yield* queue
+    const takers = new Takers(space, name, lease)
+    const scope = yield* Effect.scope
+    yield* Effect.uninterruptible(Effect.andThen(
+      takers.worker.work(() => takers.close(), queueError),
+      Scope.addFinalizer(scope, Effect.andThen(takers.worker.stop(0), Effect.sync(() => takers.close())))
+    ))
+    return takers
+  })
+  // A take waits for as long as there is nothing.
+  return persevering(
+    taking,
+    (error) => Effect.logWarning(`nothing can be taken from ${what} yet: this process tries again`, error)
+  )
+}
+
+/** Takes an element, which is handled when the scope closes. */
+const take = <E>(options: Taker["options"], takers: Effect.Effect<Takers, E>) =>
+  Effect.uninterruptibleMask((restore) =>
+    Effect.gen(function*() {
+      const scope = yield* Effect.scope
+      const found = yield* Effect.mapError(restore(takers), failed("take an element"))
+      const taker: Taker = { options, given: Deferred.makeUnsafe(), over: Deferred.makeUnsafe() }
+      found.wait(taker)
+      const given = yield* Effect.onExit(
+        restore(Deferred.await(taker.given)),
+        // A taker that is given an element as it is interrupted gives it back.
+        (exit) => Exit.isSuccess(exit) ? Effect.void : Effect.sync(() => found.leave(taker, exit))
+      )
+      yield* Scope.addFinalizerExit(scope, (exit) => Effect.sync(() => found.leave(taker, exit)))
+      return given
+    })
+  )
+
 /**
  * A `PersistedQueueStore` on the queues of a coordinator.
  *
@@ -275,27 +318,7 @@ export const layerStore = (
           // How often an element may be attempted is not known here; a process that dies uses up an attempt.
           letters: { age: Duration.infinity, ...letters, crashes: 1000 }
         }).pipe(Effect.provideService(Coordinator, coordinator)))
-      const takers = oncePerName(scope, (name) =>
-        Effect.gen(function*() {
-          yield* queues.get(name)
-          const takers = new Takers(space, name, lease)
-          const scope = yield* Effect.scope
-          yield* Effect.uninterruptible(Effect.andThen(
-            takers.worker.work(() => takers.close(), queueError),
-            Scope.addFinalizer(scope, Effect.andThen(takers.worker.stop(0), Effect.sync(() => takers.close())))
-          ))
-          return takers
-        }).pipe((taking) =>
-          // A take waits for as long as there is nothing.
-          persevering(taking, (error) =>
-            Effect.logWarning(
-              `nothing can be taken from ${
-                describe("queue", name, coordinator.namespace)
-              } yet: this process tries again`,
-              error
-            ))
-        ))
-
+      const takers = oncePerName(scope, (name) => takersOf(queues.get(name), space, name, lease))
       return PersistedQueueStore.of({
         offer: ({ delay, element, id, isCustomId, name }) =>
           Effect.flatMap(queues.get(name), (queue) => {
@@ -306,22 +329,7 @@ export const layerStore = (
             Effect.asVoid,
             Effect.mapError(failed("offer an element"))
           ),
-        take: (options) =>
-          Effect.uninterruptibleMask((restore) =>
-            Effect.gen(function*() {
-              const scope = yield* Effect.scope
-              const found = yield* Effect.mapError(restore(takers.get(options.name)), failed("take an element"))
-              const taker: Taker = { options, given: Deferred.makeUnsafe(), over: Deferred.makeUnsafe() }
-              found.wait(taker)
-              const given = yield* Effect.onExit(
-                restore(Deferred.await(taker.given)),
-                // A taker that is given an element as it is interrupted gives it back.
-                (exit) => Exit.isSuccess(exit) ? Effect.void : Effect.sync(() => found.leave(taker, exit))
-              )
-              yield* Scope.addFinalizerExit(scope, (exit) => Effect.sync(() => found.leave(taker, exit)))
-              return given
-            })
-          ),
+        take: (options) => take(options, takers.get(options.name)),
         cleanup: ({ failedTimeToLive }) =>
           failedTimeToLive === undefined || !Duration.isFinite(failedTimeToLive) ? Effect.void : Effect.forEach(
             [...queues.known.keys()],

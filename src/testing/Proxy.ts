@@ -309,6 +309,35 @@ const intercept = (state: State, predicate: (request: Request) => boolean, decid
     }
   })
 
+const listening = (state: State, port: number) => {
+  let listener: net.Server | undefined = undefined
+  return {
+    listen: Effect.promise(async () => {
+      listener ??= await open(state, port)
+    }),
+    unlisten: Effect.sync(() => {
+      listener?.close()
+      listener = undefined
+    })
+  }
+}
+
+const countersOf = (state: State): Proxy["counters"] => ({
+  get connections() {
+    return state.connections
+  },
+  get open() {
+    return state.links.size
+  },
+  get requests() {
+    return state.requests
+  },
+  get replies() {
+    return state.replies
+  },
+  of: (name) => state.names.get(name) ?? 0
+})
+
 /**
  * Starts a proxy on a port of its own of 127.0.0.1, in front of another one; it is closed with the scope.
  *
@@ -330,14 +359,7 @@ export const make = (target: { readonly port: number }): Effect.Effect<Proxy, ne
       requests: 0,
       replies: 0
     }
-    let listener: net.Server | undefined = undefined
-    const listen = Effect.promise(async () => {
-      listener ??= await open(state, port)
-    })
-    const unlisten = Effect.sync(() => {
-      listener?.close()
-      listener = undefined
-    })
+    const { listen, unlisten } = listening(state, port)
     const closeAll = Effect.sync(() => {
       for (const link of Array.from(state.links)) link.reset()
     })
@@ -383,20 +405,6 @@ export const make = (target: { readonly port: number }): Effect.Effect<Proxy, ne
         Effect.sync(() => {
           state.target = port
         }),
-      counters: {
-        get connections() {
-          return state.connections
-        },
-        get open() {
-          return state.links.size
-        },
-        get requests() {
-          return state.requests
-        },
-        get replies() {
-          return state.replies
-        },
-        of: (name) => state.names.get(name) ?? 0
-      }
+      counters: countersOf(state)
     }
   })

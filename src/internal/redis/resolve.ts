@@ -86,19 +86,24 @@ const definedOnly = <A extends object>(options: A): A => {
   return options
 }
 
-export const resolve = (options: Options): Source => {
-  const { cluster, sentinels } = options
-  const places = [options.url, options.path, options.host ?? options.port, sentinels, cluster]
+const checkPlaces = ({ cluster, host, name, path, port, sentinels, url }: Options): void => {
+  const places = [url, path, host ?? port, sentinels, cluster]
   if (places.filter((place) => place !== undefined).length > 1) {
     throw new RangeError("Redis: give only one of url, path, host and port, sentinels, cluster")
   }
-  if (sentinels !== undefined && (sentinels.length === 0 || options.name === undefined)) {
+  if (sentinels !== undefined && (sentinels.length === 0 || name === undefined)) {
     throw new RangeError("Redis: sentinels needs at least one address, and the name of the primary as `name`")
   }
   if (cluster !== undefined && cluster.length === 0) throw new RangeError("Redis: cluster needs at least one address")
-  const parsed: ParsedUrl = options.url === undefined
-    ? {}
-    : parseUrl(Redacted.isRedacted(options.url) ? Redacted.value(options.url) : options.url)
+}
+
+const placesOf = (addresses: ReadonlyArray<Address>, standard: number): Array<Place> =>
+  addresses.map(({ host, port = standard }) => ({ host, port }))
+
+export const resolve = (options: Options): Source => {
+  checkPlaces(options)
+  const { clientName = "lockstep", cluster, sentinels, url } = options
+  const parsed: ParsedUrl = url === undefined ? {} : parseUrl(Redacted.isRedacted(url) ? Redacted.value(url) : url)
   const path = options.path ?? parsed.path
   const host = options.host ?? parsed.host ?? "localhost"
   const port = options.port ?? parsed.port ?? 6379
@@ -106,71 +111,64 @@ export const resolve = (options: Options): Source => {
   if (!Number.isInteger(port) || port < 1 || port > 65535) throw new RangeError("Redis: port must be 1 to 65535")
   if (!Number.isInteger(db) || db < 0) throw new RangeError("Redis: db must be a non-negative integer")
   if (cluster !== undefined && db !== 0) throw new RangeError("Redis: a Cluster has only database 0")
-  const clientName = options.clientName ?? "lockstep"
   if (!/^[!-~]+$/.test(clientName)) throw new RangeError("Redis: clientName must be ASCII without spaces")
-  const tls = tlsOf(options.tls ?? parsed.tls)
   const common = definedOnly<IoRedis.RedisOptions>({
     username: options.username ?? parsed.username,
     password: options.password === undefined ? parsed.password : Redacted.value(options.password),
-    tls
+    tls: tlsOf(options.tls ?? parsed.tls)
   })
-  const list = (addresses: ReadonlyArray<Address>, standard: number) =>
-    addresses.map((address) => ({ host: address.host, port: address.port ?? standard }))
-  if (cluster !== undefined) {
-    return {
-      topology: "cluster",
-      clientName,
-      address: named(list(cluster, 6379)),
-      single: {},
-      cluster: {
-        nodes: list(cluster, 6379),
-        base: {
-          redisOptions: common,
-          // The names in the certificate are those of the nodes.
-          ...(tls === undefined ? undefined : { dnsLookup: (name, callback) => callback(null, name) }),
-          ...(options.natMap === undefined ? undefined : { natMap: options.natMap })
-        }
-      }
-    }
-  }
-  if (sentinels !== undefined) {
-    return {
-      topology: "sentinel",
-      clientName,
-      address: `${options.name} of ${named(list(sentinels, 26379))}`,
-      single: {
-        ...common,
-        db,
-        role: "master",
-        sentinels: list(sentinels, 26379),
-        ...definedOnly<IoRedis.RedisOptions>({
-          name: options.name,
-          sentinelUsername: options.sentinelUsername,
-          sentinelPassword: options.sentinelPassword === undefined
-            ? undefined
-            : Redacted.value(options.sentinelPassword),
-          sentinelTLS: tlsOf(options.sentinelTls ?? options.tls),
-          natMap: options.natMap
-        }),
-        // Without this, ioredis leaves the connection to the primary in plain text.
-        enableTLSForSentinelMode: tls !== undefined
-      }
-    }
-  }
+  if (cluster !== undefined) return ofCluster(options, placesOf(cluster, 6379), clientName, common)
+  if (sentinels !== undefined) return ofSentinels(options, placesOf(sentinels, 26379), clientName, { ...common, db })
   return path === undefined
-    ? {
-      topology: "standalone",
-      clientName,
-      address: `${host}:${port}`,
-      single: { ...common, host, port, db }
-    }
-    : {
-      topology: "standalone",
-      clientName,
-      address: path,
-      single: { ...common, path, db }
-    }
+    ? { topology: "standalone", clientName, address: `${host}:${port}`, single: { ...common, host, port, db } }
+    : { topology: "standalone", clientName, address: path, single: { ...common, path, db } }
 }
+
+const ofCluster = (
+  { natMap }: Options,
+  nodes: Array<Place>,
+  clientName: string,
+  common: IoRedis.RedisOptions
+): Source => ({
+  topology: "cluster",
+  clientName,
+  address: named(nodes),
+  single: {},
+  cluster: {
+    nodes,
+    base: {
+      redisOptions: common,
+      // The names in the certificate are those of the nodes.
+      ...(common.tls === undefined ? undefined : { dnsLookup: (name, callback) => callback(null, name) }),
+      ...(natMap === undefined ? undefined : { natMap })
+    }
+  }
+})
+
+const ofSentinels = (
+  { name, natMap, sentinelPassword, sentinelTls, sentinelUsername, tls }: Options,
+  sentinels: Array<Place>,
+  clientName: string,
+  common: IoRedis.RedisOptions
+): Source => ({
+  topology: "sentinel",
+  clientName,
+  address: `${name} of ${named(sentinels)}`,
+  single: {
+    ...common,
+    role: "master",
+    sentinels,
+    ...definedOnly<IoRedis.RedisOptions>({
+      name,
+      sentinelUsername,
+      sentinelPassword: sentinelPassword === undefined ? undefined : Redacted.value(sentinelPassword),
+      sentinelTLS: tlsOf(sentinelTls ?? tls),
+      natMap
+    }),
+    // Without this, ioredis leaves the connection to the primary in plain text.
+    enableTLSForSentinelMode: common.tls !== undefined
+  }
+})
 
 /** Where a Cluster client of the caller's begins. Each is a port, a URL that may have a password, or an object. */
 const startupNodes = (client: IoRedis.Cluster): ReadonlyArray<Place> =>
