@@ -157,7 +157,7 @@ ${tables(rows)}
   has none.
 * What was left of the lease is what Redis said right before the holder, or the leader, was killed.
 * A release (8, 9) is measured from the moment when the last party of both processes calls, to the moment when the last
-  one goes on, on the same clock; every generation is checked for nobody going on before. The parties of a generation come
+  one goes on, on the same clock. Each run checks that no party of a generation goes on before. The parties of a generation come
   at random within 50 ms, and one of them 5 ms after them, so that all wait when it comes. Between two generations a
   process rests for 5 ms: to begin the next one would hold up another process that still releases on the same core.
 * \`Lua queue and PUBLISH\` and \`BLPOP\` (3, 4) are the least that a hand-off takes, on bare ioredis: a list of waiters, one script
