@@ -199,7 +199,7 @@ const reweigh = (
     Effect.suspend(() => {
       if (!hold.active) return Effect.succeed(["absent"] as const)
       // What this process keeps would be in the way.
-      target.tenancy.kept.cease(hold)
+      target.tenancy.kept.cease(hold.stretch)
       target.tenancy.kept.surrenderResting(target.key)
       return request(target, "semaphore.reweigh", [hold.id, weight, anyway], {
         session: hold.session,

@@ -3,7 +3,6 @@
 import type { Session } from "../actor/session.ts"
 import type { Io, Timer } from "../io.ts"
 import type { Entry } from "./claim.ts"
-import type { Hold } from "./hold.ts"
 
 // In milliseconds. The process keeps what it takes again within `reuse`, for as long as each pause is shorter than that. It keeps
 // none for `spared` after another process has asked for it.
@@ -75,7 +74,12 @@ export class Kept {
   }
 
   /** Redis has granted it, with so many tokens from that one on. */
-  begin({ claim: { place: { key } }, id, weight }: Hold, session: Session, token: number, tokens: number): Stretch {
+  begin(
+    { claim: { place: { key } }, id, weight }: Entry & { readonly weight: number },
+    session: Session,
+    token: number,
+    tokens: number
+  ): Stretch {
     const since = this.#io.now()
     const stretch = {
       id,
@@ -114,7 +118,7 @@ export class Kept {
   }
 
   /** It is not kept at the end of the hold that uses it. */
-  cease({ stretch }: Hold): void {
+  cease(stretch: Stretch | undefined): void {
     if (stretch !== undefined) this.#end(stretch)
   }
 
