@@ -166,8 +166,9 @@ export class Tenancy implements Tenant, Keeper, Asker {
     if (session === undefined || entry.session !== session) return
     switch (reply[0]) {
       case "kept":
+        return this.#grant(entry, session, reply, 1, Number(reply[2]))
       case "granted":
-        return this.#grant(entry, session, reply)
+        return this.#grant(entry, session, reply, 1)
       case "joined":
         return this.#join(entry, reply.slice(1))
       case "queued":
@@ -216,9 +217,10 @@ export class Tenancy implements Tenant, Keeper, Asker {
     })
   }
 
-  #grant(entry: Entry, session: Session, reply: ReadonlyArray<unknown>): void {
+  // The token stands at that place, and the payload behind it. With several tokens, the process may keep it.
+  #grant(entry: Entry, session: Session, told: ReadonlyArray<unknown>, at: number, tokens = 1): void {
     if (!(entry instanceof Hold)) return
-    const token = Number(reply[1])
+    const token = Number(told[at])
     if (entry.state === "held") {
       // Granted again what it holds: Redis has forgotten the first grant. An older one is an event that comes late, after
       // the hold was made heavier.
@@ -227,10 +229,13 @@ export class Tenancy implements Tenant, Keeper, Asker {
     }
     // Given up meanwhile: its release is on the way. And nothing is granted on a lease that has run out meanwhile.
     if (entry.state === "done" || !this.#clock.isTrusted(session)) return
-    if (reply[0] === "granted" && reply.length > 2) entry.payload = reply.slice(2)
-    if (reply[0] === "kept" && !entry.recalled) {
-      entry.stretch = this.kept.begin(entry, session, token, Number(reply[2]))
-      this.channel.listen()
+    if (tokens > 1) {
+      if (!entry.recalled) {
+        entry.stretch = this.kept.begin(entry, session, token, tokens)
+        this.channel.listen()
+      }
+    } else if (told.length > at + 1) {
+      entry.payload = told.slice(at + 1)
     }
     this.#hold(entry, session, token, this.#clock.now, this.#clock.wall)
   }
@@ -407,7 +412,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     if (entry === undefined || entry.session !== session) return
     switch (event[0]) {
       case "granted":
-        return this.#grant(entry, session, event.slice(1))
+        return this.#grant(entry, session, event, 2)
       case "changed":
         return entry instanceof Membership ? entry.hear(event.slice(2)) : undefined
       case "again":
@@ -424,7 +429,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
   #told(id: string, session: Session, answer: ReadonlyArray<unknown>): void {
     const entry = this.#claims.get(id)
     if (entry === undefined || entry.session !== session) return
-    if (answer[0] === "granted") return this.#grant(entry, session, answer)
+    if (answer[0] === "granted") return this.#grant(entry, session, answer, 1)
     if (answer[0] === "joined") return this.#join(entry, answer.slice(1))
     if (!isWaiting(entry)) return
     // The event can come before the reply that it has joined the queue.
