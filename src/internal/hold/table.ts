@@ -83,5 +83,7 @@ const put = <A extends Named>(slots: Array<A | undefined>, item: A): boolean => 
 const hash = (id: string): number => {
   let found = 0
   for (let at = 0; at < id.length; at++) found = (Math.imul(found, 31) + id.charCodeAt(at)) | 0
-  return found
+  // Ids that follow each other must not lie side by side: a removal looks at all of a row.
+  found = Math.imul(found ^ (found >>> 15), 0x9e3779b1)
+  return found ^ (found >>> 16)
 }
