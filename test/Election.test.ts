@@ -581,8 +581,8 @@ layer(TestServer.layer, live)("a leader", (it) => {
         yield* waits(server, namespace, "election:chief", 1)
         yield* server.cli(
           "EVAL",
-          "local v, c, t, h, m, f, l = struct.unpack('<Bdddddd', redis.call('HGET', KEYS[1], 's')) " +
-            "return redis.call('HSET', KEYS[1], 's', struct.pack('<Bdddddd', v, c, t, h, m, f, l + 5e6))",
+          "local v, c, t, h, m, f, l, k = struct.unpack('<Bddddddd', redis.call('HGET', KEYS[1], 's')) " +
+            "return redis.call('HSET', KEYS[1], 's', struct.pack('<Bddddddd', v, c, t, h, m, f, l + 5e6, k))",
           1,
           key
         )
