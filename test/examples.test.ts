@@ -41,8 +41,8 @@ describe("examples", () => {
   for (const [file, line] of Object.entries(lines)) {
     it(file, async () => {
       // Rejects, with the output, when the exit code is not 0, and when the program does not exit by itself.
-      const { stdout } = await promisify(execFile)(process.execPath, [file], { cwd: folder, timeout: 30_000 })
+      const { stdout } = await promisify(execFile)(process.execPath, [file], { cwd: folder, timeout: 60_000 })
       expect(stdout.split("\n")).toContain(line)
-    })
+    }, 70_000)
   }
 })
