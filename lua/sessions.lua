@@ -105,8 +105,8 @@ end
 
 -- session.open: opens a session and ends those it replaces; every attempt uses an id of its own. With the name of a library, it
 -- answers which others can be removed. `vacant`: after so many openings the partition was found vacant, and all others have adopted these
--- settings since; it adopts them too, and answers how many partitions the namespace has had. Otherwise -1. Two coordinators that are answered one identity are in one namespace of one
--- server, however they reach it.
+-- settings since; it adopts them too, and answers how many partitions the namespace has had. Otherwise -1. Two coordinators that are
+-- answered one identity are in one namespace of one server, however they reach it.
 -- keys: none
 -- args: session string, replaces string, lease number, protocol number, partitions number, about string, library string, vacant number
 -- reply: ["opened", position string, retired string, former number, identity string] | ["vacant", opened number, partitions number] | ["mismatch", protocol number, partitions number] | ["denied", command string]
