@@ -19,13 +19,18 @@ local function load(key, capacity)
   return state or { capacity = capacity, taken = 0, holds = 0, members = 0, first = 1, last = 0, kept = 0 }
 end
 
+-- Nothing keeps it: it is as one that was never there.
+local function isUnused(state)
+  return state.holds + state.members == 0 and isQueueEmpty(state)
+end
+
 local function save(key, state)
   -- It is written at the end of the call.
   if state.fields then
     state.changed = true
     return
   end
-  if state.holds + state.members == 0 and state.first > state.last then
+  if isUnused(state) then
     call('DEL', key)
   else
     call('HSET', key, 's', packSemaphore(state))
@@ -46,14 +51,14 @@ local function opened(ctx, key, capacity)
     known[key] = state
     later(ctx, key, function()
       if not state.changed then return end
-      if state.holds + state.members == 0 and isQueueEmpty(state) then return call('DEL', key) end
+      if isUnused(state) then return call('DEL', key) end
       setField(state, 's', packSemaphore(state))
       writeFields(key, state)
       if state.owned then keep(key) end
     end)
   end
-  -- The call has emptied it: it is as one that was never there.
-  if state.holds + state.members == 0 and isQueueEmpty(state) then state.capacity = capacity end
+  -- The call may have emptied it.
+  if isUnused(state) then state.capacity = capacity end
   return state
 end
 
@@ -110,7 +115,7 @@ local function serve(ctx, key, state)
       tell(ctx, { claim }, continued('joined', state.capacity))
     else
       local token, value = hold(ctx, state, weight)
-      if state.fields then setField(state, 'h' .. claim, value) else call('HSET', key, 'h' .. claim, value) end
+      putFields(key, state, 'h' .. claim, value)
       ctx.served = claim
       inform(ctx, claim, token)
     end
@@ -153,12 +158,12 @@ end
 -- Ends a hold, a wait or a membership, whichever it is by now. Answers whether it was there.
 local function drop(ctx, key, session, id, state)
   local claim = session .. '/' .. id
-  if state.holds + state.members == 0 and isQueueEmpty(state) then return false end
+  if isUnused(state) then return false end
   local hold = readField(key, state, 'h' .. claim)
   if hold then
     state.taken, state.holds = state.taken - tonumber(match(hold, '^%S+')), state.holds - 1
     if sub(hold, -1) == 'k' then state.kept = state.kept - 1 end
-    if state.fields then setField(state, 'h' .. claim, false) else call('HDEL', key, 'h' .. claim) end
+    removeFields(key, state, 'h' .. claim)
   elseif not depart(key, state, claim) then
     if call('HDEL', key, 'o' .. claim) == 0 then return false end
     state.members = state.members - 1

@@ -512,6 +512,30 @@ local function setField(state, field, value)
   fields[field] = value
 end
 
+-- Sets one field or two.
+local function putFields(key, state, field, value, other, its)
+  if state.fields then
+    setField(state, field, value)
+    if other then setField(state, other, its) end
+  elseif other then
+    call('HSET', key, field, value, other, its)
+  else
+    call('HSET', key, field, value)
+  end
+end
+
+-- Removes one field or two.
+local function removeFields(key, state, field, other)
+  if state.fields then
+    setField(state, field, false)
+    if other then setField(state, other, false) end
+  elseif other then
+    call('HDEL', key, field, other)
+  else
+    call('HDEL', key, field)
+  end
+end
+
 local function writeFields(key, state)
   local fields, set, gone = state.fields, { key }, { key }
   for _, field in ipairs(state.touched) do
@@ -547,24 +571,14 @@ local function join(key, state, claim, detail, first)
     state.last = state.last + 1
     place = text(state.last)
   end
-  if state.fields then
-    setField(state, 'w' .. place, claim .. ' ' .. detail)
-    setField(state, 'q' .. claim, place)
-  else
-    call('HSET', key, 'w' .. place, claim .. ' ' .. detail, 'q' .. claim, place)
-  end
+  putFields(key, state, 'w' .. place, claim .. ' ' .. detail, 'q' .. claim, place)
 end
 
 -- Takes a waiter out of the queue. Answers whether it was there.
 local function depart(key, state, claim, place)
   place = place or readField(key, state, 'q' .. claim)
   if not place then return false end
-  if state.fields then
-    setField(state, 'q' .. claim, false)
-    setField(state, 'w' .. place, false)
-  else
-    call('HDEL', key, 'q' .. claim, 'w' .. place)
-  end
+  removeFields(key, state, 'q' .. claim, 'w' .. place)
   if tonumber(place) == state.first then state.first = state.first + 1 end
   return true
 end

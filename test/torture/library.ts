@@ -106,8 +106,8 @@ export const bugs: { readonly [name: string]: Bug } = {
   // One waiter in ten is forgotten when its turn comes.
   lostWakeUp: {
     lua: [[
-      "local token, value = hold(ctx, state, weight)\nif state.fields then setField(state, 'h' .. claim, value) else call('HSET', key, 'h' .. claim, value) end",
-      "if ctx.micros % 10 == 0 then return serve(ctx, key, state) end\nlocal token, value = hold(ctx, state, weight)\nif state.fields then setField(state, 'h' .. claim, value) else call('HSET', key, 'h' .. claim, value) end"
+      "local token, value = hold(ctx, state, weight)\nputFields(key, state, 'h' .. claim, value)",
+      "if ctx.micros % 10 == 0 then return serve(ctx, key, state) end\nlocal token, value = hold(ctx, state, weight)\nputFields(key, state, 'h' .. claim, value)"
     ], ["local function serve(ctx, key, state)", "local serve\nserve = function(ctx, key, state)"]]
   },
   // One take in fifty does not look whether there is room.
@@ -170,8 +170,8 @@ export const bugs: { readonly [name: string]: Bug } = {
   passedOn: {
     only: ["semaphore"],
     lua: [[
-      "if state.holds + state.members == 0 and isQueueEmpty(state) then return false end\nlocal hold",
-      "if state.holds + state.members == 0 and isQueueEmpty(state) then return false end\nlocal before, capacity = state.taken, state.capacity\nlocal hold"
+      "if isUnused(state) then return false end\nlocal hold",
+      "if isUnused(state) then return false end\nlocal before, capacity = state.taken, state.capacity\nlocal hold"
     ], [
       "if call('HDEL', key, 'o' .. claim) == 0 then return false end\nstate.members = state.members - 1\nend\nserve(ctx, key, state)",
       "if call('HDEL', key, 'o' .. claim) == 0 then return false end\nstate.members = state.members - 1\nend\nstate.capacity = math.max(capacity, before)\nserve(ctx, key, state)\nstate.capacity = capacity"
