@@ -171,11 +171,7 @@ local function jobsOf(queue)
 end
 
 local function loadQueue(ctx, key, claim)
-  local queues = ctx.queues
-  if not queues then
-    queues = {}
-    ctx.queues = queues
-  end
+  local queues = sharedIn(ctx, 'queues')
   local queue = queues[key]
   if not queue then
     queue = readQueue(ctx, key, claim)

@@ -39,11 +39,7 @@ end
 
 -- The state of a semaphore or a read-write lock, which all requests of a call share.
 local function opened(ctx, key, capacity)
-  local known = ctx.semaphores
-  if not known then
-    known = {}
-    ctx.semaphores = known
-  end
+  local known = sharedIn(ctx, 'semaphores')
   local state = known[key]
   if not state then
     state = load(key, capacity)

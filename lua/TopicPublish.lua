@@ -27,11 +27,7 @@ end
 -- What is about an event besides its number, in one argument, which mostly is the same for all of a call: "<epoch> <node>
 -- <after> <bytes of key> <of id> <of trace> " and then key, id, trace and publisher.
 local function originOf(ctx, about)
-  local origins = ctx.origins
-  if not origins then
-    origins = {}
-    ctx.origins = origins
-  end
+  local origins = sharedIn(ctx, 'origins')
   local origin = origins[about]
   if not origin then
     local epoch, node, after, key, id, trace, at = match(about, '^(%d+) (%S+) (%S*) (%d+) (%d+) (%d+) ()')

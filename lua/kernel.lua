@@ -444,6 +444,16 @@ local function later(ctx, key, f)
   ctx.later[#ctx.later + 1] = { key = key, act = f }
 end
 
+-- What requests of one call share, by its name: empty at first.
+local function sharedIn(ctx, name)
+  local shared = ctx[name]
+  if not shared then
+    shared = {}
+    ctx[name] = shared
+  end
+  return shared
+end
+
 -- Milliseconds until the partition has something to do, from a time on: 0 for at once, -1 for never.
 local function nearest(due, from, session, now)
   local found = call('ZRANGEBYSCORE', due, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
