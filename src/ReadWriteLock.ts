@@ -179,14 +179,7 @@ const taking = (
   wait: boolean,
   options: Options | undefined
 ): acquiring.Acquire<ReadWriteLockError> =>
-  permits.taking(
-    place,
-    mode === "read" ? 1 : everything,
-    everything,
-    wait,
-    { options, fail, refuse: busy },
-    options?.cached === true
-  )
+  permits.taking(place, mode === "read" ? 1 : everything, everything, wait, { options, fail, refuse: busy })
 
 /** Makes a hold lighter or heavier. Heavier fails with "conflict" unless it is possible at once. */
 const reweigh = (

@@ -258,7 +258,7 @@ class SemaphoreImpl implements Semaphore {
             return Effect.fail(fail(new SemaphoreGone(about)))
         }
       }
-    }, options?.cached === true)
+    })
   }
 
   #spanned<A, E, R>(self: Effect.Effect<A, E, R>, verb: string): Effect.Effect<A, E, R> {

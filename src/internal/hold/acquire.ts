@@ -24,6 +24,7 @@ export interface WaitOptions {
   readonly wait?: Duration.Input | undefined
   readonly maxHold?: Duration.Input | undefined
   readonly release?: Release | undefined
+  readonly cached?: boolean | undefined
 }
 
 /** Whether the end of what runs under a hold waits until Redis has released it. */

@@ -10,10 +10,9 @@ export const taking = <E, A>(
   weight: number,
   capacity: number,
   wait: boolean,
-  { fail, options, refuse }: Pick<Acquire<E, A>, "fail" | "options" | "refuse">,
-  isCached = false
+  { fail, options, refuse }: Pick<Acquire<E, A>, "fail" | "options" | "refuse">
 ): Acquire<E, A> => {
-  const { release = "awaited" } = options ?? {}
+  const { cached = false, release = "awaited" } = options ?? {}
   if (release !== "awaited" && release !== "background") {
     throw new RangeError(`\`release\` must be "awaited" or "background", not ${JSON.stringify(release)}`)
   }
@@ -23,9 +22,9 @@ export const taking = <E, A>(
     refuse,
     place,
     verb: "semaphore.take",
-    args: (anyway, again) => [weight, capacity, howOf(place, isCached, !wait, anyway, again)],
+    args: (anyway, again) => [weight, capacity, howOf(place, cached, !wait, anyway, again)],
     leave: "semaphore.release",
-    cached: isCached,
+    cached,
     patience: wait ? undefined : patience,
     background: release === "background",
     weight,
@@ -33,7 +32,7 @@ export const taking = <E, A>(
   }
 }
 
-// In milliseconds: the actor reckons that a process which dies has kept a lock for less.
+// In milliseconds: longer than anything is kept. With a shorter lease, a process keeps nothing.
 const shortestLease = 1000
 
 /** To take a lock. */
