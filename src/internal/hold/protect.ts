@@ -206,8 +206,12 @@ const outcome = <A, E, E2>(
   exit: Exit.Exit<A, E>,
   fail: (error: LeaseLost) => E2
 ): Exit.Exit<A, E | E2> => {
-  if (hold.loss === undefined) return exit
-  const lost = Cause.fail(fail(hold.lossError()))
+  return hold.loss === undefined ? exit : lostWith(fail(hold.lossError()), exit)
+}
+
+/** What an effect comes to that was interrupted for a loss: that, and what else has failed. */
+export const lostWith = <E, E2>(error: E2, exit: Exit.Exit<unknown, E>): Exit.Exit<never, E | E2> => {
+  const lost = Cause.fail(error)
   return Exit.failCause(
     Exit.isSuccess(exit) || Cause.hasInterruptsOnly(exit.cause) ? lost : Cause.combine(lost, exit.cause)
   )

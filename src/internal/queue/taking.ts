@@ -11,6 +11,7 @@ import * as Scope from "effect/Scope"
 import type { CoordinatorReason } from "../actor/errors.ts"
 import type { WaitTimeout } from "../hold/loss.ts"
 import type { Place } from "../hold/place.ts"
+import { lostWith } from "../hold/protect.ts"
 import type { Codec } from "../work/codec.ts"
 import type { Handling } from "./attempts.ts"
 import { decisionOf } from "./deciding.ts"
@@ -198,12 +199,7 @@ const outcomeOf = <B, E>(
   value: () => B,
   namespace: string
 ): Exit.Exit<Option.Option<B>, E | JobTimeout | QueueError> => {
-  if (task.over) {
-    const lost = Cause.fail(fail(new JobLost({ name: task.queue, namespace, id: task.id })))
-    return Exit.failCause(
-      Exit.isSuccess(exit) || Cause.hasInterruptsOnly(exit.cause) ? lost : Cause.combine(lost, exit.cause)
-    )
-  }
+  if (task.over) return lostWith(fail(new JobLost({ name: task.queue, namespace, id: task.id })), exit)
   // One that ignored its interruption has failed by then, however it ends.
   if (Exit.isSuccess(exit) && !task.replaced) return Exit.succeed(Option.some(value()))
   const { cause } = (task.late ?? exit) as Exit.Failure<unknown, E | JobTimeout>
