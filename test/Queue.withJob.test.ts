@@ -128,7 +128,7 @@ layer(TestServer.layer, live)("a job that an effect runs with", (it) => {
           const other = yield* on(b!, make({ shards }))
           const ended = yield* Deferred.make<void>()
           const gate = yield* Deferred.make<void>()
-          // It ends when its finalizers have, whoever has the job by then.
+          // The call ends when its finalizers have, though another process may have the job by then.
           const taking = Effect.flip(queue.withJob(() =>
             Effect.onInterrupt(
               Effect.never,

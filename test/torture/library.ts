@@ -270,7 +270,7 @@ export const bugs: { readonly [name: string]: Bug } = {
     only: ["outbox"],
     lua: [["after ~= '-' and follows(ctx, after)", "after ~= '-'"]]
   },
-  // A session that is told of a lost release stores its event.
+  // When a release was lost with its session, the next session stores its event.
   lateEvent: {
     only: ["outbox"],
     lua: [["after ~= '-' and follows(ctx, after)", "after == '-' or follows(ctx, after)"]]

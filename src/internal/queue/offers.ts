@@ -88,7 +88,7 @@ export class Offers {
         count()
         if (!over && asked - answered === mostAhead / 2) io.defer(() => io.defer(feed))
       },
-      // The caller is told which jobs are stored, so what was sent is waited for. The other jobs are not sent any more.
+      // The error names the jobs that are stored, so it waits for the answers about all that were sent. No other job is sent.
       full: () => {
         if (over) return
         refused = true

@@ -162,7 +162,7 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
             const place = (one: Offered, at: number) => void (results[items[at]!.at] = one)
             return Effect.matchEffect(shard.offerEach(() => items[at++]?.wish), {
               onSuccess: (found) => Effect.sync(() => found.forEach(place)),
-              // The others are waited for: the caller is told which jobs are stored.
+              // The other shards go on: the error names the jobs that are stored.
               onFailure: (error) => {
                 if (error.reason._tag !== "QueueFull") return Effect.fail(error)
                 for (const { at, ...one } of error.reason.stored) place(one, at)
