@@ -14,8 +14,7 @@ import {
   Option,
   Schedule,
   Schema,
-  Stream,
-  Tracer
+  Stream
 } from "effect"
 import { Coordinator, Metrics, Queue } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
@@ -27,6 +26,7 @@ import { freshNamespace, node, short, TestServer } from "./support/live.ts"
 import { begins, emptied, hostile, isRangeError, make, shows, upTo, working } from "./support/queues.ts"
 import { asks } from "./support/requests.ts"
 import { forgetSession, lose, missed, on, promptly, revoked, several } from "./support/several.ts"
+import { recording } from "./support/spans.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -987,15 +987,7 @@ layer(TestServer.layer, live)("a job", (it) => {
   it.effect("links the span of its handler to that of its offer", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
-        const spans: Array<Tracer.Span> = []
-        const tracer = Tracer.make({
-          span: (options) => {
-            const span = new Tracer.NativeSpan(options)
-            spans.push(span)
-            return span
-          }
-        })
-        const traced = Effect.provideService(Tracer.Tracer, tracer)
+        const { spans, traced } = recording()
         const queue = yield* on(a!, make())
         yield* traced(queue.offer(1))
         const worker = yield* traced(working(queue))

@@ -17,8 +17,7 @@ import {
   Schema,
   SchemaTransformation,
   Scope,
-  Stream,
-  Tracer
+  Stream
 } from "effect"
 import { Coordinator, Lock, Metrics, SharedRef, TaskGroup, Topic } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
@@ -34,6 +33,7 @@ import { keysOf } from "./support/namespace.ts"
 import { asks } from "./support/requests.ts"
 import { forget, ownedIn } from "./support/sessions.ts"
 import { channelOf, forgetSession, lose, missed, on, promptly, revoked, several } from "./support/several.ts"
+import { recording } from "./support/spans.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -1624,13 +1624,7 @@ layer(TestServer.layer, live)("a handler", (it) => {
   it.effect("has a span as a subscriber too", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
-        const names: Array<string> = []
-        const tracer = Tracer.make({
-          span: (options) => {
-            names.push(options.name)
-            return new Tracer.NativeSpan(options)
-          }
-        })
+        const { spans, traced } = recording()
         yield* on(a!, make({ name: "numbers" }))
         const handled = yield* Deferred.make<void>()
         const layers = Topic.handler(Numbers, () => Deferred.succeed(handled, undefined), { from: "beginning" }).pipe(
@@ -1638,34 +1632,25 @@ layer(TestServer.layer, live)("a handler", (it) => {
         )
         yield* on(
           a!,
-          Effect.scoped(Effect.gen(function*() {
+          traced(Effect.scoped(Effect.gen(function*() {
             const numbers = Context.get(yield* Layer.build(layers), Numbers)
             yield* numbers.publish(1)
             yield* promptly(Deferred.await(handled), "the event")
-          })).pipe(Effect.provideService(Tracer.Tracer, tracer))
+          })))
         )
-        assert.include(names, "lockstep.Topic.handle")
+        assert.include(spans.map(({ name }) => name), "lockstep.Topic.handle")
       })))
 
   it.effect("has a span that is linked to that of the publisher, and is counted", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
-        const spans: Array<Tracer.NativeSpan> = []
-        const tracer = Tracer.make({
-          span: (options) => {
-            const span = new Tracer.NativeSpan(options)
-            spans.push(span)
-            return span
-          }
-        })
+        const { spans, traced } = recording()
         const topic = yield* on(a!, make())
         const before = (yield* Metric.value(Metrics.deliveries)).count
         const running = yield* Effect.forkChild(
-          topic.run(() => Effect.void, { group: "g", from: "beginning" }).pipe(
-            Effect.provideService(Tracer.Tracer, tracer)
-          )
+          traced(topic.run(() => Effect.void, { group: "g", from: "beginning" }))
         )
-        yield* topic.publish(1).pipe(Effect.provideService(Tracer.Tracer, tracer))
+        yield* traced(topic.publish(1))
         yield* settled(topic, "g")
         const named = (name: string) => spans.find((span) => span.name === name)!
         const [published, handled] = [named("lockstep.Topic.publish"), named("lockstep.Topic.handle")]

@@ -1,6 +1,6 @@
 /** Each form that waits or holds makes a span where a tracer is provided. */
 import { assert, layer } from "@effect/vitest"
-import { Deferred, Effect, Fiber, Layer, Option, Schema, type Scope, Tracer } from "effect"
+import { Deferred, Effect, Fiber, Layer, Option, Schema, type Scope } from "effect"
 import {
   Barrier,
   Batch,
@@ -23,19 +23,7 @@ import {
 import { delivered } from "./support/flows.ts"
 import { TestServer, withNode } from "./support/live.ts"
 import { promptly } from "./support/several.ts"
-
-/** Records the spans of what runs under it. */
-const recording = () => {
-  const spans: Array<Tracer.NativeSpan> = []
-  const tracer = Tracer.make({
-    span: (options) => {
-      const span = new Tracer.NativeSpan(options)
-      spans.push(span)
-      return span
-    }
-  })
-  return { spans, traced: Effect.provideService(Tracer.Tracer, tracer) }
-}
+import { recording } from "./support/spans.ts"
 
 type Case = [
   use: Effect.Effect<unknown, unknown, Coordinator.Coordinator | Scope.Scope>,
