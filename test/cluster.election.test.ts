@@ -1,12 +1,12 @@
 /** An election on a Redis Cluster whose primary dies. */
 import { assert, it } from "@effect/vitest"
-import { Deferred, Effect, Fiber, Layer, Option, Schema, Stream } from "effect"
-import { Coordinator, Election, Redis } from "../src/index.ts"
+import { Deferred, Effect, Fiber, Option, Schema, Stream } from "effect"
+import { Coordinator, Election } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
 import { cluster } from "./support/cluster.ts"
 import { eventually } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"
-import { assertEmpty, freshNamespace } from "./support/live.ts"
+import { assertEmpty, freshNamespace, node } from "./support/live.ts"
 import { within } from "./support/requests.ts"
 
 const partitions = 6
@@ -23,9 +23,7 @@ it.live("an election goes on when the primary dies, and all see the same leader"
       const elections: Array<Election.Election<string>> = []
       const seen: ReadonlyArray<Array<Election.Info<string> | undefined>> = [[], [], []]
       for (const mine of seen) {
-        const context = yield* Layer.build(
-          Coordinator.layer(options).pipe(Layer.provideMerge(Redis.layer({ cluster: nodes.startupNodes })), Layer.fresh)
-        )
+        const context = yield* node({ cluster: nodes.startupNodes }, options)
         const election = yield* Effect.provideContext(
           Election.make({ name: "chief", schema: Schema.String, value: `${elections.length}` }),
           context

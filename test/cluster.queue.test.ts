@@ -1,12 +1,12 @@
 /** A queue of several shards in a Redis Cluster: spread over the primaries, while a slot migrates, and when a primary dies. */
 import { assert, it } from "@effect/vitest"
-import { Deferred, Effect, Fiber, Layer, Schema } from "effect"
-import { Coordinator, Queue, Redis } from "../src/index.ts"
+import { Deferred, Effect, Fiber, Schema } from "effect"
+import { Queue } from "../src/index.ts"
 import { keyOf, partitionOf } from "../src/internal/actor/keys.ts"
 import { ownOf } from "../src/internal/queue/naming.ts"
 import { type Cluster, cluster } from "./support/cluster.ts"
 import { eventually } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace } from "./support/live.ts"
+import { assertEmpty, freshNamespace, node } from "./support/live.ts"
 import { shows, upTo } from "./support/queues.ts"
 import { awaitInSync } from "./support/servers.ts"
 
@@ -44,12 +44,7 @@ const spread = <A, E, R>(
     yield* Effect.scoped(Effect.gen(function*() {
       const [one, two] = yield* Effect.forEach([1, 2], () =>
         Effect.flatMap(
-          Layer.build(
-            Coordinator.layer({ namespace, partitions, lease: "12 seconds", margin: "500 millis" }).pipe(
-              Layer.provideMerge(Redis.layer({ cluster: nodes.startupNodes })),
-              Layer.fresh
-            )
-          ),
+          node({ cluster: nodes.startupNodes }, { namespace, partitions, lease: "12 seconds", margin: "500 millis" }),
           (context) =>
             Effect.provideContext(
               Queue.make({

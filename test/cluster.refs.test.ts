@@ -1,11 +1,11 @@
 /** Shared refs and counters in a Redis Cluster, across the death of a primary. */
 import { assert, it } from "@effect/vitest"
-import { Effect, Fiber, Layer, Schema } from "effect"
-import { Coordinator, Counter, Redis, SharedRef } from "../src/index.ts"
+import { Effect, Fiber, Schema } from "effect"
+import { Counter, SharedRef } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
 import { cluster } from "./support/cluster.ts"
 import { eventually } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace } from "./support/live.ts"
+import { assertEmpty, freshNamespace, node } from "./support/live.ts"
 import { awaitInSync } from "./support/servers.ts"
 
 const partitions = 6
@@ -24,12 +24,7 @@ it.live("shared refs and counters go on in a Cluster when a primary dies", () =>
     const victim = yield* nodes.serving(tag)
     yield* Effect.scoped(Effect.gen(function*() {
       const contexts = yield* Effect.forEach([0, 1], () =>
-        Layer.build(
-          Coordinator.layer({ namespace, partitions, lease: "12 seconds", margin: "500 millis" }).pipe(
-            Layer.provideMerge(Redis.layer({ cluster: nodes.startupNodes })),
-            Layer.fresh
-          )
-        ))
+        node({ cluster: nodes.startupNodes }, { namespace, partitions, lease: "12 seconds", margin: "500 millis" }))
       const options = { schema: Schema.Number, initial: 0 }
       const parties = yield* Effect.forEach(contexts, (context) =>
         Effect.forEach(names, (name) =>
@@ -45,7 +40,9 @@ it.live("shared refs and counters go on in a Cluster when a primary dies", () =>
         Effect.forEach(names, (_, at) =>
           Effect.gen(function*() {
             yield* eventually(mine[at]!.ref.get)
-            const waiting = yield* Effect.forkChild(theirs[at]!.ref.until((value) => value >= by))
+            const waiting = yield* Effect.forkChild(theirs[at]!.ref.until((value) =>
+              value >= by
+            ))
             yield* mine[at]!.ref.set(by)
             assert.isAtLeast(yield* Fiber.join(waiting), by)
             const { beside, same } = theirs[at]!

@@ -1,11 +1,11 @@
 /** Signals and rendezvous in a Redis Cluster, and waits across the death of a primary. */
 import { assert, it } from "@effect/vitest"
-import { Effect, Fiber, Layer, Schema } from "effect"
-import { Coordinator, Redis, Rendezvous, Signal } from "../src/index.ts"
+import { Effect, Fiber, Schema } from "effect"
+import { Rendezvous, Signal } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
 import { cluster } from "./support/cluster.ts"
 import { eventually } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace } from "./support/live.ts"
+import { assertEmpty, freshNamespace, node } from "./support/live.ts"
 import { awaitInSync } from "./support/servers.ts"
 import { isPending } from "./support/several.ts"
 
@@ -25,12 +25,7 @@ it.live("waits go on in a Cluster when a primary dies, and nothing is lost or do
     const victim = yield* nodes.serving(tag)
     yield* Effect.scoped(Effect.gen(function*() {
       const contexts = yield* Effect.forEach([0, 1, 2], () =>
-        Layer.build(
-          Coordinator.layer({ namespace, partitions, lease: "12 seconds", margin: "500 millis" }).pipe(
-            Layer.provideMerge(Redis.layer({ cluster: nodes.startupNodes })),
-            Layer.fresh
-          )
-        ))
+        node({ cluster: nodes.startupNodes }, { namespace, partitions, lease: "12 seconds", margin: "500 millis" }))
       const parties = yield* Effect.forEach(contexts, (context) =>
         Effect.forEach(names, (name) =>
           Effect.all({
@@ -49,7 +44,8 @@ it.live("waits go on in a Cluster when a primary dies, and nothing is lost or do
           yield* eventually(
             Effect.map(
               Effect.all([two.place.present, two.signal.queued]),
-              ([{ exchangers, takers }, signals]) => takers + exchangers + signals === 3
+              ([{ exchangers, takers }, signals]) =>
+                takers + exchangers + signals === 3
             )
           )
           return { name, one, two, waiting }

@@ -1,11 +1,11 @@
 /** Barriers and latches on a Redis Cluster: a waiter goes on waiting across the death of the primary that it waits at. */
 import { assert, it } from "@effect/vitest"
-import { Effect, Fiber, Layer } from "effect"
-import { Barrier, Coordinator, CountDownLatch, DoubleBarrier, Latch, Redis } from "../src/index.ts"
+import { Effect, Fiber } from "effect"
+import { Barrier, CountDownLatch, DoubleBarrier, Latch } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
 import { cluster } from "./support/cluster.ts"
 import { eventually } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace, type Node } from "./support/live.ts"
+import { assertEmpty, freshNamespace, type Node, node } from "./support/live.ts"
 import { on } from "./support/several.ts"
 import { insist } from "./support/uncertain.ts"
 
@@ -23,12 +23,7 @@ it.live("parties on a Cluster go on waiting when a primary dies", () =>
       const contexts: Array<Node> = []
       for (let n = 0; n < 3; n++) {
         contexts.push(
-          yield* Layer.build(
-            Coordinator.layer(options).pipe(
-              Layer.provideMerge(Redis.layer({ cluster: nodes.startupNodes })),
-              Layer.fresh
-            )
-          )
+          yield* node({ cluster: nodes.startupNodes }, options)
         )
       }
       // In every partition one.

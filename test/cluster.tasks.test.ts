@@ -1,12 +1,12 @@
 /** A task group on a Redis Cluster: workers and waiters in three coordinators, while the group's primary dies. */
 import { assert, it } from "@effect/vitest"
-import { Effect, Fiber, Layer, Schema, Stream } from "effect"
-import { Coordinator, Redis, TaskGroup } from "../src/index.ts"
+import { Effect, Fiber, Schema, Stream } from "effect"
+import { TaskGroup } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
 import { awake } from "./support/awake.ts"
 import { cluster } from "./support/cluster.ts"
 import { eventually } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace } from "./support/live.ts"
+import { assertEmpty, freshNamespace, node } from "./support/live.ts"
 import { awaitInSync } from "./support/servers.ts"
 
 const partitions = 6
@@ -28,12 +28,7 @@ const scenario = (missed: boolean) =>
     yield* Effect.scoped(Effect.gen(function*() {
       const [one, two, three] = yield* Effect.forEach([1, 2, 3], () =>
         Effect.gen(function*() {
-          const context = yield* Layer.build(
-            Coordinator.layer(options).pipe(
-              Layer.provideMerge(Redis.layer({ cluster: nodes.startupNodes })),
-              Layer.fresh
-            )
-          )
+          const context = yield* node({ cluster: nodes.startupNodes }, options)
           return yield* Effect.provideContext(
             TaskGroup.make({ name: "job", result: Schema.Number, shards: 4, timeToLive: "100 millis" }),
             context

@@ -1,13 +1,13 @@
 /** Partitions spread over the primaries of a Redis Cluster: a primary dies, and a slot moves, under load. */
 import { assert, it } from "@effect/vitest"
-import { Deferred, Effect, Fiber, Layer, Option, Redacted, Result, Stream } from "effect"
+import { Deferred, Effect, Fiber, Option, Redacted, Result, Stream } from "effect"
 import { Coordinator, Lease, Lock, Redis, Semaphore } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
 import { awake } from "./support/awake.ts"
 import { type Cluster, cluster } from "./support/cluster.ts"
 import { eventually } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"
-import { assertEmpty, freshNamespace, type Node, onNode } from "./support/live.ts"
+import { assertEmpty, freshNamespace, type Node, node, onNode } from "./support/live.ts"
 import { awaitInSync } from "./support/servers.ts"
 
 const partitions = 6
@@ -30,12 +30,7 @@ const coordinators = Effect.fnUntraced(function*(
   const losses: Array<{ readonly partition: number; readonly reason: string | undefined }> = []
   const contexts: Array<Node> = []
   for (let n = 0; n < count; n++) {
-    const context = yield* Layer.build(
-      Coordinator.layer(options).pipe(
-        Layer.provideMerge(Redis.layer({ cluster: nodes.startupNodes, ...credentials })),
-        Layer.fresh
-      )
-    )
+    const context = yield* node({ cluster: nodes.startupNodes, ...credentials }, options)
     yield* Effect.flatMap(
       Coordinator.Coordinator,
       (coordinator) =>

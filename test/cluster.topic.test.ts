@@ -1,11 +1,11 @@
 /** A topic of several shards in a Redis Cluster, across the death of a primary. */
 import { assert, it } from "@effect/vitest"
-import { Effect, Fiber, Layer, Schedule, Schema, Stream } from "effect"
-import { Coordinator, Redis, Topic } from "../src/index.ts"
+import { Effect, Fiber, Schedule, Schema, Stream } from "effect"
+import { Topic } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
 import { cluster } from "./support/cluster.ts"
 import { eventually } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace } from "./support/live.ts"
+import { assertEmpty, freshNamespace, node } from "./support/live.ts"
 import { awaitInSync } from "./support/servers.ts"
 
 const [partitions, shards] = [6, 3]
@@ -35,12 +35,7 @@ it.live(
       yield* Effect.scoped(Effect.gen(function*() {
         const topics = yield* Effect.forEach([0, 1], () =>
           Effect.flatMap(
-            Layer.build(
-              Coordinator.layer({ namespace, partitions, lease: "12 seconds", margin: "500 millis" }).pipe(
-                Layer.provideMerge(Redis.layer({ cluster: nodes.startupNodes })),
-                Layer.fresh
-              )
-            ),
+            node({ cluster: nodes.startupNodes }, { namespace, partitions, lease: "12 seconds", margin: "500 millis" }),
             (context) =>
               Effect.provideContext(Topic.make({ name: "numbers", schema: Schema.Number, shards, colocate }), context)
           ))

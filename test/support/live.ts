@@ -19,10 +19,12 @@ export type Node = Context.Context<Coordinator.Coordinator | Redis.Redis>
 
 /** A coordinator with a connection of its own, as another process would have. */
 export const node = (
-  url: string,
+  redis: string | Redis.Options,
   options: Coordinator.Options
-): Effect.Effect<Node, unknown, Scope.Scope> =>
-  Layer.build(Coordinator.layer(options).pipe(Layer.provideMerge(Redis.layer({ url })), Layer.fresh))
+): Effect.Effect<Node, unknown, Scope.Scope> => {
+  const connection = Redis.layer(typeof redis === "string" ? { url: redis } : redis)
+  return Layer.build(Coordinator.layer(options).pipe(Layer.provideMerge(connection), Layer.fresh))
+}
 
 /** As another process would run it: without the holds of the fiber that runs it here. */
 export const elsewhere = <A, E, R>(effect: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
