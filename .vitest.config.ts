@@ -3,6 +3,7 @@ import { existsSync } from "node:fs"
 import { join } from "node:path"
 import { defineConfig } from "vitest/config"
 import { BaseSequencer, type TestSpecification } from "vitest/node"
+import { effort } from "./test/support/effort.ts"
 
 // Tests start hundreds of programs, each of which would spend most of its time on compiling the same modules.
 const compiled = join(import.meta.dirname, "node_modules/.cache/compiled")
@@ -17,11 +18,11 @@ if (!existsSync(compiled)) {
 /** The longest files, which would run alone at the end; those that wait beside those that start many programs. */
 const longest = [
   "matrix.blackhole",
+  "promises",
   "processes.queue",
   "demo",
   "matrix",
   "examples",
-  "promises",
   "processes",
   "TaskGroup.test",
   "Queue.test",
@@ -54,7 +55,7 @@ export default defineConfig({
     maxWorkers: 3,
     sequence: { sequencer: LongestFirst },
     // A test that waits for a lease to lapse, or for a failover, takes seconds; one that hangs should still end.
-    testTimeout: 60_000,
+    testTimeout: 60_000 * Math.max(1, effort),
     hookTimeout: 60_000
   }
 })

@@ -8,6 +8,7 @@ import { Effect } from "effect"
 import * as fc from "fast-check"
 import type { Redis as IoRedis } from "ioredis"
 import { actor, client, keysOf } from "./support/actor.ts"
+import { runs } from "./support/effort.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 type Reply = ReadonlyArray<unknown>
@@ -433,7 +434,7 @@ const property = <A>(step: fc.Arbitrary<A>, run: (redis: IoRedis, parties: numbe
             await run(redis, parties, steps)
           }
         ),
-        { numRuns: 150 }
+        { numRuns: runs(60) }
       )
     )
     yield* Effect.promise(() => redis.call("FUNCTION", "FLUSH"))

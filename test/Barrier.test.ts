@@ -7,6 +7,7 @@ import { library } from "../src/internal/actor/lua.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { actor, client } from "./support/actor.ts"
 import { departed } from "./support/departed.ts"
+import { runs } from "./support/effort.ts"
 import { eventually } from "./support/eventually.ts"
 import { freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
 import { asks } from "./support/requests.ts"
@@ -832,7 +833,7 @@ layer(TestServer.layer, live)("a barrier", (it) => {
               }
               for (const { fiber } of waiters) yield* Fiber.interrupt(fiber)
             })))),
-          { numRuns: 40 }
+          { numRuns: runs(15) }
         )
       )
     }))

@@ -6,6 +6,7 @@ import { Coordinator, CountDownLatch, Lock } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { actor, client } from "./support/actor.ts"
 import { assertUnanswered, behindLine } from "./support/behindLine.ts"
+import { runs } from "./support/effort.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
 import { asks, fields } from "./support/requests.ts"
@@ -363,7 +364,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
               assert.deepStrictEqual(reply.slice(0, 3), ["counted", 1000, 1000 - counted.size])
             }
           }),
-          { numRuns: 60, endOnFailure: true }
+          { numRuns: runs(25), endOnFailure: true }
         )
       )
     }))
@@ -760,7 +761,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
                 if (open) yield* promptly(Fiber.join(fiber), "a waiter of an open latch")
               }
             })))),
-          { numRuns: 40, endOnFailure: true }
+          { numRuns: runs(15), endOnFailure: true }
         )
       )
     }))

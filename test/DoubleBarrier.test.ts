@@ -4,6 +4,7 @@ import { Deferred, Effect, Exit, Fiber, Option, Scope } from "effect"
 import * as fc from "fast-check"
 import { DoubleBarrier, Lease } from "../src/index.ts"
 import { departed } from "./support/departed.ts"
+import { runs } from "./support/effort.ts"
 import { eventually } from "./support/eventually.ts"
 import { freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
 import { eventsOf, lose, on, pending, promptly, several } from "./support/several.ts"
@@ -474,7 +475,7 @@ layer(TestServer.layer, live)("a double barrier", (it) => {
                 for (const { phase } of inside) assert.isTrue(yield* phase.isHeld)
               }
             })))),
-          { numRuns: 40 }
+          { numRuns: runs(15) }
         )
       )
     }))

@@ -3,6 +3,7 @@ import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Exit, Fiber, Logger, Option, Schema, Scope, Stream } from "effect"
 import * as fc from "fast-check"
 import { Coordinator, Election, Lease, Lock } from "../src/index.ts"
+import { runs } from "./support/effort.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
 import { within } from "./support/requests.ts"
@@ -347,7 +348,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
                 yield* assertEmpty(server, namespace)
               }).pipe(Effect.provide(Logger.layer([])))
             )),
-          { numRuns: 25, endOnFailure: true }
+          { numRuns: runs(15), endOnFailure: true }
         )
       )
     }))

@@ -9,6 +9,7 @@ import * as fc from "fast-check"
 import { layoutOf, partsOf, type Spec } from "../src/internal/flow/graph.ts"
 import { randomOf } from "../src/internal/simulation/choices.ts"
 import { actor, client } from "./support/actor.ts"
+import { runs } from "./support/effort.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 type Policy = "f" | "s" | "c"
@@ -399,7 +400,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the flow actor", (it) =>
     () =>
       Effect.gen(function*() {
         const redis = yield* client(yield* TestServer)
-        yield* Effect.promise(() => fc.assert(fc.asyncProperty(run, (one) => drive(redis, one)), { numRuns: 60 }))
+        yield* Effect.promise(() => fc.assert(fc.asyncProperty(run, (one) => drive(redis, one)), { numRuns: runs(25) }))
       }),
     240_000
   )

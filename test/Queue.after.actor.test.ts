@@ -4,6 +4,7 @@ import { Effect } from "effect"
 import * as fc from "fast-check"
 import type { Redis } from "ioredis"
 import { actor, client, keysOf } from "./support/actor.ts"
+import { runs } from "./support/effort.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 const live = { excludeTestServices: true, timeout: "120 seconds" } as const
@@ -65,7 +66,7 @@ layer(TestServer.layer, live)("jobs that run after others", (it) => {
       yield* Effect.promise(() =>
         fc.assert(
           fc.asyncProperty(fc.array(call, { minLength: 5, maxLength: 30 }), (calls) => run(redis, calls)),
-          { numRuns: 120, endOnFailure: false }
+          { numRuns: runs(50), endOnFailure: false }
         )
       )
     }))

@@ -9,6 +9,7 @@ import type { Redis } from "ioredis"
 import { layoutOf, partsOf, type Spec } from "../src/internal/flow/graph.ts"
 import { actor, type Asked, client, keysOf } from "./support/actor.ts"
 import { counted } from "./support/counts.ts"
+import { runs } from "./support/effort.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 const live = { excludeTestServices: true, timeout: "120 seconds" } as const
@@ -97,7 +98,7 @@ layer(TestServer.layer, live)("queues of one partition", (it) => {
             fc.array(call, { minLength: 5, maxLength: 40 }),
             (both, calls) => drive(redis, both, calls)
           ),
-          { numRuns: 120, endOnFailure: false }
+          { numRuns: runs(50), endOnFailure: false }
         )
       )
     }))

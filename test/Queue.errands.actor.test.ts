@@ -3,6 +3,7 @@ import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
 import { actor, client, keysOf } from "./support/actor.ts"
+import { runs } from "./support/effort.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 const live = { excludeTestServices: true, timeout: "120 seconds" } as const
@@ -56,7 +57,7 @@ layer(TestServer.layer, live)("errands", (it) => {
             await run(queue, calls, early)
             for (const key of [queue.key, `{${namespace}:00}:errands:${name}`]) await redis.del(...keysOf(key))
           }),
-          { numRuns: 150, endOnFailure: false }
+          { numRuns: runs(60), endOnFailure: false }
         )
       )
     }))

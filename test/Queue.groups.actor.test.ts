@@ -9,6 +9,7 @@ import type { Redis } from "ioredis"
 import { actor, client } from "./support/actor.ts"
 import { bucket } from "./support/bucket.ts"
 import { asked, ended } from "./support/driven.ts"
+import { runs } from "./support/effort.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 const live = { excludeTestServices: true, timeout: "120 seconds" } as const
@@ -128,7 +129,7 @@ layer(TestServer.layer, live)("the queue actor with groups", (it) => {
           fc.assert(
             fc.asyncProperty(fc.array(call, { minLength: 5, maxLength: 25 }), (calls) =>
               run(redis, calls, limit, spacing)),
-            { numRuns: 60, endOnFailure: false }
+            { numRuns: runs(25), endOnFailure: false }
           )
         )
       }))

@@ -4,6 +4,7 @@ import { Effect } from "effect"
 import * as fc from "fast-check"
 import type { Redis as IoRedis } from "ioredis"
 import { actor, client, keysOf } from "./support/actor.ts"
+import { runs } from "./support/effort.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 const live = { excludeTestServices: true, timeout: "120 seconds" } as const
@@ -82,7 +83,7 @@ layer(TestServer.layer, live)("the queue actor", (it) => {
               fc.array(callOf(onFull === "fail" || onFull === "wait"), { minLength: 5, maxLength: 25 }),
               (calls) => run(redis, calls, onFull)
             ),
-            { numRuns: 80, endOnFailure: false }
+            { numRuns: runs(30), endOnFailure: false }
           )
         )
       }))

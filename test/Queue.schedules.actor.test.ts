@@ -3,6 +3,7 @@ import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
 import { actor, client } from "./support/actor.ts"
+import { runs } from "./support/effort.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 const names = ["a", "b c", "é\u0000"] as const
@@ -79,7 +80,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })(
               fc.array(step, { minLength: 5, maxLength: 80 }),
               (steps) => run(actor(redis, freshNamespace(), "queue:q"), steps)
             ),
-            { numRuns: 150, endOnFailure: false, includeErrorInReport: true }
+            { numRuns: runs(60), endOnFailure: false, includeErrorInReport: true }
           )
         )
       }))

@@ -6,6 +6,7 @@ import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
 import { actor, client, keysOf } from "./support/actor.ts"
+import { runs } from "./support/effort.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 type Owner = string
@@ -380,7 +381,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the rendezvous actor", (
               const results = (await redis.hkeys(key)).filter((field) => field.startsWith("r")).sort()
               assert.deepStrictEqual(results, [...model.results.keys()].map((id) => `r${id}`).sort())
             }),
-            { numRuns: 300, endOnFailure: false }
+            { numRuns: runs(120), endOnFailure: false }
           )
         )
       }),

@@ -5,6 +5,7 @@ import * as fc from "fast-check"
 import { Coordinator, Lease, Lock, Rendezvous } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { elapsed } from "./support/awake.ts"
+import { runs } from "./support/effort.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { interruptedAt } from "./support/interrupter.ts"
 import { assertEmpty, deadlineOf, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
@@ -732,7 +733,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
               }
               yield* assertEmpty(server, namespace)
             }))),
-          { numRuns: 25, endOnFailure: true }
+          { numRuns: runs(15), endOnFailure: true }
         )
       )
     }))

@@ -2,6 +2,7 @@ import { assert, layer } from "@effect/vitest"
 import { type Context, Deferred, Effect, Exit, Fiber, Layer, Option } from "effect"
 import * as fc from "fast-check"
 import { Coordinator, Lease, Redis, Semaphore } from "../src/index.ts"
+import { runs } from "./support/effort.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, onNode, TestServer, withNode } from "./support/live.ts"
 import { ownedIn } from "./support/sessions.ts"
@@ -409,7 +410,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
               (actions, close) =>
                 Effect.runPromise(Effect.provideContext(run(actions, close), context as Context.Context<never>))
             ),
-            { numRuns: 40 }
+            { numRuns: runs(15) }
           )
         )
       }),

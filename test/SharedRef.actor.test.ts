@@ -8,6 +8,7 @@ import * as fc from "fast-check"
 import { keyOf } from "../src/internal/actor/keys.ts"
 import { actor, client } from "./support/actor.ts"
 import { elapsed } from "./support/awake.ts"
+import { runs } from "./support/effort.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 interface Present {
@@ -247,7 +248,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the shared-ref actor", (
                 } else assert.isTrue(left > 0 && left <= 86_400_000)
               }
             }),
-            { numRuns: 300, endOnFailure: false }
+            { numRuns: runs(120), endOnFailure: false }
           )
         )
       }),
@@ -438,7 +439,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the counter actor", (it)
             )
             assert.isTrue(added.size === 0 || await redis.pttl(key) > 0)
           }),
-          { numRuns: 200, endOnFailure: false }
+          { numRuns: runs(80), endOnFailure: false }
         )
       )
     }), 120_000)

@@ -5,6 +5,7 @@ import * as fc from "fast-check"
 import { Signal } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { assertUnanswered, behindLine } from "./support/behindLine.ts"
+import { runs } from "./support/effort.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { interruptedAt } from "./support/interrupter.ts"
 import { assertEmpty, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
@@ -434,7 +435,7 @@ layer(TestServer.layer, live)("a signal", (it) => {
                 yield* assertEmpty(server, namespace)
               })
             )),
-          { numRuns: 40, endOnFailure: true }
+          { numRuns: runs(15), endOnFailure: true }
         )
       )
     }))

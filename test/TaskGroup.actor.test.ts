@@ -6,6 +6,7 @@ import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
 import { actor, client, keysOf } from "./support/actor.ts"
+import { runs } from "./support/effort.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 type Status = "running" | "done" | "failed" | "lost"
@@ -429,7 +430,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the task group actor", (
               const rest = (await redis.keys(`{${namespace}:*`)).filter((key) => !key.endsWith(":floor"))
               assert.deepStrictEqual(rest, [`{${namespace}:00}:sessions`])
             }),
-            { numRuns: 200, endOnFailure: false }
+            { numRuns: runs(80), endOnFailure: false }
           )
         )
       }),

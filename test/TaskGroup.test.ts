@@ -7,6 +7,7 @@ import { spaceOf } from "../src/internal/hold/place.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { assertUnanswered, behindLine } from "./support/behindLine.ts"
 import { departed } from "./support/departed.ts"
+import { runs } from "./support/effort.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, deadlineOf, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
 import { asks, fields } from "./support/requests.ts"
@@ -885,7 +886,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         fc.assert(
           fc.asyncProperty(fc.boolean(), fc.array(step, { maxLength: 30, size: "max" }), (counted, steps) =>
             Effect.runPromise(Effect.scoped(model(server, counted ? 3 : undefined, steps)))),
-          { numRuns: 60, endOnFailure: true }
+          { numRuns: runs(25), endOnFailure: true }
         )
       )
     }))

@@ -3,6 +3,7 @@ import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
 import { actor, client } from "./support/actor.ts"
+import { runs } from "./support/effort.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
@@ -48,7 +49,7 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
           fc.assert(
             fc.asyncProperty(fc.array(step, { minLength: 5, maxLength: 60 }), (steps) =>
               run(actor(redis, freshNamespace(), "topic:t"), steps, ordered)),
-            { numRuns: 150, endOnFailure: false }
+            { numRuns: runs(60), endOnFailure: false }
           )
         )
       }))

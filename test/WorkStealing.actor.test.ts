@@ -3,6 +3,7 @@ import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
 import { actor, client } from "./support/actor.ts"
+import { runs } from "./support/effort.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
 const live = { excludeTestServices: true, timeout: "120 seconds" } as const
@@ -127,7 +128,7 @@ layer(TestServer.layer, live)("the queue actor with deques", (it) => {
                 return run(queue, size, steps, { loose, keep, most, credit })
               }
             ),
-            { numRuns: 60, endOnFailure: false }
+            { numRuns: runs(25), endOnFailure: false }
           )
         )
       }))

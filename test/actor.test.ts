@@ -6,6 +6,7 @@ import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
 import { actor, client } from "./support/actor.ts"
+import { runs } from "./support/effort.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 import { ownedIn } from "./support/sessions.ts"
 
@@ -393,7 +394,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
               )
             }
           ),
-          { numRuns: 200, endOnFailure: false }
+          { numRuns: runs(80), endOnFailure: false }
         )
       )
     }), 120_000)

@@ -22,7 +22,7 @@ const lines: Record<string, string> = {
   "87-rendezvous.ts": "delivered by bob, and swapped a pear for an apple",
   "90-election.ts": "leads: 10.0.0.2:8080",
   "91-singleton.ts": "reports are made by a only",
-  "92-simulation.ts": "an account that looks at tokens loses nothing, in 50 schedules",
+  "92-simulation.ts": "an account that looks at tokens loses nothing, in 20 schedules",
   "93-topic.ts": "ann 10 30, bob 20 40, cy 7 -5",
   "94-schema-evolution.ts": "en, de, fr, en",
   "95-shared-ref.ts": "8 workers, and ann and bob have 100",

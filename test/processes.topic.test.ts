@@ -5,6 +5,7 @@ import { Topic } from "../src/index.ts"
 import { type Process, spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/member.ts"
 import { elapsed } from "./support/awake.ts"
+import { effort } from "./support/effort.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
 import { deadForgotten, on } from "./support/several.ts"
@@ -16,7 +17,7 @@ const count = 600
 type Work = Extract<Event, { readonly at: number }>
 
 // So long processes are killed at random, in milliseconds.
-const killing = 60_000
+const killing = 15_000 * effort
 
 /** What processes at the same post do, one after the other: the next one may go on where the former ones were. */
 interface Role {
@@ -211,6 +212,6 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "90 seconds" })("a
         })).pipe(Effect.tapCause((cause) => Effect.logError(`seed ${seed}`, cause)))
         yield* assertEmpty(server, namespace)
       }),
-    150_000
+    90_000 + killing
   )
 })

@@ -10,6 +10,7 @@ import { Simulation } from "../src/testing.ts"
 import { Coverage, usual } from "./simulation/coverage.ts"
 import { load } from "./simulation/library.ts"
 import { type Options, simulate } from "./simulation/schedule.ts"
+import { runs } from "./support/effort.ts"
 import { original } from "./torture/library.ts"
 
 const saved = new URL("./simulation/saved/", import.meta.url)
@@ -48,9 +49,9 @@ const remembering = [
 layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
   it.effect("runs programs without a failure", () =>
     Effect.gen(function*() {
-      const report = yield* Simulation.explore(scenario(true), { schedules: 20, faults: remembering })
-      assert.strictEqual(report.schedules, 20)
-      assert.isAbove(report.steps, 20 * 300)
+      const report = yield* Simulation.explore(scenario(true), { schedules: runs(8), faults: remembering })
+      assert.strictEqual(report.schedules, runs(8))
+      assert.isAbove(report.steps, runs(8) * 300)
     }))
 
   it.effect("finds a body that runs on after its lock is given back, and says how", () =>
@@ -94,12 +95,12 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
   it.effect("moves slots of a cluster", () =>
     Effect.gen(function*() {
       const report = yield* Simulation.explore(scenario(true), {
-        schedules: 20,
+        schedules: runs(8),
         cluster: true,
         faults: remembering,
         faultEvery: 10
       })
-      assert.strictEqual(report.schedules, 20)
+      assert.strictEqual(report.schedules, runs(8))
     }))
 
   it.effect("refuses options that make no sense", () =>

@@ -5,6 +5,7 @@ import * as fc from "fast-check"
 import * as path from "node:path"
 import { workspace } from "../src/internal/testing/workspace.ts"
 import { History, Linearizability, Process } from "../src/testing.ts"
+import { runs } from "./support/effort.ts"
 import { exclusive, fifo, linearizable, type Run, tokens } from "./torture/checks.ts"
 import { conducted, flowName, planOf } from "./torture/flows.ts"
 import type { Hold } from "./torture/history.ts"
@@ -51,7 +52,7 @@ it("the search agrees with trying every order", () => {
       assert.strictEqual(found._tag === "Linearizable", brute(operations))
       if (found._tag === "NotLinearizable") refused++
     }),
-    { numRuns: 5000 }
+    { numRuns: runs(2000) }
   )
   assert.isAbove(refused, 500)
 })

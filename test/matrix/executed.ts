@@ -94,7 +94,7 @@ export const executed = (verdict: Verdict): void =>
               )
               yield* within(met, 100, `${verb} ${key} was sent`)
               if (!verdict.startsWith("blackhole") || !closing.has(verb)) yield* assertEmpty(server, namespace)
-            })), { concurrency: 4 })
+            })), { concurrency: 6 })
         }), 120_000)
     }
   })

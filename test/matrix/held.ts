@@ -139,7 +139,7 @@ export const program: Program = ({ line, mine, namespace, other, server }) =>
     }).pipe(ReadWriteLock.withWriteLock("touched"))
 
     // More than one call grants, so that the resource's alarm rings.
-    const crowd = 300
+    const crowd = 600
     const leave = yield* Deferred.make<void>()
     const writing = yield* Deferred.make<void>()
     const writer = yield* Effect.forkChild(
