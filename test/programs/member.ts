@@ -58,7 +58,8 @@ const program = Effect.gen(function*() {
         yield* Effect.sleep(millis)
         emit({ event: "handled", value, attempt, at: Date.now() } satisfies Event)
       }),
-    { group, orderBy: ordered ? "key" : undefined, concurrency: 8, from: "beginning" }
+    // Members are killed at random, which may be while they have the same event.
+    { group, orderBy: ordered ? "key" : undefined, concurrency: 8, from: "beginning", crashes: 1000 }
   )
   // Joining is a question, which fails on a machine that is too busy to answer in time.
   yield* Effect.forkChild(Effect.retry(working, Schedule.spaced("100 millis")))
