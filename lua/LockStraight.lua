@@ -4,7 +4,7 @@
 -- after calls.lua
 -- after Lock.lua
 
-local HELD, QUEUED, KEPT = 104, 81, 107 -- h Q k
+local HELD, SHORT_QUEUE, QUEUED, KEPT = 104, 83, 81, 107 -- h S Q k
 local RELEASED_ALONE = '["ok",[["released"]]]'
 
 -- The numbers of the session that asks, and what it owns, if the call is its next one, and it is alive.
@@ -52,20 +52,29 @@ straight['lock.take'] = function(keys, argv, field, inline, found, micros, secon
       'token', last, inline, lock .. claim .. ' ' .. token .. ' ' .. seconds)
     return reply
   end
-  local flag = byte(lock)
-  if how ~= '1' or flag ~= HELD and flag ~= QUEUED then return end
-  local first, place, holder = '1', '1', sub(lock, 2)
-  if flag == QUEUED then
-    first, place, holder = match(lock, '^.(%S+) (%S+) (.*)$')
-    place = text(place + 1)
+  if how ~= '1' then return end
+  local flag, ahead = byte(lock), nil
+  if flag == HELD then
+    ahead, lock = 0, 'Sh1 ' .. sub(lock, 2) .. ' ' .. claim
+  elseif flag == SHORT_QUEUE then
+    local count, behind = match(lock, '^Sh(%d+)()')
+    if not count or count + 0 == MOST_INLINE then return end
+    ahead = count + 0
+    lock = 'Sh' .. text(ahead + 1) .. sub(lock, behind) .. ' ' .. claim
+  elseif flag == QUEUED then
+    local first, last, behind = match(lock, '^.(%S+) (%S+)()')
+    local place = text(last + 1)
+    ahead = place - first
+    call('HSET', keys[2], 'w' .. place, claim .. ' ', 'q' .. claim, place)
+    if place % KEEP_EVERY == 0 then keep(keys[2]) end
+    lock = 'Q' .. first .. ' ' .. place .. sub(lock, behind)
+  else
+    return
   end
-  local ahead = place - first
-  call('HSET', keys[2], 'w' .. place, claim .. ' ', 'q' .. claim, place)
-  if ahead == 0 or place % KEEP_EVERY == 0 then keep(keys[2]) end
   owned = owned .. marked(id .. ':' .. sub(inline, 2))
   reply = '["ok",[["queued",' .. text(ahead) .. ']],[],' .. text(nearest(sub(sessions, 1, -9) .. 'due', '-inf', session, now)) .. ']'
   call('HSET', sessions, field, packed(number, now + lease, read, posted, stamp, lease, owned), 'r' .. session, reply,
-    inline, 'Q' .. first .. ' ' .. place .. ' ' .. holder)
+    inline, lock)
   return reply
 end
 
@@ -85,13 +94,17 @@ straight['lock.release'] = function(keys, argv, field, inline, found, micros, se
     call('HSET', sessions, field, packed(number, now + lease, read, posted, stamp, lease, owned), 'r' .. session, RELEASED_ALONE)
     return RELEASED_ALONE
   end
-  if flag ~= QUEUED then return end
 
   -- To the first waiter, if that is alive.
-  local first, last, holder = match(lock, '^.(%S+) (%S+) (%S+)')
-  local waiter = holder == session .. '/' .. id and call('HGET', keys[2], 'w' .. first)
-  if not waiter then return end
-  local claim = sub(waiter, 1, -2)
+  local first, last, count, holder, claim, behind
+  if flag == SHORT_QUEUE then
+    count, holder, claim, behind = match(lock, '^Sh(%d+) (%S+) %S+ %S+ (%S+)()')
+  elseif flag == QUEUED then
+    first, last, holder = match(lock, '^.(%S+) (%S+) (%S+)')
+    local waiter = call('HGET', keys[2], 'w' .. first)
+    claim = waiter and sub(waiter, 1, -2)
+  end
+  if not claim or holder ~= session .. '/' .. id then return end
   local heir, heirId = match(claim, '^([^/]*)/(.*)$')
   local theirs, beats, theirRead, theirPosted, theirLease, deadline, _
   if heir ~= session then
@@ -102,9 +115,13 @@ straight['lock.release'] = function(keys, argv, field, inline, found, micros, se
   end
   local token = tokensBehind(found[2], micros, 1)
   if not token then return end
-  call('HDEL', keys[2], 'w' .. first, 'q' .. claim)
-  lock = claim .. ' ' .. token .. ' ' .. seconds
-  lock = first == last and 'h' .. lock or 'Q' .. text(first + 1) .. ' ' .. last .. ' ' .. lock
+  local held = claim .. ' ' .. token .. ' ' .. seconds
+  if count then
+    lock = count == '1' and 'h' .. held or 'Sh' .. text(count - 1) .. ' ' .. held .. sub(lock, behind)
+  else
+    call('HDEL', keys[2], 'w' .. first, 'q' .. claim)
+    lock = first == last and 'h' .. held or 'Q' .. text(first + 1) .. ' ' .. last .. ' ' .. held
+  end
   local event = '["granted","' .. heirId .. '","' .. token .. '"]'
   if heir == session then
     local reply = '["ok",[["released"]],[' .. event .. ']]'

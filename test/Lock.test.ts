@@ -30,15 +30,7 @@ const keys = Effect.fnUntraced(function*(namespace: string) {
   ]
 })
 
-const waiters = (namespace: string, key: string) =>
-  Effect.gen(function*() {
-    const redis = yield* Redis.Redis
-    for (const name of yield* redis.send<Array<string>>("KEYS", `{${namespace}:*`)) {
-      if (!name.endsWith(`:lock:${key}`)) continue
-      return (yield* redis.send<Array<string>>("HKEYS", name)).filter((field) => field.startsWith("q")).length
-    }
-    return 0
-  })
+const waiters = (key: string) => Effect.map(Lock.waiting(key), ({ length }) => length)
 
 layer(TestServer.layer, live)("Lock", (it) => {
   it.effect("lets one in at a time, over several coordinators, with increasing tokens", () =>
@@ -100,7 +92,7 @@ layer(TestServer.layer, live)("Lock", (it) => {
             )
           )
           yield* eventually(
-            Effect.map(waiters(namespace, "queue"), (count) => count === at + 1).pipe(onNode(nodes[0]!)),
+            Effect.map(waiters("queue"), (count) => count === at + 1).pipe(onNode(nodes[0]!)),
             { interval: 1 }
           )
         }
@@ -156,7 +148,7 @@ layer(TestServer.layer, live)("Lock", (it) => {
             Lock.withLock(Effect.die("must not run"), "a", { wait: "50 millis" }).pipe(onNode(other))
           )
           assert.strictEqual(error.reason._tag, "WaitTimeout")
-          yield* eventually(Effect.map(waiters(namespace, "a"), (count) => count === 0))
+          yield* eventually(Effect.map(waiters("a"), (count) => count === 0))
         }))
         assert.deepStrictEqual(yield* keys(namespace), [])
       })
@@ -450,7 +442,7 @@ layer(TestServer.layer, live)("Lock", (it) => {
               Effect.provideContext(yield* Effect.context<never>())
             )
           )
-          yield* eventually(Effect.map(waiters(namespace, "a"), (count) => count === 1))
+          yield* eventually(Effect.map(waiters("a"), (count) => count === 1))
           return { waiting, lost }
         }))
         const closed = Date.now()

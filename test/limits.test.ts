@@ -8,7 +8,7 @@ import { awake } from "./support/awake.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"
 import { assertEmpty, freshNamespace, holding, type Node, node, onNode, TestServer } from "./support/live.ts"
-import { loneHolds } from "./support/requests.ts"
+import { fields } from "./support/requests.ts"
 import { type Server, standalone } from "./support/servers.ts"
 import { deadForgotten } from "./support/several.ts"
 
@@ -248,14 +248,14 @@ layer(TestServer.layer, live)("a server", (it) => {
             yield* met
             yield* line.refuse
             if (executed) {
-              yield* eventually(Effect.map(loneHolds(server, namespace, "lock:a"), (found) => found === 1))
+              yield* eventually(Effect.map(fields(server, namespace, "lock:a", "h"), (found) => found === 1))
             }
             yield* server.cli("CONFIG", "SET", "maxmemory", 1)
             yield* line.closeAll
             yield* line.pass
             if (executed) {
               yield* quickly(Deferred.await(held), "the grant")
-              assert.strictEqual(yield* loneHolds(server, namespace, "lock:a"), 1)
+              assert.strictEqual(yield* fields(server, namespace, "lock:a", "h"), 1)
               yield* Deferred.succeed(leave, undefined)
               yield* Fiber.join(taking)
             } else {
@@ -264,7 +264,7 @@ layer(TestServer.layer, live)("a server", (it) => {
                 "OutOfMemory"
               )
             }
-            assert.strictEqual(yield* loneHolds(server, namespace, "lock:a"), 0)
+            assert.strictEqual(yield* fields(server, namespace, "lock:a", "h"), 0)
             yield* server.cli("CONFIG", "SET", "maxmemory", 0)
             // The numbers of both sides still agree.
             const tokens = yield* Effect.forEach(
@@ -294,7 +294,7 @@ layer(TestServer.layer, live)("a server", (it) => {
           const taking = yield* Effect.forkChild(Effect.flip(Lock.withLock(Effect.die("must not run"), "a")))
           yield* met
           yield* line.refuse
-          yield* eventually(Effect.map(loneHolds(server, namespace, "lock:a"), (found) => found === 1))
+          yield* eventually(Effect.map(fields(server, namespace, "lock:a", "h"), (found) => found === 1))
           yield* server.cli("ACL", "SETUSER", "app", "-fcall")
           yield* line.closeAll
           yield* line.pass
@@ -302,7 +302,7 @@ layer(TestServer.layer, live)("a server", (it) => {
           yield* server.cli("ACL", "SETUSER", "app", "+fcall")
           // The reply to the take of `a` waits in Redis under the number that this one would have.
           yield* Lock.withLock(
-            Effect.map(loneHolds(server, namespace, "lock:b"), (count) => assert.strictEqual(count, 1)),
+            Effect.map(fields(server, namespace, "lock:b", "h"), (count) => assert.strictEqual(count, 1)),
             "b"
           ).pipe(
             // The new session may have been refused before, and the answer is on its way.

@@ -2,15 +2,13 @@
 import { kindOf } from "../../src/internal/actor/keys.ts"
 import { unnumbered } from "../../src/internal/actor/transport.ts"
 import { addressOf, batch } from "../../src/internal/actor/wire.ts"
-import { command, type Machine } from "../../src/internal/simulation/machine.ts"
+import type { Machine } from "../../src/internal/simulation/machine.ts"
+import { queuesIn } from "./waiters.ts"
 
 type State = readonly [tag: "state", capacity: number, taken: number, holds: number, waiting: number]
 type Stale = readonly [tag: "stale"]
 type Holders = readonly [tag: "holders", holders: ReadonlyArray<unknown>]
 type Waiters = readonly [tag: "waiters", waiters: ReadonlyArray<readonly [weight: number]>]
-
-/** Of what is behind one actor, with a queue. */
-export const kinds = ["lock", "readWriteLock", "semaphore"]
 
 // Where the clock of Redis was set back, a session that has expired is due so much later, in milliseconds. Sessions that are renewed
 // last longer.
@@ -25,8 +23,8 @@ const unservedAt = async (
   now: number
 ): Promise<string | undefined> => {
   const ask = async (call: Parameters<Machine["execute"]>[2]) => (await machine.execute(database, now, call)).reply
-  const keys = await Promise.all(kinds.map((kind) => ask(command("KEYS", [`{${namespace}:*}:${kind}:*`]))))
-  const found = await Promise.all((keys.flat() as ReadonlyArray<string>).map(async (key) => {
+  const keys = [...(await queuesIn(machine, database, namespace, now)).keys()]
+  const found = await Promise.all(keys.map(async (key) => {
     const address = addressOf(key.slice(0, key.indexOf("}") + 2), false, "")
     const verbs = kindOf(key) === "lock" ? ["lock.holders", "lock.waiters"] : ["semaphore.state", "semaphore.waiters"]
     const messages = verbs.map((verb) => ({ verb, key, args: [] }))

@@ -10,21 +10,26 @@ export const asks = (verb: string, key = "") => (request: Request): boolean =>
   request.name === "FCALL" && (request.args.includes(verb) || request.args.includes(`=${verb}`)) &&
   (key === "" || request.args.some((arg) => arg.endsWith(`:${key}`)))
 
-/** Fields of the resource behind a name: `h` holds, `q` waits, `o` members. */
-/** How many partitions have a hold of the lock, and nothing else of it. */
-export const loneHolds = (server: Server, namespace: string, key: string) =>
+/** What the partitions have of a lock in their sessions: its holder, and its waiters if they are few. */
+const inlineStates = (server: Server, namespace: string, key: string) =>
   Effect.gen(function*() {
     const names = (yield* server.cli("KEYS", `{${namespace}:*}:sessions`)).split("\n").filter((name) => name !== "")
-    const holds = yield* Effect.forEach(names, (name) => server.cli("HGET", name, `@${key}`))
-    return holds.filter((hold) => hold.trim() !== "").length
+    const states = yield* Effect.forEach(names, (name) => server.cli("HGET", name, `@${key}`))
+    return states.filter((state) => state.trim() !== "")
   })
 
+/** How many there are of what is behind a name: `h` holds, `q` waits, `o` members. */
 export const fields = (server: Server, namespace: string, key: string, kind: "h" | "q" | "o") =>
   Effect.gen(function*() {
     const names = (yield* server.cli("KEYS", `{${namespace}:*}:${key}`)).split("\n").filter((name) => name !== "")
     const all = yield* Effect.forEach(names, (name) => server.cli("HKEYS", name))
-    const lone = kind === "h" ? yield* loneHolds(server, namespace, key) : 0
-    return all.flatMap((text) => text.split("\n")).filter((field) => field.startsWith(kind)).length + lone
+    const states = yield* inlineStates(server, namespace, key)
+    const inline = {
+      h: states.length,
+      q: states.reduce((sum, state) => sum + Number(/^S\w(\d+) /.exec(state)?.[1] ?? 0), 0),
+      o: 0
+    }
+    return all.flatMap((text) => text.split("\n")).filter((field) => field.startsWith(kind)).length + inline[kind]
   })
 
 export const waits = (server: Server, namespace: string, key: string, count: number) =>

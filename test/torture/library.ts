@@ -134,8 +134,16 @@ export const bugs: { readonly [name: string]: Bug } = {
   skippedWaiter: {
     only: ["lock"],
     lua: [[
-      "local claim = sub(waiter, 1, -2)",
-      "local later = micros % 10 == 0 and call('HGET', keys[2], 'w' .. text(first + 1))\nif later then first, waiter = text(first + 1), later end\nlocal claim = sub(waiter, 1, -2)"
+      "if not claim or holder ~= session .. '/' .. id then return end",
+      "if not claim or holder ~= session .. '/' .. id then return end\nlocal later, beyond = match(lock, '^ (%S+)()', behind)\nif count and later and micros % 10 == 0 then claim, behind, count = later, beyond, text(count - 1) end"
+    ]]
+  },
+  // The waiters of a lock that become many are in the wrong order from then on.
+  reversedQueue: {
+    only: ["lock"],
+    lua: [["MOST_INLINE = 64", "MOST_INLINE = 2"], [
+      "join(key, lock, waiter, '') end",
+      "join(key, lock, waiter, '', true) end"
     ]]
   },
   // A batch that is sent again is executed again.

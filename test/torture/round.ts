@@ -44,10 +44,7 @@ const versionsOf = ({ bug, deployment }: Options, directory: string): ReadonlyAr
   if (bug !== undefined) return [copy(directory, "bug", bug)]
   switch (deployment) {
     case "rolling":
-      return [
-        original,
-        copy(directory, "next", { lua: [["local STALE, RELEASED,", "local NEXT = true\nlocal STALE, RELEASED,"]] })
-      ]
+      return [original, copy(directory, "next", { lua: [["MOST_INLINE = 64", "MOST_INLINE = 2"]] })]
     case "clock":
       return [copy(directory, "clock", jumping)]
     default:

@@ -1,0 +1,46 @@
+/** Who waits for what, by what Redis has. */
+import { command, type Machine } from "../../src/internal/simulation/machine.ts"
+
+type Fields = ReadonlyArray<string>
+
+/** Of what is behind one actor, with a queue. */
+const kinds = ["lock", "readWriteLock", "semaphore"]
+
+const pairsOf = (fields: Fields): ReadonlyArray<readonly [name: string, value: string]> =>
+  Array.from({ length: fields.length / 2 }, (_, at) => [fields[2 * at]!, fields[2 * at + 1]!])
+
+/** The claims that wait, the first one first. A claim that asks in another session is another one. */
+const queueOf = (hash: Fields): ReadonlyArray<string> =>
+  pairsOf(hash).flatMap(([name, value]) => {
+    const place = /^w(-?\d+)$/.exec(name)
+    return place === null ? [] : [[Number(place[1]), value.split(" ")[0]!] as const]
+  }).sort(([one], [other]) => one - other).map(([, claim]) => claim)
+
+/** A few waiters of a lock are in its inline state. */
+const inlineQueues = (sessions: string, hash: Fields): ReadonlyArray<readonly [key: string, queue: Fields]> =>
+  pairsOf(hash).flatMap(([name, value]) =>
+    name.startsWith("@lock:") && value.startsWith("S")
+      ? [[sessions.replace(/sessions$/, name.slice(1)), value.split(" ").slice(4)]]
+      : []
+  )
+
+/** The queues of all resources that have a hash, or waiters. */
+export const queuesIn = async (
+  machine: Machine,
+  database: number,
+  namespace: string,
+  now: number
+): Promise<ReadonlyMap<string, Fields>> => {
+  const ask = async (name: string, args: Fields) =>
+    (await machine.execute(database, now, command(name, args))).reply as Fields
+  const queues = new Map<string, Fields>()
+  for (const kind of kinds) {
+    for (const key of await ask("KEYS", [`{${namespace}:*}:${kind}:*`])) {
+      queues.set(key, queueOf(await ask("HGETALL", [key])))
+    }
+  }
+  for (const sessions of await ask("KEYS", [`{${namespace}:*}:sessions`])) {
+    for (const [key, queue] of inlineQueues(sessions, await ask("HGETALL", [sessions]))) queues.set(key, queue)
+  }
+  return queues
+}
