@@ -95,9 +95,11 @@ local function recallKept(ctx, key, state)
   return found
 end
 
--- Grants to waiters from the front for as long as they fit.
-local function serve(ctx, key, state)
+-- Grants to waiters from the front for as long as they fit. While all is taken, none is looked at, unless the capacity may have changed:
+-- then those that are too heavy hear of it.
+local function serve(ctx, key, state, changed)
   while state.first <= state.last do
+    if not changed and state.capacity > 0 and state.taken >= state.capacity then return end
     local claim, weight = front(ctx, key, state)
     if not claim then return end
     weight = tonumber(weight)
@@ -237,7 +239,7 @@ handlers['semaphore.join'] = function(ctx, key, id, permits, mismatch)
   if state.capacity == 0 or resized then state.capacity = permits end
   if resized then resize(ctx, key, state) end
   if enrol(ctx, key, id) then state.members = state.members + 1 end
-  serve(ctx, key, state)
+  serve(ctx, key, state, true)
   save(key, state)
   return reply('joined', state.capacity)
 end
@@ -251,7 +253,7 @@ handlers['semaphore.resize'] = function(ctx, key, permits)
   if state.capacity == 0 then return MISSING end
   state.capacity = tonumber(permits)
   resize(ctx, key, state)
-  serve(ctx, key, state)
+  serve(ctx, key, state, true)
   save(key, state)
   return reply('resized', state.capacity)
 end

@@ -32,10 +32,10 @@ class Model {
     this.events.set(session, [...this.events.get(session) ?? [], [event, id]])
   }
 
-  #serve(): void {
+  #serve(changed = false): void {
     for (;;) {
       const first = this.queue[0]
-      if (first === undefined) return
+      if (first === undefined || !changed && this.capacity > 0 && this.taken >= this.capacity) return
       const [owner, weight] = first
       if (!this.dead.has(owner.split("/")[0]!)) {
         if (this.capacity === 0) return
@@ -116,7 +116,7 @@ class Model {
       if (this.taken > permits) this.#recall()
     }
     this.members.add(owner)
-    this.#serve()
+    this.#serve(true)
     return "joined"
   }
 
@@ -124,7 +124,7 @@ class Model {
     if (this.capacity === 0) return "missing"
     this.capacity = permits
     if (this.taken > permits) this.#recall()
-    this.#serve()
+    this.#serve(true)
     this.#forget()
     return "resized"
   }

@@ -108,7 +108,7 @@ export const bugs: { readonly [name: string]: Bug } = {
     lua: [[
       "local token, value = hold(ctx, state, weight)\nputFields(key, state, 'h' .. claim, value)",
       "if ctx.micros % 10 == 0 then return serve(ctx, key, state) end\nlocal token, value = hold(ctx, state, weight)\nputFields(key, state, 'h' .. claim, value)"
-    ], ["local function serve(ctx, key, state)", "local serve\nserve = function(ctx, key, state)"]]
+    ], ["local function serve(ctx, key, state, changed)", "local serve\nserve = function(ctx, key, state)"]]
   },
   // One take in fifty does not look whether there is room.
   grantedTwice: {
