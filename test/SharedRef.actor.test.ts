@@ -285,8 +285,8 @@ layer(TestServer.layer, { excludeTestServices: true })("the shared-ref actor", (
         assert.isNull(await redis.zscore(key.replace(/sharedRef:x$/, "due"), "@sharedRef:x"))
 
         // Late by more than a turn takes.
-        assert.deepStrictEqual((await turn("A", "d")).slice(2), [second, 2])
         const late = Date.now()
+        assert.deepStrictEqual((await turn("A", "d")).slice(2), [second, 2])
         assert.strictEqual((await turn("D", "e"))[0], "queued")
         while ((await heard("D"))?.[1] !== "e") {
           assert.isBelow(elapsed(late), 3000)

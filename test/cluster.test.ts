@@ -8,6 +8,7 @@ import { type Cluster, cluster } from "./support/cluster.ts"
 import { eventually } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"
 import { assertEmpty, freshNamespace, type Node, node, onNode } from "./support/live.ts"
+import { fields } from "./support/requests.ts"
 import { awaitInSync } from "./support/servers.ts"
 
 const partitions = 6
@@ -174,10 +175,7 @@ it.live("a Cluster whose replica has missed the last writes tells the holders", 
       const held = yield* Effect.provideContext(holding("a"), mine!)
       const next = yield* Effect.forkChild(Effect.provideContext(tokenOf("a"), other!))
       yield* eventually(
-        Effect.map(
-          victim.cli("HKEYS", `${tag}:lock:a`),
-          (fields) => fields.split("\n").some((field) => field[0] === "q")
-        )
+        Effect.map(fields(victim, namespace, "lock:a", "q"), (count) => count > 0)
       )
       yield* victim.stop()
       yield* replica!.resume
@@ -222,10 +220,7 @@ it.live("a Cluster moves a slot under load, and nobody loses anything", () =>
           const from = yield* nodes.serving(tag)
           yield* Effect.forEach([held, parked], (key) =>
             eventually(
-              Effect.map(
-                from.cli("HKEYS", `${tag}:lock:${key}`),
-                (fields) => fields.split("\n").some((field) => field[0] === "q")
-              )
+              Effect.map(fields(from, namespace, `lock:${key}`, "q"), (count) => count > 0)
             ))
           const to = (yield* nodes.primaries).find((server) => server !== from)!
           const migration = yield* nodes.migration(tag, to)

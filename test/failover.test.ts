@@ -7,6 +7,7 @@ import { awake } from "./support/awake.ts"
 import { eventually } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"
 import { assertEmpty, freshNamespace, type Node, node, onNode, TestServer } from "./support/live.ts"
+import { fields } from "./support/requests.ts"
 import { sentinel } from "./support/sentinel.ts"
 import { awaitInSync, type Server, standalone } from "./support/servers.ts"
 
@@ -54,10 +55,7 @@ const within = <A, E, R>(effect: Effect.Effect<A, E, R>, millis: number, what: s
 
 const waiting = (server: Server, namespace: string, key: string) =>
   eventually(
-    Effect.gen(function*() {
-      const [name] = (yield* server.cli("KEYS", `{${namespace}:*}:lock:${key}`)).split("\n")
-      return (yield* server.cli("HKEYS", name!)).split("\n").some((field) => field.startsWith("q"))
-    }),
+    Effect.map(fields(server, namespace, `lock:${key}`, "q"), (count) => count > 0),
     { message: `a process waits for ${key}` }
   )
 

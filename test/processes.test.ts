@@ -9,6 +9,7 @@ import { elapsed } from "./support/awake.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, onNode, TestServer } from "./support/live.ts"
 import { now } from "./support/now.ts"
+import { fields } from "./support/requests.ts"
 import type { Server } from "./support/servers.ts"
 import { deadForgotten } from "./support/several.ts"
 
@@ -54,12 +55,10 @@ const token = Effect.map(Lease.current, (lease) => Option.getOrThrow(lease).toke
 const waiting = (server: Server, namespace: string, count: number) =>
   eventually(
     Effect.gen(function*() {
-      const keys = (yield* server.cli("KEYS", `{${namespace}:*:shared`)).split("\n").filter((key) => key !== "")
-      let found = 0
-      for (const key of keys) {
-        found += (yield* server.cli("HKEYS", key)).split("\n").filter((field) => field.startsWith("q")).length
-      }
-      return found === count
+      const found = yield* Effect.forEach(["lock", "semaphore"], (kind) =>
+        fields(server, namespace, `${kind}:shared`, "q"))
+      return found.reduce((sum, some) =>
+        sum + some, 0) === count
     }),
     { message: `${count} waiters` }
   )

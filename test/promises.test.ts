@@ -1430,8 +1430,15 @@ layer(TestServer.layer, live)("keys", (it) => {
           yield* ReadWriteLock.acquireRead("b")
           const semaphore = yield* Semaphore.make({ name: "c", permits: 2 })
           yield* semaphore.takeScoped(2)
-          const waiting = yield* Effect.forkChild(onNode(two!)(Lock.withLock(Effect.void, "a")))
-          yield* waits(server, namespace, "lock:a", 1)
+          // So many have a hash.
+          const waiting = yield* Effect.forkChild(
+            onNode(two!)(Effect.forEach(
+              Array.from({ length: 70 }),
+              () => Lock.withLock(Effect.void, "a"),
+              { concurrency: "unbounded" }
+            ))
+          )
+          yield* waits(server, namespace, "lock:a", 70)
           const schema = Schema.String
           const timeToLive = "1 second"
           const countDownLatch = yield* CountDownLatch.make({ name: "d", count: 2, timeToLive })
