@@ -9,6 +9,7 @@ import { make as proxy, type Verdict } from "../../src/testing/Proxy.ts"
 import { assertEmpty, freshNamespace, node, TestServer } from "../support/live.ts"
 import { asks, within } from "../support/requests.ts"
 import * as barrier from "./barrier.ts"
+import * as crowd from "./crowd.ts"
 import * as doubleBarrier from "./doubleBarrier.ts"
 import * as election from "./election.ts"
 import * as flow from "./flow.ts"
@@ -35,6 +36,7 @@ import * as workStealing from "./workStealing.ts"
 
 const programs = {
   held,
+  crowd,
   latch,
   election,
   singleton,

@@ -1,6 +1,6 @@
 /** Locks, read-write locks, and semaphores, and the sessions under them. */
 import { assert } from "@effect/vitest"
-import { Deferred, Effect, Fiber, Option } from "effect"
+import { Effect, Fiber, Option } from "effect"
 import { Coordinator, Lease, Lock, ReadWriteLock, Semaphore } from "../../src/index.ts"
 import { placeOf, spaceOf } from "../../src/internal/hold/place.ts"
 import { eventually, realSleep } from "../support/eventually.ts"
@@ -29,11 +29,8 @@ export const requests = [
   ["semaphore.release", "readWriteLock:again"],
   ["lock.holders", "lock:taken"],
   ["lock.waiters", "lock:taken"],
-  ["semaphore.holders", "readWriteLock:crowd"],
-  ["semaphore.waiters", "readWriteLock:crowd"],
   ["session.wake", ""],
   ["session.touch", "readWriteLock:touched"],
-  ["alarm.ring", "readWriteLock:crowd"],
   ["session.end", ""],
   ["session.owned", ""],
   ["session.reap", ""],
@@ -137,28 +134,6 @@ export const program: Program = ({ line, mine, namespace, other, server }) =>
       )
       assert.isAbove(Number(yield* server.cli("PTTL", key)), 80_000_000)
     }).pipe(ReadWriteLock.withWriteLock("touched"))
-
-    // More than one call grants, so that the resource's alarm rings.
-    const crowd = 600
-    const leave = yield* Deferred.make<void>()
-    const writing = yield* Deferred.make<void>()
-    const writer = yield* Effect.forkChild(
-      ReadWriteLock.withWriteLock(Effect.andThen(Deferred.succeed(writing, undefined), Deferred.await(leave)), "crowd")
-    )
-    yield* Deferred.await(writing)
-    const readers = yield* Effect.forkChild(
-      onNode(mine)(Effect.forEach(
-        Array.from({ length: crowd }),
-        () => ReadWriteLock.withReadLock(Effect.void, "crowd"),
-        { concurrency: "unbounded", discard: true }
-      ))
-    )
-    yield* waits(server, namespace, "readWriteLock:crowd", crowd)
-    assert.strictEqual((yield* insist(ReadWriteLock.holders("crowd"))).length, 1)
-    assert.strictEqual((yield* insist(ReadWriteLock.waiting("crowd"))).length, crowd)
-    yield* Deferred.succeed(leave, undefined)
-    yield* Fiber.join(readers)
-    yield* Fiber.join(writer)
 
     // Another coordinator removes libraries that no session calls.
     const sessions = `{${namespace}:00}:sessions`
