@@ -30,16 +30,12 @@ local function loadLock(ctx, key)
   return { flag = flag, claim = claim, token = token, since = since, first = tonumber(first), last = tonumber(last) }
 end
 
-local function hasWaiters(lock)
-  if lock.waiters then return lock.count > 0 end
-  return not isQueueEmpty(lock)
-end
-
 local function saveLock(ctx, key, lock)
-  local isWaitedFor = hasWaiters(lock)
-  if not isWaitedFor and lock.claim == NO_HOLDER then return writeInline(ctx, key, false) end
+  local isEmpty
+  if lock.waiters then isEmpty = lock.count == 0 else isEmpty = isQueueEmpty(lock) end
+  if isEmpty and lock.claim == NO_HOLDER then return writeInline(ctx, key, false) end
   local holder, flag = lock.claim .. ' ' .. lock.token .. ' ' .. lock.since, lock.flag
-  if not isWaitedFor then return writeInline(ctx, key, flag .. holder) end
+  if isEmpty then return writeInline(ctx, key, flag .. holder) end
   if lock.waiters then return writeInline(ctx, key, 'S' .. flag .. text(lock.count) .. ' ' .. holder .. lock.waiters) end
   flag = flag == 'h' and 'Q' or string.upper(flag)
   writeInline(ctx, key, flag .. text(lock.first) .. ' ' .. text(lock.last) .. ' ' .. holder)
@@ -74,6 +70,16 @@ local function serveLock(ctx, key, lock)
     inform(ctx, claim, lock.token)
   end
   saveLock(ctx, key, lock)
+end
+
+-- Up to so many waiters that are alive, in order.
+local function aliveIn(ctx, key, lock, most)
+  if not lock.waiters then return (waitersOf(ctx, key, lock, most)) end
+  local claims = {}
+  for claim in string.gmatch(lock.waiters, '%S+') do
+    if isAlive(ctx, holderOf(claim)) then claims[#claims + 1] = claim end
+  end
+  return claims
 end
 
 -- How many waiters are ahead of one; nothing if it does not wait.
@@ -154,7 +160,7 @@ local function dropLock(ctx, key, session, id)
   if not lock then return false end
   if lock.claim == claim then
     lock.flag, lock.claim = 'h', NO_HOLDER
-  elseif not hasWaiters(lock) or not departLock(key, lock, claim) then
+  elseif not departLock(key, lock, claim) then
     return false
   end
   serveLock(ctx, key, lock)
@@ -193,11 +199,8 @@ handlers['lock.waiters'] = function(ctx, key)
   if isStale(ctx) then return STALE end
   local lock = loadLock(ctx, key)
   local waiters = {}
-  for _, claim in ipairs(lock and lock.first and waitersOf(ctx, key, lock, MOST_LISTED) or {}) do
-    waiters[#waiters + 1] = list({ 1, aboutOf(ctx, claim) })
-  end
-  for claim in string.gmatch(lock and lock.waiters or '', '%S+') do
-    if isAlive(ctx, holderOf(claim)) then waiters[#waiters + 1] = list({ 1, aboutOf(ctx, claim) }) end
+  for index, claim in ipairs(lock and aliveIn(ctx, key, lock, MOST_LISTED) or {}) do
+    waiters[index] = list({ 1, aboutOf(ctx, claim) })
   end
   return reply('waiters', list(waiters))
 end

@@ -96,15 +96,16 @@ straight['lock.release'] = function(keys, argv, field, inline, found, micros, se
   end
 
   -- To the first waiter, if that is alive.
+  local mine = session .. '/' .. id
   local first, last, count, holder, claim, behind
   if flag == SHORT_QUEUE then
     count, holder, claim, behind = match(lock, '^Sh(%d+) (%S+) %S+ %S+ (%S+)()')
   elseif flag == QUEUED then
     first, last, holder = match(lock, '^.(%S+) (%S+) (%S+)')
-    local waiter = call('HGET', keys[2], 'w' .. first)
+    local waiter = holder == mine and call('HGET', keys[2], 'w' .. first)
     claim = waiter and sub(waiter, 1, -2)
   end
-  if not claim or holder ~= session .. '/' .. id then return end
+  if not claim or holder ~= mine then return end
   local heir, heirId = match(claim, '^([^/]*)/(.*)$')
   local theirs, beats, theirRead, theirPosted, theirLease, deadline, _
   if heir ~= session then

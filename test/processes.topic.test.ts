@@ -158,6 +158,9 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "90 seconds" })("a
               yield* begin(post)
             }
             yield* Effect.forEach(of(publishing), end)
+            for (const role of roles) {
+              assert.isAbove(processesOf(role).length, 2, `${role.name}s were killed`)
+            }
             const published = processesOf(publishing).flatMap(({ received }) =>
               received.flatMap((event) => event.event === "published" ? [event.value] : [])
             )

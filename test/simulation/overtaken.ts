@@ -1,13 +1,11 @@
 /** A waiter that keeps its place in a queue is never behind one that came later. */
-import type { Machine } from "../../src/internal/simulation/machine.ts"
-import { queuesIn } from "./waiters.ts"
+import type { Waiters } from "./waiters.ts"
 
 /** Remembers the queues of a simulation, and compares. */
 export class Queues {
-  #before: ReadonlyMap<string, ReadonlyArray<string>> = new Map()
+  #before: Waiters = new Map()
 
-  async overtaken(machine: Machine, database: number, namespace: string, now: number): Promise<string | undefined> {
-    const queues = await queuesIn(machine, database, namespace, now)
+  overtaken(queues: Waiters): string | undefined {
     const before = this.#before
     this.#before = queues
     for (const [key, queue] of queues) {

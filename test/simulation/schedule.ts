@@ -17,6 +17,7 @@ import type { Coverage } from "./coverage.ts"
 import type { Library } from "./library.ts"
 import { Queues } from "./overtaken.ts"
 import { unserved } from "./unserved.ts"
+import { queuesIn } from "./waiters.ts"
 
 export interface Options {
   readonly seed: number
@@ -217,9 +218,10 @@ export const simulate = async (
       program,
       isCalm: (healed, now) =>
         now > healed + calm || records.haveGrantedSince(chosen.map(({ name }) => name), healed * 1000),
-      quiet: async (now) =>
-        await unserved(machine, database, library.functions, settings.namespace, now) ??
-          await queues.overtaken(machine, database, settings.namespace, now),
+      quiet: async (now) => {
+        const found = await queuesIn(machine, database, settings.namespace, now)
+        return await unserved(machine, database, library.functions, [...found.keys()], now) ?? queues.overtaken(found)
+      },
       verbose,
       observe: coverage?.observe
     },

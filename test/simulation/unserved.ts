@@ -3,7 +3,6 @@ import { kindOf } from "../../src/internal/actor/keys.ts"
 import { unnumbered } from "../../src/internal/actor/transport.ts"
 import { addressOf, batch } from "../../src/internal/actor/wire.ts"
 import type { Machine } from "../../src/internal/simulation/machine.ts"
-import { queuesIn } from "./waiters.ts"
 
 type State = readonly [tag: "state", capacity: number, taken: number, holds: number, waiting: number]
 type Stale = readonly [tag: "stale"]
@@ -19,12 +18,11 @@ const unservedAt = async (
   machine: Machine,
   database: number,
   functions: string,
-  namespace: string,
+  keys: Iterable<string>,
   now: number
 ): Promise<string | undefined> => {
   const ask = async (call: Parameters<Machine["execute"]>[2]) => (await machine.execute(database, now, call)).reply
-  const keys = [...(await queuesIn(machine, database, namespace, now)).keys()]
-  const found = await Promise.all(keys.map(async (key) => {
+  const found = await Promise.all(Array.from(keys, async (key) => {
     const address = addressOf(key.slice(0, key.indexOf("}") + 2), false, "")
     const verbs = kindOf(key) === "lock" ? ["lock.holders", "lock.waiters"] : ["semaphore.state", "semaphore.waiters"]
     const messages = verbs.map((verb) => ({ verb, key, args: [] }))
@@ -45,6 +43,6 @@ const unservedAt = async (
 }
 
 /** By the clock of Redis now, when a session may be over that is not due yet, and a little later, when it is. */
-export const unserved: typeof unservedAt = async (machine, database, functions, namespace, now) =>
-  await unservedAt(machine, database, functions, namespace, now + setBack) &&
-  await unservedAt(machine, database, functions, namespace, now)
+export const unserved: typeof unservedAt = async (machine, database, functions, keys, now) =>
+  await unservedAt(machine, database, functions, keys, now + setBack) &&
+  await unservedAt(machine, database, functions, keys, now)

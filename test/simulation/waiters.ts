@@ -3,6 +3,9 @@ import { command, type Machine } from "../../src/internal/simulation/machine.ts"
 
 type Fields = ReadonlyArray<string>
 
+/** The claims that wait, the first one first, behind the key of their resource. */
+export type Waiters = ReadonlyMap<string, Fields>
+
 /** Of what is behind one actor, with a queue. */
 const kinds = ["lock", "readWriteLock", "semaphore"]
 
@@ -30,7 +33,7 @@ export const queuesIn = async (
   database: number,
   namespace: string,
   now: number
-): Promise<ReadonlyMap<string, Fields>> => {
+): Promise<Waiters> => {
   const ask = async (name: string, args: Fields) =>
     (await machine.execute(database, now, command(name, args))).reply as Fields
   const queues = new Map<string, Fields>()

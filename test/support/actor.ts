@@ -4,6 +4,7 @@ import { Effect } from "effect"
 import { Redis as IoRedis } from "ioredis"
 import { keyOf, kindOf } from "../../src/internal/actor/keys.ts"
 import { body, kinds, library, protocol, roles } from "../../src/internal/actor/lua.ts"
+import { replaced } from "../torture/library.ts"
 import type { Server } from "./servers.ts"
 
 /** A client of a server that has the actors, under a name of their own; perhaps with a clock so many seconds ahead. */
@@ -14,9 +15,9 @@ export const client = (server: Server, ahead = 0) =>
       (redis) => Effect.sync(() => redis.disconnect())
     )
     const clock = "local time = call('TIME')"
+    const later = replaced(body, clock, `${clock}\ntime[1] = format('%d', time[1] + ${ahead})`)
     // Tests have fewer waiters than that.
-    const script = body.replace(clock, `${clock}\ntime[1] = format('%d', time[1] + ${ahead})`)
-      .replace("MOST_INLINE = 64", "MOST_INLINE = 3")
+    const script = replaced(later, "MOST_INLINE = 64", "MOST_INLINE = 3")
     yield* Effect.promise(() =>
       redis.call(
         "FUNCTION",

@@ -23,7 +23,7 @@ export const fields = (server: Server, namespace: string, key: string, kind: "h"
   Effect.gen(function*() {
     const names = (yield* server.cli("KEYS", `{${namespace}:*}:${key}`)).split("\n").filter((name) => name !== "")
     const all = yield* Effect.forEach(names, (name) => server.cli("HKEYS", name))
-    const states = yield* inlineStates(server, namespace, key)
+    const states = key.startsWith("lock:") ? yield* inlineStates(server, namespace, key) : []
     const inline = {
       h: states.length,
       q: states.reduce((sum, state) => sum + Number(/^S\w(\d+) /.exec(state)?.[1] ?? 0), 0),

@@ -15,7 +15,8 @@ export interface Patch {
   readonly sources?: ReadonlyArray<readonly [file: string, from: string, to: string]> | undefined
 }
 
-const replaced = (text: string, from: string, to: string): string => {
+/** Fails if the text does not have it once. */
+export const replaced = (text: string, from: string, to: string): string => {
   if (text.split(from).length !== 2) throw new Error(`the patch does not fit: ${from}`)
   return text.replace(from, () => to)
 }
@@ -108,7 +109,7 @@ export const bugs: { readonly [name: string]: Bug } = {
     lua: [[
       "local token, value = hold(ctx, state, weight)\nputFields(key, state, 'h' .. claim, value)",
       "if ctx.micros % 10 == 0 then return serve(ctx, key, state) end\nlocal token, value = hold(ctx, state, weight)\nputFields(key, state, 'h' .. claim, value)"
-    ], ["local function serve(ctx, key, state, changed)", "local serve\nserve = function(ctx, key, state)"]]
+    ], ["local function serve(ctx, key, state, changed)", "local serve\nserve = function(ctx, key, state, changed)"]]
   },
   // One take in fifty does not look whether there is room.
   grantedTwice: {
@@ -134,8 +135,8 @@ export const bugs: { readonly [name: string]: Bug } = {
   skippedWaiter: {
     only: ["lock"],
     lua: [[
-      "if not claim or holder ~= session .. '/' .. id then return end",
-      "if not claim or holder ~= session .. '/' .. id then return end\nlocal later, beyond = match(lock, '^ (%S+)()', behind)\nif count and later and micros % 10 == 0 then claim, behind, count = later, beyond, text(count - 1) end"
+      "if not claim or holder ~= mine then return end",
+      "if not claim or holder ~= mine then return end\nlocal later, beyond = match(lock, '^ (%S+)()', behind)\nif count and later and micros % 10 == 0 then claim, behind, count = later, beyond, text(count - 1) end"
     ]]
   },
   // The waiters of a lock that become many are in the wrong order from then on.
