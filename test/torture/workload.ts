@@ -1,4 +1,4 @@
-import { Effect, Stream } from "effect"
+import { Effect, type Scope, Stream } from "effect"
 import type * as Lockstep from "../../src/index.ts"
 import type { Anomaly, Run } from "./checks.ts"
 import type { Client } from "./client.ts"
@@ -73,3 +73,19 @@ export const fibers = (
     { concurrency: "unbounded", discard: true }
   )
 }
+
+/**
+ * Again and again, each time in a scope, until clients are to stop. The last time ends well: what it has opened may have work left that
+ * must be done then, and Redis may be out of memory or out of reach at that moment.
+ */
+export const lives = <A, E, R>(
+  client: Client,
+  life: Effect.Effect<A, E, R>
+): Effect.Effect<void, never, Exclude<R, Scope.Scope>> =>
+  life.pipe(
+    Effect.scoped,
+    Effect.as(true),
+    Effect.catch(() => Effect.as(Effect.sleep(100), false)),
+    Effect.repeat({ until: (isWell) => isWell && client.stopping() }),
+    Effect.asVoid
+  )

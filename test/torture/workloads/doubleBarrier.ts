@@ -1,7 +1,7 @@
 import { Effect } from "effect"
 import { type Anomaly, exclusive, overlaps, type Run } from "../checks.ts"
 import { type Hold, lastRun } from "../history.ts"
-import { fibers, type Workload } from "../workload.ts"
+import { fibers, lives, type Workload } from "../workload.ts"
 
 const parties = 2
 const name = "phases"
@@ -10,26 +10,23 @@ const name = "phases"
 export const doubleBarrier: Workload = {
   name: "doubleBarrier",
   run: (client) =>
-    Effect.gen(function*() {
-      const shared = yield* client.lockstep.DoubleBarrier.make({ name, parties })
-      yield* fibers(
-        2,
-        client,
-        Effect.suspend(() => {
-          // Nobody may come any more when the round is over.
-          const limit = 20 + client.random() * (client.random() < 0.2 ? 100 : 3000)
-          return client.hold(
-            [{ kind: "doubleBarrier", key: name, weight: 1, wait: false }],
-            (body) => Effect.timeoutOption(shared.withPhase(body), limit)
-          )
-        })
-      )
-    }).pipe(
-      Effect.scoped,
-      // Redis may be out of memory or out of reach at that moment.
-      Effect.catch(() => Effect.sleep(100)),
-      Effect.repeat({ while: () => !client.stopping() }),
-      Effect.asVoid
+    lives(
+      client,
+      Effect.gen(function*() {
+        const shared = yield* client.lockstep.DoubleBarrier.make({ name, parties })
+        yield* fibers(
+          2,
+          client,
+          Effect.suspend(() => {
+            // Nobody may come any more when the round is over.
+            const limit = 20 + client.random() * (client.random() < 0.2 ? 100 : 3000)
+            return client.hold(
+              [{ kind: "doubleBarrier", key: name, weight: 1, wait: false }],
+              (body) => Effect.timeoutOption(shared.withPhase(body), limit)
+            )
+          })
+        )
+      })
     ),
   check: (holds, run) => [...exclusive(holds, parties, run), ...apart(holds, run)]
 }

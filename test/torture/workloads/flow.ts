@@ -13,7 +13,7 @@ import {
   queueNames,
   turn
 } from "../flows.ts"
-import { fibers, growingPause, patienceOf, type Workload } from "../workload.ts"
+import { fibers, growingPause, lives, patienceOf, type Workload } from "../workload.ts"
 
 // A failure on purpose. Its reason makes the history say "timeout".
 const Refusal = Schema.Struct({ reason: Schema.Struct({ _tag: Schema.Literal("WaitTimeout") }) })
@@ -349,21 +349,19 @@ export const flow: Workload = {
   run: (client) => {
     const { began, wall } = client.clock
     const first = Math.max(Math.floor(wall() / turn) - past, Math.floor(began / turn) - reach)
-    return Effect.gen(function*() {
-      const opened = yield* open(client.lockstep, client.keep, client.pick(["cancel", "finish"]))
-      for (const queue of opened.queues) yield* working(client, queue)
-      yield* Effect.all(
-        [running, filling, crossing].map((program) => fibers(1, client, program(client, opened))),
-        { concurrency: "unbounded" }
-      )
-      yield* settled(client, opened, first)
-      // For the checks of the batch.
-      yield* follow(client, batchName, "settled", () => Effect.void)
-    }).pipe(
-      Effect.scoped,
-      // Redis may be out of memory or out of reach at that moment.
-      Effect.catch(() => Effect.sleep(100)),
-      Effect.repeat({ while: () => !client.stopping() })
+    return lives(
+      client,
+      Effect.gen(function*() {
+        const opened = yield* open(client.lockstep, client.keep, client.pick(["cancel", "finish"]))
+        for (const queue of opened.queues) yield* working(client, queue)
+        yield* Effect.all(
+          [running, filling, crossing].map((program) => fibers(1, client, program(client, opened))),
+          { concurrency: "unbounded" }
+        )
+        yield* settled(client, opened, first)
+        // For the checks of the batch.
+        yield* follow(client, batchName, "settled", () => Effect.void)
+      })
     )
   },
   check: conducted,

@@ -14,7 +14,7 @@ import {
   tickOf,
   workerAttempts
 } from "../queues.ts"
-import { fibers, growingPause, patienceOf, type Workload } from "../workload.ts"
+import { fibers, growingPause, lives, patienceOf, type Workload } from "../workload.ts"
 
 // A failure on purpose. Its reason makes the history say "timeout".
 const Refusal = Schema.Struct({ reason: Schema.Struct({ _tag: Schema.Literal("WaitTimeout") }), value: Schema.String })
@@ -475,13 +475,7 @@ export const queue: Workload = {
   run: (client) =>
     Effect.forEach(
       [usingMany, usingLimited, usingBounded, usingSpread],
-      (using) =>
-        using(client).pipe(
-          Effect.scoped,
-          // Redis may be out of memory or out of reach at that moment.
-          Effect.catch(() => Effect.sleep(100)),
-          Effect.repeat({ while: () => !client.stopping() })
-        ),
+      (using) => lives(client, using(client)),
       { concurrency: "unbounded", discard: true }
     ),
   check: kept,

@@ -4,7 +4,7 @@ import { bounded, isKeptBlindly } from "../checks.ts"
 import type { Client } from "../client.ts"
 import type { Hold } from "../history.ts"
 import { kinds, resized } from "../permits.ts"
-import { fibers, gaveUp, type Workload } from "../workload.ts"
+import { fibers, gaveUp, lives, type Workload } from "../workload.ts"
 
 const [name, permits] = ["connections", 5]
 // Processes may keep these.
@@ -31,18 +31,16 @@ const retaking = (client: Client, shared: Semaphore) =>
   })
 
 const equal = (client: Client) =>
-  Effect.gen(function*() {
-    const shared = yield* client.lockstep.Semaphore.make({ name, permits })
-    const cached = yield* client.lockstep.Semaphore.make({ name: kept, permits })
-    yield* Effect.all([
-      fibers(3, client, taking(client, shared, permits)),
-      fibers(1, client, retaking(client, cached))
-    ], { concurrency: "unbounded", discard: true })
-  }).pipe(
-    Effect.scoped,
-    // Redis may be out of memory or out of reach at that moment.
-    Effect.catch(() => Effect.sleep(100)),
-    Effect.repeat({ while: () => !client.stopping() })
+  lives(
+    client,
+    Effect.gen(function*() {
+      const shared = yield* client.lockstep.Semaphore.make({ name, permits })
+      const cached = yield* client.lockstep.Semaphore.make({ name: kept, permits })
+      yield* Effect.all([
+        fibers(3, client, taking(client, shared, permits)),
+        fibers(1, client, retaking(client, cached))
+      ], { concurrency: "unbounded", discard: true })
+    })
   )
 
 /** Has it open for a while, with a number of its own, resizes it now and then, and looks how many there are. */

@@ -2,7 +2,7 @@ import { Effect, Schedule, Schema, type Scope, Stream } from "effect"
 import type * as Lockstep from "../../../src/index.ts"
 import type { Client } from "../client.ts"
 import { kept, keyOf } from "../topics.ts"
-import { fibers, growingPause, patienceOf, type Workload } from "../workload.ts"
+import { fibers, growingPause, lives, patienceOf, type Workload } from "../workload.ts"
 
 type Topic = Lockstep.Topic.Topic<string>
 type Event = Lockstep.Topic.Event<string>
@@ -260,13 +260,9 @@ export const topic: Workload = {
     Effect.suspend(() => {
       const some = shapes.filter(() => client.random() < 0.5)
       const chosen = some.length === 0 ? [client.pick(shapes)] : some
-      return Effect.forEach(chosen, (shape) => using(client, shape), { concurrency: "unbounded", discard: true }).pipe(
-        Effect.scoped,
-        Effect.as(true),
-        // Redis may be out of memory or out of reach at that moment. What was published has to be handled all the same.
-        Effect.catch(() => Effect.as(Effect.sleep(100), false)),
-        Effect.repeat({ until: (isSettled) => isSettled }),
-        Effect.asVoid
+      return lives(
+        client,
+        Effect.forEach(chosen, (shape) => using(client, shape), { concurrency: "unbounded", discard: true })
       )
     }),
   check: kept,
