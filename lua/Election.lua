@@ -2,6 +2,7 @@
 --
 -- kinds: election, singleton: hash
 -- after Semaphore.lua
+-- after waiters.lua
 --
 -- A resource is the hash of Semaphore.lua, and besides:
 --   l                 the claim of the leader; absent while there is none
@@ -92,11 +93,9 @@ end
 -- reply: ["nominated"] | ["gone"] | ["absent"]
 handlers['election.nominate'] = function(ctx, key, id, candidate)
   if call('HGET', key, 'l') ~= claimOf(ctx, id) then return ABSENT end
-  local place = call('HGET', key, 'q' .. candidate)
-  if not place or not isAlive(ctx, holderOf(candidate)) then return '["gone"]' end
   local state = load(key, 1)
-  depart(key, state, candidate, place)
-  join(key, state, candidate, '1', true)
+  if not (isAlive(ctx, holderOf(candidate)) and depart(key, state, candidate)) then return '["gone"]' end
+  join(key, state, candidate, '', true)
   save(key, state)
   return '["nominated"]'
 end

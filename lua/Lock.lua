@@ -1,17 +1,16 @@
 -- A lock: its holder, mostly, and its waiters, if they are few. That is its inline state:
 --   "<flag><session>/<id> <token> <since, in seconds>", or, with a queue,
 --   "S<flag><count> <session>/<id> <token> <since> <session>/<id>...", with the waiters in order, or
---   "<flag><first> <last> <session>/<id> <token> <since>", see kernel.lua: the waiters are in the hash of the lock.
+--   "<flag><first> <last> <session>/<id> <token> <since>", see waiters.lua: they are in the hash of the lock.
 -- Without a holder, "-" stands for its claim: the queue goes on in another call. The flag is k if its process may keep the lock,
 -- otherwise h; and K or Q if the queue is in the hash.
 --
 -- kinds: lock: hash
 -- after inline.lua
 -- after Semaphore.lua
+-- after waiters.lua
 
 local NO_HOLDER, KEEP_EVERY = '-', 64
--- So many waiters are in the inline state. With another one, all of them go into the hash, until the queue is empty.
-local MOST_INLINE = 64
 
 local function loadLock(ctx, key)
   local packed = readInline(ctx, key)
@@ -19,11 +18,11 @@ local function loadLock(ctx, key)
   local flag = sub(packed, 1, 1)
   if flag == 'S' then
     local is, count, claim, token, since, waiters = match(packed, '^S(%l)(%S+) (%S+) (%S+) (%S+)(.*)$')
-    return { flag = is, claim = claim, token = token, since = since, waiters = waiters, count = tonumber(count) }
+    return { flag = is, claim = claim, token = token, since = since, waiters = waiters, first = 1, last = tonumber(count) }
   end
   if find(flag, '%l') then
     local claim, token, since = match(packed, '^.(%S+) (%S+) (%S+)$')
-    return { flag = flag, claim = claim, token = token, since = since, waiters = '', count = 0 }
+    return { flag = flag, claim = claim, token = token, since = since, waiters = '', first = 1, last = 0 }
   end
   local first, last, claim, token, since = match(packed, '^.(%S+) (%S+) (%S+) (%S+) (%S+)$')
   flag = flag == 'Q' and 'h' or string.lower(flag)
@@ -31,96 +30,34 @@ local function loadLock(ctx, key)
 end
 
 local function saveLock(ctx, key, lock)
-  local isEmpty
-  if lock.waiters then isEmpty = lock.count == 0 else isEmpty = isQueueEmpty(lock) end
+  local isEmpty = isQueueEmpty(lock)
   if isEmpty and lock.claim == NO_HOLDER then return writeInline(ctx, key, false) end
   local holder, flag = lock.claim .. ' ' .. lock.token .. ' ' .. lock.since, lock.flag
   if isEmpty then return writeInline(ctx, key, flag .. holder) end
-  if lock.waiters then return writeInline(ctx, key, 'S' .. flag .. text(lock.count) .. ' ' .. holder .. lock.waiters) end
+  if lock.waiters then return writeInline(ctx, key, 'S' .. flag .. text(lock.last) .. ' ' .. holder .. lock.waiters) end
   flag = flag == 'h' and 'Q' or string.upper(flag)
   writeInline(ctx, key, flag .. text(lock.first) .. ' ' .. text(lock.last) .. ' ' .. holder)
 end
 
--- Takes a waiter out of the queue. Answers whether it was there.
-local function departLock(key, lock, claim, place)
-  if not lock.waiters then return depart(key, lock, claim, place) end
-  local from, to = find(lock.waiters .. ' ', ' ' .. claim .. ' ', 1, true)
-  if not from then return false end
-  lock.waiters, lock.count = sub(lock.waiters, 1, from - 1) .. sub(lock.waiters, to), lock.count - 1
-  return true
-end
-
--- The waiter in front. Waiters of dead sessions leave the queue.
-local function frontLock(ctx, key, lock)
-  if not lock.waiters then return front(ctx, key, lock) end
-  local claim = match(lock.waiters, '^ (%S+)')
-  while claim and not isAlive(ctx, holderOf(claim)) do
-    departLock(key, lock, claim)
-    claim = match(lock.waiters, '^ (%S+)')
-  end
-  return claim
-end
-
 -- The next waiter holds it, if there is one.
 local function serveLock(ctx, key, lock)
-  local claim = lock.claim == NO_HOLDER and frontLock(ctx, key, lock)
+  local claim = lock.claim == NO_HOLDER and front(ctx, key, lock)
   if claim then
-    departLock(key, lock, claim, lock.first and text(lock.first))
+    departFirst(key, lock, claim)
     lock.claim, lock.token, lock.since = claim, nextToken(ctx), ctx.seconds
     inform(ctx, claim, lock.token)
   end
   saveLock(ctx, key, lock)
 end
 
--- Up to so many waiters that are alive, in order.
-local function aliveIn(ctx, key, lock, most)
-  if not lock.waiters then return (waitersOf(ctx, key, lock, most)) end
-  local claims = {}
-  for claim in string.gmatch(lock.waiters, '%S+') do
-    if isAlive(ctx, holderOf(claim)) then claims[#claims + 1] = claim end
-  end
-  return claims
-end
-
--- How many waiters are ahead of one; nothing if it does not wait.
-local function aheadOf(key, lock, claim)
-  if not lock.waiters then
-    local place = call('HGET', key, 'q' .. claim)
-    return place and tonumber(place) - lock.first
-  end
-  local ahead = 0
-  for waiter in string.gmatch(lock.waiters, '%S+') do
-    if waiter == claim then return ahead end
-    ahead = ahead + 1
-  end
-end
-
--- The waiters go into the hash, as they have become many.
-local function lengthen(key, lock)
-  local waiters = lock.waiters
-  lock.waiters, lock.first, lock.last = nil, 1, 0
-  collectFields(lock)
-  for waiter in string.gmatch(waiters, '%S+') do join(key, lock, waiter, '') end
-  writeFields(key, lock)
-  lock.fields = nil
-  keep(key)
-end
-
 local function enqueueLock(ctx, key, lock, id)
-  local ahead
-  if lock.waiters and lock.count == MOST_INLINE then lengthen(key, lock) end
-  if lock.waiters then
-    ahead = lock.count
-    lock.waiters, lock.count = lock.waiters .. ' ' .. claimOf(ctx, id), ahead + 1
-  else
-    join(key, lock, claimOf(ctx, id), '')
-    ahead = lock.last - lock.first
-    -- A queue that lasts is kept.
-    if lock.last % KEEP_EVERY == 0 then keep(key) end
-  end
+  local inline = lock.waiters
+  join(key, lock, claimOf(ctx, id), '')
+  -- A queue that lasts is kept.
+  if not lock.waiters and (inline or lock.last % KEEP_EVERY == 0) then keep(key) end
   own(ctx, key, id, PERMANENT)
   saveLock(ctx, key, lock)
-  return queued(ctx, ahead)
+  return queued(ctx, lock.last - lock.first)
 end
 
 -- lock.take: takes a lock, or queues for it. `how` begins with "1" to wait; with "0" for not at all; "2" for not at all, though an
@@ -136,7 +73,7 @@ handlers['lock.take'] = function(ctx, key, id, how)
   if not lock then
     local keeps = find(how, 'k', 1, true)
     local token = keeps and nextTokens(ctx, KEPT_TOKENS) or nextToken(ctx)
-    lock = { flag = keeps and 'k' or 'h', claim = claim, token = token, since = ctx.seconds, waiters = '', count = 0 }
+    lock = { flag = keeps and 'k' or 'h', claim = claim, token = token, since = ctx.seconds, waiters = '', first = 1, last = 0 }
     saveLock(ctx, key, lock)
     own(ctx, key, id, PERMANENT)
     return keeps and grantedToKeep(token) or granted(token)
@@ -160,7 +97,7 @@ local function dropLock(ctx, key, session, id)
   if not lock then return false end
   if lock.claim == claim then
     lock.flag, lock.claim = 'h', NO_HOLDER
-  elseif not departLock(key, lock, claim) then
+  elseif not depart(key, lock, claim) then
     return false
   end
   serveLock(ctx, key, lock)
@@ -199,7 +136,7 @@ handlers['lock.waiters'] = function(ctx, key)
   if isStale(ctx) then return STALE end
   local lock = loadLock(ctx, key)
   local waiters = {}
-  for index, claim in ipairs(lock and aliveIn(ctx, key, lock, MOST_LISTED) or {}) do
+  for index, claim in ipairs(lock and waitersOf(ctx, key, lock, MOST_LISTED) or {}) do
     waiters[index] = list({ 1, aboutOf(ctx, claim) })
   end
   return reply('waiters', list(waiters))

@@ -3,6 +3,7 @@
 --
 -- after calls.lua
 -- after Lock.lua
+-- after waiters.lua
 
 local HELD, SHORT_QUEUE, QUEUED, KEPT = 104, 83, 81, 107 -- h S Q k
 local RELEASED_ALONE = '["ok",[["released"]]]'

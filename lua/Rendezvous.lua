@@ -1,8 +1,9 @@
 -- Parties that meet: givers hand items over to takers, and two parties exchange their values.
 --
 -- kinds: rendezvous: hash, items
+-- after waiters.lua
 --
--- A resource is a hash and a stream, both deleted with the last claim. The hash is a queue of takers (see kernel.lua), and
+-- A resource is a hash and a stream, both deleted with the last claim. The hash is a queue of takers (see waiters.lua), and
 --   s                  record Rendezvous
 --   c<session>/<id>    a claim: "<role> <what> <token>"
 --                        q -         a taker that waits       t <item>    a taker that has an item
@@ -113,7 +114,7 @@ local function serveTakers(ctx, key, state)
     if not taker then return end
     local token, item, attempts, value = handOut(ctx, key, state, taker)
     if not token then return end
-    depart(key, state, taker, text(state.first))
+    departFirst(key, state, taker)
     state.takers = state.takers - 1
     inform(ctx, taker, token, item, attempts, value)
   end

@@ -2,21 +2,42 @@
 -- A lock has C = 1, see Lock.lua; a semaphore has C = n; a read-write lock weighs a reader 1 and a writer C.
 --
 -- kinds: readWriteLock, semaphore: hash
+-- after waiters.lua
 --
--- A resource is one hash, deleted with its last hold, member and waiter: a queue (see kernel.lua), and
+-- A resource is one hash, deleted with its last hold, member and waiter: a queue (see waiters.lua), and
 --   s                  record Semaphore
+--   w                  its waiters, while they are few
 --   h<session>/<id>    a hold: "<weight> <token> <since, in seconds>", and behind that " k" if its process may keep it
 --   o<session>/<id>    a member: it keeps a semaphore alive, and hears how many permits there are
--- Waiters wait for a weight, or, with weight 0, to become a member of a semaphore that does not exist yet: capacity 0.
+-- Waiters wait for a weight, which is 1 if nothing is said, or, with weight 0, to become a member of a semaphore that does not exist yet: capacity 0.
 -- `kept` counts the holds with a k.
 -- record Semaphore 2: capacity, taken, holds, members, first, last, kept
 
 local MOST_LISTED = 1000
 
 local function load(key, capacity)
-  local packed = call('HGET', key, 's')
-  local state = packed and unpackSemaphore(packed)
-  return state or { capacity = capacity, taken = 0, holds = 0, members = 0, first = 1, last = 0, kept = 0 }
+  local found = call('HMGET', key, 's', 'w')
+  local state = found[1] and unpackSemaphore(found[1])
+    or { capacity = capacity, taken = 0, holds = 0, members = 0, first = 1, last = 0, kept = 0 }
+  state.written = found[2]
+  collectWaiters(state, found[2])
+  return state
+end
+
+-- Its waiters, if they have changed since they were written: false if they are not in one text any more.
+local function waitersToWrite(state)
+  local waiters = state.waiters ~= '' and state.waiters or false
+  local written = state.written
+  state.written = waiters
+  return waiters ~= written, waiters
+end
+
+local function weightIn(detail)
+  return detail == '' and 1 or tonumber(detail)
+end
+
+local function detailOf(weight)
+  return weight == 1 and '' or text(weight)
 end
 
 -- Nothing keeps it: it is as one that was never there.
@@ -30,11 +51,11 @@ local function save(key, state)
     state.changed = true
     return
   end
-  if isUnused(state) then
-    call('DEL', key)
-  else
-    call('HSET', key, 's', packSemaphore(state))
-  end
+  if isUnused(state) then return call('DEL', key) end
+  local changed, waiters = waitersToWrite(state)
+  if changed and waiters then return call('HSET', key, 's', packSemaphore(state), 'w', waiters) end
+  if changed then call('HDEL', key, 'w') end
+  call('HSET', key, 's', packSemaphore(state))
 end
 
 -- The state of a semaphore or a read-write lock, which all requests of a call share.
@@ -48,6 +69,8 @@ local function opened(ctx, key, capacity)
     later(ctx, key, function()
       if not state.changed then return end
       if isUnused(state) then return call('DEL', key) end
+      local differs, waiters = waitersToWrite(state)
+      if differs then setField(state, 'w', waiters) end
       setField(state, 's', packSemaphore(state))
       writeFields(key, state)
       if state.owned then keep(key) end
@@ -102,9 +125,9 @@ local function serve(ctx, key, state, changed)
     if not changed and state.capacity > 0 and state.taken >= state.capacity then return end
     local claim, weight = front(ctx, key, state)
     if not claim then return end
-    weight = tonumber(weight)
+    weight = weightIn(weight)
     if state.capacity == 0 or weight <= state.capacity and state.taken + weight > state.capacity then return end
-    depart(key, state, claim, text(state.first))
+    departFirst(key, state, claim)
     if weight > state.capacity then
       tell(ctx, { claim }, continued('exceeds', state.capacity))
     elseif weight == 0 then
@@ -121,7 +144,7 @@ local function serve(ctx, key, state, changed)
 end
 
 local function enqueue(ctx, key, state, id, weight)
-  join(key, state, claimOf(ctx, id), text(weight))
+  join(key, state, claimOf(ctx, id), detailOf(weight))
   save(key, state)
   ownPart(ctx, key, state, id)
   return queued(ctx, state.last - state.first)
@@ -132,12 +155,8 @@ local function grant(ctx, key, state, id, weight, keeps)
   if keeps then
     value, state.kept = value .. ' k', state.kept + 1
   end
-  if state.fields then
-    setField(state, 'h' .. claimOf(ctx, id), value)
-    save(key, state)
-  else
-    call('HSET', key, 'h' .. claimOf(ctx, id), value, 's', packSemaphore(state))
-  end
+  putFields(key, state, 'h' .. claimOf(ctx, id), value)
+  save(key, state)
   ownPart(ctx, key, state, id)
   return keeps and grantedToKeep(token) or granted(token)
 end
@@ -149,8 +168,8 @@ local function recallClaim(ctx, key, state, id)
   local claim = claimOf(ctx, id)
   local held = readField(key, state, 'h' .. claim)
   if held then return granted(match(held, '^%S+ (%S+)')) end
-  local place = readField(key, state, 'q' .. claim)
-  return place and queued(ctx, tonumber(place) - state.first)
+  local ahead = aheadOf(key, state, claim)
+  return ahead and queued(ctx, ahead)
 end
 
 -- Ends a hold, a wait or a membership, whichever it is by now. Answers whether it was there.
@@ -224,8 +243,8 @@ handlers['semaphore.join'] = function(ctx, key, id, permits, mismatch)
   local state = opened(ctx, key, 0)
   local claim = claimOf(ctx, id)
   if state.capacity == 0 and mismatch == 'attach' then
-    local place = readField(key, state, 'q' .. claim)
-    if place then return queued(ctx, tonumber(place) - state.first) end
+    local ahead = aheadOf(key, state, claim)
+    if ahead then return queued(ctx, ahead) end
     return enqueue(ctx, key, state, id, 0)
   end
   local differs = state.capacity ~= 0 and state.capacity ~= permits
@@ -293,11 +312,8 @@ end
 handlers['semaphore.state'] = function(ctx, key)
   if isStale(ctx) then return STALE end
   local state = load(key, 0)
-  local waiting = 0
-  if state.first <= state.last then
-    -- Places in the queue can be empty, so the fields are counted instead: one of state, one a hold or member, two a waiter.
-    waiting = (call('HLEN', key) - 1 - state.holds - state.members) / 2
-  end
+  -- Places in the queue can be empty, so the fields are counted instead: one of state, one a hold or member, two a waiter.
+  local waiting = state.waiters and state.last or (call('HLEN', key) - 1 - state.holds - state.members) / 2
   return reply('state', state.capacity, state.taken, state.holds, waiting)
 end
 
@@ -329,7 +345,7 @@ handlers['semaphore.waiters'] = function(ctx, key)
   local claims, weights = waitersOf(ctx, key, load(key, 0), MOST_LISTED)
   local waiters = {}
   for index, claim in ipairs(claims) do
-    waiters[index] = list({ json(weights[index]), aboutOf(ctx, claim) })
+    waiters[index] = list({ weightIn(weights[index]), aboutOf(ctx, claim) })
   end
   return reply('waiters', list(waiters))
 end

@@ -1,6 +1,7 @@
 -- A value that processes share, and its version.
 --
 -- kinds: sharedRef: hash, value
+-- after waiters.lua
 --
 -- `value` is a key of its own, so that a process reads it without a call of the actor, and so that it can have a time to
 -- live which is not that of the members: "<version> <until> <JSON>". `until` is the server time in ms at which it expires,
@@ -10,7 +11,7 @@
 -- The hash:
 --   o<session>/<id>    a member; it hears of every change
 --   f<lease>           the largest token with which a holder of that lease has written
---   t                  the claim whose turn it is to update; the others are a queue (see kernel.lua)
+--   t                  the claim whose turn it is to update; the others are a queue (see waiters.lua)
 --   s                  record RefLine, while there is one
 -- Tokens of leases are kept for a day after the last write with one, also when the value is deleted: a former holder must
 -- not bring it back.
@@ -148,7 +149,7 @@ local function passTurn(ctx, key, line)
   line.claim = false
   local claim = front(ctx, key, line)
   if claim then
-    depart(key, line, claim, text(line.first))
+    departFirst(key, line, claim)
     giveTurn(ctx, key, line, claim)
     local version, _, value = loadRef(ctx)
     inform(ctx, claim, text(line.till), json(version), value)

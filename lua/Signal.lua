@@ -3,6 +3,7 @@
 -- the signal, so that the signal of a waiter that dies goes to the next one.
 --
 -- after Semaphore.lua
+-- after waiters.lua
 -- kinds: signal: hash
 --
 -- A resource is the hash of a semaphore, and also:
@@ -90,11 +91,8 @@ end
 handlers['signal.state'] = function(ctx, key)
   if isStale(ctx) then return STALE end
   local state = load(key, 0)
-  local waiting = 0
-  if not isQueueEmpty(state) then
-    -- Fields: two a waiter, one a hold, the state, and perhaps the time to live.
-    waiting = math.floor((call('HLEN', key) - state.taken - 1) / 2)
-  end
+  -- Fields: two a waiter, one a hold, the state, and perhaps the time to live.
+  local waiting = state.waiters and state.last or math.floor((call('HLEN', key) - state.taken - 1) / 2)
   return reply('state', state.capacity - state.taken, waiting)
 end
 

@@ -1,6 +1,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Exit, Fiber, Option, Scope } from "effect"
 import { Lease, ReadWriteLock, Redis } from "../src/index.ts"
+import { queueOf } from "./simulation/waiters.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, onNode, TestServer, withNode } from "./support/live.ts"
@@ -13,8 +14,8 @@ const waiting = (namespace: string, count: number) =>
     Effect.gen(function*() {
       const redis = yield* Redis.Redis
       const keys = yield* redis.send<Array<string>>("KEYS", `{${namespace}:*:readWriteLock:a`)
-      const fields = keys.length === 0 ? [] : yield* redis.send<Array<string>>("HKEYS", keys[0]!)
-      return fields.filter((field) => field.startsWith("q")).length === count
+      const fields = keys.length === 0 ? [] : yield* redis.send<Array<string>>("HGETALL", keys[0]!)
+      return queueOf(fields).length === count
     }),
     { interval: 1 }
   )

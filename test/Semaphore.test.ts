@@ -2,6 +2,7 @@ import { assert, layer } from "@effect/vitest"
 import { type Context, Deferred, Effect, Exit, Fiber, Layer, Option } from "effect"
 import * as fc from "fast-check"
 import { Coordinator, Lease, Redis, Semaphore } from "../src/index.ts"
+import { queueOf } from "./simulation/waiters.ts"
 import { runs } from "./support/effort.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, onNode, TestServer, withNode } from "./support/live.ts"
@@ -17,8 +18,8 @@ const waiting = (namespace: string, count: number) =>
     Effect.gen(function*() {
       const redis = yield* Redis.Redis
       const keys = yield* redis.send<Array<string>>("KEYS", `{${namespace}:*:semaphore:*`)
-      const fields = keys.length === 0 ? [] : yield* redis.send<Array<string>>("HKEYS", keys[0]!)
-      return fields.filter((field) => field.startsWith("q")).length === count
+      const fields = keys.length === 0 ? [] : yield* redis.send<Array<string>>("HGETALL", keys[0]!)
+      return queueOf(fields).length === count
     }),
     { interval: 1, message: `${count} waiters` }
   )

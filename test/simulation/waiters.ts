@@ -12,9 +12,13 @@ const kinds = ["lock", "readWriteLock", "semaphore"]
 const pairsOf = (fields: Fields): ReadonlyArray<readonly [name: string, value: string]> =>
   Array.from({ length: fields.length / 2 }, (_, at) => [fields[2 * at]!, fields[2 * at + 1]!])
 
-/** The claims that wait, the first one first. A claim that asks in another session is another one. */
-const queueOf = (hash: Fields): ReadonlyArray<string> =>
+/**
+ * The claims that wait in a hash, the first one first: a few are in one text. A claim that asks in another session is another
+ * one.
+ */
+export const queueOf = (hash: Fields): ReadonlyArray<string> =>
   pairsOf(hash).flatMap(([name, value]) => {
+    if (name === "w") return [...value.matchAll(/ ([^ :]+)/g)].map(([, claim], at) => [at, claim!] as const)
     const place = /^w(-?\d+)$/.exec(name)
     return place === null ? [] : [[Number(place[1]), value.split(" ")[0]!] as const]
   }).sort(([one], [other]) => one - other).map(([, claim]) => claim)

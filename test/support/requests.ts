@@ -23,13 +23,17 @@ export const fields = (server: Server, namespace: string, key: string, kind: "h"
   Effect.gen(function*() {
     const names = (yield* server.cli("KEYS", `{${namespace}:*}:${key}`)).split("\n").filter((name) => name !== "")
     const all = yield* Effect.forEach(names, (name) => server.cli("HKEYS", name))
+    // Waiters that are few are in one field.
+    const few = kind === "q" ? yield* Effect.forEach(names, (name) => server.cli("HGET", name, "w")) : []
+    const waiters = few.flatMap((text) => text.trim().split(" ")).filter((waiter) => waiter !== "").length
     const states = key.startsWith("lock:") ? yield* inlineStates(server, namespace, key) : []
     const inline = {
       h: states.length,
       q: states.reduce((sum, state) => sum + Number(/^S\w(\d+) /.exec(state)?.[1] ?? 0), 0),
       o: 0
     }
-    return all.flatMap((text) => text.split("\n")).filter((field) => field.startsWith(kind)).length + inline[kind]
+    return all.flatMap((text) => text.split("\n")).filter((field) => field.startsWith(kind)).length + inline[kind] +
+      waiters
   })
 
 export const waits = (server: Server, namespace: string, key: string, count: number) =>

@@ -139,12 +139,12 @@ export const bugs: { readonly [name: string]: Bug } = {
       "if not claim or holder ~= mine then return end\nlocal later, beyond = match(lock, '^ (%S+)()', behind)\nif count and later and micros % 10 == 0 then claim, behind, count = later, beyond, text(count - 1) end"
     ]]
   },
-  // The waiters of a lock that become many are in the wrong order from then on.
+  // Waiters that become many are in the wrong order from then on.
   reversedQueue: {
-    only: ["lock"],
+    only: ["lock", "semaphore", "readWriteLock"],
     lua: [["MOST_INLINE = 64", "MOST_INLINE = 2"], [
-      "join(key, lock, waiter, '') end",
-      "join(key, lock, waiter, '', true) end"
+      "putWaiter(key, state, claim, detail, at)\nend\nif",
+      "putWaiter(key, state, claim, detail, state.last + 1 - at)\nend\nif"
     ]]
   },
   // A batch that is sent again is executed again.
@@ -158,10 +158,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   // The last in the queue is served first.
   lastInFirstOut: {
     only: ["lock", "semaphore", "readWriteLock"],
-    lua: [[
-      "local waiter = readField(key, state, 'w' .. text(state.first))",
-      "if state.fields then writeFields(key, state) end\nlocal top = call('HGET', key, 'w' .. text(state.last))\nlocal bottom = call('HGET', key, 'w' .. text(state.first))\nif top and bottom and state.last > state.first then\ncall('HSET', key, 'w' .. text(state.first), top, 'w' .. text(state.last), bottom)\ncall('HSET', key, 'q' .. match(top, '^%S+'), text(state.first), 'q' .. match(bottom, '^%S+'), text(state.last))\nend\nlocal waiter = readField(key, state, 'w' .. text(state.first))"
-    ]]
+    lua: [["match(state.waiters, '^ ([^ :]+):?(%S*)')", "match(state.waiters, '([^ :]+):?(%S*)$')"]]
   },
   // A token can be smaller than the one before it.
   smallerToken: {
