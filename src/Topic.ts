@@ -428,7 +428,7 @@ class TopicImpl<in out A> implements Topic<A> {
       const parts = this.#parts
       // Events of another epoch may come before the ends of the shards are known.
       const epoch = trail.former?.epoch ?? (from === "now" ? parts.epoch : 0)
-      const subscription = new Subscription<A>({ capacity, strategy }, epoch, () => parts.follow())
+      const subscription = new Subscription<A>(this.name, { capacity, strategy }, epoch, () => parts.follow())
       const positions = trail.former === undefined
         ? failing(positionsOf(parts, from))
         : Effect.succeed(trail.former.cursors)
@@ -699,14 +699,20 @@ export const events = <A, E, R>(self: Stream.Stream<Element<A>, E, R>): Stream.S
     (element) => element._tag === "Event" ? Result.succeed(element) : Result.failVoid
   )
 
+const logMissing = (element: Element<unknown>): Effect.Effect<void> => {
+  if (element._tag === "Event") return Effect.void
+  if (element._tag === "Undecodable") {
+    return Effect.logWarning(`event ${element.id} is left out: ${element.error.message}`)
+  }
+  const { missed = "some", reason, topic } = element
+  return Effect.logWarning(`${missed} events of topic ${JSON.stringify(topic)} are missing (${reason})`)
+}
+
 // By chunks: `Stream.tap` would take them apart, and that is most of what a subscriber costs.
 const logged = <A, E, R>(self: Stream.Stream<Element<A>, E, R>): Stream.Stream<Element<A>, E, R> =>
   Stream.mapArrayEffect(self, (elements) =>
     elements.every(isEvent) ? Effect.succeed(elements) : Effect.as(
-      Effect.forEach(elements, (element) =>
-        isEvent(element) ? Effect.void : Effect.logWarning("an event of a topic is missing", element), {
-        discard: true
-      }),
+      Effect.forEach(elements, logMissing, { discard: true }),
       elements
     ))
 

@@ -330,7 +330,7 @@ layer(TestServer.layer, live)("a topic", (it) => {
         const { length } = yield* topic.state
         assert.isTrue(length >= 80 && length <= 90, String(length))
         const found = yield* collect(topic.subscribe({ from: { after: first!.id } }), length + 1)
-        assert.deepStrictEqual(found[0], { _tag: "Gap", reason: "trimmed", missed: 199 - length })
+        assert.deepStrictEqual(found[0], { _tag: "Gap", topic: hostile, reason: "trimmed", missed: 199 - length })
         assert.deepStrictEqual(valuesOf(found.slice(1)), upTo(length, 200 - length))
         // From the beginning means from what there is.
         assert.strictEqual(valuesOf(yield* collect(topic.subscribe({ from: "beginning" }), 1))[0], 200 - length)
@@ -540,7 +540,7 @@ layer(TestServer.layer, live)("a topic", (it) => {
         yield* eventually(Effect.sync(() =>
           assert.deepStrictEqual(valuesOf(found), [0, 1, "Gap", 10])
         ))
-        assert.deepStrictEqual(found[2], { _tag: "Gap", reason: "trimmed", missed: 8 })
+        assert.deepStrictEqual(found[2], { _tag: "Gap", topic: hostile, reason: "trimmed", missed: 8 })
       })))
 
   it.effect("shows what was removed unread also when nothing more is published", () =>
@@ -557,7 +557,7 @@ layer(TestServer.layer, live)("a topic", (it) => {
         const found: Array<Topic.Element<number>> = []
         yield* Effect.forkChild(Stream.runForEach(slow, (element) => Effect.sync(() => found.push(element))))
         yield* eventually(Effect.sync(() => assert.deepStrictEqual(valuesOf(found), [0, 1, "Gap"])))
-        assert.deepStrictEqual(found[2], { _tag: "Gap", reason: "trimmed", missed: 6 })
+        assert.deepStrictEqual(found[2], { _tag: "Gap", topic: hostile, reason: "trimmed", missed: 6 })
         yield* topic.publish(8)
         for (const values of [live!.found, found]) {
           yield* eventually(Effect.sync(() => assert.strictEqual(valuesOf(values).at(-1), 8)))
@@ -596,7 +596,30 @@ layer(TestServer.layer, live)("a topic", (it) => {
         }
         const found = yield* collect(stream, 11)
         assert.deepStrictEqual(valuesOf(found), [...upTo(10), "Gap"])
-        assert.deepStrictEqual(found[10], { _tag: "Gap", reason: "overflow", missed: 20 })
+        assert.deepStrictEqual(found[10], { _tag: "Gap", topic: hostile, reason: "overflow", missed: 20 })
+      })))
+
+  it.effect("logs what its events leave out", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const name = "texts"
+        const open = <A>(schema: Schema.Codec<A>) => on(a!, Topic.make({ name, schema, retention: { length: 2 } }))
+        const numbers = yield* Effect.tap(open(Schema.Number), purged)
+        const texts = yield* open(Schema.String)
+        const first = yield* numbers.publish(1)
+        for (const n of [2, 3, 4]) yield* numbers.publish(n)
+        const { id } = yield* texts.publish("five")
+        const lines: Array<string> = []
+        const logger = Logger.make(({ logLevel, message }) => void lines.push(`${logLevel} ${String(message)}`))
+        const found = yield* numbers.subscribe({ from: { after: first.id } }).pipe(
+          Stream.takeUntil((element) => element._tag !== "Gap" && element.id === id),
+          Topic.values,
+          Stream.runCollect,
+          Effect.provide(Logger.layer([logger]))
+        )
+        assert.deepStrictEqual(found, [4])
+        assert.deepStrictEqual(lines[0], `Warn 2 events of topic "${name}" are missing (trimmed)`)
+        assert.include(lines[1], `Warn event ${id} is left out: An event of topic "${name}"`)
       })))
 
   it.effect("stores an event once or not at all when its publication is interrupted, and nothing else", () =>
@@ -696,7 +719,7 @@ layer(TestServer.layer, live)("a topic", (it) => {
           Stream.runCollect(Stream.takeUntil(stream, (one) => one._tag === "Event" && one.value === 6)),
           "the last event"
         )
-        assert.includeDeepMembers([...found], [{ _tag: "Gap", reason: "lost", missed: undefined }])
+        assert.includeDeepMembers([...found], [{ _tag: "Gap", topic: hostile, reason: "lost", missed: undefined }])
       })))
 })
 
@@ -782,9 +805,14 @@ layer(TestServer.layer, live)("a group", (it) => {
           )
         const found = yield* first("some", 9)
         assert.deepStrictEqual(valuesOf(found).filter((value) => value !== "Gap"), upTo(8, 92))
-        assert.includeDeepMembers(found, [{ _tag: "Gap", reason: "trimmed", missed: 81 }])
+        assert.includeDeepMembers(found, [{ _tag: "Gap", topic: hostile, reason: "trimmed", missed: 81 }])
         yield* topic.purge
-        assert.deepStrictEqual(yield* first("none", 1), [{ _tag: "Gap", reason: "trimmed", missed: 89 }])
+        assert.deepStrictEqual(yield* first("none", 1), [{
+          _tag: "Gap",
+          topic: hostile,
+          reason: "trimmed",
+          missed: 89
+        }])
       })))
 
   it.effect("retries by the schedule, and puts aside what fails for good", () =>
@@ -1426,7 +1454,7 @@ layer(TestServer.layer, live)("a group", (it) => {
           yield* taken[1]!.retry("1 minute")
           yield* takes(orderBy === "key" ? [0, 1] : [0, 1, 2])
           yield* topic.purge
-          const gap = { _tag: "Gap", reason: "trimmed", missed: orderBy === "key" ? 9 : 8 }
+          const gap = { _tag: "Gap", topic: hostile, reason: "trimmed", missed: orderBy === "key" ? 9 : 8 }
           yield* eventually(Effect.sync(() => assert.deepStrictEqual(taken.at(-1)!.element, gap as Topic.Gap)))
           yield* taken[0]!.acknowledge
           yield* topic.publish(11)

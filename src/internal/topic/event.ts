@@ -35,6 +35,7 @@ export interface Undecodable extends Origin {
 
 export interface Gap {
   readonly _tag: "Gap"
+  readonly topic: string
   /**
    * - `trimmed`: retention has removed events before they were read.
    * - `lost`: Redis has lost events that it had acknowledged.
@@ -153,4 +154,9 @@ export class DeliveredUndecodable extends Delivered implements Undecodable {
   }
 }
 
-export const gap = (reason: Gap["reason"], missed: number | undefined): Gap => ({ _tag: "Gap", reason, missed })
+export const gap = (topic: string, reason: Gap["reason"], missed: number | undefined): Gap => ({
+  _tag: "Gap",
+  topic,
+  reason,
+  missed
+})

@@ -185,7 +185,7 @@ class Member<A> extends work.Member {
     if (isAnother) {
       this.#heard = 0
       this.#gaps = new Set()
-      this.#deliver([new Delivery<A>(gap("lost", undefined), undefined, undefined)])
+      this.#deliver([new Delivery<A>(gap(this.place.name, "lost", undefined), undefined, undefined)])
     }
     this.#takeAll(items)
     // An answer can come after a later delivery.
@@ -225,7 +225,8 @@ class Member<A> extends work.Member {
     const { missed } = told
     this.#gaps.add(told)
     if (missed > 0) this.place.space.kernel.hooks.metrics.missed(missed)
-    const element = missed < 0 ? gap("lost", undefined) : gap("trimmed", missed)
+    const { name } = this.place
+    const element = missed < 0 ? gap(name, "lost", undefined) : gap(name, "trimmed", missed)
     deliveries.push(new Delivery<A>(element, undefined, this, told))
   }
 

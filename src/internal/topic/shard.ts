@@ -114,10 +114,11 @@ export class Shard<A> implements Listener {
   /** What is missing between two events of these numbers. */
   gaps(last: number, next: number): ReadonlyArray<Gap> {
     if (next === last + 1) return []
-    if (next <= last) return [gap("lost", undefined)]
+    const { name, space } = this.place
+    if (next <= last) return [gap(name, "lost", undefined)]
     const missed = next - last - 1
-    this.place.space.kernel.hooks.metrics.missed(missed)
-    return [gap("trimmed", missed)]
+    space.kernel.hooks.metrics.missed(missed)
+    return [gap(name, "trimmed", missed)]
   }
 
   /** Decodes, and notices what is missing: events are numbered. */

@@ -43,11 +43,11 @@ class LeftOut {
   }
 
   /** What stands in their place. */
-  take(): ReadonlyArray<Gap> {
+  take(topic: string): ReadonlyArray<Gap> {
     if (this.#missed === 0 && !this.#lost) return nothing
     const gaps = [
-      ...this.#missed > 0 ? [gap("overflow", this.#missed)] : [],
-      ...this.#lost ? [gap("lost", undefined)] : []
+      ...this.#missed > 0 ? [gap(topic, "overflow", this.#missed)] : [],
+      ...this.#lost ? [gap(topic, "lost", undefined)] : []
     ]
     this.#missed = 0
     this.#lost = false
@@ -158,7 +158,7 @@ class Lane<A> implements Follower<A> {
   /** Redis has lost what came behind this id. */
   rewind(id: string): void {
     this.cursor = { id, number: undefined }
-    this.#subscription.insist([gap("lost", undefined)])
+    this.#subscription.insist([gap(this.shard.place.name, "lost", undefined)])
   }
 
   fail(error: CoordinatorError): void {
@@ -167,6 +167,7 @@ class Lane<A> implements Follower<A> {
 }
 
 export class Subscription<A> {
+  readonly #topic: string
   readonly #lanes: Array<Lane<A>> = []
   readonly #capacity: number
   readonly #strategy: Buffer["strategy"]
@@ -186,7 +187,8 @@ export class Subscription<A> {
   #known = 0
   readonly #askForShards: () => void
 
-  constructor({ capacity, strategy }: Buffer, epoch: number, askForShards: () => void) {
+  constructor(topic: string, { capacity, strategy }: Buffer, epoch: number, askForShards: () => void) {
+    this.#topic = topic
     this.#capacity = capacity
     this.#strategy = strategy
     this.epoch = epoch
@@ -242,7 +244,7 @@ export class Subscription<A> {
         this.#slid.add(oldest)
       }
     }
-    this.#push(this.#dropped.take())
+    this.#push(this.#dropped.take(this.#topic))
     this.#push(elements)
     this.#wake()
     return true
@@ -268,7 +270,7 @@ export class Subscription<A> {
   }
 
   #next(): Effect.Effect<Elements<A>, CoordinatorError> {
-    const slid = this.#slid.take()
+    const slid = this.#slid.take(this.#topic)
     if (Arr.isReadonlyArrayNonEmpty(slid)) return Effect.succeed(slid)
     const chunk = this.#chunks.shift()
     if (chunk === undefined) return Effect.fail(this.#error!)
@@ -280,7 +282,7 @@ export class Subscription<A> {
   readonly take: Effect.Effect<Elements<A>, CoordinatorError> = Effect.callback((resume) => {
     if (this.#size <= this.#capacity / 2) this.#resume()
     // Nothing may come any more that could bring them.
-    if (this.#size === 0) this.#push(this.#dropped.take())
+    if (this.#size === 0) this.#push(this.#dropped.take(this.#topic))
     if (this.#size > 0 || this.#error !== undefined) return resume(this.#next())
     this.#waiting = resume
     return Effect.sync(() => {
