@@ -1709,10 +1709,13 @@ layer(TestServer.layer, live)("the end of a membership", (it) => {
           for (const [member] of some) place.tenancy.release(member, () => {})
           return busy() - started
         }
+        // A collection of garbage may fall into one of them.
+        const least = (from: number) =>
+          Math.min(...[0, 500, 1000].map((at) => release(members.slice(from + at, from + at + 500))))
         yield* line.blackhole
         // Code that is not compiled yet takes longer.
         release(members.slice(0, 1000))
-        const alone = release(members.slice(1000, 2500))
+        const alone = least(1000)
         const count = 30_000
         const waiting = yield* Effect.forkDetach(
           onNode(context)(Effect.forEach(
@@ -1723,7 +1726,7 @@ layer(TestServer.layer, live)("the end of a membership", (it) => {
         )
         yield* eventually(Effect.sync(() => place.tenancy.size >= count))
         // Looking at all claims for each of them takes seconds.
-        assert.isBelow(release(members.slice(2500)), 20 * Math.max(alone, 5))
+        assert.isBelow(least(2500), 20 * Math.max(alone, 2))
         yield* Fiber.interrupt(waiting)
         yield* line.pass
         yield* line.closeAll
