@@ -43,7 +43,7 @@
 -- are in the context, by role. Calls of Redis and the formatting of numbers are what a call costs, so there are as few of
 -- them as possible.
 --
--- PROTOCOL 4: to be raised when coordinators of two releases must not share a namespace any more.
+-- PROTOCOL 5: to be raised when coordinators of two releases must not share a namespace any more.
 
 -- A deadline of 0: the session was ended. This one: its coordinator was closed, so no other session follows it.
 local CLOSED = -1
@@ -350,7 +350,8 @@ end
 
 -- Grants a claim that waits.
 local function inform(ctx, claim, token, ...)
-  deliver(ctx, holderOf(claim), reply('granted', idOf(claim), token, ...))
+  local session, id = match(claim, '^([^/]*)/(.*)$')
+  deliver(ctx, session, ... ~= nil and reply('granted', id, token, ...) or '["granted","' .. id .. '","' .. token .. '"]')
 end
 
 -- A hold is ended by another session's request.

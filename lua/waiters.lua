@@ -162,7 +162,9 @@ local function depart(key, state, claim, at)
 end
 
 local function departFirst(key, state, claim)
-  return depart(key, state, claim, text(state.first))
+  local waiters = state.waiters
+  if not waiters then return depart(key, state, claim, text(state.first)) end
+  state.waiters, state.last = sub(waiters, find(waiters, ' ', 2, true) or #waiters + 1), state.last - 1
 end
 
 -- The places from one on that are waiters', in order. Behind a waiter that stays there can be millions of empty places, and
