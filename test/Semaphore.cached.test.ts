@@ -43,14 +43,20 @@ layer(TestServer.layer, live)("what is cached", (it) => {
   it.effect("is given back by all processes when one wants to write, which has a larger token than all readers", () =>
     several(3, ([one, two, three], namespace, server) =>
       Effect.gen(function*() {
-        const last = yield* Effect.all([keeping(one!), keeping(two!)], { concurrency: 2 })
-        const { result } = yield* within(onNode(three!)(writing), 1000, "the grant")
-        assert.isAbove(result, Math.max(...last))
-        assert.strictEqual(keptOf(one!, "readWriteLock").size, 0)
-        assert.strictEqual(keptOf(two!, "readWriteLock").size, 0)
-        // Others are to have it for a while.
-        yield* onNode(one!)(Effect.andThen(reading, reading))
-        assert.strictEqual(keptOf(one!, "readWriteLock").size, 0)
+        const kept = () => keptOf(one!, "readWriteLock").size + keptOf(two!, "readWriteLock").size
+        const tokens: Array<number> = []
+        // On a busy machine one of them may have given it back before it had to.
+        const attempt = Effect.gen(function*() {
+          const last = yield* Effect.all([keeping(one!), keeping(two!)], { concurrency: 2 })
+          const { result } = yield* within(onNode(three!)(writing), 1000, "the grant")
+          tokens.push(Math.max(...last), result)
+          assert.strictEqual(kept(), 0)
+          // Others are to have it for a while.
+          yield* onNode(one!)(Effect.andThen(reading, reading))
+          assert.strictEqual(kept(), 0)
+        })
+        yield* eventually(attempt)
+        assert.deepStrictEqual(tokens, [...new Set(tokens)].sort((a, b) => a - b))
         yield* eventually(Effect.map(fields(server, namespace, "readWriteLock:a", "h"), (holds) => holds === 0))
       })))
 
