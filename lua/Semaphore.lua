@@ -9,7 +9,8 @@
 --   w                  its waiters, while they are few
 --   h<session>/<id>    a hold: "<weight> <token> <since, in seconds>", and behind that " k" if its process may keep it
 --   o<session>/<id>    a member: it keeps a semaphore alive, and hears how many permits there are
--- Waiters wait for a weight, which is 1 if nothing is said, or, with weight 0, to become a member of a semaphore that does not exist yet: capacity 0.
+-- Waiters wait for a weight, which is 1 where none is given. With weight 0 they wait to become a member of a semaphore that does not
+-- exist yet: capacity 0.
 -- `kept` counts the holds with a k.
 -- record Semaphore 2: capacity, taken, holds, members, first, last, kept
 
