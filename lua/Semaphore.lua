@@ -25,14 +25,6 @@ local function load(key, capacity)
   return state
 end
 
--- Its waiters, if they have changed since they were written: false if they are not in one text any more.
-local function waitersToWrite(state)
-  local waiters = state.waiters ~= '' and state.waiters or false
-  local written = state.written
-  state.written = waiters
-  return waiters ~= written, waiters
-end
-
 local function weightIn(detail)
   return detail == '' and 1 or tonumber(detail)
 end
@@ -46,6 +38,15 @@ local function isUnused(state)
   return state.holds + state.members == 0 and isQueueEmpty(state)
 end
 
+-- With its waiters, if they have changed since they were written.
+local function putState(key, state)
+  local waiters = state.waiters ~= '' and state.waiters or false
+  local changed = waiters ~= state.written
+  state.written = waiters
+  if changed and not waiters then removeFields(key, state, 'w') end
+  putFields(key, state, 's', packSemaphore(state), changed and waiters and 'w', waiters)
+end
+
 local function save(key, state)
   -- It is written at the end of the call.
   if state.fields then
@@ -53,10 +54,7 @@ local function save(key, state)
     return
   end
   if isUnused(state) then return call('DEL', key) end
-  local changed, waiters = waitersToWrite(state)
-  if changed and waiters then return call('HSET', key, 's', packSemaphore(state), 'w', waiters) end
-  if changed then call('HDEL', key, 'w') end
-  call('HSET', key, 's', packSemaphore(state))
+  putState(key, state)
 end
 
 -- The state of a semaphore or a read-write lock, which all requests of a call share.
@@ -70,9 +68,7 @@ local function opened(ctx, key, capacity)
     later(ctx, key, function()
       if not state.changed then return end
       if isUnused(state) then return call('DEL', key) end
-      local differs, waiters = waitersToWrite(state)
-      if differs then setField(state, 'w', waiters) end
-      setField(state, 's', packSemaphore(state))
+      putState(key, state)
       writeFields(key, state)
       if state.owned then keep(key) end
     end)

@@ -12,6 +12,8 @@
 local EMPTY_PLACES = 128
 -- So many waiters are in a text. With another one, all of them go into the hash, until the queue is empty.
 local MOST_INLINE = 64
+-- One in a text: its claim, and what it waits for.
+local WAITER = ' ([^ :]+):?(%S*)'
 -- Redis takes so many arguments from a script.
 local MOST_ARGUMENTS = 4000
 
@@ -91,9 +93,8 @@ local function collectWaiters(state, waiters)
   end
 end
 
--- The claims in a text, and what each waits for.
 local function eachWaiter(waiters)
-  return string.gmatch(waiters, ' ([^ :]+):?(%S*)')
+  return string.gmatch(waiters, WAITER)
 end
 
 local function putWaiter(key, state, claim, detail, at)
@@ -214,7 +215,7 @@ local function front(ctx, key, state, dropped)
   while true do
     local claim, detail
     if state.waiters then
-      claim, detail = match(state.waiters, '^ ([^ :]+):?(%S*)')
+      claim, detail = match(state.waiters, WAITER)
     else
       claim, detail = match(nextWaiter(ctx, key, state) or '', '^(%S+) (.*)$')
     end

@@ -158,7 +158,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   // The last in the queue is served first.
   lastInFirstOut: {
     only: ["lock", "semaphore", "readWriteLock"],
-    lua: [["match(state.waiters, '^ ([^ :]+):?(%S*)')", "match(state.waiters, '([^ :]+):?(%S*)$')"]]
+    lua: [["match(state.waiters, WAITER)", "match(state.waiters, '([^ :]+):?(%S*)$')"]]
   },
   // A token can be smaller than the one before it.
   smallerToken: {
