@@ -75,17 +75,14 @@ export const fibers = (
 }
 
 /**
- * Again and again, each time in a scope, until clients are to stop. The last time ends well: what it has opened may have work left that
- * must be done then, and Redis may be out of memory or out of reach at that moment.
+ * The lives of a client, each in a scope. Another one follows each that fails, as Redis may be out of memory or out of reach at that
+ * moment, and each that answers false. So the last one has done what work the client had left.
  */
-export const lives = <A, E, R>(
-  client: Client,
-  life: Effect.Effect<A, E, R>
-): Effect.Effect<void, never, Exclude<R, Scope.Scope>> =>
+export const lives = <A, E, R>(life: Effect.Effect<A, E, R>): Effect.Effect<void, never, Exclude<R, Scope.Scope>> =>
   life.pipe(
     Effect.scoped,
-    Effect.as(true),
+    Effect.map((answer) => answer !== false),
     Effect.catch(() => Effect.as(Effect.sleep(100), false)),
-    Effect.repeat({ until: (isWell) => isWell && client.stopping() }),
+    Effect.repeat({ until: (isLast) => isLast }),
     Effect.asVoid
   )

@@ -10,40 +10,37 @@ const names = ["breaks", "acts {b}:\n"]
 export const barrier: Workload = {
   name: "barrier",
   run: (client) =>
-    lives(
-      client,
-      Effect.gen(function*() {
-        const shared = yield* Effect.forEach(names, (name) =>
-          client.lockstep.Barrier.make({
-            name,
-            parties,
-            schema: Schema.Number,
-            onDeparture: client.random() < 0.5 ? "break" : "withdraw",
-            ...name === "breaks" ? {} : { action: () => Effect.sleep(client.random() * 10) }
-          }))
-        yield* fibers(
-          2,
-          client,
-          Effect.suspend(() => {
-            // Of two draws, as one has 32 bits only: no two arrivals may bring the same.
-            const mine = Math.floor(client.random() * 2 ** 26) * 2 ** 26 + Math.floor(client.random() * 2 ** 26)
-            const at = Math.floor(client.random() * names.length)
-            const request = { kind: "barrier", key: names[at]!, weight: mine, wait: true }
-            // Nobody may come any more when the round is over.
-            const limit = 20 + client.random() * (client.random() < 0.2 ? 100 : 3000)
-            return client.attempt(
-              request,
-              shared[at]!.await(mine),
-              ({ generation }) => generation,
-              ({ contributions }) => contributions
-            ).pipe(
-              Effect.timeoutOption(limit),
-              Effect.andThen(Effect.sleep(client.random() * 20))
-            )
-          })
-        )
-      })
-    ),
+    lives(Effect.gen(function*() {
+      const shared = yield* Effect.forEach(names, (name) =>
+        client.lockstep.Barrier.make({
+          name,
+          parties,
+          schema: Schema.Number,
+          onDeparture: client.random() < 0.5 ? "break" : "withdraw",
+          ...name === "breaks" ? {} : { action: () => Effect.sleep(client.random() * 10) }
+        }))
+      yield* fibers(
+        2,
+        client,
+        Effect.suspend(() => {
+          // Of two draws, as one has 32 bits only: no two arrivals may bring the same.
+          const mine = Math.floor(client.random() * 2 ** 26) * 2 ** 26 + Math.floor(client.random() * 2 ** 26)
+          const at = Math.floor(client.random() * names.length)
+          const request = { kind: "barrier", key: names[at]!, weight: mine, wait: true }
+          // When the round is over, no other party comes.
+          const limit = 20 + client.random() * (client.random() < 0.2 ? 100 : 3000)
+          return client.attempt(
+            request,
+            shared[at]!.await(mine),
+            ({ generation }) => generation,
+            ({ contributions }) => contributions
+          ).pipe(
+            Effect.timeoutOption(limit),
+            Effect.andThen(Effect.sleep(client.random() * 20))
+          )
+        })
+      )
+    })),
   check: allOrNone
 }
 

@@ -10,24 +10,21 @@ const name = "phases"
 export const doubleBarrier: Workload = {
   name: "doubleBarrier",
   run: (client) =>
-    lives(
-      client,
-      Effect.gen(function*() {
-        const shared = yield* client.lockstep.DoubleBarrier.make({ name, parties })
-        yield* fibers(
-          2,
-          client,
-          Effect.suspend(() => {
-            // Nobody may come any more when the round is over.
-            const limit = 20 + client.random() * (client.random() < 0.2 ? 100 : 3000)
-            return client.hold(
-              [{ kind: "doubleBarrier", key: name, weight: 1, wait: false }],
-              (body) => Effect.timeoutOption(shared.withPhase(body), limit)
-            )
-          })
-        )
-      })
-    ),
+    lives(Effect.gen(function*() {
+      const shared = yield* client.lockstep.DoubleBarrier.make({ name, parties })
+      yield* fibers(
+        2,
+        client,
+        Effect.suspend(() => {
+          // When the round is over, no other party comes.
+          const limit = 20 + client.random() * (client.random() < 0.2 ? 100 : 3000)
+          return client.hold(
+            [{ kind: "doubleBarrier", key: name, weight: 1, wait: false }],
+            (body) => Effect.timeoutOption(shared.withPhase(body), limit)
+          )
+        })
+      )
+    })),
   check: (holds, run) => [...exclusive(holds, parties, run), ...apart(holds, run)]
 }
 

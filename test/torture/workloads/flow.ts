@@ -349,20 +349,17 @@ export const flow: Workload = {
   run: (client) => {
     const { began, wall } = client.clock
     const first = Math.max(Math.floor(wall() / turn) - past, Math.floor(began / turn) - reach)
-    return lives(
-      client,
-      Effect.gen(function*() {
-        const opened = yield* open(client.lockstep, client.keep, client.pick(["cancel", "finish"]))
-        for (const queue of opened.queues) yield* working(client, queue)
-        yield* Effect.all(
-          [running, filling, crossing].map((program) => fibers(1, client, program(client, opened))),
-          { concurrency: "unbounded" }
-        )
-        yield* settled(client, opened, first)
-        // For the checks of the batch.
-        yield* follow(client, batchName, "settled", () => Effect.void)
-      })
-    )
+    return lives(Effect.gen(function*() {
+      const opened = yield* open(client.lockstep, client.keep, client.pick(["cancel", "finish"]))
+      for (const queue of opened.queues) yield* working(client, queue)
+      yield* Effect.all(
+        [running, filling, crossing].map((program) => fibers(1, client, program(client, opened))),
+        { concurrency: "unbounded" }
+      )
+      yield* settled(client, opened, first)
+      // For the checks of the batch.
+      yield* follow(client, batchName, "settled", () => Effect.void)
+    }))
   },
   check: conducted,
   // The last client may have left while errands were on their way: they wait for the next one.

@@ -475,7 +475,7 @@ export const queue: Workload = {
   run: (client) =>
     Effect.forEach(
       [usingMany, usingLimited, usingBounded, usingSpread],
-      (using) => lives(client, using(client)),
+      (using) => lives(using(client)),
       { concurrency: "unbounded", discard: true }
     ),
   check: kept,

@@ -31,17 +31,14 @@ const retaking = (client: Client, shared: Semaphore) =>
   })
 
 const equal = (client: Client) =>
-  lives(
-    client,
-    Effect.gen(function*() {
-      const shared = yield* client.lockstep.Semaphore.make({ name, permits })
-      const cached = yield* client.lockstep.Semaphore.make({ name: kept, permits })
-      yield* Effect.all([
-        fibers(3, client, taking(client, shared, permits)),
-        fibers(1, client, retaking(client, cached))
-      ], { concurrency: "unbounded", discard: true })
-    })
-  )
+  lives(Effect.gen(function*() {
+    const shared = yield* client.lockstep.Semaphore.make({ name, permits })
+    const cached = yield* client.lockstep.Semaphore.make({ name: kept, permits })
+    yield* Effect.all([
+      fibers(3, client, taking(client, shared, permits)),
+      fibers(1, client, retaking(client, cached))
+    ], { concurrency: "unbounded", discard: true })
+  }))
 
 /** Has it open for a while, with a number of its own, resizes it now and then, and looks how many there are. */
 const unequal = (client: Client) =>

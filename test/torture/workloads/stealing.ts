@@ -2,7 +2,7 @@ import { Effect, Fiber, Schema, type Scope } from "effect"
 import type * as Lockstep from "../../../src/index.ts"
 import type { Client } from "../client.ts"
 import { dealt, deques, keepers, keys, mostKept, placed } from "../stealing.ts"
-import { fibers, type Workload } from "../workload.ts"
+import { fibers, lives, type Workload } from "../workload.ts"
 import {
   cancelling,
   decided,
@@ -199,13 +199,7 @@ export const stealing: Workload = {
     const worker = `k${client.unique().slice(0, 8)}`
     return Effect.forEach(
       [thriving(client), keeping(client, worker)],
-      (life) =>
-        life.pipe(
-          Effect.scoped,
-          // Redis may be out of memory or out of reach at that moment.
-          Effect.catch(() => Effect.as(Effect.sleep(100), false)),
-          Effect.repeat({ until: (isOver) => isOver })
-        ),
+      lives,
       { concurrency: "unbounded", discard: true }
     )
   },

@@ -260,10 +260,7 @@ export const topic: Workload = {
     Effect.suspend(() => {
       const some = shapes.filter(() => client.random() < 0.5)
       const chosen = some.length === 0 ? [client.pick(shapes)] : some
-      return lives(
-        client,
-        Effect.forEach(chosen, (shape) => using(client, shape), { concurrency: "unbounded", discard: true })
-      )
+      return lives(Effect.forEach(chosen, (shape) => using(client, shape), { concurrency: "unbounded", discard: true }))
     }),
   check: kept,
   clear: (lockstep) =>
