@@ -37,20 +37,20 @@ layer(TestServer.layer, live)("a lock that is cached", (it) => {
   it.effect("is given back when another process wants it, with the last token", () =>
     several(2, ([one, two]) =>
       Effect.gen(function*() {
-        const tokens: Array<number> = []
-        // On a busy machine the first one may have given it back before it had to.
-        const attempt = Effect.gen(function*() {
+        const recalled = Effect.gen(function*() {
           const last = yield* keeping(one!)
           const { result } = yield* within(onNode(two!)(Lock.withLock(token, "a")), 1000, "the grant")
-          tokens.push(last, result)
+          assert.isAbove(result, last)
           assert.strictEqual(keptOf(one!).size, 0)
           // Others are to have it for a while.
           yield* onNode(one!)(again)
           yield* onNode(one!)(again)
-          assert.strictEqual(keptOf(one!).size, 0)
+          return keptOf(one!).size === 0
         })
-        for (let round = 0; round < 3; round++) yield* eventually(attempt)
-        assert.deepStrictEqual(tokens, [...new Set(tokens)].sort((a, b) => a - b))
+        // On a busy machine the first process may have given it back before it was asked to, and keeps it again then.
+        for (let round = 0; round < 3; round++) {
+          assert.isTrue(yield* Effect.repeat(recalled, { until: (spares) => spares, times: 10 }))
+        }
       })))
 
   it.effect("is available to others when it is not in use, and busy when it is", () =>

@@ -1,24 +1,16 @@
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Exit, Fiber, Option, Scope } from "effect"
-import { Lease, ReadWriteLock, Redis } from "../src/index.ts"
-import { queueOf } from "./simulation/waiters.ts"
+import { Lease, ReadWriteLock } from "../src/index.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, onNode, TestServer, withNode } from "./support/live.ts"
+import { waits } from "./support/requests.ts"
 import { promptly } from "./support/several.ts"
 
 const token = Effect.map(Lease.current, (lease) => Option.getOrThrow(lease).token)
 
 const waiting = (namespace: string, count: number) =>
-  eventually(
-    Effect.gen(function*() {
-      const redis = yield* Redis.Redis
-      const keys = yield* redis.send<Array<string>>("KEYS", `{${namespace}:*:readWriteLock:a`)
-      const fields = keys.length === 0 ? [] : yield* redis.send<Array<string>>("HGETALL", keys[0]!)
-      return queueOf(fields).length === count
-    }),
-    { interval: 1 }
-  )
+  Effect.flatMap(TestServer, (server) => waits(server, namespace, "readWriteLock:a", count))
 
 layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("ReadWriteLock", (it) => {
   it.effect("lets in many readers or one writer, over several coordinators", () =>

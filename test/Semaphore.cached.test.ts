@@ -44,19 +44,17 @@ layer(TestServer.layer, live)("what is cached", (it) => {
     several(3, ([one, two, three], namespace, server) =>
       Effect.gen(function*() {
         const kept = () => keptOf(one!, "readWriteLock").size + keptOf(two!, "readWriteLock").size
-        const tokens: Array<number> = []
-        // On a busy machine one of them may have given it back before it had to.
-        const attempt = Effect.gen(function*() {
+        const recalled = Effect.gen(function*() {
           const last = yield* Effect.all([keeping(one!), keeping(two!)], { concurrency: 2 })
           const { result } = yield* within(onNode(three!)(writing), 1000, "the grant")
-          tokens.push(Math.max(...last), result)
+          assert.isAbove(result, Math.max(...last))
           assert.strictEqual(kept(), 0)
           // Others are to have it for a while.
           yield* onNode(one!)(Effect.andThen(reading, reading))
-          assert.strictEqual(kept(), 0)
+          return kept() === 0
         })
-        yield* eventually(attempt)
-        assert.deepStrictEqual(tokens, [...new Set(tokens)].sort((a, b) => a - b))
+        // On a busy machine the first process may have given it back before it was asked to, and keeps it again then.
+        assert.isTrue(yield* Effect.repeat(recalled, { until: (spares) => spares, times: 10 }))
         yield* eventually(Effect.map(fields(server, namespace, "readWriteLock:a", "h"), (holds) => holds === 0))
       })))
 

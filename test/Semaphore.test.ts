@@ -1,11 +1,11 @@
 import { assert, layer } from "@effect/vitest"
 import { type Context, Deferred, Effect, Exit, Fiber, Layer, Option } from "effect"
 import * as fc from "fast-check"
-import { Coordinator, Lease, Redis, Semaphore } from "../src/index.ts"
-import { queueOf } from "./simulation/waiters.ts"
+import { Coordinator, Lease, Semaphore } from "../src/index.ts"
 import { runs } from "./support/effort.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, onNode, TestServer, withNode } from "./support/live.ts"
+import { waits } from "./support/requests.ts"
 import { ownedIn } from "./support/sessions.ts"
 import { forgetSession, lose, on, several } from "./support/several.ts"
 
@@ -14,15 +14,7 @@ class Pool extends Semaphore.Service<Pool>()("pool", { permits: 5 }) {}
 class Guests extends Semaphore.Service<Guests>()("pool", {}) {}
 
 const waiting = (namespace: string, count: number) =>
-  eventually(
-    Effect.gen(function*() {
-      const redis = yield* Redis.Redis
-      const keys = yield* redis.send<Array<string>>("KEYS", `{${namespace}:*:semaphore:*`)
-      const fields = keys.length === 0 ? [] : yield* redis.send<Array<string>>("HGETALL", keys[0]!)
-      return queueOf(fields).length === count
-    }),
-    { interval: 1, message: `${count} waiters` }
-  )
+  Effect.flatMap(TestServer, (server) => waits(server, namespace, "semaphore:*", count))
 
 layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("Semaphore", (it) => {
   it.effect("never lets more in than it has permits, over several coordinators", () =>

@@ -1726,7 +1726,7 @@ layer(TestServer.layer, live)("the end of a membership", (it) => {
         )
         yield* eventually(Effect.sync(() => place.tenancy.size >= count))
         // Looking at all claims for each of them takes seconds.
-        assert.isBelow(least(2500), 20 * Math.max(alone, 2))
+        assert.isBelow(least(2500), 20 * Math.max(alone, 5 / 3))
         yield* Fiber.interrupt(waiting)
         yield* line.pass
         yield* line.closeAll

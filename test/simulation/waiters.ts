@@ -16,7 +16,7 @@ const pairsOf = (fields: Fields): ReadonlyArray<readonly [name: string, value: s
  * The claims that wait in a hash, the first one first: a few are in one text. A claim that asks in another session is another
  * one.
  */
-export const queueOf = (hash: Fields): ReadonlyArray<string> =>
+const queueOf = (hash: Fields): ReadonlyArray<string> =>
   pairsOf(hash).flatMap(([name, value]) => {
     if (name === "w") return [...value.matchAll(/ ([^ :]+)/g)].map(([, claim], at) => [at, claim!] as const)
     const place = /^w(-?\d+)$/.exec(name)
