@@ -1,11 +1,12 @@
 /** The simulator: it repeats itself, it finds what is wrong, and what it has found in the library stays mended. */
 import { assert, layer } from "@effect/vitest"
-import { Effect, Exit, Option } from "effect"
+import { Effect, Exit, Option, Schema } from "effect"
 import * as fs from "node:fs"
-import { Coordinator, Lock, Redis, Semaphore } from "../src/index.ts"
+import { Coordinator, Lock, Redis, Semaphore, SharedRef } from "../src/index.ts"
 import { connectionsOf } from "../src/internal/redis/connection.ts"
 import { databases, Machine } from "../src/internal/simulation/machine.ts"
 import { Server } from "../src/internal/simulation/server.ts"
+import { shrink } from "../src/internal/simulation/shrink.ts"
 import { Simulation } from "../src/testing.ts"
 import { Coverage, usual } from "./simulation/coverage.ts"
 import { load } from "./simulation/library.ts"
@@ -90,6 +91,30 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
         }).pipe(Effect.provide(Coordinator.layer()), Effect.retry({ while: () => !isStopping() }))
       yield* Simulation.explore(() => ({ program }), { schedules: 10, faults: ["interrupt", "restart"] })
       assert.isAbove(interrupted, 10)
+    }))
+
+  it.effect("lets keys expire by its own time", () =>
+    Effect.gen(function*() {
+      const seen: Array<number> = []
+      const program = () =>
+        Effect.gen(function*() {
+          const ref = yield* SharedRef.make({ name: "a", schema: Schema.Number, initial: 0, timeToLive: "100 millis" })
+          yield* ref.set(1)
+          // Real time passes.
+          yield* Effect.sync(() => {
+            for (const end = performance.now() + 150; performance.now() < end;);
+          })
+          seen.push(yield* ref.get)
+          yield* Effect.sleep("200 millis")
+          seen.push(yield* ref.get)
+        }).pipe(Effect.scoped, Effect.provide(Coordinator.layer()))
+      yield* Simulation.run(program, { processes: 1, faults: [], steps: 0 })
+      assert.deepStrictEqual(seen, [1, 0])
+    }))
+
+  it.effect("tells a whole schedule where no shorter one fails", () =>
+    Effect.gen(function*() {
+      assert.isUndefined(yield* Effect.promise(() => shrink({ steps: 3, choices: [1] }, async () => undefined, 10)))
     }))
 
   it.effect("moves slots of a cluster", () =>

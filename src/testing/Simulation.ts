@@ -327,7 +327,8 @@ const shortened = async (
     const outcome = await simulated(make(), { ...settings, steps }, machine, database, choices, false)
     return fails(outcome) === undefined ? undefined : outcome.choices
   }, shrinks)
-  const { choices, steps } = best
+  // Where no shorter schedule fails, it is the whole one, as its seed chooses.
+  const { choices, steps } = best ?? { choices: undefined, steps: settings.steps }
   const outcome = await simulated(make(), { ...settings, steps }, machine, database, choices, true)
   const reason = fails(outcome) ?? "It has failed, and not again: something in the program is not simulated"
   return new SimulationFailed({ seed: settings.seed, reason, story: outcome.trace })

@@ -109,6 +109,7 @@ const shortened = async (failure: Failure, library: Library, machine: Machine): 
     shrinks,
     () => performance.now() > until
   )
+  // Where no shorter schedule fails, it is the whole one, as its seed chooses.
   const options = { ...failure.options, ...best }
   return { options, result: await simulate({ ...options, verbose: true }, library, machine, 0) }
 }

@@ -7,6 +7,8 @@ export interface Attempt {
 }
 
 /**
+ * Nothing if the first attempt does not fail: then it is what was chosen after everything was healed that counts.
+ *
  * First fewer steps, then without parts of the choices. `fails` answers the choices that were made until everything was healed, if it
  * fails. It is called so many times at most, and not when it is over.
  */
@@ -15,7 +17,7 @@ export const shrink = async (
   fails: (attempt: Attempt) => Promise<ReadonlyArray<number> | undefined>,
   most: number,
   isOver: () => boolean = () => false
-): Promise<Attempt> => {
+): Promise<Attempt | undefined> => {
   let best = first
   let tries = 0
   const attempt = async (one: Attempt): Promise<boolean> => {
@@ -25,6 +27,7 @@ export const shrink = async (
     best = { steps: one.steps, choices }
     return true
   }
+  if (!await attempt(first)) return undefined
   for (const part of [0.1, 0.25, 0.5, 0.75, 0.9]) {
     while (await attempt({ ...best, steps: Math.floor(best.steps * part) })) if (best.steps === 0) return best
   }

@@ -23,10 +23,20 @@ special.TIME = function()
   return { string.format('%d', math.floor(now / 1e6)), string.format('%d', now % 1e6) }
 end
 
-special.PEXPIRE = function(run, key, millis, ...)
+-- When a key is to expire, as Redis is told.
+local function expiry(key, millis)
   local at = string.format('%d', math.floor(now / 1000) + millis)
   notes[#notes + 1] = 'x' .. at .. ' ' .. key
-  return run('PEXPIREAT', key, string.format('%d', ${never} + at), ...)
+  return string.format('%d', ${never} + at)
+end
+
+special.PEXPIRE = function(run, key, millis, ...)
+  return run('PEXPIREAT', key, expiry(key, millis), ...)
+end
+
+special.SET = function(run, key, value, option, millis)
+  if option == 'PX' then return run('SET', key, value, 'PXAT', expiry(key, millis)) end
+  return run('SET', key, value)
 end
 
 special.SRANDMEMBER = function(run, key, count)
