@@ -14,7 +14,7 @@ const mostText = 2048
 export type Stored = (stored: boolean, error?: CoordinatorError) => void
 
 /** A job that a worker has, and the last request with what its handler keeps. */
-interface Noted {
+export interface Noted {
   readonly key: string
   noting: Noting | undefined
 }

@@ -13,7 +13,7 @@ import { Attempts, type Trade, type Verdict } from "./attempts.ts"
 import { type Crew, Team } from "./crew.ts"
 import { Deliveries } from "./deliveries.ts"
 import { type Raw, Task } from "./job.ts"
-import { Noting } from "./noting.ts"
+import { Notes } from "./notes.ts"
 import { type Seat, Slots } from "./slots.ts"
 import type { Deque } from "./stealing.ts"
 
@@ -48,6 +48,7 @@ class Worker<R> extends Member implements Crew, Seat {
   // Its jobs go back, as its handlers were interrupted.
   #quitted = false
   readonly #deliveries: Deliveries
+  readonly #notes: Notes
   // Jobs that were cancelled before they came here.
   readonly #cancelled = new Set<string>()
   // Cancelled jobs of this session whose handlers have not ended: until then they keep their slots.
@@ -79,6 +80,13 @@ class Worker<R> extends Member implements Crew, Seat {
     this.#deliveries = new Deliveries(kernel.io, {
       begin: (raw, token, delivery) => this.#begin(raw, token, delivery),
       empty: () => this.#notify()
+    })
+    this.#notes = new Notes({
+      place: this.place,
+      id: () => this.id,
+      session: () => this.trusted,
+      has: (task) => this.#working.get(task.key) === task,
+      again: (session, error, send, over) => this.again(session, error, send, over)
     })
     this.#deque = deque
     this.#lends = lends
@@ -185,63 +193,11 @@ class Worker<R> extends Member implements Crew, Seat {
     // It was on its way when the worker began to stop, which can take long.
     if (this.#stopping) return this.#return(raw[0])
     if (this.#cancelled.size > 0 && this.#cancelled.delete(raw[0])) return this.#send(raw[0])
-    const task = new Task(this.#places, this.#shard, raw, token, delivery, this.#note)
+    const task = new Task(this.#places, this.#shard, raw, token, delivery, this.#notes.of)
     this.#working.set(task.key, task)
     this.#running++
     this.place.space.kernel.hooks.metrics.delivered(task.attempt)
     this.#attempts.begin(task, session)
-  }
-
-  // Progress, log and checkpoint of a job share a request until it is sent. The next one waits for its answer: Redis may refuse it, and
-  // would execute it behind newer ones then.
-  readonly #note = (task: Task): Noting | undefined => {
-    const session = this.trusted
-    if (session === undefined || this.#working.get(task.key) !== task) return undefined
-    const before = task.noting
-    if (before?.open === true) {
-      if (before.state === "refused") this.#ask(before)
-      return before
-    }
-    const noting = task.noting = new Noting(this.place.key, this.id, task, session, this.#noted)
-    if (before === undefined || before.state === "over") this.#ask(noting)
-    return noting
-  }
-
-  #ask(noting: Noting): void {
-    noting.state = "asked"
-    this.place.channel.outbox.request(noting)
-  }
-
-  readonly #noted = (noting: Noting, error: CoordinatorError | undefined): void => {
-    const { task } = noting
-    const last = task.noting!
-    const isOwn = this.#working.get(task.key) === task
-    if (error === undefined) {
-      if (last.state !== "gathering") return
-      return isOwn ? this.#ask(last) : last.over(false)
-    }
-    // Its handler has ended. A later attempt here must not hear of what this one has set.
-    if (!isOwn) return noting.over(false)
-    if (last !== noting) {
-      last.join(noting)
-      return this.#ask(last)
-    }
-    noting.refused()
-    this.#noteAgain(noting, error)
-  }
-
-  #noteAgain(noting: Noting, error: CoordinatorError): void {
-    if (noting.isRetried) return
-    noting.isRetried = true
-    this.again(
-      noting.session,
-      error,
-      () => {
-        noting.isRetried = false
-        if (noting.state === "refused") this.#ask(noting)
-      },
-      (error) => noting.over(false, error)
-    )
   }
 
   #cancel(key: string): void {
@@ -310,8 +266,7 @@ class Worker<R> extends Member implements Crew, Seat {
 
   #conclude(task: Task, verdict: Verdict): void {
     const { deduped = "", given = "", key, life, noting } = task
-    // Notes of the job are sent before what has become of it.
-    if (noting?.state === "gathering" || noting?.state === "refused") this.#ask(noting)
+    this.#notes.send(task)
     switch (verdict.tag) {
       case "done":
         if (task.followers !== undefined) {
