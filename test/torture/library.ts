@@ -216,6 +216,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   },
   // Who asks a barrier again after it has lost its session arrives a second time, for the last generation too.
   countedTwice: {
+    only: ["barrier"],
     faults: ["SIGSTOP", "blocked event loop"],
     lua: [[
       "if ended then return ended end",
@@ -302,7 +303,7 @@ export const bugs: { readonly [name: string]: Bug } = {
     only: ["topic"],
     lua: [[
       "unlockKey(topic, group, key, event)\ncredited(ctx, group, id, 1)",
-      "unlockKey(topic, group, key, event)\nif ctx.micros % 10 > 0 then credited(ctx, group, id, 1) end"
+      "unlockKey(topic, group, key, event)\nif ctx.micros % 3 > 0 then credited(ctx, group, id, 1) end"
     ]]
   },
   // An event whose delivery was put off is not handed out again, now and then.
@@ -358,10 +359,16 @@ export const bugs: { readonly [name: string]: Bug } = {
       "if (epoch < 0)"
     ]]
   },
-  // A shard goes on taking in events while others are sealed.
+  // A shard that is sealed goes on taking in events.
   unsealed: {
     only: ["topic"],
-    lua: [["or topic.open == 0) and after == ''", ") and after == ''"]]
+    lua: [[
+      "if (origin.epoch ~= topic.epoch or topic.open == 0) and after == '' then",
+      "if origin.epoch > topic.epoch and after == '' then"
+    ], [
+      "if origin.epoch ~= topic.epoch or topic.open == 0 then",
+      "if origin.epoch > topic.epoch then"
+    ]]
   },
   // What retention removed before a subscriber read it is passed over in silence.
   silentGap: {
@@ -519,10 +526,13 @@ export const bugs: { readonly [name: string]: Bug } = {
       "if ctx.micros % 20 > 0 then tellMembers(ctx, waiting, 'outcome', job, json(outcome)) end"
     ]]
   },
-  // Some jobs are handed out after they have expired.
+  // Jobs expire half a second late.
   unexpired: {
     only: ["queue"],
-    lua: [["if not till or tonumber(till) > ctx.now then", "if not till or tonumber(till) > ctx.now - 500 then"]]
+    lua: [["if not till or tonumber(till) > ctx.now then", "if not till or tonumber(till) > ctx.now - 500 then"], [
+      "text(EXPIRY + ctx.now), 'LIMIT', 0, MOVED",
+      "text(EXPIRY + ctx.now - 500), 'LIMIT', 0, MOVED"
+    ]]
   },
   // The worker of a job that is cancelled is not told.
   untoldCancel: {

@@ -535,11 +535,13 @@ const fenced = ({ handled, offers, run }: Facts): ReadonlyArray<Anomaly> => {
   return asked[0]?.key === spread.name ? grown : [...tokens(asked), ...grown]
 }
 
-// A handler that outlives its session, or its job, may take one step before it is interrupted.
-const bodyOf = (run: Run) => ({ hold, token }: Handling): Hold => {
-  const over = hold.outcome === "interrupted" ||
-    isLost(run, hold.client, hold.entered!, lastRun(hold) + run.lease / 2)
-  return { ...hold, token, outcome: over ? "lost session" : hold.outcome }
+// A handler that outlives its session may take one step before it is interrupted, and so may what a job was taken for that is cancelled.
+// Otherwise a handler keeps its job until it has ended.
+const bodyOf = (run: Run) => ({ hold, run: worker, token }: Handling): Hold => {
+  const ended = toldOf(hold, "ends")?.at
+  const over = worker === 0 && hold.outcome === "interrupted" ||
+    isLost(run, hold.client, hold.entered!, Math.max(lastRun(hold) + run.lease / 2, ended ?? 0))
+  return over ? { ...hold, token, outcome: "lost session" } : { ...hold, token, left: ended ?? hold.left }
 }
 
 /** A job runs in one place at a time; so many jobs at a time as the limit says, and as a pool has room for. */

@@ -23,14 +23,22 @@ export const gaveUp = { reason: { _tag: "GaveUp" } }
 /** How long what no client has open is remembered, in milliseconds. */
 export const keepOf = (lease: number): number => lease * 3 + 1000
 
+// In milliseconds: some handlers take seconds.
+const leastPatience = 7000
+
+/** How long jobs may take at least, in milliseconds. */
+export const longest = ({ keep }: Client): number => Math.max(keep, leastPatience)
+
 /**
  * Says when to give up what gets no further: when not less is left than before, for a while. With many clients on few cores, or a
  * rate, what the faults have left behind can take long.
  */
-export const patienceOf = ({ clock: { now }, keep }: Client): (left: number) => boolean => {
-  let [until, least] = [now() + keep, Number.POSITIVE_INFINITY]
+export const patienceOf = (client: Client): (left: number) => boolean => {
+  const { now } = client.clock
+  const patience = longest(client)
+  let [until, least] = [now() + patience, Number.POSITIVE_INFINITY]
   return (left) => {
-    if (left < least) [until, least] = [Math.max(until, now() + keep / 2), left]
+    if (left < least) [until, least] = [Math.max(until, now() + patience / 2), left]
     return now() > until
   }
 }

@@ -13,7 +13,7 @@ import {
   queueNames,
   turn
 } from "../flows.ts"
-import { fibers, growingPause, lives, patienceOf, type Workload } from "../workload.ts"
+import { fibers, growingPause, lives, longest, patienceOf, type Workload } from "../workload.ts"
 
 // A failure on purpose. Its reason makes the history say "timeout".
 const Refusal = Schema.Struct({ reason: Schema.Struct({ _tag: Schema.Literal("WaitTimeout") }) })
@@ -266,7 +266,7 @@ const ended = (client: Client, flow: Flow, id: string) =>
       Effect.retry(again)
     )
     if (yield* over) return true
-    const awaiting = Effect.timeoutOption(Effect.retry(awaited(client, flow, id), again), client.keep)
+    const awaiting = Effect.timeoutOption(Effect.retry(awaited(client, flow, id), again), longest(client))
     yield* awaiting
     if (yield* over) return true
     yield* follow(client, flowName, "retry", ({ tell }) => {
@@ -286,7 +286,7 @@ const sealed = (client: Client, batch: Batch, id: string) =>
       Effect.retry(again)
     )
     if (!(yield* known)) return true
-    const awaiting = Effect.timeoutOption(Effect.retry(finished(client, batch, id), again), client.keep)
+    const awaiting = Effect.timeoutOption(Effect.retry(finished(client, batch, id), again), longest(client))
     yield* Effect.ignore(filled(client, batch, id, 1))
     const first = yield* awaiting
     if (first._tag === "Some") return true

@@ -30,14 +30,19 @@ type Shape = typeof many | typeof limited | typeof bounded | typeof spread
 
 export const schemas = { payload: Schema.String, success: Schema.String, error: Refusal }
 
-/** Ids are known longer than a lease, and gone before the harness looks for leaks. */
+// In milliseconds: what is known for longer is there when the harness looks for leaks.
+const longestRetention = 6000
+
+/** Ids are known longer than a lease; of two queues, for so long that an offer is made again by the session after one that was lost. */
 const open = (client: Client, { name, limits, ...shape }: Shape): Effect.Effect<
   Queue,
   Lockstep.Queue.QueueError,
   Lockstep.Coordinator.Coordinator | Scope.Scope
 > => {
   const shards = "shards" in shape ? shape.shards : undefined
-  return client.lockstep.Queue.make({ ...schemas, name, limits, shards, retention: (client.keep - 1000) / 2 })
+  const leases = name === many.name || name === bounded.name ? 3 : 1.5
+  const retention = Math.min(leases * (client.keep - 1000) / 3, longestRetention)
+  return client.lockstep.Queue.make({ ...schemas, name, limits, shards, retention })
 }
 
 // Restarts after every failure, until its scope closes.
@@ -80,15 +85,17 @@ const handled = (client: Client, queue: Queue, value: string, job: Job, run: num
       tell("handles", id, value, attempt, crashes, offeredAt.epochMilliseconds, skew, token, run)
       const { decides, failing, keeps, long } = planOf(value)
       if (keeps) yield* keeping(log, job)
-      // A long one outlives the session of its worker.
-      for (
-        let left = long ? 20 + Math.floor(client.random() * 80) : 1 + Math.floor(client.random() * 3);
-        left > 0;
-        left--
-      ) {
-        yield* Effect.sleep(long ? 25 : client.random() * 6)
-        step()
-      }
+      // A long one outlives the session of its worker, and takes a moment to end when it is interrupted.
+      let left = long ? 20 + Math.floor(client.random() * 80) : 1 + Math.floor(client.random() * 3)
+      const working = Effect.whileLoop({
+        while: () => left-- > 0,
+        body: () => Effect.sleep(long ? 25 : client.random() * 6),
+        step
+      })
+      yield* long
+        ? Effect.onInterrupt(working, () =>
+          Effect.andThen(Effect.sleep(client.random() * 20), Effect.sync(() => tell("ends"))))
+        : working
       if (attempt - crashes <= failing) {
         tell("refuses")
         return yield* Effect.fail(refusal(value))
@@ -126,7 +133,7 @@ export const decided = (client: Client, queue: Queue, value: string, run: number
   )
 
 // How long the workers of a client stay, in milliseconds.
-const stay = (client: Client): number => 500 + client.random() * 4000
+const stay = (client: Client): number => 200 + client.random() ** 2 * 5000
 
 /** Runs a pool of a changing size. A client that leaves drains the pool, or says so, as its handlers may be interrupted then. */
 export const running = (
@@ -259,6 +266,8 @@ export const valuesOf = ({ unique }: Client) => {
 
 const plain = Array.from({ length: 8 }, () => "plain")
 
+const groups = [1, 2, 3]
+
 /** Offers in every way, and cancels some. */
 const producer = (client: Client, queue: Queue) => {
   const { pick, random } = client
@@ -267,12 +276,12 @@ const producer = (client: Client, queue: Queue) => {
     delay: random() < 0.15 ? Math.round(random() * 400) : undefined,
     priority: random() < 0.4 ? pick(["urgent", "high", "normal", "low"]) : undefined,
     attempts: random() < 0.3 ? 1 + Math.floor(random() * 3) : undefined,
-    expires: random() < 0.1 ? 1 + Math.round(random() * 150) : undefined
+    expires: random() < 0.1 ? 1 + Math.round(random() ** 3 * 150) : undefined
   })
   const wish = (): Wish => {
     const own = value(pick([...plain, "fails1", "fails2", "never", "snoozes", "discards", "keeps"]))
     if (random() < 0.7) return [own, options()]
-    const group = `group ${pick([1, 2, 3])}`
+    const group = `group ${pick(groups)}`
     return [`${own}#${group}`, { ...options(), group }]
   }
   return Effect.gen(function*() {
@@ -290,8 +299,12 @@ const producer = (client: Client, queue: Queue) => {
       if (random() < 0.5) yield* Effect.sleep(random() * 300)
       if (random() < 0.5) yield* follow(client, queue, "result", (log) => concluded(log, own, id, queue.result(id)))
     } else if (way < 0.7) {
-      const given = random() < 0.5 ? client.unique() : undefined
-      const [offered] = yield* offering(client, queue, [[value("long"), { ...options(), id: given }]])
+      // While its handler ends, no other job of its group begins.
+      const group = random() < 0.5 ? undefined : `group ${pick(groups)}`
+      const given = group === undefined && random() < 0.5 ? client.unique() : undefined
+      const own = value("long")
+      const wish: Wish = [group === undefined ? own : `${own}#${group}`, { ...options(), id: given, group }]
+      const [offered] = yield* offering(client, queue, [wish])
       yield* Effect.sleep(random() * 500)
       const id = given ?? offered!.id
       if (id !== "" && random() < 0.8) yield* cancelling(client, queue, id)
@@ -314,7 +327,7 @@ const orderly = (client: Client, queue: Queue) => {
       : 1 + Math.floor(client.random() * 2)
     const wishes = Array.from({ length: size }, (): Wish => [value(client.random() < 0.05 ? "fails1" : "plain"), {}])
     yield* offering(client, queue, wishes)
-    yield* Effect.sleep(300 + client.random() * 1000)
+    yield* Effect.sleep(100 + client.random() ** 2 * 2000)
   }).pipe(Effect.catch(() => Effect.sleep(20 + client.random() * 50)))
 }
 
@@ -326,7 +339,7 @@ const pausing = (client: Client, queue: Queue) => {
   const turned = (verb: "pause" | "resume") => follow(client, queue, verb, () => queue[verb])
   const resumed = turned("resume").pipe(Effect.retry(Schedule.spaced(100)))
   return Effect.gen(function*() {
-    yield* Effect.sleep(500 + client.random() * 2000)
+    yield* Effect.sleep(50 + client.random() ** 3 * 4000)
     // A process may have been killed before it resumed.
     if (client.random() < 0.5 || client.stopping()) return yield* resumed
     yield* Effect.andThen(turned("pause"), Effect.sleep(100 + client.random() * 400)).pipe(
