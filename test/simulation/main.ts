@@ -22,7 +22,7 @@ import { checkAmong, minutesOf, whole } from "../torture/options.ts"
 import { workloads } from "../torture/workloads.ts"
 import { Coverage, usual } from "./coverage.ts"
 import { type Library, load } from "./library.ts"
-import { chosenOf, type Options, type Result, simulate } from "./schedule.ts"
+import { chosenOf, conditionsOf, type Options, type Result, simulate } from "./schedule.ts"
 
 const { values } = parseArgs({
   options: {
@@ -80,7 +80,9 @@ const search = (library: Library, only: ReadonlyArray<string>, until: number) =>
   const world = async (machine: Machine, database: number) => {
     while (found === undefined && next < first + count && performance.now() < until) {
       const coverage = values.coverage || values.reach ? new Coverage() : undefined
-      const options = { seed: next++, only, steps, coverage }
+      const seed = next++
+      const conditions = conditionsOf(seed)
+      const options = { seed, only, steps: steps * conditions.times, coverage, conditions }
       const result = await simulate(options, library, machine, database)
       if (coverage !== undefined) reached.add(coverage)
       tally.schedules++
@@ -101,7 +103,7 @@ const shortened = async (failure: Failure, library: Library, machine: Machine): 
   const until = performance.now() + longestShrinking
   const checks = new Set(failure.result.anomalies.map(({ check }) => check))
   const best = await shrink(
-    { steps, choices: failure.result.choices },
+    { steps: failure.options.steps, choices: failure.result.choices },
     async (attempt) => {
       const result = await simulate({ ...failure.options, ...attempt }, library, machine, 0)
       return result.anomalies.some(({ check }) => checks.has(check)) ? result.choices : undefined

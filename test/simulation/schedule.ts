@@ -1,7 +1,7 @@
 /** One schedule of the torture's workloads in a simulation, and what is wrong with its history. */
 import { Cause, Effect, Exit, Option, Stream } from "effect"
 import { randomOf, seedOf } from "../../src/internal/simulation/choices.ts"
-import type { Incident } from "../../src/internal/simulation/faults.ts"
+import { type Fault, faults, type Incident } from "../../src/internal/simulation/faults.ts"
 import type { Machine } from "../../src/internal/simulation/machine.ts"
 import { epoch, type Process } from "../../src/internal/simulation/process.ts"
 import { exitOf, type Member, type Outcome } from "../../src/internal/simulation/simulation.ts"
@@ -9,7 +9,7 @@ import type { History } from "../../src/testing.ts"
 import type { Anomaly } from "../torture/checks.ts"
 import { clientOf, type Settings } from "../torture/client.ts"
 import type { Event } from "../torture/history.ts"
-import { judge } from "../torture/judgement.ts"
+import { type Delays, judge } from "../torture/judgement.ts"
 import type { Injected } from "../torture/schedule.ts"
 import { gaveUp, type Workload } from "../torture/workload.ts"
 import { workloads } from "../torture/workloads.ts"
@@ -19,11 +19,30 @@ import { Queues } from "./overtaken.ts"
 import { unserved } from "./unserved.ts"
 import { queuesIn } from "./waiters.ts"
 
+/** What differs between schedules, beside what happens in which order. */
+export interface Conditions {
+  readonly faults: ReadonlyArray<Fault>
+  /** A fault happens once in so many steps. */
+  readonly every: number
+  /** Of sessions, in milliseconds. */
+  readonly lease: number
+  /** How many of the bodies are long ones, 0 to 1. */
+  readonly long: number
+  /** Whether time passes only when there is nothing else to do, so that nothing is late but by a fault. */
+  readonly prompt: boolean
+  /** How many times longer the schedule is than others. */
+  readonly times: number
+  /** How long clients rest between two requests, in milliseconds: the longer, the more of a schedule's steps are about time. */
+  readonly rest: number
+}
+
 export interface Options {
   readonly seed: number
   /** Empty for some of all workloads, which the seed chooses. */
   readonly only: ReadonlyArray<string>
   readonly steps: number
+  /** Default `busy`. */
+  readonly conditions?: Conditions | undefined
   /** The choices of a schedule that is repeated. */
   readonly choices?: ReadonlyArray<number> | undefined
   readonly verbose?: boolean | undefined
@@ -34,13 +53,38 @@ export interface Result extends Outcome {
   readonly anomalies: ReadonlyArray<Anomaly>
 }
 
-const settings: Settings = { namespace: "simulated", lease: 2000, margin: 400, partitions: 3 }
+const settingsOf = (lease: number): Settings => ({ namespace: "simulated", lease, margin: lease / 5, partitions: 3 })
 
 // In milliseconds: how long clients go on at most when all is healed, and how long they may take to stop then.
 const [calm, patience] = [8000, 30_000]
 
 // Of clients between two requests when all is healed, in milliseconds.
 const leastRest = 50
+
+/** Every fault, often, and clients that do not rest. */
+const busy: Conditions = { faults, every: 40, lease: 2000, long: 0.02, prompt: false, times: 1, rest: 0 }
+
+// Checks excuse most of what comes after these, so they are found by schedules without them.
+const excusing: ReadonlySet<Fault> = new Set(["flush", "fail-over", "server clock"])
+
+/** A few of the faults, more or less often: each finds what all of them at once would hide. */
+export const conditionsOf = (seed: number): Conditions => {
+  const random = randomOf(seedOf(seed, 1))
+  const pick = <A>(items: ReadonlyArray<A>) => items[Math.floor(random() * items.length)]!
+  const strict = random() < 0.6
+  return {
+    faults: faults.filter((fault) => !(strict && excusing.has(fault)) && random() < 0.6),
+    every: pick([20, 40, 80, 160, 640]),
+    lease: pick([2000, 2000, 500]),
+    long: pick([0.02, 0.02, 0.3]),
+    prompt: random() < 0.5,
+    times: pick([1, 1, 3]),
+    rest: pick([0, 0, 20, 100])
+  }
+}
+
+// Processes do everything else at once.
+const delays: Delays = { start: 0, fault: () => 200_000 }
 
 /** What the clients of one schedule have recorded, by their names. */
 class Records {
@@ -102,10 +146,15 @@ const injectedBy = ({ fault, forgets, from, process, to }: Incident, members: Re
 // Shorter ones are within what checks allow.
 const longDelay = 5
 
-const judged = (outcome: Outcome, records: Records, delays: ReadonlyArray<readonly [number, number]>) => {
+const judged = (
+  outcome: Outcome,
+  records: Records,
+  late: ReadonlyArray<readonly [number, number]>,
+  lease: number
+) => {
   const { healed, hung, incidents, members } = outcome
   const ended = members.filter((member) => exitOf(member) !== undefined)
-  const slow = delays.filter(([from, to]) => to - from > longDelay).map(([from, to]): Incident => ({
+  const slow = late.filter(([from, to]) => to - from > longDelay).map(([from, to]): Incident => ({
     fault: "pause",
     process: undefined,
     from,
@@ -129,7 +178,8 @@ const judged = (outcome: Outcome, records: Records, delays: ReadonlyArray<readon
       })
     },
     patience,
-    lease: settings.lease
+    lease,
+    delays
   })
 }
 
@@ -152,9 +202,10 @@ export const simulate = async (
   machine: Machine,
   database: number
 ): Promise<Result> => {
-  const { choices, coverage, only, seed, steps, verbose } = options
+  const { choices, conditions = busy, coverage, only, seed, steps, verbose } = options
   const { lockstep } = library
   const chosen = chosenOf(only, seed)
+  const settings = settingsOf(conditions.lease)
   const records = new Records()
   const write = table()
   const queues = new Queues()
@@ -169,7 +220,7 @@ export const simulate = async (
       if (!process.crashed) recorded(event)
     }
     const client = clientOf({
-      argument: { settings, long: 0.02, moves: 0.4 },
+      argument: { settings, long: conditions.long, moves: 0.4 },
       lockstep,
       // The time of the world. The clocks of processes are for the library.
       clock: { now: () => simulation.world.now, wall: () => epoch + simulation.world.now, began: epoch, micros },
@@ -183,7 +234,7 @@ export const simulate = async (
             onSome: Effect.succeed
           })
         ),
-      least: () => simulation.world.isCalm ? leastRest : 0,
+      least: () => simulation.world.isCalm ? leastRest : conditions.rest,
       record,
       stopping,
       write
@@ -212,8 +263,9 @@ export const simulate = async (
       processes: 2 + seed % 3,
       cluster: seed % 2 === 1,
       steps,
-      every: 40,
-      faults: library.faults,
+      every: conditions.every,
+      faults: conditions.faults,
+      prompt: conditions.prompt,
       patience,
       program,
       isCalm: (healed, now) =>
@@ -229,7 +281,7 @@ export const simulate = async (
     database
   )
   const outcome = await simulation.run()
-  const { anomalies } = judged(outcome, records, simulation.world.delays)
+  const { anomalies } = judged(outcome, records, simulation.world.delays, settings.lease)
   const forgotten = outcome.failure === undefined ? [] : [{ check: "queues", detail: outcome.failure, holds: [] }]
   return { ...outcome, anomalies: [...forgotten, ...anomalies] }
 }

@@ -15,6 +15,15 @@ export interface Evidence {
   readonly patience: number
   /** In milliseconds. */
   readonly lease: number
+  readonly delays: Delays
+}
+
+/** How long what happens goes on to disturb clients, in microseconds. */
+export interface Delays {
+  /** After the first event of a process. */
+  readonly start: number
+  /** After a fault is over. */
+  readonly fault: (name: string) => number
 }
 
 export interface Judgement extends Readonly<Tally> {
@@ -29,23 +38,28 @@ export interface Judgement extends Readonly<Tally> {
 const losses = (histories: Histories) =>
   Array.from(histories, ([name, events]) => [name, events.filter((event) => event.event === "lost")] as const)
 
-// A process that starts keeps a core busy, beside others that start.
-const startUp = 2_000_000
+/** Of real processes: one that starts keeps a core busy, beside others that start. */
+export const realDelays: Delays = {
+  start: 2_000_000,
+  // A connection that is made while nothing is answered fails only after its `connectTimeout`, when the fault may be over.
+  fault: (name) => (name === "half-open" ? 6 : 1) * 1_000_000
+}
 
 // A process that was stopped goes on with other things first.
 const wakeUp = 200_000
 
-/** A connection that is made while nothing is answered fails only after its `connectTimeout`, when the fault may be over. */
-const tailOf = ({ name }: Injected["fault"]): number => (name === "half-open" ? 6 : 1) * 1_000_000
-
-const disturbances = ({ histories, injected }: Evidence): Run["disturbed"] => {
+const disturbances = ({ delays, histories, injected }: Evidence): Run["disturbed"] => {
   const disturbed = new Map<string, Array<Span>>()
   for (const [name, [first]] of histories) {
-    if (first !== undefined) disturbed.set(name, [{ from: first.at, to: first.at + startUp }])
+    if (first !== undefined && delays.start > 0) {
+      disturbed.set(name, [{ from: first.at, to: first.at + delays.start }])
+    }
   }
   for (const { client, fault, from, to } of injected) {
     const names = client === "" ? [""] : [...histories.keys()].filter((name) => name.startsWith(`${client}.`))
-    for (const name of names) disturbed.set(name, [...disturbed.get(name) ?? [], { from, to: to + tailOf(fault) }])
+    for (const name of names) {
+      disturbed.set(name, [...disturbed.get(name) ?? [], { from, to: to + delays.fault(fault.name) }])
+    }
   }
   return disturbed
 }

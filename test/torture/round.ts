@@ -9,7 +9,7 @@ import type { Settings } from "./client.ts"
 import { clients, type Histories } from "./clients.ts"
 import { deploy, type Name } from "./deployments.ts"
 import { type Fault, faults } from "./faults.ts"
-import { judge, type Judgement } from "./judgement.ts"
+import { judge, type Judgement, realDelays } from "./judgement.ts"
 import { dump, leaks } from "./leftovers.ts"
 import { copy, jumping, original, type Patch } from "./library.ts"
 import { resource } from "./resource.ts"
@@ -103,7 +103,15 @@ export const round = (options: Options): Effect.Effect<Report, unknown, Scope.Sc
     const hung = ended.hung.size > 0
     const waiting = hung ? yield* dump(deployment, settings.namespace) : undefined
     const histories = yield* group.histories
-    const judgement = judge({ histories, injected, healed, ended, patience, lease: settings.lease })
+    const judgement = judge({
+      histories,
+      injected,
+      healed,
+      ended,
+      patience,
+      lease: settings.lease,
+      delays: realDelays
+    })
     const left = hung ? [] : yield* leaks(deployment, settings)
     return {
       ...judgement,

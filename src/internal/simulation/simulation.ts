@@ -31,6 +31,8 @@ export interface Options {
   /** A fault happens once in so many steps. */
   readonly every: number
   readonly faults: ReadonlyArray<Fault>
+  /** Whether time passes only when there is nothing else to do, also before everything is healed. Default `false`. */
+  readonly prompt?: boolean | undefined
   /** Milliseconds that programs have to end when all is healed, and they were told to stop. */
   readonly patience: number
   /** What a process runs. It is told to end by `stopping`. */
@@ -79,8 +81,8 @@ export class Simulation {
     this.#options = options
     const choices = new Choices(options.seed, options.choices)
     const server = (now: () => number) => new Server(machine, database, now)
-    this.world = new World(choices, server, options.cluster === true, options.verbose === true, options.observe)
-    const { quiet } = options
+    const { cluster = false, observe, prompt = false, quiet, verbose = false } = options
+    this.world = new World(choices, server, cluster, prompt, verbose, observe)
     if (quiet !== undefined) {
       this.world.onQuiet = async () => {
         this.#failure ??= await quiet(this.world.server.now)

@@ -71,8 +71,10 @@ export class World {
   readonly #events: Array<readonly [at: number, actor: string, what: string]> = []
   #alarms: Array<Alarm> = []
   #numbers = 0
-  /** Nothing is late any more: time passes only when there is nothing else to do. */
+  /** Everything is healed. */
   isCalm = false
+  /** Nothing is late: time passes only when there is nothing else to do. */
+  isPrompt: boolean
   /** Whether its Redis is a cluster. */
   readonly cluster: boolean
   readonly #verbose: boolean
@@ -82,11 +84,13 @@ export class World {
     choices: Choices,
     server: (now: () => number) => Server,
     cluster: boolean,
+    isPrompt: boolean,
     verbose: boolean,
     observe: Observer | undefined
   ) {
     this.choices = choices
     this.cluster = cluster
+    this.isPrompt = isPrompt
     this.#verbose = verbose
     this.#observe = observe
     this.server = server(() => epoch + this.now)
@@ -156,7 +160,7 @@ export class World {
     const alarm = this.#nextAlarm()
     if (alarm !== undefined) {
       const isDue = alarm.at <= this.now
-      if (isDue || options.length === 0 || !this.isCalm) {
+      if (isDue || options.length === 0 || !this.isPrompt) {
         options.push({ weight: isDue ? weights.run : weights.wait, is: "timer", process: alarm.process, alarm })
       }
     }
@@ -291,7 +295,7 @@ export class World {
 
   /** Nothing is broken any more, and nothing breaks. */
   async heal(): Promise<void> {
-    this.isCalm = true
+    this.isCalm = this.isPrompt = true
     this.server.full = this.server.migrating = false
     await this.server.endMigration()
     for (const process of this.processes) {
