@@ -3,7 +3,7 @@
  * is lost here, so the state after each has to be exact.
  */
 import { assert, layer } from "@effect/vitest"
-import { Effect } from "effect"
+import { Effect, Option } from "effect"
 import type { Requests } from "../../src/internal/actor/lua.ts"
 import { make as proxy, type Verdict } from "../../src/testing/Proxy.ts"
 import { assertEmpty, freshNamespace, node, TestServer } from "../support/live.ts"
@@ -78,7 +78,8 @@ export const executed = (verdict: Verdict): void =>
         Effect.gen(function*() {
           assert.isTrue(complete)
           const server = yield* TestServer
-          yield* Effect.forEach(requests, ([verb, key]) =>
+          // Answers whether the request was sent.
+          const suffered = (verb: string, key: string) =>
             Effect.scoped(Effect.gen(function*() {
               const namespace = freshNamespace()
               const line = yield* proxy(server)
@@ -94,9 +95,21 @@ export const executed = (verdict: Verdict): void =>
               yield* within(run, 30_000, "all requests").pipe(
                 Effect.catchCause((cause) => Effect.die(new Error(`${verb} ${key}`, { cause })))
               )
-              yield* within(met, 100, `${verb} ${key} was sent`)
-              if (!verdict.startsWith("blackhole") || !closing.has(verb)) yield* assertEmpty(server, namespace)
-            })), { concurrency: 6 })
+              const sent = Option.isSome(yield* Effect.timeoutOption(met, 100))
+              if (sent && (!verdict.startsWith("blackhole") || !closing.has(verb))) {
+                yield* assertEmpty(server, namespace)
+              }
+              return sent
+            }))
+          yield* Effect.forEach(requests, ([verb, key]) =>
+            Effect.gen(function*() {
+              // On a busy machine, a coordinator that closes may not come so far in time.
+              const sent = yield* Effect.repeat(suffered(verb, key), {
+                until: (sent) => sent || !closing.has(verb),
+                times: 2
+              })
+              assert.isTrue(sent, `${verb} ${key} was not sent`)
+            }), { concurrency: 6 })
         }), 120_000)
     }
   })
