@@ -23,7 +23,7 @@ special.TIME = function()
   return { string.format('%d', math.floor(now / 1e6)), string.format('%d', now % 1e6) }
 end
 
--- When a key is to expire, as Redis is told.
+-- The simulation is told when a key expires. Answers what Redis is told.
 local function expiry(key, millis)
   local at = string.format('%d', math.floor(now / 1000) + millis)
   notes[#notes + 1] = 'x' .. at .. ' ' .. key
@@ -34,9 +34,10 @@ special.PEXPIRE = function(run, key, millis, ...)
   return run('PEXPIREAT', key, expiry(key, millis), ...)
 end
 
-special.SET = function(run, key, value, option, millis)
-  if option == 'PX' then return run('SET', key, value, 'PXAT', expiry(key, millis)) end
-  return run('SET', key, value)
+special.SET = function(run, key, value, ...)
+  local option, millis = ...
+  if option ~= 'PX' then return run('SET', key, value, ...) end
+  return run('SET', key, value, 'PXAT', expiry(key, millis), select(3, ...))
 end
 
 special.SRANDMEMBER = function(run, key, count)
