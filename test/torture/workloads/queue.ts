@@ -266,8 +266,6 @@ export const valuesOf = ({ unique }: Client) => {
 
 const plain = Array.from({ length: 8 }, () => "plain")
 
-const groups = [1, 2, 3]
-
 /** Offers in every way, and cancels some. */
 const producer = (client: Client, queue: Queue) => {
   const { pick, random } = client
@@ -278,11 +276,13 @@ const producer = (client: Client, queue: Queue) => {
     attempts: random() < 0.3 ? 1 + Math.floor(random() * 3) : undefined,
     expires: random() < 0.1 ? 1 + Math.round(random() ** 3 * 150) : undefined
   })
+  const grouped = (own: string): Wish => {
+    const group = `group ${pick([1, 2, 3])}`
+    return [`${own}#${group}`, { ...options(), group }]
+  }
   const wish = (): Wish => {
     const own = value(pick([...plain, "fails1", "fails2", "never", "snoozes", "discards", "keeps"]))
-    if (random() < 0.7) return [own, options()]
-    const group = `group ${pick(groups)}`
-    return [`${own}#${group}`, { ...options(), group }]
+    return random() < 0.7 ? [own, options()] : grouped(own)
   }
   return Effect.gen(function*() {
     const way = random()
@@ -300,11 +300,11 @@ const producer = (client: Client, queue: Queue) => {
       if (random() < 0.5) yield* follow(client, queue, "result", (log) => concluded(log, own, id, queue.result(id)))
     } else if (way < 0.7) {
       // While its handler ends, no other job of its group begins.
-      const group = random() < 0.5 ? undefined : `group ${pick(groups)}`
-      const given = group === undefined && random() < 0.5 ? client.unique() : undefined
+      const isGrouped = random() >= 0.5
+      const given = !isGrouped && random() < 0.5 ? client.unique() : undefined
       const own = value("long")
-      const wish: Wish = [group === undefined ? own : `${own}#${group}`, { ...options(), id: given, group }]
-      const [offered] = yield* offering(client, queue, [wish])
+      const long: Wish = isGrouped ? grouped(own) : [own, { ...options(), id: given }]
+      const [offered] = yield* offering(client, queue, [long])
       yield* Effect.sleep(random() * 500)
       const id = given ?? offered!.id
       if (id !== "" && random() < 0.8) yield* cancelling(client, queue, id)
