@@ -10,7 +10,7 @@ import { shrink } from "../src/internal/simulation/shrink.ts"
 import { Simulation } from "../src/testing.ts"
 import { Coverage, usual } from "./simulation/coverage.ts"
 import { load } from "./simulation/library.ts"
-import { conditionsOf, type Options, simulate } from "./simulation/schedule.ts"
+import { chosenBy, type Options, simulate } from "./simulation/schedule.ts"
 import { runs } from "./support/effort.ts"
 import { original } from "./torture/library.ts"
 
@@ -184,7 +184,7 @@ layer(Redis.layerEmbedded(), { excludeTestServices: true })("schedules", (it) =>
       const world = async (database: number) => {
         for (let seed = seeds.pop(); seed !== undefined; seed = seeds.pop()) {
           const coverage = new Coverage()
-          const options = { seed, only: [], steps: 300, conditions: conditionsOf(seed), coverage }
+          const options = { seed, only: [], coverage, ...chosenBy(seed, 300) }
           await simulate(options, library, machine, database)
           reached.add(coverage)
         }

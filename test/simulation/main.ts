@@ -22,7 +22,7 @@ import { checkAmong, minutesOf, whole } from "../torture/options.ts"
 import { workloads } from "../torture/workloads.ts"
 import { Coverage, usual } from "./coverage.ts"
 import { type Library, load } from "./library.ts"
-import { chosenOf, conditionsOf, type Options, type Result, simulate } from "./schedule.ts"
+import { chosenBy, chosenOf, type Options, type Result, simulate } from "./schedule.ts"
 
 const { values } = parseArgs({
   options: {
@@ -81,8 +81,7 @@ const search = (library: Library, only: ReadonlyArray<string>, until: number) =>
     while (found === undefined && next < first + count && performance.now() < until) {
       const coverage = values.coverage || values.reach ? new Coverage() : undefined
       const seed = next++
-      const conditions = conditionsOf(seed)
-      const options = { seed, only, steps: steps * conditions.times, coverage, conditions }
+      const options = { seed, only, coverage, ...chosenBy(seed, steps) }
       const result = await simulate(options, library, machine, database)
       if (coverage !== undefined) reached.add(coverage)
       tally.schedules++

@@ -30,8 +30,6 @@ export interface Conditions {
   readonly long: number
   /** Whether time passes only when there is nothing else to do, so that nothing is late but by a fault. */
   readonly prompt: boolean
-  /** How many times longer the schedule is than others. */
-  readonly times: number
   /** How long clients rest between two requests, in milliseconds: the longer, the more of a schedule's steps are about time. */
   readonly rest: number
 }
@@ -62,25 +60,28 @@ const [calm, patience] = [8000, 30_000]
 const leastRest = 50
 
 /** Every fault, often, and clients that do not rest. */
-const busy: Conditions = { faults, every: 40, lease: 2000, long: 0.02, prompt: false, times: 1, rest: 0 }
+const busy: Conditions = { faults, every: 40, lease: 2000, long: 0.02, prompt: false, rest: 0 }
 
 // Checks excuse most of what comes after these, so they are found by schedules without them.
 const excusing: ReadonlySet<Fault> = new Set(["flush", "fail-over", "server clock"])
 
-/** A few of the faults, more or less often: each finds what all of them at once would hide. */
-export const conditionsOf = (seed: number): Conditions => {
+/**
+ * A few of the faults, more or less often: each finds what all of them at once would hide. Some schedules have three times the usual
+ * steps.
+ */
+export const chosenBy = (seed: number, usual: number): Pick<Options, "conditions" | "steps"> => {
   const random = randomOf(seedOf(seed, 1))
   const pick = <A>(items: ReadonlyArray<A>) => items[Math.floor(random() * items.length)]!
   const strict = random() < 0.6
-  return {
+  const conditions = {
     faults: faults.filter((fault) => !(strict && excusing.has(fault)) && random() < 0.6),
     every: pick([20, 40, 80, 160, 640]),
     lease: pick([2000, 2000, 500]),
     long: pick([0.02, 0.02, 0.3]),
-    prompt: random() < 0.5,
-    times: pick([1, 1, 3]),
-    rest: pick([0, 0, 20, 100])
+    prompt: random() < 0.5
   }
+  const steps = usual * pick([1, 1, 3])
+  return { steps, conditions: { ...conditions, rest: pick([0, 0, 20, 100]) } }
 }
 
 // Processes do everything else at once.
