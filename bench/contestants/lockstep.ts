@@ -1,4 +1,4 @@
-import { Effect, Layer, ManagedRuntime, References, Schema, Scope, Stream } from "effect"
+import { Deferred, Effect, type Exit, Layer, ManagedRuntime, References, Schema, Scope, Stream } from "effect"
 import {
   Barrier,
   Coordinator,
@@ -14,7 +14,6 @@ import {
   Topic
 } from "../../src/index.ts"
 import {
-  all,
   groupConcurrency,
   groupPrefetch,
   holdsAtOnce,
@@ -162,6 +161,21 @@ const lead = Effect.fnUntraced(function*({ entered, key, leaving, stay }: Worker
   )
 }, Effect.scoped)
 
+// A hold that ends spoils the measurement.
+const ended = (exit: Exit.Exit<unknown, unknown>): void => {
+  console.error("lockstep: a hold has ended", exit)
+  process.exit(1)
+}
+
+/** Ends when a fiber of its own has the lock, for as long as the process lives. */
+const hold = Effect.fnUntraced(function*(key: string) {
+  const entered = yield* Deferred.make<void>()
+  const inside = Effect.andThen(Deferred.succeed(entered, undefined), Effect.never)
+  const fiber = yield* Effect.forkDetach(Lock.withLock(inside, key))
+  fiber.addObserver(ended)
+  yield* Deferred.await(entered)
+})
+
 /** With `withLock` a hold is a fiber and the fiber that it protects; with `Lock.acquire` it is an entry of a scope. */
 const make = (scoped: boolean, options?: Lock.Options): Open => async ({ lease, port }) => {
   const runtime = ManagedRuntime.make(
@@ -254,10 +268,7 @@ const make = (scoped: boolean, options?: Lock.Options): Open => async ({ lease, 
             Effect.scoped
           )
         )
-        : all(keys, holdsAtOnce, (key) =>
-          holding((held) =>
-            Lock.withLock(Effect.andThen(Effect.sync(held), Effect.never), key)
-          ))
+        : runtime.runPromise(Effect.forEach(keys, hold, { concurrency: holdsAtOnce, discard: true }))
   }
 }
 
