@@ -7,7 +7,9 @@ type Fields = ReadonlyArray<string>
 export type Waiters = ReadonlyMap<string, Fields>
 
 /** Of what is behind one actor, with a queue. */
-const kinds = ["lock", "readWriteLock", "semaphore"]
+const isQueueing = (key: string): boolean => /^\{[^}]*\}:(lock|readWriteLock|semaphore):/.test(key)
+
+const isSessions = (key: string): boolean => key.endsWith("}:sessions")
 
 const pairsOf = (fields: Fields): ReadonlyArray<readonly [name: string, value: string]> =>
   Array.from({ length: fields.length / 2 }, (_, at) => [fields[2 * at]!, fields[2 * at + 1]!])
@@ -31,7 +33,7 @@ const inlineQueues = (sessions: string, hash: Fields): ReadonlyArray<readonly [k
       : []
   )
 
-/** The queues of all resources that have a hash, or waiters. */
+/** The queues of all resources that have a hash, or waiters; in the order of their keys. */
 export const queuesIn = async (
   machine: Machine,
   database: number,
@@ -40,14 +42,10 @@ export const queuesIn = async (
 ): Promise<Waiters> => {
   const ask = async (name: string, args: Fields) =>
     (await machine.execute(database, now, command(name, args))).reply as Fields
-  const queues = new Map<string, Fields>()
-  for (const kind of kinds) {
-    for (const key of await ask("KEYS", [`{${namespace}:*}:${kind}:*`])) {
-      queues.set(key, queueOf(await ask("HGETALL", [key])))
-    }
-  }
-  for (const sessions of await ask("KEYS", [`{${namespace}:*}:sessions`])) {
-    for (const [key, queue] of inlineQueues(sessions, await ask("HGETALL", [sessions]))) queues.set(key, queue)
-  }
-  return queues
+  const keys = (await ask("KEYS", [`{${namespace}:*}:*`])).filter((key) => isQueueing(key) || isSessions(key)).sort()
+  const queues = await Promise.all(keys.map(async (key) => {
+    const hash = await ask("HGETALL", [key])
+    return isSessions(key) ? inlineQueues(key, hash) : [[key, queueOf(hash)] as const]
+  }))
+  return new Map(queues.flat())
 }
