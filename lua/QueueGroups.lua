@@ -20,8 +20,9 @@
 --   g<name>    record QueueGroup
 --   G          record QueueGroups
 -- A group has a record while it has jobs, is paused, or its rate or a worker that asked for less haste holds it back. `begun`
--- counts the delayed jobs that have begun before, `placed` says where in `turns` the group is.
--- record QueueGroup 1: waiting, active, delayed, begun, paused, tat, after, placed
+-- counts the delayed jobs that have begun before, `placed` says where in `turns` the group is, and `served` counts the jobs that it has
+-- begun.
+-- record QueueGroup 2: waiting, active, delayed, begun, paused, tat, after, placed, served
 -- record QueueGroups 1: waiting1, waiting2, waiting3, waiting4, ready1, ready2, ready3, ready4, timed, turn
 
 local LEVEL = groups.levels
@@ -71,7 +72,7 @@ local function changing(queue, name)
     totalsOf(queue)
     group = readGroup(queue, name)
     if not group then
-      group = { waiting = 0, active = 0, delayed = 0, begun = 0, paused = 0, tat = 0, after = 0, placed = NOWHERE }
+      group = { waiting = 0, active = 0, delayed = 0, begun = 0, paused = 0, tat = 0, after = 0, placed = NOWHERE, served = 0 }
       queue.grouped = queue.grouped + 1
     end
     group.name = name
@@ -128,14 +129,35 @@ local function orderedJob(member)
   }
 end
 
--- The next job of a group that has one waiting. It is known until the order of the group changes.
+-- The first job of a group that waits, from a rank on.
+local function firstFrom(queue, group, rank)
+  local prefix = prefixOf(group.name)
+  local found = call('ZRANGEBYLEX', queue.order, '[' .. prefix .. rank, '(' .. prefix .. LATER, 'LIMIT', 0, 1)[1]
+  return found and orderedJob(found)
+end
+
+-- The first job of a group that has one waiting. It is known until the order of the group changes.
 local function headOf(queue, group)
-  if not group.head then
-    local prefix = prefixOf(group.name)
-    local found = call('ZRANGEBYLEX', queue.order, '[' .. prefix, '(' .. prefix .. LATER, 'LIMIT', 0, 1)
-    group.head = orderedJob(found[1])
-  end
+  group.head = group.head or firstFrom(queue, group, '')
   return group.head
+end
+
+local function numberOfJob(job)
+  return tonumber(match(job.id, '%d+$'))
+end
+
+-- The job that a group with a waiting job begins next: one of TURNS is the oldest of the levels below that of its first job. A job that
+-- has begun before in a strict group stays ahead of all.
+local function nextOf(queue, group)
+  local head = headOf(queue, group)
+  if group.served % TURNS ~= TURNS - 1 or group.waiting == 1 or head.rank == STRICT then return head end
+  local oldest
+  local lower = firstFrom(queue, group, 2 * LEVEL[head.letter] + 1)
+  while lower do
+    if not oldest or numberOfJob(lower) < numberOfJob(oldest) then oldest = lower end
+    lower = firstFrom(queue, group, 2 * LEVEL[lower.letter] + 1)
+  end
+  return oldest or head
 end
 
 local function countWaiting(queue, group, letter, change)
@@ -149,7 +171,7 @@ local function enqueue(queue, group, letter, id, count, begun)
   if begun then rank = rulesOf(queue).grouplimit == 1 and STRICT or text(2 * LEVEL[letter] - 1) end
   local member = memberOf(group.name, rank, letter, id, count)
   call('ZADD', queue.order, 0, member)
-  group.head = group.waiting == 0 and { member = member, letter = letter, id = id, count = count } or nil
+  group.head = group.waiting == 0 and { member = member, rank = rank, letter = letter, id = id, count = count } or nil
   -- Behind others of its level it does not change where its group belongs.
   if rank == STRICT or LEVEL[letter] < group.placed then group.moved = true end
   countWaiting(queue, group, letter, 1)
@@ -298,12 +320,12 @@ local function beginHeads(ctx, queue, names)
     local group = changing(queue, name)
     -- The limits may have changed since it was placed.
     if canBegin(queue, group) and freeFrom(queue, group) <= ctx.now then
-      local head = headOf(queue, group)
-      call('ZREM', queue.order, head.member)
+      local job = nextOf(queue, group)
+      call('ZREM', queue.order, job.member)
       group.head = nil
-      countWaiting(queue, group, head.letter, -1)
-      group.active = group.active + 1
-      begun[#begun + 1] = { head, group, group.tat }
+      countWaiting(queue, group, job.letter, -1)
+      group.active, group.served = group.active + 1, group.served + 1
+      begun[#begun + 1] = { job, group, group.tat }
       if spacing > 0 then group.tat = math.max(group.tat, ctx.now) + spacing end
       local place = PLACES[group.placed]
       totalsOf(queue)[place] = totalsOf(queue)[place] - 1
@@ -325,7 +347,7 @@ local function takeOfGroups(ctx, queue, level, claim, count, items)
       local fields, notes = entries[1][2], notesOf(queue, job.letter, entries)
       if notes then reviseFields(fields, notes[1], notes[3]) end
       if expireJob(ctx, queue, job.letter, job.id, fields) then
-        group.active, group.tat = group.active - 1, begun[3]
+        group.active, group.tat, group.served = group.active - 1, begun[3], group.served - 1
       else
         items[#items + 1] = describedJob(job.letter, job.id, text(job.count + 1), fields)
       end
@@ -339,7 +361,7 @@ end
 -- The number of the job that begins next among the groups of a level.
 local function numberInTurn(queue, level)
   local name = call('ZRANGEBYSCORE', queue.turns, text(level * LEVEL_APART), '+inf', 'LIMIT', 0, 1)[1]
-  return name and tonumber(match(headOf(queue, changing(queue, name)).id, '%d+$')) or 0
+  return name and numberOfJob(nextOf(queue, changing(queue, name))) or 0
 end
 
 -- As `takeJobs`. The groups of a level and its other jobs take turns.
@@ -497,74 +519,4 @@ groups.list = function(queue, behind, most, items, add)
     end
   end
   return #members == most and 'g' .. members[most] or ''
-end
-
--- -----------------------------------------------------------------------------
--- Requests about one group
--- -----------------------------------------------------------------------------
-
--- queue.pauseGroup: no jobs of a group are handed out from now on, or again, also if a worker has asked for less haste
--- keys: all
--- args: group string, paused boolean
--- reply: ["paused"]
--- flags: allow-oom
-handlers['queue.pauseGroup'] = function(ctx, key, group, paused)
-  local state = changing(loadQueue(ctx, key), group)
-  if paused == '1' then state.paused = 1 else state.paused, state.after = 0, 0 end
-  return '["paused"]'
-end
-
--- queue.slow: no jobs of a group, or of the queue if it is "", are handed out for so many ms
--- keys: all
--- args: group string, delay number
--- reply: ["slowed"]
--- flags: allow-oom
-handlers['queue.slow'] = function(ctx, key, group, delay)
-  local queue = loadQueue(ctx, key)
-  local state = group == '' and queue or changing(queue, group)
-  state.after = math.max(state.after, ctx.now + tonumber(delay))
-  return '["slowed"]'
-end
-
--- queue.purgeGroup: removes some of the jobs of a group that are not in work, and says whether there are more
--- keys: all
--- args: group string
--- reply: ["purged", count number, more boolean]
--- flags: allow-oom
-handlers['queue.purgeGroup'] = function(ctx, key, group)
-  local queue, prefix = loadQueue(ctx, key), prefixOf(group)
-  if queue.grouped == 0 then return reply('purged', 0, false) end
-  local count, found = groups.purge(ctx, queue, '[' .. prefix, '(' .. prefix .. BEHIND, MOVED)
-  return reply('purged', count, count < found or found == MOVED)
-end
-
--- queue.group: how many jobs a group has
--- keys: all
--- args: group string
--- reply: ["group", waiting number, delayed number, active number, paused boolean] | ["stale"] | ["missing"]
--- flags: allow-oom
-handlers['queue.group'] = function(ctx, key, group)
-  if isStale(ctx) then return STALE end
-  local state = readGroup(readQueue(ctx, key), group)
-  if not state then return MISSING end
-  return reply('group', state.waiting, state.delayed, state.active, state.paused == 1)
-end
-
--- queue.groups: some groups that have jobs or are paused, as `queue.group`, and the cursor of the next ones, "0" for none
--- keys: all
--- args: cursor string, count number
--- reply: ["groups", cursor string, groups json] | ["stale"]
--- flags: allow-oom
-handlers['queue.groups'] = function(ctx, key, cursor, count)
-  if isStale(ctx) then return STALE end
-  local found = call('HSCAN', key, cursor, 'MATCH', 'g*', 'COUNT', count)
-  local parts, fields = {}, found[2]
-  for at = 1, #fields, 2 do
-    local state = unpackQueueGroup(fields[at + 1])
-    if state then
-      parts[#parts + 1] = '[' .. encoded(sub(fields[at], 2)) .. ',' .. text(state.waiting) .. ',' .. text(state.delayed)
-        .. ',' .. text(state.active) .. ',' .. encoded(state.paused == 1) .. ']'
-    end
-  end
-  return reply('groups', found[1], json('[' .. concat(parts, ',') .. ']'))
 end

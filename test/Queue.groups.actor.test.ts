@@ -155,6 +155,8 @@ const model = (which: number, { limit, nameOf, partition, spacing }: World) => {
   // Of each group, counted in jobs that began: since when it can begin a job, of which level, and when it last began a job.
   const ready = names.map(() => ({ since: Number.POSITIVE_INFINITY, level: -1 }))
   const before = names.map(() => -1)
+  // How many jobs each group has begun since it began one of a lower level than its first.
+  const since = names.map(() => 0)
   const allowed = names.map(() => bucket(spacing, 3 * spacing))
   let [number, values, paused, begins] = [0, 0, false, 0]
   const open = () =>
@@ -169,13 +171,24 @@ const model = (which: number, { limit, nameOf, partition, spacing }: World) => {
   const inGroup = (at: number, state: Job["state"]) => inState(state).filter(({ group }) => group === at)
   const active = (worker?: number) => inState("active").filter((job) => worker === undefined || job.worker === worker)
 
-  /** The job that a group begins next, if it can. */
+  const rank = ({ begun, level }: Job) => limit === 1 && begun ? 0 : 2 * level + (begun ? 1 : 2)
+  /** The first job of a group, if it can begin one. */
   const headOf = (at: number): Job | undefined => {
     if (held[at]) return undefined
     const kept = inGroup(at, "delayed").filter(({ begun }) => begun).length
     if (inGroup(at, "active").length + (limit === 1 ? kept : 0) >= limit) return undefined
-    const rank = ({ begun, level }: Job) => limit === 1 && begun ? 0 : 2 * level + (begun ? 1 : 2)
     return inGroup(at, "waiting").toSorted((x, y) => rank(x) - rank(y) || x.number - y.number)[0]
+  }
+  /** The oldest job of the levels below the first job, which seven other ones have gone ahead of. */
+  const oldestOf = (at: number): Job | undefined => {
+    const head = headOf(at)
+    if (head === undefined || rank(head) === 0 || since[at]! < 7) return undefined
+    const lower = inGroup(at, "waiting").filter(({ level }) => level > head.level)
+    // Those of a level that have begun before come first.
+    const firsts = [1, 2, 3].map((level) =>
+      lower.filter((job) => job.level === level).toSorted((x, y) => rank(x) - rank(y) || x.number - y.number)[0]
+    )
+    return firsts.filter((job) => job !== undefined).toSorted((x, y) => x.number - y.number)[0]
   }
   const observe = () => {
     for (let at = 0; at < none; at++) {
@@ -198,7 +211,9 @@ const model = (which: number, { limit, nameOf, partition, spacing }: World) => {
     const given = job!.former === undefined ? [] : ["i", job!.former]
     assert.deepStrictEqual(more, [...at === none ? [] : ["g", names[at]!], ...given])
     if (at !== none) {
-      assert.strictEqual(headOf(at)?.id, id, "another job of the group is in front")
+      const isAged = headOf(at)?.id !== id
+      assert.include([headOf(at)?.id, oldestOf(at)?.id], id, "another job of the group is in front")
+      since[at] = isAged ? 0 : since[at]! + 1
       allowed[at]!(token, id)
       // Another group of the same level that could have begun one all the time has had its turn.
       for (let other = 0; other < none; other++) {

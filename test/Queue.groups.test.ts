@@ -157,6 +157,29 @@ layer(TestServer.layer, live)("a group of jobs", (it) => {
         yield* worker.stop
       })))
 
+  it.effect("begins one job of eight from its lower levels, the oldest first", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        yield* queue.offerAll(upTo(2, 100), { group: "a", priority: "low" })
+        yield* queue.offerAll(upTo(1, 200), { group: "a" })
+        yield* queue.offerAll(upTo(1, 102), { group: "a", priority: "low" })
+        yield* queue.offerAll(upTo(24), { group: "a", priority: "urgent" })
+        const worker = yield* working(queue)
+        yield* shows(queue, { completed: 28 })
+        assert.deepStrictEqual(worker.begun, [
+          ...upTo(7),
+          100,
+          ...upTo(7, 7),
+          101,
+          ...upTo(7, 14),
+          200,
+          ...upTo(3, 21),
+          102
+        ])
+        yield* worker.stop
+      })))
+
   it.effect("keeps its rate over all processes", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
