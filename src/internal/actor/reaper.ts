@@ -62,7 +62,7 @@ export class Reaper {
   expect(next: number): void {
     if (this.#closed || next < 0 || next > 0 && !this.#isWanted()) return
     // The first coordinator does the work, and the others find nothing to do; so they do not come at once.
-    const at = this.#io.now() + next + 1 + this.#io.random() * 10
+    const at = this.#io.now() + next + 1 + this.#io.random() * 4
     if (this.#timer !== undefined) {
       if (this.#at <= at) return
       this.#timer.cancel()
