@@ -108,9 +108,11 @@ end
 
 alarms.counter = function(ctx, key)
   local value, till = loadCounter(ctx)
-  if till > 0 then
+  if till > ctx.now then
     alarm(ctx, key, till - ctx.now + 1)
-  elseif value == 0 then
+  elseif value == 0 or till > 0 then
+    -- Another command has given the value another time to live, or none.
+    if till > 0 then call('DEL', ctx.value) end
     announce(ctx, key, json(nextToken(ctx)), 0)
   end
 end

@@ -335,7 +335,7 @@ local function bury(ctx, queue, job, fields, reason, count, message, outcome)
   releaseId(ctx, queue, given, job, fieldOf(fields, 'q'))
   conclude(ctx, queue, job, given, fieldOf(fields, 'r'), outcome)
   if policy.retain > 0 then
-    call('XTRIM', queue.letters, 'MINID', '=', text(ctx.now - policy.retain) .. '-0')
+    call('XTRIM', queue.letters, 'MINID', '=', text(ago(ctx, policy.retain)) .. '-0')
     soonerDue(ctx, queue, ctx.now + policy.retain)
   end
 end

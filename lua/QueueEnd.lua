@@ -127,7 +127,7 @@ end
 local function expectLetters(ctx, queue)
   local retain = queue.dead > 0 and policyOf(queue).retain or 0
   if retain == 0 then return end
-  call('XTRIM', queue.letters, 'MINID', '=', text(ctx.now - retain) .. '-0')
+  call('XTRIM', queue.letters, 'MINID', '=', text(ago(ctx, retain)) .. '-0')
   queue.recount = true
   local oldest = call('XRANGE', queue.letters, '-', '+', 'COUNT', 1)[1]
   if oldest then soonerDue(ctx, queue, tonumber(match(oldest[1], '^%d+')) + retain + 1) end

@@ -303,7 +303,7 @@ end
 -- flags: allow-oom
 handlers['queue.clean'] = function(ctx, key, age)
   local queue = loadQueue(ctx, key)
-  local old = call('XRANGE', queue.letters, '-', text(math.max(0, ctx.now - tonumber(age))), 'COUNT', MOVED)
+  local old = call('XRANGE', queue.letters, '-', text(ago(ctx, tonumber(age))), 'COUNT', MOVED)
   local ids = {}
   for at, letter in ipairs(old) do ids[at] = letter[1] end
   if #ids > 0 then call('XDEL', queue.letters, unpack(ids)) end

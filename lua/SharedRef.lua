@@ -264,9 +264,11 @@ end
 
 alarms.sharedRef = function(ctx, key)
   local version, till = loadRef(ctx)
-  if till > 0 then
+  if till > ctx.now then
     alarm(ctx, key, till - ctx.now + 1)
-  elseif version == '0' then
+  elseif version == '0' or till > 0 then
+    -- Another command has given the value another time to live, or none.
+    if till > 0 then call('DEL', ctx.value) end
     announce(ctx, key, json(nextToken(ctx)), 0, NO_VALUE)
   end
   local line = loadLine(key)

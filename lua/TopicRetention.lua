@@ -71,7 +71,7 @@ local function trimTopic(ctx, topic)
   end
   if wanted < length then call('XTRIM', topic.entries, 'MAXLEN', '=', text(wanted)) end
   if topic.age > 0 then
-    local time, from = ctx.now - topic.age, '-0'
+    local time, from = ago(ctx, topic.age), '-0'
     -- Events that a group needs stay, whatever their age.
     if number and stamp <= time then time, from, topic.held = stamp, '-' .. text(number), 1 end
     call('XTRIM', topic.entries, 'MINID', '=', text(time) .. from)

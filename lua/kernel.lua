@@ -120,6 +120,11 @@ local function reply(tag, ...)
   return '[' .. concat(parts, ',') .. ']'
 end
 
+-- So many ms ago. Ids of streams have no times of before 1970.
+local function ago(ctx, millis)
+  return math.max(0, ctx.now - millis)
+end
+
 -- The part of an answer that several claims share, as JSON without brackets.
 local function continued(...)
   local parts = { ... }

@@ -314,10 +314,10 @@ end
 -- reply: ["touched"]
 -- flags: allow-oom
 handlers['session.touch'] = function(ctx, key)
-  -- One that is kept for longer already stays so.
+  -- One that is kept for longer already stays so. The time to live of what users store is theirs.
   call('PEXPIRE', key, A_DAY, 'GT')
   for index, role in ipairs(ROLES[ctx.kind] or ROLES.none) do
-    if index > 1 then call('PEXPIRE', ctx[role], A_DAY, 'GT') end
+    if index > 1 and role ~= 'value' then call('PEXPIRE', ctx[role], A_DAY, 'GT') end
   end
   return '["touched"]'
 end

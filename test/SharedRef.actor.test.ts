@@ -316,6 +316,30 @@ layer(TestServer.layer, { excludeTestServices: true })("the shared-ref actor", (
       })
     }))
 
+  for (const kind of ["sharedRef", "counter"] as const) {
+    it.effect(`keeps the value of a ${kind} for no longer because a session needs it`, () =>
+      Effect.gen(function*() {
+        const redis = yield* client(yield* TestServer)
+        yield* Effect.promise(async () => {
+          const { key, mail, open, ring, send } = actor(redis, freshNamespace(), `${kind}:x`)
+          await open("S")
+          await send("S", `${kind}.join`, ["c"])
+          if (kind === "counter") await send("S", "counter.add", [1, 300, "", 0])
+          else await send("S", "sharedRef.set", ["1", 300, ""])
+          await send("S", "session.touch", [])
+          const value = keyOf(key, "value")
+          assert.isAtMost(await redis.pttl(value), 300)
+          // Whatever else has given it more time, its own is over then, and the member hears it.
+          await redis.persist(value)
+          const [, until] = (await redis.get(value))!.split(" ")
+          while (Date.now() <= Number(until)) await redis.time()
+          await ring()
+          assert.strictEqual(await redis.exists(value), 0)
+          assert.deepStrictEqual((await mail("S")).at(-1)!.slice(3), kind === "counter" ? [0] : [0, null])
+        })
+      }))
+  }
+
   it.effect("drops the tokens of leases that nobody has used for a day when there are many", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
