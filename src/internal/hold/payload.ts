@@ -1,6 +1,7 @@
 /** Values of users as JSON text, by their schemas. */
 
 import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
 import * as Schema from "effect/Schema"
 
 export class InvalidPayload extends Schema.Error<InvalidPayload>("lockstep/InvalidPayload")({
@@ -34,6 +35,19 @@ export interface Payload<in out A> {
   readonly decodeAll: (values: unknown, what: string) => Effect.Effect<ReadonlyArray<A>, InvalidPayload>
 }
 
+/** The JSON text of what a schema has encoded, if it has any: schemas such as `Schema.Any` let everything pass. */
+export const jsonText = <E>(
+  encoded: unknown,
+  invalid: (issue: string) => Exit.Exit<never, E>
+): Exit.Exit<string, E> => {
+  try {
+    const text = JSON.stringify(encoded) as string | undefined
+    return text === undefined ? invalid(`Expected a JSON value, got ${typeof encoded}`) : Exit.succeed(text)
+  } catch (cause) {
+    return invalid(String(cause))
+  }
+}
+
 // Nothing has to be decoded where parties bring nothing.
 const nothing: Payload<any> = {
   encode: () => Effect.succeed("null"),
@@ -51,10 +65,15 @@ export const payload = <A>(
   const encode = Schema.encodeEffect(json)
   const decode = Schema.decodeUnknownEffect(json)
   const decodeAll = Schema.decodeUnknownEffect(Schema.toCodecJson(Schema.Array(schema)))
+  const invalid = (what: string, issue: string) => new InvalidPayload({ what, kind, name, namespace, issue })
   const named = <B>(self: Effect.Effect<B, Schema.SchemaError>, what: string) =>
-    Effect.mapError(self, ({ message }) => new InvalidPayload({ what, kind, name, namespace, issue: message }))
+    Effect.mapError(self, ({ message }) => invalid(what, message))
   return {
-    encode: (value, what) => Effect.map(named(encode(value), what), (encoded) => JSON.stringify(encoded)),
+    encode: (value, what) =>
+      Effect.flatMap(
+        named(encode(value), what),
+        (encoded) => jsonText(encoded, (issue) => Exit.fail(invalid(what, issue)))
+      ),
     decode: (value, what) => named(decode(value), what),
     decodeAll: (values, what) => named(decodeAll(values), what)
   }

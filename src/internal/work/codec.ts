@@ -3,7 +3,7 @@
 import * as Cause from "effect/Cause"
 import * as Exit from "effect/Exit"
 import * as Schema from "effect/Schema"
-import { InvalidPayload, type Owner } from "../hold/payload.ts"
+import { InvalidPayload, jsonText, type Owner } from "../hold/payload.ts"
 
 export interface Codec<in out A> {
   readonly encode: (value: A) => Exit.Exit<string, InvalidPayload>
@@ -33,7 +33,7 @@ export const codec = <A>(
     decodeParsed,
     encode: (value) => {
       const exit = encode(value)
-      return Exit.isSuccess(exit) ? Exit.succeed(JSON.stringify(exit.value)) : refused(exit.cause)
+      return Exit.isSuccess(exit) ? jsonText(exit.value, invalid) : refused(exit.cause)
     },
     decode: (body) => {
       let parsed: unknown
