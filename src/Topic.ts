@@ -499,6 +499,13 @@ class TopicImpl<in out A> implements Topic<A> {
   readonly run = <E, R>(
     handler: (event: Event<A>) => Effect.Effect<unknown, E, R>,
     options: HandlerOptions<E>
+  ): Effect.Effect<never, TopicError, R> => this.running(handler, options, Effect.void)
+
+  /** As `run`; says when it is a member. */
+  readonly running = <E, R>(
+    handler: (event: Event<A>) => Effect.Effect<unknown, E, R>,
+    options: HandlerOptions<E>,
+    joined: Effect.Effect<unknown>
   ): Effect.Effect<never, TopicError, R> => {
     const { concurrency = 1, crashes = 3, deadLetter, group, onGap, retry = patience } = options
     whole(concurrency, "concurrency", 1024)
@@ -511,6 +518,7 @@ class TopicImpl<in out A> implements Topic<A> {
       const opening = Scope.provide(this.deadLetters(group), scope)
       const bury = burying({ name: this.name, subject: this.subject, group, log }, deadLetter, opening)
       const queue = yield* this.#deliveries({ ...options, prefetch })
+      yield* joined
       const worker = Effect.forever(Effect.flatMap(Queue.take(queue), (delivery) =>
         handle(delivery, handler, {
           name: this.name,
@@ -627,7 +635,8 @@ export const Service =
 
 /**
  * A layer that handles the events of a topic for as long as it is built: with a `group`, those that this process is given as its
- * member; otherwise all of them, as a subscriber. A subscriber's failures are logged. While Redis is away, out of memory, or without
+ * member; otherwise all of them, as a subscriber. It is built when it has its position, so it misses nothing that is published behind
+ * it; or when it could not have one yet. A subscriber's failures are logged, interruptions from inside too. While Redis is away, out of memory, or without
  * the permissions, it tries again and again; a subscriber goes on behind the last event that it has handled. An error of the topic
  * that cannot pass is logged, and ends it.
  *
@@ -640,25 +649,27 @@ export const handler = <Self, A, E, R>(
   options: HandlerOptions<E> | (SubscribeOptions & { readonly group?: undefined }) = {}
 ): Layer.Layer<never, never, Self | R> =>
   Layer.effectDiscard(
-    Effect.flatMap(tag, (topic) => {
-      const what = `handler of ${(topic as TopicImpl<A>).subject}`
-      const logged = (message: string) => (cause: Cause.Cause<unknown>) =>
-        Cause.hasInterruptsOnly(cause) ? Effect.void : Effect.logError(message, cause)
+    Effect.gen(function*() {
+      const topic = (yield* tag) as TopicImpl<A>
+      const what = `handler of ${topic.subject}`
+      const ready = yield* Deferred.make<void>()
+      const begun = Deferred.succeed(ready, undefined)
       const trail: Trail<A> = {}
       const handling = options.group === undefined
-        ? Stream.runForEach(events(Stream.unwrap((topic as TopicImpl<A>).following(trail, options))), (event) =>
-          Effect.catchCause(handled(handle, event, topic.name), (cause) =>
-            Cause.hasInterruptsOnly(cause)
-              ? Effect.failCause(cause as Cause.Cause<never>)
-              : logged(`a ${what} failed at an event`)(cause)))
-        : topic.run(handle, options)
+        ? Stream.runForEach(events(Stream.unwrap(Effect.tap(topic.following(trail, options), begun))), (event) =>
+          // An interruption of this fiber is not caught.
+          Effect.catchCause(
+            handled(handle, event, topic.name),
+            (cause) => Effect.logError(`a ${what} failed at an event`, cause)
+          ))
+        : topic.running(handle, options, begun)
       const going = persevering(
-        handling as Effect.Effect<void, TopicError, R>,
-        (error) =>
-          Effect.logWarning(`a ${what} could not go on, and begins again`, error),
+        Effect.ensuring(handling as Effect.Effect<void, TopicError, R>, begun),
+        (error) => Effect.logWarning(`a ${what} could not go on, and begins again`, error),
         isLasting
       )
-      return Effect.forkScoped(Effect.tapCause(going, logged(`a ${what} has ended`)))
+      yield* Effect.forkScoped(Effect.tapCause(going, (cause) => Effect.logError(`a ${what} has ended`, cause)))
+      yield* Deferred.await(ready)
     })
   )
 

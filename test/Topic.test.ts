@@ -336,6 +336,70 @@ layer(TestServer.layer, live)("a topic", (it) => {
         assert.strictEqual(valuesOf(yield* collect(topic.subscribe({ from: "beginning" }), 1))[0], 200 - length)
       })))
 
+  it.effect("begins at a time that the clock of Redis has not come to, and others of the process miss nothing", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const other = yield* on(b!, make())
+        yield* other.publish(0)
+        // The clock of the subscriber is ahead.
+        const since = Date.now() + 400
+        const early = yield* Effect.forkScoped(collect(topic.subscribe({ from: { since } }), 1))
+        yield* realSleep(100)
+        const now = yield* topic.subscribed()
+        yield* other.publishAll(upTo(5, 1))
+        assert.deepStrictEqual(valuesOf(yield* collect(now, 5)), upTo(5, 1))
+        while (Date.now() <= since) yield* realSleep(10)
+        yield* other.publish(6)
+        assert.deepStrictEqual(valuesOf(yield* Fiber.join(early)), [6])
+      })))
+
+  it.effect("says at once that the event was lost behind which a subscriber begins, and others go on", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        yield* topic.publish(0)
+        const lost = yield* topic.subscribed({ from: { after: `${Date.now() + 60_000}-9` } })
+        const now = yield* topic.subscribed()
+        yield* topic.publish(1)
+        assert.deepStrictEqual(valuesOf(yield* collect(now, 1)), [1])
+        const [gap, event] = yield* collect(lost, 2)
+        assert.deepInclude(gap, { _tag: "Gap", reason: "lost" })
+        assert.deepInclude(event, { _tag: "Event", value: 1 })
+      })))
+
+  it.effect("refuses what has no JSON, and keeps events for longer than since 1970", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const any = yield* on(a!, Topic.make({ name: "any", schema: Schema.Any, retention: { age: "36500 days" } }))
+        yield* Effect.addFinalizer(() => Effect.orDie(any.purge))
+        for (const value of [undefined, 1n, () => {}]) {
+          assert.strictEqual(refusal(yield* Effect.exit(any.publish(value))), "InvalidPayload")
+        }
+        yield* any.publishAll(upTo(100))
+        assert.strictEqual((yield* any.state).length, 100)
+      })))
+
+  it.effect("has a handler that is built when it misses nothing, and goes on when it is interrupted from inside", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        class Numbers extends Context.Service<Numbers, Topic.Topic<number>>()("Numbers") {}
+        for (const group of [undefined, "g"]) {
+          const seen: Array<number> = []
+          const handle = ({ attempt, value }: Topic.Event<number>) =>
+            value === 1 && attempt === 1 ? Effect.interrupt : Effect.sync(() => void seen.push(value))
+          const retry = Schedule.recurs(1)
+          const layer = Topic.handler(Numbers, handle, group === undefined ? {} : { group, retry })
+          yield* topic.publishAll(upTo(3)).pipe(
+            Effect.andThen(eventually(Effect.sync(() => assert.includeMembers(seen, [0, 2])))),
+            Effect.provide(layer),
+            Effect.provideService(Numbers, topic)
+          )
+          if (group !== undefined) yield* topic.forget(group)
+        }
+      })))
+
   for (const from of ["now", "beginning", { last: 8 }, { since: 0 }] as const) {
     it.effect(`shows what is removed unread once it has its position: from ${JSON.stringify(from)}`, () =>
       several(1, ([a]) =>

@@ -65,6 +65,14 @@ export interface Cursor {
   readonly number: number | undefined
 }
 
+/** Where a reader begins. */
+export interface Start extends Cursor {
+  /** Events of before this time, in milliseconds, are none of its. */
+  readonly since?: number | undefined
+  /** It had read events that Redis has lost. */
+  readonly lost?: boolean | undefined
+}
+
 export const numberOf = (id: string): number => Number(id.slice(id.indexOf("-") + 1))
 
 export const timeOf = (id: string): number => Number(id.slice(0, id.indexOf("-")))

@@ -14,7 +14,7 @@ import type { Place } from "../hold/place.ts"
 import { request } from "../hold/request.ts"
 import * as work from "../work/member.ts"
 import { again, fail, OrderMismatch, TooManyGroups, type TopicError } from "./errors.ts"
-import { beginning, compareIds, type Element, gap, type Raw } from "./event.ts"
+import { beginning, compareIds, type Element, type Gap, gap, type Raw } from "./event.ts"
 import type { Parts } from "./parts.ts"
 import type { Shard } from "./shard.ts"
 
@@ -34,10 +34,10 @@ export class Delivery<A> {
   over = false
   lost = false
   #observers: Array<() => void> = []
-  readonly #member: Member<A> | undefined
+  readonly #member: Member<A>
   readonly #told: Told | undefined
 
-  constructor(element: Element<A>, raw: Raw | undefined, member: Member<A> | undefined, told?: Told) {
+  constructor(element: Element<A>, raw: Raw | undefined, member: Member<A>, told?: Told) {
     this.element = element
     this.raw = raw
     this.#member = member
@@ -61,6 +61,7 @@ export class Delivery<A> {
 
   /** It was handled. `done` is called when Redis knows, or when that cannot be told. */
   acknowledge(done: (error: CoordinatorError | undefined) => void): void {
+    if (this.raw === undefined) this.#member.dismiss(this)
     if (this.#told !== undefined) return this.#close(this.#told, done)
     this.#end(done, (member, raw) => member.say("topic.ack", raw, (own, index) => [own, index, raw.id, raw.key], done))
   }
@@ -71,7 +72,7 @@ export class Delivery<A> {
   }
 
   #end(done: (error: undefined) => void, tell: (member: Member<A>, raw: Raw) => void): void {
-    if (this.over || this.#member === undefined || this.raw === undefined) return done(undefined)
+    if (this.over || this.raw === undefined) return done(undefined)
     this.over = true
     this.#member.forget(this)
     tell(this.#member, this.raw)
@@ -80,7 +81,7 @@ export class Delivery<A> {
   #close(told: Told, done: (error: CoordinatorError | undefined) => void): void {
     if (this.over) return done(undefined)
     this.over = true
-    this.#member!.close(told, done)
+    this.#member.close(told, done)
   }
 }
 
@@ -128,6 +129,8 @@ class Member<A> extends work.Member {
   #made = 0
   // The gaps that it has not acknowledged, as far as Redis has confirmed that.
   #gaps = new Set<Told>()
+  // Deliveries of gaps that were not acknowledged here.
+  readonly #missing = new Set<Delivery<A>>()
   // What it had in hand when the session was lost.
   #events: ReadonlyArray<string> = []
   /** Nothing of before this epoch is left for the group in this shard. */
@@ -185,7 +188,7 @@ class Member<A> extends work.Member {
     if (isAnother) {
       this.#heard = 0
       this.#gaps = new Set()
-      this.#deliver([new Delivery<A>(gap(this.place.name, "lost", undefined), undefined, undefined)])
+      this.#deliver([this.#gapOf(gap(this.place.name, "lost", undefined), undefined)])
     }
     this.#takeAll(items)
     // An answer can come after a later delivery.
@@ -227,7 +230,13 @@ class Member<A> extends work.Member {
     if (missed > 0) this.place.space.kernel.hooks.metrics.missed(missed)
     const { name } = this.place
     const element = missed < 0 ? gap(name, "lost", undefined) : gap(name, "trimmed", missed)
-    deliveries.push(new Delivery<A>(element, undefined, this, told))
+    deliveries.push(this.#gapOf(element, told))
+  }
+
+  #gapOf(element: Gap, told: Told | undefined): Delivery<A> {
+    const delivery = new Delivery<A>(element, undefined, this, told)
+    this.#missing.add(delivery)
+    return delivery
   }
 
   // The answer to a repeated question counts those that it was told of already. Later ones can have come before the answer.
@@ -257,11 +266,16 @@ class Member<A> extends work.Member {
     this.#working.delete(delivery.raw!.id)
   }
 
+  dismiss(gap: Delivery<A>): void {
+    this.#missing.delete(gap)
+  }
+
   protected lose(): void {
-    const lost = [...this.#working.values()]
+    const lost = [...this.#working.values(), ...this.#missing]
     // The group can be lost together with the session, and with it what was pending.
     this.#events = [...this.#events, ...this.#working.keys(), ...this.#told.keys()]
     this.#working.clear()
+    this.#missing.clear()
     this.#told.clear()
     this.#gaps = new Set()
     this.#heard = 0

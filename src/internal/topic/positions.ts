@@ -5,23 +5,33 @@ import * as Effect from "effect/Effect"
 import type { CoordinatorError } from "../actor/errors.ts"
 import { whole } from "../hold/place.ts"
 import type { SubscribeOptions } from "./api.ts"
-import { before, type Cursor, cursorAt, numberOf, timeOf } from "./event.ts"
+import { before, compareIds, type Cursor, cursorAt, numberOf, type Start, timeOf } from "./event.ts"
 import type { Parts } from "./parts.ts"
 import type { Shard } from "./shard.ts"
 
 const eachOf = <A, B, E>(shards: ReadonlyArray<A>, f: (shard: A, at: number) => Effect.Effect<B, E>) =>
   Effect.forEach(shards, f, { concurrency: "unbounded" })
 
-/** Where a subscriber begins in each shard. All positions have numbers, so what is removed from now on is missed. */
+/**
+ * Where a subscriber begins in each shard. All positions have numbers, so what is removed from now on is missed. None is behind the end
+ * of its shard: what is read there is read for other subscribers too.
+ */
 export const positionsOf = (
   { all }: Parts<any>,
   from: NonNullable<SubscribeOptions["from"]>
-): Effect.Effect<ReadonlyArray<Cursor>, CoordinatorError> => {
+): Effect.Effect<ReadonlyArray<Start>, CoordinatorError> => {
   if (from === "now") return eachOf(all, ({ bounds }) => Effect.map(bounds, ({ end }) => end))
   if (from === "beginning") return eachOf(all, firstOf)
   if ("after" in from) {
     const positions = positionsBehind(all.length, from.after)
-    return eachOf(all, (shard, at) => positions[at] === undefined ? firstOf(shard) : Effect.succeed(positions[at]))
+    return eachOf(all, (shard, at): Effect.Effect<Start, CoordinatorError> => {
+      const position = positions[at]
+      if (position === undefined) return firstOf(shard)
+      return Effect.map(
+        shard.bounds,
+        ({ end }) => compareIds(position.id, end.id) > 0 ? { ...end, lost: true } : position
+      )
+    })
   }
   if ("since" in from) {
     // An id of Redis has whole milliseconds, from 0 on.
@@ -29,10 +39,8 @@ export const positionsOf = (
     return eachOf(all, (shard) =>
       // In this order: what is published in between is behind the end.
       Effect.flatMap(shard.bounds, ({ end }) =>
-        Effect.map(shard.since(since), (first) => ({
-          id: `${since}-0`,
-          number: first === undefined ? end.number : numberOf(first) - 1
-        }))))
+        Effect.map(shard.since(since), (first) =>
+          first === undefined ? { ...end, since } : { id: `${since}-0`, number: numberOf(first) - 1 })))
   }
   const count = whole(from.last, "last", 10_000)
   return Effect.map(

@@ -7,7 +7,7 @@ import * as Arr from "effect/Array"
 import * as Effect from "effect/Effect"
 import type { CoordinatorError } from "../actor/errors.ts"
 import { coordinatorError } from "../actor/transport.ts"
-import { compareIds, type Cursor, type Element, epochOf, type Gap, gap } from "./event.ts"
+import { compareIds, type Cursor, cursorAt, type Element, epochOf, type Gap, gap, type Start, timeOf } from "./event.ts"
 import type { Chunk, Follower, Shard } from "./shard.ts"
 
 export interface Buffer {
@@ -66,11 +66,14 @@ class Lane<A> implements Follower<A> {
   epoch = 0
   readonly shard: Shard<A>
   readonly #subscription: Subscription<A>
+  // Events of before this time are left out.
+  #since: number
 
-  constructor(subscription: Subscription<A>, shard: Shard<A>, cursor: Cursor) {
+  constructor(subscription: Subscription<A>, shard: Shard<A>, { id, number, since = 0 }: Start) {
     this.#subscription = subscription
     this.shard = shard
-    this.cursor = cursor
+    this.cursor = { id, number }
+    this.#since = since
   }
 
   /** The shared read has brought these, and stands at their end. */
@@ -95,6 +98,7 @@ class Lane<A> implements Follower<A> {
   /** Takes in what was read for it, behind where it stands; answers whether it goes on. */
   takePage({ cursor, elements, entries }: Chunk<A>): boolean {
     if (entries.length === 0) return true
+    if (this.#since > 0) return this.#takeSince(entries)
     const { epoch } = this.#subscription
     if (epochOf(entries[entries.length - 1]!) > epoch) return this.#takeUntil(entries, epoch)
     if (!this.#subscription.accept(elements)) {
@@ -104,6 +108,17 @@ class Lane<A> implements Follower<A> {
     this.cursor = cursor
     this.#subscription.advanced()
     return true
+  }
+
+  // The clock of Redis is behind the time from which on it takes events in.
+  #takeSince(entries: Chunk<A>["entries"]): boolean {
+    const first = entries.findIndex(([id]) => timeOf(id) >= this.#since)
+    const skipped = first < 0 ? entries.length : first
+    if (skipped > 0) this.cursor = cursorAt(entries[skipped - 1]![0])
+    this.#subscription.advanced()
+    if (first < 0) return true
+    this.#since = 0
+    return this.takePage(this.shard.read(entries.slice(first), this.cursor))
   }
 
   // It waits behind the events up to an epoch for the other lanes to come there.
@@ -204,9 +219,10 @@ export class Subscription<A> {
     return this.#lanes.map(({ cursor }) => cursor)
   }
 
-  add(shard: Shard<A>, cursor: Cursor): void {
-    const lane = new Lane(this, shard, cursor)
+  add(shard: Shard<A>, start: Start): void {
+    const lane = new Lane(this, shard, start)
     this.#lanes.push(lane)
+    if (start.lost === true) this.insist([gap(shard.place.name, "lost", undefined)])
     shard.lanes.add(lane)
     void this.#follow(lane)
   }

@@ -63,15 +63,12 @@ const whileDelivered = <A, E, R>(
     })
   )
 
-// A defect in what a program gives besides its handler must not end the handling of later events.
+// A defect, or an interruption from inside, of what a program gives besides its handler must not end the handling of later events. An
+// interruption of this fiber is not caught.
 const guarded = (
   self: Effect.Effect<void, unknown>,
   failed: (cause: unknown) => void
-): Effect.Effect<void> =>
-  Effect.catchCause(self, (cause) =>
-    Cause.hasInterruptsOnly(cause)
-      ? Effect.failCause(cause as Cause.Cause<never>)
-      : Effect.sync(() => failed(Cause.squash(cause))))
+): Effect.Effect<void> => Effect.catchCause(self, (cause) => Effect.sync(() => failed(Cause.squash(cause))))
 
 /** Handles one delivery, and acknowledges it, gives it back, or puts it aside. */
 export const handle = <A, E, R>(
