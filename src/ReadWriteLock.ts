@@ -181,47 +181,78 @@ const taking = (
 ): acquiring.Acquire<ReadWriteLockError> =>
   permits.taking(place, mode === "read" ? 1 : everything, everything, wait, { options, fail, refuse: busy })
 
-/** Makes a hold lighter or heavier. Heavier fails with "conflict" unless it is possible at once. */
+/** How one hold is changed between reading and writing. */
+class Changes {
+  /** The effects that write under it since it was made a write lock for the first of them. */
+  readonly writers = new Set<Writer>()
+  /** So many requests to make it lighter are not answered. */
+  lightening = 0
+}
+
+/** An effect that writes under a read lock. */
+class Writer {}
+
+const known = new WeakMap<Hold, Changes>()
+
+const changesOf = (hold: Hold): Changes => {
+  let changes = known.get(hold)
+  if (changes === undefined) known.set(hold, changes = new Changes())
+  return changes
+}
+
+/** Whether it is a write lock, and stays one: a request to make it lighter may be on its way to Redis. */
+const isHeavy = (hold: Hold): boolean => hold.weight === everything && changesOf(hold).lightening === 0
+
+/** Whether it is a write lock, or is being made one. */
+const isWriting = (hold: Hold): boolean => isHeavy(hold) || changesOf(hold).writers.size > 0
+
+/** Makes a hold lighter or heavier. Heavier fails with "conflict" unless it is possible at once. Redis executes these in order. */
 const reweigh = (
   hold: Hold,
   mode: Mode
 ): Effect.Effect<"granted" | "conflict" | "absent", ReadWriteLockError> => {
   const target = targetOf(hold)
-  const weight = mode === "read" ? 1 : everything
+  const isLighter = mode === "read"
+  const weight = isLighter ? 1 : everything
+  const changes = changesOf(hold)
   const asked = fresh(target, (anyway) =>
     Effect.suspend(() => {
       if (!hold.active) return Effect.succeed(["absent"] as const)
       // What this process keeps would be in the way.
       target.tenancy.kept.cease(hold.stretch)
       target.tenancy.kept.surrenderResting(target.key)
+      if (isLighter) {
+        hold.weight = weight
+        changes.lightening++
+      }
       return request(target, "semaphore.reweigh", [hold.id, weight, anyway], {
         session: hold.session,
         moot: () => ["absent"] as const,
         // Whether the hold is heavier must not stay unknown: while Redis is away, nor when the fiber is interrupted.
         persists: true,
         answered: (reply) => {
+          if (isLighter) changes.lightening--
           if (reply[0] !== "granted") return
-          hold.token = Number(reply[1])
           hold.weight = weight
+          if (isLighter) return
+          hold.token = Number(reply[1])
+          // Redis knows it by this token, and not by the first of what the process might have kept.
+          hold.stretch = undefined
         }
       })
     }))
   return Effect.mapBoth(asked, { onFailure: ({ reason }) => fail(reason), onSuccess: ([outcome]) => outcome })
 }
 
-// How many effects write under a read lock that was made a write lock for them.
-const writers = new WeakMap<Hold, number>()
-
-const writersOf = (hold: Hold): number => writers.get(hold) ?? 0
-
 /** One effect more writes under a read lock. */
-const upgrade = (reading: Hold): Effect.Effect<void, ReadWriteLockError> =>
+const upgrade = (reading: Hold): Effect.Effect<Writer, ReadWriteLockError> =>
   Effect.suspend(() => {
-    writers.set(reading, writersOf(reading) + 1)
-    if (reading.weight === everything) return Effect.void
+    const writer = new Writer()
+    changesOf(reading).writers.add(writer)
+    if (isHeavy(reading)) return Effect.succeed(writer)
     return Effect.flatMap(reweigh(reading, "write"), (outcome) =>
       outcome === "granted"
-        ? Effect.void
+        ? Effect.succeed(writer)
         : Effect.fail(fail(
           outcome === "conflict"
             ? new UpgradeConflict({ key: reading.key, namespace: reading.claim.place.namespace })
@@ -230,8 +261,7 @@ const upgrade = (reading: Hold): Effect.Effect<void, ReadWriteLockError> =>
         Effect.onError((cause) => {
           // Redis may still make it heavier, unless it has refused that.
           const refused = Cause.findErrorOption(cause).pipe(Option.exists(({ reason }) => isRefusal(reason)))
-          if (!refused) reading.weight = everything
-          return lighten(reading, Exit.failCause(cause))
+          return lighten(reading, writer, Exit.failCause(cause), !refused)
         })
       )
   })
@@ -240,12 +270,16 @@ const isRefusal = (reason: ReadWriteLockError["reason"]): boolean =>
   reason._tag === "UpgradeConflict" || reason._tag === "LeaseLost"
 
 /** The last of these effects makes it a read lock again. One that has failed, or was interrupted, does not wait for that. */
-const lighten = (reading: Hold, exit: Exit.Exit<unknown, unknown>): Effect.Effect<void> =>
+const lighten = (
+  reading: Hold,
+  writer: Writer,
+  exit: Exit.Exit<unknown, unknown>,
+  mayBeHeavy = isHeavy(reading)
+): Effect.Effect<void> =>
   Effect.suspend(() => {
-    writers.set(reading, writersOf(reading) - 1)
-    if (writersOf(reading) > 0 || reading.weight !== everything) return Effect.void
-    // An effect that comes before the answer upgrades it anew.
-    reading.weight = 1
+    const { writers } = changesOf(reading)
+    // A downgrade has ended the writing of all of them.
+    if (!writers.delete(writer) || writers.size > 0 || !mayBeHeavy) return Effect.void
     const lightened = Effect.ignore(reweigh(reading, "read"))
     return Exit.isSuccess(exit) ? lightened : Effect.asVoid(Effect.forkDetach(lightened))
   })
@@ -269,12 +303,9 @@ const nested = <A, E, R>(
     const run = (found: Hold | undefined): Effect.Effect<A, E | ReadWriteLockError, R> => {
       if (found === undefined) return take(place)
       if (mode === "read") return share(found)
-      const isUpgraded = writersOf(found) > 0
-      const isWriting = isUpgraded || found.weight === everything
-      if (isWriting && !reentrant) {
-        return Effect.fail(fail(new AlreadyWriting({ key, namespace: space.kernel.settings.namespace })))
-      }
-      return isWriting && !isUpgraded ? share(found) : upgraded(found)
+      if (!isWriting(found)) return upgraded(found)
+      if (!reentrant) return Effect.fail(fail(new AlreadyWriting({ key, namespace: space.kernel.settings.namespace })))
+      return changesOf(found).writers.size === 0 ? share(found) : upgraded(found)
     }
     return acquiring.nested(
       fiber,
@@ -300,7 +331,7 @@ const withMode = <A, E, R>(
       Effect.acquireUseRelease(
         upgrade(reading),
         () => withinHold(body, reading, fail),
-        (_, exit) => lighten(reading, exit)
+        (writer, exit) => lighten(reading, writer, exit)
       )
   })
 }
@@ -318,7 +349,7 @@ const acquireMode = (
     upgraded: (reading) =>
       Effect.asSome(
         Effect.andThen(
-          Effect.acquireRelease(upgrade(reading), (_, exit) => lighten(reading, exit)),
+          Effect.acquireRelease(upgrade(reading), (writer, exit) => lighten(reading, writer, exit)),
           acquiring.shareScoped(reading)
         )
       )
@@ -458,11 +489,12 @@ export const acquireWriteIfAvailable = (
  */
 export const downgrade = (lease: Lease): Effect.Effect<void, ReadWriteLockError> =>
   Effect.suspend(() => {
-    if (!(lease instanceof Hold) || !lease.active || lease.weight !== everything) {
+    if (!(lease instanceof Hold) || lease.kind !== "readWriteLock" || !lease.active || !isHeavy(lease)) {
       const { key, kind } = lease
       const namespace = lease instanceof Hold ? lease.claim.place.namespace : ""
       return Effect.fail(fail(new NotWriting({ kind, key, namespace })))
     }
+    changesOf(lease).writers.clear()
     return Effect.flatMap(reweigh(lease, "read"), (outcome) =>
       outcome === "granted" ? Effect.void : Effect.fail(fail(lease.lossError("closed"))))
   })

@@ -139,6 +139,26 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("R
       })
     ))
 
+  it.effect("reads on when an upgraded lock was downgraded, and writes anew", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const other = yield* node((yield* TestServer).url, { namespace })
+        const reading = ReadWriteLock.withReadLockIfAvailable(Effect.void, "a").pipe(onNode(other))
+        yield* Effect.scoped(Effect.gen(function*() {
+          yield* ReadWriteLock.acquireRead("a")
+          yield* Effect.scoped(Effect.gen(function*() {
+            const lease = yield* ReadWriteLock.acquireWrite("a")
+            yield* ReadWriteLock.downgrade(lease)
+            assert.isTrue(Option.isSome(yield* reading))
+            assert.isTrue(Option.isNone(yield* ReadWriteLock.withWriteLock(reading, "a")))
+            assert.isTrue(Option.isSome(yield* reading))
+          }))
+          assert.isTrue(Option.isSome(yield* reading))
+          assert.isTrue(Option.isNone(yield* ReadWriteLock.withWriteLock(reading, "a")))
+        }))
+      })
+    ))
+
   it.effect("writes until the last effect that has upgraded it has ended", () =>
     withNode((namespace) =>
       Effect.gen(function*() {
