@@ -94,7 +94,9 @@ end
 handlers['election.nominate'] = function(ctx, key, id, candidate)
   if call('HGET', key, 'l') ~= claimOf(ctx, id) then return ABSENT end
   local state = load(key, 1)
-  if not (isAlive(ctx, holderOf(candidate)) and depart(key, state, candidate)) then return '["gone"]' end
+  -- Nothing but a claim: a part of the queue, or several claims, would be taken out of it too.
+  local isClaim = find(candidate, '^[^/ :]+/[^/ :]+$')
+  if not (isClaim and isAlive(ctx, holderOf(candidate)) and depart(key, state, candidate)) then return '["gone"]' end
   join(key, state, candidate, '', true)
   save(key, state)
   return '["nominated"]'

@@ -65,7 +65,7 @@ import { Hold } from "./internal/hold/hold.ts"
 import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
 import type { Membership } from "./internal/hold/membership.ts"
 import { InvalidPayload, type Payload, payload } from "./internal/hold/payload.ts"
-import { type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
+import { oneOf, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { protect } from "./internal/hold/protect.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
@@ -485,6 +485,7 @@ export const make: {
   ): Effect.Effect<Barrier<A, E>, BarrierError, Coordinator | Scope.Scope | R>
 } = Effect.fnUntraced(function*<E, R>(options: Options<any, E, R> & { readonly name: string }) {
   const parties = checkParties(options.parties)
+  oneOf(options.onDeparture ?? "break", "onDeparture", ["break", "withdraw"])
   const place = placeOf(spaceOf(yield* Coordinator), "barrier", options.name, "name", options.lease)
   const context = yield* Effect.context<R>()
   const progress: Progress = { epoch: 0, generation: 0, parties, change: 0 }

@@ -31,6 +31,7 @@ import * as Config from "effect/Config"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Layer from "effect/Layer"
+import * as Option from "effect/Option"
 import * as PubSub from "effect/PubSub"
 import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
@@ -167,7 +168,7 @@ const count = (value: number, what: string, min: number, max: number): number =>
 
 const settingsOf = (options: Options): Settings => {
   const millis = (input: Duration.Input, what: string, min: number, max: number) => {
-    const value = Duration.toMillis(Duration.fromInputUnsafe(input))
+    const value = Option.match(Duration.fromInput(input), { onNone: () => Number.NaN, onSome: Duration.toMillis })
     if (!(value >= min && value <= max)) throw new RangeError(`${what} must be from ${min} to ${max} milliseconds`)
     return Math.ceil(value)
   }

@@ -44,7 +44,7 @@ import { guardedKey, resourceOf } from "./internal/actor/keys.ts"
 import { coordinatorError } from "./internal/actor/transport.ts"
 import { isKnownLost } from "./internal/hold/hold.ts"
 import { describe } from "./internal/hold/loss.ts"
-import { millis, spaceOf } from "./internal/hold/place.ts"
+import { millis, spaceOf, tokenOf } from "./internal/hold/place.ts"
 import { StaleToken } from "./internal/hold/unwritten.ts"
 import { RedisError } from "./internal/redis/errors.ts"
 import { type Call, call } from "./internal/redis/resp.ts"
@@ -167,7 +167,7 @@ export const withOptions = (options: {
       throw new RangeError("key must be a non-empty string of well-formed Unicode")
     }
     if (args.length > mostArguments) throw new RangeError(`args must not be more than ${mostArguments}`)
-    const { token } = lease
+    const token = tokenOf(lease)
     const timeToLive = Math.ceil(millis(options.timeToLive ?? "24 hours", "timeToLive"))
     const { kernel } = spaceOf(coordinator)
     const guarded = guardedKey(kernel.settings.namespace, key)

@@ -264,6 +264,28 @@ export const acquireIfAvailable = (
     (place) => Effect.map(acquiring.acquireScoped(taking(place, false, options)), Option.fromUndefinedOr)
   )
 
+const lockAll = <A, E, R>(self: Effect.Effect<A, E, R>, keys: ReadonlyArray<string>, options: Options | undefined) => {
+  const ordered = [...new Set(keys)].sort((a, b) => a < b ? -1 : 1)
+  const reentrant = options?.reentrant === true
+  return acquiring.use((fiber, space): Effect.Effect<A, E | LockError, R> => {
+    const missing: Array<acquiring.Acquire<LockError>> = []
+    const shared: Array<Hold> = []
+    const looking = Effect.forEach(ordered, (key) => {
+      const place = placeOf(space, "lock", key, "key", options?.lease)
+      return acquiring.nested<void, LockError, never>(fiber, place, reentrant, (found) => {
+        if (found !== undefined && !reentrant) return alreadyHeld(place)
+        if (found === undefined) missing.push(taking(place, true, options))
+        else shared.push(found)
+        return Effect.void
+      })
+    }, { discard: true })
+    const body = Effect.suspend(() =>
+      shared.reduce((body, one) => withinHold(body, one, fail), withAllHolds(self, missing, fail, options))
+    )
+    return Effect.andThen(looking, spanned(fiber, body, "lockstep.Lock.withLocks", "lock", ordered.join(" ")))
+  })
+}
+
 /**
  * Runs an effect while holding several locks, in whatever order they are named: all of them, or none. They are taken in
  * one order everywhere, so that two of these never deadlock. `wait` is for all of them together.
@@ -281,30 +303,12 @@ export const withLocks: {
     keys: Iterable<string>,
     options?: Options | undefined
   ): <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.Effect<A, E | LockError, R | Coordinator>
-} = dual(
-  (args) => Effect.isEffect(args[0]),
-  <A, E, R>(self: Effect.Effect<A, E, R>, keys: Iterable<string>, options?: Options) => {
-    const ordered = [...new Set(keys)].sort((a, b) => a < b ? -1 : 1)
-    const reentrant = options?.reentrant === true
-    return acquiring.use((fiber, space): Effect.Effect<A, E | LockError, R> => {
-      const missing: Array<acquiring.Acquire<LockError>> = []
-      const shared: Array<Hold> = []
-      const looking = Effect.forEach(ordered, (key) => {
-        const place = placeOf(space, "lock", key, "key", options?.lease)
-        return acquiring.nested<void, LockError, never>(fiber, place, reentrant, (found) => {
-          if (found !== undefined && !reentrant) return alreadyHeld(place)
-          if (found === undefined) missing.push(taking(place, true, options))
-          else shared.push(found)
-          return Effect.void
-        })
-      }, { discard: true })
-      const body = Effect.suspend(() =>
-        shared.reduce((body, one) => withinHold(body, one, fail), withAllHolds(self, missing, fail, options))
-      )
-      return Effect.andThen(looking, spanned(fiber, body, "lockstep.Lock.withLocks", "lock", ordered.join(" ")))
-    })
-  }
-)
+} = (...args: Array<any>): any => {
+  if (Effect.isEffect(args[0])) return lockAll(args[0], [...args[1]], args[2])
+  // The keys are read once: an iterable can have no more to give the next time.
+  const keys = [...args[0]]
+  return <A, E, R>(self: Effect.Effect<A, E, R>) => lockAll(self, keys, args[1])
+}
 
 const inspecting = <A>(
   key: string,

@@ -175,7 +175,7 @@ export type { Address, EmbeddedOptions, Options, Timeouts } from "./internal/red
 // -----------------------------------------------------------------------------
 
 const millis = (input: Duration.Input | undefined, name: string): number => {
-  const value = input === undefined ? 5000 : Duration.toMillis(Duration.fromInputUnsafe(input))
+  const value = Option.match(Duration.fromInput(input ?? 5000), { onNone: () => Number.NaN, onSome: Duration.toMillis })
   if (!(value >= 1 && value <= 3_600_000)) throw new RangeError(`Redis: ${name} must be 1 millisecond to 1 hour`)
   return value
 }

@@ -52,7 +52,7 @@ import * as acquiring from "./internal/hold/acquire.ts"
 import { Hold } from "./internal/hold/hold.ts"
 import { type Holder, holdersOf, type Waiter, waitersOf } from "./internal/hold/holders.ts"
 import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
-import { type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
+import { mismatchPolicies, oneOf, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { withHold } from "./internal/hold/protect.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
@@ -261,6 +261,23 @@ class SemaphoreImpl implements Semaphore {
     })
   }
 
+  // Another process may have made it larger, and the news of that be on its way.
+  #asking<A, E, R>(
+    permits: number,
+    wait: boolean,
+    options: TakeOptions | undefined,
+    take: (acquire: acquiring.Acquire<SemaphoreError>) => Effect.Effect<A, E, R>
+  ): Effect.Effect<A, E | SemaphoreError, R> {
+    return Effect.suspend((): Effect.Effect<A, E | SemaphoreError, R> => {
+      const taken = () => take(this.#taking(permits, wait, options))
+      if (!Number.isInteger(permits) || permits <= this.#known.most || permits > mostPermits) return taken()
+      return Effect.flatMap(this.permits, (now) => {
+        learn(this.#known, now)
+        return taken()
+      })
+    })
+  }
+
   #spanned<A, E, R>(self: Effect.Effect<A, E, R>, verb: string): Effect.Effect<A, E, R> {
     return spanning(self, `lockstep.Semaphore.${verb}`, "semaphore", this.name)
   }
@@ -269,7 +286,7 @@ class SemaphoreImpl implements Semaphore {
     (permits: number, options?: TakeOptions | undefined) =>
     <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E | SemaphoreError, R> =>
       this.#spanned(
-        Effect.suspend(() => withHold(self, this.#taking(permits, true, options))) as Effect.Effect<
+        this.#asking(permits, true, options, (take) => withHold(self, take)) as Effect.Effect<
           A,
           E | SemaphoreError,
           R
@@ -285,7 +302,7 @@ class SemaphoreImpl implements Semaphore {
     <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<Option.Option<A>, E | SemaphoreError, R> =>
       this.#spanned(
         Effect.map(
-          Effect.suspend(() => withHold(Effect.asSome(self), this.#taking(permits, false, options))),
+          this.#asking(permits, false, options, (take) => withHold(Effect.asSome(self), take)),
           (result) => result ?? Option.none()
         ),
         "withPermitsIfAvailable"
@@ -293,7 +310,7 @@ class SemaphoreImpl implements Semaphore {
 
   readonly take = (permits: number, options?: TakeOptions | undefined): Effect.Effect<Lease, SemaphoreError> =>
     this.#spanned(
-      Effect.suspend(() => acquiring.acquireUnscoped(this.#taking(permits, true, options))),
+      this.#asking(permits, true, options, acquiring.acquireUnscoped),
       "take"
     ) as Effect.Effect<Lease, SemaphoreError>
 
@@ -302,7 +319,7 @@ class SemaphoreImpl implements Semaphore {
     options?: TakeOptions | undefined
   ): Effect.Effect<Lease, SemaphoreError, Scope.Scope> =>
     this.#spanned(
-      Effect.suspend(() => acquiring.acquireScoped(this.#taking(permits, true, options))),
+      this.#asking(permits, true, options, acquiring.acquireScoped),
       "takeScoped"
     ) as Effect.Effect<Lease, SemaphoreError, Scope.Scope>
 
@@ -312,7 +329,7 @@ class SemaphoreImpl implements Semaphore {
   ): Effect.Effect<Option.Option<Lease>, SemaphoreError> =>
     Effect.map(
       this.#spanned(
-        Effect.suspend(() => acquiring.acquireUnscoped(this.#taking(permits, false, options))),
+        this.#asking(permits, false, options, acquiring.acquireUnscoped),
         "takeIfAvailable"
       ),
       Option.fromUndefinedOr
@@ -450,6 +467,7 @@ export const make = (
 ): Effect.Effect<Semaphore, SemaphoreError, Coordinator | Scope.Scope> =>
   Effect.suspend(() => {
     const { lease, name, onMismatch = "fail", permits } = options
+    oneOf(onMismatch, "onMismatch", mismatchPolicies)
     return open(name, onMismatch, checkPermits(permits, mostPermits), undefined, lease)
   })
 

@@ -52,7 +52,7 @@ import { type Failure, use } from "./internal/hold/acquire.ts"
 import type { Hold } from "./internal/hold/hold.ts"
 import { findHold } from "./internal/hold/holding.ts"
 import { describe, type LeaseLost, type WaitTimeout } from "./internal/hold/loss.ts"
-import { millis, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
+import { millis, oneOf, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { untilBack } from "./internal/work/patience.ts"
 
@@ -153,6 +153,7 @@ export const schedule = <E, R, R2 = never>(
   options?: ScheduleOptions
 ): Layer.Layer<never, never, Coordinator | Exclude<R, Scope.Scope> | R2> => {
   const { lease, missed = "skip" } = options ?? {}
+  oneOf(missed, "missed", ["skip", "once"])
   const timeToLive = options?.timeToLive === undefined ? undefined : millis(options.timeToLive, "timeToLive")
   const tick = (namespace: string) =>
     Effect.catchCause(

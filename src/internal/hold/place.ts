@@ -1,6 +1,7 @@
 /** Where the things of a coordinator live, and the coordinator as a service. */
 
 import * as Context from "effect/Context"
+import * as DateTime from "effect/DateTime"
 import * as Duration from "effect/Duration"
 import type * as Effect from "effect/Effect"
 import * as Option from "effect/Option"
@@ -140,7 +141,7 @@ export const placeIn = (
 }
 
 const checkLease = (input: Duration.Input): number => {
-  const lease = Math.ceil(Duration.toMillis(Duration.fromInputUnsafe(input)))
+  const lease = Math.ceil(Duration.toMillis(duration(input, "lease")))
   if (!(lease >= 100 && lease <= 43_200_000)) throw new RangeError("lease must be from 100 to 43200000 milliseconds")
   return lease
 }
@@ -154,16 +155,54 @@ export const duration = (input: Duration.Input, what: string): Duration.Duration
   return parsed
 }
 
-/** As whole milliseconds, not more than Redis can count. */
+// 30,000 years, in milliseconds: what begins now ends at a time that a date can have.
+const longest = 1e15
+
+/** As whole milliseconds, and not more than dates can count. */
 export const millis = (input: Duration.Input, what: string): number => {
   const found = Math.ceil(Duration.toMillis(duration(input, what)))
-  if (!Number.isSafeInteger(found)) throw new RangeError(`${what} must be finite`)
-  return found
+  if (!Number.isFinite(found)) throw new RangeError(`${what} must be finite`)
+  return Math.min(found, longest)
 }
 
 /** 0 for ever. */
-export const lasting = (input: Duration.Input, what: string): number =>
-  Duration.isFinite(Duration.fromInputUnsafe(input)) ? millis(input, what) : 0
+export const lasting = (input: Duration.Input, what: string): number => {
+  const parsed = duration(input, what)
+  return Duration.isFinite(parsed) ? millis(parsed, what) : 0
+}
+
+/** A time, in milliseconds since 1970, and none before that. */
+export const instant = (input: DateTime.DateTime.Input, what: string): number => {
+  const time = Option.getOrThrowWith(DateTime.make(input), () => new RangeError(`${what} must be a time`))
+  return Math.max(0, Math.ceil(DateTime.toEpochMillis(time)))
+}
+
+/** One of a few words. */
+export const oneOf = <const A extends string>(value: A, what: string, among: ReadonlyArray<A>): A => {
+  if (!among.includes(value)) throw new RangeError(`${what} must be one of ${among.join(", ")}`)
+  return value
+}
+
+/** What a word stands for. */
+export const choice = <const Word extends string, A>(
+  table: { readonly [word in Word]: A },
+  word: Word,
+  what: string
+): A => {
+  oneOf(word, what, Object.keys(table) as Array<Word>)
+  return table[word]
+}
+
+/** What a number of permits, parties or the like is to be, where others have another one. */
+export const mismatchPolicies = ["fail", "keep", "resize"] as const
+
+/** A fencing token, as a lease has one. */
+export const tokenOf = ({ token }: { readonly token: number }): number => {
+  if (!Number.isSafeInteger(token) || token < 0) {
+    throw new RangeError("token must be a whole number from 0 to 2 ** 53 - 1")
+  }
+  return token
+}
 
 export const whole = (value: number, what: string, most: number): number => {
   if (!Number.isInteger(value) || value < 1 || value > most) {

@@ -11,7 +11,7 @@ import type * as Stream from "effect/Stream"
 import type { CoordinatorError } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
 import { describe } from "../hold/loss.ts"
-import type { Place } from "../hold/place.ts"
+import { oneOf, type Place } from "../hold/place.ts"
 import { question, request } from "../hold/request.ts"
 import type { Codec } from "../work/codec.ts"
 import { decodeTimes, encodeTimes, everyOf, type Missed, runsOf, ticksOf, timesOf } from "./calendar.ts"
@@ -103,9 +103,7 @@ export class Schedules {
     body: string,
     { missed = "once", ...options }: ScheduleOptions
   ): Effect.Effect<void, CoordinatorError> {
-    if (missed !== "once" && missed !== "skip" && missed !== "all") {
-      throw new RangeError("missed must be one of once, skip, all")
-    }
+    oneOf(missed, "missed", ["once", "skip", "all"])
     const times = timesOf(input)
     const spec = encodeTimes(times)
     const { more } = wishOf(body, options, "", 0)

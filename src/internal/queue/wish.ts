@@ -2,8 +2,9 @@
 
 import * as DateTime from "effect/DateTime"
 import * as Duration from "effect/Duration"
+import * as Option from "effect/Option"
 import { checkName } from "../actor/keys.ts"
-import { millis, whole } from "../hold/place.ts"
+import { choice, instant, millis, whole } from "../hold/place.ts"
 import { ownOf } from "./naming.ts"
 import type { Level, Wish } from "./offering.ts"
 
@@ -118,13 +119,16 @@ export const levelOf = (job: string): Priority => levels["uhnlviom".indexOf(job[
 
 const plain = { letter: "n", more: "", texts: "" } as const
 
+/** Whether a delay is none. */
+export const isNone = (delay: Duration.Input): boolean =>
+  Option.exists(Duration.fromInput(delay), (parsed) => Duration.toMillis(parsed) === 0)
+
 const delayOf = ({ at, delay }: OfferOptions): string => {
   if (at !== undefined) {
     if (delay !== undefined) throw new RangeError("delay and at cannot both be set")
-    return `w${DateTime.toEpochMillis(DateTime.makeUnsafe(at))}`
+    return `w${instant(at, "at")}`
   }
-  if (delay === undefined || Duration.toMillis(Duration.fromInputUnsafe(delay)) === 0) return ""
-  return `d${millis(delay, "delay")}`
+  return delay === undefined || isNone(delay) ? "" : `d${millis(delay, "delay")}`
 }
 
 /** When a job is to begin: in so many milliseconds, or at that time. */
@@ -133,7 +137,7 @@ export const timeOf = (
 ): [relative: boolean, millis: number] => {
   if ((at === undefined) === (delay === undefined)) throw new RangeError("one of delay and at must be set")
   return delay === undefined
-    ? [false, DateTime.toEpochMillis(DateTime.makeUnsafe(at!))]
+    ? [false, instant(at!, "at")]
     : [true, millis(delay, "delay")]
 }
 
@@ -146,8 +150,7 @@ const dedupeOf = (
 ): readonly [text: string, window: string] => {
   if (dedupe === undefined) return ["", ""]
   const { mode = "simple", window } = dedupe
-  const letter = modes[mode]
-  if (letter === undefined) throw new RangeError(`dedupe.mode must be one of ${Object.keys(modes).join(", ")}`)
+  const letter = choice(modes, mode, "dedupe.mode")
   if (id !== undefined) throw new RangeError("id and dedupe cannot both be set")
   const text = letter + checkName(dedupe.id, "dedupe.id")
   if ((mode === "debounce" || mode === "keepLast") && (delay !== undefined || at !== undefined || lifo === true)) {
@@ -171,8 +174,7 @@ const mostBefore = 1000
 
 // The own ids of the jobs, or those of their producers, behind the letter of the policy.
 const beforeOf = ({ after, at, dedupe, delay, lifo, onFailure = "fail" }: OfferOptions): string => {
-  const policy = policies[onFailure]
-  if (policy === undefined) throw new RangeError(`onFailure must be one of ${Object.keys(policies).join(", ")}`)
+  const policy = choice(policies, onFailure, "onFailure")
   if (after === undefined || after.length === 0) return ""
   if (after.length > mostBefore) throw new RangeError(`after can name up to ${mostBefore} jobs: use a Flow for more`)
   if (delay !== undefined || at !== undefined || lifo === true) {
@@ -219,8 +221,7 @@ export const wishOf = (
     return aim === undefined ? { body, ...plain } : { body, letter: "N", more: aim.more, texts: aim.text }
   }
   const { attempts, expires, group, id, lifo = false, priority = "normal", result, timeout } = options ?? {}
-  const level = letters[priority]
-  if (level === undefined) throw new RangeError(`priority must be one of ${levels.join(", ")}`)
+  const level = choice(letters, priority, "priority")
   const delay = options === undefined ? "" : delayOf(options)
   let more = level === "n" ? delay : level + delay
   let texts = ""

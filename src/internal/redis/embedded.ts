@@ -70,15 +70,19 @@ const find = (binary: string | undefined): string => {
   )
 }
 
-/** Whether a server on this socket answers PING. */
-const answers = (socket: string): Promise<boolean> =>
+/** Whether a server on this socket answers PING, within so many milliseconds. */
+const answers = (socket: string, io: Io, millis: number): Promise<boolean> =>
   new Promise((resolve) => {
     const connection = net.connect(socket)
-    connection.once("error", () => resolve(false))
-    connection.once("data", (data) => {
+    const end = (answer: boolean) => {
+      timer.cancel()
       connection.destroy()
-      resolve(data.toString().startsWith("+PONG"))
-    })
+      resolve(answer)
+    }
+    const timer = io.after(millis, () => end(false))
+    connection.once("error", () => end(false))
+    connection.once("close", () => end(false))
+    connection.once("data", (data) => end(data.toString().startsWith("+PONG")))
     connection.write("PING\r\n")
   })
 
@@ -129,7 +133,7 @@ export const start = async (options: Options, timeoutMillis: number, io: Io): Pr
   const deadline = io.now() + timeoutMillis
   const pidFile = path.join(directory, "pid")
   for (;;) {
-    if (await answers(socket)) break
+    if (await answers(socket, io, Math.max(1, deadline - io.now()))) break
     const pid = readPid(pidFile)
     const dead = pid !== undefined && !isAlive(pid)
     if (dead || io.now() > deadline) {

@@ -100,6 +100,12 @@ const checkPlaces = ({ cluster, host, name, path, port, sentinels, url }: Option
 const placesOf = (addresses: ReadonlyArray<Address>, standard: number): Array<Place> =>
   addresses.map(({ host, port = standard }) => ({ host, port }))
 
+/** A password is redacted, so that no log has it. */
+const secretOf = (value: Redacted.Redacted<string>, what: string): string => {
+  if (!Redacted.isRedacted(value)) throw new RangeError(`Redis: ${what} must be redacted: Redacted.make(...)`)
+  return Redacted.value(value)
+}
+
 export const resolve = (options: Options): Source => {
   checkPlaces(options)
   const { clientName = "lockstep", cluster, sentinels, url } = options
@@ -114,7 +120,7 @@ export const resolve = (options: Options): Source => {
   if (!/^[!-~]+$/.test(clientName)) throw new RangeError("Redis: clientName must be ASCII without spaces")
   const common = definedOnly<IoRedis.RedisOptions>({
     username: options.username ?? parsed.username,
-    password: options.password === undefined ? parsed.password : Redacted.value(options.password),
+    password: options.password === undefined ? parsed.password : secretOf(options.password, "password"),
     tls: tlsOf(options.tls ?? parsed.tls)
   })
   if (cluster !== undefined) return ofCluster(options, placesOf(cluster, 6379), clientName, common)
@@ -161,7 +167,7 @@ const ofSentinels = (
     ...definedOnly<IoRedis.RedisOptions>({
       name,
       sentinelUsername,
-      sentinelPassword: sentinelPassword === undefined ? undefined : Redacted.value(sentinelPassword),
+      sentinelPassword: sentinelPassword === undefined ? undefined : secretOf(sentinelPassword, "sentinelPassword"),
       sentinelTLS: tlsOf(sentinelTls ?? tls),
       natMap
     }),

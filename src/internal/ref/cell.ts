@@ -13,7 +13,7 @@ import type { Request } from "../actor/outbox.ts"
 import { followingOf, type Outbox, publicationsOf } from "../hold/following.ts"
 import { isKnownLost, type Lease } from "../hold/hold.ts"
 import { type InvalidPayload, type Payload, payload } from "../hold/payload.ts"
-import type { Place } from "../hold/place.ts"
+import { type Place, tokenOf } from "../hold/place.ts"
 import { read, request } from "../hold/request.ts"
 import { StaleToken, WriteUncertain } from "../hold/unwritten.ts"
 import { Turns } from "./turns.ts"
@@ -265,7 +265,8 @@ export class Cell<A, E> {
 
   setFenced(lease: Pick<Lease, "key" | "kind" | "token">, value: A, outbox: Outbox<A>): Effect.Effect<void, E> {
     return Effect.flatMap(this.#written(value, outbox), ({ following, json }) => {
-      const { key, kind, token } = lease
+      const { key, kind } = lease
+      const token = tokenOf(lease)
       if (isKnownLost(lease)) return this.#stale(token, undefined)
       const args = [json, this.#options.timeToLive, `${kind}:${key}`, token] as [string, number, string, number]
       return Effect.flatMap(

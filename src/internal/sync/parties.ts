@@ -8,7 +8,7 @@ import type { CoordinatorReason } from "../actor/errors.ts"
 import { join } from "../hold/acquire.ts"
 import { describe } from "../hold/loss.ts"
 import type { Membership } from "../hold/membership.ts"
-import type { Place } from "../hold/place.ts"
+import { mismatchPolicies, oneOf, type Place } from "../hold/place.ts"
 
 export class PartiesMismatch extends Schema.Error<PartiesMismatch>("lockstep/Barrier/PartiesMismatch")({
   _tag: Schema.tag("PartiesMismatch"),
@@ -55,8 +55,9 @@ export const open = <E>(
   known: Known,
   fail: (reason: CoordinatorReason | PartiesMismatch) => E,
   observe: (state: ReadonlyArray<unknown>) => void = () => {}
-): Effect.Effect<Membership, E, Scope.Scope> =>
-  Effect.flatMap(
+): Effect.Effect<Membership, E, Scope.Scope> => {
+  oneOf(onMismatch, "onMismatch", mismatchPolicies)
+  return Effect.flatMap(
     join(place, {
       verb,
       // Joined again after a loss of the session, the number in force is meant, whatever it is by now.
@@ -87,3 +88,4 @@ export const open = <E>(
         ))
         : Effect.succeed(member)
   )
+}
