@@ -128,8 +128,8 @@ class Takers {
   readonly worker: Crew
   readonly #space: Space
   readonly #waiting = new Set<Taker>()
-  // Elements that takers have, and which takers had them.
-  #busy = 0
+  // Those that have an element, and which takers had which ones.
+  readonly #given = new Set<Taker>()
   readonly #takers = new WeakMap<Task, Taker>()
   #shrinking = false
 
@@ -159,7 +159,7 @@ class Takers {
   }
 
   get #wanted(): number {
-    return this.#waiting.size + this.#busy
+    return this.#waiting.size + this.#given.size
   }
 
   // Mostly, a taker whose element is done takes the next element at once.
@@ -169,6 +169,17 @@ class Takers {
     this.#space.kernel.io.after(1, () => {
       this.#shrinking = false
       if (this.#wanted < this.worker.size) this.worker.resize(this.#wanted)
+    })
+  }
+
+  /**
+   * Nothing is taken any more. What takers have done is told, and what they have in hand goes back; ends when Redis knows, or has
+   * been away for the coordinator's `requestTimeout`.
+   */
+  get stop(): Effect.Effect<void> {
+    return Effect.suspend(() => {
+      for (const taker of this.#given) this.leave(taker, Exit.interrupt())
+      return this.worker.stop(this.#space.kernel.settings.requestTimeout)
     })
   }
 
@@ -190,10 +201,10 @@ class Takers {
     // The process that had its last attempt has died.
     if (attempt > taker.options.maxAttempts) return Effect.fail("The process has died")
     this.#waiting.delete(taker)
-    this.#busy++
+    this.#given.add(taker)
     Deferred.doneUnsafe(taker.given, Effect.succeed({ id, attempts: attempt, element }))
     const ended = Effect.sync(() => {
-      this.#busy--
+      this.#given.delete(taker)
       this.#shrink()
     })
     return Effect.ensuring(Deferred.await(taker.over), ended)
@@ -263,7 +274,7 @@ const takersOf = (
     const scope = yield* Effect.scope
     yield* Effect.uninterruptible(Effect.andThen(
       takers.worker.work(() => takers.close(), queueError),
-      Scope.addFinalizer(scope, Effect.andThen(takers.worker.stop(0), Effect.sync(() => takers.close())))
+      Scope.addFinalizer(scope, Effect.andThen(takers.stop, Effect.sync(() => takers.close())))
     ))
     return takers
   })
