@@ -226,6 +226,24 @@ layer(TestServer.layer, live)("Lock", (it) => {
       })
     ))
 
+  it.effect("knows what its fiber has acquired, also behind the region of that", () =>
+    withNode(() =>
+      Effect.scoped(Effect.gen(function*() {
+        yield* Lock.acquire("a").pipe(Effect.withSpan("span"))
+        yield* Effect.retry(Lock.acquire("b"), { times: 1 })
+        yield* Effect.fn("named")(() => Lock.acquire("c"))()
+        for (const key of ["a", "b", "c"]) {
+          assert.strictEqual((yield* Effect.flip(Lock.withLock(Effect.void, key))).reason._tag, "AlreadyHeld")
+          yield* Lock.withLock(Effect.void, key, { reentrant: true })
+          assert.isTrue(Option.isSome(yield* Lease.currentOf(key)))
+        }
+        assert.deepStrictEqual(Option.map(yield* Lease.current, ({ key }) => key), Option.some("c"))
+        yield* Effect.scoped(Effect.withSpan(Lock.acquire("d"), "span"))
+        assert.deepStrictEqual(Option.map(yield* Lease.current, ({ key }) => key), Option.some("c"))
+        yield* Lock.withLock(Effect.void, "d")
+      }))
+    ))
+
   it.effect("interrupts who holds it for longer than maxHold", () =>
     withNode((namespace) =>
       Effect.gen(function*() {

@@ -26,9 +26,9 @@ export const node = (
   return Layer.build(Coordinator.layer(options).pipe(Layer.provideMerge(connection), Layer.fresh))
 }
 
-/** As another process would run it: without the holds of the fiber that runs it here. */
+/** As another process would run it: in another fiber, without the holds of the one that runs it here. */
 export const elsewhere = <A, E, R>(effect: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
-  Effect.provideService(effect, Holdings, undefined)
+  Effect.raceFirst(Effect.provideService(effect, Holdings, undefined), Effect.never)
 
 /** Runs it on another coordinator, as another process would. */
 export const onNode =

@@ -11,7 +11,7 @@ import type { Requests } from "../actor/lua.ts"
 import type { Verb } from "../actor/transport.ts"
 import type { Argument, Claim, ClaimVerb, Entry, LeaveVerb, Outcome, Refusal } from "./claim.ts"
 import { Hold } from "./hold.ts"
-import { findHold, isDetached, under } from "./holding.ts"
+import { findHold, isDetached, note, under } from "./holding.ts"
 import { type LeaseLost, WaitTimeout } from "./loss.ts"
 import { Membership, type Observer } from "./membership.ts"
 import { watchOverruns } from "./overruns.ts"
@@ -299,6 +299,7 @@ const enter = (
 ): Effect.Effect<unknown> =>
   Effect.withFiber((fiber) => {
     hold.fiber = fiber.id
+    note(fiber, hold)
     fiber.setContext(under(fiber.context, hold))
     const spanning = spannedScope(fiber, scope, `lockstep.${hold.kind}.hold`, hold.kind, hold.key)
     if (maxHold === undefined) return spanning

@@ -28,13 +28,30 @@ const prune = (holding: Holding | undefined): Holding | undefined => {
 export const under = <R>(context: Context.Context<R>, hold: Hold): Context.Context<R> =>
   Context.add(context, Holdings, { hold, outer: prune(Context.get(context, Holdings)) })
 
+// What a fiber has acquired into scopes. Its context says the same, but only up to the end of the region in which it has acquired: a span,
+// annotations of logs, a retry are such regions.
+const acquired = new WeakMap<AnyFiber, Array<Hold>>()
+
+// So many holds are noted before those are dropped that have ended.
+const fewest = 16
+
+/** The fiber has acquired the hold into a scope. */
+export const note = (fiber: AnyFiber, hold: Hold): void => {
+  const holds = acquired.get(fiber)
+  if (holds === undefined) return void acquired.set(fiber, [hold])
+  holds.push(hold)
+  // Half of them at least are new since the last time.
+  if (holds.length < fewest || (holds.length & (holds.length - 1)) !== 0) return
+  acquired.set(fiber, holds.filter(({ active }) => active))
+}
+
+const isOf = ({ active, claim }: Hold, { home, key }: Place): boolean =>
+  claim.place.key === key && active && claim.place.home.identity === home.identity
+
 /** The hold of this place that the fiber runs under, by whatever coordinator of the process. */
 export const findHold = (fiber: Fiber.Fiber<unknown, unknown>, place: Place): Hold | undefined => {
-  for (let at = fiber.getRef(Holdings); at !== undefined; at = at.outer) {
-    const { home, key } = at.hold.claim.place
-    if (key === place.key && at.hold.active && home.identity === place.home.identity) return at.hold
-  }
-  return undefined
+  for (let at = fiber.getRef(Holdings); at !== undefined; at = at.outer) if (isOf(at.hold, place)) return at.hold
+  return acquired.get(fiber)?.findLast((hold) => isOf(hold, place))
 }
 
 /** Starts a program under a hold, in a fiber that `parent` waits for. */
@@ -65,6 +82,7 @@ const isAwaited = ({ _observers: observers }: Inner): boolean => observers?.some
  * either, and it may wait for the hold. A fiber that is forked and awaited later counts as detached until then.
  */
 export const isDetached = (fiber: AnyFiber, hold: Hold): boolean => {
+  if (hold.fiber === fiber.id) return false
   const holdings = fiber.getRef(Holdings)
   // From child to parent, and from a protected program to the fiber that waits for it.
   for (let at = fiber;;) {
@@ -79,15 +97,19 @@ export const isDetached = (fiber: AnyFiber, hold: Hold): boolean => {
   }
 }
 
+// The last one of two is the inner one.
+const innermost = (fiber: AnyFiber, isMeant: (hold: Hold) => boolean): Hold | undefined => {
+  let at = fiber.getRef(Holdings)
+  while (at !== undefined && !(at.hold.active && isMeant(at.hold))) at = at.outer
+  const own = acquired.get(fiber)?.findLast((hold) => hold.active && isMeant(hold))
+  return own === undefined || at !== undefined && at.hold.heldAt >= own.heldAt ? at?.hold : own
+}
+
 export const current: Effect.Effect<Hold | undefined> = Effect.withFiber((fiber) =>
-  Effect.succeed(prune(fiber.getRef(Holdings))?.hold)
+  Effect.succeed(innermost(fiber, () => true))
 )
 
 export const currentOf = (key: string, kind: Kind | undefined): Effect.Effect<Hold | undefined> =>
-  Effect.withFiber((fiber) => {
-    let at = fiber.getRef(Holdings)
-    while (
-      at !== undefined && !(at.hold.key === key && at.hold.active && (kind === undefined || at.hold.kind === kind))
-    ) at = at.outer
-    return Effect.succeed(at?.hold)
-  })
+  Effect.withFiber((fiber) =>
+    Effect.succeed(innermost(fiber, (hold) => hold.key === key && (kind === undefined || hold.kind === kind)))
+  )
