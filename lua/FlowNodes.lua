@@ -82,10 +82,10 @@ end
 -- -----------------------------------------------------------------------------
 
 -- flow.begun: the job of a node was offered, or is going to be. If it was, and the run stops, or has given the node up, conductors remove
--- it.
+-- it. If it is not yet, and the run stops, it is not to be offered.
 -- keys: all
 -- args: stamp number, node string, generation number, offered boolean
--- reply: ["active"] | ["over"] | ["missing"]
+-- reply: ["active"] | ["stopping"] | ["over"] | ["missing"]
 -- flags: allow-oom
 handlers['flow.begun'] = function(ctx, key, stamp, node, generation, offered)
   local flow = loadFlow(ctx, key)
@@ -97,7 +97,7 @@ handlers['flow.begun'] = function(ctx, key, stamp, node, generation, offered)
     return '["over"]'
   end
   if found.state ~= 'r' and found.state ~= 'a' then return '["over"]' end
-  if offered ~= '1' then return '["active"]' end
+  if offered ~= '1' then return found.state == 'r' and flow.stop ~= 0 and '["stopping"]' or '["active"]' end
   if found.state == 'r' then
     moveNode(flow, node, found, 'a')
     writeNode(flow, node, found)

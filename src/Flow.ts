@@ -429,12 +429,10 @@ class FlowImpl<I, O> implements Flow<I, O> {
   ): Effect.Effect<O, FlowError> =>
     Effect.suspend(() => {
       const own = this.#home.checkId(id ?? this.#home.space.kernel.uniqueId())
-      const running = Effect.uninterruptibleMask((restore) =>
-        Effect.flatMap(this.#start(input, own), (run) =>
-          Effect.onInterrupt(
-            restore(run.result),
-            () => onInterrupt === "continue" ? Effect.void : Effect.ignore(run.cancel)
-          ))
+      // It may be interrupted as it starts: Redis executes its end behind what was sent of that.
+      const running = Effect.onInterrupt(
+        Effect.flatMap(this.#start(input, own), ({ result }) => result),
+        () => onInterrupt === "continue" ? Effect.void : new Handle(this.#home, own).abandon
       )
       const place = this.#home.placeOf(own)
       return spanning(bounded(running, place, wait, fail), "lockstep.Flow.run", "flow", place.name)

@@ -270,7 +270,8 @@ const drive = async (
       // A conductor that repeats an errand asks first. The node does not count as begun for that.
       const [asked] = await ask("flow.begun", stamp, String(node), generation, "")
       const fits = nodes[at]!.generation === generation && "ra".includes(nodes[at]!.state)
-      assert.strictEqual(asked, fits ? "active" : "over")
+      const stopping = nodes[at]!.state === "r" && model.stop !== 0
+      assert.strictEqual(asked, fits ? stopping ? "stopping" : "active" : "over")
     }
     const [answer] = await ask("flow.begun", stamp, String(node), generation, "1")
     if (answer === "active" && nodes[at]!.state === "r") nodes[at]!.state = "a"

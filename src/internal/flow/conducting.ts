@@ -64,6 +64,9 @@ const made = (make: () => unknown, node: string): Exit.Exit<unknown, Unmade> => 
   }
 }
 
+// How long an offer waits for room at a time.
+const mostRoomWait = "2 seconds"
+
 class Conductor {
   readonly home: Home
 
@@ -101,12 +104,13 @@ class Conductor {
     return Effect.fail(message)
   }
 
-  // Offered a second time, it is the same job, as long as the queue knows its id. The subscriber was stored with the first offer.
+  // Offered a second time, it is the same job, as long as the queue knows its id. The subscriber was stored with the first offer. Where a
+  // queue has no room for long, the errand begins anew, behind others: the run may have been stopped meanwhile.
   #offered(port: Port, payload: unknown, options: OfferOptions, reference: string) {
     const subscriber: Subscriber = { errands: this.home.name, reference }
     return Effect.catchIf(
-      innerOf(port.queue).offerFor(payload, options, subscriber),
-      ({ reason }: QueueError) => reason._tag === "InvalidPayload",
+      Effect.timeout(innerOf(port.queue).offerFor(payload, options, subscriber), mostRoomWait),
+      (error): error is QueueError => error._tag === "QueueError" && error.reason._tag === "InvalidPayload",
       ({ message }) => Effect.fail(new Unmade("failed", message))
     )
   }
@@ -124,12 +128,20 @@ class Conductor {
       )
     const offering = Effect.gen({ self: this }, function*() {
       // The first attempt may be so long ago that the node has ended, and the queue does not know the id any more.
-      if (repeated && (yield* begun(false))[0] !== "active") return
+      const [now] = repeated ? yield* begun(false) : ["active"]
+      if (now === "over" || now === "missing") return
       const port = yield* this.#port(about)
-      const payload = yield* this.#payload(port, errand)
-      const { duplicate } = yield* this.#offered(port, payload, { ...about[2], id }, reference)
-      // The news of its end may be lost with the data of its partition.
-      if (duplicate) yield* this.#recall(port, id, reference)
+      if (now === "stopping") {
+        // Unless an earlier attempt has offered it, the node ends here.
+        if ((yield* port.queue.status(id))._tag === "None") {
+          return yield* this.#recall(port, id, reference, ["cancelled"])
+        }
+      } else {
+        const payload = yield* this.#payload(port, errand)
+        const { duplicate } = yield* this.#offered(port, payload, { ...about[2], id }, reference)
+        // The news of its end may be lost with the data of its partition.
+        if (duplicate) yield* this.#recall(port, id, reference)
+      }
       // Only now: a run that stops meanwhile learns from this that there is a job to remove. It goes to the actor in front of the
       // acknowledgement of this errand, so nothing waits for the answer.
       yield* Effect.forkDetach(
@@ -182,8 +194,13 @@ class Conductor {
     })
   }
 
-  #resultOf(ended: Ended | undefined): Effect.Effect<unknown, FlowError> {
-    return ended === undefined || ended[1] !== "d" ? Effect.undefined : this.home.resultOf(ended)
+  #resultOf(ended: Ended | undefined): Effect.Effect<unknown, FlowError | Unmade> {
+    if (ended === undefined || ended[1] !== "d") return Effect.undefined
+    return Effect.catchIf(
+      this.home.resultOf(ended),
+      ({ reason }) => reason._tag === "InvalidPayload",
+      ({ message }) => Effect.fail(new Unmade("failed", message))
+    )
   }
 
   /** The end of a job that its queue does not have any more; `lost` is told if its outcome is not known either. */

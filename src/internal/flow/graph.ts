@@ -6,9 +6,9 @@ import * as Exit from "effect/Exit"
 import { createHash } from "node:crypto"
 import { checkName } from "../actor/keys.ts"
 import type { InvalidPayload } from "../hold/payload.ts"
-import { millis, whole } from "../hold/place.ts"
+import { choice, millis, oneOf, whole } from "../hold/place.ts"
 import type { Queue } from "../queue/api.ts"
-import type { Priority } from "../queue/wish.ts"
+import { isNone, levels, type Priority } from "../queue/wish.ts"
 import type { Codec } from "../work/codec.ts"
 
 /** What becomes of a node when a node in front of it has failed. */
@@ -111,6 +111,8 @@ export interface Port {
   readonly error: Codec<any> | undefined
   /** How many shards it has. */
   readonly shards: number
+  /** Options that the queue refuses are a `RangeError`. */
+  readonly check: (options: Offering) => void
 }
 
 export const portIn = (ports: ReadonlyMap<string, Port>, { key }: AnyTag, what: string): Port => {
@@ -164,24 +166,21 @@ export class Vertex implements Node<any> {
 const letters: { readonly [policy in OnFailure]: string } = { fail: "f", skip: "s", continue: "c" }
 
 /** @internal */
-export const letterOf = (onFailure: OnFailure): string => {
-  const letter = letters[onFailure]
-  if (letter === undefined) throw new RangeError("onFailure must be one of fail, skip, continue")
-  return letter
-}
+export const letterOf = (onFailure: OnFailure): string => choice(letters, onFailure, "onFailure")
 
 /** The options of a job as JSON, checked. */
 export const offeringOf = ({ attempts, delay, group, priority, timeout }: Offering): string =>
   JSON.stringify({
     attempts: attempts === undefined ? undefined : whole(attempts, "attempts", 1000),
-    delay: delay === undefined ? undefined : millis(delay, "delay"),
+    delay: delay === undefined || isNone(delay) ? undefined : millis(delay, "delay"),
     group: group === undefined ? undefined : checkName(group, "group"),
-    priority,
+    priority: priority === undefined ? undefined : oneOf(priority, "priority", levels),
     timeout: timeout === undefined ? undefined : millis(timeout, "timeout")
   })
 
-export const checkOffering = ({ queue, shards }: Port, { group }: Offering): void => {
-  if (group !== undefined && shards > 1) {
+export const checkOffering = ({ check, queue, shards }: Port, options: Offering): void => {
+  check(options)
+  if (options.group !== undefined && shards > 1) {
     throw new RangeError(`group goes with no node of queue ${JSON.stringify(queue.name)}, which has several shards`)
   }
 }

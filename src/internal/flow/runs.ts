@@ -390,8 +390,17 @@ export class Run {
   // -------------------------------------------------------------------------------------------------------------------
 
   get cancel(): Effect.Effect<boolean, FlowError> {
+    return this.#cancel(false)
+  }
+
+  /** As `cancel`, without waiting for it; when Redis is away, as soon as it is back. */
+  get abandon(): Effect.Effect<void> {
+    return Effect.asVoid(Effect.forkDetach(Effect.ignore(this.#cancel(true)), { startImmediately: true }))
+  }
+
+  #cancel(persists: boolean): Effect.Effect<boolean, FlowError> {
     return Effect.map(
-      failing(request(this.#place, "flow.cancel", [])),
+      failing(request(this.#place, "flow.cancel", [], { persists })),
       ([tag, state]) => tag === "cancelled" && (state! < over || states[state!] === "cancelled")
     )
   }

@@ -33,6 +33,8 @@ export interface Inner<in out A> {
   /** Of its shards. */
   readonly partitions: ReadonlyArray<number>
   readonly codecs: Codecs<A>
+  /** Options that go with no job of this queue are a `RangeError`. */
+  readonly checkOptions: (options: OfferOptions) => void
   /** In log lines. */
   readonly subject: string
 }

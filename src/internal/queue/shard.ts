@@ -151,6 +151,10 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     return { payload: this.#codec, success: this.#success, error: this.#error }
   }
 
+  checkOptions(options: OfferOptions): void {
+    this.#deque?.aim(options)
+  }
+
   get partitions(): ReadonlyArray<number> {
     return this.#places.map(({ partition }) => partition.index)
   }
@@ -438,7 +442,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
       const body = this.#encode(payload)
       return Exit.isFailure(body)
         ? Effect.failCause(body.cause)
-        : failing(this.#schedules.set(checkName(name, "name"), times, body.value, options))
+        : failing(this.#schedules.set(checkName(name, "name"), times, body.value, options, this.#deque))
     })
 
   readonly unschedule = (name: string): Effect.Effect<boolean, QueueError> =>

@@ -63,6 +63,10 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
     return this.#first.subject
   }
 
+  checkOptions(options: OfferOptions): void {
+    this.#first.checkOptions(options)
+  }
+
   get partitions(): ReadonlyArray<number> {
     return this.#first.partitions
   }

@@ -1,11 +1,27 @@
 /** When something that has failed is tried again. */
 
+import * as Clock from "effect/Clock"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Option from "effect/Option"
 import * as Pull from "effect/Pull"
 import * as Schedule from "effect/Schedule"
 import { isAway, isFinal } from "../actor/errors.ts"
+
+// Some 30,000 years: times have to be dates.
+const longest = 1e15
+
+/** A delay as Redis is told it, in milliseconds: a schedule may say that of infinity. */
+export const millisOf = (delay: Duration.Duration): number => Math.min(Math.ceil(Duration.toMillis(delay)), longest)
+
+// A schedule after so many steps from a time on, and the time to which its delays have come.
+const stepped = <E>(schedule: Schedule.Schedule<unknown, E>, steps: number, from: number, error: E) =>
+  Effect.gen(function*() {
+    const step = yield* Schedule.toStep(schedule)
+    let at = from
+    for (let left = steps; left > 0; left--) at += millisOf((yield* step(at, error))[1])
+    return [step, at] as const
+  })
 
 /** The delay before the next attempt after so many, if the schedule goes on. */
 export const delayAfter = <E>(
@@ -14,23 +30,14 @@ export const delayAfter = <E>(
   error: E
 ): Effect.Effect<Option.Option<Duration.Duration>> =>
   Effect.gen(function*() {
-    // Another process may have made the attempts before, so the schedule begins anew and is stepped as often.
-    const step = yield* Schedule.toStep(schedule)
-    let now = 0
-    let delay = Duration.zero
-    for (let attempt = 0; attempt < attempts; attempt++) {
-      const [, next] = yield* step(now, error)
-      delay = next
-      now += Duration.toMillis(next)
-    }
+    // Another process may have made the attempts before, so the schedule begins anew and is stepped as often. The last one has ended
+    // now, which a schedule by the calendar has to know. When the first one was is what the delays between them say.
+    const now = yield* Clock.currentTimeMillis
+    const [, later] = yield* stepped(schedule, attempts - 1, now, error)
+    const [step] = yield* stepped(schedule, attempts - 1, 2 * now - later, error)
+    const [, delay] = yield* step(now, error)
     return Option.some(delay)
   }).pipe(Pull.catchDone(() => Effect.succeed(Option.none<Duration.Duration>())))
-
-// Some 30,000 years: times have to be dates.
-const longest = 1e15
-
-/** A delay as Redis is told it, in milliseconds: a schedule may say that of infinity. */
-export const millisOf = (delay: Duration.Duration): number => Math.min(Math.ceil(Duration.toMillis(delay)), longest)
 
 /** Asks again while Redis is away: a part of what waits for longer. */
 export const untilBack = <A, E extends { readonly reason: { readonly _tag: string } }, R>(
