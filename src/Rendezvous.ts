@@ -160,7 +160,8 @@ export interface Options<A> {
 export {
   /**
    * A value does not fit the schema: its own, which was not sent, or the counterpart's. A giver is told that its value
-   * was refused. A party that waited before the other one came waits on.
+   * was refused. Where the value of one party of an exchange does not fit, the other party fails, and that one waits on, or has got its
+   * value already.
    *
    * @category errors
    * @since 0.1.0

@@ -453,7 +453,11 @@ class TopicImpl<in out A> implements Topic<A> {
                 subscription.close()
               })
           ),
-          Stream.fromPull(Effect.succeed(failing(subscription.take)))
+          Stream.fromPull(Effect.sync(() => {
+            if (subscription.isRead) throw new TypeError("This stream can be run once: subscribe again for another run")
+            subscription.isRead = true
+            return failing(subscription.take)
+          }))
         )
       })
     })

@@ -79,21 +79,32 @@ export const withAllHolds = <A, E, R, E2>(
         ? undefined
         : clock.currentTimeMillisUnsafe() + Duration.toMillis(duration(wait, "wait"))
       const taken: Array<Hold> = []
+      // Each is held from its grant on, also while the next one is waited for.
+      const timers: Array<Fiber.Fiber<void>> = []
+      const limited = (hold: Hold, place: Place): Effect.Effect<void> => {
+        const maxHold = maxHoldOf(place, options)
+        return maxHold === undefined
+          ? Effect.void
+          : Effect.map(Effect.forkDetach(limit(place, hold, maxHold)), (timer) => void timers.push(timer))
+      }
       const next = (at: number): Effect.Effect<A, E | E2, R> => {
-        if (at === acquiring.length) return underAll(self, acquiring, taken, restore, fail, options)
+        if (at === acquiring.length) return underAll(self, taken, restore, fail)
         // Each has the rest of the time, and at least a try.
         const left = deadline === undefined ? undefined : Math.max(1, deadline - clock.currentTimeMillisUnsafe())
         return Effect.flatMap(
           acquire({ ...acquiring[at]!, options: { ...options, wait: left } }, restore),
           (hold) => {
             taken.push(hold!)
-            return next(at + 1)
+            return Effect.andThen(limited(hold!, acquiring[at]!.place), next(at + 1))
           }
         )
       }
       return Effect.onExitPrimitive(
         next(0),
-        () => Effect.forEach(taken, leaving, { concurrency: "unbounded", discard: true }),
+        () => {
+          for (const timer of timers) timer.interruptUnsafe()
+          return Effect.forEach(taken, leaving, { concurrency: "unbounded", discard: true })
+        },
         true
       )
     })
@@ -101,20 +112,17 @@ export const withAllHolds = <A, E, R, E2>(
 
 const underAll = <A, E, R, E2>(
   self: Effect.Effect<A, E, R>,
-  acquiring: ReadonlyArray<Acquire<E2>>,
   taken: ReadonlyArray<Hold>,
   restore: Restore,
-  fail: (error: LeaseLost) => E2,
-  options: WaitOptions | undefined
+  fail: (error: LeaseLost) => E2
 ): Effect.Effect<A, E | E2, R> => {
   if (taken.length === 0) return restore(self)
   let body: Effect.Effect<A, E | E2, R> = self
   for (const [at, hold] of taken.entries()) {
     const inner = body
-    const limited = limiting(acquiring[at]!.place, options)
     body = at === taken.length - 1
-      ? protect(inner, hold, restore, fail, limited)
-      : Effect.uninterruptibleMask((restore) => protect(inner, hold, restore, fail, limited))
+      ? protect(inner, hold, restore, fail, undefined)
+      : Effect.uninterruptibleMask((restore) => protect(inner, hold, restore, fail, undefined))
   }
   return body
 }

@@ -101,6 +101,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     this.#success = success && codec(success, `A result of queue ${JSON.stringify(name)}`, this.#place)
     this.#error = error && codec(error, `An error of queue ${JSON.stringify(name)}`, this.#place)
     keptOf(options.result)
+    policyOf({}, options, kernel)
     this.#offerer = new Offerer(this.#place, shard, millis(options.retention ?? retained, "retention"))
     this.#offers = new Offers(this.#offerer, kernel.io, { name, namespace: kernel.settings.namespace })
     this.#outcomes = new Outcomes(this.#place)

@@ -194,6 +194,8 @@ export class Subscription<A> {
   #waiting: ((result: Effect.Effect<Elements<A>, CoordinatorError>) => void) | undefined = undefined
   #error: CoordinatorError | undefined = undefined
   #closed = false
+  /** Its elements go to one reader. */
+  isRead = false
   #aligning = false
   #again = false
   /** Of the shards: all events that it takes in are of this one, or of earlier ones. */
