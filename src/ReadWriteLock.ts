@@ -190,7 +190,7 @@ class Changes {
 }
 
 /** An effect that writes under a read lock. */
-class Writer {}
+type Writer = symbol
 
 const known = new WeakMap<Hold, Changes>()
 
@@ -247,7 +247,7 @@ const reweigh = (
 /** One effect more writes under a read lock. */
 const upgrade = (reading: Hold): Effect.Effect<Writer, ReadWriteLockError> =>
   Effect.suspend(() => {
-    const writer = new Writer()
+    const writer: Writer = Symbol()
     changesOf(reading).writers.add(writer)
     if (isHeavy(reading)) return Effect.succeed(writer)
     return Effect.flatMap(reweigh(reading, "write"), (outcome) =>

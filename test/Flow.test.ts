@@ -880,6 +880,45 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
         yield* eventually(Effect.map(Stream.runCollect(beside.groups), (groups) => assert.deepStrictEqual(groups, [])))
       }).pipe(Effect.scoped, Effect.provide(Layer.mergeAll(Extract.layer, Beside.layer))), { partitions: 1 }))
 
+  it.effect("ends a run whose job its queue has no room for, and others go on", () =>
+    withNode(() =>
+      Effect.scoped(Effect.gen(function*() {
+        const full = yield* Queue.make({
+          name: "extract",
+          payload: Schema.String,
+          success: Schema.Number,
+          error: Schema.Struct({ why: Schema.String }),
+          retention: "200 millis",
+          limits: { length: 1 }
+        })
+        yield* Effect.addFinalizer(() => Effect.orDie(full.obliterate))
+        yield* full.offer("a")
+        yield* Effect.gen(function*() {
+          const flow = yield* made((flow) => flow.job(Extract, "b"))
+          const run = yield* flow.start()
+          yield* eventually(Effect.map(run.status, ({ counts }) => assert.strictEqual(counts.ready, 1)))
+          assert.isTrue(yield* run.cancel)
+          assert.strictEqual((yield* reasonOf(run.await))._tag, "FlowCancelled")
+          const late = yield* made((flow) => flow.job(Extract, "c"), { deadline: "300 millis" })
+          assert.strictEqual((yield* reasonOf(late.run()))._tag, "FlowExpired")
+        }).pipe(Effect.scoped, Effect.provideService(Extract, full), Effect.provide(Load.layer))
+        // What was never offered is in no queue.
+        assert.strictEqual((yield* full.state).waiting, 1)
+      }))
+    ))
+
+  it.effect("refuses options that the queue of a node refuses", () =>
+    withNode(() =>
+      scoped(Effect.gen(function*() {
+        for (const priority of ["bogus", "constructor"] as const) {
+          const flow = yield* made((flow) => flow.job(Extract, "a", { priority: priority as never }))
+          isRangeError(yield* Effect.exit(flow.run()))
+        }
+        const undelayed = yield* made((flow) => flow.job(Extract, "a", { delay: 0 }))
+        assert.strictEqual(yield* undelayed.run(), 1)
+      }))
+    ))
+
   it.effect("runs a fan-out and fan-in of 10,000 nodes", () =>
     withNode(() =>
       scoped(Effect.gen(function*() {

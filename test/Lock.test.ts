@@ -306,6 +306,26 @@ layer(TestServer.layer, live)("Lock", (it) => {
       })
     ))
 
+  it.effect("reads the keys of several once, and limits each from its grant on", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const other = yield* node((yield* TestServer).url, { namespace })
+        const locked = Lock.withLocks(new Map([["a", 1], ["b", 2]]).keys())
+        const held = Effect.map(Lease.currentOf("b"), Option.isSome)
+        assert.deepStrictEqual([yield* locked(held), yield* locked(held)], [true, true])
+        yield* Effect.scoped(Effect.gen(function*() {
+          yield* Lock.acquire("b").pipe(onNode(other))
+          const both = yield* Effect.forkChild(
+            Effect.flip(Lock.withLocks(Effect.void, ["a", "b"], { maxHold: "50 millis" }))
+          )
+          yield* eventually(Effect.map(Lock.holder("a"), (holder) => assert.isTrue(Option.isSome(holder))))
+          // It comes though the other one is still waited for.
+          yield* Lock.withLock(Effect.void, "a", { wait: "5 seconds" }).pipe(onNode(other))
+          yield* Fiber.interrupt(both)
+        }))
+      })
+    ))
+
   it.effect("interrupts through several locks", () =>
     withNode((namespace) =>
       Effect.gen(function*() {

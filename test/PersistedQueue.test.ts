@@ -103,6 +103,30 @@ layer(TestServer.layer, live)("a persisted queue", (it) => {
         assert.isAtLeast(performance.now() - takenAt, 395)
       })))
 
+  it.effect("knows what the last taker has done when the store is closed right behind it", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const { below, queue, shows } = yield* make(a!)
+        for (const [at, fails] of [false, true].entries()) {
+          yield* queue.offer(at)
+          yield* Effect.scoped(Effect.gen(function*() {
+            const factory = yield* built(a!, { retention: "200 millis" })
+            const last = yield* Effect.provideContext(
+              PersistedQueue.make({
+                name: "shared",
+                schema: Schema.Number,
+                retrySchedule: Schedule.spaced("1 minute")
+              }),
+              factory
+            )
+            yield* Effect.exit(last.take(() => fails ? Effect.fail("boom") : Effect.void))
+          }))
+          yield* shows(fails ? { delayed: 1, waiting: 0 } : { completed: 1, waiting: 0, active: 0 })
+        }
+        const [job] = yield* Stream.runCollect(below.jobs({ state: "delayed" }))
+        assert.strictEqual(job?.attempts, 1)
+      })))
+
   it.effect("gets an element back from a taker that is interrupted, which is no attempt", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

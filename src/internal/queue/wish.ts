@@ -1,6 +1,6 @@
 /** What a producer asks for, as the actor reads it. */
 
-import * as DateTime from "effect/DateTime"
+import type * as DateTime from "effect/DateTime"
 import * as Duration from "effect/Duration"
 import * as Option from "effect/Option"
 import { checkName } from "../actor/keys.ts"

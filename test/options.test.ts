@@ -1,0 +1,114 @@
+/** What is no option is refused before anything is sent, and says which one it is. */
+import { assert, layer } from "@effect/vitest"
+import { Cause, Duration, Effect, Exit, Schedule, Schema, Stream } from "effect"
+import {
+  Barrier,
+  Coordinator,
+  CountDownLatch,
+  Fence,
+  Queue,
+  Redis,
+  Semaphore,
+  SharedRef,
+  Singleton,
+  TaskGroup
+} from "../src/index.ts"
+import { node, onNode, TestServer, withNode } from "./support/live.ts"
+import { emptied } from "./support/queues.ts"
+
+const live = { excludeTestServices: true, timeout: "60 seconds" } as const
+
+const refused = (name: string, self: Effect.Effect<unknown, unknown, any>) =>
+  Effect.map(Effect.exit(self as Effect.Effect<unknown, unknown>), (exit) => {
+    const defect = Exit.isFailure(exit) ? exit.cause.reasons.find(Cause.isDieReason)?.defect : undefined
+    assert.instanceOf(defect, RangeError, `${name}: ${String(exit)}`)
+    assert.include((defect as RangeError).message, name)
+  })
+
+const queueOf = (options: Partial<Queue.Options<number>> = {}) =>
+  Effect.tap(Queue.make({ name: "q", payload: Schema.Number, retention: "200 millis", ...options }), emptied)
+
+layer(TestServer.layer, live)("options", (it) => {
+  it.effect("that are one of a few words", () =>
+    withNode(() =>
+      Effect.scoped(Effect.gen(function*() {
+        const context = yield* Effect.context<Coordinator.Coordinator>()
+        const bad = "Fail" as never
+        const made = <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.provideContext(Effect.scoped(self), context)
+        const makes = {
+          semaphore: Semaphore.make({ name: "x", permits: 1, onMismatch: bad }),
+          latch: CountDownLatch.make({ name: "x", count: 1, onMismatch: bad }),
+          barrier: Barrier.make({ name: "x", parties: 1, onMismatch: bad }),
+          tasks: TaskGroup.make({ name: "x", shards: 1, result: Schema.Number, onMismatch: bad } as never)
+        }
+        for (const self of Object.values<Effect.Effect<unknown, unknown, any>>(makes)) {
+          yield* refused("onMismatch", made(self))
+        }
+        yield* refused("onDeparture", made(Barrier.make({ name: "x", parties: 1, onDeparture: bad })))
+        assert.throws(() => Singleton.schedule("x", Effect.void, Schedule.forever, { missed: bad }), /missed/)
+        const queue = yield* queueOf()
+        for (const word of ["bogus", "constructor", "__proto__"] as Array<never>) {
+          yield* refused("priority", queue.offer(1, { priority: word }))
+          yield* refused("dedupe.mode", queue.offer(1, { dedupe: { id: "x", mode: word } }))
+          yield* refused("onFailure", queue.offer(1, { onFailure: word }))
+        }
+        for (const signal of ["SIGKILL", "NOPE"] as Array<never>) {
+          yield* refused("signals", Effect.scoped(queue.pool(() => Effect.void, { signals: ["SIGUSR2", signal] })))
+        }
+        assert.strictEqual(process.listenerCount("SIGUSR2"), 0)
+      }))
+    ))
+
+  it.effect("that are times and durations", () =>
+    withNode(() =>
+      Effect.scoped(Effect.gen(function*() {
+        const context = yield* Effect.context<Coordinator.Coordinator>()
+        const made = <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.provideContext(Effect.scoped(self), context)
+        const bad = "soon" as never
+        yield* refused("lease", made(queueOf({ lease: bad })))
+        yield* refused("timeout", made(queueOf({ timeout: 0 })))
+        yield* refused("attempts", made(queueOf({ attempts: 0 })))
+        const queue = yield* queueOf()
+        yield* refused("at", queue.offer(1, { at: Number.NaN }))
+        yield* refused("delay", queue.offer(1, { delay: bad }))
+        // All that went before is at once, and all that will never come is far away.
+        const { id } = yield* queue.offer(1, { at: new Date("0001-01-01T00:00:00Z") })
+        assert.isTrue(yield* queue.cancel(id))
+        yield* queue.offer(1, { delay: Duration.millis(Number.MAX_SAFE_INTEGER), id: "never" })
+        assert.lengthOf(yield* Stream.runCollect(queue.jobs({ state: "delayed" })), 1)
+        const connected = Coordinator.layer({ lease: bad })
+        const redis = Redis.layer({ password: "secret" as never })
+        yield* refused(
+          "lease",
+          Effect.void.pipe(Effect.provide(connected), Effect.provide(Redis.layerEmbedded())) as never
+        )
+        yield* refused("password", Effect.void.pipe(Effect.provide(redis)))
+      }))
+    ))
+
+  it.effect("that are tokens", () =>
+    withNode(() =>
+      Effect.scoped(Effect.gen(function*() {
+        const ref = yield* SharedRef.make({ name: "x", schema: Schema.Number, initial: 0 })
+        yield* Effect.addFinalizer(() => Effect.orDie(ref.delete))
+        const context = yield* Effect.context<Coordinator.Coordinator>()
+        for (const token of [Number.NaN, Infinity, 1.5, -1, undefined as never]) {
+          yield* refused("token", ref.setFenced({ kind: "lock", key: "k", token }, 1))
+          yield* refused("token", Effect.provideContext(Fence.run({ token }, "fenced", "SET", "1"), context))
+        }
+        assert.strictEqual(yield* ref.get, 0)
+      }))
+    ))
+
+  it.effect("that another process has made larger are not refused for what is known here", () =>
+    withNode((namespace) =>
+      Effect.scoped(Effect.gen(function*() {
+        const other = yield* node((yield* TestServer).url, { namespace })
+        const semaphore = yield* Semaphore.make({ name: "x", permits: 1 })
+        const elsewhere = yield* Semaphore.make({ name: "x", permits: 1 }).pipe(onNode(other))
+        yield* elsewhere.resize(5)
+        assert.strictEqual(yield* semaphore.withPermits(5)(Effect.succeed("all")), "all")
+        yield* refused("permits", semaphore.withPermits(6)(Effect.void))
+      }))
+    ))
+})
