@@ -21,7 +21,7 @@ const layers = [
   ["internal/io.ts"],
   ["internal/redis/"],
   ["internal/actor/errors.ts", "internal/actor/keys.ts", "internal/actor/lua.ts"],
-  ["internal/actor/wire.ts"],
+  ["internal/actor/home.ts", "internal/actor/wire.ts"],
   ["internal/actor/session.ts"],
   ["internal/actor/hooks.ts", "internal/actor/vigil.ts"],
   ["internal/actor/transport.ts"],

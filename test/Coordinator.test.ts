@@ -28,10 +28,11 @@ import {
   SharedRef,
   Topic
 } from "../src/index.ts"
+import { apart } from "../src/internal/hold/holding.ts"
 import { spaceOf } from "../src/internal/hold/place.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually } from "./support/eventually.ts"
-import { elsewhere, freshNamespace, node, short, TestServer, withNode } from "./support/live.ts"
+import { freshNamespace, node, short, TestServer, withNode } from "./support/live.ts"
 import { remainsOf } from "./support/namespace.ts"
 
 layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("Coordinator", (it) => {
@@ -92,9 +93,9 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
           const holds = (yield* Metric.value(Metrics.holdTime)).count
           yield* Lock.withLock(
             Effect.andThen(
-              Effect.flip(Lock.withLock(Effect.void, "d", { wait: "50 millis" }).pipe(elsewhere)),
+              Effect.flip(Lock.withLock(Effect.void, "d", { wait: "50 millis" }).pipe(apart)),
               Effect.andThen(
-                Effect.forkDetach(Lock.withLock(Effect.void, "d").pipe(elsewhere)),
+                Effect.forkDetach(Lock.withLock(Effect.void, "d").pipe(apart)),
                 Effect.sleep("20 millis")
               )
             ),

@@ -3,10 +3,11 @@ import { assert, layer } from "@effect/vitest"
 import { Context, Deferred, Duration, Effect, Exit, Fiber, Layer, Logger, Option, Schema, Scope, Stream } from "effect"
 import { hostname } from "node:os"
 import { Coordinator, Election, Lease, Lock } from "../src/index.ts"
+import { apart } from "../src/internal/hold/holding.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { assertUnanswered, behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
-import { assertEmpty, elsewhere, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
+import { assertEmpty, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
 import { asks, waits, within } from "./support/requests.ts"
 import { forget } from "./support/sessions.ts"
 import { missed, several } from "./support/several.ts"
@@ -313,7 +314,7 @@ layer(TestServer.layer, live)("a leader", (it) => {
           assert.strictEqual(Option.getOrThrow(yield* election.leader).value, "line\r\n\"quoted\" \u0000 é {}")
           assert.strictEqual(reasonOf(yield* Effect.flip(numbers.leader)), "InvalidPayload")
           assert.strictEqual(reasonOf(yield* Effect.flip(Stream.runDrain(numbers.changes))), "InvalidPayload")
-          const waited = yield* Effect.flip(elsewhere(numbers.lead(Effect.void, { wait: "30 millis" })))
+          const waited = yield* Effect.flip(apart(numbers.lead(Effect.void, { wait: "30 millis" })))
           assert.strictEqual(reasonOf(waited), "WaitTimeout")
           yield* eventually(Effect.map(election.candidates, (found) => assert.deepStrictEqual(found, [])))
         }).pipe((self) => election.lead(self))
@@ -653,7 +654,7 @@ layer(TestServer.layer, live)("a leader", (it) => {
         yield* line.pass
         yield* line.closeAll
         assert.isTrue(yield* lock.isHeld)
-        const taken = yield* Effect.provideContext(elsewhere(Lock.withLockIfAvailable(Effect.void, "any")), b)
+        const taken = yield* Effect.provideContext(apart(Lock.withLockIfAvailable(Effect.void, "any")), b)
         assert.isTrue(Option.isNone(taken))
         // It is a candidate again, in another session.
         yield* waits(server, namespace, "election:chief", 1)
@@ -842,7 +843,7 @@ layer(TestServer.layer, live)("a leader", (it) => {
         const [mine, theirs] = [yield* electionOn(a!, "a"), yield* electionOn(b!, "b")]
         const own = yield* leading(mine)
         yield* begun(own)
-        const error = yield* Effect.flip(elsewhere(theirs.lead(Effect.void)))
+        const error = yield* Effect.flip(apart(theirs.lead(Effect.void)))
         assert.strictEqual(reasonOf(error), "WaitTimeout")
         assert.include(error.message, "election \"chief\"")
         yield* Effect.sleep("200 millis")

@@ -1,8 +1,8 @@
 import { assert } from "@effect/vitest"
 import { Effect, Fiber, Option, Schema, Stream } from "effect"
 import { Election } from "../../src/index.ts"
+import { apart } from "../../src/internal/hold/holding.ts"
 import { eventually } from "../support/eventually.ts"
-import { elsewhere } from "../support/live.ts"
 import { waits } from "../support/requests.ts"
 import type { Program, Rows } from "./matrix.ts"
 
@@ -36,7 +36,7 @@ export const program: Program = ({ namespace, other, server }) =>
     const first = Option.getOrThrow(yield* insisting(theirs.leader))
     assert.deepInclude(first, { value: "mine", term: lease.token })
     yield* insisting(mine.proclaim("better"))
-    const waiting = yield* Effect.forkChild(elsewhere(theirs.lead(Effect.never)))
+    const waiting = yield* Effect.forkChild(apart(theirs.lead(Effect.never)))
     yield* waits(server, namespace, "election:chief", 1)
     const [candidate] = yield* insisting(mine.candidates)
     yield* insisting(mine.transferTo(candidate!))

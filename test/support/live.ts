@@ -2,7 +2,7 @@ import { assert } from "@effect/vitest"
 import { Context, Deferred, Effect, Fiber, Layer, Option, type Scope } from "effect"
 import { randomBytes } from "node:crypto"
 import { Coordinator, Lease, Lock, Redis } from "../../src/index.ts"
-import { Holdings } from "../../src/internal/hold/holding.ts"
+import { apart } from "../../src/internal/hold/holding.ts"
 import { eventually } from "./eventually.ts"
 import { remainsOf } from "./namespace.ts"
 import { type Server, type ServerOptions, standalone } from "./servers.ts"
@@ -26,15 +26,11 @@ export const node = (
   return Layer.build(Coordinator.layer(options).pipe(Layer.provideMerge(connection), Layer.fresh))
 }
 
-/** As another process would run it: in another fiber, without the holds of the one that runs it here. */
-export const elsewhere = <A, E, R>(effect: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
-  Effect.raceFirst(Effect.provideService(effect, Holdings, undefined), Effect.never)
-
 /** Runs it on another coordinator, as another process would. */
 export const onNode =
   <R2>(context: Context.Context<R2>) =>
   <A, E, R>(effect: Effect.Effect<A, E, R>): Effect.Effect<A, E, Exclude<R, R2>> =>
-    Effect.provideContext(elsewhere(effect), context)
+    Effect.provideContext(apart(effect), context)
 
 /** Short enough for tests that lose it, long enough for a busy machine. */
 export const short = { lease: "2 seconds", margin: "400 millis" } as const

@@ -3,12 +3,13 @@ import { assert } from "@effect/vitest"
 import { Context, Effect, type Fiber, type Scope } from "effect"
 import { Coordinator, Lock } from "../../src/index.ts"
 import type { Channel } from "../../src/internal/actor/channel.ts"
+import { apart } from "../../src/internal/hold/holding.ts"
 import { spaceOf } from "../../src/internal/hold/place.ts"
 import type { Tenancy } from "../../src/internal/hold/tenancy.ts"
 import type { Proxy } from "../../src/testing/Proxy.ts"
 import { awake } from "./awake.ts"
 import { eventually } from "./eventually.ts"
-import { assertEmpty, elsewhere, freshNamespace, type Node, node, TestServer } from "./live.ts"
+import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./live.ts"
 import type { Server } from "./servers.ts"
 import { forget } from "./sessions.ts"
 
@@ -36,7 +37,7 @@ export const behind = (line: Proxy, namespace: string) =>
   node(line.url, { namespace, partitions: 1, lease: "6 seconds", requestTimeout: "2 seconds" })
 
 export const on = <A, E>(context: Node, effect: Effect.Effect<A, E, Coordinator.Coordinator | Scope.Scope>) =>
-  Effect.provideContext(elsewhere(effect as Effect.Effect<A, E, Coordinator.Coordinator>), context) as Effect.Effect<
+  Effect.provideContext(apart(effect as Effect.Effect<A, E, Coordinator.Coordinator>), context) as Effect.Effect<
     A,
     E,
     Scope.Scope

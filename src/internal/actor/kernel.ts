@@ -4,6 +4,7 @@ import type { Io } from "../io.ts"
 import type { Connections } from "../redis/connection.ts"
 import { Channel, type Tenant } from "./channel.ts"
 import type { CoordinatorError } from "./errors.ts"
+import { Home } from "./home.ts"
 import type { Hooks, Settings } from "./hooks.ts"
 import { partitionOf, prefixOf } from "./keys.ts"
 import type { Office } from "./office.ts"
@@ -65,8 +66,7 @@ export class Kernel implements Office {
   readonly about: string
   readonly vigil: Vigil
   readonly away = new Map<object, number>()
-  /** Its identity is the same for all coordinators of one namespace of one server, as Redis has told; empty before. */
-  readonly home = { identity: "" }
+  readonly home = new Home()
 
   readonly #partitions: Array<Partition | undefined>
   readonly #node: string
@@ -117,7 +117,7 @@ export class Kernel implements Office {
   readonly first = (): Channel => this.#first!
 
   readonly admitted = (identity: string): void => {
-    this.home.identity = identity
+    this.home.admitted(identity)
     this.#incompatible = undefined
   }
 

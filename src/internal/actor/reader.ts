@@ -32,11 +32,16 @@ const blockMillis = 5000
 const graceMillis = 1000
 const batchSize = 1024
 
+// In milliseconds, before what could not be taken in is asked for again.
+const longestPause = 10_000
+
 export class Reader {
   #connection: Connection | undefined = undefined
   #running = false
   #closed = false
   readonly #sources = new Set<Source>()
+  // How often the entries of a source could not be taken in, one time after the other.
+  readonly #failures = new WeakMap<Source, number>()
   #reading: ReadonlyArray<Source> = []
   // When the read that is under way was sent.
   #sentAt = Number.POSITIVE_INFINITY
@@ -139,11 +144,22 @@ export class Reader {
       if (source === undefined || !this.#sources.has(source)) continue
       try {
         source.onEntries(entries)
+        this.#failures.delete(source)
       } catch (cause) {
         this.#log("Error", `entries of ${key} could not be taken in`, cause)
-        source.onGap()
+        this.#miss(source)
       }
     }
+  }
+
+  // What is asked for in the place of entries may be no better, and is not to be asked for without end at once.
+  #miss(source: Source): void {
+    const failures = (this.#failures.get(source) ?? 0) + 1
+    this.#failures.set(source, failures)
+    if (failures === 1) return source.onGap()
+    this.#io.after(Math.min(longestPause, 10 * 2 ** Math.min(failures, 10)), () => {
+      if (this.#sources.has(source)) source.onGap()
+    })
   }
 
   async close(): Promise<void> {

@@ -1,6 +1,7 @@
 /** What can be held, waited for or observed, and what becomes of it: the data, and nothing that talks to Redis. */
 
 import type { CoordinatorError } from "../actor/errors.ts"
+import type { Home } from "../actor/home.ts"
 import type { kinds, Requests } from "../actor/lua.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { LossReason, Session } from "../actor/session.ts"
@@ -34,7 +35,7 @@ export interface Resource {
   /** Its hash. */
   readonly key: string
   /** Of which server and namespace, as its coordinator knows them. */
-  readonly home: { readonly identity: string }
+  readonly home: Home
   readonly namespace: string
 }
 

@@ -17,7 +17,14 @@ interface Holding {
 
 type AnyFiber = Fiber.Fiber<unknown, unknown>
 
-export const Holdings = Context.Reference<Holding | undefined>("lockstep/Holdings", { defaultValue: () => undefined })
+const Holdings = Context.Reference<Holding | undefined>("lockstep/Holdings", { defaultValue: () => undefined })
+
+// What a fiber has acquired before is not its own here: it runs a part of a program as another process would.
+const Apart = Context.Reference<boolean>("lockstep/Apart", { defaultValue: () => false })
+
+/** Runs an effect as another process would: without the holds of the fiber that runs it here. */
+export const apart = <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
+  self.pipe(Effect.provideService(Holdings, undefined), Effect.provideService(Apart, true))
 
 const prune = (holding: Holding | undefined): Holding | undefined => {
   while (holding !== undefined && !holding.hold.active) holding = holding.outer
@@ -32,11 +39,17 @@ export const under = <R>(context: Context.Context<R>, hold: Hold): Context.Conte
 // annotations of logs, a retry are such regions.
 const acquired = new WeakMap<AnyFiber, Array<Hold>>()
 
+const ownOf = (fiber: AnyFiber): ReadonlyArray<Hold> | undefined => {
+  const holds = acquired.get(fiber)
+  return holds === undefined || fiber.getRef(Apart) ? undefined : holds
+}
+
 // So many holds are noted before those are dropped that have ended.
 const fewest = 16
 
 /** The fiber has acquired the hold into a scope. */
 export const note = (fiber: AnyFiber, hold: Hold): void => {
+  if (fiber.getRef(Apart)) return
   const holds = acquired.get(fiber)
   if (holds === undefined) return void acquired.set(fiber, [hold])
   holds.push(hold)
@@ -46,12 +59,12 @@ export const note = (fiber: AnyFiber, hold: Hold): void => {
 }
 
 const isOf = ({ active, claim }: Hold, { home, key }: Place): boolean =>
-  claim.place.key === key && active && claim.place.home.identity === home.identity
+  claim.place.key === key && active && claim.place.home.isSame(home)
 
 /** The hold of this place that the fiber runs under, by whatever coordinator of the process. */
 export const findHold = (fiber: Fiber.Fiber<unknown, unknown>, place: Place): Hold | undefined => {
   for (let at = fiber.getRef(Holdings); at !== undefined; at = at.outer) if (isOf(at.hold, place)) return at.hold
-  return acquired.get(fiber)?.findLast((hold) => isOf(hold, place))
+  return ownOf(fiber)?.findLast((hold) => isOf(hold, place))
 }
 
 /** Starts a program under a hold, in a fiber that `parent` waits for. */
@@ -101,7 +114,7 @@ export const isDetached = (fiber: AnyFiber, hold: Hold): boolean => {
 const innermost = (fiber: AnyFiber, isMeant: (hold: Hold) => boolean): Hold | undefined => {
   let at = fiber.getRef(Holdings)
   while (at !== undefined && !(at.hold.active && isMeant(at.hold))) at = at.outer
-  const own = acquired.get(fiber)?.findLast((hold) => hold.active && isMeant(hold))
+  const own = ownOf(fiber)?.findLast((hold) => hold.active && isMeant(hold))
   return own === undefined || at !== undefined && at.hold.heldAt >= own.heldAt ? at?.hold : own
 }
 

@@ -23,7 +23,7 @@ import {
 import { guarded } from "./guard.ts"
 import { Hold, type Lease } from "./hold.ts"
 import { start } from "./holding.ts"
-import type { LeaseLost } from "./loss.ts"
+import { type LeaseLost, WaitTimeout } from "./loss.ts"
 import { duration, type Place } from "./place.ts"
 import { spanned } from "./span.ts"
 
@@ -64,6 +64,10 @@ const limiting = (place: Place, options: WaitOptions | undefined): Limiting | un
   return maxHold === undefined ? undefined : { place, maxHold }
 }
 
+// All of the time was for all of them.
+const waited = ({ away, key, kind, namespace }: WaitTimeout, wait: Duration.Input): WaitTimeout =>
+  new WaitTimeout({ kind, key, namespace, away, wait: duration(wait, "wait") })
+
 /** Acquires all, one after the other, and runs the effect under all of them. */
 export const withAllHolds = <A, E, R, E2>(
   self: Effect.Effect<A, E, R>,
@@ -91,11 +95,14 @@ export const withAllHolds = <A, E, R, E2>(
         if (at === acquiring.length) return underAll(self, taken, restore, fail)
         // Each has the rest of the time, and at least a try.
         const left = deadline === undefined ? undefined : Math.max(1, deadline - clock.currentTimeMillisUnsafe())
+        const one = acquiring[at]!
+        const failed: typeof one.fail = (error) =>
+          one.fail(error._tag === "WaitTimeout" && wait !== undefined ? waited(error, wait) : error)
         return Effect.flatMap(
-          acquire({ ...acquiring[at]!, options: { ...options, wait: left } }, restore),
+          acquire({ ...one, fail: failed, options: { ...options, wait: left } }, restore),
           (hold) => {
             taken.push(hold!)
-            return Effect.andThen(limited(hold!, acquiring[at]!.place), next(at + 1))
+            return Effect.andThen(limited(hold!, one.place), next(at + 1))
           }
         )
       }
