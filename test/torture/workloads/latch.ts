@@ -58,9 +58,10 @@ const passing = (client: Client) => {
     const pass = attempt("pass", 1, passed)
     // Shorter than a run.
     const limit = 50 + client.random() * (run === undefined && !fresh ? 500 : 100)
-    if (yield* Effect.timeoutOrElse(pass, { duration: limit, orElse: () => Effect.succeed(false) })) return
-    while (!superseded && !(yield* count(total))) yield* Effect.sleep(50)
-    yield* pass
+    const passes = Effect.timeoutOrElse(pass, { duration: limit, orElse: () => Effect.succeed(false) })
+    if (yield* passes) return
+    // A count is for the round in which it was asked first: another process can have begun the latch anew meanwhile.
+    while (!superseded && !((yield* count(total)) && (yield* passes))) yield* Effect.sleep(50)
   })
   return Effect.gen(function*() {
     const scope = yield* Scope.make()
