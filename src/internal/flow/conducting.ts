@@ -274,7 +274,7 @@ class Conductor {
     return Effect.tapError(
       Effect.flatMap(
         Effect.try({ try: callback.payload, catch: (cause) => cause }),
-        (payload) => callback.port.queue.offer(payload, { id })
+        (payload) => Effect.timeout(callback.port.queue.offer(payload, { id }), mostRoomWait)
       ),
       (error) => Effect.sync(() => hooks.log("Warn", `${what} could not be offered: it is attempted again`, error))
     )
