@@ -240,6 +240,30 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("R
         })))
       }), { lease: "30 seconds" }))
 
+  it.effect("writes behind a downgrade that Redis has not executed yet, and no reader comes in", () =>
+    behindLine(({ context, direct, line }) =>
+      Effect.gen(function*() {
+        const other = yield* direct()
+        const reading = ReadWriteLock.withReadLockIfAvailable(Effect.void, "a").pipe(onNode(other))
+        yield* onNode(context)(Effect.scoped(Effect.gen(function*() {
+          const lease = yield* ReadWriteLock.acquireWrite("a")
+          const reweighing = yield* line.hold(({ args }) => args.includes("semaphore.reweigh"))
+          const downgrading = yield* Effect.forkChild(ReadWriteLock.downgrade(lease))
+          yield* reweighing.request
+          yield* Fiber.interrupt(downgrading)
+          const released = yield* Deferred.make<void>()
+          const readings = Effect.forEach(Array.from({ length: 20 }), () => Effect.delay(reading, "5 millis"))
+          const writing = yield* Effect.forkChild(
+            ReadWriteLock.withWriteLock(Effect.andThen(Deferred.await(released), readings), "a", { reentrant: true }),
+            { startImmediately: true }
+          )
+          yield* reweighing.release()
+          yield* Deferred.succeed(released, undefined)
+          assert.isTrue((yield* Fiber.join(writing)).every(Option.isNone))
+          yield* eventually(Effect.map(reading, Option.isSome))
+        })))
+      }), { lease: "30 seconds" }))
+
   it.effect("is upgraded, and is a reader again, in time while Redis is away", () =>
     behindLine(({ context, direct, line }) =>
       Effect.gen(function*() {
