@@ -87,7 +87,7 @@ import { conduct } from "./internal/flow/conducting.ts"
 import { type AnyTag, layoutOf, portIn, type Tag } from "./internal/flow/graph.ts"
 import { batches, checkFlow, Home, type IdOf, portsOf } from "./internal/flow/home.ts"
 import { begin, type NodeInfo, type Terms } from "./internal/flow/runs.ts"
-import { millis, spaceOf, whole } from "./internal/hold/place.ts"
+import { millis, oneOf, spaceOf, whole } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { codec } from "./internal/work/codec.ts"
 
@@ -337,9 +337,7 @@ class BatchImpl implements Batch {
 
   constructor(name: string, home: Home, options: Options<any, any, any>) {
     const { deadline, onDone, onFailed, onFailure = "finish", retention = "10 minutes", size } = options
-    if (onFailure !== "cancel" && onFailure !== "finish") {
-      throw new RangeError("onFailure must be one of cancel, finish")
-    }
+    oneOf(onFailure, "onFailure", ["cancel", "finish"])
     this.name = name
     this.#home = home
     this.#size = sizeOf(size)

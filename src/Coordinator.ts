@@ -31,7 +31,6 @@ import * as Config from "effect/Config"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Layer from "effect/Layer"
-import * as Option from "effect/Option"
 import * as PubSub from "effect/PubSub"
 import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
@@ -50,7 +49,7 @@ import {
   type SessionTransition,
   type Space
 } from "./internal/hold/place.ts"
-import { CurrentIo } from "./internal/io.ts"
+import { CurrentIo, millisIn } from "./internal/io.ts"
 import { kernelMetrics } from "./internal/metrics.ts"
 import { connectionsOf } from "./internal/redis/connection.ts"
 import * as Redis from "./Redis.ts"
@@ -168,7 +167,7 @@ const count = (value: number, what: string, min: number, max: number): number =>
 
 const settingsOf = (options: Options): Settings => {
   const millis = (input: Duration.Input, what: string, min: number, max: number) => {
-    const value = Option.match(Duration.fromInput(input), { onNone: () => Number.NaN, onSome: Duration.toMillis })
+    const value = millisIn(input)
     if (!(value >= min && value <= max)) throw new RangeError(`${what} must be from ${min} to ${max} milliseconds`)
     return Math.ceil(value)
   }
@@ -196,7 +195,7 @@ const homes = new Set<Kernel["home"]>()
 
 const counted = ({ home, hooks, settings }: Kernel): void => {
   homes.add(home)
-  const count = [...homes].filter(({ identity }) => identity === home.identity).length
+  const count = [...homes].filter((other) => other.isSame(home)).length
   if (count === 1) return
   hooks.log(
     "Warn",

@@ -90,7 +90,7 @@ import {
 import { checkFlow, Home, type IdOf, portsOf } from "./internal/flow/home.ts"
 import { begin, type Change, type NodeInfo, Run as Handle, type Status } from "./internal/flow/runs.ts"
 import { bounded } from "./internal/hold/acquire.ts"
-import { millis, spaceOf } from "./internal/hold/place.ts"
+import { millis, oneOf, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { spanning } from "./internal/hold/span.ts"
 import { Job } from "./internal/queue/job.ts"
@@ -389,9 +389,7 @@ class FlowImpl<I, O> implements Flow<I, O> {
   readonly #terms: { readonly stops: boolean; readonly deadline: number; readonly retention: number }
 
   constructor(home: Home, { deadline, onFailure = "cancel", retention = "10 minutes" }: Options<any, any>) {
-    if (onFailure !== "cancel" && onFailure !== "finish") {
-      throw new RangeError("onFailure must be one of cancel, finish")
-    }
+    oneOf(onFailure, "onFailure", ["cancel", "finish"])
     this.#home = home
     this.#terms = {
       stops: onFailure === "cancel",

@@ -58,7 +58,7 @@
 
 import * as Config from "effect/Config"
 import * as Context from "effect/Context"
-import * as Duration from "effect/Duration"
+import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Layer from "effect/Layer"
 import * as Option from "effect/Option"
@@ -67,7 +67,7 @@ import type * as Scope from "effect/Scope"
 import type * as Stream from "effect/Stream"
 import * as SubscriptionRef from "effect/SubscriptionRef"
 import type * as IoRedis from "ioredis"
-import { CurrentIo, type Io } from "./internal/io.ts"
+import { CurrentIo, type Io, millisIn } from "./internal/io.ts"
 import { cluster } from "./internal/redis/cluster.ts"
 import { blockingMillis, checkCommand } from "./internal/redis/command.ts"
 import { type Connection, type ConnectionState, register } from "./internal/redis/connection.ts"
@@ -175,7 +175,7 @@ export type { Address, EmbeddedOptions, Options, Timeouts } from "./internal/red
 // -----------------------------------------------------------------------------
 
 const millis = (input: Duration.Input | undefined, name: string): number => {
-  const value = Option.match(Duration.fromInput(input ?? 5000), { onNone: () => Number.NaN, onSome: Duration.toMillis })
+  const value = millisIn(input ?? 5000)
   if (!(value >= 1 && value <= 3_600_000)) throw new RangeError(`Redis: ${name} must be 1 millisecond to 1 hour`)
   return value
 }

@@ -639,10 +639,10 @@ export const Service =
 
 /**
  * A layer that handles the events of a topic for as long as it is built: with a `group`, those that this process is given as its
- * member; otherwise all of them, as a subscriber. It is built when it has its position, so it misses nothing that is published behind
- * it; or when it could not have one yet. A subscriber's failures are logged, interruptions from inside too. While Redis is away, out of memory, or without
- * the permissions, it tries again and again; a subscriber goes on behind the last event that it has handled. An error of the topic
- * that cannot pass is logged, and ends it.
+ * member; otherwise all of them, as a subscriber. The layer is built when it has its position, so it misses nothing that is published
+ * behind it; or when it could not have one yet. A subscriber's failures are logged, interruptions from inside too. While Redis is away,
+ * out of memory, or without the permissions, it tries again and again; a subscriber goes on behind the last event that it has handled.
+ * An error of the topic that cannot pass is logged, and ends it.
  *
  * @category layers
  * @since 0.1.0

@@ -60,7 +60,7 @@ import { createHash } from "node:crypto"
 import { Coordinator } from "../Coordinator.ts"
 import { CoordinatorClosed } from "../internal/actor/errors.ts"
 import { describe } from "../internal/hold/loss.ts"
-import { placeOf, type Space, spaceOf } from "../internal/hold/place.ts"
+import { millisOf, placeOf, type Space, spaceOf } from "../internal/hold/place.ts"
 import type { Handling, Verdict } from "../internal/queue/attempts.ts"
 import type { Crew } from "../internal/queue/crew.ts"
 import { fail as queueError } from "../internal/queue/errors.ts"
@@ -69,7 +69,7 @@ import type { Task } from "../internal/queue/job.ts"
 import { ownOf } from "../internal/queue/naming.ts"
 import { mostOverrun } from "../internal/queue/pool.ts"
 import { crewOf } from "../internal/queue/worker.ts"
-import { millisOf, persevering } from "../internal/work/patience.ts"
+import { persevering } from "../internal/work/patience.ts"
 import * as Queue from "../Queue.ts"
 
 /**
@@ -173,8 +173,8 @@ class Takers {
   }
 
   /**
-   * Nothing is taken any more. What takers have done is told, and what they have in hand goes back; ends when Redis knows, or has
-   * been away for the coordinator's `requestTimeout`.
+   * The worker takes no more elements, tells Redis what takers have done, and gives back what takers have in hand. The effect ends when
+   * Redis knows that, or has been away for the coordinator's `requestTimeout`.
    */
   get stop(): Effect.Effect<void> {
     return Effect.suspend(() => {

@@ -4,8 +4,10 @@
  */
 
 import * as Context from "effect/Context"
+import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import type * as Fiber from "effect/Fiber"
+import * as Option from "effect/Option"
 import { randomBytes } from "node:crypto"
 
 /** A timer that has been set. */
@@ -29,6 +31,10 @@ export interface Io {
   /** Runs what no caller waits for, with these clocks and timers. */
   readonly run: <A, E>(effect: Effect.Effect<A, E>) => Fiber.Fiber<A, E>
 }
+
+/** A duration in milliseconds; NaN for what is none. */
+export const millisIn = (input: Duration.Input): number =>
+  Option.match(Duration.fromInput(input), { onNone: () => Number.NaN, onSome: Duration.toMillis })
 
 const settled = Promise.resolve()
 

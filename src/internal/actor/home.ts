@@ -1,11 +1,9 @@
 /** Which namespace of which server a coordinator is at home in, as Redis has told: two coordinators of one process may share it. */
 export class Home {
-  /** Empty before Redis has told it. It is another one after a loss of all data. */
-  identity = ""
+  // After a loss of all data, it is told another one.
   readonly #known = new Set<string>()
 
   admitted(identity: string): void {
-    this.identity = identity
     this.#known.add(identity)
   }
 

@@ -32,8 +32,8 @@ const blockMillis = 5000
 const graceMillis = 1000
 const batchSize = 1024
 
-// In milliseconds, before what could not be taken in is asked for again.
-const longestPause = 10_000
+// In milliseconds, after so many failures one after the other.
+const pauseAfter = (failures: number, longest: number): number => Math.min(longest, 10 * 2 ** Math.min(failures, 10))
 
 export class Reader {
   #connection: Connection | undefined = undefined
@@ -124,7 +124,7 @@ export class Reader {
         this.#log(passing ? "Debug" : "Warn", "a read of the mailboxes failed", cause)
         if (!(cause instanceof RedisError) || cause.reason._tag === "Timeout") connection.reset()
         if (attempt > 0) {
-          await this.#transport.sleep(Math.min(1000, 10 * 2 ** Math.min(attempt, 7)) * (0.5 + this.#io.random() / 2))
+          await this.#transport.sleep(pauseAfter(attempt, 1000) * (0.5 + this.#io.random() / 2))
         }
         attempt++
       }
@@ -152,12 +152,12 @@ export class Reader {
     }
   }
 
-  // What is asked for in the place of entries may be no better, and is not to be asked for without end at once.
+  // The source asks for what it has missed. The answer may be as unreadable as the entries were: then the source asks after a pause.
   #miss(source: Source): void {
     const failures = (this.#failures.get(source) ?? 0) + 1
     this.#failures.set(source, failures)
     if (failures === 1) return source.onGap()
-    this.#io.after(Math.min(longestPause, 10 * 2 ** Math.min(failures, 10)), () => {
+    this.#io.after(pauseAfter(failures, 10_000), () => {
       if (this.#sources.has(source)) source.onGap()
     })
   }

@@ -6,9 +6,10 @@ import * as Exit from "effect/Exit"
 import { createHash } from "node:crypto"
 import { checkName } from "../actor/keys.ts"
 import type { InvalidPayload } from "../hold/payload.ts"
-import { choice, millis, oneOf, whole } from "../hold/place.ts"
+import { choice, isNone, millis, oneOf, whole } from "../hold/place.ts"
 import type { Queue } from "../queue/api.ts"
-import { isNone, levels, type Priority } from "../queue/wish.ts"
+import { innerOf } from "../queue/errands.ts"
+import { levels, type Priority } from "../queue/wish.ts"
 import type { Codec } from "../work/codec.ts"
 
 /** What becomes of a node when a node in front of it has failed. */
@@ -111,8 +112,6 @@ export interface Port {
   readonly error: Codec<any> | undefined
   /** How many shards it has. */
   readonly shards: number
-  /** Options that the queue refuses are a `RangeError`. */
-  readonly check: (options: Offering) => void
 }
 
 export const portIn = (ports: ReadonlyMap<string, Port>, { key }: AnyTag, what: string): Port => {
@@ -178,8 +177,8 @@ export const offeringOf = ({ attempts, delay, group, priority, timeout }: Offeri
     timeout: timeout === undefined ? undefined : millis(timeout, "timeout")
   })
 
-export const checkOffering = ({ check, queue, shards }: Port, options: Offering): void => {
-  check(options)
+export const checkOffering = ({ queue, shards }: Port, options: Offering): void => {
+  innerOf(queue).checkOptions(options)
   if (options.group !== undefined && shards > 1) {
     throw new RangeError(`group goes with no node of queue ${JSON.stringify(queue.name)}, which has several shards`)
   }

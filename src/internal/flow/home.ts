@@ -50,11 +50,8 @@ export const portsOf = <Q extends AnyTag>(
     Effect.forEach(queues, (tag) =>
       Effect.map(tag as Context.Key<IdOf<Q>, unknown>, (service): readonly [string, Port] => {
         const queue = service as Queue<any, any, any>
-        const inner = innerOf(queue)
-        const { codecs: { error, payload, success }, partitions } = inner
-        const check: Port["check"] = (options) =>
-          inner.checkOptions(options)
-        return [tag.key, { queue, payload, success, error, shards: partitions.length, check }]
+        const { codecs: { error, payload, success }, partitions } = innerOf(queue)
+        return [tag.key, { queue, payload, success, error, shards: partitions.length }]
       })),
     (ports) =>
       new Map(ports)

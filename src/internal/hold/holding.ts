@@ -44,7 +44,7 @@ const ownOf = (fiber: AnyFiber): ReadonlyArray<Hold> | undefined => {
   return holds === undefined || fiber.getRef(Apart) ? undefined : holds
 }
 
-// So many holds are noted before those are dropped that have ended.
+// A fiber may note so many holds before those are dropped that have ended.
 const fewest = 16
 
 /** The fiber has acquired the hold into a scope. */
@@ -53,7 +53,7 @@ export const note = (fiber: AnyFiber, hold: Hold): void => {
   const holds = acquired.get(fiber)
   if (holds === undefined) return void acquired.set(fiber, [hold])
   holds.push(hold)
-  // Half of them at least are new since the last time.
+  // Only at powers of two, so that a fiber with many holds does not look at all of them each time.
   if (holds.length < fewest || (holds.length & (holds.length - 1)) !== 0) return
   acquired.set(fiber, holds.filter(({ active }) => active))
 }

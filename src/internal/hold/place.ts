@@ -10,6 +10,7 @@ import type { Channel } from "../actor/channel.ts"
 import type { Kernel, Partition } from "../actor/kernel.ts"
 import { checkName } from "../actor/keys.ts"
 import type { LossReason, Phase } from "../actor/session.ts"
+import { millisIn } from "../io.ts"
 import type { Kind, Resource } from "./claim.ts"
 import { Recent } from "./recent.ts"
 import { Tenancy } from "./tenancy.ts"
@@ -155,15 +156,24 @@ export const duration = (input: Duration.Input, what: string): Duration.Duration
   return parsed
 }
 
-// 30,000 years, in milliseconds: what begins now ends at a time that a date can have.
+// Some 30,000 years, in milliseconds: what begins now ends at a time that a date can have.
 const longest = 1e15
 
-/** As whole milliseconds, and not more than dates can count. */
+/** As whole milliseconds, and not more than dates can count, however long it is. */
+export const millisOf = (self: Duration.Duration): number => Math.min(Math.ceil(Duration.toMillis(self)), longest)
+
+/** As whole milliseconds, where it ends. */
 export const millis = (input: Duration.Input, what: string): number => {
-  const found = Math.ceil(Duration.toMillis(duration(input, what)))
-  if (!Number.isFinite(found)) throw new RangeError(`${what} must be finite`)
-  return Math.min(found, longest)
+  const parsed = duration(input, what)
+  if (!Duration.isFinite(parsed)) throw new RangeError(`${what} must be finite`)
+  return millisOf(parsed)
 }
+
+/** Whether a duration is as good as none. */
+export const isNone = (input: Duration.Input): boolean => millisIn(input) === 0
+
+/** As `millis`; 0 is allowed. */
+export const millisFromNone = (input: Duration.Input, what: string): number => isNone(input) ? 0 : millis(input, what)
 
 /** 0 for ever. */
 export const lasting = (input: Duration.Input, what: string): number => {

@@ -6,7 +6,7 @@ import * as Exit from "effect/Exit"
 import * as Option from "effect/Option"
 import * as Stream from "effect/Stream"
 import type { CoordinatorError } from "../actor/errors.ts"
-import type { Place } from "../hold/place.ts"
+import { oneOf, type Place } from "../hold/place.ts"
 import { question } from "../hold/request.ts"
 import type { Codec } from "../work/codec.ts"
 import { type Raw, Task } from "./job.ts"
@@ -56,9 +56,7 @@ export const jobs = <A>(
   { after = "", limit, state }: JobsOptions
 ): Stream.Stream<JobInfo<A>, CoordinatorError> => {
   if (!/^(?:\d+ \^?\d+(?:-\d+)?|g[^]+)?$/.test(after)) throw new RangeError("after must be the cursor of a job")
-  if (state !== "waiting" && state !== "delayed" && state !== "blocked" && state !== "active") {
-    throw new RangeError("state must be one of waiting, delayed, blocked, active")
-  }
+  oneOf(state, "state", ["waiting", "delayed", "blocked", "active"])
   const infoOf = ([cursor, due, raw]: Listed): JobInfo<A> => {
     const { attempt, body, crashes, group, id, key, offeredAt, schedule } = new Task([], shard, raw, 0, 0, ignore)
     return {

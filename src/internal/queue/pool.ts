@@ -1,13 +1,13 @@
 /** A worker that can be resized, drained and shut down while it works. */
 
 import * as Deferred from "effect/Deferred"
-import * as Duration from "effect/Duration"
+import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Scope from "effect/Scope"
 import { type CoordinatorReason, isAway } from "../actor/errors.ts"
 import type { WaitTimeout } from "../hold/loss.ts"
-import { millis, type Place, whole } from "../hold/place.ts"
+import { millisFromNone, type Place, whole } from "../hold/place.ts"
 import type { Io, Timer } from "../io.ts"
 import type { Crew } from "./crew.ts"
 import type { QueueError } from "./errors.ts"
@@ -52,8 +52,7 @@ export const mostConcurrency = 1024
 export const mostOverrun = 10_000
 
 /** In milliseconds; 0 is allowed. */
-export const graceOf = (grace: Duration.Input): number =>
-  Duration.toMillis(Duration.fromInputUnsafe(grace)) === 0 ? 0 : millis(grace, "grace")
+export const graceOf = (grace: Duration.Input): number => millisFromNone(grace, "grace")
 
 export const poolOf = (
   crew: Crew,

@@ -16,7 +16,6 @@ import { question, request } from "../hold/request.ts"
 import type { Codec } from "../work/codec.ts"
 import { decodeTimes, encodeTimes, everyOf, type Missed, runsOf, ticksOf, timesOf } from "./calendar.ts"
 import { paged, pageSize } from "./paging.ts"
-import type { Deque } from "./stealing.ts"
 import { type OfferOptions, wishOf } from "./wish.ts"
 
 /** @internal */
@@ -102,11 +101,9 @@ export class Schedules {
     name: string,
     input: Cron.Cron | Duration.Input,
     body: string,
-    { missed = "once", ...options }: ScheduleOptions,
-    deque: Deque | undefined
+    { missed = "once", ...options }: ScheduleOptions
   ): Effect.Effect<void, CoordinatorError> {
     oneOf(missed, "missed", ["once", "skip", "all"])
-    deque?.aim(options)
     const times = timesOf(input)
     const spec = encodeTimes(times)
     const { more } = wishOf(body, options, "", 0)

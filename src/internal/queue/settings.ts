@@ -1,18 +1,12 @@
 /** How a queue works, as its actor is told. */
 
-import { lasting, millis, whole } from "../hold/place.ts"
+import { choice, lasting, millis, whole } from "../hold/place.ts"
 import type { Options } from "./api.ts"
 
 /** How long the outcome of a job is kept, and its id is known. */
 export const retained = "10 minutes"
 
-const overflows = ["wait", "fail", "dropOldest"]
-
-const overflowOf = (onFull: string): number => {
-  const overflow = overflows.indexOf(onFull)
-  if (overflow < 0) throw new RangeError(`limits.onFull must be one of ${overflows.join(", ")}`)
-  return overflow
-}
+const overflows = { wait: 0, fail: 1, dropOldest: 2 } as const
 
 type Limits = NonNullable<Options<any>["limits"]>
 
@@ -47,7 +41,7 @@ export const joinArgs = (
     lasting(age, "letters.age"),
     whole(crashes, "letters.crashes", 1000),
     length === undefined ? 0 : whole(length, "limits.length", 2 ** 31),
-    overflowOf(onFull),
+    choice(overflows, onFull, "limits.onFull"),
     ...limitArgs({ concurrency, rate }, "groups")
   ] as const
 }

@@ -440,10 +440,11 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     options: ScheduleOptions = {}
   ): Effect.Effect<void, QueueError> =>
     Effect.suspend(() => {
+      this.checkOptions(options)
       const body = this.#encode(payload)
       return Exit.isFailure(body)
         ? Effect.failCause(body.cause)
-        : failing(this.#schedules.set(checkName(name, "name"), times, body.value, options, this.#deque))
+        : failing(this.#schedules.set(checkName(name, "name"), times, body.value, options))
     })
 
   readonly unschedule = (name: string): Effect.Effect<boolean, QueueError> =>

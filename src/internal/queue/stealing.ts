@@ -3,6 +3,7 @@
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import { checkName } from "../actor/keys.ts"
+import { isNone } from "../hold/place.ts"
 import type { QueueError } from "./errors.ts"
 import type { Aim, OfferOptions } from "./wish.ts"
 
@@ -96,7 +97,7 @@ export class Deque {
       throw new RangeError("jobs of deques have no priority, lifo or group")
     }
     const later = dedupe?.mode === "debounce" || at !== undefined || after.length > 0 ||
-      delay !== undefined && Duration.toMillis(Duration.fromInputUnsafe(delay)) > 0
+      delay !== undefined && !isNone(delay)
     if (to === undefined && key === undefined) return later ? undefined : own
     if (to !== undefined && key !== undefined) throw new RangeError("to and key cannot both be set")
     if (later) throw new RangeError("to and key go with no delay, at, after or debounce: such a job goes to any worker")

@@ -1,10 +1,9 @@
 /** What a producer asks for, as the actor reads it. */
 
 import type * as DateTime from "effect/DateTime"
-import * as Duration from "effect/Duration"
-import * as Option from "effect/Option"
+import type * as Duration from "effect/Duration"
 import { checkName } from "../actor/keys.ts"
-import { choice, instant, millis, whole } from "../hold/place.ts"
+import { choice, instant, isNone, millis, whole } from "../hold/place.ts"
 import { ownOf } from "./naming.ts"
 import type { Level, Wish } from "./offering.ts"
 
@@ -118,10 +117,6 @@ const grouped: { readonly [level in Level]: string } = { u: "V", h: "I", n: "O",
 export const levelOf = (job: string): Priority => levels["uhnlviom".indexOf(job[0]!.toLowerCase()) % 4]!
 
 const plain = { letter: "n", more: "", texts: "" } as const
-
-/** Whether a delay is none. */
-export const isNone = (delay: Duration.Input): boolean =>
-  Option.exists(Duration.fromInput(delay), (parsed) => Duration.toMillis(parsed) === 0)
 
 const delayOf = ({ at, delay }: OfferOptions): string => {
   if (at !== undefined) {

@@ -23,7 +23,7 @@ special.TIME = function()
   return { string.format('%d', math.floor(now / 1e6)), string.format('%d', now % 1e6) }
 end
 
--- The simulation is told when a key expires. Answers what Redis is told.
+-- This note tells the simulator when a key expires. The function answers the deadline, as Redis takes it.
 local function expiry(key, millis)
   local at = string.format('%d', math.floor(now / 1000) + millis)
   notes[#notes + 1] = 'x' .. at .. ' ' .. key

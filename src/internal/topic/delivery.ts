@@ -1,9 +1,8 @@
 /** A delivery to a group, as users acknowledge it. */
 
-import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import type { CoordinatorError } from "../actor/errors.ts"
-import { millis } from "../hold/place.ts"
+import { millisFromNone } from "../hold/place.ts"
 import type { Delivery } from "./api.ts"
 import { fail, type TopicError } from "./errors.ts"
 import type { Delivery as GroupDelivery } from "./group.ts"
@@ -17,7 +16,7 @@ export const deliveryOf = <A>(delivery: GroupDelivery<A>): Delivery<A> => {
     element: delivery.element,
     acknowledge: told((done) => delivery.acknowledge(done)),
     retry: (delay = 0) => {
-      const after = Duration.toMillis(Duration.fromInputUnsafe(delay)) === 0 ? 0 : millis(delay, "delay")
+      const after = millisFromNone(delay, "delay")
       return told((done) => delivery.giveBack(after, done))
     },
     lost: Effect.callback((resume) => Effect.sync(delivery.onLoss(() => resume(Effect.void))))

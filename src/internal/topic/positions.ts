@@ -1,9 +1,8 @@
 /** Where readers of a topic begin. */
 
-import * as DateTime from "effect/DateTime"
 import * as Effect from "effect/Effect"
 import type { CoordinatorError } from "../actor/errors.ts"
-import { whole } from "../hold/place.ts"
+import { instant, whole } from "../hold/place.ts"
 import type { SubscribeOptions } from "./api.ts"
 import { before, compareIds, type Cursor, cursorAt, numberOf, type Start, timeOf } from "./event.ts"
 import type { Parts } from "./parts.ts"
@@ -34,8 +33,7 @@ export const positionsOf = (
     })
   }
   if ("since" in from) {
-    // An id of Redis has whole milliseconds, from 0 on.
-    const since = Math.max(0, Math.ceil(DateTime.toEpochMillis(DateTime.makeUnsafe(from.since))))
+    const since = instant(from.since, "since")
     return eachOf(all, (shard) =>
       // In this order: what is published in between is behind the end.
       Effect.flatMap(shard.bounds, ({ end }) =>

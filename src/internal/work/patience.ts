@@ -7,12 +7,7 @@ import * as Option from "effect/Option"
 import * as Pull from "effect/Pull"
 import * as Schedule from "effect/Schedule"
 import { isAway, isFinal } from "../actor/errors.ts"
-
-// Some 30,000 years: times have to be dates.
-const longest = 1e15
-
-/** A delay as Redis is told it, in milliseconds: a schedule may say that of infinity. */
-export const millisOf = (delay: Duration.Duration): number => Math.min(Math.ceil(Duration.toMillis(delay)), longest)
+import { millisOf } from "../hold/place.ts"
 
 // A schedule after so many steps from a time on, and the time to which its delays have come.
 const stepped = <E>(schedule: Schedule.Schedule<unknown, E>, steps: number, from: number, error: E) =>
