@@ -62,26 +62,17 @@
  * @since 0.1.0
  */
 
-import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import { dual } from "effect/Function"
 import * as Option from "effect/Option"
-import * as Schema from "effect/Schema"
-import * as Stream from "effect/Stream"
+import type * as Stream from "effect/Stream"
 import { Coordinator } from "./Coordinator.ts"
-import { coordinatorReasons } from "./internal/actor/errors.ts"
 import { checkName } from "./internal/actor/keys.ts"
-import { bounded, waitOf } from "./internal/hold/acquire.ts"
-import type { Outbox, Publication } from "./internal/hold/following.ts"
-import { WaitTimeout } from "./internal/hold/loss.ts"
-import { InvalidPayload } from "./internal/hold/payload.ts"
-import { duration, millis, placeOf, type Space, spaceOf } from "./internal/hold/place.ts"
-import { Recent } from "./internal/hold/recent.ts"
+import { spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
-import { spanning } from "./internal/hold/span.ts"
-import { StaleToken, WriteUncertain } from "./internal/hold/unwritten.ts"
-import { Cell } from "./internal/ref/cell.ts"
-import type { Lease } from "./Lease.ts"
+import type { Family, FamilyOptions, Options, SharedRef } from "./internal/ref/api.ts"
+import type { SharedRefError } from "./internal/ref/errors.ts"
+import { modifySomeEffect as modifyingSome, of, transacted } from "./internal/ref/refs.ts"
 
 /**
  * @category type IDs
@@ -95,154 +86,58 @@ export const TypeId: TypeId = "~lockstep/SharedRef"
  */
 export type TypeId = "~lockstep/SharedRef"
 
-/**
- * A value, and the number of its version: 0 while the ref is absent.
- *
- * @category models
- * @since 0.1.0
- */
-export interface Versioned<out A> {
-  readonly value: A
-  readonly version: number
-}
-
-/**
- * A version as a subscriber sees it. `missed` is how many versions directly before it were dropped, because this subscriber
- * was slow or wants the latest only; 0 mostly. Versions that the process was not told of, as after the loss of its session,
- * are not counted.
- *
- * @category models
- * @since 0.1.0
- */
-export interface Change<out A> extends Versioned<A> {
-  readonly missed: number
-}
-
-/**
- * @category options
- * @since 0.1.0
- */
-export interface ChangesOptions {
-  /** Only the latest version for a subscriber that is slower than the changes. Default `false`: every version. */
-  readonly conflate?: boolean | undefined
-}
-
-/**
- * @category options
- * @since 0.1.0
- */
-export interface UntilOptions {
-  /** How long to wait; then it fails with `WaitTimeout`. Default: that of the coordinator, as long as it takes. */
-  readonly wait?: Duration.Input | undefined
-}
-
-/**
- * Named as `effect/SubscriptionRef`.
- *
- * @category models
- * @since 0.1.0
- */
-export interface SharedRef<in out A> {
-  readonly [TypeId]: TypeId
-  readonly name: string
-  /** The present value, by Redis's word: always fresh. */
-  readonly get: Effect.Effect<A, SharedRefError>
-  /** The present value, and its version. */
-  readonly versioned: Effect.Effect<Versioned<A>, SharedRefError>
-  /** The present version. */
-  readonly version: Effect.Effect<number, SharedRefError>
+export type {
   /**
-   * The value that this process heard of last, without a round trip; never older than the coordinator's `lease`. The first
-   * call, and each one while Redis is out of reach, reads as `get`. The process listens on until it has not asked for a minute.
+   * A version as a subscriber sees it. `missed` is how many versions directly before it were dropped, because this subscriber
+   * was slow or wants the latest only; 0 mostly. Versions that the process was not told of, as after the loss of its session,
+   * are not counted.
+   *
+   * @category models
+   * @since 0.1.0
    */
-  readonly cached: Effect.Effect<A, SharedRefError>
-  /** As `cached`, but never older than this. */
-  readonly cachedWithin: (maxAge: Duration.Input) => Effect.Effect<A, SharedRefError>
+  Change,
   /**
-   * The same ref, whose writes publish events, each in the same step as the write: both happen, or neither. Events come from
-   * `Topic.publication`; a function makes them of the value that is written, which after `delete` is `initial`. It may run several
-   * times, as that of an update; only the events of the write that is made are published. The topic needs the ref's `colocate`.
+   * @category options
+   * @since 0.1.0
    */
-  readonly publishing: (
-    publish:
-      | Publication
-      | ReadonlyArray<Publication>
-      | ((value: A) => Effect.Effect<Publication | ReadonlyArray<Publication>>)
-  ) => SharedRef<A>
-  readonly set: (value: A) => Effect.Effect<void, SharedRefError>
-  /** Sets the value, and answers the former one. */
-  readonly getAndSet: (value: A) => Effect.Effect<A, SharedRefError>
-  /** Sets the value if the ref still has this version; 0 if it is still absent. Answers whether it did. */
-  readonly compareAndSet: (version: number, value: A) => Effect.Effect<boolean, SharedRefError>
+  ChangesOptions,
   /**
-   * Sets the value, unless a later holder of the same lock, or other lease, has done so: then it fails with `StaleToken`. So it
-   * does without asking Redis when this process knows that the lease was lost or released.
+   * Refs of one schema, by key. It asks Redis for nothing, and a key costs nothing until it is used.
+   *
+   * @category models
+   * @since 0.1.0
    */
-  readonly setFenced: (
-    lease: Pick<Lease, "key" | "kind" | "token">,
-    value: A
-  ) => Effect.Effect<void, SharedRefError>
-  /** Removes the value. Answers whether there was one. */
-  readonly delete: Effect.Effect<boolean, SharedRefError>
-  readonly update: (f: (value: A) => A) => Effect.Effect<void, SharedRefError>
-  /** Updates the value, and answers the new one. */
-  readonly updateAndGet: (f: (value: A) => A) => Effect.Effect<A, SharedRefError>
-  /** Updates the value, and answers the former one. */
-  readonly getAndUpdate: (f: (value: A) => A) => Effect.Effect<A, SharedRefError>
-  /** Answers the first part of what the function returns, and sets the second. */
-  readonly modify: <B>(f: (value: A) => readonly [B, A]) => Effect.Effect<B, SharedRefError>
-  /** As `update`. It reads first; while others change the value, the effect runs again. */
-  readonly updateEffect: <E, R>(f: (value: A) => Effect.Effect<A, E, R>) => Effect.Effect<void, E | SharedRefError, R>
-  /** As `modify`. It reads first; while others change the value, the effect runs again. */
-  readonly modifyEffect: <B, E, R>(
-    f: (value: A) => Effect.Effect<readonly [B, A], E, R>
-  ) => Effect.Effect<B, E | SharedRefError, R>
-  /** The present value, and then that of every version. It ends only with an error. */
-  readonly changes: Stream.Stream<A, SharedRefError>
-  readonly changesWith: (options: ChangesOptions) => Stream.Stream<A, SharedRefError>
-  /** As `changes`, with versions, and how many of them this subscriber has missed because it was slow. */
-  readonly versions: (options?: ChangesOptions | undefined) => Stream.Stream<Change<A>, SharedRefError>
-  /** Waits until the value satisfies the predicate, now or later, and answers it. By a push. */
-  readonly until: {
-    <B extends A>(
-      predicate: (value: A) => value is B,
-      options?: UntilOptions | undefined
-    ): Effect.Effect<B, SharedRefError>
-    (predicate: (value: A) => boolean, options?: UntilOptions | undefined): Effect.Effect<A, SharedRefError>
-  }
-}
-
-/**
- * Refs of one schema, by key. It asks Redis for nothing, and a key costs nothing until it is used.
- *
- * @category models
- * @since 0.1.0
- */
-export type Family<in out A> = (key: string) => SharedRef<A>
-
-/**
- * @category options
- * @since 0.1.0
- */
-export interface Options<A> {
-  /** Of the value, which is kept as JSON. */
-  readonly schema: Schema.Codec<A, any>
-  /** What the ref reads as while it is absent. */
-  readonly initial: A
-  /** How long the value is kept after the last write. Default: until it is deleted. */
-  readonly timeToLive?: Duration.Input | undefined
-  /** Refs with the same text here live in one partition, so that a `transaction` can change them together. */
-  readonly colocate?: string | undefined
-}
-
-/**
- * @category options
- * @since 0.1.0
- */
-export interface FamilyOptions<A> extends Omit<Options<A>, "colocate"> {
-  /** As that of a ref: for all keys, or of each key. Default: each key by itself. */
-  readonly colocate?: string | ((key: string) => string) | undefined
-}
+  Family,
+  /**
+   * @category options
+   * @since 0.1.0
+   */
+  FamilyOptions,
+  /**
+   * @category options
+   * @since 0.1.0
+   */
+  Options,
+  /**
+   * Named as `effect/SubscriptionRef`.
+   *
+   * @category models
+   * @since 0.1.0
+   */
+  SharedRef,
+  /**
+   * @category options
+   * @since 0.1.0
+   */
+  UntilOptions,
+  /**
+   * A value, and the number of its version: 0 while the ref is absent.
+   *
+   * @category models
+   * @since 0.1.0
+   */
+  Versioned
+} from "./internal/ref/api.ts"
 
 export {
   /**
@@ -271,130 +166,13 @@ export {
   WriteUncertain
 } from "./internal/hold/unwritten.ts"
 
-/**
- * @category errors
- * @since 0.1.0
- */
-export class SharedRefError extends Schema.Error<SharedRefError>("lockstep/SharedRef/SharedRefError")({
-  _tag: Schema.tag("SharedRefError"),
-  reason: Schema.Union([InvalidPayload, StaleToken, WriteUncertain, WaitTimeout, ...coordinatorReasons])
-}) {
-  override get message(): string {
-    return this.reason.message
-  }
-}
-
-const fail = (reason: SharedRefError["reason"]): SharedRefError => new SharedRefError({ reason })
-
-// More versions than this wait for a slow subscriber only at the price of the oldest.
-const mostBehind = 1024
-
-// The cell of each ref, and what its writes publish.
-type Inner = readonly [cell: Cell<any, SharedRefError>, outbox: Outbox<any>]
-
-const inners = new WeakMap<object, Inner>()
-
-const innerOf = (ref: SharedRef<any>): Inner => {
-  const inner = inners.get(ref)
-  if (inner === undefined) throw new TypeError("This SharedRef was not made by lockstep/SharedRef")
-  return inner
-}
-
-// Of each coordinator, the refs that were named last, by their hash: those who name one together read and update it together.
-const recent = new WeakMap<Space, Recent<Known>>()
-const mostRecent = 1024
-
-interface Known {
-  readonly options: Options<any>
-  readonly ref: SharedRef<any>
-}
-
-const isSame = (a: Options<any>, b: Options<any>): boolean =>
-  a.schema === b.schema && Object.is(a.initial, b.initial) && a.timeToLive === b.timeToLive && a.colocate === b.colocate
-
-const of = <A>(space: Space, name: string, what: string, options: Options<A>): SharedRef<A> => {
-  const { colocate, initial, schema, timeToLive } = options
-  if (colocate !== undefined) checkName(colocate, "colocate")
-  const place = placeOf(space, "sharedRef", name, what, undefined, colocate)
-  let refs = recent.get(space)
-  if (refs === undefined) recent.set(space, refs = new Recent(mostRecent))
-  const known = refs.get(place.key)
-  if (known !== undefined && isSame(known.options, options)) return known.ref
-  const cell = new Cell<A, SharedRefError>({
-    place,
-    schema,
-    initial,
-    timeToLive: timeToLive === undefined ? 0 : millis(timeToLive, "timeToLive"),
-    colocate,
-    fail
-  })
-  const ref = withOutbox(cell, [])
-  refs.add(place.key, { options, ref })
-  return ref
-}
-
-const withOutbox = <A>(cell: Cell<A, SharedRefError>, outbox: Outbox<A>): SharedRef<A> => {
-  const { name, space } = cell.place
-  const versions = (options?: ChangesOptions) => cell.versions(options?.conflate === true ? 1 : mostBehind)
-  const changesWith = (options: ChangesOptions) => Stream.map(versions(options), ({ value }) => value)
-  const { versioned } = cell
-  const modify = <B>(f: (value: A) => readonly [B, A]) => cell.modify(f, outbox)
-  const modifyEffect = <B, E, R>(f: (value: A) => Effect.Effect<readonly [B, Option.Option<A>], E, R>) =>
-    cell.modifyEffect(f, outbox)
-  const self: SharedRef<A> = {
-    [TypeId]: TypeId,
-    name,
-    get: Effect.map(versioned, ({ value }) => value),
-    versioned,
-    version: Effect.map(versioned, ({ version }) => version),
-    cached: cell.cached(space.kernel.settings.lease),
-    cachedWithin: (maxAge) => {
-      const age = Duration.toMillis(duration(maxAge, "maxAge"))
-      return cell.cached(Math.min(age, space.kernel.settings.lease))
-    },
-    publishing: (publish) => withOutbox(cell, [...outbox, publish]),
-    set: (value) => cell.set(value, outbox),
-    getAndSet: (value) => cell.getAndSet(value, outbox),
-    compareAndSet: (version, value) => {
-      if (!Number.isSafeInteger(version) || version < 0) {
-        throw new RangeError("version must be a whole number from 0 on")
-      }
-      return cell.compareAndSet(version, value, outbox)
-    },
-    setFenced: (lease, value) => cell.setFenced(lease, value, outbox),
-    delete: cell.delete(outbox),
-    update: (f) => modify((value) => [undefined, f(value)] as const),
-    updateAndGet: (f) =>
-      modify((value) => {
-        const next = f(value)
-        return [next, next]
-      }),
-    getAndUpdate: (f) => modify((value) => [value, f(value)]),
-    modify,
-    updateEffect: (f) =>
-      modifyEffect((value) => Effect.map(f(value), (next) => [undefined, Option.some(next)] as const)),
-    modifyEffect: (f) =>
-      modifyEffect((value) => Effect.map(f(value), ([result, next]) => [result, Option.some(next)] as const)),
-    changes: changesWith({}),
-    changesWith,
-    versions,
-    until: (predicate: (value: A) => boolean, options?: UntilOptions) => {
-      const waiting = Effect.flatMap(
-        Stream.runHead(Stream.filter(changesWith({}), predicate)),
-        // Subscriptions end with an error only.
-        Option.match({ onNone: () => Effect.interrupt, onSome: Effect.succeed })
-      )
-      return spanning(
-        bounded(waiting, cell.place, waitOf(cell.place, options), fail),
-        "lockstep.SharedRef.until",
-        "sharedRef",
-        name
-      ) as Effect.Effect<any, SharedRefError>
-    }
-  }
-  inners.set(self, [cell, outbox])
-  return self
-}
+export {
+  /**
+   * @category errors
+   * @since 0.1.0
+   */
+  SharedRefError
+} from "./internal/ref/errors.ts"
 
 /**
  * The ref of that name. It asks Redis for nothing yet, and there is nothing to close.
@@ -755,19 +533,12 @@ export const modifySomeEffect: {
   <A, B, E, R>(
     self: SharedRef<A>,
     f: (value: A) => Effect.Effect<readonly [B, Option.Option<A>], E, R>
-  ): Effect.Effect<B, E | SharedRefError, R> =>
-    Effect.suspend(() => {
-      const [cell, outbox] = innerOf(self)
-      return cell.modifyEffect(f, outbox)
-    })
+  ): Effect.Effect<B, E | SharedRefError, R> => modifyingSome(self, f)
 )
 
 type Values<Refs extends ReadonlyArray<SharedRef<any>>> = {
   readonly [At in keyof Refs]: Refs[At] extends SharedRef<infer A> ? A : never
 }
-
-// Each is a part of one call of Redis, which does nothing else meanwhile.
-const mostTogether = 64
 
 /**
  * Changes several refs together: all or none, at one moment, with one version. The function gets their values, and answers
@@ -800,21 +571,7 @@ const mostTogether = 64
 export const transaction = <const Refs extends readonly [SharedRef<any>, ...ReadonlyArray<SharedRef<any>>], B>(
   refs: Refs,
   f: (values: Values<Refs>) => readonly [B, Values<Refs>]
-): Effect.Effect<B, SharedRefError> =>
-  Effect.suspend(() => {
-    const inners = refs.map(innerOf)
-    const all = inners.map(([cell]) => cell)
-    const [{ colocate, place: { partition } }] = all as [Cell<any, SharedRefError>]
-    if (all.length > mostTogether) throw new RangeError(`refs must not be more than ${mostTogether}`)
-    if (new Set(all.map(({ place: { key } }) => key)).size < all.length) {
-      throw new RangeError("refs must be different ones")
-    }
-    const apart = all.find((cell) => cell.place.partition !== partition || cell.colocate !== colocate)
-    if (all.length > 1 && (colocate === undefined || apart !== undefined)) {
-      throw new RangeError("refs of a transaction must have the same `colocate`, and be made with one coordinator")
-    }
-    return Cell.transaction(inners, f as never)
-  })
+): Effect.Effect<B, SharedRefError> => transacted(refs, f as never)
 
 // -----------------------------------------------------------------------------
 // Services

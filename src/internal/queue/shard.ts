@@ -15,7 +15,7 @@ import { bounded, join } from "../hold/acquire.ts"
 import { describe } from "../hold/loss.ts"
 import type { Observer } from "../hold/membership.ts"
 import { millis, type Place, placeIn, type Space, whole } from "../hold/place.ts"
-import { question, request } from "../hold/request.ts"
+import { question } from "../hold/request.ts"
 import { sending, spanned } from "../hold/span.ts"
 import { type Codec, codec } from "../work/codec.ts"
 import type {
@@ -24,9 +24,7 @@ import type {
   Options,
   PoolOptions,
   Queue,
-  RescheduleOptions,
   RunOptions,
-  Status,
   TakeBatchOptions,
   TakeOptions,
   WithJobOptions
@@ -34,33 +32,26 @@ import type {
 import { entrusted } from "./entrusting.ts"
 import type { Codecs, Inner } from "./errands.ts"
 import { fail, failing, type Failure, type JobTimeout, QueueClosed, type QueueError, ShardsMismatch } from "./errors.ts"
-import { Following } from "./following.ts"
-import { type Group, groupOf, groupsOf, type GroupState, removing } from "./groups.ts"
 import { decoded, handlingOf, policyOf, type Results } from "./handling.ts"
-import { historyOf, type Minute } from "./history.ts"
 import { Job, Task } from "./job.ts"
-import { type DeadLetter, Letters, type LettersOptions } from "./letters.ts"
-import { type JobInfo, jobs, type JobsOptions } from "./listing.ts"
 import { localOf } from "./naming.ts"
 import { type Offered, Offerer, type Wish } from "./offering.ts"
 import { Offers } from "./offers.ts"
+import { Operations } from "./operations.ts"
 import { type Outcome, Outcomes } from "./outcomes.ts"
 import { graceOf, mostConcurrency, mostOverrun, poolOf, type WorkerPool } from "./pool.ts"
 import { type Scheduled, type ScheduleOptions, Schedules } from "./schedules.ts"
 import { joinArgs, retained } from "./settings.ts"
-import { type State, stateOf } from "./state.ts"
 import { type Deque, workersOf, type WorkerState } from "./stealing.ts"
 import { take, type Taken, type Taking, withJob } from "./taking.ts"
-import { awaited, keptOf, type OfferOptions, type Subscriber, timeOf, wishOf } from "./wish.ts"
+import { awaited, keptOf, type OfferOptions, type Subscriber, wishOf } from "./wish.ts"
 import { crewOf } from "./worker.ts"
 
-export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inner<A> {
+export class Shard<in out A, in out S, in out E> extends Operations<A> implements Queue<A, S, E>, Inner<A> {
   readonly "~lockstep/Queue" = "~lockstep/Queue" as const
   readonly name: string
   readonly subject: string
   readonly #space: Space
-  readonly #place: Place
-  readonly #shard: number
   // How many shards the queue has; 0: as many as it had.
   #count: number
   // When it has decided how the queue works: 1 for now, 0 if it has not.
@@ -68,46 +59,40 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   // Of all shards.
   #places: ReadonlyArray<Place>
   readonly #options: Options<A, S, E>
-  readonly #codec: Codec<A>
   readonly #success: Codec<S> | undefined
   readonly #error: Codec<E> | undefined
   readonly #offerer: Offerer
   readonly #offers: Offers
   readonly #outcomes: Outcomes
-  readonly #following: Following
   readonly #schedules: Schedules
-  readonly #letters: Letters
   #delivering: Effect.Effect<void> = Effect.void
 
   // Of this process, if its workers have one.
   readonly #deque: Deque | undefined
 
   constructor(space: Space, name: string, options: Options<A, S, E>, shard: number, deque?: Deque) {
-    this.name = name
-    this.#deque = deque
-    this.#space = space
     const { kernel } = space
-    this.subject = describe("queue", name, kernel.settings.namespace)
     const { colocate = checkName(name, "name") } = options
     const first = kernel.partitionFor(checkName(colocate, "colocate")).index
     const partition = kernel.partitionAt((first + shard) % kernel.settings.partitions)
-    this.#place = placeIn(space, partition, "queue", name, options.lease)
-    this.#shard = shard
+    const place = placeIn(space, partition, "queue", name, options.lease)
+    super(place, shard, codec(options.payload, `A job of queue ${JSON.stringify(name)}`, place))
+    this.name = name
+    this.#deque = deque
+    this.#space = space
+    this.subject = describe("queue", name, kernel.settings.namespace)
     this.#count = options.shards ?? 0
-    this.#places = [this.#place]
+    this.#places = [this.place]
     this.#options = options
-    this.#codec = codec(options.payload, `A job of queue ${JSON.stringify(name)}`, this.#place)
     const { error, success } = options
-    this.#success = success && codec(success, `A result of queue ${JSON.stringify(name)}`, this.#place)
-    this.#error = error && codec(error, `An error of queue ${JSON.stringify(name)}`, this.#place)
+    this.#success = success && codec(success, `A result of queue ${JSON.stringify(name)}`, this.place)
+    this.#error = error && codec(error, `An error of queue ${JSON.stringify(name)}`, this.place)
     keptOf(options.result)
     policyOf({}, options, kernel)
-    this.#offerer = new Offerer(this.#place, shard, millis(options.retention ?? retained, "retention"))
+    this.#offerer = new Offerer(this.place, shard, millis(options.retention ?? retained, "retention"))
     this.#offers = new Offers(this.#offerer, kernel.io, { name, namespace: kernel.settings.namespace })
-    this.#outcomes = new Outcomes(this.#place)
-    this.#following = new Following(this.#place)
-    this.#schedules = new Schedules(this.#place)
-    this.#letters = new Letters(this.#place, shard)
+    this.#outcomes = new Outcomes(this.place)
+    this.#schedules = new Schedules(this.place)
   }
 
   /** Answers how many shards there are. */
@@ -116,9 +101,9 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     const given = [retention, letters, limits, groups].some((option) => option !== undefined)
     this.#decided = given ? 1 : 0
     const args = joinArgs(this.#options)
-    const joined = join(this.#place, {
+    const joined = join(this.place, {
       verb: "queue.join",
-      args: () => [this.#decided, ...args, this.#count, this.#shard],
+      args: () => [this.#decided, ...args, this.#count, this.shard],
       observer: this.#observer,
       fail
     })
@@ -130,14 +115,14 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
       }
       this.#offerer.joined(id, limits?.length !== undefined && (limits.onFull ?? "wait") === "wait")
       this.#outcomes.joined(id)
-      this.#following.joined(id)
+      this.following.joined(id)
       this.#schedules.joined(id)
       // Before it is left.
       return Effect.as(Effect.addFinalizer(() => Effect.sync(() => this.#close(this.#left))), this.#count)
     })
     const leaving = Effect.addFinalizer(() => Effect.sync(() => this.#schedules.leave()))
     const delivering = Effect.map(Effect.scope, (scope) => {
-      this.#delivering = Effect.asVoid(Effect.forkIn(entrusted(this.#place), scope))
+      this.#delivering = Effect.asVoid(Effect.forkIn(entrusted(this.place), scope))
     })
     return leaving.pipe(Effect.andThen(delivering), Effect.andThen(opened))
   })
@@ -149,7 +134,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   }
 
   get codecs(): Codecs<A> {
-    return { payload: this.#codec, success: this.#success, error: this.#error }
+    return { payload: this.codec, success: this.#success, error: this.#error }
   }
 
   checkOptions(options: OfferOptions): void {
@@ -162,13 +147,13 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
 
   /** Its workers work on all shards. */
   spread(shards: ReadonlyArray<Shard<A, S, E>>): void {
-    this.#places = shards.map((shard) => shard.#place)
+    this.#places = shards.map((shard) => shard.place)
   }
 
   readonly #observer: Observer = {
     observe: (change) => {
       if (change[0] === "outcome") this.#outcomes.told(change as never)
-      else if (change[0] === "progress" || change[0] === "over") this.#following.told(change as never)
+      else if (change[0] === "progress" || change[0] === "over") this.following.told(change as never)
       else if (change[0] === "room") this.#offerer.enter()
       else if (change[0] === "ticks") this.#schedules.told(change)
       else if (change[0] === "errands") this.#deliver()
@@ -182,17 +167,17 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
         this.#offerer.knownFor = Number(change[4])
         this.#offerer.rejoined()
         this.#outcomes.rejoined()
-        this.#following.rejoined()
+        this.following.rejoined()
       }
     },
-    closed: () => this.#close(this.#place.channel.closedError())
+    closed: () => this.#close(this.place.channel.closedError())
   }
 
   // What waits here would not be told any more, and others would wait behind it.
   #close(error: Failure): void {
     this.#offerer.closed(error)
     this.#outcomes.closed(error)
-    this.#following.closed(error)
+    this.following.closed(error)
   }
 
   // -------------------------------------------------------------------------------------------------------------------
@@ -201,7 +186,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
 
   /** Whether a handler of this queue here has the job. */
   hasHanded(job: Context.Service.Shape<typeof Job>): job is Task {
-    return job instanceof Task && job.place.space === this.#space && job.place.key === this.#place.key
+    return job instanceof Task && job.place.space === this.#space && job.place.key === this.place.key
   }
 
   /** An offer was not sent yet, and can take in another job. */
@@ -210,7 +195,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   }
 
   #encode(payload: A): Exit.Exit<string, QueueError> {
-    return Exit.mapError(this.#codec.encode(payload), fail)
+    return Exit.mapError(this.codec.encode(payload), fail)
   }
 
   wishFor(
@@ -254,7 +239,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
           throw new RangeError(`followUp is for handlers of jobs of this coordinator`)
         }
         if (options?.after !== undefined) throw new RangeError("followUp takes no after")
-        return Exit.map(this.wishFor(payload, options, trace), (wish) => job.follow(wish, this.#place))
+        return Exit.map(this.wishFor(payload, options, trace), (wish) => job.follow(wish, this.place))
       }))
 
   readonly offerAll = (
@@ -287,13 +272,13 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   // -------------------------------------------------------------------------------------------------------------------
 
   readonly execute = (payload: A, { wait, ...options }: ExecuteOptions = {}) =>
-    this.#traced("execute", bounded(Effect.suspend(() => this.#execute(payload, options)), this.#place, wait, fail))
+    this.#traced("execute", bounded(Effect.suspend(() => this.#execute(payload, options)), this.place, wait, fail))
 
   #execute(payload: A, { onInterrupt = "cancel", ...options }: Omit<ExecuteOptions, "wait">) {
     const result = awaited(options.result || this.#options.result || true, this.#space.kernel.settings.lease)
     // A job that was there already is also that of others.
     const cancel = ({ duplicate, id }: Offered) =>
-      duplicate || onInterrupt === "continue" ? Effect.void : Effect.ignore(this.#cancel(id, { persists: true }))
+      duplicate || onInterrupt === "continue" ? Effect.void : Effect.ignore(this.cancelled(id, { persists: true }))
     // An offer may wait for room for long, so it can be interrupted too.
     const offer = this.#offer(
       payload,
@@ -308,12 +293,12 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     )
     if (options.expires === undefined) return executing
     // This process may be the only one. If it waited for nothing, it would hear of the alarm with its renewals only.
-    const watching = Effect.sync(() => this.#place.partition.watch())
+    const watching = Effect.sync(() => this.place.partition.watch())
     return Effect.acquireUseRelease(watching, () => executing, (unwatch) => Effect.sync(unwatch))
   }
 
   readonly result = (id: string, options?: AwaitOptions): Effect.Effect<S, E | QueueError> =>
-    this.#traced("result", bounded(this.#result(id, false), this.#place, options?.wait, fail))
+    this.#traced("result", bounded(this.#result(id, false), this.place, options?.wait, fail))
 
   #result(id: string, urgent: boolean): Effect.Effect<S, E | QueueError> {
     const about = { name: this.name, namespace: this.#space.kernel.settings.namespace, id }
@@ -363,7 +348,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     return {
       places: this.#places,
       deque: this.#deque,
-      payload: this.#codec,
+      payload: this.codec,
       results: this.#results,
       policy: policyOf(options, this.#options, this.#space.kernel),
       wait: wait === undefined ? undefined : millis(wait, "wait"),
@@ -393,7 +378,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   ): Effect.Effect<WorkerPool, QueueError, Scope.Scope | Exclude<R, Job>> {
     whole(concurrency, "concurrency", mostConcurrency)
     const handling = handlingOf(
-      this.#codec,
+      this.codec,
       this.#results,
       handler,
       policyOf(options, this.#options, this.#space.kernel)
@@ -404,7 +389,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
       signals,
       closed: () => this.#closed,
       fail,
-      place: this.#place
+      place: this.place
     }
     const over = millis(overrun, "overrun")
     return Effect.flatMap(Effect.context<Exclude<R, Job>>(), (context) => {
@@ -416,7 +401,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   /** A worker without slots: its process has a deque for as long as the scope is open, also while it takes no job. */
   get stand(): Effect.Effect<void, QueueError, Scope.Scope> {
     const handling = handlingOf(
-      this.#codec,
+      this.codec,
       this.#results,
       () => Effect.void,
       policyOf({}, this.#options, this.#space.kernel)
@@ -426,7 +411,7 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
   }
 
   get workers(): Effect.Effect<ReadonlyArray<WorkerState>, QueueError> {
-    return Effect.map(failing(question(this.#place, "queue.deques", [])), ([, found]) => workersOf(found))
+    return Effect.map(failing(question(this.place, "queue.deques", [])), ([, found]) => workersOf(found))
   }
 
   // -------------------------------------------------------------------------------------------------------------------
@@ -451,123 +436,9 @@ export class Shard<in out A, in out S, in out E> implements Queue<A, S, E>, Inne
     failing(this.#schedules.remove(checkName(name, "name")))
 
   get schedules(): Stream.Stream<Scheduled<A>, QueueError> {
-    return Stream.mapError(this.#schedules.all(this.#codec), ({ reason }) => fail(reason))
+    return Stream.mapError(this.#schedules.all(this.codec), ({ reason }) => fail(reason))
   }
 
   readonly nextRuns = (name: string, count: number): Effect.Effect<ReadonlyArray<DateTime.Utc>, QueueError> =>
     failing(this.#schedules.runs(checkName(name, "name"), count))
-
-  // -------------------------------------------------------------------------------------------------------------------
-  // Look and operate
-  // -------------------------------------------------------------------------------------------------------------------
-
-  readonly status = (id: string): Effect.Effect<Option.Option<Status>, QueueError> =>
-    Effect.map(
-      failing(question(this.#place, "queue.status", [localOf(id)])),
-      (reply) =>
-        reply[0] === "missing"
-          ? Option.none()
-          : Option.some({ state: reply[1] as Status["state"], attempts: reply[2] })
-    )
-
-  readonly progress = (id: string): Stream.Stream<unknown, QueueError> =>
-    Stream.suspend(() => this.#following.progress(localOf(id), ({ reason }) => fail(reason)))
-
-  readonly logs = (id: string): Effect.Effect<ReadonlyArray<string>, QueueError> =>
-    Effect.map(
-      failing(question(this.#place, "queue.logs", [localOf(id)])),
-      (reply) => reply[0] === "missing" ? [] : reply[1] as ReadonlyArray<string>
-    )
-
-  readonly cancel = (id: string): Effect.Effect<boolean, QueueError> => this.#cancel(id)
-
-  readonly withdraw = (id: string): Effect.Effect<boolean, QueueError> => this.#cancel(id, { unbegun: true })
-
-  // One that persists is executed when Redis is back, though its caller waits no longer than others.
-  #cancel(
-    id: string,
-    { persists = false, unbegun = false }: { readonly persists?: boolean; readonly unbegun?: boolean } = {}
-  ): Effect.Effect<boolean, QueueError> {
-    return Effect.map(
-      failing(request(this.#place, "queue.cancel", [localOf(id), unbegun], { persists })),
-      ([tag]) => tag === "cancelled"
-    )
-  }
-
-  readonly promote = (id: string): Effect.Effect<boolean, QueueError> =>
-    Effect.map(
-      failing(request(this.#place, "queue.promote", [localOf(id)])),
-      ([tag]) => tag === "promoted"
-    )
-
-  readonly retry = (id: string): Effect.Effect<boolean, QueueError> => {
-    const sought = (before: string): Effect.Effect<boolean, QueueError> =>
-      Effect.flatMap(failing(question(this.#place, "queue.seek", [localOf(id), before])), (reply) => {
-        if (reply[0] === "missing") return Effect.succeed(false)
-        return reply[0] === "more" ? sought(reply[1]) : Effect.map(this.replay([reply[1]]), (count) => count === 1)
-      })
-    return Effect.flatMap(this.promote(id), (promoted) => promoted ? Effect.succeed(true) : sought(""))
-  }
-
-  readonly reschedule = (id: string, when: RescheduleOptions): Effect.Effect<boolean, QueueError> =>
-    Effect.suspend(() =>
-      Effect.map(
-        failing(request(this.#place, "queue.reschedule", [localOf(id), ...timeOf(when)])),
-        ([tag]) => tag === "rescheduled"
-      )
-    )
-
-  readonly update = (id: string, payload: A): Effect.Effect<boolean, QueueError> =>
-    Effect.flatMap(
-      Effect.suspend(() => this.#encode(payload)),
-      (body) =>
-        Effect.map(failing(request(this.#place, "queue.update", [localOf(id), body])), ([tag]) => tag === "updated")
-    )
-
-  get pause(): Effect.Effect<void, QueueError> {
-    return Effect.asVoid(failing(request(this.#place, "queue.pause", [true])))
-  }
-
-  get resume(): Effect.Effect<void, QueueError> {
-    return Effect.asVoid(failing(request(this.#place, "queue.pause", [false])))
-  }
-
-  readonly drain = ({ delayed = false }: { readonly delayed?: boolean | undefined } = {}) =>
-    removing((behind) => failing(request(this.#place, "queue.drain", [delayed, behind])))
-
-  readonly clean = (age: Duration.Input): Effect.Effect<number, QueueError> =>
-    removing(() => failing(request(this.#place, "queue.clean", [millis(age, "age")])))
-
-  get obliterate(): Effect.Effect<number, QueueError> {
-    return removing((behind) => failing(request(this.#place, "queue.obliterate", [behind])))
-  }
-
-  get state(): Effect.Effect<State, QueueError> {
-    return Effect.map(failing(question(this.#place, "queue.state", [])), stateOf)
-  }
-
-  readonly group = (name: string): Group => groupOf(this.#place, checkName(name, "name"), failing)
-
-  get groups(): Stream.Stream<GroupState, QueueError> {
-    return groupsOf(this.#place, failing)
-  }
-
-  get history(): Effect.Effect<ReadonlyArray<Minute>, QueueError> {
-    return Effect.map(failing(question(this.#place, "queue.history", [])), ([, minutes]) => historyOf(minutes))
-  }
-
-  readonly jobs = (options: JobsOptions): Stream.Stream<JobInfo<A>, QueueError> =>
-    Stream.mapError(jobs(this.#place, this.#shard, this.#codec, options), ({ reason }) => fail(reason))
-
-  get deadLetters(): Stream.Stream<DeadLetter, QueueError> {
-    return this.#letters.list()
-  }
-
-  readonly letters = (options?: LettersOptions): Stream.Stream<DeadLetter, QueueError> => this.#letters.list(options)
-
-  readonly replay = (letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> =>
-    this.#letters.replay(letters)
-
-  readonly discard = (letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> =>
-    this.#letters.discard(letters)
 }

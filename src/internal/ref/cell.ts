@@ -1,6 +1,5 @@
 /** The client's half of the shared-ref actor. */
 
-import type * as Context from "effect/Context"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Option from "effect/Option"
@@ -16,7 +15,6 @@ import { type InvalidPayload, type Payload, payload } from "../hold/payload.ts"
 import { type Place, tokenOf } from "../hold/place.ts"
 import { read, request } from "../hold/request.ts"
 import { StaleToken, WriteUncertain } from "../hold/unwritten.ts"
-import { Turns } from "./turns.ts"
 import { type State, Watch } from "./watch.ts"
 
 export type Reason = CoordinatorReason | InvalidPayload | StaleToken | WriteUncertain
@@ -44,27 +42,18 @@ interface Told extends State {
 }
 
 /** A value that is to be decoded when it is needed. */
-interface Raw {
+export interface Raw {
   readonly version: number
   readonly parse: () => unknown
 }
 
-/** A function of the value, and the caller that waits for its result. */
-interface Change<A, E> {
-  readonly f: (value: A) => readonly [unknown, A]
-  readonly outbox: Outbox<A>
-  /** Of the caller: its span, and what else events are made with. */
-  readonly context: Context.Context<never>
-  readonly resume: (result: Effect.Effect<any, E>) => void
-}
-
 /** A value as it is written, and what is executed with that. */
-interface Written {
+export interface Written {
   readonly json: string
   readonly following: Following
 }
 
-type Following = ReadonlyArray<Request> | undefined
+export type Following = ReadonlyArray<Request> | undefined
 
 type WriteVerb =
   | "sharedRef.commit"
@@ -95,7 +84,7 @@ const uncertain = () => ["uncertain"] as const
 export class Cell<A, E> {
   readonly place: Place
   readonly colocate: string | undefined
-  readonly #options: CellOptions<A, E>
+  readonly options: CellOptions<A, E>
   readonly #payload: Payload<A>
   readonly #valueKey: string
   readonly #what: string
@@ -103,38 +92,33 @@ export class Cell<A, E> {
   #decoded: Versioned<A>
   #exit: Exit.Exit<A>
   // What this process has seen or written last: an update tries that first.
-  #last: Raw | undefined = undefined
+  last: Raw | undefined = undefined
   #watch: Watch<Told> | undefined = undefined
-  // Updates that wait for the write that is under way; then one write makes all of them.
-  #changes: Array<Change<A, E>> = []
-  #changing = false
-  readonly #turns: Turns<E>
 
   constructor(options: CellOptions<A, E>) {
     const { initial, place, schema } = options
     this.place = place
     this.colocate = options.colocate
-    this.#options = options
+    this.options = options
     this.#payload = payload(schema, place)
     this.#valueKey = keyOf(place.key, "value")
     this.#what = `The value of shared ref ${JSON.stringify(place.name)}`
     this.#decoded = { version: 0, value: initial }
     this.#exit = Exit.succeed(initial)
-    this.#turns = new Turns(place, (reason) => options.fail(reason as Reason))
   }
 
   // -------------------------------------------------------------------------------------------------------------------
   // Values
   // -------------------------------------------------------------------------------------------------------------------
 
-  readonly #failed = ({ reason }: CoordinatorError): E => this.#options.fail(reason)
+  readonly #failed = ({ reason }: CoordinatorError): E => this.options.fail(reason)
 
   #encode(value: A): Effect.Effect<string, E> {
-    return Effect.mapError(this.#payload.encode(value, this.#what), this.#options.fail)
+    return Effect.mapError(this.#payload.encode(value, this.#what), this.options.fail)
   }
 
-  /** `tag` is that of the reply to the write. */
-  #written(value: A, outbox: Outbox<A>, tag = "set"): Effect.Effect<Written, E> {
+  /** What is to be written. `tag` is that of the reply to the write. */
+  prepare(value: A, outbox: Outbox<A>, tag = "set"): Effect.Effect<Written, E> {
     const encoded = this.#encode(value)
     if (outbox.length === 0) return Effect.map(encoded, (json) => ({ json, following: undefined }))
     return Effect.flatMap(
@@ -148,11 +132,11 @@ export class Cell<A, E> {
     return Effect.map(publicationsOf(outbox, value), (publications) => followingOf(this.place, publications, tag))
   }
 
-  #decode({ parse, version }: Raw): Effect.Effect<Versioned<A>, E> {
+  decode({ parse, version }: Raw): Effect.Effect<Versioned<A>, E> {
     if (version === this.#decoded.version) return Effect.succeed(this.#decoded)
-    if (version === 0) return Effect.succeed({ version, value: this.#options.initial })
+    if (version === 0) return Effect.succeed({ version, value: this.options.initial })
     return Effect.mapBoth(Effect.suspend(() => this.#payload.decode(parse(), this.#what)), {
-      onFailure: this.#options.fail,
+      onFailure: this.options.fail,
       onSuccess: (value) => {
         this.#exit = Exit.succeed(value)
         return this.#decoded = { version, value }
@@ -161,12 +145,12 @@ export class Cell<A, E> {
   }
 
   /** What an update tries first: what was seen last, though it may be outdated. */
-  get #guess(): Effect.Effect<Versioned<A>, E> | undefined {
+  get guess(): Effect.Effect<Versioned<A>, E> | undefined {
     const told = Watch.active<Told>(this.place)?.latest
-    const last = this.#last
+    const last = this.last
     const newest = told !== undefined && told.version >= (last?.version ?? 0) ? fromTold(told) : last
     return newest &&
-      Effect.matchEffect(this.#decode(newest), { onFailure: () => this.versioned, onSuccess: Effect.succeed })
+      Effect.matchEffect(this.decode(newest), { onFailure: () => this.versioned, onSuccess: Effect.succeed })
   }
 
   // -------------------------------------------------------------------------------------------------------------------
@@ -177,7 +161,7 @@ export class Cell<A, E> {
   get versioned(): Effect.Effect<Versioned<A>, E> {
     return Effect.matchEffect(read(this.place, this.#valueKey), {
       onFailure: (error) => Effect.fail(this.#failed(error)),
-      onSuccess: (text) => this.#decode(this.#last = rawOf(text))
+      onSuccess: (text) => this.decode(this.last = rawOf(text))
     })
   }
 
@@ -191,7 +175,7 @@ export class Cell<A, E> {
         return Effect.map(this.versioned, ({ value }) => value)
       }
       if (told.version === this.#decoded.version) return this.#exit
-      return Effect.map(this.#decode(fromTold(told)), ({ value }) => value)
+      return Effect.map(this.decode(fromTold(told)), ({ value }) => value)
     })
   }
 
@@ -201,13 +185,13 @@ export class Cell<A, E> {
       verb: "sharedRef.join",
       parse: toldOf,
       isSame: (a, b) => a.version === b.version,
-      expires: this.#options.timeToLive > 0
+      expires: this.options.timeToLive > 0
     })
 
   versions(buffer: number): Stream.Stream<Versioned<A> & { readonly missed: number }, E> {
     return Stream.mapEffect(
       Watch.changes(this.#watching, buffer, this.#failed),
-      ({ missed, state }) => Effect.map(this.#decode(fromTold(state)), (versioned) => ({ ...versioned, missed }))
+      ({ missed, state }) => Effect.map(this.decode(fromTold(state)), (versioned) => ({ ...versioned, missed }))
     )
   }
 
@@ -216,7 +200,7 @@ export class Cell<A, E> {
   // -------------------------------------------------------------------------------------------------------------------
 
   // A second time it could undo what others have written since, so no other session repeats it.
-  #write<V extends WriteVerb>(
+  write<V extends WriteVerb>(
     verb: V,
     args: Requests[V]["args"],
     answered?: (reply: Requests[V]["reply"]) => void,
@@ -233,21 +217,21 @@ export class Cell<A, E> {
       onFailure: (error) => Effect.fail(this.#failed(error)),
       onSuccess: (reply) =>
         reply[0] === "uncertain"
-          ? Effect.fail(this.#options.fail(new WriteUncertain({ kind, name, namespace })))
+          ? Effect.fail(this.options.fail(new WriteUncertain({ kind, name, namespace })))
           : Effect.succeed(reply as Requests[V]["reply"])
     })
   }
 
   // In order with what the session is told.
-  #wrote(version: number, json: string): void {
-    this.#last = { version, parse: () => JSON.parse(json) }
+  wrote(version: number, json: string): void {
+    this.last = { version, parse: () => JSON.parse(json) }
     Watch.active<Told>(this.place)?.learn({ change: version, version, value: JSON.parse(json) })
   }
 
   #set(value: A, outbox: Outbox<A>, former: boolean): Effect.Effect<Requests["sharedRef.set"]["reply"], E> {
-    return Effect.flatMap(this.#written(value, outbox, former ? "replaced" : "set"), ({ following, json }) => {
-      const args = [json, this.#options.timeToLive, former] as [string, number, boolean]
-      return this.#write("sharedRef.set", args, (reply) => this.#wrote(reply[1], json), { following })
+    return Effect.flatMap(this.prepare(value, outbox, former ? "replaced" : "set"), ({ following, json }) => {
+      const args = [json, this.options.timeToLive, former] as [string, number, boolean]
+      return this.write("sharedRef.set", args, (reply) => this.wrote(reply[1], json), { following })
     })
   }
 
@@ -259,19 +243,19 @@ export class Cell<A, E> {
     return Effect.flatMap(this.#set(value, outbox, true), (reply) => {
       if (reply[0] !== "replaced") return Effect.die(new Error("a ref did not answer its former value"))
       const [, , version, former] = reply
-      return Effect.map(this.#decode({ version, parse: () => former }), ({ value }) => value)
+      return Effect.map(this.decode({ version, parse: () => former }), ({ value }) => value)
     })
   }
 
   setFenced(lease: Pick<Lease, "key" | "kind" | "token">, value: A, outbox: Outbox<A>): Effect.Effect<void, E> {
-    return Effect.flatMap(this.#written(value, outbox), ({ following, json }) => {
+    return Effect.flatMap(this.prepare(value, outbox), ({ following, json }) => {
       const { key, kind } = lease
       const token = tokenOf(lease)
       if (isKnownLost(lease)) return this.#stale(token, undefined)
-      const args = [json, this.#options.timeToLive, `${kind}:${key}`, token] as [string, number, string, number]
+      const args = [json, this.options.timeToLive, `${kind}:${key}`, token] as [string, number, string, number]
       return Effect.flatMap(
-        this.#write("sharedRef.fence", args, (reply) => {
-          if (reply[0] === "set") this.#wrote(reply[1], json)
+        this.write("sharedRef.fence", args, (reply) => {
+          if (reply[0] === "set") this.wrote(reply[1], json)
         }, { following }),
         ([tag, seen]) => tag === "set" ? Effect.void : this.#stale(token, seen)
       )
@@ -280,19 +264,19 @@ export class Cell<A, E> {
 
   #stale(token: number, seen: number | undefined): Effect.Effect<never, E> {
     const { kind, name, namespace } = this.place
-    return Effect.fail(this.#options.fail(new StaleToken({ kind, name, namespace, token, seen })))
+    return Effect.fail(this.options.fail(new StaleToken({ kind, name, namespace, token, seen })))
   }
 
   /** Its value is the initial one then. */
   delete(outbox: Outbox<A>): Effect.Effect<boolean, E> {
-    const following = Effect.suspend(() => this.#following(this.#options.initial, outbox, "deleted"))
+    const following = Effect.suspend(() => this.#following(this.options.initial, outbox, "deleted"))
     return Effect.flatMap(following, (following) =>
       Effect.map(
-        this.#write(
+        this.write(
           "sharedRef.delete",
           [],
           ([, change]) => {
-            this.#last = undefined
+            this.last = undefined
             Watch.active<Told>(this.place)?.learn({ change, version: 0, value: null })
           },
           { following }
@@ -302,149 +286,24 @@ export class Cell<A, E> {
   }
 
   /** Answers what stands there instead, if that is another version. */
-  #replace(expected: number, { following, json }: Written): Effect.Effect<Raw | undefined, E> {
+  replace(expected: number, { following, json }: Written): Effect.Effect<Raw | undefined, E> {
     return Effect.map(
-      this.#write("sharedRef.compareAndSet", [String(expected), json, this.#options.timeToLive], (reply) => {
-        if (reply[0] === "set") this.#wrote(reply[1], json)
+      this.write("sharedRef.compareAndSet", [String(expected), json, this.options.timeToLive], (reply) => {
+        if (reply[0] === "set") this.wrote(reply[1], json)
       }, { following }),
-      (reply) => reply[0] === "set" ? undefined : this.#present(reply)
+      (reply) => reply[0] === "set" ? undefined : this.present(reply)
     )
   }
 
-  #present([, version, value]: readonly ["conflict", number, unknown]): Raw {
-    return this.#last = { version, parse: () => value }
+  present([, version, value]: readonly ["conflict", number, unknown]): Raw {
+    return this.last = { version, parse: () => value }
   }
 
   compareAndSet(expected: number, value: A, outbox: Outbox<A>): Effect.Effect<boolean, E> {
     return Effect.flatMap(
-      this.#written(value, outbox),
-      (written) => Effect.map(this.#replace(expected, written), (present) => present === undefined)
+      this.prepare(value, outbox),
+      (written) => Effect.map(this.replace(expected, written), (present) => present === undefined)
     )
-  }
-
-  // -------------------------------------------------------------------------------------------------------------------
-  // Modify
-  // -------------------------------------------------------------------------------------------------------------------
-
-  modify<B>(f: (value: A) => readonly [B, A], outbox: Outbox<A>): Effect.Effect<B, E> {
-    return Effect.withFiber(({ context }) =>
-      Effect.callback<B, E>((resume) => {
-        const change: Change<A, E> = { f, outbox, context, resume }
-        this.#changes.push(change)
-        if (!this.#changing) {
-          this.#changing = true
-          const { io } = this.place.space.kernel
-          io.defer(() => void io.run(this.#change()))
-        }
-        return Effect.sync(() => {
-          this.#changes = this.#changes.filter((other) => other !== change)
-        })
-      })
-    )
-  }
-
-  #change(): Effect.Effect<void> {
-    return Effect.gen({ self: this }, function*() {
-      while (this.#changes.length > 0) {
-        // What follows a write is in the same call, which must not take long.
-        const { maxBatch } = this.place.space.kernel.settings
-        const isFollowed = this.#changes.some(({ outbox }) => outbox.length > 0)
-        const changes = this.#changes.splice(0, isFollowed ? maxBatch : this.#changes.length)
-        this.#turns.begin()
-        yield* Effect.catchCause(
-          this.#commit(changes),
-          (cause) =>
-            Effect.sync(() => {
-              this.#turns.rest()
-              this.#turns.end()
-              for (const { resume } of changes) resume(Effect.failCause(cause))
-            })
-        )
-      }
-      this.#changing = false
-    })
-  }
-
-  #update(base: number, { following, json }: Written) {
-    const turns = this.#turns
-    const more = this.#changes.length > 0 || turns.isLively
-    const id = turns.present?.id ?? ""
-    return this.#write("sharedRef.update", [id, String(base), json, this.#options.timeToLive, more], (reply) => {
-      if (reply[0] === "set") this.#wrote(reply[1], json)
-      if (reply[0] === "taken" || reply[0] === "set" && !reply[2]) turns.over()
-    }, { following })
-  }
-
-  // Applies all, one after the other, and writes the result.
-  #commit(changes: ReadonlyArray<Change<A, E>>): Effect.Effect<void, E> {
-    const turns = this.#turns
-    return Effect.gen({ self: this }, function*() {
-      let base: Versioned<A> | undefined
-      // What a function makes of an outdated value says nothing.
-      let verified = true
-      if (turns.present !== undefined || !turns.isContended) {
-        const guess = this.#guess
-        verified = guess === undefined
-        base = yield* (guess ?? this.versioned)
-      }
-      for (let conflicts = 0;;) {
-        if (base === undefined) {
-          const [version, value] = (yield* turns.next).payload as readonly [number, unknown]
-          base = yield* this.#decode(this.#last = { version, parse: () => value })
-          verified = true
-        }
-        const { failed, made, written } = yield* this.#apply(base.value, changes)
-        if (failed.length > 0 && !verified) {
-          const { version } = base
-          base = yield* this.versioned
-          verified = true
-          if (base.version !== version) continue
-        }
-        const reply = written === undefined ? undefined : yield* this.#update(base.version, written)
-        if (reply === undefined || reply[0] === "set") {
-          turns.rest()
-          // A fiber may go on at once, and ask for its next update.
-          for (const [resume, result] of [...failed, ...made]) resume(result)
-          return
-        }
-        verified = true
-        base = reply[0] === "conflict" && (turns.present !== undefined || ++conflicts < 2)
-          ? yield* this.#decode(this.#present(reply))
-          : undefined
-      }
-    })
-  }
-
-  #apply(value: A, changes: ReadonlyArray<Change<A, E>>) {
-    type Result = readonly [resume: Change<A, E>["resume"], result: Effect.Effect<unknown, E>]
-    return Effect.gen({ self: this }, function*() {
-      const made: Array<Result> = []
-      const failed: Array<Result> = []
-      // The last value, and what follows each of them.
-      let written: Written | undefined
-      let present = value
-      for (const { context, f, outbox, resume } of changes) {
-        const exit = yield* Effect.exit(
-          Effect.suspend(() => {
-            const [result, next] = f(present)
-            const written = this.#written(next, outbox)
-            return Effect.map(
-              outbox.length === 0 ? written : Effect.provideContext(written, context),
-              (written) => ({ result, next, written })
-            )
-          })
-        )
-        if (Exit.isFailure(exit)) {
-          failed.push([resume, exit])
-        } else {
-          const { following, json } = exit.value.written
-          written = { json, following: together(written?.following, following) }
-          present = exit.value.next
-          made.push([resume, Effect.succeed(exit.value.result)])
-        }
-      }
-      return { made, failed, written }
-    })
   }
 
   /** Reads, and writes what the effect has made of that, if it has made something; again when it was outdated meanwhile. */
@@ -455,80 +314,18 @@ export class Cell<A, E> {
     const attempt = ({ value, version }: Versioned<A>): Effect.Effect<B, E | E2, R> =>
       Effect.flatMap(Effect.suspend(() => f(value)), ([result, next]) => {
         if (Option.isNone(next)) return Effect.succeed(result)
-        return Effect.flatMap(this.#written(next.value, outbox), (written) =>
+        return Effect.flatMap(this.prepare(next.value, outbox), (written) =>
           Effect.flatMap(
-            this.#replace(version, written),
+            this.replace(version, written),
             (present): Effect.Effect<B, E | E2, R> =>
-              present === undefined ? Effect.succeed(result) : Effect.flatMap(this.#decode(present), attempt)
+              present === undefined ? Effect.succeed(result) : Effect.flatMap(this.decode(present), attempt)
           ))
       })
     return Effect.flatMap(this.versioned, attempt)
   }
-
-  // -------------------------------------------------------------------------------------------------------------------
-  // Transaction
-  // -------------------------------------------------------------------------------------------------------------------
-
-  static transaction<B, E>(
-    refs: ReadonlyArray<readonly [cell: Cell<any, E>, outbox: Outbox<any>]>,
-    f: (values: ReadonlyArray<any>) => readonly [B, ReadonlyArray<any>]
-  ): Effect.Effect<B, E> {
-    const cells = refs.map(([cell]) => cell)
-    const [first, ...rest] = cells as [Cell<any, E>, ...Array<Cell<any, E>>]
-    const others = rest.map(({ place }) => place.key)
-    const attempt = (bases: ReadonlyArray<Versioned<any>>, verified: boolean): Effect.Effect<B, E> =>
-      Effect.flatMap(
-        Effect.exit(Effect.suspend(() => {
-          const [result, values] = f(bases.map(({ value }) => value))
-          if (values.length !== cells.length) throw new RangeError(`f must answer ${cells.length} values`)
-          return Effect.map(
-            Effect.forEach(refs, ([cell, outbox], at) =>
-              Object.is(values[at], bases[at]!.value)
-                ? Effect.succeed(unchanged)
-                : cell.#written(values[at], outbox, "committed")),
-            (all) => ({ result, all })
-          )
-        })),
-        (exit) => {
-          if (Exit.isFailure(exit)) {
-            // What a function makes of outdated values says nothing.
-            return verified ? Effect.failCause(exit.cause) : Effect.flatMap(fresh, (bases) => attempt(bases, true))
-          }
-          const { all, result } = exit.value
-          const texts = all.map(({ json }) => json)
-          const following = all.map(({ following }) => following).reduce(together, undefined)
-          const changes = cells.map((cell, at) =>
-            `${bases[at]!.version} ${cell.#options.timeToLive} ${Buffer.byteLength(texts[at]!)}:${texts[at]}`
-          )
-          const answered = (reply: Requests["sharedRef.commit"]["reply"]) => {
-            if (reply[0] !== "committed") return
-            for (const [at, text] of texts.entries()) if (text !== "") cells[at]!.#wrote(reply[1], text)
-          }
-          return Effect.flatMap(
-            first.#write("sharedRef.commit", [cells.length, changes.join("")], answered, { following, others }),
-            (reply) =>
-              reply[0] === "committed" ? Effect.succeed(result) : Effect.flatMap(
-                Effect.forEach(cells, (cell, at) => {
-                  const [version, value] = (reply[1] as ReadonlyArray<readonly [number, unknown]>)[at]!
-                  return cell.#decode(cell.#last = { version, parse: () => value })
-                }),
-                (bases) => attempt(bases, true)
-              )
-          )
-        }
-      )
-    const fresh = Effect.forEach(cells, (cell) => cell.versioned, { concurrency: "unbounded" })
-    return Effect.suspend(() => {
-      const guesses = cells.map((cell) => cell.#guess)
-      if (guesses.includes(undefined)) return Effect.flatMap(fresh, (bases) => attempt(bases, true))
-      return Effect.flatMap(Effect.all(guesses.map((guess) => guess!)), (bases) => attempt(bases, false))
-    })
-  }
 }
 
-const unchanged: Written = { json: "", following: undefined }
-
-const together = (some: Following, more: Following): Following =>
-  some === undefined || more === undefined ? some ?? more : [...some, ...more]
-
 const fromTold = ({ value, version }: Told): Raw => ({ version, parse: () => value })
+
+export const together = (some: Following, more: Following): Following =>
+  some === undefined || more === undefined ? some ?? more : [...some, ...more]
