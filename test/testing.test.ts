@@ -128,6 +128,8 @@ it("the checks find who is overtaken", () => {
   const late = hold({ asked: 1e6, entered: 1.5e6, token: 8 })
   assert.deepStrictEqual(found(fifo([early, late], run)), ["fifo"])
   assert.deepStrictEqual(found(fifo([early, late], { ...run, disturbed: new Map([["a", [{ from: 0, to: 1 }]]]) })), [])
+  // It waited for other shares, and was inside before that one was taken again.
+  assert.deepStrictEqual(found(fifo([{ ...early, entered: 0.9e6 }, late], run)), [])
 })
 
 it("the checks excuse a node that has failed unseen, when all its workers can have been lost", () => {

@@ -168,13 +168,19 @@ export const exclusive = (
   return found
 }
 
-/** Whoever has been in the queue for a while goes before those who come now. */
+/**
+ * Whoever has been in the queue for a while goes before those who come now. Tokens tell the order of grants, except that a process takes
+ * a share that it has kept with a smaller one: a waiter that was inside before that was asked for did not wait behind it.
+ */
 export const fifo = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> => {
   const slack = 500_000
   const found: Array<Anomaly> = []
-  let first: Hold | undefined
+  const waiters: Array<Hold> = []
+  let earliest = Number.POSITIVE_INFINITY
   for (const hold of [...granted(holds)].sort((a, b) => b.token! - a.token!)) {
-    if (first !== undefined && hold.asked > first.asked + slack) {
+    const isBehind = (waiter: Hold) => waiter.asked + slack < hold.asked && waiter.entered! > hold.asked
+    const first = hold.asked > earliest + slack ? waiters.find(isBehind) : undefined
+    if (first !== undefined) {
       found.push({
         check: "fifo",
         detail: `one that asked ${millis(hold.asked - first.asked)} later was first`,
@@ -186,7 +192,9 @@ export const fifo = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomal
     const queued = hold.wait && !isDisturbed(run, hold.client, before, hold.asked + slack) &&
       !isLost(run, hold.client, before, hold.entered!) &&
       !overlaps(run.forgets, hold.asked - run.lease, hold.entered!)
-    if (queued && (first === undefined || hold.asked < first.asked)) first = hold
+    if (!queued) continue
+    waiters.push(hold)
+    earliest = Math.min(earliest, hold.asked)
   }
   return found
 }
