@@ -74,6 +74,8 @@ export const measured = (row: Row): Measured => {
 export interface Context {
   readonly cores: Cores
   readonly quick: boolean
+  /** How many there are at most. */
+  readonly rounds: number
   /** Other libraries are left out. */
   readonly raw: boolean
   readonly nodeOptions: ReadonlyArray<string>
@@ -124,13 +126,14 @@ export const packages = ["redlock", "redis-semaphore", "bullmq", "bee-queue", "e
 /** Contestants in turn, round after round, so that what changes with time changes for all. */
 export const rounds = async (
   context: Context,
-  count: number,
+  planned: number,
   columns: ReadonlyArray<Column>,
   run: (column: Column, round: number) => Promise<void>
 ): Promise<void> => {
   const invited = context.raw
     ? columns.filter((column) => !(packages as ReadonlyArray<Column>).includes(column))
     : columns
+  const count = Math.min(planned, context.rounds)
   for (let round = 0; round < count; round++) {
     for (const column of invited) {
       context.progress(`round ${round + 1} of ${count}: ${column}`)

@@ -1,9 +1,9 @@
 /**
  * Compares lockstep with what one would use otherwise, side by side in one run.
  *
- *     node bench/main.ts [--quick] [--raw] [--write] [--cpu-prof] [case ...]
+ *     node bench/main.ts [--quick] [--rounds 3] [--raw] [--write] [--cpu-prof] [case ...]
  *
- * `--quick` shortens everything, `--raw` leaves out other libraries, which need not be installed then. `--write` writes
+ * `--quick` shortens everything, `--rounds` is how often each case is measured at most, `--raw` leaves out other libraries, which need not be installed then. `--write` writes
  * RESULTS.md whenever a case has ended, with what it knows of the others;
  * `--cpu-prof` leaves profiles of lockstep's processes in cases 1 to 4, 8 to 10 and 13 to 18 in the current directory. Cases
  * are numbers from 1 to 26; without any, all of them run.
@@ -28,11 +28,14 @@ const { positionals, values } = parseArgs({
   allowPositionals: true,
   options: {
     quick: { type: "boolean", default: false },
+    rounds: { type: "string" },
     raw: { type: "boolean", default: false },
     write: { type: "boolean", default: false },
     "cpu-prof": { type: "boolean", default: false }
   }
 })
+const most = values.rounds === undefined ? Number.POSITIVE_INFINITY : Number(values.rounds)
+if (!(most >= 1)) throw new RangeError("--rounds must be a number from 1 on")
 const cases = [...ofLocks, ...coordination, ...refs, ...topics, ...queues, ...flows, ...stealing]
 if (values.raw && values.write) throw new RangeError("RESULTS.md has all contestants: --write does not go with --raw")
 const wanted = positionals.length === 0 ? cases.map((_, at) => at + 1) : positionals.map(Number)
@@ -80,6 +83,7 @@ for (const at of wanted) {
   const found = await run({
     cores,
     quick: values.quick,
+    rounds: most,
     raw: values.raw,
     nodeOptions: values["cpu-prof"] ? ["--cpu-prof"] : [],
     progress: (text) => console.error(`case ${at}, ${title}, ${text}`),
@@ -95,7 +99,7 @@ for (const at of wanted) {
     date: new Date().toISOString().slice(0, 10),
     seconds: Math.round((performance.now() - started) / 1000),
     quick: values.quick,
-    about: `${describe()}; ${cores.description}; ${named(versions)}`,
+    about: `${describe()}; ${cores.description}; ${named(versions)}${most < 5 ? `; ${most} rounds` : ""}`,
     rows: found.map(measured)
   }, cases.length)
 }
