@@ -19,6 +19,9 @@ import {
   type Read
 } from "./states.ts"
 
+// A subscriber that is so many changes behind misses the oldest.
+const mostBehind = 1024
+
 /** One addition, or one that was summed up with others. */
 interface Addition extends Change {
   readonly hold: Hold
@@ -91,7 +94,12 @@ const factsOf = (holds: ReadonlyArray<Hold>, run: Run): Facts => {
     } else if (kind === "versions" || kind === "conflated") {
       for (const told of hold.told) note(number(told), told.at)
       if (kind === "versions") {
-        edges.push(...adjacent(hold, hold.told.map((told) => [told.at, number(told)] as const), run))
+        const sights = hold.told.map((told) => [told.at, number(told)] as const)
+        // It was as many behind as can wait for it, as after an outage.
+        const isLate = ([at]: typeof sights[number], index: number) =>
+          (sights[index + mostBehind - 1]?.[0] ?? Number.POSITIVE_INFINITY) < at + 1_000_000
+        const late = new Set(sights.filter(isLate).map(([at]) => at))
+        edges.push(...adjacent(hold, sights, run).filter(({ to }) => !late.has(to)))
       }
     }
   }
