@@ -8,14 +8,16 @@
 -- The whole run
 -- -----------------------------------------------------------------------------
 
--- flow.cancel: stops a run: nodes that have not begun are cancelled, and the jobs of the others
+-- flow.cancel: stops a run: nodes that have not begun are cancelled, and the jobs of the others. With an input, only a run that has it;
+-- with a stamp, only that run.
 -- keys: all
--- args:
+-- args: input string, stamp number
 -- reply: ["cancelled", state number] | ["missing"]
 -- flags: allow-oom
-handlers['flow.cancel'] = function(ctx, key)
+handlers['flow.cancel'] = function(ctx, key, input, stamp)
   local flow = loadFlow(ctx, key)
-  if not flow then return MISSING end
+  if not flow or stamp ~= '0' and tonumber(stamp) ~= flow.stamp then return MISSING end
+  if input ~= '' and call('HGET', key, 'i') ~= input then return MISSING end
   if flow.state == FLOW.loading then endFlow(ctx, flow, FLOW.cancelled) end
   stopFlow(flow, STOP.cancelled)
   stepFlow(ctx, flow)

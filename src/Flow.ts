@@ -405,7 +405,7 @@ class FlowImpl<I, O> implements Flow<I, O> {
   readonly start = (input: I, { id }: StartOptions = {}): Effect.Effect<Run<O>, FlowError> =>
     Effect.suspend(() => this.#start(input, this.#home.checkId(id ?? this.#home.space.kernel.uniqueId())))
 
-  #start(input: I, id: string): Effect.Effect<Handle, FlowError> {
+  #start(input: I, id: string, begun: (stamp: number) => void = ignore): Effect.Effect<Handle, FlowError> {
     return Effect.suspend(() => {
       const home = this.#home
       const run = new Handle(home, id)
@@ -416,6 +416,7 @@ class FlowImpl<I, O> implements Flow<I, O> {
       if (Exit.isFailure(specs)) return Effect.mapError(Effect.failCause(specs.cause), fail)
       return Effect.map(begin(home, run.id, body.value, layoutOf(specs.value), this.#terms), (stamp) => {
         run.keep(stamp, graph)
+        begun(stamp)
         return run
       })
     })
@@ -427,11 +428,18 @@ class FlowImpl<I, O> implements Flow<I, O> {
   ): Effect.Effect<O, FlowError> =>
     Effect.suspend(() => {
       const own = this.#home.checkId(id ?? this.#home.space.kernel.uniqueId())
+      oneOf(onInterrupt, "onInterrupt", ["cancel", "continue"])
+      let begun = 0
+      const started = this.#start(input, own, (stamp) => {
+        begun = stamp
+      })
       // It may be interrupted as it starts: Redis executes its end behind what was sent of that.
-      const running = Effect.onInterrupt(
-        Effect.flatMap(this.#start(input, own), ({ result }) => result),
-        () => onInterrupt === "continue" ? Effect.void : new Handle(this.#home, own).abandon
-      )
+      const running = Effect.onInterrupt(Effect.flatMap(started, ({ result }) => result), () => {
+        const body = this.#home.input.encode(input)
+        return onInterrupt === "continue" || Exit.isFailure(body)
+          ? Effect.void
+          : new Handle(this.#home, own).abandon(body.value, begun)
+      })
       const place = this.#home.placeOf(own)
       return spanning(bounded(running, place, wait, fail), "lockstep.Flow.run", "flow", place.name)
     })
@@ -447,6 +455,8 @@ class FlowImpl<I, O> implements Flow<I, O> {
     return new Graph(this.name, this.#home.ports).port(queue)
   }
 }
+
+const ignore = () => {}
 
 // The errands of batches, and of follow-ups of queues, have names that begin so.
 const taken = /^(?:batch|queue):/

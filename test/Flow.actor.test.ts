@@ -313,7 +313,7 @@ const drive = async (
       }
       if (next() < cancelled) {
         await settle()
-        await ask("flow.cancel")
+        await ask("flow.cancel", "", 0)
         if (undone.length === 0) model.cancel(2)
       }
       if (next() < 0.03) await check()
@@ -359,7 +359,7 @@ const drive = async (
     const again = model.retry(named)
     if (next() < 0.1) {
       // At once: those results are forgotten all the same. What was not done is perhaps left alone, and no node has to start any more.
-      await ask("flow.cancel")
+      await ask("flow.cancel", "", 0)
       model.cancel(2)
       await settle()
       for (const [at, [, state, generation]] of (await nodesNow()).entries()) {

@@ -454,6 +454,25 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
       })
     ))
 
+  it.effect("does not cancel the run of another caller when one with another input is interrupted", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        yield* live(workers(() => Effect.never))(Effect.gen(function*() {
+          const etl = yield* Etl
+          const run = yield* etl.start(["mine"], { id: "taken" })
+          for (const wait of ["1 millis", "50 millis"] as const) {
+            yield* Effect.exit(etl.run(["theirs"], { id: "taken", wait }))
+          }
+          const fiber = yield* Effect.forkChild(etl.run(["theirs"], { id: "taken" }), { startImmediately: true })
+          yield* Fiber.interrupt(fiber)
+          yield* etl.run(["mine"], { id: "later", wait: "50 millis" }).pipe(Effect.exit)
+          assert.strictEqual((yield* reasonOf(etl.attach("later").await))._tag, "FlowCancelled")
+          assert.strictEqual((yield* run.status).state, "running")
+          yield* run.cancel
+        }))
+      })
+    ))
+
   it.effect("expires at its deadline", () =>
     withNode(() =>
       Effect.gen(function*() {
@@ -904,6 +923,42 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
         }).pipe(Effect.scoped, Effect.provideService(Extract, full), Effect.provide(Load.layer))
         // What was never offered is in no queue.
         assert.strictEqual((yield* full.state).waiting, 1)
+      }))
+    ))
+
+  it.effect("keeps the place of a job in the line for room", () =>
+    withNode((namespace) =>
+      Effect.scoped(Effect.gen(function*() {
+        const { url } = yield* TestServer
+        const options = {
+          name: "extract",
+          payload: Schema.String,
+          success: Schema.Number,
+          error: Schema.Struct({ why: Schema.String }),
+          retention: "200 millis",
+          limits: { length: 1 }
+        } as const
+        const full = yield* Queue.make(options)
+        yield* Effect.addFinalizer(() => Effect.orDie(full.obliterate))
+        yield* full.offer("a")
+        yield* Effect.gen(function*() {
+          const flow = yield* made((flow) => flow.job(Extract, "b"))
+          const run = yield* flow.start()
+          yield* eventually(Effect.map(run.status, ({ counts }) => assert.strictEqual(counts.ready, 1)))
+          yield* Effect.sleep("1 second")
+          const other = yield* node(url, { namespace })
+          const behind = yield* Effect.forkChild(
+            onNode(other)(Effect.scoped(Effect.flatMap(Queue.make(options), (queue) => queue.offer("c"))))
+          )
+          // Longer than the flow waits until it looks at the run again.
+          yield* Effect.sleep("2 seconds")
+          assert.strictEqual(yield* full.drain(), 1)
+          yield* eventually(Effect.map(run.status, ({ counts }) => assert.strictEqual(counts.active, 1)))
+          assert.strictEqual((yield* full.state).waiting, 1)
+          assert.isUndefined(behind.pollUnsafe())
+          assert.isTrue(yield* run.cancel)
+          yield* Fiber.join(behind)
+        }).pipe(Effect.scoped, Effect.provideService(Extract, full), Effect.provide(Load.layer))
       }))
     ))
 

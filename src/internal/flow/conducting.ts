@@ -8,8 +8,9 @@ import * as Exit from "effect/Exit"
 import type * as Scope from "effect/Scope"
 import { question, request } from "../hold/request.ts"
 import { innerOf, workErrands } from "../queue/errands.ts"
-import type { QueueError } from "../queue/errors.ts"
+import { QueueError } from "../queue/errors.ts"
 import type { Task } from "../queue/job.ts"
+import type { Offered } from "../queue/offering.ts"
 import type { Outcome } from "../queue/outcomes.ts"
 import type { OfferOptions, Subscriber } from "../queue/wish.ts"
 import { fail, type FlowError } from "./errors.ts"
@@ -64,11 +65,15 @@ const made = (make: () => unknown, node: string): Exit.Exit<unknown, Unmade> => 
   }
 }
 
-// How long an offer waits for room at a time.
-const mostRoomWait = "2 seconds"
+// An offer that waits for room keeps the place of its process in the line, and so often looks whether its run has stopped.
+const lookAgain = "2 seconds"
+// Each of them has an errand in work: so many of one queue, and of all. Others wait for so long at a time, and begin anew behind other errands.
+const [mostPatient, mostPatientOfAll] = [16, 128]
 
 class Conductor {
   readonly home: Home
+  readonly #patient = new Map<Port["queue"], number>()
+  #allPatient = 0
 
   constructor(home: Home) {
     this.home = home
@@ -104,15 +109,45 @@ class Conductor {
     return Effect.fail(message)
   }
 
-  // Offered a second time, it is the same job, as long as the queue knows its id. The subscriber was stored with the first offer. Where a
-  // queue has no room for long, the errand begins anew, behind others: the run may have been stopped meanwhile.
-  #offered(port: Port, payload: unknown, options: OfferOptions, reference: string) {
+  // Offered a second time, it is the same job, as long as the queue knows its id. The subscriber was stored with the first offer.
+  #offered(
+    port: Port,
+    payload: unknown,
+    options: OfferOptions,
+    reference: string,
+    isStopped: Effect.Effect<boolean, unknown>
+  ): Effect.Effect<Offered, unknown> {
     const subscriber: Subscriber = { errands: this.home.name, reference }
-    return Effect.catchIf(
-      Effect.timeout(innerOf(port.queue).offerFor(payload, options, subscriber), mostRoomWait),
-      (error): error is QueueError => error._tag === "QueueError" && error.reason._tag === "InvalidPayload",
-      ({ message }) => Effect.fail(new Unmade("failed", message))
+    const offer = innerOf(port.queue).offerFor(payload, options, subscriber)
+    return Effect.mapError(
+      this.#inLine(port, offer, isStopped),
+      (error) =>
+        error instanceof QueueError && error.reason._tag === "InvalidPayload"
+          ? new Unmade("failed", error.message)
+          : error
     )
+  }
+
+  // Fails if it is to begin anew: its queue has no room, and its run may have stopped meanwhile.
+  #inLine<A, E>(
+    { queue }: Port,
+    offer: Effect.Effect<A, E>,
+    isStopped: Effect.Effect<boolean, unknown>
+  ): Effect.Effect<A, unknown> {
+    return Effect.suspend((): Effect.Effect<A, unknown> => {
+      const ofQueue = this.#patient.get(queue) ?? 0
+      if (ofQueue >= mostPatient || this.#allPatient >= mostPatientOfAll) return Effect.timeout(offer, lookAgain)
+      const count = (by: number) => {
+        this.#patient.set(queue, (this.#patient.get(queue) ?? 0) + by)
+        this.#allPatient += by
+      }
+      const stopped = Effect.andThen(
+        Effect.repeat(Effect.delay(isStopped, lookAgain), { until: (stopped) => stopped }),
+        Effect.fail("the run has stopped")
+      )
+      count(1)
+      return Effect.ensuring(Effect.raceFirst(offer, stopped), Effect.sync(() => count(-1)))
+    })
   }
 
   #offer(errand: NodeErrand, repeated: boolean): Effect.Effect<unknown, unknown> {
@@ -138,7 +173,8 @@ class Conductor {
         }
       } else {
         const payload = yield* this.#payload(port, errand)
-        const { duplicate } = yield* this.#offered(port, payload, { ...about[2], id }, reference)
+        const isStopped = Effect.map(begun(false), ([now]) => now !== "active")
+        const { duplicate } = yield* this.#offered(port, payload, { ...about[2], id }, reference, isStopped)
         // The news of its end may be lost with the data of its partition.
         if (duplicate) yield* this.#recall(port, id, reference)
       }
@@ -245,7 +281,8 @@ class Conductor {
       if (undo === undefined) return yield* this.#foreign(`does not compensate node ${JSON.stringify(about[0])}`)
       const result = yield* this.#resultOf([about, "d", outcome])
       const payload = yield* made(() => undo.make(result), about[0])
-      const { duplicate } = yield* this.#offered(undo.port, payload, { id }, reference)
+      const isStopped = Effect.map(this.#isToUndo(which, node, generation), (isToUndo) => !isToUndo)
+      const { duplicate } = yield* this.#offered(undo.port, payload, { id }, reference, isStopped)
       if (duplicate) yield* this.#recall(undo.port, id, reference)
     })
     return Effect.catchIf(
@@ -274,7 +311,7 @@ class Conductor {
     return Effect.tapError(
       Effect.flatMap(
         Effect.try({ try: callback.payload, catch: (cause) => cause }),
-        (payload) => Effect.timeout(callback.port.queue.offer(payload, { id }), mostRoomWait)
+        (payload) => this.#inLine(callback.port, callback.port.queue.offer(payload, { id }), Effect.succeed(false))
       ),
       (error) => Effect.sync(() => hooks.log("Warn", `${what} could not be offered: it is attempted again`, error))
     )

@@ -390,17 +390,20 @@ export class Run {
   // -------------------------------------------------------------------------------------------------------------------
 
   get cancel(): Effect.Effect<boolean, FlowError> {
-    return this.#cancel(false)
+    return this.#cancel("", 0, false)
   }
 
-  /** As `cancel`, without waiting for it; when Redis is away, as soon as it is back. */
-  get abandon(): Effect.Effect<void> {
-    return Effect.asVoid(Effect.forkDetach(Effect.ignore(this.#cancel(true)), { startImmediately: true }))
+  /**
+   * As `cancel`, without waiting for it; when Redis is away, as soon as it is back. A run with another input is that of another caller,
+   * and so is one with another stamp, unless it is not known whether this one has begun.
+   */
+  abandon(input: string, stamp: number): Effect.Effect<void> {
+    return Effect.asVoid(Effect.forkDetach(Effect.ignore(this.#cancel(input, stamp, true)), { startImmediately: true }))
   }
 
-  #cancel(persists: boolean): Effect.Effect<boolean, FlowError> {
+  #cancel(input: string, stamp: number, persists: boolean): Effect.Effect<boolean, FlowError> {
     return Effect.map(
-      failing(request(this.#place, "flow.cancel", [], { persists })),
+      failing(request(this.#place, "flow.cancel", [input, stamp], { persists })),
       ([tag, state]) => tag === "cancelled" && (state! < over || states[state!] === "cancelled")
     )
   }
