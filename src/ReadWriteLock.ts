@@ -187,6 +187,8 @@ class Changes {
   readonly writers = new Set<Writer>()
   /** So many requests to make it lighter are not answered. */
   lightening = 0
+  /** One of them was refused, and has to be made again. */
+  isOwed = false
 }
 
 /** An effect that writes under a read lock. */
@@ -206,10 +208,14 @@ const isHeavy = (hold: Hold): boolean => hold.weight === everything && changesOf
 /** Whether it is a write lock, or is being made one. */
 const isWriting = (hold: Hold): boolean => isHeavy(hold) || changesOf(hold).writers.size > 0
 
-/** Makes a hold lighter or heavier. Heavier fails with "conflict" unless it is possible at once. Redis executes these in order. */
+/**
+ * Makes a hold lighter or heavier. Heavier fails with "conflict" unless it is possible at once. Redis executes these in order. One that
+ * insists is made again when Redis has refused it, as for a missing permission.
+ */
 const reweigh = (
   hold: Hold,
-  mode: Mode
+  mode: Mode,
+  insists = false
 ): Effect.Effect<"granted" | "conflict" | "absent", ReadWriteLockError> => {
   const target = targetOf(hold)
   const isLighter = mode === "read"
@@ -223,13 +229,24 @@ const reweigh = (
       target.tenancy.kept.surrenderResting(target.key)
       if (isLighter) {
         hold.weight = weight
-        changes.lightening++
+        if (changes.isOwed) changes.isOwed = false
+        else changes.lightening++
       }
       return request(target, "semaphore.reweigh", [hold.id, weight, anyway], {
         session: hold.session,
         moot: () => ["absent"] as const,
         // Whether the hold is heavier must not stay unknown: while Redis is away, nor when the fiber is interrupted.
         persists: true,
+        refused: ({ reason }, sent) => {
+          if (!isLighter) return
+          if (insists || sent) {
+            changes.isOwed = true
+            if (reason._tag !== "ActorDefect") lightenLater(hold)
+          } else {
+            changes.lightening--
+            hold.weight = everything
+          }
+        },
         answered: (reply) => {
           if (isLighter) changes.lightening--
           if (reply[0] !== "granted") return
@@ -242,6 +259,15 @@ const reweigh = (
       })
     }))
   return Effect.mapBoth(asked, { onFailure: ({ reason }) => fail(reason), onSuccess: ([outcome]) => outcome })
+}
+
+// Unless it writes again by then.
+const lightenLater = (hold: Hold): void => {
+  const { channel, kernel: { io } } = targetOf(hold).tenancy
+  io.after(channel.retryPause, () => {
+    const { isOwed, writers } = changesOf(hold)
+    if (hold.active && isOwed && writers.size === 0) io.run(Effect.ignore(reweigh(hold, "read", true)))
+  })
 }
 
 /** One effect more writes under a read lock. */
@@ -274,13 +300,13 @@ const lighten = (
   reading: Hold,
   writer: Writer,
   exit: Exit.Exit<unknown, unknown>,
-  mayBeHeavy = isHeavy(reading)
+  mayBeHeavy = isHeavy(reading) || changesOf(reading).isOwed
 ): Effect.Effect<void> =>
   Effect.suspend(() => {
     const { writers } = changesOf(reading)
     // A downgrade has ended the writing of all of them.
     if (!writers.delete(writer) || writers.size > 0 || !mayBeHeavy) return Effect.void
-    const lightened = Effect.ignore(reweigh(reading, "read"))
+    const lightened = Effect.ignore(reweigh(reading, "read", true))
     return Exit.isSuccess(exit) ? lightened : Effect.asVoid(Effect.forkDetach(lightened))
   })
 

@@ -236,11 +236,26 @@ layer(TestServer.layer, live)("Lock", (it) => {
           assert.strictEqual((yield* Effect.flip(Lock.withLock(Effect.void, key))).reason._tag, "AlreadyHeld")
           yield* Lock.withLock(Effect.void, key, { reentrant: true })
           assert.isTrue(Option.isSome(yield* Lease.currentOf(key)))
+          // In a program that another lock protects, and in a child.
+          const nested = Lock.withLock(Effect.void, key, { wait: "2 seconds" })
+          assert.strictEqual((yield* Effect.flip(Lock.withLock(nested, "other"))).reason._tag, "AlreadyHeld")
+          const child = yield* Effect.forkChild(Effect.flip(nested))
+          assert.strictEqual((yield* Fiber.join(child)).reason._tag, "AlreadyHeld")
         }
         assert.deepStrictEqual(Option.map(yield* Lease.current, ({ key }) => key), Option.some("c"))
         yield* Effect.scoped(Effect.withSpan(Lock.acquire("d"), "span"))
         assert.deepStrictEqual(Option.map(yield* Lease.current, ({ key }) => key), Option.some("c"))
         yield* Lock.withLock(Effect.void, "d")
+        // A span that was opened before does not make another region of this.
+        yield* Effect.withSpan(
+          Effect.gen(function*() {
+            yield* Lock.acquire("e")
+            const nested = Lock.withLock(Effect.void, "e", { wait: "2 seconds" })
+            const [error] = yield* Effect.all([Effect.flip(nested), Effect.void], { concurrency: "unbounded" })
+            assert.strictEqual(error.reason._tag, "AlreadyHeld")
+          }),
+          "open"
+        )
       }))
     ))
 

@@ -362,4 +362,25 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("R
         assert.isTrue(Option.isSome(yield* Lock.acquireIfAvailable("a")))
       }))
     ))
+
+  it.effect("becomes a read lock again when Redis had refused that", () =>
+    withNode((namespace) =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const other = yield* node(server.url, { namespace })
+        const reading = onNode(other)(ReadWriteLock.withReadLockIfAvailable(Effect.void, "a"))
+        const lease = yield* ReadWriteLock.acquireRead("a")
+        const refuse = server.cli("ACL", "SETUSER", "default", "-fcall")
+        yield* ReadWriteLock.withWriteLock(refuse, "a").pipe(
+          Effect.ensuring(Effect.orDie(server.cli("ACL", "SETUSER", "default", "+fcall")))
+        )
+        yield* ReadWriteLock.withWriteLock(Effect.void, "a")
+        yield* eventually(Effect.map(reading, (read) => assert.isTrue(Option.isSome(read))))
+        assert.isTrue(yield* lease.isHeld)
+        // Without another write, with a pause.
+        yield* ReadWriteLock.withWriteLock(refuse, "a").pipe(
+          Effect.ensuring(Effect.orDie(server.cli("ACL", "SETUSER", "default", "+fcall")))
+        )
+        yield* eventually(Effect.map(reading, (read) => assert.isTrue(Option.isSome(read))))
+      }).pipe(Effect.scoped), { lease: "2 seconds", margin: "400 millis" }))
 })

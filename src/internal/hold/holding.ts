@@ -35,14 +35,31 @@ const prune = (holding: Holding | undefined): Holding | undefined => {
 export const under = <R>(context: Context.Context<R>, hold: Hold): Context.Context<R> =>
   Context.add(context, Holdings, { hold, outer: prune(Context.get(context, Holdings)) })
 
-// What a fiber has acquired into scopes. Its context says the same, but only up to the end of the region in which it has acquired: a span,
-// annotations of logs, a retry are such regions.
-const acquired = new WeakMap<AnyFiber, Array<Hold>>()
-
-const ownOf = (fiber: AnyFiber): ReadonlyArray<Hold> | undefined => {
-  const holds = acquired.get(fiber)
-  return holds === undefined || fiber.getRef(Apart) ? undefined : holds
+/** Runs an effect in a region whose end does not end what the fiber has acquired in it. */
+export const across = <A, E, R>(
+  self: Effect.Effect<A, E, R>,
+  region: <B>(self: Effect.Effect<B, E, R>) => Effect.Effect<B, E, R>
+): Effect.Effect<A, E, R> => {
+  const inside = Effect.flatMap(
+    self,
+    (value) => Effect.withFiber((fiber) => Effect.succeed([value, fiber.getRef(Holdings)] as const))
+  )
+  return Effect.flatMap(region(inside), ([value, holdings]) =>
+    Effect.withFiber((fiber) => {
+      fiber.setContext(Context.add(fiber.context, Holdings, holdings))
+      return Effect.succeed(value)
+    }))
 }
+
+/** What a fiber has acquired into a scope, before all fibers that come later. */
+interface Acquired {
+  readonly hold: Hold
+  readonly fiber: number
+}
+
+// The context of a fiber says the same, but only up to the end of the region in which it has acquired: a span, annotations of logs, a
+// retry are such regions.
+const acquired = new WeakMap<AnyFiber, Array<Acquired>>()
 
 // A fiber may note so many holds before those are dropped that have ended.
 const fewest = 16
@@ -50,12 +67,41 @@ const fewest = 16
 /** The fiber has acquired the hold into a scope. */
 export const note = (fiber: AnyFiber, hold: Hold): void => {
   if (fiber.getRef(Apart)) return
+  // Fibers are numbered.
+  const one = { hold, fiber: Effect.runFork(Effect.void).id }
   const holds = acquired.get(fiber)
-  if (holds === undefined) return void acquired.set(fiber, [hold])
-  holds.push(hold)
+  if (holds === undefined) return void acquired.set(fiber, [one])
+  holds.push(one)
   // Only at powers of two, so that a fiber with many holds does not look at all of them each time.
   if (holds.length < fewest || (holds.length & (holds.length - 1)) !== 0) return
-  acquired.set(fiber, holds.filter(({ active }) => active))
+  acquired.set(fiber, holds.filter(({ hold }) => hold.active))
+}
+
+/** What Effect keeps of a fiber, and does not show: whose child it is, and what is told when it ends. */
+interface Inner {
+  readonly _parent?: AnyFiber | undefined
+  readonly _observers?: ReadonlyArray<(exit: never) => void> | undefined
+}
+
+/** The fiber that a fiber is a child of, or that waits for its protected program. */
+const parentOf = (fiber: AnyFiber, holdings: Holding | undefined): AnyFiber | undefined => {
+  const parent = (fiber as Inner)._parent
+  if (parent !== undefined) return parent
+  for (let at = holdings; at !== undefined; at = at.outer) if (at.body === fiber) return at.parent
+  return undefined
+}
+
+/** The newest hold of those that the fiber has acquired, or one of its parents before it was forked. */
+const findAcquired = (fiber: AnyFiber, isMeant: (hold: Hold) => boolean): Hold | undefined => {
+  if (fiber.getRef(Apart)) return undefined
+  const holdings = fiber.getRef(Holdings)
+  let before = Number.POSITIVE_INFINITY
+  for (let at: AnyFiber | undefined = fiber; at !== undefined; at = parentOf(at, holdings)) {
+    const found = acquired.get(at)?.findLast((one) => one.fiber < before && isMeant(one.hold))
+    if (found !== undefined) return found.hold
+    before = at.id
+  }
+  return undefined
 }
 
 const isOf = ({ active, claim }: Hold, { home, key }: Place): boolean =>
@@ -64,7 +110,7 @@ const isOf = ({ active, claim }: Hold, { home, key }: Place): boolean =>
 /** The hold of this place that the fiber runs under, by whatever coordinator of the process. */
 export const findHold = (fiber: Fiber.Fiber<unknown, unknown>, place: Place): Hold | undefined => {
   for (let at = fiber.getRef(Holdings); at !== undefined; at = at.outer) if (isOf(at.hold, place)) return at.hold
-  return ownOf(fiber)?.findLast((hold) => isOf(hold, place))
+  return findAcquired(fiber, (hold) => isOf(hold, place))
 }
 
 /** Starts a program under a hold, in a fiber that `parent` waits for. */
@@ -81,12 +127,6 @@ export const start = <A, E, R>(
   }))
 }
 
-/** What Effect keeps of a fiber, and does not show: whose child it is, and what is told when it ends. */
-interface Inner {
-  readonly _parent?: AnyFiber | undefined
-  readonly _observers?: ReadonlyArray<(exit: never) => void> | undefined
-}
-
 // An observer without a parameter does not read the exit: a scope into which the fiber was forked only forgets it.
 const isAwaited = ({ _observers: observers }: Inner): boolean => observers?.some((f) => f.length > 0) === true
 
@@ -95,10 +135,10 @@ const isAwaited = ({ _observers: observers }: Inner): boolean => observers?.some
  * either, and it may wait for the hold. A fiber that is forked and awaited later counts as detached until then.
  */
 export const isDetached = (fiber: AnyFiber, hold: Hold): boolean => {
-  if (hold.fiber === fiber.id) return false
   const holdings = fiber.getRef(Holdings)
   // From child to parent, and from a protected program to the fiber that waits for it.
   for (let at = fiber;;) {
+    if (hold.fiber === at.id) return false
     let next = (at as Inner)._parent
     for (let holding = holdings; holding !== undefined; holding = holding.outer) {
       if (holding.body !== at && holding.hold.fiber !== at.id) continue
@@ -114,7 +154,7 @@ export const isDetached = (fiber: AnyFiber, hold: Hold): boolean => {
 const innermost = (fiber: AnyFiber, isMeant: (hold: Hold) => boolean): Hold | undefined => {
   let at = fiber.getRef(Holdings)
   while (at !== undefined && !(at.hold.active && isMeant(at.hold))) at = at.outer
-  const own = ownOf(fiber)?.findLast((hold) => hold.active && isMeant(hold))
+  const own = findAcquired(fiber, (hold) => hold.active && isMeant(hold))
   return own === undefined || at !== undefined && at.hold.heldAt >= own.heldAt ? at?.hold : own
 }
 

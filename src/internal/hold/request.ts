@@ -34,6 +34,8 @@ export interface RequestOptions<A, V extends Verb = Verb> {
   readonly moot?: ((sent: boolean) => A) | undefined
   /** Told of the reply in order with the session's events, also when the fiber that asked was interrupted meanwhile. */
   readonly answered?: ((reply: ReplyOf<V>) => void) | undefined
+  /** Told that it is not answered, also later than the fiber that asked; `sent` says whether it may have been executed. */
+  readonly refused?: ((error: CoordinatorError, sent: boolean) => void) | undefined
   /** Executed with it, in one step. */
   readonly following?: ReadonlyArray<Request> | undefined
   /** How many requests of a batch it counts for. Default 1. */
@@ -56,7 +58,7 @@ export const request = <V extends Verb, A = never>(
 ): Effect.Effect<ReplyOf<V> | A, CoordinatorError> =>
   Effect.callback((resume) => {
     const { key, tenancy: { channel, kernel } } = target
-    const { answered, following, moot, others, persists = false, session, waits = false, weight } = options
+    const { answered, following, moot, others, persists = false, refused, session, waits = false, weight } = options
     if (kernel.isClosing()) return resume(Effect.fail(channel.closedError()))
     const asking = {
       verb,
@@ -72,7 +74,10 @@ export const request = <V extends Verb, A = never>(
         answered?.(reply)
         resume(Effect.succeed(reply))
       },
-      fail: (error: CoordinatorError) => resume(Effect.fail(error)),
+      fail: (error: CoordinatorError, sent: boolean) => {
+        refused?.(error, sent)
+        resume(Effect.fail(error))
+      },
       expire: waits ? undefined : (error: CoordinatorError) => {
         asking.cancelled = !persists
         resume(Effect.fail(error))

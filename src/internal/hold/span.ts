@@ -3,6 +3,7 @@ import type * as Exit from "effect/Exit"
 import type * as Fiber from "effect/Fiber"
 import * as Scope from "effect/Scope"
 import * as Tracer from "effect/Tracer"
+import { across } from "./holding.ts"
 
 /** Whether spans are made: there is a tracer, or an open span. */
 const isTraced = ({ cache }: Fiber.Fiber<unknown, unknown>): boolean =>
@@ -27,7 +28,7 @@ export const spanned = <A, E, R>(
   key: string
 ): Effect.Effect<A, E, R> =>
   isTraced(fiber)
-    ? Effect.withSpan(self, name, optionsOf(kind, key)) as Effect.Effect<A, E, R>
+    ? across(self, (self) => Effect.withSpan(self, name, optionsOf(kind, key)) as typeof self)
     : self
 
 /** As `spanned`, in the fiber that runs it. */
