@@ -264,9 +264,18 @@ export const acquireIfAvailable = (
     (place) => Effect.map(acquiring.acquireScoped(taking(place, false, options)), Option.fromUndefinedOr)
   )
 
-const lockAll = <A, E, R>(self: Effect.Effect<A, E, R>, keys: ReadonlyArray<string>, options: Options | undefined) => {
+// A text is a list of its characters, which nobody means.
+const listOf = (keys: Iterable<string>): ReadonlyArray<string> | undefined =>
+  typeof keys === "string" ? undefined : [...keys]
+
+const lockAll = <A, E, R>(
+  self: Effect.Effect<A, E, R>,
+  keys: ReadonlyArray<string> | undefined,
+  options: Options | undefined
+) => {
   const ordered = [...new Set(keys)].sort((a, b) => a < b ? -1 : 1)
   const reentrant = options?.reentrant === true
+  if (keys === undefined) return Effect.die(new RangeError("keys must be a list of keys, not a text"))
   return acquiring.use((fiber, space): Effect.Effect<A, E | LockError, R> => {
     const missing: Array<acquiring.Acquire<LockError>> = []
     const shared: Array<Hold> = []
@@ -304,9 +313,9 @@ export const withLocks: {
     options?: Options | undefined
   ): <A, E, R>(self: Effect.Effect<A, E, R>) => Effect.Effect<A, E | LockError, R | Coordinator>
 } = (...args: Array<any>): any => {
-  if (Effect.isEffect(args[0])) return lockAll(args[0], [...args[1]], args[2])
+  if (Effect.isEffect(args[0])) return lockAll(args[0], listOf(args[1]), args[2])
   // The keys are read once: an iterable can have no more to give the next time.
-  const keys = [...args[0]]
+  const keys = listOf(args[0])
   return <A, E, R>(self: Effect.Effect<A, E, R>) => lockAll(self, keys, args[1])
 }
 

@@ -1,5 +1,5 @@
 import { assert, layer } from "@effect/vitest"
-import { Deferred, Duration, Effect, Exit, Fiber, Option } from "effect"
+import { Cause, Deferred, Duration, Effect, Exit, Fiber, Option } from "effect"
 import { TestClock } from "effect/testing"
 import { type Coordinator, Lease, Lock, Redis } from "../src/index.ts"
 import { elapsed } from "./support/awake.ts"
@@ -336,8 +336,12 @@ layer(TestServer.layer, live)("Lock", (it) => {
           yield* eventually(Effect.map(Lock.holder("a"), (holder) => assert.isTrue(Option.isSome(holder))))
           // It comes though the other one is still waited for.
           yield* Lock.withLock(Effect.void, "a", { wait: "5 seconds" }).pipe(onNode(other))
-          yield* Fiber.interrupt(both)
+          const { reason } = yield* Fiber.join(both)
+          assert.strictEqual(reason._tag === "LeaseLost" && reason.reason, "maxHold")
+          assert.deepStrictEqual(yield* Lock.waiting("b"), [])
         }))
+        const text = yield* Effect.exit(Lock.withLocks(Effect.void, "ab"))
+        assert.isTrue(Exit.isFailure(text) && Cause.squash(text.cause) instanceof RangeError)
       })
     ))
 

@@ -99,7 +99,7 @@ export const withAllHolds = <A, E, R, E2>(
         const failed: typeof one.fail = (error) =>
           one.fail(error._tag === "WaitTimeout" && wait !== undefined ? waited(error, wait) : error)
         return Effect.flatMap(
-          acquire({ ...one, fail: failed, options: { ...options, wait: left } }, restore),
+          acquire({ ...one, fail: failed, options: { ...options, wait: left } }, unlessLost(taken, restore, fail)),
           (hold) => {
             taken.push(hold!)
             return Effect.andThen(limited(hold!, one.place), next(at + 1))
@@ -116,6 +116,24 @@ export const withAllHolds = <A, E, R, E2>(
       )
     })
   )
+
+// The wait for a hold ends when one of those is lost that it is to be held with.
+const unlessLost = <E2>(taken: ReadonlyArray<Hold>, restore: Restore, fail: (error: LeaseLost) => E2): Restore => {
+  if (taken.length === 0) return restore
+  const lost = Effect.callback<never, E2>((resume) => {
+    const end = () => {
+      const hold = taken.find(({ active }) => !active)
+      if (hold !== undefined) resume(Effect.fail(fail(hold.lossError())))
+    }
+    for (const hold of taken) hold.onLoss(end)
+    return Effect.sync(() => {
+      for (const hold of taken) hold.offLoss(end)
+    })
+  })
+  return <A, E, R>(self: Effect.Effect<A, E, R>) =>
+    // A grant at the same moment is given up, as for any failure of a wait.
+    restore(Effect.raceFirst(self, lost)) as Effect.Effect<A, E, R>
+}
 
 const underAll = <A, E, R, E2>(
   self: Effect.Effect<A, E, R>,
