@@ -341,14 +341,38 @@ layer(TestServer.layer, live)("a persisted queue", (it) => {
   it.effect("ends its takers when its coordinator is closed", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
-      const taking = yield* Effect.scoped(Effect.gen(function*() {
+      const [taking, queue] = yield* Effect.scoped(Effect.gen(function*() {
         const context = yield* node(server.url, { namespace: freshNamespace(), partitions: 1 })
         const { queue, shows } = yield* make(context)
         const taking = yield* Effect.forkDetach(queue.take(Effect.succeed))
         yield* shows({ workers: 1 })
-        return taking
+        return [taking, queue] as const
       }))
       const error = yield* promptly(Effect.flip(Fiber.join(taking)), "the end")
       assert.include(error.message, "take an element")
+      // And whoever comes later.
+      for (const late of [Effect.asVoid(queue.take(Effect.succeed)), Effect.asVoid(queue.offer(1))]) {
+        yield* promptly(Effect.flip(late), "the end of a late one")
+      }
     }))
+
+  it.effect("ends its takers when the store is closed, and takes nothing in", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const [used, unused] = yield* Effect.scoped(Effect.gen(function*() {
+          const factory = yield* built(a!, { retention: "200 millis" })
+          const named = (name: string) =>
+            Effect.provideContext(PersistedQueue.make({ name, schema: Schema.Number }), factory)
+          const used = yield* named("used")
+          yield* used.offer(1)
+          assert.strictEqual(yield* used.take(attempts), 1)
+          return [used, yield* named("unused")] as const
+        }))
+        for (const queue of [used, unused]) {
+          for (const late of [Effect.asVoid(queue.take(Effect.succeed)), Effect.asVoid(queue.offer(1))]) {
+            const error = yield* promptly(Effect.flip(late), "the end")
+            assert.include(String((error as PersistedQueue.PersistedQueueError).cause), "scope of queue")
+          }
+        }
+      })))
 })

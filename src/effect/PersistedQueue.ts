@@ -63,7 +63,7 @@ import { describe } from "../internal/hold/loss.ts"
 import { millisOf, placeOf, type Space, spaceOf } from "../internal/hold/place.ts"
 import type { Handling, Verdict } from "../internal/queue/attempts.ts"
 import type { Crew } from "../internal/queue/crew.ts"
-import { fail as queueError } from "../internal/queue/errors.ts"
+import { fail as queueError, QueueClosed } from "../internal/queue/errors.ts"
 import { shortened } from "../internal/queue/handling.ts"
 import type { Task } from "../internal/queue/job.ts"
 import { ownOf } from "../internal/queue/naming.ts"
@@ -132,6 +132,8 @@ class Takers {
   readonly #given = new Set<Taker>()
   readonly #takers = new WeakMap<Task, Taker>()
   #shrinking = false
+  // Why it gives no elements any more.
+  #closed: PersistedQueueError | undefined = undefined
 
   constructor(space: Space, name: string, lease: Duration.Input | undefined) {
     this.#space = space
@@ -147,6 +149,7 @@ class Takers {
   }
 
   wait(taker: Taker): void {
+    if (this.#closed !== undefined) return void Deferred.doneUnsafe(taker.given, Effect.fail(this.#closed))
     this.#waiting.add(taker)
     if (this.#wanted > this.worker.size) this.worker.resize(this.#wanted)
   }
@@ -183,10 +186,9 @@ class Takers {
     })
   }
 
-  close(): void {
-    const error = failed("take an element")(
-      queueError(new CoordinatorClosed({ namespace: this.#space.kernel.settings.namespace }))
-    )
+  /** The coordinator is closed, or the store is. */
+  close(cause: Queue.QueueError): void {
+    const error = this.#closed ??= failed("take an element")(cause)
     for (const taker of this.#waiting) Deferred.doneUnsafe(taker.given, Effect.fail(error))
     this.#waiting.clear()
   }
@@ -238,7 +240,8 @@ class Takers {
 /** Makes one resource for each name, which stays while the scope is open. After a failure, the next caller makes it again. */
 const oncePerName = <A, E>(
   scope: Scope.Scope,
-  make: (name: string) => Effect.Effect<A, E, Scope.Scope>
+  make: (name: string) => Effect.Effect<A, E, Scope.Scope>,
+  closed: (name: string) => E
 ): {
   readonly known: ReadonlyMap<string, Deferred.Deferred<A, E>>
   readonly get: (name: string) => Effect.Effect<A, E>
@@ -246,6 +249,7 @@ const oncePerName = <A, E>(
   const known = new Map<string, Deferred.Deferred<A, E>>()
   const get = (name: string): Effect.Effect<A, E> =>
     Effect.suspend(() => {
+      if (scope.state._tag === "Closed") return Effect.fail(closed(name))
       const found = known.get(name)
       if (found !== undefined) return Deferred.await(found)
       const made = Deferred.makeUnsafe<A, E>()
@@ -253,19 +257,24 @@ const oncePerName = <A, E>(
       const making = Effect.onExit(Scope.provide(make(name), scope), (exit) =>
         Effect.sync(() => {
           if (Exit.isFailure(exit)) known.delete(name)
-          Deferred.doneUnsafe(made, exit)
+          const isClosed = Exit.isFailure(exit) && Cause.hasInterruptsOnly(exit.cause)
+          Deferred.doneUnsafe(made, isClosed ? Exit.fail(closed(name)) : exit)
         }))
-      return Effect.andThen(Effect.forkIn(making, scope), Deferred.await(made))
+      return Effect.andThen(Effect.forkIn(making, scope, { startImmediately: true }), Deferred.await(made))
     })
   return { known, get }
 }
+
+const coordinatorClosed = ({ kernel: { settings: { namespace } } }: Space): Queue.QueueError =>
+  queueError(new CoordinatorClosed({ namespace }))
 
 /** The takers of a queue, and their worker, for as long as the scope is open. */
 const takersOf = (
   queue: Effect.Effect<unknown, Queue.QueueError>,
   space: Space,
   name: string,
-  lease: Duration.Input | undefined
+  lease: Duration.Input | undefined,
+  closed: Queue.QueueError
 ) => {
   const what = describe("queue", name, space.kernel.settings.namespace)
   const taking = Effect.gen(function*() {
@@ -273,8 +282,8 @@ const takersOf = (
     const takers = new Takers(space, name, lease)
     const scope = yield* Effect.scope
     yield* Effect.uninterruptible(Effect.andThen(
-      takers.worker.work(() => takers.close(), queueError),
-      Scope.addFinalizer(scope, Effect.andThen(takers.stop, Effect.sync(() => takers.close())))
+      takers.worker.work(() => takers.close(coordinatorClosed(space)), queueError),
+      Scope.addFinalizer(scope, Effect.andThen(takers.stop, Effect.sync(() => takers.close(closed))))
     ))
     return takers
   })
@@ -318,6 +327,9 @@ export const layerStore = (
       const coordinator = yield* Coordinator
       const scope = yield* Effect.scope
       const space = spaceOf(coordinator)
+      const { namespace } = space.kernel.settings
+      const closed = (name: string) =>
+        space.kernel.isClosing() ? coordinatorClosed(space) : queueError(new QueueClosed({ name, namespace }))
       const queues = oncePerName(scope, (name) =>
         Queue.make({
           name,
@@ -328,8 +340,12 @@ export const layerStore = (
           retention,
           // How often an element may be attempted is not known here; a process that dies uses up an attempt.
           letters: { age: Duration.infinity, ...letters, crashes: 1000 }
-        }).pipe(Effect.provideService(Coordinator, coordinator)))
-      const takers = oncePerName(scope, (name) => takersOf(queues.get(name), space, name, lease))
+        }).pipe(Effect.provideService(Coordinator, coordinator)), closed)
+      const takers = oncePerName(
+        scope,
+        (name) => takersOf(queues.get(name), space, name, lease, queueError(new QueueClosed({ name, namespace }))),
+        closed
+      )
       return PersistedQueueStore.of({
         offer: ({ delay, element, id, isCustomId, name }) =>
           Effect.flatMap(queues.get(name), (queue) => {
