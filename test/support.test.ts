@@ -261,3 +261,17 @@ it.effect("a cluster migrates a slot under load and promotes a replica", () =>
     assert.strictEqual(yield* nodes.awaitPromotion("{tag}", to), replica)
     assert.strictEqual(yield* replica.cli("MGET", "{tag}2", "{tag}late"), "2\n")
   }), timeout)
+
+it.live(
+  "a process gets all events of a program that is killed right behind the last one",
+  () =>
+    Effect.gen(function*() {
+      const count = 20_000
+      const program = yield* spawn<{ n: number }>(new URL("./support/programs/chatty.ts", import.meta.url), {
+        argument: count
+      })
+      assert.strictEqual((yield* program.exit).signal, "SIGKILL")
+      assert.deepStrictEqual(program.received.map(({ n }) => n), Array.from({ length: count }, (_, at) => at + 1))
+    }).pipe(Effect.scoped),
+  timeout
+)

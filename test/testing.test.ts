@@ -57,6 +57,17 @@ it("the search agrees with trying every order", () => {
   assert.isAbove(refused, 500)
 })
 
+it("the search needs a key for states that are objects", () => {
+  const counting = {
+    initial: { count: 0 },
+    step: ({ count }: { readonly count: number }, input: number) => input === count ? { count: count + 1 } : undefined
+  }
+  const history = [{ input: 0, start: 0, end: 3 }, { input: 1, start: 1, end: 2 }]
+  assert.throws(() => Linearizability.check(counting, history), RangeError, /key/)
+  const keyed = { ...counting, key: ({ count }: { readonly count: number }) => String(count) }
+  assert.strictEqual(Linearizability.check(keyed, history)._tag, "Linearizable")
+})
+
 it("the search is fast enough for ten thousand operations of five processes", () => {
   const operations: Array<Linearizability.Operation<Input>> = []
   for (let at = 0; at < 5000; at++) {

@@ -57,7 +57,7 @@ export interface Model<State, Input> {
   readonly initial: State
   /** The state after it, or `undefined` when it cannot have happened, or not with this answer. */
   readonly step: (state: State, input: Input) => State | undefined
-  /** Tells states apart. Default: `String`. */
+  /** Tells states apart. Default: `String`, which tells objects not apart: with those, a `key` is needed. */
   readonly key?: ((state: State) => string) | undefined
 }
 
@@ -158,6 +158,11 @@ class Ordered {
   }
 }
 
+const textOf = (state: unknown): string => {
+  if (typeof state === "object" && state !== null) throw new RangeError("a model whose states are objects needs a key")
+  return String(state)
+}
+
 /**
  * Searches for an order. Gives up after `maxSteps`, by default ten million.
  *
@@ -169,7 +174,7 @@ export const check = <State, Input>(
   operations: ReadonlyArray<Operation<Input>>,
   options?: { readonly maxSteps?: number | undefined }
 ): Result<Input> => {
-  const keyOf = model.key ?? String
+  const keyOf = model.key ?? textOf
   const byStart = [...operations].sort((a, b) => a.start - b.start)
   const answered = byStart.filter(({ end }) => end !== undefined)
   const others = byStart.filter(({ end }) => end === undefined)

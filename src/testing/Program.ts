@@ -1,8 +1,10 @@
 /**
- * The side of a program that `Process.spawn` starts. Imports nothing, so that it starts at once.
+ * The side of a program that `Process.spawn` starts. Imports nothing that takes time, so that it starts at once.
  *
  * @since 0.1.0
  */
+
+import { writeSync } from "node:fs"
 
 /**
  * The environment variable that carries the argument.
@@ -28,5 +30,14 @@ export const argument = <A>(): A => JSON.parse(process.env[variable] ?? "null") 
  * @since 0.1.0
  */
 export const emit = (event: object): void => {
-  process.stdout.write(`${JSON.stringify(event)}\n`)
+  let rest: Uint8Array = Buffer.from(`${JSON.stringify(event)}\n`)
+  while (rest.length > 0) {
+    try {
+      rest = rest.subarray(writeSync(1, rest))
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code !== "EAGAIN") throw error
+      // The reader is slow: this process waits for it.
+      Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1)
+    }
+  }
 }
