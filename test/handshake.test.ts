@@ -125,7 +125,7 @@ describe("handshake", () => {
       )
     }).pipe(Effect.scoped), 20_000)
 
-  it.live("does not let one user of a connection move the others to another database", () =>
+  it.live("does not let one user of a connection change what it is for the others", () =>
     Effect.gen(function*() {
       const redis = yield* Redis.Redis
       const own = yield* redis.connect()
@@ -141,6 +141,22 @@ describe("handshake", () => {
         const exit = yield* Effect.exit(send)
         assert.include(String(exit), "RangeError: Redis: SELECT")
       }
+      const others: ReadonlyArray<Effect.Effect<unknown, unknown>> = [
+        redis.send("RESET"),
+        own.send("reset"),
+        effect.send("RESET"),
+        redis.send("MULTI"),
+        redis.send("MONITOR"),
+        redis.send("client", "reply", "off"),
+        effect.send("multi")
+      ]
+      for (const send of others) assert.include(String(yield* Effect.exit(send)), "RangeError: Redis: ")
+      // On one that nobody else has.
+      for (const one of [own, reserved] as ReadonlyArray<Pick<typeof own, "send">>) {
+        assert.strictEqual(yield* one.send("MULTI"), "OK")
+        assert.deepStrictEqual(yield* one.send("EXEC"), [])
+      }
+      assert.include(String(yield* redis.send("CLIENT", "INFO")), "db=0")
     }).pipe(
       Effect.scoped,
       Effect.provide(Redis.layerEmbedded())

@@ -41,7 +41,21 @@ export const blockingMillis = (command: string, args: ReadonlyArray<string | num
 /** Throws for what must not be sent on any connection. */
 export const checkCommand = (command: string): void => {
   if (typeof command !== "string" || command === "") throw new RangeError("Redis: command must be a non-empty string")
-  if (command.toUpperCase() === "SELECT") {
-    throw new RangeError("Redis: SELECT would move a connection for good: use a layer with another `db`")
+  const name = command.toUpperCase()
+  if (name === "SELECT" || name === "RESET") {
+    throw new RangeError(`Redis: ${name} would move a connection for good: use a layer with another \`db\``)
   }
+}
+
+// They change what all later commands of a connection come to.
+const lasting = /^(?:DISCARD|EXEC|MONITOR|MULTI|P?SYNC|[PS]?SUBSCRIBE|CLIENT REPLY)$/
+
+/** Throws for what must not be sent on a connection that others use too. */
+export const checkShared = (command: string, args: ReadonlyArray<string | number>): void => {
+  checkCommand(command)
+  const name = command.toUpperCase()
+  if (!lasting.test(name === "CLIENT" ? `${name} ${String(args[0]).toUpperCase()}` : name)) return
+  throw new RangeError(
+    `Redis: ${name} would change the connection that all share: use a connection of your own, by \`connect\``
+  )
 }

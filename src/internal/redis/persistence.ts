@@ -12,7 +12,7 @@ import * as Effect from "effect/Effect"
 import * as PersistenceRedis from "effect/persistence/Redis"
 import type * as Scope from "effect/Scope"
 import type { Io, Timer } from "../io.ts"
-import { blockingMillis, checkCommand, keyOf, slotOf } from "./command.ts"
+import { blockingMillis, checkCommand, checkShared, keyOf, slotOf } from "./command.ts"
 import type { ClusterConnection, Connection, Connections, SingleConnection } from "./connection.ts"
 import type { RedisError } from "./errors.ts"
 import { sendProbing } from "./probe.ts"
@@ -23,10 +23,10 @@ type Send = (command: string, args: ReadonlyArray<string>, signal?: AbortSignal 
 type Listener = (message: PersistenceRedis.RedisMessage) => void
 
 const sendWith =
-  (send: Send): PersistenceRedis.Redis["Service"]["send"] =>
+  (send: Send, check: typeof checkShared): PersistenceRedis.Redis["Service"]["send"] =>
   <A = unknown>(command: string, ...args: ReadonlyArray<string>) =>
     Effect.suspend(() => {
-      checkCommand(command)
+      check(command, args)
       return attempt((signal) => send(command, args, signal) as Promise<A>)
     })
 
@@ -226,10 +226,10 @@ export const make = (
     const subscriptions = new Subscriber(connections, io)
     yield* Effect.addFinalizer(() => Effect.promise(() => subscriptions.close()))
     return yield* PersistenceRedis.make({
-      send: sendWith(raw),
+      send: sendWith(raw, checkShared),
       connect: Effect.sync(() => {
         const connection = reserve(connections, io)
-        return { send: sendWith(connection.send), close: Effect.promise(connection.close) }
+        return { send: sendWith(connection.send, checkCommand), close: Effect.promise(connection.close) }
       }),
       subscribe: (channel, onMessage) =>
         Effect.as(
