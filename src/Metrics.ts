@@ -92,7 +92,7 @@ export const holdTime = Metric.histogram("lockstep_hold_millis", {
 export const holds = Metric.gauge("lockstep_holds", { description: "Leases held by this process" })
 
 /**
- * `lockstep_losses{reason}`: sessions that were lost.
+ * `lockstep_losses{reason}`: sessions that were lost; `closed` are those whose coordinator was closed under holds.
  *
  * @category metrics
  * @since 0.1.0

@@ -35,7 +35,8 @@ export const kernelMetrics = (context: Context.Context<never>): Hooks["metrics"]
       Metrics.holdTime.updateUnsafe(millis, context)
     },
     lost: (reason, holds) => {
-      Metrics.losses(reason).updateUnsafe(1, context)
+      // Each session of a coordinator ends with that.
+      if (reason !== "closed" || holds > 0) Metrics.losses(reason).updateUnsafe(1, context)
       Metrics.holds.modifyUnsafe(held - holds, context)
       held = 0
     },

@@ -392,6 +392,7 @@ export class Channel implements Beating, First, Guarded {
     for (const request of sent) if (isMoot(request)) this.#moot(request, true)
     for (const request of queued) if (request.session !== undefined) this.#moot(request, false)
     if (mailbox !== undefined) this.#reader().exclude(mailbox)
+    this.#office.hooks.metrics.lost(reason, holds)
     if (reason !== "closed") this.#replace(session, reason, holds)
     tell()
   }
@@ -411,7 +412,6 @@ export class Channel implements Beating, First, Guarded {
     const { hooks } = this.#office
     if (reason !== "expired") this.#opener.doubt()
     this.#former.add(session.id, holds > 0 ? this.margin : undefined)
-    hooks.metrics.lost(reason, holds)
     hooks.log(
       holds > 0 ? "Error" : "Info",
       `session ${session.id} with ${this.prefix} was lost (${reason}), and ${holds} holds with it`
