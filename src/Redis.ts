@@ -63,20 +63,21 @@ import * as Effect from "effect/Effect"
 import * as Layer from "effect/Layer"
 import * as Option from "effect/Option"
 import * as PersistenceRedis from "effect/persistence/Redis"
+import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
 import type * as Stream from "effect/Stream"
 import * as SubscriptionRef from "effect/SubscriptionRef"
 import type * as IoRedis from "ioredis"
 import { CurrentIo, type Io, millisIn } from "./internal/io.ts"
 import { cluster } from "./internal/redis/cluster.ts"
-import { blockingMillis, checkCommand } from "./internal/redis/command.ts"
+import { blockingMillis, checkCommand, checkShared } from "./internal/redis/command.ts"
 import { type Connection, type ConnectionState, register } from "./internal/redis/connection.ts"
 import * as embedded from "./internal/redis/embedded.ts"
-import { EmbeddedFailed, RedisError, summary, Timeout } from "./internal/redis/errors.ts"
-import type { Address, EmbeddedOptions, Options, Timeouts } from "./internal/redis/options.ts"
+import { EmbeddedFailed, NotConnected, RedisError, summary, Timeout } from "./internal/redis/errors.ts"
+import type { EmbeddedOptions, Options, Timeouts } from "./internal/redis/options.ts"
 import * as persistence from "./internal/redis/persistence.ts"
 import { probeFunctions, sendProbing } from "./internal/redis/probe.ts"
-import { integer, resolve, resolveClient, type Source } from "./internal/redis/resolve.ts"
+import { parseAddresses, parseUrl, resolve, resolveClient, type Source } from "./internal/redis/resolve.ts"
 import { single } from "./internal/redis/single.ts"
 
 /**
@@ -184,7 +185,13 @@ const attempt = <A>(f: () => Promise<A>): Effect.Effect<A, RedisError> =>
   Effect.tryPromise({ try: f, catch: (error) => error as RedisError })
 
 /** Waits for a connection that is being made: until it is ready, or for its first failure if `patient` is false. */
-const connected = (self: Connection, io: Io, timeout: number, patient: boolean): Effect.Effect<void, RedisError> =>
+const connected = (
+  self: Connection,
+  address: string,
+  io: Io,
+  timeout: number,
+  patient: boolean
+): Effect.Effect<void, RedisError> =>
   Effect.callback((resume) => {
     const cleanup = () => {
       timer.cancel()
@@ -199,21 +206,26 @@ const connected = (self: Connection, io: Io, timeout: number, patient: boolean):
     const timer = io.after(timeout, () => done(Effect.fail(self.failure() ?? timedOut("HELLO"))))
     const offReady = self.onReady(() => done(Effect.void))
     const offDown = self.onDown((error) => {
-      if (!patient || self.state() === "closed") done(Effect.fail(error ?? self.failure() ?? timedOut("HELLO")))
+      if (!patient || self.state() === "closed") done(Effect.fail(error ?? self.failure() ?? notConnected(address)))
     })
     return Effect.sync(cleanup)
   })
+
+// As of a name that does not resolve.
+const notConnected = (address: string): RedisError =>
+  new RedisError({ reason: new NotConnected({ address, detail: undefined }) })
 
 const timedOut = (command: string): RedisError => new RedisError({ reason: new Timeout({ command }) })
 
 const sendShared = (self: Connection, timeout: number): Redis["Service"]["send"] => (command, ...args) =>
   Effect.suspend(() => {
-    checkCommand(command)
+    checkShared(command, args)
     return attempt(() => sendProbing(self, command, args, timeout) as Promise<never>)
   })
 
 const sendDedicated =
-  (self: Connection, io: Io, connectTimeout: number, timeout: number): Dedicated["send"] => (command, ...args) =>
+  (self: Connection, address: string, io: Io, connectTimeout: number, timeout: number): Dedicated["send"] =>
+  (command, ...args) =>
     Effect.suspend(() => {
       checkCommand(command)
       const send = Effect.callback<never, RedisError>((resume) => {
@@ -226,7 +238,7 @@ const sendDedicated =
         )
         return Effect.sync(self.reset)
       })
-      return self.isReady() ? send : Effect.andThen(connected(self, io, connectTimeout, true), send)
+      return self.isReady() ? send : Effect.andThen(connected(self, address, io, connectTimeout, true), send)
     })
 
 type Log = (effect: Effect.Effect<void>) => void
@@ -309,7 +321,7 @@ const make = Effect.fnUntraced(function*(resolved: () => Source, timeouts: Timeo
   // One deadline for all steps.
   const deadline = io.now() + connectTimeout
   const rest = () => Math.max(1, deadline - io.now())
-  yield* connected(commands, io, connectTimeout, false)
+  yield* connected(commands, address, io, connectTimeout, false)
   const server = yield* attempt(() => commands.server(rest()))
   const functions = yield* attempt(() => probeFunctions(commands, rest()))
   const state = yield* observe(commands, log)
@@ -319,8 +331,8 @@ const make = Effect.fnUntraced(function*(resolved: () => Source, timeouts: Timeo
       Effect.sync(() => dedicated(options?.key, "blocking")),
       (self) => Effect.promise(self.close)
     )
-    yield* connected(self, io, connectTimeout, true)
-    return { send: sendDedicated(self, io, connectTimeout, commandTimeout) }
+    yield* connected(self, address, io, connectTimeout, true)
+    return { send: sendDedicated(self, address, io, connectTimeout, commandTimeout) }
   })
 
   const redis = Redis.of({
@@ -363,44 +375,53 @@ export const layer = (
   options: Options = {}
 ): Layer.Layer<Redis | PersistenceRedis.Redis, RedisError> => Layer.effectContext(make(() => resolve(options), options))
 
-const addresses = (name: string, standard: number) =>
-  Config.String(name).pipe(
-    Config.map((text) =>
-      text.split(",").map((part) => part.trim()).filter((part) => part !== "").map((part): Address => {
-        const colon = part.lastIndexOf(":")
-        return colon === -1
-          ? { host: part, port: standard }
-          : { host: part.slice(0, colon), port: integer(name, part.slice(colon + 1)) }
-      })
-    ),
-    optional
-  )
+/** A text that can be read so. The error says why not. */
+const readable = (read: (text: string) => unknown) =>
+  Schema.String.check(Schema.makeFilter((text) => {
+    try {
+      read(text)
+    } catch (error) {
+      return (error as Error).message
+    }
+    return true
+  }))
+
+const addresses = (name: string) =>
+  optional(Config.map(
+    Config.schema(readable((text) => parseAddresses(name, text)), name),
+    (text) => parseAddresses(name, text)
+  ))
 
 const optional = <A>(config: Config.Config<A>): Config.Config<A | undefined> =>
   Config.map(Config.option(config), Option.getOrUndefined)
 
 /**
  * What `layerConfig` reads by default: `REDIS_URL`, or `REDIS_HOST` and `REDIS_PORT`, or `REDIS_SENTINELS` and
- * `REDIS_SENTINEL_NAME`, or `REDIS_CLUSTER` (addresses as `host:port,host:port`); and `REDIS_USERNAME`,
+ * `REDIS_SENTINEL_NAME`, or `REDIS_CLUSTER` (addresses as `host:port,[::1]:port`); and `REDIS_USERNAME`,
  * `REDIS_PASSWORD`, `REDIS_SENTINEL_USERNAME`, `REDIS_SENTINEL_PASSWORD`, `REDIS_DB` and `REDIS_TLS`.
  *
  * @category options
  * @since 0.1.0
  */
-export const config: Config.Config<Options> = Config.all({
-  url: optional(Config.Redacted("REDIS_URL")),
-  host: optional(Config.String("REDIS_HOST")),
-  port: optional(Config.Port("REDIS_PORT")),
-  db: optional(Config.Int("REDIS_DB")),
-  username: optional(Config.String("REDIS_USERNAME")),
-  password: optional(Config.Redacted("REDIS_PASSWORD")),
-  tls: optional(Config.Boolean("REDIS_TLS")),
-  sentinels: addresses("REDIS_SENTINELS", 26379),
-  name: optional(Config.String("REDIS_SENTINEL_NAME")),
-  sentinelUsername: optional(Config.String("REDIS_SENTINEL_USERNAME")),
-  sentinelPassword: optional(Config.Redacted("REDIS_SENTINEL_PASSWORD")),
-  cluster: addresses("REDIS_CLUSTER", 6379)
-})
+export const config: Config.Config<Options> = Config.flatMap(
+  optional(Config.schema(Schema.Redacted(readable(parseUrl)), "REDIS_URL")),
+  (url) =>
+    Config.all({
+      url: Config.succeed(url),
+      host: optional(Config.String("REDIS_HOST")),
+      // Kubernetes sets it to a URL for a service that is named redis.
+      port: url === undefined ? optional(Config.Port("REDIS_PORT")) : Config.succeed(undefined),
+      db: optional(Config.Int("REDIS_DB")),
+      username: optional(Config.String("REDIS_USERNAME")),
+      password: optional(Config.Redacted("REDIS_PASSWORD")),
+      tls: optional(Config.Boolean("REDIS_TLS")),
+      sentinels: addresses("REDIS_SENTINELS"),
+      name: optional(Config.String("REDIS_SENTINEL_NAME")),
+      sentinelUsername: optional(Config.String("REDIS_SENTINEL_USERNAME")),
+      sentinelPassword: optional(Config.Redacted("REDIS_SENTINEL_PASSWORD")),
+      cluster: addresses("REDIS_CLUSTER")
+    })
+)
 
 /**
  * As `layer`, with options from `Config`; by default from the environment variables of `config`.

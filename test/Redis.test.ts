@@ -199,6 +199,40 @@ describe("Redis", () => {
         assert.strictEqual(yield* withRedis(viaParts, ping), "PONG")
       }), 20_000)
 
+    it.live("by configuration that is wrong, which fails with what is wrong", () =>
+      Effect.gen(function*() {
+        const { port } = yield* server()
+        const built = (env: Record<string, string>) =>
+          Effect.exit(Effect.scoped(Layer.build(
+            Redis.layerConfig().pipe(Layer.provide(ConfigProvider.layer(ConfigProvider.fromEnv({ env }))))
+          )))
+        const wrong: ReadonlyArray<readonly [env: Record<string, string>, message: string]> = [
+          [{ REDIS_CLUSTER: "127.0.0.1:abc" }, "the port in REDIS_CLUSTER must be a number"],
+          [{ REDIS_CLUSTER: "127.0.0.1:0" }, "the port in REDIS_CLUSTER must be 1 to 65535"],
+          [{ REDIS_URL: "nonsense" }, "url is not a URL"],
+          [{ REDIS_URL: `redis://:se%cret@localhost` }, "percent-encode"],
+          [{ REDIS_PORT: "abc" }, "REDIS_PORT"]
+        ]
+        for (const [env, message] of wrong) {
+          const exit = yield* built(env)
+          assert.isTrue(Exit.isFailure(exit) && !Cause.hasDies(exit.cause), String(exit))
+          const [reason] = Exit.isFailure(exit) ? exit.cause.reasons.filter(Cause.isFailReason) : []
+          assert.strictEqual(reason!.error._tag, "ConfigError")
+          assert.include(`${JSON.stringify(env)} ${String(reason!.error)}`, message)
+          assert.notInclude(String(reason!.error), "se%cret")
+        }
+        // As Kubernetes sets it for a service of that name.
+        const linked = yield* built({ REDIS_URL: `redis://127.0.0.1:${port}`, REDIS_PORT: "tcp://10.0.0.1:6379" })
+        assert.isTrue(Exit.isSuccess(linked))
+        // An address of IPv6, and a name that does not resolve.
+        for (const address of ["[::1]:1", "::1", "[::1]"]) {
+          const exit = yield* built({ REDIS_CLUSTER: address })
+          assert.match(String(exit), /There is no connection to Redis/)
+          assert.notInclude(String(exit), "ENOTFOUND")
+        }
+        assert.match(String(yield* built({ REDIS_CLUSTER: "no.such.host.invalid" })), /There is no connection to Redis/)
+      }), 20_000)
+
     it.live("over TLS, with a certificate that is checked", () =>
       Effect.gen(function*() {
         const directory = yield* temporaryDirectory

@@ -34,15 +34,26 @@ export const integer = (name: string, text: string): number => {
   return Number(text)
 }
 
+// Addresses of IPv6 have brackets in URLs.
+const unbracketed = (host: string): string => host.replace(/^\[(.*)\]$/, "$1")
+
+const decoded = (part: string): string => {
+  try {
+    return decodeURIComponent(part)
+  } catch {
+    throw new RangeError("Redis: url has a % that encodes nothing: percent-encode the user name and the password")
+  }
+}
+
 // What is wrong must not quote the URL: it may carry a password.
-const parseUrl = (text: string): ParsedUrl => {
+export const parseUrl = (text: string): ParsedUrl => {
   if (text.startsWith("/")) return { path: text }
   if (!URL.canParse(text)) throw new RangeError("Redis: url is not a URL such as redis://localhost:6379")
   const url = new URL(text)
   const db = url.searchParams.get("db")
   const common = {
-    ...(url.username === "" ? undefined : { username: decodeURIComponent(url.username) }),
-    ...(url.password === "" ? undefined : { password: decodeURIComponent(url.password) }),
+    ...(url.username === "" ? undefined : { username: decoded(url.username) }),
+    ...(url.password === "" ? undefined : { password: decoded(url.password) }),
     ...(db === null ? undefined : { db: integer("the database in url", db) })
   }
   switch (url.protocol) {
@@ -52,7 +63,7 @@ const parseUrl = (text: string): ParsedUrl => {
       if (url.host !== "" && url.host !== "localhost") {
         throw new RangeError("Redis: url needs three slashes: unix:///path")
       }
-      return { ...common, path: decodeURIComponent(url.pathname) }
+      return { ...common, path: decoded(url.pathname) }
     case "redis:":
     case "rediss:":
     case "valkey:":
@@ -60,7 +71,7 @@ const parseUrl = (text: string): ParsedUrl => {
       const database = url.pathname.slice(1)
       return {
         ...common,
-        host: url.hostname === "" ? "localhost" : url.hostname.replace(/^\[(.*)\]$/, "$1"),
+        host: url.hostname === "" ? "localhost" : unbracketed(url.hostname),
         ...(url.port === "" ? undefined : { port: Number(url.port) }),
         ...(database === "" ? undefined : { db: integer("the database in url", database) }),
         ...(url.protocol === "rediss:" || url.protocol === "valkeys:" ? { tls: true as const } : undefined)
@@ -98,7 +109,19 @@ const checkPlaces = ({ cluster, host, name, path, port, sentinels, url }: Option
 }
 
 const placesOf = (addresses: ReadonlyArray<Address>, standard: number): Array<Place> =>
-  addresses.map(({ host, port = standard }) => ({ host, port }))
+  addresses.map(({ host, port = standard }) => ({ host: unbracketed(host), port }))
+
+/** Of texts such as `host:port,[::1]:port`; a port can be left out. */
+export const parseAddresses = (name: string, text: string): ReadonlyArray<Address> =>
+  text.split(",").map((part) => part.trim()).filter((part) => part !== "").map((part): Address => {
+    // An address of IPv6 has colons of its own.
+    const [, bracketed, plain, port] = /^(?:\[([^\]]*)\]|([^:]*))(?::([^:]*))?$/.exec(part) ?? []
+    const host = bracketed ?? plain ?? part
+    if (port === undefined) return { host }
+    const number = integer(`the port in ${name}`, port)
+    if (number < 1 || number > 65535) throw new RangeError(`Redis: the port in ${name} must be 1 to 65535`)
+    return { host, port: number }
+  })
 
 /** A password is redacted, so that no log has it. */
 const secretOf = (value: Redacted.Redacted<string>, what: string): string => {
