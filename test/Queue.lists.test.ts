@@ -165,7 +165,7 @@ layer(TestServer.layer, live)("the jobs of a queue", (it) => {
         for (const options of [{ limit: 0 }, { after: "x" }, { state: "done" as "active" }]) {
           isRangeError(yield* Effect.exit(Effect.suspend(() => listed(queue, { state: "waiting", ...options }))))
         }
-        isRangeError(yield* Effect.exit(Effect.suspend(() => queue.clean(0))))
+        isRangeError(yield* Effect.exit(Effect.suspend(() => queue.clean(-1))))
         for (const state of ["waiting", "delayed", "active"] as const) {
           assert.deepStrictEqual(yield* listed(queue, { state }), [])
         }

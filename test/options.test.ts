@@ -10,9 +10,12 @@ import {
   Redis,
   Semaphore,
   SharedRef,
+  Signal,
   Singleton,
-  TaskGroup
+  TaskGroup,
+  Topic
 } from "../src/index.ts"
+import { eventually } from "./support/eventually.ts"
 import { node, onNode, TestServer, withNode } from "./support/live.ts"
 import { emptied } from "./support/queues.ts"
 
@@ -52,10 +55,56 @@ layer(TestServer.layer, live)("options", (it) => {
           yield* refused("dedupe.mode", queue.offer(1, { dedupe: { id: "x", mode: word } }))
           yield* refused("onFailure", queue.offer(1, { onFailure: word }))
         }
+        const topic = yield* Topic.make({ name: "x", schema: Schema.Number })
+        yield* refused("strategy", Stream.runDrain(topic.subscribe({ buffer: { strategy: bad } })))
+        yield* refused("from", Stream.runDrain(topic.subscribe({ from: bad })))
+        yield* refused("from", Stream.runDrain(topic.consume({ group: "g", from: bad })))
+        yield* refused("orderBy", topic.run(() => Effect.void, { group: "g", orderBy: bad }))
+        yield* refused("retry", topic.run(() => Effect.void, { group: "g", retry: 3 as never }))
+        yield* refused("retry", queue.run(() => Effect.void, { retry: 3 as never }))
+        yield* refused("onInterrupt", queue.execute(1, { onInterrupt: bad }))
         for (const signal of ["SIGKILL", "NOPE"] as Array<never>) {
           yield* refused("signals", Effect.scoped(queue.pool(() => Effect.void, { signals: ["SIGUSR2", signal] })))
         }
         assert.strictEqual(process.listenerCount("SIGUSR2"), 0)
+      }))
+    ))
+
+  it.effect("never before there is an effect", () =>
+    withNode(() =>
+      Effect.scoped(Effect.gen(function*() {
+        const ref = yield* SharedRef.make({ name: "x", schema: Schema.Number, initial: 0 })
+        const queue = yield* queueOf()
+        const topic = yield* Topic.make({ name: "x", schema: Schema.Number })
+        const signal = yield* Signal.make({ name: "x" })
+        const isTrue = () => true
+        const effects: Array<readonly [name: string, Effect.Effect<unknown, unknown, any>]> = [
+          ["version", ref.compareAndSet(-1, 0)],
+          ["maxAge", ref.cachedWithin(-1)],
+          ["wait", ref.until(isTrue, { wait: -1 })],
+          ["wait", signal.waitFor({ wait: 0 })],
+          ["concurrency", queue.run(() => Effect.void, { concurrency: 0 })],
+          ["attempts", Effect.scoped(queue.pool(() => Effect.void, { attempts: 0 }))],
+          ["after", Stream.runDrain(queue.jobs({ state: "waiting", after: "?" }))],
+          ["count", queue.nextRuns("n", 0)],
+          ["name", queue.unschedule("")],
+          ["age", queue.clean(-1)],
+          ["concurrency", topic.run(() => Effect.void, { group: "g", concurrency: 0 })],
+          ["prefetch", Stream.runDrain(topic.consume({ group: "g", prefetch: 0 }))]
+        ]
+        for (const [name, self] of effects) yield* refused(name, self)
+        const undefinedIds = [queue.status, queue.result, queue.logs, queue.cancel, queue.promote, queue.retry]
+        for (const verb of undefinedIds) {
+          const exit = yield* Effect.exit(verb(undefined as never) as Effect.Effect<unknown, unknown>)
+          assert.isTrue(Exit.isFailure(exit) && Cause.hasDies(exit.cause))
+        }
+        // No time is one, too.
+        assert.strictEqual(yield* ref.cachedWithin(0), 0)
+        assert.strictEqual(yield* queue.clean(0), 0)
+        const { id } = yield* queue.offer(1, { delay: "1 hour" })
+        assert.isTrue(yield* queue.reschedule(id, { delay: 0 }))
+        const waiting = Effect.map(queue.state, ({ waiting }) => assert.strictEqual(waiting, 1))
+        yield* eventually(waiting)
       }))
     ))
 

@@ -142,9 +142,9 @@ export const within = <A, E, R, E2>(
   { channel, kind, name, space: { kernel } }: Awaited,
   wait: Duration.Input,
   fail: (error: WaitTimeout) => E2
-): Effect.Effect<A, E | E2, R> => {
-  const limit = duration(wait, "wait")
-  return Effect.suspend(() => {
+): Effect.Effect<A, E | E2, R> =>
+  Effect.suspend(() => {
+    const limit = duration(wait, "wait")
     const { hooks, settings: { namespace }, transport } = kernel
     const { outages } = channel
     const { connects } = transport
@@ -158,7 +158,6 @@ export const within = <A, E, R, E2>(
       }
     })
   })
-}
 
 /** As `within`, if there is a bound. */
 export const bounded = <A, E, R, E2>(

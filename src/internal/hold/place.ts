@@ -5,6 +5,7 @@ import * as DateTime from "effect/DateTime"
 import * as Duration from "effect/Duration"
 import type * as Effect from "effect/Effect"
 import * as Option from "effect/Option"
+import * as Schedule from "effect/Schedule"
 import type * as Stream from "effect/Stream"
 import type { Channel } from "../actor/channel.ts"
 import type { Kernel, Partition } from "../actor/kernel.ts"
@@ -201,6 +202,12 @@ export const choice = <const Word extends string, A>(
 ): A => {
   oneOf(word, what, Object.keys(table) as Array<Word>)
   return table[word]
+}
+
+/** A schedule, or what makes one of something. */
+export const scheduleOf = <S>(schedule: S): S => {
+  if (!Schedule.isSchedule(schedule) && typeof schedule !== "function") throw new RangeError("retry must be a Schedule")
+  return schedule
 }
 
 /** What a number of permits, parties or the like is to be, where others have another one. */

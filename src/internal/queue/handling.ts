@@ -10,7 +10,7 @@ import type { Log } from "../actor/hooks.ts"
 import type { Kernel } from "../actor/kernel.ts"
 import { describe } from "../hold/loss.ts"
 import type { InvalidPayload } from "../hold/payload.ts"
-import { millis, millisOf, whole } from "../hold/place.ts"
+import { millis, millisOf, scheduleOf, whole } from "../hold/place.ts"
 import { receiving } from "../hold/span.ts"
 import type { Codec } from "../work/codec.ts"
 import { delayAfter } from "../work/patience.ts"
@@ -191,7 +191,7 @@ export const policyOf = (
     attempts: attempts === undefined
       ? retry === undefined ? 5 : Number.POSITIVE_INFINITY
       : whole(attempts, "attempts", 1000),
-    retry: retry ?? patience,
+    retry: scheduleOf(retry ?? patience),
     timeout: timeout === undefined ? undefined : millis(timeout, "timeout"),
     log,
     namespace

@@ -5,8 +5,9 @@ import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Option from "effect/Option"
 import * as Stream from "effect/Stream"
+import type { CoordinatorError } from "../actor/errors.ts"
 import { checkName } from "../actor/keys.ts"
-import { millis, type Place } from "../hold/place.ts"
+import { millisFromNone, type Place } from "../hold/place.ts"
 import { question, request } from "../hold/request.ts"
 import type { Codec } from "../work/codec.ts"
 import type { RescheduleOptions, Status } from "./api.ts"
@@ -19,6 +20,10 @@ import { type JobInfo, jobs, type JobsOptions } from "./listing.ts"
 import { localOf } from "./naming.ts"
 import { type State, stateOf } from "./state.ts"
 import { timeOf } from "./wish.ts"
+
+// Wrong arguments are defects of the effect.
+const asked = <A>(ask: () => Effect.Effect<A, CoordinatorError>): Effect.Effect<A, QueueError> =>
+  failing(Effect.suspend(ask))
 
 export abstract class Operations<in out A> {
   readonly place: Place
@@ -37,7 +42,7 @@ export abstract class Operations<in out A> {
 
   readonly status = (id: string): Effect.Effect<Option.Option<Status>, QueueError> =>
     Effect.map(
-      failing(question(this.place, "queue.status", [localOf(id)])),
+      asked(() => question(this.place, "queue.status", [localOf(id)])),
       (reply) =>
         reply[0] === "missing"
           ? Option.none()
@@ -49,7 +54,7 @@ export abstract class Operations<in out A> {
 
   readonly logs = (id: string): Effect.Effect<ReadonlyArray<string>, QueueError> =>
     Effect.map(
-      failing(question(this.place, "queue.logs", [localOf(id)])),
+      asked(() => question(this.place, "queue.logs", [localOf(id)])),
       (reply) => reply[0] === "missing" ? [] : reply[1] as ReadonlyArray<string>
     )
 
@@ -63,20 +68,20 @@ export abstract class Operations<in out A> {
     { persists = false, unbegun = false }: { readonly persists?: boolean; readonly unbegun?: boolean } = {}
   ): Effect.Effect<boolean, QueueError> {
     return Effect.map(
-      failing(request(this.place, "queue.cancel", [localOf(id), unbegun], { persists })),
+      asked(() => request(this.place, "queue.cancel", [localOf(id), unbegun], { persists })),
       ([tag]) => tag === "cancelled"
     )
   }
 
   readonly promote = (id: string): Effect.Effect<boolean, QueueError> =>
     Effect.map(
-      failing(request(this.place, "queue.promote", [localOf(id)])),
+      asked(() => request(this.place, "queue.promote", [localOf(id)])),
       ([tag]) => tag === "promoted"
     )
 
   readonly retry = (id: string): Effect.Effect<boolean, QueueError> => {
     const sought = (before: string): Effect.Effect<boolean, QueueError> =>
-      Effect.flatMap(failing(question(this.place, "queue.seek", [localOf(id), before])), (reply) => {
+      Effect.flatMap(asked(() => question(this.place, "queue.seek", [localOf(id), before])), (reply) => {
         if (reply[0] === "missing") return Effect.succeed(false)
         return reply[0] === "more" ? sought(reply[1]) : Effect.map(this.replay([reply[1]]), (count) => count === 1)
       })
@@ -86,7 +91,7 @@ export abstract class Operations<in out A> {
   readonly reschedule = (id: string, when: RescheduleOptions): Effect.Effect<boolean, QueueError> =>
     Effect.suspend(() =>
       Effect.map(
-        failing(request(this.place, "queue.reschedule", [localOf(id), ...timeOf(when)])),
+        asked(() => request(this.place, "queue.reschedule", [localOf(id), ...timeOf(when)])),
         ([tag]) => tag === "rescheduled"
       )
     )
@@ -95,7 +100,7 @@ export abstract class Operations<in out A> {
     Effect.flatMap(
       Effect.suspend(() => Exit.mapError(this.codec.encode(payload), fail)),
       (body) =>
-        Effect.map(failing(request(this.place, "queue.update", [localOf(id), body])), ([tag]) => tag === "updated")
+        Effect.map(asked(() => request(this.place, "queue.update", [localOf(id), body])), ([tag]) => tag === "updated")
     )
 
   get pause(): Effect.Effect<void, QueueError> {
@@ -110,7 +115,7 @@ export abstract class Operations<in out A> {
     removing((behind) => failing(request(this.place, "queue.drain", [delayed, behind])))
 
   readonly clean = (age: Duration.Input): Effect.Effect<number, QueueError> =>
-    removing(() => failing(request(this.place, "queue.clean", [millis(age, "age")])))
+    removing(() => asked(() => request(this.place, "queue.clean", [millisFromNone(age, "age")])))
 
   get obliterate(): Effect.Effect<number, QueueError> {
     return removing((behind) => failing(request(this.place, "queue.obliterate", [behind])))
@@ -131,7 +136,9 @@ export abstract class Operations<in out A> {
   }
 
   readonly jobs = (options: JobsOptions): Stream.Stream<JobInfo<A>, QueueError> =>
-    Stream.mapError(jobs(this.place, this.shard, this.codec, options), ({ reason }) => fail(reason))
+    Stream.suspend(() =>
+      Stream.mapError(jobs(this.place, this.shard, this.codec, options), ({ reason }) => fail(reason))
+    )
 
   get deadLetters(): Stream.Stream<DeadLetter, QueueError> {
     return this.#letters.list()

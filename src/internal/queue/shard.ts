@@ -14,7 +14,7 @@ import { checkName } from "../actor/keys.ts"
 import { bounded, join } from "../hold/acquire.ts"
 import { describe } from "../hold/loss.ts"
 import type { Observer } from "../hold/membership.ts"
-import { millis, type Place, placeIn, type Space, whole } from "../hold/place.ts"
+import { millis, oneOf, type Place, placeIn, type Space, whole } from "../hold/place.ts"
 import { question } from "../hold/request.ts"
 import { sending, spanned } from "../hold/span.ts"
 import { type Codec, codec } from "../work/codec.ts"
@@ -275,6 +275,7 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     this.#traced("execute", bounded(Effect.suspend(() => this.#execute(payload, options)), this.place, wait, fail))
 
   #execute(payload: A, { onInterrupt = "cancel", ...options }: Omit<ExecuteOptions, "wait">) {
+    oneOf(onInterrupt, "onInterrupt", ["cancel", "continue"])
     const result = awaited(options.result || this.#options.result || true, this.#space.kernel.settings.lease)
     // A job that was there already is also that of others.
     const cancel = ({ duplicate, id }: Offered) =>
@@ -298,7 +299,7 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
   }
 
   readonly result = (id: string, options?: AwaitOptions): Effect.Effect<S, E | QueueError> =>
-    this.#traced("result", bounded(this.#result(id, false), this.place, options?.wait, fail))
+    this.#traced("result", bounded(Effect.suspend(() => this.#result(id, false)), this.place, options?.wait, fail))
 
   #result(id: string, urgent: boolean): Effect.Effect<S, E | QueueError> {
     const about = { name: this.name, namespace: this.#space.kernel.settings.namespace, id }
@@ -365,12 +366,12 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     handler: (payload: A) => Effect.Effect<S, E2, R>,
     options: RunOptions<E2> = {}
   ): Effect.Effect<never, QueueError, Exclude<R, Job>> => {
-    const pool = this.#pool(handler, options)
+    const pool = Effect.suspend(() => this.#pool(handler, options))
     return Effect.scoped(Effect.flatMap(pool, (pool) => Effect.andThen(pool.await, Effect.never)))
   }
 
   readonly pool = <E2, R>(handler: (payload: A) => Effect.Effect<S, E2, R>, options: PoolOptions<E2> = {}) =>
-    this.#pool(handler, options)
+    Effect.suspend(() => this.#pool(handler, options))
 
   #pool<E2, R>(
     handler: (payload: A) => Effect.Effect<S, E2, R>,
@@ -433,12 +434,12 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     })
 
   readonly unschedule = (name: string): Effect.Effect<boolean, QueueError> =>
-    failing(this.#schedules.remove(checkName(name, "name")))
+    Effect.suspend(() => failing(this.#schedules.remove(checkName(name, "name"))))
 
   get schedules(): Stream.Stream<Scheduled<A>, QueueError> {
     return Stream.mapError(this.#schedules.all(this.codec), ({ reason }) => fail(reason))
   }
 
   readonly nextRuns = (name: string, count: number): Effect.Effect<ReadonlyArray<DateTime.Utc>, QueueError> =>
-    failing(this.#schedules.runs(checkName(name, "name"), count))
+    Effect.suspend(() => failing(this.#schedules.runs(checkName(name, "name"), count)))
 }

@@ -3,7 +3,7 @@
 import type * as DateTime from "effect/DateTime"
 import type * as Duration from "effect/Duration"
 import { checkName } from "../actor/keys.ts"
-import { choice, instant, isNone, millis, whole } from "../hold/place.ts"
+import { choice, instant, isNone, millis, millisFromNone, whole } from "../hold/place.ts"
 import { ownOf } from "./naming.ts"
 import type { Level, Wish } from "./offering.ts"
 
@@ -133,7 +133,7 @@ export const timeOf = (
   if ((at === undefined) === (delay === undefined)) throw new RangeError("one of delay and at must be set")
   return delay === undefined
     ? [false, instant(at!, "at")]
-    : [true, millis(delay, "delay")]
+    : [true, millisFromNone(delay, "delay")]
 }
 
 const modes = { simple: "s", throttle: "t", debounce: "d", keepLast: "k" } as const

@@ -7,7 +7,7 @@ import * as Stream from "effect/Stream"
 import { checkName } from "../actor/keys.ts"
 import { bounded, waitOf } from "../hold/acquire.ts"
 import type { Outbox } from "../hold/following.ts"
-import { duration, millis, placeOf, type Space } from "../hold/place.ts"
+import { duration, isNone, millis, placeOf, type Space } from "../hold/place.ts"
 import { Recent } from "../hold/recent.ts"
 import { spanning } from "../hold/span.ts"
 import type { ChangesOptions, Options, SharedRef, UntilOptions } from "./api.ts"
@@ -83,19 +83,21 @@ const withOutbox = <A>(
     versioned,
     version: Effect.map(versioned, ({ version }) => version),
     cached: cell.cached(space.kernel.settings.lease),
-    cachedWithin: (maxAge) => {
-      const age = Duration.toMillis(duration(maxAge, "maxAge"))
-      return cell.cached(Math.min(age, space.kernel.settings.lease))
-    },
+    cachedWithin: (maxAge) =>
+      Effect.suspend(() => {
+        const age = isNone(maxAge) ? 0 : Duration.toMillis(duration(maxAge, "maxAge"))
+        return cell.cached(Math.min(age, space.kernel.settings.lease))
+      }),
     publishing: (publish) => withOutbox(cell, updates, [...outbox, publish]),
     set: (value) => cell.set(value, outbox),
     getAndSet: (value) => cell.getAndSet(value, outbox),
-    compareAndSet: (version, value) => {
-      if (!Number.isSafeInteger(version) || version < 0) {
-        throw new RangeError("version must be a whole number from 0 on")
-      }
-      return cell.compareAndSet(version, value, outbox)
-    },
+    compareAndSet: (version, value) =>
+      Effect.suspend(() => {
+        if (!Number.isSafeInteger(version) || version < 0) {
+          throw new RangeError("version must be a whole number from 0 on")
+        }
+        return cell.compareAndSet(version, value, outbox)
+      }),
     setFenced: (lease, value) => cell.setFenced(lease, value, outbox),
     delete: cell.delete(outbox),
     update: (f) => modify((value) => [undefined, f(value)] as const),

@@ -2,7 +2,7 @@
 
 import * as Effect from "effect/Effect"
 import type { CoordinatorError } from "../actor/errors.ts"
-import { instant, whole } from "../hold/place.ts"
+import { instant, oneOf, whole } from "../hold/place.ts"
 import type { SubscribeOptions } from "./api.ts"
 import { before, compareIds, type Cursor, cursorAt, numberOf, type Start, timeOf } from "./event.ts"
 import type { Parts } from "./parts.ts"
@@ -19,8 +19,11 @@ export const positionsOf = (
   { all }: Parts<any>,
   from: NonNullable<SubscribeOptions["from"]>
 ): Effect.Effect<ReadonlyArray<Start>, CoordinatorError> => {
-  if (from === "now") return eachOf(all, ({ bounds }) => Effect.map(bounds, ({ end }) => end))
-  if (from === "beginning") return eachOf(all, firstOf)
+  if (typeof from === "string") {
+    return oneOf(from, "from", ["now", "beginning"]) === "beginning"
+      ? eachOf(all, firstOf)
+      : eachOf(all, ({ bounds }) => Effect.map(bounds, ({ end }) => end))
+  }
   if ("after" in from) {
     const positions = positionsBehind(all.length, from.after)
     return eachOf(all, (shard, at): Effect.Effect<Start, CoordinatorError> => {

@@ -15,7 +15,7 @@ import type { Publication } from "../hold/following.ts"
 import { Hold, type Lease } from "../hold/hold.ts"
 import { describe } from "../hold/loss.ts"
 import type { InvalidPayload } from "../hold/payload.ts"
-import { type Space, whole } from "../hold/place.ts"
+import { oneOf, scheduleOf, type Space, whole } from "../hold/place.ts"
 import { question, request } from "../hold/request.ts"
 import { sending } from "../hold/span.ts"
 import type { Tenancy } from "../hold/tenancy.ts"
@@ -199,6 +199,7 @@ export class TopicImpl<in out A> implements Topic<A> {
   ): Effect.Effect<Stream.Stream<Element<A>, TopicError>, TopicError, Scope.Scope> =>
     Effect.suspend(() => {
       whole(capacity, "buffer.capacity", 2 ** 24)
+      oneOf(strategy, "buffer.strategy", ["suspend", "sliding", "dropping"])
       const parts = this.#parts
       // Events of another epoch may come before the ends of the shards are known.
       const epoch = trail.former?.epoch ?? (from === "now" ? parts.epoch : 0)
@@ -245,6 +246,8 @@ export class TopicImpl<in out A> implements Topic<A> {
   ): Effect.Effect<Queue.Dequeue<GroupDelivery<A>, TopicError>, TopicError, Scope.Scope> {
     checkName(group, "group")
     whole(prefetch, "prefetch", 1024)
+    if (orderBy !== undefined) oneOf(orderBy, "orderBy", ["key"])
+    if (typeof from !== "object") oneOf(from, "from", ["now", "beginning"])
     const after = typeof from === "object" ? positionsBehind(this.#parts.all.length, from.after) : undefined
     const { namespace } = this.#space.kernel.settings
     return Effect.gen({ self: this }, function*() {
@@ -272,7 +275,12 @@ export class TopicImpl<in out A> implements Topic<A> {
   }
 
   readonly consume = (options: GroupOptions): Stream.Stream<Delivery<A>, TopicError> =>
-    Stream.unwrap(Effect.map(this.#deliveries(options), (queue) => Stream.map(Stream.fromQueue(queue), deliveryOf)))
+    Stream.unwrap(
+      Effect.map(
+        Effect.suspend(() => this.#deliveries(options)),
+        (queue) => Stream.map(Stream.fromQueue(queue), deliveryOf)
+      )
+    )
 
   readonly run = <E, R>(
     handler: (event: Event<A>) => Effect.Effect<unknown, E, R>,
@@ -284,43 +292,45 @@ export class TopicImpl<in out A> implements Topic<A> {
     handler: (event: Event<A>) => Effect.Effect<unknown, E, R>,
     options: HandlerOptions<E>,
     joined: Effect.Effect<unknown>
-  ): Effect.Effect<never, TopicError, R> => {
-    const { concurrency = 1, crashes = 3, deadLetter, group, onGap, retry = patience } = options
-    whole(concurrency, "concurrency", 1024)
-    whole(crashes, "crashes", 1000)
-    const prefetch = options.prefetch ?? Math.min(2 * concurrency, 1024)
-    if (deadLetter === undefined) checkName(lettersOf(this.name, group), "name and group")
-    const { log, metrics: { buried } } = this.#space.kernel.hooks
-    return Effect.scoped(Effect.gen({ self: this }, function*() {
-      const scope = yield* Effect.scope
-      const opening = Scope.provide(this.deadLetters(group), scope)
-      const bury = burying({ name: this.name, subject: this.subject, group, log }, deadLetter, opening)
-      const queue = yield* this.#deliveries({ ...options, prefetch })
-      yield* joined
-      const worker = Effect.forever(Effect.flatMap(Queue.take(queue), (delivery) =>
-        handle(delivery, handler, {
-          name: this.name,
-          subject: this.subject,
-          retry,
-          crashes,
-          log,
-          buried,
-          onGap: onGap ?? (({ missed, reason }) =>
-            Effect.sync(() =>
-              log(
-                "Warn",
-                `group ${JSON.stringify(group)} of ${this.subject} misses ${missed ?? "some"} events (${reason})`
-              )
-            )),
-          bury
-        })))
-      return yield* Effect.forEach(
-        Array.from({ length: concurrency }),
-        () => worker,
-        { concurrency: "unbounded" }
-      ) as unknown as Effect.Effect<never, TopicError, R>
-    })) as Effect.Effect<never, TopicError, R>
-  }
+  ): Effect.Effect<never, TopicError, R> =>
+    Effect.suspend(() => {
+      const { concurrency = 1, crashes = 3, deadLetter, group, onGap, retry = patience } = options
+      whole(concurrency, "concurrency", 1024)
+      whole(crashes, "crashes", 1000)
+      scheduleOf(retry)
+      const prefetch = options.prefetch ?? Math.min(2 * concurrency, 1024)
+      if (deadLetter === undefined) checkName(lettersOf(this.name, group), "name and group")
+      const { log, metrics: { buried } } = this.#space.kernel.hooks
+      return Effect.scoped(Effect.gen({ self: this }, function*() {
+        const scope = yield* Effect.scope
+        const opening = Scope.provide(this.deadLetters(group), scope)
+        const bury = burying({ name: this.name, subject: this.subject, group, log }, deadLetter, opening)
+        const queue = yield* this.#deliveries({ ...options, prefetch })
+        yield* joined
+        const worker = Effect.forever(Effect.flatMap(Queue.take(queue), (delivery) =>
+          handle(delivery, handler, {
+            name: this.name,
+            subject: this.subject,
+            retry,
+            crashes,
+            log,
+            buried,
+            onGap: onGap ?? (({ missed, reason }) =>
+              Effect.sync(() =>
+                log(
+                  "Warn",
+                  `group ${JSON.stringify(group)} of ${this.subject} misses ${missed ?? "some"} events (${reason})`
+                )
+              )),
+            bury
+          })))
+        return yield* Effect.forEach(
+          Array.from({ length: concurrency }),
+          () => worker,
+          { concurrency: "unbounded" }
+        ) as unknown as Effect.Effect<never, TopicError, R>
+      })) as Effect.Effect<never, TopicError, R>
+    })
 
   readonly deadLetters = (group: string): Effect.Effect<Topic<DeadLetter>, TopicError, Scope.Scope> =>
     Effect.suspend(() =>
