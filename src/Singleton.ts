@@ -88,7 +88,7 @@ export interface ScheduleOptions extends CommonOptions {
   readonly missed?: "skip" | "once" | undefined
   /**
    * How long Redis keeps the last tick when no other follows. Default: twice the time between it and the next, but not less
-   * than 1 day.
+   * than 1 day. The next tick of a `Schedule` is taken to come as late as that one has come.
    */
   readonly timeToLive?: Duration.Input | undefined
 }
@@ -156,12 +156,10 @@ export const schedule = <E, R, R2 = never>(
   oneOf(missed, "missed", ["skip", "once"])
   const timeToLive = options?.timeToLive === undefined ? undefined : millis(options.timeToLive, "timeToLive")
   const tick = (namespace: string) =>
+    // An interruption of this fiber is not caught.
     Effect.catchCause(
       Effect.scoped(run),
-      (cause) =>
-        Cause.hasInterrupts(cause)
-          ? Effect.failCause(cause)
-          : Effect.logError(`a tick of ${describe("singleton", name, namespace)} has failed`, cause)
+      (cause) => Effect.logError(`a tick of ${describe("singleton", name, namespace)} has failed`, cause)
     )
   const ticks = (place: Place, term: Hold) =>
     Effect.gen(function*() {
@@ -172,9 +170,10 @@ export const schedule = <E, R, R2 = never>(
         const now = yield* Clock.currentTimeMillis
         const found: Times | undefined = yield* next(last, now, mine)
         if (found === undefined) return
-        const due: number = found.due >= now ? found.due : missed === "once" ? now : found.later
+        const due: number | undefined = found.due >= now ? found.due : missed === "once" ? now : yield* found.later
+        if (due === undefined) return
         yield* Effect.sleep(Duration.millis(Math.max(0, due - now)))
-        const kept = timeToLive ?? Math.max(day, Math.ceil(2 * (due - (last ?? now))))
+        const kept: number = timeToLive ?? Math.max(day, Math.ceil(2 * found.following(due)))
         const taken: number | undefined = yield* claim(place, term, last, due, kept)
         mine = taken === undefined
         last = mine ? due : taken
@@ -195,8 +194,10 @@ export const schedule = <E, R, R2 = never>(
 interface Times {
   /** The first tick after the last one. */
   readonly due: number
-  /** The first one after now. */
-  readonly later: number
+  /** The first one after now, if there is one. */
+  readonly later: Effect.Effect<number | undefined>
+  /** How long after a tick the next one comes, as far as that is known. */
+  readonly following: (due: number) => number
 }
 
 /** All in milliseconds of the clock; `mine` says that the last tick was this process's own. */
@@ -205,20 +206,30 @@ type Next = (last: number | undefined, now: number, mine: boolean) => Effect.Eff
 const ofCron = (cron: Cron.Cron): Next => (last, now) =>
   Effect.sync(() => {
     const after = (millis: number) => Cron.next(cron, new Date(millis)).getTime()
-    return { due: after(last ?? now), later: after(Math.max(now, last ?? now)) }
+    return {
+      due: after(last ?? now),
+      later: Effect.sync(() => after(Math.max(now, last ?? now))),
+      following: (due) => after(due) - due
+    }
   })
 
+// The times of a calendar follow from the time that is asked about, so a schedule that goes on behind another process is asked about its
+// last tick.
 const ofSchedule = <R>(times: Schedule.Schedule<unknown, void, never, R>): Effect.Effect<Next, never, R> =>
   Effect.contextWith((context: Context.Context<R>) =>
-    Effect.map(Schedule.toStep(times), (step) => (last, now, mine) =>
-      step(now, undefined).pipe(
-        Effect.map(([, delay]) => {
-          const later = now + Duration.toMillis(delay)
-          return { due: mine || last === undefined ? later : last + Duration.toMillis(delay), later }
-        }),
-        Pull.catchDone(() => Effect.succeed(undefined)),
-        Effect.provideContext(context)
-      ))
+    Effect.map(Schedule.toStep(times), (step): Next => {
+      const after = (millis: number): Effect.Effect<number | undefined> =>
+        step(millis, undefined).pipe(
+          Effect.map(([, delay]) => millis + Duration.toMillis(delay)),
+          Pull.catchDone(() => Effect.succeed(undefined)),
+          Effect.provideContext(context)
+        )
+      return (last, now, mine) => {
+        const from = mine || last === undefined ? now : last
+        return Effect.map(after(from), (due) =>
+          due === undefined ? undefined : { due, later: after(now), following: () => due - from })
+      }
+    })
   )
 
 // While Redis is away, a schedule waits. A claim that was executed without an answer is answered when it is made again.

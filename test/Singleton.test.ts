@@ -275,6 +275,70 @@ layer(TestServer.layer, live)("a schedule", (it) => {
         }
       })))
 
+  it.effect("keeps the last tick of a week until long after the next one is due", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        let runs = 0
+        const scheduled = Singleton.schedule("week", Effect.sync(() => runs++), Cron.parseUnsafe("0 9 * * 1", "UTC"))
+        const { asleep, clock, set } = manualClock()
+        yield* Effect.gen(function*() {
+          set(Date.parse("2030-01-07T08:59:00Z"))
+          const first = yield* launch(a!, scheduled)
+          yield* until(asleep, "the schedule sleeps")
+          set(Date.parse("2030-01-07T09:00:00Z"))
+          yield* until(() => runs === 1, "the tick")
+          yield* Fiber.interrupt(first)
+        }).pipe(Effect.provideService(Clock.Clock, clock))
+        const left = Number(yield* server.cli("PTTL", `{${namespace}:00}:tick:week`))
+        assert.isAbove(left, 13.9 * 86_400_000)
+        yield* server.cli("DEL", `{${namespace}:00}:tick:week`)
+      })))
+
+  it.effect("keeps the times of a Schedule that has a calendar, behind another process too", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const at = (time: string) => Date.parse(`2030-01-01T${time}Z`)
+        const runs: Array<number> = []
+        const tick = Effect.clockWith((clock) => Effect.sync(() => runs.push(clock.currentTimeMillisUnsafe())))
+        const times = Schedule.cron(Cron.parseUnsafe("*/10 * * * *", "UTC")) as Schedule.Schedule<unknown, void>
+        const scheduled = Singleton.schedule("calendar", tick, times, { timeToLive: "10 seconds" })
+        const { asleep, clock, set } = manualClock()
+        yield* Effect.gen(function*() {
+          const go = (time: string) =>
+            Effect.gen(function*() {
+              const count = runs.length + 1
+              yield* until(asleep, "the schedule sleeps")
+              set(at(time))
+              yield* until(() => runs.length === count, `${count} runs`)
+            })
+          set(at("00:05:00"))
+          const first = yield* launch(a!, scheduled)
+          yield* go("00:10:00")
+          yield* until(asleep, "the schedule sleeps")
+          yield* Fiber.interrupt(first)
+          set(at("00:12:30"))
+          const second = yield* launch(b!, scheduled)
+          yield* until(asleep, "the schedule sleeps")
+          set(at("00:19:59"))
+          yield* go("00:20:00")
+          yield* Fiber.interrupt(second)
+        }).pipe(Effect.provideService(Clock.Clock, clock))
+        assert.deepStrictEqual(runs, [at("00:10:00"), at("00:20:00")])
+        yield* server.cli("DEL", `{${namespace}:00}:tick:calendar`)
+      })))
+
+  it.effect("goes on behind a tick that interrupts itself", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        let runs = 0
+        const tick = Effect.andThen(Effect.sync(() => runs++), Effect.interrupt)
+        const scheduled = Singleton.schedule("tick", tick, Schedule.spaced("20 millis"), { timeToLive: "2 seconds" })
+        const first = yield* launch(a!, scheduled)
+        yield* until(() => runs >= 5, "several ticks")
+        yield* Fiber.interrupt(first)
+        yield* server.cli("DEL", `{${namespace}:00}:tick:tick`)
+      })))
+
   it.effect("claims before it runs, and does not run what another has claimed", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
