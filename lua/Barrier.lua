@@ -306,7 +306,8 @@ handlers['barrier.arrive'] = function(ctx, key, id, arrival, member, contributio
         if one.arrival == arrival then known = one end
       end
     end
-    if not known and epoch == text(state.epoch) and state.generation > since + 1 then
+    -- The results of all generations since then are kept, unless there are too many: then it may have arrived in one of the others.
+    if not known and epoch == text(state.epoch) and state.generation > since + RESULTS then
       return reply('broken', tonumber(since), 1, 'left', 0)
     end
   end
@@ -342,6 +343,22 @@ handlers['barrier.arrive'] = function(ctx, key, id, arrival, member, contributio
   end
   saveBarrier(ctx, key, state)
   return answer
+end
+
+-- barrier.depart: a party does not wait any more, unless its generation is over, or its action has begun
+-- keys: hash, items
+-- args: id string, arrival string
+-- reply: ["departed"] | ["acting"] | ["passed", generation number, contributions json, index number] | ["broken", generation number, missing number, why string, index number]
+-- flags: allow-oom
+handlers['barrier.depart'] = function(ctx, key, id, arrival)
+  local state, owner = loadBarrier(key), claimOf(ctx, id)
+  local value = state and call('HGET', ctx.items, owner)
+  if not value then return state and verdict(key, state, arrival) or '["departed"]' end
+  if state.runner and tonumber(match(value, '^%S+')) <= state.bound then return '["acting"]' end
+  quit(ctx, key, state, owner, 'left')
+  advance(ctx, key, state)
+  saveBarrier(ctx, key, state)
+  return '["departed"]'
 end
 
 -- barrier.release: the action has succeeded, and all pass; unless the generation was broken meanwhile. It is absent when so

@@ -327,6 +327,20 @@ handlers['rendezvous.accept'] = function(ctx, key, id)
   return '["alone"]'
 end
 
+-- rendezvous.withdraw: a party does not wait any more, unless both have met
+-- keys: hash, items
+-- args: id string
+-- reply: ["departed"] | ["met", token string, answer json]
+-- flags: allow-oom
+handlers['rendezvous.withdraw'] = function(ctx, key, id)
+  local role, what, token = match(call('HGET', key, 'c' .. claimOf(ctx, id)) or '', '^([eg]) (%S+) (%S+)$')
+  local result = role and match(call('HGET', key, 'r' .. what) or '', ' (.*)$')
+  if result then return reply('met', token, json(role == 'e' and '["met",' .. result .. ']' or '[' .. result .. ']')) end
+  reapers.rendezvous(ctx, key, ctx.session, id)
+  disown(ctx, key, id)
+  return '["departed"]'
+end
+
 -- rendezvous.state: how many give, and how many wait to take and to exchange
 -- keys: hash
 -- args:

@@ -305,11 +305,8 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
         (json): Effect.Effect<Arrival<A>, BarrierError | E> => {
           // However often it is asked for, it is one arrival.
           const arrival = this.#place.space.kernel.uniqueId()
-          return this.#action === undefined
-            ? acquiring.ask(
-              { ...this.#asking(arrival, json), wait: options?.wait },
-              (reply) => this.#ended(reply as Refusal, identity)
-            )
+          return this.#action === undefined && acquiring.waitOf(this.#place, options) === undefined
+            ? acquiring.ask(this.#asking(arrival, json), (reply) => this.#ended(reply as Refusal, identity))
             : Effect.uninterruptibleMask((restore) => this.#lead(arrival, json, options, restore))
         }
       ),
@@ -334,7 +331,7 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
     } as const
   }
 
-  /** Arrives as one that may have to run the action. */
+  /** Arrives as one that may have to run the action, or may depart. */
   #lead(
     arrival: string,
     contribution: string,
@@ -345,6 +342,7 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
       acquiring.acquire({
         ...this.#asking(arrival, contribution),
         options,
+        departure: { verb: "barrier.depart", args: [arrival] },
         refuse: (reply) => this.#ended(reply, restore)
       }, restore),
       (outcome) =>

@@ -248,6 +248,8 @@ class RendezvousImpl<A> implements Rendezvous<A> {
       args: () => args,
       options,
       fail,
+      // An item that a taker gives back loses nothing.
+      departure: verb === "rendezvous.take" ? undefined : { verb: "rendezvous.withdraw", args: [] },
       refuse: (refusal) => Effect.die(new Error(`${verb} was refused: ${refusal[0]}`))
     }
     return Effect.uninterruptibleMask((restore) =>
@@ -350,19 +352,29 @@ class RendezvousImpl<A> implements Rendezvous<A> {
           const deadline = wait === undefined
             ? undefined
             : clock.currentTimeMillisUnsafe() + Duration.toMillis(duration(wait, "wait"))
-          const attempt = (): Effect.Effect<A, RendezvousError> => {
+          const attempt = (isLast: boolean): Effect.Effect<A, RendezvousError> => {
             // Each attempt has the rest of the time, and at least a try.
             const left = deadline === undefined ? undefined : Math.max(1, deadline - clock.currentTimeMillisUnsafe())
             return Effect.flatMap(
               this.#meet("rendezvous.exchange", args, { wait: left }, (hold, restore) => this.#met(hold, restore)),
-              // The next party, or the outcome after all.
-              (met) => Option.isSome(met) ? Effect.succeed(met.value) : attempt()
+              (met) => {
+                if (Option.isSome(met)) return Effect.succeed(met.value)
+                if (isLast) return this.#timeout(wait!)
+                // The next party, or the outcome after all, for which one more try is made when the time is over.
+                return attempt(deadline !== undefined && clock.currentTimeMillisUnsafe() >= deadline)
+              }
             )
           }
-          return attempt()
+          return attempt(false)
         })),
       "exchange"
     )
+
+  #timeout(wait: Duration.Input): Effect.Effect<never, RendezvousError> {
+    const { kind, name, space: { kernel: { hooks, settings: { namespace } } } } = this.#place
+    hooks.metrics.timedOut()
+    return Effect.fail(fail(new WaitTimeout({ kind, key: name, namespace, wait: duration(wait, "wait"), away: false })))
+  }
 
   /** The value of the counterpart, if it is certain that both have met. */
   #met(hold: Hold, restore: acquiring.Restore): Effect.Effect<Option.Option<A>, RendezvousError> {

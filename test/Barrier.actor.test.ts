@@ -151,7 +151,7 @@ class BarrierModel extends Mail {
       return known === this.runner ? this.granted(known) : ["queued"]
     }
     // It may have been of a generation that is forgotten.
-    if (since !== undefined && this.generation > since + 1) return ["broken", since, 1, "left", 0]
+    if (since !== undefined && this.generation > since + 4) return ["broken", since, 1, "left", 0]
     if (this.runner === undefined && this.arrivals.length + 1 >= this.parties) this.#sweep()
     this.arrivals.push(next)
     this.advance()
@@ -167,6 +167,16 @@ class BarrierModel extends Mail {
     if (one === undefined) return
     this.depart(one, this.runner === one ? "action" : "left")
     this.advance()
+  }
+
+  /** Its wait is over. */
+  give(session: string, claim: string, id: string): Reply {
+    const one = this.find(session, claim)
+    if (one === undefined) return this.verdict(id) ?? ["departed"]
+    if (this.runner !== undefined && this.arrivals.indexOf(one) < this.due) return ["acting"]
+    this.depart(one, "left")
+    this.advance()
+    return ["departed"]
   }
 
   leaveMember(session: string, member: string): void {
@@ -502,8 +512,13 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
               break
             }
             case "leave": {
-              const { claim } = claims.filter(({ session }) => session === name).at(-1 - step.pick % 6) ??
-                { claim: "none" }
+              const { claim, id } = claims.filter(({ session }) => session === name).at(-1 - step.pick % 6) ??
+                { claim: "none", id: "none" }
+              if (step.pick % 2 === 0) {
+                const departed = plain(await send(name, "barrier.depart", [claim, id]))
+                assert.deepStrictEqual(departed, model.give(name, claim, id))
+                break
+              }
               assert.deepStrictEqual(await send(name, "session.leave", [claim]), ["left"])
               model.leave(name, claim)
               break
@@ -513,7 +528,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
               const mine = claims.filter(({ claim, id, session, since }) =>
                 session === name &&
                 (model.find(name, claim)?.id === id || model.verdict(id) !== undefined ||
-                  model.generation > since + 1 && !model.arrivals.some((one) => one.id === id))
+                  model.generation > since + 4 && !model.arrivals.some((one) => one.id === id))
               )
               const one = mine.at(-1 - step.pick % 6)
               if (one === undefined) break

@@ -57,6 +57,56 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         }
       })))
 
+  it.effect("tells a party whose time is over that its generation has passed, and waits for an action that has begun", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const slow = yield* node(line.url, { namespace, partitions: 1, lease: "30 seconds" })
+        const [one, two] = [yield* barrierOn(slow, 2), yield* barrierOn(b!, 2)]
+        const first = yield* Effect.forkChild(one.await("a", { wait: "300 millis" }))
+        yield* arrived(two, 1)
+        yield* line.delay({ replies: 600 })
+        assert.deepStrictEqual((yield* two.await("b")).contributions, ["a", "b"])
+        assert.deepStrictEqual((yield* promptly(Fiber.join(first), "the pass")).contributions, ["a", "b"])
+        yield* line.pass
+        const late = yield* reasonOf(yield* Effect.forkChild(one.await("a", { wait: "50 millis" })))
+        assert.strictEqual(late._tag, "WaitTimeout")
+        yield* arrived(two, 0)
+
+        const inside = yield* Deferred.make<void>()
+        const end = yield* Deferred.make<void>()
+        const action = () => Effect.andThen(Deferred.succeed(inside, undefined), Deferred.await(end))
+        const acting = (context: Node) =>
+          on(context, Barrier.make({ name: "acting", parties: 2, schema: Schema.String, action }))
+        const [three, four] = [yield* acting(a!), yield* acting(b!)]
+        const waiter = yield* Effect.forkChild(three.await("a", { wait: "500 millis" }))
+        yield* eventually(Effect.map(four.arrived, (count) => count === 1))
+        const runner = yield* Effect.forkChild(four.await("b", { wait: "500 millis" }))
+        yield* Deferred.await(inside)
+        yield* Effect.sleep("800 millis")
+        yield* pending(waiter)
+        yield* Deferred.succeed(end, undefined)
+        for (const fiber of [waiter, runner]) {
+          assert.deepStrictEqual((yield* promptly(Fiber.join(fiber), "the pass")).contributions, ["a", "b"])
+        }
+      })))
+
+  it.effect("takes a party back whose session is lost, though others have passed before it came", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const options = { onDeparture: "withdraw" } as const
+        const [one, two] = [yield* barrierOn(a!, 2, options), yield* barrierOn(b!, 2, options)]
+        for (let count = 0; count < 3; count++) {
+          yield* Effect.all([two.await("b"), two.await("b")], { concurrency: "unbounded" })
+        }
+        const waiter = yield* waiting(one, "a", 1)
+        yield* lose(a!, namespace, server)
+        yield* arrived(two, 1)
+        yield* pending(waiter)
+        assert.deepStrictEqual((yield* two.await("b")).contributions.toSorted(), ["a", "b"])
+        assert.strictEqual((yield* promptly(Fiber.join(waiter), "the pass")).generation, 4)
+      })))
+
   it.effect("keeps in step those who come again and again at the same time", () =>
     several(3, (nodes) =>
       Effect.gen(function*() {

@@ -10,7 +10,7 @@ import { eventually, realSleep } from "./support/eventually.ts"
 import { interruptedAt } from "./support/interrupter.ts"
 import { assertEmpty, deadlineOf, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
 import { asks } from "./support/requests.ts"
-import { forgetSession, fragile, isPending, on, promptly, several } from "./support/several.ts"
+import { channelOf, forgetSession, fragile, isPending, on, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -188,6 +188,24 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         yield* waits(one, { givers: 1 })
         const slow = one.takeWith((value) => Effect.as(realSleep(60), value), wait)
         assert.strictEqual(yield* promptly(slow, "a slow taker"), "y")
+      })))
+
+  it.effect("tells a party whose time is over that both have met", () =>
+    several(1, ([b], namespace, server) =>
+      Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const a = yield* node(line.url, { namespace, partitions: 1, lease: "30 seconds" })
+        const [one, two] = [yield* on(a, make), yield* on(b!, make)]
+        yield* Effect.all([one.exchange("first"), two.exchange("first")], { concurrency: "unbounded" })
+        yield* eventually(Effect.sync(() => channelOf(a).outbox.isIdle))
+        yield* line.delay({ replies: 600 })
+        const waiting = yield* Effect.forkChild(two.exchange("from b"))
+        yield* waits(two, { exchangers: 1 })
+        const late = yield* Effect.forkChild(one.exchange("from a", { wait: "400 millis" }))
+        assert.strictEqual(yield* promptly(Fiber.join(waiting), "the other one"), "from a")
+        assert.strictEqual(yield* promptly(Fiber.join(late), "the late one"), "from b")
+        yield* line.pass
+        yield* waits(two, nobody)
       })))
 
   it.effect("counts all attempts to exchange into the time to wait", () =>

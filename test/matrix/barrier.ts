@@ -7,6 +7,7 @@ import type { Program, Rows } from "./matrix.ts"
 export const requests = [
   ["barrier.join", "barrier:sum"],
   ["barrier.arrive", "barrier:sum"],
+  ["barrier.depart", "barrier:sum"],
   ["barrier.release", "barrier:sum"],
   ["barrier.reset", "barrier:sum"],
   ["barrier.state", "barrier:sum"],
@@ -53,5 +54,12 @@ export const program: Program = ({ line, other }) =>
     const fourth = yield* Effect.forkChild(barrier.await(6))
     yield* eventually(Effect.map(insisting(same.arrived), (arrived) => arrived === 1))
     yield* Fiber.interrupt(fourth)
+    yield* eventually(Effect.map(insisting(same.arrived), (arrived) => arrived === 0))
+
+    // It has departed, or the answer has not come: then it has failed all the same.
+    const fifth = yield* Effect.flip(
+      barrier.await(7, { wait: "100 millis" }) as Effect.Effect<unknown, Barrier.BarrierError>
+    )
+    assert.strictEqual(fifth.reason._tag, "WaitTimeout")
     yield* eventually(Effect.map(insisting(same.arrived), (arrived) => arrived === 0))
   })

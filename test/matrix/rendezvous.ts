@@ -11,6 +11,7 @@ export const requests = [
   ["rendezvous.acknowledge", "rendezvous:there"],
   ["rendezvous.exchange", "rendezvous:there"],
   ["rendezvous.accept", "rendezvous:there"],
+  ["rendezvous.withdraw", "rendezvous:there"],
   ["rendezvous.state", "rendezvous:there"],
   ["session.leave", "rendezvous:there"]
 ] as const satisfies Rows
@@ -48,6 +49,8 @@ export const program: Program = ({ line, other }) =>
     yield* waits({ takers: 1 })
     yield* Fiber.interrupt(interrupted)
     yield* waits({ takers: 0 })
+    assert.strictEqual((yield* Effect.flip(mine.exchange("mine", { wait: "100 millis" }))).reason._tag, "WaitTimeout")
+    yield* waits({ exchangers: 0 })
     // A question that was not answered in time fails.
     const left = yield* insist(mine.present)
     assert.deepStrictEqual(left, { givers: 0, takers: 0, exchangers: 0 })

@@ -5,6 +5,7 @@ import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import type * as Fiber from "effect/Fiber"
+import { identity } from "effect/Function"
 import * as Scope from "effect/Scope"
 import type { CoordinatorReason } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
@@ -44,6 +45,16 @@ export interface Acquire<E, A = undefined> extends Claim {
   readonly options?: WaitOptions | undefined
   readonly fail: (error: Failure) => E
   readonly refuse: (refusal: Refusal) => Effect.Effect<A, E>
+  /** When its wait is over, the actor has the last word: asked so, it ends the wait, or says what has come of that. */
+  readonly departure?: Departure | undefined
+}
+
+type DepartVerb = "barrier.depart" | "rendezvous.withdraw"
+
+export interface Departure {
+  readonly verb: DepartVerb
+  /** Behind the id. */
+  readonly args: ReadonlyArray<string>
 }
 
 const ignore = () => {}
@@ -110,18 +121,66 @@ const asking = <E>(
   entry: Entry,
   restore: Restore,
   wait: Duration.Input | undefined,
-  fail: (error: CoordinatorReason | WaitTimeout) => E
+  fail: (error: CoordinatorReason | WaitTimeout) => E,
+  departure?: Departure
 ): Effect.Effect<Settled, E> => {
+  let settled: Effect.Effect<Settled, E> | undefined
   const asked = Effect.callback<Settled, E>((resume) => {
     entry.settle = (outcome) => {
       // A hold must not keep the effects of its request.
       entry.settle = ignore
-      resume(outcome[0] === "failed" ? Effect.fail(fail(outcome[1].reason)) : Effect.succeed(outcome))
+      settled = outcome[0] === "failed" ? Effect.fail(fail(outcome[1].reason)) : Effect.succeed(outcome)
+      resume(settled)
     }
     place.tenancy.take(entry)
   })
-  return restore(wait === undefined ? asked : within(asked, place, wait, fail))
+  if (wait === undefined) return restore(asked)
+  if (departure === undefined) return restore(within(asked, place, wait, fail))
+  const late = (timeout: Effect.Effect<never, E>) =>
+    Effect.suspend(() => settled ?? departing(place, entry, departure, timeout, fail))
+  return restore(within(asked, place, wait, fail, late))
 }
+
+// Its process was told of nothing before the wait was over.
+const departing = <E>(
+  { channel, key, tenancy }: Place,
+  entry: Entry,
+  { args, verb }: Departure,
+  timeout: Effect.Effect<never, E>,
+  fail: (error: CoordinatorReason) => E
+): Effect.Effect<Settled, E> =>
+  Effect.callback((resume) => {
+    const { session } = entry
+    const over = () => resume(timeout)
+    if (session === undefined || session.lost !== undefined) return over()
+    entry.settle = (outcome) => {
+      entry.settle = ignore
+      resume(outcome[0] === "failed" ? Effect.fail(fail(outcome[1].reason)) : Effect.succeed(outcome))
+    }
+    channel.outbox.request<DepartVerb>({
+      verb,
+      key,
+      args: [entry.id, ...args] as never,
+      session,
+      urgent: true,
+      moot: over,
+      fail: over,
+      expire: over,
+      settle: (reply) => {
+        switch (reply[0]) {
+          case "departed":
+            return over()
+          case "acting":
+            // What comes of it is an event.
+            return
+          case "met":
+            return tenancy.heard(session, ["granted", entry.id, reply[1], ...reply[2] as ReadonlyArray<unknown>])
+          default:
+            return tenancy.heard(session, ["each", [entry.id], [], ...reply])
+        }
+      }
+    })
+  })
 
 /** Gives a claim up that was not granted, if asking for it has failed. */
 export const forsake = (entry: Entry, exit: Exit.Exit<unknown, unknown>): undefined => {
@@ -141,7 +200,8 @@ export const within = <A, E, R, E2>(
   self: Effect.Effect<A, E, R>,
   { channel, kind, name, space: { kernel } }: Awaited,
   wait: Duration.Input,
-  fail: (error: WaitTimeout) => E2
+  fail: (error: WaitTimeout) => E2,
+  late: (timeout: Effect.Effect<never, E2>) => Effect.Effect<A, E | E2, R> = identity
 ): Effect.Effect<A, E | E2, R> =>
   Effect.suspend(() => {
     const limit = duration(wait, "wait")
@@ -150,12 +210,13 @@ export const within = <A, E, R, E2>(
     const { connects } = transport
     return Effect.timeoutOrElse(self, {
       duration: limit,
-      orElse: () => {
-        hooks.metrics.timedOut()
-        const away = channel.away || channel.outages > outages || !transport.commands.isReady() ||
-          transport.connects > connects
-        return Effect.fail(fail(new WaitTimeout({ kind, key: name, namespace, wait: limit, away })))
-      }
+      orElse: () =>
+        late(Effect.suspend(() => {
+          hooks.metrics.timedOut()
+          const away = channel.away || channel.outages > outages || !transport.commands.isReady() ||
+            transport.connects > connects
+          return Effect.fail(fail(new WaitTimeout({ kind, key: name, namespace, wait: limit, away })))
+        }))
     })
   })
 
@@ -190,10 +251,11 @@ export const claimed = <E, A>(acquiring: Acquire<E, A>): Hold => {
 export const granting = <E, A>(
   fiber: Fiber.Fiber<unknown, unknown>,
   hold: Hold,
-  { fail, options, place, question }: Acquire<E, A>,
+  { departure, fail, options, place, question }: Acquire<E, A>,
   restore: Restore
 ): Effect.Effect<Settled, E> => {
-  const asked = asking(place, hold, restore, question === true ? undefined : waitOf(place, options), fail)
+  const wait = question === true ? undefined : waitOf(place, options)
+  const asked = asking(place, hold, restore, wait, fail, departure)
   return spanned(fiber, asked, `lockstep.${place.kind}.wait`, place.kind, place.name)
 }
 
