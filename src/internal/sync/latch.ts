@@ -111,6 +111,9 @@ export class SharedLatch<E> {
   readonly #counted = new Counted()
   // What Redis may have forgotten, by id or number: it is counted again, and if that fails, whenever the latch is heard of.
   readonly #owed = new Map<string | number, Count>()
+  // Those of them that are restored next, the last one first, and how many are under way.
+  #next: Array<Count> = []
+  #restoring = 0
   #owesOpen = false
   #number = 0
   #closed = false
@@ -213,6 +216,7 @@ export class SharedLatch<E> {
   #settle(): void {
     this.#counted.clear()
     this.#owed.clear()
+    this.#next = []
     this.#owesOpen = false
   }
 
@@ -244,12 +248,27 @@ export class SharedLatch<E> {
       )
       return
     }
-    // Redis tells numbers apart that arrive almost in order.
-    const counts = [...this.#owed.values()].sort((one, other) => one.number - other.number)
-    this.#owed.clear()
-    for (const count of counts) {
-      this.#demand("latch.count", (since) => this.#countArgs(count, since), () => this.#owe(count), count)
+    // No more at a time than a batch has, so that other requests do not wait behind thousands.
+    if (this.#restoring > 0) return
+    if (this.#next.length === 0) {
+      // Redis tells numbers apart that arrive almost in order.
+      this.#next = [...this.#owed.values()].sort((one, other) => other.number - one.number)
+      this.#owed.clear()
     }
+    const counts = this.#next.splice(-this.place.space.kernel.settings.maxBatch).reverse()
+    this.#restoring = counts.length
+    for (const count of counts) {
+      this.#demand("latch.count", (since) => this.#countArgs(count, since), () => {
+        this.#restoring--
+        this.#owe(count)
+      }, count)
+    }
+  }
+
+  // A count that was restored.
+  #restored(): void {
+    this.#restoring--
+    if (this.#restoring === 0) this.#restore()
   }
 
   // In the background, and for as long as it takes, unless the latch is reset meanwhile.
@@ -266,10 +285,16 @@ export class SharedLatch<E> {
       key,
       args: argsOf(since),
       urgent: true,
-      settle: (reply) => this.#answered(reply, count, since),
+      settle: (reply) => {
+        this.#answered(reply, count, since)
+        if (count !== undefined) this.#restored()
+      },
       moot: () => this.#demand(verb, argsOf, owe, count, since),
       fail: (error) => {
-        if (this.#state.resets > Number(since)) return
+        if (this.#state.resets > Number(since)) {
+          if (count !== undefined) this.#restored()
+          return
+        }
         owe()
         const what = describe(kind, name, kernel.settings.namespace)
         kernel.hooks.log("Warn", `${what} could not be restored yet; the next change or count tries again`, error)
