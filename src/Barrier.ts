@@ -67,7 +67,7 @@ import type { Membership } from "./internal/hold/membership.ts"
 import { InvalidPayload, type Payload, payload } from "./internal/hold/payload.ts"
 import { oneOf, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { protect } from "./internal/hold/protect.ts"
-import { question, request } from "./internal/hold/request.ts"
+import { memberQuestion, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { spanning } from "./internal/hold/span.ts"
 import { checkParties, type Known, open, PartiesMismatch } from "./internal/sync/parties.ts"
@@ -442,7 +442,7 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
   }
 
   get arrived(): Effect.Effect<number, BarrierError> {
-    return Effect.mapBoth(question(this.#place, "barrier.state", []), {
+    return Effect.mapBoth(memberQuestion(this.#place, "barrier.state", []), {
       onFailure: ({ reason }) => fail(reason),
       // Not there for a moment after Redis has lost its data.
       onSuccess: (reply) => reply[0] === "missing" ? 0 : reply[1]

@@ -53,7 +53,7 @@ import { Hold } from "./internal/hold/hold.ts"
 import { LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
 import { type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { protect } from "./internal/hold/protect.ts"
-import { question } from "./internal/hold/request.ts"
+import { memberQuestion } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { spanning } from "./internal/hold/span.ts"
 import { checkParties, type Known, open, PartiesMismatch } from "./internal/sync/parties.ts"
@@ -286,7 +286,7 @@ class DoubleBarrierImpl implements DoubleBarrier {
   )
 
   get #state(): Effect.Effect<readonly [inside: number, queued: number], DoubleBarrierError> {
-    return Effect.mapBoth(question(this.#place, "doubleBarrier.state", []), {
+    return Effect.mapBoth(memberQuestion(this.#place, "doubleBarrier.state", []), {
       onFailure: ({ reason }) => fail(reason),
       // Not there for a moment after Redis has lost its data.
       onSuccess: (reply) => reply[0] === "missing" ? [0, 0] : [reply[1], reply[2]]

@@ -1,8 +1,8 @@
 /** Countdown latches: they open once, for all waiters, and remember what they have to. */
 import { assert, layer } from "@effect/vitest"
-import { Effect, Exit, Fiber, Option, Scope } from "effect"
+import { Effect, Exit, Fiber, Option, Schema, Scope } from "effect"
 import * as fc from "fast-check"
-import { Coordinator, CountDownLatch, Lock } from "../src/index.ts"
+import { Coordinator, CountDownLatch, Lock, TaskGroup } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { actor, client } from "./support/actor.ts"
 import { assertUnanswered, behindLine } from "./support/behindLine.ts"
@@ -765,4 +765,19 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         )
       )
     }))
+
+  it.effect("says what it knows right after Redis has lost its data without breaking a connection", () =>
+    several(1, ([a], _, server) =>
+      Effect.gen(function*() {
+        const latch = yield* on(a!, CountDownLatch.make({ name: "it", count: 3, timeToLive: "100 millis" }))
+        const group = yield* on(
+          a!,
+          TaskGroup.make({ name: "it", shards: 2, result: Schema.Number, timeToLive: "100 millis" })
+        )
+        yield* latch.countDown()
+        yield* latch.countDown()
+        yield* server.cli("FLUSHALL")
+        assert.strictEqual(yield* latch.remaining, 1)
+        assert.strictEqual((yield* group.snapshot).expected, 2)
+      }), { lease: "1 minute" }))
 })

@@ -129,6 +129,24 @@ export const question = <V extends Verb>(
       catch: (cause) => coordinatorError(cause, target.key)
     }))
 
+/**
+ * As `question`, about what this process has joined. If Redis does not know it, it may have lost its data, which no connection tells: the
+ * session asks, and the question is asked again behind that.
+ */
+export const memberQuestion = <V extends Verb>(
+  target: Target,
+  verb: V,
+  args: Requests[V]["args"]
+): Effect.Effect<Fresh<ReplyOf<V>>, CoordinatorError> =>
+  Effect.flatMap(question(target, verb, args), (reply) =>
+    (reply as readonly [string])[0] === "missing"
+      ? Effect.andThen(renewed(target), question(target, verb, args))
+      : Effect.succeed(reply))
+
+// As far as Redis can be reached.
+const renewed = ({ tenancy: { channel } }: Target): Effect.Effect<void> =>
+  Effect.promise(() => new Promise((resolve) => void channel.opened(() => resolve()).then(resolve, () => resolve())))
+
 const inspect = async (
   { key, tenancy: { kernel: { refusal, transport }, partition } }: Target,
   verb: Verb,

@@ -12,7 +12,7 @@ import type { Requests } from "../actor/lua.ts"
 import { join, within } from "../hold/acquire.ts"
 import { describe, type WaitTimeout } from "../hold/loss.ts"
 import { millis, type Place } from "../hold/place.ts"
-import { question, request } from "../hold/request.ts"
+import { memberQuestion, request } from "../hold/request.ts"
 import { spanned } from "../hold/span.ts"
 import { Superseded } from "../hold/superseded.ts"
 
@@ -410,7 +410,7 @@ export class SharedLatch<E> {
 
   /** What remains now, by Redis's word. */
   get remaining(): Effect.Effect<number, E> {
-    return Effect.matchEffect(question(this.place, "latch.state", []), {
+    return Effect.matchEffect(memberQuestion(this.place, "latch.state", []), {
       onFailure: (error) => Effect.fail(this.#failed(error)),
       onSuccess: (reply) => {
         // Missing for a moment after Redis has lost its data.

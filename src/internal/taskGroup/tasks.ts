@@ -14,7 +14,7 @@ import type { Hold } from "../hold/hold.ts"
 import { describe } from "../hold/loss.ts"
 import type { Membership } from "../hold/membership.ts"
 import type { Place } from "../hold/place.ts"
-import { question, request } from "../hold/request.ts"
+import { memberQuestion, request } from "../hold/request.ts"
 import { Superseded } from "../hold/superseded.ts"
 
 export type Status = "running" | "done" | "failed" | "lost"
@@ -266,7 +266,7 @@ export class Tasks {
 
   /** By Redis's word. Nothing if Redis has forgotten the group, until a member joins again. */
   read(from: number, wanted: string): Effect.Effect<Page | undefined, CoordinatorError> {
-    return Effect.map(question(this.place, "taskGroup.read", [from, wanted]), pageOf)
+    return Effect.map(memberQuestion(this.place, "taskGroup.read", [from, wanted]), pageOf)
   }
 
   /** As `read`, for waiters: they ask again while Redis is away, since there may be no other event. Nothing if the group is closed. */
