@@ -411,7 +411,8 @@ class ElectionImpl<A> implements Election<A> {
 }
 
 /**
- * Called one after the other by a fiber of their own; a callback that fails is logged. The scope of `make` waits for them,
+ * Called one after the other by a fiber of their own; a callback that fails is logged. Nothing else waits for them: another process
+ * may lead before `onLost` has ended. The scope of `make` waits for them,
  * and interrupts them after the margin of the coordinator.
  *
  * @category options

@@ -52,7 +52,7 @@ import * as acquiring from "./internal/hold/acquire.ts"
 import { Hold } from "./internal/hold/hold.ts"
 import { type Holder, holdersOf, type Waiter, waitersOf } from "./internal/hold/holders.ts"
 import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
-import { mismatchPolicies, oneOf, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
+import { mismatchPolicies, oneOf, type Place, placeOf, spaceOf, whole } from "./internal/hold/place.ts"
 import { withHold } from "./internal/hold/protect.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
@@ -167,7 +167,7 @@ export class PermitsMismatch extends Schema.Error<PermitsMismatch>("lockstep/Sem
 }
 
 /**
- * More permits were asked for than there are by now, so that they could never be had.
+ * More permits were asked for than there are, so that they could not be had.
  *
  * @category errors
  * @since 0.1.0
@@ -180,8 +180,8 @@ export class PermitsExceeded extends Schema.Error<PermitsExceeded>("lockstep/Sem
   existing: Schema.Number
 }) {
   override get message(): string {
-    return `${this.permits} permits were asked for, and ${describe("semaphore", this.name, this.namespace)} has been ` +
-      `resized to ${this.existing}: ask for fewer.`
+    return `${this.permits} permits were asked for, and ${describe("semaphore", this.name, this.namespace)} has ` +
+      `${this.existing}: ask for fewer, or resize it.`
   }
 }
 
@@ -222,12 +222,7 @@ const aboutOf = ({ name, space: { kernel } }: Place) => ({ name, namespace: kern
 // Weights are doubles in Redis; sums of them stay exact far beyond that.
 const mostPermits = 2 ** 31 - 1
 
-const checkPermits = (permits: number, most: number): number => {
-  if (!Number.isInteger(permits) || permits < 1 || permits > most) {
-    throw new RangeError(`permits must be a whole number from 1 to ${most}`)
-  }
-  return permits
-}
+const checkPermits = (permits: number): number => whole(permits, "permits", mostPermits)
 
 class SemaphoreImpl implements Semaphore {
   readonly "~lockstep/Semaphore" = "~lockstep/Semaphore" as const
@@ -242,7 +237,7 @@ class SemaphoreImpl implements Semaphore {
   }
 
   #taking(permits: number, wait: boolean, options: TakeOptions | undefined): acquiring.Acquire<SemaphoreError> {
-    checkPermits(permits, this.#known.most)
+    checkPermits(permits)
     const about = aboutOf(this.#place)
     return taking(this.#place, permits, 0, wait, {
       options,
@@ -252,29 +247,12 @@ class SemaphoreImpl implements Semaphore {
           case "busy":
             return Effect.succeed(undefined)
           case "exceeds":
-            learn(this.#known, refusal[1])
+            this.#known.permits = refusal[1]
             return Effect.fail(fail(new PermitsExceeded({ ...about, permits, existing: refusal[1] })))
           default:
             return Effect.fail(fail(new SemaphoreGone(about)))
         }
       }
-    })
-  }
-
-  // Another process may have made it larger, and the news of that be on its way.
-  #asking<A, E, R>(
-    permits: number,
-    wait: boolean,
-    options: TakeOptions | undefined,
-    take: (acquire: acquiring.Acquire<SemaphoreError>) => Effect.Effect<A, E, R>
-  ): Effect.Effect<A, E | SemaphoreError, R> {
-    return Effect.suspend((): Effect.Effect<A, E | SemaphoreError, R> => {
-      const taken = () => take(this.#taking(permits, wait, options))
-      if (!Number.isInteger(permits) || permits <= this.#known.most || permits > mostPermits) return taken()
-      return Effect.flatMap(this.permits, (now) => {
-        learn(this.#known, now)
-        return taken()
-      })
     })
   }
 
@@ -286,7 +264,7 @@ class SemaphoreImpl implements Semaphore {
     (permits: number, options?: TakeOptions | undefined) =>
     <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E | SemaphoreError, R> =>
       this.#spanned(
-        this.#asking(permits, true, options, (take) => withHold(self, take)) as Effect.Effect<
+        Effect.suspend(() => withHold(self, this.#taking(permits, true, options))) as Effect.Effect<
           A,
           E | SemaphoreError,
           R
@@ -302,7 +280,7 @@ class SemaphoreImpl implements Semaphore {
     <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<Option.Option<A>, E | SemaphoreError, R> =>
       this.#spanned(
         Effect.map(
-          this.#asking(permits, false, options, (take) => withHold(Effect.asSome(self), take)),
+          Effect.suspend(() => withHold(Effect.asSome(self), this.#taking(permits, false, options))),
           (result) => result ?? Option.none()
         ),
         "withPermitsIfAvailable"
@@ -310,7 +288,7 @@ class SemaphoreImpl implements Semaphore {
 
   readonly take = (permits: number, options?: TakeOptions | undefined): Effect.Effect<Lease, SemaphoreError> =>
     this.#spanned(
-      this.#asking(permits, true, options, acquiring.acquireUnscoped),
+      Effect.suspend(() => acquiring.acquireUnscoped(this.#taking(permits, true, options))),
       "take"
     ) as Effect.Effect<Lease, SemaphoreError>
 
@@ -319,7 +297,7 @@ class SemaphoreImpl implements Semaphore {
     options?: TakeOptions | undefined
   ): Effect.Effect<Lease, SemaphoreError, Scope.Scope> =>
     this.#spanned(
-      this.#asking(permits, true, options, acquiring.acquireScoped),
+      Effect.suspend(() => acquiring.acquireScoped(this.#taking(permits, true, options))),
       "takeScoped"
     ) as Effect.Effect<Lease, SemaphoreError, Scope.Scope>
 
@@ -329,7 +307,7 @@ class SemaphoreImpl implements Semaphore {
   ): Effect.Effect<Option.Option<Lease>, SemaphoreError> =>
     Effect.map(
       this.#spanned(
-        this.#asking(permits, false, options, acquiring.acquireUnscoped),
+        Effect.suspend(() => acquiring.acquireUnscoped(this.#taking(permits, false, options))),
         "takeIfAvailable"
       ),
       Option.fromUndefinedOr
@@ -365,28 +343,22 @@ class SemaphoreImpl implements Semaphore {
 
   readonly resize = (permits: number): Effect.Effect<void, SemaphoreError> =>
     Effect.suspend(() => {
-      checkPermits(permits, mostPermits)
+      checkPermits(permits)
       return Effect.matchEffect(request(this.#place, "semaphore.resize", [permits]), {
         onFailure: ({ reason }) => Effect.fail(fail(reason)),
         onSuccess: ([tag]) => {
           if (tag === "missing") return Effect.fail(fail(new SemaphoreGone(aboutOf(this.#place))))
-          learn(this.#known, permits)
+          this.#known.permits = permits
           return Effect.void
         }
       })
     })
 }
 
-/** What this process knows of the number of permits: as it is now, and the most that there were. The actor has the last word. */
+/** What this process knows of the number of permits. The actor has the last word. */
 interface Known {
   permits: number
-  most: number
   joined: boolean
-}
-
-const learn = (known: Known, permits: number): void => {
-  known.permits = permits
-  known.most = Math.max(known.most, permits)
 }
 
 type Mode = "fail" | "keep" | "resize" | "attach"
@@ -400,7 +372,7 @@ const open = (
 ): Effect.Effect<Semaphore, SemaphoreError, Coordinator | Scope.Scope> =>
   Effect.flatMap(Coordinator, (coordinator) => {
     const place = placeOf(spaceOf(coordinator), "semaphore", name, "name", lease)
-    const known: Known = { permits, most: permits, joined: false }
+    const known: Known = { permits, joined: false }
     return Effect.flatMap(
       acquiring.join(place, {
         verb: "semaphore.join",
@@ -410,7 +382,7 @@ const open = (
         observer: {
           observe: ([capacity]) => {
             known.joined = true
-            learn(known, Number(capacity))
+            known.permits = Number(capacity)
           }
         },
         wait: mode === "attach" ? wait ?? place.space.wait : undefined,
@@ -468,7 +440,7 @@ export const make = (
   Effect.suspend(() => {
     const { lease, name, onMismatch = "fail", permits } = options
     oneOf(onMismatch, "onMismatch", mismatchPolicies)
-    return open(name, onMismatch, checkPermits(permits, mostPermits), undefined, lease)
+    return open(name, onMismatch, checkPermits(permits), undefined, lease)
   })
 
 /**

@@ -568,7 +568,7 @@ type Values<Refs extends ReadonlyArray<SharedRef<any>>> = {
  * @category combinators
  * @since 0.1.0
  */
-export const transaction = <const Refs extends readonly [SharedRef<any>, ...ReadonlyArray<SharedRef<any>>], B>(
+export const transaction = <const Refs extends ReadonlyArray<SharedRef<any>>, B>(
   refs: Refs,
   f: (values: Values<Refs>) => readonly [B, Values<Refs>]
 ): Effect.Effect<B, SharedRefError> => transacted(refs, f as never)

@@ -1,5 +1,5 @@
 import { assert, layer } from "@effect/vitest"
-import { type Context, Deferred, Effect, Exit, Fiber, Layer, Option } from "effect"
+import { type Context, Deferred, Effect, Exit, Fiber, Layer, Option, type Scope } from "effect"
 import * as fc from "fast-check"
 import { Coordinator, Lease, Semaphore } from "../src/index.ts"
 import { runs } from "./support/effort.ts"
@@ -206,7 +206,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
       Effect.scoped(Effect.gen(function*() {
         const semaphore = yield* Semaphore.make({ name: "s", permits: 3 })
         const bad: Array<Effect.Effect<unknown, unknown, unknown>> = [
-          ...[0, -1, 1.5, Number.NaN, Infinity, 4, 2 ** 31, "1" as never].flatMap((permits) => [
+          ...[0, -1, 1.5, Number.NaN, Infinity, 2 ** 31, "1" as never].flatMap((permits) => [
             semaphore.take(permits),
             semaphore.takeIfAvailable(permits),
             semaphore.withPermits(permits)(Effect.void),
@@ -228,6 +228,13 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
           assert.instanceOf(defect?._tag === "Die" ? defect.defect : undefined, RangeError, String(at))
         }
         assert.strictEqual(yield* semaphore.available, 3)
+        // How many there are may be for others to decide.
+        const many: Array<Effect.Effect<unknown, Semaphore.SemaphoreError, Scope.Scope>> = [
+          semaphore.take(4),
+          semaphore.withPermitsIfAvailable(4)(Effect.void),
+          Effect.flatMap(Semaphore.attach({ name: "s" }), (attached) => attached.withPermits(4)(Effect.void)) as never
+        ]
+        for (const effect of many) assert.strictEqual((yield* Effect.flip(effect)).reason._tag, "PermitsExceeded")
       }))
     ))
 

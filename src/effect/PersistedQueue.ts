@@ -13,10 +13,13 @@
  * - `timeToLive` of `PersistedQueue.layerCleanup` has no effect: a processed element leaves nothing behind but its custom id, for
  *   `retention`, whose default is that of `timeToLive`. Set `retention` where you would set `timeToLive`. `failedTimeToLive` works
  *   for the queues that this process uses.
+ * - The custom id of a failed element is known for `retention` from its end, however long the element itself is kept: another offer with
+ *   that id stores nothing until then, also when `failedTimeToLive` has removed the element; and it is stored from then on.
  * - The effect of `take` is not interrupted when the session is lost. Another process may be given the element then. That is logged as
  *   a warning, and counted (`lockstep_overruns`).
  * - The queue of a name is the `Queue` of that name in the same namespace. Offer to it, and work on it, with `PersistedQueue` only:
  *   this store decides about its limits.
+ * - The name is that of a `Queue`: not empty, and up to 512 bytes.
  * - In the `Queue`, a custom id that a job cannot have has a `=` in front, and one of more than 512 bytes is a hash.
  * - It belongs to the unstable part of `effect`, and may have to change with it.
  *

@@ -154,8 +154,9 @@ export const transacted = <B>(
   Effect.suspend(() => {
     const inners = refs.map(innerOf)
     const all = inners.map(([cell]) => cell)
-    const [{ colocate, place: { partition } }] = all as [Cell<any, SharedRefError>]
-    if (all.length > mostTogether) throw new RangeError(`refs must not be more than ${mostTogether}`)
+    const [first] = all
+    if (first === undefined || all.length > mostTogether) throw new RangeError(`refs must be 1 to ${mostTogether}`)
+    const { colocate, place: { partition } } = first
     if (new Set(all.map(({ place: { key } }) => key)).size < all.length) {
       throw new RangeError("refs must be different ones")
     }
