@@ -64,6 +64,21 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
       assert.deepStrictEqual(again.story, failed.story)
     }))
 
+  it.effect("tells the story of an invariant, or a program, that throws", () =>
+    Effect.gen(function*() {
+      const throwing = (): never => assert.fail("not so")
+      for (
+        const failing of [
+          Simulation.run(() => Effect.sleep("1 second"), { steps: 5, invariant: throwing }),
+          Simulation.run(throwing, { steps: 5 })
+        ]
+      ) {
+        const failed = yield* Effect.flip(failing)
+        assert.strictEqual(failed._tag, "SimulationFailed")
+        assert.include(failed.message, "not so")
+      }
+    }))
+
   it.effect("finds a program that waits for ever", () =>
     Effect.gen(function*() {
       const failed = yield* Effect.flip(

@@ -122,7 +122,7 @@ export interface Process {
 export interface Scenario {
   /** What each process runs. Its failure is that of the schedule. */
   readonly program: (process: Process) => Effect.Effect<unknown, unknown, Redis.Redis>
-  /** What must be true after each step: answers what is wrong. */
+  /** What must be true after each step: answers what is wrong, or throws it. */
   readonly invariant?: (() => string | undefined) | undefined
 }
 
@@ -263,6 +263,15 @@ const settingsOf = (options: Options): Settings => {
   }
 }
 
+// One that throws, as an assertion does, does not hold either.
+const held = (invariant: () => string | undefined): string | undefined => {
+  try {
+    return invariant()
+  } catch (error) {
+    return `the invariant has failed: ${String(error)}`
+  }
+}
+
 const simulated = (
   { invariant, program }: Scenario,
   settings: Settings,
@@ -283,14 +292,14 @@ const simulated = (
       faults,
       patience,
       isCalm: (healed, now) => now > healed + calm,
-      check: invariant,
+      check: invariant && (() => held(invariant)),
       verbose,
       program: (process, place, isStopping) => {
         const random = randomOf(seedOf(seed, 1000 + simulation.members.length))
         const now = () => simulation.world.now
         const { name } = process
         const interruptible: Process["interruptible"] = (self) => process.interruptible(self)
-        return Effect.asVoid(program({ name, place, random, now, isStopping, interruptible }))
+        return Effect.suspend(() => Effect.asVoid(program({ name, place, random, now, isStopping, interruptible })))
       }
     },
     machine,
