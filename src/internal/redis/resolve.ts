@@ -29,7 +29,7 @@ interface ParsedUrl {
   readonly tls?: true
 }
 
-export const integer = (name: string, text: string): number => {
+const integer = (name: string, text: string): number => {
   if (!/^\d+$/.test(text)) throw new RangeError(`Redis: ${name} must be a number`)
   return Number(text)
 }
