@@ -10,7 +10,7 @@ import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
 import { asks, waits, within } from "./support/requests.ts"
 import { forget } from "./support/sessions.ts"
-import { missed, several } from "./support/several.ts"
+import { missed, on, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -353,7 +353,7 @@ layer(TestServer.layer, live)("a leader", (it) => {
         yield* Effect.provideContext(Scope.provide(Lock.acquire("any"), scope), a!)
         const own = yield* leading(mine)
         yield* begun(own)
-        const taken = yield* Effect.forkChild(Effect.provideContext(Lock.withLock(Effect.void, "any"), b!))
+        const taken = yield* Effect.forkChild(on(b!, Lock.withLock(Effect.void, "any")))
         yield* waits(server, namespace, "lock:any", 1)
         yield* Effect.all([Scope.close(scope, Exit.void), own.leave], { concurrency: "unbounded" })
         yield* promptly(Fiber.join(taken), "the lock")

@@ -187,7 +187,7 @@ layer(TestServer.layer, live)("a job that is not done", (it) => {
         yield* begins(worker, [1, 5, 3, 4, 2])
         isRangeError(yield* Effect.exit(queue.reschedule("x", {})))
         isRangeError(yield* Effect.exit(queue.reschedule("x", { delay: 1, at: 1 })))
-        isRangeError(yield* Effect.exit(queue.reschedule("x", { delay: 0 })))
+        isRangeError(yield* Effect.exit(queue.reschedule("x", { delay: -1 })))
         yield* worker.stop
         assert.isTrue(yield* other.cancel("three"))
       })))

@@ -222,7 +222,7 @@ export const bugs: { readonly [name: string]: Bug } = {
       "if ended then return ended end",
       ""
     ], [
-      "and state.generation > since + 1 then",
+      "and state.generation > since + RESULTS then",
       "and false then"
     ]]
   },
@@ -387,12 +387,12 @@ export const bugs: { readonly [name: string]: Bug } = {
   // Of updates that meet in one process, the last one is written.
   lastUpdateOnly: {
     only: ["ref"],
-    sources: [["internal/ref/cell.ts", "present = exit.value.next", ""]]
+    sources: [["internal/ref/updates.ts", "present = exit.value.next", ""]]
   },
   // Of updates that meet in one process, the last one is published.
   lastEventOnly: {
     only: ["ref"],
-    sources: [["internal/ref/cell.ts", "together(written?.following, following)", "following"]]
+    sources: [["internal/ref/updates.ts", "together(written?.following, following)", "following"]]
   },
   // A transaction compares the version of its last ref only.
   halfCompared: {
