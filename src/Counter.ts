@@ -49,13 +49,14 @@ import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
 import { Coordinator } from "./Coordinator.ts"
 import { type CoordinatorError, coordinatorReasons } from "./internal/actor/errors.ts"
-import { keyOf } from "./internal/actor/keys.ts"
+import { checkName, keyOf } from "./internal/actor/keys.ts"
 import { followingOf, type Publication, type Publications } from "./internal/hold/following.ts"
 import { describe } from "./internal/hold/loss.ts"
-import { millis, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
+import { millis, type Place, placeOf, type Space, spaceOf } from "./internal/hold/place.ts"
 import { read, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { WriteUncertain } from "./internal/hold/unwritten.ts"
+import { prefixOf, what } from "./internal/ref/family.ts"
 import { Sums } from "./internal/ref/sums.ts"
 import { type State, Watch } from "./internal/ref/watch.ts"
 
@@ -130,6 +131,14 @@ export interface BatchOptions {
   /** How long an addition waits for others before the sum is sent, at most, if Redis has answered the sum before it by then. */
   readonly flush: Duration.Input
 }
+
+/**
+ * Counters by key. It asks Redis for nothing.
+ *
+ * @category models
+ * @since 0.1.0
+ */
+export type Family = (key: string) => Counter
 
 /**
  * @category options
@@ -313,10 +322,26 @@ class CounterImpl implements Counter {
  * @since 0.1.0
  */
 export const make = (options: Options & { readonly name: string }): Effect.Effect<Counter, never, Coordinator> =>
+  Effect.map(Coordinator, (coordinator) => of(spaceOf(coordinator), options.name, "name", options))
+
+const of = (space: Space, name: string, what: string, { timeToLive }: Options): Counter =>
+  new CounterImpl(
+    placeOf(space, "counter", name, what),
+    timeToLive === undefined ? 0 : millis(timeToLive, "timeToLive")
+  )
+
+/**
+ * Counters by key: that of the key `ann` of the family `visits` is the counter named `visits/ann`. A `/` or `%` in the name of the
+ * family is escaped. A key costs nothing until it is used.
+ *
+ * @category constructors
+ * @since 0.1.0
+ */
+export const family = (options: Options & { readonly name: string }): Effect.Effect<Family, never, Coordinator> =>
   Effect.map(Coordinator, (coordinator) => {
-    const { name, timeToLive } = options
-    const place = placeOf(spaceOf(coordinator), "counter", name, "name")
-    return new CounterImpl(place, timeToLive === undefined ? 0 : millis(timeToLive, "timeToLive"))
+    const prefix = prefixOf(options.name)
+    const space = spaceOf(coordinator)
+    return (key) => of(space, prefix + checkName(key, "key"), what, options)
   })
 
 /**
@@ -338,3 +363,27 @@ export interface ServiceClass<in out Self, in out Name extends string>
 export const Service =
   <Self>() => <const Name extends string>(name: Name, options?: Options): ServiceClass<Self, Name> =>
     service<Self, "Counter", Name, Counter, never, Coordinator>("Counter", name, make({ ...options, name }))
+
+/**
+ * The class that `FamilyService` makes.
+ *
+ * @category models
+ * @since 0.1.0
+ */
+export interface FamilyServiceClass<in out Self, in out Name extends string>
+  extends AnyServiceClass<Self, `lockstep/Counter.Family/${Name}`, Family, never, Coordinator>
+{}
+
+/**
+ * A family as a typed service: `class Visits extends Counter.FamilyService<Visits>()("visits") {}`, with `Visits.layer`.
+ *
+ * @category constructors
+ * @since 0.1.0
+ */
+export const FamilyService =
+  <Self>() => <const Name extends string>(name: Name, options?: Options): FamilyServiceClass<Self, Name> =>
+    service<Self, "Counter.Family", Name, Family, never, Coordinator>(
+      "Counter.Family",
+      name,
+      family({ ...options, name })
+    )

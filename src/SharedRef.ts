@@ -72,6 +72,7 @@ import { spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import type { Family, FamilyOptions, Options, SharedRef } from "./internal/ref/api.ts"
 import type { SharedRefError } from "./internal/ref/errors.ts"
+import { prefixOf, what } from "./internal/ref/family.ts"
 import { modifySomeEffect as modifyingSome, of, transacted } from "./internal/ref/refs.ts"
 
 /**
@@ -185,9 +186,6 @@ export const make = <A>(
 ): Effect.Effect<SharedRef<A>, never, Coordinator> =>
   Effect.map(Coordinator, (coordinator) => of(spaceOf(coordinator), options.name, "name", options))
 
-// So that no family can name the refs of another one.
-const prefixOf = (name: string): string => `${checkName(name, "name").replace(/[%/]/g, encodeURIComponent)}/`
-
 /**
  * Refs by key: that of the key `ann` of the family `users` is the ref named `users/ann`. A `/` or `%` in the name of the
  * family is escaped.
@@ -204,7 +202,7 @@ export const family = <A>(
     const space = spaceOf(coordinator)
     return (key) => {
       const together = typeof colocate === "function" ? colocate(key) : colocate
-      return of(space, prefix + checkName(key, "key"), "the name of the family and the key", {
+      return of(space, prefix + checkName(key, "key"), what, {
         ...others,
         colocate: together
       })

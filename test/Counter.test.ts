@@ -323,4 +323,20 @@ layer(TestServer.layer, live)("a counter", (it) => {
       }).pipe(Effect.provide(Done.layer))
     )
   })
+
+  it.effect("comes in families, whose members no other family can name", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        class Visits extends Counter.FamilyService<Visits>()("a/b", { timeToLive: "5 seconds" }) {}
+        yield* Effect.gen(function*() {
+          const visits = yield* Visits
+          const other = yield* Counter.family({ name: "a", timeToLive: "5 seconds" })
+          assert.deepStrictEqual([yield* visits("ann").add(1), yield* visits("ann").add(1)], [1, 2])
+          assert.deepStrictEqual([yield* visits("bob").get, yield* other("b/ann").get], [0, 0])
+          assert.strictEqual(visits("ann").name, "a%2Fb/ann")
+          assert.throws(() => visits(""), RangeError, /key/)
+          yield* visits("ann").reset
+        }).pipe(Effect.provide(Visits.layer))
+      })
+    ))
 })

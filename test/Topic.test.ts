@@ -111,7 +111,7 @@ layer(TestServer.layer, live)("a topic", (it) => {
         const published = yield* topic.publishAll(upTo(500))
         // Later than all of them.
         yield* realSleep(2)
-        yield* topic.publishAll(upTo(500, 500))
+        yield* topic.publishAll(upTo(500, 500), { key: "all" })
         const all = yield* collect(topic.subscribe({ from: "beginning" }), 1000)
         assert.deepStrictEqual(valuesOf(all), upTo(1000))
         for (const from of [{ after: published[499]!.id }, { since: (all[500] as Topic.Event<number>).time }]) {

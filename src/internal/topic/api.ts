@@ -104,7 +104,7 @@ export interface Topic<in out A> {
   /** Stores events in their order, many with each call. */
   readonly publishAll: (
     events: Iterable<A>,
-    options?: ((event: A) => PublishOptions) | undefined
+    options?: Pick<PublishOptions, "key"> | ((event: A) => PublishOptions) | undefined
   ) => Effect.Effect<ReadonlyArray<Published>, TopicError>
   /**
    * An event to be published in the same step as something else, such as the submission of a result. The topic needs the same

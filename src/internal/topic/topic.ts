@@ -120,12 +120,12 @@ export class TopicImpl<in out A> implements Topic<A> {
 
   readonly publishAll = (
     events: Iterable<A>,
-    options?: (event: A) => PublishOptions
+    options?: Pick<PublishOptions, "key"> | ((event: A) => PublishOptions)
   ): Effect.Effect<ReadonlyArray<Published>, TopicError> =>
     this.#spanned<ReadonlyArray<Published>>("publishAll", (trace) => {
       const messages: Array<Message> = []
       for (const event of events) {
-        const message = this.#message(event, options?.(event), trace)
+        const message = this.#message(event, typeof options === "function" ? options(event) : options, trace)
         if (Exit.isFailure(message)) return Effect.failCause(message.cause)
         messages.push(message.value)
       }
