@@ -145,8 +145,11 @@ class Conductor {
         Effect.repeat(Effect.delay(isStopped, lookAgain), { until: (stopped) => stopped }),
         Effect.fail("the run has stopped")
       )
-      count(1)
-      return Effect.ensuring(Effect.raceFirst(offer, stopped), Effect.sync(() => count(-1)))
+      return Effect.acquireUseRelease(
+        Effect.sync(() => count(1)),
+        () => Effect.raceFirst(offer, stopped),
+        () => Effect.sync(() => count(-1))
+      )
     })
   }
 

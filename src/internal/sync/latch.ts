@@ -286,8 +286,11 @@ export class SharedLatch<E> {
       args: argsOf(since),
       urgent: true,
       settle: (reply) => {
-        this.#answered(reply, count, since)
-        if (count !== undefined) this.#restored()
+        try {
+          this.#answered(reply, count, since)
+        } finally {
+          if (count !== undefined) this.#restored()
+        }
       },
       moot: () => this.#demand(verb, argsOf, owe, count, since),
       fail: (error) => {
