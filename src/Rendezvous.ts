@@ -356,10 +356,14 @@ class RendezvousImpl<A> implements Rendezvous<A> {
             // Each attempt has the rest of the time, and at least a try.
             const left = deadline === undefined ? undefined : Math.max(1, deadline - clock.currentTimeMillisUnsafe())
             return Effect.flatMap(
-              this.#meet("rendezvous.exchange", args, { wait: left }, (hold, restore) => this.#met(hold, restore)),
+              Effect.mapError(
+                this.#meet("rendezvous.exchange", args, { wait: left }, (hold, restore) => this.#met(hold, restore)),
+                // All of the time was for all attempts.
+                (error) => error.reason._tag === "WaitTimeout" ? this.#timeout(wait!, error.reason.away) : error
+              ),
               (met) => {
                 if (Option.isSome(met)) return Effect.succeed(met.value)
-                if (isLast) return this.#timeout(wait!)
+                if (isLast) return Effect.fail(this.#timeout(wait!, false))
                 // The next party, or the outcome after all, for which one more try is made when the time is over.
                 return attempt(deadline !== undefined && clock.currentTimeMillisUnsafe() >= deadline)
               }
@@ -370,10 +374,9 @@ class RendezvousImpl<A> implements Rendezvous<A> {
       "exchange"
     )
 
-  #timeout(wait: Duration.Input): Effect.Effect<never, RendezvousError> {
-    const { kind, name, space: { kernel: { hooks, settings: { namespace } } } } = this.#place
-    hooks.metrics.timedOut()
-    return Effect.fail(fail(new WaitTimeout({ kind, key: name, namespace, wait: duration(wait, "wait"), away: false })))
+  #timeout(wait: Duration.Input, away: boolean): RendezvousError {
+    const { kind, name, namespace } = this.#place
+    return fail(new WaitTimeout({ kind, key: name, namespace, wait: duration(wait, "wait"), away }))
   }
 
   /** The value of the counterpart, if it is certain that both have met. */

@@ -68,7 +68,14 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         yield* line.delay({ replies: 600 })
         assert.deepStrictEqual((yield* two.await("b")).contributions, ["a", "b"])
         assert.deepStrictEqual((yield* promptly(Fiber.join(first), "the pass")).contributions, ["a", "b"])
+        yield* line.blackhole
+        const begun = Date.now()
+        const unanswered = yield* Effect.forkChild(one.await("a", { wait: "200 millis" }))
+        assert.strictEqual((yield* reasonOf(unanswered))._tag, "WaitTimeout")
+        assert.isBelow(Date.now() - begun, 2500)
         yield* line.pass
+        yield* line.closeAll
+        yield* arrived(two, 0)
         const late = yield* reasonOf(yield* Effect.forkChild(one.await("a", { wait: "50 millis" })))
         assert.strictEqual(late._tag, "WaitTimeout")
         yield* arrived(two, 0)

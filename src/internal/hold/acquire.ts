@@ -141,9 +141,12 @@ const asking = <E>(
   return restore(within(asked, place, wait, fail, late))
 }
 
+// While Redis does not answer, this much longer than its time a wait can last, in milliseconds.
+const mostGrace = 1000
+
 // Its process was told of nothing before the wait was over.
 const departing = <E>(
-  { channel, key, tenancy }: Place,
+  { channel, key, space: { kernel: { io, transport } }, tenancy }: Place,
   entry: Entry,
   { args, verb }: Departure,
   timeout: Effect.Effect<never, E>,
@@ -153,8 +156,11 @@ const departing = <E>(
     const { session } = entry
     const over = () => resume(timeout)
     if (session === undefined || session.lost !== undefined) return over()
+    if (channel.away || !transport.commands.isReady()) return over()
+    const grace = io.after(mostGrace, over)
     entry.settle = (outcome) => {
       entry.settle = ignore
+      grace.cancel()
       resume(outcome[0] === "failed" ? Effect.fail(fail(outcome[1].reason)) : Effect.succeed(outcome))
     }
     channel.outbox.request<DepartVerb>({
@@ -167,6 +173,7 @@ const departing = <E>(
       fail: over,
       expire: over,
       settle: (reply) => {
+        grace.cancel()
         switch (reply[0]) {
           case "departed":
             return over()
@@ -180,6 +187,7 @@ const departing = <E>(
         }
       }
     })
+    return Effect.sync(() => grace.cancel())
   })
 
 /** Gives a claim up that was not granted, if asking for it has failed. */
