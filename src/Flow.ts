@@ -88,7 +88,7 @@ import {
   type Tag
 } from "./internal/flow/graph.ts"
 import { checkFlow, Home, type IdOf, portsOf } from "./internal/flow/home.ts"
-import { begin, type Change, type NodeInfo, Run as Handle, type Status } from "./internal/flow/runs.ts"
+import { begin, type Begun, type Change, type NodeInfo, Run as Handle, type Status } from "./internal/flow/runs.ts"
 import { bounded } from "./internal/hold/acquire.ts"
 import { millis, oneOf, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
@@ -405,18 +405,19 @@ class FlowImpl<I, O> implements Flow<I, O> {
   readonly start = (input: I, { id }: StartOptions = {}): Effect.Effect<Run<O>, FlowError> =>
     Effect.suspend(() => this.#start(input, this.#home.checkId(id ?? this.#home.space.kernel.uniqueId())))
 
-  #start(input: I, id: string, begun: (stamp: number) => void = ignore): Effect.Effect<Handle, FlowError> {
+  #start(input: I, id: string, begun: Begun = { input: "", stamp: 0 }): Effect.Effect<Handle, FlowError> {
     return Effect.suspend(() => {
       const home = this.#home
       const run = new Handle(home, id)
       const body = home.input.encode(input)
       if (Exit.isFailure(body)) return Effect.mapError(Effect.failCause(body.cause), fail)
+      begun.input = body.value
       const graph = home.build(input)
       const specs = specsOf(graph)
       if (Exit.isFailure(specs)) return Effect.mapError(Effect.failCause(specs.cause), fail)
       return Effect.map(begin(home, run.id, body.value, layoutOf(specs.value), this.#terms), (stamp) => {
         run.keep(stamp, graph)
-        begun(stamp)
+        begun.stamp = stamp
         return run
       })
     })
@@ -429,17 +430,14 @@ class FlowImpl<I, O> implements Flow<I, O> {
     Effect.suspend(() => {
       const own = this.#home.checkId(id ?? this.#home.space.kernel.uniqueId())
       oneOf(onInterrupt, "onInterrupt", ["cancel", "continue"])
-      let begun = 0
-      const started = this.#start(input, own, (stamp) => {
-        begun = stamp
-      })
+      const begun: Begun = { input: "", stamp: 0 }
+      const started = this.#start(input, own, begun)
       // It may be interrupted as it starts: Redis executes its end behind what was sent of that.
-      const running = Effect.onInterrupt(Effect.flatMap(started, ({ result }) => result), () => {
-        const body = this.#home.input.encode(input)
-        return onInterrupt === "continue" || Exit.isFailure(body)
-          ? Effect.void
-          : new Handle(this.#home, own).abandon(body.value, begun)
-      })
+      const running = Effect.onInterrupt(
+        Effect.flatMap(started, ({ result }) => result),
+        () =>
+          onInterrupt === "continue" || begun.input === "" ? Effect.void : new Handle(this.#home, own).abandon(begun)
+      )
       const place = this.#home.placeOf(own)
       return spanning(bounded(running, place, wait, fail), "lockstep.Flow.run", "flow", place.name)
     })
@@ -455,8 +453,6 @@ class FlowImpl<I, O> implements Flow<I, O> {
     return new Graph(this.name, this.#home.ports).port(queue)
   }
 }
-
-const ignore = () => {}
 
 // The errands of batches, and of follow-ups of queues, have names that begin so.
 const taken = /^(?:batch|queue):/

@@ -465,7 +465,12 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
           }
           const fiber = yield* Effect.forkChild(etl.run(["theirs"], { id: "taken" }), { startImmediately: true })
           yield* Fiber.interrupt(fiber)
-          yield* etl.run(["mine"], { id: "later", wait: "50 millis" }).pipe(Effect.exit)
+          // What the caller does with its input meanwhile is of no account.
+          const input = ["mine"]
+          const later = yield* Effect.forkChild(etl.run(input, { id: "later" }))
+          yield* eventually(Effect.map(etl.attach("later").status, ({ state }) => assert.strictEqual(state, "running")))
+          input.push("more")
+          yield* Fiber.interrupt(later)
           assert.strictEqual((yield* reasonOf(etl.attach("later").await))._tag, "FlowCancelled")
           assert.strictEqual((yield* run.status).state, "running")
           yield* run.cancel

@@ -188,6 +188,12 @@ export const failureOf = ({ queues }: Home, [[node, queue], , outcome]: Ended) =
   }
 }
 
+/** What a process has sent of a run, and what Redis has answered: 0 if that is not known. */
+export interface Begun {
+  input: string
+  stamp: number
+}
+
 export class Run {
   readonly id: string
   readonly #home: Home
@@ -397,8 +403,10 @@ export class Run {
    * As `cancel`, without waiting for it; when Redis is away, as soon as it is back. A run with another input is that of another caller,
    * and so is one with another stamp, unless it is not known whether this one has begun.
    */
-  abandon(input: string, stamp: number): Effect.Effect<void> {
-    return Effect.asVoid(Effect.forkDetach(Effect.ignore(this.#cancel(input, stamp, true)), { startImmediately: true }))
+  abandon({ input, stamp }: Begun): Effect.Effect<void> {
+    return Effect.asVoid(
+      Effect.forkDetach(Effect.ignore(this.#cancel(stamp === 0 ? input : "", stamp, true)), { startImmediately: true })
+    )
   }
 
   #cancel(input: string, stamp: number, persists: boolean): Effect.Effect<boolean, FlowError> {
