@@ -217,17 +217,24 @@ const ofCron = (cron: Cron.Cron): Next => (last, now) =>
 // last tick.
 const ofSchedule = <R>(times: Schedule.Schedule<unknown, void, never, R>): Effect.Effect<Next, never, R> =>
   Effect.contextWith((context: Context.Context<R>) =>
-    Effect.map(Schedule.toStep(times), (step): Next => {
+    Effect.map(Schedule.toStep(times), (first): Next => {
+      let step = first
       const after = (millis: number): Effect.Effect<number | undefined> =>
         step(millis, undefined).pipe(
           Effect.map(([, delay]) => millis + Duration.toMillis(delay)),
           Pull.catchDone(() => Effect.succeed(undefined)),
           Effect.provideContext(context)
         )
+      // What was missed is no tick of this process: its schedule begins now.
+      const afresh = (now: number) =>
+        Effect.flatMap(Effect.provideContext(Schedule.toStep(times), context), (next) => {
+          step = next
+          return after(now)
+        })
       return (last, now, mine) => {
         const from = mine || last === undefined ? now : last
         return Effect.map(after(from), (due) =>
-          due === undefined ? undefined : { due, later: after(now), following: () => due - from })
+          due === undefined ? undefined : { due, later: afresh(now), following: () => due - from })
       }
     })
   )

@@ -327,6 +327,24 @@ layer(TestServer.layer, live)("a schedule", (it) => {
         yield* server.cli("DEL", `{${namespace}:00}:tick:calendar`)
       })))
 
+  it.effect("begins a Schedule anew with each process, though ticks were missed", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const runs: Array<string> = []
+        const times = Schedule.spaced("50 millis").pipe(Schedule.upTo({ times: 1 }))
+        const scheduled = (who: string) =>
+          Singleton.schedule("few", Effect.sync(() => runs.push(who)), times, { timeToLive: "3 seconds" })
+        const first = yield* launch(a!, scheduled("a"))
+        yield* until(() => runs.length === 1, "the tick of the first process")
+        yield* Fiber.interrupt(first)
+        yield* Effect.sleep("200 millis")
+        const second = yield* launch(b!, scheduled("b"))
+        yield* until(() => runs.length === 2, "the tick of the second process")
+        yield* Fiber.interrupt(second)
+        assert.deepStrictEqual(runs, ["a", "b"])
+        yield* server.cli("DEL", `{${namespace}:00}:tick:few`)
+      })))
+
   it.effect("goes on behind a tick that interrupts itself", () =>
     several(1, ([a], namespace, server) =>
       Effect.gen(function*() {
