@@ -147,6 +147,9 @@ describe("handshake", () => {
         effect.send("RESET"),
         redis.send("MULTI"),
         redis.send("MONITOR"),
+        redis.send("AUTH", "other", "password"),
+        redis.send("hello", "3"),
+        redis.send("QUIT"),
         redis.send("client", "reply", "off"),
         effect.send("multi")
       ]

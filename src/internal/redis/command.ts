@@ -48,7 +48,7 @@ export const checkCommand = (command: string): void => {
 }
 
 // They change what all later commands of a connection come to.
-const lasting = /^(?:DISCARD|EXEC|MONITOR|MULTI|P?SYNC|[PS]?SUBSCRIBE|CLIENT REPLY)$/
+const lasting = /^(?:AUTH|DISCARD|EXEC|HELLO|MONITOR|MULTI|P?SYNC|QUIT|[PS]?SUBSCRIBE|WATCH|CLIENT (?:REPLY|TRACKING))$/
 
 /** Throws for what must not be sent on a connection that others use too. */
 export const checkShared = (command: string, args: ReadonlyArray<string | number>): void => {
