@@ -398,28 +398,35 @@ const optional = <A>(config: Config.Config<A>): Config.Config<A | undefined> =>
 /**
  * What `layerConfig` reads by default: `REDIS_URL`, or `REDIS_HOST` and `REDIS_PORT`, or `REDIS_SENTINELS` and
  * `REDIS_SENTINEL_NAME`, or `REDIS_CLUSTER` (addresses as `host:port,[::1]:port`); and `REDIS_USERNAME`,
- * `REDIS_PASSWORD`, `REDIS_SENTINEL_USERNAME`, `REDIS_SENTINEL_PASSWORD`, `REDIS_DB` and `REDIS_TLS`.
+ * `REDIS_PASSWORD`, `REDIS_SENTINEL_USERNAME`, `REDIS_SENTINEL_PASSWORD`, `REDIS_DB` and `REDIS_TLS`. `REDIS_PORT` is not read beside
+ * `REDIS_URL`, `REDIS_SENTINELS` or `REDIS_CLUSTER`.
  *
  * @category options
  * @since 0.1.0
  */
 export const config: Config.Config<Options> = Config.flatMap(
-  optional(Config.schema(Schema.Redacted(readable(parseUrl)), "REDIS_URL")),
-  (url) =>
+  Config.all({
+    url: optional(Config.schema(Schema.Redacted(readable(parseUrl)), "REDIS_URL")),
+    sentinels: addresses("REDIS_SENTINELS"),
+    cluster: addresses("REDIS_CLUSTER")
+  }),
+  (places) =>
     Config.all({
-      url: Config.succeed(url),
+      url: Config.succeed(places.url),
+      sentinels: Config.succeed(places.sentinels),
+      cluster: Config.succeed(places.cluster),
       host: optional(Config.String("REDIS_HOST")),
       // Kubernetes sets it to a URL for a service that is named redis.
-      port: url === undefined ? optional(Config.Port("REDIS_PORT")) : Config.succeed(undefined),
+      port: Object.values(places).every((place) => place === undefined)
+        ? optional(Config.Port("REDIS_PORT"))
+        : Config.succeed(undefined),
       db: optional(Config.Int("REDIS_DB")),
       username: optional(Config.String("REDIS_USERNAME")),
       password: optional(Config.Redacted("REDIS_PASSWORD")),
       tls: optional(Config.Boolean("REDIS_TLS")),
-      sentinels: addresses("REDIS_SENTINELS"),
       name: optional(Config.String("REDIS_SENTINEL_NAME")),
       sentinelUsername: optional(Config.String("REDIS_SENTINEL_USERNAME")),
-      sentinelPassword: optional(Config.Redacted("REDIS_SENTINEL_PASSWORD")),
-      cluster: addresses("REDIS_CLUSTER")
+      sentinelPassword: optional(Config.Redacted("REDIS_SENTINEL_PASSWORD"))
     })
 )
 

@@ -224,6 +224,8 @@ describe("Redis", () => {
         // As Kubernetes sets it for a service of that name.
         const linked = yield* built({ REDIS_URL: `redis://127.0.0.1:${port}`, REDIS_PORT: "tcp://10.0.0.1:6379" })
         assert.isTrue(Exit.isSuccess(linked))
+        const others = yield* built({ REDIS_CLUSTER: "127.0.0.1:1", REDIS_PORT: "tcp://10.0.0.1:6379" })
+        assert.match(String(others), /There is no connection to Redis at 127.0.0.1:1/)
         // An address of IPv6, and a name that does not resolve.
         for (const address of ["[::1]:1", "::1", "[::1]"]) {
           const exit = yield* built({ REDIS_CLUSTER: address })
