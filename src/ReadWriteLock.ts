@@ -240,6 +240,7 @@ const reweigh = (
         refused: ({ reason }, sent) => {
           if (!isLighter) return
           if (insists || sent) {
+            if (changes.isOwed) changes.lightening--
             changes.isOwed = true
             if (reason._tag !== "ActorDefect") lightenLater(hold)
           } else {

@@ -142,7 +142,10 @@ class Conductor {
         this.#allPatient += by
       }
       const stopped = Effect.andThen(
-        Effect.repeat(Effect.delay(isStopped, lookAgain), { until: (stopped) => stopped }),
+        // While the run cannot be asked, the offer goes on.
+        Effect.repeat(Effect.delay(Effect.orElseSucceed(isStopped, () => false), lookAgain), {
+          until: (stopped) => stopped
+        }),
         Effect.fail("the run has stopped")
       )
       return Effect.acquireUseRelease(

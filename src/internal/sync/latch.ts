@@ -114,6 +114,8 @@ export class SharedLatch<E> {
   // Those of them that are restored next, the last one first, and how many are under way.
   #next: Array<Count> = []
   #restoring = 0
+  // One of these was restored.
+  #goesOn = false
   #owesOpen = false
   #number = 0
   #closed = false
@@ -257,18 +259,20 @@ export class SharedLatch<E> {
     }
     const counts = this.#next.splice(-this.place.space.kernel.settings.maxBatch).reverse()
     this.#restoring = counts.length
+    this.#goesOn = false
     for (const count of counts) {
       this.#demand("latch.count", (since) => this.#countArgs(count, since), () => {
-        this.#restoring--
         this.#owe(count)
+        this.#restored(false)
       }, count)
     }
   }
 
-  // A count that was restored.
-  #restored(): void {
+  // What Redis has refused is not tried again at once, unless it takes others.
+  #restored(fine: boolean): void {
+    this.#goesOn ||= fine
     this.#restoring--
-    if (this.#restoring === 0) this.#restore()
+    if (this.#restoring === 0 && this.#goesOn) this.#restore()
   }
 
   // In the background, and for as long as it takes, unless the latch is reset meanwhile.
@@ -289,13 +293,13 @@ export class SharedLatch<E> {
         try {
           this.#answered(reply, count, since)
         } finally {
-          if (count !== undefined) this.#restored()
+          if (count !== undefined) this.#restored(true)
         }
       },
       moot: () => this.#demand(verb, argsOf, owe, count, since),
       fail: (error) => {
         if (this.#state.resets > Number(since)) {
-          if (count !== undefined) this.#restored()
+          if (count !== undefined) this.#restored(true)
           return
         }
         owe()
