@@ -73,7 +73,7 @@ import { cluster } from "./internal/redis/cluster.ts"
 import { blockingMillis, checkCommand, checkShared } from "./internal/redis/command.ts"
 import { type Connection, type ConnectionState, register } from "./internal/redis/connection.ts"
 import * as embedded from "./internal/redis/embedded.ts"
-import { EmbeddedFailed, NotConnected, RedisError, summary, Timeout } from "./internal/redis/errors.ts"
+import { EmbeddedFailed, RedisError, summary, Timeout } from "./internal/redis/errors.ts"
 import type { EmbeddedOptions, Options, Timeouts } from "./internal/redis/options.ts"
 import * as persistence from "./internal/redis/persistence.ts"
 import { probeFunctions, sendProbing } from "./internal/redis/probe.ts"
@@ -185,13 +185,7 @@ const attempt = <A>(f: () => Promise<A>): Effect.Effect<A, RedisError> =>
   Effect.tryPromise({ try: f, catch: (error) => error as RedisError })
 
 /** Waits for a connection that is being made: until it is ready, or for its first failure if `patient` is false. */
-const connected = (
-  self: Connection,
-  address: string,
-  io: Io,
-  timeout: number,
-  patient: boolean
-): Effect.Effect<void, RedisError> =>
+const connected = (self: Connection, io: Io, timeout: number, patient: boolean): Effect.Effect<void, RedisError> =>
   Effect.callback((resume) => {
     const cleanup = () => {
       timer.cancel()
@@ -206,14 +200,10 @@ const connected = (
     const timer = io.after(timeout, () => done(Effect.fail(self.failure() ?? timedOut("HELLO"))))
     const offReady = self.onReady(() => done(Effect.void))
     const offDown = self.onDown((error) => {
-      if (!patient || self.state() === "closed") done(Effect.fail(error ?? self.failure() ?? notConnected(address)))
+      if (!patient || self.state() === "closed") done(Effect.fail(error ?? self.failure() ?? timedOut("HELLO")))
     })
     return Effect.sync(cleanup)
   })
-
-// As of a name that does not resolve.
-const notConnected = (address: string): RedisError =>
-  new RedisError({ reason: new NotConnected({ address, detail: undefined }) })
 
 const timedOut = (command: string): RedisError => new RedisError({ reason: new Timeout({ command }) })
 
@@ -224,8 +214,7 @@ const sendShared = (self: Connection, timeout: number): Redis["Service"]["send"]
   })
 
 const sendDedicated =
-  (self: Connection, address: string, io: Io, connectTimeout: number, timeout: number): Dedicated["send"] =>
-  (command, ...args) =>
+  (self: Connection, io: Io, connectTimeout: number, timeout: number): Dedicated["send"] => (command, ...args) =>
     Effect.suspend(() => {
       checkCommand(command)
       const send = Effect.callback<never, RedisError>((resume) => {
@@ -238,7 +227,7 @@ const sendDedicated =
         )
         return Effect.sync(self.reset)
       })
-      return self.isReady() ? send : Effect.andThen(connected(self, address, io, connectTimeout, true), send)
+      return self.isReady() ? send : Effect.andThen(connected(self, io, connectTimeout, true), send)
     })
 
 type Log = (effect: Effect.Effect<void>) => void
@@ -321,7 +310,7 @@ const make = Effect.fnUntraced(function*(resolved: () => Source, timeouts: Timeo
   // One deadline for all steps.
   const deadline = io.now() + connectTimeout
   const rest = () => Math.max(1, deadline - io.now())
-  yield* connected(commands, address, io, connectTimeout, false)
+  yield* connected(commands, io, connectTimeout, false)
   const server = yield* attempt(() => commands.server(rest()))
   const functions = yield* attempt(() => probeFunctions(commands, rest()))
   const state = yield* observe(commands, log)
@@ -331,8 +320,8 @@ const make = Effect.fnUntraced(function*(resolved: () => Source, timeouts: Timeo
       Effect.sync(() => dedicated(options?.key, "blocking")),
       (self) => Effect.promise(self.close)
     )
-    yield* connected(self, address, io, connectTimeout, true)
-    return { send: sendDedicated(self, address, io, connectTimeout, commandTimeout) }
+    yield* connected(self, io, connectTimeout, true)
+    return { send: sendDedicated(self, io, connectTimeout, commandTimeout) }
   })
 
   const redis = Redis.of({
@@ -410,11 +399,8 @@ export const config: Config.Config<Options> = Config.flatMap(
     sentinels: addresses("REDIS_SENTINELS"),
     cluster: addresses("REDIS_CLUSTER")
   }),
-  (places) =>
-    Config.all({
-      url: Config.succeed(places.url),
-      sentinels: Config.succeed(places.sentinels),
-      cluster: Config.succeed(places.cluster),
+  (places) => {
+    const others = Config.all({
       host: optional(Config.String("REDIS_HOST")),
       // Kubernetes sets it to a URL for a service that is named redis.
       port: Object.values(places).every((place) => place === undefined)
@@ -428,6 +414,8 @@ export const config: Config.Config<Options> = Config.flatMap(
       sentinelUsername: optional(Config.String("REDIS_SENTINEL_USERNAME")),
       sentinelPassword: optional(Config.Redacted("REDIS_SENTINEL_PASSWORD"))
     })
+    return Config.map(others, (others) => ({ ...places, ...others }))
+  }
 )
 
 /**

@@ -213,7 +213,8 @@ class Cluster implements ClusterConnection {
     client.on("close", () => {
       this.#epoch++
       this.#inFlight.rejectAll(fail(new ConnectionLost({ address, detail: detailOf(this.#lastError) })))
-      this.#listeners.down(this.#lastError)
+      // A name that does not resolve leaves no error.
+      this.#listeners.down(this.#lastError ?? this.#unready())
       // ioredis has been seen to stay in this state for ever.
       this.#revival?.cancel()
       if (!this.#closed) this.#revival = io.after(5000, this.#revive)
