@@ -83,13 +83,16 @@ interface Inner {
   readonly _observers?: ReadonlyArray<(exit: never) => void> | undefined
 }
 
-/** The fiber that a fiber is a child of, or that waits for its protected program. */
-const parentOf = (fiber: AnyFiber, holdings: Holding | undefined): AnyFiber | undefined => {
-  const parent = (fiber as Inner)._parent
-  if (parent !== undefined) return parent
-  for (let at = holdings; at !== undefined; at = at.outer) if (at.body === fiber) return at.parent
-  return undefined
+/** The holding whose protected program a fiber runs. */
+const protectedIn = (fiber: AnyFiber, holdings: Holding | undefined): Holding | undefined => {
+  let at = holdings
+  while (at !== undefined && at.body !== fiber) at = at.outer
+  return at
 }
+
+/** The fiber that a fiber is a child of, or that waits for its protected program. */
+const parentOf = (fiber: AnyFiber, holdings: Holding | undefined): AnyFiber | undefined =>
+  (fiber as Inner)._parent ?? protectedIn(fiber, holdings)?.parent
 
 /** The newest hold of those that the fiber has acquired, or one of its parents before it was forked. */
 const findAcquired = (fiber: AnyFiber, isMeant: (hold: Hold) => boolean): Hold | undefined => {
@@ -138,13 +141,8 @@ export const isDetached = (fiber: AnyFiber, hold: Hold): boolean => {
   const holdings = fiber.getRef(Holdings)
   // From child to parent, and from a protected program to the fiber that waits for it.
   for (let at = fiber;;) {
-    if (hold.fiber === at.id) return false
-    let next = (at as Inner)._parent
-    for (let holding = holdings; holding !== undefined; holding = holding.outer) {
-      if (holding.body !== at && holding.hold.fiber !== at.id) continue
-      if (holding.hold === hold) return false
-      if (holding.body === at) next ??= holding.parent
-    }
+    if (hold.fiber === at.id || protectedIn(at, holdings)?.hold === hold) return false
+    const next = parentOf(at, holdings)
     if (next === undefined) return !isAwaited(at as Inner)
     at = next
   }
