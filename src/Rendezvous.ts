@@ -348,6 +348,7 @@ class RendezvousImpl<A> implements Rendezvous<A> {
       Effect.flatMap(this.#encode(value), (json) =>
         Effect.clockWith((clock) => {
           const args = [this.#place.space.kernel.uniqueId(), this.#timeToLive, json]
+          const { kind, name, namespace } = this.#place
           const wait = acquiring.waitOf(this.#place, options)
           const deadline = wait === undefined
             ? undefined
@@ -358,12 +359,13 @@ class RendezvousImpl<A> implements Rendezvous<A> {
             return Effect.flatMap(
               Effect.mapError(
                 this.#meet("rendezvous.exchange", args, { wait: left }, (hold, restore) => this.#met(hold, restore)),
-                // All of the time was for all attempts.
-                (error) => error.reason._tag === "WaitTimeout" ? this.#timeout(wait!, error.reason.away) : error
+                (error) => error.reason._tag === "WaitTimeout" ? fail(acquiring.waited(error.reason, wait!)) : error
               ),
               (met) => {
                 if (Option.isSome(met)) return Effect.succeed(met.value)
-                if (isLast) return Effect.fail(this.#timeout(wait!, false))
+                if (isLast) {
+                  return Effect.fail(fail(acquiring.waited({ kind, key: name, namespace, away: false }, wait!)))
+                }
                 // The next party, or the outcome after all, for which one more try is made when the time is over.
                 return attempt(deadline !== undefined && clock.currentTimeMillisUnsafe() >= deadline)
               }
@@ -373,11 +375,6 @@ class RendezvousImpl<A> implements Rendezvous<A> {
         })),
       "exchange"
     )
-
-  #timeout(wait: Duration.Input, away: boolean): RendezvousError {
-    const { kind, name, namespace } = this.#place
-    return fail(new WaitTimeout({ kind, key: name, namespace, wait: duration(wait, "wait"), away }))
-  }
 
   /** The value of the counterpart, if it is certain that both have met. */
   #met(hold: Hold, restore: acquiring.Restore): Effect.Effect<Option.Option<A>, RendezvousError> {

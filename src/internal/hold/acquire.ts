@@ -112,6 +112,19 @@ export const leaving = (hold: Hold): Effect.Effect<void> => Effect.suspend(() =>
 // Acquire
 // -----------------------------------------------------------------------------
 
+/** Told once what a request has come to. */
+const onSettled = <E>(
+  entry: Entry,
+  fail: (error: CoordinatorReason) => E,
+  told: (result: Effect.Effect<Settled, E>) => void
+): void => {
+  entry.settle = (outcome) => {
+    // A hold must not keep the effects of its request.
+    entry.settle = ignore
+    told(outcome[0] === "failed" ? Effect.fail(fail(outcome[1].reason)) : Effect.succeed(outcome))
+  }
+}
+
 /**
  * Asks, and waits for the outcome. Whatever goes wrong on the way, also an interruption at the very moment of the grant,
  * the claim must not outlive it, see `forsake`.
@@ -126,12 +139,10 @@ const asking = <E>(
 ): Effect.Effect<Settled, E> => {
   let settled: Effect.Effect<Settled, E> | undefined
   const asked = Effect.callback<Settled, E>((resume) => {
-    entry.settle = (outcome) => {
-      // A hold must not keep the effects of its request.
-      entry.settle = ignore
-      settled = outcome[0] === "failed" ? Effect.fail(fail(outcome[1].reason)) : Effect.succeed(outcome)
-      resume(settled)
-    }
+    onSettled(entry, fail, (result) => {
+      settled = result
+      resume(result)
+    })
     place.tenancy.take(entry)
   })
   if (wait === undefined) return restore(asked)
@@ -158,11 +169,10 @@ const departing = <E>(
     if (session === undefined || session.lost !== undefined) return over()
     if (channel.away || !transport.commands.isReady()) return over()
     const grace = io.after(mostGrace, over)
-    entry.settle = (outcome) => {
-      entry.settle = ignore
+    onSettled(entry, fail, (result) => {
       grace.cancel()
-      resume(outcome[0] === "failed" ? Effect.fail(fail(outcome[1].reason)) : Effect.succeed(outcome))
-    }
+      resume(result)
+    })
     channel.outbox.request<DepartVerb>({
       verb,
       key,
@@ -227,6 +237,12 @@ export const within = <A, E, R, E2>(
         }))
     })
   })
+
+/** A part of a wait was over: the time was for all of its parts. */
+export const waited = (
+  { away, key, kind, namespace }: Pick<WaitTimeout, "away" | "key" | "kind" | "namespace">,
+  wait: Duration.Input
+): WaitTimeout => new WaitTimeout({ kind, key, namespace, away, wait: duration(wait, "wait") })
 
 /** As `within`, if there is a bound. */
 export const bounded = <A, E, R, E2>(

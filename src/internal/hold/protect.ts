@@ -17,13 +17,14 @@ import {
   limit,
   maxHoldOf,
   type Restore,
+  waited,
   waitOf,
   type WaitOptions
 } from "./acquire.ts"
 import { guarded } from "./guard.ts"
 import { Hold, type Lease } from "./hold.ts"
 import { start } from "./holding.ts"
-import { type LeaseLost, WaitTimeout } from "./loss.ts"
+import type { LeaseLost } from "./loss.ts"
 import { duration, type Place } from "./place.ts"
 import { spanned } from "./span.ts"
 
@@ -63,10 +64,6 @@ const limiting = (place: Place, options: WaitOptions | undefined): Limiting | un
   const maxHold = maxHoldOf(place, options)
   return maxHold === undefined ? undefined : { place, maxHold }
 }
-
-// All of the time was for all of them.
-const waited = ({ away, key, kind, namespace }: WaitTimeout, wait: Duration.Input): WaitTimeout =>
-  new WaitTimeout({ kind, key, namespace, away, wait: duration(wait, "wait") })
 
 /** Acquires all, one after the other, and runs the effect under all of them. */
 export const withAllHolds = <A, E, R, E2>(
