@@ -268,16 +268,13 @@ const oncePerName = <A, E>(
   return { known, get }
 }
 
-const coordinatorClosed = ({ kernel: { settings: { namespace } } }: Space): Queue.QueueError =>
-  queueError(new CoordinatorClosed({ namespace }))
-
 /** The takers of a queue, and their worker, for as long as the scope is open. */
 const takersOf = (
   queue: Effect.Effect<unknown, Queue.QueueError>,
   space: Space,
   name: string,
   lease: Duration.Input | undefined,
-  closed: Queue.QueueError
+  closed: (name: string) => Queue.QueueError
 ) => {
   const what = describe("queue", name, space.kernel.settings.namespace)
   const taking = Effect.gen(function*() {
@@ -285,8 +282,8 @@ const takersOf = (
     const takers = new Takers(space, name, lease)
     const scope = yield* Effect.scope
     yield* Effect.uninterruptible(Effect.andThen(
-      takers.worker.work(() => takers.close(coordinatorClosed(space)), queueError),
-      Scope.addFinalizer(scope, Effect.andThen(takers.stop, Effect.sync(() => takers.close(closed))))
+      takers.worker.work(() => takers.close(closed(name)), queueError),
+      Scope.addFinalizer(scope, Effect.andThen(takers.stop, Effect.sync(() => takers.close(closed(name)))))
     ))
     return takers
   })
@@ -332,7 +329,9 @@ export const layerStore = (
       const space = spaceOf(coordinator)
       const { namespace } = space.kernel.settings
       const closed = (name: string) =>
-        space.kernel.isClosing() ? coordinatorClosed(space) : queueError(new QueueClosed({ name, namespace }))
+        queueError(
+          space.kernel.isClosing() ? new CoordinatorClosed({ namespace }) : new QueueClosed({ name, namespace })
+        )
       const queues = oncePerName(scope, (name) =>
         Queue.make({
           name,
@@ -344,11 +343,7 @@ export const layerStore = (
           // How often an element may be attempted is not known here; a process that dies uses up an attempt.
           letters: { age: Duration.infinity, ...letters, crashes: 1000 }
         }).pipe(Effect.provideService(Coordinator, coordinator)), closed)
-      const takers = oncePerName(
-        scope,
-        (name) => takersOf(queues.get(name), space, name, lease, queueError(new QueueClosed({ name, namespace }))),
-        closed
-      )
+      const takers = oncePerName(scope, (name) => takersOf(queues.get(name), space, name, lease, closed), closed)
       return PersistedQueueStore.of({
         offer: ({ delay, element, id, isCustomId, name }) =>
           Effect.flatMap(queues.get(name), (queue) => {
