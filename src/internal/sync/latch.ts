@@ -246,7 +246,9 @@ export class SharedLatch<E> {
       this.#demand(
         "latch.open",
         (since) => [this.#state.total, this.#timeToLive, this.#run, since],
-        () => void (this.#owesOpen = true)
+        (fine) => {
+          if (!fine) this.#owesOpen = true
+        }
       )
       return
     }
@@ -261,9 +263,9 @@ export class SharedLatch<E> {
     this.#restoring = counts.length
     this.#goesOn = false
     for (const count of counts) {
-      this.#demand("latch.count", (since) => this.#countArgs(count, since), () => {
-        this.#owe(count)
-        this.#restored(false)
+      this.#demand("latch.count", (since) => this.#countArgs(count, since), (fine) => {
+        if (!fine) this.#owe(count)
+        this.#restored(fine)
       }, count)
     }
   }
@@ -279,7 +281,7 @@ export class SharedLatch<E> {
   #demand<V extends "latch.count" | "latch.open">(
     verb: V,
     argsOf: (since: string) => Requests[V]["args"],
-    owe: () => void,
+    over: (fine: boolean) => void,
     count?: Count,
     since = String(this.#state.resets)
   ): void {
@@ -293,16 +295,13 @@ export class SharedLatch<E> {
         try {
           this.#answered(reply, count, since)
         } finally {
-          if (count !== undefined) this.#restored(true)
+          over(true)
         }
       },
-      moot: () => this.#demand(verb, argsOf, owe, count, since),
+      moot: () => this.#demand(verb, argsOf, over, count, since),
       fail: (error) => {
-        if (this.#state.resets > Number(since)) {
-          if (count !== undefined) this.#restored(true)
-          return
-        }
-        owe()
+        if (this.#state.resets > Number(since)) return over(true)
+        over(false)
         const what = describe(kind, name, kernel.settings.namespace)
         kernel.hooks.log("Warn", `${what} could not be restored yet; the next change or count tries again`, error)
       }
