@@ -40,6 +40,10 @@ export abstract class Operations<in out A> {
     this.#letters = new Letters(place, shard)
   }
 
+  protected encode(payload: A): Exit.Exit<string, QueueError> {
+    return Exit.mapError(this.codec.encode(payload), fail)
+  }
+
   readonly status = (id: string): Effect.Effect<Option.Option<Status>, QueueError> =>
     Effect.map(
       asked(() => question(this.place, "queue.status", [localOf(id)])),
@@ -98,7 +102,7 @@ export abstract class Operations<in out A> {
 
   readonly update = (id: string, payload: A): Effect.Effect<boolean, QueueError> =>
     Effect.flatMap(
-      Effect.suspend(() => Exit.mapError(this.codec.encode(payload), fail)),
+      Effect.suspend(() => this.encode(payload)),
       (body) =>
         Effect.map(asked(() => request(this.place, "queue.update", [localOf(id), body])), ([tag]) => tag === "updated")
     )

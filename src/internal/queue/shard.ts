@@ -194,17 +194,13 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     return this.#offerer.open
   }
 
-  #encode(payload: A): Exit.Exit<string, QueueError> {
-    return Exit.mapError(this.codec.encode(payload), fail)
-  }
-
   wishFor(
     payload: A,
     options: OfferOptions | undefined,
     trace: string,
     subscriber?: Subscriber
   ): Exit.Exit<Wish, QueueError> {
-    const body = this.#encode(payload)
+    const body = this.encode(payload)
     if (Exit.isFailure(body)) return Exit.failCause(body.cause)
     const { result } = this.#options
     const wanted = result && options?.result === undefined ? { ...options, result } : options
@@ -427,7 +423,7 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
   ): Effect.Effect<void, QueueError> =>
     Effect.suspend(() => {
       this.checkOptions(options)
-      const body = this.#encode(payload)
+      const body = this.encode(payload)
       return Exit.isFailure(body)
         ? Effect.failCause(body.cause)
         : failing(this.#schedules.set(checkName(name, "name"), times, body.value, options))
