@@ -110,6 +110,22 @@ const made = <const O extends Flow.Shape | void>(
     () => Effect.addFinalizer(() => Effect.orDie(delivered("made")))
   )
 
+/** The queue of `Extract`, with room for one job. */
+const roomForOne = Queue.make({
+  name: "extract",
+  payload: Schema.String,
+  success: Schema.Number,
+  error: Schema.Struct({ why: Schema.String }),
+  retention: "200 millis",
+  limits: { length: 1 }
+})
+
+/** As `roomForOne`, with that job. */
+const filled = Effect.tap(
+  roomForOne,
+  (full) => Effect.andThen(Effect.addFinalizer(() => Effect.orDie(full.obliterate)), full.offer("a"))
+)
+
 const statesOf = <O>(run: Flow.Run<O>) =>
   Effect.map(
     Stream.runCollect(run.nodes),
@@ -907,16 +923,7 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
   it.effect("ends a run whose job its queue has no room for, and others go on", () =>
     withNode(() =>
       Effect.scoped(Effect.gen(function*() {
-        const full = yield* Queue.make({
-          name: "extract",
-          payload: Schema.String,
-          success: Schema.Number,
-          error: Schema.Struct({ why: Schema.String }),
-          retention: "200 millis",
-          limits: { length: 1 }
-        })
-        yield* Effect.addFinalizer(() => Effect.orDie(full.obliterate))
-        yield* full.offer("a")
+        const full = yield* filled
         yield* Effect.gen(function*() {
           const flow = yield* made((flow) => flow.job(Extract, "b"))
           const run = yield* flow.start()
@@ -935,17 +942,7 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
     withNode((namespace) =>
       Effect.scoped(Effect.gen(function*() {
         const { url } = yield* TestServer
-        const options = {
-          name: "extract",
-          payload: Schema.String,
-          success: Schema.Number,
-          error: Schema.Struct({ why: Schema.String }),
-          retention: "200 millis",
-          limits: { length: 1 }
-        } as const
-        const full = yield* Queue.make(options)
-        yield* Effect.addFinalizer(() => Effect.orDie(full.obliterate))
-        yield* full.offer("a")
+        const full = yield* filled
         yield* Effect.gen(function*() {
           const flow = yield* made((flow) => flow.job(Extract, "b"))
           const run = yield* flow.start()
@@ -953,7 +950,7 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
           yield* Effect.sleep("1 second")
           const other = yield* node(url, { namespace })
           const behind = yield* Effect.forkChild(
-            onNode(other)(Effect.scoped(Effect.flatMap(Queue.make(options), (queue) => queue.offer("c"))))
+            onNode(other)(Effect.scoped(Effect.flatMap(roomForOne, (queue) => queue.offer("c"))))
           )
           // Longer than the flow waits until it looks at the run again.
           yield* Effect.sleep("2 seconds")

@@ -1,6 +1,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Exit, Fiber, Option, Scope } from "effect"
 import { Lease, ReadWriteLock } from "../src/index.ts"
+import type { Proxy } from "../src/testing/Proxy.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, onNode, TestServer, withNode } from "./support/live.ts"
@@ -11,6 +12,17 @@ const token = Effect.map(Lease.current, (lease) => Option.getOrThrow(lease).toke
 
 const waiting = (namespace: string, count: number) =>
   Effect.flatMap(TestServer, (server) => waits(server, namespace, "readWriteLock:a", count))
+
+/** A write lock whose downgrade was interrupted on its way to Redis, which gets it when it is released. */
+const downgradingUnseen = (line: Proxy) =>
+  Effect.gen(function*() {
+    const lease = yield* ReadWriteLock.acquireWrite("a")
+    const reweighing = yield* line.hold(({ args }) => args.includes("semaphore.reweigh"))
+    const downgrading = yield* Effect.forkChild(ReadWriteLock.downgrade(lease))
+    yield* reweighing.request
+    yield* Fiber.interrupt(downgrading)
+    return reweighing
+  })
 
 layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("ReadWriteLock", (it) => {
   it.effect("lets in many readers or one writer, over several coordinators", () =>
@@ -225,11 +237,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("R
         const other = yield* direct()
         const reading = ReadWriteLock.withReadLockIfAvailable(Effect.void, "a").pipe(onNode(other))
         yield* onNode(context)(Effect.scoped(Effect.gen(function*() {
-          const lease = yield* ReadWriteLock.acquireWrite("a")
-          const reweighing = yield* line.hold(({ args }) => args.includes("semaphore.reweigh"))
-          const downgrading = yield* Effect.forkChild(ReadWriteLock.downgrade(lease))
-          yield* reweighing.request
-          yield* Fiber.interrupt(downgrading)
+          const reweighing = yield* downgradingUnseen(line)
           yield* reweighing.release()
           yield* eventually(Effect.map(reading, Option.isSome))
           const scope = yield* Scope.make()
@@ -246,11 +254,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("R
         const other = yield* direct()
         const reading = ReadWriteLock.withReadLockIfAvailable(Effect.void, "a").pipe(onNode(other))
         yield* onNode(context)(Effect.scoped(Effect.gen(function*() {
-          const lease = yield* ReadWriteLock.acquireWrite("a")
-          const reweighing = yield* line.hold(({ args }) => args.includes("semaphore.reweigh"))
-          const downgrading = yield* Effect.forkChild(ReadWriteLock.downgrade(lease))
-          yield* reweighing.request
-          yield* Fiber.interrupt(downgrading)
+          const reweighing = yield* downgradingUnseen(line)
           const released = yield* Deferred.make<void>()
           const readings = Effect.forEach(Array.from({ length: 20 }), () => Effect.delay(reading, "5 millis"))
           const writing = yield* Effect.forkChild(
