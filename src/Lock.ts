@@ -264,7 +264,7 @@ export const acquireIfAvailable = (
     (place) => Effect.map(acquiring.acquireScoped(taking(place, false, options)), Option.fromUndefinedOr)
   )
 
-// A text is a list of its characters, which nobody means.
+// As a list, a text would be its characters: a program that passes one means a single key.
 const listOf = (keys: Iterable<string>): ReadonlyArray<string> | undefined =>
   typeof keys === "string" ? undefined : [...keys]
 

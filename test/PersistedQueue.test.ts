@@ -350,7 +350,7 @@ layer(TestServer.layer, live)("a persisted queue", (it) => {
       }))
       const error = yield* promptly(Effect.flip(Fiber.join(taking)), "the end")
       assert.include(error.message, "take an element")
-      // And whoever comes later.
+      // And later calls.
       for (const late of [Effect.asVoid(queue.take(Effect.succeed)), Effect.asVoid(queue.offer(1))]) {
         yield* promptly(Effect.flip(late), "the end of a late one")
       }

@@ -154,7 +154,7 @@ describe("handshake", () => {
         effect.send("multi")
       ]
       for (const send of others) assert.include(String(yield* Effect.exit(send)), "RangeError: Redis: ")
-      // On one that nobody else has.
+      // On a dedicated connection.
       for (const one of [own, reserved] as ReadonlyArray<Pick<typeof own, "send">>) {
         assert.strictEqual(yield* one.send("MULTI"), "OK")
         assert.deepStrictEqual(yield* one.send("EXEC"), [])

@@ -169,8 +169,8 @@ export const exclusive = (
 }
 
 /**
- * Whoever has been in the queue for a while goes before those who come now. Tokens tell the order of grants, except that a process takes
- * a share that it has kept with a smaller one: a waiter that was inside before that was asked for did not wait behind it.
+ * A waiter that has queued for a while is granted before later ones. Tokens tell the order of grants, except that a process takes a share
+ * that it has kept with a smaller token: a waiter that was inside before that share was asked for did not wait behind it.
  */
 export const fifo = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> => {
   const slack = 500_000

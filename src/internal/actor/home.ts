@@ -1,6 +1,6 @@
 /** Which namespace of which server a coordinator is at home in, as Redis has told: two coordinators of one process may share it. */
 export class Home {
-  // After a loss of all data, it is told another one.
+  // After a loss of all data, Redis tells the coordinator another one.
   readonly #known = new Set<string>()
 
   admitted(identity: string): void {
