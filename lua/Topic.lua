@@ -5,7 +5,8 @@
 -- The id of an event is "<ms>-<number>". Numbers are contiguous, so a reader notices what was trimmed or lost; times never
 -- decrease, so the ids do neither. An entry of the stream has a first field that is named "<bytes of all events so far>
 -- <publisher>", with the JSON, and where it has them: k <key> i <id of the publisher's> t <trace>. Two more fields would cost
--- a reader more than all the rest of the entry. After a change of the shards, the bytes are followed by ".<epoch>".
+-- a reader more than all the rest of the entry. After a change of the shards, the bytes are followed by ".<epoch>". Small events
+-- that were published together may have the bytes up to the first of them.
 --
 -- A topic has a shard in each of several partitions, and a key belongs to one of them. A change of their number begins an
 -- epoch: all shards are *sealed*, the first one, which decides, before the others. A sealed shard refuses what is published,

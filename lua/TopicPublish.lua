@@ -113,8 +113,14 @@ handlers['topic.publish'] = function(ctx, hash, value, about, number)
   return '["published","' .. event .. '"]'
 end
 
--- topic.publishAll: appends events without key, id and trace: their values behind one another, and the bytes of each. They are
--- stored once, and have the numbers behind that of the first one.
+-- So many bytes of the events of one publication may have the field of the first of them: Redis stores and sends a field like
+-- the one before it for much less.
+local function grainOf(topic)
+  return topic.bytes > 0 and math.min(4096, floor(topic.bytes / 64)) or 4096
+end
+
+-- topic.publishAll: appends events without key, id and trace: their values behind one another, and the bytes of each, as a JSON
+-- array. They are stored once, and have the numbers behind that of the first one.
 -- keys: all
 -- args: values string, sizes string, about string, number number
 -- reply: ["published", event string] | ["duplicate"] | ["moved"]
@@ -125,15 +131,17 @@ handlers['topic.publishAll'] = function(ctx, hash, values, sizes, about, number)
   if tonumber(number) <= lastOf(topic, node, now, before) then return '["duplicate"]' end
   if origin.epoch ~= topic.epoch or topic.open == 0 then return '["moved"]' end
   stampTopic(ctx, topic)
-  local entries, time, last, total, at = topic.entries, topic.time, topic.number, topic.total, 1
-  local first, rest = time .. text(last + 1), topic.mark .. origin.publisher
-  for size in string.gmatch(sizes, '%d+') do
-    size = tonumber(size)
-    last, total = last + 1, total + size
-    call('XADD', entries, time .. text(last), text(total) .. rest, sub(values, at, at + size - 1))
-    at = at + size
+  local entries, total, at, field, due = topic.entries, topic.total, 1, nil, 0
+  local first, rest, grain = topic.time .. text(topic.number + 1), topic.mark .. origin.publisher, grainOf(topic)
+  -- Behind the first one, Redis counts on.
+  local id, onward, all = first, topic.time .. '*', cjson.decode(sizes)
+  for _, size in ipairs(all) do
+    total = total + size
+    if total >= due then field, due = text(total) .. rest, total + grain end
+    call('XADD', entries, id, field, sub(values, at, at + size - 1))
+    id, at = onward, at + size
   end
-  topic.number, topic.total = last, total
+  topic.number, topic.total = topic.number + #all, total
   topic.last[node] = tonumber(number)
   topic.nodes[node] = number
   return reply('published', first)

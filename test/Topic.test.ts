@@ -425,6 +425,14 @@ layer(TestServer.layer, live)("a topic", (it) => {
         yield* topic.publishAll(Array.from({ length: 1000 }, () => "x".repeat(98)))
         const { bytes, length } = yield* topic.state
         assert.isTrue(bytes <= 17_000 && length >= 90, `${bytes} bytes, ${length} events`)
+        const short = yield* on(
+          a!,
+          Effect.tap(Topic.make({ name: "short", schema: Schema.String, retention: { length: 320 } }), purged)
+        )
+        for (let n = 0; n < 4; n++) yield* short.publishAll(Array.from({ length: 240 }, () => "x".repeat(8)))
+        const kept = yield* short.state
+        assert.isAtLeast(kept.bytes, kept.length * 10)
+        assert.isAtMost(kept.bytes, kept.length * 10 + 4096)
         const aged = yield* on(a!, make({ retention: { age: "1 second" } }))
         yield* aged.publishAll(upTo(10))
         assert.strictEqual((yield* aged.state).length, 10)

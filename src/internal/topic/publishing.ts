@@ -160,7 +160,7 @@ class Run extends Sending implements Request<"topic.publishAll"> {
   get args(): Requests["topic.publishAll"]["args"] {
     if (this.#args === undefined) {
       const bodies = this.#all.map(({ message: { body } }) => body)
-      this.#args = [bodies.join(""), bodies.map(sizeOf).join(" "), this.#about, this.#all[0]!.number]
+      this.#args = [bodies.join(""), `[${bodies.map(sizeOf).join()}]`, this.#about, this.#all[0]!.number]
     }
     return this.#args
   }
