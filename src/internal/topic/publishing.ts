@@ -1,6 +1,7 @@
 /** Publishes: events are requests of the session, numbered so that each is stored once. */
 
 import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
 import type { CoordinatorError } from "../actor/errors.ts"
 import type { Kernel } from "../actor/kernel.ts"
 import { partitionOf } from "../actor/keys.ts"
@@ -10,6 +11,7 @@ import type { Leader } from "../hold/following.ts"
 import type { Place } from "../hold/place.ts"
 import { question } from "../hold/request.ts"
 import type { Timer } from "../io.ts"
+import { fail, type TopicError } from "./errors.ts"
 import { numberOf, timeOf } from "./event.ts"
 import { nameOf, type Parts } from "./parts.ts"
 import type { Shard } from "./shard.ts"
@@ -29,18 +31,20 @@ export interface Message {
   readonly trace: string
 }
 
-type Done = (published: Published | undefined) => void
+/** Is told of the outcome: nothing was published if the event follows a request that was answered otherwise. */
+type Settle = (outcome: Exit.Exit<Published | undefined, TopicError>) => void
 
-/** An event that is to be stored, and what is told of the outcome. */
+/** An event that is to be stored. */
 interface Waiting {
   readonly message: Message
   /** In this order they were published. */
   readonly number: number
   /** No shard of this epoch, or of an earlier one, knows its id. */
   unknownIn: number
-  readonly done: Done
-  readonly fail: (error: CoordinatorError) => void
+  readonly settle: Settle
 }
+
+const failed = ({ reason }: CoordinatorError): Exit.Exit<never, TopicError> => Exit.fail(fail(reason))
 
 // A class: closures of its own would be a good part of what a publication costs.
 abstract class Sending {
@@ -110,7 +114,7 @@ class Single extends Sending implements Request<"topic.publish"> {
     if (this.cancelled) return
     const [tag, event] = reply
     if (tag === "moved") this.#publisher?.moved([this.#waiting])
-    else if (tag === "skipped") this.#waiting.done(undefined)
+    else if (tag === "skipped") this.#waiting.settle(Exit.succeed(undefined))
     else this.#stored(tag === "duplicate", event)
     this.#publisher?.ended()
   }
@@ -118,12 +122,12 @@ class Single extends Sending implements Request<"topic.publish"> {
   #stored(duplicate: boolean, event: string): void {
     if (!duplicate) this.place.space.kernel.hooks.metrics.published(1)
     const id = event === "" ? "" : nameOf(this.index, event)
-    this.#waiting.done({ id, duplicate: duplicate && id !== "" })
+    this.#waiting.settle(Exit.succeed({ id, duplicate: duplicate && id !== "" }))
   }
 
   fail(error: CoordinatorError): void {
     if (this.cancelled) return
-    this.#waiting.fail(error)
+    this.#waiting.settle(failed(error))
     this.#publisher?.ended()
   }
 }
@@ -175,18 +179,19 @@ class Run extends Sending implements Request<"topic.publishAll"> {
   // They were stored behind one another.
   #stored(event: string | undefined): void {
     if (event === undefined) {
-      for (const { done } of this.#all) done({ id: "", duplicate: false })
+      for (const { settle } of this.#all) settle(Exit.succeed({ id: "", duplicate: false }))
       return
     }
     this.place.space.kernel.hooks.metrics.published(this.#all.length)
     const time = nameOf(this.index, `${timeOf(event)}-`)
     let number = numberOf(event)
-    for (const { done } of this.#all) done({ id: `${time}${number++}`, duplicate: false })
+    for (const { settle } of this.#all) settle(Exit.succeed({ id: `${time}${number++}`, duplicate: false }))
   }
 
   fail(error: CoordinatorError): void {
     if (this.cancelled) return
-    for (const { fail } of this.#all) fail(error)
+    const outcome = failed(error)
+    for (const { settle } of this.#all) settle(outcome)
     this.#publisher.ended()
   }
 }
@@ -251,8 +256,8 @@ export class Publisher {
     return new Single(own, this.#parts.all[shard]!, shard, [body, about, waiting.number], waiting)
   }
 
-  #send(message: Message, unknownIn: number, done: Done, fail: (error: CoordinatorError) => void): void {
-    const waiting = { message, number: ++this.#number, unknownIn, done, fail }
+  #send(message: Message, unknownIn: number, settle: Settle): void {
+    const waiting = { message, number: ++this.#number, unknownIn, settle }
     if (this.#waiting !== undefined) return void this.#waiting.push(waiting)
     const shard = this.#shardOf(message)
     const part = this.#parts.all[shard]!
@@ -309,8 +314,8 @@ export class Publisher {
     this.#waiting = waiting
     this.#expiry = io.after(requestTimeout, () => {
       this.#waiting = undefined
-      const error = transport.late(this.#parts.all[0]!.place.key)
-      for (const { fail } of waiting) fail(error)
+      const outcome = failed(transport.late(this.#parts.all[0]!.place.key))
+      for (const { settle } of waiting) settle(outcome)
     })
     return waiting
   }
@@ -326,7 +331,7 @@ export class Publisher {
     this.#expiry?.cancel()
     this.#waiting = undefined
     waiting.sort((a, b) => a.number - b.number)
-    for (const { done, fail, message, unknownIn } of waiting) this.#send(message, unknownIn, done, fail)
+    for (const { message, settle, unknownIn } of waiting) this.#send(message, unknownIn, settle)
   }
 
   // A shard of before the change may know their ids: one that was not asked yet, or was before it was sealed.
@@ -337,17 +342,11 @@ export class Publisher {
     const found = Effect.forEach(
       unasked,
       (one) =>
-        Effect.match(this.#find(one.message), {
-          onFailure: (error) => {
-            drop(one)
-            one.fail(error)
-          },
-          onSuccess: (published) => {
-            one.unknownIn = sealed
-            if (published === undefined) return
-            drop(one)
-            one.done(published)
-          }
+        Effect.map(Effect.exit(this.#find(one.message)), (found) => {
+          one.unknownIn = sealed
+          if (Exit.isSuccess(found) && found.value === undefined) return
+          drop(one)
+          one.settle(found)
         }),
       { concurrency: 64, discard: true }
     )
@@ -359,19 +358,20 @@ export class Publisher {
   }
 
   // A shard of before a change knows the ids that were published there.
-  #find(message: Message): Effect.Effect<Published | undefined, CoordinatorError> {
+  #find(message: Message): Effect.Effect<Published | undefined, TopicError> {
     const now = this.#kernel.io.now()
     const shards = new Set(
       this.#parts.former.filter(({ until }) => until > now).map(({ shards }) => partitionOf(placeOf(message), shards))
     )
-    return Effect.map(
-      Effect.forEach(shards, (shard) =>
-        Effect.map(
-          question(this.#parts.all[shard]!.place, "topic.find", [message.id]),
-          ([, event]) => event === "" ? undefined : { id: nameOf(shard, event), duplicate: true }
-        ), { concurrency: "unbounded" }),
-      (found) => found.find((published) => published !== undefined)
-    )
+    const found = Effect.forEach(shards, (shard) =>
+      Effect.map(
+        question(this.#parts.all[shard]!.place, "topic.find", [message.id]),
+        ([, event]) => event === "" ? undefined : { id: nameOf(shard, event), duplicate: true }
+      ), { concurrency: "unbounded" })
+    return Effect.mapBoth(found, {
+      onFailure: ({ reason }) => fail(reason),
+      onSuccess: (all) => all.find((published) => published !== undefined)
+    })
   }
 
   /** What keeps an event from following a request: only the first shard is beside that, and others have its key or id. */
@@ -385,10 +385,9 @@ export class Publisher {
     leader: Leader,
     message: Message,
     after: string,
-    done: (published: Published | undefined) => void,
-    fail: (error: CoordinatorError) => void
+    settle: Settle
   ): Request {
-    const publishing = this.#single({ message, number: 1, unknownIn: this.#epoch, done, fail }, 0, after)
+    const publishing = this.#single({ message, number: 1, unknownIn: this.#epoch, settle }, 0, after)
     const { place } = publishing
     if (place.channel !== leader.channel) {
       throw new RangeError(
@@ -402,26 +401,19 @@ export class Publisher {
   }
 
   /** Stores an event once. While Redis is away it fails after the `requestTimeout`; if it was sent, it may be stored. */
-  publish(message: Message): Effect.Effect<Published, CoordinatorError> {
+  publish(message: Message): Effect.Effect<Published, TopicError> {
     const sealed = this.#epoch - 1
-    const stored = Effect.callback<Published, CoordinatorError>((resume) =>
-      this.#send(
-        message,
-        sealed,
-        (published) => resume(Effect.succeed(published!)),
-        (error) => resume(Effect.fail(error))
-      )
-    )
+    const stored = Effect.callback<Published, TopicError>((resume) => this.#send(message, sealed, resume as Settle))
     if (message.id === "" || this.#parts.former.length === 0) return stored
     return Effect.flatMap(this.#find(message), (found) => found === undefined ? stored : Effect.succeed(found))
   }
 
   /** Stores events in order. The first failure is the answer, and later ones may be stored all the same. */
-  publishAll(messages: ReadonlyArray<Message>): Effect.Effect<ReadonlyArray<Published>, CoordinatorError> {
+  publishAll(messages: ReadonlyArray<Message>): Effect.Effect<ReadonlyArray<Published>, TopicError> {
     const rest = (
       from: number,
       results: ReadonlyArray<Published>
-    ): Effect.Effect<ReadonlyArray<Published>, CoordinatorError> =>
+    ): Effect.Effect<ReadonlyArray<Published>, TopicError> =>
       from >= messages.length
         ? Effect.succeed(results)
         : Effect.flatMap(
@@ -431,10 +423,10 @@ export class Publisher {
     return rest(0, [])
   }
 
-  #publishChunk(messages: ReadonlyArray<Message>): Effect.Effect<ReadonlyArray<Published>, CoordinatorError> {
+  #publishChunk(messages: ReadonlyArray<Message>): Effect.Effect<ReadonlyArray<Published>, TopicError> {
     const results: Array<Published | undefined> = new Array(messages.length)
     const sealed = this.#epoch - 1
-    const stored = Effect.callback<ReadonlyArray<Published>, CoordinatorError>((resume) => {
+    const stored = Effect.callback<ReadonlyArray<Published>, TopicError>((resume) => {
       let left = 1
       const one = () => {
         if (--left === 0) resume(Effect.succeed(results as ReadonlyArray<Published>))
@@ -442,15 +434,11 @@ export class Publisher {
       for (const [at, message] of messages.entries()) {
         if (results[at] !== undefined) continue
         left++
-        this.#send(
-          message,
-          sealed,
-          (published) => {
-            results[at] = published
-            one()
-          },
-          (error) => resume(Effect.fail(error))
-        )
+        this.#send(message, sealed, (outcome) => {
+          if (Exit.isFailure(outcome)) return resume(Exit.failCause(outcome.cause))
+          results[at] = outcome.value
+          one()
+        })
       }
       one()
     })

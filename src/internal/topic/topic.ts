@@ -89,20 +89,21 @@ export class TopicImpl<in out A> implements Topic<A> {
   // Publish
   // -------------------------------------------------------------------------------------------------------------------
 
-  #message(value: A, options: PublishOptions | undefined, trace: string): Exit.Exit<Message, TopicError> {
+  #message(value: A, body: string, options: PublishOptions | undefined, trace: string): Message {
     const key = options?.key ?? this.#options.key?.(value)
     const id = options?.id
-    return Exit.map(this.#encode(value), (body) => ({
+    return {
       body,
       key: key === undefined ? "" : checkName(key, "key"),
       id: id === undefined ? "" : checkName(id, "id"),
       trace
-    }))
+    }
   }
 
   /** Of an event that follows something. */
   #follower(event: A, options: PublishOptions | undefined, trace: string): Effect.Effect<Message, TopicError> {
-    return Effect.flatMap(this.#message(event, options, trace), (message) => {
+    return Effect.flatMap(this.#encode(event), (body) => {
+      const message = this.#message(event, body, options, trace)
       const key = this.#publisher.apart(message)
       const { namespace } = this.#space.kernel.settings
       return key === undefined
@@ -112,11 +113,12 @@ export class TopicImpl<in out A> implements Topic<A> {
   }
 
   readonly publish = (event: A, options?: PublishOptions): Effect.Effect<Published, TopicError> =>
-    this.#spanned(
-      "publish",
-      (trace) =>
-        Effect.flatMap(this.#message(event, options, trace), (message) => failing(this.#publisher.publish(message)))
-    )
+    this.#spanned("publish", (trace) => {
+      const body = this.#encode(event)
+      return Exit.isSuccess(body)
+        ? this.#publisher.publish(this.#message(event, body.value, options, trace))
+        : Exit.failCause(body.cause)
+    })
 
   readonly publishAll = (
     events: Iterable<A>,
@@ -125,23 +127,22 @@ export class TopicImpl<in out A> implements Topic<A> {
     this.#spanned<ReadonlyArray<Published>>("publishAll", (trace) => {
       const messages: Array<Message> = []
       for (const event of events) {
-        const message = this.#message(event, typeof options === "function" ? options(event) : options, trace)
-        if (Exit.isFailure(message)) return Effect.failCause(message.cause)
-        messages.push(message.value)
+        const body = this.#encode(event)
+        if (Exit.isFailure(body)) return Exit.failCause(body.cause)
+        messages.push(this.#message(event, body.value, typeof options === "function" ? options(event) : options, trace))
       }
-      return failing(this.#publisher.publishAll(messages))
+      return this.#publisher.publishAll(messages)
     })
 
   readonly publication = (event: A, options?: PublishOptions): Effect.Effect<Publication, TopicError> =>
     this.#spanned("publication", (trace) =>
       Effect.map(this.#follower(event, options, trace), (message) => ({
         "~lockstep/Publication": (leader, after) =>
-          this.#publisher.following(leader, message, after, () => {}, (error) =>
-            this.#space.kernel.hooks.log(
-              "Error",
-              `an event of ${this.subject} could not be published`,
-              error
-            ))
+          this.#publisher.following(leader, message, after, (outcome) => {
+            if (Exit.isSuccess(outcome)) return
+            const { log } = this.#space.kernel.hooks
+            log("Error", `an event of ${this.subject} could not be published`, Cause.squash(outcome.cause))
+          })
       })))
 
   readonly publishOnRelease = (
@@ -159,12 +160,11 @@ export class TopicImpl<in out A> implements Topic<A> {
           { channel: (keeper as Tenancy).channel, kind: claim.place.kind, name: claim.place.name },
           message,
           claim.leave === undefined ? "left" : "released",
-          (published) => Deferred.doneUnsafe(outcome, Effect.succeed(Option.fromUndefinedOr(published))),
-          ({ reason }) => {
+          (exit) => {
             // The tenancy sends a release that Redis has refused again: without this event, which its publisher was told has failed.
-            const at = following.indexOf(follower)
+            const at = Exit.isFailure(exit) ? following.indexOf(follower) : -1
             if (at >= 0) following.splice(at, 1)
-            Deferred.doneUnsafe(outcome, Effect.fail(fail(reason)))
+            Deferred.doneUnsafe(outcome, Exit.map(exit, Option.fromUndefinedOr))
           }
         )
         const following = lease.following ??= []

@@ -27,7 +27,8 @@ export const codec = <A>(
   }
   const decodeParsed = (value: unknown) => {
     const exit = decode(value)
-    return Exit.isSuccess(exit) ? Exit.succeed(exit.value) : refused(exit.cause)
+    // Not made again, which every value would pay for.
+    return Exit.isSuccess(exit) ? exit as Exit.Success<A, never> : refused(exit.cause)
   }
   return {
     decodeParsed,
