@@ -91,6 +91,8 @@ local function storeJobs(ctx, queue, values, shapes, claim)
   queue.stamp = math.max(queue.stamp, ctx.now)
   local first, place, at, known, holding = queue.number + 1, 0, 1, {}, {}
   local time, added, normal = text(queue.stamp) .. '-', queue.number, queue.n
+  -- The next number is one more than the last one there, so Redis counts on: that spares a string.
+  local onward, counted = time .. '*', -1
   -- The number of the last job that there is room for.
   local last, full = math.huge, false
   if queue.length > 0 and claim ~= false then last = added end
@@ -108,7 +110,8 @@ local function storeJobs(ctx, queue, values, shapes, claim)
     if more == '' then
       if added < last or hasRoom() then
         added = added + 1
-        call('XADD', normal, time .. text(added), 'b', body)
+        call('XADD', normal, added == counted and onward or time .. text(added), 'b', body)
+        counted = added + 1
         queue.c9 = queue.c9 + 1
       else
         known[#known + 1] = extend.refusal(queue, place)
