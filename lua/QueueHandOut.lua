@@ -5,9 +5,8 @@
 
 -- The actor trusts bodies to be JSON, because producers encode them: they stand in the answer as they are.
 local function describedJob(letter, id, count, fields)
-  local head = '["' .. letter .. id .. '",' .. count .. ','
-  if #fields == 2 then return head .. fields[2] .. ']' end
-  local parts = { head .. fields[2] }
+  if #fields == 2 then return '["' .. letter .. id .. '",' .. count .. ',' .. fields[2] .. ']' end
+  local parts = { '["' .. letter .. id .. '",' .. count .. ',' .. fields[2] }
   for at = 3, #fields do parts[#parts + 1] = encoded(fields[at]) end
   return concat(parts, ',') .. ']'
 end

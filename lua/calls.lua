@@ -88,12 +88,19 @@ local function context(keys, argv, micros, seconds)
   }
 end
 
--- What `sessions` has of the session that asks, and the last token; behind that, the inline state of each resource that the call names.
+-- What `sessions` has of the session that asks, and the last token; behind that, the inline state of each resource that the call names
+-- and that can have one. These are `inlined`, if the call names several keys.
 local function readSessions(keys, field, inline)
   if not keys[3] then return call('HMGET', keys[1], field, 'token', inline) end
-  local fields = {}
-  for index = 2, #keys do fields[index - 1] = inlineField(keys[1], keys[index]) end
-  return call('HMGET', keys[1], field, 'token', unpack(fields))
+  local inlined, fields = {}, {}
+  for index = 2, #keys do
+    local key = keys[index]
+    if hasInline(keys[1], key) then
+      local at = #inlined + 1
+      inlined[at], fields[at] = key, inlineField(keys[1], key)
+    end
+  end
+  return call('HMGET', keys[1], field, 'token', unpack(fields)), inlined
 end
 
 -- The keys of a request that declares more than one role, by role. Answers how many they are.
@@ -240,7 +247,8 @@ run = function(keys, argv)
   local micros, seconds = readTime()
   -- Without a resource, the field is one that is never there.
   local field, inline = 's' .. session, inlineField(keys[1], keys[2] or '')
-  local found = session ~= '' and readSessions(keys, field, inline)
+  local found, inlined
+  if session ~= '' then found, inlined = readSessions(keys, field, inline) end
   local act = found and straight[argv[3]]
   local reply = act and act(keys, argv, field, inline, found, micros, seconds)
   if reply then return reply end
@@ -257,7 +265,11 @@ run = function(keys, argv)
   if not state then return '["unknown"]' end
   if state.deadline <= ctx.now then return '["expired"]' end
   ctx.own, ctx.before, ctx.inline = state, found[2], {}
-  for index = 2, #keys do ctx.inline[keys[index]] = found[index + 1] end
+  if inlined then
+    for index = 1, #inlined do ctx.inline[inlined[index]] = found[index + 2] end
+  elseif keys[2] then
+    ctx.inline[keys[2]] = found[3]
+  end
   state.deadline = ctx.now + state.lease
   local number, read = tonumber(argv[2]), nil
   if not number then
