@@ -65,6 +65,8 @@ export interface Request<V extends Verb = Verb> {
   cancelled?: boolean | undefined
   /** How many it counts for. Default 1. */
   weight?: number | undefined
+  /** As how many requests it keeps Redis busy. Default: its weight. */
+  readonly size?: number | undefined
 }
 
 /** Keeps the session under which the outbox sends. */
@@ -137,8 +139,14 @@ class Sending {
 
 const weightOf = ({ weight = 1 }: Request): number => weight
 
+const sizeOf = (requests: ReadonlyArray<Request>): number =>
+  requests.reduce((sum, request) => sum + (request.size ?? weightOf(request)), 0)
+
 const sumOf = (requests: ReadonlyArray<Request>): number =>
   requests.reduce((sum, request) => sum + weightOf(request), 0)
+
+// So many cost Redis about as much as the call itself.
+const worthACall = 16
 
 // So few are left in the queue until they come to its front.
 const mostDiscarded = 64
@@ -376,14 +384,20 @@ export class Outbox implements Sender {
 
   #settleAll(session: Session, { batch, refusal, requests }: Sending, { replies }: Answer): void {
     this.#inFlight = undefined
-    // A whole batch waits: Redis works on it while these replies are taken in.
-    if (this.#weight >= this.#options.maxBatch) this.flush()
+    if (this.#isWorth(batch)) this.flush()
     // The reply is that of the first attempt if that was executed after all.
     const answered = replies.length === batch.length ? batch : requests
     if (refusal !== undefined) this.#failAll(batch.filter((request) => !answered.includes(request)), refusal, false)
     for (let at = 0; at < answered.length; at++) this.#settle(session, answered[at]!, replies[at]!)
     // Requests that these replies have led to still join the next batch.
     if (this.#queue.length > 0) this.#schedule()
+  }
+
+  // Enough waits for a call of its own: Redis works on that while the replies to the other one are taken in.
+  #isWorth(answered: ReadonlyArray<Request>): boolean {
+    if (this.#weight >= this.#options.maxBatch) return true
+    const waiting = sizeOf(this.#queue)
+    return waiting >= worthACall && waiting * 2 >= sizeOf(answered)
   }
 
   // A callback that throws is a bug of its own, and must not cost the others their answers.

@@ -38,6 +38,10 @@ export class Acknowledging implements Request<"queue.done"> {
     return this.#args === undefined && this.jobs.length < mostJobs
   }
 
+  get size(): number {
+    return this.jobs.length
+  }
+
   // Made when it is sent, and the same each time.
   get args(): [id: string, jobs: string, take: number] {
     return this.#args ??= [this.#worker, parted(this.jobs), this.take]
