@@ -1,16 +1,16 @@
 -- A double barrier: parties enter a phase together, and leave it together.
 --
 -- kinds: doubleBarrier: hash
+-- after waiters.lua
 --
 -- A resource is one hash, deleted with its last member, waiter and party inside:
 --   s                record DoubleBarrier
 --   o<session>/<id>  a member
---   q<session>/<id>  a waiter that wants to enter: its place
 --   h<session>/<id>  a party inside
 --   l<session>/<id>  a party that has left, and waits until all have
--- A phase opens when no party is inside and enough wait. `token` is that of the phase, `change` that of the last change of
--- `parties`.
--- record DoubleBarrier 1: parties, number, inside, waiting, last, members, token, change
+-- The queue has the parties that want to enter, and `waiting` counts them. A phase opens when no party is inside and enough wait.
+-- `token` is that of the phase, `change` that of the last change of `parties`.
+-- record DoubleBarrier 2: parties, number, inside, waiting, first, last, members, token, change
 
 -- The state, and the values of the fields.
 local function loadPhase(key, ...)
@@ -23,7 +23,7 @@ end
 local function newPhase(ctx, parties)
   local change = tonumber(nextToken(ctx))
   return {
-    parties = tonumber(parties), number = 0, inside = 0, waiting = 0, last = 0, members = 0, token = 0, change = change
+    parties = tonumber(parties), number = 0, inside = 0, waiting = 0, first = 1, last = 0, members = 0, token = 0, change = change
   }
 end
 
@@ -35,38 +35,20 @@ local function savePhase(key, state)
   end
 end
 
--- Claims of one sort, by the first byte of their fields.
-local function claimsOf(key, sort)
-  local all, claims = call('HGETALL', key), {}
-  for at = 1, #all, 2 do
-    if string.byte(all[at]) == sort then
-      claims[#claims + 1] = { field = all[at], owner = string.sub(all[at], 2), place = tonumber(all[at + 1]) }
-    end
-  end
-  return claims
-end
-
 -- Opens the next phase if it can be, and tells its parties.
 local function openPhase(ctx, key, state)
   if state.inside > 0 or state.waiting < state.parties then return end
-  local claims = claimsOf(key, 113)
-  table.sort(claims, function(one, other) return one.place < other.place end)
-  local group, gone, inside = {}, {}, {}
-  for _, one in ipairs(claims) do
-    if #group == state.parties then break end
-    if isAlive(ctx, holderOf(one.owner)) then
-      group[#group + 1], gone[#gone + 1] = one.owner, one.field
-      inside[#inside + 1] = 'h' .. one.owner
-      inside[#inside + 1] = ''
-    else
-      -- Its reaper finds nothing.
-      call('HDEL', key, one.field)
-      state.waiting = state.waiting - 1
-    end
-  end
+  local function dropped() state.waiting = state.waiting - 1 end
+  if not front(ctx, key, state, dropped) then return end
+  -- Waiters of dead sessions behind the first one stay until they are reaped.
+  local group = waitersOf(ctx, key, state, state.parties)
   if #group < state.parties then return end
-  call('HDEL', key, unpack(gone))
-  call('HSET', key, unpack(inside))
+  collectFields(state)
+  for _, claim in ipairs(group) do
+    depart(key, state, claim)
+    setField(state, 'h' .. claim, '')
+  end
+  writeFields(key, state)
   state.number, state.token = state.number + 1, tonumber(nextToken(ctx))
   state.inside, state.waiting = #group, state.waiting - #group
   tell(ctx, group, continued('granted', text(state.token), state.number))
@@ -107,8 +89,8 @@ handlers['doubleBarrier.enter'] = function(ctx, key, id, parties)
   state = state or newPhase(ctx, parties)
   if inside then return reply('granted', text(state.token), state.number) end
   if waits then return queued(ctx, state.waiting) end
-  state.last, state.waiting = state.last + 1, state.waiting + 1
-  call('HSET', key, 'q' .. claim, text(state.last))
+  join(key, state, claim, '')
+  state.waiting = state.waiting + 1
   own(ctx, key, id)
   openPhase(ctx, key, state)
   savePhase(key, state)
@@ -142,20 +124,31 @@ reapers.doubleBarrier = function(ctx, key, session, id)
   local claim = session .. '/' .. id
   local state, inside, waits, leaves, member = loadPhase(key, 'h' .. claim, 'q' .. claim, 'l' .. claim, 'o' .. claim)
   if not (inside or waits or leaves or member) then return end
-  call('HDEL', key, 'h' .. claim, 'q' .. claim, 'l' .. claim, 'o' .. claim)
-  if waits then state.waiting = state.waiting - 1 end
+  call('HDEL', key, 'h' .. claim, 'l' .. claim, 'o' .. claim)
+  if waits and depart(key, state, claim, waits) then state.waiting = state.waiting - 1 end
   if member then state.members = state.members - 1 end
   if inside then
     state.inside = state.inside - 1
     if state.inside == 0 then
       local leavers = {}
-      for index, one in ipairs(claimsOf(key, 108)) do
-        leavers[index] = one.owner
-        call('HDEL', key, one.field)
+      for _, field in ipairs(call('HKEYS', key)) do
+        local claim = match(field, '^l(.*)$')
+        if claim then
+          leavers[#leavers + 1] = claim
+          call('HDEL', key, field)
+        end
       end
       tell(ctx, leavers, '"left"')
       openPhase(ctx, key, state)
     end
   end
+  savePhase(key, state)
+end
+
+-- The front of the queue was too far from its last waiter for one call.
+alarms.doubleBarrier = function(ctx, key)
+  local state = loadPhase(key)
+  if not state then return end
+  openPhase(ctx, key, state)
   savePhase(key, state)
 end
