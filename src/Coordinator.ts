@@ -153,7 +153,10 @@ export interface Options {
   readonly batch?: {
     /** Requests in one call. Default 256: more would block Redis for longer than a millisecond. */
     readonly maxRequests?: number | undefined
-    /** Requests that wait to be sent, per partition. Default 65,536; beyond it new ones fail with `Overloaded`. */
+    /**
+     * Requests that wait to be sent, per partition, and questions that wait for an answer. Default 65,536; beyond it new ones fail with
+     * `Overloaded`.
+     */
     readonly maxPending?: number | undefined
   } | undefined
 }

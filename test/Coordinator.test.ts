@@ -241,6 +241,26 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
         yield* Lock.withLock(Effect.void, "k0")
       }), { partitions: 1, batch: { maxPending: 20, maxRequests: 10 } }))
 
+  it.effect("refuses questions beyond its bound, and answers the others", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const latch = yield* CountDownLatch.make({ name: "ready", count: 1 })
+        const ref = yield* SharedRef.make({ name: "state", schema: Schema.Number, initial: 1 })
+        const askMany = <E extends { readonly reason: { readonly _tag: string } }>(
+          question: Effect.Effect<number, E>
+        ) =>
+          Effect.gen(function*() {
+            const asked = Array.from({ length: 50 }, () => Effect.exit(question))
+            const exits = yield* Effect.all(asked, { concurrency: "unbounded" })
+            const refused = exits.flatMap((exit) => Option.toArray(Exit.findErrorOption(exit)))
+            assert.strictEqual(refused.length, 30)
+            assert.isTrue(refused.every(({ reason }) => reason._tag === "Overloaded"))
+            yield* question
+          })
+        yield* askMany(latch.remaining)
+        yield* askMany(ref.get)
+      }), { partitions: 1, batch: { maxPending: 20 } }))
+
   it.effect("fails what is asked of it after it was closed", () =>
     Effect.gen(function*() {
       const server = yield* TestServer

@@ -9,6 +9,7 @@ import type { Hooks, Settings } from "./hooks.ts"
 import { partitionOf, prefixOf } from "./keys.ts"
 import type { Office } from "./office.ts"
 import { Pulse } from "./pulse.ts"
+import { Questions } from "./questions.ts"
 import { Reader } from "./reader.ts"
 import { Reads } from "./reads.ts"
 import { Reaper } from "./reaper.ts"
@@ -20,6 +21,7 @@ export class Partition {
   readonly index: number
   readonly prefix: string
   readonly reaper: Reaper
+  readonly questions: Questions
   readonly reads: Reads
   /** By the length of the lease. */
   readonly channels = new Map<number, Channel>()
@@ -30,7 +32,8 @@ export class Partition {
     this.index = index
     this.prefix = prefixOf(kernel.settings.namespace, index)
     this.reaper = new Reaper(kernel.transport, kernel.io, this.prefix, kernel.hooks.log, () => this.isWaiting())
-    this.reads = new Reads(kernel)
+    this.questions = new Questions(kernel.settings.maxPending)
+    this.reads = new Reads(kernel, this.questions)
   }
 
   isWaiting(): boolean {

@@ -6,7 +6,7 @@
 import type { Io } from "../io.ts"
 import { RedisError } from "../redis/errors.ts"
 import { ascii } from "../redis/resp.ts"
-import { CoordinatorError, Overloaded } from "./errors.ts"
+import type { CoordinatorError } from "./errors.ts"
 import { guard, type Log } from "./hooks.ts"
 import { describeRequest } from "./keys.ts"
 import { allowOom, type Requests } from "./lua.ts"
@@ -17,6 +17,7 @@ import {
   decode,
   failed,
   isTransient,
+  overloaded,
   type Reply,
   type Transport,
   type Verb
@@ -182,8 +183,7 @@ export class Outbox implements Sender {
   request<V extends Verb>(request: Request<V>): void {
     const pending = this.#weight
     if (pending >= this.#options.maxPending && request.urgent !== true && !allowOom.has(request.verb)) {
-      const error = new CoordinatorError({ reason: new Overloaded({ pending }) })
-      return request.fail(coordinatorError(error, request.key), false)
+      return request.fail(overloaded(pending, request.key), false)
     }
     request.queued = true
     this.#weight += weightOf(request as unknown as Request)

@@ -6,6 +6,7 @@
 import type { CoordinatorError } from "./errors.ts"
 import { guard } from "./hooks.ts"
 import type { Office } from "./office.ts"
+import type { Questions } from "./questions.ts"
 import { coordinatorError } from "./transport.ts"
 
 export interface Reading {
@@ -18,14 +19,21 @@ const mostKeys = 256
 
 export class Reads {
   readonly #office: Office
+  readonly #questions: Questions
   #asked = new Map<string, Array<Reading>>()
 
-  constructor(office: Office) {
+  constructor(office: Office, questions: Questions) {
     this.#office = office
+    this.#questions = questions
   }
 
   /** While Redis is away it fails after the coordinator's `requestTimeout`. */
   read(key: string, reading: Reading): void {
+    try {
+      this.#questions.begin(key)
+    } catch (cause) {
+      return reading.fail(coordinatorError(cause, key))
+    }
     const readings = this.#asked.get(key)
     if (readings !== undefined) return void readings.push(reading)
     if (this.#asked.size === 0) this.#office.io.defer(() => this.#flush())
@@ -43,11 +51,19 @@ export class Reads {
     try {
       found = await this.#ask(asked.map(([key]) => key))
     } catch (cause) {
-      for (const [key, readings] of asked) for (const { fail } of readings) fail(coordinatorError(cause, key))
+      for (const [key, readings] of asked) {
+        for (const { fail } of readings) {
+          this.#questions.end()
+          fail(coordinatorError(cause, key))
+        }
+      }
       return
     }
     for (const [at, [key, readings]] of asked.entries()) {
-      for (const { settle } of readings) guard(this.#office.hooks.log, `the value of ${key}`, () => settle(found[at]!))
+      for (const { settle } of readings) {
+        this.#questions.end()
+        guard(this.#office.hooks.log, `the value of ${key}`, () => settle(found[at]!))
+      }
     }
   }
 

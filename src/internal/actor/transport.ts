@@ -5,7 +5,7 @@ import type { Io } from "../io.ts"
 import type { Caller, Connection, Connections } from "../redis/connection.ts"
 import { MissingPermission, RedisError, Timeout } from "../redis/errors.ts"
 import { ascii, type Call, call } from "../redis/resp.ts"
-import { ActorDefect, CoordinatorError, type CoordinatorReason } from "./errors.ts"
+import { ActorDefect, CoordinatorError, type CoordinatorReason, Overloaded } from "./errors.ts"
 import { resourceOf } from "./keys.ts"
 import { allowOom, body, library, replies as shapes, type Requests } from "./lua.ts"
 import type { Session } from "./session.ts"
@@ -111,6 +111,10 @@ export const coordinatorError = (cause: unknown, key?: string): CoordinatorError
   const Reason = reason.constructor as new(fields: object) => CoordinatorReason
   return new CoordinatorError({ reason: new Reason({ ...reason, ...resourceOf(key) }) })
 }
+
+/** So many requests wait already that no other one may. */
+export const overloaded = (pending: number, key?: string): CoordinatorError =>
+  coordinatorError(new CoordinatorError({ reason: new Overloaded({ pending }) }), key)
 
 export class Transport {
   readonly connections: Connections

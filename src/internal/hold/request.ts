@@ -154,11 +154,9 @@ const inspect = async (
   anyway: boolean
 ) => {
   const address = transport.addressOf(partition.prefix, "")
-  const { replies: [reply] } = await transport.answered(
-    key,
-    refusal,
-    () => transport.inspect(address, { verb, key, args }, anyway)
-  )
+  partition.questions.begin(key)
+  const ask = transport.answered(key, refusal, () => transport.inspect(address, { verb, key, args }, anyway))
+  const { replies: [reply] } = await ask.finally(() => partition.questions.end())
   if (reply![0] === "failed") throw failed(verb, String(reply![1]))
   return reply!
 }

@@ -4,12 +4,12 @@
  */
 
 import type { Channel, Tenant } from "../actor/channel.ts"
-import { CoordinatorError, Overloaded } from "../actor/errors.ts"
+import type { CoordinatorError } from "../actor/errors.ts"
 import { guard } from "../actor/hooks.ts"
 import type { Kernel, Partition } from "../actor/kernel.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { LossReason, Session } from "../actor/session.ts"
-import { coordinatorError } from "../actor/transport.ts"
+import { coordinatorError, overloaded } from "../actor/transport.ts"
 import type { RedisError } from "../redis/errors.ts"
 import { type Asker, Asking } from "./asking.ts"
 import { type ClaimReply, type Entry, type Keeper, mostStale, nameOf, type Outcome } from "./claim.ts"
@@ -80,8 +80,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     if (this.kept.size > 0 && entry instanceof Hold && this.#takeKept(entry)) return
     const { maxPending } = this.kernel.settings
     if (this.channel.session === undefined && this.#claims.size >= maxPending) {
-      const error = new CoordinatorError({ reason: new Overloaded({ pending: this.#claims.size }) })
-      return this.#finish(entry, ["failed", coordinatorError(error, entry.claim.place.key)])
+      return this.#finish(entry, ["failed", overloaded(this.#claims.size, entry.claim.place.key)])
     }
     this.#claims.add(entry)
     member?.dependents.add(entry)

@@ -34,12 +34,15 @@ export const delayAfter = <E>(
     return Option.some(delay)
   }).pipe(Pull.catchDone(() => Effect.succeed(Option.none<Duration.Duration>())))
 
-/** Asks again while Redis is away: a part of what waits for longer. */
+/** Asks again while Redis is away, or too much is asked here: a part of what waits for longer. */
 export const untilBack = <A, E extends { readonly reason: { readonly _tag: string } }, R>(
   self: Effect.Effect<A, E, R>,
   pause: Duration.Input
 ): Effect.Effect<A, E, R> =>
-  Effect.retry(self, { while: ({ reason }) => isAway(reason), schedule: Schedule.spaced(pause) })
+  Effect.retry(self, {
+    while: ({ reason }) => isAway(reason) || reason._tag === "Overloaded",
+    schedule: Schedule.spaced(pause)
+  })
 
 const pauses = Schedule.exponential("1 second").pipe(
   Schedule.modifyDelay(({ duration }) => Effect.succeed(Duration.min(duration, Duration.seconds(10))))
