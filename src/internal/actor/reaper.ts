@@ -61,8 +61,9 @@ export class Reaper {
   /** The partition has something to do in so many milliseconds; -1 for nothing. */
   expect(next: number): void {
     if (this.#closed || next < 0 || next > 0 && !this.#isWanted()) return
-    // The first coordinator does the work, and the others find nothing to do; so they do not come at once.
-    const at = this.#io.now() + next + 1 + this.#io.random() * 4
+    // The first coordinator does the work, and the others find nothing to do; so they do not come at once. Timers of Node may be early
+    // by a part of a millisecond.
+    const at = this.#io.now() + next + 0.5 + this.#io.random() * 2
     if (this.#timer !== undefined) {
       if (this.#at <= at) return
       this.#timer.cancel()
