@@ -101,6 +101,7 @@ end
 -- keys: hash
 -- args: id string, token string
 -- reply: ["queued", ahead number] | ["left"]
+-- flags: allow-oom
 handlers['doubleBarrier.leave'] = function(ctx, key, id, token)
   local state = loadPhase(key)
   if not state or state.inside == 0 or text(state.token) ~= token then return '["left"]' end

@@ -200,6 +200,8 @@ handlers['taskGroup.submit'] = function(ctx, key, shard, token, fine, value)
     call('HDEL', ctx.items, 'w' .. claim)
     call('HSET', ctx.items, 'v' .. shard, value)
     moveTask(ctx, key, group, shard, 'running', fine ~= '' and 'done' or 'failed', token, claim)
+  elseif (status == 'done') ~= (fine ~= '') or call('HGET', ctx.items, 'v' .. shard) ~= value then
+    return '["refused"]'
   end
   return '["submitted"]'
 end

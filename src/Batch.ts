@@ -226,8 +226,8 @@ export interface Run {
   /** All jobs and their states, in the order in which they were added. Redis reads up to 256 with each call. */
   readonly jobs: Stream.Stream<NodeInfo, BatchError>
   /**
-   * Cancels jobs that have not begun, and interrupts the handlers of the others. Answers whether the run was not over. It is over when
-   * these have ended.
+   * Cancels jobs that have not begun, and interrupts the handlers of the others. Answers whether the run is cancelled:
+   * false if it had ended otherwise. It is over when these have ended.
    */
   readonly cancel: Effect.Effect<boolean, BatchError>
   /**

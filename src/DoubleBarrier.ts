@@ -51,7 +51,7 @@ import { coordinatorReasons } from "./internal/actor/errors.ts"
 import * as acquiring from "./internal/hold/acquire.ts"
 import { Hold } from "./internal/hold/hold.ts"
 import { LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
-import { type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
+import { duration, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { protect } from "./internal/hold/protect.ts"
 import { memberQuestion } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
@@ -253,10 +253,13 @@ class DoubleBarrierImpl implements DoubleBarrier {
   #leave(hold: Hold, options: EnterOptions | undefined): Effect.Effect<void, DoubleBarrierError> {
     return Effect.uninterruptibleMask((restore) => {
       if (hold.loss !== undefined) return Effect.fail(fail(hold.lossError()))
+      const token = String(hold.token)
+      // A wrong option must not end the phase.
+      if (options?.wait !== undefined) duration(options.wait, "wait")
+      const leaving = this.#waiting("doubleBarrier.leave", () => [token], options)
       // In the same batch as what follows.
       hold.keeper.release(hold, ignore)
-      const token = String(hold.token)
-      return Effect.asVoid(acquiring.acquire(this.#waiting("doubleBarrier.leave", () => [token], options), restore))
+      return Effect.asVoid(acquiring.acquire(leaving, restore))
     })
   }
 

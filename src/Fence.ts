@@ -166,6 +166,7 @@ export const withOptions = (options: {
     if (typeof key !== "string" || key.length === 0 || !key.isWellFormed()) {
       throw new RangeError("key must be a non-empty string of well-formed Unicode")
     }
+    if (typeof command !== "string" || command === "") throw new RangeError("command must be the name of a command")
     if (args.length > mostArguments) throw new RangeError(`args must not be more than ${mostArguments}`)
     const token = tokenOf(lease)
     const timeToLive = Math.ceil(millis(options.timeToLive ?? "24 hours", "timeToLive"))

@@ -281,8 +281,8 @@ export interface Run<out O> {
   /** The state of each node, and then every change. Ends when the run is over. */
   readonly changes: Stream.Stream<Change, FlowError>
   /**
-   * Cancels nodes that have not begun, and interrupts the handlers of the others. Answers whether the run was not over. It is over when
-   * these have ended.
+   * Cancels nodes that have not begun, and interrupts the handlers of the others. Answers whether the run is cancelled:
+   * false if it had ended otherwise. It is over when these have ended.
    */
   readonly cancel: Effect.Effect<boolean, FlowError>
   /**

@@ -246,7 +246,7 @@ export interface TaskGroup<in out A, in out E> {
   readonly awaitAll: (options?: AwaitOptions | undefined) => Effect.Effect<ReadonlyMap<string, A>, TaskGroupError<E>>
   /**
    * The state now, and then every change. If Redis is out of reach it begins with the state that this process knows. Ends
-   * when the group is closed.
+   * when the group is closed, and when another run begins.
    */
   readonly changes: Stream.Stream<Progress>
   /** The state now, by Redis's word. */
@@ -382,11 +382,13 @@ class TaskImpl<A, E> implements Task<A, E> {
       if (this.#submitted || this.lease.loss !== undefined) return this.#refused()
       const submitted = this.#group.tasks.submit(this.#registration, fine, value, options?.publish)
       this.#submitted = true
-      return Effect.matchEffect(submitted, {
-        onFailure: ({ reason }) => {
-          this.#submitted = false
-          return Effect.fail(fail(reason))
-        },
+      // After a failure or an interruption, the same can be submitted again.
+      const settled = Effect.onExit(submitted, (exit) =>
+        Effect.sync(() => {
+          if (Exit.isFailure(exit)) this.#submitted = false
+        }))
+      return Effect.matchEffect(settled, {
+        onFailure: ({ reason }) => Effect.fail(fail(reason)),
         onSuccess: (accepted) => accepted ? Effect.void : this.#refused()
       })
     })
@@ -530,10 +532,10 @@ class TaskGroupImpl<A, E> implements TaskGroup<A, E>, waiting.Group<A, E> {
   }
 
   get snapshot(): Effect.Effect<Progress, TaskGroupError> {
-    return Effect.matchEffect(this.tasks.read(1, ""), {
-      onFailure: ({ reason }) => Effect.fail(fail(reason)),
-      onSuccess: (page) => page === undefined ? this.#gone : Effect.succeed(progressOf(page.state))
-    })
+    return Effect.flatMap(
+      waiting.ownPage(this.tasks, 1, ""),
+      (page) => page === undefined ? this.#gone : Effect.succeed(progressOf(page.state))
+    )
   }
 
   get shards(): Effect.Effect<ReadonlyArray<Shard>, TaskGroupError> {

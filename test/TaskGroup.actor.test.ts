@@ -157,8 +157,9 @@ class Model {
     if (shard.status === "running") {
       if (!this.isAlive(shard.owner)) return "refused"
       this.#move(name, fine ? "done" : "failed", token, shard.owner, value)
+      return "submitted"
     }
-    return "submitted"
+    return shard.status === (fine ? "done" : "failed") && shard.value === value ? "submitted" : "refused"
   }
 
   restore(name: string, status: Status, token: number, value: string, round: number, run: string): string {

@@ -581,6 +581,33 @@ layer(TestServer.layer, live)("a task group", (it) => {
         ])
       })))
 
+  it.effect("accepts a result again whose submission was interrupted, and no other one", () =>
+    behindLine(({ context, line }) =>
+      Effect.gen(function*() {
+        const group = yield* groupOn(context)
+        const task = yield* group.register("x")
+        const lost = yield* line.once(asks("taskGroup.submit"), "dropReply")
+        const submitting = yield* Effect.forkChild(task.submit(1), { startImmediately: true })
+        yield* promptly(lost, "the submission")
+        yield* Fiber.interrupt(submitting)
+        yield* task.submit(1)
+        assert.strictEqual((yield* reasonOf(task.submit(2)))._tag, "SubmitRefused")
+        assert.deepStrictEqual(arrayOf(yield* group.results), [["x", 1]])
+      })
+    ))
+
+  it.effect("lets others have the shards of a group that was closed, though the scopes of their tasks are open", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const theirs = yield* groupOn(b!, { shards: 1 })
+        const scope = yield* Scope.make()
+        const mine = yield* Scope.provide(groupOn(a!, { shards: 1 }), scope)
+        const task = yield* mine.register("x")
+        yield* Scope.close(scope, Exit.void)
+        assert.strictEqual((yield* reasonOf(task.submit(1)))._tag, "LeaseLost")
+        yield* eventually(theirs.run("x", Effect.succeed(2)))
+      })))
+
   it.effect("begins anew for another run, whose members alone have a say in it", () =>
     several(3, ([a, b, c]) =>
       Effect.gen(function*() {
@@ -606,6 +633,14 @@ layer(TestServer.layer, live)("a task group", (it) => {
         assert.deepInclude(yield* reasonOf(one.register("x")), ended)
         assert.deepInclude(yield* reasonOf(same.run("x", Effect.die("it was run for the former run"))), ended)
         assert.deepInclude(yield* reasonOf(one.reset), ended)
+        // Nor is it shown what the other run comes to.
+        const questions: ReadonlyArray<Effect.Effect<unknown, TaskGroup.TaskGroupError>> = [
+          one.snapshot,
+          one.shards,
+          one.results
+        ]
+        for (const asked of questions) assert.deepInclude(yield* reasonOf(asked), ended)
+        assert.deepStrictEqual(yield* promptly(Stream.runCollect(one.changes), "the changes"), [])
 
         yield* two.run("x", Effect.succeed(10))
         yield* two.run("y", Effect.succeed(20))

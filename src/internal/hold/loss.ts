@@ -7,7 +7,7 @@ const why = {
   expired: "it could not be renewed in time",
   unknown: "Redis does not know its session any more",
   rolledBack: "Redis has forgotten what it had acknowledged",
-  closed: "the coordinator was closed, or the object that it belongs to",
+  closed: "it was released, or its coordinator or the object that it belongs to was closed",
   maxHold: "it was held for longer than `maxHold`",
   resigned: "its holder resigned",
   revoked: "it was ended by another session"

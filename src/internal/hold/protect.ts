@@ -174,8 +174,10 @@ export const protectLease = <A, E, R, E2>(
   lease: Lease,
   fail: (error: LeaseLost) => E2
 ): Effect.Effect<A, E | E2, R> => {
-  if (!(lease instanceof Hold)) throw new TypeError("This lease was not made by Lockstep")
-  return Effect.uninterruptibleMask((restore) => protect(self, lease, restore, fail, undefined))
+  return Effect.uninterruptibleMask((restore) => {
+    if (!(lease instanceof Hold)) throw new TypeError("This lease was not made by Lockstep")
+    return protect(self, lease, restore, fail, undefined)
+  })
 }
 
 export const protect = <A, E, R, E2>(

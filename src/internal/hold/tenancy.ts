@@ -367,12 +367,22 @@ export class Tenancy implements Tenant, Keeper, Asker {
     this.kept.surrenderResting(member.claim.place.key)
     for (const entry of member.dependents.values()) {
       if (entry instanceof Hold && entry.state === "held") {
-        entry.lose("closed")
+        this.#cease(entry)
       } else {
         this.release(entry, ignore)
         entry.settle(closed)
       }
     }
+  }
+
+  // Its scope may stay open: as after any loss, the margin is for finalizers, and then the hold is released for them.
+  #cease(hold: Hold): void {
+    const { channel: { margin }, kernel } = this
+    hold.lose("closed")
+    watchOverruns(kernel, margin, [hold])
+    kernel.io.after(margin, () => {
+      if (hold.state === "held") this.release(hold, ignore)
+    })
   }
 
   /** Another session has ended it: what runs under it is interrupted. */

@@ -20,6 +20,21 @@ export const resultOf = (name: string, shard: string): string =>
 export const errorOf = (name: string, shard: string): string =>
   `The error of shard ${JSON.stringify(shard)} of task group ${JSON.stringify(name)}`
 
+const checked = (
+  { opening: { run }, superseded }: Tasks,
+  page: Page | undefined
+): Effect.Effect<Page | undefined, TaskGroupError> =>
+  page === undefined || run === "" || page.state.run === run
+    ? Effect.succeed(page)
+    : Effect.fail(fail(superseded(page.state.run)))
+
+/** As it is read, of the run that the group was opened with. */
+export const ownPage = (tasks: Tasks, from: number, wanted: string): Effect.Effect<Page | undefined, TaskGroupError> =>
+  Effect.flatMap(
+    Effect.mapError(tasks.read(from, wanted), ({ reason }) => fail(reason)),
+    (page) => checked(tasks, page)
+  )
+
 /** The shards that have one of the wanted statuses, of all pages. Begins again if a new round begins meanwhile. */
 export const shardsOf = Effect.fnUntraced(function*(
   tasks: Tasks,
@@ -28,10 +43,7 @@ export const shardsOf = Effect.fnUntraced(function*(
   let shards: Array<Page["shards"][number]> = []
   let round = 0
   for (let from = 1; from > 0;) {
-    const page: Page | undefined = yield* Effect.mapError(
-      tasks.read(from, wanted.join(" ")),
-      ({ reason }) => fail(reason)
-    )
+    const page: Page | undefined = yield* ownPage(tasks, from, wanted.join(" "))
     if (page === undefined) return yield* Effect.fail(fail(new GroupGone(tasks.about)))
     const again = from > 1 && page.state.round !== round
     round = page.state.round
@@ -55,7 +67,10 @@ export const resultsOf = Effect.fnUntraced(function*<A>(
 })
 
 const pageOf = (tasks: Tasks, from: number, wanted: string): Effect.Effect<Page | undefined, TaskGroupError> =>
-  Effect.mapError(tasks.readWaiting(from, wanted), ({ reason }) => fail(reason))
+  Effect.flatMap(
+    Effect.mapError(tasks.readWaiting(from, wanted), ({ reason }) => fail(reason)),
+    (page) => checked(tasks, page)
+  )
 
 /** Waits until all shards are done. `faults` are the statuses that end the wait. */
 export const awaitAll = <A, E>(
@@ -81,8 +96,6 @@ const awaiting = Effect.fnUntraced(function*<A, E>(
     const look = yield* pageOf(tasks, 1, "")
     if (look !== undefined) {
       const { state } = look
-      const mine = tasks.opening.run
-      if (mine !== "" && state.run !== mine) return yield* Effect.fail(fail(tasks.superseded(state.run)))
       if (round > 0 && state.round > round) return yield* Effect.fail(fail(new GroupReset({ ...about, round })))
       round = state.round
       if (isFaulty(state)) yield* fault(group, state, faults)
@@ -159,7 +172,10 @@ export const changesOf = (tasks: Tasks): Stream.Stream<State> =>
     // Changes that come before the first state is known come behind it, or are part of it.
     let early: Array<State> | undefined = []
     let known = 0
+    const { run } = tasks.opening
+    const isOther = (state: State) => run !== "" && state.round > 0 && state.run !== run
     const show = (state: State) => {
+      if (isOther(state)) return Queue.endUnsafe(queue)
       if (state.version <= known) return
       known = 0
       Queue.offerUnsafe(queue, state)
@@ -185,6 +201,7 @@ export const changesOf = (tasks: Tasks): Stream.Stream<State> =>
       yield* subscribed
       const page = yield* Effect.orElseSucceed(tasks.read(1, ""), () => undefined)
       const first = page?.state ?? tasks.state
+      if (isOther(first)) return Queue.endUnsafe(queue)
       Queue.offerUnsafe(queue, { ...first, changed: undefined })
       known = first.version
       early?.forEach(show)

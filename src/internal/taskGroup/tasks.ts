@@ -111,9 +111,8 @@ export class Tasks {
   }
 
   /** Why a request of the former run fails. */
-  superseded(current: string): Superseded {
-    return new Superseded({ ...this.about, kind: this.place.kind, run: this.opening.run, current })
-  }
+  readonly superseded = (current: string): Superseded =>
+    new Superseded({ ...this.about, kind: this.place.kind, run: this.opening.run, current })
 
   /** Has it open for as long as the scope is. Answers how many shards it has elsewhere if that is another number. */
   join<E>(fail: (error: CoordinatorError["reason"]) => E): Effect.Effect<number | undefined, E, Scope.Scope> {
