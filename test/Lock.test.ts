@@ -33,6 +33,19 @@ const keys = Effect.fnUntraced(function*(namespace: string) {
 const waiters = (key: string) => Effect.map(Lock.waiting(key), ({ length }) => length)
 
 layer(TestServer.layer, live)("Lock", (it) => {
+  it.effect("fails when its last operation has blocked the process for longer than the lease", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const block = Effect.sync(() => {
+          const until = performance.now() + 700
+          while (performance.now() < until);
+        })
+        for (const body of [block, Effect.andThen(Effect.sleep("10 millis"), block)]) {
+          const { reason } = yield* Effect.flip(Lock.withLock(body, "a"))
+          assert.deepInclude(reason, { _tag: "LeaseLost", reason: "expired" })
+        }
+      }), { lease: "600 millis", margin: "100 millis" }))
+
   it.effect("lets one in at a time, over several coordinators, with increasing tokens", () =>
     Effect.gen(function*() {
       const server = yield* TestServer

@@ -238,6 +238,8 @@ const outcome = <A, E, E2>(
   exit: Exit.Exit<A, E>,
   fail: (error: LeaseLost) => E2
 ): Exit.Exit<A, E | E2> => {
+  // The last operation can have kept this process from noticing.
+  if (hold.loss === undefined) hold.session?.expireIfDue()
   return hold.loss === undefined ? exit : lostWith(fail(hold.lossError()), exit)
 }
 
