@@ -253,8 +253,10 @@ local function jobAt(queue, letter, id)
   return entryAt(queue[letter], id), holder, count
 end
 
+-- Nothing for what cannot be an id. Redis refuses longer numbers.
 local function split(job)
-  return match(job, '^([uhnlUHNLVIOM])(%d+%-%d+)$')
+  local letter, id, ms, number = match(job, '^([uhnlUHNLVIOM])((%d+)%-(%d+))$')
+  if letter and #ms <= 16 and #number <= 16 then return letter, id end
 end
 
 -- -----------------------------------------------------------------------------

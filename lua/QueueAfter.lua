@@ -24,11 +24,10 @@ local function predecessorsOf(ctx, queue, named)
   while at <= #named do
     local size, from = match(named, '^(%d+) ()', at)
     local name = sub(named, from, from + size - 1)
-    local job, letter, id = jobNamed(queue, name)
+    local job, letter, id = jobNamed(ctx, queue, name)
     if letter and jobAt(queue, letter, id) then
       open[#open + 1] = job
     else
-      job = recalled(ctx, queue, 'i' .. name) or job
       local outcome = recalled(ctx, queue, 'r' .. job)
       if not outcome then return nil, place end
       if sub(outcome, 1, #SUCCESS) ~= SUCCESS then failed = failed or job end

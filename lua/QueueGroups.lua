@@ -214,9 +214,11 @@ local function canBegin(queue, group)
 end
 
 -- When the next job of a group can begin.
-local function freeFrom(queue, group)
+local function freeFrom(ctx, queue, group)
   local rules = rulesOf(queue)
   if rules.groupspacing == 0 then return group.after end
+  -- It is later only when the rate was lower before, or the clock goes back.
+  group.tat = math.min(group.tat, ctx.now + rules.groupburst)
   return math.max(group.after, math.ceil(group.tat + rules.groupspacing - rules.groupburst - 1e-6))
 end
 
@@ -225,7 +227,7 @@ local function placeGroup(ctx, queue, group)
   local totals, at, time = totalsOf(queue), NOWHERE, nil
   group.touched, group.over = false, false
   if canBegin(queue, group) then
-    time = freeFrom(queue, group)
+    time = freeFrom(ctx, queue, group)
     if time > ctx.now then
       at = TIMED
     elseif IN_LEVEL[group.placed] and not group.moved then
@@ -319,7 +321,7 @@ local function beginHeads(ctx, queue, names)
   for _, name in ipairs(names) do
     local group = changing(queue, name)
     -- The limits may have changed since it was placed.
-    if canBegin(queue, group) and freeFrom(queue, group) <= ctx.now then
+    if canBegin(queue, group) and freeFrom(ctx, queue, group) <= ctx.now then
       local job = nextOf(queue, group)
       call('ZREM', queue.order, job.member)
       group.head = nil

@@ -222,6 +222,8 @@ end
 -- How many jobs the rate allows now.
 local function allowedByRate(ctx, queue)
   if queue.spacing == 0 then return MOST.handed end
+  -- It is later only when the rate was lower before, or the clock goes back.
+  queue.tat = math.min(queue.tat, ctx.now + queue.burst)
   return floor((ctx.now + queue.burst - math.max(queue.tat, ctx.now)) / queue.spacing + 1e-9)
 end
 

@@ -8,8 +8,8 @@
 -- after QueueWorkers.lua
 
 -- A job that is not done, by its own id or that of its producer: its id, letter and place, its holder and its count.
-local function jobFound(queue, name)
-  local job, letter, at = jobNamed(queue, name)
+local function jobFound(ctx, queue, name)
+  local job, letter, at = jobNamed(ctx, queue, name)
   if not letter then return nil end
   local fields, holder, count = jobAt(queue, letter, at)
   if not fields then return nil end
@@ -32,7 +32,7 @@ end
 -- flags: allow-oom
 handlers['queue.promote'] = function(ctx, key, name)
   local queue = loadQueue(ctx, key)
-  local job, letter, at, holder = jobFound(queue, name)
+  local job, letter, at, holder = jobFound(ctx, queue, name)
   if not job then return MISSING end
   return promoteJob(queue, job, letter, at, holder) and '["promoted"]' or '["begun"]'
 end
@@ -64,7 +64,7 @@ end
 -- reply: ["rescheduled"] | ["begun"] | ["missing"]
 handlers['queue.reschedule'] = function(ctx, key, name, relative, millis)
   local queue = loadQueue(ctx, key)
-  local job, letter, at, holder = jobFound(queue, name)
+  local job, letter, at, holder = jobFound(ctx, queue, name)
   if not job then return MISSING end
   local due = math.max(0, tonumber(millis) + (relative == '1' and ctx.now or 0))
   return postponeJob(ctx, queue, job, letter, at, holder, due) and '["rescheduled"]' or '["begun"]'
@@ -76,7 +76,7 @@ end
 -- reply: ["updated"] | ["begun"] | ["missing"]
 handlers['queue.update'] = function(ctx, key, name, body)
   local queue = loadQueue(ctx, key)
-  local job, _, _, _, count = jobFound(queue, name)
+  local job, _, _, _, count = jobFound(ctx, queue, name)
   if not job then return MISSING end
   if count > 0 then return '["begun"]' end
   setNote(queue, 'b' .. job, body)
@@ -142,7 +142,7 @@ end
 -- reply: ["following", job string, token number, progress json] | ["missing"]
 handlers['queue.follow'] = function(ctx, key, id, name)
   local queue = loadQueue(ctx, key)
-  local job = jobFound(queue, name)
+  local job = jobFound(ctx, queue, name)
   if not job then return MISSING end
   local claim = claimOf(ctx, id)
   local claims = otherFollowers(ctx, queue, job, claim)
@@ -172,7 +172,7 @@ end
 -- flags: allow-oom
 handlers['queue.logs'] = function(ctx, key, name)
   local queue = readQueue(ctx, key)
-  local job = jobFound(queue, name)
+  local job = jobFound(ctx, queue, name)
   if not job then return MISSING end
   return reply('logs', linesOf(noteOf(queue, 'l' .. job)))
 end

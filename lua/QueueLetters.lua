@@ -32,7 +32,8 @@ handlers['queue.replay'] = function(ctx, key, id)
   local queue = loadQueue(ctx, key)
   local fields = entryAt(queue.letters, id)
   if not fields then return MISSING end
-  local given = fieldOf(fields, 'i') or fieldOf(fields, 'j')
+  local former = fieldOf(fields, 'j')
+  local given = fieldOf(fields, 'i') or former
   if call('HGET', queue.ids, given) then return '["taken"]' end
   local group = fieldOf(fields, 'g')
   local letter = LOWER[sub(fieldOf(fields, 'j'), 1, 1)]
@@ -54,6 +55,10 @@ handlers['queue.replay'] = function(ctx, key, id)
     queue[WAITING[letter]] = queue[WAITING[letter]] + 1
   end
   call('HSET', queue.ids, given, letter .. at)
+  if given ~= former then
+    noteIn(ctx, queue, 'i' .. former, letter .. at)
+    queue.named = ctx.now
+  end
   call('XDEL', queue.letters, id)
   queue.recount = true
   return reply('replayed', letter .. at)

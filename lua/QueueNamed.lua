@@ -4,9 +4,25 @@
 -- after QueueHandOut.lua
 -- after QueueNotes.lua
 
--- A job by its own id, or by that of its producer.
-local function jobNamed(queue, name)
-  local job = call('HGET', queue.ids, name) or name
+-- Replays that are followed: each gives a job another id.
+local MOST_REPLAYS = 16
+
+-- As `recalled`, without a write, and for up to a window longer.
+local function notedAs(ctx, queue, field)
+  return queue.noted[field] or call('HGET', queue.even, field) or call('HGET', queue.odd, field) or extend.keptAs(ctx, queue, field)
+end
+
+-- A job by its own id, a former one, or that of its producer.
+local function jobNamed(ctx, queue, name)
+  local job = call('HGET', queue.ids, name)
+  if not job then
+    job = name
+    for _ = 1, MOST_REPLAYS do
+      local later = notedAs(ctx, queue, 'i' .. job)
+      if not later then break end
+      job = later
+    end
+  end
   local letter, at = split(job)
   return job, letter, at
 end
@@ -37,7 +53,7 @@ end
 -- flags: allow-oom
 handlers['queue.cancel'] = function(ctx, key, name, unbegun)
   local queue = loadQueue(ctx, key)
-  local job, letter, at = jobNamed(queue, name)
+  local job, letter, at = jobNamed(ctx, queue, name)
   if not letter then return MISSING end
   local fields, holder, count = jobAt(queue, letter, at)
   if not fields then return MISSING end
@@ -59,7 +75,7 @@ end
 handlers['queue.status'] = function(ctx, key, name)
   if isStale(ctx) then return STALE end
   local queue = readQueue(ctx, key)
-  local job, letter, at = jobNamed(queue, name)
+  local job, letter, at = jobNamed(ctx, queue, name)
   if not letter then return MISSING end
   local fields, holder, count = jobAt(queue, letter, at)
   if not fields then return MISSING end
@@ -82,10 +98,9 @@ end
 -- reply: ["outcome", job string, outcome json] | ["watching", job string] | ["missing"]
 handlers['queue.watch'] = function(ctx, key, id, name)
   local queue = loadQueue(ctx, key)
-  local job = call('HGET', queue.ids, name) or recalled(ctx, queue, 'i' .. name) or name
+  local job, letter, at = jobNamed(ctx, queue, name)
   local outcome = recalled(ctx, queue, 'r' .. job)
   if outcome then return reply('outcome', job, json(outcome)) end
-  local letter, at = split(job)
   local fields = letter and jobAt(queue, letter, at)
   if not fields or not fieldOf(fields, 'r') then return MISSING end
   local claim, waiting = claimOf(ctx, id), call('HGET', key, 'a' .. job) or ''

@@ -113,10 +113,12 @@ handlers['topic.publish'] = function(ctx, hash, value, about, number)
   return '["published","' .. event .. '"]'
 end
 
+local GRAIN = 512
+
 -- So many bytes of the events of one publication may have the field of the first of them: Redis stores and sends a field like
 -- the one before it for much less.
 local function grainOf(topic)
-  return topic.bytes > 0 and math.min(4096, floor(topic.bytes / 64)) or 4096
+  return topic.bytes > 0 and math.min(GRAIN, floor(topic.bytes / 64)) or GRAIN
 end
 
 -- topic.publishAll: appends events without key, id and trace: their values behind one another, and the bytes of each, as a JSON

@@ -56,6 +56,8 @@ local REAP_SESSIONS, REAP_ENTRIES = 16, 128
 local SERVED = 256
 -- How long the keys of a session outlive its deadline, in ms. Whatever it owns is touched four times as often.
 local ABANDONED, A_DAY = 86400000, '86400000'
+-- Alarms later than a year are set again when a session comes.
+local LONGEST_ALARM = 365 * ABANDONED
 -- What a session owns stands in its record while that is as short as this: each call reads and writes it.
 local FEW, SHORT = 4, 256
 -- What this release cannot reap, or ring, another one may: it is looked at again after a minute.
@@ -442,7 +444,7 @@ local function alarm(ctx, key, millis)
   call('ZADD', ctx.dues, 'LT', text(ctx.now + millis), '@' .. sub(key, #ctx.prefix + 1))
   call('PEXPIRE', ctx.dues, A_DAY, 'NX')
   -- No session may be alive by then.
-  if millis > ABANDONED / 2 then call('PEXPIRE', ctx.dues, text(millis + ABANDONED), 'GT') end
+  if millis > ABANDONED / 2 then call('PEXPIRE', ctx.dues, text(math.min(millis, LONGEST_ALARM) + ABANDONED), 'GT') end
   expect(ctx)
 end
 

@@ -361,7 +361,9 @@ const model = (at: number, { nameOf, now, partition, rules: { limit, spacing } }
     assert.strictEqual(waiting + delayed, count("waiting") + count("delayed"))
     for (const [id, own] of jobs) {
       // The id of a job that was replayed names the new one.
-      const job = jobs.get(known.get(id) ?? id) ?? own
+      let newest = id
+      while (known.has(newest)) newest = known.get(newest)!
+      const job = jobs.get(newest) ?? own
       const [tag, state, attempts] = await queue.look("queue.status", [id])
       if (["cancelled", "gone", "dead"].includes(job.state)) assert.strictEqual(tag, "missing", id)
       else if (job.state === "active") assert.deepStrictEqual([state, attempts], ["active", job.attempts])
@@ -410,6 +412,7 @@ const model = (at: number, { nameOf, now, partition, rules: { limit, spacing } }
         due: 0
       })
       known.set(given, id as string)
+      known.set(former, id as string)
       await take()
     }
   }

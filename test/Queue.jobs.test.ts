@@ -74,6 +74,17 @@ layer(TestServer.layer, live)("a handler", (it) => {
         yield* worker.stop
       })))
 
+  it.effect("discards for what is no text", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const caught = undefined as unknown as string
+        const worker = yield* working(queue, () => Effect.flatMap(Queue.Job, (job) => job.discard(caught)))
+        yield* queue.offer(1)
+        yield* shows(queue, { dead: 1, active: 0 })
+        yield* worker.stop
+      })))
+
   it.effect("decides about a job that was taken into a scope", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

@@ -451,6 +451,13 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* begins(again, [3])
         assert.strictEqual(yield* queue.replay(), 1)
         yield* begins(again, [3, 2])
+        // Redis has no numbers of that size, and so no job.
+        const unknown = ["n99999999999999999999-1", "n1-99999999999999999999"]
+        for (const id of unknown) {
+          assert.isTrue(Option.isNone(yield* queue.status(id)))
+          assert.isFalse(yield* queue.cancel(id))
+          assert.strictEqual((yield* Effect.flip(queue.result(id))).reason._tag, "OutcomeUnknown")
+        }
         yield* shows(queue, { dead: 0, completed: 3 })
         yield* again.stop
       })))
@@ -652,6 +659,41 @@ layer(TestServer.layer, live)("a job", (it) => {
         const theirs = yield* working(texts)
         yield* begins(theirs, [hostile])
         yield* theirs.stop
+      })))
+
+  it.effect("keeps all its ids when it is replayed, again and again", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ letters: { length: 10 } }))
+        const first = yield* queue.offer(1, { id: "one", result: true })
+        const failing = yield* working(queue, () => Effect.fail("no"), { attempts: 1 })
+        for (let dead = 0; dead < 3; dead++) {
+          yield* shows(queue, { dead: 1, active: 0 })
+          assert.strictEqual((yield* Effect.flip(queue.result(first.id))).reason._tag, "JobFailed")
+          if (dead === 2) yield* failing.stop
+          yield* queue.replay()
+        }
+        for (const id of [first.id, "one"]) assert.isTrue(Option.isSome(yield* queue.status(id)))
+        const waiting = yield* Effect.forkChild(queue.result(first.id), { startImmediately: true })
+        const behind = yield* queue.offer(2, { after: [first.id], result: true })
+        const worker = yield* working(queue)
+        yield* promptly(Fiber.join(waiting), "the result")
+        yield* promptly(queue.result(behind.id), "the job behind it")
+        yield* worker.stop
+      })))
+
+  it.effect("has a rate that can be raised at once", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const limited = (jobs: number, interval: "1 hour" | "1 second") =>
+          make({ limits: { rate: { jobs, interval } } })
+        const queue = yield* on(a!, limited(1, "1 hour"))
+        yield* queue.offerAll(upTo(3))
+        const worker = yield* working(queue)
+        yield* begins(worker, [0])
+        yield* on(a!, limited(100, "1 second"))
+        yield* begins(worker, upTo(3))
+        yield* worker.stop
       })))
 
   it.effect("is one of as many dead letters as are kept", () =>

@@ -52,7 +52,8 @@ export class Unfit {
 // Of an error that is kept with a dead letter.
 const mostText = 4096
 
-export const shortened = (text: string): string => text.slice(0, mostText).toWellFormed()
+/** Of what may be no text: handlers may discard what they have caught. */
+export const shortened = (text: unknown): string => String(text).slice(0, mostText).toWellFormed()
 
 const traced = <A, E, R>(self: Effect.Effect<A, E, R>, { attempt, id, queue, trace }: Task) =>
   receiving(

@@ -22,7 +22,7 @@ export interface Group {
 export interface State {
   /** Events that are kept now. */
   readonly length: number
-  /** Bytes of their values, keys and ids: up to 4,096 too many in each shard once older ones were removed. */
+  /** Bytes of their values, keys and ids: up to 512 too many in each shard once older ones were removed. */
   readonly bytes: number
   /** Of the oldest and the newest event, in each shard that has any. */
   readonly first: ReadonlyArray<string>
