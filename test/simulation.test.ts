@@ -55,6 +55,31 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
       assert.isAbove(report.steps, runs(8) * 300)
     }))
 
+  it.effect("ends when it is interrupted", () =>
+    Effect.gen(function*() {
+      const began = performance.now()
+      const long = Simulation.run(scenario(true)().program, { steps: 1_000_000, faults: remembering })
+      assert.isTrue(Option.isNone(yield* Effect.timeoutOption(long, "200 millis")))
+      assert.isBelow(performance.now() - began, 5000)
+      // Its database can be used again.
+      yield* Effect.forEach(Array.from({ length: databases }), () => Simulation.run(() => Effect.void, { steps: 1 }), {
+        concurrency: "unbounded"
+      })
+    }))
+
+  it.effect("lets programs send commands", () =>
+    Effect.gen(function*() {
+      const found: Array<unknown> = []
+      yield* Simulation.run(() =>
+        Effect.gen(function*() {
+          const redis = yield* Redis.Redis
+          // An answer can be late.
+          yield* Effect.retry(redis.send("SET", "x", "1"), { times: 20 })
+          found.push(yield* Effect.retry(redis.send("GET", "x"), { times: 20 }))
+        }), { processes: 1, faults: ["cut"] })
+      assert.deepStrictEqual(found, ["1"])
+    }))
+
   it.effect("finds a body that runs on after its lock is given back, and says how", () =>
     Effect.gen(function*() {
       const failed = yield* Effect.flip(Simulation.explore(scenario(false), { schedules: 20, faults: [] }))

@@ -2,7 +2,9 @@
 import { assert, it } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
+import * as fs from "node:fs"
 import * as path from "node:path"
+import { pathToFileURL } from "node:url"
 import { workspace } from "../src/internal/testing/workspace.ts"
 import { History, Linearizability, Process } from "../src/testing.ts"
 import { runs } from "./support/effort.ts"
@@ -199,4 +201,22 @@ it.live("what was recorded outlives a SIGKILL", () =>
     assert.deepStrictEqual(events.map(({ n }) => n), Array.from({ length: events.length }, (_, at) => at + 1))
     assert.isTrue(events.every(({ at }, index) => index === 0 || at >= events[index - 1]!.at))
     assert.isAtMost(events.at(-1)!.at, History.now())
+    // It was killed in the middle of an event, and is started again.
+    fs.appendFileSync(file, "{\"at\":1,\"n\":")
+    yield* Effect.scoped(Effect.map(History.recorder<{ readonly n: number }>(file), ({ record }) => record({ n: 0 })))
+    assert.deepStrictEqual(History.read<{ readonly n: number }>(file).map(({ n }) => n), [
+      ...events.map(({ n }) => n),
+      0
+    ])
+  }).pipe(Effect.scoped))
+
+it.live("programs are started by their URL, as text too, wherever they are", () =>
+  Effect.gen(function*() {
+    const { directory } = yield* workspace
+    const file = path.join(directory, "with space.mjs")
+    fs.writeFileSync(file, "console.log(JSON.stringify({ event: { n: 1 } }))")
+    for (const where of [pathToFileURL(file), pathToFileURL(file).href, path.relative(process.cwd(), file)]) {
+      const child = yield* Process.spawn(where)
+      assert.strictEqual((yield* child.exit).code, 0)
+    }
   }).pipe(Effect.scoped))

@@ -50,7 +50,8 @@ export const live: Io = {
         if (rest > longest) timer = set(rest - longest)
         else f()
       }, Math.min(rest, longest))
-    let timer = set(millis)
+    // Node warns of what is due already.
+    let timer = set(Math.max(0, millis))
     return { cancel: () => clearTimeout(timer) }
   },
   // Half of what `queueMicrotask` costs, and it is in every call.

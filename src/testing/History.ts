@@ -65,7 +65,12 @@ export const recorder = <Event extends object>(
 ): Effect.Effect<Recorder<Event>, never, Scope.Scope> =>
   Effect.map(
     Effect.acquireRelease(
-      Effect.sync(() => fs.openSync(file, "a")),
+      Effect.sync(() => {
+        const descriptor = fs.openSync(file, "a")
+        // A process that was killed may have left a line without its end.
+        if (fs.fstatSync(descriptor).size > 0) fs.writeSync(descriptor, "\n")
+        return descriptor
+      }),
       (descriptor) => Effect.sync(() => fs.closeSync(descriptor))
     ),
     (descriptor) => ({
@@ -83,6 +88,12 @@ export const recorder = <Event extends object>(
  */
 export const read = <Event extends object>(file: string): ReadonlyArray<Timed<Event>> => {
   const lines = fs.readFileSync(file, "utf8").split("\n")
-  // Behind the last line end is nothing, or the part of a line.
-  return lines.slice(0, -1).map((line) => JSON.parse(line) as Timed<Event>)
+  // A line that was not finished is a part of an event; the process that has gone on behind it has begun a line of its own.
+  return lines.filter((line) => line.endsWith("}")).flatMap((line) => {
+    try {
+      return [JSON.parse(line) as Timed<Event>]
+    } catch {
+      return []
+    }
+  })
 }

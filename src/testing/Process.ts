@@ -24,7 +24,9 @@ import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
+import { resolve } from "node:path"
 import { createInterface } from "node:readline"
+import { fileURLToPath } from "node:url"
 import { realSleep } from "../internal/testing/sleep.ts"
 import { type Child, type Ended, workspace } from "../internal/testing/workspace.ts"
 import { variable } from "./Program.ts"
@@ -142,7 +144,7 @@ export const spawn = <Event extends object>(file: string | URL, options?: {
 }): Effect.Effect<Process<Event>, never, Scope.Scope> =>
   Effect.gen(function*() {
     const space = yield* workspace
-    const path = file instanceof URL ? file.pathname : file
+    const path = file instanceof URL || file.startsWith("file:") ? fileURLToPath(file) : resolve(file)
     const child = space.spawn(process.execPath, [...options?.nodeArgs ?? [], path], {
       stdio: ["ignore", "pipe", "pipe"],
       env: { ...process.env, ...options?.env, [variable]: JSON.stringify(options?.argument ?? null) }

@@ -190,7 +190,7 @@ export class Simulator extends Context.Service<Simulator, {
   readonly "~lockstep/testing/Simulator": "~lockstep/testing/Simulator"
 }>()("lockstep/testing/Simulator") {}
 
-type Lend = <A>(f: (machine: Machine, database: number) => Promise<A>) => Effect.Effect<A>
+type Lend = <A>(f: (machine: Machine, database: number, signal: AbortSignal) => Promise<A>) => Effect.Effect<A>
 
 // What a simulator is to this module: it lends databases.
 const lenders = new WeakMap<object, Lend>()
@@ -212,15 +212,28 @@ export const layer: Layer.Layer<Simulator, Redis.RedisError> = Layer.effect(
     lenders.set(simulator, (f) =>
       turns.withPermits(1)(Effect.suspend(() => {
         const database = free.pop()!
-        const used = Effect.promise(() => f(machine, database))
-        return Effect.uninterruptible(Effect.ensuring(used, Effect.sync(() => void free.push(database))))
+        // The database is free when the schedule has ended, which an interruption waits for.
+        const used = Effect.callback<any>((resume) => {
+          const abort = new AbortController()
+          const ended = f(machine, database, abort.signal).then(
+            (value) => resume(Effect.succeed(value)),
+            (cause: unknown) => resume(Effect.die(cause))
+          )
+          return Effect.promise(() => {
+            abort.abort()
+            return ended
+          })
+        })
+        return Effect.ensuring(used, Effect.sync(() => void free.push(database)))
       })))
     return simulator
   })
 ).pipe(Layer.provide(Redis.layerEmbedded()))
 
 /** Uses a database of the simulator. */
-const lent = <A>(f: (machine: Machine, database: number) => Promise<A>): Effect.Effect<A, never, Simulator> =>
+const lent = <A>(
+  f: (machine: Machine, database: number, signal: AbortSignal) => Promise<A>
+): Effect.Effect<A, never, Simulator> =>
   Effect.flatMap(Simulator, (simulator) => {
     const lend = lenders.get(simulator)
     if (lend === undefined) throw new TypeError("This Simulator was not made by Simulation.layer")
@@ -278,7 +291,8 @@ const simulated = (
   machine: Machine,
   database: number,
   choices: ReadonlyArray<number> | undefined,
-  verbose: boolean
+  verbose: boolean,
+  signal: AbortSignal
 ): Promise<Outcome> => {
   const { calm, cluster, every, faults, patience, processes, seed, steps } = settings
   const simulation = new Simulation(
@@ -294,6 +308,7 @@ const simulated = (
       isCalm: (healed, now) => now > healed + calm,
       check: invariant && (() => held(invariant)),
       verbose,
+      signal,
       program: (process, place, isStopping) => {
         const random = randomOf(seedOf(seed, 1000 + simulation.members.length))
         const now = () => simulation.world.now
@@ -329,16 +344,22 @@ const shortened = async (
   settings: Settings,
   machine: Machine,
   database: number,
-  first: Outcome
+  first: Outcome,
+  signal: AbortSignal
 ): Promise<SimulationFailed> => {
   const fails = (outcome: Outcome) => reasonOf(outcome, settings.patience)
-  const best = await shrink({ steps: settings.steps, choices: first.choices }, async ({ choices, steps }) => {
-    const outcome = await simulated(make(), { ...settings, steps }, machine, database, choices, false)
-    return fails(outcome) === undefined ? undefined : outcome.choices
-  }, shrinks)
+  const best = await shrink(
+    { steps: settings.steps, choices: first.choices },
+    async ({ choices, steps }) => {
+      const outcome = await simulated(make(), { ...settings, steps }, machine, database, choices, false, signal)
+      return fails(outcome) === undefined ? undefined : outcome.choices
+    },
+    shrinks,
+    () => signal.aborted
+  )
   // Where no shorter schedule fails, it is the whole one, as its seed chooses.
   const { choices, steps } = best ?? { choices: undefined, steps: settings.steps }
-  const outcome = await simulated(make(), { ...settings, steps }, machine, database, choices, true)
+  const outcome = await simulated(make(), { ...settings, steps }, machine, database, choices, true, signal)
   const reason = fails(outcome) ?? "It has failed, and not again: something in the program is not simulated"
   return new SimulationFailed({ seed: settings.seed, reason, story: outcome.trace })
 }
@@ -368,14 +389,17 @@ export const explore = (
       }))
       const outcomes = yield* Effect.forEach(
         some,
-        (own) => lent((machine, database) => simulated(make(), own, machine, database, undefined, false)),
+        (own) =>
+          lent((machine, database, signal) => simulated(make(), own, machine, database, undefined, false, signal)),
         { concurrency: databases }
       )
       for (const [more, outcome] of outcomes.entries()) {
         steps += outcome.steps
         millis += outcome.now
         if (reasonOf(outcome, settings.patience) === undefined) continue
-        return yield* yield* lent((machine, database) => shortened(make, some[more]!, machine, database, outcome))
+        return yield* yield* lent((machine, database, signal) =>
+          shortened(make, some[more]!, machine, database, outcome, signal)
+        )
       }
     }
     return { schedules, steps, simulated: Duration.millis(millis) }
@@ -393,8 +417,8 @@ export const run = (
 ): Effect.Effect<Report, SimulationFailed, Simulator> =>
   Effect.gen(function*() {
     const settings = settingsOf(options)
-    const outcome = yield* lent((machine, database) =>
-      simulated({ program, invariant: options.invariant }, settings, machine, database, undefined, true)
+    const outcome = yield* lent((machine, database, signal) =>
+      simulated({ program, invariant: options.invariant }, settings, machine, database, undefined, true, signal)
     )
     const reason = reasonOf(outcome, settings.patience)
     if (reason !== undefined) {

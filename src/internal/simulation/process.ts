@@ -12,9 +12,14 @@ import * as Random from "effect/Random"
 import * as Scheduler from "effect/Scheduler"
 import { Redis } from "../../Redis.ts"
 import { CurrentIo, type Io, type Timer } from "../io.ts"
+import { checkShared } from "../redis/command.ts"
 import { type Connections, register } from "../redis/connection.ts"
+import type { RedisError } from "../redis/errors.ts"
 import { randomOf } from "./choices.ts"
 import { Wire } from "./wire.ts"
+
+// In milliseconds.
+const commandTimeout = 5000
 
 /** What happens at a time of the world. */
 export interface Alarm {
@@ -157,10 +162,28 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
       commands,
       dedicated: (_, role = "reader") => this.#connect(role),
       masters: () => [commands],
-      commandTimeout: 5000,
+      commandTimeout,
       features: { functions: true }
     }
-    const redis = {} as Redis["Service"]
+    // As a layer is, which is built when there is a connection.
+    const connected = new Promise<void>((resolve) => {
+      const off = commands.onReady(() => {
+        off()
+        resolve()
+      })
+    })
+    // Programs share the connection, and have none of their own.
+    const redis = {
+      send: (command: string, ...args: ReadonlyArray<string | number>) =>
+        Effect.tryPromise({
+          try: async () => {
+            checkShared(command, args)
+            await connected
+            return commands.send(command, args, commandTimeout)
+          },
+          catch: (cause) => cause as RedisError
+        })
+    } as Redis["Service"]
     register(redis, connections)
     return this.#services.pipe(Context.add(Redis, redis), Context.add(CurrentIo, this.io))
   }

@@ -17,6 +17,9 @@ interface Done {
   readonly order: Order
 }
 
+// They write nothing, or nothing that a replica could miss.
+const unlogged: ReadonlySet<string> = new Set(["FUNCTION", "GET", "MGET", "XREAD"])
+
 export class Server {
   /** How many entries were written to streams, and the number of the last one of each stream. */
   writes = 0
@@ -94,7 +97,11 @@ export class Server {
   async execute(order: Order): Promise<unknown> {
     if (this.migrating) throw fail(new Unavailable({ code: "TRYAGAIN" }))
     await this.#expire()
-    if (order.is === "command") return await this.#plain(order)
+    if (order.is === "command") {
+      const reply = await this.#plain(order)
+      if (!unlogged.has(order.command)) this.#log.push({ at: this.now, order })
+      return reply
+    }
     if (!this.#loaded) throw fail(new FunctionMissing({ code: "ERR" }))
     if (this.full && !/_(oom|renew|ro)$/.test(order.script)) {
       throw fail(new OutOfMemory({ command: order.command }))

@@ -46,6 +46,8 @@ export interface Options {
   /** Says in the trace which requests there were. */
   readonly verbose?: boolean | undefined
   readonly observe?: Observer | undefined
+  /** Ends it early. */
+  readonly signal?: AbortSignal | undefined
 }
 
 /** What has come of a schedule. */
@@ -96,7 +98,7 @@ export class Simulation {
     // A simulation before this one has used the same database.
     await world.server.flush()
     for (let place = 0; place < processes; place++) this.#start(place)
-    while (world.steps < steps && this.#failure === undefined) {
+    while (world.steps < steps && !this.#isOver()) {
       if (faults.length > 0 && world.choices.among(every) === every - 1) await this.#strike()
       if (!await this.#step()) break
     }
@@ -153,7 +155,11 @@ export class Simulation {
 
   async #until(isOver: () => boolean): Promise<void> {
     const { world } = this
-    while (this.#failure === undefined && world.steps < mostSteps && !isOver()) if (!await this.#step()) return
+    while (!this.#isOver() && world.steps < mostSteps && !isOver()) if (!await this.#step()) return
+  }
+
+  #isOver(): boolean {
+    return this.#failure !== undefined || this.#options.signal?.aborted === true
   }
 
   #hung(): ReadonlyArray<Member> {
