@@ -380,9 +380,10 @@ export class Tenancy implements Tenant, Keeper, Asker {
     const { channel: { margin }, kernel } = this
     hold.lose("closed")
     watchOverruns(kernel, margin, [hold])
-    kernel.io.after(margin, () => {
+    const timer = kernel.io.after(margin, () => {
       if (hold.state === "held") this.release(hold, ignore)
     })
+    void hold.ended().then(() => timer.cancel())
   }
 
   /** Another session has ended it: what runs under it is interrupted. */
