@@ -146,8 +146,8 @@ const sizeOf = (requests: ReadonlyArray<Request>): number =>
 const sumOf = (requests: ReadonlyArray<Request>): number =>
   requests.reduce((sum, request) => sum + weightOf(request), 0)
 
-// So many cost Redis about as much as the call itself.
-const worthACall = 16
+// Fewer cost Redis, and the wake-ups on both sides, less than the call itself.
+const worthACall = 64
 
 // So few are left in the queue until they come to its front.
 const mostDiscarded = 64

@@ -19,7 +19,7 @@ export interface Taker {
 }
 
 // So many jobs begin before what the ones before them have come to is sent: then Redis works while this process does.
-const slice = 32
+const slice = 64
 
 export class Deliveries {
   readonly #io: Io
