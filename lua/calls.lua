@@ -88,19 +88,14 @@ local function context(keys, argv, micros, seconds)
   }
 end
 
--- What `sessions` has of the session that asks, and the last token; behind that, the inline state of each resource that the call names
--- and that can have one. These are `inlined`, if the call names several keys.
-local function readSessions(keys, field, inline)
+-- What `sessions` has of the session that asks, and the last token; behind that, the inline state of each resource that the call names.
+-- Resources with several keys have none, and are the most of a call that begins with one.
+local function readSessions(keys, field, inline, verb)
   if not keys[3] then return call('HMGET', keys[1], field, 'token', inline) end
-  local inlined, fields = {}, {}
-  for index = 2, #keys do
-    local key = keys[index]
-    if hasInline(keys[1], key) then
-      local at = #inlined + 1
-      inlined[at], fields[at] = key, inlineField(keys[1], key)
-    end
-  end
-  return call('HMGET', keys[1], field, 'token', unpack(fields)), inlined
+  local shape, fields = SHAPES[verb], {}
+  if shape and (shape.keys == -1 or shape.keys > 1) then return call('HMGET', keys[1], field, 'token') end
+  for index = 2, #keys do fields[index - 1] = inlineField(keys[1], keys[index]) end
+  return call('HMGET', keys[1], field, 'token', unpack(fields))
 end
 
 -- The keys of a request that declares more than one role, by role. Answers how many they are.
@@ -247,8 +242,7 @@ run = function(keys, argv)
   local micros, seconds = readTime()
   -- Without a resource, the field is one that is never there.
   local field, inline = 's' .. session, inlineField(keys[1], keys[2] or '')
-  local found, inlined
-  if session ~= '' then found, inlined = readSessions(keys, field, inline) end
+  local found = session ~= '' and readSessions(keys, field, inline, argv[3])
   local act = found and straight[argv[3]]
   local reply = act and act(keys, argv, field, inline, found, micros, seconds)
   if reply then return reply end
@@ -265,11 +259,7 @@ run = function(keys, argv)
   if not state then return '["unknown"]' end
   if state.deadline <= ctx.now then return '["expired"]' end
   ctx.own, ctx.before, ctx.inline = state, found[2], {}
-  if inlined then
-    for index = 1, #inlined do ctx.inline[inlined[index]] = found[index + 2] end
-  elseif keys[2] then
-    ctx.inline[keys[2]] = found[3]
-  end
+  for index = 2, #keys do ctx.inline[keys[index]] = found[index + 1] end
   state.deadline = ctx.now + state.lease
   local number, read = tonumber(argv[2]), nil
   if not number then

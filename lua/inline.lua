@@ -6,10 +6,6 @@ local function inlineField(sessions, key)
   return '@' .. sub(key, #sessions - 7)
 end
 
-local function hasInline(sessions, key)
-  return find(key, '^lock:', #sessions - 7)
-end
-
 -- The text; false if there is none.
 local function readInline(ctx, key)
   local inline = ctx.inline
