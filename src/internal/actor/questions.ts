@@ -1,5 +1,6 @@
 /** The questions of a partition that have no answer yet: they are sent at once, so this is what bounds them. */
 
+import type { CoordinatorError } from "./errors.ts"
 import { overloaded } from "./transport.ts"
 
 export class Questions {
@@ -10,13 +11,14 @@ export class Questions {
     this.#most = most
   }
 
-  /** Throws if too many have no answer. Otherwise `end` is to be called when this one has. */
-  begin(key: string): void {
-    if (this.#unanswered >= this.#most) throw overloaded(this.#unanswered, key)
+  /** Answers why it may not be asked, if too many have no answer. Otherwise `end` is to be told when it has one. */
+  begin(key: string): CoordinatorError | undefined {
+    if (this.#unanswered >= this.#most) return overloaded(this.#unanswered, key)
     this.#unanswered++
+    return undefined
   }
 
-  end(): void {
-    this.#unanswered--
+  end(count = 1): void {
+    this.#unanswered -= count
   }
 }

@@ -29,11 +29,8 @@ export class Reads {
 
   /** While Redis is away it fails after the coordinator's `requestTimeout`. */
   read(key: string, reading: Reading): void {
-    try {
-      this.#questions.begin(key)
-    } catch (cause) {
-      return reading.fail(coordinatorError(cause, key))
-    }
+    const refused = this.#questions.begin(key)
+    if (refused !== undefined) return reading.fail(refused)
     const readings = this.#asked.get(key)
     if (readings !== undefined) return void readings.push(reading)
     if (this.#asked.size === 0) this.#office.io.defer(() => this.#flush())
@@ -51,19 +48,13 @@ export class Reads {
     try {
       found = await this.#ask(asked.map(([key]) => key))
     } catch (cause) {
-      for (const [key, readings] of asked) {
-        for (const { fail } of readings) {
-          this.#questions.end()
-          fail(coordinatorError(cause, key))
-        }
-      }
+      for (const [key, readings] of asked) for (const { fail } of readings) fail(coordinatorError(cause, key))
       return
+    } finally {
+      this.#questions.end(asked.reduce((sum, [, { length }]) => sum + length, 0))
     }
     for (const [at, [key, readings]] of asked.entries()) {
-      for (const { settle } of readings) {
-        this.#questions.end()
-        guard(this.#office.hooks.log, `the value of ${key}`, () => settle(found[at]!))
-      }
+      for (const { settle } of readings) guard(this.#office.hooks.log, `the value of ${key}`, () => settle(found[at]!))
     }
   }
 

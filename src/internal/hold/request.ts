@@ -154,7 +154,8 @@ const inspect = async (
   anyway: boolean
 ) => {
   const address = transport.addressOf(partition.prefix, "")
-  partition.questions.begin(key)
+  const refused = partition.questions.begin(key)
+  if (refused !== undefined) throw refused
   const ask = transport.answered(key, refusal, () => transport.inspect(address, { verb, key, args }, anyway))
   const { replies: [reply] } = await ask.finally(() => partition.questions.end())
   if (reply![0] === "failed") throw failed(verb, String(reply![1]))
