@@ -4,7 +4,7 @@
  */
 
 import type { Io } from "../io.ts"
-import type { Connection } from "../redis/connection.ts"
+import { type Connection, whenReady } from "../redis/connection.ts"
 import { RedisError } from "../redis/errors.ts"
 import type { Log } from "./hooks.ts"
 import { isTransient, type Transport } from "./transport.ts"
@@ -99,7 +99,7 @@ export class Reader {
     while (!this.#closed && [...this.#sources].some((source) => source.isActive())) {
       const connection = this.#connection ??= this.#connect()
       try {
-        await ready(connection)
+        await whenReady(connection)
         // Only now: a source that was included meanwhile has not woken anything.
         const sources = [...this.#sources]
         if (sources.length === 0) continue
@@ -167,12 +167,3 @@ export class Reader {
     await this.#connection?.close()
   }
 }
-
-const ready = (connection: Connection): Promise<void> =>
-  new Promise((resolve) => {
-    if (connection.isReady()) return resolve()
-    const off = connection.onReady(() => {
-      off()
-      resolve()
-    })
-  })

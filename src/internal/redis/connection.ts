@@ -50,6 +50,16 @@ export interface Connection {
   readonly close: () => Promise<void>
 }
 
+/** Waits until it is ready, if it is not. */
+export const whenReady = (connection: Connection): Promise<void> =>
+  new Promise((resolve) => {
+    if (connection.isReady()) return resolve()
+    const off = connection.onReady(() => {
+      off()
+      resolve()
+    })
+  })
+
 /** What a server says of itself. */
 export interface ServerInfo {
   readonly flavor: "redis" | "valkey"

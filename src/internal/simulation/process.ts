@@ -13,7 +13,7 @@ import * as Scheduler from "effect/Scheduler"
 import { Redis } from "../../Redis.ts"
 import { CurrentIo, type Io, type Timer } from "../io.ts"
 import { checkShared } from "../redis/command.ts"
-import { type Connections, register } from "../redis/connection.ts"
+import { type Connections, register, whenReady } from "../redis/connection.ts"
 import type { RedisError } from "../redis/errors.ts"
 import { randomOf } from "./choices.ts"
 import { Wire } from "./wire.ts"
@@ -166,12 +166,7 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
       features: { functions: true }
     }
     // As a layer is, which is built when there is a connection.
-    const connected = new Promise<void>((resolve) => {
-      const off = commands.onReady(() => {
-        off()
-        resolve()
-      })
-    })
+    const connected = whenReady(commands)
     // Programs share the connection, and have none of their own.
     const redis = {
       send: (command: string, ...args: ReadonlyArray<string | number>) =>
