@@ -3,6 +3,7 @@
 import * as Effect from "effect/Effect"
 import * as Queue from "effect/Queue"
 import * as Stream from "effect/Stream"
+import type { CoordinatorError } from "../actor/errors.ts"
 import type { Payload } from "../hold/payload.ts"
 import { fail, GroupGone, GroupReset, type TaskGroupError, WorkerFailed, WorkerLost } from "./errors.ts"
 import { isComplete, type Page, type State, type Status, type Tasks } from "./tasks.ts"
@@ -20,20 +21,21 @@ export const resultOf = (name: string, shard: string): string =>
 export const errorOf = (name: string, shard: string): string =>
   `The error of shard ${JSON.stringify(shard)} of task group ${JSON.stringify(name)}`
 
-const checked = (
-  { opening: { run }, superseded }: Tasks,
-  page: Page | undefined
+// Of the run that the group was opened with.
+const own = (
+  tasks: Tasks,
+  reading: Effect.Effect<Page | undefined, CoordinatorError>
 ): Effect.Effect<Page | undefined, TaskGroupError> =>
-  page === undefined || run === "" || page.state.run === run
-    ? Effect.succeed(page)
-    : Effect.fail(fail(superseded(page.state.run)))
-
-/** As it is read, of the run that the group was opened with. */
-export const ownPage = (tasks: Tasks, from: number, wanted: string): Effect.Effect<Page | undefined, TaskGroupError> =>
   Effect.flatMap(
-    Effect.mapError(tasks.read(from, wanted), ({ reason }) => fail(reason)),
-    (page) => checked(tasks, page)
+    Effect.mapError(reading, ({ reason }) => fail(reason)),
+    (page) =>
+      page !== undefined && tasks.isOver(page.state)
+        ? Effect.fail(fail(tasks.superseded(page.state.run)))
+        : Effect.succeed(page)
   )
+
+export const ownPage = (tasks: Tasks, from: number, wanted: string): Effect.Effect<Page | undefined, TaskGroupError> =>
+  own(tasks, tasks.read(from, wanted))
 
 /** The shards that have one of the wanted statuses, of all pages. Begins again if a new round begins meanwhile. */
 export const shardsOf = Effect.fnUntraced(function*(
@@ -67,10 +69,7 @@ export const resultsOf = Effect.fnUntraced(function*<A>(
 })
 
 const pageOf = (tasks: Tasks, from: number, wanted: string): Effect.Effect<Page | undefined, TaskGroupError> =>
-  Effect.flatMap(
-    Effect.mapError(tasks.readWaiting(from, wanted), ({ reason }) => fail(reason)),
-    (page) => checked(tasks, page)
-  )
+  own(tasks, tasks.readWaiting(from, wanted))
 
 /** Waits until all shards are done. `faults` are the statuses that end the wait. */
 export const awaitAll = <A, E>(
@@ -172,10 +171,8 @@ export const changesOf = (tasks: Tasks): Stream.Stream<State> =>
     // Changes that come before the first state is known come behind it, or are part of it.
     let early: Array<State> | undefined = []
     let known = 0
-    const { run } = tasks.opening
-    const isOther = (state: State) => run !== "" && state.round > 0 && state.run !== run
     const show = (state: State) => {
-      if (isOther(state)) return Queue.endUnsafe(queue)
+      if (tasks.isOver(state)) return Queue.endUnsafe(queue)
       if (state.version <= known) return
       known = 0
       Queue.offerUnsafe(queue, state)
@@ -201,7 +198,7 @@ export const changesOf = (tasks: Tasks): Stream.Stream<State> =>
       yield* subscribed
       const page = yield* Effect.orElseSucceed(tasks.read(1, ""), () => undefined)
       const first = page?.state ?? tasks.state
-      if (isOther(first)) return Queue.endUnsafe(queue)
+      if (tasks.isOver(first)) return Queue.endUnsafe(queue)
       Queue.offerUnsafe(queue, { ...first, changed: undefined })
       known = first.version
       early?.forEach(show)

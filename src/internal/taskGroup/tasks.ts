@@ -110,9 +110,15 @@ export class Tasks {
     return { name, namespace: kernel.settings.namespace }
   }
 
+  /** Whether another run has begun than that which the group was opened with. */
+  isOver({ round, run }: State): boolean {
+    return this.opening.run !== "" && round > 0 && run !== this.opening.run
+  }
+
   /** Why a request of the former run fails. */
-  readonly superseded = (current: string): Superseded =>
-    new Superseded({ ...this.about, kind: this.place.kind, run: this.opening.run, current })
+  superseded(current: string): Superseded {
+    return new Superseded({ ...this.about, kind: this.place.kind, run: this.opening.run, current })
+  }
 
   /** Has it open for as long as the scope is. Answers how many shards it has elsewhere if that is another number. */
   join<E>(fail: (error: CoordinatorError["reason"]) => E): Effect.Effect<number | undefined, E, Scope.Scope> {
