@@ -66,10 +66,9 @@ export const recorder = <Event extends object>(
   Effect.map(
     Effect.acquireRelease(
       Effect.sync(() => {
-        const descriptor = fs.openSync(file, "a")
-        // A process that was killed may have left a line without its end.
-        if (fs.fstatSync(descriptor).size > 0) fs.writeSync(descriptor, "\n")
-        return descriptor
+        // A process that was killed may have left a part of an event.
+        if (fs.existsSync(file)) fs.truncateSync(file, fs.readFileSync(file).lastIndexOf("\n") + 1)
+        return fs.openSync(file, "a")
       }),
       (descriptor) => Effect.sync(() => fs.closeSync(descriptor))
     ),
@@ -88,12 +87,6 @@ export const recorder = <Event extends object>(
  */
 export const read = <Event extends object>(file: string): ReadonlyArray<Timed<Event>> => {
   const lines = fs.readFileSync(file, "utf8").split("\n")
-  // A line that was not finished is a part of an event; the process that has gone on behind it has begun a line of its own.
-  return lines.filter((line) => line.endsWith("}")).flatMap((line) => {
-    try {
-      return [JSON.parse(line) as Timed<Event>]
-    } catch {
-      return []
-    }
-  })
+  // Behind the last line end is nothing, or the part of a line.
+  return lines.slice(0, -1).map((line) => JSON.parse(line) as Timed<Event>)
 }
