@@ -210,22 +210,19 @@ export const layer: Layer.Layer<Simulator, Redis.RedisError> = Layer.effect(
     const simulator = Simulator.of({ "~lockstep/testing/Simulator": "~lockstep/testing/Simulator" })
     const machine = new Machine(commands)
     lenders.set(simulator, (f) =>
-      turns.withPermits(1)(Effect.suspend(() => {
-        const database = free.pop()!
-        // The database is free when the schedule has ended, which an interruption waits for.
-        const used = Effect.callback<any>((resume) => {
-          const abort = new AbortController()
-          const ended = f(machine, database, abort.signal).then(
-            (value) => resume(Effect.succeed(value)),
-            (cause: unknown) => resume(Effect.die(cause))
-          )
-          return Effect.promise(() => {
-            abort.abort()
-            return ended
-          })
-        })
-        return Effect.ensuring(used, Effect.sync(() => void free.push(database)))
-      })))
+      turns.withPermits(1)(Effect.acquireUseRelease(
+        Effect.sync(() => free.pop()!),
+        (database) =>
+          Effect.callback<any>((resume, signal) => {
+            const ended = f(machine, database, signal).then(
+              (value) => resume(Effect.succeed(value)),
+              (cause: unknown) => resume(Effect.die(cause))
+            )
+            // The database is free when the schedule has ended.
+            return Effect.promise(() => ended)
+          }),
+        (database) => Effect.sync(() => void free.push(database))
+      )))
     return simulator
   })
 ).pipe(Layer.provide(Redis.layerEmbedded()))
