@@ -133,9 +133,9 @@ reapers.doubleBarrier = function(ctx, key, session, id)
     if state.inside == 0 then
       local leavers = {}
       for _, field in ipairs(call('HKEYS', key)) do
-        local claim = match(field, '^l(.*)$')
-        if claim then
-          leavers[#leavers + 1] = claim
+        local leaver = match(field, '^l(.*)$')
+        if leaver then
+          leavers[#leavers + 1] = leaver
           call('HDEL', key, field)
         end
       end

@@ -253,13 +253,12 @@ class DoubleBarrierImpl implements DoubleBarrier {
   #leave(hold: Hold, options: EnterOptions | undefined): Effect.Effect<void, DoubleBarrierError> {
     return Effect.uninterruptibleMask((restore) => {
       if (hold.loss !== undefined) return Effect.fail(fail(hold.lossError()))
-      const token = String(hold.token)
       // A wrong option must not end the phase.
       if (options?.wait !== undefined) duration(options.wait, "wait")
-      const leaving = this.#waiting("doubleBarrier.leave", () => [token], options)
       // In the same batch as what follows.
       hold.keeper.release(hold, ignore)
-      return Effect.asVoid(acquiring.acquire(leaving, restore))
+      const token = String(hold.token)
+      return Effect.asVoid(acquiring.acquire(this.#waiting("doubleBarrier.leave", () => [token], options), restore))
     })
   }
 
