@@ -24,10 +24,10 @@ extend.duplicated = function(ctx, queue, wish, body)
   local name, kept = match(call('HGET', queue.key, 'x' .. id) or '', '^(%S+) ?(%S*)$')
   if mode == 'd' then wish.d = wish.v end
   if not name then return nil end
-  local job, letter, at, holder, count = jobFound(ctx, queue, name)
+  local job, letter, at, holder, count = jobHere(queue, name)
   if not job or mode == 's' then return job end
   -- The former may have been given back as if it had not begun; and one that is kept may have been promoted.
-  if mode == 'k' and kept ~= '' and select(5, jobFound(ctx, queue, kept)) == 0 then
+  if mode == 'k' and kept ~= '' and select(5, jobHere(queue, kept)) == 0 then
     setNote(queue, 'b' .. kept, body)
     return kept
   end
@@ -57,7 +57,7 @@ extend.released = function(ctx, queue, deduped, job)
   local name, kept = match(call('HGET', queue.key, field) or '', '^(%S+) ?(%S*)$')
   if kept == job then return call('HSET', queue.key, field, name) end
   if name ~= job then return end
-  local behind, letter, at, holder = jobFound(ctx, queue, kept)
+  local behind, letter, at, holder = jobHere(queue, kept)
   if not behind then return call('HDEL', queue.key, field) end
   call('HSET', queue.key, field, behind)
   promoteJob(queue, behind, letter, at, holder)

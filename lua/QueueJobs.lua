@@ -7,13 +7,19 @@
 -- after QueueOffers.lua
 -- after QueueWorkers.lua
 
--- A job that is not done, by its own id or that of its producer: its id, letter and place, its holder and its count.
-local function jobFound(ctx, queue, name)
-  local job, letter, at = jobNamed(ctx, queue, name)
+-- A job that is not done, by its own id: that, its letter and place, its holder and its count.
+local function jobHere(queue, job)
+  local letter, at = split(job)
   if not letter then return nil end
   local fields, holder, count = jobAt(queue, letter, at)
   if not fields then return nil end
   return job, letter, at, holder, count or 0
+end
+
+-- As `jobHere`, also by a former id, or that of its producer.
+local function jobFound(ctx, queue, name)
+  local job = jobNamed(ctx, queue, name)
+  return jobHere(queue, job)
 end
 
 -- Ends the delay of a job, or its time until a retry. Answers whether it had one.
