@@ -1,5 +1,6 @@
 /** What can go wrong with a topic. */
 
+import * as Effect from "effect/Effect"
 import * as Schedule from "effect/Schedule"
 import * as Schema from "effect/Schema"
 import { coordinatorReasons, isFinal } from "../actor/errors.ts"
@@ -86,6 +87,10 @@ export class TopicError extends Schema.Error<TopicError>("lockstep/Topic/TopicEr
 }
 
 export const fail = (reason: TopicError["reason"]): TopicError => new TopicError({ reason })
+
+export const failing = <A, R>(
+  self: Effect.Effect<A, { readonly reason: TopicError["reason"] }, R>
+): Effect.Effect<A, TopicError, R> => Effect.mapError(self, ({ reason }) => fail(reason))
 
 /** Whether it fails in the same way the next time. */
 export const isLasting = (reason: { readonly _tag: string }): boolean =>

@@ -14,7 +14,7 @@ import { describe } from "../hold/loss.ts"
 import { type Place, placeIn, type Space } from "../hold/place.ts"
 import { request } from "../hold/request.ts"
 import type { Io } from "../io.ts"
-import { again, fail, type TopicError } from "./errors.ts"
+import { again, fail, failing, type TopicError } from "./errors.ts"
 import type { Element, Raw } from "./event.ts"
 import { type Kept, type Report, Shard, shardsOf } from "./shard.ts"
 
@@ -215,7 +215,7 @@ export class Parts<A> {
         if (isOne && found.length === width && (yield* this.#openAll(found)) && missing === undefined) return
       }
     })
-    return this.#one.withPermit(Effect.mapError(settled, ({ reason }) => fail(reason)))
+    return this.#one.withPermit(failing(settled))
   }
 
   #seal(

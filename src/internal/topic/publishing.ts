@@ -11,7 +11,7 @@ import type { Leader } from "../hold/following.ts"
 import type { Place } from "../hold/place.ts"
 import { question } from "../hold/request.ts"
 import type { Timer } from "../io.ts"
-import { fail, type TopicError } from "./errors.ts"
+import { fail, failing, type TopicError } from "./errors.ts"
 import { numberOf, timeOf } from "./event.ts"
 import { nameOf, type Parts } from "./parts.ts"
 import type { Shard } from "./shard.ts"
@@ -368,10 +368,7 @@ export class Publisher {
         question(this.#parts.all[shard]!.place, "topic.find", [message.id]),
         ([, event]) => event === "" ? undefined : { id: nameOf(shard, event), duplicate: true }
       ), { concurrency: "unbounded" })
-    return Effect.mapBoth(found, {
-      onFailure: ({ reason }) => fail(reason),
-      onSuccess: (all) => all.find((published) => published !== undefined)
-    })
+    return Effect.map(failing(found), (all) => all.find((published) => published !== undefined))
   }
 
   /** What keeps an event from following a request: only the first shard is beside that, and others have its key or id. */

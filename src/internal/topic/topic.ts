@@ -9,7 +9,7 @@ import * as Queue from "effect/Queue"
 import * as Schedule from "effect/Schedule"
 import * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
-import { CoordinatorClosed, type CoordinatorError } from "../actor/errors.ts"
+import { CoordinatorClosed } from "../actor/errors.ts"
 import { checkName } from "../actor/keys.ts"
 import type { Publication } from "../hold/following.ts"
 import { Hold, type Lease } from "../hold/hold.ts"
@@ -22,7 +22,7 @@ import type { Tenancy } from "../hold/tenancy.ts"
 import { codec } from "../work/codec.ts"
 import type { Delivery, GroupOptions, HandlerOptions, Options, PublishOptions, SubscribeOptions, Topic } from "./api.ts"
 import { deliveryOf } from "./delivery.ts"
-import { fail, OtherShard, type TopicError } from "./errors.ts"
+import { fail, failing, OtherShard, type TopicError } from "./errors.ts"
 import { beginning, DeliveredEvent, DeliveredUndecodable, type Element, type Event, type Raw } from "./event.ts"
 import { type Delivery as GroupDelivery, joinGroup } from "./group.ts"
 import { burying, DeadLetter, lettersOf } from "./letters.ts"
@@ -370,9 +370,6 @@ export class TopicImpl<in out A> implements Topic<A> {
     )
   }
 }
-
-const failing = <A, R>(self: Effect.Effect<A, CoordinatorError, R>): Effect.Effect<A, TopicError, R> =>
-  Effect.mapError(self, ({ reason }) => fail(reason))
 
 const patience: Schedule.Schedule<unknown> = Schedule.exponential("1 second").pipe(Schedule.upTo({ times: 4 }))
 
