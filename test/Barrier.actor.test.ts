@@ -221,16 +221,13 @@ class PhaseModel extends Mail {
 
   #open(): void {
     if (this.inside.length > 0 || this.waiting.length < this.parties) return
-    // The dead ones at the front do not count any more.
-    const living: Array<Owner> = []
-    while (living.length < this.parties && this.waiting.length > 0) {
-      const one = this.waiting.shift()!
-      if (!this.dead.has(one[0])) living.push(one)
-    }
-    if (living.length < this.parties) {
-      this.waiting = living
-      return
-    }
+    const isAlive = ([session]: Owner) => !this.dead.has(session)
+    // The dead ones at the front do not count any more; those behind it do until they are reaped.
+    const first = this.waiting.findIndex(isAlive)
+    this.waiting = first < 0 ? [] : this.waiting.slice(first)
+    const living = this.waiting.filter(isAlive).slice(0, this.parties)
+    if (living.length < this.parties) return
+    this.waiting = this.waiting.filter((one) => !living.includes(one))
     this.inside = living
     this.number++
     for (const one of living) this.tell(one[0], ["granted", one[1], this.number])
