@@ -17,7 +17,7 @@ const count = 600
 type Work = Extract<Event, { readonly at: number }>
 
 // So long processes are killed at random, in milliseconds.
-const killing = 15_000 * effort
+const killing = 60_000 * effort
 
 /** What processes at the same post do, one after the other: the next one may go on where the former ones were. */
 interface Role {

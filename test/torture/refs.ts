@@ -269,7 +269,9 @@ const increasing = (facts: Facts): ReadonlyArray<Anomaly> =>
     let last: Sight | undefined
     for (const sight of sights) {
       if (sight.version === undefined || sight.version === 0) continue
-      if (last !== undefined && sight.version <= last.version! && !forgot(facts.run, last.at, sight.at)) {
+      // A process that is paused sees late what others have seen before.
+      const since = last === undefined ? sight.at : Math.min(last.at, facts.known.get(last.version!) ?? last.at)
+      if (last !== undefined && sight.version <= last.version! && !forgot(facts.run, since, sight.at)) {
         const detail = `${nameOf(facts, sight.version)} was seen after ${nameOf(facts, last.version!)}`
         found.push({ check: "order", detail, holds: [hold] })
       }

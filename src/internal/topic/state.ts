@@ -10,6 +10,7 @@ import { nameOf } from "./parts.ts"
 
 export interface Group {
   readonly name: string
+  /** Members that have joined all shards: while there are none, a shard may not have the group yet. */
   readonly members: number
   /** Events that no member was given yet. */
   readonly lag: number
@@ -32,23 +33,20 @@ export interface State {
   readonly groups: ReadonlyArray<Group>
 }
 
+const sum = (values: ReadonlyArray<number>): number => values.reduce((total, value) => total + value, 0)
+
 type GroupTuple = readonly [name: string, members: number, lag: number, pending: number, oldest: string]
 
-const groupsOf = (shards: ReadonlyArray<ReadonlyArray<GroupTuple>>): ReadonlyArray<Group> => {
-  const found = new Map<string, Group>()
-  for (const [name, members, lag, pending, oldest] of shards.flat()) {
-    const known = found.get(name)
-    const time = oldest === "" ? undefined : DateTime.makeUnsafe(Number.parseInt(oldest, 10))
-    const older = known?.oldest !== undefined && (time === undefined || DateTime.isLessThan(known.oldest, time))
-    found.set(name, {
-      name,
-      members: Math.max(members, known?.members ?? 0),
-      lag: lag + (known?.lag ?? 0),
-      pending: pending + (known?.pending ?? 0),
-      oldest: older ? known.oldest : time
-    })
+/** Of a group, what the shards that have it say, of so many. */
+const groupOf = (name: string, shards: ReadonlyArray<GroupTuple>, of: number): Group => {
+  const oldest = shards.flatMap(([, , , , id]) => id === "" ? [] : [Number.parseInt(id, 10)])
+  return {
+    name,
+    members: shards.length < of ? 0 : Math.min(...shards.map(([, members]) => members)),
+    lag: sum(shards.map(([, , lag]) => lag)),
+    pending: sum(shards.map(([, , , pending]) => pending)),
+    oldest: oldest.length === 0 ? undefined : DateTime.makeUnsafe(Math.min(...oldest))
   }
-  return [...found.values()]
 }
 
 type Reply = Exclude<Requests["topic.state"]["reply"], readonly ["stale"]>
@@ -58,14 +56,14 @@ export const stateOf = (replies: ReadonlyArray<Reply>): State => {
   const known = replies.flatMap((reply) => reply[0] === "state" ? [reply] : [])
   const named = (at: 4 | 5) =>
     replies.flatMap((reply, shard) => reply[0] === "state" && reply[at] !== "" ? [nameOf(shard, reply[at])] : [])
-  const sum = (values: ReadonlyArray<number>) => values.reduce((total, value) => total + value, 0)
+  const tuples = known.flatMap(([, , , , , , , groups]) => groups as ReadonlyArray<GroupTuple>)
   return {
     length: sum(known.map(([, , length]) => length)),
     bytes: sum(known.map(([, , , bytes]) => bytes)),
     first: named(4),
     last: named(5),
     members: Math.max(0, ...known.map(([, , , , , , members]) => members)),
-    groups: groupsOf(known.map(([, , , , , , , groups]) => groups as ReadonlyArray<GroupTuple>))
+    groups: Array.from(Map.groupBy(tuples, ([name]) => name), ([name, shards]) => groupOf(name, shards, replies.length))
   }
 }
 

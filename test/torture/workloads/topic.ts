@@ -199,8 +199,11 @@ const members = Effect.fnUntraced(function*(client: Client, topic: Topic) {
       ? Effect.timeoutOption(running(client, topic, "unordered", 0.2, undefined), 500 + client.random() * 4000)
       : consuming(client, topic, "unordered")
   ))
-  // Retention may remove events that are published before the groups exist.
-  const exist = Effect.map(topic.state, (state) => state.groups.length === groups.length)
+  // Retention may remove events that are published before all shards have the groups.
+  const exist = Effect.map(
+    topic.state,
+    (state) => state.groups.filter(({ members }) => members > 0).length === groups.length
+  )
   yield* exist.pipe(
     Effect.catch(() => Effect.succeed(false)),
     Effect.delay(20),
