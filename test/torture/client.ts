@@ -25,7 +25,7 @@ export interface Argument {
   readonly only: ReadonlyArray<string>
   /** How many of the bodies are long ones, 0 to 1. */
   readonly long: number
-  /** How many of the publications change the number of shards of a topic, 0 to 1. */
+  /** How many of the publications change the number of shards of a topic, 0 to 1; a quarter of that is how many are large. */
   readonly moves: number
   readonly file: string
   /** Path of the socket of the fenced resource. */
@@ -74,7 +74,7 @@ export interface Client {
   readonly keep: number
   /** How many partitions the namespace has. */
   readonly partitions: number
-  /** How many of the publications change the number of shards of a topic, 0 to 1. */
+  /** How many of the publications change the number of shards of a topic, 0 to 1; a quarter of that is how many are large. */
   readonly moves: number
   /**
    * Runs something that holds nothing, and records when it was asked and answered, and the token in the answer if there is

@@ -72,6 +72,9 @@ const kindOf = ({ kind }: Hold): string => kind.slice("topic ".length)
 /** Of the topic that has no limits, and one shard. */
 const isWhole = ({ key }: Hold): boolean => key === "whole"
 
+/** Of the topic that retention removes events from. */
+const isShort = ({ key }: Hold): boolean => key.startsWith("short")
+
 /** Of the topic whose shards change in number. */
 const isMoving = ({ key }: Hold): boolean => key === "moving"
 
@@ -310,7 +313,7 @@ const gaps = ({ holds, run }: Facts): ReadonlyArray<Anomaly> =>
   holds.flatMap((hold) =>
     hold.told.filter(({ at, what: [word, reason] }) =>
       word === "gap" && !run.forgets.some(({ from }) => from <= at) &&
-      !(reason === "trimmed" && kindOf(hold) === "subscriber" && !isWhole(hold))
+      !(reason === "trimmed" && kindOf(hold) === "subscriber" && isShort(hold))
     ).map(({ what }) => ({
       check: "gap",
       detail: `a gap of ${what[2]} without a reason (${what[1]})`,
@@ -371,12 +374,16 @@ const attempts = (facts: Facts): ReadonlyArray<Anomaly> =>
     )
   )
 
-/** When each process did something for the last time that was killed: the others have settled in the end. */
-const deathsOf = ({ holds }: Facts): ReadonlyMap<string, number> => {
-  const deaths = new Map<string, number>()
-  for (const { asked, client, ended } of holds) {
-    deaths.set(client, Math.max(deaths.get(client) ?? 0, asked, ended ?? asked))
-  }
+/** When each process did something for the last time. */
+const endsOf = ({ holds }: Facts): ReadonlyMap<string, number> => {
+  const ends = new Map<string, number>()
+  for (const { asked, client, ended } of holds) ends.set(client, Math.max(ends.get(client) ?? 0, asked, ended ?? asked))
+  return ends
+}
+
+/** The same of those that were killed: the others have settled in the end. */
+const deathsOf = (ends: ReadonlyMap<string, number>, { holds }: Facts): ReadonlyMap<string, number> => {
+  const deaths = new Map(ends)
   for (const hold of holds) if (hasSettled(hold)) deaths.delete(hold.client)
   return deaths
 }
@@ -384,7 +391,8 @@ const deathsOf = ({ holds }: Facts): ReadonlyMap<string, number> => {
 /** An event is handled again only when it was returned, or its member is dead, has left or has lost its session. */
 const repeated = (facts: Facts): ReadonlyArray<Anomaly> => {
   const { run } = facts
-  const deaths = deathsOf(facts)
+  const ends = endsOf(facts)
+  const deaths = deathsOf(ends, facts)
   return groups.flatMap((group) =>
     [...handlings(facts, group).values()].flatMap((all) =>
       all.slice(1).flatMap((second, at) => {
@@ -394,8 +402,9 @@ const repeated = (facts: Facts): ReadonlyArray<Anomaly> => {
           isLostBehind(run, first.hold.client, first.hold.asked - run.lease, second.at + run.lease) ||
           // The process was killed before it sent the acknowledgement.
           first.hold.ended! >= (deaths.get(first.hold.client) ?? Number.POSITIVE_INFINITY) - run.lease ||
-          // Members of this group leave, and Redis may have refused their acknowledgements until then.
-          group === "unordered" && overlaps(run.disturbed.get(""), first.at, second.at) ||
+          // Its member may have left, and Redis have refused its acknowledgement until then.
+          (group === "unordered" || ends.get(first.hold.client)! < second.at) &&
+            overlaps(run.disturbed.get(""), first.at, second.at) ||
           // The second handler began after its session had expired, and before its process noticed.
           isLost(run, second.hold.client, second.at - run.lease, ended + run.lease) ||
           second.hold.outcome === undefined && second.hold.steps.length === 0 ||

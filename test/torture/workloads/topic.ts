@@ -69,7 +69,7 @@ const publisher = (client: Client, topic: Topic) => {
     const way = client.random()
     // Clients that come at the same time bring the same id.
     const turn = Math.floor(client.clock.wall() / 100)
-    const size = way < 0.005
+    const size = way < client.moves / 4
       ? 20 + Math.floor(client.random() * 80)
       : way < 0.2
       ? 2 + Math.floor(client.random() * 6)
@@ -124,7 +124,7 @@ const subscriber = Effect.fnUntraced(function*(client: Client, topic: Topic, slo
       }
     )
     // Most readings are short: they begin often, and hardly ever where the shared read stands.
-    return slow ? Effect.timeoutOption(reading, 50 + client.random() ** 3 * 7000) : reading
+    return slow ? Effect.timeoutOption(reading, 50 + client.random() ** 6 * 7000) : reading
   }))
   return seen
 })
@@ -252,7 +252,9 @@ const using = (client: Client, shape: typeof shapes[number]): Effect.Effect<
     const topic = yield* open(client.lockstep, shape)
     const readings: Array<ReadonlySet<string>> = []
     if (client.random() < 0.7) readings.push(yield* subscriber(client, topic, false))
-    if (client.random() < 0.5) readings.push(yield* subscriber(client, topic, true))
+    for (let slow = Math.floor(client.random() * 4); slow > 0; slow--) {
+      readings.push(yield* subscriber(client, topic, true))
+    }
     yield* members(client, topic)
     yield* fibers(1, client, publisher(client, topic))
     yield* settled(client, topic, readings)
