@@ -178,8 +178,8 @@ local function offerOnce(ctx, queue, values, shapes, node, number, claim)
   return answered
 end
 
--- queue.offer: adds jobs, all or none, once for the number of a coordinator's offer. `values` has their bodies, each followed by
--- the texts that the job has. `shapes` has for each job the bytes of its body, and letters for its options:
+-- queue.offer: adds jobs in one step, once for the number of a coordinator's offer. `values` has their bodies, each followed by the
+-- texts that the job has. `shapes` has for each job the bytes of its body, and letters for its options:
 --   u h n l   its level, if that is not n
 --   f         it begins before all others of its level
 --   d w e t   delay, time, expiry and timeout, in ms

@@ -13,6 +13,9 @@ import { deadForgotten, on } from "./support/several.ts"
 const lease = 1500
 const timing = { lease: `${lease} millis`, margin: "400 millis" } as const
 
+// So long processes are killed and paused at random, in milliseconds.
+const killing = 60_000 * effort
+
 type Work = Extract<Event, { readonly token: number }>
 type Process = Effect.Success<ReturnType<typeof spawn<Event>>>
 type Start = (
@@ -313,7 +316,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
             yield* victim.sigcont
           })
           yield* Effect.gen(function*() {
-            for (const began = Date.now(); Date.now() < began + 15_000 * effort;) yield* round
+            for (const began = Date.now(); Date.now() < began + killing;) yield* round
             yield* Effect.forEach(producers, (some) => some.at(-1)!.signal("SIGTERM"))
             yield* Effect.forEach(producers.flat(), (one) => one.exit)
             const confirmed = [...offered(0), ...offered(1)]
@@ -372,6 +375,6 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
           yield* Effect.forEach(all, (one) => one.exit)
         })
       ),
-    180_000
+    120_000 + killing
   )
 })
