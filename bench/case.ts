@@ -368,7 +368,7 @@ const flow = async (
 }
 
 const job = JSON.parse(process.argv[2]!) as Job
-// When the parent is gone, nobody needs this.
+// When the parent is gone, this is not needed.
 process.once("disconnect", () => process.exit(1))
 const open = await load(job.contestant)
 const contestant = await open(job)

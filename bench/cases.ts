@@ -190,7 +190,7 @@ const contention = async (context: Context, pause: number): Promise<ReadonlyArra
 
 const permits = 5
 
-/** How fast what is held goes from one waiter to the next, beside the least that this costs on bare ioredis. */
+/** How fast a hold goes from one waiter to the next, beside the least that this costs on bare ioredis. */
 const passing = async (
   context: Context,
   about: { readonly case: number; readonly what: string; readonly processes: number; readonly workers: number },

@@ -96,7 +96,7 @@ export interface JobQueue {
 /** Jobs one behind the other; one behind all others; or one before, and one behind, all others. */
 export type Graph = "chain" | "fan-in" | "fan-out"
 
-/** None of these ends, except by failing, but `hold`, `queue`, `flow` and `steal`. Nobody can do everything. */
+/** None of these ends, except by failing, but `hold`, `queue`, `flow` and `steal`. No contestant can do everything. */
 export interface Contestant {
   /** A loop of acquire and release for each worker, all at once. */
   readonly locks?: (workers: ReadonlyArray<Worker>) => Promise<void>
@@ -156,7 +156,7 @@ export const meet = async (
   await prepare(0)
   await opened()
   for (let generation = 0;; generation++) {
-    // Nobody can be there before this process, too, has been in this generation.
+    // No party can be there before this process, too, has been in this generation.
     await prepare(generation + 1)
     await Promise.all(Array.from({ length: own }, async (_, party) => {
       await sleep(pause(generation, party))

@@ -61,7 +61,7 @@ const releases = async (
     const lastRelease = Math.max(...parts.map((part) => part.lastRelease))
     const isWhole = count(({ arrived }) => arrived) === parties && count(({ released }) => released) === parties
     if (isWhole && Math.min(...parts.map((part) => part.firstRelease)) < lastArrival) {
-      throw new Error(`${column} has let somebody pass before all had come`)
+      throw new Error(`${column} has let a party pass before all had come`)
     }
     return isWhole && lastArrival >= from ? [lastRelease - lastArrival] : []
   }).flat()

@@ -147,7 +147,7 @@ ${tables(rows)}
   without renewal for redlock.
 * redlock and redis-semaphore have auto-pipelining except in case 1, where it would slow them down, and their default
   settings, except that they wait for as long as it takes. They poll: redlock every 100 to 300 ms, redis-semaphore every
-  10 ms. Whoever has just released wins the next try, hence what they show in case 3 and 4: many acquisitions by few.
+  10 ms. A client that has just released wins the next try, hence what they show in case 3 and 4: many acquisitions by few.
   "never / some" means that a waiter had none in the whole measurement.
 * A hand-off is measured from the last instruction under the lock to the first one of the next holder under it, on the
   machine's monotonic clock, when that is another waiter; Redis calls per hand-off count only such hand-offs.

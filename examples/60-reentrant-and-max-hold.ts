@@ -18,7 +18,7 @@ const program = Effect.gen(function*() {
   assert.equal(yield* saveLocked, "saved")
   assert.equal(yield* saveLocked.pipe(Lock.withLock("document")), "saved")
 
-  // Nobody can keep it for longer than this: who does is interrupted, its finalizers run, and the next one is granted.
+  // No program keeps it for longer than this: then it is interrupted, its finalizers run, and the next one is granted.
   const result = yield* Effect.sleep("1 hour").pipe(
     Effect.as("slept"),
     Effect.onInterrupt(() => Console.log("interrupted: time to clean up")),

@@ -14,7 +14,7 @@ const step = (name: string) => Effect.sync(() => void steps.push(name))
 const job = (pause: number) =>
   step("started").pipe(
     Effect.andThen(standStill(pause)),
-    // Somebody else may have the lock now. The lease is looked at before the program goes on, so this does not run.
+    // Another process may have the lock now. The lease is looked at before the program goes on, so this does not run.
     Effect.andThen(step("written")),
     Effect.ensuring(step("cleaned up")),
     Lock.withLock("job")

@@ -22,7 +22,7 @@ const worker = Effect.fnUntraced(function*(share: number) {
   const phase = yield* Phase
   let mine = share
   for (let round = 1; round <= 3; round++) {
-    // All begin together, and nobody goes on before all have finished.
+    // All parties begin together, and none goes on before all have finished.
     yield* phase.withPhase(Effect.gen(function*() {
       computing++
       yield* Effect.sleep(5 * share)

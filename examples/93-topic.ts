@@ -51,7 +51,7 @@ const outbox = Effect.gen(function*() {
 const program = Effect.gen(function*() {
   const orders = yield* Orders
   const letters = yield* orders.deadLetters("billing")
-  // Events outlive the program. Nobody needs those of an example.
+  // Events outlive the program. Those of an example are not needed.
   yield* Effect.addFinalizer(() => Effect.orDie(Effect.andThen(orders.purge, letters.purge)))
 
   // Broadcast: each subscriber gets every event.

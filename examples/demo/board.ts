@@ -141,7 +141,7 @@ export class Board {
     const { holds, state } = this.worker(name)
     holds.set(what, token)
     const takeover = this.#takeover(what, token)
-    // Somebody who was next in line, and is chosen to lead before anybody knows that it cannot.
+    // A candidate that was next in line, and is chosen before any process knows that it cannot lead.
     if (state === "killed" || state === "stopped") this.#leave(name, what, token, state)
     return takeover
   }

@@ -54,7 +54,7 @@ export const work = Effect.fnUntraced(function*(
   const heavy = yield* Semaphore.make({ name: "heavy", permits: protocol.permits })
   const top = yield* Effect.forkScoped(watch(board, view))
 
-  // Whoever is stopped is woken when others have written so much that its own write would do harm by now.
+  // A stopped process is woken when others have written so much that its own write would do harm by now.
   let stopped: { readonly name: string; readonly wake: Effect.Effect<void, PlatformError.PlatformError> } | undefined
   let writes = 0
 

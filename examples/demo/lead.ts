@@ -12,7 +12,7 @@ export const lead = Effect.fnUntraced(function*(files: ReadonlyArray<string>) {
   const drive = Effect.gen(function*() {
     const shares = yield* indexing.run(files, { id: protocol.run, onInterrupt: "continue" })
     yield* chief.proclaim({ _tag: "Done", top: words.top(shares.flat()) })
-    // When all others have seen that, nobody is left to succeed it.
+    // When all others have seen that, no candidate is left to succeed it.
     yield* chief.candidates.pipe(
       Effect.repeat({ until: (present) => present.length === 0, schedule: Schedule.spaced("50 millis") })
     )

@@ -61,7 +61,7 @@ const demo = Effect.gen(function*() {
     ...files.flatMap((file) => marks.get(store.fileField(file)) === "done" ? [] : [`${file} is not marked done`]),
     ...(list(top) === list(frequent) ? [] : [`the most frequent words are ${list(frequent)}, and not ${list(top)}`]),
     ...(board.finished === files.length ? [] : [`the shared ref says that ${board.finished} files are finished`]),
-    // At the end nobody may need a permit any more.
+    // At the end no process may need a permit any more.
     ...board.orphans.flatMap(({ from, what }) =>
       what === "permit" ? [] : [`nobody has taken over ${what} from ${from}`]
     ),

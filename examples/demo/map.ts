@@ -8,7 +8,7 @@ import * as words from "./words.ts"
 
 type Write = ReturnType<typeof Fence.run>
 
-/** Tells the parent what is held while `body` runs. */
+/** Tells the parent of the hold while `body` runs. */
 const told = <A, E, R>(what: string, token: number, body: Effect.Effect<A, E, R>) =>
   Effect.andThen(tell({ _tag: "Holds", what, token }), body).pipe(Effect.ensuring(tell({ _tag: "Freed", what })))
 
@@ -38,7 +38,7 @@ export const map = Effect.fnUntraced(function*(files: ReadonlyArray<string>) {
   })
 
   /**
-   * Adds the counts of a file to the totals: reads, adds, writes, which is right only because nobody else does so
+   * Adds the counts of a file to the totals: reads, adds, writes, which is right only because no other process does so
    * meanwhile. That is what the lock is for, and the token of its lease for the case that we only think we have it.
    */
   const merge = Effect.fnUntraced(function*(
