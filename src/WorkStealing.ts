@@ -64,7 +64,7 @@ import * as Scope from "effect/Scope"
 import { Coordinator } from "./Coordinator.ts"
 import { spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
-import type { ExecuteOptions, Options as QueueOptions, Queue } from "./internal/queue/api.ts"
+import type { AwaitOptions, ExecuteOptions, Options as QueueOptions, Queue } from "./internal/queue/api.ts"
 import type { QueueError } from "./internal/queue/errors.ts"
 import type { Job } from "./internal/queue/job.ts"
 import type { Offered } from "./internal/queue/offering.ts"
@@ -124,13 +124,16 @@ export interface WorkStealing<in out A, in out S = unknown, in out E = never> ex
   readonly worker: string
   /**
    * Stores a job: in the deque of this process while it works, in another one with `to` or `key`, or else in none. Confirmed
-   * when it succeeds; if it fails with `Timeout`, it may have been stored. `priority`, `lifo` and `group` are a `RangeError`.
+   * when it succeeds; if it fails with `Timeout`, it may have been stored. Where it waits for room, `wait` bounds that. `priority`, `lifo` and `group` are a `RangeError`.
    */
-  readonly offer: (payload: A, options?: DealtOptions | undefined) => Effect.Effect<Offered, QueueError>
+  readonly offer: (
+    payload: A,
+    options?: DealtOptions & AwaitOptions | undefined
+  ) => Effect.Effect<Offered, QueueError>
   /** Stores jobs in their order, up to 512 with each call, as `offerAll` of a `Queue` does. */
   readonly offerAll: (
     payloads: Iterable<A>,
-    options?: DealtOptions | ((payload: A) => DealtOptions) | undefined
+    options?: DealtOptions & AwaitOptions | ((payload: A) => DealtOptions) | undefined
   ) => Effect.Effect<ReadonlyArray<Offered>, QueueError>
   /** For handlers of this queue: offers a job when the handler's own job is done, in the same step: both happen, or neither. */
   readonly followUp: (payload: A, options?: DealtOptions | undefined) => Effect.Effect<void, QueueError, Job>

@@ -142,6 +142,34 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         yield* worker.stop
       })))
 
+  for (const shards of [1, 3]) {
+    it.effect(`waits for room for as long as an offer says, with ${shards} shards`, () =>
+      several(2, ([a, b]) =>
+        Effect.gen(function*() {
+          const open = make({ shards, limits: { length: shards } })
+          const queue = yield* on(a!, open)
+          const other = yield* on(b!, open)
+          const group = "full"
+          yield* queue.offer(1, { group })
+          const wait = "200 millis"
+          const late = [
+            yield* Effect.flip(other.offer(100, { group, wait })),
+            yield* Effect.flip(other.offerAll([101, 102], { group, wait }))
+          ]
+          assert.deepStrictEqual(late.map(({ reason }) => reason._tag), ["WaitTimeout", "WaitTimeout"])
+          assert.include(late[0]!.message, JSON.stringify(queue.name))
+          isRangeError(yield* Effect.exit(other.offer(1, { wait: -1 })))
+          // It has left the line.
+          const kept = yield* Effect.forkChild(other.offer(103, { group }))
+          yield* pending(kept)
+          const worker = yield* working(queue)
+          yield* promptly(Fiber.join(kept), "the offer")
+          yield* eventually(Effect.sync(() => assert.include(worker.begun, 103)))
+          assert.deepStrictEqual(worker.begun.filter((n) => n > 99), [103])
+          yield* worker.stop
+        }), { partitions: shards, lease: "3 seconds", margin: "500 millis" }))
+  }
+
   for (const onFull of ["wait", "fail", "dropOldest"] as const) {
     it.effect(`takes blocked jobs whatever its length, and counts them when they can begin: ${onFull}`, () =>
       several(2, ([a, b]) =>

@@ -116,17 +116,23 @@ export interface Status {
 export interface Queue<in out A, in out S = unknown, in out E = never> {
   readonly "~lockstep/Queue": "~lockstep/Queue"
   readonly name: string
-  /** Stores a job. Confirmed when it succeeds; if it fails with `Timeout`, it may have been stored. */
-  readonly offer: (payload: A, options?: OfferOptions | undefined) => Effect.Effect<Offered, QueueError>
+  /**
+   * Stores a job. Confirmed when it succeeds; if it fails with `Timeout`, it may have been stored. Where it waits for room, `wait` bounds
+   * that: then it fails with `WaitTimeout`, and waits no more.
+   */
+  readonly offer: (
+    payload: A,
+    options?: OfferOptions & AwaitOptions | undefined
+  ) => Effect.Effect<Offered, QueueError>
   /**
    * Stores jobs in their order, up to 512 with each call, which is executed once or not at all. If it fails, some calls
    * may have succeeded; and where room or an unknown `after` refuses some jobs of a call, the others are stored. `QueueFull` says
    * which jobs are stored. Up to 2,048 jobs are encoded together: when one of them does not fit the schema, or `options` throws, none
-   * of these is stored.
+   * of these is stored. When `wait` is over, the jobs that are stored stay.
    */
   readonly offerAll: (
     payloads: Iterable<A>,
-    options?: OfferOptions | ((payload: A) => OfferOptions) | undefined
+    options?: OfferOptions & AwaitOptions | ((payload: A) => OfferOptions) | undefined
   ) => Effect.Effect<ReadonlyArray<Offered>, QueueError>
   /**
    * For handlers of jobs, of this queue or another one: offers a job when the handler's own job is done, in the same step: both happen,

@@ -209,8 +209,8 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     )
   }
 
-  readonly offer = (payload: A, options?: OfferOptions): Effect.Effect<Offered, QueueError> =>
-    this.#offer(payload, options)
+  readonly offer = (payload: A, options?: OfferOptions & AwaitOptions): Effect.Effect<Offered, QueueError> =>
+    bounded(this.#offer(payload, options), this.place, options?.wait, fail)
 
   readonly offerFor = (payload: A, options: OfferOptions, subscriber: Subscriber) =>
     this.#offer(payload, options, undefined, subscriber)
@@ -240,9 +240,9 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
 
   readonly offerAll = (
     payloads: Iterable<A>,
-    options?: OfferOptions | ((payload: A) => OfferOptions)
-  ): Effect.Effect<ReadonlyArray<Offered>, QueueError> =>
-    this.#spanned("offerAll", (trace) => {
+    options?: OfferOptions & AwaitOptions | ((payload: A) => OfferOptions)
+  ): Effect.Effect<ReadonlyArray<Offered>, QueueError> => {
+    const offered = this.#spanned("offerAll", (trace) => {
       const iterator = payloads[Symbol.iterator]()
       return this.offerEach(() => {
         const next = iterator.next()
@@ -250,6 +250,8 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
         return this.wishFor(next.value, typeof options === "function" ? options(next.value) : options, trace)
       })
     })
+    return bounded(offered, this.place, typeof options === "function" ? undefined : options?.wait, fail)
+  }
 
   readonly offerEach = (
     next: () => Exit.Exit<Wish, QueueError> | undefined

@@ -6,6 +6,7 @@ import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Stream from "effect/Stream"
 import { checkName, partitionOf } from "../actor/keys.ts"
+import { bounded } from "../hold/acquire.ts"
 import { sending } from "../hold/span.ts"
 import type {
   AwaitOptions,
@@ -126,18 +127,26 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
   // Offer
   // -------------------------------------------------------------------------------------------------------------------
 
-  readonly offer = (payload: A, options?: OfferOptions): Effect.Effect<Offered, QueueError> =>
+  readonly offer = (payload: A, options?: OfferOptions & AwaitOptions): Effect.Effect<Offered, QueueError> =>
     Effect.suspend(() => this.#for(options).offer(payload, options))
 
   readonly offerFor = (payload: A, options: OfferOptions, subscriber: Subscriber): Effect.Effect<Offered, QueueError> =>
     Effect.suspend(() => this.#for(options).offerFor(payload, options, subscriber))
 
-  // Up to `mostAhead` jobs at a time, some of each shard.
   readonly offerAll = (
     payloads: Iterable<A>,
-    options?: OfferOptions | ((payload: A) => OfferOptions)
-  ): Effect.Effect<ReadonlyArray<Offered>, QueueError> =>
-    sending(
+    options?: OfferOptions & AwaitOptions | ((payload: A) => OfferOptions)
+  ): Effect.Effect<ReadonlyArray<Offered>, QueueError> => {
+    const wait = typeof options === "function" ? undefined : options?.wait
+    return bounded(this.#offerAll(payloads, options), this.#first.place, wait, fail)
+  }
+
+  // Up to `mostAhead` jobs at a time, some of each shard.
+  #offerAll(
+    payloads: Iterable<A>,
+    options: OfferOptions | ((payload: A) => OfferOptions) | undefined
+  ): Effect.Effect<ReadonlyArray<Offered>, QueueError> {
+    return sending(
       (trace) => {
         const results: Array<Offered> = []
         const iterator = payloads[Symbol.iterator]()
@@ -186,6 +195,7 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
       "queue",
       this.name
     )
+  }
 
   // The job goes to the shard of the handler's job, so no process would look for an id of its own there.
   readonly followUp = (payload: A, options?: OfferOptions): Effect.Effect<void, QueueError, Job> =>
