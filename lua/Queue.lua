@@ -53,12 +53,13 @@
 -- `waited` and `ran` are the ms that all jobs together have waited and were in work until `since`. Ids and outcomes of jobs up to
 -- the number `cleared` are not known any more. `plans` counts schedules. `sweep` is for lua/QueueSweep.lua. `stored` counts jobs in
 -- deques, `orphaned` places in deques that no worker has, and `gaps` places without a job.
--- record Queue 1: number, stamp, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12, delayed, active, dead, paused, turn, served,
---   members, workers, idle, limit, spacing, burst, tat, window, completed, buried, expired, bounded, named, last1, last2,
---   last3, last4, at1, at2, at3, at4, done1, done2, done3, done4, full1, full2, full3, full4, notes, stacked,
---   length, overflow, queued, told, dropped, shards, armed, grouped, after,
---   since, begun, waited, ran, plans, cleared, sweep, draining, blocked, awaited, cancelled, stored, orphaned, gaps,
---   expiring, kept
+-- lua/QueueStraight.lua reads the fields before `delayed` without the table of this record: it changes those up to `at3`, and those from
+-- `c1` on are 0 for it.
+-- record Queue 2: number, stamp, c9, active, idle, since, begun, waited, ran, last3, at3, turn, window, shards, c1, c2, c3,
+--   c4, c5, c6, c7, c8, c10, c11, c12, paused, limit, spacing, length, queued, after, grouped, stored, stacked, notes,
+--   expiring, draining, bounded, delayed, dead, served, members, workers, burst, tat, completed, buried, expired, named,
+--   last1, last2, last4, at1, at2, at4, done1, done2, done3, done4, full1, full2, full3, full4, overflow, told, dropped,
+--   armed, plans, cleared, sweep, blocked, awaited, cancelled, orphaned, gaps, kept
 -- record QueuePolicy 2: letters, retain, crashes, grouplimit, groupspacing, groupburst, decided
 
 local RETURNED, DELAYED, BLOCKED, JOBS, CRASH = '-', '~', '^', 'workers', 65536

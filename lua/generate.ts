@@ -144,21 +144,34 @@ const add = (file: string): void => {
 add("kernel.lua")
 for (const file of texts.keys()) add(file)
 
-/** What is known of a record's packing, for code that needs no table of it: `SHAPE.Name`, `VERSION.Name` and `LENGTH.Name`. */
+/**
+ * What is known of a record's packing, for code that needs no table of it: `SHAPE.Name`, `VERSION.Name`, `LENGTH.Name`; and of a field
+ * the byte that it begins with, `PLACE.Name.field`, and the shape of all fields before it, `SHAPE.Name.field`.
+ */
 const packings = new Map(
   [...texts.values()].flatMap((source) =>
-    [...source.matchAll(/^-- record (\w+) (\d+): (.*(?:\n--   .*)*)$/gm)].map(([, name, version, fields]) => {
-      const count = fields!.split(",").filter((field) => !/\btext \w+/.test(field)).length
-      return [name!, { SHAPE: `'<B${"d".repeat(count)}'`, VERSION: version!, LENGTH: String(1 + 8 * count) }] as const
+    [...source.matchAll(/^-- record (\w+) (\d+): (.*(?:\n--   .*)*)$/gm)].map(([, name, version, listed]) => {
+      const fields = listed!.replace(/\n--/g, " ").split(",").map((field) => field.trim())
+      return [name!, { version: version!, fields: fields.filter((field) => !field.startsWith("text ")) }] as const
     })
   )
 )
-const expandPackings = (file: string, source: string): string =>
-  source.replace(
-    /\b(SHAPE|VERSION|LENGTH)\.(\w+)/g,
-    (_, what: "SHAPE" | "VERSION" | "LENGTH", name: string) =>
-      (packings.get(name) ?? fail(`${file}: there is no record ${name}`))[what]
-  )
+const expandPackings = (file: string, source: string): string => {
+  const packingOf = (name: string) => packings.get(name) ?? fail(`${file}: there is no record ${name}`)
+  const before = (name: string, field: string | undefined): number => {
+    const { fields } = packingOf(name)
+    const at = field === undefined ? fields.length : fields.indexOf(field)
+    return at < 0 ? fail(`${file}: there is no ${field} in record ${name}`) : at
+  }
+  return source
+    .replace(/\bVERSION\.(\w+)/g, (_, name: string) => packingOf(name).version)
+    .replace(/\bLENGTH\.(\w+)/g, (_, name: string) => String(1 + 8 * before(name, undefined)))
+    .replace(/\bPLACE\.(\w+)\.(\w+)/g, (_, name: string, field: string) => String(2 + 8 * before(name, field)))
+    .replace(
+      /\bSHAPE\.(\w+)(?:\.(\w+))?/g,
+      (_, name: string, field: string | undefined) => `'<B${"d".repeat(before(name, field))}'`
+    )
+}
 
 const sources = ordered.map((file) => [file, expandPackings(file, expandRecords(file, texts.get(file)!))] as const)
 const namesOf = (source: string) =>

@@ -160,7 +160,7 @@ const model = (at: number, { noted, onFull, partition, worker }: World) => {
   const offer = async (by: Process, more: string, deduped: string, life = Number.POSITIVE_INFINITY) => {
     const body = String(++value)
     const own = value
-    const shape = `${body.length}${more}${deduped === "" ? "" : `q${deduped.length}`}`
+    const shape = `${body.length}${more}${deduped === "" ? "" : `q${deduped.length}`} `
     const enters = onFull === "wait"
     const args = [...enters ? [`${by}${at}`] : [], body + deduped, shape, `node${by}${at}`, ++number]
     const last = number

@@ -347,4 +347,4 @@ layer(TestServer.layer, live)("the history of a queue", (it) => {
 })
 
 // Where `since` stands in the record of a queue.
-const since = 60
+const since = 5

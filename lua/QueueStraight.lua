@@ -1,0 +1,91 @@
+-- One job is offered without options, in a call of its own: what `run` does, without its context and the table of the queue, for half of
+-- its cost, and less where Redis has rested before. A worker that waits gets the job. Whatever is not frequent is left to `run`: then
+-- nothing has been written.
+--
+-- after LockStraight.lua
+-- after QueueLists.lua
+-- after QueueHandOut.lua
+
+-- What a plain queue does not have: the fields from `c1` on.
+local NONE
+
+-- The next worker, if it takes the job without ado: its claim, what is known of it, its session, and that of the list behind it.
+local function readyWorker(keys, session, list, now)
+  local claim, behind = match(list or '', '^(%S+) ?(.*)$')
+  local holder = claim and holderOf(claim)
+  -- Its events would go with the reply.
+  if not claim or holder == session then return end
+  local credit, sent = match(call('HGET', keys[2], 'w' .. claim) or '', '^([1-9]%d*) (%d+) 1$')
+  local state = credit and call('HGET', keys[1], 's' .. holder)
+  state = state and unpackSession(state)
+  if state and state.deadline > now then return claim, credit - 1, sent + 1, state, behind end
+end
+
+straight['queue.offer'] = function(keys, argv, field, _, found, micros)
+  local now = floor(micros / 1000)
+  local session, values, node, offer = argv[1], argv[4], argv[6], argv[7]
+  if #argv ~= 7 or argv[5] ~= text(#values) .. ' ' then return end
+  local number, read, posted, stamp, lease, owned = callerOf(argv, found, now)
+  if not number then return end
+
+  local sessions, key, normal = keys[1], keys[2], keys[5]
+  NONE = NONE or string.rep('\0', PLACE.Queue.delayed - PLACE.Queue.c1)
+  local known = call('HMGET', key, 's', 'q')
+  local record = known[1]
+  if not record or #record ~= LENGTH.Queue or byte(record) ~= VERSION.Queue
+    or sub(record, PLACE.Queue.c1, PLACE.Queue.delayed - 1) ~= NONE then return end
+  local _, count, latest, waiting, active, idle, since, begun, waited, ran, last, at, turn, window, shards =
+    unpackStruct(SHAPE.Queue.c1, record)
+  local ahead = turn - floor(now / window)
+  -- As in `turnsOf`, the clock may be behind.
+  if shards ~= 1 or window == 0 or ahead < 0 or ahead > 2 or floor(now / MINUTE) > floor(since / MINUTE) then return end
+  local noted = keys[turn % 2 == 0 and 11 or 12]
+  local former = match(call('HGET', noted, 'p' .. node) or '', '^%d+')
+  if not former or former + 0 >= offer + 0 then return end
+
+  local claim, credit, sent, state, behind, token, newest
+  if idle > 0 then
+    if waiting > 0 then return end
+    claim, credit, sent, state, behind = readyWorker(keys, session, known[2], now)
+    if not claim then return end
+    token, newest = tokensBehind(found[2], micros, 1)
+    if not token then return end
+  end
+
+  count, latest = count + 1, math.max(latest, now)
+  if now > since then
+    waited, ran, since = waited + (now - since) * waiting, ran + (now - since) * active, now
+  end
+  call('XADD', normal, text(latest) .. '-' .. text(count), 'b', values)
+  local job = claim and readWaiting(normal, claim, 1)[1]
+  if job then
+    at, last = match(job[1], '^(%d+)%-(%d+)$')
+    at, last, active, begun = at + 0, last + 0, active + 1, begun + 1
+  else
+    waiting = waiting + 1
+  end
+  local stays = job and credit > 0
+  if job then
+    if stays then behind = behind == '' and claim or behind .. ' ' .. claim else idle = idle - 1 end
+  end
+  record = pack(SHAPE.Queue.c1, VERSION.Queue, count, latest, waiting, active, idle, since, begun, waited, ran, last, at, turn, window,
+    shards) .. sub(record, PLACE.Queue.c1)
+  local answered = '["offered",' .. text(latest) .. ',' .. text(count) .. ',[]]'
+  local reply = '["ok",[' .. answered .. ']]'
+  call('HSET', noted, 'p' .. node, offer .. ' ' .. answered)
+  call('PEXPIRE', noted, text(2 * window))
+  local caller = packed(number, now + lease, read, posted, stamp, lease, owned)
+  if not job then
+    call('HSET', key, 's', record)
+    call('HSET', sessions, field, caller, 'r' .. session, reply)
+    return reply
+  end
+  call('HSET', key, 's', record, 'q', behind, 'w' .. claim, text(credit) .. ' ' .. text(sent) .. (stays and ' 1' or ' 0'))
+  state.posted, state.stamp = state.posted + 1, micros
+  local holder, id = match(claim, '^([^/]*)/(.*)$')
+  redis.pcall('XADD', mailboxOf({ prefix = sub(sessions, 1, -9) }, holder), 'NOMKSTREAM', 'MAXLEN', '~', MAILBOX_LENGTH,
+    text(state.posted) .. '-' .. text(micros), 'e', '[["changed","' .. id .. '","deliver",' .. text(sent) .. ',' .. token
+      .. ',[' .. describedJob('n', job[1], '1', job[2]) .. ']]]')
+  call('HSET', sessions, field, caller, 'r' .. session, reply, 'token', newest, 's' .. holder, packSession(state))
+  return reply
+end
