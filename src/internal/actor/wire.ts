@@ -59,6 +59,33 @@ const spell = (verb: string): Spelling => {
   return spelling
 }
 
+/** The keys of a resource, as arguments. */
+interface Named {
+  readonly text: string
+  readonly count: number
+}
+
+const named = (hash: string, roles: ReadonlyArray<string> | undefined): Named => {
+  const all = keysOf(hash, roles)
+  return { text: all.map(bulk).join(""), count: all.length }
+}
+
+// Resources with many keys are few, and are named in every call about them. So many of the last ones are known.
+const [manyRoles, mostKnown] = [8, 1024]
+const known = new Map<string, Named>()
+
+/** All keys of the resource of a hash. */
+const allOf = (hash: string): Named => {
+  const found = known.get(hash)
+  if (found !== undefined) return found
+  const roles = (kinds as { readonly [kind: string]: ReadonlyArray<string> })[kindOf(hash)]
+  const all = named(hash, roles)
+  if (roles === undefined || roles.length < manyRoles) return all
+  if (known.size === mostKnown) known.delete(known.keys().next().value!)
+  known.set(hash, all)
+  return all
+}
+
 /** A batch of requests; the header is its number, and the id of the last event read if that is news, as an argument. */
 export const batch = (address: Address, header: string, requests: ReadonlyArray<Message>): Call => {
   let keys = address.sessions
@@ -80,10 +107,10 @@ export const batch = (address: Address, header: string, requests: ReadonlyArray<
         count++
       } else {
         for (const hash of others === undefined ? [key] : [key, ...others]) {
-          const all = keysOf(hash, needed ?? (kinds as { readonly [kind: string]: ReadonlyArray<string> })[kindOf(key)])
-          for (const one of all) keys += bulk(one)
-          keyCount += all.length
-          count += all.length
+          const all = needed === null ? allOf(hash) : named(hash, needed)
+          keys += all.text
+          keyCount += all.count
+          count += all.count
         }
       }
       before = needed === null && others === undefined ? key : undefined
