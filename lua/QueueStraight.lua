@@ -53,20 +53,26 @@ straight['queue.offer'] = function(keys, argv, field, _, found, micros)
   end
 
   count, latest = count + 1, math.max(latest, now)
+  local added = redis.pcall('XADD', normal, text(latest) .. '-' .. text(count), 'b', values)
+  if type(added) == 'table' and added.err then return end
   if now > since then
     waited, ran, since = waited + (now - since) * waiting, ran + (now - since) * active, now
   end
-  call('XADD', normal, text(latest) .. '-' .. text(count), 'b', values)
-  local job = claim and readWaiting(normal, claim, 1)[1]
+  -- Where the job cannot be handed out, it waits.
+  local fine, jobs = false, nil
+  if claim then fine, jobs = pcall(readWaiting, normal, claim, 1) end
+  local job = fine and jobs[1]
+  local stays = job and credit > 0
   if job then
     at, last = match(job[1], '^(%d+)%-(%d+)$')
     at, last, active, begun = at + 0, last + 0, active + 1, begun + 1
   else
     waiting = waiting + 1
   end
-  local stays = job and credit > 0
-  if job then
-    if stays then behind = behind == '' and claim or behind .. ' ' .. claim else idle = idle - 1 end
+  if stays then
+    behind = behind == '' and claim or behind .. ' ' .. claim
+  elseif job then
+    idle = idle - 1
   end
   record = pack(SHAPE.Queue.c1, VERSION.Queue, count, latest, waiting, active, idle, since, begun, waited, ran, last, at, turn, window,
     shards) .. sub(record, PLACE.Queue.c1)
