@@ -16,6 +16,7 @@ import {
 } from "effect"
 import { Metrics, Queue } from "../src/index.ts"
 import { historyOf } from "../src/internal/queue/history.ts"
+import { awake } from "./support/awake.ts"
 import { eventually } from "./support/eventually.ts"
 import { TestServer } from "./support/live.ts"
 import { on, several } from "./support/several.ts"
@@ -273,6 +274,26 @@ layer(TestServer.layer, live)("the history of a queue", (it) => {
         assert.isAtMost(sum(minutes, ({ ran }) => Duration.toMillis(ran)), 10 * (Date.now() - began + 500))
         assert.isAtMost(DateTime.toEpochMillis(minutes[0]!.time), ended)
         yield* Fiber.interrupt(running)
+      })))
+
+  it.effect("counts how long jobs have waited that were offered one by one", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ retention: "1 minute" }))
+        const began = Date.now()
+        yield* queue.offer(0)
+        yield* queue.withJob(() => Effect.void)
+        yield* queue.offer(1)
+        yield* queue.offer(2)
+        const two = Date.now()
+        yield* awake("500 millis")
+        const before = Date.now()
+        yield* queue.offer(3)
+        const after = Date.now()
+        const rows = yield* queue.history
+        const waited = rows.reduce((sum, row) => sum + Duration.toMillis(row.waited), 0)
+        assert.isAtLeast(waited, 2 * (before - two) - 10)
+        assert.isAtMost(waited, 2 * (after - began) + 3 * (Date.now() - before) + 10)
       })))
 
   it.effect("ends a minute with the first call of a later one", () =>
