@@ -85,6 +85,11 @@ const parse = (file: string, source: string): ReadonlyArray<Handler> => {
   return handlers
 }
 
+const shapeOf = (numbers: number): string => `'<B${"d".repeat(numbers)}'`
+
+/** In bytes, with the version. */
+const lengthOf = (numbers: number): number => 1 + 8 * numbers
+
 /**
  * A record of numbers, packed behind its version: one of another version cannot be read, and is as good as none. The last field
  * can be a text ("text name").
@@ -93,8 +98,8 @@ const recordOf = (file: string, name: string, version: string, fields: ReadonlyA
   const tail = /^text (\w+)$/.exec(fields.at(-1)!)?.[1]
   const numbers = tail === undefined ? fields : fields.slice(0, -1)
   if (numbers.some((field) => !/^[a-z]\w*$/i.test(field))) fail(`${file}: record ${name} has fields "${fields.join()}"`)
-  const shape = `'<B${"d".repeat(numbers.length)}'`
-  const length = 1 + 8 * numbers.length
+  const shape = shapeOf(numbers.length)
+  const length = lengthOf(numbers.length)
   const letters = numbers.map((_, at) => `v${at}`)
   const found = numbers.map((field, at) => `${field} = ${letters[at]}`)
   return [
@@ -111,11 +116,15 @@ const recordOf = (file: string, name: string, version: string, fields: ReadonlyA
   ].join("\n")
 }
 
+const records = /^-- record (\w+) (\d+): (.*(?:\n--   .*)*)$/gm
+
+const listedIn = (listed: string): ReadonlyArray<string> =>
+  listed.replace(/\n--/g, " ").split(",").map((field) => field.trim())
+
 const expandRecords = (file: string, source: string): string =>
   source.replace(
-    /^-- record (\w+) (\d+): (.*(?:\n--   .*)*)$/gm,
-    (_, name: string, version: string, fields: string) =>
-      recordOf(file, name, version, fields.replace(/\n--/g, " ").split(",").map((field) => field.trim()))
+    records,
+    (_, name: string, version: string, listed: string) => recordOf(file, name, version, listedIn(listed))
   )
 
 /** The keys of a resource of each kind, by role. */
@@ -150,9 +159,9 @@ for (const file of texts.keys()) add(file)
  */
 const packings = new Map(
   [...texts.values()].flatMap((source) =>
-    [...source.matchAll(/^-- record (\w+) (\d+): (.*(?:\n--   .*)*)$/gm)].map(([, name, version, listed]) => {
-      const fields = listed!.replace(/\n--/g, " ").split(",").map((field) => field.trim())
-      return [name!, { version: version!, fields: fields.filter((field) => !field.startsWith("text ")) }] as const
+    [...source.matchAll(records)].map(([, name, version, listed]) => {
+      const fields = listedIn(listed!).filter((field) => !field.startsWith("text "))
+      return [name!, { version: version!, fields }] as const
     })
   )
 )
@@ -165,11 +174,11 @@ const expandPackings = (file: string, source: string): string => {
   }
   return source
     .replace(/\bVERSION\.(\w+)/g, (_, name: string) => packingOf(name).version)
-    .replace(/\bLENGTH\.(\w+)/g, (_, name: string) => String(1 + 8 * before(name, undefined)))
-    .replace(/\bPLACE\.(\w+)\.(\w+)/g, (_, name: string, field: string) => String(2 + 8 * before(name, field)))
+    .replace(/\bLENGTH\.(\w+)/g, (_, name: string) => String(lengthOf(before(name, undefined))))
+    .replace(/\bPLACE\.(\w+)\.(\w+)/g, (_, name: string, field: string) => String(1 + lengthOf(before(name, field))))
     .replace(
       /\bSHAPE\.(\w+)(?:\.(\w+))?/g,
-      (_, name: string, field: string | undefined) => `'<B${"d".repeat(before(name, field))}'`
+      (_, name: string, field: string | undefined) => shapeOf(before(name, field))
     )
 }
 
