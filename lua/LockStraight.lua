@@ -132,9 +132,7 @@ straight['lock.release'] = function(keys, argv, field, inline, found, micros, se
     return reply
   end
   theirPosted = theirPosted + 1
-  -- pcall: see writeMail.
-  redis.pcall('XADD', sub(sessions, 1, -9) .. 'mail:' .. heir, 'NOMKSTREAM', 'MAXLEN', '~', MAILBOX_LENGTH,
-    text(theirPosted) .. '-' .. text(micros), 'e', '[' .. event .. ']')
+  putMail(sub(sessions, 1, -9), heir, text(theirPosted) .. '-' .. text(micros), '[' .. event .. ']')
   call('HSET', sessions, field, packed(number, now + lease, read, posted, stamp, lease, owned), 'r' .. session, RELEASED_ALONE,
     's' .. heir, packed(beats, deadline, theirRead, theirPosted, micros, theirLease, sub(theirs, LENGTH.Session + 1)),
     'token', token, inline, lock)

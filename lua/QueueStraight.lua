@@ -87,11 +87,9 @@ straight['queue.offer'] = function(keys, argv, field, _, found, micros)
     return reply
   end
   call('HSET', key, 's', record, 'q', behind, 'w' .. claim, text(credit) .. ' ' .. text(sent) .. (stays and ' 1' or ' 0'))
-  state.posted, state.stamp = state.posted + 1, micros
   local holder, id = match(claim, '^([^/]*)/(.*)$')
-  redis.pcall('XADD', mailboxOf({ prefix = sub(sessions, 1, -9) }, holder), 'NOMKSTREAM', 'MAXLEN', '~', MAILBOX_LENGTH,
-    text(state.posted) .. '-' .. text(micros), 'e', '[["changed","' .. id .. '","deliver",' .. text(sent) .. ',' .. token
-      .. ',[' .. describedJob('n', job[1], '1', job[2]) .. ']]]')
+  putMail(sub(sessions, 1, -9), holder, postedId({ micros = micros }, state), '[["changed","' .. id .. '","deliver",' .. text(sent) .. ',' .. token
+    .. ',[' .. describedJob('n', job[1], '1', job[2]) .. ']]]')
   call('HSET', sessions, field, caller, 'r' .. session, reply, 'token', newest, 's' .. holder, packSession(state))
   return reply
 end

@@ -229,8 +229,12 @@ local function ownedBy(ctx, session)
   return ctx.prefix .. 'own:' .. session
 end
 
+local function mailboxIn(prefix, session)
+  return prefix .. 'mail:' .. session
+end
+
 local function mailboxOf(ctx, session)
-  return ctx.prefix .. 'mail:' .. session
+  return mailboxIn(ctx.prefix, session)
 end
 
 -- What stands in the set of a session for something that it owns.
@@ -331,6 +335,11 @@ local function postedId(ctx, state)
   return text(state.posted) .. '-' .. text(state.stamp)
 end
 
+-- pcall: on a migrating slot another session's mailbox may be out of reach, which is a delay and not a failure.
+local function putMail(prefix, session, id, events)
+  redis.pcall('XADD', mailboxIn(prefix, session), 'NOMKSTREAM', 'MAXLEN', '~', MAILBOX_LENGTH, id, 'e', events)
+end
+
 -- The records of the sessions are to be written.
 local function writeMail(ctx, writes)
   for _, session in ipairs(ctx.addressees) do
@@ -338,9 +347,7 @@ local function writeMail(ctx, writes)
     if state then
       local id = postedId(ctx, state)
       if session ~= ctx.session then writes[#writes + 1], writes[#writes + 2] = 's' .. session, packSession(state) end
-      -- pcall: on a migrating slot another session's mailbox may be out of reach, which is a delay and not a failure.
-      redis.pcall('XADD', mailboxOf(ctx, session), 'NOMKSTREAM', 'MAXLEN', '~', MAILBOX_LENGTH,
-        id, 'e', '[' .. concat(ctx.mail[session], ',') .. ']')
+      putMail(ctx.prefix, session, id, '[' .. concat(ctx.mail[session], ',') .. ']')
     end
   end
 end
