@@ -7,19 +7,21 @@
 -- after QueueOffers.lua
 -- after QueueWorkers.lua
 
--- A job that is not done, by its own id: that, its letter and place, its holder and its count.
-local function jobHere(queue, job)
-  local letter, at = split(job)
+local function unlessDone(queue, job, letter, at)
   if not letter then return nil end
   local fields, holder, count = jobAt(queue, letter, at)
   if not fields then return nil end
   return job, letter, at, holder, count or 0
 end
 
+-- A job that is not done, by its own id: that, its letter and place, its holder and its count.
+local function jobHere(queue, job)
+  return unlessDone(queue, job, split(job))
+end
+
 -- As `jobHere`, also by a former id, or that of its producer.
 local function jobFound(ctx, queue, name)
-  local job = jobNamed(ctx, queue, name)
-  return jobHere(queue, job)
+  return unlessDone(queue, jobNamed(ctx, queue, name))
 end
 
 -- Ends the delay of a job, or its time until a retry. Answers whether it had one.
