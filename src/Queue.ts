@@ -103,6 +103,13 @@ export type {
    */
   ExecuteOptions,
   /**
+   * A job of a queue, by its `id`.
+   *
+   * @category models
+   * @since 0.1.0
+   */
+  JobHandle,
+  /**
    * How a queue works, for all processes. The last `make` that sets one of `limits`, `groups`, `retention` and `letters` decides
    * about all of them.
    *

@@ -742,7 +742,7 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
             const run = yield* Effect.flatMap(opened, (flow) => flow.start(undefined, { id: "run" }))
             assert.strictEqual((yield* reasonOf(run.await))._tag, "NodeFailed")
             const stamp = yield* stampOf("made", "run")
-            const outcome = innerOf(load).outcome(`made/run/${stamp}/1/0/undo`)
+            const outcome = innerOf(load).job(`made/run/${stamp}/1/0/undo`).outcome(false)
             yield* eventually(Effect.map(outcome, ([tag]) => assert.strictEqual(tag, "missing")))
             yield* again(stamp)
             assert.strictEqual((yield* run.status).counts.compensated, 1)

@@ -30,7 +30,7 @@ layer(TestServer.layer, live)("a job after others", (it) => {
         const more = yield* queue.offerAll([3, 4], (n) => ({ id: `job ${n}`, after: [n === 3 ? third.id : "job 3"] }))
         assert.deepStrictEqual(more.map(({ duplicate }) => duplicate), [false, false])
         yield* shows(queue, { waiting: 2, blocked: 3 })
-        assert.deepStrictEqual(yield* theirs.status(third.id), Option.some({ state: "blocked", attempts: 0 }))
+        assert.deepStrictEqual(yield* theirs.job(third.id).status, Option.some({ state: "blocked", attempts: 0 }))
         const listed = yield* Stream.runCollect(theirs.jobs({ state: "blocked" }))
         assert.deepStrictEqual(listed.map(({ id, payload, state }) => [id, Option.getOrNull(payload), state]), [
           [third.id, 2, "blocked"],
@@ -38,9 +38,9 @@ layer(TestServer.layer, live)("a job after others", (it) => {
           ["job 4", 4, "blocked"]
         ])
         // Requests about jobs that have not begun also work for blocked jobs, and do not begin them.
-        assert.isTrue(yield* queue.update("job 4", 5))
-        assert.isFalse(yield* queue.promote(third.id))
-        assert.isFalse(yield* queue.reschedule(third.id, { delay: "1 second" }))
+        assert.isTrue(yield* queue.job("job 4").update(5))
+        assert.isFalse(yield* queue.job(third.id).promote)
+        assert.isFalse(yield* queue.job(third.id).reschedule({ delay: "1 second" }))
         const handler = (n: number) => n < 2 ? Deferred.await(gates[n]!) : Effect.void
         const worker = yield* working(theirs, handler, { concurrency: 8 })
         yield* begins(worker, [0, 1])
@@ -70,7 +70,7 @@ layer(TestServer.layer, live)("a job after others", (it) => {
           { attempts: 1 }
         )
         const outcomeOf = (id: string) =>
-          Effect.map(Effect.flip(queue.result(id)), (error) =>
+          Effect.map(Effect.flip(queue.job(id).result()), (error) =>
             typeof error === "string"
               ? error
               : error.reason._tag === "JobFailed"
@@ -79,7 +79,7 @@ layer(TestServer.layer, live)("a job after others", (it) => {
         assert.strictEqual(yield* promptly(outcomeOf(first.id), "the failure"), "no")
         assert.strictEqual(yield* outcomeOf(fails.id), "failed")
         assert.strictEqual(yield* outcomeOf(skips.id), "skipped")
-        assert.strictEqual(yield* queue.result(goes.id), 3)
+        assert.strictEqual(yield* queue.job(goes.id).result(), 3)
         assert.strictEqual(yield* outcomeOf(next.id), "failed")
         assert.deepStrictEqual(worker.begun, [0, 3])
         const letters = yield* Stream.runCollect(queue.deadLetters)
@@ -136,9 +136,9 @@ layer(TestServer.layer, live)("a job after others", (it) => {
           })
         const [, second, third] = yield* fan(2)
         yield* queue.offer(1, { after: [third!], onFailure: "continue" })
-        assert.isTrue(yield* queue.cancel(third!))
+        assert.isTrue(yield* queue.job(third!).cancel)
         yield* shows(queue, { waiting: 2, blocked: 1 })
-        assert.isTrue(Option.isSome(yield* queue.status(second!)))
+        assert.isTrue(Option.isSome(yield* queue.job(second!).status))
         // Without the delayed jobs it removes waiting ones, and those after them fail.
         assert.strictEqual(yield* queue.drain(), 2)
         yield* shows(queue, { waiting: 0, blocked: 0, dead: 1 })
@@ -152,7 +152,7 @@ layer(TestServer.layer, live)("a job after others", (it) => {
         const worker = yield* working(queue, () => Effect.void, { concurrency: 64 })
         yield* shows(queue, { completed: 3001, blocked: 0, waiting: 0 })
         assert.strictEqual(worker.begun.length, 3001)
-        assert.isTrue(Option.isNone(yield* queue.status(first!)))
+        assert.isTrue(Option.isNone(yield* queue.job(first!).status))
         yield* worker.stop
       })))
 
@@ -184,7 +184,7 @@ layer(TestServer.layer, live)("a job after others", (it) => {
         const { id } = yield* queue.offer(0)
         const after = yield* queue.offerAll([1, 2], { after: [id], group: "g" })
         yield* queue.offer(3, { group: "g" })
-        assert.isTrue(yield* queue.cancel(after[1]!.id))
+        assert.isTrue(yield* queue.job(after[1]!.id).cancel)
         const worker = yield* working(queue, (n) => n === 0 ? Deferred.await(gate) : Effect.void, { concurrency: 4 })
         yield* shows(queue, { completed: 1, active: 1, blocked: 1 })
         yield* Deferred.succeed(gate, undefined)

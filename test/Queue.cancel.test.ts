@@ -42,8 +42,8 @@ layer(TestServer.layer, live)("a job that is cancelled while its handler runs", 
             }, { concurrency: 2 }))
           const [first] = yield* queue.offerAll([1, 3], group)
           yield* begins({ begun }, [1])
-          assert.isTrue(yield* other.cancel(first!.id))
-          assert.isTrue(Option.isNone(yield* other.status(first!.id)))
+          assert.isTrue(yield* other.job(first!.id).cancel)
+          assert.isTrue(Option.isNone(yield* other.job(first!.id).status))
           yield* promptly(eventually(Effect.sync(() => assert.deepStrictEqual(interrupted, [1]))), "the interruption")
           // The next job would have come to a worker before this one.
           for (const [at, context] of [a!, b!].entries()) {
@@ -80,7 +80,7 @@ layer(TestServer.layer, live)("a job that is cancelled while its handler runs", 
         yield* promptly(held.request, "the next reading of the mailbox")
         yield* begins(worker, [1])
         const second = yield* other.offer(2)
-        yield* other.cancel(second.id)
+        yield* other.job(second.id).cancel
         // The delivery and the news of the cancellation are on their way.
         yield* other.offer(3)
         yield* shows(other, { active: 2, waiting: 1, completed: 0 })
@@ -102,7 +102,7 @@ layer(TestServer.layer, live)("a job that is cancelled while its handler runs", 
         const stuck = yield* working(queue, () => Effect.uninterruptible(Deferred.await(gate)))
         const [first] = yield* other.offerAll([1, 2], { group: "a" })
         yield* begins(stuck, [1])
-        assert.isTrue(yield* other.cancel(first!.id))
+        assert.isTrue(yield* other.job(first!.id).cancel)
         const worker = yield* working(other)
         yield* shows(other, { active: 1, waiting: 1, workers: 2 })
         yield* lose(a!, namespace, server)
@@ -124,7 +124,7 @@ layer(TestServer.layer, live)("a job that is cancelled while its handler runs", 
         )
         const [first] = yield* queue.offerAll([1, 2], { group: "a" })
         yield* begins(worker, [1])
-        assert.isTrue(yield* queue.cancel(first!.id))
+        assert.isTrue(yield* queue.job(first!.id).cancel)
         yield* begins(worker, [1, 2])
         yield* shows(queue, { active: 0, waiting: 0, completed: 1 })
         yield* Deferred.succeed(gate, undefined)
@@ -148,7 +148,7 @@ layer(TestServer.layer, live)("a job that is cancelled while its handler runs", 
         const workers = yield* Effect.forEach([queue, other], (queue) => working(queue, handler, { concurrency: 4 }))
         for (let round = 0; round < 20; round++) {
           const offered = yield* queue.offerAll(upTo(40), (n) => ({ group: `${n % 4}` }))
-          yield* Effect.forEach(offered, ({ id }) => other.cancel(id), { concurrency: 8 })
+          yield* Effect.forEach(offered, ({ id }) => other.job(id).cancel, { concurrency: 8 })
           if (round % 5 === 4) yield* other.obliterate
         }
         yield* shows(queue, { waiting: 0, active: 0, delayed: 0 })

@@ -236,15 +236,15 @@ layer(TestServer.layer, live)("a group of jobs", (it) => {
         yield* queue.offer(3, { group: "a", delay: "1 hour", id: "three" })
         yield* queue.offer(4, { group: "b" })
         assert.isTrue((yield* queue.offer(0, { group: "a", id: "zero" })).duplicate)
-        assert.deepStrictEqual(yield* queue.status("three"), Option.some({ state: "delayed", attempts: 0 }))
-        assert.isTrue(yield* queue.cancel("zero"))
+        assert.deepStrictEqual(yield* queue.job("three").status, Option.some({ state: "delayed", attempts: 0 }))
+        assert.isTrue(yield* queue.job("zero").cancel)
         assert.strictEqual(yield* queue.group("b").purge, 1)
         const worker = yield* working(queue, () => Effect.fail("no"), { attempts: 1 })
         yield* begins(worker, [2])
         yield* shows(queue, { dead: 1, delayed: 1, expired: 1, waiting: 0 })
         const [letter] = yield* Stream.runCollect(queue.deadLetters)
         assert.strictEqual(letter!.group, "a")
-        const failed = yield* Effect.flip(queue.result("two"))
+        const failed = yield* Effect.flip(queue.job("two").result())
         assert.strictEqual((failed as Queue.QueueError).reason._tag, "JobFailed")
         yield* worker.stop
         assert.strictEqual(yield* queue.replay(), 1)
@@ -255,7 +255,7 @@ layer(TestServer.layer, live)("a group of jobs", (it) => {
           active: 0,
           paused: false
         })
-        assert.isTrue(yield* queue.promote("three"))
+        assert.isTrue(yield* queue.job("three").promote)
         const again = yield* working(queue)
         // The delay of the third job was over first, and its place is that of its offer.
         yield* begins(again, [3, 2])

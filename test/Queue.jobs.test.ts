@@ -38,7 +38,7 @@ layer(TestServer.layer, live)("a handler", (it) => {
         yield* queue.offer(3)
         yield* begins(other, [2, 3])
         assert.deepStrictEqual(
-          yield* queue.status(late.id),
+          yield* queue.job(late.id).status,
           Option.some({ state: "delayed", attempts: 0 })
         )
         yield* other.stop
@@ -140,16 +140,16 @@ layer(TestServer.layer, live)("a job that is retried from its dead letter", (it)
           if (round === 2) fails = false
           yield* queue.pause
           for (const id of ids) {
-            assert.isTrue(yield* other.retry(id))
-            assert.deepStrictEqual(yield* other.status(id), Option.some({ state: "waiting", attempts: 0 }))
-            assert.isFalse(yield* other.retry(id))
+            assert.isTrue(yield* other.job(id).retry)
+            assert.deepStrictEqual(yield* other.job(id).status, Option.some({ state: "waiting", attempts: 0 }))
+            assert.isFalse(yield* other.job(id).retry)
           }
           const infos = yield* Stream.runCollect(other.jobs({ state: "waiting" }))
           assert.sameMembers(infos.map(({ id }) => id), ids)
           yield* queue.resume
         }
         assert.deepStrictEqual(
-          yield* Effect.forEach(ids, (id) => other.result(id), { concurrency: "unbounded" }),
+          yield* Effect.forEach(ids, (id) => other.job(id).result(), { concurrency: "unbounded" }),
           [9, 16, 25]
         )
         assert.deepStrictEqual(handled.toSorted(), [...ids, ...ids, ...ids].toSorted())
@@ -158,8 +158,8 @@ layer(TestServer.layer, live)("a job that is retried from its dead letter", (it)
         const { id } = yield* queue.offer(6)
         yield* shows(other, { dead: 1 })
         yield* queue.pause
-        assert.isTrue(yield* other.retry(id))
-        assert.isTrue(yield* other.cancel(id))
+        assert.isTrue(yield* other.job(id).retry)
+        assert.isTrue(yield* other.job(id).cancel)
         yield* shows(other, { waiting: 0, dead: 0 })
         yield* Fiber.interrupt(worker)
       }), { lease: "3 seconds", margin: "500 millis", partitions: 2 }))
@@ -176,31 +176,31 @@ layer(TestServer.layer, live)("a job that is not done", (it) => {
         yield* queue.offer(3, { id: "three" })
         const late = yield* queue.offer(4, { priority: "high" })
         yield* queue.offer(5, { id: "five", delay: "50 millis" })
-        assert.isTrue(yield* other.promote(delayed.id))
-        assert.isFalse(yield* other.promote(delayed.id))
+        assert.isTrue(yield* other.job(delayed.id).promote)
+        assert.isFalse(yield* other.job(delayed.id).promote)
         // A waiting job, whose delay Redis notices as its turn comes, and a delayed job.
-        assert.isTrue(yield* other.reschedule(late.id, { delay: "1 hour" }))
-        assert.isTrue(yield* other.reschedule("three", { at: Date.now() + 300 }))
-        assert.deepStrictEqual(yield* other.status(late.id), Option.some({ state: "delayed", attempts: 0 }))
-        assert.isTrue(yield* other.reschedule("five", { delay: "1 hour" }))
-        assert.isTrue(yield* other.reschedule("five", { at: 0 }))
+        assert.isTrue(yield* other.job(late.id).reschedule({ delay: "1 hour" }))
+        assert.isTrue(yield* other.job("three").reschedule({ at: Date.now() + 300 }))
+        assert.deepStrictEqual(yield* other.job(late.id).status, Option.some({ state: "delayed", attempts: 0 }))
+        assert.isTrue(yield* other.job("five").reschedule({ delay: "1 hour" }))
+        assert.isTrue(yield* other.job("five").reschedule({ at: 0 }))
         yield* shows(queue, { waiting: 4, delayed: 1 })
         const worker = yield* working(queue, (n) => n === 3 ? Effect.never : Effect.void, { concurrency: 2 })
         yield* begins(worker, [1, 5, 3])
         yield* shows(queue, { delayed: 2, waiting: 0, active: 1, completed: 2 })
         // Jobs that are active, done, or were never there.
         for (const id of ["three", delayed.id, "never"]) {
-          assert.isFalse(yield* other.promote(id))
-          assert.isFalse(yield* other.reschedule(id, { delay: 1 }))
+          assert.isFalse(yield* other.job(id).promote)
+          assert.isFalse(yield* other.job(id).reschedule({ delay: 1 }))
         }
-        assert.isTrue(yield* other.promote(late.id))
-        assert.isTrue(yield* other.reschedule("two", { delay: 1 }))
+        assert.isTrue(yield* other.job(late.id).promote)
+        assert.isTrue(yield* other.job("two").reschedule({ delay: 1 }))
         yield* begins(worker, [1, 5, 3, 4, 2])
-        isRangeError(yield* Effect.exit(queue.reschedule("x", {})))
-        isRangeError(yield* Effect.exit(queue.reschedule("x", { delay: 1, at: 1 })))
-        isRangeError(yield* Effect.exit(queue.reschedule("x", { delay: -1 })))
+        isRangeError(yield* Effect.exit(queue.job("x").reschedule({})))
+        isRangeError(yield* Effect.exit(queue.job("x").reschedule({ delay: 1, at: 1 })))
+        isRangeError(yield* Effect.exit(queue.job("x").reschedule({ delay: -1 })))
         yield* worker.stop
-        assert.isTrue(yield* other.cancel("three"))
+        assert.isTrue(yield* other.job("three").cancel)
       })))
 
   it.effect("waits again when it was promoted, and rescheduled, before any worker came to it", () =>
@@ -209,13 +209,13 @@ layer(TestServer.layer, live)("a job that is not done", (it) => {
         const queue = yield* on(a!, make())
         const { id } = yield* queue.offer(1)
         yield* queue.offer(2)
-        assert.isTrue(yield* queue.reschedule(id, { delay: "1 hour" }))
-        assert.isTrue(yield* queue.promote(id))
-        assert.isFalse(yield* queue.promote(id))
+        assert.isTrue(yield* queue.job(id).reschedule({ delay: "1 hour" }))
+        assert.isTrue(yield* queue.job(id).promote)
+        assert.isFalse(yield* queue.job(id).promote)
         yield* queue.pause
         const delayed = yield* queue.offer(3, { delay: "1 hour" })
-        assert.isTrue(yield* queue.promote(delayed.id))
-        assert.isTrue(yield* queue.reschedule(delayed.id, { delay: "1 hour" }))
+        assert.isTrue(yield* queue.job(delayed.id).promote)
+        assert.isTrue(yield* queue.job(delayed.id).reschedule({ delay: "1 hour" }))
         yield* shows(queue, { waiting: 2, delayed: 1 })
         yield* queue.resume
         const worker = yield* working(queue)
@@ -233,10 +233,10 @@ layer(TestServer.layer, live)("a job that is not done", (it) => {
         yield* queue.offer(22, { priority: "high" })
         yield* queue.offer(30, { lifo: true, priority: "low" })
         yield* shows(queue, { waiting: 14, waitingBy: { urgent: 0, high: 3, normal: 10, low: 1 }, delayed: 0 })
-        assert.isTrue(yield* queue.cancel(lifo[8]!.id))
-        assert.isTrue(yield* queue.reschedule(lifo[7]!.id, { delay: "1 hour" }))
-        assert.isTrue(yield* queue.update(lifo[6]!.id, 70))
-        assert.deepStrictEqual(yield* queue.status(lifo[5]!.id), Option.some({ state: "waiting", attempts: 0 }))
+        assert.isTrue(yield* queue.job(lifo[8]!.id).cancel)
+        assert.isTrue(yield* queue.job(lifo[7]!.id).reschedule({ delay: "1 hour" }))
+        assert.isTrue(yield* queue.job(lifo[6]!.id).update(70))
+        assert.deepStrictEqual(yield* queue.job(lifo[5]!.id).status, Option.some({ state: "waiting", attempts: 0 }))
         const worker = yield* working(
           queue,
           (n) =>
@@ -266,31 +266,31 @@ layer(TestServer.layer, live)("a job that is not done", (it) => {
         const other = yield* on(b!, make())
         const [first] = yield* queue.offerAll([1, 2])
         yield* queue.offer(3, { id: "three", delay: "1 hour" })
-        assert.isTrue(yield* other.update(first!.id, 10))
-        assert.isTrue(yield* other.update(first!.id, 11))
-        assert.isTrue(yield* other.update("three", 30))
+        assert.isTrue(yield* other.job(first!.id).update(10))
+        assert.isTrue(yield* other.job(first!.id).update(11))
+        assert.isTrue(yield* other.job("three").update(30))
         const worker = yield* working(queue, (n) => n > 9 ? Effect.fail("no") : Effect.void, {
           retry: Schedule.spaced("1 hour")
         })
         yield* begins(worker, [11, 2])
         // An attempt was made, so it has begun.
-        assert.isFalse(yield* other.update(first!.id, 12))
-        assert.isFalse(yield* other.update("never", 1))
-        assert.isTrue(yield* other.retry(first!.id))
+        assert.isFalse(yield* other.job(first!.id).update(12))
+        assert.isFalse(yield* other.job("never").update(1))
+        assert.isTrue(yield* other.job(first!.id).retry)
         yield* begins(worker, [11, 2, 11])
-        const invalid = yield* Effect.flip(other.update("three", "x" as never))
+        const invalid = yield* Effect.flip(other.job("three").update("x" as never))
         assert.strictEqual(invalid.reason._tag, "InvalidPayload")
         yield* worker.stop
         const last = yield* working(queue, () => Effect.fail("no"), { attempts: 1 })
-        assert.isTrue(yield* other.promote("three"))
+        assert.isTrue(yield* other.job("three").promote)
         yield* begins(last, [30])
         yield* shows(queue, { dead: 1 })
         const [letter] = yield* Stream.runCollect(queue.deadLetters)
         assert.strictEqual(letter!.body, "30")
         // A dead letter begins anew.
-        assert.isTrue(yield* other.retry("three"))
+        assert.isTrue(yield* other.job("three").retry)
         yield* begins(last, [30, 30])
-        assert.isFalse(yield* other.retry("never"))
+        assert.isFalse(yield* other.job("never").retry)
         yield* last.stop
       })))
 
@@ -300,13 +300,13 @@ layer(TestServer.layer, live)("a job that is not done", (it) => {
         const queue = yield* on(a!, make())
         const other = yield* on(b!, make())
         const { id } = yield* other.offer(1)
-        assert.isTrue(yield* other.update(id, 2))
+        assert.isTrue(yield* other.job(id).update(2))
         const worker = yield* working(queue, () => Effect.never)
         yield* begins(worker, [2])
         missed(a!)
         yield* lose(a!, namespace, server)
         yield* begins(worker, [2, 2])
-        assert.deepStrictEqual(yield* other.status(id), Option.some({ state: "active", attempts: 2 }))
+        assert.deepStrictEqual(yield* other.job(id).status, Option.some({ state: "active", attempts: 2 }))
         yield* worker.stop
       })))
 
@@ -321,8 +321,8 @@ layer(TestServer.layer, live)("a job that is not done", (it) => {
         })
         yield* shows(queue, { dead: 1101 })
         yield* worker.stop
-        assert.isTrue(yield* queue.retry("first"))
-        assert.isFalse(yield* queue.retry("first"))
+        assert.isTrue(yield* queue.job("first").retry)
+        assert.isFalse(yield* queue.job("first").retry)
         yield* shows(queue, { dead: 1100, waiting: 1 })
       })))
 })
@@ -341,7 +341,7 @@ layer(TestServer.layer, live)("what a handler keeps of its job", (it) => {
         const plain = yield* queue.offer(2)
         const [early, own]: [Array<unknown>, Array<unknown>] = [[], []]
         const follow = (by: typeof queue, name: string, into: Array<unknown>) =>
-          Effect.forkChild(Stream.runForEach(by.progress(name), (value) => Effect.sync(() => into.push(value))))
+          Effect.forkChild(Stream.runForEach(by.job(name).progress, (value) => Effect.sync(() => into.push(value))))
         const fibers = [yield* follow(other, "followed", early), yield* follow(queue, id, own)]
         const nothing = yield* follow(other, plain.id, [])
         yield* eventually(Effect.map(notesOf(namespace, server), (count) => assert.strictEqual(count, 2)))
@@ -356,10 +356,10 @@ layer(TestServer.layer, live)("what a handler keeps of its job", (it) => {
             }
           }), { concurrency: 2 })
         yield* promptly(Fiber.join(nothing), "the end of a job that told nothing")
-        yield* queue.promote(id)
+        yield* queue.job(id).promote
         // Of one turn, the latest.
         yield* eventually(Effect.sync(() => assert.deepStrictEqual([early, own], [[{ at: 0.2 }], [{ at: 0.2 }]])))
-        assert.deepStrictEqual(yield* Stream.runHead(other.progress("followed")), Option.some({ at: 0.2 }))
+        assert.deepStrictEqual(yield* Stream.runHead(other.job("followed").progress), Option.some({ at: 0.2 }))
         for (const [at, step] of steps.entries()) {
           yield* Deferred.succeed(step, undefined)
           if (at < 3) yield* eventually(Effect.sync(() => assert.deepStrictEqual([early.at(-1), own.at(-1)], [at, at])))
@@ -367,7 +367,7 @@ layer(TestServer.layer, live)("what a handler keeps of its job", (it) => {
         yield* promptly(Effect.forEach(fibers, (fiber) => Fiber.join(fiber)), "the end")
         // The last one came before the end, although it was told in the same turn.
         assert.deepStrictEqual([early.at(-1), own.at(-1)], [3, 3])
-        assert.deepStrictEqual(yield* Stream.runCollect(other.progress("followed")), [])
+        assert.deepStrictEqual(yield* Stream.runCollect(other.job("followed").progress), [])
         assert.strictEqual(yield* notesOf(namespace, server), 0)
         yield* worker.stop
       })))
@@ -387,14 +387,14 @@ layer(TestServer.layer, live)("what a handler keeps of its job", (it) => {
           }))
         const told: Array<unknown> = []
         const following = yield* Effect.forkChild(
-          Stream.runForEach(other.progress(id), (value) => Effect.sync(() => told.push(value)))
+          Stream.runForEach(other.job(id).progress, (value) => Effect.sync(() => told.push(value)))
         )
         yield* eventually(Effect.sync(() => assert.deepStrictEqual(told, [1])))
         yield* lose(b!, namespace, server)
         yield* lose(a!, namespace, server)
         yield* eventually(Effect.sync(() => assert.deepStrictEqual(told, [1, 2])))
         missed(b!)
-        const second = yield* Effect.forkChild(Stream.runDrain(other.progress(id)))
+        const second = yield* Effect.forkChild(Stream.runDrain(other.job(id).progress))
         yield* Fiber.interrupt(following)
         yield* eventually(Effect.map(notesOf(namespace, server), (count) => assert.strictEqual(count, 2)))
         yield* Fiber.interrupt(second)
@@ -410,7 +410,7 @@ layer(TestServer.layer, live)("what a handler keeps of its job", (it) => {
         const queue = yield* on(a!, make({ name: "noted" }))
         const other = yield* on(b!, make({ name: "noted" }))
         const { id } = yield* other.offer(1)
-        assert.deepStrictEqual(yield* other.logs(id), [])
+        assert.deepStrictEqual(yield* other.job(id).logs, [])
         const gate = yield* Deferred.make<void>()
         const line = (n: number) => `line "${n}"\n${hostile}`
         const worker = yield* working(queue, () =>
@@ -426,7 +426,7 @@ layer(TestServer.layer, live)("what a handler keeps of its job", (it) => {
             yield* Effect.fail("no")
           }), { attempts: 1 })
         yield* eventually(
-          Effect.map(other.logs(id), (lines) => assert.deepStrictEqual(lines, upTo(100, 130).map(line)))
+          Effect.map(other.job(id).logs, (lines) => assert.deepStrictEqual(lines, upTo(100, 130).map(line)))
         )
         yield* Deferred.succeed(gate, undefined)
         yield* shows(queue, { dead: 1 })
@@ -435,7 +435,7 @@ layer(TestServer.layer, live)("what a handler keeps of its job", (it) => {
         assert.isBelow(JSON.stringify(letter!.logs).length, 16_500)
         assert.isAbove(letter!.logs.length, 20)
         assert.strictEqual(yield* notesOf(namespace, server), 0)
-        assert.deepStrictEqual(yield* other.logs(id), [])
+        assert.deepStrictEqual(yield* other.job(id).logs, [])
         yield* worker.stop
       })))
 
@@ -500,12 +500,12 @@ layer(TestServer.layer, live)("what a handler keeps of its job", (it) => {
           }
           // What was refused is not tried again after this.
           yield* realSleep("1 second")
-          lines.push(...yield* queue.logs("job"))
+          lines.push(...yield* queue.job("job").logs)
           yield* Effect.fail("no")
         }), { retry: Schedule.spaced("10 millis") })
       yield* queue.offer(1, { id: "job", delay: "100 millis" })
       const following = yield* Effect.forkChild(
-        Stream.runForEach(queue.progress("job"), (value) => Effect.sync(() => seen.push(value)))
+        Stream.runForEach(queue.job("job").progress, (value) => Effect.sync(() => seen.push(value)))
       )
       yield* shows(queue, { completed: 1 })
       yield* worker.stop
@@ -528,7 +528,7 @@ layer(TestServer.layer, live)("what a handler keeps of its job", (it) => {
             n === 1 ? Effect.never : Effect.void
           ), { concurrency: 2 })
         yield* shows(queue, { completed: 1 })
-        assert.isTrue(yield* queue.cancel(id))
+        assert.isTrue(yield* queue.job(id).cancel)
         for (const job of jobs) {
           yield* job.progress(1)
           yield* job.log("late")
@@ -566,7 +566,7 @@ layer(TestServer.layer, live)("a job that means the same as others", (it) => {
         yield* shows(queue, { completed: 2 })
         const delayed = yield* other.offer(5, { dedupe, delay: "1 hour" })
         assert.isFalse(delayed.duplicate)
-        assert.isTrue(yield* other.cancel(delayed.id))
+        assert.isTrue(yield* other.job(delayed.id).cancel)
         assert.isFalse((yield* other.offer(6, { dedupe })).duplicate)
         yield* begins(worker, [1, 3, 6])
         yield* queue.pause
@@ -659,7 +659,7 @@ layer(TestServer.layer, live)("a job that means the same as others", (it) => {
         yield* begins(worker, [4])
         const [kept, sixth] = yield* other.offerAll([5, 6], { dedupe })
         assert.deepStrictEqual([kept!.duplicate, sixth], [false, { id: kept!.id, duplicate: true }])
-        assert.deepStrictEqual(yield* other.status(kept!.id), Option.some({ state: "delayed", attempts: 0 }))
+        assert.deepStrictEqual(yield* other.job(kept!.id).status, Option.some({ state: "delayed", attempts: 0 }))
         yield* Deferred.succeed(gates[0]!, undefined)
         // It has failed, and waits for its next attempt: the others wait as well.
         yield* shows(queue, { active: 0, delayed: 2 })
@@ -669,14 +669,14 @@ layer(TestServer.layer, live)("a job that means the same as others", (it) => {
         yield* begins(worker, [4, 4, 7])
         // A kept job may be cancelled. It begins when the job before it is a dead letter, also after the death of a worker.
         const cancelled = yield* other.offer(9, { dedupe })
-        assert.isTrue(yield* other.cancel(cancelled.id))
+        assert.isTrue(yield* other.job(cancelled.id).cancel)
         assert.isFalse((yield* other.offer(10, { dedupe })).duplicate)
         missed(a!)
         yield* lose(a!, namespace, server)
         yield* begins(worker, [4, 4, 7, 7])
         assert.strictEqual(most, 1)
         assert.isTrue((yield* other.offer(11, { dedupe })).duplicate)
-        assert.isTrue(yield* other.cancel((yield* other.offer(12, { dedupe })).id))
+        assert.isTrue(yield* other.job((yield* other.offer(12, { dedupe })).id).cancel)
         yield* other.offer(13, { dedupe })
         const [active] = worker.begun.slice(-1)
         assert.strictEqual(active, 7)
@@ -733,10 +733,10 @@ layer(TestServer.layer, live)("a follow-up", (it) => {
           }), { retry: Schedule.spaced("10 millis") })
         const [, , third] = yield* other.offerAll([1, 2, 3])
         yield* eventually(Effect.sync(() => assert.include(worker.begun, 3)))
-        assert.isTrue(yield* other.cancel(third!.id))
+        assert.isTrue(yield* other.job(third!.id).cancel)
         yield* shows(queue, { completed: 3, dead: 1, delayed: 1, waiting: 0, active: 0 })
         assert.deepStrictEqual(worker.begun.filter((n) => n >= 10).toSorted(), [11, 20])
-        assert.isTrue(yield* other.cancel("twelve"))
+        assert.isTrue(yield* other.job("twelve").cancel)
         yield* worker.stop
       })))
 

@@ -229,7 +229,7 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         for (const id of ["x", "y", "z"]) yield* queue.offer(0, { id, delay: "1 hour" })
         for (const before of ["x", "y"]) yield* queue.offerAll(upTo(20), { after: [before] })
         const [cancelled, offered, also] = yield* Effect.all(
-          [queue.cancel("x"), queue.offerAll([1, 2]), queue.cancel("y")],
+          [queue.job("x").cancel, queue.offerAll([1, 2]), queue.job("y").cancel],
           { concurrency: "unbounded" }
         )
         assert.deepStrictEqual([cancelled, also], [true, true])
@@ -361,6 +361,6 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         yield* on(b!, make({ limits: {} }))
         yield* waitersOf(fibers, 0)
         yield* shows(queue, { waiting: 3 })
-        assert.isTrue(Option.isNone(yield* queue.status("none")))
+        assert.isTrue(Option.isNone(yield* queue.job("none").status))
       })))
 })

@@ -149,7 +149,7 @@ layer(TestServer.layer, live)("the jobs of a queue", (it) => {
         yield* queue.offerAll(upTo(3, 200))
         yield* queue.offerAll(upTo(2, 300), { delay: "1 hour" })
         yield* queue.offerAll(upTo(70, 100), { lifo: true })
-        for (const { id } of yield* listed(queue, { state: "delayed" })) yield* queue.promote(id)
+        for (const { id } of yield* listed(queue, { state: "delayed" })) yield* queue.job(id).promote
         const jobs = yield* listed(queue, { state: "waiting" })
         const inOrder = [...upTo(70).toReversed(), ...upTo(70, 100).toReversed(), ...upTo(2, 300), ...upTo(3, 200)]
         assert.deepStrictEqual(payloads(jobs), inOrder)
@@ -236,7 +236,7 @@ layer(TestServer.layer, live)("a queue is emptied", (it) => {
         yield* shows(other, { waiting: 0, delayed: 0, active: 0, dead: 0, completed: 0, failed: 0, workers: 1 })
         assert.deepStrictEqual(yield* Stream.runCollect(other.schedules), [])
         assert.deepStrictEqual((yield* other.history).map(({ completed, failed }) => completed + failed), [0])
-        const unknown = yield* Effect.flip(other.result("one"))
+        const unknown = yield* Effect.flip(other.job("one").result())
         assert.strictEqual(unknown.reason._tag, "OutcomeUnknown")
         assert.isFalse((yield* other.offer(1, { id: "one" })).duplicate)
         yield* shows(other, { completed: 1 })

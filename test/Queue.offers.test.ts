@@ -29,7 +29,7 @@ layer(TestServer.layer, live)("an offer", (it) => {
         const queue = yield* on(a!, make())
         yield* queue.offer(0)
         const others = yield* Effect.forEach(upTo(40), (n) =>
-          Effect.forkChild(Effect.exit(queue.reschedule(`none ${n}`, { delay: 1 })), { startImmediately: true }))
+          Effect.forkChild(Effect.exit(queue.job(`none ${n}`).reschedule({ delay: 1 })), { startImmediately: true }))
         const refused = Effect.all([Effect.flip(queue.offer(1)), Effect.flip(queue.offerAll([2, 3]))], {
           concurrency: "unbounded"
         })
@@ -54,7 +54,7 @@ layer(TestServer.layer, live)("an offer", (it) => {
         yield* other.offerAll(upTo(3))
         const waiting = yield* Effect.forkChild(queue.offerAll(upTo(3, 10)))
         const asked = Effect.forEach(upTo(40), (n) =>
-          Effect.forkChild(Effect.exit(queue.reschedule(`none ${n}`, { delay: 1 })), { startImmediately: true }))
+          Effect.forkChild(Effect.exit(queue.job(`none ${n}`).reschedule({ delay: 1 })), { startImmediately: true }))
         yield* inLine(server, namespace, 1)
         const { session } = channelOf(context)
         const read = session!.read
@@ -87,7 +87,7 @@ layer(TestServer.layer, live)("an offer", (it) => {
         const behind = yield* Effect.forkChild(second!.offer(2))
         yield* inLine(server, namespace, 2)
         yield* server.cli("CONFIG", "SET", "maxmemory", 1)
-        assert.isTrue(yield* other!.cancel(id))
+        assert.isTrue(yield* other!.job(id).cancel)
         const { reason } = yield* promptly(Effect.flip(Fiber.join(first)), "the refusal")
         assert.strictEqual(reason._tag, "OutOfMemory")
         yield* pending(behind)
@@ -112,9 +112,9 @@ layer(TestServer.layer, live)("an offer", (it) => {
         const { session } = channelOf(context)
         yield* line.refuse
         const held = yield* line.hold(({ name }) => name === "FCALL")
-        const asked = yield* Effect.forkChild(Effect.exit(queue.promote("none")))
+        const asked = yield* Effect.forkChild(Effect.exit(queue.job("none").promote))
         yield* held.request
-        assert.isTrue(yield* other.cancel(id))
+        assert.isTrue(yield* other.job(id).cancel)
         // It was told of room, and cannot say so.
         const { reason } = yield* Effect.flip(Fiber.join(first))
         assert.strictEqual(reason._tag, "Timeout")
@@ -227,8 +227,8 @@ layer(TestServer.layer, live)("a queue whose scope is closed", (it) => {
         const other = yield* Effect.tap(on(b!, open), emptied)
         const { id } = yield* other.offer(0, { result: true })
         const waits = Effect.all([
-          Effect.flip(queue.result(id)),
-          Effect.flip(Stream.runDrain(queue.progress(id))),
+          Effect.flip(queue.job(id).result()),
+          Effect.flip(Stream.runDrain(queue.job(id).progress)),
           Effect.flip(queue.offer(1)),
           Effect.flip(queue.offerAll([2, 3])),
           Effect.flip(queue.execute(4))
@@ -246,7 +246,7 @@ layer(TestServer.layer, live)("a queue whose scope is closed", (it) => {
         yield* inLine(server, namespace, 0)
         const behind = yield* Effect.forkChild(other.offer(5))
         yield* inLine(server, namespace, 1)
-        assert.isTrue(yield* queue.cancel(id))
+        assert.isTrue(yield* queue.job(id).cancel)
         yield* promptly(Fiber.join(behind), "the offer")
       })))
 })

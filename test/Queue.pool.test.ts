@@ -387,10 +387,13 @@ layer(TestServer.layer, live)("a pool", (it) => {
           yield* queue.offer(1, { id: "one" })
           yield* queue.offer(2, { timeout: "1 hour", id: "two" })
           yield* eventually(
-            Effect.map(queue.status("two"), (status) => assert.strictEqual(Option.getOrThrow(status).state, "active"))
+            Effect.map(
+              queue.job("two").status,
+              (status) => assert.strictEqual(Option.getOrThrow(status).state, "active")
+            )
           )
           yield* shows(queue, { dead: 1 })
-          yield* queue.cancel("two")
+          yield* queue.job("two").cancel
           yield* queue.offerAll([3, 4])
           yield* shows(queue, { completed: 2, active: 0, workers: 1 })
           assert.deepStrictEqual(ended, [])

@@ -155,12 +155,12 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
         for (const at of upTo(8)) {
           const offered = yield* queue.offer(at, { id: `given ${at}`, delay: "1 hour" })
           assert.deepStrictEqual(yield* other.offer(at, { id: `given ${at}` }), { id: offered.id, duplicate: true })
-          assert.isTrue(Option.isSome(yield* other.status(`given ${at}`)))
-          assert.isTrue(Option.isSome(yield* other.status(offered.id)))
-          assert.isTrue(yield* other.promote(offered.id))
+          assert.isTrue(Option.isSome(yield* other.job(`given ${at}`).status))
+          assert.isTrue(Option.isSome(yield* other.job(offered.id).status))
+          assert.isTrue(yield* other.job(offered.id).promote)
         }
         const { id } = yield* queue.offer(8)
-        assert.isTrue(yield* other.cancel(id))
+        assert.isTrue(yield* other.job(id).cancel)
         const failing = yield* Effect.forkChild(queue.run((n) => n < 4 ? Effect.fail("no") : Effect.succeed(n * n), {
           attempts: 1,
           concurrency: 3
@@ -197,7 +197,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
         const failing = yield* working(queue, () => Effect.fail("no"), { attempts: 1, concurrency: shards })
         yield* shows(queue, { dead: shards })
         yield* failing.stop
-        for (const { id } of offered) assert.isTrue(yield* queue.retry(id), id)
+        for (const { id } of offered) assert.isTrue(yield* queue.job(id).retry, id)
         yield* shows(queue, { dead: 0, waiting: shards })
       })))
 

@@ -189,7 +189,7 @@ layer(TestServer.layer, live)("a queue", (it) => {
         const delayed = yield* other!.offerAll([3, 4, 5], (n) => ({ id: n === 4 ? hostile : "later", delay: "1 hour" }))
         assert.deepStrictEqual(delayed.map(({ duplicate }) => duplicate), [false, true, true])
         assert.deepStrictEqual(delayed[2]!.id, delayed[0]!.id)
-        assert.deepStrictEqual(yield* other!.status("later"), Option.some({ state: "delayed", attempts: 0 }))
+        assert.deepStrictEqual(yield* other!.job("later").status, Option.some({ state: "delayed", attempts: 0 }))
         const ids: Array<string> = []
         const worker = yield* working(queue!, () => Effect.map(Queue.Job, ({ id }) => void ids.push(id)))
         yield* shows(queue!, { completed: 1 })
@@ -197,7 +197,7 @@ layer(TestServer.layer, live)("a queue", (it) => {
         assert.isTrue((yield* other!.offer(6, { id: hostile })).duplicate)
         yield* eventually(Effect.map(other!.offer(7, { id: hostile }), ({ duplicate }) => !duplicate))
         yield* begins(worker, [1, 7])
-        assert.isTrue(yield* queue!.cancel("later"))
+        assert.isTrue(yield* queue!.job("later").cancel)
         yield* worker.stop
       })))
 
@@ -279,16 +279,16 @@ layer(TestServer.layer, live)("a queue", (it) => {
           (n) => n === 4 ? Effect.void : Effect.onInterrupt(Effect.never, () => Effect.sync(() => interrupted.push(n)))
         )
         yield* begins(worker, [1])
-        const states = yield* Effect.forEach([running!, waiting!, delayed], ({ id }) => other.status(id))
+        const states = yield* Effect.forEach([running!, waiting!, delayed], ({ id }) => other.job(id).status)
         assert.deepStrictEqual(states.map(Option.getOrThrow), [
           { state: "active", attempts: 1 },
           { state: "waiting", attempts: 0 },
           { state: "delayed", attempts: 0 }
         ])
         for (const { id } of [waiting!, delayed, running!]) {
-          assert.isTrue(yield* other.cancel(id))
-          assert.isFalse(yield* other.cancel(id))
-          assert.isTrue(Option.isNone(yield* other.status(id)))
+          assert.isTrue(yield* other.job(id).cancel)
+          assert.isFalse(yield* other.job(id).cancel)
+          assert.isTrue(Option.isNone(yield* other.job(id).status))
         }
         yield* eventually(Effect.sync(() => assert.deepStrictEqual(interrupted, [1])))
         // Its slot is free again.
@@ -345,8 +345,8 @@ layer(TestServer.layer, live)("a queue", (it) => {
         yield* shows(queue, { completed: 3999, active: 1 })
         assert.isBelow(yield* length, 1200)
         // Its entry is still there.
-        assert.isTrue(Option.isNone(yield* queue.status(second!.id)))
-        assert.isFalse(yield* queue.cancel(second!.id))
+        assert.isTrue(Option.isNone(yield* queue.job(second!.id).status))
+        assert.isFalse(yield* queue.job(second!.id).cancel)
         yield* Deferred.succeed(gate, undefined)
         yield* shows(queue, { completed: 4000, active: 0 })
         assert.strictEqual(yield* length, 0)
@@ -454,9 +454,9 @@ layer(TestServer.layer, live)("a job", (it) => {
         // Redis has no numbers of that size, and so no job.
         const unknown = ["n99999999999999999999-1", "n1-99999999999999999999"]
         for (const id of unknown) {
-          assert.isTrue(Option.isNone(yield* queue.status(id)))
-          assert.isFalse(yield* queue.cancel(id))
-          assert.strictEqual((yield* Effect.flip(queue.result(id))).reason._tag, "OutcomeUnknown")
+          assert.isTrue(Option.isNone(yield* queue.job(id).status))
+          assert.isFalse(yield* queue.job(id).cancel)
+          assert.strictEqual((yield* Effect.flip(queue.job(id).result())).reason._tag, "OutcomeUnknown")
         }
         yield* shows(queue, { dead: 0, completed: 3 })
         yield* again.stop
@@ -514,9 +514,9 @@ layer(TestServer.layer, live)("a job", (it) => {
         const patient = yield* working(queue, () => Effect.die("no"))
         const { id } = yield* queue.offer(2)
         yield* shows(queue, { delayed: 1 })
-        assert.deepStrictEqual(yield* queue.status(id), Option.some({ state: "delayed", attempts: 1 }))
+        assert.deepStrictEqual(yield* queue.job(id).status, Option.some({ state: "delayed", attempts: 1 }))
         yield* eventually(Effect.sync(() => assert.deepStrictEqual(patient.begun, [2, 2])))
-        assert.isTrue(yield* queue.cancel(id))
+        assert.isTrue(yield* queue.job(id).cancel)
         yield* patient.stop
       })))
 
@@ -527,17 +527,17 @@ layer(TestServer.layer, live)("a job", (it) => {
         const queue = yield* on(a!, make({ attempts: 2, retry, timeout: "100 millis", result: true }))
         const worker = yield* working(queue, (n) => n === 3 ? Effect.never : Effect.fail("no"))
         const failed = yield* queue.offer(1)
-        assert.strictEqual(outcomeOf(yield* Effect.exit(queue.result(failed.id))), "failed")
+        assert.strictEqual(outcomeOf(yield* Effect.exit(queue.job(failed.id).result())), "failed")
         const own = yield* queue.offer(2, { attempts: 3, result: false })
         yield* begins(worker, [1, 1, 2, 2, 2])
-        assert.strictEqual(outcomeOf(yield* Effect.exit(queue.result(own.id))), "OutcomeUnknown")
+        assert.strictEqual(outcomeOf(yield* Effect.exit(queue.job(own.id).result())), "OutcomeUnknown")
         const late = yield* queue.offerAll([3])
-        assert.strictEqual(outcomeOf(yield* Effect.exit(queue.result(late[0]!.id))), "failed")
+        assert.strictEqual(outcomeOf(yield* Effect.exit(queue.job(late[0]!.id).result())), "failed")
         assert.deepStrictEqual(worker.begun.slice(5), [3, 3])
         yield* worker.stop
         const other = yield* working(queue, () => Effect.fail("no"), { attempts: 1 })
         const [last] = yield* queue.offerAll([4])
-        assert.strictEqual(outcomeOf(yield* Effect.exit(queue.result(last!.id))), "failed")
+        assert.strictEqual(outcomeOf(yield* Effect.exit(queue.job(last!.id).result())), "failed")
         assert.deepStrictEqual(other.begun, [4])
         yield* other.stop
       })))
@@ -554,7 +554,7 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* begins(worker, [1, 2])
         yield* shows(queue, { active: 0, delayed: 1, completed: 1 })
         assert.strictEqual((yield* Stream.runCollect(queue.jobs({ state: "delayed" }))).length, 1)
-        assert.isTrue(yield* queue.promote(id))
+        assert.isTrue(yield* queue.job(id).promote)
         yield* begins(worker, [1, 2, 1])
         yield* shows(queue, { active: 0, delayed: 1 })
         yield* worker.stop
@@ -669,16 +669,16 @@ layer(TestServer.layer, live)("a job", (it) => {
         const failing = yield* working(queue, () => Effect.fail("no"), { attempts: 1 })
         for (let dead = 0; dead < 3; dead++) {
           yield* shows(queue, { dead: 1, active: 0 })
-          assert.strictEqual((yield* Effect.flip(queue.result(first.id))).reason._tag, "JobFailed")
+          assert.strictEqual((yield* Effect.flip(queue.job(first.id).result())).reason._tag, "JobFailed")
           if (dead === 2) yield* failing.stop
           yield* queue.replay()
         }
-        for (const id of [first.id, "one"]) assert.isTrue(Option.isSome(yield* queue.status(id)))
-        const waiting = yield* Effect.forkChild(queue.result(first.id), { startImmediately: true })
+        for (const id of [first.id, "one"]) assert.isTrue(Option.isSome(yield* queue.job(id).status))
+        const waiting = yield* Effect.forkChild(queue.job(first.id).result(), { startImmediately: true })
         const behind = yield* queue.offer(2, { after: [first.id], result: true })
         const worker = yield* working(queue)
         yield* promptly(Fiber.join(waiting), "the result")
-        yield* promptly(queue.result(behind.id), "the job behind it")
+        yield* promptly(queue.job(behind.id).result(), "the job behind it")
         yield* worker.stop
       })))
 
@@ -772,7 +772,7 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* other.offer(1, { id: "x" })
         for (const attempts of [1, 2]) {
           yield* eventually(
-            Effect.map(other.status("x"), (status) =>
+            Effect.map(other.job("x").status, (status) =>
               assert.deepStrictEqual(status, Option.some({ state: "active", attempts })))
           )
           yield* lose(a!, namespace, server)
@@ -861,7 +861,7 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* other.offer(3)
         yield* promptly(held.request, "the next reading of the mailbox")
         yield* begins(worker, [1, 2, 3])
-        yield* other.cancel(first!.id)
+        yield* other.job(first!.id).cancel
         assert.deepStrictEqual(interrupted, [])
         missed(context)
         yield* promptly(
@@ -931,7 +931,7 @@ layer(TestServer.layer, live)("a job", (it) => {
           `{${namespace}:00}:sessions`
         )
         const offered = yield* Fiber.join(offering)
-        for (const { id } of offered) assert.isTrue(Option.isSome(yield* queue.status(id)))
+        for (const { id } of offered) assert.isTrue(Option.isSome(yield* queue.job(id).status))
         const worker = yield* working(queue)
         yield* begins(worker, [0, 1, 2])
         yield* worker.stop
@@ -1090,12 +1090,14 @@ layer(TestServer.layer, live)("the result of a job", (it) => {
         assert.deepStrictEqual(all.map(({ square }) => Math.sqrt(square)), upTo(100, 1).map((n) => n % 9 + 1))
         const { id } = yield* b!.offer(5, { result: true, id: "five" })
         assert.strictEqual(id.startsWith("n"), true)
-        const both = yield* Effect.all([a!.result("five"), c!.result("five"), c!.result(id)], { concurrency: 3 })
+        const both = yield* Effect.all([a!.job("five").result(), c!.job("five").result(), c!.job(id).result()], {
+          concurrency: 3
+        })
         assert.deepStrictEqual(both, [{ square: 25 }, { square: 25 }, { square: 25 }])
-        assert.deepStrictEqual(yield* c!.result("five"), { square: 25 })
-        assert.strictEqual(outcomeOf(yield* Effect.exit(c!.result("six"))), "OutcomeUnknown")
+        assert.deepStrictEqual(yield* c!.job("five").result(), { square: 25 })
+        assert.strictEqual(outcomeOf(yield* Effect.exit(c!.job("six").result())), "OutcomeUnknown")
         const plain = yield* b!.offer(6, { delay: "1 hour" })
-        assert.strictEqual(outcomeOf(yield* Effect.exit(c!.result(plain.id))), "OutcomeUnknown")
+        assert.strictEqual(outcomeOf(yield* Effect.exit(c!.job(plain.id).result())), "OutcomeUnknown")
         yield* worker.stop
       })))
 
@@ -1113,7 +1115,7 @@ layer(TestServer.layer, live)("the result of a job", (it) => {
         const other = yield* on(b!, open)
         const worker = yield* working(queue, (n) => n < 0 ? Effect.die("negative") : Effect.succeed(n), { attempts: 1 })
         const results = (ids: ReadonlyArray<string>) =>
-          Effect.forEach(ids, (id) => Effect.map(Effect.exit(other.result(id)), outcomeOf))
+          Effect.forEach(ids, (id) => Effect.map(Effect.exit(other.job(id).result()), outcomeOf))
         const short = yield* queue.offer(1, { id: "short", result: { timeToLive: "300 millis" } })
         const plain = yield* queue.offer(2, { id: "plain", result: true })
         const [long, failed] = yield* queue.offerAll([3, -4], (n) => ({ id: n === 3 ? "long:3" : "failed" }))
@@ -1155,9 +1157,9 @@ layer(TestServer.layer, live)("the result of a job", (it) => {
         const queue = yield* on(a!, make({ retention: "100 millis" }))
         const worker = yield* working(queue)
         yield* queue.offer(1, { id: "one", result: { timeToLive: "5 seconds" } })
-        assert.isUndefined(yield* queue.result("one"))
+        assert.isUndefined(yield* queue.job("one").result())
         yield* queue.obliterate
-        assert.strictEqual(outcomeOf(yield* Effect.exit(queue.result("one"))), "OutcomeUnknown")
+        assert.strictEqual(outcomeOf(yield* Effect.exit(queue.job("one").result())), "OutcomeUnknown")
         assert.isFalse((yield* queue.offer(2, { id: "one" })).duplicate)
         yield* begins(worker, [1, 2])
         yield* worker.stop
@@ -1183,22 +1185,22 @@ layer(TestServer.layer, live)("the result of a job", (it) => {
         const queue = yield* on(a!, typed())
         const other = yield* on(b!, typed())
         const delayed = yield* queue.offer(1, { result: true, delay: "1 hour" })
-        const waiting = yield* Effect.forkChild(Effect.exit(other.result(delayed.id)), { startImmediately: true })
+        const waiting = yield* Effect.forkChild(Effect.exit(other.job(delayed.id).result()), { startImmediately: true })
         yield* eventually(
           Effect.map(
             server.cli("HKEYS", `{${namespace}:00}:queue:typed`),
             (fields) => assert.include(fields, `a${delayed.id}`)
           )
         )
-        yield* queue.cancel(delayed.id)
+        yield* queue.job(delayed.id).cancel
         assert.strictEqual(outcomeOf(yield* Fiber.join(waiting)), "cancelled")
         const expired = yield* queue.offer(2, { result: true, expires: 1 })
         const texts = yield* on(a!, Queue.make({ name: "typed", payload: Schema.String }))
         const strange = yield* texts.offer("x", { result: true })
         const worker = yield* working(queue, () => Effect.succeed({ square: 0 }))
-        assert.strictEqual(outcomeOf(yield* Effect.exit(other.result(expired.id))), "expired")
-        assert.strictEqual(outcomeOf(yield* Effect.exit(other.result(strange.id))), "undecodable")
-        assert.strictEqual(outcomeOf(yield* Effect.exit(queue.result(strange.id))), "undecodable")
+        assert.strictEqual(outcomeOf(yield* Effect.exit(other.job(expired.id).result())), "expired")
+        assert.strictEqual(outcomeOf(yield* Effect.exit(other.job(strange.id).result())), "undecodable")
+        assert.strictEqual(outcomeOf(yield* Effect.exit(queue.job(strange.id).result())), "undecodable")
         yield* worker.stop
         const wrong = yield* working(queue, () => Effect.succeed({ square: "no" as never }))
         assert.strictEqual(outcomeOf(yield* Effect.exit(other.execute(3))), "failed")
@@ -1230,8 +1232,8 @@ layer(TestServer.layer, live)("the result of a job", (it) => {
         const left = yield* Effect.forkChild(other.execute(2, { onInterrupt: "continue", id: "two" }))
         yield* begins(worker, [1, 2])
         yield* Fiber.interrupt(left)
-        assert.isTrue(Option.isSome(yield* queue.status("two")))
-        assert.isTrue(yield* queue.cancel("two"))
+        assert.isTrue(Option.isSome(yield* queue.job("two").status))
+        assert.isTrue(yield* queue.job("two").cancel)
         yield* worker.stop
       })))
 
@@ -1482,7 +1484,7 @@ layer(TestServer.layer, live)("a job that is taken into a scope", (it) => {
         yield* other.offer(4, { id: "four" })
         yield* Effect.scoped(Effect.gen(function*() {
           const { lost } = Option.getOrThrow(yield* queue.take())
-          yield* other.cancel("four")
+          yield* other.job("four").cancel
           yield* promptly(lost, "the news")
         }))
         yield* shows(other, { completed: 1, active: 0, workers: 0 })

@@ -151,7 +151,7 @@ layer(TestServer.layer, live)("a job that an effect runs with", (it) => {
           yield* other.offer(2, { id: "two" })
           const cancelled = yield* Effect.forkChild(taking)
           yield* shows(other, { active: 1 })
-          yield* other.cancel("two")
+          yield* other.job("two").cancel
           const { reason } = (yield* promptly(Fiber.join(cancelled), "the news")) as Queue.QueueError
           assert.deepInclude(reason, { _tag: "JobLost", id: "two" })
           yield* shows(other, { active: 0, completed: 1, workers: 0 })

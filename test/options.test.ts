@@ -93,16 +93,13 @@ layer(TestServer.layer, live)("options", (it) => {
           ["prefetch", Stream.runDrain(topic.consume({ group: "g", prefetch: 0 }))]
         ]
         for (const [name, self] of effects) yield* refused(name, self)
-        const undefinedIds = [queue.status, queue.result, queue.logs, queue.cancel, queue.promote, queue.retry]
-        for (const verb of undefinedIds) {
-          const exit = yield* Effect.exit(verb(undefined as never) as Effect.Effect<unknown, unknown>)
-          assert.isTrue(Exit.isFailure(exit) && Cause.hasDies(exit.cause))
-        }
+        const unnamed = yield* Effect.exit(Effect.suspend(() => queue.job(undefined as never).status))
+        assert.isTrue(Exit.isFailure(unnamed) && Cause.hasDies(unnamed.cause))
         // No time is one, too.
         assert.strictEqual(yield* ref.cachedWithin(0), 0)
         assert.strictEqual(yield* queue.clean(0), 0)
         const { id } = yield* queue.offer(1, { delay: "1 hour" })
-        assert.isTrue(yield* queue.reschedule(id, { delay: 0 }))
+        assert.isTrue(yield* queue.job(id).reschedule({ delay: 0 }))
         const waiting = Effect.map(queue.state, ({ waiting }) => assert.strictEqual(waiting, 1))
         yield* eventually(waiting)
       }))
@@ -122,7 +119,7 @@ layer(TestServer.layer, live)("options", (it) => {
         yield* refused("delay", queue.offer(1, { delay: bad }))
         // All that went before is at once, and all that will never come is far away.
         const { id } = yield* queue.offer(1, { at: new Date("0001-01-01T00:00:00Z") })
-        assert.isTrue(yield* queue.cancel(id))
+        assert.isTrue(yield* queue.job(id).cancel)
         yield* queue.offer(1, { delay: Duration.millis(Number.MAX_SAFE_INTEGER), id: "never" })
         assert.lengthOf(yield* Stream.runCollect(queue.jobs({ state: "delayed" })), 1)
         const connected = Coordinator.layer({ lease: bad })

@@ -532,7 +532,7 @@ layer(TestServer.layer, live)("questions", (it) => {
       working,
       Effect.flatMap(
         jobs,
-        (queue) => Effect.tap(Effect.map(queue.status("one"), Option.map(({ state }) => state)), queue.obliterate)
+        (queue) => Effect.tap(Effect.map(queue.job("one").status, Option.map(({ state }) => state)), queue.obliterate)
       ),
       Option.some("waiting")
     ],
@@ -1586,7 +1586,7 @@ layer(TestServer.layer, live)("a wait for what others do", (it) => {
               )
             const queue = yield* Work
             const { id } = yield* queue.offer("offered", { result: true })
-            yield* late(queue.result(id, { wait }), "queue", "a")
+            yield* late(queue.job(id).result({ wait }), "queue", "a")
             yield* late(queue.execute("executed", { wait }), "queue", "a")
             // The one that was executed is not there any more.
             yield* eventually(Effect.map(queue.state, ({ waiting }) => waiting === 1))
@@ -1614,7 +1614,7 @@ layer(TestServer.layer, live)("a wait for what others do", (it) => {
             // What comes in time comes.
             yield* Effect.forkScoped(queue.run((payload) => Effect.succeed(payload)))
             assert.strictEqual(yield* queue.execute("in time", { wait: "5 seconds" }), "in time")
-            assert.strictEqual(yield* queue.result(id, { wait: "5 seconds" }), "offered")
+            assert.strictEqual(yield* queue.job(id).result({ wait: "5 seconds" }), "offered")
             assert.strictEqual(yield* flow.run(undefined, { wait: "5 seconds" }), "of a flow")
           }).pipe(Effect.provide(Work.layer))
         ))

@@ -41,9 +41,12 @@ export const program: Program = ({ other }) =>
     )
     yield* leads(Effect.asVoid(mails.offer(3, { delay: "10 seconds", id: "three" })), undefined, of("delayed"), 1)
     yield* leads(Effect.asVoid(mails.offer(4)), undefined, of("waiting"), 3)
-    assert.deepStrictEqual(yield* insist(mails.status("three")), Option.some({ state: "delayed", attempts: 0 }))
-    yield* leads(mails.cancel("three"), true, of("delayed"), 0)
-    const results = yield* Effect.forEach([theirs, mails], (queue) => Effect.forkChild(insist(queue.result("two"))))
+    assert.deepStrictEqual(yield* insist(mails.job("three").status), Option.some({ state: "delayed", attempts: 0 }))
+    yield* leads(mails.job("three").cancel, true, of("delayed"), 0)
+    const results = yield* Effect.forEach(
+      [theirs, mails],
+      (queue) => Effect.forkChild(insist(queue.job("two").result()))
+    )
     const handled: Array<number> = []
     const running = yield* Effect.forkChild(insist(mails.run((n) =>
       Effect.flatMap(Queue.Job, ({ attempt }) => {

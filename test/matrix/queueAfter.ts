@@ -20,7 +20,7 @@ export const program: Program = ({ other }) =>
     yield* leads(Effect.asVoid(mails.offer(2, { id: "two", after: [one.id] })), undefined, of("blocked"), 1)
     yield* leads(Effect.asVoid(mails.offer(3, { id: "three", after: [one.id] })), undefined, of("blocked"), 2)
     yield* leads(Effect.asVoid(mails.offer(4, { id: "four", after: ["two"] })), undefined, of("blocked"), 3)
-    yield* leads(mails.cancel("three"), true, of("blocked"), 2)
+    yield* leads(mails.job("three").cancel, true, of("blocked"), 2)
     const begun: Array<number> = []
     const running = yield* Effect.forkChild(insist(mails.run((n) => Effect.sync(() => void begun.push(n)))))
     yield* eventually(Effect.map(of("completed"), (completed) => assert.strictEqual(completed, 3)))

@@ -31,17 +31,17 @@ export const program: Program = ({ other }) =>
         yield* Deferred.await(job.attempt === 1 ? gate : second)
         if (job.attempt === 1) yield* Effect.fail("no")
       }), { retry: Schedule.spaced("10 millis") })))
-    const first = Stream.runHead(mails.progress(id))
+    const first = Stream.runHead(mails.job(id).progress)
     const told: Array<unknown> = []
     yield* insist(eventually(Effect.map(first, (value) => assert.deepStrictEqual(value, Option.some(1)))))
     const followed = yield* Effect.forkChild(
-      insist(Stream.runForEach(mails.progress(id), (value) => Effect.sync(() => told.push(value))))
+      insist(Stream.runForEach(mails.job(id).progress, (value) => Effect.sync(() => told.push(value))))
     )
     yield* eventually(Effect.sync(() => assert.deepStrictEqual(told, [1])))
     yield* Deferred.succeed(gate, undefined)
     yield* eventually(Effect.sync(() => assert.deepStrictEqual(told, [1, 2])))
     yield* eventually(
-      Effect.map(insist(mails.logs(id)), (lines) => assert.deepStrictEqual(lines, ["attempt 1", "attempt 2"]))
+      Effect.map(insist(mails.job(id).logs), (lines) => assert.deepStrictEqual(lines, ["attempt 1", "attempt 2"]))
     )
     yield* Deferred.succeed(second, undefined)
     yield* Fiber.join(followed)

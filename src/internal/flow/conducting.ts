@@ -174,7 +174,7 @@ class Conductor {
       const port = yield* this.#port(about)
       if (now === "stopping") {
         // Unless an earlier attempt has offered it, the node ends here.
-        if ((yield* port.queue.status(id))._tag === "None") {
+        if ((yield* port.queue.job(id).status)._tag === "None") {
           return yield* this.#recall(port, id, reference, ["cancelled"])
         }
       } else {
@@ -247,10 +247,11 @@ class Conductor {
 
   /** The end of a job that its queue does not have any more; `lost` is told if its outcome is not known either. */
   #recall(port: Port, id: string, reference: string, lost?: Outcome): Effect.Effect<unknown, unknown> {
-    return Effect.flatMap(port.queue.status(id), (status) => {
+    const job = innerOf(port.queue).job(id)
+    return Effect.flatMap(job.status, (status) => {
       if (status._tag === "Some") return Effect.void
       return Effect.flatMap(
-        innerOf(port.queue).outcome(id),
+        job.outcome(false),
         (outcome) => {
           const told = outcome[0] === "missing" ? lost : outcome
           return told === undefined ? Effect.void : this.#ended(reference, told)
@@ -261,7 +262,7 @@ class Conductor {
 
   // Without its job the node ends: the queue sends that errand, as at any end of the job.
   #remove(port: Port, id: string, ifUnbegun: boolean): Effect.Effect<unknown, QueueError> {
-    return ifUnbegun ? innerOf(port.queue).withdraw(id) : port.queue.cancel(id)
+    return innerOf(port.queue).job(id).cancelled({ unbegun: ifUnbegun })
   }
 
   #stop([, which, node, generation, about, ifUnbegun, active]: NodeErrand): Effect.Effect<unknown, unknown> {

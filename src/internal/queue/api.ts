@@ -111,6 +111,45 @@ export interface Status {
 }
 
 /**
+ * A job of a queue with payloads `A`, by its `id`, for any process. To make a handle asks Redis for nothing, so there need not be such a
+ * job.
+ */
+export interface JobHandle<in A, out S = unknown, out E = never> {
+  readonly id: string
+  /** Waits for the result of a job that was offered with `result`, as `execute` does. */
+  readonly result: (options?: AwaitOptions | undefined) => Effect.Effect<S, E | QueueError>
+  /** What has become of the job; `None` if it is done, or was never there. */
+  readonly status: Effect.Effect<Option.Option<Status>, QueueError>
+  /**
+   * The values that the handler has set with `Job.progress`: the latest value, if any, and then each change. Only the latest change waits
+   * for a slow consumer. The stream ends when the job is done, a dead letter or removed, and at once if there is no such job. While Redis
+   * is away, it waits.
+   */
+  readonly progress: Stream.Stream<unknown, QueueError>
+  /** What handlers have added to the log of the job while it is not done, the newest lines; empty if there is none. */
+  readonly logs: Effect.Effect<ReadonlyArray<string>, QueueError>
+  /**
+   * Removes the job if it is not done, and interrupts its handler if one runs. The job keeps its slot until the handler has ended. Answers
+   * whether there was one.
+   */
+  readonly cancel: Effect.Effect<boolean, QueueError>
+  /**
+   * Has a job that waits for its retry begin now, or offers the newest dead letter of that `id` again. Answers whether it found
+   * either. The job keeps its `id`. Redis looks at 512 dead letters with each call, the newest first.
+   */
+  readonly retry: Effect.Effect<boolean, QueueError>
+  /** Ends the delay of the job, or its time until a retry. Answers whether it had one. */
+  readonly promote: Effect.Effect<boolean, QueueError>
+  /** Has the job begin after this delay, or at that time, if it is not active. Answers whether there was one. */
+  readonly reschedule: (when: RescheduleOptions) => Effect.Effect<boolean, QueueError>
+  /**
+   * Replaces the payload if the job has not begun. Answers whether there was such a job. A job whose first attempt was given back has not
+   * begun.
+   */
+  readonly update: (payload: A) => Effect.Effect<boolean, QueueError>
+}
+
+/**
  * A queue of payloads `A`. Jobs whose outcome is kept have a result `S`, or an error `E`.
  */
 export interface Queue<in out A, in out S = unknown, in out E = never> {
@@ -147,8 +186,6 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
    * the `error` schema describes that, or else with `JobFailed`. While Redis is away, it waits.
    */
   readonly execute: (payload: A, options?: ExecuteOptions | undefined) => Effect.Effect<S, E | QueueError>
-  /** Waits for the result of a job that was offered with `result`, by its `id`, as `execute` does. */
-  readonly result: (id: string, options?: AwaitOptions | undefined) => Effect.Effect<S, E | QueueError>
   /** Runs the handler on jobs, as a worker of the queue. Ends with an error only. */
   readonly run: <E2, R>(
     handler: (payload: A) => Effect.Effect<S, E2, R>,
@@ -186,35 +223,11 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   readonly takeBatch: (
     options: TakeBatchOptions
   ) => Effect.Effect<ReadonlyArray<Taken<A, S>>, QueueError, Scope.Scope>
-  /** What has become of a job, by its `id`; `None` if it is done, or was never there. */
-  readonly status: (id: string) => Effect.Effect<Option.Option<Status>, QueueError>
   /**
-   * The values that the handler of a job has set with `Job.progress`: the latest value, if any, and then each change. Only the latest
-   * change waits for a slow consumer. The stream ends when the job is done, a dead letter or removed, and at once if there is no such
-   * job. While Redis is away, it waits.
+   * A job, by the `id` that it was offered with, or the one that `offer` has answered: to wait for its result, to look at it, and to change
+   * it.
    */
-  readonly progress: (id: string) => Stream.Stream<unknown, QueueError>
-  /** What handlers have added to the log of a job that is not done, the newest lines; empty if there is none. */
-  readonly logs: (id: string) => Effect.Effect<ReadonlyArray<string>, QueueError>
-  /**
-   * Removes a job that is not done, and interrupts its handler if one runs. The job keeps its slot until the handler has ended. Answers
-   * whether there was one.
-   */
-  readonly cancel: (id: string) => Effect.Effect<boolean, QueueError>
-  /**
-   * Has a job that waits for its retry begin now, or offers the newest dead letter of that `id` again. Answers whether it found
-   * either. The job keeps its `id`. Redis looks at 512 dead letters with each call, the newest first.
-   */
-  readonly retry: (id: string) => Effect.Effect<boolean, QueueError>
-  /** Ends the delay of a job, or its time until a retry. Answers whether it had one. */
-  readonly promote: (id: string) => Effect.Effect<boolean, QueueError>
-  /** Has a job that is not active begin after this delay, or at that time. Answers whether there was one. */
-  readonly reschedule: (id: string, when: RescheduleOptions) => Effect.Effect<boolean, QueueError>
-  /**
-   * Replaces the payload of a job that has not begun. Answers whether there was such a job. A job whose first attempt was given back
-   * has not begun.
-   */
-  readonly update: (id: string, payload: A) => Effect.Effect<boolean, QueueError>
+  readonly job: (id: string) => JobHandle<A, S, E>
   /** From now on no job begins, on any process. Jobs that have begun go on. */
   readonly pause: Effect.Effect<void, QueueError>
   /** Ends a pause, and the time that a handler has asked for with `Job.slowDown`. */

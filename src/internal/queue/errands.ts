@@ -15,9 +15,9 @@ import type { Codec } from "../work/codec.ts"
 import type { Queue } from "./api.ts"
 import type { Handling } from "./attempts.ts"
 import type { QueueError } from "./errors.ts"
+import type { Handle } from "./handle.ts"
 import type { Task } from "./job.ts"
 import type { Offered } from "./offering.ts"
-import type { Outcome } from "./outcomes.ts"
 import { mostOverrun } from "./pool.ts"
 import type { OfferOptions, Subscriber } from "./wish.ts"
 import { crewOf } from "./worker.ts"
@@ -26,10 +26,7 @@ import { crewOf } from "./worker.ts"
 export interface Inner<in out A> {
   /** As `offer`. The subscriber is sent the errand `["ended", reference, job, outcome]` when the job is done, or gone. */
   readonly offerFor: (payload: A, options: OfferOptions, subscriber: Subscriber) => Effect.Effect<Offered, QueueError>
-  /** Removes a job that was never attempted. Answers whether it did. */
-  readonly withdraw: (id: string) => Effect.Effect<boolean, QueueError>
-  /** The outcome of a job as it is kept, when there is one. */
-  readonly outcome: (id: string) => Effect.Effect<Outcome, QueueError>
+  readonly job: (id: string) => Handle<A, any, any>
   /** Of its shards. */
   readonly partitions: ReadonlyArray<number>
   readonly codecs: Codecs<A>

@@ -215,3 +215,7 @@ export const fail = (reason: QueueError["reason"]): QueueError => new QueueError
 /** As an error of the queue. */
 export const failing = <A, R>(self: Effect.Effect<A, Failure, R>): Effect.Effect<A, QueueError, R> =>
   Effect.mapError(self, ({ reason }) => fail(reason))
+
+/** As `failing`. Wrong arguments are defects of the effect. */
+export const asked = <A, R>(ask: () => Effect.Effect<A, Failure, R>): Effect.Effect<A, QueueError, R> =>
+  failing(Effect.suspend(ask))

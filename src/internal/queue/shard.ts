@@ -16,8 +16,8 @@ import { describe } from "../hold/loss.ts"
 import type { Observer } from "../hold/membership.ts"
 import { millis, oneOf, type Place, placeIn, type Space, whole } from "../hold/place.ts"
 import { question } from "../hold/request.ts"
-import { sending, spanned } from "../hold/span.ts"
-import { type Codec, codec } from "../work/codec.ts"
+import { sending, spanning } from "../hold/span.ts"
+import { codec } from "../work/codec.ts"
 import type {
   AwaitOptions,
   ExecuteOptions,
@@ -32,13 +32,14 @@ import type {
 import { entrusted } from "./entrusting.ts"
 import type { Codecs, Inner } from "./errands.ts"
 import { fail, failing, type Failure, type JobTimeout, QueueClosed, type QueueError, ShardsMismatch } from "./errors.ts"
-import { decoded, handlingOf, policyOf, type Results } from "./handling.ts"
+import { Following } from "./following.ts"
+import { Handle, type Home } from "./handle.ts"
+import { handlingOf, policyOf } from "./handling.ts"
 import { Job, Task } from "./job.ts"
-import { localOf } from "./naming.ts"
 import { type Offered, Offerer, type Wish } from "./offering.ts"
 import { Offers } from "./offers.ts"
 import { Operations } from "./operations.ts"
-import { type Outcome, Outcomes } from "./outcomes.ts"
+import { Outcomes } from "./outcomes.ts"
 import { graceOf, mostConcurrency, mostOverrun, poolOf, type WorkerPool } from "./pool.ts"
 import { type Scheduled, type ScheduleOptions, Schedules } from "./schedules.ts"
 import { joinArgs, retained } from "./settings.ts"
@@ -59,11 +60,9 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
   // Of all shards.
   #places: ReadonlyArray<Place>
   readonly #options: Options<A, S, E>
-  readonly #success: Codec<S> | undefined
-  readonly #error: Codec<E> | undefined
   readonly #offerer: Offerer
   readonly #offers: Offers
-  readonly #outcomes: Outcomes
+  readonly #home: Home<A>
   readonly #schedules: Schedules
   #delivering: Effect.Effect<void> = Effect.void
 
@@ -85,13 +84,21 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     this.#places = [this.place]
     this.#options = options
     const { error, success } = options
-    this.#success = success && codec(success, `A result of queue ${JSON.stringify(name)}`, this.place)
-    this.#error = error && codec(error, `An error of queue ${JSON.stringify(name)}`, this.place)
     keptOf(options.result)
     policyOf({}, options, kernel)
     this.#offerer = new Offerer(this.place, shard, millis(options.retention ?? retained, "retention"))
     this.#offers = new Offers(this.#offerer, kernel.io, { name, namespace: kernel.settings.namespace })
-    this.#outcomes = new Outcomes(this.place)
+    this.#home = {
+      place,
+      payload: this.codec,
+      results: {
+        success: success && codec(success, `A result of queue ${JSON.stringify(name)}`, place),
+        error: error && codec(error, `An error of queue ${JSON.stringify(name)}`, place)
+      },
+      following: new Following(place),
+      outcomes: new Outcomes(place),
+      letters: this.buried
+    }
     this.#schedules = new Schedules(this.place)
   }
 
@@ -114,8 +121,8 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
         return Effect.fail(fail(new ShardsMismatch(about)))
       }
       this.#offerer.joined(id, limits?.length !== undefined && (limits.onFull ?? "wait") === "wait")
-      this.#outcomes.joined(id)
-      this.following.joined(id)
+      this.#home.outcomes.joined(id)
+      this.#home.following.joined(id)
       this.#schedules.joined(id)
       // Before it is left.
       return Effect.as(Effect.addFinalizer(() => Effect.sync(() => this.#close(this.#left))), this.#count)
@@ -134,7 +141,7 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
   }
 
   get codecs(): Codecs<A> {
-    return { payload: this.codec, success: this.#success, error: this.#error }
+    return { payload: this.codec, ...this.#home.results }
   }
 
   checkOptions(options: OfferOptions): void {
@@ -152,8 +159,8 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
 
   readonly #observer: Observer = {
     observe: (change) => {
-      if (change[0] === "outcome") this.#outcomes.told(change as never)
-      else if (change[0] === "progress" || change[0] === "over") this.following.told(change as never)
+      if (change[0] === "outcome") this.#home.outcomes.told(change as never)
+      else if (change[0] === "progress" || change[0] === "over") this.#home.following.told(change as never)
       else if (change[0] === "room") this.#offerer.enter()
       else if (change[0] === "ticks") this.#schedules.told(change)
       else if (change[0] === "errands") this.#deliver()
@@ -166,8 +173,8 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
         if (change[2] === true) this.#deliver()
         this.#offerer.knownFor = Number(change[4])
         this.#offerer.rejoined()
-        this.#outcomes.rejoined()
-        this.following.rejoined()
+        this.#home.outcomes.rejoined()
+        this.#home.following.rejoined()
       }
     },
     closed: () => this.#close(this.place.channel.closedError())
@@ -176,8 +183,8 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
   // What waits here would not be told any more, and others would wait behind it.
   #close(error: Failure): void {
     this.#offerer.closed(error)
-    this.#outcomes.closed(error)
-    this.following.closed(error)
+    this.#home.outcomes.closed(error)
+    this.#home.following.closed(error)
   }
 
   // -------------------------------------------------------------------------------------------------------------------
@@ -194,13 +201,17 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     return this.#offerer.open
   }
 
+  #encode(payload: A): Exit.Exit<string, QueueError> {
+    return Exit.mapError(this.codec.encode(payload), fail)
+  }
+
   wishFor(
     payload: A,
     options: OfferOptions | undefined,
     trace: string,
     subscriber?: Subscriber
   ): Exit.Exit<Wish, QueueError> {
-    const body = this.encode(payload)
+    const body = this.#encode(payload)
     if (Exit.isFailure(body)) return Exit.failCause(body.cause)
     const { result } = this.#options
     const wanted = result && options?.result === undefined ? { ...options, result } : options
@@ -262,11 +273,11 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
   }
 
   #traced<B, F, R>(verb: string, self: Effect.Effect<B, F, R>): Effect.Effect<B, F, R> {
-    return Effect.withFiber((fiber) => spanned(fiber, self, `lockstep.Queue.${verb}`, "queue", this.name))
+    return spanning(self, `lockstep.Queue.${verb}`, "queue", this.name)
   }
 
   // -------------------------------------------------------------------------------------------------------------------
-  // Results
+  // Jobs
   // -------------------------------------------------------------------------------------------------------------------
 
   readonly execute = (payload: A, { wait, ...options }: ExecuteOptions = {}) =>
@@ -277,7 +288,7 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     const result = awaited(options.result || this.#options.result || true, this.#space.kernel.settings.lease)
     // A job that was there already is also that of others.
     const cancel = ({ duplicate, id }: Offered) =>
-      duplicate || onInterrupt === "continue" ? Effect.void : Effect.ignore(this.cancelled(id, { persists: true }))
+      duplicate || onInterrupt === "continue" ? Effect.void : Effect.ignore(this.job(id).cancelled({ persists: true }))
     // An offer may wait for room for long, so it can be interrupted too.
     const offer = this.#offer(
       payload,
@@ -287,7 +298,7 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     const executing = Effect.uninterruptibleMask((restore) =>
       Effect.flatMap(
         restore(offer),
-        (offered) => Effect.onInterrupt(restore(this.#result(offered.id, true)), () => cancel(offered))
+        (offered) => Effect.onInterrupt(restore(this.job(offered.id).awaited(true)), () => cancel(offered))
       )
     )
     if (options.expires === undefined) return executing
@@ -296,27 +307,11 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     return Effect.acquireUseRelease(watching, () => executing, (unwatch) => Effect.sync(unwatch))
   }
 
-  readonly result = (id: string, options?: AwaitOptions): Effect.Effect<S, E | QueueError> =>
-    this.#traced("result", bounded(Effect.suspend(() => this.#result(id, false)), this.place, options?.wait, fail))
-
-  #result(id: string, urgent: boolean): Effect.Effect<S, E | QueueError> {
-    const about = { name: this.name, namespace: this.#space.kernel.settings.namespace, id }
-    return Effect.flatMap(this.#outcome(id, urgent), (outcome) => decoded(this.#results, about, outcome))
-  }
-
-  readonly outcome = (id: string): Effect.Effect<Outcome, QueueError> => this.#outcome(id, false)
-
-  #outcome(id: string, urgent: boolean): Effect.Effect<Outcome, QueueError> {
-    return failing(this.#outcomes.await(localOf(id), urgent))
-  }
+  readonly job = (id: string): Handle<A, S, E> => new Handle(this.#home, id)
 
   // -------------------------------------------------------------------------------------------------------------------
   // Work
   // -------------------------------------------------------------------------------------------------------------------
-
-  get #results(): Results {
-    return { success: this.#success, error: this.#error }
-  }
 
   get #left(): QueueError {
     const { namespace } = this.#space.kernel.settings
@@ -348,7 +343,7 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
       places: this.#places,
       deque: this.#deque,
       payload: this.codec,
-      results: this.#results,
+      results: this.#home.results,
       policy: policyOf(options, this.#options, this.#space.kernel),
       wait: wait === undefined ? undefined : millis(wait, "wait"),
       closed: () => this.#closed,
@@ -378,7 +373,7 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     whole(concurrency, "concurrency", mostConcurrency)
     const handling = handlingOf(
       this.codec,
-      this.#results,
+      this.#home.results,
       handler,
       policyOf(options, this.#options, this.#space.kernel)
     )
@@ -401,7 +396,7 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
   get stand(): Effect.Effect<void, QueueError, Scope.Scope> {
     const handling = handlingOf(
       this.codec,
-      this.#results,
+      this.#home.results,
       () => Effect.void,
       policyOf({}, this.#options, this.#space.kernel)
     )
@@ -425,7 +420,7 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
   ): Effect.Effect<void, QueueError> =>
     Effect.suspend(() => {
       this.checkOptions(options)
-      const body = this.encode(payload)
+      const body = this.#encode(payload)
       return Exit.isFailure(body)
         ? Effect.failCause(body.cause)
         : failing(this.#schedules.set(checkName(name, "name"), times, body.value, options))

@@ -13,7 +13,6 @@ import type {
   ExecuteOptions,
   PoolOptions,
   Queue,
-  RescheduleOptions,
   RunOptions,
   TakeBatchOptions,
   TakeOptions,
@@ -22,6 +21,7 @@ import type {
 import type { Codecs, Inner } from "./errands.ts"
 import { fail, type QueueError, QueueFull } from "./errors.ts"
 import type { Group, GroupState } from "./groups.ts"
+import type { Handle } from "./handle.ts"
 import { historyOfAll, type Minute } from "./history.ts"
 import { Job } from "./job.ts"
 import type { DeadLetter, LettersOptions } from "./letters.ts"
@@ -237,26 +237,7 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
   // One job
   // -------------------------------------------------------------------------------------------------------------------
 
-  readonly result = (id: string, options?: AwaitOptions) => Effect.suspend(() => this.#of(id).result(id, options))
-
-  readonly outcome = (id: string) => Effect.suspend(() => this.#of(id).outcome(id))
-
-  readonly status = (id: string) => Effect.suspend(() => this.#of(id).status(id))
-
-  readonly progress = (id: string) => Stream.suspend(() => this.#of(id).progress(id))
-
-  readonly logs = (id: string) => Effect.suspend(() => this.#of(id).logs(id))
-
-  readonly cancel = (id: string) => Effect.suspend(() => this.#of(id).cancel(id))
-  readonly withdraw = (id: string) => Effect.suspend(() => this.#of(id).withdraw(id))
-
-  readonly retry = (id: string) => Effect.suspend(() => this.#of(id).retry(id))
-
-  readonly promote = (id: string) => Effect.suspend(() => this.#of(id).promote(id))
-
-  readonly reschedule = (id: string, when: RescheduleOptions) => Effect.suspend(() => this.#of(id).reschedule(id, when))
-
-  readonly update = (id: string, payload: A) => Effect.suspend(() => this.#of(id).update(id, payload))
+  readonly job = (id: string): Handle<A, S, E> => this.#of(id).job(id)
 
   // -------------------------------------------------------------------------------------------------------------------
   // All jobs

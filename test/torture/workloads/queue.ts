@@ -254,7 +254,7 @@ export const executing = (client: Client, queue: Queue, [value, { result: _, ...
 export const cancelling = (client: Client, queue: Queue, id: string) =>
   follow(client, queue, "cancel", ({ tell }) => {
     tell("cancels", id)
-    return Effect.map(queue.cancel(id), (found) => tell("cancelled", found ? 1 : 0))
+    return Effect.map(queue.job(id).cancel, (found) => tell("cancelled", found ? 1 : 0))
   })
 
 /** Values say what handlers do with them. Each is offered once. */
@@ -297,7 +297,9 @@ const producer = (client: Client, queue: Queue) => {
       yield* offering(client, queue, [[own, { id, result, priority: pick(["high", "normal"]) }]])
       // Some ask when it has ended.
       if (random() < 0.5) yield* Effect.sleep(random() * 300)
-      if (random() < 0.5) yield* follow(client, queue, "result", (log) => concluded(log, own, id, queue.result(id)))
+      if (random() < 0.5) {
+        yield* follow(client, queue, "result", (log) => concluded(log, own, id, queue.job(id).result()))
+      }
     } else if (way < 0.7) {
       // While its handler ends, no other job of its group begins.
       const isGrouped = random() >= 0.5
