@@ -9,7 +9,7 @@
 --   U H N L   `held`, for jobs of each level that cannot: they begin with a delay, or in the deque of a worker
 --   V I O M   `held`, for jobs of groups: see lua/QueueGroups.lua
 -- Fields of an entry: b <JSON>, and where the job has them: i <id of the producer's, or the first id of a job that was replayed>
--- a <attempts> t <timeout in ms>
+-- a <attempts> z <delays between them: src/internal/queue/delays.ts> t <timeout in ms>
 -- e <ms after which it is not begun> r <if its outcome is kept: for how many ms> s <tick and name of its schedule> x <trace>
 -- k <the checkpoint of a job that was replayed> q <how it is deduplicated, a letter, and the id for that> g <group>.
 --

@@ -3,7 +3,7 @@
 -- after Queue.lua
 
 -- Options that are texts.
-local TEXTS = 'ixqgypo'
+local TEXTS = 'ixqgypoz'
 
 -- The options of an offer: letters with numbers, see `queue.offer`. Texts stand behind the body.
 local function wishOf(values, at, more)
@@ -35,7 +35,7 @@ end
 
 local function offerWish(ctx, queue, id, body, wish, holding)
   local args = { queue[wish.level], id, 'b', body }
-  for _, name in ipairs({ 'i', 'a', 't', 's', 'x', 'q', 'g', 'r' }) do
+  for _, name in ipairs({ 'i', 'a', 'z', 't', 's', 'x', 'q', 'g', 'r' }) do
     if wish[name] then args[#args + 1], args[#args + 2] = name, wish[name] end
   end
   local till = wish.e and ctx.now + tonumber(wish.e)
@@ -188,6 +188,7 @@ end
 --   i x g y   bytes of its id, trace, group and subscriber, which are texts
 --   o c       bytes of the worker whose deque it goes to, a text; or the number of a key, and it goes to the deque of that
 --   q v       bytes of its id for deduplication, a text with the letter of the mode in front; the window of that, in ms
+--   z         bytes of the delays between its attempts, a text
 --   p         bytes of the jobs that it runs after, see lua/QueueAfter.lua
 -- The jobs have consecutive numbers from `first` on. `known` has the exceptions, each with its place, from 0 on: the former job of
 -- a duplicate; a job with a 1 behind it, which was stored under this id; 0 if the queue is full, and 2 if the job waits for room;

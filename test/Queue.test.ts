@@ -542,6 +542,36 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* other.stop
       })))
 
+  it.effect("has a schedule of its own, which goes with it to any worker and into dead letters", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const other = yield* on(b!, make())
+        const worker = yield* working(queue, () => Effect.fail("no"), { retry: Schedule.spaced("1 hour") })
+        const retry = Schedule.spaced("20 millis").pipe(Schedule.upTo({ times: 2 }))
+        yield* other.offer(1, { retry, id: "one" })
+        yield* shows(queue, { dead: 1 })
+        assert.strictEqual(yield* other.replay(), 1)
+        yield* begins(worker, [1, 1, 1, 1, 1, 1])
+        yield* shows(queue, { dead: 1, delayed: 0 })
+        // Its own attempts bound it, and so do those of its worker.
+        yield* other.offerAll([2], { retry: Schedule.spaced("20 millis"), attempts: 2 })
+        yield* shows(queue, { dead: 2, delayed: 0 })
+        assert.deepStrictEqual(worker.begun.slice(6), [2, 2])
+        yield* other.offer(3)
+        yield* shows(queue, { delayed: 1 })
+        yield* worker.stop
+        const brief = yield* working(queue, () => Effect.fail("no"), { attempts: 3 })
+        yield* other.offer(4, { retry: Schedule.spaced("20 millis") })
+        yield* shows(queue, { dead: 3, delayed: 1 })
+        assert.deepStrictEqual(brief.begun, [4, 4, 4])
+        yield* brief.stop
+        const endless = yield* working(queue, () => Effect.fail("no"))
+        yield* other.offer(5, { retry: Schedule.spaced("5 millis") })
+        yield* eventually(Effect.sync(() => assert.isAbove(endless.begun.length, 80)))
+        yield* endless.stop
+      })))
+
   it.effect("waits for a retry that never comes by itself", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

@@ -16,6 +16,7 @@ import type { Codec } from "../work/codec.ts"
 import { delayAfter } from "../work/patience.ts"
 import type { Handling, Verdict } from "./attempts.ts"
 import { decisionOf, Snoozed } from "./deciding.ts"
+import { delayBehind } from "./delays.ts"
 import { fail, JobFailed, JobTimeout, OutcomeUnknown, type QueueError } from "./errors.ts"
 import type { Task } from "./job.ts"
 import type { Outcome } from "./outcomes.ts"
@@ -27,8 +28,9 @@ export interface Results {
 }
 
 export interface Policy<A, E> {
-  readonly attempts: number
-  readonly retry: Retry<A, E>
+  /** Undefined: 5, or for as long as a schedule goes on that was given. */
+  readonly attempts: number | undefined
+  readonly retry: Retry<A, E> | undefined
   /** In milliseconds. */
   readonly timeout: number | undefined
   readonly log: Log
@@ -51,6 +53,13 @@ export class Unfit {
 
 // Of an error that is kept with a dead letter.
 const mostText = 4096
+
+// Unless a number or a schedule was given.
+const mostAttempts = 5
+
+const patience = Schedule.exponential("1 second").pipe(
+  Schedule.modifyDelay(({ duration }) => Effect.succeed(Duration.min(duration, Duration.hours(1))))
+)
 
 /** Of what may be no text: handlers may discard what they have caught. */
 export const shortened = (text: unknown): string => String(text).slice(0, mostText).toWellFormed()
@@ -119,11 +128,14 @@ export const handlingOf = <A, E, R>(
     if (decision instanceof Snoozed) return Effect.succeed({ tag: "retry", delay: decision.delay, attempted: false })
     if (decision !== undefined) return Effect.succeed(bury("discarded", decision.reason))
     if (error instanceof Unfit) return Effect.succeed(bury(error.reason, error.error.message))
-    const attempts = task.attempts ?? policy.attempts
+    const { delays } = task
+    const { retry = patience } = policy
+    const attempts = task.attempts ?? policy.attempts ??
+      (delays === undefined && policy.retry === undefined ? mostAttempts : Number.POSITIVE_INFINITY)
     if (task.attempt >= attempts) return Effect.succeed(bury("failed", Cause.pretty(cause)))
     return Effect.map(
       Effect.suspend(() => {
-        const { retry } = policy
+        if (delays !== undefined) return Effect.succeed(delayBehind(delays, task.attempt))
         // It has been decoded for this attempt.
         const schedule = typeof retry === "function"
           ? retry(Option.getOrThrow(Exit.getSuccess(decodeParsed(task.body))))
@@ -170,10 +182,6 @@ export const decoded = <S, E>(
   }
 }
 
-const patience = Schedule.exponential("1 second").pipe(
-  Schedule.modifyDelay(({ duration }) => Effect.succeed(Duration.min(duration, Duration.hours(1))))
-)
-
 /** How often a job is attempted, when, and for how long, as users say it. */
 interface Attempts {
   readonly attempts?: number | undefined
@@ -189,10 +197,8 @@ export const policyOf = (
 ): Policy<any, any> => {
   const { attempts = usual.attempts, retry = usual.retry, timeout = usual.timeout } = given
   return {
-    attempts: attempts === undefined
-      ? retry === undefined ? 5 : Number.POSITIVE_INFINITY
-      : whole(attempts, "attempts", 1000),
-    retry: scheduleOf(retry ?? patience),
+    attempts: attempts === undefined ? undefined : whole(attempts, "attempts", 1000),
+    retry: retry === undefined ? undefined : scheduleOf(retry),
     timeout: timeout === undefined ? undefined : millis(timeout, "timeout"),
     log,
     namespace

@@ -269,6 +269,11 @@ export class Task implements Context.Service.Shape<typeof Job> {
     return attempts === undefined ? undefined : Number(attempts)
   }
 
+  /** The delays between its attempts, if it has a schedule of its own: see delays.ts. */
+  get delays(): string | undefined {
+    return this.#field("z")
+  }
+
   get timeout(): number | undefined {
     const timeout = this.#field("t")
     return timeout === undefined ? undefined : Number(timeout)

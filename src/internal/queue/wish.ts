@@ -2,8 +2,10 @@
 
 import type * as DateTime from "effect/DateTime"
 import type * as Duration from "effect/Duration"
+import type * as Schedule from "effect/Schedule"
 import { checkName } from "../actor/keys.ts"
 import { choice, instant, isNone, millis, millisFromNone, whole } from "../hold/place.ts"
+import { delaysOf } from "./delays.ts"
 import { ownOf } from "./naming.ts"
 import type { Level, Wish } from "./offering.ts"
 
@@ -65,6 +67,13 @@ export interface OfferOptions {
   } | undefined
   /** How often it is attempted at most. Default: that of the worker. */
   readonly attempts?: number | undefined
+  /**
+   * When it is attempted again after a failure; without `attempts`, as long as the schedule goes on. A schedule is code, so it is stepped
+   * when the job is offered, as if each attempt failed at once: its delays are stored with the job, up to 64 of them, and then the last one
+   * is repeated. It sees no errors: for that, use the `retry` of the worker or the queue. It has to step synchronously. Default: that of
+   * the worker.
+   */
+  readonly retry?: Schedule.Schedule<unknown> | undefined
   /** How long a handler may run; then it is interrupted, and has failed. Not of a job that is taken. Default: that of the worker. */
   readonly timeout?: Duration.Input | undefined
   /**
@@ -215,7 +224,7 @@ export const wishOf = (
   if (options === undefined && trace === "" && subscriber === undefined) {
     return aim === undefined ? { body, ...plain } : { body, letter: "N", more: aim.more, texts: aim.text }
   }
-  const { attempts, expires, group, id, lifo = false, priority = "normal", result, timeout } = options ?? {}
+  const { attempts, expires, group, id, lifo = false, priority = "normal", result, retry, timeout } = options ?? {}
   const level = choice(letters, priority, "priority")
   const delay = options === undefined ? "" : delayOf(options)
   let more = level === "n" ? delay : level + delay
@@ -234,6 +243,11 @@ export const wishOf = (
     }
     more += `i${Buffer.byteLength(id)}`
     texts += id
+  }
+  if (retry !== undefined) {
+    const delays = delaysOf(retry, attempts ?? Number.POSITIVE_INFINITY)
+    more += `z${delays.length}`
+    texts += delays
   }
   const [deduped, window] = options === undefined ? ["", ""] : dedupeOf(options, retention)
   if (deduped !== "") {
