@@ -270,12 +270,19 @@ const plain = Array.from({ length: 8 }, () => "plain")
 const producer = (client: Client, queue: Queue) => {
   const { pick, random } = client
   const value = valuesOf(client)
-  const options = (): Options => ({
-    delay: random() < 0.15 ? Math.round(random() * 400) : undefined,
-    priority: random() < 0.4 ? pick(["urgent", "high", "normal", "low"]) : undefined,
-    attempts: random() < 0.3 ? 1 + Math.floor(random() * 3) : undefined,
-    expires: random() < 0.1 ? 1 + Math.round(random() ** 3 * 150) : undefined
-  })
+  const options = (): Options => {
+    const delay = random() < 0.15 ? Math.round(random() * 400) : undefined
+    const priority = random() < 0.4 ? pick(["urgent", "high", "normal", "low"] as const) : undefined
+    const attempts = random() < 0.3 ? 1 + Math.floor(random() * 3) : undefined
+    const retry = attempts === undefined ? undefined : Schedule.spaced(retryDelay)
+    return {
+      delay,
+      priority,
+      attempts,
+      retry,
+      expires: random() < 0.1 ? 1 + Math.round(random() ** 3 * 150) : undefined
+    }
+  }
   const grouped = (own: string): Wish => {
     const group = `group ${pick([1, 2, 3])}`
     return [`${own}#${group}`, { ...options(), group }]
