@@ -38,6 +38,9 @@ export const millisIn = (input: Duration.Input): number =>
 
 const settled = Promise.resolve()
 
+// Taken at import: the fake timers of a test runner must not stop what goes on in real time.
+const { clearTimeout, setTimeout } = globalThis
+
 // A longer timer of Node fires at once.
 const longest = 2 ** 31 - 1
 

@@ -2,6 +2,7 @@ import * as Effect from "effect/Effect"
 import type * as Scope from "effect/Scope"
 import * as dgram from "node:dgram"
 import * as net from "node:net"
+import { live } from "../io.ts"
 
 // Below the ephemeral ranges of Linux and macOS: an outgoing connection cannot take the port of a stopped server.
 const lowest = 20_000
@@ -21,7 +22,7 @@ const reserve = (port: number) =>
 
 const search = async () => {
   for (let attempt = 0; attempt < 500; attempt++) {
-    const port = lowest + Math.floor(Math.random() * (highest - lowest))
+    const port = lowest + Math.floor(live.random() * (highest - lowest))
     const socket = await reserve(port)
     if (socket !== undefined) return { port, socket }
   }
