@@ -94,16 +94,18 @@ end
 -- How many dead letters one request looks at.
 local SOUGHT = 512
 
--- queue.seek: the newest dead letter of a job, by its own id, or by that of its producer; among the letters before
+-- queue.seek: the newest dead letter of a job, by its own id, a former one, or that of its producer; among the letters before
 -- `before`, all if that is empty. When there may be more, it answers the letter to go on from.
--- keys: hash, dead
+-- keys: all
 -- args: name string, before string
 -- reply: ["found", letter string] | ["more", before string] | ["missing"]
 -- flags: allow-oom
-handlers['queue.seek'] = function(ctx, _, name, before)
+handlers['queue.seek'] = function(ctx, key, name, before)
+  local job = jobNamed(ctx, readQueue(ctx, key), name)
   local found = call('XREVRANGE', ctx.dead, before == '' and '+' or '(' .. before, '-', 'COUNT', SOUGHT)
   for _, entry in ipairs(found) do
-    if fieldOf(entry[2], 'j') == name or fieldOf(entry[2], 'i') == name then return reply('found', entry[1]) end
+    local last = fieldOf(entry[2], 'j')
+    if last == job or last == name or fieldOf(entry[2], 'i') == name then return reply('found', entry[1]) end
   end
   if #found < SOUGHT then return MISSING end
   return reply('more', found[SOUGHT][1])

@@ -265,7 +265,7 @@ layer(TestServer.layer, live)("a job that is not done", (it) => {
         const queue = yield* on(a!, make())
         const other = yield* on(b!, make())
         const [first] = yield* queue.offerAll([1, 2])
-        yield* queue.offer(3, { id: "three", delay: "1 hour" })
+        const third = yield* queue.offer(3, { id: "three", delay: "1 hour" })
         assert.isTrue(yield* other.job(first!.id).update(10))
         assert.isTrue(yield* other.job(first!.id).update(11))
         assert.isTrue(yield* other.job("three").update(30))
@@ -287,11 +287,19 @@ layer(TestServer.layer, live)("a job that is not done", (it) => {
         yield* shows(queue, { dead: 1 })
         const [letter] = yield* Stream.runCollect(queue.deadLetters)
         assert.strictEqual(letter!.body, "30")
-        // A dead letter begins anew.
+        // A dead letter begins anew, by every id that its job has had.
         assert.isTrue(yield* other.job("three").retry)
         yield* begins(last, [30, 30])
+        for (const at of [3, 4, 5]) {
+          yield* shows(queue, { dead: 1 })
+          assert.isTrue(yield* other.job(third.id).retry)
+          yield* begins(last, upTo(at).map(() => 30))
+        }
         assert.isFalse(yield* other.job("never").retry)
         yield* last.stop
+        const { id } = yield* queue.offer(4)
+        assert.isFalse(yield* other.job(`7:${id}`).cancel)
+        assert.isTrue(Option.isSome(yield* other.job(id).status))
       })))
 
   it.effect("keeps its payload when its worker dies, and is told again", () =>

@@ -160,6 +160,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
           assert.isTrue(yield* other.job(offered.id).promote)
         }
         const { id } = yield* queue.offer(8)
+        assert.isFalse(yield* other.job(id.replace(/^(?:\d+:)?/, "9:")).cancel)
         assert.isTrue(yield* other.job(id).cancel)
         const failing = yield* Effect.forkChild(queue.run((n) => n < 4 ? Effect.fail("no") : Effect.succeed(n * n), {
           attempts: 1,

@@ -21,6 +21,7 @@ import { timeOf } from "./wish.ts"
 /** The shard of a job. */
 export interface Home<in out A> {
   readonly place: Place
+  readonly shard: number
   readonly payload: Codec<A>
   readonly results: Results
   readonly following: Following
@@ -37,7 +38,7 @@ export class Handle<in out A, in out S, in out E> implements JobHandle<A, S, E> 
   constructor(home: Home<A>, id: string) {
     this.id = id
     this.#home = home
-    this.#name = localOf(id)
+    this.#name = localOf(id, home.shard)
   }
 
   // -------------------------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ export class Letters {
             failing(question(this.#place, "queue.letters", [behind, count])),
             ([, found]) => lettersOf(this.#shard, found)
           ),
-        ({ letter }) => localOf(letter),
+        ({ letter }) => localOf(letter, this.#shard),
         after === undefined ? "" : letterOf(after),
         limitOf(limit)
       )
@@ -97,7 +97,7 @@ export class Letters {
   replay(letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> {
     return Effect.suspend(() => {
       const chosen = letters === undefined
-        ? Stream.map(this.list(), ({ letter }) => localOf(letter))
+        ? Stream.map(this.list(), ({ letter }) => localOf(letter, this.#shard))
         : Stream.fromIterable(letters.map(letterOf))
       return Stream.mapEffect(chosen, (letter) => failing(request(this.#place, "queue.replay", [letter])), {
         concurrency: pageSize

@@ -17,8 +17,11 @@ export const ownOf = (id: string): readonly [shard: number, own: string] | undef
 export const idOf = (shard: number, own: string, given = ""): string =>
   given !== "" && ownOf(given) === undefined ? given : nameOf(shard, given || own)
 
-/** The id in its shard. */
-export const localOf = (id: string): string => ownOf(id)?.[1] ?? checkName(id, "id")
+/** The id of a job in a shard. One of another shard is that of no job there. */
+export const localOf = (id: string, shard: number): string => {
+  const own = ownOf(checkName(id, "id"))
+  return own?.[0] === shard ? own[1] : id
+}
 
 /** Of a dead letter, in its shard. */
 export const letterOf = (letter: string): string => {
