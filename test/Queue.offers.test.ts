@@ -129,6 +129,26 @@ layer(TestServer.layer, live)("an offer", (it) => {
 })
 
 layer(TestServer.layer, live)("the wait for a result", (it) => {
+  it.effect("of many jobs whose options take long lets the process go on", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        for (const shards of [1, 3]) {
+          const queue = yield* on(a!, make({ name: `shards ${shards}`, shards }))
+          let turns = 0
+          const turning = setInterval(() => turns++, 1)
+          const slow = (): Queue.OfferOptions => {
+            const until = performance.now() + 5
+            while (performance.now() < until);
+            return {}
+          }
+          const offered = yield* queue.offerAll(upTo(100), slow)
+          clearInterval(turning)
+          assert.deepStrictEqual(offered.length, 100)
+          assert.isAbove(turns, 10)
+          yield* queue.drain()
+        }
+      }), { partitions: 3, lease: "3 seconds", margin: "500 millis" }))
+
   it.effect("is never refused for the load when the job is stored, nor in the next session", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {

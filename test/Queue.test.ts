@@ -21,7 +21,7 @@ import { make as proxy } from "../src/testing/Proxy.ts"
 import { actor, client } from "./support/actor.ts"
 import { awake, elapsed } from "./support/awake.ts"
 import { behindLine } from "./support/behindLine.ts"
-import { eventually } from "./support/eventually.ts"
+import { eventually, realSleep } from "./support/eventually.ts"
 import { freshNamespace, node, short, TestServer } from "./support/live.ts"
 import { begins, emptied, hostile, isRangeError, make, shows, upTo, working } from "./support/queues.ts"
 import { asks } from "./support/requests.ts"
@@ -566,10 +566,27 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* shows(queue, { dead: 3, delayed: 1 })
         assert.deepStrictEqual(brief.begun, [4, 4, 4])
         yield* brief.stop
-        const endless = yield* working(queue, () => Effect.fail("no"))
-        yield* other.offer(5, { retry: Schedule.spaced("5 millis") })
-        yield* eventually(Effect.sync(() => assert.isAbove(endless.begun.length, 80)))
-        yield* endless.stop
+        const patient = yield* working(queue, () => Effect.fail("no"))
+        // One that goes on for ever, without any number of attempts.
+        yield* other.offer(5, { retry: Schedule.recurs(1000) })
+        yield* shows(queue, { dead: 4 })
+        assert.deepStrictEqual(patient.begun, upTo(65).map(() => 5))
+        yield* other.offer(6, { retry: Schedule.recurs(1000), attempts: 80 })
+        yield* shows(queue, { dead: 5 })
+        assert.deepStrictEqual(patient.begun.slice(65), upTo(80).map(() => 6))
+        yield* patient.stop
+      })))
+
+  it.effect("has a schedule that ends after a time, whatever its delays are", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const failing = Effect.andThen(realSleep("20 millis"), Effect.fail("no"))
+        const worker = yield* working(queue, () => failing, { retry: Schedule.during("200 millis") })
+        yield* queue.offer(1)
+        yield* shows(queue, { dead: 1 })
+        assert.isAtMost(worker.begun.length, 12)
+        yield* worker.stop
       })))
 
   it.effect("waits for a retry that never comes by itself", () =>

@@ -25,8 +25,8 @@ export type Verdict =
 export interface Handling<R> {
   /** Succeeds with the outcome if that is kept, as JSON. */
   readonly attempt: (task: Task) => Effect.Effect<unknown, unknown, R>
-  /** Of an attempt that has failed. */
-  readonly judge: (task: Task, exit: Exit.Failure<unknown, unknown>) => Effect.Effect<Verdict>
+  /** Of an attempt that has failed, after so many milliseconds. */
+  readonly judge: (task: Task, exit: Exit.Failure<unknown, unknown>, lasted: number) => Effect.Effect<Verdict>
   /** How long an attempt may run. */
   readonly limit?: (task: Task) => Limit | undefined
 }
@@ -61,6 +61,7 @@ export class Attempts<R> {
 
   begin(task: Task, session: Session): void {
     const { context, handling } = this.#trade
+    task.begunAt = this.#kernel.io.now()
     const own = Context.add(guarded(context, session) as Context.Context<R>, Job, task)
     const fiber = Effect.runForkWith(own)(handling.attempt(task))
     const exit = fiber.pollUnsafe()
@@ -111,7 +112,9 @@ export class Attempts<R> {
       return this.#settle(task, task.isKept ? { tag: "done", outcome: exit.value as string } : done)
     }
     const { context, handling } = this.#trade
-    const judged = Effect.runForkWith(context)(handling.judge(task, task.late ?? exit))
+    const judged = Effect.runForkWith(context)(
+      handling.judge(task, task.late ?? exit, this.#kernel.io.now() - task.begunAt)
+    )
     judged.addObserver((exit) =>
       this.#settle(
         task,

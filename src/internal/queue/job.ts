@@ -110,6 +110,8 @@ export class Task implements Context.Service.Shape<typeof Job> {
   /** What stands behind its result in its outcome: the nodes that it adds to its flow, as JSON. */
   added: Array<string> | undefined = undefined
   fiber: Fiber.Fiber<unknown, unknown> | undefined = undefined
+  /** When its handler was begun. */
+  begunAt = 0
   /** The exit of its handler does not matter any more: the session is lost, or the job was cancelled or given back. */
   over = false
   /** Of its timeout; after its interruption, of the time that its handler has to end. */

@@ -9,6 +9,9 @@ import type { Asker, Offered, Offerer, Wish } from "./offering.ts"
 /** How many jobs `offerAll` encodes ahead of Redis, and together. */
 export const mostAhead = 2048
 
+/** For how many milliseconds it encodes them before the event loop goes on. */
+export const longestTurn = 20
+
 /** The jobs that were stored, of an array with holes for the others. */
 export const storedOf = (offered: ReadonlyArray<Offered>): QueueFull["stored"] =>
   offered.flatMap((one, at) => [{ at, ...one }])
@@ -103,24 +106,33 @@ export class Offers {
       }
     }
     // One that does not fit has none of those stored that are encoded with it.
-    const encoded = (room: number): ReadonlyArray<Wish> => {
-      const wishes: Array<Wish> = []
+    let wishes: Array<Wish> = []
+    // Answers whether all are encoded that there is room for.
+    const encode = (room: number): boolean => {
+      const until = io.now() + longestTurn
       while (wishes.length < room) {
         const wish = next()
         ended = wish === undefined
         if (wish === undefined) break
         if (Exit.isFailure(wish)) {
           end(Effect.failCause(wish.cause))
-          return []
+          return false
         }
         wishes.push(wish.value)
+        if (io.now() > until && wishes.length < room) {
+          io.after(0, feed)
+          return false
+        }
       }
-      return wishes
+      return true
     }
     const feed = () => {
       if (over || ended || asker.gone === true) return
       try {
-        for (const wish of encoded(mostAhead - asked + answered)) this.#offerer.offer(wish, asker, asked++)
+        if (!encode(mostAhead - asked + answered)) return
+        const encoded = wishes
+        wishes = []
+        for (const wish of encoded) this.#offerer.offer(wish, asker, asked++)
         if (!over && ended && answered === asked) end(Effect.succeed(results))
       } catch (cause) {
         end(Effect.die(cause))

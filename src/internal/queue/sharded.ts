@@ -28,7 +28,7 @@ import type { DeadLetter, LettersOptions } from "./letters.ts"
 import type { JobInfo, JobsOptions } from "./listing.ts"
 import { ownOf } from "./naming.ts"
 import type { Offered, Wish } from "./offering.ts"
-import { mostAhead, storedOf } from "./offers.ts"
+import { longestTurn, mostAhead, storedOf } from "./offers.ts"
 import { limitOf } from "./paging.ts"
 import type { Scheduled, ScheduleOptions } from "./schedules.ts"
 import type { Shard } from "./shard.ts"
@@ -147,43 +147,36 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
     options: OfferOptions | ((payload: A) => OfferOptions) | undefined
   ): Effect.Effect<ReadonlyArray<Offered>, QueueError> {
     return sending(
-      (trace) => {
+      (trace, context) => {
+        const { io } = this.#first.place.space.kernel
+        const sender = { trace, context }
         const results: Array<Offered> = []
         const iterator = payloads[Symbol.iterator]()
         const some: Effect.Effect<ReadonlyArray<Offered>, QueueError> = Effect.suspend(() => {
           const parts = new Map<Shard<A, S, E>, Array<Item>>()
           let [next, ended] = [results.length, false]
-          for (const to = next + mostAhead; next < to && !ended;) {
-            const one = iterator.next()
-            if (one.done === true) {
-              ended = true
-            } else {
+          const to = next + mostAhead
+          const encoded: Effect.Effect<void, QueueError> = Effect.suspend(() => {
+            const until = io.now() + longestTurn
+            while (next < to) {
+              if (io.now() > until) return Effect.andThen(Effect.yieldNow, encoded)
+              const one = iterator.next()
+              ended = one.done === true
+              if (one.done === true) break
               const chosen = typeof options === "function" ? options(one.value) : options
-              const shard = chosen?.id === undefined && chosen?.dedupe === undefined && chosen?.group === undefined &&
-                  chosen?.after === undefined
-                ? this.#shards[(this.#current + Math.floor(next / chunk)) % this.#shards.length]!
-                : this.#for(chosen)
-              const wish = shard.wishFor(one.value, chosen, trace)
+              const shard = this.#among(chosen, next)
+              const wish = shard.wishFor(one.value, chosen, sender)
               if (Exit.isFailure(wish)) return Effect.failCause(wish.cause)
               const items = parts.get(shard) ?? []
               parts.set(shard, items)
               items.push({ at: next++, wish })
             }
-          }
-          const offered = Effect.forEach(parts, ([shard, items]) => {
-            let at = 0
-            const place = (one: Offered, at: number) => void (results[items[at]!.at] = one)
-            return Effect.matchEffect(shard.offerEach(() => items[at++]?.wish), {
-              onSuccess: (found) => Effect.sync(() => found.forEach(place)),
-              // The other shards go on: the error names the jobs that are stored.
-              onFailure: (error) => {
-                if (error.reason._tag !== "QueueFull") return Effect.fail(error)
-                for (const { at, ...one } of error.reason.stored) place(one, at)
-                return Effect.succeed(error.reason)
-              }
-            })
-          }, { concurrency: "unbounded" })
-          return Effect.flatMap(offered, (found) => {
+            return Effect.void
+          })
+          const offered = Effect.suspend(() =>
+            Effect.forEach(parts, ([shard, items]) => this.#part(shard, items, results), { concurrency: "unbounded" })
+          )
+          return Effect.flatMap(Effect.andThen(encoded, offered), (found) => {
             const full = found.find((reason) => reason !== undefined)
             if (full !== undefined) return Effect.fail(fail(new QueueFull({ ...full, stored: storedOf(results) })))
             return ended ? Effect.succeed(results) : some
@@ -195,6 +188,28 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
       "queue",
       this.name
     )
+  }
+
+  // Of one of many jobs, by its place among them.
+  #among(options: OfferOptions | undefined, at: number): Shard<A, S, E> {
+    return options?.id === undefined && options?.dedupe === undefined && options?.group === undefined &&
+        options?.after === undefined
+      ? this.#shards[(this.#current + Math.floor(at / chunk)) % this.#shards.length]!
+      : this.#for(options)
+  }
+
+  // Answers why some were not stored, if the shard is full: the other shards go on.
+  #part(shard: Shard<A, S, E>, items: ReadonlyArray<Item>, results: Array<Offered>) {
+    let at = 0
+    const place = (one: Offered, at: number) => void (results[items[at]!.at] = one)
+    return Effect.matchEffect(shard.offerEach(() => items[at++]?.wish), {
+      onSuccess: (found) => Effect.sync(() => found.forEach(place)),
+      onFailure: (error) => {
+        if (error.reason._tag !== "QueueFull") return Effect.fail(error)
+        for (const { at, ...one } of error.reason.stored) place(one, at)
+        return Effect.succeed(error.reason)
+      }
+    })
   }
 
   // The job goes to the shard of the handler's job, so no process would look for an id of its own there.

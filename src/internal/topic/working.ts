@@ -111,7 +111,7 @@ export const handle = <A, E, R>(
       if (delivery.lost) return Effect.void
       const error = Cause.squash(exit.cause) as E
       const next = Effect.flatMap(
-        delayAfter(policy.retry, raw!.attempt, error),
+        delayAfter(policy.retry, raw!.attempt, error, 0),
         Option.match({
           onNone: () => aside(Cause.pretty(exit.cause)),
           onSome: (delay) => {

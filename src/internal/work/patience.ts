@@ -10,26 +10,29 @@ import { isAway, isFinal } from "../actor/errors.ts"
 import { millisOf } from "../hold/place.ts"
 
 // A schedule after so many steps from a time on, and the time to which its delays have come.
-const stepped = <E>(schedule: Schedule.Schedule<unknown, E>, steps: number, from: number, error: E) =>
+const stepped = <E>(schedule: Schedule.Schedule<unknown, E>, steps: number, from: number, error: E, lasted: number) =>
   Effect.gen(function*() {
     const step = yield* Schedule.toStep(schedule)
     let at = from
-    for (let left = steps; left > 0; left--) at += millisOf((yield* step(at, error))[1])
+    for (let left = steps; left > 0; left--) at += millisOf((yield* step(at, error))[1]) + lasted
     return [step, at] as const
   })
 
-/** The delay before the next attempt after so many, if the schedule goes on. */
+/** The delay before the next attempt after so many, if the schedule goes on. The last one has lasted for so many milliseconds. */
 export const delayAfter = <E>(
   schedule: Schedule.Schedule<unknown, E>,
   attempts: number,
-  error: E
+  error: E,
+  lasted: number
 ): Effect.Effect<Option.Option<Duration.Duration>> =>
   Effect.gen(function*() {
     // Another process may have made the attempts before, so the schedule begins anew and is stepped as often. The last one has ended
-    // now, which a schedule by the calendar has to know. When the first one was is what the delays between them say.
+    // now, which a schedule by the calendar has to know. When the first one was is what the delays between them say, if each has lasted as
+    // long as this one: a schedule that ends after a while has to end, whatever its delays are.
     const now = yield* Clock.currentTimeMillis
-    const [, later] = yield* stepped(schedule, attempts - 1, now, error)
-    const [step] = yield* stepped(schedule, attempts - 1, 2 * now - later, error)
+    const each = Math.max(1, lasted)
+    const [, later] = yield* stepped(schedule, attempts - 1, now, error, each)
+    const [step] = yield* stepped(schedule, attempts - 1, 2 * now - later, error, each)
     const [, delay] = yield* step(now, error)
     return Option.some(delay)
   }).pipe(Pull.catchDone(() => Effect.succeed(Option.none<Duration.Duration>())))
