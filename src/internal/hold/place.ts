@@ -160,8 +160,9 @@ export const duration = (input: Duration.Input, what: string): Duration.Duration
 // Some 30,000 years, in milliseconds: what begins now ends at a time that a date can have.
 const longest = 1e15
 
-/** As whole milliseconds, and not more than dates can count, however long it is. */
-export const millisOf = (self: Duration.Duration): number => Math.min(Math.ceil(Duration.toMillis(self)), longest)
+/** As whole milliseconds from 0 on, and not more than dates can count, however long it is. */
+export const millisOf = (self: Duration.Duration): number =>
+  Math.max(0, Math.min(Math.ceil(Duration.toMillis(self)), longest))
 
 /** As whole milliseconds, where it ends. */
 export const millis = (input: Duration.Input, what: string): number => {

@@ -1,3 +1,4 @@
+import type * as Context from "effect/Context"
 import * as Effect from "effect/Effect"
 import type * as Exit from "effect/Exit"
 import type * as Fiber from "effect/Fiber"
@@ -66,17 +67,18 @@ export const spannedUntil = (
   )
 }
 
-/** As `spanned`, for what is handled elsewhere: it is given the W3C `traceparent` of its span, or "". */
+/** As `spanned`, for what is handled elsewhere: it is given the W3C `traceparent` of its span, or "", and the services of the fiber. */
 export const sending = <A, E, R>(
-  use: (trace: string) => Effect.Effect<A, E, R>,
+  use: (trace: string, context: Context.Context<never>) => Effect.Effect<A, E, R>,
   name: string,
   kind: string,
   key: string
 ): Effect.Effect<A, E, R> =>
   Effect.withFiber((fiber) => {
-    if (!isTraced(fiber)) return use("")
+    const { context } = fiber
+    if (!isTraced(fiber)) return use("", context)
     const traced = Effect.withFiber<A, E, R>(({ cache: { span } }) =>
-      use(span === undefined ? "" : `00-${span.traceId}-${span.spanId}-${span.sampled ? "01" : "00"}`)
+      use(span === undefined ? "" : `00-${span.traceId}-${span.spanId}-${span.sampled ? "01" : "00"}`, context)
     )
     return spanned(fiber, traced, name, kind, key)
   })

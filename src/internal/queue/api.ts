@@ -47,7 +47,10 @@ export interface RunOptions<in E = unknown> {
    * if there is one. A job's own `attempts` goes first.
    */
   readonly attempts?: number | undefined
-  /** When a job whose handler has failed is attempted again. Default: after 1, 2, 4 seconds and so on, up to an hour. */
+  /**
+   * When a job whose handler has failed is attempted again. A job's own `retry` goes first. Default: after 1, 2, 4 seconds and so on, up
+   * to an hour.
+   */
   readonly retry?: Schedule.Schedule<unknown, E | JobTimeout> | undefined
   /** How long a handler may run; then it is interrupted, and has failed. A job's own `timeout` goes first. Default: for ever. */
   readonly timeout?: Duration.Input | undefined

@@ -5,20 +5,26 @@
 
 import * as Cause from "effect/Cause"
 import * as Clock from "effect/Clock"
-import * as Context from "effect/Context"
+import type * as Context from "effect/Context"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
-import * as Fiber from "effect/Fiber"
 import * as Option from "effect/Option"
 import * as Pull from "effect/Pull"
 import * as Schedule from "effect/Schedule"
 import { millisOf } from "../hold/place.ts"
 
-// Behind these, the last one is repeated.
+// Of one job.
 const mostDelays = 64
 
-const stepped = (schedule: Schedule.Schedule<unknown>, most: number): Effect.Effect<string> =>
+/** How often a job with a schedule of its own is attempted, if nothing else is said. */
+export const mostStepped = mostDelays + 1
+
+// In milliseconds, a century: the attempt behind such a delay never comes.
+const longest = 3.2e12
+
+// The delays, until the schedule ends or no other is needed; and whether it goes on.
+const stepped = (schedule: Schedule.Schedule<unknown>, most: number) =>
   Effect.gen(function*() {
     const delays: Array<number> = []
     let at = yield* Clock.currentTimeMillis
@@ -26,8 +32,10 @@ const stepped = (schedule: Schedule.Schedule<unknown>, most: number): Effect.Eff
     const steps = Effect.gen(function*() {
       while (delays.length < most) {
         const delay = millisOf((yield* step(at, undefined))[1])
-        at += delay
+        if (delays.length === mostDelays) return true
         delays.push(delay)
+        if (delay > longest) return true
+        at += delay
       }
       return true
     })
@@ -37,12 +45,19 @@ const stepped = (schedule: Schedule.Schedule<unknown>, most: number): Effect.Eff
   })
 
 /** In ms, as many as a job with so many attempts can need; with a "+" where the last one is repeated. */
-export const delaysOf = (schedule: Schedule.Schedule<unknown>, attempts: number): string => {
+export const delaysOf = (
+  schedule: Schedule.Schedule<unknown>,
+  attempts: number,
+  context: Context.Context<never>
+): string => {
   if (!Schedule.isSchedule(schedule)) throw new RangeError("retry must be a Schedule")
-  const context = Fiber.getCurrent()?.context ?? Context.empty()
-  const exit = Effect.runSyncExitWith(context)(stepped(schedule, Math.min(attempts - 1, mostDelays)))
+  const exit = Effect.runSyncExitWith(context)(stepped(schedule, attempts - 1))
   if (Exit.isSuccess(exit)) return exit.value
-  throw new RangeError("retry must be a Schedule that is stepped synchronously", { cause: Cause.squash(exit.cause) })
+  const cause = Cause.squash(exit.cause)
+  if (!Cause.isAsyncFiberError(cause)) throw new RangeError("retry could not be stepped", { cause })
+  // It would go on.
+  cause.fiber.interruptUnsafe()
+  throw new RangeError("retry must be a Schedule that is stepped synchronously")
 }
 
 /** The delay behind so many attempts, if there is one. */

@@ -16,7 +16,7 @@ import type { Codec } from "../work/codec.ts"
 import { delayAfter } from "../work/patience.ts"
 import type { Handling, Verdict } from "./attempts.ts"
 import { decisionOf, Snoozed } from "./deciding.ts"
-import { delayBehind } from "./delays.ts"
+import { delayBehind, mostStepped } from "./delays.ts"
 import { fail, JobFailed, JobTimeout, OutcomeUnknown, type QueueError } from "./errors.ts"
 import type { Task } from "./job.ts"
 import type { Outcome } from "./outcomes.ts"
@@ -28,7 +28,7 @@ export interface Results {
 }
 
 export interface Policy<A, E> {
-  /** Undefined: 5, or for as long as a schedule goes on that was given. */
+  /** Undefined: 5, or for as long as the schedule goes on that was given. */
   readonly attempts: number | undefined
   readonly retry: Retry<A, E> | undefined
   /** In milliseconds. */
@@ -106,7 +106,7 @@ export const handlingOf = <A, E, R>(
         ) as Exit.Failure<unknown, unknown>
     }
   },
-  judge: (task, { cause }) => {
+  judge: (task, { cause }, lasted) => {
     const error = Cause.squash(cause)
     const bury = (reason: "failed" | "undecodable" | "discarded", text: string): Verdict => {
       const message = shortened(text)
@@ -131,7 +131,7 @@ export const handlingOf = <A, E, R>(
     const { delays } = task
     const { retry = patience } = policy
     const attempts = task.attempts ?? policy.attempts ??
-      (delays === undefined && policy.retry === undefined ? mostAttempts : Number.POSITIVE_INFINITY)
+      (delays !== undefined ? mostStepped : policy.retry === undefined ? mostAttempts : Number.POSITIVE_INFINITY)
     if (task.attempt >= attempts) return Effect.succeed(bury("failed", Cause.pretty(cause)))
     return Effect.map(
       Effect.suspend(() => {
@@ -140,7 +140,7 @@ export const handlingOf = <A, E, R>(
         const schedule = typeof retry === "function"
           ? retry(Option.getOrThrow(Exit.getSuccess(decodeParsed(task.body))))
           : retry
-        return delayAfter(schedule, task.attempt, error as E)
+        return delayAfter(schedule, task.attempt, error as E, lasted)
       }),
       Option.match({
         onNone: () => bury("failed", Cause.pretty(cause)),

@@ -1,6 +1,7 @@
 /** Recurring jobs: the actor counts intervals by itself, and members give it the ticks of calendars. */
 
 import * as Clock from "effect/Clock"
+import * as Context from "effect/Context"
 import * as Cron from "effect/Cron"
 import * as DateTime from "effect/DateTime"
 import type * as Duration from "effect/Duration"
@@ -106,7 +107,7 @@ export class Schedules {
     oneOf(missed, "missed", ["once", "skip", "all"])
     const times = timesOf(input)
     const spec = encodeTimes(times)
-    const { more } = wishOf(body, options, "", 0)
+    const { more } = wishOf(body, options, { trace: "", context: Context.empty() }, 0)
     this.watch()
     const args = [this.#id, name, spec, more, body, everyOf(times), missed] as const
     const asked = request(this.#place, "queue.schedule", [...args], {

@@ -45,7 +45,7 @@ import { type Scheduled, type ScheduleOptions, Schedules } from "./schedules.ts"
 import { joinArgs, retained } from "./settings.ts"
 import { type Deque, workersOf, type WorkerState } from "./stealing.ts"
 import { take, type Taken, type Taking, withJob } from "./taking.ts"
-import { awaited, keptOf, type OfferOptions, type Subscriber, wishOf } from "./wish.ts"
+import { awaited, keptOf, type OfferOptions, type Sender, type Subscriber, wishOf } from "./wish.ts"
 import { crewOf } from "./worker.ts"
 
 export class Shard<in out A, in out S, in out E> extends Operations<A> implements Queue<A, S, E>, Inner<A> {
@@ -90,6 +90,7 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     this.#offers = new Offers(this.#offerer, kernel.io, { name, namespace: kernel.settings.namespace })
     this.#home = {
       place,
+      shard,
       payload: this.codec,
       results: {
         success: success && codec(success, `A result of queue ${JSON.stringify(name)}`, place),
@@ -208,7 +209,7 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
   wishFor(
     payload: A,
     options: OfferOptions | undefined,
-    trace: string,
+    sender: Sender,
     subscriber?: Subscriber
   ): Exit.Exit<Wish, QueueError> {
     const body = this.#encode(payload)
@@ -216,7 +217,7 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     const { result } = this.#options
     const wanted = result && options?.result === undefined ? { ...options, result } : options
     return Exit.succeed(
-      wishOf(body.value, wanted, trace, this.#offerer.knownFor, this.#deque?.aim(options), subscriber)
+      wishOf(body.value, wanted, sender, this.#offerer.knownFor, this.#deque?.aim(options), subscriber)
     )
   }
 
@@ -232,8 +233,8 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     late?: (offered: Offered) => void,
     subscriber?: Subscriber
   ): Effect.Effect<Offered, QueueError> {
-    return this.#spanned("offer", (trace) => {
-      const wish = this.wishFor(payload, options, trace, subscriber)
+    return this.#spanned("offer", (sender) => {
+      const wish = this.wishFor(payload, options, sender, subscriber)
       if (Exit.isFailure(wish)) return Effect.failCause(wish.cause)
       return this.#offers.one(wish.value, late)
     })
@@ -241,24 +242,24 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
 
   readonly followUp = (payload: A, options?: OfferOptions): Effect.Effect<void, QueueError, Job> =>
     Effect.flatMap(Job, (job) =>
-      this.#spanned("followUp", (trace) => {
+      this.#spanned("followUp", (sender) => {
         if (!(job instanceof Task && job.place.space === this.#space)) {
           throw new RangeError(`followUp is for handlers of jobs of this coordinator`)
         }
         if (options?.after !== undefined) throw new RangeError("followUp takes no after")
-        return Exit.map(this.wishFor(payload, options, trace), (wish) => job.follow(wish, this.place))
+        return Exit.map(this.wishFor(payload, options, sender), (wish) => job.follow(wish, this.place))
       }))
 
   readonly offerAll = (
     payloads: Iterable<A>,
     options?: OfferOptions & AwaitOptions | ((payload: A) => OfferOptions)
   ): Effect.Effect<ReadonlyArray<Offered>, QueueError> => {
-    const offered = this.#spanned("offerAll", (trace) => {
+    const offered = this.#spanned("offerAll", (sender) => {
       const iterator = payloads[Symbol.iterator]()
       return this.offerEach(() => {
         const next = iterator.next()
         if (next.done === true) return undefined
-        return this.wishFor(next.value, typeof options === "function" ? options(next.value) : options, trace)
+        return this.wishFor(next.value, typeof options === "function" ? options(next.value) : options, sender)
       })
     })
     return bounded(offered, this.place, typeof options === "function" ? undefined : options?.wait, fail)
@@ -268,8 +269,8 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     next: () => Exit.Exit<Wish, QueueError> | undefined
   ): Effect.Effect<ReadonlyArray<Offered>, QueueError> => this.#offers.each(next)
 
-  #spanned<B>(verb: string, use: (trace: string) => Effect.Effect<B, QueueError>): Effect.Effect<B, QueueError> {
-    return sending(use, `lockstep.Queue.${verb}`, "queue", this.name)
+  #spanned<B>(verb: string, use: (sender: Sender) => Effect.Effect<B, QueueError>): Effect.Effect<B, QueueError> {
+    return sending((trace, context) => use({ trace, context }), `lockstep.Queue.${verb}`, "queue", this.name)
   }
 
   #traced<B, F, R>(verb: string, self: Effect.Effect<B, F, R>): Effect.Effect<B, F, R> {

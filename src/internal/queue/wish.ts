@@ -1,5 +1,6 @@
 /** What a producer asks for, as the actor reads it. */
 
+import type * as Context from "effect/Context"
 import type * as DateTime from "effect/DateTime"
 import type * as Duration from "effect/Duration"
 import type * as Schedule from "effect/Schedule"
@@ -68,10 +69,11 @@ export interface OfferOptions {
   /** How often it is attempted at most. Default: that of the worker. */
   readonly attempts?: number | undefined
   /**
-   * When it is attempted again after a failure; without `attempts`, as long as the schedule goes on. A schedule is code, so it is stepped
-   * when the job is offered, as if each attempt failed at once: its delays are stored with the job, up to 64 of them, and then the last one
-   * is repeated. It sees no errors: for that, use the `retry` of the worker or the queue. It has to step synchronously. Default: that of
-   * the worker.
+   * When it is attempted again after a failure: as long as the schedule goes on, and up to `attempts`, which is 65 at most if neither the
+   * job nor its worker says how often. A schedule is code, so it is stepped when the job is offered, as if each attempt failed at once, and
+   * its delays are stored with the job: the first 64, of which the last one is repeated if the schedule goes on. It has to step synchronously.
+   * It sees neither errors nor the times of the attempts: where it depends on these, as a calendar does, use the `retry` of the worker or
+   * the queue. Default: that of the worker.
    */
   readonly retry?: Schedule.Schedule<unknown> | undefined
   /** How long a handler may run; then it is interrupted, and has failed. Not of a job that is taken. Default: that of the worker. */
@@ -212,11 +214,19 @@ export interface Aim {
   readonly text: string
 }
 
+/** Whose job it is. */
+export interface Sender {
+  /** The W3C `traceparent` of its span, or "". */
+  readonly trace: string
+  /** The services of its fiber. */
+  readonly context: Context.Context<never>
+}
+
 /** The body is JSON. Contradictory options are defects. The retention of the queue is in milliseconds. */
 export const wishOf = (
   body: string,
   options: OfferOptions | undefined,
-  trace: string,
+  { context, trace }: Sender,
   retention: number,
   aim?: Aim,
   subscriber?: Subscriber
@@ -245,7 +255,7 @@ export const wishOf = (
     texts += id
   }
   if (retry !== undefined) {
-    const delays = delaysOf(retry, attempts ?? Number.POSITIVE_INFINITY)
+    const delays = delaysOf(retry, attempts ?? Number.POSITIVE_INFINITY, context)
     more += `z${delays.length}`
     texts += delays
   }
