@@ -1,5 +1,5 @@
 -- One lock is taken, or released, in a call of its own: what `run` does, without its context, for a third of its cost. Whatever is not
--- frequent is left to `run`: then nothing has been written.
+-- frequent is left to `run`, and so is what Redis refuses: then nothing has been written.
 --
 -- after calls.lua
 -- after Lock.lua
@@ -66,7 +66,8 @@ straight['lock.take'] = function(keys, argv, field, inline, found, micros, secon
     local first, last, behind = match(lock, '^.(%S+) (%S+)()')
     local place = text(last + 1)
     ahead = place - first
-    call('HSET', keys[2], 'w' .. place, claim .. ' ', 'q' .. claim, place)
+    local queued = redis.pcall('HSET', keys[2], 'w' .. place, claim .. ' ', 'q' .. claim, place)
+    if type(queued) == 'table' then return end
     if place % KEEP_EVERY == 0 then keep(keys[2]) end
     lock = 'Q' .. first .. ' ' .. place .. sub(lock, behind)
   else
@@ -103,8 +104,8 @@ straight['lock.release'] = function(keys, argv, field, inline, found, micros, se
     count, holder, claim, behind = match(lock, '^Sh(%d+) (%S+) %S+ %S+ (%S+)()')
   elseif flag == QUEUED then
     first, last, holder = match(lock, '^.(%S+) (%S+) (%S+)')
-    local waiter = holder == mine and call('HGET', keys[2], 'w' .. first)
-    claim = waiter and sub(waiter, 1, -2)
+    local waiter = holder == mine and redis.pcall('HGET', keys[2], 'w' .. first)
+    claim = type(waiter) == 'string' and sub(waiter, 1, -2)
   end
   if not claim or holder ~= mine then return end
   local heir, heirId = match(claim, '^([^/]*)/(.*)$')

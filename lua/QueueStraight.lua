@@ -30,7 +30,8 @@ straight['queue.offer'] = function(keys, argv, field, _, found, micros)
 
   local sessions, key, normal = keys[1], keys[2], keys[5]
   NONE = NONE or string.rep('\0', PLACE.Queue.delayed - PLACE.Queue.c1)
-  local known = call('HMGET', key, 's', 'q')
+  -- What does not fit is for `run` to refuse: one request, and not the whole call.
+  local known = redis.pcall('HMGET', key, 's', 'q')
   local record = known[1]
   if not record or #record ~= LENGTH.Queue or byte(record) ~= VERSION.Queue
     or sub(record, PLACE.Queue.c1, PLACE.Queue.delayed - 1) ~= NONE then return end
@@ -40,7 +41,8 @@ straight['queue.offer'] = function(keys, argv, field, _, found, micros)
   -- As in `turnsOf`, the clock may be behind.
   if shards ~= 1 or window == 0 or ahead < 0 or ahead > 2 or floor(now / MINUTE) > floor(since / MINUTE) then return end
   local noted = keys[turn % 2 == 0 and 11 or 12]
-  local former = match(call('HGET', noted, 'p' .. node) or '', '^%d+')
+  local former = redis.pcall('HGET', noted, 'p' .. node)
+  former = type(former) == 'string' and match(former, '^%d+')
   if not former or former + 0 >= offer + 0 then return end
 
   local claim, credit, sent, state, behind, token, newest

@@ -1,14 +1,14 @@
 /** Handlers driven directly, without any code of the kernel's. */
 import { assert } from "@effect/vitest"
-import { Effect } from "effect"
+import { Effect, identity } from "effect"
 import { Redis as IoRedis } from "ioredis"
 import { keyOf, kindOf } from "../../src/internal/actor/keys.ts"
 import { body, kinds, library, protocol, roles } from "../../src/internal/actor/lua.ts"
 import { replaced } from "../torture/library.ts"
 import type { Server } from "./servers.ts"
 
-/** A client of a server that has the actors, under a name of their own; perhaps with a clock so many seconds ahead. */
-export const client = (server: Server, ahead = 0) =>
+/** A client of a server that has the actors, under a name of their own; perhaps with a clock so many seconds ahead, or changed. */
+export const client = (server: Server, ahead = 0, change: (script: string) => string = identity) =>
   Effect.gen(function*() {
     const redis = yield* Effect.acquireRelease(
       Effect.sync(() => new IoRedis(server.port, server.host)),
@@ -17,7 +17,7 @@ export const client = (server: Server, ahead = 0) =>
     const clock = "local time = call('TIME')"
     const later = replaced(body, clock, `${clock}\ntime[1] = format('%d', time[1] + ${ahead})`)
     // Tests have fewer waiters than that.
-    const script = replaced(later, "MOST_INLINE = 64", "MOST_INLINE = 3")
+    const script = change(replaced(later, "MOST_INLINE = 64", "MOST_INLINE = 3"))
     yield* Effect.promise(() =>
       redis.call(
         "FUNCTION",
