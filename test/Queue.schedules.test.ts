@@ -1,6 +1,6 @@
 /** Recurring jobs: one for each tick, over processes, their deaths, pauses and losses. */
 import { assert, layer } from "@effect/vitest"
-import { Cron, DateTime, Effect, Exit, Layer, Option, Schema, Stream } from "effect"
+import { Cron, DateTime, Effect, Exit, Layer, Option, Schedule, Schema, Stream } from "effect"
 import { Queue } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
 import { decodeTimes, encodeTimes, ticksOf } from "../src/internal/queue/calendar.ts"
@@ -297,6 +297,27 @@ layer(TestServer.layer, live)("a schedule", (it) => {
           assert.strictEqual(delayed, 0)
           assert.isAbove(waiting, 2)
         }))
+      })))
+
+  it.effect("has jobs without the options that single jobs have", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        // A type that has more is a type of these.
+        const wide = {
+          priority: "low",
+          group: "g",
+          lifo: true,
+          id: "x",
+          after: ["n1-1"],
+          retry: Schedule.recurs(1)
+        } as const
+        const worked: Array<number> = []
+        yield* Effect.forkScoped(queue.run((payload) => Effect.sync(() => worked.push(payload))))
+        yield* queue.schedule("s", "1 second", 1, wide)
+        yield* eventually(Effect.sync(() => assert.isAtLeast(worked.length, 2)))
+        yield* queue.offer(2)
+        yield* eventually(Effect.sync(() => assert.include(worked, 2)))
       })))
 
   it.effect("refuses what makes no sense", () =>

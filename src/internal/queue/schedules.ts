@@ -102,11 +102,13 @@ export class Schedules {
     name: string,
     input: Cron.Cron | Duration.Input,
     body: string,
-    { missed = "once", ...options }: ScheduleOptions
+    { attempts, expires, missed = "once", priority, timeout }: ScheduleOptions
   ): Effect.Effect<void, CoordinatorError> {
     oneOf(missed, "missed", ["once", "skip", "all"])
     const times = timesOf(input)
     const spec = encodeTimes(times)
+    // No others: a job of the actor's own can have no texts.
+    const options = { attempts, expires, priority, timeout }
     const { more } = wishOf(body, options, { trace: "", context: Context.empty() }, 0)
     this.watch()
     const args = [this.#id, name, spec, more, body, everyOf(times), missed] as const
