@@ -290,6 +290,7 @@ end
 -- keys: hash, items
 -- args: id string, arrival string, member string, contribution string, parties number, mode string
 -- reply: ["queued", ahead number] | ["granted", token string, generation number, contributions json, index number] | ["passed", generation number, contributions json, index number] | ["broken", generation number, missing number, why string, index number]
+-- flags: heard
 handlers['barrier.arrive'] = function(ctx, key, id, arrival, member, contribution, parties, mode)
   local state, enrolled = loadBarrier(key, 'o' .. claimOf(ctx, member))
   if not state or state.members == 0 then state = newBarrier(ctx, tonumber(parties), state) end
@@ -366,7 +367,7 @@ end
 -- keys: hash, items
 -- args: arrival string
 -- reply: ["passed"] | ["broken", generation number, missing number, why string, index number] | ["absent"]
--- flags: allow-oom
+-- flags: allow-oom, heard
 handlers['barrier.release'] = function(ctx, key, arrival)
   local state = loadBarrier(key)
   if not state then return ABSENT end

@@ -346,9 +346,10 @@ local function takeOfGroups(ctx, queue, level, claim, count, items)
     for _, begun in ipairs(beginHeads(ctx, queue, names)) do
       local job, group = begun[1], begun[2]
       local entries = call('XCLAIM', queue.U, JOBS, consumerOf(job.letter, claim), 0, job.id)
-      local fields, notes = entries[1][2], notesOf(queue, job.letter, entries)
+      local fields = entries[1] and entries[1][2]
+      local notes = fields and notesOf(queue, job.letter, entries)
       if notes then reviseFields(fields, notes[1], notes[3]) end
-      if expireJob(ctx, queue, job.letter, job.id, fields) then
+      if not fields or expireJob(ctx, queue, job.letter, job.id, fields) then
         group.active, group.tat, group.served = group.active - 1, begun[3], group.served - 1
       else
         items[#items + 1] = describedJob(job.letter, job.id, text(job.count + 1), fields)

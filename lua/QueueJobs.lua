@@ -190,12 +190,13 @@ end
 -- queue.complete: as `queue.finish`, adds the jobs that follow it, as `queue.offer` does, and sends errands, which are JSON texts, one a
 -- line: none, if the job is not there any more
 -- keys: all
--- args: id string, job string, given string, deduped string, outcome string, life number, take number, delivery number, values string, shapes string, errands string
+-- args: id string, job string, given string, deduped string, outcome string, life number, take number, values string, shapes string, errands string
 -- reply: ["done"] | ["missing"]
-handlers['queue.complete'] = function(ctx, key, id, job, given, deduped, outcome, life, take, delivery, values, shapes, errands)
+-- flags: heard
+handlers['queue.complete'] = function(ctx, key, id, job, given, deduped, outcome, life, take, values, shapes, errands)
   local queue, worker = askingWorker(ctx, key, id)
   if not worker then return MISSING end
-  if finishJob(ctx, queue, worker, job, given, deduped, outcome, life, delivery) then
+  if finishJob(ctx, queue, job, given, deduped, outcome, life) then
     storeJobs(ctx, queue, values, shapes, false)
     if errands ~= '' then extend.entrust(ctx, queue, errands) end
   end

@@ -134,21 +134,19 @@ local function giveCredit(ctx, queue, worker, take)
 end
 
 -- queue.done: a worker has done plain jobs, and takes so many more. The jobs are their ids without the letter, which stands
--- before those of each stream, and `delivery` is the last one that a job of them came with. If Redis does not know of that, a fail-over has
--- undone it: then jobs count that the worker has in hand, and no others.
+-- before those of each stream.
 -- keys: all
--- args: id string, jobs string, take number, delivery number
+-- args: id string, jobs string, take number
 -- reply: ["done"] | ["missing"]
--- flags: allow-oom
-handlers['queue.done'] = function(ctx, key, id, jobs, take, delivery)
-  local queue, worker, claim = askingWorker(ctx, key, id)
+-- flags: allow-oom, heard
+handlers['queue.done'] = function(ctx, key, id, jobs, take)
+  local queue, worker = askingWorker(ctx, key, id)
   if not worker then return MISSING end
-  local sorted, done, letter, undone = {}, 0, nil, tonumber(delivery) > worker.sent
+  local sorted, done, letter = {}, 0, nil
   for part in string.gmatch(jobs, '%S+') do
     if #part == 1 then
       letter = part
-    elseif (queue.cancelled == 0 or not extend.freed(queue, letter, part))
-      and not (undone and holdingOf(queue, letter, part) ~= claim) then
+    elseif queue.cancelled == 0 or not extend.freed(queue, letter, part) then
       local ids = sorted[letter] or {}
       sorted[letter], ids[#ids + 1] = ids, part
     end
@@ -173,11 +171,10 @@ handlers['queue.done'] = function(ctx, key, id, jobs, take, delivery)
   return '["done"]'
 end
 
--- A job of a worker is done. Answers whether it was there.
-local function finishJob(ctx, queue, worker, job, given, deduped, outcome, life, delivery)
+-- A job is done. Answers whether it was there.
+local function finishJob(ctx, queue, job, given, deduped, outcome, life)
   local letter, at = split(job)
   if queue.cancelled > 0 and extend.freed(queue, letter, at) then return false end
-  if tonumber(delivery) > worker.sent and holdingOf(queue, letter, at) ~= worker.claim then return false end
   if groups.levels[letter] then groups.done(queue, letter, { at }) end
   if removeJob(queue, letter, at) == 0 then return false end
   queue.active, queue.completed = queue.active - 1, queue.completed + 1
@@ -188,15 +185,15 @@ local function finishJob(ctx, queue, worker, job, given, deduped, outcome, life,
 end
 
 -- queue.finish: a worker has done a job whose id its producer gave, or whose outcome is kept: for so many ms, or with `life` 0 as long as
--- ids are; `delivery` is the one that it came with
+-- ids are
 -- keys: all
--- args: id string, job string, given string, deduped string, outcome string, life number, take number, delivery number
+-- args: id string, job string, given string, deduped string, outcome string, life number, take number
 -- reply: ["done"] | ["missing"]
--- flags: allow-oom
-handlers['queue.finish'] = function(ctx, key, id, job, given, deduped, outcome, life, take, delivery)
+-- flags: allow-oom, heard
+handlers['queue.finish'] = function(ctx, key, id, job, given, deduped, outcome, life, take)
   local queue, worker = askingWorker(ctx, key, id)
   if not worker then return MISSING end
-  finishJob(ctx, queue, worker, job, given, deduped, outcome, life, delivery)
+  finishJob(ctx, queue, job, given, deduped, outcome, life)
   giveCredit(ctx, queue, worker, take)
   return '["done"]'
 end

@@ -242,7 +242,7 @@ end
 -- keys: hash, items
 -- args: id string, accepted boolean
 -- reply: ["acknowledged"] | ["absent"]
--- flags: allow-oom
+-- flags: allow-oom, heard
 handlers['rendezvous.acknowledge'] = function(ctx, key, id, accepted)
   local claim = claimOf(ctx, id)
   local item = match(call('HGET', key, 'c' .. claim) or '', '^t (%S+)')
@@ -303,7 +303,7 @@ end
 -- keys: hash, items
 -- args: id string
 -- reply: ["accepted"] | ["alone"]
--- flags: allow-oom
+-- flags: allow-oom, heard
 handlers['rendezvous.accept'] = function(ctx, key, id)
   local claim = claimOf(ctx, id)
   local party = match(call('HGET', key, 'c' .. claim) or '', '^e (%S+)')

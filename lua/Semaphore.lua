@@ -128,8 +128,8 @@ local function serve(ctx, key, state, changed)
     if weight > state.capacity then
       tell(ctx, { claim }, continued('exceeds', state.capacity))
     elseif weight == 0 then
-      call('HSET', key, 'o' .. claim, '')
-      state.members = state.members + 1
+      -- If a fail-over has undone this, and the member has asked again since, it is one already.
+      state.members = state.members + call('HSET', key, 'o' .. claim, '')
       tell(ctx, { claim }, continued('joined', state.capacity))
     else
       local token, value = hold(ctx, state, weight)

@@ -237,6 +237,17 @@ local function write(ctx, writes)
   if writes[1] then call('HSET', ctx.sessions, unpack(writes)) end
 end
 
+-- Whether an event was posted that the session has read. If it was not, Redis has forgotten it, and perhaps posted others since.
+local function isPosted(ctx, state, id, read)
+  if read >= state.posted then return read == state.posted and id == text(read) .. '-' .. text(state.stamp) end
+  if read <= state.read then return true end
+  local mailbox = mailboxOf(ctx, ctx.session)
+  if call('XRANGE', mailbox, id, id)[1] then return true end
+  -- One that was trimmed, because there were too many, is in front of all that are left.
+  local first = call('XRANGE', mailbox, '-', '+', 'COUNT', 1)[1]
+  return not first or tonumber(match(first[1], '^%d+')) > read
+end
+
 run = function(keys, argv)
   local session = argv[1]
   local micros, seconds = readTime()
@@ -276,10 +287,7 @@ run = function(keys, argv)
   if read then
     local id = read
     read = tonumber(match(id, '^%d+'))
-    -- Read, and not posted: Redis has forgotten what it delivered.
-    if read > state.posted or read == state.posted and id ~= text(read) .. '-' .. text(state.stamp) then
-      return '["gap"]'
-    end
+    if not isPosted(ctx, state, id, read) then return '["gap"]' end
     if floor(read / TRIM_EVERY) > floor(state.read / TRIM_EVERY) then
       call('XTRIM', mailboxOf(ctx, session), 'MINID', text(read) .. '-0')
     end

@@ -21,7 +21,10 @@ interface Handler {
   /** It is about several resources of one kind. */
   readonly each: boolean
   readonly args: ReadonlyArray<readonly [name: string, type: Type]>
+  /** It may run when the server is out of memory. */
   readonly oom: boolean
+  /** It follows from what its session has heard. */
+  readonly heard: boolean
   readonly replies: ReadonlyArray<readonly [tag: string, fields: ReadonlyArray<readonly [name: string, type: Type]>]>
 }
 
@@ -80,7 +83,16 @@ const parse = (file: string, source: string): ReadonlyArray<Handler> => {
         fail(`${where} answers "${used[1]}", which its header does not declare`)
       }
     }
-    handlers.push({ verb, roles, each, args, oom: field("flags") === "allow-oom", replies })
+    const flags = field("flags")?.split(", ") ?? []
+    handlers.push({
+      verb,
+      roles,
+      each,
+      args,
+      oom: flags.includes("allow-oom"),
+      heard: flags.includes("heard"),
+      replies
+    })
   }
   return handlers
 }
@@ -273,6 +285,11 @@ ${
 /** Requests that may run when the server is out of memory: they only renew, release or acknowledge. */
 export const allowOom: ReadonlySet<string> = new Set(${
   JSON.stringify(handlers.filter(({ oom }) => oom).map(({ verb }) => verb))
+})
+
+/** Requests that follow from what their session has heard: Redis has to know what that was. */
+export const heard: ReadonlySet<string> = new Set(${
+  JSON.stringify(handlers.filter(({ heard }) => heard).map(({ verb }) => verb))
 })
 
 /** The keys of a resource of each kind, by role. */

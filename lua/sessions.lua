@@ -171,7 +171,7 @@ end
 -- keys: none
 -- args:
 -- reply: ["renewed", posted number, due strings]
--- flags: allow-oom
+-- flags: allow-oom, heard
 handlers['session.renew'] = function(ctx)
   local state = sessionOf(ctx, ctx.session)
   if state then

@@ -229,7 +229,7 @@ const drive = async (
     const given = `f/r/${stamp}/${job.at + 1}/${job.generation}`
     if (state === "c") await queue.send("W", "queue.cancel", [given])
     else if (state === "d") {
-      await queue.send("W", "queue.finish", ["w", job.id, given, "", `["success",${job.at}]`, 0, 1, 0])
+      await queue.send("W", "queue.finish", ["w", job.id, given, "", `["success",${job.at}]`, 0, 1])
     } else await queue.send("W", "queue.bury", ["w", job.id, "failed", "no", `["failed","no"]`, 1])
     model.end(job.at, job.generation, state)
     if (next() < 0.1) await queue.repeat("W")

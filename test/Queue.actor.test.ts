@@ -263,8 +263,8 @@ const model = (at: number, { nameOf, now, partition, rules: { limit, spacing } }
       case "finish":
         if (!isCancelled) completed++
         gone(job)
-        if (job.given !== "") await queue.send(name, "queue.finish", [claim, id, job.given, "", "", 0, more, 0])
-        else await queue.send(name, "queue.done", [claim, `${id[0]} ${id.slice(1)}`, more, 0])
+        if (job.given !== "") await queue.send(name, "queue.finish", [claim, id, job.given, "", "", 0, more])
+        else await queue.send(name, "queue.done", [claim, `${id[0]} ${id.slice(1)}`, more])
         return
       case "retry":
       case "later":

@@ -96,7 +96,7 @@ layer(TestServer.layer, live)("jobs that run after others", (it) => {
         assert.deepStrictEqual(await state(), { waiting: 1, dead: 0, blocked: 2000 })
         await queue.send("s", "queue.work", ["w", 1])
         // The work of a call is bounded, and the alarm goes on at once.
-        await queue.send("s", "queue.done", ["w", `n ${before.slice(1)} `, 0, 0])
+        await queue.send("s", "queue.done", ["w", `n ${before.slice(1)} `, 0])
         let { blocked } = await state()
         let calls = 1
         for (; blocked > 0; calls++) {
@@ -198,8 +198,8 @@ const model = (at: number, { fieldsOf, partition, session }: World) => {
     if (what === "cancel") await queue.send(session(), "queue.cancel", [id, 0])
     else if (what === "retry") await queue.send(session(), "queue.retry", [worker, id, 0, 1, 1])
     else if (what === "bury") await queue.send(session(), "queue.bury", [worker, id, "failed", "no", outcome, 1])
-    else if (kept) await queue.send(session(), "queue.finish", [worker, id, "", "", outcome, 0, 1, 0])
-    else await queue.send(session(), "queue.done", [worker, `${id[0]} ${id.slice(1)} `, 1, 0])
+    else if (kept) await queue.send(session(), "queue.finish", [worker, id, "", "", outcome, 0, 1])
+    else await queue.send(session(), "queue.done", [worker, `${id[0]} ${id.slice(1)} `, 1])
     // It may have been cancelled in front of that.
     if (!isOpen(job)) return
     if (what === "retry") held.delete(job)

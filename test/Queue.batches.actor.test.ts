@@ -309,9 +309,9 @@ const drive = async (redis: Redis, both: readonly [Rules, Rules], calls: Readonl
         const [given, deduped] = [fieldOf(raw, "i") ?? "", fieldOf(raw, "q") ?? ""]
         const outcome = outcomeOf(raw)
         if (given === "" && deduped === "" && outcome === "") {
-          return [["queue.done", [own, `${raw[0][0]} ${raw[0].slice(1)} `, 1, 0], hash]]
+          return [["queue.done", [own, `${raw[0][0]} ${raw[0].slice(1)} `, 1], hash]]
         }
-        return [["queue.finish", [own, raw[0], given, deduped, outcome, 0, 1, 0], hash]]
+        return [["queue.finish", [own, raw[0], given, deduped, outcome, 0, 1], hash]]
       }
       case "complete": {
         const raw = inHand()
@@ -321,7 +321,7 @@ const drive = async (redis: Redis, both: readonly [Rules, Rules], calls: Readonl
         const follower = pick % 2 === 0 ? [text, `${text.length} `] : [text + group, `${text.length}g${group.length} `]
         return [[
           "queue.complete",
-          [own, raw[0], fieldOf(raw, "i") ?? "", fieldOf(raw, "q") ?? "", outcomeOf(raw), 0, 1, 0, ...follower, ""],
+          [own, raw[0], fieldOf(raw, "i") ?? "", fieldOf(raw, "q") ?? "", outcomeOf(raw), 0, 1, ...follower, ""],
           hash
         ]]
       }

@@ -53,7 +53,7 @@ layer(TestServer.layer, live)("a call", (it) => {
       await redis.hset(errands, "ws/e", "of another program")
       const replies = await sendAll("s", [
         ["queue.offer", ["2", "1", "node", 2], two],
-        ["queue.complete", ["w", `n${stamp}-${first}`, "", "", "", 0, 1, 0, "", "", "[1]"]]
+        ["queue.complete", ["w", `n${stamp}-${first}`, "", "", "", 0, 1, "", "", "[1]"]]
       ])
       assert.deepStrictEqual(replies, [["failed", "defect"], ["failed", "defect"]])
       assert.strictEqual((await look("queue.state", []))[7], 1)
@@ -135,7 +135,7 @@ layer(TestServer.layer, live)("a call", (it) => {
       // Nothing is left of a queue without jobs and members. Its job waits for a process that has it open.
       await sendAll("s", [
         ["session.leave", ["m"]],
-        ["queue.finish", ["w", job, given, "", `["success",1]`, 0, 1, 0], two]
+        ["queue.finish", ["w", job, given, "", `["success",1]`, 0, 1], two]
       ])
       assert.deepStrictEqual(await look("queue.state", []), ["missing"])
       await open("d")

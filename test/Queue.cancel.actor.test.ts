@@ -36,10 +36,10 @@ const started = async (queue: ReturnType<typeof actor>, limit: number, workers =
 const ends: {
   readonly [what: string]: (queue: ReturnType<typeof actor>, name: string, job: string) => Promise<unknown>
 } = {
-  done: (queue, name, job) => queue.send(name, "queue.done", ["w", `${parted(job)} `, 1, 0]),
-  finish: (queue, name, job) => queue.send(name, "queue.finish", ["w", job, "", "", `["success",1]`, 0, 1, 0]),
+  done: (queue, name, job) => queue.send(name, "queue.done", ["w", `${parted(job)} `, 1]),
+  finish: (queue, name, job) => queue.send(name, "queue.finish", ["w", job, "", "", `["success",1]`, 0, 1]),
   complete: (queue, name, job) =>
-    queue.send(name, "queue.complete", ["w", job, "", "", `["success",1]`, 0, 1, 0, "7", "1 ", ""]),
+    queue.send(name, "queue.complete", ["w", job, "", "", `["success",1]`, 0, 1, "7", "1 ", ""]),
   retry: (queue, name, job) => queue.send(name, "queue.retry", ["w", job, 0, "1", 1]),
   later: (queue, name, job) => queue.send(name, "queue.retry", ["w", job, 60_000, "1", 1]),
   bury: (queue, name, job) => queue.send(name, "queue.bury", ["w", job, "failed", "no", `["failed","no"]`, 1]),
@@ -82,7 +82,7 @@ layer(TestServer.layer, live)("a job of the queue actor that is cancelled while 
             const second = (await begun()).find((job) => job !== first)
             assert.isDefined(second, "the slot was not freed")
             assert.strictEqual(await activeIn(), 1)
-            await queue.send(await holderOf(second!), "queue.finish", ["w", second!, "", "", `["success",2]`, 0, 1, 0])
+            await queue.send(await holderOf(second!), "queue.finish", ["w", second!, "", "", `["success",2]`, 0, 1])
             const [, ready, delayed, active, dead, , , completed] = await queue.look("queue.state", [])
             assert.deepStrictEqual([...ready, delayed, active, dead, completed].map(Number), [0, 0, 0, 0, 0, 0, 0, 1])
             assert.deepStrictEqual(await queue.send("p", "queue.watch", ["p", first!]), ["outcome", first!, [
@@ -128,7 +128,7 @@ layer(TestServer.layer, live)("a job of the queue actor that is cancelled while 
         assert.strictEqual(removed.reduce((sum, one) => sum + one, 0), 1)
         assert.isBelow(removed.length, 9)
         const all = [...jobs, late].map((job) => job.slice(1)).join(" ")
-        for (let time = 0; time < 2; time++) await queue.send("s0", "queue.done", ["w", `n ${all} `, 0, 0])
+        for (let time = 0; time < 2; time++) await queue.send("s0", "queue.done", ["w", `n ${all} `, 0])
         const [, , , active, , , , completed] = await queue.look("queue.state", [])
         assert.deepStrictEqual([active, completed], [0, 0])
         assert.isEmpty((await redis.hkeys(queue.key)).filter((field) => field.startsWith("j")))

@@ -124,7 +124,7 @@ const run = async (queue: ReturnType<typeof actor>, calls: ReadonlyArray<Call>, 
         assert.isFalse(told.has(reference), `${reference} was told twice`)
         assert.strictEqual(references.get(job), reference)
         told.set(reference, outcome)
-        await queue.send("d", "queue.done", ["d", `n ${errand.slice(1)} `, 1, 0], undefined, "", [errands])
+        await queue.send("d", "queue.done", ["d", `n ${errand.slice(1)} `, 1], undefined, "", [errands])
       }
     }
   }
@@ -188,7 +188,7 @@ const run = async (queue: ReturnType<typeof actor>, calls: ReadonlyArray<Call>, 
     }
     const outcome = references.has(job) ? JSON.stringify(ended[one.do]) : ""
     if (one.do === "bury") await queue.send(worker(), "queue.bury", ["w", job, "failed", "no", outcome, 1])
-    else await queue.send(worker(), "queue.finish", ["w", job, "", "", outcome, 0, 1, 0])
+    else await queue.send(worker(), "queue.finish", ["w", job, "", "", outcome, 0, 1])
     end(job, ended[one.do])
   }
   for (const next of calls) {

@@ -281,11 +281,11 @@ const model = (which: number, { limit, nameOf, partition, spacing }: World) => {
     switch (how) {
       case "done":
         job.state = "gone"
-        await queue.send(name, "queue.done", [own, `${id[0]} ${id.slice(1)}`, 1, 0])
+        await queue.send(name, "queue.done", [own, `${id[0]} ${id.slice(1)}`, 1])
         return
       case "finish":
         job.state = "gone"
-        await queue.send(name, "queue.finish", [own, id, job.former ?? "", "", "", 0, 1, 0])
+        await queue.send(name, "queue.finish", [own, id, job.former ?? "", "", "", 0, 1])
         return
       case "bury":
         bury(job)

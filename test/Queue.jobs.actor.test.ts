@@ -321,8 +321,8 @@ const model = (at: number, { noted, onFull, partition, worker }: World) => {
         settling.add(active)
         const { deduped, id } = active
         await (deduped === ""
-          ? send(by, "queue.done", [claim, `${id[0]} ${id.slice(1)}`, 0, 0])
-          : send(by, "queue.finish", [claim, id, "", deduped, "", 0, 0, 0]))
+          ? send(by, "queue.done", [claim, `${id[0]} ${id.slice(1)}`, 0])
+          : send(by, "queue.finish", [claim, id, "", deduped, "", 0, 0]))
         return settled(active, gone)
       }
       case "retry": {
@@ -498,39 +498,8 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       await send("worker", "session.leave", ["w"])
       assert.strictEqual(await offer("1q2", "kx", 3), kept)
       await work(1)
-      await send("worker", "queue.finish", ["w", first, "", "kx", "", 0, 1, 0])
+      await send("worker", "queue.finish", ["w", first, "", "kx", "", 0, 1])
       assert.deepStrictEqual(await delivered(), [[first, 1], [first, 1], [kept, 3]])
-    }))
-
-  it.effect("stay where they are when a fail-over has undone their delivery", () =>
-    alone(async ({ delivered, look, offer, send, work }) => {
-      await work(2)
-      const [one, two] = [await offer("1"), await offer("1")]
-      const [first, later, ...waiting] = [
-        await offer("1d60000"),
-        await offer("1d60000i1", "i"),
-        await offer("1"),
-        await offer("1")
-      ]
-      const counts = async () => {
-        const [, ready, delayed, active] = await look("queue.state", [])
-        return [ready, delayed, active]
-      }
-      const before = await counts()
-      assert.deepStrictEqual(before, [[0, 0, 2, 0], 2, 2])
-      // The worker was sent two deliveries, and none of these came with a third one that Redis still knows.
-      for (const job of [first, waiting[0]!]) {
-        await send("worker", "queue.done", ["w", `${job[0]} ${job.slice(1)} `, 0, 3])
-        assert.deepStrictEqual(await counts(), before)
-      }
-      await send("worker", "queue.finish", ["w", later!, "i", "", "", 0, 0, 3])
-      await send("worker", "queue.complete", ["w", later!, "i", "", "", 0, 0, 3, "1", "1 ", ""])
-      assert.deepStrictEqual(await counts(), before)
-      // It has these, whatever they came with.
-      await send("worker", "queue.done", ["w", `n ${one.slice(1)} `, 0, 3])
-      await send("worker", "queue.finish", ["w", two, "", "", "", 0, 0, 3])
-      assert.deepStrictEqual(await counts(), [[0, 0, 2, 0], 2, 0])
-      assert.deepStrictEqual(await delivered(), [[one, 1], [two, 1]])
     }))
 
   it.effect("expire, so many in a call", () =>
@@ -563,11 +532,11 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       assert.strictEqual(await left(), 608)
       const ids = new Map<string, Array<string>>()
       for (const id of begun.slice(7)) ids.set(id[0]!, [...ids.get(id[0]!) ?? [], id.slice(1)])
-      await send("worker", "queue.finish", ["w", begun[0]!, "", "", "[\"success\",1]", 0, 0, 0])
-      await send("worker", "queue.complete", ["w", begun[1]!, "", "", "", 0, 0, 0, `1`, "1", ""])
+      await send("worker", "queue.finish", ["w", begun[0]!, "", "", "[\"success\",1]", 0, 0])
+      await send("worker", "queue.complete", ["w", begun[1]!, "", "", "", 0, 0, `1`, "1", ""])
       await send("worker", "queue.bury", ["w", begun[2]!, "failed", "no", "", 0])
       await send("producer", "queue.cancel", [begun[3]!, 0])
-      for (const [letter, parts] of ids) await send("worker", "queue.done", ["w", `${letter} ${parts.join(" ")}`, 0, 0])
+      for (const [letter, parts] of ids) await send("worker", "queue.done", ["w", `${letter} ${parts.join(" ")}`, 0])
       assert.strictEqual(await left(), 5)
       // Of one that goes back it is known.
       await send("worker", "queue.retry", ["w", begun[4]!, 60_000, "1", 0])
@@ -611,7 +580,7 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       await work(2)
       await offers(["1g1", "1g1"], "g")
       const [[id]] = await delivered() as [[string, number]]
-      await send("worker", "queue.done", ["w", `${id[0]} ${id.slice(1)}`, 0, 0])
+      await send("worker", "queue.done", ["w", `${id[0]} ${id.slice(1)}`, 0])
       await redis.del(keys("")[1]!)
       await join({ groupspacing: 60_000 })
       assert.isTrue(await alarm() > 0)

@@ -90,7 +90,7 @@ layer(TestServer.layer, live)("a queue", (it) => {
         assert.isTrue(handed.every(([, count]) => count === 65_536 + 2))
         for (let left = 6; left > 0; left--) {
           const job = (await deliveredTo(queue, "C"))[6 - left]![0]
-          await queue.send("C", "queue.done", ["w", `${job.slice(0, 1)} ${job.slice(1)}`, 1, 0])
+          await queue.send("C", "queue.done", ["w", `${job.slice(0, 1)} ${job.slice(1)}`, 1])
         }
         await queue.send("C", "queue.discard", [""])
         await queue.send("C", "session.leave", ["w"])
@@ -161,7 +161,7 @@ layer(TestServer.layer, live)("a queue", (it) => {
         await queue.send("A", "queue.work", ["w", 2])
         await offer(queue, "A", ["ng1"], "g")
         const [[job]] = await deliveredTo(queue, "A") as [[string, number]]
-        await queue.send("A", "queue.done", ["w", `${job.slice(0, 1)} ${job.slice(1)}`, 1, 0])
+        await queue.send("A", "queue.done", ["w", `${job.slice(0, 1)} ${job.slice(1)}`, 1])
         for (const id of ["w", "m"]) await queue.send("A", "session.leave", [id])
         const keys = await redis.keys(`${queue.key.slice(0, -2)}*`)
         const lives = await Promise.all(keys.map((key) => redis.pttl(key)))

@@ -166,7 +166,7 @@ layer(TestServer.layer, live)("the queue actor with deques", (it) => {
               (items as Array<[string]>).map(([id]) => id)
             ),
           done: (name: string, id: string, take = 1) =>
-            queue.send(name, "queue.done", ["w", `${id[0]} ${id.slice(1)}`, take, 0])
+            queue.send(name, "queue.done", ["w", `${id[0]} ${id.slice(1)}`, take])
         }
       })
     })
@@ -523,16 +523,16 @@ const run = async (
     switch (how) {
       case "done":
         job.state = "gone"
-        return void await queue.send(name, "queue.done", ["w", `${id[0]} ${id.slice(1)}`, 1, 0])
+        return void await queue.send(name, "queue.done", ["w", `${id[0]} ${id.slice(1)}`, 1])
       case "finish":
         job.state = "gone"
-        return void await queue.send(name, "queue.finish", ["w", id, "", "", "", 0, 1, 0])
+        return void await queue.send(name, "queue.finish", ["w", id, "", "", "", 0, 1])
       case "follow": {
         job.state = "gone"
         const own = names[worker]
         const body = String(++values)
         await queue.send(name, "queue.complete", [
-          ...["w", id, "", "", "", 0, 1, 0],
+          ...["w", id, "", "", "", 0, 1],
           ...own === undefined ? [body, `${body.length}`] : [body + own, `${body.length}o${own.length}`],
           ""
         ])

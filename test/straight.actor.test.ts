@@ -187,7 +187,7 @@ class Pair {
     const [job, , , ...more] = jobs[pick % jobs.length]!
     this.#ended.add(job!)
     if (how === "retry") await this.#send(session, ["queue.retry", ["w", job!, 0, "1", 1]])
-    else if (more.length === 0) await this.#send(session, ["queue.done", ["w", `${job![0]} ${job!.slice(1)}`, 1, 0]])
+    else if (more.length === 0) await this.#send(session, ["queue.done", ["w", `${job![0]} ${job!.slice(1)}`, 1]])
     else {
       const given = more[more.indexOf("i") + 1] ?? ""
       await this.#send(session, ["queue.finish", [
@@ -197,8 +197,7 @@ class Pair {
         "",
         "[\"success\",1]",
         0,
-        1,
-        0
+        1
       ]])
     }
   }

@@ -133,6 +133,19 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
     const own = verb.startsWith("session.renew") ? [] : hashes.flatMap((hash) => rolesOf(verb, hash))
     return (await batch(id, own, [verb, ...args, ...beside], lease, read))[0]!
   }
+  /** As `send`, by a session that has read its mailbox up to an event. Answers the status. */
+  const tell = async (
+    id: string,
+    verb: string,
+    args: ReadonlyArray<string | number>,
+    read: string
+  ): Promise<string> => {
+    const own = rolesOf(verb, key)
+    const number = (numbers.get(id) ?? 0) + 1
+    const [status] = await call([1 + own.length, sessions, ...own, id, `${number} ${read}`, verb, ...args])
+    if (status === "ok") numbers.set(id, number)
+    return status
+  }
   /** Several requests in one call, of this resource where they name none, as the kernel sends them. */
   const sendAll = (id: string, requests: ReadonlyArray<Asked>) => {
     const own: Array<string> = []
@@ -165,6 +178,7 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
     open: (id: string) => ask(id, "session.open", [id, "", usual, protocol, 16, "{}", "", -1]),
     send,
     sendAll,
+    tell,
     together,
     repeat: async (id: string): Promise<Answer | undefined> => last.has(id) ? await call(last.get(id)!) : undefined,
     end: (id: string, closed = false) => ask(id, "session.end", [id, closed ? "1" : ""]),

@@ -877,7 +877,7 @@ export const rareBugs: typeof bugs = {
   // An event under a number that Redis has given before, and forgotten, is taken for that one.
   reusedNumber: {
     lua: [[
-      "if read > state.posted or read == state.posted and id ~= text(read) .. '-' .. text(state.stamp) then",
+      "if not isPosted(ctx, state, id, read) then",
       "if false then"
     ]],
     sources: [[

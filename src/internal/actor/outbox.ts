@@ -9,7 +9,7 @@ import { ascii } from "../redis/resp.ts"
 import type { CoordinatorError } from "./errors.ts"
 import { guard, type Log } from "./hooks.ts"
 import { describeRequest } from "./keys.ts"
-import { allowOom, type Requests } from "./lua.ts"
+import { allowOom, heard, type Requests } from "./lua.ts"
 import type { LossReason, Session } from "./session.ts"
 import {
   type Answer,
@@ -91,8 +91,8 @@ export interface OutboxOptions {
   readonly log: Log
 }
 
-// What was read of the mailbox is acknowledged with every heartbeat, and before that when so much was that Redis trims it: TRIM_EVERY in
-// lua/kernel.lua.
+// What was read of the mailbox is acknowledged with every heartbeat, with what follows from it, and when so much was that Redis trims it:
+// TRIM_EVERY in lua/kernel.lua.
 const trimEvery = 64
 
 /** What hears of the end of a sending. */
@@ -127,8 +127,7 @@ class Sending {
     this.session = session
     this.batch = this.requests = batch
     this.number = number + 1
-    const tells = read - acknowledged >= trimEvery ||
-      read > acknowledged && batch.some(({ verb }) => verb === "session.renew")
+    const tells = read - acknowledged >= trimEvery || read > acknowledged && batch.some(({ verb }) => heard.has(verb))
     this.read = tells ? read : acknowledged
     this.header = ascii(tells ? `${number + 1} ${position}` : String(number + 1))
   }

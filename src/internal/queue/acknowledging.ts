@@ -7,8 +7,6 @@ import type { Session } from "../actor/session.ts"
 // Of one request, for Redis's sake.
 const mostJobs = 512
 
-type Args = [id: string, jobs: string, take: number, delivery: number]
-
 /** Jobs that are done, and how many the worker takes instead. */
 export class Acknowledging implements Request<"queue.done"> {
   readonly verb = "queue.done"
@@ -16,14 +14,12 @@ export class Acknowledging implements Request<"queue.done"> {
   readonly session: Session
   readonly urgent = true
   readonly jobs: Array<string> = []
-  // The last delivery that one of them came with.
-  #delivery = 0
   take = 0
   queued: boolean | undefined = undefined
   cancelled = false
   readonly #worker: string
   readonly #settled: (self: Acknowledging, error: CoordinatorError | undefined) => void
-  #args: Args | undefined = undefined
+  #args: [id: string, jobs: string, take: number] | undefined = undefined
 
   constructor(
     key: string,
@@ -46,14 +42,9 @@ export class Acknowledging implements Request<"queue.done"> {
     return this.jobs.length
   }
 
-  add(job: string, delivery: number): void {
-    this.jobs.push(job)
-    this.#delivery = Math.max(this.#delivery, delivery)
-  }
-
   // Made when it is sent, and the same each time.
-  get args(): Args {
-    return this.#args ??= [this.#worker, parted(this.jobs), this.take, this.#delivery]
+  get args(): [id: string, jobs: string, take: number] {
+    return this.#args ??= [this.#worker, parted(this.jobs), this.take]
   }
 
   settle(): void {

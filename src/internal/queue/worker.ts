@@ -162,7 +162,7 @@ class Worker<R> extends Member implements Crew, Seat {
         ReadonlyArray<string>
       ]
       this.#deliveries.counted(sent)
-      for (; this.#owed > 0; this.#owed--) this.#send()
+      for (; this.#owed > 0; this.#owed--) this.#send(undefined)
       this.#adjust()
       // It may have asked before it began to stop.
       if (this.#retired) this.tell("queue.credit", [this.id, 0, true], ignore)
@@ -250,8 +250,7 @@ class Worker<R> extends Member implements Crew, Seat {
     } else if (!this.#quitted && this.#asked === this.place.channel.session) {
       // The slot of a job that was taken away.
       if (this.session === undefined) this.#owed++
-      else if (isEnding) this.#send(task.key, task.delivery)
-      else this.#send()
+      else this.#send(isEnding ? task.key : undefined)
     }
     if (this.#running === 0) this.#notify()
   }
@@ -277,21 +276,17 @@ class Worker<R> extends Member implements Crew, Seat {
             (told) =>
               this.tell(
                 "queue.complete",
-                [this.id, key, given, deduped, verdict.outcome, life, this.#next(), task.delivery, ...following],
+                [this.id, key, given, deduped, verdict.outcome, life, this.#next(), ...following],
                 told
               )
           )
         }
         return given === "" && deduped === "" && verdict.outcome === "" && noting === undefined
-          ? this.#send(key, task.delivery)
+          ? this.#send(key)
           : this.#tell(
             key,
             (told) =>
-              this.tell(
-                "queue.finish",
-                [this.id, key, given, deduped, verdict.outcome, life, this.#next(), task.delivery],
-                told
-              )
+              this.tell("queue.finish", [this.id, key, given, deduped, verdict.outcome, life, this.#next()], told)
           )
       case "retry":
         return this.#tell(
@@ -313,7 +308,7 @@ class Worker<R> extends Member implements Crew, Seat {
   }
 
   // Acknowledges a job that is done, or was cancelled; or only takes another one.
-  #send(job?: string, delivery = 0): void {
+  #send(job: string | undefined): void {
     const session = this.trusted
     if (session === undefined) return
     const { channel, key } = this.place
@@ -323,7 +318,7 @@ class Worker<R> extends Member implements Crew, Seat {
       this.#unanswered.add(last)
       channel.outbox.request(last)
     }
-    if (job !== undefined) last.add(job, delivery)
+    if (job !== undefined) last.jobs.push(job)
     last.take += this.#next()
   }
 
