@@ -10,6 +10,24 @@ local function everyKey(queue, act)
   }) do act(key) end
 end
 
+-- What the call has changed of the hash, as fields.
+local function changedIn(queue)
+  if #queue.fresh > 0 then listOfWorkers(queue) end
+  if queue.relisted then queue.idle = #queue.list - queue.head + 1 end
+  local args = { queue.key, 's', packQueue(queue) }
+  if queue.relisted then args[4], args[5] = 'q', concat(queue.list, ' ', queue.head) end
+  for claim, worker in pairs(queue.loaded) do
+    if worker and worker.changed then
+      args[#args + 1] = 'w' .. claim
+      local packed = text(worker.credit) .. ' ' .. text(worker.sent) .. (worker.listed and ' 1' or ' 0')
+      if worker.deque then packed = packed .. ' ' .. text(worker.busy) .. ' ' .. worker.deque end
+      args[#args + 1] = packed
+    end
+  end
+  if queue.deques then extend.writeDeques(queue, args) end
+  return args
+end
+
 -- A queue without jobs and members is removed, but for the ids and offers that are still known, and what holds back the next jobs.
 local function forgetQueue(ctx, queue)
   -- What else the end of the call may do must find it as later calls will.
@@ -25,7 +43,7 @@ local function forgetQueue(ctx, queue)
   everyKey(queue, function(key) if key ~= queue.key and key ~= queue.turns then call('DEL', key) end end)
   for source = 1, #FIELD do queue[FIELD[source]] = 0 end
   queue.bounded, queue.expiring = 1, 0
-  call('HSET', queue.key, 's', packQueue(queue))
+  call('HSET', unpack(changedIn(queue)))
   call('PEXPIRE', queue.key, text(known))
   call('PEXPIRE', queue.turns, text(known))
 end
@@ -81,23 +99,10 @@ local function writeQueue(ctx, queue)
   groups.finish(ctx, queue)
   local jobs = jobsOf(queue)
   if jobs == 0 and queue.members == 0 and queue.workers == 0 then return forgetQueue(ctx, queue) end
-  if #queue.fresh > 0 then listOfWorkers(queue) end
-  if queue.relisted then queue.idle = #queue.list - queue.head + 1 end
   -- Jobs stay until they are done; a queue that never had one does not.
   local bounded = queue.bounded
   if jobs > 0 then queue.bounded = 0 elseif not queue.known then queue.bounded = 1 end
-  local args = { queue.key, 's', packQueue(queue) }
-  if queue.relisted then args[4], args[5] = 'q', concat(queue.list, ' ', queue.head) end
-  for claim, worker in pairs(queue.loaded) do
-    if worker and worker.changed then
-      args[#args + 1] = 'w' .. claim
-      local packed = text(worker.credit) .. ' ' .. text(worker.sent) .. (worker.listed and ' 1' or ' 0')
-      if worker.deque then packed = packed .. ' ' .. text(worker.busy) .. ' ' .. worker.deque end
-      args[#args + 1] = packed
-    end
-  end
-  if queue.deques then extend.writeDeques(queue, args) end
-  call('HSET', unpack(args))
+  call('HSET', unpack(changedIn(queue)))
   if queue.bounded < bounded then
     everyKey(queue, function(key) call('PERSIST', key) end)
   elseif queue.bounded > bounded or queue.bounded == 1 and queue.joined then

@@ -171,6 +171,25 @@ layer(TestServer.layer, live)("the queue actor with deques", (it) => {
       })
     })
 
+  it.effect("forgets the deques of dead workers, though ids of jobs are known for longer", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      yield* Effect.promise(async () => {
+        const queue = actor(redis, freshNamespace(), "queue:q")
+        await queue.open("dies")
+        await queue.send("dies", "queue.employ", ["w", 1, "deque", 1, 0, 256])
+        const [, stamp, first] = await queue.send("dies", "queue.offer", ["1i", "1i1", "node", 1])
+        await queue.send("dies", "queue.finish", ["w", `n${stamp}-${first}`, "i", "", "", 0, 1])
+        await queue.end("dies")
+        await queue.reap("dies")
+        assert.deepStrictEqual((await redis.hkeys(queue.key)).filter((field) => /^[DEw]/.test(field)), [])
+        await queue.open("lives")
+        await queue.send("lives", "queue.employ", ["w", 1, "other", 1, 0, 256])
+        const [, found] = await queue.look("queue.deques", [])
+        assert.deepStrictEqual((found as Array<[string]>).map(([name]) => name), ["other"])
+      })
+    }))
+
   it.effect("hands the jobs of a deque without a worker to others, before other jobs", () =>
     Effect.gen(function*() {
       const { begun, deques, done, join, offer, queue } = yield* opened({ keep: 1000 })
