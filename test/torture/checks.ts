@@ -220,6 +220,12 @@ export const linearizable = (holds: ReadonlyArray<Hold>, capacity: number, run: 
     hold.entered === undefined && (hold.outcome !== "busy" || hasQueued(hold)) ||
     isLost(run, hold.client, hold.asked, hold.entered ?? hold.ended ?? Number.POSITIVE_INFINITY)
   )
+  // One that waits is ahead of one that asks whether there is room, also while the process that keeps a lock idle is still being asked for it.
+  const isBehindAnother = (hold: Hold) =>
+    holds.some((other) =>
+      other !== hold && other.wait && other.asked <= hold.ended! &&
+      hold.asked <= (other.entered ?? other.ended ?? Number.POSITIVE_INFINITY)
+    )
   const operations = holds.flatMap((hold): ReadonlyArray<Linearizability.Operation<Step>> => {
     if (hold.entered !== undefined) {
       // Certain once the caller was told, unless a lost session left it to the lease, or Redis was away for longer than a release
@@ -236,7 +242,7 @@ export const linearizable = (holds: ReadonlyArray<Hold>, capacity: number, run: 
         }
       ]
     }
-    const plain = hold.outcome === "busy" && capacity === 1 && !hasQueued(hold) &&
+    const plain = hold.outcome === "busy" && capacity === 1 && !hasQueued(hold) && !isBehindAnother(hold) &&
       !ghosts.some((ghost) =>
         ghost.asked <= hold.ended! && hold.asked <= (ghost.ended ?? Number.POSITIVE_INFINITY) + 2 * run.lease
       )
