@@ -48,35 +48,33 @@ layer(TestServer.layer, live)("what was undone", (it) => {
 
   const delayed = [[0, 0, 0, 0], 1, 0]
 
+  /** Redis forgets that it has delivered a job: how the worker says that it is done, and the event that it has read. */
+  const undone = async ({ kept, offer, passed, posted, ring, send }: Awaited<ReturnType<typeof started>>) => {
+    await send("b", "queue.work", ["w", 9])
+    const [, stamp, first] = await offer("1d1 ")
+    const back = await kept()
+    await passed(2)
+    await ring()
+    const read = (await posted("b")).at(-1)!
+    await back()
+    return { done: ["w", `N ${stamp}-${first} `, 1], read }
+  }
+
   it.effect("is noticed when a job is done that a lost call has delivered", () =>
-    alone(async ({ counts, kept, offer, passed, posted, ring, send, tell }) => {
-      await send("b", "queue.work", ["w", 2])
-      const [, stamp, first] = await offer("1d1 ")
-      const done = ["w", `N ${stamp}-${first} `, 1]
-      const back = await kept()
-      await passed(2)
-      await ring()
-      const read = (await posted("b")).at(-1)!
-      await back()
-      assert.deepStrictEqual(await counts(), delayed)
-      assert.strictEqual(await tell("b", "queue.done", done, read), "gap")
-      assert.deepStrictEqual(await counts(), delayed)
+    alone(async (queue) => {
+      const { done, read } = await undone(queue)
+      assert.deepStrictEqual(await queue.counts(), delayed)
+      assert.strictEqual(await queue.tell("b", "queue.done", done, read), "gap")
+      assert.deepStrictEqual(await queue.counts(), delayed)
     }))
 
   it.effect("is noticed when as many other events were posted since, or more", () =>
-    alone(async ({ counts, kept, offer, passed, posted, ring, send, tell }) => {
-      await send("b", "queue.work", ["w", 9])
-      const [, stamp, first] = await offer("1d1 ")
-      const done = ["w", `N ${stamp}-${first} `, 1]
-      const back = await kept()
-      await passed(2)
-      await ring()
-      const read = (await posted("b")).at(-1)!
-      await back()
+    alone(async (queue) => {
+      const { done, read } = await undone(queue)
       for (const active of [1, 2, 3]) {
-        await offer("1 ")
-        assert.strictEqual(await tell("b", "queue.done", done, read), "gap")
-        assert.deepStrictEqual(await counts(), [[0, 0, 0, 0], 1, active])
+        await queue.offer("1 ")
+        assert.strictEqual(await queue.tell("b", "queue.done", done, read), "gap")
+        assert.deepStrictEqual(await queue.counts(), [[0, 0, 0, 0], 1, active])
       }
     }))
 

@@ -23,7 +23,7 @@ export const mostStepped = mostDelays + 1
 // In milliseconds, a century: the attempt behind such a delay never comes.
 const longest = 3.2e12
 
-// The delays, until the schedule ends or no other is needed; and whether it goes on.
+// As `delaysOf` answers them.
 const stepped = (schedule: Schedule.Schedule<unknown>, most: number) =>
   Effect.gen(function*() {
     const delays: Array<number> = []
