@@ -106,13 +106,10 @@ handlers['flow.begun'] = function(ctx, key, stamp, node, generation, offered)
   return '["active"]'
 end
 
--- Adds nodes behind a node that is just ending, or behind none: `added` has of each its name, its queue, its payload as JSON text, its
--- predecessors among the added nodes (their places, from 1 on), the policies of the edges to those, its successors among the nodes
--- that were there (their names), the policies, and the options of its job as JSON text. A node that is done again adds its nodes again:
--- those keep their edges, and what they have done. While the run stops, they are cancelled, for a retry. Answers the name that is in the
--- way, if one is, and then adds nothing.
-local function addNodes(ctx, flow, behind, from, added)
-  local taken, numbers, known, last, stopped = {}, {}, {}, flow.nodes, flow.stop ~= 0
+-- A number for each new node, and the state of those that the node behind them has added before. Answers the name that
+-- stands in the way, if any.
+local function numberNodes(flow, behind, added)
+  local taken, numbers, known, last = {}, {}, {}, flow.nodes
   for place, one in ipairs(added) do
     local at = call('HGET', flow.items, 'N' .. one[1])
     if at and behind and call('HGET', flow.items, 'm' .. at) == behind then known[place] = nodeAt(flow, at).state end
@@ -123,9 +120,14 @@ local function addNodes(ctx, flow, behind, from, added)
     for _, name in ipairs(known[place] and {} or one[6]) do
       local to = call('HGET', flow.items, 'N' .. name)
       local state = to and nodeAt(flow, to).state
-      if state ~= 'b' and not (stopped and state == 'c') then return name end
+      if state ~= 'b' and not (flow.stop ~= 0 and state == 'c') then return name end
     end
   end
+  return nil, numbers, known, last
+end
+
+-- The edges from each of the new nodes, and those from the node behind them.
+local function edgesOf(added, numbers, known)
   local successors, fresh = {}, {}
   for place in ipairs(added) do successors[place] = {} end
   for place, one in ipairs(added) do
@@ -137,44 +139,61 @@ local function addNodes(ctx, flow, behind, from, added)
       end
     end
   end
+  return successors, fresh
+end
+
+-- The nodes that wait for the new one of number `at` are added to its edges.
+local function delayNodes(flow, at, one, edges)
+  for index, name in ipairs(one[6]) do
+    local to = call('HGET', flow.items, 'N' .. name)
+    local waiting = nodeAt(flow, to)
+    call('HSET', flow.items, 'b' .. to .. '.' .. text(waiting.predecessors), at .. ' ')
+    waiting.open, waiting.predecessors = waiting.open + 1, waiting.predecessors + 1
+    writeNode(flow, to, waiting)
+    edges[#edges + 1] = to .. sub(one[7], index, index)
+  end
+end
+
+local function newNode(ctx, flow, behind, at, one, numbers, known, edges)
+  local predecessors = behind and { behind } or {}
+  local open = #predecessors
+  for _, before in ipairs(one[4]) do
+    predecessors[#predecessors + 1] = numbers[before]
+    if known[before] ~= 'd' then open = open + 1 end
+  end
+  delayNodes(flow, at, one, edges)
+  local line = concat(edges, ' ')
+  local node = {
+    state = 'b', open = open, verdict = 0, generation = 0, successors = 0,
+    predecessors = #predecessors > 0 and 1 or 0, fatal = (line == '' or find(line, 'f', 1, true)) and '1' or '0', undo = '0'
+  }
+  call('HSET', flow.items, 'N' .. one[1], at, 'b' .. at .. '.0', concat(predecessors, ' '))
+  if behind then call('HSET', flow.items, 'm' .. at, behind) end
+  flow.blocked = flow.blocked + 1
+  if flow.stop ~= 0 then
+    moveNode(flow, at, node, 'c')
+  elseif node.open == 0 then
+    moveNode(flow, at, node, 'r')
+    offerNode(ctx, flow, at, node)
+  end
+  return node
+end
+
+-- Adds nodes behind a node that is just ending, or behind none: `added` has of each its name, its queue, its payload as JSON text, its
+-- predecessors among the added nodes (their places, from 1 on), the policies of the edges to those, its successors among the nodes
+-- that were there (their names), the policies, and the options of its job as JSON text. A node that is done again adds its nodes again:
+-- those keep their edges, and what they have done. While the run stops, they are cancelled, for a retry. Answers the name that is in the
+-- way, if one is, and then adds nothing.
+local function addNodes(ctx, flow, behind, from, added)
+  local unfit, numbers, known, last = numberNodes(flow, behind, added)
+  if unfit then return unfit end
+  local successors, fresh = edgesOf(added, numbers, known)
   for place, one in ipairs(added) do
     local at, edges = numbers[place], successors[place]
-    local node
     if known[place] ~= 'd' then
       call('HSET', flow.items, 'd' .. at, '[' .. encoded(one[1]) .. ',' .. encoded(one[2]) .. ',' .. one[8] .. ']', 'p' .. at, one[3])
     end
-    if known[place] then
-      node = nodeAt(flow, at)
-    else
-      local predecessors = behind and { behind } or {}
-      local open = #predecessors
-      for _, before in ipairs(one[4]) do
-        predecessors[#predecessors + 1] = numbers[before]
-        if known[before] ~= 'd' then open = open + 1 end
-      end
-      for index, name in ipairs(one[6]) do
-        local to = call('HGET', flow.items, 'N' .. name)
-        local waiting = nodeAt(flow, to)
-        call('HSET', flow.items, 'b' .. to .. '.' .. text(waiting.predecessors), at .. ' ')
-        waiting.open, waiting.predecessors = waiting.open + 1, waiting.predecessors + 1
-        writeNode(flow, to, waiting)
-        edges[#edges + 1] = to .. sub(one[7], index, index)
-      end
-      local line = concat(edges, ' ')
-      node = {
-        state = 'b', open = open, verdict = 0, generation = 0, successors = 0,
-        predecessors = #predecessors > 0 and 1 or 0, fatal = (line == '' or find(line, 'f', 1, true)) and '1' or '0', undo = '0'
-      }
-      call('HSET', flow.items, 'N' .. one[1], at, 'b' .. at .. '.0', concat(predecessors, ' '))
-      if behind then call('HSET', flow.items, 'm' .. at, behind) end
-      flow.blocked = flow.blocked + 1
-      if stopped then
-        moveNode(flow, at, node, 'c')
-      elseif node.open == 0 then
-        moveNode(flow, at, node, 'r')
-        offerNode(ctx, flow, at, node)
-      end
-    end
+    local node = known[place] and nodeAt(flow, at) or newNode(ctx, flow, behind, at, one, numbers, known, edges)
     if #edges > 0 then
       call('HSET', flow.items, 'e' .. at .. '.' .. text(node.successors), concat(edges, ' '))
       node.successors = node.successors + 1

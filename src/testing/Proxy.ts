@@ -322,6 +322,19 @@ const listening = (state: State, port: number) => {
   }
 }
 
+const stateOf = (target: number): State => ({
+  target,
+  mode: "pass",
+  delays: { requests: 0, replies: 0 },
+  hook: undefined,
+  rules: [],
+  links: new Set(),
+  names: new Map(),
+  connections: 0,
+  requests: 0,
+  replies: 0
+})
+
 const countersOf = (state: State): Proxy["counters"] => ({
   get connections() {
     return state.connections
@@ -347,18 +360,7 @@ const countersOf = (state: State): Proxy["counters"] => ({
 export const make = (target: { readonly port: number }): Effect.Effect<Proxy, never, Scope.Scope> =>
   Effect.gen(function*() {
     const port = yield* reservePort
-    const state: State = {
-      target: target.port,
-      mode: "pass",
-      delays: { requests: 0, replies: 0 },
-      hook: undefined,
-      rules: [],
-      links: new Set(),
-      names: new Map(),
-      connections: 0,
-      requests: 0,
-      replies: 0
-    }
+    const state = stateOf(target.port)
     const { listen, unlisten } = listening(state, port)
     const closeAll = Effect.sync(() => {
       for (const link of Array.from(state.links)) link.reset()

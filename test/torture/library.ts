@@ -680,7 +680,10 @@ export const bugs: { readonly [name: string]: Bug } = {
   restlessRun: {
     only: ["flow"],
     lua: [
-      ["if flow.stop ~= 0 then\nmoveNode(flow, at, node, 'c')", "if false then\nmoveNode(flow, at, node, 'c')"],
+      [
+        "if flow.stop ~= 0 then\nmoveNode(flow, at, node, 'c')\nelseif node.verdict",
+        "if false then\nmoveNode(flow, at, node, 'c')\nelseif node.verdict"
+      ],
       ["if state == 'b' then\nmoveNode(flow, at, node, 'c')", "if false then\nmoveNode(flow, at, node, 'c')"]
     ]
   },

@@ -81,6 +81,31 @@ const encoded = ({ success }: Results, { added }: Task, value: unknown): Exit.Ex
     : Exit.fail(new Unfit("failed", exit.cause))
 }
 
+type Burial = "failed" | "undecodable" | "discarded"
+
+const buried = (
+  results: Results,
+  task: Task,
+  cause: Cause.Cause<unknown>,
+  reason: Burial,
+  text: string
+): Verdict => {
+  const message = shortened(text)
+  if (!task.isKept) return { tag: "bury", reason, message, outcome: "" }
+  const typed = Option.flatMap(
+    Cause.findErrorOption(cause),
+    (error) =>
+      results.error === undefined || reason === "discarded"
+        ? Option.none()
+        : Exit.getSuccess(results.error.encode(error))
+  )
+  const outcome = Option.match(typed, {
+    onNone: () => JSON.stringify([reason, message]),
+    onSome: (error) => `["failure",${error}]`
+  })
+  return { tag: "bury", reason, message, outcome }
+}
+
 export const handlingOf = <A, E, R>(
   { decodeParsed }: Codec<A>,
   results: Results,
@@ -108,22 +133,7 @@ export const handlingOf = <A, E, R>(
   },
   judge: (task, { cause }, lasted) => {
     const error = Cause.squash(cause)
-    const bury = (reason: "failed" | "undecodable" | "discarded", text: string): Verdict => {
-      const message = shortened(text)
-      if (!task.isKept) return { tag: "bury", reason, message, outcome: "" }
-      const typed = Option.flatMap(
-        Cause.findErrorOption(cause),
-        (error) =>
-          results.error === undefined || reason === "discarded"
-            ? Option.none()
-            : Exit.getSuccess(results.error.encode(error))
-      )
-      const outcome = Option.match(typed, {
-        onNone: () => JSON.stringify([reason, message]),
-        onSome: (error) => `["failure",${error}]`
-      })
-      return { tag: "bury", reason, message, outcome }
-    }
+    const bury = (reason: Burial, text: string) => buried(results, task, cause, reason, text)
     const decision = decisionOf(cause)
     if (decision instanceof Snoozed) return Effect.succeed({ tag: "retry", delay: decision.delay, attempted: false })
     if (decision !== undefined) return Effect.succeed(bury("discarded", decision.reason))

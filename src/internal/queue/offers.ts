@@ -72,7 +72,7 @@ export class Offers {
   ): Asker {
     const io = this.#io
     const results: Array<Offered> = []
-    let [asked, answered, ended, over, refused] = [0, 0, false, false, false]
+    let [asked, answered, over, refused] = [0, 0, false, false]
     const end = (result: Effect.Effect<ReadonlyArray<Offered>, QueueError>) => {
       over = true
       resume(result)
@@ -81,7 +81,7 @@ export class Offers {
       answered++
       if (answered < asked) return
       if (refused) end(Effect.fail(this.#full(results)))
-      else if (ended) end(Effect.succeed(results))
+      else if (encoder.ended) end(Effect.succeed(results))
     }
     const asker: Asker = {
       offered: (at: number, offered: Offered | undefined) => {
@@ -105,40 +105,51 @@ export class Offers {
         if (!over) end(Effect.fail(fail(reason)))
       }
     }
-    // One that does not fit has none of those stored that are encoded with it.
-    let wishes: Array<Wish> = []
-    // Answers whether all are encoded that there is room for.
-    const encode = (room: number): boolean => {
+    const feed = () => {
+      if (over || encoder.ended || asker.gone === true) return
+      try {
+        const encoded = encoder.encode(mostAhead - asked + answered)
+        if (encoded === undefined) return
+        if (Exit.isFailure(encoded)) return end(Effect.failCause(encoded.cause))
+        for (const wish of encoded.value) this.#offerer.offer(wish, asker, asked++)
+        if (!over && encoder.ended && answered === asked) end(Effect.succeed(results))
+      } catch (cause) {
+        end(Effect.die(cause))
+      }
+    }
+    const encoder = encoderOf(io, next, feed)
+    feed()
+    return asker
+  }
+}
+
+/** Lets the event loop go on while it encodes many jobs: then it answers `undefined`, and calls `again` in a later turn. */
+const encoderOf = (io: Io, next: () => Exit.Exit<Wish, QueueError> | undefined, again: () => void) => {
+  // One that does not fit has none of those stored that are encoded with it.
+  let wishes: Array<Wish> = []
+  let ended = false
+  return {
+    /** Whether all jobs are encoded. */
+    get ended() {
+      return ended
+    },
+    /** The next jobs, so many at most. */
+    encode: (room: number): Exit.Exit<ReadonlyArray<Wish>, QueueError> | undefined => {
       const until = io.now() + longestTurn
       while (wishes.length < room) {
         const wish = next()
         ended = wish === undefined
         if (wish === undefined) break
-        if (Exit.isFailure(wish)) {
-          end(Effect.failCause(wish.cause))
-          return false
-        }
+        if (Exit.isFailure(wish)) return Exit.failCause(wish.cause)
         wishes.push(wish.value)
         if (io.now() > until && wishes.length < room) {
-          io.after(0, feed)
-          return false
+          io.after(0, again)
+          return undefined
         }
       }
-      return true
+      const encoded = wishes
+      wishes = []
+      return Exit.succeed(encoded)
     }
-    const feed = () => {
-      if (over || ended || asker.gone === true) return
-      try {
-        if (!encode(mostAhead - asked + answered)) return
-        const encoded = wishes
-        wishes = []
-        for (const wish of encoded) this.#offerer.offer(wish, asker, asked++)
-        if (!over && ended && answered === asked) end(Effect.succeed(results))
-      } catch (cause) {
-        end(Effect.die(cause))
-      }
-    }
-    feed()
-    return asker
   }
 }

@@ -63,43 +63,8 @@ export const poolOf = (
       const { channel, space: { kernel: { io } } } = place
       const run = Effect.runForkWith(yield* Effect.context<never>())
       const own = yield* Scope.make()
-      const left = Deferred.makeUnsafe<void>()
       const ended = Deferred.makeUnsafe<void, QueueError>()
-      let ending = false
-
-      // In a fiber of its own: it goes on when the fiber that has asked for it is interrupted.
-      const leave = (grace: number): Effect.Effect<void> =>
-        Effect.suspend(() => {
-          if (ending) return Effect.andThen(crew.stop(grace), Deferred.await(left))
-          ending = true
-          const leaving = Effect.gen(function*() {
-            yield* crew.stop(grace)
-            yield* Scope.close(own, Exit.void)
-            Deferred.doneUnsafe(left, Effect.void)
-            Deferred.doneUnsafe(ended, Effect.void)
-          })
-          run(leaving)
-          return Deferred.await(left)
-        })
-
-      const nothingWaits = crew.nothingWaits.pipe(
-        Effect.catchIf(({ reason }) => isAway(reason), () => Effect.succeed("away" as const)),
-        Effect.mapError(({ reason }) => fail(reason))
-      )
-
-      const drained: Effect.Effect<void, QueueError> = Effect.suspend(() => {
-        const news = newsOf(crew)
-        return Effect.gen(function*() {
-          while (true) {
-            news.forget()
-            const nothing = crew.running === 0 && (yield* nothingWaits)
-            // In one step with the end of the worker: a handler that has begun meanwhile goes on, and a job that comes later goes back.
-            if (nothing === true && crew.running === 0) return crew.retire()
-            yield* news.await((f) => nothing === "away" ? io.after(channel.retryPause, f) : undefined)
-          }
-        }).pipe(Effect.ensuring(Effect.sync(news.end)))
-      })
-
+      const leave = leaving(crew, own, run, () => Deferred.doneUnsafe(ended, Effect.void))
       let [told, joined] = [0, false]
       const obey = () => {
         if (joined && told > 0) run(leave(told === 1 ? usual : 0))
@@ -131,12 +96,56 @@ export const poolOf = (
         size: Effect.sync(() => crew.size),
         running: Effect.sync(() => crew.running),
         resize: (size) => Effect.sync(() => crew.resize(whole(size, "size", mostConcurrency))),
-        drain: Effect.raceFirst(Deferred.await(ended), Effect.andThen(drained, leave(0))),
+        drain: Effect.raceFirst(
+          Deferred.await(ended),
+          Effect.andThen(drained(crew, fail, (f) => io.after(channel.retryPause, f)), leave(0))
+        ),
         shutdown: ({ grace } = {}) => Effect.suspend(() => leave(grace === undefined ? usual : graceOf(grace))),
         await: Deferred.await(ended)
       }
     })
   )
+
+// In a fiber of its own: it goes on when the fiber that has asked for it is interrupted.
+const leaving = (crew: Crew, own: Scope.Closeable, run: (self: Effect.Effect<void>) => unknown, end: () => void) => {
+  const left = Deferred.makeUnsafe<void>()
+  let begun = false
+  return (grace: number): Effect.Effect<void> =>
+    Effect.suspend(() => {
+      if (begun) return Effect.andThen(crew.stop(grace), Deferred.await(left))
+      begun = true
+      run(Effect.gen(function*() {
+        yield* crew.stop(grace)
+        yield* Scope.close(own, Exit.void)
+        Deferred.doneUnsafe(left, Effect.void)
+        end()
+      }))
+      return Deferred.await(left)
+    })
+}
+
+/** Retires the crew as soon as no job waits and no handler runs. `pause` sets the timer until it asks again while Redis is away. */
+const drained = (
+  crew: Crew,
+  fail: Pooling["fail"],
+  pause: (f: () => void) => Timer
+): Effect.Effect<void, QueueError> =>
+  Effect.suspend(() => {
+    const nothingWaits = crew.nothingWaits.pipe(
+      Effect.catchIf(({ reason }) => isAway(reason), () => Effect.succeed("away" as const)),
+      Effect.mapError(({ reason }) => fail(reason))
+    )
+    const news = newsOf(crew)
+    return Effect.gen(function*() {
+      while (true) {
+        news.forget()
+        const nothing = crew.running === 0 && (yield* nothingWaits)
+        // In one step with the end of the worker: a handler that has begun meanwhile goes on, and a job that comes later goes back.
+        if (nothing === true && crew.running === 0) return crew.retire()
+        yield* news.await((f) => nothing === "away" ? pause(f) : undefined)
+      }
+    }).pipe(Effect.ensuring(Effect.sync(news.end)))
+  })
 
 /** What a crew tells, also between two questions. */
 const newsOf = (crew: Crew) => {

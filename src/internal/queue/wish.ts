@@ -239,6 +239,10 @@ export const wishOf = (
   const delay = options === undefined ? "" : delayOf(options)
   let more = level === "n" ? delay : level + delay
   let texts = ""
+  const add = (field: string, text: string) => {
+    more += `${field}${Buffer.byteLength(text)}`
+    texts += text
+  }
   if (lifo) {
     if (delay !== "") throw new RangeError("lifo and a delay cannot both be set")
     more += "f"
@@ -251,41 +255,27 @@ export const wishOf = (
     if (ownOf(checkName(id, "id")) !== undefined) {
       throw new RangeError("id must not look like one that the queue has made")
     }
-    more += `i${Buffer.byteLength(id)}`
-    texts += id
+    add("i", id)
   }
-  if (retry !== undefined) {
-    const delays = delaysOf(retry, attempts ?? Number.POSITIVE_INFINITY, context)
-    more += `z${delays.length}`
-    texts += delays
-  }
+  if (retry !== undefined) add("z", delaysOf(retry, attempts ?? Number.POSITIVE_INFINITY, context))
   const [deduped, window] = options === undefined ? ["", ""] : dedupeOf(options, retention)
   if (deduped !== "") {
-    more += `${window}q${Buffer.byteLength(deduped)}`
-    texts += deduped
+    more += window
+    add("q", deduped)
   }
-  if (trace !== "") {
-    more += `x${trace.length}`
-    texts += trace
-  }
+  if (trace !== "") add("x", trace)
   if (group !== undefined) {
     if (lifo) throw new RangeError("group and lifo cannot both be set: jobs of a group begin in order")
-    more += `g${Buffer.byteLength(checkName(group, "group"))}`
-    texts += group
+    add("g", checkName(group, "group"))
   }
   if (aim !== undefined) {
     more += aim.more
     texts += aim.text
   }
   const before = options === undefined ? "" : beforeOf(options)
-  if (before !== "") {
-    more += `p${Buffer.byteLength(before)}`
-    texts += before
-  }
+  if (before !== "") add("p", before)
   if (subscriber !== undefined) {
-    const text = `${Buffer.byteLength(subscriber.errands)} ${subscriber.errands}${subscriber.reference}`
-    more += `y${Buffer.byteLength(text)}`
-    texts += text
+    add("y", `${Buffer.byteLength(subscriber.errands)} ${subscriber.errands}${subscriber.reference}`)
   }
   const held = lifo || delay !== "" || deduped[0] === "d" || before !== "" || aim !== undefined
   const letter = group !== undefined ? grouped[level] : held ? level.toUpperCase() : level

@@ -64,30 +64,54 @@ export const of = <A>(space: Space, name: string, what: string, options: Options
   return ref
 }
 
+// Verbs that write nothing.
+const readingOf = <A>(cell: Cell<A, SharedRefError>) => {
+  const { place, versioned } = cell
+  const { settings: { lease } } = place.space.kernel
+  const versions = (options?: ChangesOptions) => cell.versions(options?.conflate === true ? 1 : mostBehind)
+  const changesWith = (options: ChangesOptions) => Stream.map(versions(options), ({ value }) => value)
+  const changes = changesWith({})
+  return {
+    get: Effect.map(versioned, ({ value }) => value),
+    versioned,
+    version: Effect.map(versioned, ({ version }) => version),
+    cached: cell.cached(lease),
+    cachedWithin: (maxAge: Duration.Input) =>
+      Effect.suspend(() => {
+        const age = isNone(maxAge) ? 0 : Duration.toMillis(duration(maxAge, "maxAge"))
+        return cell.cached(Math.min(age, lease))
+      }),
+    changes,
+    changesWith,
+    versions,
+    until: (predicate: (value: A) => boolean, options?: UntilOptions) => {
+      const waiting = Effect.flatMap(
+        Stream.runHead(Stream.filter(changes, predicate)),
+        // Subscriptions end with an error only.
+        Option.match({ onNone: () => Effect.interrupt, onSome: Effect.succeed })
+      )
+      return spanning(
+        bounded(waiting, place, waitOf(place, options), fail),
+        "lockstep.SharedRef.until",
+        "sharedRef",
+        place.name
+      ) as Effect.Effect<any, SharedRefError>
+    }
+  }
+}
+
 const withOutbox = <A>(
   cell: Cell<A, SharedRefError>,
   updates: Updates<A, SharedRefError>,
   outbox: Outbox<A>
 ): SharedRef<A> => {
-  const { name, space } = cell.place
-  const versions = (options?: ChangesOptions) => cell.versions(options?.conflate === true ? 1 : mostBehind)
-  const changesWith = (options: ChangesOptions) => Stream.map(versions(options), ({ value }) => value)
-  const { versioned } = cell
   const modify = <B>(f: (value: A) => readonly [B, A]) => updates.modify(f, outbox)
   const modifyEffect = <B, E, R>(f: (value: A) => Effect.Effect<readonly [B, Option.Option<A>], E, R>) =>
     cell.modifyEffect(f, outbox)
   const self: SharedRef<A> = {
     "~lockstep/SharedRef": "~lockstep/SharedRef",
-    name,
-    get: Effect.map(versioned, ({ value }) => value),
-    versioned,
-    version: Effect.map(versioned, ({ version }) => version),
-    cached: cell.cached(space.kernel.settings.lease),
-    cachedWithin: (maxAge) =>
-      Effect.suspend(() => {
-        const age = isNone(maxAge) ? 0 : Duration.toMillis(duration(maxAge, "maxAge"))
-        return cell.cached(Math.min(age, space.kernel.settings.lease))
-      }),
+    name: cell.place.name,
+    ...readingOf(cell),
     publishing: (publish) => withOutbox(cell, updates, [...outbox, publish]),
     set: (value) => cell.set(value, outbox),
     getAndSet: (value) => cell.getAndSet(value, outbox),
@@ -111,23 +135,7 @@ const withOutbox = <A>(
     updateEffect: (f) =>
       modifyEffect((value) => Effect.map(f(value), (next) => [undefined, Option.some(next)] as const)),
     modifyEffect: (f) =>
-      modifyEffect((value) => Effect.map(f(value), ([result, next]) => [result, Option.some(next)] as const)),
-    changes: changesWith({}),
-    changesWith,
-    versions,
-    until: (predicate: (value: A) => boolean, options?: UntilOptions) => {
-      const waiting = Effect.flatMap(
-        Stream.runHead(Stream.filter(changesWith({}), predicate)),
-        // Subscriptions end with an error only.
-        Option.match({ onNone: () => Effect.interrupt, onSome: Effect.succeed })
-      )
-      return spanning(
-        bounded(waiting, cell.place, waitOf(cell.place, options), fail),
-        "lockstep.SharedRef.until",
-        "sharedRef",
-        name
-      ) as Effect.Effect<any, SharedRefError>
-    }
+      modifyEffect((value) => Effect.map(f(value), ([result, next]) => [result, Option.some(next)] as const))
   }
   inners.set(self, [cell, outbox])
   return self
