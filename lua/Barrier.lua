@@ -210,29 +210,36 @@ local function quit(ctx, key, state, owner, why)
   state.all = nil
 end
 
--- A session that was ended early has a successor, which asks again, or is being reaped right now.
-local function hasExpired(ctx, session)
-  if session == ctx.session then return false end
+-- How a session has ended, if it has: "expired", or "early". One that was ended early may have a successor, which asks again for what it
+-- still waits for; the rest is reaped.
+local function endOf(ctx, session)
+  if session == ctx.session then return nil end
   local known = sessionOf(ctx, session)
-  return not known or known.deadline > 0 and known.deadline <= ctx.now
+  if not known or known.deadline > 0 and known.deadline <= ctx.now then return 'expired' end
+  return known.deadline <= 0 and 'early' or nil
 end
 
--- Parties of expired sessions leave before others complete the generation, as if they had been reaped in time.
+-- Parties of expired sessions leave before others complete the generation, as if they had been reaped in time. Answers whether one
+-- of the parties belongs to a session that was ended early: it counts when its successor has asked again. It may have passed, and have
+-- arrived once more, while a fail-over has undone that: a party must not count twice.
 local function sweep(ctx, key, state)
-  -- Mostly no session has expired, and a census is what an arrival would cost most.
-  if not isAnyDue(ctx) then return end
-  local all, generation, living = census(ctx, state), state.generation, 0
+  -- Mostly no session has ended, and a census is what an arrival would cost most.
+  if not isAnyDue(ctx) then return false end
+  local all, generation, present, unsure = census(ctx, state), state.generation, 0, false
   for index = state.from + 1, #all do
     local one = all[index]
-    if hasExpired(ctx, holderOf(one.owner)) then
+    local ended = endOf(ctx, holderOf(one.owner))
+    if ended == 'expired' then
       quit(ctx, key, state, one.owner, 'left')
-      if state.generation ~= generation then return end
+      if state.generation ~= generation then return false end
     else
-      living = living + 1
+      unsure = unsure or ended ~= nil
+      present = present + 1
       -- An arrival in excess is of a later generation.
-      if living == state.parties then return end
+      if present == state.parties then break end
     end
   end
+  return unsure
 end
 
 -- All have arrived: they pass, or the last of them that has an action runs it first.
@@ -241,8 +248,9 @@ local function advance(ctx, key, state)
   while not state.runner and state.arrived >= state.parties do
     if steps >= SERVED then return alarm(ctx, key, 0) end
     steps = steps + state.parties
-    sweep(ctx, key, state)
+    local unsure = sweep(ctx, key, state)
     if state.arrived < state.parties then return end
+    if unsure then return expect(ctx) end
     local group = presentOf(ctx, state)
     if #group < state.parties then return beginAgain(ctx, key, state) end
     local runner

@@ -115,21 +115,28 @@ class BarrierModel extends Mail {
     }
   }
 
-  /** Who is dead leaves the present generation, and nobody else's. */
-  #sweep(): void {
+  /** Parties whose session has expired leave the present generation, and no other. Of one that was ended early, it waits for the end. */
+  #sweep(): boolean {
     const { generation } = this
-    let living = 0
+    let [present, unsure] = [0, false]
     for (const one of [...this.arrivals]) {
-      if (this.dead.get(one.session) !== "expired") living++
-      else this.depart(one, "left")
-      if (this.generation !== generation || living === this.parties) return
+      const dead = this.dead.get(one.session)
+      if (dead === "expired") {
+        this.depart(one, "left")
+      } else {
+        present++
+        unsure ||= dead !== undefined
+      }
+      if (this.generation !== generation) return false
+      if (present === this.parties) break
     }
+    return unsure
   }
 
   advance(): void {
     while (this.runner === undefined && this.arrivals.length >= this.parties) {
-      this.#sweep()
-      if (this.arrivals.length < this.parties) return
+      const unsure = this.#sweep()
+      if (this.arrivals.length < this.parties || unsure) return
       this.size = this.parties
       this.runner = this.group.findLast(({ acts }) => acts)
       if (this.runner !== undefined) {
@@ -148,7 +155,9 @@ class BarrierModel extends Mail {
     if (known !== undefined) {
       const { acts, claim, gone, member, session, withdraws } = next
       Object.assign(known, { session, member, claim, withdraws, acts, gone })
-      return known === this.runner ? this.granted(known) : ["queued"]
+      if (known === this.runner) return this.granted(known)
+      this.advance()
+      return ["queued"]
     }
     // It may have been of a generation that is forgotten.
     if (since !== undefined && this.generation > since + 4) return ["broken", since, 1, "left", 0]

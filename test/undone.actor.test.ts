@@ -101,6 +101,43 @@ layer(TestServer.layer, live)("what was undone", (it) => {
       }
     }))
 
+  it.effect("counts no party of a barrier twice", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      yield* Effect.promise(async () => {
+        const namespace = freshNamespace()
+        const barrier = actor(redis, namespace, "barrier:b")
+        const arrive = (id: string, arrival: string, mode = "w0") =>
+          [id, arrival, "m", `"${arrival}"`, 2, mode] as const
+        for (const id of ["a", "b"]) {
+          await barrier.open(id)
+          await barrier.send(id, "barrier.join", ["m", 2, "fail"])
+        }
+        await barrier.send("a", "barrier.arrive", arrive("c", "a1"))
+        const back = await snapshot(redis, `{${namespace}:00}:`)
+        await barrier.send("b", "barrier.arrive", arrive("c", "b1"))
+        assert.deepStrictEqual((await barrier.mail("a")).at(-1)?.slice(1, 6), [["c"], [0], "passed", 1, ["a1", "b1"]])
+        const [read] = (await redis.xrevrange(`{${namespace}:00}:mail:a`, "+", "-", "COUNT", 1))[0]!
+        await back()
+        assert.strictEqual(await barrier.tell("a", "barrier.arrive", arrive("d", "a2"), read), "gap")
+        await barrier.end("a")
+        await barrier.open("next")
+        await barrier.send("next", "barrier.join", ["m", 2, "fail"])
+        // Its first arrival is still there, and belongs to the session that was ended.
+        assert.deepStrictEqual(await barrier.send("next", "barrier.arrive", arrive("d", "a2")), ["queued", 2])
+        assert.deepStrictEqual((await barrier.mail("next")).filter(([tag]) => tag === "each"), [])
+        assert.strictEqual(await barrier.reap("a"), "forgotten")
+        assert.deepStrictEqual((await barrier.look("barrier.state", [])).slice(1), [1, 2])
+        await barrier.open("other")
+        await barrier.send("other", "barrier.join", ["m", 2, "fail"])
+        await barrier.send("other", "barrier.arrive", arrive("e", "b2"))
+        assert.deepStrictEqual((await barrier.mail("next")).at(-1)?.slice(1, 6), [["d"], [0], "passed", 1, [
+          "a2",
+          "b2"
+        ]])
+      })
+    }))
+
   it.effect("counts a member of a semaphore once", () =>
     Effect.gen(function*() {
       const redis = yield* client(yield* TestServer)
