@@ -429,22 +429,28 @@ const whole = (left: Facts, right: Facts): ReadonlyArray<Anomaly> => {
   }
   const isMoment = (one: Facts, version: number, other: Facts, beside: number): boolean =>
     Math.max(version, beside) < Math.min(nextOf(one, version), nextOf(other, beside))
-  // What is absent may be so since Redis has forgotten it, however long ago that was.
+  // What is absent may be so since Redis has forgotten it, however long ago that was. So may be a version that comes between.
+  const sinceNext = (facts: Facts, version: number, asked: number): number =>
+    version === 0 ? 0 : Math.min(asked, facts.known.get(nextOf(facts, version)) ?? asked)
   for (const hold of holds) {
     for (const { at, what: [word, name, value, third, fourth] } of hold.told) {
       const [mine, theirs] = name === left.name ? [left, right] : [right, left]
       if (word === "snapshot") {
         const [one, other] = [mine.versionOf(String(value)), theirs.versionOf(String(fourth))]
         if (one === undefined || other === undefined || isMoment(mine, one, theirs, other)) continue
-        const since = one === 0 || other === 0 ? 0 : hold.asked
+        const since = Math.min(sinceNext(mine, one, hold.asked), sinceNext(theirs, other, hold.asked))
         torn(`${nameOf(mine, one)} and ${nameOf(theirs, other)} were never together`, hold, since, at)
       } else if (word === "beside") {
         const [base, version] = [mine.versionOf(String(third)), theirs.versionOf(String(value))]
         if (version === undefined || base === undefined || base < version && nextOf(mine, base) > version) continue
         // Redis can have forgotten it between the attempt and the write, or the write itself, which was then made again.
         const written = Math.max(at, theirs.known.get(version) ?? at, hold.ended ?? at)
-        const since = base === 0 ? 0 : hold.asked
-        torn(`${nameOf(mine, base)} was not there at ${nameOf(theirs, version)}`, hold, since, written)
+        torn(
+          `${nameOf(mine, base)} was not there at ${nameOf(theirs, version)}`,
+          hold,
+          sinceNext(mine, base, hold.asked),
+          written
+        )
       }
     }
   }

@@ -83,7 +83,8 @@ export const adjacent = (hold: Hold, states: ReadonlyArray<readonly [at: number,
   states.slice(1).flatMap(([at, after], index): ReadonlyArray<Edge> => {
     const [from, before] = states[index]!
     if (isLost(run, hold.client, from - 1_000_000, at + 1_000_000) || forgot(run, from, at)) return []
-    if (overlaps(run.undelivered, from, at)) return []
+    // It may have heard of the one before long after that was written.
+    if (overlaps(run.undelivered, from - 1_000_000, at)) return []
     return [{ hold, before, after, from, to: at, seen: true }]
   })
 

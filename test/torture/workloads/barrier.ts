@@ -49,7 +49,13 @@ function allOrNone(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly>
   const found: Array<Anomaly> = []
   const asked = new Map(holds.map((hold) => [hold.weight, hold]))
   const known = new Map<number, Hold>()
-  const excused = (hold: Hold) => overlaps(run.forgets, hold.asked - run.lease, hold.entered!)
+  // Redis has forgotten the one by the time of the other, or what led to it.
+  const excused = (one: Hold, other: Hold) =>
+    overlaps(
+      run.forgets,
+      Math.min(one.asked, other.asked) - run.lease,
+      Math.max(one.entered!, other.entered!)
+    )
   for (const hold of holds) {
     const { saw } = hold
     if (saw === undefined) continue
@@ -63,7 +69,7 @@ function allOrNone(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly>
       }
       const before = known.get(one)
       known.set(one, hold)
-      if (before === undefined || before.saw!.join() === saw.join() || excused(before) || excused(hold)) continue
+      if (before === undefined || before.saw!.join() === saw.join() || excused(before, hold)) continue
       found.push({ check: "twice", detail: `${one} was counted in two generations`, holds: [before, hold] })
     }
   }

@@ -3,7 +3,7 @@ import { type Anomaly, isDisturbed, type Run } from "../checks.ts"
 import type { Client } from "../client.ts"
 import type { Hold } from "../history.ts"
 import { forgot } from "../states.ts"
-import { fibers, type Workload } from "../workload.ts"
+import { fibers, keepOf, type Workload } from "../workload.ts"
 
 /** Everybody sets it before waiting for it, so that nobody may wait for long. */
 const paired = "paired"
@@ -78,13 +78,21 @@ function withoutSet(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly
   return []
 }
 
-/** Of as many signals as waiters, none may be lost, unless Redis has forgotten some. */
+/** Whether some process did not come to wait for so long that signals may have expired meanwhile. */
+const isExpired = ({ disturbed, lease }: Run, from: number, to: number): boolean => {
+  const kept = keepOf(lease / 1000) * 1000
+  return [...disturbed.values()].flat().some((span) =>
+    Math.min(span.to, to) - Math.max(span.from, from) >= kept - lease
+  )
+}
+
+/** Of as many signals as waiters, none may be lost, unless Redis has forgotten some, or they have expired. */
 function late(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
   if (holds.some(({ key }) => key === counted)) return []
   return waits(holds).filter((wait) => {
     // A shared signal lacks what Redis forgot at any time. A waiter is granted what was set soon after the last fault.
     const set = wait.key === paired ? 0 : sets(holds)[0]!.asked
-    return wait.outcome === "timeout" && !forgot(run, set, wait.ended!) &&
+    return wait.outcome === "timeout" && !forgot(run, set, wait.ended!) && !isExpired(run, set, wait.ended!) &&
       !isDisturbed(run, wait.client, wait.ended! - run.lease, wait.ended!)
   }).map((wait) => ({ check: "hang", detail: `a signal was set for it, and it was not woken`, holds: [wait] }))
 }
