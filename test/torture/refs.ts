@@ -392,16 +392,18 @@ const fenced = (facts: Facts): ReadonlyArray<Anomaly> => {
 }
 
 /** `until` hears of a change within a second, if its process was not disturbed. */
-const heard = ({ holds, known, name, run, versionOf }: Facts): ReadonlyArray<Anomaly> =>
+const heard = ({ deletions, holds, known, name, run, versionOf }: Facts): ReadonlyArray<Anomaly> =>
   holds.filter(({ kind, outcome }) => kind === "ref until" && outcome === "timeout").flatMap((hold) => {
     const [read] = hold.told
     const base = read?.what[1] === name ? versionOf(String(read.what[2])) : undefined
     if (base === undefined) return []
+    // A ref that is absent can have had a later version before the wait began.
+    const isGone = base === 0 && deletions.some(({ from, to }) => from <= read!.at && to > hold.asked - 1_000_000)
     // A ref that was deleted had later versions before.
     const later = Array.from(known).find(([version, at]) =>
       version > base && at > hold.asked && at + 1_000_000 < hold.ended!
     )
-    if (later === undefined || isDisturbed(run, hold.client, hold.asked, hold.ended!)) return []
+    if (later === undefined || isGone || isDisturbed(run, hold.client, hold.asked, hold.ended!)) return []
     if (forgot(run, hold.asked, hold.ended!)) return []
     return [{ check: "missed", detail: `until has not heard of version ${later[0]}`, holds: [hold] }]
   })
