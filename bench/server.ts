@@ -98,9 +98,10 @@ export const dataBytes = (info: ReadonlyMap<string, string>): number =>
 /** Milliseconds until the lease of lockstep's only holder of a resource runs out. */
 export const leaseLeft = async ({ client }: Server, kind: "lock" | "election", name: string): Promise<number> => {
   const holderOf = async (sessions: string) => {
-    // A lock that has a hold and nothing else is a field of the sessions.
-    const lone = await client.hget(sessions, `@${kind}:${name}`)
-    if (lone !== null && lone !== "") return lone.split(" ")[0]!
+    // A lock with its holder is a field of the sessions, as lua/Lock.lua says: the holder is the first claim, perhaps with a flag.
+    const inline = await client.hget(sessions, `@${kind}:${name}`)
+    const at = inline?.split(" ").findIndex((word) => word.includes("/")) ?? -1
+    if (at >= 0) return inline!.split(" ")[at]!.slice(at === 0 ? 1 : 0)
     const hash = await client.hgetall(sessions.replace(/sessions$/, `${kind}:${name}`))
     return Object.keys(hash).find((field) => field.startsWith("h"))?.slice(1)
   }
