@@ -170,12 +170,7 @@ local function newNode(ctx, flow, behind, at, one, numbers, known, edges)
   call('HSET', flow.items, 'N' .. one[1], at, 'b' .. at .. '.0', concat(predecessors, ' '))
   if behind then call('HSET', flow.items, 'm' .. at, behind) end
   flow.blocked = flow.blocked + 1
-  if flow.stop ~= 0 then
-    moveNode(flow, at, node, 'c')
-  elseif node.open == 0 then
-    moveNode(flow, at, node, 'r')
-    offerNode(ctx, flow, at, node)
-  end
+  if flow.stop ~= 0 or open == 0 then settleSuccessor(ctx, flow, at, node) end
   return node
 end
 
