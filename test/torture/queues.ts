@@ -401,7 +401,9 @@ const results = (facts: Facts): ReadonlyArray<Anomaly> => {
     hold.told.flatMap(({ at, what: [word, asked, id, answer] }) => {
       const value = String(asked)
       const wrong = (why: string) => [{ check: "result", detail: `${value} ${why}`, holds: [hold] }]
-      if (forgot(run, hold.asked, at)) return []
+      // Whoever asks for the result of a job may do so long after it was offered.
+      const from = Math.min(hold.asked, offers.get(value)?.hold.asked ?? hold.asked)
+      if (forgot(run, from, at)) return []
       if (word === "result") {
         const own = [
           ...id === "" ? [value] : [...offers.values()].filter((one) => one.id === id).map((one) => one.value)
@@ -420,7 +422,7 @@ const results = (facts: Facts): ReadonlyArray<Anomaly> => {
       const { expires } = offers.get(value) ?? { expires: 0 }
       const excused = answer === "discarded" && value.startsWith("discards/") || answer === "expired" && expires > 0 ||
         answer === "crashed" && run.lost.size > 0 ||
-        answer === "unknown" && isUnsettled(run, hold.client, hold.asked, at)
+        answer === "unknown" && isUnsettled(run, hold.client, from, at)
       return excused ? [] : wrong(`has no result: ${answer}`)
     })
   )
