@@ -109,14 +109,25 @@ local function presentOf(ctx, state)
   return group
 end
 
+local function listOf(contributions)
+  return '[' .. table.concat(contributions, ',') .. ']'
+end
+
 local function contributionsOf(group)
   local contributions = {}
   for index, one in ipairs(group) do contributions[index] = one.contribution end
-  return '[' .. table.concat(contributions, ',') .. ']'
+  return listOf(contributions)
 end
 
 -- To write a number costs more than to look up how it is written.
 local written = {}
+
+-- Keeps how the present generation ended, for arrivals that ask again, and begins the next one.
+local function succeed(state, ended, result)
+  state.results = state.results or {}
+  state.results[state.generation % RESULTS] = { ended = table.concat(ended, ' '), result = result }
+  state.generation, state.runner = state.generation + 1, nil
+end
 
 -- Ends the present generation, and tells all of it.
 local function conclude(ctx, key, state, group, result)
@@ -136,15 +147,41 @@ local function conclude(ctx, key, state, group, result)
     call('HDEL', ctx.items, unpack(owners))
   end
   if state.runner then call('HDEL', key, 'x') end
-  state.results = state.results or {}
-  state.results[state.generation % RESULTS] = { ended = table.concat(ended, ' '), result = result }
-  state.generation, state.arrived, state.runner = state.generation + 1, state.arrived - #group, nil
-  state.from = state.from + #group
+  succeed(state, ended, result)
+  state.arrived, state.from = state.arrived - #group, state.from + #group
   tell(ctx, told, result, indices)
 end
 
+local function passed(state, contributions)
+  return '"passed",' .. text(state.generation) .. ',' .. contributions
+end
+
 local function pass(ctx, key, state, group)
-  conclude(ctx, key, state, group, '"passed",' .. text(state.generation) .. ',' .. contributionsOf(group))
+  conclude(ctx, key, state, group, passed(state, contributionsOf(group)))
+end
+
+-- Lets all arrivals pass in one go, as most generations do, without a census. Not if one of them has an action, or if Redis
+-- has lost some or has not kept them in order.
+local function passAll(ctx, state)
+  if state.arrived ~= state.parties then return false end
+  local fields, last, ended, contributions, told = call('HGETALL', ctx.items), 0, {}, {}, {}
+  if #fields ~= 2 * state.parties then return false end
+  for at = 1, state.parties do
+    local session, id = match(fields[2 * at - 1], '^([^/]*)/(.*)$')
+    local place, arrival, contribution = match(fields[2 * at], '^(%S+) .0 (%S+) %S+ (.*)$')
+    place = tonumber(place)
+    if not place or place < last then return false end
+    last, ended[at], contributions[at] = place, arrival, contribution
+    local index = written[at] or text(at - 1)
+    written[at] = index
+    gather(told, session, id, index)
+  end
+  call('DEL', ctx.items)
+  local result = passed(state, listOf(contributions))
+  succeed(state, ended, result)
+  state.arrived, state.all = 0, nil
+  tellAll(ctx, told, result)
+  return true
 end
 
 local function breakUp(ctx, key, state, left, why)
@@ -242,6 +279,13 @@ local function sweep(ctx, key, state)
   return unsure
 end
 
+local function charge(ctx, key, state, group, runner)
+  state.runner, state.bound, state.token = runner.arrival, group[#group].place, nextToken(ctx)
+  state.size = #group
+  call('HSET', key, 'x', table.concat({ state.runner, text(state.bound), state.token, text(state.size) }, ' '))
+  inform(ctx, runner.owner, state.token, chargeOf(state, group))
+end
+
 -- All have arrived: they pass, or the last of them that has an action runs it first.
 local function advance(ctx, key, state)
   local steps = 0
@@ -251,19 +295,14 @@ local function advance(ctx, key, state)
     local unsure = sweep(ctx, key, state)
     if state.arrived < state.parties then return end
     if unsure then return expect(ctx) end
-    local group = presentOf(ctx, state)
-    if #group < state.parties then return beginAgain(ctx, key, state) end
-    local runner
-    for _, one in ipairs(group) do
-      if one.acts then runner = one end
-    end
-    if not runner then
-      pass(ctx, key, state, group)
-    else
-      state.runner, state.bound, state.token = runner.arrival, group[#group].place, nextToken(ctx)
-      state.size = #group
-      call('HSET', key, 'x', table.concat({ state.runner, text(state.bound), state.token, text(state.size) }, ' '))
-      inform(ctx, runner.owner, state.token, chargeOf(state, group))
+    if not passAll(ctx, state) then
+      local group = presentOf(ctx, state)
+      if #group < state.parties then return beginAgain(ctx, key, state) end
+      local runner
+      for _, one in ipairs(group) do
+        if one.acts then runner = one end
+      end
+      if runner then charge(ctx, key, state, group, runner) else pass(ctx, key, state, group) end
     end
   end
 end

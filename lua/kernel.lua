@@ -393,25 +393,34 @@ local function announce(ctx, key, ...)
   return state ~= nil
 end
 
--- Answers claims that wait, by one event for each session however many of its claims are answered. `answer` is what
--- `continued` makes; `single` has the last part of each answer, if they differ.
-local function tell(ctx, claims, answer, single)
-  local sessions, told = {}, {}
-  for index, claim in ipairs(claims) do
-    local session, id = match(claim, '^([^/]*)/(.*)$')
-    local one = told[session]
-    if not one then
-      one = { ids = {}, single = {} }
-      told[session] = one
-      sessions[#sessions + 1] = session
-    end
-    local count = #one.ids + 1
-    one.ids[count], one.single[count] = id, single and single[index]
+-- Notes a claim for `tellAll`, by its session.
+local function gather(told, session, id, single)
+  local one = told[session]
+  if not one then
+    one = { ids = {}, single = {} }
+    told[session], told[#told + 1] = one, session
   end
-  for _, session in ipairs(sessions) do
+  local count = #one.ids + 1
+  one.ids[count], one.single[count] = id, single
+end
+
+-- Answers claims that were gathered, by one event for each session however many of its claims are answered. `answer` is what
+-- `continued` makes.
+local function tellAll(ctx, told, answer)
+  for _, session in ipairs(told) do
     local ids, singles = concat(told[session].ids, '","'), concat(told[session].single, ',')
     deliver(ctx, session, '["each",["' .. ids .. '"],[' .. singles .. '],' .. answer .. ']')
   end
+end
+
+-- Answers claims that wait. `single` has the last part of each answer, if they differ.
+local function tell(ctx, claims, answer, single)
+  local told = {}
+  for index, claim in ipairs(claims) do
+    local session, id = match(claim, '^([^/]*)/(.*)$')
+    gather(told, session, id, single and single[index])
+  end
+  tellAll(ctx, told, answer)
 end
 
 -- -----------------------------------------------------------------------------
