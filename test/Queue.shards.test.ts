@@ -3,10 +3,12 @@ import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Exit, Fiber, Option, Schema, type Scope, Stream } from "effect"
 import { Queue } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
+import { make as proxy } from "../src/testing/Proxy.ts"
 import { actor, client } from "./support/actor.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
 import { begins, emptied, isRangeError, make, shows, upTo, working } from "./support/queues.ts"
+import { asks } from "./support/requests.ts"
 import type { Server } from "./support/servers.ts"
 import { lose, on } from "./support/several.ts"
 
@@ -288,6 +290,40 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
         const none = yield* Effect.exit(Effect.scoped(on(b!, make({ shards: 5, name: "none" }))))
         assert.isTrue(Exit.isFailure(none) && String(none.cause).includes("RangeError"), String(none))
       })))
+
+  it.effect("lets handlers finish within the grace when it is interrupted before it has joined all shards", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const line = yield* proxy(server)
+      const settings = { lease: "3 seconds", margin: "500 millis", namespace, partitions: shards } as const
+      yield* Effect.scoped(Effect.gen(function*() {
+        const mine = yield* node(line.url, settings)
+        const queue = yield* on(mine, make({ shards }))
+        for (const shard of upTo(shards)) yield* queue.offer(shard, { id: idsOf(shard, 1)[0]! })
+        // The first shard is joined, and gives its job.
+        let joined = 0
+        const held = yield* line.hold((request) => asks("queue.work")(request) && ++joined > 1)
+        const [began, gate] = [yield* Deferred.make<void>(), yield* Deferred.make<void>()]
+        const outcomes: Array<string> = []
+        const handler = () =>
+          Effect.andThen(Deferred.succeed(began, undefined), Deferred.await(gate)).pipe(
+            Effect.onExit((exit) => Effect.sync(() => outcomes.push(exit._tag)))
+          )
+        const worker = yield* working(queue, handler, { concurrency: shards, grace: "10 seconds" })
+        yield* held.request
+        yield* Deferred.await(began)
+        const stopping = yield* Effect.forkChild(worker.stop)
+        yield* Effect.yieldNow
+        yield* held.release()
+        // It is answered after all that the stop has led to.
+        yield* queue.state
+        yield* Deferred.succeed(gate, undefined)
+        yield* Fiber.join(stopping)
+        assert.deepStrictEqual([...new Set(outcomes)], ["Success"])
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
 
   it.effect("has the number of its members also if jobs and workers come before them, after a loss of data", () =>
     Effect.gen(function*() {

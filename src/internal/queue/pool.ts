@@ -80,7 +80,7 @@ export const poolOf = (
       )
       yield* Effect.onExit(
         restore(Scope.provide(crew.work(() => Deferred.doneUnsafe(ended, Effect.fail(closed())), fail), own)),
-        (exit) => Exit.isSuccess(exit) ? Effect.void : leave(0)
+        (exit) => Exit.isSuccess(exit) ? Effect.void : leave(usual)
       )
       yield* Effect.addFinalizer(() => leave(usual))
       joined = true
