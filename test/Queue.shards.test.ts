@@ -291,39 +291,51 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
         assert.isTrue(Exit.isFailure(none) && String(none.cause).includes("RangeError"), String(none))
       })))
 
-  it.effect("lets handlers finish within the grace when it is interrupted before it has joined all shards", () =>
-    Effect.gen(function*() {
-      const server = yield* TestServer
-      const namespace = freshNamespace()
-      const line = yield* proxy(server)
-      const settings = { lease: "3 seconds", margin: "500 millis", namespace, partitions: shards } as const
-      yield* Effect.scoped(Effect.gen(function*() {
-        const mine = yield* node(line.url, settings)
-        const queue = yield* on(mine, make({ shards }))
-        for (const shard of upTo(shards)) yield* queue.offer(shard, { id: idsOf(shard, 1)[0]! })
-        // The first shard is joined, and gives its job.
-        let joined = 0
-        const held = yield* line.hold((request) => asks("queue.work")(request) && ++joined > 1)
-        const [began, gate] = [yield* Deferred.make<void>(), yield* Deferred.make<void>()]
-        const outcomes: Array<string> = []
-        const handler = () =>
-          Effect.andThen(Deferred.succeed(began, undefined), Deferred.await(gate)).pipe(
-            Effect.onExit((exit) => Effect.sync(() => outcomes.push(exit._tag)))
-          )
-        const worker = yield* working(queue, handler, { concurrency: shards, grace: "10 seconds" })
-        yield* held.request
-        yield* Deferred.await(began)
-        const stopping = yield* Effect.forkChild(worker.stop)
-        yield* Effect.yieldNow
-        yield* held.release()
-        // It is answered after all that the stop has led to.
-        yield* queue.state
-        yield* Deferred.succeed(gate, undefined)
-        yield* Fiber.join(stopping)
-        assert.deepStrictEqual([...new Set(outcomes)], ["Success"])
+  const signal = Effect.sync(() => process.emit("SIGUSR2", "SIGUSR2"))
+  const ways = [
+    ["lets handlers finish within the grace", Effect.void, "Success"],
+    ["interrupts handlers at the second signal", Effect.andThen(signal, signal), "Failure"]
+  ] as const
+  for (const [what, hurry, expected] of ways) {
+    it.effect(`${what} when it is interrupted before it has joined all shards`, () =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const namespace = freshNamespace()
+        const line = yield* proxy(server)
+        const settings = { lease: "3 seconds", margin: "500 millis", namespace, partitions: shards } as const
+        yield* Effect.scoped(Effect.gen(function*() {
+          const mine = yield* node(line.url, settings)
+          const queue = yield* on(mine, make({ shards }))
+          for (const shard of upTo(shards)) yield* queue.offer(shard, { id: idsOf(shard, 1)[0]! })
+          // The first shard is joined, and gives its job.
+          let joined = 0
+          const held = yield* line.hold((request) => asks("queue.work")(request) && ++joined > 1)
+          const [began, gate] = [yield* Deferred.make<void>(), yield* Deferred.make<void>()]
+          const outcomes: Array<string> = []
+          const handler = () =>
+            Effect.andThen(Deferred.succeed(began, undefined), Deferred.await(gate)).pipe(
+              Effect.onExit((exit) => Effect.sync(() => outcomes.push(exit._tag)))
+            )
+          const worker = yield* working(queue, handler, {
+            concurrency: shards,
+            grace: "1 minute",
+            signals: ["SIGUSR2"]
+          })
+          yield* held.request
+          yield* Deferred.await(began)
+          const stopping = yield* Effect.forkChild(worker.stop)
+          yield* Effect.yieldNow
+          yield* held.release()
+          // The reply comes after all that the stop has led to.
+          yield* queue.state
+          yield* hurry
+          if (expected === "Success") yield* Deferred.succeed(gate, undefined)
+          yield* Fiber.join(stopping)
+          assert.deepStrictEqual([...new Set(outcomes)], [expected])
+        }))
+        yield* assertEmpty(server, namespace)
       }))
-      yield* assertEmpty(server, namespace)
-    }))
+  }
 
   it.effect("has the number of its members also if jobs and workers come before them, after a loss of data", () =>
     Effect.gen(function*() {

@@ -65,9 +65,9 @@ export const poolOf = (
       const own = yield* Scope.make()
       const ended = Deferred.makeUnsafe<void, QueueError>()
       const leave = leaving(crew, own, run, () => Deferred.doneUnsafe(ended, Effect.void))
-      let [told, joined] = [0, false]
+      let [told, joining] = [0, true]
       const obey = () => {
-        if (joined && told > 0) run(leave(told === 1 ? usual : 0))
+        if (!joining && told > 0) run(leave(told === 1 ? usual : 0))
       }
       yield* Effect.acquireRelease(
         Effect.sync(() =>
@@ -80,10 +80,12 @@ export const poolOf = (
       )
       yield* Effect.onExit(
         restore(Scope.provide(crew.work(() => Deferred.doneUnsafe(ended, Effect.fail(closed())), fail), own)),
-        (exit) => Exit.isSuccess(exit) ? Effect.void : leave(usual)
+        (exit) => {
+          joining = false
+          return Exit.isSuccess(exit) ? Effect.void : leave(told > 1 ? 0 : usual)
+        }
       )
       yield* Effect.addFinalizer(() => leave(usual))
-      joined = true
       obey()
       if (idle !== undefined) {
         const quit = whenIdle(crew, idle, io, () => {
