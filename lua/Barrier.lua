@@ -74,13 +74,14 @@ local function beginAgain(ctx, key, state)
   announce(ctx, key, json(progressOf(state)))
 end
 
--- All arrivals in order, read once in a call. Of them, `from` belong to generations that this call has ended.
-local function census(ctx, state)
+-- All arrivals in order, read once in a call; `known` has the fields if they were read. Of the arrivals, `from` belong to
+-- generations that this call has ended.
+local function census(ctx, state, known)
   if state.all then return state.all end
-  local fields, arrivals, last, ordered = call('HGETALL', ctx.items), {}, 0, true
+  local fields, arrivals, last, ordered = known or call('HGETALL', ctx.items), {}, 0, true
   for at = 1, #fields, 2 do
     local owner, value = fields[at], fields[at + 1]
-    -- This is most of what a complete generation costs, so nothing is captured that is seldom needed.
+    -- This is most of what a generation costs that has an action, so nothing is captured that is seldom needed.
     local place, acts, arrival, contribution = match(value, '^(%S+) .(.) (%S+) %S+ (.*)$')
     place = tonumber(place)
     ordered, last = ordered and place > last, place
@@ -122,8 +123,17 @@ end
 -- To write a number costs more than to look up how it is written.
 local written = {}
 
+local function indexOf(at)
+  local index = written[at]
+  if not index then
+    index = text(at - 1)
+    written[at] = index
+  end
+  return index
+end
+
 -- Keeps how the present generation ended, for arrivals that ask again, and begins the next one.
-local function succeed(state, ended, result)
+local function nextGeneration(state, ended, result)
   state.results = state.results or {}
   state.results[state.generation % RESULTS] = { ended = table.concat(ended, ' '), result = result }
   state.generation, state.runner = state.generation + 1, nil
@@ -136,9 +146,8 @@ local function conclude(ctx, key, state, group, result)
     local one = group[at]
     owners[at], ended[at] = one.owner, one.arrival
     if not one.gone then
-      local index = written[at] or text(at - 1)
-      written[at], count = index, count + 1
-      told[count], indices[count] = one.owner, index
+      count = count + 1
+      told[count], indices[count] = one.owner, indexOf(at)
     end
   end
   if #group == state.arrived then
@@ -147,7 +156,7 @@ local function conclude(ctx, key, state, group, result)
     call('HDEL', ctx.items, unpack(owners))
   end
   if state.runner then call('HDEL', key, 'x') end
-  succeed(state, ended, result)
+  nextGeneration(state, ended, result)
   state.arrived, state.from = state.arrived - #group, state.from + #group
   tell(ctx, told, result, indices)
 end
@@ -163,23 +172,27 @@ end
 -- Lets all arrivals pass in one go, as most generations do, without a census. Not if one of them has an action, or if Redis
 -- has lost some or has not kept them in order.
 local function passAll(ctx, state)
-  if state.arrived ~= state.parties then return false end
+  if state.all or state.arrived ~= state.parties then return false end
   local fields, last, ended, contributions, told = call('HGETALL', ctx.items), 0, {}, {}, {}
-  if #fields ~= 2 * state.parties then return false end
+  if #fields ~= 2 * state.parties then
+    census(ctx, state, fields)
+    return false
+  end
   for at = 1, state.parties do
     local session, id = match(fields[2 * at - 1], '^([^/]*)/(.*)$')
     local place, arrival, contribution = match(fields[2 * at], '^(%S+) .0 (%S+) %S+ (.*)$')
     place = tonumber(place)
-    if not place or place < last then return false end
+    if not place or place < last then
+      census(ctx, state, fields)
+      return false
+    end
     last, ended[at], contributions[at] = place, arrival, contribution
-    local index = written[at] or text(at - 1)
-    written[at] = index
-    gather(told, session, id, index)
+    gather(told, session, id, indexOf(at))
   end
   call('DEL', ctx.items)
   local result = passed(state, listOf(contributions))
-  succeed(state, ended, result)
-  state.arrived, state.all = 0, nil
+  nextGeneration(state, ended, result)
+  state.arrived = 0
   tellAll(ctx, told, result)
   return true
 end
