@@ -401,7 +401,7 @@ const results = (facts: Facts): ReadonlyArray<Anomaly> => {
     hold.told.flatMap(({ at, what: [word, asked, id, answer] }) => {
       const value = String(asked)
       const wrong = (why: string) => [{ check: "result", detail: `${value} ${why}`, holds: [hold] }]
-      // Whoever asks for the result of a job may do so long after it was offered.
+      // A client may ask for the result of a job long after the offer.
       const from = Math.min(hold.asked, offers.get(value)?.hold.asked ?? hold.asked)
       if (forgot(run, from, at)) return []
       if (word === "result") {
