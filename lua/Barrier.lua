@@ -12,14 +12,17 @@
 -- An arrival outlives the session that it was made in: its claim asks again in the next one, and hears how the generation
 -- has ended if it has. The barrier keeps the last few results. A claim of an older generation hears that it is broken, since a
 -- second arrival could count twice. Another epoch means that Redis has forgotten the barrier meanwhile. `change`
--- is the token of the last change of `parties`.
+-- is the token of the last change of `parties`, and `stamp` of the last change of anything.
 -- When the session of the last member has expired, the results stay for a day: its process may come back, and ask for one.
--- record Barrier 1: parties, generation, arrived, last, members, epoch, change
+-- record Barrier 1: parties, generation, arrived, last, members, epoch, change, stamp
 
 -- A party can be late: others may have passed already, arrived again, and given up.
 local RESULTS = 4
 
 local ARRIVAL = '^(%S+) (.)(.) (%S+) (%S+) (.*)$'
+
+-- So many arrivals of all barriers are remembered at most, and none that brings more than so many bytes.
+local REMEMBERED, BRIEF = 4096, 256
 
 -- The state, and the values of the fields.
 local function loadBarrier(key, ...)
@@ -44,11 +47,13 @@ local function newBarrier(ctx, parties, state)
   call('DEL', ctx.items)
   local epoch = tonumber(nextToken(ctx))
   return {
-    parties = parties, generation = 1, arrived = 0, last = 0, members = 0, epoch = epoch, change = epoch
+    parties = parties, generation = 1, arrived = 0, last = 0, members = 0, epoch = epoch, change = epoch, stamp = 0
   }
 end
 
 local function saveBarrier(ctx, key, state)
+  state.stamp = math.max(ctx.micros, state.stamp + 1)
+  if state.memory then state.memory.stamp = state.stamp end
   if state.members == 0 and not state.kept then
     call('DEL', key, ctx.items)
   elseif state.results then
@@ -169,31 +174,65 @@ local function pass(ctx, key, state, group)
   conclude(ctx, key, state, group, passed(state, contributionsOf(group)))
 end
 
--- Lets all arrivals pass in one go, as most generations do, without a census. Not if one of them has an action, or if Redis
--- has lost some or has not kept them in order.
-local function passAll(ctx, state)
-  if state.all or state.arrived ~= state.parties then return false end
-  local fields, last, ended, contributions, told = call('HGETALL', ctx.items), 0, {}, {}, {}
-  if #fields ~= 2 * state.parties then
-    census(ctx, state, fields)
-    return false
+-- To read and to split all arrivals would be half of what the last one costs, so each is remembered here when it is written: by
+-- barrier, what `passAll` needs of those of the present generation. Only Redis has the word: a memory counts if the barrier was
+-- changed by nothing else, which its stamp shows. There is none after a restart or a fail-over.
+local memories, remembered = {}, 0
+
+local function forget(key)
+  local memory = memories[key]
+  if memory then memories[key], remembered = nil, remembered - #memory.ended end
+end
+
+-- An arrival of this call, the last one that `state` counts.
+local function remember(key, state, session, id, arrival, contribution)
+  local memory = memories[key]
+  if state.arrived == 1 or not memory or memory.stamp ~= state.stamp or #memory.ended ~= state.arrived - 1 then
+    forget(key)
+    if state.arrived ~= 1 then return end
+    memory = { ended = {}, contributions = {}, told = {} }
   end
-  for at = 1, state.parties do
+  if #contribution > BRIEF then return forget(key) end
+  if remembered == REMEMBERED then
+    memories, remembered = {}, 0
+    return
+  end
+  memories[key], remembered, state.memory = memory, remembered + 1, memory
+  memory.ended[state.arrived], memory.contributions[state.arrived] = arrival, contribution
+  gather(memory.told, session, id, indexOf(state.arrived))
+end
+
+-- What `remember` has of arrivals that Redis has, from there. Nothing if one of them has an action, or if Redis has lost some or has
+-- not kept them in order.
+local function recall(ctx, state)
+  local fields, last, ended, contributions, told = call('HGETALL', ctx.items), 0, {}, {}, {}
+  local fits = #fields == 2 * state.parties
+  for at = 1, fits and state.parties or 0 do
     local session, id = match(fields[2 * at - 1], '^([^/]*)/(.*)$')
     local place, arrival, contribution = match(fields[2 * at], '^(%S+) .0 (%S+) %S+ (.*)$')
     place = tonumber(place)
-    if not place or place < last then
-      census(ctx, state, fields)
-      return false
-    end
+    fits = fits and place and place > last
+    if not fits then break end
     last, ended[at], contributions[at] = place, arrival, contribution
     gather(told, session, id, indexOf(at))
   end
+  if fits then return { ended = ended, contributions = contributions, told = told } end
+  census(ctx, state, fields)
+end
+
+-- Lets all arrivals pass in one go, as most generations do, without a census.
+local function passAll(ctx, key, state)
+  if state.all or state.arrived ~= state.parties then return false end
+  local memory = state.memory
+  if not memory or #memory.ended ~= state.parties then memory = recall(ctx, state) end
+  if not memory then return false end
+  forget(key)
+  state.memory = nil
   call('DEL', ctx.items)
-  local result = passed(state, listOf(contributions))
-  nextGeneration(state, ended, result)
+  local result = passed(state, listOf(memory.contributions))
+  nextGeneration(state, memory.ended, result)
   state.arrived = 0
-  tellAll(ctx, told, result)
+  tellAll(ctx, memory.told, result)
   return true
 end
 
@@ -308,7 +347,7 @@ local function advance(ctx, key, state)
     local unsure = sweep(ctx, key, state)
     if state.arrived < state.parties then return end
     if unsure then return expect(ctx) end
-    if not passAll(ctx, state) then
+    if not passAll(ctx, key, state) then
       local group = presentOf(ctx, state)
       if #group < state.parties then return beginAgain(ctx, key, state) end
       local runner
@@ -392,6 +431,7 @@ handlers['barrier.arrive'] = function(ctx, key, id, arrival, member, contributio
       text(known and known.place or state.last) .. ' ' .. string.sub(mode, 1, 2) .. ' ' .. arrival .. ' ' .. member .. ' '
         .. contribution)
     if known then call('HDEL', ctx.items, known.owner) elseif state.arrived == 1 then keep(ctx.items) end
+    if not known and sub(mode, 2, 2) == '0' then remember(key, state, ctx.session, id, arrival, contribution) end
     state.all = nil
   end
   local answer
