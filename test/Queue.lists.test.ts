@@ -110,6 +110,27 @@ layer(TestServer.layer, live)("the jobs of a queue", (it) => {
         assert.isTrue(Option.isNone(first!.payload))
       })))
 
+  it.effect("are listed page by page, shard by shard", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ shards: 3 }))
+        const other = yield* on(b!, make({ shards: 3 }))
+        yield* queue.offerAll(upTo(200), (n) => n < 150 ? { id: `${n}` } : { id: `${n}`, delay: "1 hour" })
+        for (const [state, expected] of [["waiting", upTo(150)], ["delayed", upTo(50, 150)]] as const) {
+          const all = yield* listed(other, { state })
+          assert.sameMembers(payloads(all), expected)
+          // They are in several shards, and the cursor says in which one.
+          assert.isAbove(new Set(all.map(({ cursor }) => /^\d+\//.exec(cursor)?.[0])).size, 1)
+          for (const limit of [1, 40, expected.length, 1000]) {
+            assert.deepStrictEqual(payloads(yield* listed(other, { state, limit })), payloads(all.slice(0, limit)))
+          }
+          for (const [at, { cursor }] of all.entries()) {
+            const next = yield* listed(other, { state, after: cursor, limit: 3 })
+            assert.deepStrictEqual(payloads(next), payloads(all.slice(at + 1, at + 4)))
+          }
+        }
+      }), { partitions: 3 }))
+
   for (const shards of [1, 3]) {
     it.effect(`are listed as dead letters, page by page: ${shards} shards`, () =>
       several(2, ([a, b]) =>
@@ -247,34 +268,36 @@ layer(TestServer.layer, live)("a queue is emptied", (it) => {
 })
 
 layer(TestServer.layer, live)("the history of a queue", (it) => {
-  it.effect("counts jobs, and how long they wait and run", () =>
-    several(2, ([a, b]) =>
-      Effect.gen(function*() {
-        const queue = yield* on(a!, make())
-        const other = yield* on(b!, make())
-        yield* queue.offerAll(upTo(10))
-        const gate = yield* Deferred.make<void>()
-        const running = yield* Effect.forkChild(
-          queue.run((n) => n === 0 ? Effect.fail("no") : Deferred.await(gate), { concurrency: 10, attempts: 1 })
-        )
-        yield* shows(queue, { active: 9, dead: 1 })
-        const began = Date.now()
-        yield* eventually(Effect.sync(() => assert.isAbove(Date.now(), began + 300)))
-        const sum = (minutes: ReadonlyArray<Queue.Minute>, of: (minute: Queue.Minute) => number) =>
-          minutes.reduce((total, minute) => total + of(minute), 0)
-        const before = yield* other.history
-        assert.isAtLeast(sum(before, ({ ran }) => Duration.toMillis(ran)), 9 * 300)
-        const ended = Date.now()
-        yield* Deferred.succeed(gate, undefined)
-        yield* shows(queue, { completed: 9 })
-        const minutes = yield* other.history
-        assert.strictEqual(sum(minutes, ({ completed }) => completed), 9)
-        assert.strictEqual(sum(minutes, ({ failed }) => failed), 1)
-        assert.strictEqual(sum(minutes, ({ begun }) => begun), 10)
-        assert.isAtMost(sum(minutes, ({ ran }) => Duration.toMillis(ran)), 10 * (Date.now() - began + 500))
-        assert.isAtMost(DateTime.toEpochMillis(minutes[0]!.time), ended)
-        yield* Fiber.interrupt(running)
-      })))
+  for (const shards of [1, 3]) {
+    it.effect(`counts jobs, and how long they wait and run: ${shards} shards`, () =>
+      several(2, ([a, b]) =>
+        Effect.gen(function*() {
+          const queue = yield* on(a!, make({ shards }))
+          const other = yield* on(b!, make({ shards }))
+          yield* queue.offerAll(upTo(10), (n) => ({ id: `${n}` }))
+          const gate = yield* Deferred.make<void>()
+          const running = yield* Effect.forkChild(
+            queue.run((n) => n === 0 ? Effect.fail("no") : Deferred.await(gate), { concurrency: 10, attempts: 1 })
+          )
+          yield* shows(queue, { active: 9, dead: 1 })
+          const began = Date.now()
+          yield* eventually(Effect.sync(() => assert.isAbove(Date.now(), began + 300)))
+          const sum = (minutes: ReadonlyArray<Queue.Minute>, of: (minute: Queue.Minute) => number) =>
+            minutes.reduce((total, minute) => total + of(minute), 0)
+          const before = yield* other.history
+          assert.isAtLeast(sum(before, ({ ran }) => Duration.toMillis(ran)), 9 * 300)
+          const ended = Date.now()
+          yield* Deferred.succeed(gate, undefined)
+          yield* shows(queue, { completed: 9 })
+          const minutes = yield* other.history
+          assert.strictEqual(sum(minutes, ({ completed }) => completed), 9)
+          assert.strictEqual(sum(minutes, ({ failed }) => failed), 1)
+          assert.strictEqual(sum(minutes, ({ begun }) => begun), 10)
+          assert.isAtMost(sum(minutes, ({ ran }) => Duration.toMillis(ran)), 10 * (Date.now() - began + 500))
+          assert.isAtMost(DateTime.toEpochMillis(minutes[0]!.time), ended)
+          yield* Fiber.interrupt(running)
+        }), { partitions: shards }))
+  }
 
   it.effect("counts how long jobs have waited that were offered one by one", () =>
     several(1, ([a]) =>
