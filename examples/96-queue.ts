@@ -1,10 +1,10 @@
 /**
  * Mails of a shop. Producers offer them, and workers on any process send them. What cannot be sent is retried, becomes a dead
  * letter in the end, and is replayed when the bug is fixed. A second queue has results, and a third one runs the jobs of each
- * account in order.
+ * account in order. A program with a loop of its own takes one job at a time, of a queue that a schedule fills.
  */
 import { NodeRuntime } from "@effect/platform-node"
-import { Console, Effect, Layer, Schedule, Schema, Stream } from "effect"
+import { Console, Effect, Fiber, Layer, Option, Schedule, Schema, Stream } from "effect"
 import assert from "node:assert/strict"
 import { Queue } from "../src/index.ts" // In your program: from "lockstep"
 import { layer } from "./support.ts"
@@ -24,6 +24,8 @@ class Syncs extends Queue.Service<Syncs>()("syncs", {
   payload: Schema.Struct({ account: Schema.String, step: Schema.Number }),
   groups: { concurrency: 1 }
 }) {}
+
+class Reports extends Queue.Service<Reports>()("reports", { payload: Schema.String }) {}
 
 const synced: Array<string> = []
 
@@ -84,11 +86,30 @@ const program = Effect.gen(function*() {
   for (const account of ["a", "b"]) {
     assert.deepEqual(synced.filter((step) => step.startsWith(account)), [`${account}1`, `${account}2`])
   }
+
+  // An urgent report goes ahead of one that waits; and one comes each hour, from whichever process is there.
+  const reports = yield* Reports
+  yield* reports.offer("of the month")
+  const { id } = yield* reports.offer("of the audit", { priority: "urgent" })
+  const progress = yield* Effect.forkChild(Stream.runCollect(reports.job(id).progress), { startImmediately: true })
+  yield* reports.schedule("hourly", "1 hour", "of the hour")
+  const write = (report: string) =>
+    Effect.gen(function*() {
+      const job = yield* Queue.Job
+      yield* job.progress("half")
+      return report
+    })
+  const next = reports.withJob(write, { wait: "100 millis" })
+  assert.deepEqual(yield* next, Option.some("of the audit"))
+  assert.deepEqual(yield* Fiber.join(progress), ["half"])
+  assert.deepEqual(yield* next, Option.some("of the month"))
+  // `None` when no job comes in time. A consumer would wait for longer, "30 seconds" for example.
+  assert.deepEqual(yield* next, Option.none())
   yield* Console.log(`sent to ${sent.toSorted().join(", ")}; 2 + 3 = ${sum}; one dead letter, replayed`)
 })
 
 program.pipe(
-  Effect.provide(workers.pipe(Layer.provideMerge(Layer.mergeAll(Mails.layer, Sums.layer, Syncs.layer)))),
+  Effect.provide(workers.pipe(Layer.provideMerge(Layer.mergeAll(Mails.layer, Sums.layer, Syncs.layer, Reports.layer)))),
   Effect.provide(layer()),
   NodeRuntime.runMain
 )
