@@ -63,6 +63,7 @@ layer(TestServer.layer, live)("a long queue", (it) => {
         assert.strictEqual((yield* long.state).delayed, 100_000)
       }), {}))
 
+  // 1,000,000 are a case of the benchmark, which also compares the time that they take.
   it.effect("is drained with flat memory", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
