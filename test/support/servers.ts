@@ -52,14 +52,17 @@ export interface ServerOptions {
   readonly acl?: ReadonlyArray<string> | undefined
   /** `mutual` also demands a client certificate. The plain port is closed. */
   readonly tls?: boolean | "mutual" | undefined
-  /** `none` by default. `rdb` saves at SIGTERM and at SAVE only; `aof` is flushed to disk every second. */
+  /**
+   * `none` by default. `rdb` saves at SIGTERM and at SAVE only; `aof` is written before each
+   * reply, so a process that is killed loses nothing: with `everysec`, Redis delays that while it flushes the file to disk.
+   */
   readonly persistence?: "none" | "rdb" | "aof" | undefined
 }
 
 const persistence = {
   none: { save: "\"\"", appendonly: "no" },
   rdb: { save: "3600 1", appendonly: "no" },
-  aof: { save: "\"\"", appendonly: "yes", appendfsync: "everysec" }
+  aof: { save: "\"\"", appendonly: "yes", appendfsync: "no" }
 } satisfies Record<string, Config>
 
 const render = (config: Config): string => {
