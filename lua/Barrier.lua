@@ -79,11 +79,10 @@ local function beginAgain(ctx, key, state)
   announce(ctx, key, json(progressOf(state)))
 end
 
--- All arrivals in order, read once in a call; `known` has the fields if they were read. Of the arrivals, `from` belong to
--- generations that this call has ended.
-local function census(ctx, state, known)
+-- All arrivals in order, read once in a call. Of them, `from` belong to generations that this call has ended.
+local function census(ctx, state)
   if state.all then return state.all end
-  local fields, arrivals, last, ordered = known or call('HGETALL', ctx.items), {}, 0, true
+  local fields, arrivals, last, ordered = call('HGETALL', ctx.items), {}, 0, true
   for at = 1, #fields, 2 do
     local owner, value = fields[at], fields[at + 1]
     -- This is most of what a generation costs that has an action, so nothing is captured that is seldom needed.
@@ -202,36 +201,16 @@ local function remember(key, state, session, id, arrival, contribution)
   gather(memory.told, session, id, indexOf(state.arrived))
 end
 
--- What `remember` has of arrivals that Redis has, from there. Nothing if one of them has an action, or if Redis has lost some or has
--- not kept them in order.
-local function recall(ctx, state)
-  local fields, last, ended, contributions, told = call('HGETALL', ctx.items), 0, {}, {}, {}
-  local fits = #fields == 2 * state.parties
-  for at = 1, fits and state.parties or 0 do
-    local session, id = match(fields[2 * at - 1], '^([^/]*)/(.*)$')
-    local place, arrival, contribution = match(fields[2 * at], '^(%S+) .0 (%S+) %S+ (.*)$')
-    place = tonumber(place)
-    fits = fits and place and place > last
-    if not fits then break end
-    last, ended[at], contributions[at] = place, arrival, contribution
-    gather(told, session, id, indexOf(at))
-  end
-  if fits then return { ended = ended, contributions = contributions, told = told } end
-  census(ctx, state, fields)
-end
-
--- Lets all arrivals pass in one go, as most generations do, without a census.
+-- Lets all arrivals pass in one go, as most generations do, without a census: if they are remembered.
 local function passAll(ctx, key, state)
-  if state.all or state.arrived ~= state.parties then return false end
   local memory = state.memory
-  if not memory or #memory.ended ~= state.parties then memory = recall(ctx, state) end
-  if not memory then return false end
+  if state.arrived ~= state.parties or not memory or #memory.ended ~= state.parties then return false end
   forget(key)
   state.memory = nil
   call('DEL', ctx.items)
   local result = passed(state, listOf(memory.contributions))
   nextGeneration(state, memory.ended, result)
-  state.arrived = 0
+  state.arrived, state.all = 0, nil
   tellAll(ctx, memory.told, result)
   return true
 end
