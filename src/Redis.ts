@@ -71,7 +71,7 @@ import type * as IoRedis from "ioredis"
 import { CurrentIo, type Io, millisIn } from "./internal/io.ts"
 import { cluster } from "./internal/redis/cluster.ts"
 import { blockingMillis, checkCommand, checkShared } from "./internal/redis/command.ts"
-import { type Connection, type ConnectionState, register } from "./internal/redis/connection.ts"
+import { type Connection, type ConnectionState, type NodeConnection, register } from "./internal/redis/connection.ts"
 import * as embedded from "./internal/redis/embedded.ts"
 import { EmbeddedFailed, RedisError, summary, Timeout } from "./internal/redis/errors.ts"
 import type { EmbeddedOptions, Options, Timeouts } from "./internal/redis/options.ts"
@@ -281,7 +281,7 @@ const open = (source: Source, io: Io, connectTimeout: number, log: Log) => {
     return {
       commands,
       masters: () => [commands],
-      dedicated: (_key?: string | undefined, role = "reader", within?: number | undefined): Connection =>
+      dedicated: (_key?: string | undefined, role = "reader", within?: number | undefined): NodeConnection =>
         one(`${clientName}:${role}`, within)
     }
   }

@@ -4,7 +4,7 @@
  */
 
 import type { Io } from "../io.ts"
-import { type Connection, whenReady } from "../redis/connection.ts"
+import { type NodeConnection, whenReady } from "../redis/connection.ts"
 import { RedisError } from "../redis/errors.ts"
 import type { Log } from "./hooks.ts"
 import { isTransient, type Transport } from "./transport.ts"
@@ -36,9 +36,11 @@ const batchSize = 1024
 const pauseAfter = (failures: number, longest: number): number => Math.min(longest, 10 * 2 ** Math.min(failures, 10))
 
 export class Reader {
-  #connection: Connection | undefined = undefined
+  #connection: NodeConnection | undefined = undefined
   #running = false
   #closed = false
+  // How often reading has failed, one time after the other.
+  #attempts = 0
   readonly #sources = new Set<Source>()
   // How often the entries of a source could not be taken in, one time after the other.
   readonly #failures = new WeakMap<Source, number>()
@@ -49,9 +51,9 @@ export class Reader {
   readonly #transport: Transport
   readonly #io: Io
   readonly #log: Log
-  readonly #connect: () => Connection
+  readonly #connect: () => NodeConnection
 
-  constructor(transport: Transport, io: Io, log: Log, connect: () => Connection) {
+  constructor(transport: Transport, io: Io, log: Log, connect: () => NodeConnection) {
     this.#transport = transport
     this.#io = io
     this.#log = log
@@ -64,7 +66,7 @@ export class Reader {
     this.#sources.add(source)
     if (!this.#running) {
       this.#running = true
-      void this.#run()
+      this.#io.defer(this.#next)
     } else if (this.#reading.length > 0 && !this.#reading.includes(source)) {
       this.#wake()
     }
@@ -94,42 +96,52 @@ export class Reader {
     else waking.wake!()
   }
 
-  async #run(): Promise<void> {
-    let attempt = 0
-    while (!this.#closed && [...this.#sources].some((source) => source.isActive())) {
-      const connection = this.#connection ??= this.#connect()
-      try {
-        await whenReady(connection)
-        // Only now: a source that was included meanwhile has not woken anything.
-        const sources = [...this.#sources]
-        if (sources.length === 0) continue
-        this.#reading = sources
-        this.#sentAt = this.#io.now()
-        const reply = await connection.send("XREAD", [
-          "COUNT",
-          batchSize,
-          "BLOCK",
-          blockMillis,
-          "STREAMS",
-          ...sources.map(({ key }) => key),
-          ...sources.map(({ position }) => position)
-        ], blockMillis + graceMillis)
-        this.#rest()
-        if (!this.#closed) this.#deliver(sources, reply)
-        attempt = 0
-      } catch (cause) {
-        this.#rest()
-        if (this.#closed) break
-        const passing = cause instanceof RedisError && isTransient(cause)
-        this.#log(passing ? "Debug" : "Warn", "a read of the mailboxes failed", cause)
-        if (!(cause instanceof RedisError) || cause.reason._tag === "Timeout") connection.reset()
-        if (attempt > 0) {
-          await this.#transport.sleep(pauseAfter(attempt, 1000) * (0.5 + this.#io.random() / 2))
+  readonly #next = (): void => {
+    this.#running = !this.#closed && [...this.#sources].some((source) => source.isActive())
+    if (!this.#running) return
+    const connection = this.#connection ??= this.#connect()
+    if (connection.isReady()) this.#read(connection)
+    else void whenReady(connection).then(() => this.#read(connection))
+  }
+
+  #read(connection: NodeConnection): void {
+    // Only now: a source that was included meanwhile has not woken anything.
+    const sources = [...this.#sources]
+    if (sources.length === 0) return this.#next()
+    this.#reading = sources
+    this.#sentAt = this.#io.now()
+    const streams = [...sources.map(({ key }) => key), ...sources.map(({ position }) => position)]
+    connection.read(
+      ["COUNT", batchSize, "BLOCK", blockMillis, "STREAMS", ...streams],
+      blockMillis + graceMillis,
+      {
+        resolve: (reply) => {
+          this.#rest()
+          try {
+            if (!this.#closed) this.#deliver(sources, reply)
+          } catch (cause) {
+            return this.#failed(connection, cause)
+          }
+          this.#attempts = 0
+          // What has come is taken in first.
+          this.#io.defer(this.#next)
+        },
+        reject: (cause) => {
+          this.#rest()
+          this.#failed(connection, cause)
         }
-        attempt++
       }
-    }
-    this.#running = false
+    )
+  }
+
+  #failed(connection: NodeConnection, cause: unknown): void {
+    if (this.#closed) return
+    const passing = cause instanceof RedisError && isTransient(cause)
+    this.#log(passing ? "Debug" : "Warn", "a read of the mailboxes failed", cause)
+    if (!(cause instanceof RedisError) || cause.reason._tag === "Timeout") connection.reset()
+    const attempt = this.#attempts++
+    if (attempt === 0) return this.#io.defer(this.#next)
+    void this.#transport.sleep(pauseAfter(attempt, 1000) * (0.5 + this.#io.random() / 2)).then(this.#next)
   }
 
   #rest(): void {

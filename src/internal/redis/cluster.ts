@@ -3,7 +3,7 @@
 import * as IoRedis from "ioredis"
 import type { Io, Timer } from "../io.ts"
 import { slotOf } from "./command.ts"
-import type { ClusterConnection, Connection } from "./connection.ts"
+import type { ClusterConnection, Connection, NodeConnection } from "./connection.ts"
 import { codeOf, ConnectionLost, detailOf, errorFrom, fail, NotConnected, type RedisError } from "./errors.ts"
 import * as handshakes from "./handshake.ts"
 import { InFlight } from "./inFlight.ts"
@@ -136,7 +136,7 @@ class Cluster implements ClusterConnection {
       return inFlight
     })
 
-  readonly dedicated = (key: string | undefined, role: string, within?: number | undefined): Connection => {
+  readonly dedicated = (key: string | undefined, role: string, within?: number | undefined): NodeConnection => {
     const { address, connectTimeout, io, name, onUnnamed } = this.#options
     const { client } = this
     const slot = key === undefined ? undefined : slotOf(key)

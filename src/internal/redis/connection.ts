@@ -50,6 +50,12 @@ export interface Connection {
   readonly close: () => Promise<void>
 }
 
+/** A connection to one node. */
+export interface NodeConnection extends Connection {
+  /** Sends an `XREAD` as `run` sends the call of a script. */
+  readonly read: (args: ReadonlyArray<string | number>, deadlineMillis: number, caller: Caller) => void
+}
+
 /** Waits until it is ready, if it is not. */
 export const whenReady = (connection: Connection): Promise<void> =>
   new Promise((resolve) => {
@@ -72,13 +78,13 @@ export interface CommandConnection extends Connection {
   readonly server: (deadlineMillis: number) => Promise<ServerInfo>
 }
 
-export interface SingleConnection extends CommandConnection {
+export interface SingleConnection extends CommandConnection, NodeConnection {
   readonly client: IoRedis.Redis
 }
 
 export interface ClusterConnection extends CommandConnection {
   readonly client: IoRedis.Cluster
-  readonly dedicated: (key: string | undefined, role: string, within?: number | undefined) => Connection
+  readonly dedicated: (key: string | undefined, role: string, within?: number | undefined) => NodeConnection
   /** The masters, in an order that only changes when they do. */
   readonly masters: () => ReadonlyArray<Pick<Connection, "send">>
 }
@@ -96,7 +102,7 @@ export interface Connections {
     key?: string | undefined,
     role?: string | undefined,
     within?: number | undefined
-  ) => Connection
+  ) => NodeConnection
   /** The server, or each master of a cluster. */
   readonly masters: () => ReadonlyArray<Pick<Connection, "send">>
   /** The command connection's deadline, in milliseconds. */

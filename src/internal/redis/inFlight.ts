@@ -4,9 +4,9 @@ import * as IoRedis from "ioredis"
 import { tracingChannel } from "node:diagnostics_channel"
 import type { Io, Timer } from "../io.ts"
 import { slotOf, wireName } from "./command.ts"
-import type { Caller, Connection, ScriptCommand } from "./connection.ts"
+import type { Caller, Connection, NodeConnection, ScriptCommand } from "./connection.ts"
 import { errorFrom, fail, type RedisError, Timeout } from "./errors.ts"
-import { type Call, message } from "./resp.ts"
+import { type Call, command, message } from "./resp.ts"
 
 /** What ioredis needs to find the node of a command. */
 type Routed = Pick<IoRedis.Command, "getKeys" | "getSlot">
@@ -155,13 +155,22 @@ interface Ended {
 const untraced: Promise<unknown> = Promise.resolve()
 const tracing = tracingChannel("ioredis:command")
 
+/** What all that is sent without `IoRedis.Command` has in common. */
+interface Setting {
+  readonly deadlines: Deadlines
+  readonly ends: Ends
+  readonly address: string
+}
+
 /**
- * One call of a script: its entry, and the command that ioredis sees. `IoRedis.Command` costs about 10 microseconds per
+ * A command with callbacks: its entry, and the command that ioredis sees. `IoRedis.Command` costs about 10 microseconds per
  * call in its constructor and closures, and leaves objects that survive minor collections.
  */
-class ScriptCall implements Entry, Ended, Sendable {
-  readonly label: ScriptCommand
-  readonly name: string
+abstract class Bare implements Entry, Ended, Sendable {
+  abstract readonly label: string
+  abstract readonly name: string
+  /** ioredis puts these into traces and debug output. */
+  abstract readonly args: Array<string>
   readonly expiresAt: number
   previous: Entry | undefined = undefined
   next: Entry | undefined = undefined
@@ -169,36 +178,24 @@ class ScriptCall implements Entry, Ended, Sendable {
   isSent = false
   inTransaction = false
   isTraced = false
-  readonly #deadlines: Deadlines
-  readonly #ends: Ends
-  readonly #address: string
-  readonly #script: string
-  readonly #call: Call
+  readonly #setting: Setting
   readonly #caller: Caller
   #reply: unknown = undefined
   #error: RedisError | undefined = undefined
   #traced: PromiseWithResolvers<unknown> | undefined = undefined
-  #slot: number | undefined = undefined
 
-  constructor(
-    deadlines: Deadlines,
-    ends: Ends,
-    address: string,
-    command: ScriptCommand,
-    script: string,
-    call: Call,
-    expiresAt: number,
-    caller: Caller
-  ) {
-    this.label = command
-    this.name = wireNames[command]
+  constructor(setting: Setting, expiresAt: number, caller: Caller) {
+    this.#setting = setting
     this.expiresAt = expiresAt
-    this.#deadlines = deadlines
-    this.#ends = ends
-    this.#address = address
-    this.#script = script
-    this.#call = call
     this.#caller = caller
+  }
+
+  abstract getKeys(): Array<string>
+  abstract getSlot(): number
+  abstract toWritable(): string
+
+  protected read(reply: unknown): unknown {
+    return decode(reply)
   }
 
   get command(): Routed {
@@ -210,42 +207,26 @@ class ScriptCall implements Entry, Ended, Sendable {
     return (this.#traced ??= Promise.withResolvers()).promise
   }
 
-  /** ioredis puts these into traces and debug output. Arguments of the script stay out of both. */
-  get args(): Array<string> {
-    return [this.#script, "1", this.#call.key]
-  }
-
-  getKeys(): Array<string> {
-    return [this.#call.key]
-  }
-
-  getSlot(): number {
-    return this.#slot ??= slotOf(this.#call.key)
-  }
-
-  // Not encoded before: the text would be kept until the reply. A redirected call is encoded again.
-  toWritable(): string {
-    return message(this.label, this.#script, this.#call)
-  }
-
   resolve(reply: unknown): void {
-    if (!this.#deadlines.settle(this)) return
+    const { address, deadlines, ends } = this.#setting
+    if (!deadlines.settle(this)) return
     try {
-      this.#reply = decode(reply)
+      this.#reply = this.read(reply)
     } catch (error) {
       // The reply is longer than a string can be. ioredis would throw the error as an uncaught exception.
-      this.#error = errorFrom(error, this.label, true, this.#address)
+      this.#error = errorFrom(error, this.label, true, address)
     }
-    this.#ends.add(this)
+    ends.add(this)
   }
 
   reject(error: Error): void {
-    if (this.#deadlines.settle(this)) this.rejectWith(errorFrom(error, this.label, this.isSent, this.#address))
+    const { address, deadlines } = this.#setting
+    if (deadlines.settle(this)) this.rejectWith(errorFrom(error, this.label, this.isSent, address))
   }
 
   rejectWith(error: RedisError): void {
     this.#error = error
-    this.#ends.add(this)
+    this.#setting.ends.add(this)
   }
 
   tell(): void {
@@ -265,10 +246,87 @@ class ScriptCall implements Entry, Ended, Sendable {
   extractBlockingTimeout(): undefined {}
 }
 
+/** One call of a script. */
+class ScriptCall extends Bare {
+  readonly label: ScriptCommand
+  readonly name: string
+  readonly #script: string
+  readonly #call: Call
+  #slot: number | undefined = undefined
+
+  constructor(
+    setting: Setting,
+    expiresAt: number,
+    caller: Caller,
+    command: ScriptCommand,
+    script: string,
+    call: Call
+  ) {
+    super(setting, expiresAt, caller)
+    this.label = command
+    this.name = wireNames[command]
+    this.#script = script
+    this.#call = call
+  }
+
+  /** Arguments of the script stay out of traces. */
+  get args(): Array<string> {
+    return [this.#script, "1", this.#call.key]
+  }
+
+  getKeys(): Array<string> {
+    return [this.#call.key]
+  }
+
+  getSlot(): number {
+    return this.#slot ??= slotOf(this.#call.key)
+  }
+
+  // Not encoded before: the text would be kept until the reply. A redirected call is encoded again.
+  toWritable(): string {
+    return message(this.label, this.#script, this.#call)
+  }
+}
+
+/** One read of streams, which goes to the node of its connection. */
+class StreamRead extends Bare {
+  readonly label = "XREAD"
+  readonly name = "xread"
+  readonly #args: ReadonlyArray<string | number>
+
+  constructor(setting: Setting, expiresAt: number, caller: Caller, args: ReadonlyArray<string | number>) {
+    super(setting, expiresAt, caller)
+    this.#args = args
+  }
+
+  get args(): Array<string> {
+    return this.#args.map(String)
+  }
+
+  getKeys(): Array<string> {
+    return []
+  }
+
+  getSlot(): number {
+    return -1
+  }
+
+  toWritable(): string {
+    return command(this.label, this.#args)
+  }
+
+  // Protocol 3 has a map, of which ioredis makes a list: key, entries, key, entries.
+  protected override read(reply: unknown): unknown {
+    const list = super.read(reply) as ReadonlyArray<unknown> | null
+    return list && Array.from({ length: list.length / 2 }, (_, at) => [list[2 * at], list[2 * at + 1]])
+  }
+}
+
 export class InFlight {
   readonly #options: InFlightOptions
   readonly #deadlines: Deadlines
   readonly #ends: Ends
+  readonly #setting: Setting
 
   constructor(options: InFlightOptions) {
     this.#options = options
@@ -277,6 +335,7 @@ export class InFlight {
       options.onExpired?.(entry.command)
       entry.rejectWith(fail(new Timeout({ command: entry.label })))
     })
+    this.#setting = { deadlines: this.#deadlines, ends: this.#ends, address: options.address }
   }
 
   readonly send: Connection["send"] = (name, args, deadlineMillis) =>
@@ -286,14 +345,21 @@ export class InFlight {
       deadlineMillis
     )
 
-  readonly run: Connection["run"] = (name, script, call, deadlineMillis, caller) => {
-    const { address, dispatch, io } = this.#options
-    const expiresAt = io.now() + deadlineMillis
-    const command = new ScriptCall(this.#deadlines, this.#ends, address, name, script, call, expiresAt, caller)
+  readonly run: Connection["run"] = (name, script, call, deadlineMillis, caller) =>
+    this.#dispatchBare(new ScriptCall(this.#setting, this.#until(deadlineMillis), caller, name, script, call))
+
+  readonly read: NodeConnection["read"] = (args, deadlineMillis, caller) =>
+    this.#dispatchBare(new StreamRead(this.#setting, this.#until(deadlineMillis), caller, args))
+
+  #until(deadlineMillis: number): number {
+    return this.#options.io.now() + deadlineMillis
+  }
+
+  #dispatchBare(command: Bare): void {
     this.#deadlines.insert(command)
     try {
       // A rejection before the call returns means that ioredis had nowhere to send it.
-      dispatch(command as Sendable as IoRedis.Command)
+      this.#options.dispatch(command as Sendable as IoRedis.Command)
       command.isSent = true
     } catch (error) {
       command.isSent = true
@@ -312,11 +378,11 @@ export class InFlight {
 
   // The promise of the command is the one that is handed out; only what settles it is ours.
   #dispatch(label: string, command: IoRedis.Command, deadlineMillis: number): Promise<unknown> {
-    const { address, dispatch, io } = this.#options
+    const { address, dispatch } = this.#options
     const { reject, resolve } = command
     let sent = true
     const entry: Entry = {
-      expiresAt: io.now() + deadlineMillis,
+      expiresAt: this.#until(deadlineMillis),
       command,
       label,
       rejectWith: reject,

@@ -33,6 +33,10 @@ export interface Call {
 export const message = (command: string, script: string, { count, text }: Call): string =>
   `*${count + 2}\r\n${ascii(command)}${bulk(script)}${text}`
 
+/** A command of few arguments. */
+export const command = (name: string, args: ReadonlyArray<string | number>): string =>
+  `*${args.length + 1}\r\n${ascii(name)}${args.map(encode).join("")}`
+
 export const call = (keys: ReadonlyArray<string>, args: ReadonlyArray<string | number>): Call => ({
   key: keys[0]!,
   count: 1 + keys.length + args.length,

@@ -2,7 +2,7 @@
 
 import * as IoRedis from "ioredis"
 import type { Io, Timer } from "../io.ts"
-import type { Connection, ServerInfo, SingleConnection, Topology } from "./connection.ts"
+import type { Connection, NodeConnection, ServerInfo, SingleConnection, Topology } from "./connection.ts"
 import { codeOf, ConnectionLost, detailOf, errorFrom, fail, NotConnected, type RedisError, Timeout } from "./errors.ts"
 import { type Handshake, watch } from "./handshake.ts"
 import { InFlight } from "./inFlight.ts"
@@ -64,6 +64,11 @@ class Single implements SingleConnection {
 
   readonly run: Connection["run"] = (name, script, call, deadlineMillis, caller) => {
     if (this.isReady()) this.#inFlight.run(name, script, call, deadlineMillis, caller)
+    else this.#inFlight.refuse(caller, this.#unready())
+  }
+
+  readonly read: NodeConnection["read"] = (args, deadlineMillis, caller) => {
+    if (this.isReady()) this.#inFlight.read(args, deadlineMillis, caller)
     else this.#inFlight.refuse(caller, this.#unready())
   }
 

@@ -1,7 +1,7 @@
 /** A simulated connection: what a process has sent stays on its way until the world decides what becomes of it. */
 
 import type { Io, Timer } from "../io.ts"
-import type { Connection } from "../redis/connection.ts"
+import type { Connection, NodeConnection } from "../redis/connection.ts"
 import { ConnectionLost, fail, NotConnected, type RedisError, Timeout } from "../redis/errors.ts"
 import { makeListeners } from "../redis/listeners.ts"
 import type { Order } from "./server.ts"
@@ -28,7 +28,7 @@ const streamsOf = (order: Order): ReadonlyArray<string> => {
   return rest.slice(0, rest.length / 2).map(String)
 }
 
-export class Wire implements Connection {
+export class Wire implements NodeConnection {
   readonly name: string
   readonly role: string
   readonly #io: Io
@@ -62,6 +62,9 @@ export class Wire implements Connection {
 
   readonly run: Connection["run"] = (command, script, call, millis, caller) =>
     void this.#send({ is: "call", command, script, call }, millis).then(caller.resolve, caller.reject)
+
+  readonly read: NodeConnection["read"] = (args, millis, caller) =>
+    void this.send("XREAD", args, millis).then(caller.resolve, caller.reject)
 
   #send(order: Order, millis: number): Promise<unknown> {
     if (!this.isReady()) return Promise.reject(fail(new NotConnected({ address: this.name, detail: undefined })))
