@@ -56,7 +56,7 @@ end
 
 local function changeLatch(ctx, key, latch)
   latch.changes = latch.changes + 1
-  if latch.members > 0 then announce(ctx, key, stateOfLatch(latch)) end
+  if latch.members > 0 then announceBy(deliver, ctx, key, stateOfLatch(latch)) end
 end
 
 local function openLatch(ctx, key, latch)
@@ -107,8 +107,10 @@ local function rangeOf(from, to)
   return from > to and '' or text(from) .. '-' .. text(to) .. ','
 end
 
--- Whether a count was not counted before: an id, or a number of the member's.
-local function isFirstCount(ctx, count, number)
+-- Whether a count was not counted before: an id, or a number of the member's. It is noted, unless the latch
+-- opens with it, which drops all counts.
+local function isFirstCount(ctx, count, number, opens)
+  if number == 0 and opens then return not call('HGET', ctx.items, count) end
   if number == 0 then return call('HSET', ctx.items, count, '') == 1 end
   local last, missing = match(call('HGET', ctx.items, count) or '0 ', '^(%d+) (.*)$')
   last = tonumber(last)
@@ -124,7 +126,7 @@ local function isFirstCount(ctx, count, number)
       return rangeOf(from, number - 1) .. rangeOf(number + 1, to)
     end)
   end
-  if not first then return false end
+  if opens or not first then return first end
   if #missing > MISSING_LENGTH then missing = match(string.sub(missing, -MISSING_LENGTH), ',(.*)$') end
   call('HSET', ctx.items, count, text(last) .. ' ' .. missing)
   return true
@@ -178,10 +180,10 @@ handlers['latch.count'] = function(ctx, key, count, number, by, total, life, run
   total = tonumber(total)
   local latch = loadLatch(ctx, key, total, total, life, run)
   if isSuperseded(latch, run) then return reply('superseded', latch.run) end
-  if latch.remaining > 0 and not isFormer(latch, since) and isFirstCount(ctx, count, tonumber(number)) then
-    keep(ctx.items, latch.timeToLive)
-    latch.remaining = math.max(0, latch.remaining - tonumber(by))
-    if latch.remaining == 0 then openLatch(ctx, key, latch) end
+  local left = math.max(0, latch.remaining - tonumber(by))
+  if latch.remaining > 0 and not isFormer(latch, since) and isFirstCount(ctx, count, tonumber(number), left == 0) then
+    latch.remaining = left
+    if left == 0 then openLatch(ctx, key, latch) else keep(ctx.items, latch.timeToLive) end
     saveLatch(ctx, key, latch)
   end
   return reply('counted', stateOfLatch(latch))

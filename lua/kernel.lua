@@ -380,17 +380,22 @@ local function enrol(ctx, key, id, millis)
   return true
 end
 
--- Tells every member of a resource, in the order of the changes, how it is now. Answers whether there is one.
-local function announce(ctx, key, ...)
+-- Tells every member of a resource how it is now: with `post` in the order of the changes, with `deliver` sooner, where members can tell
+-- that order themselves. Answers whether there is one.
+local function announceBy(send, ctx, key, ...)
   local state
   for _, field in ipairs(call('HKEYS', key)) do
     local session, id = match(field, '^o([^/]*)/(.*)$')
     if session then
       state = state or continued(...)
-      post(ctx, session, '["changed","' .. id .. '",' .. state .. ']')
+      send(ctx, session, '["changed","' .. id .. '",' .. state .. ']')
     end
   end
   return state ~= nil
+end
+
+local function announce(ctx, key, ...)
+  return announceBy(post, ctx, key, ...)
 end
 
 -- Notes a claim for `tellAll`, by its session.

@@ -186,7 +186,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   // A latch opens when one is still to come.
   earlyLatch: {
     only: ["latch"],
-    lua: [["if latch.remaining == 0 then openLatch", "if latch.remaining <= 1 then openLatch"]]
+    lua: [["if left == 0 then openLatch", "if latch.remaining <= 1 then openLatch"]]
   },
   // Members of a former run count in the present one.
   mixedRuns: {
