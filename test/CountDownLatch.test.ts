@@ -38,6 +38,18 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         assert.strictEqual(yield* late.countDown(), 0)
       })))
 
+  it.effect("opens for who waits in the process that opens it, by way of another make", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* latchOn(a!, 1), yield* latchOn(a!, 1)]
+        const waiting = yield* Effect.forkChild(two.await)
+        yield* pending(waiting)
+        yield* one.countDown()
+        yield* promptly(Fiber.join(waiting), "the waiter")
+        yield* one.reset
+        yield* eventually(Effect.map(two.isOpen, (isOpen) => !isOpen))
+      })))
+
   it.effect("counts each id once", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
@@ -344,6 +356,20 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         assert.strictEqual(yield* stored, 0)
         assert.strictEqual(yield* latches[0]!.countDown({ id: "x" }), 999)
       })))
+
+  it.effect("is not opened by a number that comes again when one is still to come", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      yield* Effect.promise(async () => {
+        const { open, send } = actor(redis, freshNamespace(), "countDownLatch:numbers")
+        await open("a")
+        const remaining = async (number: number) =>
+          Number((await send("a", "latch.count", ["n1", number, 1, 3, 60_000, "", ""]))[2])
+        for (const [number, left] of [[1, 2], [3, 1], [3, 1], [1, 1], [2, 0]] as const) {
+          assert.strictEqual(await remaining(number), left, `${number}`)
+        }
+      })
+    }))
 
   it.effect("counts each number of a member once, in whatever order and however often it arrives", () =>
     Effect.gen(function*() {
