@@ -194,7 +194,7 @@ abstract class Bare implements Entry, Ended, Sendable {
   abstract getSlot(): number
   abstract toWritable(): string
 
-  protected read(reply: unknown): unknown {
+  protected decoded(reply: unknown): unknown {
     return decode(reply)
   }
 
@@ -211,7 +211,7 @@ abstract class Bare implements Entry, Ended, Sendable {
     const { address, deadlines, ends } = this.#setting
     if (!deadlines.settle(this)) return
     try {
-      this.#reply = this.read(reply)
+      this.#reply = this.decoded(reply)
     } catch (error) {
       // The reply is longer than a string can be. ioredis would throw the error as an uncaught exception.
       this.#error = errorFrom(error, this.label, true, address)
@@ -269,7 +269,7 @@ class ScriptCall extends Bare {
     this.#call = call
   }
 
-  /** Arguments of the script stay out of traces. */
+  /** Arguments of the script stay out of traces and debug output. */
   get args(): Array<string> {
     return [this.#script, "1", this.#call.key]
   }
@@ -316,8 +316,8 @@ class StreamRead extends Bare {
   }
 
   // Protocol 3 has a map, of which ioredis makes a list: key, entries, key, entries.
-  protected override read(reply: unknown): unknown {
-    const list = super.read(reply) as ReadonlyArray<unknown> | null
+  protected override decoded(reply: unknown): unknown {
+    const list = super.decoded(reply) as ReadonlyArray<unknown> | null
     return list && Array.from({ length: list.length / 2 }, (_, at) => [list[2 * at], list[2 * at + 1]])
   }
 }
@@ -325,17 +325,15 @@ class StreamRead extends Bare {
 export class InFlight {
   readonly #options: InFlightOptions
   readonly #deadlines: Deadlines
-  readonly #ends: Ends
   readonly #setting: Setting
 
   constructor(options: InFlightOptions) {
     this.#options = options
-    this.#ends = new Ends(options.io)
     this.#deadlines = new Deadlines(options.io, (entry) => {
       options.onExpired?.(entry.command)
       entry.rejectWith(fail(new Timeout({ command: entry.label })))
     })
-    this.#setting = { deadlines: this.#deadlines, ends: this.#ends, address: options.address }
+    this.#setting = { deadlines: this.#deadlines, ends: new Ends(options.io), address: options.address }
   }
 
   readonly send: Connection["send"] = (name, args, deadlineMillis) =>
@@ -369,7 +367,7 @@ export class InFlight {
 
   /** A call that cannot be sent. */
   refuse(caller: Caller, error: RedisError): void {
-    this.#ends.add({ tell: () => caller.reject(error) })
+    this.#setting.ends.add({ tell: () => caller.reject(error) })
   }
 
   rejectAll(error: RedisError): void {
