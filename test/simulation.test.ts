@@ -211,8 +211,8 @@ layer(Redis.layerEmbedded(), { excludeTestServices: true })("schedules", (it) =>
       const run = (database: number) => simulate(options, library, machine, database)
       const [first, second] = yield* Effect.promise(() => Promise.all([run(0), run(1)]))
       const third = yield* Effect.promise(() => run(0))
-      assert.deepStrictEqual(second.trace, first.trace)
-      assert.deepStrictEqual(third.trace, first.trace)
+      assert.deepStrictEqual(second.trace(), first.trace())
+      assert.deepStrictEqual(third.trace(), first.trace())
     }))
 
   it.effect("reach what they have always reached", () =>

@@ -358,7 +358,7 @@ const shortened = async (
   const { choices, steps } = best ?? { choices: undefined, steps: settings.steps }
   const outcome = await simulated(make(), { ...settings, steps }, machine, database, choices, true, signal)
   const reason = fails(outcome) ?? "It has failed, and not again: something in the program is not simulated"
-  return new SimulationFailed({ seed: settings.seed, reason, story: outcome.trace })
+  return new SimulationFailed({ seed: settings.seed, reason, story: outcome.trace() })
 }
 
 /**
@@ -419,7 +419,7 @@ export const run = (
     )
     const reason = reasonOf(outcome, settings.patience)
     if (reason !== undefined) {
-      return yield* new SimulationFailed({ seed: settings.seed, reason, story: outcome.trace })
+      return yield* new SimulationFailed({ seed: settings.seed, reason, story: outcome.trace() })
     }
     return { schedules: 1, steps: outcome.steps, simulated: Duration.millis(outcome.now) }
   })

@@ -59,7 +59,8 @@ interface Failure {
 const reached = new Coverage()
 const tally = { schedules: 0, steps: 0, millis: 0 }
 
-const digest = (result: Result): string => createHash("sha1").update(result.trace.join("\n")).digest("hex").slice(0, 12)
+const digest = (result: Result): string =>
+  createHash("sha1").update(result.trace().join("\n")).digest("hex").slice(0, 12)
 
 /** With a Redis of its own. */
 const withMachine = <A>(library: Library, f: (machine: Machine) => Promise<A>): Promise<A> => {
@@ -121,10 +122,9 @@ const story = ({ options, result }: Failure): string => {
   // With their names it stays the same when there are more of them.
   const only = chosenOf(options.only, options.seed).map(({ name }) => name)
   fs.writeFileSync(file, JSON.stringify({ ...options, only }))
-  const { trace } = result
   return [
     `seed ${options.seed} goes wrong, and so do ${options.steps} steps of it:`,
-    ...trace.slice(-400),
+    ...result.trace().slice(-400),
     ...result.anomalies.slice(0, 5).map(({ check, detail }) => `${check}: ${detail}`),
     `The schedule is in ${file}: copy it to test/simulation/saved to repeat it with the tests.`
   ].join("\n")

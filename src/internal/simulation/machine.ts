@@ -33,6 +33,9 @@ interface Waiting {
 /** As many as Redis has by default. */
 export const databases = 16
 
+// While Redis executes the calls of one half of them, the other half goes on.
+const batch = databases / 2
+
 const deadline = 60_000
 
 // Redis walks through a hash of this encoding in the order of its fields, and through others as chance decides.
@@ -59,15 +62,18 @@ export class Machine {
 
   /** Executes a call in a database, at a time in milliseconds since the epoch. */
   execute(database: number, at: number, { count, name, text }: Call): Promise<Executed> {
+    // Simulations do not give way to the event loop before they all wait.
     if (this.#waiting.length === 0) setImmediate(() => this.#flush())
     const { promise, reject, resolve } = Promise.withResolvers<Executed>()
     const about = encode(database) + encode(Math.round(at * 1000)) + ascii(name) + encode(count)
     this.#waiting.push({ count: count + 4, text: about + text, resolve, reject })
+    if (this.#waiting.length === batch) this.#flush()
     return promise
   }
 
   #flush(): void {
     const waiting = this.#waiting
+    if (waiting.length === 0) return
     this.#waiting = []
     const failed = (cause: unknown) => {
       for (const { reject } of waiting) reject(cause)

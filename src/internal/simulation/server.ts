@@ -1,10 +1,10 @@
 /** The Redis of a simulation: a real one, whose time and faults the simulation decides. */
 
 import { fail, FunctionMissing, OutOfMemory, RedisError, Unavailable } from "../redis/errors.ts"
-import type { Call } from "../redis/resp.ts"
+import { type Call, call } from "../redis/resp.ts"
 import { command, type Machine } from "./machine.ts"
 import { Migration } from "./migration.ts"
-import { never } from "./source.ts"
+import { expiry } from "./source.ts"
 
 /** What a process asks Redis for. */
 export type Order =
@@ -130,10 +130,10 @@ export class Server {
   }
 
   async #executed(order: Order, at: number, leaving = ""): Promise<unknown> {
-    const call = order.is === "call"
+    const asked = order.is === "call"
       ? { name: leaving + order.script, ...order.call }
       : command(order.command, order.command === "XREAD" ? unblocked(order.args) : order.args)
-    const { notes, reply } = await this.#machine.execute(this.#database, at, call)
+    const { notes, reply } = await this.#machine.execute(this.#database, at, asked)
     for (const note of notes) {
       if (note[0] === "w") {
         this.written.set(note.slice(1), ++this.writes)
@@ -154,10 +154,8 @@ export class Server {
     const due = [...this.#expiring].filter(([, at]) => at <= now)
     for (const [key] of due) this.#expiring.delete(key)
     this.#nextExpiry = Math.min(Number.POSITIVE_INFINITY, ...this.#expiring.values())
-    for (const [key] of due) {
-      const at = Number(await this.#command("PEXPIRETIME", key))
-      if (at > 0 && at - never <= now) await this.#command("DEL", key)
-    }
+    const { count, text } = call(due.map(([key]) => key), [])
+    await this.#machine.execute(this.#database, now, { name: expiry, count, text })
   }
 }
 

@@ -62,7 +62,8 @@ export interface Outcome {
   readonly failure: string | undefined
   /** Processes that did not end. */
   readonly hung: ReadonlyArray<Member>
-  readonly trace: ReadonlyArray<string>
+  /** What has happened: one line for each step. */
+  readonly trace: () => ReadonlyArray<string>
   /** Those that were made before everything was healed. */
   readonly choices: ReadonlyArray<number>
 }

@@ -4,11 +4,14 @@
  * What chance decides in Redis is sorted.
  */
 
-/** Behind this time, in milliseconds of a real clock, are the times at which keys expire. */
-export const never = 4_000_000_000_000
+// Behind this time, in milliseconds of a real clock, are the times at which keys expire.
+const never = 4_000_000_000_000
 
 /** The name of the function. */
 export const entrance = "simulated"
+
+/** A function of the simulation itself, which deletes those of its keys that have expired. */
+export const expiry = "expiry"
 
 const prelude = `
 -- What a call has done that the simulation has to know: "w<key>" for a stream that was written to, "x<ms> <key>" for a key that is to
@@ -88,6 +91,13 @@ simulated.pcall = function(command, ...)
   local other = special[command]
   if other then return other(redis.pcall, ...) end
   return redis.pcall(command, ...)
+end
+
+simulated.entries.${expiry} = function(keys)
+  for _, key in ipairs(keys) do
+    local at = redis.call('PEXPIRETIME', key)
+    if at > 0 and (at - ${never}) * 1000 <= now then redis.call('DEL', key) end
+  end
 end
 
 -- Each call is its database, its time, the name of a function or '', how many arguments it has, and these.

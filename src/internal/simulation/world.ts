@@ -3,6 +3,7 @@
  * arrives, time passes, or something breaks. Everything else follows from its choices.
  */
 
+import { nextTick } from "node:process"
 import type { Timer } from "../io.ts"
 import type { RedisError } from "../redis/errors.ts"
 import type { Choices } from "./choices.ts"
@@ -52,8 +53,6 @@ export type Observer = (moment: Moment, order: Order, process: Process | undefin
 
 const blockedFor = (order: Order): number =>
   order.is === "call" ? 0 : Number(order.args[order.args.indexOf("BLOCK") + 1])
-
-const nextTurn = () => new Promise<void>((resolve) => setImmediate(resolve))
 
 export class World {
   /** Milliseconds since the beginning. */
@@ -290,8 +289,8 @@ export class World {
     return true
   }
 
-  /** Whatever follows from what has happened without another choice. */
-  readonly settle = (): Promise<void> => nextTurn()
+  /** Whatever follows from what has happened without another choice: this tick comes when no promise has anything left to do. */
+  readonly settle = (): Promise<void> => new Promise((resolve) => nextTick(resolve))
 
   /** Nothing is broken any more, and nothing breaks. */
   async heal(): Promise<void> {
@@ -309,7 +308,6 @@ export class World {
   }
 
   /** What has happened: one line for each step. */
-  get trace(): ReadonlyArray<string> {
-    return this.#events.map(([at, actor, what]) => `${at.toFixed(3).padStart(10)} ${actor}: ${what}`)
-  }
+  readonly trace = (): ReadonlyArray<string> =>
+    this.#events.map(([at, actor, what]) => `${at.toFixed(3).padStart(10)} ${actor}: ${what}`)
 }
