@@ -1483,6 +1483,25 @@ layer(TestServer.layer, live)("keys", (it) => {
         })))
       })))
 
+  it.effect("have one also when all waiters have left a long queue, the first one last", () =>
+    several(2, ([one, two], namespace, server) =>
+      Effect.gen(function*() {
+        yield* onNode(one!)(Effect.scoped(Effect.gen(function*() {
+          yield* Lock.acquire("a")
+          const wait = Effect.forkChild(onNode(two!)(Lock.withLock(Effect.void, "a")))
+          const [first, ...others] = yield* Effect.replicateEffect(wait, 70)
+          yield* waits(server, namespace, "lock:a", 70)
+          yield* Fiber.interruptAll(others)
+          yield* waits(server, namespace, "lock:a", 1)
+          yield* Fiber.interrupt(first!)
+          yield* waits(server, namespace, "lock:a", 0)
+          const next = yield* wait
+          yield* waits(server, namespace, "lock:a", 1)
+          assert.notStrictEqual(Number(yield* server.cli("PTTL", `{${namespace}:00}:lock:a`)), -1)
+          yield* Fiber.interrupt(next)
+        })))
+      })))
+
   it.effect("of what users store stay as long as that says, and its alarms for as long", () =>
     Effect.gen(function*() {
       class Stored extends Queue.Service<Stored>()("l", { payload: Schema.String }) {}
