@@ -15,20 +15,21 @@
 -- jobs may wait (0 for no limit), and what becomes of offers beyond that: see lua/QueueLimits.lua. Of each group: how many jobs
 -- may be in work, how many ms are between two, and how many of these may be saved up. It also says how many shards there are
 -- (0: as many as there were), among which the limits but those of groups are divided, and which one this is. Another number than
--- that of a member before is refused while there are jobs or members. The last member decides how the queue works: `decided` is 1
+-- that of a member before is refused while there are jobs or members; with `anyway`, though an expired session may stand in the way.
+-- The last member decides how the queue works: `decided` is 1
 -- for one that does so now, the number that it was answered for one that did so before, and 0 for one that leaves that as it is.
 -- It answers how many shards there are, whether the queue has schedules, and errands, when the member decided, and how long ids are known.
 -- When that changes, all members are told by a sweep.
 -- keys: all
--- args: id string, decided number, limit number, spacing number, burst number, window number, letters number, retain number, crashes number, length number, overflow number, grouplimit number, groupspacing number, groupburst number, shards number, shard number
--- reply: ["joined", shards number, scheduled boolean, errands boolean, decided number, window number] | ["mismatch", shards number]
-handlers['queue.join'] = function(ctx, key, id, decided, limit, spacing, burst, window, letters, retain, crashes, length, overflow, grouplimit, groupspacing, groupburst, shards, shard)
+-- args: id string, decided number, limit number, spacing number, burst number, window number, letters number, retain number, crashes number, length number, overflow number, grouplimit number, groupspacing number, groupburst number, shards number, shard number, anyway boolean
+-- reply: ["joined", shards number, scheduled boolean, errands boolean, decided number, window number] | ["mismatch", shards number] | ["stale"]
+handlers['queue.join'] = function(ctx, key, id, decided, limit, spacing, burst, window, letters, retain, crashes, length, overflow, grouplimit, groupspacing, groupburst, shards, shard, anyway)
   local queue = loadQueue(ctx, key)
   shards = tonumber(shards)
   if shards > 0 and shards ~= queue.shards then
     -- After a loss of data, workers and offers can come before any member.
     local used = queue.window > 0 and queue.members + queue.workers + jobsOf(queue) > 0
-    if used then return reply('mismatch', queue.shards) end
+    if used then return anyway ~= '1' and isStale(ctx) and STALE or reply('mismatch', queue.shards) end
     queue.shards = shards
   end
   local before = policyOf(queue)

@@ -226,17 +226,18 @@ handlers['topic.retry'] = function(ctx, hash, id, index, event, delay)
   return '["returned"]'
 end
 
--- topic.forget: removes a group and all that it has not acknowledged
+-- topic.forget: removes a group without members, and all that it has not acknowledged; with `anyway` it says that the group has
+-- some, though an expired session may stand in the way
 -- keys: all
--- args: name string
--- reply: ["forgotten"] | ["missing"] | ["busy"]
+-- args: name string, anyway boolean
+-- reply: ["forgotten"] | ["missing"] | ["busy"] | ["stale"]
 -- flags: allow-oom
-handlers['topic.forget'] = function(ctx, key, name)
+handlers['topic.forget'] = function(ctx, key, name, anyway)
   local topic = loadTopic(ctx, key)
   local index = call('HGET', key, 'G' .. name)
   local group = index and groupAt(topic, index)
   if not group then return MISSING end
-  if group.members > 0 then return '["busy"]' end
+  if group.members > 0 then return anyway ~= '1' and isStale(ctx) and STALE or '["busy"]' end
   destroyGroup(topic, group)
   return '["forgotten"]'
 end

@@ -165,7 +165,7 @@ const model = (at: number, { nameOf, now, partition, rules: { limit, spacing } }
   const allowed = bucket(spacing, 3 * spacing)
   const open = () =>
     queue.send("producer", "queue.join", [
-      ...[member, "1", limit, spacing, 3 * spacing, 60_000, 1000, 0, mostCrashes, 0, 0, 1, 0, 0, 1, 0]
+      ...[member, "1", limit, spacing, 3 * spacing, 60_000, 1000, 0, mostCrashes, 0, 0, 1, 0, 0, 1, 0, ""]
     ])
 
   // With cancelled ones.

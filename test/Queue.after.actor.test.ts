@@ -77,7 +77,7 @@ layer(TestServer.layer, live)("jobs that run after others", (it) => {
       yield* Effect.promise(async () => {
         const queue = actor(redis, freshNamespace(), "queue:q")
         await queue.open("s")
-        await queue.send("s", "queue.join", ["p", "1", 0, 0, 0, 60_000, 10_000, 0, 3, 0, 0, 1, 0, 0, 1, 0])
+        await queue.send("s", "queue.join", ["p", "1", 0, 0, 0, 60_000, 10_000, 0, 3, 0, 0, 1, 0, 0, 1, 0, ""])
         const [, stamp] = await queue.send("s", "queue.offer", ["1", "1 ", "node", 1])
         const before = `n${stamp}-1`
         const text = `f${before.length} ${before}`
@@ -132,7 +132,8 @@ const model = (at: number, { fieldsOf, partition, session }: World) => {
   let ended: Array<Job> = []
   let number = 0
   const fields = () => fieldsOf(queue.key)
-  const join = () => queue.send("p", "queue.join", [member, "1", 0, 0, 0, 60_000, 1000, 0, 1, 0, 0, 100, 0, 0, 1, 0])
+  const join = () =>
+    queue.send("p", "queue.join", [member, "1", 0, 0, 0, 60_000, 1000, 0, 1, 0, 0, 100, 0, 0, 1, 0, ""])
   const work = () => queue.send(session(), "queue.work", [worker, 3])
 
   const isOpen = ({ state }: Job): boolean => state === "live" || state === "blocked"

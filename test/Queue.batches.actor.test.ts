@@ -146,7 +146,7 @@ const drive = async (redis: Redis, both: readonly [Rules, Rules], calls: Readonl
   const joinArgs = (at: number): Array<string | number> => {
     const { grouplimit, groupspacing, length, limit, overflow, spacing } = both[at]!
     const ofGroups = [grouplimit, groupspacing, groupspacing * 3]
-    return [`m${at}`, "1", limit, spacing, spacing * 3, 60_000, 1000, 0, 2, length, overflow, ...ofGroups, 1, 0]
+    return [`m${at}`, "1", limit, spacing, spacing * 3, 60_000, 1000, 0, 2, length, overflow, ...ofGroups, 1, 0, ""]
   }
   const begin = async (session: number) => {
     await partition.open(sessionOf(session))

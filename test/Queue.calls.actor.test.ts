@@ -13,7 +13,7 @@ const started = async (redis: Redis) => {
   const namespace = freshNamespace()
   const one = actor(redis, namespace, "queue:one")
   const two = `{${namespace}:00}:queue:two`
-  const join = ["m", "1", 0, 0, 0, 60_000, 1000, 0, 3, 0, 0, 1, 0, 0, 1, 0]
+  const join = ["m", "1", 0, 0, 0, 60_000, 1000, 0, 3, 0, 0, 1, 0, 0, 1, 0, ""]
   await one.open("s")
   await one.sendAll("s", [["queue.join", join], ["queue.join", join, two]])
   return { ...one, two }

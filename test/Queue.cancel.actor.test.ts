@@ -14,7 +14,7 @@ const parted = (id: string) => `${id[0]} ${id.slice(1)}`
 const started = async (queue: ReturnType<typeof actor>, limit: number, workers = 2) => {
   const names = Array.from({ length: workers }, (_, at) => `s${at}`)
   await queue.open("p")
-  await queue.send("p", "queue.join", ["p", "1", limit, 0, 0, 60_000, 1000, 0, 1, 0, 0, 1, 0, 0, 1, 0])
+  await queue.send("p", "queue.join", ["p", "1", limit, 0, 0, 60_000, 1000, 0, 1, 0, 0, 1, 0, 0, 1, 0, ""])
   for (const name of names) {
     await queue.open(name)
     await queue.send(name, "queue.work", ["w", 1])

@@ -98,7 +98,7 @@ const run = async (queue: ReturnType<typeof actor>, calls: ReadonlyArray<Call>, 
   let [number, generation, group] = [0, 0, 0]
   const worker = () => `w${generation}`
   const join = (length: number) =>
-    queue.send("p", "queue.join", ["p", "1", 0, 0, 0, 60_000, 1000, 0, 1, length, 2, 1, 0, 0, 1, 0])
+    queue.send("p", "queue.join", ["p", "1", 0, 0, 0, 60_000, 1000, 0, 1, length, 2, 1, 0, 0, 1, 0, ""])
   const work = async () => {
     await queue.open(worker())
     await queue.send(worker(), "queue.work", ["w", 3])

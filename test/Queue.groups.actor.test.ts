@@ -161,7 +161,7 @@ const model = (which: number, { limit, nameOf, partition, spacing }: World) => {
   let [number, values, paused, begins] = [0, 0, false, 0]
   const open = () =>
     queue.send("producer", "queue.join", [
-      ...[member, "1", 0, 0, 0, 60_000, 1000, 0, mostCrashes, 0, 0, limit, spacing, 3 * spacing, 1, 0]
+      ...[member, "1", 0, 0, 0, 60_000, 1000, 0, mostCrashes, 0, 0, limit, spacing, 3 * spacing, 1, 0, ""]
     ])
 
   const all = () => [...jobs.values()]

@@ -129,7 +129,23 @@ const model = (at: number, { noted, onFull, partition, worker }: World) => {
     return queue.send(sessionOf(by), verb, args)
   }
   const join = async (by: Process) => {
-    const rules = [0, 0, 0, 60_000, 1000, 0, 100, length, onFull === undefined ? 0 : overflows[onFull], 1, 0, 0, 1, 0]
+    const rules = [
+      0,
+      0,
+      0,
+      60_000,
+      1000,
+      0,
+      100,
+      length,
+      onFull === undefined ? 0 : overflows[onFull],
+      1,
+      0,
+      0,
+      1,
+      0,
+      ""
+    ]
     await queue.send(sessionOf(by), "queue.join", [`${by}${at}`, "1", ...rules])
     if (by === "w") await queue.send(worker(), "queue.work", [claim, 0])
   }
@@ -692,7 +708,7 @@ const started = async (redis: IoRedis) => {
     queue.send(
       "producer",
       "queue.join",
-      ["p", "1", 0, 0, 0, 60_000, 1000, 0, 100, length, overflow, 1, groupspacing, 0, 1, 0]
+      ["p", "1", 0, 0, 0, 60_000, 1000, 0, 100, length, overflow, 1, groupspacing, 0, 1, 0, ""]
     )
   /** Jobs with bodies of one digit; the same texts are behind each. */
   const offers = (shapes: ReadonlyArray<string>, texts = "", body = 1) => {

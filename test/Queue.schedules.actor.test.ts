@@ -98,7 +98,7 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>) 
   const jobs = new Map<number, Array<Job>>()
   const nameOf = (at: number) => `m${at}x${sessions[at]}`
   await queue.open("user")
-  await queue.send("user", "queue.join", ["m", "1", 0, 0, 0, 60_000, 1000, 0, 3, 0, 0, 1, 0, 0, 1, 0])
+  await queue.send("user", "queue.join", ["m", "1", 0, 0, 0, 60_000, 1000, 0, 3, 0, 0, 1, 0, 0, 1, 0, ""])
   for (const at of [0, 1]) await queue.open(nameOf(at))
 
   // Members are told of schedules that are short of ticks.
@@ -186,7 +186,25 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>) 
         break
       }
       case "join":
-        await queue.send(nameOf(next.member), "queue.join", ["m", "", 0, 0, 0, 60_000, 1000, 0, 3, 0, 0, 1, 0, 0, 1, 0])
+        await queue.send(nameOf(next.member), "queue.join", [
+          "m",
+          "",
+          0,
+          0,
+          0,
+          60_000,
+          1000,
+          0,
+          3,
+          0,
+          0,
+          1,
+          0,
+          0,
+          1,
+          0,
+          ""
+        ])
         joined[next.member] = true
         break
       case "leave":

@@ -144,7 +144,8 @@ layer(TestServer.layer, live)("a schedule", (it) => {
           partitionOf(name, partitions) === 0
         )!
         const { ask, end, key, mail, open, reap, ring, send } = actor(yield* client(server), namespace, `queue:${name}`)
-        const join = (id: string) => send(id, "queue.join", ["m", "", 0, 0, 0, 60_000, 1000, 0, 3, 0, 0, 1, 0, 0, 1, 0])
+        const join = (id: string) =>
+          send(id, "queue.join", ["m", "", 0, 0, 0, 60_000, 1000, 0, 3, 0, 0, 1, 0, 0, 1, 0, ""])
         // No process here knows the time zone.
         const times = encodeTimes(everySecond).replace("UTC", "Moon/Tranquility")
         yield* Effect.promise(async () => {

@@ -346,9 +346,33 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
         await send("A", "queue.work", ["w", 1])
         await send("A", "queue.offer", ["1", "1", "node", 1])
         const join = (id: string, shards: number) =>
-          send("A", "queue.join", [id, "1", 0, 0, 0, 60_000, 1000, 0, 3, 0, 0, 1, 0, 0, shards, 0])
+          send("A", "queue.join", [id, "1", 0, 0, 0, 60_000, 1000, 0, 3, 0, 0, 1, 0, 0, shards, 0, ""])
         assert.deepStrictEqual((await join("a", 2)).slice(0, 2), ["joined", 2])
         assert.deepStrictEqual(await join("b", 3), ["mismatch", 2])
+      })
+    }))
+
+  it.effect("has another number when only members have known the former one whose leases ended long ago", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      yield* Effect.promise(async () => {
+        const { keys, open, reap, send } = actor(redis, freshNamespace(), "queue:q")
+        await open("A")
+        await open("B")
+        const join = (session: string, shards: number, anyway: "" | "1" = "", lease?: number) =>
+          send(
+            session,
+            "queue.join",
+            ["m", "1", 0, 0, 0, 60_000, 1000, 0, 3, 0, 0, 1, 0, 0, shards, 0, anyway],
+            lease
+          )
+        await join("B", 1, "", 50)
+        // Its alarm is set for its former lease.
+        await redis.zadd(keys("B")[1]!, 0, "B")
+        while ((await join("A", 2))[0] !== "stale");
+        assert.deepStrictEqual(await join("A", 2, "1"), ["mismatch", 1])
+        await reap("B")
+        assert.deepStrictEqual((await join("A", 2)).slice(0, 2), ["joined", 2])
       })
     }))
 })

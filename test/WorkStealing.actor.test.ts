@@ -376,7 +376,7 @@ layer(TestServer.layer, live)("the queue actor with deques", (it) => {
     }))
 })
 
-const joinArgs = ["p", "1", 0, 0, 0, 60_000, 1000, 0, 1000, 0, 0, 1, 0, 0, 1, 0]
+const joinArgs = ["p", "1", 0, 0, 0, 60_000, 1000, 0, 1000, 0, 0, 1, 0, 0, 1, 0, ""]
 
 const run = async (
   queue: ReturnType<typeof actor>,

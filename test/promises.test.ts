@@ -502,6 +502,7 @@ layer(TestServer.layer, live)("a session that is refused", (it) => {
 layer(TestServer.layer, live)("questions", (it) => {
   const semaphore = (permits: number) => Semaphore.make({ name: "a", permits })
   const jobs = Queue.make({ name: "jobs", payload: Schema.Number, retention: "1 second" })
+  const topic = Topic.make({ name: "events", schema: Schema.String })
   const working = Effect.flatMap(jobs, (queue) => Effect.andThen(queue.offer(1, { id: "one" }), queue.take()))
   /** What a killed process has held, what is asked then, and the answer. */
   const afterDeath: {
@@ -541,7 +542,18 @@ layer(TestServer.layer, live)("questions", (it) => {
       Effect.flatMap(jobs, (queue) => Effect.tap(Stream.runCount(queue.jobs({ state: "active" })), queue.obliterate)),
       0
     ],
-    "another number of permits": [semaphore(3), Effect.flatMap(semaphore(5), ({ permits }) => permits), 5]
+    "another number of permits": [semaphore(3), Effect.flatMap(semaphore(5), ({ permits }) => permits), 5],
+    "the members of a group": [
+      Effect.gen(function*() {
+        const [it, given] = [yield* topic, yield* Deferred.make<void>()]
+        yield* it.publish("a")
+        const handler = () => Effect.andThen(Deferred.succeed(given, undefined), Effect.never)
+        yield* Effect.forkScoped(it.run(handler, { group: "g", from: "beginning" }))
+        yield* Deferred.await(given)
+      }),
+      Effect.flatMap(topic, (it) => Effect.tap(it.forget("g"), it.purge)),
+      true
+    ]
   }
   for (const [question, [hold, ask, answer]] of Object.entries(afterDeath)) {
     it.effect(`do not count a holder whose lease ended long ago: ${question}`, () =>

@@ -123,7 +123,7 @@ class Pair {
 
   async #open(session: string): Promise<void> {
     await this.#both((one) => one.open(session))
-    await this.#send(session, ["queue.join", ["m", 0, 0, 0, 0, 60_000, 1000, 0, 3, 0, 0, 1, 0, 0, 1, 0]])
+    await this.#send(session, ["queue.join", ["m", 0, 0, 0, 0, 60_000, 1000, 0, 3, 0, 0, 1, 0, 0, 1, 0, ""]])
   }
 
   async begin(): Promise<void> {

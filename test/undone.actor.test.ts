@@ -18,7 +18,7 @@ const started = async (redis: Redis) => {
   let number = 0
   for (const id of ["a", "b"]) {
     await queue.open(id)
-    await queue.send(id, "queue.join", ["m", 1, 0, 0, 0, 60_000, 1000, 0, 3, 0, 0, 1, 0, 0, 1, 0])
+    await queue.send(id, "queue.join", ["m", 1, 0, 0, 0, 60_000, 1000, 0, 3, 0, 0, 1, 0, 0, 1, 0, ""])
   }
   return {
     ...queue,

@@ -111,7 +111,7 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     const args = joinArgs(this.#options)
     const joined = join(this.place, {
       verb: "queue.join",
-      args: () => [this.#decided, ...args, this.#count, this.shard],
+      args: (anyway) => [this.#decided, ...args, this.#count, this.shard, anyway],
       observer: this.#observer,
       fail
     })

@@ -16,7 +16,7 @@ import { Hold, type Lease } from "../hold/hold.ts"
 import { describe } from "../hold/loss.ts"
 import type { InvalidPayload } from "../hold/payload.ts"
 import { oneOf, scheduleOf, type Space, whole } from "../hold/place.ts"
-import { question, request } from "../hold/request.ts"
+import { fresh, question, request } from "../hold/request.ts"
 import { sending } from "../hold/span.ts"
 import type { Tenancy } from "../hold/tenancy.ts"
 import { codec } from "../work/codec.ts"
@@ -344,7 +344,8 @@ export class TopicImpl<in out A> implements Topic<A> {
   readonly forget = (group: string): Effect.Effect<boolean, TopicError> =>
     Effect.map(
       Effect.forEach(this.#parts.all, ({ place }) =>
-        failing(request(place, "topic.forget", [checkName(group, "group")]))),
+        failing(fresh(place, (anyway) =>
+          request(place, "topic.forget", [checkName(group, "group"), anyway])))),
       (replies) =>
         replies.some(([tag]) => tag === "forgotten")
     )
