@@ -1301,6 +1301,27 @@ layer(TestServer.layer, live)("the bound of what waits", (it) => {
         assert.isTrue(Exit.isFailure(yield* Fiber.join(holder)))
       }), { lease: "3 seconds", margin: "500 millis", batch: { maxPending: 30, maxRequests: 8 } }))
 
+  it.effect("is not for a count that is made again after a loss", () =>
+    behindLine(({ context, line, namespace, server }) =>
+      Effect.gen(function*() {
+        const latch = yield* on(context, CountDownLatch.make({ name: "a", count: 2, timeToLive: "1 second" }))
+        const refs = yield* Effect.forEach(Array.from({ length: 10 }), (_, at) =>
+          onNode(context)(SharedRef.make({ name: `b${at}`, schema: Schema.String, initial: "" })))
+        const counting = yield* line.hold(({ args }) =>
+          args.includes("latch.count")
+        )
+        const count = yield* Effect.forkChild(latch.countDown())
+        yield* counting.request
+        // Deletions are not bounded.
+        const others = yield* Effect.forEach(refs, (ref) => Effect.forkChild(ref.delete))
+        const [session] = yield* sessionsOf(context)
+        yield* forget(server, namespace, session!.id)
+        // It may have been executed.
+        yield* counting.release("drop")
+        assert.strictEqual(yield* Fiber.join(count), 1)
+        yield* Effect.forEach(others, Fiber.join, { discard: true })
+      }), { lease: "3 seconds", batch: { maxPending: 5 } }))
+
   it.effect("holds without a session, too", () =>
     behindLine(({ context, line }) =>
       Effect.gen(function*() {

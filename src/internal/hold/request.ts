@@ -44,6 +44,8 @@ export interface RequestOptions<A, V extends Verb = Verb> {
   readonly waits?: boolean | undefined
   /** While Redis is away it fails as others do, and is executed later all the same: its `answered` is told. */
   readonly persists?: boolean | undefined
+  /** It was asked before, so it is no new work: however many requests wait, it is not refused. */
+  readonly again?: boolean | undefined
 }
 
 /**
@@ -58,7 +60,8 @@ export const request = <V extends Verb, A = never>(
 ): Effect.Effect<ReplyOf<V> | A, CoordinatorError> =>
   Effect.callback((resume) => {
     const { key, tenancy: { channel, kernel } } = target
-    const { answered, following, moot, others, persists = false, refused, session, waits = false, weight } = options
+    const { again, answered, following, moot, others, persists = false, refused, session, waits = false, weight } =
+      options
     if (kernel.isClosing()) return resume(Effect.fail(channel.closedError()))
     const asking = {
       verb,
@@ -66,6 +69,7 @@ export const request = <V extends Verb, A = never>(
       others,
       args,
       session,
+      urgent: again,
       following,
       whole: following !== undefined,
       weight: (weight ?? 1) + (following?.length ?? 0),

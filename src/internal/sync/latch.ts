@@ -330,6 +330,7 @@ export class SharedLatch<E> {
     const attempt = (repeated: string): Effect.Effect<Requests[V]["reply"], CoordinatorError> =>
       Effect.flatMap(
         request(this.place, verb, argsOf(repeated), {
+          again: repeated !== "",
           answered: (reply) => this.#answered(reply, count, repeated),
           moot: () => undefined
         }),
