@@ -314,6 +314,33 @@ layer(TestServer.layer, live)("closing", (it) => {
       yield* within(Fiber.interrupt(fiber), 2800, "closing").pipe(Effect.ensuring(Effect.orDie(server.resume)))
     }).pipe(Effect.scoped))
 
+  it.effect("ends in time though Redis hangs, however many counters have sums to send", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone()
+      const counted = yield* Deferred.make<void>()
+      const program = Effect.scoped(Effect.gen(function*() {
+        for (let at = 0; at < 5; at++) {
+          const counter = yield* Counter.make({ name: `c${at}` })
+          const sum = yield* counter.batched({ flush: "10 seconds" })
+          yield* sum.add(1)
+          yield* sum.flush
+          yield* sum.add(1)
+        }
+        yield* Deferred.succeed(counted, undefined)
+        yield* Effect.never
+      })).pipe(
+        Effect.provide(
+          Coordinator.layer({ namespace: freshNamespace(), margin: "1 second", requestTimeout: "1 second" }).pipe(
+            Layer.provide(Redis.layer({ url: server.url }))
+          )
+        )
+      )
+      const fiber = yield* Effect.forkDetach(program)
+      yield* Deferred.await(counted)
+      yield* server.pause
+      yield* within(Fiber.interrupt(fiber), 2800, "closing").pipe(Effect.ensuring(Effect.orDie(server.resume)))
+    }).pipe(Effect.scoped))
+
   it.effect("ends in time though Redis hangs in the middle of it", () =>
     Effect.gen(function*() {
       const line = yield* proxy(yield* TestServer)

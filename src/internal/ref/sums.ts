@@ -37,7 +37,9 @@ export class Sums<E> {
   // The bound of the first addition that was not sent is over.
   #isDue = false
   #closed = false
-  // The coordinator was closed, and what was being sent is not made again.
+  // While it is being closed: how long it waits, by the clock of the kernel.
+  #until = Number.POSITIVE_INFINITY
+  // Nothing waits for what is being sent any more, and if the coordinator was closed, it is not made again.
   #end: E | undefined = undefined
   #refusal: E | undefined = undefined
   #flushes: Array<Flush<E>> = []
@@ -99,7 +101,11 @@ export class Sums<E> {
           return this.#fail(error)
         }
         kernel.hooks.log("Warn", `additions to ${what} are sent again in a moment`, error)
+        if (kernel.io.now() + pause > this.#until) this.#fail(error)
         kernel.io.after(pause, () => this.#request())
+      },
+      expire: (error) => {
+        if (Number.isFinite(this.#until)) this.#fail(error)
       }
     })
   }
@@ -140,15 +146,24 @@ export class Sums<E> {
     })
   })
 
-  /** Sends the rest, for no longer than a request may take, and has Redis forget the source. */
+  /**
+   * Sends the rest, waits for it for no longer than a request may take, and has Redis forget the source. What Redis has not answered for
+   * by then goes on for as long as the coordinator is open.
+   */
   readonly close: Effect.Effect<void> = Effect.suspend(() => {
     const { place: { channel, key, space: { kernel } } } = this.#options
     this.#timer?.cancel()
-    const late = Effect.promise(() => kernel.transport.sleep(kernel.settings.requestTimeout))
-    return Effect.raceFirst(Effect.ignore(this.flush), late).pipe(
-      Effect.andThen(Effect.callback<void>((resume) => {
+    if (channel.isLongAway()) {
+      this.#closed = true
+      this.#send()
+      return Effect.void
+    }
+    this.#until = kernel.io.now() + kernel.settings.requestTimeout
+    return Effect.andThen(
+      Effect.ignore(this.flush),
+      Effect.callback<void>((resume) => {
         this.#closed = true
-        if (this.#number === 0 || kernel.isClosing()) return resume(Effect.void)
+        if (this.#number === 0 || this.#end !== undefined || kernel.isClosing()) return resume(Effect.void)
         const done = () => resume(Effect.void)
         channel.outbox.request<"counter.forget">({
           verb: "counter.forget",
@@ -159,7 +174,7 @@ export class Sums<E> {
           fail: done,
           expire: done
         })
-      }))
+      })
     )
   })
 }
