@@ -443,6 +443,8 @@ export interface OptionsWithValue<A, R = never> extends Options<R> {
   readonly value: A
 }
 
+type Untyped<R> = Options<R> & { readonly schema?: undefined; readonly value?: undefined }
+
 const open = Effect.fnUntraced(function*<A, R>(
   name: string,
   options: Options<R> & { readonly schema?: Schema.Codec<A, any>; readonly value?: A }
@@ -462,12 +464,12 @@ const open = Effect.fnUntraced(function*<A, R>(
  * @since 0.1.0
  */
 export const make: {
+  <R = never>(
+    options: Untyped<R> & { readonly name: string }
+  ): Effect.Effect<Election<void>, ElectionError, Coordinator | Scope.Scope | R>
   <A, R = never>(
     options: OptionsWithValue<A, R> & { readonly name: string }
   ): Effect.Effect<Election<A>, ElectionError, Coordinator | Scope.Scope | R>
-  <R = never>(
-    options: Options<R> & { readonly name: string }
-  ): Effect.Effect<Election<void>, ElectionError, Coordinator | Scope.Scope | R>
 } = (options: Options<any> & { readonly name: string }) => open<any, any>(options.name, options)
 
 /**
@@ -488,14 +490,14 @@ export interface ServiceClass<in out Self, in out Name extends string, A, R = ne
  * @since 0.1.0
  */
 export const Service = <Self>(): {
+  <const Name extends string, R = never>(
+    name: Name,
+    options?: Untyped<R> | undefined
+  ): ServiceClass<Self, Name, void, R>
   <const Name extends string, A, R = never>(
     name: Name,
     options: OptionsWithValue<A, R>
   ): ServiceClass<Self, Name, A, R>
-  <const Name extends string, R = never>(
-    name: Name,
-    options?: Options<R> | undefined
-  ): ServiceClass<Self, Name, void, R>
 } =>
 (name: string, options: Options<any> = {}) =>
   service<Self, "Election", string, Election<any>, ElectionError, Coordinator | Scope.Scope>(

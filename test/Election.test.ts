@@ -2,7 +2,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Context, Deferred, Duration, Effect, Exit, Fiber, Layer, Logger, Option, Schema, Scope, Stream } from "effect"
 import { hostname } from "node:os"
-import { Coordinator, Election, Lease, Lock } from "../src/index.ts"
+import { Barrier, Coordinator, Election, Lease, Lock } from "../src/index.ts"
 import { apart } from "../src/internal/hold/holding.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { assertUnanswered, behindLine } from "./support/behindLine.ts"
@@ -836,6 +836,40 @@ layer(TestServer.layer, live)("a leader", (it) => {
         // @ts-expect-error: an option that does not exist
         election.lead(Effect.void, { wiat: "1 second" })
       })))
+
+  it("has a misspelled option reported where it stands", () => {
+    void (() => [
+      Election.make({
+        name: "a",
+        // @ts-expect-error
+        leese: "1 second"
+      }),
+      Election.make({
+        name: "a",
+        schema: Schema.String,
+        value: "a",
+        // @ts-expect-error
+        leese: "1 second"
+      }),
+      Election.Service<never>()("a", {
+        schema: Schema.String,
+        value: "a",
+        // @ts-expect-error
+        leese: "1 second"
+      }),
+      Barrier.make({
+        name: "a",
+        parties: 2,
+        schema: Schema.String,
+        // @ts-expect-error
+        leese: "1 second"
+      }),
+      Lock.withLock(Effect.void, "a", {
+        // @ts-expect-error
+        wiat: "1 second"
+      })
+    ])
+  })
 
   it.effect("waits as long as its coordinator says, and leads for longer than that lets locks be held", () =>
     several(2, ([a, b]) =>
