@@ -1,5 +1,5 @@
 // Fails when files of src/ import each other in a circle, or upwards: each layer may only look down, and so may each file of the
-// actor layer; and when a primitive imports another one. Type imports count.
+// actor layer; when a primitive imports another one; and when another folder of internal/ than redis/ imports ioredis. Type imports count.
 import { readdirSync, readFileSync } from "node:fs"
 import { dirname, join, relative, resolve } from "node:path"
 
@@ -7,11 +7,18 @@ const root = resolve(import.meta.dirname, "../src")
 const files = readdirSync(root, { recursive: true, withFileTypes: true })
   .filter((entry) => entry.isFile() && entry.name.endsWith(".ts"))
   .map((entry) => join(entry.parentPath, entry.name))
+/** @type {Array<string>} */
+const problems = []
+
 const imports = new Map(files.map((file) => {
   const text = readFileSync(file, "utf8").replace(/\/\*[\s\S]*?\*\//g, "")
   const found = [...text.matchAll(/(?:from|import)\s*\(?\s*"(\.[^"]+)"/g)].map(([, path]) =>
     resolve(dirname(file), String(path))
   )
+  const path = relative(root, file)
+  if (/from "ioredis/.test(text) && path.startsWith("internal/") && !path.startsWith("internal/redis/")) {
+    problems.push(`${path} imports ioredis: only internal/redis/ may`)
+  }
   return [file, found.filter((path) => files.includes(path))]
 }))
 
@@ -46,8 +53,6 @@ const layerOf = (file) => {
 /** @param {string} file */
 const isFolder = (file) => layers[layerOf(file)]?.every((part) => part.endsWith("/")) ?? true
 
-/** @type {Array<string>} */
-const problems = []
 for (const [file, found] of imports) {
   if (relative(root, file).startsWith("internal/actor/") && layerOf(file) === layers.length) {
     problems.push(`${relative(root, file)} has no place among the files of its layer`)

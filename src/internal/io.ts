@@ -6,6 +6,7 @@
 import * as Context from "effect/Context"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
+import type * as Exit from "effect/Exit"
 import type * as Fiber from "effect/Fiber"
 import * as Option from "effect/Option"
 import { randomBytes } from "node:crypto"
@@ -63,6 +64,10 @@ export const live: Io = {
   id: () => randomBytes(9).toString("base64url"),
   run: Effect.runFork
 }
+
+/** What becomes of what it runs. */
+export const exitOf = <A, E>({ run }: Io, effect: Effect.Effect<A, E>): Promise<Exit.Exit<A, E>> =>
+  new Promise((resolve) => run(effect).addObserver(resolve))
 
 /** What connections and coordinators are made with. */
 export const CurrentIo = Context.Reference<Io>("lockstep/Io", { defaultValue: () => live })

@@ -1,5 +1,6 @@
 /** One of the streams of a topic, as this process sees it: its events, decoded once, and those who follow them. */
 
+import * as Cause from "effect/Cause"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import { CoordinatorClosed, CoordinatorError } from "../actor/errors.ts"
@@ -10,6 +11,7 @@ import { coordinatorError } from "../actor/transport.ts"
 import type { Observer } from "../hold/membership.ts"
 import type { Place } from "../hold/place.ts"
 import { question } from "../hold/request.ts"
+import { exitOf } from "../io.ts"
 import { untilBack } from "../work/patience.ts"
 import {
   before,
@@ -167,7 +169,12 @@ export class Shard<A> implements Listener {
   async mark(epoch: number): Promise<string | undefined> {
     const known = this.#marks.get(epoch)
     if (known !== undefined) return known
-    const [, mark] = await Effect.runPromise(untilBack(question(this.place, "topic.mark", [epoch]), "100 millis"))
+    const exit = await exitOf(
+      this.place.space.kernel.io,
+      untilBack(question(this.place, "topic.mark", [epoch]), "100 millis")
+    )
+    if (Exit.isFailure(exit)) throw Cause.squash(exit.cause)
+    const [, mark] = exit.value
     if (mark !== undefined) this.#marks.set(epoch, mark)
     return mark
   }
@@ -268,7 +275,7 @@ export class Shard<A> implements Listener {
 
   async #confirm(): Promise<void> {
     const known = [...this.lanes].map((lane) => [lane, lane.cursor] as const)
-    const exit = await Effect.runPromiseExit(question(this.place, "topic.state", []))
+    const exit = await exitOf(this.place.space.kernel.io, question(this.place, "topic.state", []))
     // Redis is away again, and the membership is joined again when it is back.
     if (Exit.isFailure(exit)) return
     const [tag, , , , , last] = exit.value
