@@ -122,9 +122,11 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
           Effect.flip
         )
       }).pipe(Effect.scoped, Effect.provide(Logger.layer([logger])))
-      const line = lines.find((line) => line.includes("was lost (unknown)"))
+      const line = lines.find((line) => line.includes("session") && line.includes("was lost (unknown)"))
       assert.include(line, namespace)
       assert.include(line, "\"me\"")
+      const what = JSON.stringify(`lock "a" of namespace "${namespace}"`).slice(1, -1)
+      assert.isDefined(lines.find((line) => line.includes(what) && line.includes("lost (unknown)")), lines.join("\n"))
     }))
 
   it.effect("warns of another one of the same namespace in this process, for as long as there is one", () =>

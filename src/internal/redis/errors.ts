@@ -133,10 +133,11 @@ export class MissingPermission extends Schema.Error<MissingPermission>("lockstep
  */
 export class UnsupportedServer extends Schema.Error<UnsupportedServer>("lockstep/Redis/UnsupportedServer")({
   _tag: Schema.tag("UnsupportedServer"),
-  detail: Schema.String
+  detail: Schema.String,
+  ...subject
 }) {
   override get message(): string {
-    return `This server cannot be used: ${this.detail}.`
+    return `This server cannot be used${about(this, " for a request")}: ${this.detail}.`
   }
 }
 
@@ -200,10 +201,12 @@ export class Unavailable extends Schema.Error<Unavailable>("lockstep/Redis/Unava
  */
 export class FunctionMissing extends Schema.Error<FunctionMissing>("lockstep/Redis/FunctionMissing")({
   _tag: Schema.tag("FunctionMissing"),
-  code: Schema.String
+  code: Schema.String,
+  ...subject
 }) {
   override get message(): string {
-    return `Redis does not have this function or script (${this.code}): load it and repeat the call.`
+    return `Redis does not have this function or script (${this.code})${about(this, " for a request")}: ` +
+      `load it and repeat the call.`
   }
 }
 
