@@ -1,12 +1,13 @@
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Exit, Fiber, Option, Scope } from "effect"
 import { Lease, ReadWriteLock } from "../src/index.ts"
+import { apart } from "../src/internal/hold/holding.ts"
 import type { Proxy } from "../src/testing/Proxy.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, onNode, TestServer, withNode } from "./support/live.ts"
 import { waits } from "./support/requests.ts"
-import { promptly } from "./support/several.ts"
+import { on, promptly, several } from "./support/several.ts"
 
 const token = Effect.map(Lease.current, (lease) => Option.getOrThrow(lease).token)
 
@@ -25,6 +26,30 @@ const downgradingUnseen = (line: Proxy) =>
   })
 
 layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("ReadWriteLock", (it) => {
+  it.effect("names its holders, its waiters, and what they want", () =>
+    several(2, ([one, two], namespace, server) =>
+      Effect.gen(function*() {
+        const named = (all: ReadonlyArray<{ readonly mode: string; readonly node: string }>) =>
+          all.map(({ mode, node }) => `${node} ${mode}`).sort()
+        yield* Effect.scoped(Effect.gen(function*() {
+          const lease = yield* on(one!, ReadWriteLock.acquireRead("a"))
+          yield* on(two!, ReadWriteLock.acquireRead("a"))
+          const writing = yield* Effect.forkChild(onNode(two!)(ReadWriteLock.withWriteLock(Effect.void, "a")))
+          yield* waits(server, namespace, "readWriteLock:a", 1)
+          const reading = yield* Effect.forkChild(onNode(one!)(apart(ReadWriteLock.withReadLock(Effect.void, "a"))))
+          yield* waits(server, namespace, "readWriteLock:a", 2)
+          const holders = yield* onNode(two!)(ReadWriteLock.holders("a"))
+          assert.deepStrictEqual(named(holders), ["node0 read", "node1 read"])
+          assert.include(holders.map(({ token }) => token), lease.token)
+          const waiting = yield* onNode(two!)(ReadWriteLock.waiting("a"))
+          assert.deepStrictEqual(waiting.map(({ mode, node }) => [node, mode]), [["node1", "write"], ["node0", "read"]])
+          yield* Fiber.interruptAll([writing, reading])
+        }))
+        const write = ReadWriteLock.withWriteLock(Effect.map(ReadWriteLock.holders("a"), named), "a")
+        assert.deepStrictEqual(yield* onNode(one!)(write), ["node0 write"])
+        assert.deepStrictEqual(yield* onNode(one!)(ReadWriteLock.holders("a")), [])
+      })))
+
   it.effect("lets in many readers or one writer, over several coordinators", () =>
     Effect.gen(function*() {
       const server = yield* TestServer

@@ -110,6 +110,26 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
       }))
     ))
 
+  it.effect("names its holders, its waiters, and how much they want", () =>
+    several(2, ([one, two], namespace, server) =>
+      Effect.gen(function*() {
+        const [mine, theirs] = yield* Effect.all(
+          [one!, two!].map((context) => on(context, Semaphore.make({ name: "a", permits: 4 })))
+        )
+        const lease = yield* mine!.take(3)
+        const waiters = [yield* Effect.forkChild(theirs!.take(4))]
+        yield* waits(server, namespace, "semaphore:a", 1)
+        waiters.push(yield* Effect.forkChild(mine!.take(2)))
+        yield* waits(server, namespace, "semaphore:a", 2)
+        const [holder, ...others] = yield* theirs!.holders
+        assert.deepInclude(holder, { node: "node0", token: lease.token, weight: 3 })
+        assert.deepStrictEqual(others, [])
+        const waiting = yield* mine!.waiting
+        assert.deepStrictEqual(waiting.map(({ node, weight }) => [node, weight]), [["node1", 4], ["node0", 2]])
+        yield* Fiber.interruptAll(waiters)
+        yield* mine!.release(lease)
+      })))
+
   it.effect("lets small ones go on when the big one in front gives up", () =>
     withNode((namespace) =>
       Effect.scoped(Effect.gen(function*() {
