@@ -5,6 +5,7 @@ import {
   Config,
   ConfigProvider,
   Context,
+  Deferred,
   Duration,
   Effect,
   Exit,
@@ -32,8 +33,10 @@ import { apart } from "../src/internal/hold/holding.ts"
 import { spaceOf } from "../src/internal/hold/place.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually } from "./support/eventually.ts"
-import { freshNamespace, node, short, TestServer, withNode } from "./support/live.ts"
+import { freshNamespace, node, onNode, short, TestServer, withNode } from "./support/live.ts"
 import { remainsOf } from "./support/namespace.ts"
+import { waits } from "./support/requests.ts"
+import { lose, several } from "./support/several.ts"
 
 layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("Coordinator", (it) => {
   it.effect("shows its sessions and their transitions", () =>
@@ -108,6 +111,24 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
         }).pipe(Effect.provideContext(context))
       }).pipe(Effect.scoped, Effect.provideService(Metric.MetricRegistry, new Map()))
     }))
+
+  it.effect("counts a wait once, also when its session is lost meanwhile", () =>
+    several(2, ([one, two], namespace, server) =>
+      Effect.gen(function*() {
+        const held = yield* Deferred.make<void>()
+        const free = yield* Deferred.make<void>()
+        const body = Effect.andThen(Deferred.succeed(held, undefined), Deferred.await(free))
+        yield* Effect.forkChild(onNode(one!)(Lock.withLock(body, "a")))
+        yield* Deferred.await(held)
+        const waiting = yield* Effect.forkChild(onNode(two!)(Lock.withLock(Effect.void, "a")))
+        yield* waits(server, namespace, "lock:a", 1)
+        yield* lose(two!, namespace, server)
+        yield* waits(server, namespace, "lock:a", 1)
+        yield* Deferred.succeed(free, undefined)
+        yield* Fiber.join(waiting)
+        assert.strictEqual((yield* Metric.value(Metrics.waits)).count, 1)
+        assert.strictEqual((yield* Metric.value(Metrics.waitTime)).count, 1)
+      })).pipe(Effect.provideService(Metric.MetricRegistry, new Map())))
 
   it.effect("says who it is in its log lines", () =>
     Effect.gen(function*() {

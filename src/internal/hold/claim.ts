@@ -99,6 +99,8 @@ export abstract class Entry {
   session: Session | undefined = undefined
   /** It has been asked for in this session, so Redis may know it. */
   known = false
+  /** It had to wait for others, in whatever session. */
+  waited = false
   /** Redis has answered in this session that it waits. */
   queued = false
   /** It has to ask again: when the reply comes that it waits for, or with the next heartbeat. */

@@ -196,7 +196,8 @@ export class Tenancy implements Tenant, Keeper, Asker {
     entry.queued = true
     if (entry.again) return this.#send(entry, true)
     this.#claims.become(entry, "queued")
-    this.kernel.hooks.metrics.waiting()
+    if (!entry.waited) this.kernel.hooks.metrics.waiting()
+    entry.waited = true
     this.channel.listen()
     const { patience } = entry.claim
     if (patience === undefined) return
@@ -243,7 +244,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     const { hooks } = this.kernel
     hooks.metrics.granted()
     hold.heldAt = now
-    if (hold.state === "queued") hooks.metrics.waited(now - hold.askedAt)
+    if (hold.waited) hooks.metrics.waited(now - hold.askedAt)
     this.#claims.become(hold, "held")
     hold.session = session
     hold.token = token
