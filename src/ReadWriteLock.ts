@@ -508,7 +508,7 @@ export const acquireWriteIfAvailable = (
   acquireMode("acquireWriteIfAvailable", key, "write", false, options)
 
 /**
- * Makes a write lock a read lock without letting go of it: no other writer gets in between, and readers that wait come
+ * Makes a write lock a read lock without a release: no other writer gets in between, and readers that wait come
  * in at once. It keeps its token.
  *
  * @category combinators

@@ -248,7 +248,7 @@ class RendezvousImpl<A> implements Rendezvous<A> {
       args: () => args,
       options,
       fail,
-      // An item that a taker gives back loses nothing.
+      // An item that a taker returns loses nothing.
       departure: verb === "rendezvous.take" ? undefined : { verb: "rendezvous.withdraw", args: [] },
       refuse: (refusal) => Effect.die(new Error(`${verb} was refused: ${refusal[0]}`))
     }

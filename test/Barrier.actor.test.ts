@@ -810,7 +810,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
               const dead = graves.shift()
               if (dead === undefined) break
               for (const owner of claims.filter(([session]) => session === dead)) {
-                // In the order of the model. Who waits to leave owns nothing, and ends with its phase.
+                // In the order of the model. A party that waits to leave owns nothing, and ends with its phase.
                 if (model.leavers.some(same(owner))) continue
                 await ask(dead, "session.reap", [dead, `${owner[1]}:${key.slice(key.indexOf("}:") + 2)}`], key)
                 model.drop(same(owner))

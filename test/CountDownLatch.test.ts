@@ -38,7 +38,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         assert.strictEqual(yield* late.countDown(), 0)
       })))
 
-  it.effect("opens for who waits in the process that opens it, by way of another make", () =>
+  it.effect("opens for waiters in the process that opens it, by way of another make", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
         const [one, two] = [yield* latchOn(a!, 1), yield* latchOn(a!, 1)]

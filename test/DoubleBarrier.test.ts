@@ -49,7 +49,7 @@ layer(TestServer.layer, live)("a double barrier", (it) => {
           const [third, ...others] = phases
           const leaving = yield* Effect.forkChild(three.leave(third!))
           yield* counts(one, 2, 0)
-          // Somebody early: it is for the next phase.
+          // A party that is early: it is for the next phase.
           const early = yield* Effect.forkChild(three.enter())
           yield* counts(one, 2, 1)
           const also = yield* Effect.forkChild(one.leave(others[0]!))

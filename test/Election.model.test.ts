@@ -132,7 +132,7 @@ const world = Effect.fnUntraced(function*(server: Server, namespace: string) {
     queue.push(seat)
     if (leads === undefined) succeed()
   }
-  /** Whoever led comes back if it leads again by itself. */
+  /** A former leader comes back if it leads again by itself. */
   const retire = (seat: Seat) => {
     succeed()
     if (seat.at % 2 === 0) enter(seat)

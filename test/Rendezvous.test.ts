@@ -279,7 +279,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         const lost = yield* Effect.forkChild(dying.exchange("lost"))
         yield* waits(one, { exchangers: 1 })
         yield* line.blackhole
-        // To Redis it is still there. Whoever comes does not leave with its value, and meets the next one to come.
+        // To Redis it is still there. A party that comes does not leave with its value, and meets the next one to come.
         const first = yield* Effect.forkChild(one.exchange("first"))
         yield* waits(one, { exchangers: 0 })
         assert.isTrue(isPending(first))

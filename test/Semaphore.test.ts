@@ -168,7 +168,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
           yield* waiting(namespace, 1)
           yield* theirs.release(granted[1]!)
           yield* theirs.release(yield* Fiber.join(waiters[2]!))
-          // Who waits for more than there will ever be is told.
+          // A waiter for more than there will ever be is told.
           yield* semaphore.resize(2)
           const one = yield* semaphore.take(1)
           const two = yield* Effect.forkChild(Effect.flip(semaphore.take(2)))

@@ -1086,7 +1086,7 @@ const model = Effect.fnUntraced(function*(
     const complete = shards.size >= (expected ?? 1) && count("done") === shards.size
     return complete ? [...shards].map(([shard, { value }]) => [shard, value] as const) : undefined
   }
-  // Who waits hears of one state before the next one comes.
+  // A waiter hears of one state before the next one comes.
   const settle = Effect.gen(function*() {
     for (const waiter of waiting) {
       waiter.outcome ??= outcomeOf(waiter.patient)

@@ -2278,7 +2278,7 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
         assert.strictEqual((yield* topic.state).last.length, 3)
       })))
 
-  it.effect("keeps as much in a shard that is added as in the others, whoever adds it", () =>
+  it.effect("keeps as much in a shard that is added as in the others, whichever process adds it", () =>
     spread(2, ([a, b]) =>
       Effect.gen(function*() {
         const retention = { length: 8, protect: false, abandon: "1 hour" } as const

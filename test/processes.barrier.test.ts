@@ -24,7 +24,7 @@ const scenario = <A, E, R>(self: (here: Node, start: Start) => Effect.Effect<A, 
         spawn<Event>(new URL("./programs/party.ts", import.meta.url), {
           argument: { url: server.url, namespace, ...timing, parties, does } satisfies Argument
         })))
-      // Whoever is left cleans up behind the dead.
+      // The process that is left cleans up behind the dead.
       yield* eventually(
         Effect.map(
           server.cli("KEYS", `{${namespace}:*:mail:*`),

@@ -71,7 +71,7 @@ const scenario = <A, E, R>(self: (scenario: Case) => Effect.Effect<A, E, R>) =>
           (leader) => deadlineOf(server, namespace, Option.getOrThrow(leader).id.split("/")[0]!)
         )
       }))
-      // Whoever is left cleans up behind the dead.
+      // The process that is left cleans up behind the dead.
       yield* eventually(
         Effect.gen(function*() {
           assert.strictEqual(yield* observers, 1)

@@ -40,7 +40,7 @@ const scenario = <A, E, R>(self: (scenario: Case) => Effect.Effect<A, E, R>) =>
             argument: { url: server.url, namespace, ...timing, mode, id } satisfies Argument
           })
       }))
-      // Whoever is left, and has a session there, cleans up behind the dead.
+      // A process that is left, and has a session there, cleans up behind the dead.
       yield* signal.clear
       yield* deadForgotten(here, namespace, server)
       // What was theirs is set again.

@@ -41,7 +41,7 @@ const scenario = <A, E, R>(shards: number, self: (scenario: Case) => Effect.Effe
             })
         })
       })).pipe(Effect.provideContext(here))
-      // Whoever is left cleans up behind the dead.
+      // The process that is left cleans up behind the dead.
       yield* deadForgotten(here, namespace, server)
     }))
     yield* assertEmpty(server, namespace)

@@ -40,7 +40,7 @@ const scenario = <A, E, R>(self: (scenario: Case) => Effect.Effect<A, E, R>) =>
             argument: { url: server.url, namespace, ...timing, what, mode, millis } satisfies Argument
           })
       })
-      // Whoever is left cleans up behind the dead.
+      // The process that is left cleans up behind the dead.
       yield* deadForgotten(here, namespace, server)
     }))
     yield* server.cli("DEL", `${namespace}:written`, `{${namespace}:written}lockstep:fence:${namespace}:written`)

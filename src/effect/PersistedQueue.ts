@@ -179,7 +179,7 @@ class Takers {
   }
 
   /**
-   * The worker takes no more elements, tells Redis what takers have done, and gives back what takers have in hand. The effect ends when
+   * The worker takes no more elements, tells Redis what takers have done, and returns what takers have in hand. The effect ends when
    * Redis knows that, or has been away for the coordinator's `requestTimeout`.
    */
   get stop(): Effect.Effect<void> {

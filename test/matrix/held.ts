@@ -119,7 +119,7 @@ export const program: Program = ({ line, mine, namespace, other, server }) =>
     // Two members, and no hold that nobody knows of.
     assert.strictEqual(yield* fields(server, namespace, "semaphore:pool", "o"), 2)
 
-    // What is held for hours is touched; here at once.
+    // A hold of hours is touched; here at once.
     yield* Effect.gen(function*() {
       const { channel, key } = placeOf(spaceOf(yield* Coordinator.Coordinator), "readWriteLock", "touched", "name")
       yield* server.cli("PEXPIRE", key, 60_000)

@@ -1,4 +1,4 @@
-/** Who waits for what, by what Redis has. */
+/** The waiters of each resource, by what Redis has. */
 import { command, type Machine } from "../../src/internal/simulation/machine.ts"
 
 type Fields = ReadonlyArray<string>

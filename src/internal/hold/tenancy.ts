@@ -182,7 +182,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
 
   #refuse(entry: Entry, outcome: Outcome): void {
     if (entry instanceof Membership && entry.joined) {
-      this.#log(entry, `could not be joined again, and is with the next heartbeat: ${outcome[0]}`)
+      this.#log(entry, `could not be joined again (${outcome[0]}): the session retries at its next heartbeat`)
       return this.#claims.become(entry, "idle")
     }
     // The session still owns a waiter that is refused in the queue.
@@ -280,7 +280,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
         this.#claims.become(entry, "done")
         return entry.observer.closed?.()
       }
-      this.#log(entry, "could not be joined again, and is with the next heartbeat", error)
+      this.#log(entry, "could not be joined again: the session retries at its next heartbeat", error)
       return this.#claims.become(entry, "idle")
     }
     if (entry.state === "asked" && entry.queued && !this.kernel.isClosing()) {

@@ -30,7 +30,7 @@ const innerOf = (ref: SharedRef<any>): Inner => {
   return inner
 }
 
-// Of each coordinator, the refs that were named last, by their hash: those who name one together read and update it together.
+// Of each coordinator, the refs that were named last, by their hash: programs that name the same one read and update it together.
 const recent = new WeakMap<Space, Recent<Known>>()
 const mostRecent = 1024
 

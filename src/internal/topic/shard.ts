@@ -1,4 +1,4 @@
-/** One of the streams of a topic, as this process sees it: its events, decoded once, and those who follow them. */
+/** One of the streams of a topic, as this process sees it: its events, decoded once, and its followers. */
 
 import * as Cause from "effect/Cause"
 import * as Effect from "effect/Effect"

@@ -44,7 +44,7 @@ export const barrier: Workload = {
   check: allOrNone
 }
 
-/** Whoever passes has passed with the same others as they, all of them were there, and nobody passes twice. */
+/** A party passes with the same others as they do, all of them were there, and none passes twice. */
 function allOrNone(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
   const found: Array<Anomaly> = []
   const asked = new Map(holds.map((hold) => [hold.weight, hold]))

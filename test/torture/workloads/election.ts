@@ -111,7 +111,7 @@ export const election: Workload = {
   }
 }
 
-/** Whoever observes sees every term, in order, unless its session was lost, events were, or Redis has forgotten something. */
+/** An observer sees every term, in order, unless its session was lost, events were, or Redis has forgotten something. */
 function overlooked(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
   const found: Array<Anomaly> = []
   const terms = holds.filter(({ entered, kind }) =>
