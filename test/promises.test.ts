@@ -632,6 +632,62 @@ layer(TestServer.layer, live)("questions", (it) => {
           yield* onNode(context)(Lock.withLock(Effect.void, "a"))
         }), { lease: "30 seconds", requestTimeout: "500 millis" })))
 
+  it.effect("of every module have a deadline while Redis is away", () =>
+    behindLine(({ context, line }) =>
+      onNode(context)(Effect.scoped(Effect.gen(function*() {
+        const schema = Schema.String
+        const barrier = yield* Barrier.make({ name: "a", parties: 2 })
+        const doubleBarrier = yield* DoubleBarrier.make({ name: "a", parties: 2 })
+        const rendezvous = yield* Rendezvous.make({ name: "a", schema })
+        const tasks = yield* TaskGroup.make({ name: "a", result: schema, timeToLive: "1 second" })
+        const topic = yield* Topic.make({ name: "a", schema })
+        const queue = yield* Queue.make({ name: "a", payload: schema })
+        const ref = yield* SharedRef.make({ name: "a", schema, initial: "" })
+        const counter = yield* Counter.make({ name: "a" })
+        yield* line.blackhole
+        yield* assertUnanswered([
+          onNode(context)(Lock.waiting("a")),
+          onNode(context)(ReadWriteLock.holders("a")),
+          onNode(context)(ReadWriteLock.waiting("a")),
+          barrier.arrived,
+          barrier.reset,
+          doubleBarrier.inside,
+          doubleBarrier.queued,
+          rendezvous.present,
+          tasks.snapshot,
+          tasks.shards,
+          tasks.results,
+          tasks.reset,
+          topic.publish("a"),
+          topic.publishAll(["a", "b"]),
+          topic.state,
+          topic.purge,
+          topic.forget("a"),
+          queue.offer("a"),
+          queue.offerAll(["a", "b"]),
+          queue.state,
+          queue.pause,
+          queue.resume,
+          queue.history,
+          queue.clean("1 second"),
+          queue.job("a").status,
+          queue.job("a").cancel,
+          Stream.runDrain(queue.jobs({ state: "active" })),
+          ref.get,
+          ref.set("a"),
+          ref.update((value) => value),
+          ref.delete,
+          counter.get,
+          counter.add(1),
+          counter.reset
+        ])
+        yield* line.pass
+        yield* line.closeAll
+        // What was sent may have been executed.
+        yield* eventually(Effect.isSuccess(queue.obliterate))
+        yield* Effect.all([tasks.reset, topic.purge, ref.delete, counter.reset])
+      }))), { lease: "30 seconds", requestTimeout: "300 millis" }))
+
   it.effect("have a deadline while Redis is away, and waits say so", () =>
     behindLine(({ context, line, namespace, server }) =>
       Effect.gen(function*() {
