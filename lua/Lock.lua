@@ -99,7 +99,7 @@ local function dropLock(ctx, key, session, id)
     lock.flag, lock.claim = 'h', NO_HOLDER
   elseif not depart(key, lock, claim) then
     return false
-  elseif not lock.waiters and call('EXISTS', key) == 0 then
+  elseif not lock.waiters and call('HLEN', key) == 0 then
     -- The first waiter was not the first to leave. A hash that another one made anew would never expire.
     lock.waiters, lock.first, lock.last = '', 1, 0
   end
