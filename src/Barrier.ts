@@ -259,6 +259,13 @@ interface Progress extends Known {
   generation: number
 }
 
+const departing = (arrival: string): acquiring.Departure<"barrier.depart"> => ({
+  verb: "barrier.depart",
+  args: [arrival],
+  told: (id, reply) =>
+    reply[0] === "departed" ? "departed" : reply[0] === "acting" ? "later" : ["each", [id], [], ...reply]
+})
+
 class BarrierImpl<A, E> implements Barrier<A, E> {
   readonly "~lockstep/Barrier" = "~lockstep/Barrier" as const
   readonly name: string
@@ -342,7 +349,7 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
       acquiring.acquire({
         ...this.#asking(arrival, contribution),
         options,
-        departure: { verb: "barrier.depart", args: [arrival] },
+        departure: departing(arrival),
         refuse: (reply) => this.#ended(reply, restore)
       }, restore),
       (outcome) =>

@@ -207,6 +207,13 @@ type Use<B, E, R> = (hold: Hold, restore: acquiring.Restore) => Effect.Effect<B,
 
 const ignore = () => {}
 
+const withdrawing: acquiring.Departure<"rendezvous.withdraw"> = {
+  verb: "rendezvous.withdraw",
+  args: [],
+  told: (id, reply) =>
+    reply[0] === "departed" ? "departed" : ["granted", id, reply[1], ...reply[2] as ReadonlyArray<unknown>]
+}
+
 class RendezvousImpl<A> implements Rendezvous<A> {
   readonly [TypeId]: TypeId = TypeId
   readonly name: string
@@ -249,7 +256,7 @@ class RendezvousImpl<A> implements Rendezvous<A> {
       options,
       fail,
       // An item that a taker returns loses nothing.
-      departure: verb === "rendezvous.take" ? undefined : { verb: "rendezvous.withdraw", args: [] },
+      departure: verb === "rendezvous.take" ? undefined : withdrawing,
       refuse: (refusal) => Effect.die(new Error(`${verb} was refused: ${refusal[0]}`))
     }
     return Effect.uninterruptibleMask((restore) =>

@@ -49,12 +49,12 @@ export interface Acquire<E, A = undefined> extends Claim {
   readonly departure?: Departure | undefined
 }
 
-type DepartVerb = "barrier.depart" | "rendezvous.withdraw"
-
-export interface Departure {
-  readonly verb: DepartVerb
+export interface Departure<V extends Verb = Verb> {
+  readonly verb: V
   /** Behind the id. */
   readonly args: ReadonlyArray<string>
+  /** What the answer says of the claim: that its wait is over, what came before that, or that an event says it. */
+  told(id: string, reply: Requests[V]["reply"]): "departed" | "later" | ReadonlyArray<unknown>
 }
 
 const ignore = () => {}
@@ -159,7 +159,7 @@ const mostGrace = 1000
 const departing = <E>(
   { channel, key, space: { kernel: { io, transport } }, tenancy }: Place,
   entry: Entry,
-  { args, verb }: Departure,
+  departure: Departure,
   timeout: Effect.Effect<never, E>,
   fail: (error: CoordinatorReason) => E
 ): Effect.Effect<Settled, E> =>
@@ -173,10 +173,10 @@ const departing = <E>(
       grace.cancel()
       resume(result)
     })
-    channel.outbox.request<DepartVerb>({
-      verb,
+    channel.outbox.request({
+      verb: departure.verb,
       key,
-      args: [entry.id, ...args] as never,
+      args: [entry.id, ...departure.args] as never,
       session,
       urgent: true,
       moot: over,
@@ -184,17 +184,9 @@ const departing = <E>(
       expire: over,
       settle: (reply) => {
         grace.cancel()
-        switch (reply[0]) {
-          case "departed":
-            return over()
-          case "acting":
-            // What comes of it is an event.
-            return
-          case "met":
-            return tenancy.heard(session, ["granted", entry.id, reply[1], ...reply[2] as ReadonlyArray<unknown>])
-          default:
-            return tenancy.heard(session, ["each", [entry.id], [], ...reply])
-        }
+        const told = departure.told(entry.id, reply)
+        if (told === "departed") over()
+        else if (told !== "later") tenancy.heard(session, told)
       }
     })
     return Effect.sync(() => grace.cancel())
