@@ -101,7 +101,7 @@ local function dropLock(ctx, key, session, id)
     return false
   elseif not lock.waiters and call('HLEN', key) == 0 then
     -- The first waiter was not the first to leave. A hash that another one made anew would never expire.
-    lock.waiters, lock.first, lock.last = '', 1, 0
+    lock.first = lock.last + 1
   end
   serveLock(ctx, key, lock)
   return true

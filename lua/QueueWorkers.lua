@@ -16,10 +16,9 @@
 -- may be in work, how many ms are between two, and how many of these may be saved up. It also says how many shards there are
 -- (0: as many as there were), among which the limits but those of groups are divided, and which one this is. Another number than
 -- that of a member before is refused while there are jobs or members; with `anyway`, though an expired session may stand in the way.
--- The last member decides how the queue works: `decided` is 1
--- for one that does so now, the number that it was answered for one that did so before, and 0 for one that leaves that as it is.
--- It answers how many shards there are, whether the queue has schedules, and errands, when the member decided, and how long ids are known.
--- When that changes, all members are told by a sweep.
+-- The last member decides how the queue works: `decided` is 1 for one that does so now, the number that it was answered for one that
+-- did so before, and 0 for one that leaves that as it is. It answers how many shards there are, whether the queue has schedules, and
+-- errands, when the member decided, and how long ids are known. When that changes, all members are told by a sweep.
 -- keys: all
 -- args: id string, decided number, limit number, spacing number, burst number, window number, letters number, retain number, crashes number, length number, overflow number, grouplimit number, groupspacing number, groupburst number, shards number, shard number, anyway boolean
 -- reply: ["joined", shards number, scheduled boolean, errands boolean, decided number, window number] | ["mismatch", shards number] | ["stale"]
