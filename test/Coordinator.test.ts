@@ -5,7 +5,6 @@ import {
   Config,
   ConfigProvider,
   Context,
-  Deferred,
   Duration,
   Effect,
   Exit,
@@ -33,7 +32,7 @@ import { apart } from "../src/internal/hold/holding.ts"
 import { spaceOf } from "../src/internal/hold/place.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually } from "./support/eventually.ts"
-import { freshNamespace, node, onNode, short, TestServer, withNode } from "./support/live.ts"
+import { freshNamespace, holding, node, onNode, short, TestServer, withNode } from "./support/live.ts"
 import { remainsOf } from "./support/namespace.ts"
 import { waits } from "./support/requests.ts"
 import { lose, several } from "./support/several.ts"
@@ -115,16 +114,12 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
   it.effect("counts a wait once, also when its session is lost meanwhile", () =>
     several(2, ([one, two], namespace, server) =>
       Effect.gen(function*() {
-        const held = yield* Deferred.make<void>()
-        const free = yield* Deferred.make<void>()
-        const body = Effect.andThen(Deferred.succeed(held, undefined), Deferred.await(free))
-        yield* Effect.forkChild(onNode(one!)(Lock.withLock(body, "a")))
-        yield* Deferred.await(held)
+        const held = yield* onNode(one!)(holding("a"))
         const waiting = yield* Effect.forkChild(onNode(two!)(Lock.withLock(Effect.void, "a")))
         yield* waits(server, namespace, "lock:a", 1)
         yield* lose(two!, namespace, server)
         yield* waits(server, namespace, "lock:a", 1)
-        yield* Deferred.succeed(free, undefined)
+        yield* held.leave
         yield* Fiber.join(waiting)
         assert.strictEqual((yield* Metric.value(Metrics.waits)).count, 1)
         assert.strictEqual((yield* Metric.value(Metrics.waitTime)).count, 1)

@@ -129,23 +129,8 @@ const model = (at: number, { noted, onFull, partition, worker }: World) => {
     return queue.send(sessionOf(by), verb, args)
   }
   const join = async (by: Process) => {
-    const rules = [
-      0,
-      0,
-      0,
-      60_000,
-      1000,
-      0,
-      100,
-      length,
-      onFull === undefined ? 0 : overflows[onFull],
-      1,
-      0,
-      0,
-      1,
-      0,
-      ""
-    ]
+    const most = onFull === undefined ? 0 : overflows[onFull]
+    const rules = [0, 0, 0, 60_000, 1000, 0, 100, length, most, 1, 0, 0, 1, 0, ""]
     await queue.send(sessionOf(by), "queue.join", [`${by}${at}`, "1", ...rules])
     if (by === "w") await queue.send(worker(), "queue.work", [claim, 0])
   }

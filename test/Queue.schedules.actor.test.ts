@@ -186,25 +186,8 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>) 
         break
       }
       case "join":
-        await queue.send(nameOf(next.member), "queue.join", [
-          "m",
-          "",
-          0,
-          0,
-          0,
-          60_000,
-          1000,
-          0,
-          3,
-          0,
-          0,
-          1,
-          0,
-          0,
-          1,
-          0,
-          ""
-        ])
+        const again = ["m", "", 0, 0, 0, 60_000, 1000, 0, 3, 0, 0, 1, 0, 0, 1, 0, ""]
+        await queue.send(nameOf(next.member), "queue.join", again)
         joined[next.member] = true
         break
       case "leave":

@@ -168,7 +168,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
           yield* waiting(namespace, 1)
           yield* theirs.release(granted[1]!)
           yield* theirs.release(yield* Fiber.join(waiters[2]!))
-          // A waiter for more than there will ever be is told.
+          // The semaphore refuses a waiter that wants more than there will ever be.
           yield* semaphore.resize(2)
           const one = yield* semaphore.take(1)
           const two = yield* Effect.forkChild(Effect.flip(semaphore.take(2)))

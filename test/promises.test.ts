@@ -39,7 +39,7 @@ import { assertUnanswered, behindLine } from "./support/behindLine.ts"
 import { departed } from "./support/departed.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, holding, type Node, node, onNode, TestServer } from "./support/live.ts"
-import { fields, waits, within } from "./support/requests.ts"
+import { asks, fields, waits, within } from "./support/requests.ts"
 import { type Server, standalone } from "./support/servers.ts"
 import { forget } from "./support/sessions.ts"
 import { on, sessionsExpired, several } from "./support/several.ts"
@@ -291,34 +291,42 @@ layer(TestServer.layer, live)("closing", (it) => {
       yield* within(close, 2800, "closing").pipe(Effect.ensuring(Effect.orDie(server.resume)))
     }).pipe(Effect.scoped))
 
-  it.effect("ends in time though Redis hangs, however many holds are nested", () =>
+  /** Interrupts a program that holds or counts something, while Redis hangs. */
+  const endsInTime = <E>(
+    program: (inside: Effect.Effect<boolean>) => Effect.Effect<unknown, E, Coordinator.Coordinator>
+  ) =>
     Effect.gen(function*() {
       const server = yield* standalone()
       const inside = yield* Deferred.make<void>()
-      // In partitions of their own, and in sessions of two lengths.
-      const program = Effect.andThen(Deferred.succeed(inside, undefined), Effect.never).pipe(
-        Lock.withLock("a"),
-        Lock.withLock("b"),
-        Lock.withLock("c", { lease: "20 seconds" }),
-        Lock.withLock("d"),
-        Effect.provide(
-          Coordinator.layer({ namespace: freshNamespace(), margin: "1 second", requestTimeout: "1 second" }).pipe(
-            Layer.provide(Redis.layer({ url: server.url }))
+      const fiber = yield* Effect.forkDetach(
+        program(Deferred.succeed(inside, undefined)).pipe(
+          Effect.provide(
+            Coordinator.layer({ namespace: freshNamespace(), margin: "1 second", requestTimeout: "1 second" }).pipe(
+              Layer.provide(Redis.layer({ url: server.url }))
+            )
           )
         )
       )
-      const fiber = yield* Effect.forkDetach(program)
       yield* Deferred.await(inside)
       yield* server.pause
-      // The margin, the request timeout, and a little: the first release waits for that, and all the rest has the margin.
+      // The margin, the request timeout, and a little: the first request waits for that, and all the rest has the margin.
       yield* within(Fiber.interrupt(fiber), 2800, "closing").pipe(Effect.ensuring(Effect.orDie(server.resume)))
-    }).pipe(Effect.scoped))
+    }).pipe(Effect.scoped)
+
+  it.effect("ends in time though Redis hangs, however many holds are nested", () =>
+    endsInTime((inside) =>
+      // In partitions of their own, and in sessions of two lengths.
+      Effect.andThen(inside, Effect.never).pipe(
+        Lock.withLock("a"),
+        Lock.withLock("b"),
+        Lock.withLock("c", { lease: "20 seconds" }),
+        Lock.withLock("d")
+      )
+    ))
 
   it.effect("ends in time though Redis hangs, however many counters have sums to send", () =>
-    Effect.gen(function*() {
-      const server = yield* standalone()
-      const counted = yield* Deferred.make<void>()
-      const program = Effect.scoped(Effect.gen(function*() {
+    endsInTime((inside) =>
+      Effect.scoped(Effect.gen(function*() {
         for (let at = 0; at < 5; at++) {
           const counter = yield* Counter.make({ name: `c${at}` })
           const sum = yield* counter.batched({ flush: "10 seconds" })
@@ -326,20 +334,10 @@ layer(TestServer.layer, live)("closing", (it) => {
           yield* sum.flush
           yield* sum.add(1)
         }
-        yield* Deferred.succeed(counted, undefined)
+        yield* inside
         yield* Effect.never
-      })).pipe(
-        Effect.provide(
-          Coordinator.layer({ namespace: freshNamespace(), margin: "1 second", requestTimeout: "1 second" }).pipe(
-            Layer.provide(Redis.layer({ url: server.url }))
-          )
-        )
-      )
-      const fiber = yield* Effect.forkDetach(program)
-      yield* Deferred.await(counted)
-      yield* server.pause
-      yield* within(Fiber.interrupt(fiber), 2800, "closing").pipe(Effect.ensuring(Effect.orDie(server.resume)))
-    }).pipe(Effect.scoped))
+      }))
+    ))
 
   it.effect("ends in time though Redis hangs in the middle of it", () =>
     Effect.gen(function*() {
@@ -1390,13 +1388,12 @@ layer(TestServer.layer, live)("the bound of what waits", (it) => {
         const latch = yield* on(context, CountDownLatch.make({ name: "a", count: 2, timeToLive: "1 second" }))
         const refs = yield* Effect.forEach(Array.from({ length: 10 }), (_, at) =>
           onNode(context)(SharedRef.make({ name: `b${at}`, schema: Schema.String, initial: "" })))
-        const counting = yield* line.hold(({ args }) =>
-          args.includes("latch.count")
-        )
+        const counting = yield* line.hold(asks("latch.count"))
         const count = yield* Effect.forkChild(latch.countDown())
         yield* counting.request
         // Deletions are not bounded.
-        const others = yield* Effect.forEach(refs, (ref) => Effect.forkChild(ref.delete))
+        const others = yield* Effect.forEach(refs, (ref) =>
+          Effect.forkChild(ref.delete))
         const [session] = yield* sessionsOf(context)
         yield* forget(server, namespace, session!.id)
         // It may have been executed.
