@@ -51,6 +51,8 @@
  * @since 0.1.0
  */
 
+import * as Arr from "effect/Array"
+import * as Channel from "effect/Channel"
 import type * as Context from "effect/Context"
 import * as Deferred from "effect/Deferred"
 import * as Duration from "effect/Duration"
@@ -330,38 +332,54 @@ export const monitor = <Self, A>(
  * @since 0.1.0
  */
 export const events = <A, E, R>(self: Stream.Stream<Element<A>, E, R>): Stream.Stream<Event<A>, E, R> =>
-  Stream.filterMap(
-    logged(self),
-    (element) => element._tag === "Event" ? Result.succeed(element) : Result.failVoid
-  )
-
-const logMissing = (element: Element<unknown>): Effect.Effect<void> => {
-  if (element._tag === "Event") return Effect.void
-  if (element._tag === "Undecodable") {
-    return Effect.logWarning(`event ${element.id} is left out: ${element.error.message}`)
-  }
-  const { missed = "some", reason, topic } = element
-  return Effect.logWarning(`${missed} events of topic ${JSON.stringify(topic)} are missing (${reason})`)
-}
-
-// By chunks: `Stream.tap` would take them apart, and that is most of what a subscriber costs.
-const logged = <A, E, R>(self: Stream.Stream<Element<A>, E, R>): Stream.Stream<Element<A>, E, R> =>
-  Stream.mapArrayEffect(self, (elements) =>
-    elements.every(isEvent) ? Effect.succeed(elements) : Effect.as(
-      Effect.forEach(elements, logMissing, { discard: true }),
-      elements
-    ))
-
-const isEvent = (element: Element<unknown>): boolean => element._tag === "Event"
+  chosen(self, (chunk) => chunk.events)
 
 /**
- * The values of the events alone. Gaps and events that do not fit the schema are logged.
+ * The values of the events alone. Gaps and events that do not fit the schema are logged. Where there are many events, take them by the
+ * chunk, with `Stream.runForEachArray`: an effect for each event is most of what a subscriber costs.
  *
  * @category combinators
  * @since 0.1.0
  */
 export const values = <A, E, R>(self: Stream.Stream<Element<A>, E, R>): Stream.Stream<A, E, R> =>
-  Stream.filterMap(
-    logged(self),
-    (element) => element._tag === "Event" ? Result.succeed(element.value) : Result.failVoid
-  )
+  chosen(self, (chunk) => chunk.values)
+
+const chosen = <A, B, E, R>(
+  self: Stream.Stream<Element<A>, E, R>,
+  choose: (chunk: Sorted<A>) => ReadonlyArray<B>
+): Stream.Stream<B, E, R> =>
+  Stream.fromChannel(Channel.filterMapEffect(self.channel, (elements) => {
+    const chunk = sorted(elements)
+    const wanted = choose(chunk)
+    const result = Arr.isReadonlyArrayNonEmpty(wanted) ? Result.succeed(wanted) : Result.failVoid
+    return chunk.others.length === 0
+      ? Effect.succeed(result)
+      : Effect.as(Effect.forEach(chunk.others, logMissing, { discard: true }), result)
+  }))
+
+type Other = Exclude<Element<unknown>, Event<unknown>>
+
+interface Sorted<A> {
+  readonly events: ReadonlyArray<Event<A>>
+  readonly values: ReadonlyArray<A>
+  readonly others: ReadonlyArray<Other>
+}
+
+// One chunk goes to all subscribers of a process.
+const known = new WeakMap<ReadonlyArray<Element<any>>, Sorted<any>>()
+
+const sorted = <A>(elements: ReadonlyArray<Element<A>>): Sorted<A> => {
+  const before = known.get(elements)
+  if (before !== undefined) return before
+  const events = elements.filter((element) => element._tag === "Event")
+  const others = elements.filter((element) => element._tag !== "Event")
+  const chunk = { events, others, values: events.map(({ value }) => value) }
+  known.set(elements, chunk)
+  return chunk
+}
+
+const logMissing = (other: Other): Effect.Effect<void> => {
+  if (other._tag === "Undecodable") return Effect.logWarning(`event ${other.id} is left out: ${other.error.message}`)
+  const { missed = "some", reason, topic } = other
+  return Effect.logWarning(`${missed} events of topic ${JSON.stringify(topic)} are missing (${reason})`)
+}

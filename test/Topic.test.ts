@@ -694,6 +694,23 @@ layer(TestServer.layer, live)("a topic", (it) => {
         assert.include(lines[1], `Warn event ${id} is left out: An event of topic "${name}"`)
       })))
 
+  it.effect("makes the values of a chunk once, for all subscribers of a process", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        yield* topic.publishAll(upTo(3))
+        const elements = yield* collect(topic.subscribe({ from: "beginning" }), 3)
+        const taken: Array<ReadonlyArray<number>> = []
+        for (let subscriber = 0; subscriber < 2; subscriber++) {
+          yield* Stream.fromArray(elements).pipe(
+            Topic.values,
+            Stream.runForEachArray((values) => Effect.sync(() => void taken.push(values)))
+          )
+        }
+        assert.deepStrictEqual(taken[0], upTo(3))
+        assert.strictEqual(taken[0], taken[1])
+      })))
+
   it.effect("stores an event once or not at all when its publication is interrupted, and nothing else", () =>
     several(1, ([a], namespace, server) =>
       Effect.gen(function*() {

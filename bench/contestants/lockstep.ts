@@ -132,7 +132,11 @@ const traffic = Effect.fnUntraced(function*({ group, handlers, name, next, opene
         })
         : topic.subscribe({ from: "beginning" }).pipe(
           Topic.values,
-          Stream.runForEach((value) => Effect.sync(() => handler(value)))
+          Stream.runForEachArray((values) =>
+            Effect.sync(() => {
+              for (const value of values) handler(value)
+            })
+          )
         ),
     { concurrency: "unbounded", discard: true }
   )
