@@ -37,9 +37,14 @@ export class Claims {
     return this.#all.values()
   }
 
+  /** A copy of those that fit, in no order. */
+  filter(fits: (entry: Entry) => boolean): Array<Entry> {
+    return this.#all.filter(fits)
+  }
+
   /** Those that have no session, in the order in which they were made. */
   idle(): Array<Entry> {
-    return this.values().filter(({ state }) => state === "idle")
+    return this.#all.filter(({ state }) => state === "idle")
       .sort(({ id: a }, { id: b }) => a.length - b.length || (a < b ? -1 : 1))
   }
 

@@ -58,9 +58,14 @@ export class Table<A extends Named> {
 
   /** A copy, in no order. */
   values(): Array<A> {
-    const values: Array<A> = []
-    for (const item of this.#slots) if (item !== undefined) values.push(item)
-    return values
+    return this.filter(() => true)
+  }
+
+  /** A copy of those that fit, in no order. */
+  filter(fits: (item: A) => boolean): Array<A> {
+    const found: Array<A> = []
+    for (const item of this.#slots) if (item !== undefined && fits(item)) found.push(item)
+    return found
   }
 
   #resize(length: number): void {

@@ -414,7 +414,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
       const single = event[2] as ReadonlyArray<unknown>
       const answer = event.slice(3)
       for (let at = 0; at < ids.length; at++) {
-        this.#told(ids[at]!, session, single.length === 0 ? answer : [...answer, single[at]])
+        this.#told(ids[at]!, session, single.length === 0 ? answer : answer.concat([single[at]]))
       }
       return
     }
@@ -460,9 +460,10 @@ export class Tenancy implements Tenant, Keeper, Asker {
 
   readonly beat = (session: Session): void => {
     this.opened()
-    for (const entry of this.#claims.values()) {
-      if (entry.again && entry.state === "queued" && entry.session === session) this.#send(entry, true)
-    }
+    const repeated = this.#claims.filter((entry) =>
+      entry.again && entry.state === "queued" && entry.session === session
+    )
+    for (const entry of repeated) this.#send(entry, true)
     this.#releases.beat()
     this.#upkeep.beat(session)
   }

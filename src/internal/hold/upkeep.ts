@@ -59,8 +59,7 @@ export class Upkeep {
   }
 
   verifyAll(session: Session, isMeant: (entry: Entry) => boolean): void {
-    for (const entry of this.#claims.values()) {
-      if (entry.session !== session || !isMeant(entry)) continue
+    for (const entry of this.#claims.filter((entry) => entry.session === session && isMeant(entry))) {
       if (entry.state === "queued") this.#verifier.again(entry)
       else if (entry.state === "held") this.#verify(entry, session)
       // The reply that it waits for may be older than what was missed.
