@@ -278,6 +278,7 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
   readonly #action: Options<A, E>["action"]
   readonly #mode: string
   readonly #payload: Payload<A>
+  readonly #contribution: string
 
   constructor(
     place: Place,
@@ -292,14 +293,11 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
     this.#action = action
     this.#mode = (onDeparture === "withdraw" ? "w" : "b") + (action === undefined ? "0" : "1")
     this.#payload = payload(schema, place)
+    this.#contribution = `A contribution to barrier ${JSON.stringify(place.name)}`
   }
 
   get parties(): number {
     return this.#progress.parties
-  }
-
-  get #contribution(): string {
-    return `A contribution to barrier ${JSON.stringify(this.name)}`
   }
 
   readonly await = (
@@ -367,9 +365,9 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
   #ended(reply: Refusal, restore: acquiring.Restore): Effect.Effect<Arrival<A>, BarrierError> {
     switch (reply[0]) {
       case "passed": {
-        const [, ...passed] = reply as readonly ["passed", ...Passed]
-        this.#advance(passed[0])
-        return this.#complete(passed, restore)
+        const passed = reply as readonly ["passed", ...Passed]
+        this.#advance(passed[1])
+        return this.#complete(passed[1], passed[2], passed[3], restore)
       }
       case "broken":
         this.#advance(reply[1])
@@ -389,7 +387,9 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
   }
 
   #complete(
-    [generation, contributions, index]: Passed,
+    generation: number,
+    contributions: unknown,
+    index: number,
     restore: acquiring.Restore
   ): Effect.Effect<Arrival<A>, BarrierError> {
     const known = this.#decoded
@@ -410,7 +410,7 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
     const place = this.#place
     const maxHold = acquiring.maxHoldOf(place, undefined)
     return Effect.flatMap(
-      this.#complete(hold.payload as Passed, restore),
+      this.#complete(...hold.payload as Passed, restore),
       (complete) =>
         Effect.andThen(
           protect(
