@@ -144,7 +144,7 @@ const fail = (reason: LockError["reason"]): LockError => new LockError({ reason 
 const busy = () => Effect.succeed(undefined)
 
 const taking = (place: Place, wait: boolean, options: Options | undefined): acquiring.Acquire<LockError> =>
-  permits.locking(permits.taking(place, 1, 1, wait, { options, fail, refuse: busy }))
+  permits.locking(place, wait, { options, fail, refuse: busy })
 
 const alreadyHeld = ({ name, space: { kernel } }: Place): Effect.Effect<never, LockError> =>
   Effect.fail(fail(new AlreadyHeld({ key: name, namespace: kernel.settings.namespace })))

@@ -1,8 +1,18 @@
 /** What locks, read-write locks and semaphores ask for. */
 
-import type { Acquire } from "../hold/acquire.ts"
+import type { Acquire, WaitOptions } from "../hold/acquire.ts"
 import { patience } from "../hold/kept.ts"
 import type { Place } from "../hold/place.ts"
+
+type Asked<E, A> = Pick<Acquire<E, A>, "fail" | "options" | "refuse">
+
+const isBackground = (options: WaitOptions | undefined): boolean => {
+  const release = options?.release ?? "awaited"
+  if (release !== "awaited" && release !== "background") {
+    throw new RangeError(`\`release\` must be "awaited" or "background", not ${JSON.stringify(release)}`)
+  }
+  return release === "background"
+}
 
 /** To take a weight from a semaphore, now or in its turn. Its process may keep what is cached when it has released it. */
 export const taking = <E, A>(
@@ -10,12 +20,9 @@ export const taking = <E, A>(
   weight: number,
   capacity: number,
   wait: boolean,
-  { fail, options, refuse }: Pick<Acquire<E, A>, "fail" | "options" | "refuse">
+  { fail, options, refuse }: Asked<E, A>
 ): Acquire<E, A> => {
-  const { cached = false, release = "awaited" } = options ?? {}
-  if (release !== "awaited" && release !== "background") {
-    throw new RangeError(`\`release\` must be "awaited" or "background", not ${JSON.stringify(release)}`)
-  }
+  const cached = options?.cached === true
   return {
     fail,
     options,
@@ -26,22 +33,34 @@ export const taking = <E, A>(
     leave: "semaphore.release",
     cached,
     patience: wait ? undefined : patience,
-    background: release === "background",
+    background: isBackground(options),
     weight,
     question: !wait
   }
 }
 
-// In milliseconds: longer than anything is kept. With a shorter lease, a process keeps nothing.
-const shortestLease = 1000
-
 /** To take a lock. */
-export const locking = <E, A>(acquiring: Acquire<E, A>): Acquire<E, A> => ({
-  ...acquiring,
+export const locking = <E, A>(
+  place: Place,
+  wait: boolean,
+  { fail, options, refuse }: Asked<E, A>
+): Acquire<E, A> => ({
+  fail,
+  options,
+  refuse,
+  place,
   verb: "lock.take",
   args: argsOfLock,
-  leave: "lock.release"
+  leave: "lock.release",
+  cached: options?.cached === true,
+  patience: wait ? undefined : patience,
+  background: isBackground(options),
+  weight: 1,
+  question: !wait
 })
+
+// In milliseconds: longer than anything is kept. With a shorter lease, a process keeps nothing.
+const shortestLease = 1000
 
 // One function for all locks: a hold keeps its claim.
 function argsOfLock(this: Acquire<unknown, unknown>, anyway: boolean, again: boolean): [string] {
