@@ -69,15 +69,15 @@ end
 -- args: id string, how string
 -- reply: ["granted", token string] | ["kept", token string, tokens number] | ["queued", ahead number] | ["busy"] | ["stale"]
 handlers['lock.take'] = function(ctx, key, id, how)
-  local lock, claim = loadLock(ctx, key), claimOf(ctx, id)
-  if not lock then
+  local claim = claimOf(ctx, id)
+  if not readInline(ctx, key) then
     local keeps = find(how, 'k', 1, true)
     local token = keeps and nextTokens(ctx, KEPT_TOKENS) or nextToken(ctx)
-    lock = { flag = keeps and 'k' or 'h', claim = claim, token = token, since = ctx.seconds, waiters = '', first = 1, last = 0 }
-    saveLock(ctx, key, lock)
+    writeInline(ctx, key, (keeps and 'k' or 'h') .. claim .. ' ' .. token .. ' ' .. ctx.seconds)
     own(ctx, key, id, PERMANENT)
     return keeps and grantedToKeep(token) or granted(token)
   end
+  local lock = loadLock(ctx, key)
   if lock.claim == claim then return granted(lock.token) end
   local ahead = find(how, 'a', 1, true) and aheadOf(key, lock, claim)
   if ahead then return queued(ctx, ahead) end
@@ -93,8 +93,14 @@ end
 
 -- Ends a hold or a wait, whichever it is by now. Answers whether it was there.
 local function dropLock(ctx, key, session, id)
-  local lock, claim = loadLock(ctx, key), session .. '/' .. id
-  if not lock then return false end
+  local packed, claim = readInline(ctx, key), session .. '/' .. id
+  if not packed then return false end
+  local alone = 'h' .. claim .. ' '
+  if sub(packed, 1, #alone) == alone then
+    writeInline(ctx, key, false)
+    return true
+  end
+  local lock = loadLock(ctx, key)
   if lock.claim == claim then
     lock.flag, lock.claim = 'h', NO_HOLDER
   elseif not depart(key, lock, claim) then
