@@ -165,7 +165,7 @@ local function dispatch(ctx, keys, requests)
     if fine then
       replies[count] = answer
     else
-      redis.log(redis.LOG_WARNING, 'lockstep: a request failed: ' .. verb)
+      redis.log(redis.LOG_WARNING, 'lockstep: a request failed: ' .. verb .. ': ' .. causeOf(answer))
       replies[count] = failureOf(answer)
     end
     key, at, before = key + used, last + 1, used
