@@ -49,7 +49,7 @@ import {
   type SessionTransition,
   type Space
 } from "./internal/hold/place.ts"
-import { CurrentIo, millisIn } from "./internal/io.ts"
+import { CurrentIo, live, millisIn } from "./internal/io.ts"
 import { kernelMetrics } from "./internal/metrics.ts"
 import { connectionsOf } from "./internal/redis/connection.ts"
 import * as Redis from "./Redis.ts"
@@ -193,7 +193,7 @@ const settingsOf = (options: Options): Settings => {
   }
 }
 
-// Of the coordinators of this process. Not these themselves: simulated processes crash, and are never closed.
+// Of the coordinators of this process.
 const homes = new Set<Kernel["home"]>()
 
 const counted = ({ home, hooks, settings }: Kernel): void => {
@@ -277,7 +277,8 @@ export const make: (
         orElse: () => Effect.fail(new CoordinatorError({ reason: new Redis.Timeout({ command: "FCALL" }) }))
       })
     )
-    counted(kernel)
+    // Simulated processes are processes of their own.
+    if (io === live) counted(kernel)
     const coordinator = serviceOf(kernel, changes)
     register(coordinator, space)
     return coordinator
