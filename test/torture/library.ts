@@ -188,6 +188,22 @@ export const bugs: { readonly [name: string]: Bug } = {
     only: ["latch"],
     lua: [["if left == 0 then openLatch", "if latch.remaining <= 1 then openLatch"]]
   },
+  // A latch that is closed stays open now and then.
+  openGate: {
+    only: ["gate"],
+    lua: [[
+      "if (changed or always == '1') and not isFormer(latch, since) then",
+      "if (changed or always == '1') and not isFormer(latch, since) and ctx.micros % 3 > 0 then"
+    ]]
+  },
+  // Those that wait do not hear of a release now and then.
+  deafGate: {
+    only: ["gate"],
+    lua: [[
+      "latch.passes = latch.passes + 1\nchangeLatch(ctx, key, latch)",
+      "if ctx.micros % 3 > 0 then latch.passes = latch.passes + 1\nchangeLatch(ctx, key, latch) end"
+    ]]
+  },
   // Members of a former run count in the present one.
   mixedRuns: {
     only: ["latch"],

@@ -4,6 +4,7 @@ import { barrier } from "./workloads/barrier.ts"
 import { doubleBarrier } from "./workloads/doubleBarrier.ts"
 import { election } from "./workloads/election.ts"
 import { flow } from "./workloads/flow.ts"
+import { gate } from "./workloads/gate.ts"
 import { latch } from "./workloads/latch.ts"
 import { lock } from "./workloads/lock.ts"
 import { outbox } from "./workloads/outbox.ts"
@@ -22,6 +23,7 @@ export const workloads: ReadonlyArray<Workload> = [
   readWriteLock,
   semaphore,
   latch,
+  gate,
   tasks,
   barrier,
   doubleBarrier,
