@@ -1,6 +1,6 @@
 /**
  * What Lockstep is tortured with, for torturing your own programs: a proxy that breaks connections at command, processes
- * to kill and to pause, histories that survive both, and a checker for them.
+ * to kill and to pause, histories that survive both, and a checker for them; and a simulation of whole fleets.
  *
  * @since 0.1.0
  */

@@ -7,7 +7,7 @@
  * - The same seed, program and options give the same schedule, step by step.
  * - Processes see what they can see in production: lost replies, half-open connections, late requests, pauses longer than the lease,
  *   clocks that are set, fail-overs that forget. No time passes in vain: an hour of leases takes a second.
- * - A schedule that fails is shortened, and told as a story.
+ * - A schedule that fails is told as a story. `explore` looks for a shorter one first.
  *
  * **Gotchas**
  *
@@ -15,6 +15,7 @@
  *   other connections.
  * - A process that has crashed is replaced by another one, which runs the program from its beginning.
  * - Programs have to end when `isStopping()` is true. One that does not within `patience` has failed: that is how lost wake-ups show.
+ * - Until everything is healed, time may pass while requests and replies are on their way: leases and timeouts can end without a fault.
  * - It needs a `redis-server` or `valkey-server`, as `Redis.layerEmbedded`.
  *
  * **Example** (A lock that three processes share)
@@ -36,12 +37,16 @@
  *             () => Effect.sync(() => inside--)
  *           ).pipe(Lock.withLock("shared"), Effect.ignore)
  *         }
- *       }).pipe(Effect.provide(Coordinator.layer())),
+ *       }).pipe(
+ *         Effect.provide(Coordinator.layer()),
+ *         // It is started while things are broken, too.
+ *         Effect.retry({ while: () => !isStopping() })
+ *       ),
  *     invariant: () => inside > 1 ? `${inside} are inside` : undefined
  *   }
  * }
  *
- * export const test = Simulation.explore(scenario, { schedules: 100, faults: ["cut", "pause", "lost replies"] }).pipe(
+ * export const test = Simulation.explore(scenario, { schedules: 100, faults: ["cut", "lost replies"] }).pipe(
  *   Effect.provide(Simulation.layer)
  * )
  * ```
@@ -78,7 +83,7 @@ import * as Redis from "../Redis.ts"
  * - `library`, `memory`, `migration`: Redis forgets its functions, is out of memory, or refuses calls as while a slot
  *   migrates. In a `cluster`, a slot does.
  * - `restart`: Redis starts again, with its data.
- * - `flush`, `fail-over`: Redis forgets everything, or the last calls.
+ * - `flush`, `empty restart`, `fail-over`: Redis forgets everything, also as it starts again, or the last calls.
  *
  * @category models
  * @since 0.1.0
@@ -163,7 +168,8 @@ export interface Report {
 }
 
 /**
- * A schedule has failed: a program failed or did not end, or an invariant did not hold. The message tells the story.
+ * A schedule has failed: a program failed or did not end, or an invariant did not hold. The message tells the story. `run` repeats it:
+ * with the same options, and the `seed`, the `steps` and the `choices` of this error.
  *
  * @category errors
  * @since 0.1.0
@@ -171,12 +177,17 @@ export interface Report {
 export class SimulationFailed extends Schema.Error<SimulationFailed>("lockstep/testing/SimulationFailed")({
   _tag: Schema.tag("SimulationFailed"),
   seed: Schema.Number,
+  steps: Schema.Number,
+  /** What is chosen before everything is healed, in a schedule that was shortened; otherwise it is as the seed chooses. */
+  choices: Schema.UndefinedOr(Schema.Array(Schema.Number)),
   reason: Schema.String,
   /** One line for each step, with the time in milliseconds. */
   story: Schema.Array(Schema.String)
 }) {
   override get message(): string {
-    return `${this.reason} (seed ${this.seed})\n${this.story.slice(-200).join("\n")}`
+    const choices = JSON.stringify(this.choices)
+    const shown = choices === undefined || choices.length > 2000 ? "" : `, choices ${choices}`
+    return `${this.reason} (seed ${this.seed}, steps ${this.steps}${shown})\n${this.story.slice(-200).join("\n")}`
   }
 }
 
@@ -248,6 +259,9 @@ interface Settings {
   readonly patience: number
 }
 
+// So many steps when all is healed are a program that runs in circles.
+const mostSteps = 1_000_000
+
 const whole = (value: number, what: string, least: number, most: number): number => {
   if (!Number.isSafeInteger(value) || value < least || value > most) {
     throw new RangeError(`${what} must be a whole number from ${least} to ${most}`)
@@ -302,6 +316,7 @@ const simulated = (
       every,
       faults,
       patience,
+      mostSteps,
       isCalm: (healed, now) => now > healed + calm,
       check: invariant && (() => held(invariant)),
       verbose,
@@ -333,6 +348,13 @@ const reasonOf = (outcome: Outcome, patience: number): string | undefined => {
   return `${names} did not end within ${patience} simulated milliseconds`
 }
 
+const failedWith = (
+  reason: string,
+  { trace }: Outcome,
+  { seed, steps }: Settings,
+  choices: ReadonlyArray<number> | undefined
+): SimulationFailed => new SimulationFailed({ seed, steps, choices, reason, story: trace() })
+
 // Of one failure: how often a shorter schedule is tried.
 const shrinks = 200
 
@@ -356,9 +378,10 @@ const shortened = async (
   )
   // Where no shorter schedule fails, it is the whole one, as its seed chooses.
   const { choices, steps } = best ?? { choices: undefined, steps: settings.steps }
-  const outcome = await simulated(make(), { ...settings, steps }, machine, database, choices, true, signal)
+  const own = { ...settings, steps }
+  const outcome = await simulated(make(), own, machine, database, choices, true, signal)
   const reason = fails(outcome) ?? "It has failed, and not again: something in the program is not simulated"
-  return new SimulationFailed({ seed: settings.seed, reason, story: outcome.trace() })
+  return failedWith(reason, outcome, own, choices)
 }
 
 /**
@@ -403,23 +426,26 @@ export const explore = (
   })
 
 /**
- * Runs one schedule.
+ * Runs one schedule, or repeats one that has failed. It is not shortened.
  *
  * @category combinators
  * @since 0.1.0
  */
 export const run = (
   program: Scenario["program"],
-  options: Options & Pick<Scenario, "invariant"> = {}
+  options: Options & Pick<Scenario, "invariant"> & {
+    /** Those of a schedule that has failed. Default: as the seed chooses. */
+    readonly choices?: ReadonlyArray<number> | undefined
+  } = {}
 ): Effect.Effect<Report, SimulationFailed, Simulator> =>
   Effect.gen(function*() {
     const settings = settingsOf(options)
+    const { choices, invariant } = options
+    for (const choice of choices ?? []) whole(choice, "each of choices", 0, Number.MAX_SAFE_INTEGER)
     const outcome = yield* lent((machine, database, signal) =>
-      simulated({ program, invariant: options.invariant }, settings, machine, database, undefined, true, signal)
+      simulated({ program, invariant }, settings, machine, database, choices, true, signal)
     )
     const reason = reasonOf(outcome, settings.patience)
-    if (reason !== undefined) {
-      return yield* new SimulationFailed({ seed: settings.seed, reason, story: outcome.trace() })
-    }
+    if (reason !== undefined) return yield* failedWith(reason, outcome, settings, choices)
     return { schedules: 1, steps: outcome.steps, simulated: Duration.millis(outcome.now) }
   })

@@ -14,6 +14,7 @@ import type { Injected } from "../torture/schedule.ts"
 import { gaveUp, type Workload } from "../torture/workload.ts"
 import { workloads } from "../torture/workloads.ts"
 import type { Coverage } from "./coverage.ts"
+import { lasting, longAfter } from "./lasting.ts"
 import type { Library } from "./library.ts"
 import { Queues } from "./overtaken.ts"
 import { unserved } from "./unserved.ts"
@@ -56,6 +57,9 @@ const settingsOf = (lease: number): Settings => ({ namespace: "simulated", lease
 // In milliseconds: how long clients go on at most when all is healed, and how long they may take to stop then.
 const [calm, patience] = [8000, 30_000]
 
+// More steps than that after the healing are without end.
+const mostSteps = 100_000
+
 // Of clients between two requests when all is healed, in milliseconds.
 const leastRest = 50
 
@@ -63,7 +67,7 @@ const leastRest = 50
 const busy: Conditions = { faults, every: 40, lease: 2000, long: 0.02, prompt: false, rest: 0 }
 
 // Checks excuse most of what comes after these, so they are found by schedules without them.
-const excusing: ReadonlySet<Fault> = new Set(["flush", "fail-over", "server clock"])
+const excusing: ReadonlySet<Fault> = new Set(["flush", "empty restart", "fail-over", "server clock"])
 
 /**
  * A few of the faults, more or less often: each finds what all of them at once would hide. Some schedules have three times the usual
@@ -268,6 +272,7 @@ export const simulate = async (
       faults: conditions.faults,
       prompt: conditions.prompt,
       patience,
+      mostSteps,
       program,
       isCalm: (healed, now) =>
         now > healed + calm || records.haveGrantedSince(chosen.map(({ name }) => name), healed * 1000),
@@ -283,6 +288,9 @@ export const simulate = async (
   )
   const outcome = await simulation.run()
   const { anomalies } = judged(outcome, records, simulation.world.delays, settings.lease)
-  const forgotten = outcome.failure === undefined ? [] : [{ check: "queues", detail: outcome.failure, holds: [] }]
-  return { ...outcome, anomalies: [...forgotten, ...anomalies] }
+  const failed = outcome.failure === undefined ? [] : [{ check: "schedule", detail: outcome.failure, holds: [] }]
+  simulation.world.now += longAfter
+  const left = lasting(await simulation.world.server.keys())
+  const leaked = left.length === 0 ? [] : [{ check: "leak", detail: `left behind: ${left.join(", ")}`, holds: [] }]
+  return { ...outcome, anomalies: [...failed, ...anomalies, ...leaked] }
 }

@@ -10,8 +10,8 @@ export interface Incident {
   /** The name of the process, or nothing for all of them. */
   readonly process: string | undefined
   readonly from: number
-  /** When its direct consequences are over at the latest. */
-  readonly to: number
+  /** When its direct consequences are over at the latest: not known while it lasts. */
+  to: number
   /** Redis may have forgotten what it had acknowledged. */
   readonly forgets: boolean
 }
@@ -23,10 +23,11 @@ export interface Scene {
   readonly restart: (process: Process) => void
 }
 
+/** An incident, or when the lasting incidents of this fault end. */
+type Struck = Omit<Incident, "fault" | "from"> | { readonly end: number }
+
 /** Answers what has happened, or nothing where nothing could. */
-type Strike = (
-  scene: Scene
-) => Promise<Omit<Incident, "fault" | "from"> | undefined> | Omit<Incident, "fault" | "from"> | undefined
+type Strike = (scene: Scene) => Promise<Struck | undefined> | Struck | undefined
 
 const pick = <A>({ world }: Scene, all: ReadonlyArray<A>): A | undefined =>
   all.length === 0 ? undefined : all[world.choices.among(all.length)]
@@ -62,14 +63,17 @@ const ofServer = (forgets: boolean, happen: (scene: Scene) => Promise<void> | vo
   return { process: undefined, to: scene.world.now, forgets }
 }
 
+// In milliseconds, at most: until a connection that does not answer is noticed, and until all that was refused is tried again.
+const [noticed, retried] = [7000, 7000]
+
 const cutAll = ({ processes }: World): void => {
   for (const process of processes) for (const wire of process.wires) wire.cut("the server is gone")
 }
 
 // Until it is switched back, or all is healed.
-const switched = ({ world: { now, server } }: Scene, name: "full" | "migrating") => {
+const switched = ({ world: { now, server } }: Scene, name: "full" | "migrating"): Struck => {
   server[name] = !server[name]
-  return { process: undefined, to: server[name] ? Number.POSITIVE_INFINITY : now, forgets: false }
+  return server[name] ? { process: undefined, to: Number.POSITIVE_INFINITY, forgets: false } : { end: now + retried }
 }
 
 // In parts, and each time it may be the last.
@@ -78,16 +82,13 @@ const migrated = async (scene: Scene) => {
   const migration = server.migration
   if (migration !== undefined && choices.among(2) === 1) {
     await server.endMigration()
-    return { process: undefined, to: scene.world.now, forgets: false }
+    return { end: scene.world.now + retried }
   }
   const slot = pick(scene, migration === undefined ? await server.slots() : [""])
   if (slot === undefined) return undefined
   await (migration ?? server.beginMigration(slot)).move(() => choices.among(2) === 1)
   return { process: undefined, to: Number.POSITIVE_INFINITY, forgets: false }
 }
-
-// How long a connection that does not answer is noticed after, at most.
-const noticed = 7000
 
 const strikes = {
   /** A connection breaks. What was under way on it is lost, or executed later. */
@@ -144,6 +145,12 @@ const strikes = {
   "fail-over": ofServer(true, async ({ world }) => {
     cutAll(world)
     await world.server.failOver(1 + world.choices.among(8))
+  }),
+  /** Redis starts again with nothing: every connection breaks. */
+  "empty restart": ofServer(true, async ({ world }) => {
+    cutAll(world)
+    world.server.forgetLibrary()
+    await world.server.flush()
   })
 } satisfies { readonly [name: string]: Strike }
 
@@ -153,9 +160,27 @@ export type Fault = keyof typeof strikes
 /** All of them. */
 export const faults = Object.keys(strikes) as ReadonlyArray<Fault>
 
-/** Breaks something. Answers nothing where there is nothing to break. */
-export const strike = async (fault: Fault, scene: Scene): Promise<Incident | undefined> => {
-  const from = scene.world.now
-  const found = await strikes[fault](scene)
-  return found && { fault, from, ...found }
+/** Breaks or repairs something, and notes that among the incidents. Answers nothing where there is nothing to break. */
+export const strike = async (
+  fault: Fault,
+  scene: Scene,
+  incidents: Array<Incident>
+): Promise<{ readonly process?: string | undefined } | undefined> => {
+  const { world } = scene
+  const from = world.now
+  const end = (fault: Fault, at: number) => {
+    for (const incident of incidents) {
+      if (incident.fault === fault && incident.to === Number.POSITIVE_INFINITY) incident.to = at
+    }
+  }
+  const found: Struck | undefined = await strikes[fault](scene)
+  if (found === undefined) return undefined
+  if ("end" in found) {
+    end(fault, found.end)
+    return {}
+  }
+  incidents.push({ fault, from, ...found })
+  // Of a slot that was moving, nothing is left either.
+  if (found.forgets && world.cluster) end("migration", world.now + retried)
+  return found
 }

@@ -1,5 +1,6 @@
 /** A simulated process: its clocks, its timers, what its event loop has to run, and its connections. */
 
+import * as Cause from "effect/Cause"
 import * as Clock from "effect/Clock"
 import * as Context from "effect/Context"
 import * as Deferred from "effect/Deferred"
@@ -38,6 +39,8 @@ export interface World {
   readonly set: (alarm: Omit<Alarm, "number">) => Timer
   /** A connection breaks. */
   readonly onCut: (wire: Wire) => void
+  /** Takes in what is logged, if that is told. */
+  readonly onLog: ((line: string) => void) | undefined
 }
 
 /** The world begins at this time, in milliseconds since the epoch. */
@@ -92,6 +95,13 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
           return Effect.sync(timer.cancel)
         })
     }
+    const { onLog } = world
+    const loggers = onLog === undefined
+      ? []
+      : [Logger.make(({ cause, logLevel, message }) => {
+        const why = cause.reasons.length === 0 ? "" : `: ${Cause.pretty(cause)}`
+        onLog(`logs ${logLevel} ${String(message)}${why}`)
+      })]
     this.#services = Context.empty().pipe(
       Context.add(Scheduler.Scheduler, this),
       Context.add(Clock.Clock, clock),
@@ -99,7 +109,7 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
         nextDoubleUnsafe: random,
         nextIntUnsafe: () => Math.floor((random() - 0.5) * 2 * Number.MAX_SAFE_INTEGER)
       }),
-      Context.add(Logger.CurrentLoggers, new Set())
+      Context.add(Logger.CurrentLoggers, new Set(loggers))
     ) as Context.Context<never>
   }
 

@@ -23,6 +23,10 @@ const unlogged: ReadonlySet<string> = new Set(["FUNCTION", "GET", "MGET", "XREAD
 export class Server {
   /** How many entries were written to streams, and the number of the last one of each stream. */
   writes = 0
+  /** What a script has logged: a handler of the actor has failed. */
+  defect: string | undefined = undefined
+  /** How often something has changed, or may have. */
+  changes = 0
   readonly written = new Map<string, number>()
   /** Behind the clock of the world, in milliseconds. */
   behind = 0
@@ -59,6 +63,12 @@ export class Server {
     this.#loaded = false
   }
 
+  /** The keys that are there now. */
+  async keys(): Promise<ReadonlyArray<string>> {
+    await this.#expire()
+    return await this.#command("KEYS", "*") as ReadonlyArray<string>
+  }
+
   /** Slots, by what their keys begin with, that have any. */
   async slots(): Promise<ReadonlyArray<string>> {
     const keys = await this.#command("KEYS", "*") as ReadonlyArray<string>
@@ -81,6 +91,7 @@ export class Server {
 
   async flush(): Promise<void> {
     this.#migration = undefined
+    this.changes++
     await this.#command("FLUSHDB")
     this.#log = []
     this.#expiring.clear()
@@ -90,26 +101,28 @@ export class Server {
   async failOver(missed: number): Promise<void> {
     const log = this.#log.slice(0, Math.max(0, this.#log.length - missed))
     await this.flush()
-    await Promise.allSettled(log.map(({ at, order }) => this.#executed(order, at)))
+    for (const { at, order } of log) {
+      await this.#expire(at)
+      await this.#executed(order, at)
+    }
     this.#log = log
   }
 
   async execute(order: Order): Promise<unknown> {
     if (this.migrating) throw fail(new Unavailable({ code: "TRYAGAIN" }))
     await this.#expire()
-    if (order.is === "command") {
-      const reply = await this.#plain(order)
-      if (!unlogged.has(order.command)) this.#log.push({ at: this.now, order })
-      return reply
-    }
-    if (!this.#loaded) throw fail(new FunctionMissing({ code: "ERR" }))
-    if (this.full && !/_(oom|renew|ro)$/.test(order.script)) {
-      throw fail(new OutOfMemory({ command: order.command }))
-    }
+    if (order.is === "call") this.#admit(order)
+    const isRead = order.is === "call" ? order.script.endsWith("_ro") : unlogged.has(order.command)
     const at = this.now
-    const reply = await this.#routed(order, at)
-    if (!order.script.endsWith("_ro")) this.#log.push({ at, order })
+    if (!isRead) this.changes++
+    const reply = order.is === "call" ? await this.#routed(order, at) : await this.#plain(order)
+    if (!isRead) this.#log.push({ at, order })
     return reply
+  }
+
+  #admit({ command, script }: Order & { readonly is: "call" }): void {
+    if (!this.#loaded) throw fail(new FunctionMissing({ code: "ERR" }))
+    if (this.full && !/_(oom|renew|ro)$/.test(script)) throw fail(new OutOfMemory({ command }))
   }
 
   async #plain(order: Order & { readonly is: "command" }): Promise<unknown> {
@@ -137,6 +150,8 @@ export class Server {
     for (const note of notes) {
       if (note[0] === "w") {
         this.written.set(note.slice(1), ++this.writes)
+      } else if (note[0] === "l") {
+        this.defect ??= note.slice(1)
       } else {
         const space = note.indexOf(" ")
         const due = Number(note.slice(1, space))
@@ -147,10 +162,10 @@ export class Server {
     return reply
   }
 
-  async #expire(): Promise<void> {
-    const { now } = this
+  async #expire(now = this.now): Promise<void> {
     // Keys on their way have other names.
     if (this.#nextExpiry > now || this.#migration !== undefined) return
+    this.changes++
     const due = [...this.#expiring].filter(([, at]) => at <= now)
     for (const [key] of due) this.#expiring.delete(key)
     this.#nextExpiry = Math.min(Number.POSITIVE_INFINITY, ...this.#expiring.values())

@@ -35,13 +35,15 @@ export interface Options {
   readonly prompt?: boolean | undefined
   /** Milliseconds that programs have to end when all is healed, and they were told to stop. */
   readonly patience: number
+  /** A schedule that takes so many steps when all is healed gets no further. */
+  readonly mostSteps: number
   /** What a process runs. It is told to end by `stopping`. */
   readonly program: (process: Process, place: number, stopping: () => boolean) => Effect.Effect<void, unknown, Redis>
   /** Whether the programs have been healed for long enough to stop. */
   readonly isCalm: (healed: number, now: number) => boolean
   /** Looked at after each step; what it answers ends the schedule. */
   readonly check?: (() => string | undefined) | undefined
-  /** Looked at when all is healed, and nothing is under way: what it answers ends the schedule. */
+  /** Looked at when all is healed, nothing is under way, and Redis has changed since: what it answers ends the schedule. */
   readonly quiet?: ((now: number) => Promise<string | undefined>) | undefined
   /** Says in the trace which requests there were. */
   readonly verbose?: boolean | undefined
@@ -68,34 +70,36 @@ export interface Outcome {
   readonly choices: ReadonlyArray<number>
 }
 
-// A schedule that gets no further has no end by itself.
-const mostSteps = 100_000
-
 export class Simulation {
   readonly world: World
   readonly members: Array<Member> = []
   readonly incidents: Array<Incident> = []
   readonly #options: Options
   #stopping = false
+  #lastStep = Number.POSITIVE_INFINITY
   #failure: string | undefined = undefined
 
   /** Simulations that run at the same time have different databases. */
   constructor(options: Options, machine: Machine, database: number) {
     this.#options = options
     const choices = new Choices(options.seed, options.choices)
-    const server = (now: () => number) => new Server(machine, database, now)
+    const serverAt = (now: () => number) => new Server(machine, database, now)
     const { cluster = false, observe, prompt = false, quiet, verbose = false } = options
-    this.world = new World(choices, server, cluster, prompt, verbose, observe)
+    this.world = new World(choices, serverAt, cluster, prompt, verbose, observe)
     if (quiet !== undefined) {
+      const { server } = this.world
+      let seen = server.changes
       this.world.onQuiet = async () => {
-        this.#failure ??= await quiet(this.world.server.now)
+        if (server.changes === seen) return
+        seen = server.changes
+        this.#failure ??= await quiet(server.now)
       }
     }
   }
 
   async run(): Promise<Outcome> {
     const { world } = this
-    const { every, faults, isCalm, patience, processes, steps } = this.#options
+    const { every, faults, isCalm, mostSteps, patience, processes, steps } = this.#options
     // A simulation before this one has used the same database.
     await world.server.flush()
     for (let place = 0; place < processes; place++) this.#start(place)
@@ -105,6 +109,7 @@ export class Simulation {
     }
     await this.#heal()
     const healed = world.now
+    this.#lastStep = world.steps + mostSteps
     const made = world.choices.made.length
     // A schedule that is repeated knows the choices up to here, and one that is shortened goes on in the same way.
     world.choices.endGiven()
@@ -141,22 +146,25 @@ export class Simulation {
     const { choices } = this.world
     const fault = this.#options.faults[choices.among(this.#options.faults.length)]!
     const restart = (process: Process) => this.#start(this.members.find((member) => member.process === process)!.place)
-    const incident = await strike(fault, { world: this.world, restart })
-    if (incident === undefined) return
-    this.incidents.push(incident)
+    const struck = await strike(fault, { world: this.world, restart }, this.incidents)
+    if (struck === undefined) return
     await this.world.settle()
-    this.world.note("fault", incident.process === undefined ? fault : `${fault} of ${incident.process}`)
+    this.world.note("fault", struck.process === undefined ? fault : `${fault} of ${struck.process}`)
   }
 
   async #step(): Promise<boolean> {
     const happened = await this.world.step()
-    this.#failure ??= this.#options.check?.()
+    this.#failure ??= this.world.server.defect ?? this.#options.check?.()
     return happened
   }
 
   async #until(isOver: () => boolean): Promise<void> {
     const { world } = this
-    while (!this.#isOver() && world.steps < mostSteps && !isOver()) if (!await this.#step()) return
+    while (!this.#isOver() && !isOver()) {
+      if (world.steps >= this.#lastStep) {
+        this.#failure = `the schedule has not ended ${this.#options.mostSteps} steps after all was healed`
+      } else if (!await this.#step()) return
+    }
   }
 
   #isOver(): boolean {

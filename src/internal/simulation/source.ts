@@ -15,7 +15,7 @@ export const expiry = "expiry"
 
 const prelude = `
 -- What a call has done that the simulation has to know: "w<key>" for a stream that was written to, "x<ms> <key>" for a key that is to
--- expire, and "e<message>" for an error.
+-- expire, "l<message>" for what it logs, and "e<message>" for an error.
 local simulated = { entries = {} }
 do
 -- The time in microseconds.
@@ -93,6 +93,10 @@ simulated.pcall = function(command, ...)
   return redis.pcall(command, ...)
 end
 
+simulated.log = function(message)
+  notes[#notes + 1] = 'l' .. message
+end
+
 simulated.entries.${expiry} = function(keys)
   for _, key in ipairs(keys) do
     local at = redis.call('PEXPIRETIME', key)
@@ -147,6 +151,7 @@ export const simulated = (source: string): string => {
     /redis\.register_function\{function_name='(\w+)', callback=(\w+), flags=\{[^}]*\}\}/g,
     "simulated.entries['$1'] = $2"
   )
+  body = replaced(body, /\bredis\.log\(redis\.LOG_WARNING, /g, "simulated.log(")
   // Few schedules have as many waiters as that.
   body = replaced(body, /\bMOST_INLINE = \d+/g, "MOST_INLINE = 2")
   return `#!lua name=${entrance}\n${prelude}${body}\nredis.register_function('${entrance}', simulated.all)\n`

@@ -41,9 +41,25 @@ export const verbsOf = (order: Order): ReadonlyArray<string> => {
   )
 }
 
-/** What an order asks for, for people. */
-const described = (order: Order): string =>
-  order.is === "command" ? `${order.command} ${order.args.join(" ").slice(0, 80)}` : verbsOf(order).join(" ")
+// So many characters of what is said tell enough.
+const most = 120
+
+/** What an order asks for, for people: the requests, and the resources that they are about. */
+const described = (order: Order): string => {
+  if (order.is === "command") return `${order.command} ${order.args.join(" ").slice(0, most)}`
+  const words = wordsOf(order.call)
+  const keys = words.slice(1, 1 + Number(words[0])).map((key) => key.slice(key.indexOf("}:") + 2))
+  const resources = keys.filter((key) => !/^(sessions|due|floor|own:.*|mail:.*)$/s.test(key))
+  return [...verbsOf(order), ...resources.length === 0 ? [] : ["of", resources.join(", ").slice(0, most)]].join(" ")
+}
+
+/** What Redis has answered, for people. */
+const answer = ({ outcome }: Sending): string => {
+  if (outcome === undefined) return ""
+  if ("error" in outcome) return outcome.error.reason._tag
+  const { reply } = outcome
+  return (typeof reply === "string" ? reply : JSON.stringify(reply)).slice(0, most)
+}
 
 /** What happens to a request. */
 export type Moment = "is executed" | "is executed late" | "is answered" | "is lost"
@@ -104,7 +120,8 @@ export class World {
       cluster: this.cluster,
       now: () => this.now,
       set: (alarm) => this.#set(alarm),
-      onCut: (wire) => this.#lose(process, wire)
+      onCut: (wire) => this.#lose(process, wire),
+      onLog: this.#verbose ? (line) => this.note(name, line) : undefined
     })
     this.processes.push(process)
     return process
@@ -193,12 +210,16 @@ export class World {
         await this.#execute(option.process, option.wire, option.wire.sent[0]!)
         return `${option.wire.role} ${this.#verbose ? described(order) : order.command}`
       }
-      case "deliver":
+      case "deliver": {
+        const sending = option.wire.answered[0]!
         this.#deliver(option.process, option.wire)
-        return `${option.wire.role} is answered`
-      case "late":
-        await this.#executeLate(this.late[0]!)
-        return "late"
+        return `${option.wire.role} is answered${this.#verbose ? ` ${answer(sending)}` : ""}`
+      }
+      case "late": {
+        const order = this.late[0]!
+        await this.#executeLate(order)
+        return `late${this.#verbose ? ` ${described(order)}` : ""}`
+      }
       case "timer":
         // Time passes because nothing else can happen, and nothing was put off for a moment.
         if (isAlone && this.isCalm && option.alarm.at > this.now + moment) await this.onQuiet?.()
