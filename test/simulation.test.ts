@@ -1,6 +1,6 @@
 /** The simulator: it repeats itself, it finds what is wrong, and what it has found in the library stays mended. */
 import { assert, layer } from "@effect/vitest"
-import { Effect, Exit, Option, Schema } from "effect"
+import { Duration, Effect, Exit, Option, Schema } from "effect"
 import * as fs from "node:fs"
 import { Coordinator, Lock, Redis, Semaphore, SharedRef } from "../src/index.ts"
 import { connectionsOf } from "../src/internal/redis/connection.ts"
@@ -8,9 +8,9 @@ import { databases, Machine } from "../src/internal/simulation/machine.ts"
 import { Server } from "../src/internal/simulation/server.ts"
 import { shrink } from "../src/internal/simulation/shrink.ts"
 import { Simulation } from "../src/testing.ts"
-import { Coverage, usual } from "./simulation/coverage.ts"
 import { load } from "./simulation/library.ts"
-import { chosenBy, type Options, simulate } from "./simulation/schedule.ts"
+import { expected, missing, reach } from "./simulation/reach.ts"
+import { type Options, simulate } from "./simulation/schedule.ts"
 import { runs } from "./support/effort.ts"
 import { original } from "./torture/library.ts"
 
@@ -28,6 +28,7 @@ const scenario = (protect: boolean) => () => {
     program: ({ isStopping }: Simulation.Process) =>
       Effect.gen(function*() {
         while (!isStopping()) {
+          yield* Effect.logInfo("enters")
           const held = protect ? Lock.withLock(body, "a") : Lock.withLock(Effect.forkDetach(body), "a")
           yield* held.pipe(Effect.ignore)
         }
@@ -84,9 +85,17 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
     Effect.gen(function*() {
       const failed = yield* Effect.flip(Simulation.explore(scenario(false), { schedules: 20, faults: [] }))
       assert.strictEqual(failed.reason, "2 are inside")
-      assert.include(failed.message, "lock.take")
+      // The request, its answer, and what the program has logged.
+      assert.match(failed.message, /lock\.take of lock:a\n/)
+      assert.match(failed.message, /is answered \["ok",.*\["granted","\d+"\]/)
+      assert.match(failed.message, /logs Info enters\n/)
       const again = yield* Effect.flip(Simulation.explore(scenario(false), { schedules: 20, faults: [] }))
       assert.deepStrictEqual(again.story, failed.story)
+      const { choices, seed, steps } = failed
+      assert.isBelow(steps, 300)
+      const { invariant, program } = scenario(false)()
+      const repeated = yield* Effect.flip(Simulation.run(program, { invariant, faults: [], seed, steps, choices }))
+      assert.deepStrictEqual(repeated.story, failed.story)
     }))
 
   it.effect("tells the story of an invariant, or a program, that throws", () =>
@@ -117,6 +126,17 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
         )
       )
       assert.match(failed.reason, /did not end|has failed/)
+    }))
+
+  it.effect("simulates an hour of a program that is always busy", () =>
+    Effect.gen(function*() {
+      const program = ({ isStopping }: Simulation.Process) =>
+        Effect.gen(function*() {
+          while (!isStopping()) yield* Lock.withLock(Effect.sleep("200 millis"), "a")
+        }).pipe(Effect.provide(Coordinator.layer()))
+      const report = yield* Simulation.run(program, { processes: 1, faults: [], steps: 0, calm: "1 hour" })
+      assert.isAtLeast(Duration.toMinutes(report.simulated), 60)
+      assert.isAbove(report.steps, 100_000)
     }))
 
   it.effect("interrupts what may be interrupted, and starts Redis again", () =>
@@ -171,7 +191,13 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
   it.effect("refuses options that make no sense", () =>
     Effect.gen(function*() {
       for (
-        const options of [{ processes: 0 }, { steps: -1 }, { faults: ["earthquake" as "cut"] }, { faultEvery: 0.5 }]
+        const options of [
+          { processes: 0 },
+          { steps: -1 },
+          { faults: ["earthquake" as "cut"] },
+          { faultEvery: 0.5 },
+          { choices: [Number.NaN] }
+        ]
       ) {
         const exit = yield* Effect.exit(Simulation.run(() => Effect.void, options))
         assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"), JSON.stringify(options))
@@ -219,19 +245,11 @@ layer(Redis.layerEmbedded(), { excludeTestServices: true })("schedules", (it) =>
     Effect.gen(function*() {
       const machine = new Machine(connectionsOf(yield* Redis.Redis).commands)
       const library = yield* Effect.promise(() => load(original))
-      const reached = new Coverage()
-      const seeds = Array.from({ length: usual.count }, (_, at) => usual.seed + at)
-      const world = async (database: number) => {
-        for (let seed = seeds.pop(); seed !== undefined; seed = seeds.pop()) {
-          const coverage = new Coverage()
-          const options = { seed, only: [], coverage, ...chosenBy(seed, 300) }
-          await simulate(options, library, machine, database)
-          reached.add(coverage)
-        }
-      }
-      yield* Effect.promise(() => Promise.all(Array.from({ length: databases }, (_, database) => world(database))))
+      const { pairs, rare } = expected()
+      const reached = yield* Effect.promise(() => reach(library, machine))
       const now = new Set(reached.reachedBy(1))
-      assert.deepStrictEqual(usual.read().filter((pair) => !now.has(pair)), [])
+      assert.deepStrictEqual(pairs.filter((pair) => !now.has(pair)), [])
+      assert.deepStrictEqual(missing(reached).filter((verb) => !rare.includes(verb)), [])
     }), 60_000)
 
   for (const file of fs.existsSync(saved) ? fs.readdirSync(saved) : []) {

@@ -1,12 +1,12 @@
 /** What schedules have reached: what happened to which request, in which phase of the session that it was made in. */
-import * as fs from "node:fs"
 import type { Process } from "../../src/internal/simulation/process.ts"
 import { type Observer, verbsOf } from "../../src/internal/simulation/world.ts"
 
 export class Coverage {
   readonly #counts = new Map<string, number>()
   readonly #phases = new Map<string, string>()
-  readonly #schedules = new Map<string, number>()
+  // How many schedules of each workload have reached each pair.
+  readonly #schedules = new Map<string, Map<string, number>>()
 
   /** A session of a process has entered another phase. */
   entered(process: Process, partition: number, phase: string): void {
@@ -22,11 +22,12 @@ export class Coverage {
     }
   }
 
-  /** Adds what was counted in a schedule. */
-  add(schedule: Coverage): void {
+  /** Adds what was counted in a schedule of a workload, or of several. */
+  add(schedule: Coverage, workload = ""): void {
     for (const [pair, count] of schedule.#counts) {
       this.#counts.set(pair, (this.#counts.get(pair) ?? 0) + count)
-      this.#schedules.set(pair, (this.#schedules.get(pair) ?? 0) + 1)
+      const times = this.#schedules.get(pair) ?? new Map<string, number>()
+      this.#schedules.set(pair, times.set(workload, (times.get(workload) ?? 0) + 1))
     }
   }
 
@@ -35,27 +36,14 @@ export class Coverage {
     return [...this.#counts].sort(([a], [b]) => a < b ? -1 : 1)
   }
 
-  /** What so many schedules have reached. */
+  /** What so many schedules of one workload have reached. */
   reachedBy(schedules: number): ReadonlyArray<string> {
-    return this.counts.flatMap(([pair]) => this.#schedules.get(pair)! >= schedules ? [pair] : [])
+    return this.counts.flatMap(([pair]) => Math.max(...this.#schedules.get(pair)!.values()) >= schedules ? [pair] : [])
   }
 
-  /** Which of these requests were never executed. */
-  missing(verbs: Iterable<string>): ReadonlyArray<string> {
-    const executed = new Set(this.counts.flatMap(([pair]) => / is executed: (.*)$/.exec(pair)?.[1] ?? []))
+  /** Which of these requests were not executed in so many schedules of one workload. */
+  missing(verbs: Iterable<string>, schedules: number): ReadonlyArray<string> {
+    const executed = new Set(this.reachedBy(schedules).flatMap((pair) => / is executed: (.*)$/.exec(pair)?.[1] ?? []))
     return [...verbs].filter((verb) => !executed.has(verb))
-  }
-}
-
-const file = new URL("./reached.json", import.meta.url)
-
-/** What schedules of these seeds reach, many of them each. Another order of events must not change that. */
-export const usual = {
-  seed: 1,
-  count: 48,
-  many: 8,
-  read: (): ReadonlyArray<string> => JSON.parse(fs.readFileSync(file, "utf8")),
-  write: (coverage: Coverage): void => {
-    fs.writeFileSync(file, `${JSON.stringify(coverage.reachedBy(usual.many), null, 2)}\n`)
   }
 }

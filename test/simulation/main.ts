@@ -14,14 +14,14 @@ import * as fs from "node:fs"
 import { tmpdir } from "node:os"
 import * as path from "node:path"
 import { parseArgs } from "node:util"
-import { replies } from "../../src/internal/actor/lua.ts"
 import { databases, type Machine } from "../../src/internal/simulation/machine.ts"
 import { shrink } from "../../src/internal/simulation/shrink.ts"
 import { bugs as usualBugs, copy, original, rareBugs } from "../torture/library.ts"
 import { checkAmong, minutesOf, whole } from "../torture/options.ts"
 import { workloads } from "../torture/workloads.ts"
-import { Coverage, usual } from "./coverage.ts"
+import { Coverage } from "./coverage.ts"
 import { type Library, load } from "./library.ts"
+import { missing, reach, write } from "./reach.ts"
 import { chosenBy, chosenOf, type Options, type Result, simulate } from "./schedule.ts"
 
 const { values } = parseArgs({
@@ -42,14 +42,14 @@ const bugs = { ...usualBugs, ...rareBugs }
 
 checkAmong("only", values.only, workloads.map(({ name }) => name))
 checkAmong("bug", values.bug, Object.keys(bugs))
-const first = values.reach ? usual.seed : whole("seed", values.seed) ?? Math.floor(Math.random() * 1e6)
+const first = whole("seed", values.seed) ?? Math.floor(Math.random() * 1e6)
 const steps = whole("steps", values.steps)!
-const count = values.reach ? usual.count : whole("count", values.count) ?? Number.MAX_SAFE_INTEGER
-const minutes = values.reach ? Number.POSITIVE_INFINITY : minutesOf(values.minutes)
+const count = whole("count", values.count) ?? Number.MAX_SAFE_INTEGER
+const minutes = minutesOf(values.minutes)
 const hunted = values.bugs && values.bug.length === 0 ? Object.keys(bugs) : values.bug
 
 // Of one failure: how often a shorter schedule is tried.
-const [shrinks, longestShrinking] = [150, 30_000]
+const [shrinks, longestShrinking] = [150, 20_000]
 
 interface Failure {
   readonly options: Options
@@ -80,7 +80,7 @@ const search = (library: Library, only: ReadonlyArray<string>, until: number) =>
   let [next, found] = [first, undefined as Failure | undefined]
   const world = async (machine: Machine, database: number) => {
     while (found === undefined && next < first + count && performance.now() < until) {
-      const coverage = values.coverage || values.reach ? new Coverage() : undefined
+      const coverage = values.coverage ? new Coverage() : undefined
       const seed = next++
       const options = { seed, only, coverage, ...chosenBy(seed, steps) }
       const result = await simulate(options, library, machine, database)
@@ -89,7 +89,10 @@ const search = (library: Library, only: ReadonlyArray<string>, until: number) =>
       tally.steps += result.steps
       tally.millis += result.now
       if (count < 100) console.log(`seed ${options.seed}: ${result.steps} steps, ${digest(result)}`)
-      if (result.anomalies.length > 0) found ??= { options, result }
+      if (result.anomalies.length === 0 || found !== undefined) continue
+      found = { options, result }
+      // Whatever ends the search for a shorter one.
+      if (hunted.length === 0) console.log([`seed ${seed} goes wrong`, ...told(result)].join("\n"))
     }
   }
   return withMachine(library, async (machine) => {
@@ -116,16 +119,24 @@ const shortened = async (failure: Failure, library: Library, machine: Machine): 
   return { options, result: await simulate({ ...options, verbose: true }, library, machine, 0) }
 }
 
+const told = ({ anomalies }: Result): ReadonlyArray<string> =>
+  anomalies.slice(0, 5).map(({ check, detail }) => `${check}: ${detail}`)
+
+// What is shorter than that can be copied from a log, in characters.
+const short = 6000
+
 /** What has happened, and what is wrong with it. */
 const story = ({ options, result }: Failure): string => {
   const file = path.join(fs.mkdtempSync(path.join(tmpdir(), "lockstep-simulation-")), `seed-${options.seed}.json`)
   // With their names it stays the same when there are more of them.
   const only = chosenOf(options.only, options.seed).map(({ name }) => name)
-  fs.writeFileSync(file, JSON.stringify({ ...options, only }))
+  const schedule = JSON.stringify({ ...options, only })
+  fs.writeFileSync(file, schedule)
   return [
-    `seed ${options.seed} goes wrong, and so do ${options.steps} steps of it:`,
+    `${options.steps} steps of seed ${options.seed} go wrong, too:`,
     ...result.trace().slice(-400),
-    ...result.anomalies.slice(0, 5).map(({ check, detail }) => `${check}: ${detail}`),
+    ...told(result),
+    ...schedule.length < short ? [schedule] : [],
     `The schedule is in ${file}: copy it to test/simulation/saved to repeat it with the tests.`
   ].join("\n")
 }
@@ -162,6 +173,12 @@ const hunt = async (): Promise<boolean> => {
 // Most errors of a simulation are its own faults.
 Error.stackTraceLimit = 0
 
+if (values.reach) {
+  const library = await load(original)
+  write(await withMachine(library, (machine) => reach(library, machine)))
+  process.exit()
+}
+
 const began = performance.now()
 let isFine: boolean
 if (hunted.length > 0) isFine = await hunt()
@@ -178,9 +195,8 @@ console.log(
     } steps a second, ` +
     `${(tally.millis / 1000).toFixed(0)} s simulated; ${isFine ? "fine" : "NOT fine"}`
 )
-if (values.reach && isFine) usual.write(reached)
 if (values.coverage) {
   console.log(reached.counts.map(([pair, times]) => `${String(times).padStart(8)} ${pair}`).join("\n"))
-  console.log(`${reached.counts.length} pairs; never executed: ${reached.missing(Object.keys(replies)).join(", ")}`)
+  console.log(`${reached.counts.length} pairs; never executed: ${missing(reached).join(", ")}`)
 }
 process.exit(isFine ? 0 : 1)
