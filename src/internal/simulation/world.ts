@@ -85,6 +85,7 @@ export class World {
   onQuiet: (() => Promise<void>) | undefined = undefined
   readonly #events: Array<readonly [at: number, actor: string, what: string]> = []
   #alarms: Array<Alarm> = []
+  readonly #lost = new WeakSet<Order>()
   #numbers = 0
   /** Everything is healed. */
   isCalm = false
@@ -148,11 +149,14 @@ export class World {
     for (const wire of process.wires) this.#lose(process, wire)
   }
 
-  // What is under way is lost, or comes later.
+  // What is under way is lost, or comes later: once, though the connections of a process that has crashed may break after that.
   #lose(process: Process, wire: Wire): void {
     for (const order of wire.underWay) {
+      const isLate = this.choices.among(2) === 1
+      if (this.#lost.has(order)) continue
+      this.#lost.add(order)
       this.#observe?.("is lost", order, process)
-      if (this.choices.among(2) === 1) this.late.push(order)
+      if (isLate) this.late.push(order)
     }
   }
 
@@ -330,5 +334,5 @@ export class World {
 
   /** What has happened: one line for each step. */
   readonly trace = (): ReadonlyArray<string> =>
-    this.#events.map(([at, actor, what]) => `${at.toFixed(3).padStart(10)} ${actor}: ${what}`)
+    this.#events.map(([at, actor, what]) => `${at.toFixed(3).padStart(10)} ${actor}: ${what.replaceAll("\n", "\\n")}`)
 }
