@@ -12,9 +12,7 @@
 
 local NO_HOLDER, KEEP_EVERY = '-', 64
 
-local function loadLock(ctx, key)
-  local packed = readInline(ctx, key)
-  if not packed then return nil end
+local function unpackLock(packed)
   local flag = sub(packed, 1, 1)
   if flag == 'S' then
     local is, count, claim, token, since, waiters = match(packed, '^S(%l)(%S+) (%S+) (%S+) (%S+)(.*)$')
@@ -27,6 +25,11 @@ local function loadLock(ctx, key)
   local first, last, claim, token, since = match(packed, '^.(%S+) (%S+) (%S+) (%S+) (%S+)$')
   flag = flag == 'Q' and 'h' or string.lower(flag)
   return { flag = flag, claim = claim, token = token, since = since, first = tonumber(first), last = tonumber(last) }
+end
+
+local function loadLock(ctx, key)
+  local packed = readInline(ctx, key)
+  return packed and unpackLock(packed)
 end
 
 local function saveLock(ctx, key, lock)
@@ -69,15 +72,15 @@ end
 -- args: id string, how string
 -- reply: ["granted", token string] | ["kept", token string, tokens number] | ["queued", ahead number] | ["busy"] | ["stale"]
 handlers['lock.take'] = function(ctx, key, id, how)
-  local claim = claimOf(ctx, id)
-  if not readInline(ctx, key) then
+  local packed, claim = readInline(ctx, key), claimOf(ctx, id)
+  if not packed then
     local keeps = find(how, 'k', 1, true)
     local token = keeps and nextTokens(ctx, KEPT_TOKENS) or nextToken(ctx)
     writeInline(ctx, key, (keeps and 'k' or 'h') .. claim .. ' ' .. token .. ' ' .. ctx.seconds)
     own(ctx, key, id, PERMANENT)
     return keeps and grantedToKeep(token) or granted(token)
   end
-  local lock = loadLock(ctx, key)
+  local lock = unpackLock(packed)
   if lock.claim == claim then return granted(lock.token) end
   local ahead = find(how, 'a', 1, true) and aheadOf(key, lock, claim)
   if ahead then return queued(ctx, ahead) end
@@ -100,7 +103,7 @@ local function dropLock(ctx, key, session, id)
     writeInline(ctx, key, false)
     return true
   end
-  local lock = loadLock(ctx, key)
+  local lock = unpackLock(packed)
   if lock.claim == claim then
     lock.flag, lock.claim = 'h', NO_HOLDER
   elseif not depart(key, lock, claim) then
