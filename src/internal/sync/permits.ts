@@ -14,34 +14,10 @@ const isBackground = (options: WaitOptions | undefined): boolean => {
   return release === "background"
 }
 
-/** To take a weight from a semaphore, now or in its turn. Its process may keep what is cached when it has released it. */
-export const taking = <E, A>(
+const acquiring = <E, A>(
+  requests: Pick<Acquire<E, A>, "verb" | "args" | "leave">,
   place: Place,
   weight: number,
-  capacity: number,
-  wait: boolean,
-  { fail, options, refuse }: Asked<E, A>
-): Acquire<E, A> => {
-  const cached = options?.cached === true
-  return {
-    fail,
-    options,
-    refuse,
-    place,
-    verb: "semaphore.take",
-    args: (anyway, again) => [weight, capacity, howOf(place, cached, !wait, anyway, again)],
-    leave: "semaphore.release",
-    cached,
-    patience: wait ? undefined : patience,
-    background: isBackground(options),
-    weight,
-    question: !wait
-  }
-}
-
-/** To take a lock. */
-export const locking = <E, A>(
-  place: Place,
   wait: boolean,
   { fail, options, refuse }: Asked<E, A>
 ): Acquire<E, A> => ({
@@ -49,15 +25,32 @@ export const locking = <E, A>(
   options,
   refuse,
   place,
-  verb: "lock.take",
-  args: argsOfLock,
-  leave: "lock.release",
+  verb: requests.verb,
+  args: requests.args,
+  leave: requests.leave,
   cached: options?.cached === true,
   patience: wait ? undefined : patience,
   background: isBackground(options),
-  weight: 1,
+  weight,
   question: !wait
 })
+
+/** To take a weight from a semaphore, now or in its turn. Its process may keep what is cached when it has released it. */
+export const taking = <E, A>(
+  place: Place,
+  weight: number,
+  capacity: number,
+  wait: boolean,
+  asked: Asked<E, A>
+): Acquire<E, A> => {
+  const cached = asked.options?.cached === true
+  const args = (anyway: boolean, again: boolean) => [weight, capacity, howOf(place, cached, !wait, anyway, again)]
+  return acquiring({ verb: "semaphore.take", args, leave: "semaphore.release" }, place, weight, wait, asked)
+}
+
+/** To take a lock. */
+export const locking = <E, A>(place: Place, wait: boolean, asked: Asked<E, A>): Acquire<E, A> =>
+  acquiring(ofLocks, place, 1, wait, asked)
 
 // In milliseconds: longer than anything is kept. With a shorter lease, a process keeps nothing.
 const shortestLease = 1000
@@ -67,6 +60,8 @@ function argsOfLock(this: Acquire<unknown, unknown>, anyway: boolean, again: boo
   const { cached, place, question } = this
   return [howOf(place, cached === true, question === true, anyway, again)]
 }
+
+const ofLocks = { verb: "lock.take", args: argsOfLock, leave: "lock.release" } as const
 
 const howOf = (
   { channel, key, tenancy }: Place,
