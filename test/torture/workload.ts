@@ -23,6 +23,10 @@ export const gaveUp = { reason: { _tag: "GaveUp" } }
 /** How long what no client has open is remembered, in milliseconds. */
 export const keepOf = (lease: number): number => lease * 3 + 1000
 
+/** When a request was executed at the latest. */
+export const latest = ({ asked, ended = asked, entered }: Hold, run: Run): number =>
+  entered ?? ended + keepOf(run.lease / 1000) * 1000
+
 // In milliseconds: some handlers take seconds.
 const leastPatience = 7000
 

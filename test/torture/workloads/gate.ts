@@ -4,7 +4,7 @@ import { type Anomaly, isDisturbed, isLost, type Run } from "../checks.ts"
 import type { Client } from "../client.ts"
 import type { Hold } from "../history.ts"
 import { forgot } from "../states.ts"
-import { fibers, keepOf, type Workload } from "../workload.ts"
+import { fibers, latest, type Workload } from "../workload.ts"
 
 const key = "gate"
 
@@ -48,10 +48,6 @@ export const gate: Workload = {
     Effect.all([lives(client, 1, true), lives(client, 2, false)], { concurrency: "unbounded", discard: true }),
   check: (holds, run) => [...early(holds, run), ...late(holds, run)]
 }
-
-/** When a request was executed at the latest. */
-const latest = ({ asked, ended = asked, entered }: Hold, run: Run): number =>
-  entered ?? ended + keepOf(run.lease / 1000) * 1000
 
 /** A request is executed within this time, and an event arrives, if nothing is disturbed: in microseconds. */
 const swift = (run: Run): number => Math.min(run.lease / 2, 1_000_000)

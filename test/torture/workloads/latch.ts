@@ -3,7 +3,7 @@ import type * as Lockstep from "../../../src/index.ts"
 import { type Anomaly, isDisturbed, isLost, overlaps, type Run } from "../checks.ts"
 import type { Client, Request } from "../client.ts"
 import type { Hold } from "../history.ts"
-import { fibers, gaveUp, keepOf, type Workload } from "../workload.ts"
+import { fibers, gaveUp, latest, type Workload } from "../workload.ts"
 
 const total = 4
 
@@ -76,10 +76,6 @@ const passing = (client: Client) => {
 const swift = 200_000
 
 const isSuperseded = ({ outcome }: Hold): boolean => / belongs to run /.test(outcome ?? "")
-
-/** When a request was executed at the latest. */
-const latest = ({ asked, ended = asked, entered }: Hold, run: Run): number =>
-  entered ?? ended + keepOf(run.lease / 1000) * 1000
 
 /** The spans in which processes may have a latch open; of one that died, nobody knows when. */
 const openingsOf = (holds: ReadonlyArray<Hold>, run: Run) => {
