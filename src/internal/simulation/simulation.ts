@@ -76,7 +76,6 @@ export class Simulation {
   readonly incidents: Array<Incident> = []
   readonly #options: Options
   #stopping = false
-  #lastStep = Number.POSITIVE_INFINITY
   #failure: string | undefined = undefined
 
   /** Simulations that run at the same time have different databases. */
@@ -109,14 +108,14 @@ export class Simulation {
     }
     await this.#heal()
     const healed = world.now
-    this.#lastStep = world.steps + mostSteps
+    const last = world.steps + mostSteps
     const made = world.choices.made.length
     // A schedule that is repeated knows the choices up to here, and one that is shortened goes on in the same way.
     world.choices.endGiven()
-    await this.#until(() => isCalm(healed, world.now))
+    await this.#until(last, () => isCalm(healed, world.now))
     this.#stopping = true
     const until = world.now + patience
-    await this.#until(() => world.now >= until || this.#hung().length === 0)
+    await this.#until(last, () => world.now >= until || this.#hung().length === 0)
     const { incidents, members } = this
     return {
       members,
@@ -158,10 +157,10 @@ export class Simulation {
     return happened
   }
 
-  async #until(isOver: () => boolean): Promise<void> {
+  async #until(last: number, isOver: () => boolean): Promise<void> {
     const { world } = this
     while (!this.#isOver() && !isOver()) {
-      if (world.steps >= this.#lastStep) {
+      if (world.steps >= last) {
         this.#failure = `the schedule has not ended ${this.#options.mostSteps} steps after all was healed`
       } else if (!await this.#step()) return
     }
