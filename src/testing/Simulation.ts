@@ -7,7 +7,7 @@
  * - The same seed, program and options give the same schedule, step by step.
  * - Processes see what they can see in production: lost replies, half-open connections, late requests, pauses longer than the lease,
  *   clocks that are set, fail-overs that forget. No time passes in vain: an hour of leases takes a second.
- * - A schedule that fails is told as a story. `explore` looks for a shorter one first.
+ * - The error of a schedule that fails tells its story. `explore` looks for a shorter schedule that fails first.
  *
  * **Gotchas**
  *

@@ -41,7 +41,7 @@ export const verbsOf = (order: Order): ReadonlyArray<string> => {
   )
 }
 
-// So many characters of what is said tell enough.
+// The story shows at most so many characters of a request, and of an answer.
 const most = 120
 
 /** What an order asks for, for people: the requests, and the resources that they are about. */
