@@ -114,8 +114,12 @@ local function presentOf(ctx, state)
   return group
 end
 
+-- Of parties that all bring nothing, their number says as much.
 local function listOf(contributions)
-  return '[' .. table.concat(contributions, ',') .. ']'
+  for at = 1, #contributions do
+    if contributions[at] ~= 'null' then return '[' .. table.concat(contributions, ',') .. ']' end
+  end
+  return text(#contributions)
 end
 
 local function contributionsOf(group)

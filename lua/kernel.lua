@@ -413,8 +413,9 @@ end
 -- `continued` makes.
 local function tellAll(ctx, told, answer)
   for _, session in ipairs(told) do
-    local ids, singles = concat(told[session].ids, '","'), concat(told[session].single, ',')
-    deliver(ctx, session, '["each",["' .. ids .. '"],[' .. singles .. '],' .. answer .. ']')
+    -- The ids are one text: cold, to parse each as one of its own is most of what a coordinator does before it wakes the first claim.
+    local ids, singles = concat(told[session].ids, ' '), concat(told[session].single, ',')
+    deliver(ctx, session, '["each","' .. ids .. '",[' .. singles .. '],' .. answer .. ']')
   end
 end
 

@@ -263,15 +263,20 @@ const departing = (arrival: string): acquiring.Departure<"barrier.depart"> => ({
   verb: "barrier.depart",
   args: [arrival],
   told: (id, reply) =>
-    reply[0] === "departed" ? "departed" : reply[0] === "acting" ? "later" : ["each", [id], [], ...reply]
+    reply[0] === "departed" ? "departed" : reply[0] === "acting" ? "later" : ["each", id, [], ...reply]
 })
+
+// So many that bring nothing are a number.
+const listOf = (contributions: unknown): unknown =>
+  typeof contributions === "number" ? Array.from({ length: contributions }, () => null) : contributions
 
 class BarrierImpl<A, E> implements Barrier<A, E> {
   readonly "~lockstep/Barrier" = "~lockstep/Barrier" as const
   readonly name: string
 
   // One event answers all waiters of this process, so it is decoded once.
-  #decoded: { readonly from: unknown; readonly values: ReadonlyArray<A> } | undefined = undefined
+  #decoded: { readonly generation: number; readonly from: unknown; readonly values: ReadonlyArray<A> } | undefined =
+    undefined
   readonly #place: Place
   readonly #member: Membership
   readonly #progress: Progress
@@ -393,13 +398,13 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
     restore: acquiring.Restore
   ): Effect.Effect<Arrival<A>, BarrierError> {
     const known = this.#decoded
-    if (known !== undefined && known.from === contributions) {
+    if (known !== undefined && known.from === contributions && known.generation === generation) {
       return Effect.succeed({ generation, index, contributions: known.values })
     }
     return restore(Effect.map(
-      Effect.mapError(this.#payload.decodeAll(contributions, this.#contribution), fail),
+      Effect.mapError(this.#payload.decodeAll(listOf(contributions), this.#contribution), fail),
       (values) => {
-        this.#decoded = { from: contributions, values }
+        this.#decoded = { generation, from: contributions, values }
         return { generation, index, contributions: values }
       }
     ))

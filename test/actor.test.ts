@@ -188,7 +188,7 @@ const step: fc.Arbitrary<Step> = fc.oneof(
 
 /** An event for one claim: its tag, the claim, and the token if it is a grant. */
 const tagged = (event: ReadonlyArray<any>): Array<string> =>
-  event[0] === "each" ? [event[3], event[1][0]] : [event[0], event[1], event[2]]
+  event[0] === "each" ? [event[3], event[1]] : [event[0], event[1], event[2]]
 
 layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (it) => {
   it.effect("answers, grants in order, keeps within capacity, and leaves nothing behind", () =>

@@ -116,7 +116,7 @@ layer(TestServer.layer, live)("what was undone", (it) => {
         await barrier.send("a", "barrier.arrive", arrive("c", "a1"))
         const back = await snapshot(redis, `{${namespace}:00}:`)
         await barrier.send("b", "barrier.arrive", arrive("c", "b1"))
-        assert.deepStrictEqual((await barrier.mail("a")).at(-1)?.slice(1, 6), [["c"], [0], "passed", 1, ["a1", "b1"]])
+        assert.deepStrictEqual((await barrier.mail("a")).at(-1)?.slice(1, 6), ["c", [0], "passed", 1, ["a1", "b1"]])
         const [read] = (await redis.xrevrange(`{${namespace}:00}:mail:a`, "+", "-", "COUNT", 1))[0]!
         await back()
         assert.strictEqual(await barrier.tell("a", "barrier.arrive", arrive("d", "a2"), read), "gap")
@@ -131,7 +131,7 @@ layer(TestServer.layer, live)("what was undone", (it) => {
         await barrier.open("other")
         await barrier.send("other", "barrier.join", ["m", 2, "fail"])
         await barrier.send("other", "barrier.arrive", arrive("e", "b2"))
-        assert.deepStrictEqual((await barrier.mail("next")).at(-1)?.slice(1, 6), [["d"], [0], "passed", 1, [
+        assert.deepStrictEqual((await barrier.mail("next")).at(-1)?.slice(1, 6), ["d", [0], "passed", 1, [
           "a2",
           "b2"
         ]])

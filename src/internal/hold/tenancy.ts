@@ -410,7 +410,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
 
   readonly heard = (session: Session, event: ReadonlyArray<unknown>): void => {
     if (event[0] === "each") {
-      const ids = event[1] as ReadonlyArray<string>
+      const ids = (event[1] as string).split(" ")
       const single = event[2] as ReadonlyArray<unknown>
       const answer = event.slice(3)
       for (let at = 0; at < ids.length; at++) {
