@@ -1,6 +1,6 @@
 /**
  * Gives up sessions as soon as they are not trusted any more, by whichever clock. The monotonic clock, and every timer with it,
- * stands still while the machine is suspended: so while anything is held, the clocks are looked at every quarter of a second.
+ * stands still while the machine is suspended: so while anything is held, the clocks are looked at every half a second.
  */
 
 import type { Io, Timer } from "../io.ts"
@@ -14,7 +14,7 @@ export interface Guarded {
 }
 
 // In milliseconds.
-const interval = 250
+const interval = 500
 
 export class Vigil {
   readonly #io: Io

@@ -1,5 +1,9 @@
-/** The claims of one channel: by their ids, and how many of them wait or observe. */
+/**
+ * The claims of one channel: by their ids, and how many of them wait or observe. A heartbeat looks at those that need something
+ * only: there can be many thousands that are just held.
+ */
 
+import type { Session } from "../actor/session.ts"
 import type { Entry } from "./claim.ts"
 import { Hold } from "./hold.ts"
 import { Membership } from "./membership.ts"
@@ -7,11 +11,15 @@ import { Table } from "./table.ts"
 
 const waits = (state: Entry["state"]): number => state === "asked" || state === "queued" ? 1 : 0
 
+const none: ReadonlyArray<Entry> = []
+
 /** Whether it has been asked for, and what it comes to is not known yet. */
 export const isWaiting = (entry: Entry): boolean => waits(entry.state) === 1
 
 export class Claims {
   readonly #all = new Table<Entry>()
+  readonly #idle = new Set<Entry>()
+  readonly #verified = new Set<Entry>()
   #waiting = 0
   #observing = 0
 
@@ -37,19 +45,26 @@ export class Claims {
     return this.#all.values()
   }
 
-  /** A copy of those that fit, in no order. */
-  filter(fits: (entry: Entry) => boolean): Array<Entry> {
-    return this.#all.filter(fits)
+  /** Those in the queue that have to ask again. */
+  repeated(session: Session): ReadonlyArray<Entry> {
+    if (this.#waiting === 0) return none
+    return this.#all.filter((entry) => entry.again && entry.state === "queued" && entry.session === session)
+  }
+
+  /** Those whose claims are to be verified once in a lease. */
+  verified(): ReadonlyArray<Entry> {
+    return [...this.#verified]
   }
 
   /** Those that have no session, in the order in which they were made. */
-  idle(): Array<Entry> {
-    return this.#all.filter(({ state }) => state === "idle")
-      .sort(({ id: a }, { id: b }) => a.length - b.length || (a < b ? -1 : 1))
+  idle(): ReadonlyArray<Entry> {
+    if (this.#idle.size === 0) return none
+    return [...this.#idle].sort(({ id: a }, { id: b }) => a.length - b.length || (a < b ? -1 : 1))
   }
 
   add(entry: Entry): void {
     this.#all.add(entry)
+    if (entry.claim.verified === true) this.#verified.add(entry)
   }
 
   /** One that is done is not kept here any longer. */
@@ -58,12 +73,15 @@ export class Claims {
     if (entry instanceof Membership) this.#observing += Number(state === "held") - Number(entry.state === "held")
     const before = entry.state
     entry.state = state
+    if (state === "idle") this.#idle.add(entry)
+    else if (before === "idle" && this.#idle.size > 0) this.#idle.delete(entry)
     if (state === "done" && before !== "done") this.remove(entry)
   }
 
   /** A hold that is lost stays held until it is told. */
   remove(entry: Entry): void {
     this.#all.delete(entry)
+    if (entry.claim.verified === true) this.#verified.delete(entry)
     if (entry instanceof Hold) entry.member?.dependents.delete(entry)
   }
 }

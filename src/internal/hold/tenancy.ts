@@ -455,15 +455,12 @@ export class Tenancy implements Tenant, Keeper, Asker {
     for (const entry of this.#claims.values()) {
       if (entry instanceof Hold && entry.state === "asked") entry.recalled = true
     }
-    this.#upkeep.verifyAll(session, () => true)
+    this.#upkeep.verify(session, this.#claims.values())
   }
 
   readonly beat = (session: Session): void => {
     this.opened()
-    const repeated = this.#claims.filter((entry) =>
-      entry.again && entry.state === "queued" && entry.session === session
-    )
-    for (const entry of repeated) this.#send(entry, true)
+    for (const entry of this.#claims.repeated(session)) this.#send(entry, true)
     this.#releases.beat()
     this.#upkeep.beat(session)
   }

@@ -51,23 +51,24 @@ export class Upkeep {
       this.#verifier.missed(session)
     } else if (now - this.#verified >= this.#channel().lease) {
       this.#verified = now
-      this.verifyAll(session, ({ claim }) => claim.verified === true)
+      this.verify(session, this.#claims.verified())
     }
     if (now - this.#touched < touchEvery) return
     this.#touched = now
     for (const entry of this.#claims.values()) this.#touch(entry, session)
   }
 
-  verifyAll(session: Session, isMeant: (entry: Entry) => boolean): void {
-    for (const entry of this.#claims.filter((entry) => entry.session === session && isMeant(entry))) {
+  verify(session: Session, entries: ReadonlyArray<Entry>): void {
+    for (const entry of entries) {
+      if (entry.session !== session) continue
       if (entry.state === "queued") this.#verifier.again(entry)
-      else if (entry.state === "held") this.#verify(entry, session)
+      else if (entry.state === "held") this.#ask(entry, session)
       // The reply that it waits for may be older than what was missed.
       else if (entry.state === "asked") entry.again = true
     }
   }
 
-  #verify(entry: Entry, session: Session): void {
+  #ask(entry: Entry, session: Session): void {
     const { claim } = entry
     const { place: { key }, verb } = claim
     entry.verifying++
