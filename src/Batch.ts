@@ -18,8 +18,8 @@
  *
  * - Without `size`, a run is not over until it is sealed.
  * - While no process has the batch open, nothing is lost, and jobs that were added are not offered. Open it where its workers are.
- * - `addAll` of more than 256 KiB, or of more than 512 jobs, is several steps. If it fails, some jobs may have been added: repeated with
- *   the same names, it adds the others.
+ * - `addAll` of more than 256 KiB, or of more than 128 jobs, is several steps. If it fails, also with `BatchSealed`, some jobs may have
+ *   been added: repeated with the same names, it adds the others.
  * - The id of a job is known to its queue for the `retention` of that. If no process has the batch open for longer, right after one has
  *   died between two steps, a job or a callback may be offered twice.
  * - In a fail-over, Redis may lose jobs, or their ends. A `deadline` bounds the wait for them, and `retry` offers again what is lost.

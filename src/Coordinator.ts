@@ -1,5 +1,5 @@
 /**
- * The runtime that every primitive needs: this process's sessions with the partition actors in Redis.
+ * A process's sessions with the partition actors in Redis. Every primitive needs a coordinator.
  *
  * A coordinator opens a *session* with a partition when the partition is first used. The process's holds, waits and memberships
  * belong to its sessions. One heartbeat renews a session, whatever the number of holds.
