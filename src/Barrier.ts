@@ -500,11 +500,18 @@ export const make: {
   const context = yield* Effect.context<R>()
   const progress: Progress = { epoch: 0, generation: 0, parties, change: 0 }
   let member: Membership | undefined = undefined
-  member = yield* open(place, "barrier.join", options, progress, fail, ([generation, epoch]) => {
+  let isNew = true
+  const observe = ([generation, epoch]: ReadonlyArray<unknown>) => {
+    // A reply can come behind an event that is newer. Redis goes back to an earlier epoch only with the loss of the session.
+    if (Number(epoch) < progress.epoch && !isNew) return
+    isNew = false
     const same = epoch === progress.epoch
     progress.generation = same ? Math.max(progress.generation, Number(generation)) : Number(generation)
     progress.epoch = Number(epoch)
     if (!same && member !== undefined) arriveAgain(place, member)
+  }
+  member = yield* open(place, "barrier.join", options, progress, fail, observe, () => {
+    isNew = true
   })
   const { action } = options
   return new BarrierImpl<any, E>(place, member, progress, {

@@ -49,7 +49,14 @@ const alone = Effect.gen(function*() {
       return session
     })
   const outbox = (session: Session) =>
-    new Outbox({ current: () => session, open: ignore, answered: ignore, suspended: ignore, lose: ignore }, {
+    new Outbox({
+      current: () => session,
+      open: ignore,
+      answered: ignore,
+      suspended: ignore,
+      unread: ignore,
+      lose: ignore
+    }, {
       transport,
       io,
       log: ignore,

@@ -69,6 +69,7 @@ const outboxOf = (
     open: () => {},
     answered: () => {},
     suspended: () => {},
+    unread: () => {},
     lose: (_, reason) => lose(reason)
   }, { transport, io: liveIo, lease, maxBatch: most, maxPending: most, log: () => {} })
 
@@ -1182,6 +1183,61 @@ layer(TestServer.layer, live)("a namespace", (it) => {
     }).pipe(Effect.scoped))
 })
 
+layer(TestServer.layer, live)("a lost session", (it) => {
+  it.effect("leaves nothing of what programs give up that hear of it at once", () =>
+    several(1, ([context], namespace, server) =>
+      onNode(context!)(Effect.scoped(Effect.gen(function*() {
+        const names = Array.from({ length: 20 }, (_, at) => `own ${at}`)
+        const begun = new Set<string>()
+        const queue = yield* Queue.make({ name: "work", payload: Schema.String, retention: "1 second" })
+        const handler = (name: string) =>
+          Effect.suspend(() => {
+            if (begun.has(name)) return Effect.void
+            begun.add(name)
+            return Lock.withLock(Effect.never, name)
+          })
+        yield* Effect.forkScoped(queue.run(handler, { concurrency: names.length }))
+        yield* queue.offerAll(names)
+        const held = Effect.map(
+          Effect.forEach(names, (name) => Lock.holder(name)),
+          (holders) => holders.filter(Option.isSome).length
+        )
+        yield* eventually(Effect.map(held, (count) => count === names.length))
+        const { channel } = placeOf(spaceOf(yield* Coordinator.Coordinator), "lock", "own 0", "name")
+        yield* forget(server, namespace, channel.session!.id)
+        // The jobs come again, and take no locks.
+        yield* eventually(Effect.map(queue.state, ({ completed }) => completed === names.length))
+        yield* eventually(Effect.map(held, (count) => count === 0), { timeout: 5000 })
+      }))), { lease: "1500 millis", margin: "300 millis" }))
+})
+
+layer(TestServer.layer, live)("a handler whose session is lost", (it) => {
+  it.effect("has the margin to end before its job begins elsewhere", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const opened = Queue.make({ name: "work", payload: Schema.Number, retention: "1 second" })
+        const running: Array<number> = []
+        let [begun, ended] = [0, 0]
+        const handler = () =>
+          Effect.suspend(() => {
+            running.push(begun - ended)
+            const body = ++begun === 1 ? Effect.never : Effect.void
+            return Effect.ensuring(body, Effect.andThen(realSleep("300 millis"), Effect.sync(() => ended++)))
+          })
+        const queue = yield* on(a!, opened)
+        const other = yield* on(b!, opened)
+        yield* Effect.forkScoped(queue.run(handler))
+        yield* queue.offer(1)
+        yield* eventually(Effect.sync(() => begun === 1))
+        yield* Effect.forkScoped(other.run(handler))
+        const { channel } = placeOf(spaceOf(Context.get(a!, Coordinator.Coordinator)), "lock", "a", "name")
+        yield* forget(server, namespace, channel.session!.id)
+        yield* Effect.ignore(on(a!, Lock.withLockIfAvailable(Effect.void, "to be told")))
+        yield* eventually(Effect.map(other.state, ({ completed }) => completed === 1), { timeout: 10_000 })
+        assert.deepStrictEqual(running, [0, 0])
+      }), { lease: "30 seconds", margin: "1 second" }))
+})
+
 layer(TestServer.layer, live)("a callback that throws", (it) => {
   it.effect("costs nobody else an answer, and the session goes on", () =>
     several(1, ([context]) =>
@@ -1260,6 +1316,28 @@ layer(TestServer.layer, live)("a callback that throws", (it) => {
         assert.strictEqual((yield* within(Fiber.join(waiting), 3000, "the grant")).result, "in")
         assert.isAtLeast(thrown, 1)
       }), { lease: "30 seconds" }))
+
+  it.effect("nor is an answer that cannot be read, with a grant in it: the waiter asks with the next heartbeat", () =>
+    several(1, ([context]) =>
+      Effect.gen(function*() {
+        const place = placeOf(spaceOf(Context.get(context!, Coordinator.Coordinator)), "lock", "a", "name")
+        const { transport } = place.space.kernel
+        const held = yield* onNode(context!)(holding("a"))
+        const waiting = yield* Effect.forkDetach(onNode(context!)(Lock.withLock(Effect.succeed("in"), "a")))
+        yield* eventually(Effect.map(onNode(context!)(Lock.waiting("a")), ({ length }) => length === 1))
+        const send = transport.send.bind(transport)
+        let spoilt = 0
+        Object.assign(transport, {
+          send: (...[address, messages, header, timeout, caller]: Parameters<Transport["send"]>) =>
+            send(address, messages, header, timeout, {
+              resolve: (raw) => caller.resolve(spoilt++ > 0 ? raw : "not JSON"),
+              reject: (cause) => caller.reject(cause)
+            })
+        })
+        yield* held.leave
+        assert.strictEqual((yield* within(Fiber.join(waiting), 3000, "the grant")).result, "in")
+        assert.isAtLeast(spoilt, 1)
+      }), { lease: "1500 millis", margin: "300 millis" }))
 
   it.effect("while a session is lost keeps neither holds from hearing of it, nor another session from being opened", () =>
     several(1, ([context], namespace, server) =>

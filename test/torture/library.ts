@@ -872,8 +872,8 @@ export const bugs: { readonly [name: string]: Bug } = {
       "const again = entry.session === session\n    Object.assign(entry, { entering: !again && entry.session !== undefined })"
     ], [
       "internal/hold/tenancy.ts",
-      "const observed = entry.state === \"held\"",
-      "if ((entry as any).entering && entry.state === \"asked\") continue\n        const observed = entry.state === \"held\""
+      "if (entry instanceof Membership) memberships.push",
+      "if ((entry as any).entering && entry.state === \"asked\") continue\n        if (entry instanceof Membership) memberships.push"
     ]]
   },
   // A change that overtakes the answer to joining is forgotten.

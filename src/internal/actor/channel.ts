@@ -21,6 +21,15 @@ import { type LossReason, type Phase, Session } from "./session.ts"
 import type { Answer, Renewed } from "./transport.ts"
 import type { Guarded } from "./vigil.ts"
 
+/** What is lost with a session. */
+export interface Losses {
+  readonly holds: number
+  /** Whether programs had something under it that has not ended: they have the margin for that. */
+  readonly isEnding: boolean
+  /** Tells the programs of the holds. */
+  readonly tell: () => void
+}
+
 /** The holds, waits and memberships of a channel's sessions. */
 export interface Tenant extends Audience {
   /** How many there are. */
@@ -31,8 +40,10 @@ export interface Tenant extends Audience {
   readonly opened: (session: Session) => void
   /** A heartbeat: refused requests are tried again, and resources of long holds are touched. */
   readonly beat: (session: Session) => void
-  /** The session is over. Holds are lost when the result is called, which answers how many they are. */
-  readonly lost: (reason: LossReason) => { readonly holds: number; readonly tell: () => void }
+  /** Events may be missing, and no gap shows that. */
+  readonly doubt: () => void
+  /** The session is over. Holds are lost when that is told. */
+  readonly lost: (reason: LossReason) => Losses
   /** No session can be had. */
   readonly refused: (error: CoordinatorError) => void
   /** Redis is away: questions that were asked before that time are not answered any more. */
@@ -100,6 +111,7 @@ export class Channel implements Beating, First, Guarded {
       open: () => this.open(),
       answered: (session, sentAt, sentAtWall, answer) => this.#answered(session, sentAt, sentAtWall, answer),
       suspended: (session, cause) => this.#suspend(session, cause),
+      unread: () => tenant.doubt(),
       lose: (session, reason) => this.lose(session, reason)
     }, { transport, io, lease, maxBatch, maxPending, log: hooks.log })
   }
@@ -380,8 +392,9 @@ export class Channel implements Beating, First, Guarded {
     this.#mailbox = undefined
     const { queued, sent } = this.outbox.drain()
     this.#enter(reason === "closed" ? "closed" : "lost", reason, session)
-
-    const { holds, tell } = this.tenant.lost(reason)
+    // Programs hear of the loss, and may ask for the next session at once.
+    if (reason !== "closed" && reason !== "expired") this.#opener.doubt()
+    const losses = this.tenant.lost(reason)
     const isMoot = (request: Request) => request.session !== undefined || request.moot !== undefined
     // These requests go before those that the losses below lead to.
     for (const request of sent) if (!isMoot(request)) this.#forward(Object.assign(request, { forwarded: true }))
@@ -392,9 +405,9 @@ export class Channel implements Beating, First, Guarded {
     for (const request of sent) if (isMoot(request)) this.#moot(request, true)
     for (const request of queued) if (request.session !== undefined) this.#moot(request, false)
     if (mailbox !== undefined) this.#reader().exclude(mailbox)
-    this.#office.hooks.metrics.lost(reason, holds)
-    if (reason !== "closed") this.#replace(session, reason, holds)
-    tell()
+    this.#office.hooks.metrics.lost(reason, losses.holds)
+    if (reason !== "closed") this.#replace(session, reason, losses)
+    losses.tell()
   }
 
   #moot(request: Request, sent: boolean): void {
@@ -408,10 +421,9 @@ export class Channel implements Beating, First, Guarded {
     else this.outbox.request(Object.assign(request, { urgent: true }))
   }
 
-  #replace(session: Session, reason: LossReason, holds: number): void {
+  #replace(session: Session, reason: LossReason, { holds, isEnding }: Losses): void {
     const { hooks } = this.#office
-    if (reason !== "expired") this.#opener.doubt()
-    this.#former.add(session.id, holds > 0 ? this.margin : undefined)
+    this.#former.add(session.id, isEnding ? this.margin : undefined)
     hooks.log(
       holds > 0 ? "Error" : "Info",
       `session ${session.id} with ${this.prefix} was lost (${reason}), and ${holds} holds with it`

@@ -79,6 +79,8 @@ export interface Keeper {
   readonly answered: (session: Session, sentAt: number, sentAtWall: number, answer: Answer) => void
   /** The outcome of a sending is not known. */
   readonly suspended: (session: Session, cause: RedisError) => void
+  /** An answer could not be read: events that came with it are lost. */
+  readonly unread: () => void
   readonly lose: (session: Session, reason: LossReason) => void
 }
 
@@ -357,6 +359,7 @@ export class Outbox implements Sender {
       // The batch was executed, and its replies are not known.
       session.number = number
       this.#inFlight = undefined
+      this.#keeper.unread()
       this.#failAll(batch, cause, true)
       return this.flush()
     }

@@ -9,6 +9,8 @@ export interface Observer {
   readonly observe: (state: ReadonlyArray<unknown>) => void
   /** The session was lost: the membership is reaped, and joins again with the next session. */
   readonly lost?: (() => void) | undefined
+  /** Whether something goes on that the loss has interrupted: it has the margin to end before others may go on. */
+  readonly isEnding?: (() => boolean) | undefined
   /** The coordinator was closed: there is no next session. */
   readonly closed?: (() => void) | undefined
 }

@@ -3,7 +3,7 @@
  * next one.
  */
 
-import type { Channel, Tenant } from "../actor/channel.ts"
+import type { Channel, Losses, Tenant } from "../actor/channel.ts"
 import type { CoordinatorError } from "../actor/errors.ts"
 import { guard } from "../actor/hooks.ts"
 import type { Kernel, Partition } from "../actor/kernel.ts"
@@ -150,7 +150,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
   readonly opened = (): void => {
     const idle = this.#claims.idle()
     // What makes a resource exist goes first.
-    for (const entry of idle) if (entry instanceof Membership) this.#send(entry, true)
+    for (const entry of idle) if (entry instanceof Membership && entry.state === "idle") this.#send(entry, true)
     for (const entry of idle) if (entry.state === "idle") this.#send(entry, true)
   }
 
@@ -250,7 +250,14 @@ export class Tenancy implements Tenant, Keeper, Asker {
     hold.token = token
     hold.since = wall
     hold.request = undefined
+    if (hold.again) this.#verifyAgain(hold, session)
     hold.settle(granted)
+  }
+
+  // Events may have been missed since it was asked for, which the answer is older than.
+  #verifyAgain(entry: Entry, session: Session): void {
+    entry.again = false
+    this.#upkeep.verify(session, [entry])
   }
 
   #join(entry: Entry, state: ReadonlyArray<unknown>): void {
@@ -260,6 +267,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     if (entry.state !== "held") this.#claims.become(entry, "held")
     // Before it settles: the fiber that has joined may ask for the state at once.
     entry.welcome(state)
+    if (entry.again && entry.session !== undefined) this.#verifyAgain(entry, entry.session)
     this.channel.listen()
     if (first) entry.settle(granted)
   }
@@ -458,6 +466,8 @@ export class Tenancy implements Tenant, Keeper, Asker {
     this.#upkeep.verify(session, this.#claims.values())
   }
 
+  readonly doubt = (): void => this.#upkeep.doubt()
+
   readonly beat = (session: Session): void => {
     this.opened()
     for (const entry of this.#claims.repeated(session)) this.#send(entry, true)
@@ -470,11 +480,14 @@ export class Tenancy implements Tenant, Keeper, Asker {
   // ---------------------------------------------------------------------------------------------------------------
 
   /** The session is over. Holds are lost; everything else goes to the next session, if there is one. */
-  readonly lost = (reason: LossReason): { readonly holds: number; readonly tell: () => void } => {
+  readonly lost = (reason: LossReason): Losses => {
     const holds: Array<Hold> = []
     this.kept.clear()
     this.#releases.lost()
+    const memberships: Array<readonly [member: Membership, observed: boolean]> = []
     for (const entry of this.#claims.values()) {
+      // A program that has just heard of the end of another claim has given this one up.
+      if (entry.state === "done") continue
       entry.request = undefined
       if (entry instanceof Hold && entry.state === "held") {
         this.#claims.remove(entry)
@@ -483,13 +496,19 @@ export class Tenancy implements Tenant, Keeper, Asker {
         this.#claims.become(entry, "idle")
         this.failed(entry, this.channel.closedError(), false)
       } else {
-        const observed = entry.state === "held"
+        if (entry instanceof Membership) memberships.push([entry, entry.state === "held"])
         this.#claims.become(entry, "idle")
-        if (entry instanceof Membership) this.#guard(entry, () => entry.lose(observed))
       }
+    }
+    // Programs hear of it at once, and may give up what they have.
+    let isEnding = holds.length > 0
+    for (const [member, observed] of memberships) {
+      if (member.state !== "done") this.#guard(member, () => member.lose(observed))
+      isEnding ||= member.observer.isEnding?.() === true
     }
     return {
       holds: holds.length,
+      isEnding,
       tell: () => {
         for (const hold of holds) {
           // Closing has told it already, or it has been ended by a request whose answer is still to come.

@@ -20,7 +20,7 @@ export interface Verifier {
   readonly again: (entry: Entry) => void
   /** Redis had ended the hold, and verifying it has made a new claim under its id. */
   readonly ended: (hold: Hold) => void
-  /** A heartbeat ago, some claims could not be verified. */
+  /** A heartbeat ago, some claims could not be verified, or events were missing. */
   readonly missed: (session: Session) => void
 }
 
@@ -31,7 +31,7 @@ export class Upkeep {
   readonly #verifier: Verifier
   #touched: number
   #verified: number
-  // A claim could not be verified.
+  // A claim could not be verified, or events are missing.
   #unverified = false
 
   constructor(office: Office, channel: () => Channel, claims: Claims, verifier: Verifier) {
@@ -41,6 +41,11 @@ export class Upkeep {
     this.#verifier = verifier
     this.#touched = office.io.now()
     this.#verified = this.#touched
+  }
+
+  /** Events may be missing: everything is verified with the next heartbeat. */
+  doubt(): void {
+    this.#unverified = true
   }
 
   /** A heartbeat. */

@@ -47,14 +47,15 @@ export interface Known {
   change: number
 }
 
-/** Has it open for as long as the scope is. `known` follows every change. */
+/** Has it open for as long as the scope is. `known` follows every change. `lost` hears of the end of a session, behind which it is joined again. */
 export const open = <E>(
   place: Place,
   verb: "barrier.join" | "doubleBarrier.join",
   { onMismatch = "fail", parties }: PartiesOptions,
   known: Known,
   fail: (reason: CoordinatorReason | PartiesMismatch) => E,
-  observe: (state: ReadonlyArray<unknown>) => void = () => {}
+  observe: (state: ReadonlyArray<unknown>) => void = () => {},
+  lost: () => void = () => {}
 ): Effect.Effect<Membership, E, Scope.Scope> => {
   oneOf(onMismatch, "onMismatch", mismatchPolicies)
   return Effect.flatMap(
@@ -71,7 +72,8 @@ export const open = <E>(
           // An event that was posted before the reply to a join can come after it.
           if (change >= known.change) Object.assign(known, { parties, change })
           observe(state)
-        }
+        },
+        lost
       },
       fail
     }),

@@ -119,6 +119,8 @@ class Member<A> extends work.Member {
   readonly #told = new Map<string, number>()
   #joined = false
   #index = ""
+  // It had events in hand when its session was lost: their handlers may not have ended.
+  #isEnding = false
   // The number of deliveries that the last answer included: a delivery among these that comes later is old.
   #counted = 0
   // The largest number of a delivery.
@@ -270,7 +272,12 @@ class Member<A> extends work.Member {
     this.#missing.delete(gap)
   }
 
+  protected isEnding(): boolean {
+    return this.#isEnding
+  }
+
   protected lose(): void {
+    this.#isEnding = this.#working.size > 0
     const lost = [...this.#working.values(), ...this.#missing]
     // The group can be lost together with the session, and with it what was pending.
     this.#events = [...this.#events, ...this.#working.keys(), ...this.#told.keys()]

@@ -45,6 +45,9 @@ export abstract class Member {
   /** The session is lost, and with it all that it has in hand. */
   protected abstract lose(): void
 
+  /** Whether something goes on that it had in hand. */
+  protected abstract isEnding(): boolean
+
   /** As the actor knows it, in its session. */
   protected get id(): string {
     return this.#membership!.id
@@ -64,6 +67,7 @@ export abstract class Member {
           else this.#observe(change)
         },
         lost: () => this.#lost(),
+        isEnding: () => this.isEnding(),
         closed: () => {
           this.#lost()
           closed()
