@@ -21,7 +21,10 @@ handlers['flow.cancel'] = function(ctx, key, input, stamp)
   if flow.state == FLOW.loading then endFlow(ctx, flow, FLOW.cancelled) end
   stopFlow(flow, STOP.cancelled)
   stepFlow(ctx, flow)
-  return reply('cancelled', flow.state)
+  -- How it ends may be decided already.
+  if flow.state == FLOW.undoing then return reply('cancelled', flow.undone) end
+  local expires = flow.state == FLOW.running and flow.stop == STOP.expired
+  return reply('cancelled', expires and FLOW.expired or flow.state)
 end
 
 -- flow.retry: starts all nodes again that are not done, in the order of the graph. While a run goes on, the jobs that Redis may have

@@ -230,13 +230,17 @@ local function moveJobs(stream, consumer, ids, count)
   tryGroup('XCLAIM', unpack(args))
 end
 
--- The worker that a pending job is with, or what else its consumer stands for; nothing if it is not pending.
+-- The worker that a pending job is with, or what else its consumer stands for; nothing if it is not pending, and false if its letter is
+-- another one.
 local function holdingOf(queue, letter, id)
   local pending = (tryGroup('XPENDING', queue[letter], JOBS, id, id, 1) or {})[1]
   if not pending then return nil end
   local consumer = pending[2]
   -- In `held`, consumers end with the letter.
-  if LOWER[letter] ~= letter and consumer ~= DELAYED then consumer = sub(consumer, 1, -2) end
+  if LOWER[letter] ~= letter then
+    if sub(consumer, -1) ~= letter then return false end
+    consumer = sub(consumer, 1, -2)
+  end
   return consumer, tonumber(pending[4])
 end
 
@@ -248,9 +252,11 @@ end
 -- A job that is not done: its fields, and as `holdingOf`.
 local function jobAt(queue, letter, id)
   local holder, count = holdingOf(queue, letter, id)
-  -- An entry that was handed out and is not pending was not trimmed yet. In `held` it is in a deque.
+  if holder == false then return nil end
+  -- An entry that was handed out and is not pending was not trimmed yet. In `held` it is in a deque, whose jobs have the letter N.
   local last = LAST[letter]
   if not holder and last and tonumber(match(id, '%d+$')) <= queue[last] then return nil end
+  if not holder and not last and letter ~= 'N' then return nil end
   return entryAt(queue[letter], id), holder, count
 end
 

@@ -34,7 +34,7 @@ local function forgetQueue(ctx, queue)
   ctx.queues[queue.key] = nil
   call('ZREM', ctx.dues, '@' .. sub(queue.key, #ctx.prefix + 1))
   local named = queue.named > 0 and queue.named + windowOf(queue) or 0
-  local held = queue.grouped > 0 and groups.heldFor(queue) or 0
+  local held = queue.grouped > 0 and groups.heldFor(ctx, queue) or 0
   local known = math.ceil(math.max(named - ctx.now, queue.kept - ctx.now, queue.tat - ctx.now, queue.after - ctx.now, held))
   if known <= 0 then
     call('DEL', queue.even, queue.odd)

@@ -294,9 +294,13 @@ groups.ring = function(ctx, queue)
   if after then soonerDue(ctx, queue, tonumber(after) - TIMES) end
 end
 
--- For how many ms a rate can hold groups back.
-groups.heldFor = function(queue)
-  return totalsOf(queue).timed > 0 and rulesOf(queue).groupburst or 0
+-- For how many ms groups are held back, by a rate or by a worker that has slowed one down.
+groups.heldFor = function(ctx, queue)
+  local timed, burst = totalsOf(queue).timed, rulesOf(queue).groupburst
+  if timed == 0 then return 0 end
+  local last = call('ZRANGEBYSCORE', queue.turns, text(TIMES), '+inf', 'WITHSCORES', 'LIMIT', timed - 1, 1)
+  local group = last[1] and readGroup(queue, last[1])
+  return group and group.after > ctx.now and math.max(burst, tonumber(last[2]) - TIMES - ctx.now) or burst
 end
 
 -- Whether other limits may let groups begin jobs sooner.

@@ -69,7 +69,7 @@ end
 
 -- A job is not handed out before that time.
 local function delayJob(ctx, queue, letter, id, due, count)
-  moveJobs(queue[letter], DELAYED, { id }, count)
+  moveJobs(queue[letter], consumerOf(letter, DELAYED), { id }, count)
   call('ZADD', queue.delays, text(due), letter .. id)
   queue.delayed = queue.delayed + 1
   soonerDue(ctx, queue, due)

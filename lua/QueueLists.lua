@@ -218,9 +218,10 @@ local function minuteOf(queue)
   return soFar(queue, minute)
 end
 
--- Of each call, before anything changes.
+-- Of each call, before anything changes. Alarms are forgotten when no session was alive for a day, and so are sessions that were not
+-- reaped by then: whatever call is the first one after that begins a sweep.
 extend.passTime = function(ctx, queue)
-  queue.rested = ctx.now - queue.since
+  if ctx.now - queue.since > ABANDONED then extend.beginSweep(ctx, queue) end
   if floor(ctx.now / MINUTE) > floor(queue.since / MINUTE) then
     local known = call('HGET', queue.key, 'h') or ''
     call('HSET', queue.key, 'h', sub(known, -MINUTE_BYTES * (MINUTES - 1)) .. packQueueMinute(minuteOf(queue)))

@@ -50,7 +50,7 @@ local function offerWish(ctx, queue, id, body, wish, holding)
     dealt = dealt and not (due or blocked)
       and extend.push(queue, wish.o or extend.home(queue, tonumber(wish.c)), match(id, '(%d+)%-(%d+)'))
     if not dealt then
-      local consumer = later and DELAYED or consumerOf(letter, blocked and BLOCKED or RETURNED)
+      local consumer = consumerOf(letter, later and DELAYED or blocked and BLOCKED or RETURNED)
       local ids = holding[consumer] or {}
       holding[consumer], ids[#ids + 1] = ids, id
     end

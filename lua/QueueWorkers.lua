@@ -59,8 +59,7 @@ handlers['queue.join'] = function(ctx, key, id, decided, limit, spacing, burst, 
     call('HSET', key, 'n', claimOf(ctx, id))
     extend.wakePlans(ctx, queue)
   end
-  -- Alarms are forgotten when no session was alive for a day, and so are sessions that were not reaped by then.
-  if queue.rested > ABANDONED then extend.beginSweep(ctx, queue) end
+  -- Alarms are forgotten when no session was alive for a day.
   if queue.sweep > 0 then soonerDue(ctx, queue, ctx.now) end
   if queue.awaited > 0 then extend.resume(ctx, queue) end
   expectDelayed(ctx, queue)
@@ -104,10 +103,8 @@ handlers['queue.work'] = function(ctx, key, id, credit)
     return reply('joined', worker.sent, token, json('[' .. concat(items, ',') .. ']'), list(cancelled))
   end
   -- As for a member that joins: errands have workers only.
-  if queue.rested > ABANDONED then
-    extend.beginSweep(ctx, queue)
-    expectDelayed(ctx, queue)
-  end
+  if queue.sweep > 0 then soonerDue(ctx, queue, ctx.now) end
+  expectDelayed(ctx, queue)
   worker = { claim = claim, credit = tonumber(credit), sent = 0, listed = false }
   queue.loaded[claim], queue.workers = worker, queue.workers + 1
   own(ctx, key, id, PERMANENT)
@@ -231,7 +228,8 @@ handlers['queue.retry'] = function(ctx, key, id, job, delay, attempted, take)
   local queue, worker, letter, at, count = attemptOf(ctx, key, id, job)
   if not worker then return MISSING end
   if count then
-    if attempted ~= '1' then count = count - 1 end
+    -- Behind the attempts, the number has the crashes: the last attempt that it can have is counted once.
+    if attempted ~= '1' or count % CRASH == CRASH - 1 then count = count - 1 end
     if tonumber(delay) > 0 then
       if groups.levels[letter] then groups.postponed(queue, letter, at, count) end
       delayJob(ctx, queue, letter, at, ctx.now + tonumber(delay), count)

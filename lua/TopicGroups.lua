@@ -257,8 +257,10 @@ local function purgeGroup(topic, group)
   for _, consumer in ipairs({ RETURNED, PARKED, DELAYED }) do
     repeat
       local pending = tryGroup('XPENDING', topic.entries, group.name, '-', '+', PAGE, consumer) or {}
-      for _, found in ipairs(pending) do call('XACK', topic.entries, group.name, found[1]) end
-      missed = missed + #pending
+      local ids = {}
+      for at, found in ipairs(pending) do ids[at] = found[1] end
+      if #ids > 0 then call('XACK', topic.entries, group.name, unpack(ids)) end
+      missed = missed + #ids
     until #pending == 0
   end
   eachKey(topic, group, function(field, first)

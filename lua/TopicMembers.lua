@@ -123,6 +123,25 @@ handlers['topic.find'] = function(ctx, key, id)
   return reply('found', eventOf(readTopic(ctx, key), id, ctx.even, ctx.odd) or '')
 end
 
+-- When no session was alive for a day, sessions are forgotten that were not reaped by then, and so are alarms. Their members leave a
+-- group, some in each call.
+local FORGOTTEN = 16
+
+local function dropForgotten(ctx, topic, group)
+  local gone = {}
+  for _, member in ipairs(group.list) do
+    if not sessionOf(ctx, holderOf(member.claim)) then gone[#gone + 1] = member.claim end
+  end
+  for at = 1, math.min(#gone, FORGOTTEN) do dismissMember(ctx, topic, gone[at], group.index, true) end
+  if #gone > FORGOTTEN then sooner(ctx, topic, ctx.now) end
+end
+
+-- The alarm rings for the next event whose delay is over.
+local function expectRetry(ctx, topic)
+  local nextRetry = call('ZRANGEBYSCORE', topic.retries, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+  if nextRetry then sooner(ctx, topic, tonumber(nextRetry)) end
+end
+
 local function orderOf(ordered)
   return ordered == '1' and 1 or 0
 end
@@ -150,6 +169,8 @@ handlers['topic.consume'] = function(ctx, key, id, name, from, credit, ordered, 
     group.list[#group.list + 1] = member
     group.members, group.credit = group.members + 1, group.credit + tonumber(credit)
     own(ctx, key, id, PERMANENT)
+    dropForgotten(ctx, topic, group)
+    expectRetry(ctx, topic)
     if made ~= '0' and tonumber(made) ~= group.made then takeBack(topic, group, member, events) end
   end
   local items, member = {}, memberOf(group, claim)
@@ -330,9 +351,9 @@ alarms.topic = function(ctx, key)
       giveBack(topic, group, { event })
     end
   end
-  local nextRetry = call('ZRANGEBYSCORE', topic.retries, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
-  if nextRetry then sooner(ctx, topic, tonumber(nextRetry)) end
+  expectRetry(ctx, topic)
   eachGroup(topic, function(group)
+    dropForgotten(ctx, topic, group)
     if group.members > 0 or topic.abandon == 0 then return end
     if group.left + topic.abandon > ctx.now then return expectEnd(ctx, topic, group) end
     destroyGroup(topic, group)

@@ -1,6 +1,6 @@
 import { assert, layer } from "@effect/vitest"
 import { Context, Deferred, Effect, Fiber, Layer, Option, Schedule, Schema, Stream } from "effect"
-import { type Coordinator, Flow, Queue } from "../src/index.ts"
+import { Coordinator, Flow, Queue } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
 import { innerOf } from "../src/internal/queue/errands.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
@@ -363,6 +363,62 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
       }))
       yield* assertEmpty(server, namespace)
     }))
+
+  it.effect("shows its changes also when the event of one is lost", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const go = yield* Deferred.make<void>()
+        const opened = Effect.gen(function*() {
+          const services = yield* Layer.build(Beside.layer)
+          const flow = Flow.make("one", { queues: [Beside], retention: "4 seconds", colocate: "beside" }, (flow) => {
+            flow.job(Beside, "x", { name: "x" })
+          })
+          return [Context.get(services, Beside), yield* Effect.provideContext(flow, services)] as const
+        })
+        const [beside, flow] = yield* on(a!, opened)
+        const [, seen] = yield* on(b!, opened)
+        yield* Effect.forkScoped(beside.run(() => Effect.as(Deferred.await(go), 1)))
+        const run = yield* flow.start(undefined, { id: "lost" })
+        const states: Array<string> = []
+        const changes = yield* Effect.forkScoped(
+          Stream.runForEach(seen.attach("lost").changes, ({ state }) => Effect.sync(() => states.push(state)))
+        )
+        yield* eventually(Effect.sync(() => assert.include(states, "active")))
+        const [session] = yield* Context.get(b!, Coordinator.Coordinator).sessions
+        yield* server.cli("DEL", `{${namespace}:00}:mail:${session!.id}`)
+        yield* Deferred.succeed(go, undefined)
+        yield* run.await
+        yield* Fiber.join(changes)
+        assert.strictEqual(states.at(-1), "done")
+      }), { lease: "1500 millis", margin: "300 millis" }))
+
+  it.effect("is not cancelled any more when it is decided how it ends", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const go = yield* Deferred.make<void>()
+        const beside = yield* Beside
+        yield* Effect.addFinalizer(() => Effect.orDie(beside.obliterate))
+        yield* Effect.forkScoped(
+          beside.run(
+            (text) =>
+              text === "undo" ? Effect.as(Deferred.await(go), 1) : text === "no" ? Effect.die("no") : Effect.succeed(1),
+            {
+              attempts: 1
+            }
+          )
+        )
+        const flow = yield* Flow.make("undone", { queues: [Beside], retention }, (flow) => {
+          const first = flow.job(Beside, "yes", { name: "first" })
+          flow.compensate(first, Beside, () => "undo")
+          flow.job(Beside, "no", { name: "second", after: [first] })
+        })
+        const run = yield* flow.start(undefined)
+        yield* eventually(Effect.map(run.status, ({ state }) => assert.strictEqual(state, "compensating")))
+        assert.isFalse(yield* run.cancel)
+        yield* Deferred.succeed(go, undefined)
+        assert.strictEqual((yield* reasonOf(run.await))._tag, "NodeFailed")
+      }).pipe(Effect.scoped, Effect.provide(Beside.layer))
+    ))
 
   it.effect("does not know runs that were never started, or are over for long", () =>
     withNode(() =>

@@ -277,6 +277,30 @@ layer(TestServer.layer, live)("a group of jobs", (it) => {
         yield* isGone(queue)
       })))
 
+  it.effect("stays slow, also while the queue has no jobs and no process has it open", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const named = { name: "slow", retention: "1 hour" } as const
+        const first = yield* Effect.scoped(Effect.gen(function*() {
+          const queue = yield* on(a!, make(named))
+          const worker = yield* working(queue, () => Effect.flatMap(Queue.Job, ({ slowDown }) => slowDown("1 hour")))
+          yield* queue.offer(1, { group: "g" })
+          yield* shows(queue, { completed: 1, active: 0 })
+          yield* worker.stop
+          return worker.begun
+        }))
+        assert.deepStrictEqual(first, [1])
+        const queue = yield* on(a!, make(named))
+        yield* queue.offerAll([2, 3], (n) => ({ group: n === 2 ? "g" : "other" }))
+        const worker = yield* working(queue)
+        yield* begins(worker, [3])
+        yield* shows(queue, { waiting: 1, active: 0 })
+        yield* queue.group("g").resume
+        yield* begins(worker, [3, 2])
+        yield* worker.stop
+        yield* queue.obliterate
+      })))
+
   it.effect("slows down when a handler says so, and so does a queue for a job of no group", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {

@@ -203,6 +203,30 @@ layer(TestServer.layer, live)("a job that is not done", (it) => {
         assert.isTrue(yield* other.job("three").cancel)
       })))
 
+  it.effect("is not found by an id that begins with the letter of other jobs", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const late = yield* queue.offer(1, { delay: "1 hour" })
+        const grouped = yield* queue.offer(2, { group: "g" })
+        for (const { id } of [late, grouped]) {
+          const letter = id[0]!
+          for (const other of ["u", "h", "n", "l", "U", "H", "N", "L", "V", "I", "O", "M"]) {
+            if (other === letter) continue
+            const { cancel, promote, status } = queue.job(other + id.slice(1))
+            assert.isFalse(yield* promote, other)
+            assert.isTrue(Option.isNone(yield* status), other)
+            assert.isFalse(yield* cancel, other)
+          }
+        }
+        yield* shows(queue, { delayed: 1, waiting: 1 })
+        assert.isTrue(yield* queue.job(late.id).promote)
+        const worker = yield* working(queue)
+        yield* shows(queue, { completed: 2, delayed: 0, waiting: 0, active: 0 })
+        assert.deepStrictEqual(worker.begun.toSorted(), [1, 2])
+        yield* worker.stop
+      })))
+
   it.effect("waits again when it was promoted, and rescheduled, before any worker came to it", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

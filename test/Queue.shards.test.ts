@@ -192,6 +192,16 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
         assert.strictEqual((yield* queue.state).waiting, 4)
       })))
 
+  it.effect("lists its jobs as often as that is asked", () =>
+    spread(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ shards }))
+        yield* queue.offerAll(upTo(20))
+        const jobs = queue.jobs({ state: "waiting" })
+        yield* Stream.runDrain(Stream.take(jobs, 1))
+        for (const _ of upTo(2)) assert.lengthOf(yield* Stream.runCollect(jobs), 20)
+      })))
+
   it.effect("offers dead letters again by the ids of their jobs, in whatever shard", () =>
     spread(1, ([a]) =>
       Effect.gen(function*() {

@@ -46,58 +46,90 @@ const ringAll = async (redis: Redis, queue: Actor, ahead = 0): Promise<number> =
   }
 }
 
+/** All processes die; `first` comes back a day later. */
+const forgottenAfterADay = (first: "member" | "call") =>
+  Effect.gen(function*() {
+    const server = yield* TestServer
+    const redis = yield* client(server)
+    const queue = actor(redis, freshNamespace(), "queue:q")
+    yield* Effect.promise(async () => {
+      for (const session of ["A", "B"]) {
+        await queue.open(session)
+        await join(queue, session, { age: 2 * aDay })
+        await queue.send(session, "queue.work", ["w", 3])
+      }
+      await offer(queue, "A", ["u", "u", "h", "n", "n"])
+      await offer(queue, "A", ["ng1", "ng1"], "g")
+      const handed = [...await deliveredTo(queue, "A"), ...await deliveredTo(queue, "B")]
+      assert.lengthOf(handed, 6)
+      const [[dead]] = await deliveredTo(queue, "A") as [[string, number]]
+      await queue.send("A", "queue.bury", ["w", dead, "failed", "", "[\"failed\",\"\"]", 0])
+      // All processes die, and what Redis keeps for a day is gone.
+      const [sessions, due] = queue.keys("") as [string, string]
+      await redis.del(sessions, due, ...["A", "B"].flatMap((session) => queue.keys(session).slice(3)))
+    })
+    const ahead = aDay + anHour
+    yield* client(server, ahead / 1000)
+    yield* Effect.promise(async () => {
+      await queue.open("C")
+      // As an alarm, or an errand of another queue, which load it without becoming a member.
+      if (first === "call") await queue.ring()
+      await join(queue, "C", { age: 2 * aDay })
+      await ringAll(redis, queue, ahead)
+      const [, ready, delayed, active, dead, workers] = await queue.look("queue.state", [])
+      assert.deepStrictEqual([ready.reduce((sum: number, n: number) => sum + n), delayed, active, dead, workers], [
+        6,
+        0,
+        0,
+        1,
+        0
+      ])
+      assert.closeTo(await alarmOf(redis, queue), Date.now() + 2 * aDay, anHour)
+      await queue.send("C", "queue.work", ["w", 10])
+      const handed = await deliveredTo(queue, "C")
+      // One of the group, and each counts the crash of its former worker.
+      assert.lengthOf(handed, 5)
+      assert.isTrue(handed.every(([, count]) => count === 65_536 + 2))
+      for (let left = 6; left > 0; left--) {
+        const job = (await deliveredTo(queue, "C"))[6 - left]![0]
+        await queue.send("C", "queue.done", ["w", `${job.slice(0, 1)} ${job.slice(1)}`, 1])
+      }
+      await queue.send("C", "queue.discard", [""])
+      await queue.send("C", "session.leave", ["w"])
+      await queue.send("C", "session.leave", ["m"])
+      assert.isEmpty(await redis.keys(`${queue.key}*`))
+    })
+    yield* client(server)
+  })
+
 layer(TestServer.layer, live)("a queue", (it) => {
-  it.effect("gives up workers and members that no session remembers after a day, and rings for dead letters", () =>
+  for (const first of ["member", "call"] as const) {
+    it.effect(`gives up workers and members that no session remembers after a day, when the first ${first} comes`, () =>
+      forgottenAfterADay(first))
+  }
+
+  it.effect("does not take attempts for crashes, however many there are", () =>
     Effect.gen(function*() {
-      const server = yield* TestServer
-      const redis = yield* client(server)
+      const redis = yield* client(yield* TestServer)
       const queue = actor(redis, freshNamespace(), "queue:q")
       yield* Effect.promise(async () => {
-        for (const session of ["A", "B"]) {
-          await queue.open(session)
-          await join(queue, session, { age: 2 * aDay })
-          await queue.send(session, "queue.work", ["w", 3])
+        await queue.open("A")
+        await join(queue, "A")
+        await queue.send("A", "queue.work", ["w", 1])
+        await offer(queue, "A", ["n"])
+        const [[job]] = await deliveredTo(queue, "A") as [[string, number]]
+        for (const key of await redis.keys("*")) {
+          if (await redis.type(key) !== "stream") continue
+          await redis.call("XCLAIM", key, "workers", "A/w", 0, job.slice(1), "RETRYCOUNT", 65_535).catch(() =>
+            "another stream"
+          )
         }
-        await offer(queue, "A", ["u", "u", "h", "n", "n"])
-        await offer(queue, "A", ["ng1", "ng1"], "g")
-        const handed = [...await deliveredTo(queue, "A"), ...await deliveredTo(queue, "B")]
-        assert.lengthOf(handed, 6)
-        const [[dead]] = await deliveredTo(queue, "A") as [[string, number]]
-        await queue.send("A", "queue.bury", ["w", dead, "failed", "", "[\"failed\",\"\"]", 0])
-        // All processes die, and what Redis keeps for a day is gone.
-        const [sessions, due] = queue.keys("") as [string, string]
-        await redis.del(sessions, due, ...["A", "B"].flatMap((session) => queue.keys(session).slice(3)))
-      })
-      const ahead = aDay + anHour
-      yield* client(server, ahead / 1000)
-      yield* Effect.promise(async () => {
-        await queue.open("C")
-        await join(queue, "C", { age: 2 * aDay })
-        await ringAll(redis, queue, ahead)
-        const [, ready, delayed, active, dead, workers] = await queue.look("queue.state", [])
-        assert.deepStrictEqual([ready.reduce((sum: number, n: number) => sum + n), delayed, active, dead, workers], [
-          6,
-          0,
-          0,
-          1,
-          0
-        ])
-        assert.closeTo(await alarmOf(redis, queue), Date.now() + 2 * aDay, anHour)
-        await queue.send("C", "queue.work", ["w", 10])
-        const handed = await deliveredTo(queue, "C")
-        // One of the group, and each counts the crash of its former worker.
-        assert.lengthOf(handed, 5)
-        assert.isTrue(handed.every(([, count]) => count === 65_536 + 2))
-        for (let left = 6; left > 0; left--) {
-          const job = (await deliveredTo(queue, "C"))[6 - left]![0]
-          await queue.send("C", "queue.done", ["w", `${job.slice(0, 1)} ${job.slice(1)}`, 1])
+        for (let again = 0; again < 2; again++) {
+          const [id] = (await deliveredTo(queue, "A")).at(-1)!
+          assert.deepStrictEqual<unknown>(await queue.send("A", "queue.retry", ["w", id, 0, "1", 1]), ["returned"])
+          assert.strictEqual((await deliveredTo(queue, "A")).at(-1)![1], 65_535)
         }
-        await queue.send("C", "queue.discard", [""])
-        await queue.send("C", "session.leave", ["w"])
-        await queue.send("C", "session.leave", ["m"])
-        assert.isEmpty(await redis.keys(`${queue.key}*`))
       })
-      yield* client(server)
     }))
 
   it.effect("begins jobs of groups that wait when the limits of groups are raised", () =>

@@ -24,7 +24,7 @@ import { behindLine } from "./support/behindLine.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { freshNamespace, node, short, TestServer } from "./support/live.ts"
 import { begins, emptied, hostile, isRangeError, make, shows, upTo, working } from "./support/queues.ts"
-import { asks } from "./support/requests.ts"
+import { asks, within } from "./support/requests.ts"
 import { forgetSession, lose, missed, on, promptly, revoked, several } from "./support/several.ts"
 import { recording } from "./support/spans.ts"
 
@@ -706,6 +706,18 @@ layer(TestServer.layer, live)("a job", (it) => {
         const theirs = yield* working(texts)
         yield* begins(theirs, [hostile])
         yield* theirs.stop
+      })))
+
+  it.effect("is replayed once for each time that is asked, though it fails again at once", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        yield* queue.offerAll(upTo(300))
+        const failing = yield* working(queue, () => Effect.fail("no"), { attempts: 1, concurrency: 100 })
+        yield* shows(queue, { dead: 300, active: 0, waiting: 0 })
+        assert.strictEqual((yield* within(queue.replay(), 20_000, "the replay")).result, 300)
+        yield* shows(queue, { dead: 300, active: 0, waiting: 0 })
+        yield* failing.stop
       })))
 
   it.effect("keeps all its ids when it is replayed, again and again", () =>

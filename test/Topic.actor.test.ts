@@ -55,6 +55,39 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
       }))
   }
 
+  it.effect("gives up members of groups that no session remembers", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      yield* Effect.promise(async () => {
+        const topic = actor(redis, freshNamespace(), "topic:t")
+        const consume = async (session: string) => {
+          await topic.open(session)
+          await topic.send(session, "topic.join", ["m", -1, 0, 0, 0, 0, 60_000, "1", 1])
+          return topic.send(session, "topic.consume", ["c", "g", "0-0", 8, "1", 0, ""])
+        }
+        const members = Array.from({ length: 20 }, (_, at) => `s${at}`)
+        for (const session of members) assert.strictEqual((await consume(session))[0], "joined")
+        // One key: all but the first one are behind it.
+        for (let number = 1; number <= 4; number++) {
+          await topic.send("s0", "topic.publish", [`${number}`, "0 node  1 0 0 k", number])
+        }
+        const handed = async (session: string) =>
+          (await topic.mail(session)).flatMap((event) =>
+            event[0] === "changed" && event[2] === "deliver" ? event[5] : []
+          )
+        const delayed = (await Promise.all(members.map(handed))).flat()
+        assert.lengthOf(delayed, 1)
+        // All processes die, and what Redis keeps for a day is gone.
+        const [sessions, due] = topic.keys("") as [string, string]
+        await redis.del(sessions, due, ...members.flatMap((session) => topic.keys(session).slice(3)))
+        assert.strictEqual((await consume("next"))[0], "joined")
+        while (Number(await redis.zscore(due, "@topic:t") ?? Number.POSITIVE_INFINITY) <= Date.now()) await topic.ring()
+        const [[name, count]] = (await topic.look("topic.state", []) as Array<any>)[7]
+        assert.deepStrictEqual([name, count], ["g", 1])
+        assert.lengthOf(await handed("next"), 1)
+      })
+    }))
+
   it.effect("takes nothing in between two epochs, and then what is of the new one", () =>
     Effect.gen(function*() {
       const redis = yield* client(yield* TestServer)

@@ -638,7 +638,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   // An attempt that has failed is not counted, now and then.
   uncountedAttempt: {
     only: ["queue"],
-    lua: [["if attempted ~= '1' then count", "if attempted ~= '1' or ctx.micros % 5 == 0 then count"]]
+    lua: [["if attempted ~= '1' or count", "if attempted ~= '1' or ctx.micros % 5 == 0 or count"]]
   },
   // The end of a worker's session is counted as a failure of its jobs.
   uncountedCrash: {

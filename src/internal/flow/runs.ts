@@ -356,12 +356,14 @@ export class Run {
             }
             const [state, next] = heard
             if (state === unknown) return yield* Effect.fail(this.#unknown)
-            if (next > version + 1 || version < 0) version = yield* this.#showAll(show)
-            else if (next > version) {
+            const changes = heard.at(-1) as ReadonlyArray<readonly [About, StateLetter]>
+            // An answer to joining again has no changes, whatever has changed.
+            const isComplete = version >= 0 && next === version + 1 && changes.length > 0
+            if (isComplete) {
               version = next
-              for (const [[name, of], letter] of heard.at(-1) as ReadonlyArray<readonly [About, StateLetter]>) {
-                show(name, of, stateOf.get(letter)!)
-              }
+              for (const [[name, of], letter] of changes) show(name, of, stateOf.get(letter)!)
+            } else if (next > version) {
+              version = yield* this.#showAll(show)
             }
             if (state >= over) return
           }

@@ -9,6 +9,7 @@ import { question, request } from "../hold/request.ts"
 import { failing, type QueueError } from "./errors.ts"
 import { idOf, letterOf, localOf, nameOf } from "./naming.ts"
 import { limitOf, paged, pageSize } from "./paging.ts"
+import { stateOf } from "./state.ts"
 
 /** @internal */
 export interface LettersOptions {
@@ -96,13 +97,22 @@ export class Letters {
   /** Of all, unless some are named. Answers how many. */
   replay(letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> {
     return Effect.suspend(() => {
-      const chosen = letters === undefined
-        ? Stream.map(this.list(), ({ letter }) => localOf(letter, this.#shard))
-        : Stream.fromIterable(letters.map(letterOf))
+      const chosen = letters === undefined ? this.#present : Stream.fromIterable(letters.map(letterOf))
       return Stream.mapEffect(chosen, (letter) => failing(request(this.#place, "queue.replay", [letter])), {
         concurrency: pageSize
       }).pipe(Stream.filter(([tag]) => tag === "replayed"), Stream.runCount)
     })
+  }
+
+  // As many as there are now: a job that fails again at once has a new one, behind them.
+  get #present(): Stream.Stream<string, QueueError> {
+    return Stream.unwrap(
+      Effect.map(failing(question(this.#place, "queue.state", [])), (reply) => {
+        const { dead } = stateOf(reply)
+        if (dead === 0) return Stream.empty
+        return Stream.map(this.list({ limit: dead }), ({ letter }) => localOf(letter, this.#shard))
+      })
+    )
   }
 
   discard(letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> {

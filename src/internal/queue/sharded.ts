@@ -278,14 +278,15 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
     return Effect.map(this.#all((shard) => shard.history), historyOfAll)
   }
 
-  readonly jobs = ({ after = "", limit, ...options }: JobsOptions): Stream.Stream<JobInfo<A>, QueueError> => {
-    const [, shard = "0", behind] = /^(?:(\d{1,4})\/)?([^]*)$/.exec(after)!
-    return this.#listed(
-      Number(shard),
-      limit,
-      (one, first) => one.jobs({ ...options, limit, after: first ? behind : undefined })
-    )
-  }
+  readonly jobs = ({ after = "", limit, ...options }: JobsOptions): Stream.Stream<JobInfo<A>, QueueError> =>
+    Stream.suspend(() => {
+      const [, shard = "0", behind] = /^(?:(\d{1,4})\/)?([^]*)$/.exec(after)!
+      return this.#listed(
+        Number(shard),
+        limit,
+        (one, first) => one.jobs({ ...options, limit, after: first ? behind : undefined })
+      )
+    })
 
   // Shard by shard, from one on.
   #listed<B>(
