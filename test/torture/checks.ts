@@ -212,6 +212,9 @@ interface State {
 // For one that did not wait, a process was asked to give back what it kept. Timers may be early, and times are in microseconds.
 const hasQueued = ({ asked, ended }: Hold): boolean => ended! - asked > 0.9 * patience * 1000
 
+// Less than Redis takes to answer, in microseconds.
+const atOnce = 100
+
 /** One order of takes and releases explains what all clients saw. Not asked after Redis has forgotten something. */
 export const linearizable = (holds: ReadonlyArray<Hold>, capacity: number, run: Run): ReadonlyArray<Anomaly> => {
   if (run.forgets.length > 0) return []
@@ -229,10 +232,13 @@ export const linearizable = (holds: ReadonlyArray<Hold>, capacity: number, run: 
   const operations = holds.flatMap((hold): ReadonlyArray<Linearizability.Operation<Step>> => {
     if (hold.entered !== undefined) {
       // Certain once the caller was told, unless a lost session left it to the lease, or Redis was away for longer than a release
-      // is waited for.
+      // is waited for: then the next release is not waited for at all.
+      const left = hold.left ?? hold.entered
+      const isAtOnce = hold.ended !== undefined && hold.ended - left < atOnce &&
+        isDisturbed(run, hold.client, left, hold.ended)
       const certain = hold.ended !== undefined && (hold.outcome === "released" || hold.outcome === "interrupted") &&
         !isLost(run, hold.client, hold.asked, hold.ended) &&
-        hold.ended - (hold.left ?? hold.entered) < 0.9 * run.lease / 3
+        hold.ended - left < 0.9 * run.lease / 3 && !isAtOnce
       return [
         { input: { op: "take", hold }, start: hold.asked, end: hold.entered },
         {

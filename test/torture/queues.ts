@@ -651,8 +651,9 @@ const ordered = ({ handled, holds, offers, run }: Facts): ReadonlyArray<Anomaly>
       const [from, to] = [one.offer.hold.asked - 1_000_000, one.first.hold.asked]
       const before = next
       if (next === undefined || one.first.token < next.first.token) next = one
-      // A worker may have had it, and have been lost before it began.
-      const excused = overlaps(disturbed, from, to) || overlaps(lost, from, to) || forgot(run, from, to)
+      // A worker may have had it, and have been lost before it began; also one that was dead already, and had its session for a while.
+      const excused = overlaps(disturbed, from, to) || overlaps(lost, from, to) || overlaps(run.expired, from, to) ||
+        forgot(run, from, to)
       if (before === undefined || before.first.token > one.first.token || excused) return []
       // Their numbers began anew.
       const [first, second] = [from, before.offer.hold.asked].sort((a, b) => a - b) as [number, number]
