@@ -76,6 +76,7 @@ import * as Redis from "../Redis.ts"
  *
  * - `cut`: a connection breaks. What was under way on it is lost, or executed later.
  * - `lost requests`, `lost replies`: a connection is half-open in one direction.
+ * - `lost event`: an event does not reach the mailbox of its session, as when a slot migrates.
  * - `crash`: a process ends at once, and another one starts in its place.
  * - `pause`: a process stands still for 50 milliseconds to 5 seconds.
  * - `interrupt`: something is interrupted that is `interruptible`.
@@ -192,7 +193,7 @@ export class SimulationFailed extends Schema.Error<SimulationFailed>("lockstep/t
 }
 
 /**
- * The Redis that schedules run in, one after another.
+ * The Redis that schedules run in, up to 16 at once.
  *
  * @category services
  * @since 0.1.0

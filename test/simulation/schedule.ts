@@ -13,6 +13,7 @@ import { type Delays, judge } from "../torture/judgement.ts"
 import type { Injected } from "../torture/schedule.ts"
 import { gaveUp, type Workload } from "../torture/workload.ts"
 import { workloads } from "../torture/workloads.ts"
+import { Bodies } from "./bodies.ts"
 import type { Coverage } from "./coverage.ts"
 import { lasting, longAfter } from "./lasting.ts"
 import type { Library } from "./library.ts"
@@ -93,6 +94,7 @@ const delays: Delays = { start: 0, fault: () => 200_000 }
 
 /** What the clients of one schedule have recorded, by their names. */
 class Records {
+  readonly bodies = new Bodies()
   readonly #events = new Map<string, Array<History.Timed<Event>>>()
   readonly #kinds = new Map<string, string>()
   /** When each kind was granted last. */
@@ -104,6 +106,7 @@ class Records {
     return (event) => {
       const at = micros()
       events.push({ at, ...event })
+      this.bodies.hear(name, event)
       if (event.event === "ask") this.#kinds.set(`${name}/${event.id}`, event.kind.split(" ")[0]!)
       if (event.event === "enter") this.#granted.set(this.#kinds.get(`${name}/${event.id}`)!, at)
     }
@@ -276,6 +279,8 @@ export const simulate = async (
       program,
       isCalm: (healed, now) =>
         now > healed + calm || records.haveGrantedSince(chosen.map(({ name }) => name), healed * 1000),
+      // Not asked after Redis has forgotten something.
+      check: () => simulation.incidents.some(({ forgets }) => forgets) ? undefined : records.bodies.violation,
       quiet: async (now) => {
         const found = await queuesIn(machine, database, settings.namespace, now)
         return await unserved(machine, database, library.functions, [...found.keys()], now) ?? queues.overtaken(found)

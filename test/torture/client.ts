@@ -92,6 +92,11 @@ export interface Client {
     request: Request,
     use: (log: Log) => Effect.Effect<A, E, R>
   ) => Effect.Effect<A, E, R>
+  /** As `follow`. Simulations interrupt it at any moment: it fails with `gaveUp` then. */
+  readonly pursue: <A, E, R>(
+    request: Request,
+    use: (log: Log) => Effect.Effect<A, E, R>
+  ) => Effect.Effect<A, E | typeof gaveUp, R>
   /**
    * Runs a request to hold one thing, or all of several: `take` is given the body, and is a form of the library that runs it
    * while they are held. Its outcome is recorded and never fails.
@@ -179,6 +184,19 @@ export const clientOf = (tools: Tools): Client => {
     record({ event: "ask", id, ...request })
     return { id, ...request }
   }
+  const follow: Client["follow"] = (request, use) =>
+    Effect.uninterruptibleMask((restore) => {
+      const { id } = ask(request)
+      record({ event: "enter", id, token: 0 })
+      const log: Log = {
+        step: () => record({ event: "step", id }),
+        tell: (...what) => record({ event: "told", id, what })
+      }
+      return Effect.onExit(
+        restore(use(log)),
+        (exit) => Effect.sync(() => record({ event: "end", id, outcome: outcomeOf(exit) }))
+      )
+    })
   return {
     lockstep,
     random,
@@ -209,17 +227,8 @@ export const clientOf = (tools: Tools): Client => {
           return Exit.isSuccess(exit)
         })
       }),
-    follow: (request, use) =>
-      Effect.uninterruptibleMask((restore) => {
-        const { id } = ask(request)
-        record({ event: "enter", id, token: 0 })
-        const log: Log = {
-          step: () => record({ event: "step", id }),
-          tell: (...what) => record({ event: "told", id, what })
-        }
-        return Effect.onExit(restore(use(log)), (exit) =>
-          Effect.sync(() => record({ event: "end", id, outcome: outcomeOf(exit) })))
-      }),
+    follow,
+    pursue: (request, use) => follow(request, (log) => interruptible(use(log))),
     hold: Effect.fnUntraced(function*(requests, take) {
       const all = requests.map(ask)
       const chance = random()

@@ -3,6 +3,7 @@ import type { Workload } from "./workload.ts"
 import { barrier } from "./workloads/barrier.ts"
 import { doubleBarrier } from "./workloads/doubleBarrier.ts"
 import { election } from "./workloads/election.ts"
+import { fence } from "./workloads/fence.ts"
 import { flow } from "./workloads/flow.ts"
 import { gate } from "./workloads/gate.ts"
 import { latch } from "./workloads/latch.ts"
@@ -14,6 +15,7 @@ import { ref } from "./workloads/ref.ts"
 import { rendezvous } from "./workloads/rendezvous.ts"
 import { semaphore } from "./workloads/semaphore.ts"
 import { signal } from "./workloads/signal.ts"
+import { singleton } from "./workloads/singleton.ts"
 import { stealing } from "./workloads/stealing.ts"
 import { tasks } from "./workloads/tasks.ts"
 import { topic } from "./workloads/topic.ts"
@@ -35,5 +37,7 @@ export const workloads: ReadonlyArray<Workload> = [
   queue,
   stealing,
   flow,
-  outbox
+  outbox,
+  singleton,
+  fence
 ]

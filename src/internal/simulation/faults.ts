@@ -63,8 +63,10 @@ const ofServer = (forgets: boolean, happen: (scene: Scene) => Promise<void> | vo
   return { process: undefined, to: scene.world.now, forgets }
 }
 
-// In milliseconds, at most: until a connection that does not answer is noticed, and until all that was refused is tried again.
+// In milliseconds, at most: until a connection that does not answer, or an event that does not come, is noticed, and until all that was refused is tried again.
 const [noticed, retried] = [7000, 7000]
+
+const isMailbox = (stream: string): boolean => stream.includes("}:mail:")
 
 const cutAll = ({ processes }: World): void => {
   for (const process of processes) for (const wire of process.wires) wire.cut("the server is gone")
@@ -101,6 +103,17 @@ const strikes = {
   "lost replies": ofWire(noticed, (wire) => {
     wire.mute = true
   }),
+  /** An event does not reach the mailbox that it was posted to, as when a slot moves. */
+  "lost event": async (scene) => {
+    const { world } = scene
+    const unread = world.processes.filter(({ crashed }) => !crashed).flatMap((process) =>
+      process.wires.flatMap((wire) => world.unread(wire)).filter(isMailbox).map((mailbox) => ({ mailbox, process }))
+    )
+    const found = pick(scene, unread)
+    if (found === undefined) return undefined
+    await world.server.loseNewest(found.mailbox)
+    return { process: found.process.name, to: world.now + noticed, forgets: false }
+  },
   /** A process ends at once, and another one is started in its place. */
   crash: ofProcess((scene, process) => {
     scene.world.crash(process)

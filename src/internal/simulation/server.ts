@@ -97,6 +97,14 @@ export class Server {
     this.#expiring.clear()
   }
 
+  /** The newest entry of a stream is gone. */
+  async loseNewest(stream: string): Promise<void> {
+    const [newest] = await this.#command("XREVRANGE", stream, "+", "-", "COUNT", "1") as ReadonlyArray<
+      readonly [string]
+    >
+    if (newest !== undefined) await this.#command("XDEL", stream, newest[0])
+  }
+
   /** A replica that has missed the last calls is the primary from now on. */
   async failOver(missed: number): Promise<void> {
     const log = this.#log.slice(0, Math.max(0, this.#log.length - missed))

@@ -233,7 +233,18 @@ export class World {
   }
 
   #isDue({ blocked, streams }: Sending): boolean {
-    return blocked === undefined || streams.some((key) => (this.server.written.get(key) ?? 0) > blocked)
+    return blocked === undefined || streams.some((key) => this.#isWritten(key, blocked))
+  }
+
+  #isWritten(key: string, since: number): boolean {
+    return (this.server.written.get(key) ?? 0) > since
+  }
+
+  /** The streams that a read waits for, and has not read since something was written there. */
+  unread({ sent: [next] }: Wire): ReadonlyArray<string> {
+    if (next?.blocked === undefined) return []
+    const { blocked, streams } = next
+    return streams.filter((key) => this.#isWritten(key, blocked))
   }
 
   // Of processes that are stopped, timers are late.

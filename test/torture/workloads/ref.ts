@@ -38,7 +38,10 @@ const forever = <E, R>(effect: Effect.Effect<unknown, E, R>) =>
   effect.pipe(Effect.catch(() => Effect.sleep(100)), Effect.forever, Effect.forkScoped)
 
 const follow = <A, E, R>(client: Client, what: string, key: string, use: (log: Log) => Effect.Effect<A, E, R>) =>
-  client.follow({ kind: `ref ${what}`, key, weight: 0, wait: what === "settled" }, use)
+  client[what === "settled" ? "follow" : "pursue"](
+    { kind: `ref ${what}`, key, weight: 0, wait: what === "settled" },
+    use
+  )
 
 /** Makes values that no other process makes. */
 const values = ({ unique }: Client) => {

@@ -43,7 +43,7 @@ const publisher = (client: Client, topic: Topic) => {
   let count = 0
   const value = (key: string) => `${key}/${name}.${++count}`
   const publish = (values: ReadonlyArray<string>, id: string) =>
-    client.follow(
+    client.pursue(
       { kind: "topic publish", key: topic.name, weight: values.length, wait: false },
       ({ tell }) =>
         Effect.suspend(() => {
@@ -113,7 +113,7 @@ const subscriber = Effect.fnUntraced(function*(client: Client, topic: Topic, slo
   yield* forever(Effect.suspend(() => {
     // For the other shards, an id is only a time.
     const from = topic.name === "whole" && last !== undefined ? { after: last } : "beginning"
-    const reading = client.follow(
+    const reading = client.pursue(
       { kind: "topic subscriber", key: topic.name, weight: 0, wait: false },
       ({ tell }) => {
         if (from !== "beginning") tell("from", from.after)
