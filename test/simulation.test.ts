@@ -132,7 +132,7 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
     Effect.gen(function*() {
       const program = ({ isStopping }: Simulation.Process) =>
         Effect.gen(function*() {
-          while (!isStopping()) yield* Lock.withLock(Effect.sleep("200 millis"), "a")
+          while (!isStopping()) yield* Lock.withLock(Effect.sleep("100 millis"), "a")
         }).pipe(Effect.provide(Coordinator.layer()))
       const report = yield* Simulation.run(program, { processes: 1, faults: [], steps: 0, calm: "1 hour" })
       assert.isAtLeast(Duration.toMinutes(report.simulated), 60)
