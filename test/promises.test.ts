@@ -1211,6 +1211,41 @@ layer(TestServer.layer, live)("a lost session", (it) => {
       }))), { lease: "1500 millis", margin: "300 millis" }))
 })
 
+layer(TestServer.layer, live)("a call", (it) => {
+  it.effect("has as many requests as its coordinator allows, and costs no session", () =>
+    several(1, ([context]) =>
+      onNode(context!)(Effect.scoped(Effect.gen(function*() {
+        yield* Lock.withLock(Effect.void, "a")
+        const names = Array.from({ length: 4096 }, (_, at) => `many ${at}`)
+        const leases = yield* Effect.forEach(names, (name) => Lock.acquire(name), { concurrency: "unbounded" })
+        const held = yield* Effect.forEach(leases, ({ isHeld }) => isHeld)
+        assert.isTrue(held.every((one) => one))
+      }))), { batch: { maxRequests: 4096 } }))
+
+  it.effect("grants nothing on a lease that has run out while a program before was granted something", () =>
+    several(2, ([one, two], namespace, server) =>
+      Effect.gen(function*() {
+        const held = yield* onNode(one!)(holding("a"))
+        const other = yield* onNode(one!)(holding("b"))
+        // Both are granted by one event. The first one to be granted lets the event loop stand still for longer than the lease.
+        const outcomes: Array<string> = []
+        const waiting = (key: string) =>
+          onNode(two!)(Effect.scoped(Effect.flatMap(Lock.acquire(key), ({ isHeld }) =>
+            Effect.flatMap(isHeld, (isHeld) =>
+              Effect.sync(() => {
+                outcomes.push(`${isHeld}`)
+                const until = performance.now() + 1600
+                while (performance.now() < until);
+              })))))
+        const fibers = yield* Effect.forEach(["a", "b"], (key) =>
+          Effect.forkDetach(waiting(key)))
+        for (const key of ["a", "b"]) yield* waits(server, namespace, `lock:${key}`, 1)
+        yield* Effect.all([held.leave, other.leave], { concurrency: "unbounded" })
+        yield* Effect.forEach(fibers, Fiber.await)
+        assert.isFalse(outcomes.includes("false"), outcomes.join())
+      }), { lease: "1500 millis", margin: "300 millis" }))
+})
+
 layer(TestServer.layer, live)("a handler whose session is lost", (it) => {
   it.effect("has the margin to end before its job begins elsewhere", () =>
     several(2, ([a, b], namespace, server) =>

@@ -391,9 +391,9 @@ export class Channel implements Beating, First, Guarded {
     const mailbox = this.#mailbox
     this.#mailbox = undefined
     const { queued, sent } = this.outbox.drain()
-    this.#enter(reason === "closed" ? "closed" : "lost", reason, session)
-    // Programs hear of the loss, and may ask for the next session at once.
+    // Programs hear of the loss at once, and may ask for the next session.
     if (reason !== "closed" && reason !== "expired") this.#opener.doubt()
+    this.#enter(reason === "closed" ? "closed" : "lost", reason, session)
     const losses = this.tenant.lost(reason)
     const isMoot = (request: Request) => request.session !== undefined || request.moot !== undefined
     // These requests go before those that the losses below lead to.

@@ -8,8 +8,6 @@ export class Clock {
   #isRead = false
   #now = 0
   #wall = 0
-  // It was trusted in this turn.
-  #trusted: Session | undefined = undefined
 
   constructor(io: Io) {
     this.#io = io
@@ -27,15 +25,9 @@ export class Clock {
     return this.#wall
   }
 
-  /** Whether the session may be granted something now. */
+  /** Whether the session may be granted something now. A program that was granted something in this turn can have taken long. */
   isTrusted(session: Session): boolean {
-    if (session.lost !== undefined) return false
-    this.#read()
-    if (this.#trusted !== session) {
-      if (session.expireIfDue()) return false
-      this.#trusted = session
-    }
-    return true
+    return session.lost === undefined && !session.expireIfDue()
   }
 
   #read(): void {
@@ -49,6 +41,5 @@ export class Clock {
 
   readonly #forget = (): void => {
     this.#isRead = false
-    this.#trusted = undefined
   }
 }
