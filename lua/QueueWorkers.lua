@@ -102,9 +102,6 @@ handlers['queue.work'] = function(ctx, key, id, credit)
     local token = json(nextTokens(ctx, #items))
     return reply('joined', worker.sent, token, json('[' .. concat(items, ',') .. ']'), list(cancelled))
   end
-  -- As for a member that joins: errands have workers only.
-  if queue.sweep > 0 then soonerDue(ctx, queue, ctx.now) end
-  expectDelayed(ctx, queue)
   worker = { claim = claim, credit = tonumber(credit), sent = 0, listed = false }
   queue.loaded[claim], queue.workers = worker, queue.workers + 1
   own(ctx, key, id, PERMANENT)

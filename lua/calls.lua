@@ -88,16 +88,13 @@ local function context(keys, argv, micros, seconds)
   }
 end
 
--- Lua passes some 8,000 values to a command at most.
-local MOST_VALUES = 4000
-
 -- What `sessions` has of the session that asks, and the last token; behind that, the inline state of each resource that the call names.
 -- Resources with several keys have none, and are the most of a call that begins with one. Of very many, each is read when it is asked
 -- for.
 local function readSessions(keys, field, inline, verb)
   if not keys[3] then return call('HMGET', keys[1], field, 'token', inline) end
   local shape, fields = SHAPES[verb], {}
-  if shape and (shape.keys == -1 or shape.keys > 1) or #keys > MOST_VALUES then return call('HMGET', keys[1], field, 'token') end
+  if shape and (shape.keys == -1 or shape.keys > 1) or #keys > MOST_ARGUMENTS then return call('HMGET', keys[1], field, 'token') end
   for index = 2, #keys do fields[index - 1] = inlineField(keys[1], keys[index]) end
   return call('HMGET', keys[1], field, 'token', unpack(fields))
 end
@@ -238,8 +235,8 @@ local function write(ctx, writes)
     writes[#writes + 1], writes[#writes + 2] = 'token', ctx.last
   end
   if ctx.changed then writeInlines(ctx, writes) end
-  for from = 1, #writes, MOST_VALUES do
-    call('HSET', ctx.sessions, unpack(writes, from, math.min(from + MOST_VALUES - 1, #writes)))
+  for from = 1, #writes, MOST_ARGUMENTS do
+    call('HSET', ctx.sessions, unpack(writes, from, math.min(from + MOST_ARGUMENTS - 1, #writes)))
   end
 end
 

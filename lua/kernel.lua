@@ -54,6 +54,8 @@ local TRIM_EVERY = 64
 local REAP_SESSIONS, REAP_ENTRIES = 16, 128
 -- So many claims are served in one call at most.
 local SERVED = 256
+-- A script passes so many arguments to a command: Lua unpacks some 8,000 values at most.
+local MOST_ARGUMENTS = 4000
 -- How long the keys of a session outlive its deadline, in ms. Whatever it owns is touched four times as often.
 local ABANDONED, A_DAY = 86400000, '86400000'
 -- Alarms later than a year are set again when a session comes.

@@ -14,8 +14,6 @@ local EMPTY_PLACES = 128
 local MOST_INLINE = 64
 -- One in a text: its claim, and what it waits for.
 local WAITER = ' ([^ :]+):?(%S*)'
--- Redis takes so many arguments from a script.
-local MOST_ARGUMENTS = 4000
 
 -- From now on, what is changed is written by `writeFields`.
 local function collectFields(state)

@@ -63,7 +63,8 @@ const ofServer = (forgets: boolean, happen: (scene: Scene) => Promise<void> | vo
   return { process: undefined, to: scene.world.now, forgets }
 }
 
-// In milliseconds, at most: until a connection that does not answer, or an event that does not come, is noticed, and until all that was refused is tried again.
+// In milliseconds, at most: until a connection that does not answer, or an event that does not come, is noticed, and until all that was
+// refused is tried again.
 const [noticed, retried] = [7000, 7000]
 
 const isMailbox = (stream: string): boolean => stream.includes("}:mail:")

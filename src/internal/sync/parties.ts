@@ -47,7 +47,10 @@ export interface Known {
   change: number
 }
 
-/** Has it open for as long as the scope is. `known` follows every change. `lost` hears of the end of a session, behind which it is joined again. */
+/**
+ * Has it open for as long as the scope is. `known` follows every change. `lost` hears of the end of a session, behind which it is joined
+ * again.
+ */
 export const open = <E>(
   place: Place,
   verb: "barrier.join" | "doubleBarrier.join",
