@@ -280,7 +280,10 @@ export const simulate = async (
       isCalm: (healed, now) =>
         now > healed + calm || records.haveGrantedSince(chosen.map(({ name }) => name), healed * 1000),
       // Not asked after Redis has forgotten something.
-      check: () => simulation.incidents.some(({ forgets }) => forgets) ? undefined : records.bodies.violation,
+      check: () => {
+        const { violation } = records.bodies
+        return violation === undefined || simulation.incidents.some(({ forgets }) => forgets) ? undefined : violation
+      },
       quiet: async (now) => {
         const found = await queuesIn(machine, database, settings.namespace, now)
         return await unserved(machine, database, library.functions, [...found.keys()], now) ?? queues.overtaken(found)

@@ -20,6 +20,19 @@ export interface Workload {
 /** Why what was asked was given up. */
 export const gaveUp = { reason: { _tag: "GaveUp" } }
 
+/** As if the lease had been lost once, and nothing done with the next one. */
+export const again = { reason: { _tag: "LeaseLost", reason: "again" } }
+
+/** For what runs a body again after a loss: the second time, it fails. */
+export const onlyOnce = <A, E, R>(body: Effect.Effect<A, E, R>): Effect.Effect<A, E | typeof again, R> => {
+  let ran = false
+  return Effect.suspend((): Effect.Effect<A, E | typeof again, R> => {
+    if (ran) return Effect.fail(again)
+    ran = true
+    return body
+  })
+}
+
 /** How long what no client has open is remembered, in milliseconds. */
 export const keepOf = (lease: number): number => lease * 3 + 1000
 

@@ -3,7 +3,7 @@ import type { Coordinator, Election } from "../../../src/index.ts"
 import { type Anomaly, exclusive, fifo, isLost, linearizable, overlaps, type Run, tokens } from "../checks.ts"
 import type { Client } from "../client.ts"
 import type { Hold } from "../history.ts"
-import { fibers, type Workload } from "../workload.ts"
+import { fibers, onlyOnce, type Workload } from "../workload.ts"
 
 /** Its leaders hand over to whom they choose. */
 const chosen = "exclusive chief"
@@ -12,22 +12,9 @@ const inherited = "exclusive heir"
 
 type Election = Election.Election<number>
 
-/** As if the lease had been lost once, and nothing done with the next one. */
-const again = { reason: { _tag: "LeaseLost", reason: "again" } }
-
 /** One term of `lead`, which would run the body again. */
 const once = ({ lead }: Election, body: Effect.Effect<void>, wait: number | undefined) =>
-  Effect.suspend(() => {
-    let ran = false
-    return lead(
-      Effect.suspend((): Effect.Effect<void, typeof again> => {
-        if (ran) return Effect.fail(again)
-        ran = true
-        return body
-      }),
-      { wait }
-    )
-  })
+  Effect.suspend(() => lead(onlyOnce(body), { wait }))
 
 const candidate = (client: Client, election: Election) =>
   Effect.suspend(() => {

@@ -2,24 +2,19 @@ import { Deferred, Effect, Layer, Schedule } from "effect"
 import { bounded, exclusive } from "../checks.ts"
 import type { Client } from "../client.ts"
 import type { Hold } from "../history.ts"
-import { fibers, type Workload } from "../workload.ts"
+import { type again, fibers, onlyOnce, type Workload } from "../workload.ts"
 
 const program = "exclusive singleton"
 const ticks = "ticks"
-
-/** As if the lease had been lost once, and nothing done with the next one. */
-const again = { reason: { _tag: "LeaseLost", reason: "again" } }
 
 /** One run of the program, which its layer would run again after the loss of its lease. */
 const once = (client: Client) =>
   client.hold([{ kind: "singleton", key: program, weight: 1, wait: true }], (body) =>
     Effect.gen(function*() {
       const over = yield* Deferred.make<void, typeof again>()
-      let ran = false
-      const run = Effect.suspend(() => {
-        if (ran) return Deferred.fail(over, again)
-        ran = true
-        return Effect.andThen(body, Deferred.succeed(over, undefined))
+      const run = Effect.matchEffect(onlyOnce(body), {
+        onFailure: (error) => Deferred.fail(over, error),
+        onSuccess: () => Deferred.succeed(over, undefined)
       })
       yield* Layer.build(client.lockstep.Singleton.make(program, run))
       yield* Deferred.await(over)
