@@ -42,6 +42,11 @@ local function saveLock(ctx, key, lock)
   writeInline(ctx, key, flag .. text(lock.first) .. ' ' .. text(lock.last) .. ' ' .. holder)
 end
 
+-- Behind the last waiter there may be empty places, of waiters that have left. A hash that another one made anew would never expire.
+local function closeQueue(key, lock)
+  if not lock.waiters and not isQueueEmpty(lock) and call('HLEN', key) == 0 then lock.first = lock.last + 1 end
+end
+
 -- The next waiter holds it, if there is one.
 local function serveLock(ctx, key, lock)
   local claim = lock.claim == NO_HOLDER and front(ctx, key, lock)
@@ -49,6 +54,7 @@ local function serveLock(ctx, key, lock)
     departFirst(key, lock, claim)
     lock.claim, lock.token, lock.since = claim, nextToken(ctx), ctx.seconds
     inform(ctx, claim, lock.token)
+    closeQueue(key, lock)
   end
   saveLock(ctx, key, lock)
 end
@@ -108,9 +114,8 @@ local function dropLock(ctx, key, session, id)
     lock.flag, lock.claim = 'h', NO_HOLDER
   elseif not depart(key, lock, claim) then
     return false
-  elseif not lock.waiters and call('HLEN', key) == 0 then
-    -- The first waiter was not the first to leave. A hash that another one made anew would never expire.
-    lock.first = lock.last + 1
+  else
+    closeQueue(key, lock)
   end
   serveLock(ctx, key, lock)
   return true

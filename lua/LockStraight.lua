@@ -123,7 +123,8 @@ straight['lock.release'] = function(keys, argv, field, inline, found, micros, se
     lock = count == '1' and 'h' .. held or 'Sh' .. text(count - 1) .. ' ' .. held .. sub(lock, behind)
   else
     call('HDEL', keys[2], 'w' .. first, 'q' .. claim)
-    lock = first == last and 'h' .. held or 'Q' .. text(first + 1) .. ' ' .. last .. ' ' .. held
+    local isLast = first == last or call('HLEN', keys[2]) == 0
+    lock = isLast and 'h' .. held or 'Q' .. text(first + 1) .. ' ' .. last .. ' ' .. held
   end
   local event = '["granted","' .. heirId .. '","' .. token .. '"]'
   if heir == session then

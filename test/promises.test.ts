@@ -1776,6 +1776,30 @@ layer(TestServer.layer, live)("keys", (it) => {
       }
     }))
 
+  it.effect("have it when the last one of many waiters has left before the others were served", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      // A release alone takes the straight path, one beside another request does not.
+      for (const beside of [[], ["session.renew"]]) {
+        const { key, keys, mail, open, send } = actor(redis, freshNamespace(), "lock:a")
+        yield* Effect.promise(async () => {
+          await open("a")
+          for (const id of ["1", "2", "3", "4", "5"]) await send("a", "lock.take", [id, "1"])
+          await send("a", "lock.release", ["5"])
+          for (const id of ["1", "2", "3"]) {
+            await send("a", "lock.release", [id], undefined, undefined, undefined, beside)
+          }
+          await send("a", "lock.take", ["6", "1"])
+        })
+        for (const one of [key, ...keys("a").filter((key) => !key.endsWith(":floor"))]) {
+          assert.notStrictEqual(yield* Effect.promise(() => redis.pttl(one)), -1, one)
+        }
+        yield* Effect.promise(() => send("a", "lock.release", ["4"]))
+        const heard = (yield* Effect.promise(() => mail("a"))).map(([tag, id]) => `${tag} ${id}`)
+        assert.deepStrictEqual(heard, ["granted 2", "granted 3", "granted 4", "granted 6"])
+      }
+    }))
+
   it.effect("are touched while something is held for long", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
