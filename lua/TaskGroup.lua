@@ -7,6 +7,7 @@
 --   s                  record TaskGroup
 --   run                the run that the state belongs to; empty for none
 --   reset              the last reset
+--   identity           of the partition, when a member joined last
 --   o<session>/<id>    a member; it hears of every change, in order: each has the version after the one before it
 -- and its items, apart, so that neither a change nor a reset has to go through the shards:
 --   t<shard>           "<status> <token> <session>/<id>"; the status is running, done, failed or lost
@@ -119,24 +120,56 @@ local function rejoinTasks(ctx, key, group, shards, run, round, known)
   end
 end
 
+-- After a day without sessions Redis has forgotten them all, and no session will be reaped for what it had here.
+local function dropForgottenTasks(ctx, key, group)
+  local identity = call('HGET', ctx.sessions, 'identity')
+  local known = call('HGET', key, 'identity')
+  if known == identity then return end
+  call('HSET', key, 'identity', identity)
+  if not known then return end
+  local function forgotten(field, letter)
+    local claim = sub(field, 1, 1) == letter and sub(field, 2)
+    return claim and not sessionOf(ctx, holderOf(claim)) and claim
+  end
+  for _, field in ipairs(call('HKEYS', key)) do
+    if forgotten(field, 'o') then
+      call('HDEL', key, field)
+      group.members = group.members - 1
+    end
+  end
+  for _, field in ipairs(call('HKEYS', ctx.items)) do
+    local claim = forgotten(field, 'w')
+    if claim then
+      local shard = call('HGET', ctx.items, field)
+      local _, token = findTask(ctx, shard)
+      loseTask(ctx, key, group, shard, token, claim)
+    end
+  end
+end
+
 -- taskGroup.join: creates the group, or joins it. With another run than that of the group, or `fresh` while no member is
 -- alive, it begins anew. With another number of shards, `mismatch` decides: "fail", unless no other member is alive;
 -- "keep" that number; or "resize". `anyway` is not to mind that an expired session may stand in the way. A member that
 -- joins again, in another session, tells the round, and how many of its shards it knew. The last member decides about
--- `timeToLive`: `decided` is 0 for one that does so now, and the number that it was answered for one that did so before.
+-- `timeToLive`: `decided` is 0 for one that does so now, and the number that it was answered for one that did so before. Asked again,
+-- a member hears the state through its mailbox, behind the changes that are there already; the reply has version 0 then.
 -- keys: hash, items
 -- args: id string, shards number, mismatch string, timeToLive number, decided number, run string, fresh boolean, anyway boolean, round number, known number
 -- reply: ["joined", expected number, least number, running number, done number, failed number, lost number, round number, version number, run string, decided number] | ["mismatch", expected number] | ["stale"]
 handlers['taskGroup.join'] = function(ctx, key, id, shards, mismatch, timeToLive, decided, run, fresh, anyway, round, known)
   shards, decided, round, known = tonumber(shards), tonumber(decided), tonumber(round), tonumber(known)
   local group = loadTasks(key)
-  if group and call('HGET', key, 'o' .. claimOf(ctx, id)) then return reply('joined', tasksState(group, group.decided)) end
+  if group and call('HGET', key, 'o' .. claimOf(ctx, id)) then
+    post(ctx, ctx.session, reply('changed', id, tasksState(group)))
+    return reply('joined', 0, 0, 0, 0, 0, 0, 0, 0, '', group.decided)
+  end
   if not group then
     group = {
       expected = shards, least = 0, running = 0, done = 0, failed = 0, lost = 0, round = math.max(1, round),
       version = tonumber(nextToken(ctx)), members = 0, decided = 0, run = run
     }
   end
+  dropForgottenTasks(ctx, key, group)
   local first, others = round == 0, group.members > 0
   local anew = first and (isRunOver(group, run) or fresh == '1' and not others)
   local differs = not anew and shards > 0 and group.expected > 0 and shards ~= group.expected

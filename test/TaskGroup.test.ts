@@ -272,7 +272,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         yield* Effect.yieldNow
         yield* Fiber.interrupt(given)
         const fields = yield* server.cli("HKEYS", `{${namespace}:00}:taskGroup:job`)
-        assert.strictEqual(fields.split("\n").length, 3)
+        assert.strictEqual(fields.split("\n").length, 4)
         const added = eventsOf(b!, namespace, server)
         const before = yield* added
         yield* task.submit(1)
@@ -720,7 +720,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         // It comes back, brings nothing of the former round with it, and takes over the new number.
         yield* line.pass
         yield* line.closeAll
-        yield* eventually(Effect.map(server.cli("HLEN", `{${namespace}:00}:taskGroup:job`), (found) => found === "3"))
+        yield* eventually(Effect.map(server.cli("HLEN", `{${namespace}:00}:taskGroup:job`), (found) => found === "4"))
         assert.deepInclude(yield* group.snapshot, { registered: 0, round: 2 })
         yield* eventually(Effect.map(other.snapshot, ({ expected }) => expected === 3))
       }), { lease: "30 seconds" }))
