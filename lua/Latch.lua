@@ -7,6 +7,7 @@
 --   s                 record Latch
 --   run               the run that it belongs to, or ""
 --   o<session>/<id>   a member; it hears of every change but counts
+--   identity          see `dropForgottenMembers`
 -- `passes` says how often the waiters passed. `changes` orders what members are told. Another epoch means that Redis has
 -- forgotten the latch meanwhile: members then count again what they had counted.
 --
@@ -146,6 +147,11 @@ handlers['latch.join'] = function(ctx, key, id, total, remaining, life, decided,
   decided = tonumber(decided)
   local latch, known = loadLatch(ctx, key, total, remaining, life, run)
   local member = known and call('HGET', key, 'o' .. claimOf(ctx, id))
+  local forgotten = dropForgottenMembers(ctx, key) or 0
+  if forgotten > 0 then
+    latch.members = latch.members - forgotten
+    saveLatch(ctx, key, latch)
+  end
   if known and not member then
     if epoch == latch.epoch and resets > latch.resets and (run ~= '' or latch.run == '') then
       latch.resets = resets - 1

@@ -7,7 +7,7 @@
 --   s                  record TaskGroup
 --   run                the run that the state belongs to; empty for none
 --   reset              the last reset
---   identity           of the partition, when a member joined last
+--   identity           see `dropForgottenMembers`
 --   o<session>/<id>    a member; it hears of every change, in order: each has the version after the one before it
 -- and its items, apart, so that neither a change nor a reset has to go through the shards:
 --   t<shard>           "<status> <token> <session>/<id>"; the status is running, done, failed or lost
@@ -120,26 +120,14 @@ local function rejoinTasks(ctx, key, group, shards, run, round, known)
   end
 end
 
--- After a day without sessions Redis has forgotten them all, and no session will be reaped for what it had here.
 local function dropForgottenTasks(ctx, key, group)
-  local identity = call('HGET', ctx.sessions, 'identity')
-  local known = call('HGET', key, 'identity')
-  if known == identity then return end
-  call('HSET', key, 'identity', identity)
-  if not known then return end
-  local function forgotten(field, letter)
-    local claim = sub(field, 1, 1) == letter and sub(field, 2)
-    return claim and not sessionOf(ctx, holderOf(claim)) and claim
-  end
-  for _, field in ipairs(call('HKEYS', key)) do
-    if forgotten(field, 'o') then
-      call('HDEL', key, field)
-      group.members = group.members - 1
-    end
-  end
+  local members = dropForgottenMembers(ctx, key)
+  if not members or members == 0 then return end
+  group.members = group.members - members
+  saveTasks(key, group)
   for _, field in ipairs(call('HKEYS', ctx.items)) do
-    local claim = forgotten(field, 'w')
-    if claim then
+    local claim = match(field, '^w(.*)$')
+    if claim and not sessionOf(ctx, holderOf(claim)) then
       local shard = call('HGET', ctx.items, field)
       local _, token = findTask(ctx, shard)
       loseTask(ctx, key, group, shard, token, claim)

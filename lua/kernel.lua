@@ -382,6 +382,21 @@ local function enrol(ctx, key, id, millis)
   return true
 end
 
+-- A resource may outlive its sessions: after a day without any, Redis has forgotten them all, and no session will be reaped for what it
+-- had there. Removes such members, and answers how many there were; nothing if no session was forgotten since it was asked last. The hash
+-- notes in a field `identity` which sessions these are.
+local function dropForgottenMembers(ctx, key)
+  local identity, known = call('HGET', ctx.sessions, 'identity'), call('HGET', key, 'identity')
+  if known == identity then return end
+  call('HSET', key, 'identity', identity)
+  local dropped = 0
+  for _, field in ipairs(known and call('HKEYS', key) or {}) do
+    local session = match(field, '^o([^/]*)/')
+    if session and not sessionOf(ctx, session) then dropped = dropped + call('HDEL', key, field) end
+  end
+  return dropped
+end
+
 -- Tells every member of a resource how it is now: with `post` in the order of the changes, with `deliver` sooner, where members can tell
 -- that order themselves. Answers whether there is one.
 local function announceBy(send, ctx, key, ...)

@@ -1800,6 +1800,26 @@ layer(TestServer.layer, live)("keys", (it) => {
       }
     }))
 
+  it.effect("of a latch count no member of a session that Redis has forgotten", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      const { keys, open, send } = actor(redis, freshNamespace(), "countDownLatch:a")
+      const joining = (id: string, total: number, fresh: string) =>
+        send(id, "latch.join", [`m${id}`, total, total, 9 * 86_400_000, 0, "", "fail", fresh, 0, 0, ""])
+      yield* Effect.promise(async () => {
+        await open("a")
+        assert.deepStrictEqual((await joining("a", 3, "")).slice(0, 3), ["joined", 3, 3])
+        await send("a", "latch.count", ["i1", 0, 1, 3, 9 * 86_400_000, "", ""])
+        // As after a day without processes.
+        await redis.del(...keys("a").filter((key) => !key.endsWith(":floor")))
+        await open("b")
+        assert.deepStrictEqual((await joining("b", 3, "1")).slice(0, 3), ["joined", 3, 3])
+        // That one is alive.
+        await open("c")
+        assert.deepStrictEqual(await joining("c", 4, ""), ["mismatch", 3])
+      })
+    }))
+
   it.effect("are touched while something is held for long", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
