@@ -17,6 +17,7 @@
 -- The hash:
 --   s                  record Topic
 --   o<session>/<id>    a member: it publishes or subscribes, and hears of changes
+--   identity           see `dropForgottenMembers`
 --   N<index>           the name of a group; G<name> its index
 --   g<index>           record TopicGroup
 --   m<index>           the members of a group: "<session>/<id> <credit> <deliveries so far> <gaps so far> <missed> ...", where

@@ -49,6 +49,12 @@ handlers['topic.join'] = function(ctx, key, id, decided, length, bytes, age, aba
     -- How long groups are kept may have been for ever.
     eachGroup(topic, function(group) expectEnd(ctx, topic, group) end)
   end
+  local forgotten = dropForgottenMembers(ctx, key)
+  if forgotten then
+    topic.members = topic.members - forgotten
+    -- Alarms may be forgotten too, and members of groups.
+    sooner(ctx, topic, ctx.now)
+  end
   if enrol(ctx, key, id, PERMANENT) then topic.members = topic.members + 1 end
   if topic.number > 0 and call('XLEN', topic.entries) == 0 then
     -- It may not have heard of that. Its mailbox tells it behind what was read of the stream before.

@@ -389,8 +389,9 @@ local function dropForgottenMembers(ctx, key)
   local identity, known = call('HGET', ctx.sessions, 'identity'), call('HGET', key, 'identity')
   if known == identity then return end
   call('HSET', key, 'identity', identity)
+  if not known then return end
   local dropped = 0
-  for _, field in ipairs(known and call('HKEYS', key) or {}) do
+  for _, field in ipairs(call('HKEYS', key)) do
     local session = match(field, '^o([^/]*)/')
     if session and not sessionOf(ctx, session) then dropped = dropped + call('HDEL', key, field) end
   end

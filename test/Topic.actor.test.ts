@@ -88,6 +88,31 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
       })
     }))
 
+  it.effect("counts no member that Redis has forgotten, also if only publishers come after that", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      yield* Effect.promise(async () => {
+        const topic = actor(redis, freshNamespace(), "topic:t")
+        const joining = (session: string) =>
+          topic.send(session, "topic.join", ["m", -1, 0, 0, 0, 60_000, 60_000, "1", 1])
+        for (const session of ["a", "b"]) {
+          await topic.open(session)
+          await joining(session)
+          await topic.send(session, "topic.consume", ["c", "g", "0-0", 8, "", 0, ""])
+        }
+        // As after a day without processes.
+        const [sessions, due] = topic.keys("") as [string, string]
+        await redis.del(sessions, due, ...["a", "b"].flatMap((session) => topic.keys(session).slice(3)))
+        await topic.open("c")
+        await joining("c")
+        while (Number(await redis.zscore(due, "@topic:t") ?? Number.POSITIVE_INFINITY) <= Date.now()) await topic.ring()
+        const [, , , , , , members, [[name, inGroup]]] = await topic.look("topic.state", []) as Array<any>
+        assert.deepStrictEqual([members, name, inGroup], [1, "g", 0])
+        // The group ends a minute after that.
+        assert.isAbove(Number(await redis.zscore(due, "@topic:t")), Date.now() + 30_000)
+      })
+    }))
+
   it.effect("takes nothing in between two epochs, and then what is of the new one", () =>
     Effect.gen(function*() {
       const redis = yield* client(yield* TestServer)
