@@ -179,6 +179,7 @@ handlers['session.renew'] = function(ctx)
     if not keepSession(ctx, ctx.session, state.lease) then
       -- A mailbox that Redis has dropped is made again; the number says that something is missing.
       call('XADD', mailboxOf(ctx, ctx.session), postedId(ctx, state), 'e', '[]')
+      keepSession(ctx, ctx.session, state.lease)
     end
   end
   local due = {}
@@ -214,6 +215,31 @@ handlers['session.end'] = function(ctx, _, session, closed)
   return '["ended"]'
 end
 
+-- What a session owns beyond its set, as its record has it: each between two bytes that no name has. A record of another release cannot be
+-- read, but ends with that too.
+local function ownedInRecord(ctx, session)
+  local state, entries = sessionOf(ctx, session), {}
+  local text = state and state.owned or call('HGET', ctx.sessions, 's' .. session) or ''
+  for entry in string.gmatch(text, '\254([^\254\255]*)\255') do
+    if match(entry, '^[^:]*:[^:]*:') then entries[#entries + 1] = entry end
+  end
+  return entries
+end
+
+-- Takes an entry out of the record of a dead session. Answers whether it was there.
+local function disownInRecord(ctx, session, entry)
+  local state = sessionOf(ctx, session)
+  local record = not state and call('HGET', ctx.sessions, 's' .. session)
+  if state then
+    record = unmark(state, entry) and packSession(state)
+  elseif record then
+    local first, last = find(record, marked(entry), 1, true)
+    record = first and sub(record, 1, first - 1) .. sub(record, last + 1)
+  end
+  if record then call('HSET', ctx.sessions, 's' .. session, record) end
+  return record
+end
+
 -- session.owned: a part of what a dead session still owns; when that is nothing, the session is forgotten. It is set aside
 -- for a while when all the rest is of kinds that this release does not know.
 -- keys: none
@@ -222,7 +248,7 @@ end
 -- flags: allow-oom
 handlers['session.owned'] = function(ctx, _, session)
   if isAlive(ctx, session) then return '["alive"]' end
-  local owned, entries, unknown, inRecord = ownedBy(ctx, session), {}, false, {}
+  local owned, entries, unknown = ownedBy(ctx, session), {}, false
   local function look(sample)
     for _, entry in ipairs(sample) do
       if entry ~= '' then
@@ -234,9 +260,7 @@ handlers['session.owned'] = function(ctx, _, session)
       end
     end
   end
-  local state = sessionOf(ctx, session)
-  for entry in string.gmatch(state and state.owned or '', '\254([^\255]*)\255') do inRecord[#inRecord + 1] = entry end
-  look(inRecord)
+  look(ownedInRecord(ctx, session))
   look(call('SRANDMEMBER', owned, 4 * REAP_ENTRIES))
   -- What can be released may hide among thousands that cannot: that is worth a look at all of them before a minute's rest.
   if #entries == 0 and unknown then look(call('SRANDMEMBER', owned, '1000000000')) end
@@ -270,12 +294,7 @@ handlers['session.reap'] = function(ctx, key, session, entry)
   if isAlive(ctx, session) then return '["alive"]' end
   local id, kind = match(entry, '^([^:]*):([^:]*):')
   attempt(ctx, session, reapers[kind], key, session, id)
-  local state = sessionOf(ctx, session)
-  if state and unmark(state, entry) then
-    call('HSET', ctx.sessions, 's' .. session, packSession(state))
-  else
-    call('SREM', ownedBy(ctx, session), entry)
-  end
+  if not disownInRecord(ctx, session, entry) then call('SREM', ownedBy(ctx, session), entry) end
   return '["reaped"]'
 end
 

@@ -178,15 +178,19 @@ local function placesOf(key, from)
   return places
 end
 
+-- Whether this call has looked at as many waiters as it may: the rest is done in another one.
+local function isTired(ctx, key)
+  ctx.steps = (ctx.steps or 0) + 1
+  if ctx.steps <= SERVED then return false end
+  alarm(ctx, key, 0)
+  return true
+end
+
 -- Jumps to the next place that is a waiter's. Answers what stands there; nothing when the queue is empty, or when this has
 -- to go on in another call.
 local function nextWaiter(ctx, key, state)
   while state.first <= state.last do
-    ctx.steps = (ctx.steps or 0) + 1
-    if ctx.steps > SERVED then
-      alarm(ctx, key, 0)
-      return nil
-    end
+    if isTired(ctx, key) then return nil end
     local waiter = readField(key, state, 'w' .. text(state.first))
     if waiter then return waiter end
     if state.fields then writeFields(key, state) end
@@ -214,6 +218,9 @@ local function front(ctx, key, state, dropped)
     local claim, detail
     if state.waiters then
       claim, detail = match(state.waiters, WAITER)
+      -- One waiter for each request is as bounded as the requests of a call are.
+      if claim and state.served and isTired(ctx, key) then return nil end
+      state.served = true
     else
       claim, detail = match(nextWaiter(ctx, key, state) or '', '^(%S+) (.*)$')
     end

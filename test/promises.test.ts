@@ -416,6 +416,29 @@ layer(TestServer.layer, live)("grants", (it) => {
         assert.isBelow(posts, 40)
         yield* Fiber.join(writer.fiber)
       })))
+
+  it.effect("of many short queues in one step are bounded work a call, too", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      const { beside, mail, open, sendAll } = actor(redis, freshNamespace(), "semaphore:0")
+      const semaphores = Array.from({ length: 200 }, (_, at) => beside(`semaphore:${at}`))
+      yield* Effect.promise(async () => {
+        await open("a")
+        await open("b")
+        const all = (session: string, verb: string, args: (at: number) => ReadonlyArray<string | number>) =>
+          sendAll(session, semaphores.map(({ key }, at) => [verb, args(at), key]))
+        await all("a", "semaphore.take", (at) => [`a${at}`, 3, 3, "1"])
+        for (const one of [1, 2, 3]) await all("b", "semaphore.take", (at) => [`b${one}-${at}`, 1, 3, "1"])
+        await all("a", "semaphore.release", (at) => [`a${at}`])
+        const granted = async () => (await mail("b")).filter(([tag]) => tag === "granted").length
+        const atOnce = await granted()
+        // The first one of each queue, and 256 others.
+        assert.isAtLeast(atOnce, 400)
+        assert.isAtMost(atOnce, 456)
+        for (const semaphore of semaphores) await semaphore.ring()
+        assert.strictEqual(await granted(), 600)
+      })
+    }))
 })
 
 /** How many events all mailboxes have had. */
@@ -980,6 +1003,27 @@ layer(TestServer.layer, live)("a namespace", (it) => {
           ))
         )))
       yield* assertEmpty(server, namespace)
+    }))
+
+  it.effect("loses nothing of a session whose record another release has written", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      const { beside, keys, open, reap, send } = actor(redis, freshNamespace(), "lock:a")
+      const other = beside("semaphore:s")
+      yield* Effect.promise(async () => {
+        const [sessions] = keys("") as [string]
+        await open("a")
+        await send("a", "lock.take", ["1", ""])
+        await other.send("a", "semaphore.take", ["2", 1, 1, ""])
+        // Its version is another one.
+        const record = (await redis.hgetBuffer(sessions, "sa"))!
+        record[0] = 99
+        await redis.hset(sessions, "sa", record)
+        await open("b")
+        assert.strictEqual(await reap("a"), "forgotten")
+        assert.strictEqual((await send("b", "lock.take", ["3", ""]))[0], "granted")
+        assert.strictEqual((await other.send("b", "semaphore.take", ["4", 1, 1, ""]))[0], "granted")
+      })
     }))
 
   it.effect("is not in use for a dead session that is set aside", () =>
