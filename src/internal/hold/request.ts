@@ -5,7 +5,7 @@ import type { CoordinatorError } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { Session } from "../actor/session.ts"
-import { coordinatorError, failed, type Verb } from "../actor/transport.ts"
+import { coordinatorError, failed, type Transport, type Verb } from "../actor/transport.ts"
 import { mostStale } from "./claim.ts"
 import type { Hold } from "./hold.ts"
 import type { Tenancy } from "./tenancy.ts"
@@ -151,17 +151,40 @@ export const memberQuestion = <V extends Verb>(
 const renewed = ({ tenancy: { channel } }: Target): Effect.Effect<void> =>
   Effect.promise(() => new Promise((resolve) => void channel.opened(() => resolve()).then(resolve, () => resolve())))
 
-const inspect = async (
+/**
+ * Asks Redis itself about a plain key of the partition, which is the first argument, with the deadline, the bound and the errors of a
+ * question.
+ */
+export const look = (
+  target: Target,
+  command: string,
+  args: ReadonlyArray<string | number>
+): Effect.Effect<unknown, CoordinatorError> =>
+  Effect.tryPromise({
+    try: () => asked(target, (transport) => transport.read(command, args)),
+    catch: (cause) => coordinatorError(cause, target.key)
+  })
+
+const asked = async <A>(
   { key, tenancy: { kernel: { refusal, transport }, partition } }: Target,
+  ask: (transport: Transport) => Promise<A>
+): Promise<A> => {
+  const refused = partition.questions.begin(key)
+  if (refused !== undefined) throw refused
+  return await transport.answered(key, refusal, () => ask(transport)).finally(() => partition.questions.end())
+}
+
+const inspect = async (
+  target: Target,
   verb: Verb,
   args: ReadonlyArray<string | number | boolean>,
   anyway: boolean
 ) => {
-  const address = transport.addressOf(partition.prefix, "")
-  const refused = partition.questions.begin(key)
-  if (refused !== undefined) throw refused
-  const ask = transport.answered(key, refusal, () => transport.inspect(address, { verb, key, args }, anyway))
-  const { replies: [reply] } = await ask.finally(() => partition.questions.end())
+  const { key, tenancy: { partition } } = target
+  const { replies: [reply] } = await asked(
+    target,
+    (transport) => transport.inspect(transport.addressOf(partition.prefix, ""), { verb, key, args }, anyway)
+  )
   if (reply![0] === "failed") throw failed(verb, String(reply![1]))
   return reply!
 }

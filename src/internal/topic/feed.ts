@@ -2,7 +2,7 @@
 
 import type { Kernel, Partition } from "../actor/kernel.ts"
 import type { Entry, Reader, Source } from "../actor/reader.ts"
-import { coordinatorError, isTransient } from "../actor/transport.ts"
+import { isTransient } from "../actor/transport.ts"
 import { RedisError } from "../redis/errors.ts"
 import { compareIds } from "./event.ts"
 
@@ -106,21 +106,13 @@ export class Feed {
 
   /** What stands behind one id, up to another one. While Redis is away it waits, until `isOver` says so. */
   async page(after: string, until: string, count: number, isOver: () => boolean): Promise<ReadonlyArray<Entry>> {
-    return await this.#range("XRANGE", [this.#key, `(${after}`, until, "COUNT", count], isOver)
-  }
-
-  /** The last ones, the newest first. */
-  async last(count: number, isOver: () => boolean): Promise<ReadonlyArray<Entry>> {
-    return await this.#range("XREVRANGE", [this.#key, "+", "-", "COUNT", count], isOver)
-  }
-
-  async #range(command: string, args: ReadonlyArray<string | number>, isOver: () => boolean) {
     const { transport } = this.#kernel
+    const args = [this.#key, `(${after}`, until, "COUNT", count]
     for (let attempt = 0; !isOver() && !this.#kernel.isClosed(); attempt++) {
       try {
-        return await transport.read(command, args) as ReadonlyArray<Entry>
+        return await transport.read("XRANGE", args) as ReadonlyArray<Entry>
       } catch (cause) {
-        if (!(cause instanceof RedisError) || !isTransient(cause)) throw coordinatorError(cause)
+        if (!(cause instanceof RedisError) || !isTransient(cause)) throw cause
         await transport.backoff(attempt, cause)
       }
     }

@@ -7,10 +7,9 @@ import { CoordinatorClosed, CoordinatorError } from "../actor/errors.ts"
 import { keyOf } from "../actor/keys.ts"
 import type { Requests } from "../actor/lua.ts"
 import type { Entry } from "../actor/reader.ts"
-import { coordinatorError } from "../actor/transport.ts"
 import type { Observer } from "../hold/membership.ts"
 import type { Place } from "../hold/place.ts"
-import { question } from "../hold/request.ts"
+import { look, question } from "../hold/request.ts"
 import { exitOf } from "../io.ts"
 import { untilBack } from "../work/patience.ts"
 import {
@@ -228,18 +227,20 @@ export class Shard<A> implements Listener {
 
   /** The first event of a time, or of a later one. */
   since(time: number): Effect.Effect<string | undefined, CoordinatorError> {
-    return Effect.tryPromise({
-      try: async () => (await this.feed.page(`${time}-0`, "+", 1, () => false))[0]?.[0],
-      catch: coordinatorError
-    })
+    return Effect.map(this.#look("XRANGE", `${time}-0`, "+", 1), ([first]) => first)
   }
 
   /** The last events, the newest first. */
   last(count: number): Effect.Effect<ReadonlyArray<string>, CoordinatorError> {
-    return Effect.tryPromise({
-      try: async () => (await this.feed.last(count, () => false)).map(([id]) => id),
-      catch: coordinatorError
-    })
+    return this.#look("XREVRANGE", "+", "-", count)
+  }
+
+  #look(command: string, from: string, to: string, count: number) {
+    const { place } = this
+    return Effect.map(
+      look(place, command, [keyOf(place.key, "entries"), from, to, "COUNT", count]),
+      (found) => (found as ReadonlyArray<Entry>).map(([id]) => id)
+    )
   }
 
   // -------------------------------------------------------------------------------------------------------------------

@@ -336,7 +336,7 @@ export class Subscription<A> {
         lane.mode = "paging"
       }
     } catch (cause) {
-      this.fail(coordinatorError(cause))
+      this.#stop(cause)
     }
   }
 
@@ -351,6 +351,10 @@ export class Subscription<A> {
       if (!lane.takePage(page)) return false
       if (!page.isFull) return true
     }
+  }
+
+  #stop(cause: unknown): void {
+    this.fail(coordinatorError(cause, this.#lanes[0]?.shard.place.key))
   }
 
   readonly #isOver = (): boolean => this.#closed || this.#error !== undefined
@@ -401,7 +405,7 @@ export class Subscription<A> {
         await this.#alignHeld(this.#lanes.filter(({ mode }) => mode === "held"))
       }
     } catch (cause) {
-      this.fail(coordinatorError(cause))
+      this.#stop(cause)
     } finally {
       this.#aligning = false
     }
