@@ -45,6 +45,67 @@ layer(TestServer.layer, live)("an offer", (it) => {
         yield* shows(queue, { waiting: 2 })
       }), narrow))
 
+  it.effect("behind many others fails in time while Redis is away, and so do all", () =>
+    behindLine(({ context, line }) =>
+      Effect.gen(function*() {
+        const queue = yield* on(context, make())
+        yield* queue.offer(0)
+        yield* line.blackhole
+        // Ten times as many as two requests have.
+        const offers = yield* Effect.forEach(
+          upTo(10_240),
+          (n) => Effect.forkChild(Effect.flip(queue.offer(n)), { startImmediately: true })
+        )
+        const began = performance.now()
+        const errors = yield* promptly(Effect.forEach(offers, Fiber.join), "the failures")
+        assert.isBelow(performance.now() - began, 2000)
+        for (const { reason } of errors) assert.strictEqual(reason._tag, "Timeout")
+        yield* line.pass
+        yield* line.closeAll
+        yield* eventually(Effect.isSuccess(queue.offer(1)))
+        // None comes later of those that were not sent.
+        assert.isAtMost(yield* queue.drain(), 2 + 2 * 512)
+      }), { lease: "9 seconds", margin: "1 second", requestTimeout: "500 millis" }))
+
+  it.effect("fails at once while too many wait to be offered, and none of those before it", () =>
+    behindLine(({ context, line }) =>
+      Effect.gen(function*() {
+        const queue = yield* on(context, make())
+        yield* queue.offer(0)
+        const held = yield* line.hold(({ name }) => name === "FCALL")
+        const offers = yield* Effect.forEach(
+          upTo(2000),
+          (n) => Effect.forkChild(Effect.exit(queue.offer(n)), { startImmediately: true })
+        )
+        yield* held.request
+        const { reason } = yield* promptly(Effect.flip(queue.offer(1)), "the refusal")
+        assert.strictEqual(reason._tag, "Overloaded")
+        yield* held.release()
+        const stored = yield* promptly(Effect.forEach(offers, Fiber.join), "the others")
+        // Two requests with 512 jobs each, and as many callers behind them as may wait.
+        assert.strictEqual(stored.filter(Exit.isSuccess).length, 2 * 512 + narrow.batch.maxPending)
+        yield* queue.drain()
+      }), narrow))
+
+  it.effect("costs the same when it is given up, however many wait beside it", () =>
+    behindLine(({ context, line }) =>
+      Effect.gen(function*() {
+        const queue = yield* on(context, make())
+        yield* queue.offer(0)
+        const held = yield* line.hold(({ name }) => name === "FCALL")
+        const offers = yield* Effect.forEach(
+          upTo(40_000),
+          (n) => Effect.forkChild(queue.offer(n), { startImmediately: true })
+        )
+        yield* held.request
+        const began = performance.now()
+        yield* Effect.forEach(offers, (fiber) => Fiber.interrupt(fiber), { discard: true })
+        assert.isBelow(performance.now() - began, 3000)
+        yield* held.release()
+        yield* promptly(queue.offer(1), "another one")
+        yield* queue.drain()
+      }), { ...narrow, batch: { maxPending: 65_536 } }))
+
   it.effect("that waits for room is stored when there is some, also while too many requests wait", () =>
     behindLine(({ context, direct, line, namespace, server }) =>
       Effect.gen(function*() {

@@ -2,8 +2,10 @@
 
 import { type CoordinatorError, isFinal } from "../actor/errors.ts"
 import type { Request } from "../actor/outbox.ts"
+import { overloaded } from "../actor/transport.ts"
 import type { Place } from "../hold/place.ts"
 import type { Failure } from "./errors.ts"
+import { Line, type Owner } from "./line.ts"
 import { nameOf } from "./naming.ts"
 
 export type Level = "u" | "h" | "n" | "l"
@@ -31,15 +33,13 @@ export interface Offered {
 }
 
 /** Told of the results of jobs, by their places from `from` on. Undefined: they are stored, and their ids are lost. */
-export interface Asker {
+export interface Asker extends Owner {
   readonly offered: (at: number, offered: Offered | undefined) => void
   /** The queue is full, so a job was not stored. */
   readonly full: () => void
   /** A job was not stored, because nothing is known of this job before it. */
   readonly unknown: (before: string) => void
   readonly failed: (error: Failure) => void
-  /** Its caller was interrupted: jobs that were not stored are dropped. */
-  gone?: boolean
 }
 
 // Instead of an id, of jobs that were not stored: the queue is full, or a job before them is not known.
@@ -49,6 +49,8 @@ interface Item {
   readonly wish: Wish
   readonly asker: Asker
   readonly at: number
+  /** The actor has said that it has to wait for room. */
+  isForRoom: boolean
 }
 
 // The work of one request is bounded, for Redis and for this process. In jobs, and in characters of their bodies.
@@ -78,8 +80,15 @@ export const packed = (items: ReadonlyArray<{ readonly wish: Wish }>): [values: 
   return [values, shapes]
 }
 
-/** Told of the jobs that wait for room, if an offer was answered at all. `entered` is true if they stand in the line for that. */
-type Answered = (waiting: Array<Item> | undefined, entered: boolean) => void
+/** What has become of an offer. */
+interface Outcome {
+  /** The jobs that wait for room, if it was answered at all. */
+  readonly waiting?: ReadonlyArray<Item>
+  /** These stand in the line for that. */
+  readonly entered: boolean
+  /** It was not answered in time. */
+  readonly late?: CoordinatorError
+}
 
 type OfferArgs = [values: string, shapes: string, node: string, number: number]
 
@@ -99,7 +108,7 @@ class Offer implements Request<"queue.offer"> {
   readonly #known: { readonly knownFor: number }
   // As which member it asks, if its jobs may wait for room.
   readonly #member: string | undefined
-  #answered: Answered | undefined
+  #answered: ((outcome: Outcome) => void) | undefined
   #args: OfferArgs | undefined = undefined
 
   constructor(
@@ -110,7 +119,7 @@ class Offer implements Request<"queue.offer"> {
     known: { readonly knownFor: number },
     member: string | undefined,
     urgent: boolean,
-    answered: Answered
+    answered: (outcome: Outcome) => void
   ) {
     // Both have the same replies.
     this.verb = (member === undefined ? "queue.offer" : "queue.enter") as "queue.offer"
@@ -148,23 +157,25 @@ class Offer implements Request<"queue.offer"> {
 
   // Once: an answer may come to an offer that has failed because Redis was away. Its callers know that by then, and those that were
   // interrupted before may still want to know what became of their jobs.
-  #over(): ((waiting: Array<Item> | undefined) => void) | undefined {
+  #over(): ((outcome: Omit<Outcome, "entered">) => void) | undefined {
     const answered = this.#answered
     this.#answered = undefined
-    return answered && ((waiting) => answered(waiting, this.#member !== undefined))
+    return answered && ((outcome) => answered({ ...outcome, entered: this.#member !== undefined }))
   }
 
   settle(reply: Reply): void {
     const answered = this.#over()
     const { items } = this
     if (reply[0] === "late") {
-      answered?.([])
+      answered?.({ waiting: [] })
       for (const { asker, at } of items) asker.offered(at, undefined)
       return
     }
     const [, stamp, first, list] = reply
     const known = list as ReadonlyArray<readonly [place: number, id: string | 0 | 2 | 3, more?: number]>
-    answered?.(known.length === 0 ? [] : known.flatMap(([place, id]) => id === waits ? [items[place]!] : []))
+    answered?.({
+      waiting: known.length === 0 ? [] : known.flatMap(([place, id]) => id === waits ? [items[place]!] : [])
+    })
     let [next, number] = [0, first]
     for (let place = 0; place < items.length; place++) {
       const { asker, at, wish: { after, letter } } = items[place]!
@@ -183,19 +194,25 @@ class Offer implements Request<"queue.offer"> {
     }
   }
 
-  readonly fail = (error: CoordinatorError): void => {
+  readonly fail = (error: CoordinatorError): void => this.#end(error, {})
+
+  #end(error: CoordinatorError, outcome: Omit<Outcome, "entered">): void {
     const answered = this.#over()
     if (answered === undefined) return
-    answered(undefined)
+    answered(outcome)
     for (const { asker } of this.items) asker.failed(error)
+  }
+
+  late(error: CoordinatorError): void {
+    this.cancelled = true
+    this.#end(error, { late: error })
   }
 
   expire: ((error: CoordinatorError) => void) | undefined = expire
 }
 
 function expire(this: Offer, error: CoordinatorError): void {
-  this.cancelled = true
-  this.fail(error)
+  this.late(error)
 }
 
 export class Offerer {
@@ -209,8 +226,7 @@ export class Offerer {
   // Of two requests at most, one is not sent: Redis knows the reply to the last one of a coordinator.
   #last: Offer | undefined = undefined
   #unanswered = 0
-  #waiting: Array<Item> = []
-  #head = 0
+  readonly #line = new Line<Item>()
   // Jobs may wait for room: the process sends one request at a time, so its jobs keep their order.
   #enters = false
   // Jobs wait until the actor says that there is room.
@@ -220,8 +236,6 @@ export class Offerer {
   #isLeaving = false
   // The actor has said so before an answer.
   #told = false
-  // How many of the waiting jobs were sent before: they go ahead of the others.
-  #returned = 0
   #id: string | undefined = undefined
   // Why it takes no jobs any more.
   #closed: Failure | undefined = undefined
@@ -245,8 +259,13 @@ export class Offerer {
 
   offer(wish: Wish, asker: Asker, at: number): void {
     if (this.#closed !== undefined) return asker.failed(this.#closed)
-    const item = { wish, asker, at }
-    if (this.#waiting.length > 0 || !this.#put(item, false)) this.#waiting.push(item)
+    const item = { wish, asker, at, isForRoom: false }
+    if (this.#line.length === 0 && this.#isOpen) return this.#put(item, false)
+    const { owners } = this.#line
+    // The first job of a call: the others have been accepted with it.
+    const isTooMuch = at === 0 && !this.#parked && owners >= this.place.space.kernel.settings.maxPending
+    if (isTooMuch) asker.failed(overloaded(owners, this.place.key))
+    else this.#line.push(item)
   }
 
   /** There is room: the actor has said so, or a new session has begun, which does not stand in the line yet. */
@@ -292,17 +311,14 @@ export class Offerer {
   }
 
   get #isIdle(): boolean {
-    return this.#unanswered === 0 && this.#waiting.length === 0
+    return this.#unanswered === 0 && this.#line.length === 0
   }
 
   /** Jobs of a caller that was interrupted, or refused, do not wait any more. Answers how many did. */
   withdraw(asker: Asker): number {
-    asker.gone = true
-    const before = this.#waiting.length - this.#head
-    this.#waiting = this.#waiting.slice(this.#head).filter((item) => item.asker !== asker)
-    this.#head = 0
+    const dropped = this.#line.drop(asker)
     this.#leaveIfIdle()
-    return before - this.#waiting.length
+    return dropped
   }
 
   /** The membership is joined, perhaps again. */
@@ -315,30 +331,31 @@ export class Offerer {
     this.#failAll(error)
   }
 
-  #failAll(error: Failure): void {
-    for (const { asker } of this.#waiting.splice(0).slice(this.#head)) asker.failed(error)
-    this.#head = 0
+  #failAll(error: Failure, isMeant: (item: Item) => boolean = () => true): void {
+    for (const { asker } of this.#line.take(isMeant)) asker.failed(error)
+  }
+
+  // It can send a job now, or refuse it.
+  get #isOpen(): boolean {
+    if (this.open || this.place.space.kernel.isClosing()) return true
+    return !this.#parked && this.#unanswered < (this.#enters ? 1 : 2)
   }
 
   // An urgent job has waited here: it was accepted before, whatever the load is now.
-  #put(item: Item, urgent: boolean): boolean {
+  #put(item: Item, urgent: boolean): void {
     const { channel, space: { kernel } } = this.place
     const last = this.#last
     if (last !== undefined && last.open) {
       last.add(item)
       // It waits for no others: Redis works on it while the next jobs are encoded.
       if (!last.open) channel.outbox.flush()
-      return true
-    }
-    if (kernel.isClosing()) {
+    } else if (kernel.isClosing()) {
       item.asker.failed(channel.closedError())
-      return true
+    } else {
+      const offer = this.#make(urgent)
+      offer.add(item)
+      this.#send(offer)
     }
-    if (this.#parked || this.#unanswered === (this.#enters ? 1 : 2)) return false
-    const offer = this.#make(urgent)
-    offer.add(item)
-    this.#send(offer)
-    return true
   }
 
   #make(urgent: boolean): Offer {
@@ -354,31 +371,28 @@ export class Offerer {
     this.place.channel.outbox.request(offer)
   }
 
-  readonly #answered = (waiting: Array<Item> | undefined, entered: boolean): void => {
+  readonly #answered = ({ entered, late, waiting }: Outcome): void => {
     this.#unanswered--
     if (waiting !== undefined && waiting.length > 0) {
       this.#enters = true
-      // In front of jobs that were not sent, and behind the jobs of an earlier request.
-      const wanted = waiting.filter(({ asker }) => asker.gone !== true)
-      const all = this.#waiting.slice(this.#head)
-      this.#waiting = [...all.slice(0, this.#returned), ...wanted, ...all.slice(this.#returned)]
-      this.#head = 0
-      this.#returned += wanted.length
+      for (const item of waiting) item.isForRoom = true
+      this.#line.giveBack(waiting)
       this.#parked = entered && !this.#told
       this.#inLine ||= entered
     } else if (waiting !== undefined && entered) this.#inLine = false
     this.#told = false
-    if (this.#unanswered === 0) this.#returned = 0
+    if (this.#unanswered === 0) this.#line.settle()
     if (this.#closed !== undefined) return this.#failAll(this.#closed)
+    // What waited behind it was offered by then: it would wait as long for an answer of its own. A job may wait for room as long as it takes.
+    if (late !== undefined) this.#failAll(late, ({ isForRoom }) => !isForRoom)
     this.#putAll()
     this.#leaveIfIdle()
   }
 
   #putAll(): void {
-    while (this.#head < this.#waiting.length && this.#put(this.#waiting[this.#head]!, true)) this.#head++
-    if (this.#head === this.#waiting.length) this.#waiting = []
-    else if (this.#head * 2 > this.#waiting.length) this.#waiting = this.#waiting.slice(this.#head)
-    else return
-    this.#head = 0
+    for (let { first } = this.#line; first !== undefined && this.#isOpen; { first } = this.#line) {
+      this.#line.shift()
+      this.#put(first, true)
+    }
   }
 }

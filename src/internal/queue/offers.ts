@@ -43,6 +43,7 @@ export class Offers {
   one(wish: Wish, late?: (offered: Offered) => void): Effect.Effect<Offered, QueueError> {
     return Effect.callback((resume) => {
       const asker: Asker = {
+        waiting: 0,
         offered: (_, offered) => {
           if (offered === undefined) resume(Effect.fail(this.#uncertain))
           else if (late !== undefined && asker.gone === true) late(offered)
@@ -84,6 +85,7 @@ export class Offers {
       else if (encoder.ended) end(Effect.succeed(results))
     }
     const asker: Asker = {
+      waiting: 0,
       offered: (at: number, offered: Offered | undefined) => {
         if (over) return
         if (offered === undefined) return end(Effect.fail(this.#uncertain))
@@ -102,7 +104,9 @@ export class Offers {
         if (!over) end(Effect.fail(this.#unknown(before)))
       },
       failed: ({ reason }) => {
-        if (!over) end(Effect.fail(fail(reason)))
+        if (over) return
+        end(Effect.fail(fail(reason)))
+        this.#offerer.withdraw(asker)
       }
     }
     const feed = () => {
