@@ -57,7 +57,7 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         }
       })))
 
-  it.effect("tells a party whose time is over that its generation has passed, and waits for an action that has begun", () =>
+  it.effect("notifies a party whose time is over that its generation passed, and waits for an action that has begun", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const line = yield* proxy(server)
@@ -114,7 +114,7 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         assert.strictEqual((yield* promptly(Fiber.join(waiter), "the pass")).generation, 4)
       })))
 
-  it.effect("keeps in step those who come again and again at the same time", () =>
+  it.effect("keeps in step the parties that come again and again at the same time", () =>
     several(3, (nodes) =>
       Effect.gen(function*() {
         const seen = new Map<number, Set<string>>()
@@ -188,7 +188,7 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         assert.deepStrictEqual([one.parties, two.parties, three.parties], [2, 2, 2])
       })))
 
-  it.effect("passes those who came first when fewer parties are enough, and waits for more when they are not", () =>
+  it.effect("passes the parties that came first when fewer are enough, and waits for more when they are not", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const one = yield* barrierOn(a!, 5)
@@ -205,7 +205,7 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         yield* promptly(Effect.forEach(fibers, Fiber.join), "all of them")
       })))
 
-  it.effect("runs its action for those who had arrived, when the number changes meanwhile", () =>
+  it.effect("runs its action for the parties that had arrived, when the number changes meanwhile", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const gate = yield* Deferred.make<void>()
@@ -340,7 +340,7 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         yield* promptly(Fiber.join(stays), "the wait that goes on")
       }), { lease: "1200 millis", margin: "200 millis" }))
 
-  it.effect("carries whatever the schema allows, under whatever name", () =>
+  it.effect("carries every value that the schema allows, under any name", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const schema = Schema.Struct({ at: Schema.Date, text: Schema.String, big: Schema.BigInt })
@@ -388,7 +388,7 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         assert.strictEqual(yield* eventsOf(b!, namespace, server), before + 1)
       })))
 
-  it.effect("is broken by who is interrupted or times out, and the next generation begins", () =>
+  it.effect("is broken by a party that is interrupted or times out, and the next generation begins", () =>
     several(3, ([a, b, c]) =>
       Effect.gen(function*() {
         const [one, two, three] = [yield* barrierOn(a!, 4), yield* barrierOn(b!, 4), yield* barrierOn(c!, 4)]
@@ -410,7 +410,7 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         assert.deepStrictEqual(results.map(({ generation }) => generation), [3, 3, 3, 3])
       })))
 
-  it.effect("goes on without who withdraws", () =>
+  it.effect("goes on without a party that withdraws", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const [one, two] = [
@@ -428,7 +428,7 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         assert.strictEqual((yield* promptly(Fiber.join(second), "the second")).index, 1)
       })))
 
-  it.effect("is left by who is interrupted at any moment of arriving, and of passing", () =>
+  it.effect("is left by a party that is interrupted at any moment of arriving, and of passing", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const [one, two] = [yield* barrierOn(a!, 2), yield* barrierOn(b!, 2, { action: () => Effect.yieldNow })]
@@ -474,7 +474,7 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         assert.strictEqual(generation, 2)
       })))
 
-  it.effect("has the last one run the action before anybody passes, under a lease", () =>
+  it.effect("has the last party run the action before any party passes, under a lease", () =>
     several(3, ([a, b, c]) =>
       Effect.gen(function*() {
         const runs: Array<{ readonly who: string; readonly all: ReadonlyArray<string>; readonly token: number }> = []
@@ -559,7 +559,7 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         assert.strictEqual((yield* promptly(Fiber.join(waits), "the waiter")).generation, 1)
       })))
 
-  it.effect("is reset while its action runs, which is interrupted, or is over when it hears of that", () =>
+  it.effect("is reset while its action runs, which is interrupted, or has ended when it observes the reset", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const running = yield* Deferred.make<void>()
@@ -606,7 +606,7 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         assert.strictEqual((yield* promptly(Fiber.join(second), "the second")).index, 1)
       })))
 
-  it.effect("tells who lost its session meanwhile that the generation has passed", () =>
+  it.effect("notifies a party that lost its session meanwhile that the generation has passed", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const [one, two] = [yield* barrierOn(a!, 2), yield* barrierOn(b!, 2)]
@@ -652,7 +652,7 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         assert.deepInclude(yield* reasonOf(waits), { _tag: "BarrierBroken", generation: 1 })
       })))
 
-  it.effect("tells all the same when the session of who runs the action is lost as it lets them pass", () =>
+  it.effect("has one outcome for all parties when the session that runs the action is lost as it lets them pass", () =>
     several(1, ([other], namespace, server) =>
       Effect.gen(function*() {
         // Executed before it is lost, with a reply that does not come, or not at all.
@@ -683,7 +683,7 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         }
       })))
 
-  it.effect("tells who lets them pass that the coordinator is closed, whatever has become of its session", () =>
+  it.effect("notifies the party that lets others pass that the coordinator is closed, however its session ends", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       for (const gone of ["the connection", "the connection for a while", "the session"] as const) {
@@ -728,7 +728,7 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         }
       }), { lease: "1 second", margin: "200 millis" }))
 
-  it.effect("is made again after Redis has lost its data, by those who wait", () =>
+  it.effect("is made again by its waiters after Redis has lost its data", () =>
     several(3, ([a, b, c], _, server) =>
       Effect.gen(function*() {
         const [one, two] = [yield* barrierOn(a!, 3), yield* barrierOn(b!, 3)]
@@ -744,7 +744,7 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         }
       })))
 
-  it.effect("ends with its scope, and with the coordinator, for those who still wait", () =>
+  it.effect("ends for its waiters with its scope, and with the coordinator", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const two = yield* barrierOn(b!, 3)

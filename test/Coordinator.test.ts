@@ -125,7 +125,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
         assert.strictEqual((yield* Metric.value(Metrics.waitTime)).count, 1)
       })).pipe(Effect.provideService(Metric.MetricRegistry, new Map())))
 
-  it.effect("says who it is in its log lines", () =>
+  it.effect("identifies itself in its log lines", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       const namespace = freshNamespace()
@@ -312,7 +312,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
       }
     }))
 
-  it.effect("keeps one session, whatever the number of holds", () =>
+  it.effect("keeps one session for any number of holds", () =>
     withNode(() =>
       Effect.gen(function*() {
         const server = yield* TestServer
@@ -338,7 +338,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
         }))
       }), short))
 
-  it.effect("has two connections, whatever its process runs", () =>
+  it.effect("has two connections, regardless of what its process runs", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       const name = freshNamespace()

@@ -123,7 +123,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         assert.strictEqual(yield* latch.remaining, 2)
       })))
 
-  it.effect("costs one event for each process, however many wait, and nothing for who gives up", () =>
+  it.effect("costs one event for each process, however many wait, and nothing for a waiter that gives up", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const [one, two] = [yield* latchOn(a!, 1), yield* latchOn(b!, 1)]
@@ -147,7 +147,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         assert.strictEqual(Number(after[after.indexOf("entries-added") + 1]), before + 1)
       })))
 
-  it.effect("is remembered while nobody has it open, for as long as it was told", () =>
+  it.effect("is remembered for its time to live while no process has it open", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         yield* Effect.scoped(Effect.gen(function*() {
@@ -259,7 +259,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         yield* promptly(Effect.andThen(one.await, two.await), "both")
       })))
 
-  it.effect("counts each number of a member once, in whatever order they come", () =>
+  it.effect("counts each number of a member once, in any order", () =>
     Effect.gen(function*() {
       const redis = yield* client(yield* TestServer)
       yield* Effect.promise(async () => {
@@ -371,7 +371,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
       })
     }))
 
-  it.effect("counts each number of a member once, in whatever order and however often it arrives", () =>
+  it.effect("counts each number of a member once, in any order and however often it arrives", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       const redis = yield* client(server)
@@ -442,7 +442,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         }
       })))
 
-  it.effect("is found by the next run as the last one has left it, unless that is told otherwise", () =>
+  it.effect("is found by the next run as the last one has left it, unless its options say otherwise", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const options = { name: "migrated", count: 1, timeToLive: "1 minute" } as const
@@ -476,7 +476,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         ).pipe(Effect.map((count) => assert.strictEqual(count, 1)))
       })))
 
-  it.effect("tells the members of a former run that it belongs to another one", () =>
+  it.effect("notifies the members of a former run that it belongs to another one", () =>
     several(3, ([a, b, c], namespace, server) =>
       Effect.gen(function*() {
         const options = { name: "migrated", count: 2, timeToLive } as const
@@ -597,7 +597,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
       })
     }))
 
-  it.effect("is created anew when all who had it open were killed, though nothing has reaped them yet", () =>
+  it.effect("is created anew when all processes that had it open were killed, though nothing has reaped them yet", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       const namespace = freshNamespace()
@@ -627,7 +627,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
       }
     }))
 
-  it.effect("moves with its count, when it is told to", () =>
+  it.effect("moves with its count, as onMismatch says", () =>
     several(3, ([a, b, c]) =>
       Effect.gen(function*() {
         const make = (context: Node, count: number, onMismatch?: "fail" | "keep" | "resize", name = "shards") =>
@@ -678,7 +678,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         yield* promptly(Effect.andThen(one.await, two.await), "both")
       })))
 
-  it.effect("is waited for no longer than it is told, or than the coordinator is; while Redis is away, questions fail", () =>
+  it.effect("is waited for no longer than its own wait or the coordinator's; while Redis is away, questions fail", () =>
     behindLine(({ context, line }) =>
       Effect.gen(function*() {
         const latch = yield* latchOn(context, 2)

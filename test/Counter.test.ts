@@ -29,7 +29,7 @@ const sees = <A>(seen: ReadonlyArray<A>, expected: ReadonlyArray<A>) =>
 const most = Number.MAX_SAFE_INTEGER
 
 layer(TestServer.layer, live)("a counter", (it) => {
-  it.effect("adds up what all processes add, and tells each of them", () =>
+  it.effect("adds up what all processes add, and notifies each of them", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const [one, two] = [yield* on(a!, make()), yield* on(b!, make())]
@@ -159,7 +159,7 @@ layer(TestServer.layer, live)("a counter", (it) => {
         }))
       })))
 
-  it.effect("counts each sum once, whatever happens to replies and sessions on the way", () =>
+  it.effect("counts each sum once, despite any loss of replies and sessions on the way", () =>
     several(1, ([a], namespace, server) =>
       Effect.gen(function*() {
         const direct = yield* on(a!, Counter.make({ name: "n" }))
@@ -269,7 +269,7 @@ layer(TestServer.layer, live)("a counter", (it) => {
         yield* direct.reset
       })))
 
-  it.effect("is gone after its time to live, and its subscribers hear of it, also after a loss of data", () =>
+  it.effect("is deleted after its time to live, and its subscribers observe that, also after a loss of data", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const [one, two] = [

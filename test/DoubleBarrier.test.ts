@@ -250,7 +250,7 @@ layer(TestServer.layer, live)("a double barrier", (it) => {
         assert.strictEqual(yield* eventsOf(b!, namespace, server), before + 2)
       })))
 
-  it.effect("leaves nothing behind of who gives up", () =>
+  it.effect("leaves nothing behind of a party that gives up", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const [one, two] = [yield* barrierOn(a!, 2), yield* barrierOn(b!, 2)]
@@ -294,7 +294,7 @@ layer(TestServer.layer, live)("a double barrier", (it) => {
         assert.strictEqual(yield* promptly(Fiber.join(done), "the other"), "done")
       })))
 
-  it.effect("interrupts who loses its session inside, and lets the others leave", () =>
+  it.effect("interrupts a party that loses its session inside, and lets the others leave", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const [one, two] = [yield* barrierOn(a!, 2), yield* barrierOn(b!, 2)]
@@ -329,7 +329,7 @@ layer(TestServer.layer, live)("a double barrier", (it) => {
         yield* promptly(Fiber.join(waits), "the waiter to leave")
       })))
 
-  it.effect("tells everybody inside that the phase is lost when Redis has lost its data", () =>
+  it.effect("notifies every party inside that the phase is lost when Redis has lost its data", () =>
     several(2, ([a, b], _, server) =>
       Effect.gen(function*() {
         const [one, two] = [yield* barrierOn(a!, 2), yield* barrierOn(b!, 2)]

@@ -79,7 +79,7 @@ const watching = Effect.fnUntraced(function*(leader: Election.Election<string>) 
 const reasonOf = (error: Election.ElectionError) => error.reason._tag
 
 layer(TestServer.layer, live)("a leader", (it) => {
-  it.effect("is one of all, first in first out, and everybody knows who", () =>
+  it.effect("is one of all, first in first out, and known to every candidate", () =>
     several(3, ([a, b, c], namespace, server) =>
       Effect.gen(function*() {
         const elections = [
@@ -193,7 +193,7 @@ layer(TestServer.layer, live)("a leader", (it) => {
         }))
       })))
 
-  it.effect("hands over to whom it chooses, with a larger term, or not at all", () =>
+  it.effect("hands over to the candidate that it chooses, with a larger term, or not at all", () =>
     several(3, ([a, b, c], namespace, server) =>
       Effect.gen(function*() {
         const [mine, first, second] = [
@@ -344,7 +344,7 @@ layer(TestServer.layer, live)("a leader", (it) => {
         yield* Fiber.interrupt(watch.fiber)
       })))
 
-  it.effect("is succeeded by nobody else's waiter when it resigns in one batch with a lock", () =>
+  it.effect("is not succeeded by the waiter of a lock when it resigns in one batch with that", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const [mine, theirs] = [yield* electionOn(a!, "a"), yield* electionOn(b!, "b")]
@@ -433,7 +433,7 @@ layer(TestServer.layer, live)("a leader", (it) => {
         yield* Fiber.interrupt(watch.fiber)
       })))
 
-  it.effect("leads no more when what made it is closed, and who observes is told", () =>
+  it.effect("leads no more when the scope that made it is closed, and its observers are notified", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const calls: Array<string> = []
@@ -491,7 +491,7 @@ layer(TestServer.layer, live)("a leader", (it) => {
         yield* Scope.close(campaigning, Exit.void)
       })))
 
-  it.effect("fails who observes, leads or resigns when the coordinator is closed", () =>
+  it.effect("fails observing, leading and resigning when the coordinator is closed", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       const namespace = freshNamespace()

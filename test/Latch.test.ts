@@ -100,7 +100,7 @@ layer(TestServer.layer, live)("a latch", (it) => {
         assert.isFalse(ran)
       }), { wait: "50 millis" }))
 
-  it.effect("is found by the next run as the last one has left it, unless that is told otherwise", () =>
+  it.effect("is found by the next run as the last one has left it, unless its options say otherwise", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const options = { name: "start", timeToLive: "1 minute" } as const

@@ -34,7 +34,7 @@ layer(TestServer.layer, live)("a lock that is cached", (it) => {
         assert.isBelow(calls, 200)
       })))
 
-  it.effect("is given back when another process wants it, with the last token", () =>
+  it.effect("is released when another process wants it, with the last token", () =>
     several(2, ([one, two]) =>
       Effect.gen(function*() {
         const recalled = Effect.gen(function*() {
@@ -83,7 +83,7 @@ layer(TestServer.layer, live)("a lock that is cached", (it) => {
         yield* Fiber.join(holder)
       })))
 
-  it.effect("is given back when nobody takes it, and when its coordinator is closed", () =>
+  it.effect("is released when no fiber takes it, and when its coordinator is closed", () =>
     several(1, ([context], namespace, server) =>
       Effect.gen(function*() {
         yield* keeping(context!)
@@ -125,7 +125,7 @@ layer(TestServer.layer, live)("a lock that is cached", (it) => {
         assert.deepStrictEqual(order, Array.from({ length: 20 }, (_, at) => at))
       })))
 
-  it.effect("is given back where events may be missing, and is lost with its session", () =>
+  it.effect("is released where events may be missing, and is lost with its session", () =>
     several(1, ([context], namespace, server) =>
       Effect.gen(function*() {
         yield* keeping(context!)

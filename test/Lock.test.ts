@@ -272,7 +272,7 @@ layer(TestServer.layer, live)("Lock", (it) => {
       }))
     ))
 
-  it.effect("interrupts who holds it for longer than maxHold", () =>
+  it.effect("interrupts a holder that holds it for longer than maxHold", () =>
     withNode((namespace) =>
       Effect.gen(function*() {
         let cleaned = false
@@ -296,7 +296,7 @@ layer(TestServer.layer, live)("Lock", (it) => {
         assert.strictEqual(yield* Lock.withLock(Effect.succeed(1), "a", { maxHold: "1 minute" }), 1)
       }), { lease: "2 seconds", margin: "200 millis" }))
 
-  it.effect("takes several at once, in whatever order they are named", () =>
+  it.effect("takes several at once, in any order of their names", () =>
     withNode((namespace) =>
       Effect.gen(function*() {
         const server = yield* TestServer
@@ -371,7 +371,7 @@ layer(TestServer.layer, live)("Lock", (it) => {
       })
     ))
 
-  it.effect("keeps names apart, whatever is in them", () =>
+  it.effect("keeps names apart, with any characters in them", () =>
     withNode((namespace) =>
       Effect.gen(function*() {
         const server = yield* TestServer
@@ -473,7 +473,7 @@ layer(TestServer.layer, live)("Lock", (it) => {
       })
     ))
 
-  it.effect("is released with the next request where nobody waits for the release", () =>
+  it.effect("is released with the next request where the holder does not wait for the release", () =>
     withNode((namespace) =>
       Effect.gen(function*() {
         const server = yield* TestServer

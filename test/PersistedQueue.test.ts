@@ -49,7 +49,7 @@ const make = (
 const attempts = (_: number, metadata: { readonly attempts: number }) => Effect.succeed(metadata.attempts)
 
 layer(TestServer.layer, live)("a persisted queue", (it) => {
-  it.effect("hands each element to one taker, in their order, and is told how that ends", () =>
+  it.effect("hands each element to one taker, in their order, and receives the outcome", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const one = yield* make(a!)

@@ -302,7 +302,7 @@ layer(Cluster.layer, { excludeTestServices: true, timeout: "60 seconds" })("Redi
       )
     }).pipe(Effect.scoped, Effect.provide(onCluster)))
 
-  it.effect("a node that stops answering costs only those who need it", () =>
+  it.effect("a node that stops answering costs only the commands that need it", () =>
     Effect.gen(function*() {
       const { nodes } = yield* Cluster
       const redis = yield* Redis.Redis

@@ -71,7 +71,7 @@ layer(TestServer.layer, live)("jobs that run after others", (it) => {
       )
     }))
 
-  it.effect("hear of the end of a job a part at a time when they are many", () =>
+  it.effect("are notified of the end of a job a part at a time when they are many", () =>
     Effect.gen(function*() {
       const redis = yield* client(yield* TestServer)
       yield* Effect.promise(async () => {

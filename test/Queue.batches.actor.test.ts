@@ -88,7 +88,7 @@ type Call = typeof call extends fc.Arbitrary<infer A> ? A : never
 type Rules = typeof rules extends fc.Arbitrary<infer A> ? A : never
 
 layer(TestServer.layer, live)("queues of one partition", (it) => {
-  it.effect("count what there is, and run every job, whatever a call asks of them", () =>
+  it.effect("count what there is, and run every job, with any requests in a call", () =>
     Effect.gen(function*() {
       const redis = yield* client(yield* TestServer)
       yield* Effect.promise(() =>

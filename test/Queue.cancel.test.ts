@@ -63,7 +63,7 @@ layer(TestServer.layer, live)("a job that is cancelled while its handler runs", 
         })))
   }
 
-  it.effect("frees its slot when its worker has never heard of it", () =>
+  it.effect("frees its slot when its worker has never received it", () =>
     behindLine(({ context, direct, line, server }) =>
       Effect.gen(function*() {
         const limits = { limits: { concurrency: 2 } }

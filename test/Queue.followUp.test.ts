@@ -50,7 +50,7 @@ layer(TestServer.layer, live)("a follow-up in another queue", (it) => {
         yield* worker.stop
       }), two))
 
-  it.effect("is delivered by another process that has the queue open, when the process of the handler is gone", () =>
+  it.effect("is delivered by another process with the queue open, when the process of the handler has ended", () =>
     several(3, ([a, b, c], namespace, server) =>
       Effect.gen(function*() {
         const target = yield* on(c!, make({ name: "target" }))

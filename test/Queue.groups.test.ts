@@ -81,7 +81,7 @@ layer(TestServer.layer, live)("a group of jobs", (it) => {
         yield* isGone(queue)
       })))
 
-  it.effect("waits for a job that snoozes, and for one that was given back or lost its worker", () =>
+  it.effect("waits for a job that snoozes, and for one that was returned or lost its worker", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const queue = yield* on(a!, make())

@@ -638,7 +638,7 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       assert.deepStrictEqual((await delivered()).map(([id]) => id), [job, kept])
     }))
 
-  it.effect("that wait for room do so behind no member that is gone", () =>
+  it.effect("that wait for room do so behind no member that has left", () =>
     alone(async ({ join, mail, offer, open, send }) => {
       await join({ length: 1 })
       const job = await offer("1")

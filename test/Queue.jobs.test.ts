@@ -44,7 +44,7 @@ layer(TestServer.layer, live)("a handler", (it) => {
         yield* other.stop
       })))
 
-  it.effect("discards its job, whatever else has failed, and is told of a delay that makes no sense", () =>
+  it.effect("discards its job even if something else has failed, and fails on a delay that makes no sense", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
         const queue = yield* on(
@@ -103,7 +103,7 @@ layer(TestServer.layer, live)("a handler", (it) => {
 })
 
 layer(TestServer.layer, live)("a job that is retried from its dead letter", (it) => {
-  it.effect("keeps its id, in whatever shard it is, until it is done or a dead letter again", () =>
+  it.effect("keeps its id, in any shard, until it is done or a dead letter again", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const make = Effect.tap(
@@ -326,7 +326,7 @@ layer(TestServer.layer, live)("a job that is not done", (it) => {
         assert.isTrue(Option.isSome(yield* other.job(id).status))
       })))
 
-  it.effect("keeps its payload when its worker dies, and is told again", () =>
+  it.effect("keeps its payload when its worker dies, and is delivered again", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const queue = yield* on(a!, make())
@@ -363,7 +363,7 @@ layer(TestServer.layer, live)("what a handler keeps of its job", (it) => {
   const notesOf = (namespace: string, server: Server) =>
     Effect.map(server.cli("HLEN", `{${namespace}:00}:queue-notes:noted`), Number)
 
-  it.effect("is told to processes that follow it, and ends with the job", () =>
+  it.effect("is received by processes that follow it, and ends with the job", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const queue = yield* on(a!, make({ name: "noted" }))

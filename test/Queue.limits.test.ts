@@ -72,7 +72,7 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         yield* holds
       })))
 
-  it.effect("keeps no room for an offer that is interrupted, or whose process is gone", () =>
+  it.effect("keeps no room for an offer that is interrupted, or whose process has ended", () =>
     several(3, ([a, b, c], namespace, server) =>
       Effect.gen(function*() {
         const queue = yield* on(a!, limited(1))
@@ -108,7 +108,7 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         yield* worker.stop
       })))
 
-  it.effect("lets go of a caller that is interrupted before its job is stored, or known to be", () =>
+  it.effect("releases a caller that is interrupted before its job is stored, or known to be", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
         const queue = yield* on(a!, limited(1))
@@ -171,7 +171,7 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
   }
 
   for (const onFull of ["wait", "fail", "dropOldest"] as const) {
-    it.effect(`takes blocked jobs whatever its length, and counts them when they can begin: ${onFull}`, () =>
+    it.effect(`takes blocked jobs beyond its length, and counts them when they can begin: ${onFull}`, () =>
       several(2, ([a, b]) =>
         Effect.gen(function*() {
           const queue = yield* on(a!, limited(2, onFull))
@@ -240,7 +240,7 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         yield* worker.stop
       })))
 
-  it.effect("takes what workers that wait can begin, whatever its length", () =>
+  it.effect("takes what waiting workers can begin, beyond its length", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
         const queue = yield* on(a!, limited(1, "fail"))
@@ -279,7 +279,7 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
       })))
 
   for (const shards of [1, 3]) {
-    it.effect(`tells which jobs of a call it has stored, before it was full and behind that: ${shards} shards`, () =>
+    it.effect(`reports which jobs of a call it has stored, before it was full and behind that: ${shards} shards`, () =>
       several(1, ([a]) =>
         Effect.gen(function*() {
           const length = 600
@@ -311,7 +311,7 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         }), { lease: "3 seconds", margin: "500 millis", partitions: shards }))
   }
 
-  it.effect("drops the oldest jobs of the lowest level, and tells the callers that wait for them", () =>
+  it.effect("drops the oldest jobs of the lowest level, and notifies the callers that wait for them", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const make = Effect.tap(

@@ -46,7 +46,7 @@ const gated = (queue: Queue.Queue<number>, options?: Queue.PoolOptions) =>
   })
 
 layer(TestServer.layer, live)("a pool", (it) => {
-  it.effect("never runs more jobs than its size, also if Redis has refused to hear of a smaller one", () =>
+  it.effect("never runs more jobs than its size, also if Redis has refused a smaller one", () =>
     several(1, ([a], _namespace, server) =>
       Effect.gen(function*() {
         const queue = yield* on(a!, make())
@@ -316,7 +316,7 @@ layer(TestServer.layer, live)("a pool", (it) => {
         yield* shows(other, { completed: 5 })
       })))
 
-  it.effect("gives jobs back at once that were on their way when it began to shut down", () =>
+  it.effect("returns jobs at once that were on their way when it began to shut down", () =>
     behindLine(({ context, direct, line }) =>
       Effect.gen(function*() {
         const other = yield* on(yield* direct(), make())

@@ -228,7 +228,7 @@ layer(TestServer.layer, live)("a schedule", (it) => {
         assert.strictEqual((yield* queue.state).delayed, 0)
       })))
 
-  it.effect("makes up for missed ticks as it was told to", () =>
+  it.effect("makes up for missed ticks as its options say", () =>
     several(2, ([a], namespace, server) =>
       Effect.gen(function*() {
         const queue = yield* on(a!, make())

@@ -202,7 +202,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
         for (const _ of upTo(2)) assert.lengthOf(yield* Stream.runCollect(jobs), 20)
       })))
 
-  it.effect("offers dead letters again by the ids of their jobs, in whatever shard", () =>
+  it.effect("offers dead letters again by the ids of their jobs, in any shard", () =>
     spread(1, ([a]) =>
       Effect.gen(function*() {
         const queue = yield* on(a!, make({ shards }))
@@ -214,7 +214,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
         yield* shows(queue, { dead: 0, waiting: shards })
       })))
 
-  it.effect("takes one job from whatever shard", () =>
+  it.effect("takes one job from any shard", () =>
     spread(1, ([a]) =>
       Effect.gen(function*() {
         const queue = yield* on(a!, make({ shards }))

@@ -183,7 +183,7 @@ layer(TestServer.layer, live)("a queue", (it) => {
         assert.strictEqual(await alarmOf(redis, queue), ticks[0])
       })
     }))
-  it.effect("keeps its rates when all jobs and processes are gone, and nothing else for longer", () =>
+  it.effect("keeps its rates when all jobs and processes have ended, and nothing else for longer", () =>
     Effect.gen(function*() {
       const redis = yield* client(yield* TestServer)
       const queue = actor(redis, freshNamespace(), "queue:q")

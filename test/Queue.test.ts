@@ -577,7 +577,7 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* patient.stop
       })))
 
-  it.effect("has a schedule that ends after a time, whatever its delays are", () =>
+  it.effect("has a schedule that ends after a time, with any delays", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
         const queue = yield* on(a!, make())
@@ -954,7 +954,7 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* worker.stop
       }), { lease: "30 seconds", margin: "1 second", requestTimeout: "1 second" }))
 
-  it.effect("is told again when news of it were lost, and runs once", () =>
+  it.effect("is delivered again when news of it were lost, and runs once", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
         const queue = yield* on(a!, make())
@@ -1160,7 +1160,7 @@ layer(TestServer.layer, live)("the result of a job", (it) => {
         yield* worker.stop
       })))
 
-  it.effect("is known for the time of its job, whatever the retention of the queue", () =>
+  it.effect("is known for the time of its job, regardless of the retention of the queue", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const open = Queue.make({
@@ -1529,7 +1529,7 @@ layer(TestServer.layer, live)("a job that is taken into a scope", (it) => {
         })).pipe(Effect.provide(Logger.layer([logger])))
     }))
 
-  it.effect("is told when it is not its own any more, and has the result that was set", () =>
+  it.effect("is notified when it is not its own any more, and has the result that was set", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const queue = yield* on(a!, typed())

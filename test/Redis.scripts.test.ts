@@ -90,7 +90,7 @@ describe("a script call", () => {
     }).pipe(Effect.scoped), 20_000)
 
   it.live(
-    "keeps its deadline, fails with the connection, and leaves a late reply to nobody else",
+    "keeps its deadline, fails with the connection, and leaves a late reply to no other call",
     () =>
       Effect.gen(function*() {
         const server = yield* standalone()
@@ -116,7 +116,7 @@ describe("a script call", () => {
     20_000
   )
 
-  it.live("tells what was never sent, and settles once", () =>
+  it.live("reports what was never sent, and settles once", () =>
     Effect.gen(function*() {
       const commands: Array<IoRedis.Command> = []
       const key = call(["key"], ["secret"])

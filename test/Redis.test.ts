@@ -385,7 +385,7 @@ describe("Redis", () => {
         assert.isBelow(took, 850)
       }), 20_000)
 
-    it.live("the password is wrong or missing, and no error tells it", () =>
+    it.live("the password is wrong or missing, and no error shows it", () =>
       Effect.gen(function*() {
         const { port } = yield* server("--requirepass", "another")
         const lines: Array<string> = []
@@ -733,7 +733,7 @@ describe("Redis", () => {
       }
     }
 
-    it.live("is reachable by its URL and gone with its scope", () =>
+    it.live("is reachable by its URL and ends with its scope", () =>
       Effect.gen(function*() {
         const { path: socket, pid } = yield* Effect.gen(function*() {
           const embedded = yield* Redis.EmbeddedServer
@@ -748,7 +748,7 @@ describe("Redis", () => {
         assert.isFalse(fs.existsSync(path.dirname(socket)))
       }), 20_000)
 
-    it.live("is gone with its process, however that ends", () =>
+    it.live("exits with its process, however that ends", () =>
       Effect.gen(function*() {
         const script = `
           import * as Effect from "effect/Effect"

@@ -389,7 +389,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the rendezvous actor", (
   )
 
   // What asks it may be in its mailbox, unread, when it asks after a reconnect: asked twice, it would answer the wrong one.
-  it.effect("asks a party once under one claim, also when the other one has gone meanwhile", () =>
+  it.effect("asks a party once under one claim, also when the other one has left meanwhile", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       const redis = yield* client(server)

@@ -125,7 +125,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         yield* promptly(Fiber.join(second), "the second giver")
       })))
 
-  it.effect("gives back to a giver that gives up, unless a taker has it", () =>
+  it.effect("returns the value to a giver that gives up, unless a taker has it", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const [one, two] = [yield* on(a!, make), yield* on(b!, make)]
@@ -190,7 +190,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         assert.strictEqual(yield* promptly(slow, "a slow taker"), "y")
       })))
 
-  it.effect("tells a party whose time is over that both have met", () =>
+  it.effect("notifies a party whose time is over that both have met", () =>
     several(1, ([b], namespace, server) =>
       Effect.gen(function*() {
         const line = yield* proxy(server)
@@ -270,7 +270,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         assert.include(sessions.map(({ lease }) => Duration.toMillis(lease)), 20_000)
       })))
 
-  it.effect("exchanges with who is there, and not with who was", () =>
+  it.effect("exchanges with a party that is there, and not with one that was", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const [one, two] = [yield* on(a!, make), yield* on(b!, make)]
@@ -324,7 +324,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         assert.strictEqual(yield* promptly(Fiber.join(waiting), "who waited"), "y")
       })))
 
-  it.effect("refuses what the other one cannot read, and both hear of it", () =>
+  it.effect("refuses what the other party cannot read, and notifies both", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const name = "mixed"
@@ -345,7 +345,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         assert.strictEqual(yield* reasonOf(text.give(1 as never)), "InvalidPayload")
       })))
 
-  it.effect("takes whatever the schema has, and bad arguments for defects", () => {
+  it.effect("takes every value of the schema, and bad arguments for defects", () => {
     const schema = Schema.Struct({ at: Schema.Date, of: Schema.optional(Schema.BigInt), none: Schema.Null })
     class Things extends Rendezvous.Service<Things>()("things", { schema }) {}
     return withNode(() =>
@@ -373,7 +373,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
     )
   })
 
-  it.effect("leaves nothing of who is interrupted, before whatever operation", () =>
+  it.effect("leaves nothing of a party that is interrupted, before any operation", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const [one, two] = [yield* on(a!, make), yield* on(b!, make)]
@@ -418,7 +418,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         }
       })))
 
-  it.effect("asks anew when whom it has met leaves before it hears that it waits", () =>
+  it.effect("asks anew when the party that it has met leaves before it is notified that it waits", () =>
     several(1, ([c], namespace, server) =>
       Effect.gen(function*() {
         const lines = [yield* proxy(server), yield* proxy(server)] as const
@@ -443,7 +443,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         yield* Fiber.interrupt(taker)
       })))
 
-  it.effect("leaves nothing of who gives up before it could ask anew", () =>
+  it.effect("leaves nothing of a party that gives up before it could ask anew", () =>
     several(1, ([c], namespace, server) =>
       Effect.gen(function*() {
         const lines = [yield* proxy(server), yield* proxy(server)] as const
@@ -478,7 +478,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
         )
       })))
 
-  it.effect("leaves nothing of who asks what has become of it while the answer says that it is over", () =>
+  it.effect("leaves nothing of a party that asks for its state while the answer says that it is over", () =>
     several(1, ([b], namespace, server) =>
       Effect.gen(function*() {
         const line = yield* proxy(server)

@@ -40,7 +40,7 @@ layer(TestServer.layer, live)("what is cached", (it) => {
         assert.isBelow(callsOf(yield* server.cli("INFO", "commandstats")), 200)
       })))
 
-  it.effect("is given back by all processes when one wants to write, which has a larger token than all readers", () =>
+  it.effect("is released by all processes when one wants to write, which has a larger token than all readers", () =>
     several(3, ([one, two, three], namespace, server) =>
       Effect.gen(function*() {
         const kept = () => keptOf(one!, "readWriteLock").size + keptOf(two!, "readWriteLock").size
@@ -99,7 +99,7 @@ layer(TestServer.layer, live)("what is cached", (it) => {
         yield* eventually(Effect.map(fields(server, namespace, "readWriteLock:a", "h"), (holds) => holds === 0))
       })))
 
-  it.effect("is given back when others need as many permits, and when its semaphore is closed", () =>
+  it.effect("is released when others need as many permits, and when its semaphore is closed", () =>
     several(2, ([one, two], namespace, server) =>
       Effect.gen(function*() {
         const make = Semaphore.make({ name: "a", permits: 2 })

@@ -298,7 +298,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
         yield* waiting(namespace, 0)
       }), { lease: "3 seconds", margin: "400 millis", maxHold: "200 millis" }))
 
-  it.effect("says that it is gone outside of its scope", () =>
+  it.effect("fails with SemaphoreGone outside of its scope", () =>
     withNode(() =>
       Effect.gen(function*() {
         const semaphore = yield* Effect.scoped(Semaphore.make({ name: "s", permits: 3 }))

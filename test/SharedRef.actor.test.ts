@@ -340,7 +340,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the shared-ref actor", (
       }))
   }
 
-  it.effect("drops the tokens of leases that nobody has used for a day when there are many", () =>
+  it.effect("drops the tokens of leases unused for a day when there are many", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       const redis = yield* client(server)

@@ -155,7 +155,7 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         assert.isFalse(keys.some((key) => key.includes("sharedRef")))
       })))
 
-  it.effect("tells every subscriber the present value and then every version, in order", () =>
+  it.effect("sends every subscriber the present value and then every version, in order", () =>
     several(2, (nodes, namespace, server) =>
       Effect.gen(function*() {
         const [one, two] = yield* on2(nodes, number())
@@ -230,7 +230,7 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         yield* one.delete
       })))
 
-  it.effect("tells each subscriber how many versions it has missed because it was slow", () =>
+  it.effect("reports to each subscriber how many versions it has missed because it was slow", () =>
     several(2, (nodes) =>
       Effect.gen(function*() {
         const [one, two] = yield* on2(nodes, number())
@@ -271,7 +271,7 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         yield* one.delete
       })))
 
-  it.effect("counts no version that the session was not told of", () =>
+  it.effect("counts no version that the session has not received", () =>
     several(2, (nodes, namespace, server) =>
       Effect.gen(function*() {
         const [one, two] = yield* on2(nodes, number())
@@ -737,7 +737,7 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         yield* users.delete
       })))
 
-  it.effect("is gone after its time to live, which every write begins anew, and its subscribers hear of it", () =>
+  it.effect("is deleted after its time to live, which every write begins anew, and its subscribers observe it", () =>
     several(2, (nodes, namespace, server) =>
       Effect.gen(function*() {
         const [one, two] = yield* on2(nodes, number("x", { timeToLive: "1500 millis" }))
@@ -817,7 +817,7 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         yield* direct.delete
       })))
 
-  it.effect("is read once for all that read it in one turn, whatever happens on the way", () =>
+  it.effect("is read once for all that read it in one turn, with any fault on the way", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       const namespace = freshNamespace()

@@ -46,7 +46,7 @@ layer(TestServer.layer, live)("a signal", (it) => {
         assert.isFalse(yield* signals[0]!.isSet)
       })))
 
-  it.effect("is kept and counted while nobody waits, and cleared", () =>
+  it.effect("is kept and counted while there is no waiter, and cleared", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const [one, two] = [yield* on(a!, make), yield* on(b!, make)]
@@ -90,7 +90,7 @@ layer(TestServer.layer, live)("a signal", (it) => {
       })
     ))
 
-  it.effect("is kept for as long as it was told, and stays as long as there is a waiter", () =>
+  it.effect("is kept for its time to live, and stays as long as there is a waiter", () =>
     several(1, ([a], namespace, server) =>
       Effect.gen(function*() {
         const key = `{${namespace}:00}:signal:x`
@@ -116,7 +116,7 @@ layer(TestServer.layer, live)("a signal", (it) => {
         yield* eventually(Effect.map(signal.isSet, (set) => !set))
       })))
 
-  it.effect("is not consumed by a waiter that is interrupted, before whatever operation", () =>
+  it.effect("is not consumed by a waiter that is interrupted, before any operation", () =>
     withNode(() =>
       Effect.gen(function*() {
         const signal = yield* make
@@ -139,7 +139,7 @@ layer(TestServer.layer, live)("a signal", (it) => {
       })
     ))
 
-  it.effect("is not consumed by a waiter that is interrupted, at whatever moment of its coming", () =>
+  it.effect("is not consumed by a waiter that is interrupted, at any moment of its coming", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const [one, two] = [yield* on(a!, make), yield* on(b!, make)]
@@ -292,7 +292,7 @@ layer(TestServer.layer, live)("a signal", (it) => {
         yield* eventually(signal.clear.pipe(Effect.as(true)))
       })))
 
-  it.effect("is waited for no longer than it is told, or than the coordinator is", () =>
+  it.effect("is waited for no longer than its own wait or the coordinator's", () =>
     withNode(() =>
       Effect.gen(function*() {
         const signal = yield* make
@@ -336,7 +336,7 @@ layer(TestServer.layer, live)("a signal", (it) => {
     )
   })
 
-  it.effect("agrees with a model, whatever happens to its waiters", () =>
+  it.effect("agrees with a model, however its waiters end", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       const who = fc.nat(2)

@@ -105,7 +105,7 @@ layer(TestServer.layer, live)("a singleton", (it) => {
         yield* Fiber.interrupt(second)
       })))
 
-  it.effect("is run again whatever it has ended by, but for success", () =>
+  it.effect("is run again after every end but success", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
         const ends = [
@@ -162,7 +162,7 @@ layer(TestServer.layer, live)("a singleton", (it) => {
         yield* Fiber.interruptAll([first, second])
       })))
 
-  it.effect("stands by for as long as it takes, and runs on, whatever the coordinator says of locks", () =>
+  it.effect("stands by for as long as it takes, and runs on, despite the coordinator's limits for locks", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const runs: Array<string> = []

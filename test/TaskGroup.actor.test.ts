@@ -206,7 +206,7 @@ const step = fc.oneof(
 
 layer(TestServer.layer, { excludeTestServices: true })("the task group actor", (it) => {
   it.effect(
-    "answers, tells everybody of every change, never overwrites, and leaves nothing behind",
+    "answers, notifies every member of every change, never overwrites, and leaves nothing behind",
     () =>
       Effect.gen(function*() {
         const server = yield* TestServer

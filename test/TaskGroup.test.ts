@@ -106,7 +106,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         assert.deepStrictEqual(arrayOf(yield* two.awaitAll()), [["x", 1]])
       })))
 
-  it.effect("tells of a worker that failed, with its error, and lets another one try", () =>
+  it.effect("reports a worker that failed, with its error, and lets another one try", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const options = {
@@ -133,7 +133,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         assert.strictEqual(results.get("x")!.toISOString(), "1970-01-02T00:00:00.000Z")
       })))
 
-  it.effect("tells of a worker that is gone, at once or not at all", () =>
+  it.effect("reports a worker that is lost, at once or not at all", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const [one, two] = [yield* groupOn(a!, { shards: 2 }), yield* groupOn(b!)]
@@ -261,7 +261,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         yield* Fiber.interrupt(watching)
       }), timing))
 
-  it.effect("costs one event for each process and change, however many wait, and nothing for who gives up", () =>
+  it.effect("costs one event per process and change, however many wait, and nothing for a waiter that gives up", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const [one, two] = [yield* groupOn(a!), yield* groupOn(b!)]
@@ -368,7 +368,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         assert.strictEqual((yield* reasonOf(two.run("y", Effect.succeed(1))))._tag, "InvalidPayload")
       })))
 
-  it.effect("is told how many shards there are by anybody", () =>
+  it.effect("learns from any member how many shards there are", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
         const one = yield* groupOn(a!)
@@ -402,7 +402,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
       yield* assertEmpty(server, namespace)
     }))
 
-  it.effect("is remembered while nobody has it open, and useless outside of its scope", () =>
+  it.effect("is remembered while no process has it open, and useless outside of its scope", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const keys = ["taskGroup:job", "taskGroup-items:job"].map((key) => `{${namespace}:00}:${key}`)
@@ -762,7 +762,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         assert.strictEqual((yield* promptly(Fiber.join(waiting), "the waiter")).size, 3)
       })))
 
-  it.effect("interrupts a worker whose registration has ended, also when no event told it", () =>
+  it.effect("interrupts a worker whose registration has ended, also when no event reached it", () =>
     behindLine(({ context: mine, direct, line, namespace, server }) =>
       Effect.gen(function*() {
         const other = yield* direct(timing)

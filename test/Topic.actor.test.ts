@@ -246,7 +246,7 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
     }))
 
   for (const cause of ["purge", "retention"]) {
-    it.effect(`tells a group of events that it misses until a member acknowledges that: ${cause}`, () =>
+    it.effect(`reports the events that a group misses until a member acknowledges that: ${cause}`, () =>
       Effect.gen(function*() {
         const redis = yield* client(yield* TestServer)
         yield* Effect.promise(async () => {

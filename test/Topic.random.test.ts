@@ -102,7 +102,7 @@ const inRounds = (use: (round: Round) => Effect.Effect<void, unknown, Scope.Scop
 
 layer(TestServer.layer, live)("a topic under random use", (it) => {
   it.effect(
-    "has a group handle all that was published, or hear that it misses it",
+    "has a group handle all that was published, or observe that it misses it",
     () =>
       inRounds(({ dice, miss, pause, publish, publisher, resize, topic, total }) =>
         Effect.gen(function*() {

@@ -104,7 +104,7 @@ layer(TestServer.layer, live)("a topic", (it) => {
         assert.strictEqual(bytes, upTo(100).join("").length)
       })))
 
-  it.effect("begins where it is told to", () =>
+  it.effect("begins where its options say", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
         const topic = yield* on(a!, make())
@@ -457,7 +457,7 @@ layer(TestServer.layer, live)("a topic", (it) => {
         yield* keeps(100)
       }), short))
 
-  it.effect("does not let a slow subscriber delay another, whatever its strategy", () =>
+  it.effect("does not let a slow subscriber delay another, under any strategy", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
         const topic = yield* on(a!, make())
@@ -859,7 +859,7 @@ layer(TestServer.layer, live)("a group", (it) => {
         assert.isFalse(yield* topics[0]!.forget("g"))
       })))
 
-  it.effect("begins where it is told to, and only when it is new", () =>
+  it.effect("begins where its options say, and only when it is new", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
         const topic = yield* on(a!, make())
@@ -878,7 +878,7 @@ layer(TestServer.layer, live)("a group", (it) => {
         assert.strictEqual((yield* groupOf(topic, "some"))!.lag, 1)
       })))
 
-  it.effect("is told of what was removed behind the event that it begins after, also when nothing is there", () =>
+  it.effect("observes what was removed behind the event that it begins after, also when nothing is there", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
         const topic = yield* on(a!, make({ retention: { length: 8 } }))
@@ -1293,7 +1293,7 @@ layer(TestServer.layer, live)("a group", (it) => {
       })
     ))
 
-  it.effect("is told of a gap once when an answer overtakes the mailbox", () =>
+  it.effect("receives a gap once when an answer overtakes the mailbox", () =>
     behindLine(({ context: b, direct, line }) =>
       Effect.gen(function*() {
         const theirs = yield* on(yield* direct(), make())
@@ -1333,7 +1333,7 @@ layer(TestServer.layer, live)("a group", (it) => {
     ))
 
   for (const asked of [false, true]) {
-    it.effect(`is told of every gap when a later one overtakes the mailbox${asked ? ", and an answer does" : ""}`, () =>
+    it.effect(`receives every gap when a later one overtakes the mailbox${asked ? ", and an answer does" : ""}`, () =>
       behindLine(({ context, direct, line }) =>
         Effect.gen(function*() {
           const retention = { length: 8, protect: false }
@@ -1418,7 +1418,7 @@ layer(TestServer.layer, live)("a group", (it) => {
         })))
   }
 
-  it.effect("is told of a gap again when the member that was told leaves before it has handled that", () =>
+  it.effect("receives a gap again when the member that received it leaves before it has handled that", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
         const topic = yield* on(a!, make())
@@ -1522,7 +1522,7 @@ layer(TestServer.layer, live)("a group", (it) => {
     }
   }
 
-  it.effect("is told how many events were purged before it was given them", () =>
+  it.effect("receives the number of events that were purged before their delivery", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
         const topic = yield* on(a!, make({ key: (n) => String(n % 2) }))
@@ -2245,7 +2245,7 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
         }), namespace)
     }))
 
-  it.effect("tells a group what was purged in a shard that its members had not joined before the next change", () =>
+  it.effect("reports what was purged in a shard that a group's members had not joined before the next change", () =>
     Effect.gen(function*() {
       const line = yield* proxy(yield* TestServer)
       const namespace = freshNamespace()
@@ -2463,7 +2463,7 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
         )
       })))
 
-  it.effect("is handled after two changes of which a member hears in another order", () =>
+  it.effect("is handled after two changes that a member observes in another order", () =>
     Effect.gen(function*() {
       const line = yield* proxy(yield* TestServer)
       const namespace = freshNamespace()

@@ -399,7 +399,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
       )
     }), 120_000)
 
-  it.effect("owns a waiter once that was refused, and asks again before it hears of it", () =>
+  it.effect("owns a waiter once that was refused, and asks again before it receives the refusal", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       const namespace = freshNamespace()

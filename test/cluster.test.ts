@@ -156,7 +156,7 @@ it.live("a Cluster whose primary dies goes on with its replica", () =>
     yield* assertEmpty(yield* nodes.primaries, namespace)
   }).pipe(Effect.scoped), 60_000)
 
-it.live("a Cluster whose replica has missed the last writes tells the holders", () =>
+it.live("a Cluster whose replica has missed the last writes notifies the holders", () =>
   Effect.gen(function*() {
     const nodes = yield* cluster({ replicas: 1 })
     const namespace = freshNamespace()
@@ -189,7 +189,7 @@ it.live("a Cluster whose replica has missed the last writes tells the holders", 
     yield* assertEmpty(yield* nodes.primaries, namespace)
   }).pipe(Effect.scoped), 60_000)
 
-it.live("a Cluster moves a slot under load, and nobody loses anything", () =>
+it.live("a Cluster moves a slot under load, and no process loses anything", () =>
   Effect.gen(function*() {
     const nodes = yield* cluster()
     const namespace = freshNamespace()

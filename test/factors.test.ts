@@ -243,7 +243,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "90 seconds" })("t
       )
     }))
 
-  it.effect("runs only so many jobs at a time, and gives them back at once at a second SIGTERM of a worker", () =>
+  it.effect("runs only so many jobs at a time, and returns them at once at a second SIGTERM of a worker", () =>
     scenario(
       { NUMBER_OF_WORKERS: "3", WORKER_PROCESSES: "2", IDLE: "1 second" },
       ({ ask, workers }, { release, results, seen, url }) =>

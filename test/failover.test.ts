@@ -277,7 +277,7 @@ layer(TestServer.layer, live)("Redis", (it) => {
       yield* assertEmpty(server, namespace)
     }))
 
-  it.effect("loses its functions under load, and nobody notices", () =>
+  it.effect("loses its functions under load, and no process notices", () =>
     Effect.gen(function*() {
       const server = yield* standalone()
       const namespace = freshNamespace()

@@ -140,7 +140,7 @@ layer(TestServer.layer, live)("without the layers above it", (it) => {
       })
     ))
 
-  it.effect("a reader is told of what an actor posts to a session", () =>
+  it.effect("a reader receives what an actor posts to a session", () =>
     standing(({ connections, end, open, outbox, signal, transport }) =>
       Effect.gen(function*() {
         const one = yield* open("one")

@@ -149,7 +149,7 @@ const basics = (
   }).pipe(Effect.scoped, Effect.andThen(assertEmpty(server, namespace)))
 
 layer(TestServer.layer, live)("a server", (it) => {
-  it.effect("out of memory lets hold, wait and give back, refuses to take at once, and is forgiven", () =>
+  it.effect("out of memory lets processes hold, wait and release, refuses to take at once, and is forgiven", () =>
     Effect.gen(function*() {
       const server = yield* standalone()
       const namespace = freshNamespace()

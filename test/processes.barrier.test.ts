@@ -112,7 +112,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
       })
     ))
 
-  it.effect("that is paused for longer than its lease is told that the generation is broken", () =>
+  it.effect("that is paused for longer than its lease observes that the generation is broken", () =>
     scenario((here, start) =>
       Effect.gen(function*() {
         const barrier = yield* on(here, Barrier.make({ name: "all", parties: 3 }))

@@ -164,7 +164,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("p
   )
 
   it.effect(
-    "an observer that is killed is forgotten, and nobody waits for it",
+    "an observer that is killed is forgotten, and no process waits for it",
     () =>
       scenario(({ election, observers, seen, start }) =>
         Effect.gen(function*() {

@@ -13,7 +13,7 @@ import { on } from "./support/several.ts"
 const timing = { lease: "1500 millis", margin: "400 millis" } as const
 
 layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("errands of processes", (it) => {
-  it.effect("tell the end of each job, with one effect, while processes are killed and stopped", () =>
+  it.effect("report the end of each job, with one effect, while processes are killed and stopped", () =>
     Effect.scoped(Effect.gen(function*() {
       const server = yield* TestServer
       const namespace = freshNamespace()

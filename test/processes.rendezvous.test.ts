@@ -92,7 +92,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("p
       })
     ))
 
-  it.effect("while they give: nobody gets it when their lease has run out", () =>
+  it.effect("while they give: no taker gets it when their lease has run out", () =>
     scenario(({ place, start }) =>
       Effect.gen(function*() {
         const giver = yield* start("give")
@@ -109,7 +109,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("p
       })
     ))
 
-  it.effect("while they wait for another party: those who come meet each other", () =>
+  it.effect("while they wait for another party: the parties that come meet each other", () =>
     scenario(({ place, start }) =>
       Effect.gen(function*() {
         const killed = yield* start("exchange")
@@ -127,7 +127,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("p
       })
     ))
 
-  it.effect("at random: what was given was taken once, who exchanged has met the other, and the others go on", () =>
+  it.effect("at random: each value is taken once, each exchange is mutual, and the other processes go on", () =>
     scenario(({ start }) =>
       Effect.gen(function*() {
         const all: Array<Event> = []

@@ -34,7 +34,7 @@ const scenario = <A, E>(
 
 const events = ({ received }: { readonly received: ReadonlyArray<Event> }) => received.map(({ event }) => event)
 
-layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("workers that are told to end", (it) => {
+layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("workers that are asked to end", (it) => {
   it.effect("let their handlers finish, and begin no other job", () =>
     scenario(true, (process, queues) =>
       Effect.gen(function*() {
@@ -43,7 +43,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("w
         yield* Effect.forEach(queues, (queue) => shows(queue, { completed: 1, active: 0, waiting: 1, workers: 0 }))
       })))
 
-  it.effect("give all jobs back at once at the second signal, and that is no attempt", () =>
+  it.effect("return all jobs at once at the second signal, and that is no attempt", () =>
     scenario(false, (process, queues) =>
       Effect.gen(function*() {
         yield* process.signal("SIGTERM")

@@ -51,7 +51,7 @@ const is = <T extends Event["event"]>(name: T) => (event: Event): event is Extra
   event.event === name
 
 layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("processes of a task group", (it) => {
-  it.effect("waiters hear of a worker that was killed when its lease has run out, and another one takes over", () =>
+  it.effect("waiters observe that a worker was killed when its lease has run out, and another one takes over", () =>
     scenario(2, ({ group, start }) =>
       Effect.gen(function*() {
         const worker = yield* start("hold", "first", ["x"])

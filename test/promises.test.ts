@@ -184,7 +184,7 @@ layer(TestServer.layer, live)("closing", (it) => {
       yield* semaphore.release(lease)
     }))
   for (const [form, program] of [["a scope", inScope], ["no scope", inNoScope]] as const) {
-    it.effect(`leaves a program its time that holds something in ${form}, and hears of the end`, () =>
+    it.effect(`leaves a program its time that holds something in ${form}, and observes the end`, () =>
       Effect.gen(function*() {
         const server = yield* TestServer
         const namespace = freshNamespace()
@@ -964,7 +964,7 @@ layer(TestServer.layer, live)("what cannot be reaped or rung", (it) => {
 })
 
 layer(TestServer.layer, live)("a namespace", (it) => {
-  it.effect("adopts other settings when nobody is alive in it", () =>
+  it.effect("adopts other settings when no process is alive in it", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       const namespace = freshNamespace()
@@ -1164,7 +1164,7 @@ layer(TestServer.layer, live)("a namespace", (it) => {
       })
     }).pipe(Effect.scoped))
 
-  it.effect("removes the function libraries that nobody calls any more", () =>
+  it.effect("removes the function libraries that no process calls any more", () =>
     Effect.gen(function*() {
       const server = yield* standalone()
       const namespace = freshNamespace()
@@ -1228,7 +1228,7 @@ layer(TestServer.layer, live)("a namespace", (it) => {
 })
 
 layer(TestServer.layer, live)("a lost session", (it) => {
-  it.effect("leaves nothing of what programs give up that hear of it at once", () =>
+  it.effect("leaves nothing of what programs give up that observe it at once", () =>
     several(1, ([context], namespace, server) =>
       onNode(context!)(Effect.scoped(Effect.gen(function*() {
         const names = Array.from({ length: 20 }, (_, at) => `own ${at}`)
@@ -1318,7 +1318,7 @@ layer(TestServer.layer, live)("a handler whose session is lost", (it) => {
 })
 
 layer(TestServer.layer, live)("a callback that throws", (it) => {
-  it.effect("costs nobody else an answer, and the session goes on", () =>
+  it.effect("costs no other request an answer, and the session goes on", () =>
     several(1, ([context]) =>
       Effect.gen(function*() {
         const { channel } = placeOf(spaceOf(Context.get(context!, Coordinator.Coordinator)), "lock", "a", "name")
@@ -1418,7 +1418,7 @@ layer(TestServer.layer, live)("a callback that throws", (it) => {
         assert.isAtLeast(spoilt, 1)
       }), { lease: "1500 millis", margin: "300 millis" }))
 
-  it.effect("while a session is lost keeps neither holds from hearing of it, nor another session from being opened", () =>
+  it.effect("while a session is lost keeps neither holds from observing it, nor another session from being opened", () =>
     several(1, ([context], namespace, server) =>
       Effect.gen(function*() {
         const { channel } = placeOf(spaceOf(Context.get(context!, Coordinator.Coordinator)), "lock", "a", "name")

@@ -81,7 +81,7 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
       assert.deepStrictEqual(found, ["1"])
     }))
 
-  it.effect("finds a body that runs on after its lock is given back, and says how", () =>
+  it.effect("finds a body that runs on after its lock is released, and says how", () =>
     Effect.gen(function*() {
       const failed = yield* Effect.flip(Simulation.explore(scenario(false), { schedules: 20, faults: [] }))
       assert.strictEqual(failed.reason, "2 are inside")
@@ -98,7 +98,7 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
       assert.deepStrictEqual(repeated.story, failed.story)
     }))
 
-  it.effect("tells the story of an invariant, or a program, that throws", () =>
+  it.effect("reports the story of an invariant, or a program, that throws", () =>
     Effect.gen(function*() {
       const throwing = (): never => assert.fail("not so")
       for (
@@ -172,7 +172,7 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
       assert.deepStrictEqual(seen, [1, 0])
     }))
 
-  it.effect("tells a whole schedule where no shorter one fails", () =>
+  it.effect("reports a whole schedule where no shorter one fails", () =>
     Effect.gen(function*() {
       assert.isUndefined(yield* Effect.promise(() => shrink({ steps: 3, choices: [1] }, async () => undefined, 10)))
     }))

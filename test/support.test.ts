@@ -74,7 +74,7 @@ it.effect("a server and a program die with a test process that is killed", () =>
     yield* eventually(Effect.sync(() => !pids.some(alive) && !left()))
   }), timeout)
 
-it.effect("an access list and TLS apply to everyone but the administrator", () =>
+it.effect("an access list and TLS apply to every user but the administrator", () =>
   Effect.gen(function*() {
     const server = yield* standalone({ acl: ["user default off", "user app on >secret ~app:* +@all"], tls: true })
     assert.strictEqual(yield* server.cli("SET", "other", "1"), "OK")

@@ -116,7 +116,7 @@ it("the checks accept what is fine", () => {
   )
 })
 
-it("the checks find two at once, and tell it from what Redis forgot", () => {
+it("the checks find two holders at once, and distinguish that from what Redis forgot", () => {
   const holds = [hold({ asked: 0, left: 100, ended: 110 }), hold({ asked: 5, entered: 60, left: 90, ended: 95 })]
   assert.deepStrictEqual(found(exclusive(holds, 1, run)), ["exclusive"])
   assert.deepStrictEqual(found(exclusive(holds, 2, run)), [])
@@ -136,7 +136,7 @@ it("the checks find tokens that are given twice, or fall", () => {
   assert.deepStrictEqual(found(tokens([hold({ asked: 0, token: 7 }), hold({ asked: 50, token: 6 })])), ["tokens"])
 })
 
-it("the checks find who is overtaken", () => {
+it("the checks find a waiter that is overtaken", () => {
   const early = hold({ asked: 0, entered: 2e6, token: 9 })
   const late = hold({ asked: 1e6, entered: 1.5e6, token: 8 })
   assert.deepStrictEqual(found(fifo([early, late], run)), ["fifo"])

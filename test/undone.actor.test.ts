@@ -94,7 +94,7 @@ layer(TestServer.layer, live)("what was undone", (it) => {
       assert.deepStrictEqual(await counts(), [[0, 0, 0, 0], 0, 0])
     }))
 
-  it.effect("is told with all that follows from an event", () =>
+  it.effect("is reported with all that follows from an event", () =>
     Effect.sync(() => {
       for (const verb of ["queue.done", "queue.finish", "queue.complete", "rendezvous.acknowledge", "barrier.arrive"]) {
         assert.isTrue(heard.has(verb), verb)
