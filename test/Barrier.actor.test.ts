@@ -13,7 +13,7 @@ import { freshNamespace, TestServer } from "./support/live.ts"
 
 type Reply = ReadonlyArray<unknown>
 
-/** Who is told what, and which sessions are over. */
+/** What each session receives, and which sessions have ended. */
 class Mail {
   readonly events = new Map<string, Array<Reply>>()
   readonly dead = new Map<string, "ended" | "expired">()
@@ -91,7 +91,7 @@ class BarrierModel extends Mail {
     return values.every((value) => value === null) ? values.length : values
   }
 
-  /** All who have ever passed. */
+  /** All parties that have ever passed. */
   readonly passed: Array<string> = []
 
   pass(): void {
@@ -398,7 +398,7 @@ const world = async (
       await driver.open(names[at]!)
       await enrol(names[at]!)
     },
-    /** What the living have been told, one by one. */
+    /** What the living sessions have received, one by one. */
     told: async () => {
       for (const name of names) {
         const events: Array<Reply> = []
@@ -416,7 +416,7 @@ const world = async (
         assert.sameDeepMembers(events, mailbox.events.get(name) ?? [])
       }
     },
-    /** When everybody has gone, nothing is left. */
+    /** When all sessions have ended, nothing is left. */
     finish: async () => {
       for (const name of names) await driver.end(name, true)
       for (const name of [...graves, ...names]) await reap(name)

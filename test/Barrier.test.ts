@@ -1,4 +1,4 @@
-/** Barriers: all pass or none, with the same contributions, whatever happens to some of them. */
+/** Barriers: all pass or none, with the same contributions, also when some of them fail. */
 import { assert, layer } from "@effect/vitest"
 import { Cause, Deferred, Effect, Exit, Fiber, Metric, Option, Result, Schema, Scope } from "effect"
 import * as fc from "fast-check"
@@ -611,7 +611,7 @@ layer(TestServer.layer, live)("a barrier", (it) => {
       Effect.gen(function*() {
         const [one, two] = [yield* barrierOn(a!, 2), yield* barrierOn(b!, 2)]
         const first = yield* waiting(one, "1", 1)
-        // The event goes to a mailbox that is gone.
+        // The event goes to a mailbox that is deleted.
         const [session] = (yield* server.cli("HKEYS", `{${namespace}:00}:barrier-items:all`)).split("/")
         yield* server.cli("DEL", `{${namespace}:00}:mail:${session}`)
         assert.strictEqual((yield* two.await("2")).generation, 1)

@@ -395,7 +395,7 @@ layer(TestServer.layer, { excludeTestServices: true })("Batch", (it) => {
           const run = yield* lost.batch.start({ id: "one", size: 2 })
           yield* run.addAll(Work, [1, 2])
           yield* held.request
-          // Redis may get it, and the process is cut off all the same before it hears of that.
+          // Redis may get it, and the process is cut off all the same before it receives the reply.
           if (executed) yield* held.release("dropReply")
           yield* line.blackhole
           if (!executed) yield* held.release("drop")

@@ -162,7 +162,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
           assert.isAbove(Number(yield* server.cli("PTTL", `{${namespace}:00}:countDownLatch:ready`)), 80_000_000)
           assert.strictEqual(yield* latch.countDown(), 0)
         }))
-        // Nothing to remember, so it is gone at once.
+        // Nothing to remember, so it is deleted at once.
         yield* Effect.scoped(on(a!, CountDownLatch.make({ name: "unused", count: 2, timeToLive: "1 minute" })))
         assert.strictEqual(yield* server.cli("EXISTS", `{${namespace}:00}:countDownLatch:unused`), "0")
       })))
@@ -650,7 +650,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         assert.strictEqual(yield* (yield* make(c!, 9, "resize")).remaining, 0)
         yield* one.reset
         assert.strictEqual(yield* one.remaining, 9)
-        // With nobody else there, the new number holds.
+        // Without another member, the new number holds.
         yield* Effect.scoped(Effect.flatMap(make(a!, 5, undefined, "alone"), (latch) => latch.countDown({ by: 3 })))
         yield* Effect.scoped(Effect.gen(function*() {
           const kept = yield* make(b!, 9, "keep", "alone")
@@ -771,7 +771,7 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
                   yield* Effect.yieldNow
                   waiting.push({ fiber, who: one.who, open: left === 0 })
                 } else {
-                  // The whole coordinator, and with it those who wait there.
+                  // The whole coordinator, and with it its waiters.
                   for (const { fiber, who } of waiting) {
                     if (who === one.who) {
                       yield* Fiber.interrupt(fiber)

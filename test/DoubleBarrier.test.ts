@@ -1,4 +1,4 @@
-/** Double barriers: a phase has all its parties or none, and no two phases overlap, whatever happens to some of them. */
+/** Double barriers: a phase has all its parties or none, and no two phases overlap, also when some of them fail. */
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Exit, Fiber, Option, Scope } from "effect"
 import * as fc from "fast-check"
@@ -213,7 +213,7 @@ layer(TestServer.layer, live)("a double barrier", (it) => {
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
         const [one, two] = [yield* barrierOn(a!, 2), yield* barrierOn(b!, 2)]
-        /** Its mailbox is gone for as long as the effect runs, so that an event is dropped. */
+        /** Its mailbox is absent for as long as the effect runs, so that an event is dropped. */
         const unheard = <A, E, R>(effect: Effect.Effect<A, E, R>, field: RegExp) =>
           Effect.gen(function*() {
             const fields = (yield* server.cli("HKEYS", `{${namespace}:00}:doubleBarrier:step`)).split("\n")

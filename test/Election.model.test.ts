@@ -228,7 +228,7 @@ const world = Effect.fnUntraced(function*(server: Server, namespace: string) {
         queue = queue.filter((other) => other !== seat)
         if (seat === leads) succeed()
         yield* seat.close
-        // One that waits is told when it would lead.
+        // A waiter is notified when it would lead.
         if (seat.fiber !== undefined) yield* Fiber.interrupt(seat.fiber)
         if (seat.at % 2 === 0 && found.observing !== undefined) {
           yield* promptly(Fiber.join(found.observing.fiber), "the end of the changes")
@@ -245,7 +245,7 @@ const world = Effect.fnUntraced(function*(server: Server, namespace: string) {
           context
         )
         yield* forget(server, namespace, session!.id)
-        // Whatever is asked next finds it out.
+        // The next request finds it out.
         yield* Effect.provideContext(Lock.withLockIfAvailable(Effect.void, "any"), context)
         if (observing !== undefined) observing.faithful = false
         // They come back behind all others, in whichever order.
@@ -316,7 +316,7 @@ const world = Effect.fnUntraced(function*(server: Server, namespace: string) {
         q: 0,
         v: candidates,
         o: observers,
-        // And the state, the number of the last change, and who leads.
+        // And the state, the number of the last change, and the leader.
         all: candidates + 2 * (candidates - queue.length) + queues + observers + 2
       }
     )

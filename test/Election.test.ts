@@ -22,7 +22,7 @@ const electionOn = (context: Node, value: string, callbacks?: Election.Callbacks
 const promptly = <A, E, R>(effect: Effect.Effect<A, E, R>, what: string) =>
   Effect.map(within(effect, 2000, what), ({ result }) => result)
 
-/** Leads until it is told to end. */
+/** Leads until it is asked to end. */
 const leading = Effect.fnUntraced(function*(leader: Election.Election<string>, forever = false) {
   const began: Array<number> = []
   const ended: Array<number> = []
@@ -58,7 +58,7 @@ const leadingUntil = Effect.fnUntraced(function*(leader: Election.Election<strin
 const begun = (term: { readonly began: ReadonlyArray<number> }, times = 1) =>
   promptly(eventually(Effect.sync(() => assert.strictEqual(term.began.length, times))), "the term")
 
-/** What an observer has seen: values, and `undefined` while nobody leads. */
+/** What an observer has seen: values, and `undefined` while no candidate leads. */
 const watching = Effect.fnUntraced(function*(leader: Election.Election<string>) {
   const seen: Array<Election.Info<string> | undefined> = []
   const fiber = yield* Effect.forkChild(
@@ -217,7 +217,7 @@ layer(TestServer.layer, live)("a leader", (it) => {
         yield* begun(two)
         assert.isAbove(two.began[0]!, own.began[0]!)
         assert.deepStrictEqual(own.ended, own.began)
-        // No gap: nobody has seen it vacant, and the others have kept their places.
+        // No gap: no observer has seen it vacant, and the others have kept their places.
         yield* watch.saw(["a", "c"])
         yield* waits(server, namespace, "election:chief", 2)
         assert.deepStrictEqual((yield* mine.candidates).map(({ value }) => value), ["b", "a"])
@@ -265,7 +265,7 @@ layer(TestServer.layer, live)("a leader", (it) => {
         yield* Scope.close(lease, Exit.void)
         for (const watch of watches) yield* watch.saw(["a", "b", undefined])
         yield* Effect.forEach(watches, ({ fiber }) => Fiber.interrupt(fiber))
-        // Nobody leads, nobody waits, nobody looks.
+        // No leader, no waiter and no observer.
         yield* eventually(
           Effect.map(server.cli("EXISTS", `{${namespace}:00}:election:chief`), (keys) => assert.strictEqual(keys, "0"))
         )

@@ -222,7 +222,7 @@ const drive = async (
     const job = jobs.get(id)
     if (job?.live === true) return end(job, state)
   }
-  // What the actor hears with a job of the queue beside it, or later by an errand.
+  // What the actor receives with a job of the queue beside it, or later by an errand.
   const end = async (job: Job, state: "d" | "f" | "c") => {
     job.live = false
     if (job.id === undefined) return void pending.push(["ended", job, state])

@@ -285,14 +285,14 @@ layer(TestServer.layer, live)("Lock", (it) => {
         assert.strictEqual(error.reason._tag, "LeaseLost")
         assert.strictEqual(error.reason._tag === "LeaseLost" && error.reason.reason, "maxHold")
         assert.deepStrictEqual(yield* keys(namespace), [])
-        // In a scope it is lost, and given back when the margin has passed though nobody listens.
+        // In a scope it is lost, and released when the margin has passed though no fiber observes the loss.
         yield* Effect.scoped(Effect.gen(function*() {
           const lease = yield* Lock.acquire("a", { maxHold: "50 millis" })
           assert.strictEqual((yield* Effect.flip(lease.lost)).reason, "maxHold")
           assert.isFalse(yield* lease.isHeld)
           yield* eventually(Effect.map(keys(namespace), (keys) => keys.length === 0))
         }))
-        // Who is done in time is not disturbed.
+        // A holder that is done in time is not disturbed.
         assert.strictEqual(yield* Lock.withLock(Effect.succeed(1), "a", { maxHold: "1 minute" }), 1)
       }), { lease: "2 seconds", margin: "200 millis" }))
 

@@ -76,7 +76,7 @@ layer(TestServer.layer, live)("a persisted queue", (it) => {
         yield* one.shows({ completed: 1002, active: 0, waiting: 0 })
         assert.deepStrictEqual(seen.toSorted((x, y) => x - y), upTo(1000))
         yield* Fiber.interruptAll(takers)
-        // The takers that are gone have no credit any more.
+        // The takers that have ended have no credit any more.
         yield* one.queue.offer(3)
         yield* one.shows({ waiting: 1, active: 0 })
       })))
@@ -244,7 +244,7 @@ layer(TestServer.layer, live)("a persisted queue", (it) => {
           )
         yield* cleaned("1 hour", 1)
         yield* cleaned(Duration.infinity, 1)
-        // By the clock of Redis, whatever this process takes for the time.
+        // By the clock of Redis, not by that of this process.
         const { now } = Date
         yield* Effect.acquireUseRelease(
           Effect.sync(() => void (Date.now = () => now() - 3_600_000)),

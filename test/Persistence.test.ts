@@ -291,7 +291,7 @@ layer(Cluster.layer, { excludeTestServices: true, timeout: "60 seconds" })("Redi
       assert.strictEqual(yield* dedicated.send("LINDEX", key, 0), "a")
       yield* Effect.promise(() => move(nodes, key))
       assert.strictEqual(yield* redis.send("LINDEX", key, 0), "a")
-      // The first command is told that the slot has moved, and the connection goes after it.
+      // The first command is answered that the slot has moved, and the connection goes after it.
       yield* eventually("the dedicated connection has moved", async () => {
         const exit = await Effect.runPromiseExit(dedicated.send("LINDEX", key, 0))
         return Exit.isSuccess(exit) && exit.value === "a"

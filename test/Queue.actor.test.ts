@@ -1,4 +1,4 @@
-/** The queue actor, driven directly with random calls about two queues, beside a model: what it hands out, to whom, and how often. */
+/** The queue actor, driven with random calls about two queues, beside a model: what it hands out, to which worker, and how often. */
 import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
@@ -94,7 +94,7 @@ interface Job {
   state: "waiting" | "delayed" | "active" | "cancelled" | "dead" | "gone"
   worker: number
   token: number
-  /** Where it stands in the order of its level, if it was handed out to nobody yet, and its offer had no delay. */
+  /** Where it stands in the order of its level, if it was handed out to no worker yet, and its offer had no delay. */
   fresh: number | undefined
   /** It is not handed out before that time of the server, in ms. */
   due: number
@@ -256,7 +256,7 @@ const model = (at: number, { nameOf, now, partition, rules: { limit, spacing } }
     const more = stopped[job.worker] ? 0 : 1
     if (more === 0) owed[job.worker]!++
     const isCancelled = job.state === "cancelled"
-    // Whatever its worker says, it was cancelled.
+    // It was cancelled, regardless of what its worker says.
     if (isCancelled) gone(job)
     switch (what) {
       case "done":
@@ -506,6 +506,6 @@ const run = async (redis: Redis, calls: ReadonlyArray<Call>, rules: Rules) => {
     }
     await quiet()
   }
-  // Whatever has happened, a worker that goes on gets the rest.
+  // In any case, a worker that goes on gets the rest.
   for (const queue of queues) await queue.finish()
 }

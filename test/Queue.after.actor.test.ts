@@ -122,12 +122,12 @@ interface World {
   readonly fieldsOf: (hash: string) => Promise<ReadonlyArray<string>>
 }
 
-/** One of the queues. Jobs hear of the ends of others when the call ends. */
+/** One of the queues. Jobs are notified of the ends of others when the call ends. */
 const model = (at: number, { fieldsOf, partition, session }: World) => {
   const queue = partition.beside(`queue:q${at}`)
   const [member, worker] = [`p${at}`, `w${at}`]
   const jobs = new Map<string, Job>()
-  // Jobs in hand, as far as they were not given back, and jobs whose ends others have not heard of.
+  // Jobs in hand, as far as they were not returned, and jobs whose ends others were not notified of.
   let held = new Set<Job>()
   let ended: Array<Job> = []
   let number = 0

@@ -1,6 +1,6 @@
 /**
- * Two queues of one partition, and all that can be asked of them, several requests with a call: whatever they share, what the actor
- * has counted is what there is after each call, and in the end every job has run, or is gone for a reason.
+ * Two queues of one partition, and all that can be asked of them, several requests with a call: in any combination, what the actor
+ * has counted is what there is after each call, and in the end every job has run, or is deleted for a reason.
  */
 import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
@@ -431,7 +431,7 @@ const drive = async (redis: Redis, both: readonly [Rules, Rules], calls: Readonl
     }
     const left = new Set<number>()
     for (const one of wanted) {
-      // A worker that has left joins with another call: what it was given before is not told from what it is given behind that.
+      // A worker that has left joins with another call: what it received before cannot be distinguished from what it receives behind that.
       if (one.do === "work" && left.has(one.queue)) continue
       // What waits is known with the answer.
       if (

@@ -61,7 +61,7 @@ layer(TestServer.layer, live)("a call", (it) => {
 
   it.effect("drains what was there, and nothing that it is asked for behind that", () =>
     alone(async ({ look, sendAll }) => {
-      // The second job of each two runs after the first one, whatever becomes of that.
+      // The second job of each two runs after the first one, however that ends.
       const replies = await sendAll("s", [
         ["queue.offer", ["1x", "1i1", "node", 1]],
         ["queue.offer", ["2c1 x", "1p4", "node", 2]],

@@ -1,4 +1,4 @@
-/** Errands and the subscribers of jobs: each end of a job is told once, in the step that ends it. */
+/** Errands and the subscribers of jobs: each end of a job is reported once, in the step that ends it. */
 import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
@@ -169,7 +169,7 @@ const run = async (queue: ReturnType<typeof actor>, calls: ReadonlyArray<Call>, 
     if (one.do === "drain") return queue.send(worker(), "queue.drain", [1, ""])
     if (one.do === "obliterate") {
       await queue.send(worker(), "queue.obliterate", [""])
-      // What was given back may have expired.
+      // What was returned may have expired.
       for (const job of busy) if (!returned.has(job)) end(job, ended.cancel)
       return
     }

@@ -272,7 +272,7 @@ const model = (which: number, { limit, nameOf, partition, spacing }: World) => {
     const isCancelled = job.state === "cancelled"
     const name = nameOf(job.worker)
     const told = tell(job, name, how)
-    // Whatever its worker says, it was cancelled. What is behind it in the call finds it so.
+    // It was cancelled, regardless of what its worker says. What is behind it in the call finds it so.
     if (isCancelled) Object.assign(job, { attempts, state: "gone" })
     await told
   }

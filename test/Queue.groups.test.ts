@@ -1,4 +1,4 @@
-/** Groups of jobs: their order and limits hold over all processes, whatever becomes of the jobs, and no group delays another. */
+/** Groups of jobs: their order and limits hold over all processes, however the jobs end, and no group delays another. */
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Option, Schedule, Stream } from "effect"
 import { Queue } from "../src/index.ts"

@@ -115,7 +115,7 @@ const model = (at: number, { noted, onFull, partition, worker }: World) => {
   // Of a call: when it began, whether it asks for something, and has offered something; how many jobs began before its end.
   let [began, asked, offering, handed] = [0, false, false, 0]
   const settling = new Set<Job>()
-  // Processes whose jobs wait for room, and whether the first one was told of some.
+  // Processes whose jobs wait for room, and whether the first one was notified of some.
   let line: Array<Process> = []
   let told = false
   const read = { p: 0, w: 0 }
@@ -344,7 +344,7 @@ const model = (at: number, { noted, onFull, partition, worker }: World) => {
     }
   }
   const isOver = ({ state }: Job): boolean => state === "gone" || state === "cancelled"
-  // Whatever its worker says of a cancelled job, it is over.
+  // A cancelled job is over, regardless of what its worker says.
   const settled = (job: Job, act: (job: Job) => void) => {
     if (job.state === "cancelled") job.state = "gone"
     else act(job)
@@ -680,7 +680,7 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
     }))
 })
 
-/** A queue with a producer, and a worker that works when it is told to. */
+/** A queue with a producer, and a worker that works when it is asked to. */
 const started = async (redis: IoRedis) => {
   const queue = actor(redis, freshNamespace(), "queue:q")
   const due = queue.keys("")[1]!

@@ -397,7 +397,7 @@ layer(TestServer.layer, live)("what a handler keeps of its job", (it) => {
           if (at < 3) yield* eventually(Effect.sync(() => assert.deepStrictEqual([early.at(-1), own.at(-1)], [at, at])))
         }
         yield* promptly(Effect.forEach(fibers, (fiber) => Fiber.join(fiber)), "the end")
-        // The last one came before the end, although it was told in the same turn.
+        // The last one came before the end, although it was published in the same turn.
         assert.deepStrictEqual([early.at(-1), own.at(-1)], [3, 3])
         assert.deepStrictEqual(yield* Stream.runCollect(other.job("followed").progress), [])
         assert.strictEqual(yield* notesOf(namespace, server), 0)

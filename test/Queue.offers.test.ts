@@ -176,7 +176,7 @@ layer(TestServer.layer, live)("an offer", (it) => {
         const asked = yield* Effect.forkChild(Effect.exit(queue.job("none").promote))
         yield* held.request
         assert.isTrue(yield* other.job(id).cancel)
-        // It was told of room, and cannot say so.
+        // It was notified of room, and cannot say so.
         const { reason } = yield* Effect.flip(Fiber.join(first))
         assert.strictEqual(reason._tag, "Timeout")
         yield* pending(behind)
@@ -257,7 +257,7 @@ layer(TestServer.layer, live)("the wait for a result", (it) => {
       }), { lease: "15 seconds", margin: "1 second", requestTimeout: "500 millis" }))
 })
 
-/** Callers that are answered when the test says so, and how many news each was told with its answer. */
+/** Callers that are answered when the test says so, and how many news each received with its answer. */
 class Probe extends Callers<Caller, readonly [tag: string, job: string], "queue.watch"> {
   readonly asked: Array<() => void> = []
   readonly early: Array<number> = []

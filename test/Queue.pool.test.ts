@@ -154,7 +154,7 @@ layer(TestServer.layer, live)("a pool", (it) => {
           assert.isTrue(upTo(3000).every((n) => done.get(n) === 1))
           yield* pool.resize(3)
           yield* eventually(Effect.map(pool.running, (running) => assert.strictEqual(running, 0)))
-          // Exactly as much credit as it has slots. Redis hears of that before the offers of the same process.
+          // Exactly as much credit as it has slots. Redis receives that before the offers of the same process.
           allowed = 3
           yield* queue.offerAll(upTo(50))
           yield* shows(queue, { completed: 3050 })

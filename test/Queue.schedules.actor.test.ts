@@ -1,4 +1,4 @@
-/** Schedules of the queue actor, driven directly with random requests: one job for each tick, whatever happens. */
+/** Schedules of the queue actor, driven directly with random requests: one job for each tick, under any history. */
 import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
@@ -101,7 +101,7 @@ const run = async (queue: ReturnType<typeof actor>, steps: ReadonlyArray<Step>) 
   await queue.send("user", "queue.join", ["m", "1", 0, 0, 0, 60_000, 1000, 0, 3, 0, 0, 1, 0, 0, 1, 0, ""])
   for (const at of [0, 1]) await queue.open(nameOf(at))
 
-  // Members are told of schedules that are short of ticks.
+  // Members are notified of schedules that are short of ticks.
   const listen = async (at: number) => {
     const session = nameOf(at)
     const events = await queue.mail(session)

@@ -64,7 +64,7 @@ const forgottenAfterADay = (first: "member" | "call") =>
       assert.lengthOf(handed, 6)
       const [[dead]] = await deliveredTo(queue, "A") as [[string, number]]
       await queue.send("A", "queue.bury", ["w", dead, "failed", "", "[\"failed\",\"\"]", 0])
-      // All processes die, and what Redis keeps for a day is gone.
+      // All processes die, and what Redis keeps for a day is deleted.
       const [sessions, due] = queue.keys("") as [string, string]
       await redis.del(sessions, due, ...["A", "B"].flatMap((session) => queue.keys(session).slice(3)))
     })

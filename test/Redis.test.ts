@@ -110,7 +110,7 @@ const tcp = (handler: Handler) =>
       })
   )
 
-/** Forwards to a server, until it is told to swallow everything or to drop replies. */
+/** Forwards to a server, until a test has it swallow everything or drop replies. */
 const proxy = Effect.fnUntraced(function*(port: number) {
   const faults = { swallow: false, connections: 0 }
   const listener = yield* tcp((client) => {

@@ -53,7 +53,7 @@ class Model {
     this.events.set(session, [...this.events.get(session) ?? [], [tag, id, ...rest]])
   }
 
-  // The oldest item that nobody has, for a taker. Those of dead givers are gone.
+  // The oldest item that no taker has, for a taker. Those of dead givers are deleted.
   #handOut(taker: Owner): Reply | undefined {
     for (;;) {
       const item = this.items.find((item) => item.taker === undefined)
@@ -328,7 +328,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the rendezvous actor", (
                     outcome = [await send(name, "session.leave", [id]), ["left"]]
                     break
                   case "again": {
-                    // What a dead session was about, and nobody else has asked for, or perhaps its reaper has not come yet.
+                    // What a dead session was about, and no other session has asked for, or perhaps its reaper has not come yet.
                     const lost = [...asked].filter(([session]) => model.dead.has(session) && !model.closed.has(session))
                       .flatMap(([, claims]) => claims).filter(([, role]) => role !== "take")
                     const found = lost[step.pick % Math.max(1, lost.length)]

@@ -1,4 +1,4 @@
-/** Rendezvous: nobody leaves before the other one was there, and what one had goes to the next when that one dies. */
+/** Rendezvous: no party leaves before the other one was there, and what a taker had goes to the next when it dies. */
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Duration, Effect, Exit, Fiber, Option, Schema, Scope } from "effect"
 import * as fc from "fast-check"
@@ -28,7 +28,7 @@ const nobody = { givers: 0, takers: 0, exchangers: 0 }
 const reasonOf = <A>(effect: Effect.Effect<A, Rendezvous.RendezvousError>) =>
   Effect.map(Effect.flip(effect), ({ reason }) => reason._tag)
 
-/** Takes, tells what it has, and has it until it is told how that ends. */
+/** Takes, shows what it has, and has it until the test says how that ends. */
 const holding = Effect.fnUntraced(function*(place: Place) {
   const begun = yield* Deferred.make<Rendezvous.Handover & { readonly value: string }>()
   const end = yield* Deferred.make<void, "failed">()
@@ -140,7 +140,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
           const next = yield* Effect.forkChild(two.take())
           yield* waits(one, { takers: 1 })
           yield* fine ? taker.finish : taker.fail
-          // Nobody is there any more to give it to the next.
+          // No giver is there any more to give it to the next.
           yield* waits(one, { takers: 1 })
           assert.isTrue(isPending(next))
           yield* one.give("another")
@@ -607,7 +607,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
                 yield* realSleep(20)
               }
             })
-            // Who is lost comes last, or waits for the others.
+            // The party that is lost comes last, or waits for the others.
             if (first !== true) {
               yield* run
             }
@@ -732,7 +732,7 @@ layer(TestServer.layer, live)("a rendezvous", (it) => {
                 ({ fiber, ...rest }) => Effect.map(Fiber.await(fiber), (exit) => ({ ...rest, exit }))
               )
               const takes = exits.filter(({ op }) => op === "take" || op === "try" || op === "fail")
-              // A taker that was told nothing may have acknowledged.
+              // A taker that received no reply may have acknowledged.
               const certain = takes.every(({ exit, op }) => Exit.isSuccess(exit) || op === "fail")
               for (const { exit, op, value } of exits) {
                 if (op === "give") {

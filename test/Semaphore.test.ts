@@ -67,7 +67,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
           yield* b.release(lease)
           assert.strictEqual(yield* a.available, 3)
         }))
-        // Nobody has it open any more, so that it can be made with another number.
+        // No process has it open any more, so that it can be made with another number.
         yield* Effect.scoped(Semaphore.make({ name: "s", permits: 4 }))
       })
     ))
@@ -400,7 +400,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
                   if (at === close) yield* Deferred.succeed(members[action.node]!.closed, undefined)
                   return fiber
                 }))
-              // Everybody gets to an end: nothing is left waiting for what was leaked.
+              // Every user gets to an end: nothing is left waiting for what was leaked.
               const exits = yield* Effect.forEach(users, Fiber.await)
               for (const exit of exits) {
                 assert.isFalse(Exit.hasDies(exit), Exit.isFailure(exit) ? String(exit.cause) : "")

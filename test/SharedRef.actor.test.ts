@@ -182,7 +182,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the shared-ref actor", (
                     const id = known ?? `i${++count}`
                     members[at]!.set(name, id)
                     const reply = await ask(name, at, "join", id)
-                    // A member hears it behind the changes that are under way.
+                    // A member receives it behind the changes that are under way.
                     const told = [newest, now.version, now.value]
                     if (known === undefined) assert.deepStrictEqual(reply, ["joined", ...told])
                     else {
@@ -237,7 +237,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the shared-ref actor", (
               }
               for (const [at, hash] of hashes.entries()) {
                 assert.strictEqual(await redis.pttl(keyOf(hash, "value")), present[at] === absent ? -2 : -1)
-                // What remains says who may not write.
+                // What remains says which leases may not write.
                 assert.deepStrictEqual(
                   await redis.hgetall(hash),
                   Object.fromEntries([...fences[at]!].map(([lease, token]) => [`f${lease}`, String(token)]))
@@ -329,7 +329,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the shared-ref actor", (
           await send("S", "session.touch", [])
           const value = keyOf(key, "value")
           assert.isAtMost(await redis.pttl(value), 300)
-          // Whatever else has given it more time, its own is over then, and the member hears it.
+          // Even if something else has given it more time, its own is over then, and the member is notified.
           await redis.persist(value)
           const [, until] = (await redis.get(value))!.split(" ")
           while (Date.now() <= Number(until)) await redis.time()

@@ -1,4 +1,4 @@
-/** Shared refs: one value, many processes; every write counts once, and every version is heard of. */
+/** Shared refs: one value, many processes; every write counts once, and every version is observed. */
 import { assert, layer } from "@effect/vitest"
 import { Cause, Deferred, Effect, Exit, Fiber, Option, pipe, Schema, Stream, SubscriptionRef, Tracer } from "effect"
 import { type Coordinator, Counter, Fence, Lock, SharedRef, Topic } from "../src/index.ts"
@@ -406,7 +406,7 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         yield* one.setFenced({ kind: another.kind, key: another.key, token: 1 }, 6)
         assert.strictEqual(yield* two.get, 6)
         yield* two.delete
-        // What remains says who may not write, for a day.
+        // What remains says which leases may not write, for a day.
         const key = `{${namespace}:00}:sharedRef:x`
         const left = Number(yield* server.cli("PTTL", key))
         assert.isTrue(left > 86_000_000 && left <= 86_400_000, `${left}`)
@@ -442,7 +442,7 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         yield* eventually(Effect.map(ref.get, (value) => value === 1))
         assert.strictEqual(yield* server.cli("GET", `${namespace}:guarded`), "")
         yield* ref.delete
-        // What says who may write.
+        // What says which leases may write.
         yield* server.cli("DEL", `{${namespace}:00}:sharedRef:x`)
       })
     ))
@@ -847,7 +847,7 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
             yield* eventually(Effect.map(asked, (answer) => answer === "read"))
           }
         }
-        // What was written is read, by whatever process.
+        // What was written is read, by any process.
         for (let n = 10; n < 60; n++) {
           yield* theirs[0]!.set(n)
           assert.strictEqual(yield* refs[0]!.get, n)
@@ -1032,7 +1032,7 @@ layer(TestServer.layer, live)("a shared ref that publishes", (it) => {
         assert.strictEqual(yield* ref.get, 22)
         assert.strictEqual((yield* on(a!, events)).at(-1), 22)
         yield* Effect.all([plain.delete, other.delete])
-        // What says who may write.
+        // What says which leases may write.
         yield* server.cli("DEL", `{${namespace}:00}:sharedRef:x`)
       })))
 

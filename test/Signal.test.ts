@@ -403,7 +403,7 @@ layer(TestServer.layer, live)("a signal", (it) => {
                         count = 0
                         break
                       case "leave": {
-                        // The whole coordinator, and with it those who wait there.
+                        // The whole coordinator, and with it its waiters.
                         yield* close
                         for (const { fiber } of queue.filter(({ who }) => who === one.who)) {
                           assert.isTrue(
@@ -416,7 +416,7 @@ layer(TestServer.layer, live)("a signal", (it) => {
                       }
                       case "lose":
                         yield* forgetSession(context, namespace, server)
-                        // By this it learns of that; those who wait there come again, after the others.
+                        // By this it learns of that; its waiters come again, after the others.
                         yield* signal.set
                         count++
                         queue = [

@@ -20,7 +20,7 @@ const launch = (context: Node, singleton: Layer.Layer<never, never, Coordinator.
 const until = (condition: () => boolean, what: string) =>
   within(eventually(Effect.sync(() => assert.isTrue(condition()))), 5000, what)
 
-/** A clock that moves when it is told to, and knows who sleeps. */
+/** A clock that the test moves, and that knows its sleepers. */
 const manualClock = () => {
   let now = 0
   const sleepers = new Set<{ readonly at: number; readonly wake: () => void }>()
@@ -252,7 +252,7 @@ layer(TestServer.layer, live)("a schedule", (it) => {
             yield* go(at("00:10"), 1)
             yield* go(at("00:20"), 2)
             yield* Fiber.interrupt(first)
-            // Three ticks are due while nobody is there.
+            // Three ticks are due while no process is there.
             set(at("00:55"))
             const second = yield* launch(b!, scheduled)
             if (missed === "once") yield* until(() => runs.length === 3, "what was missed")

@@ -403,7 +403,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the task group actor", (
                   case "die": {
                     await end(id)
                     model.dead.add(id)
-                    // Others go on before anybody reaps.
+                    // Others go on before a reaper does.
                     const other = sessions[(one.session + 1) % 3]!
                     await register(other, name)
                     if (pickOne !== undefined) {
@@ -427,7 +427,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the task group actor", (
                 await end(id)
                 assert.strictEqual(await reap(id, (own) => model.leave(`${id}/${own}`)), "forgotten")
               }
-              // Remembered for as long as it was told, if there is anything to remember.
+              // Remembered for its time to live, if there is anything to remember.
               for (const key of resource) {
                 const left = await redis.pttl(key)
                 const wanted = model.open && (key === resource[0] || model.shards.size > 0)

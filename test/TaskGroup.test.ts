@@ -164,7 +164,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         const running = yield* Effect.forkChild(one.run("y", Effect.never))
         yield* eventually(Effect.map(two.snapshot, ({ running }) => running === 2))
         yield* endSession(server, namespace, a!)
-        // Nobody had to reap it before.
+        // No process had to reap it before.
         const next = yield* two.register("x")
         assert.isAbove(next.lease.token, former.lease.token)
         const reason = yield* reasonOf(former.submit(1))
@@ -256,7 +256,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         assert.strictEqual(changes.filter(({ changed }) => changed?.status === "done").length, 40)
         assert.strictEqual(changes.filter(({ changed }) => changed?.status === "lost").length, 14)
         assert.strictEqual(changes.filter(({ changed }) => changed?.status === "failed").length, 10)
-        // Joining again is heard behind everything else.
+        // Joining again is observed behind everything else.
         assert.isAbove(line.counters.connections, 3)
         yield* Fiber.interrupt(watching)
       }), timing))
@@ -434,7 +434,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
           yield* group.run("y", Effect.succeed(2))
           assert.deepStrictEqual(arrayOf(yield* group.awaitAll()), [["x", 1], ["y", 2]])
         }))
-        // Nothing to remember, so it is gone at once.
+        // Nothing to remember, so it is deleted at once.
         yield* Effect.scoped(on(a!, TaskGroup.make({ name: "unused", result: Schema.Number, timeToLive: "1 minute" })))
         assert.strictEqual(yield* server.cli("EXISTS", `{${namespace}:00}:taskGroup:unused`), "0")
       })))
@@ -511,7 +511,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
           }))
           const task = yield* one.register("y")
           const waiting = yield* awaiting(one, "wait")
-          // Nobody is there any more who knows of x.
+          // No process is there any more that knows of x.
           yield* server.cli("FLUSHALL")
           yield* Effect.flip(task.lease.lost)
           return waiting
@@ -1000,7 +1000,7 @@ layer(TestServer.layer, live)("a task group, interrupted before every operation 
               }).pipe(Effect.provideService(Scheduler.Scheduler, scheduler))
             )
             const exit = yield* Fiber.await(fiber)
-            // Nobody works, nobody is watched for, and the session owns nothing but the membership.
+            // No worker and no watcher is left, and the session owns nothing but the membership.
             yield* eventually(
               Effect.gen(function*() {
                 const { running } = yield* group.snapshot
@@ -1086,7 +1086,7 @@ const model = Effect.fnUntraced(function*(
     const complete = shards.size >= (expected ?? 1) && count("done") === shards.size
     return complete ? [...shards].map(([shard, { value }]) => [shard, value] as const) : undefined
   }
-  // A waiter hears of one state before the next one comes.
+  // A waiter observes one state before the next one comes.
   const settle = Effect.gen(function*() {
     for (const waiter of waiting) {
       waiter.outcome ??= outcomeOf(waiter.patient)
@@ -1170,7 +1170,7 @@ const model = Effect.fnUntraced(function*(
         break
       }
       case "close": {
-        // The whole coordinator, and with it who works and waits there.
+        // The whole coordinator, and with it its workers and waiters.
         for (const waiter of waiting.filter((waiter) => waiter.who === who)) yield* Fiber.interrupt(waiter.fiber)
         waiting.splice(0, waiting.length, ...waiting.filter((waiter) => waiter.who !== who))
         yield* Scope.close(members[who]!.scope, Exit.void)

@@ -77,7 +77,7 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
           )
         const delayed = (await Promise.all(members.map(handed))).flat()
         assert.lengthOf(delayed, 1)
-        // All processes die, and what Redis keeps for a day is gone.
+        // All processes die, and what Redis keeps for a day is deleted.
         const [sessions, due] = topic.keys("") as [string, string]
         await redis.del(sessions, due, ...members.flatMap((session) => topic.keys(session).slice(3)))
         assert.strictEqual((await consume("next"))[0], "joined")
@@ -308,7 +308,7 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
           await publish("k")
           assert.deepStrictEqual(await eventsOf("a"), [first])
           await topic.send("b", "topic.purge", ["[]"])
-          // A member that asks again is told, and does not lose what it has in hand.
+          // A member that asks again is notified, and does not lose what it has in hand.
           assert.deepStrictEqual((await join("a"))[6].filter(([tag]: [string]) => tag !== "missed"), [[
             "removed",
             first
@@ -472,7 +472,7 @@ const run = async (topic: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
     const [, , , , , , , [group]] = await topic.look("topic.state", []) as Array<any>
     assert.strictEqual(group[4], published.find(([id]) => !done.includes(id))?.[0] ?? "")
   }
-  // What a member gives back by leaving does not count as delivered to it; what it had when its session ended does.
+  // What a member returns by leaving does not count as delivered to it; what it had when its session ended does.
   const drop = (member: number, crashed: boolean) => {
     for (const [id, { attempt, member: of }] of flights) {
       if (of !== member) continue
@@ -556,7 +556,7 @@ const run = async (topic: ReturnType<typeof actor>, steps: ReadonlyArray<Step>, 
     await take()
     await watch()
   }
-  // Whatever has happened, a member that goes on gets the rest.
+  // In any case, a member that goes on gets the rest.
   for (const member of [1, 2]) {
     if (joined[member]) await topic.send(nameOf(member), "session.leave", ["m"])
     drop(member, false)

@@ -123,7 +123,7 @@ layer(TestServer.layer, live)("a topic under random use", (it) => {
                 concurrency: 1 + dice.below(3),
                 prefetch: 1 + dice.below(6),
                 retry: Schedule.spaced(dice.chance(0.5) ? 1 : 20),
-                // A member that leaves meanwhile has not heard of it.
+                // A member that leaves meanwhile has not observed it.
                 onGap: ({ missed }) => Effect.andThen(pause(4), Effect.sync(() => gaps += missed!))
               })
             )

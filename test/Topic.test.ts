@@ -568,7 +568,7 @@ layer(TestServer.layer, live)("a topic", (it) => {
             const [bytes, before] = [yield* sent, decoded]
             yield* read
             assert.strictEqual(decoded - before, events)
-            // All that Redis has sent meanwhile, to whatever connection.
+            // All that Redis has sent meanwhile, to any connection.
             const more = (yield* sent) - bytes
             assert.isTrue(more > count * size && more < 1.5 * count * size, String(more))
           })
@@ -1357,7 +1357,7 @@ layer(TestServer.layer, live)("a group", (it) => {
           yield* theirs.publish(1)
           yield* promptly(held.request, "the next reading of the mailbox")
           yield* theirs.publishAll(upTo(3, 2))
-          // Of this gap it hears through the mailbox.
+          // This gap it receives through the mailbox.
           yield* theirs.purge
           yield* theirs.publishAll(upTo(100, 5))
           // And of the events that retention has removed, with the reply to its acknowledgement.
@@ -2221,7 +2221,7 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
           for (const shards of [2, 3]) {
             const ids = upTo(30).map((n) => `${shards} ${n}`)
             const before = yield* other.publishAll(upTo(30), (n) => ({ id: ids[n] }))
-            // Its process does not hear of the change. The reading that is under way brings the other news.
+            // Its process is not notified of the change. The reading that is under way brings the other news.
             const reading = yield* line.hold(({ name }) => name === "XREAD")
             yield* on(b!, make({ dedupe: `${shards} minutes` }))
             yield* promptly(reading.request, "the next reading of the mailbox")

@@ -392,7 +392,7 @@ const run = async (
 ) => {
   const jobs = new Map<string, Job>()
   const deques = new Map<number, Deque>()
-  // What was in the deques of workers that are gone.
+  // What was in the deques of workers that have left.
   const left = new Map<number, Deque["places"]>()
   const sessions = workers.map(() => 0)
   const joined = workers.map(() => false)
@@ -487,7 +487,7 @@ const run = async (
       else job.attempts--
     }
     joined[worker] = false
-    // Its jobs are anyone's now, unless it comes back before others had credit for them.
+    // Its jobs can go to any worker now, unless it comes back before others had credit for them.
     if (deques.has(worker)) left.set(worker, deques.get(worker)!.places)
     deques.delete(worker)
   }
@@ -533,7 +533,7 @@ const run = async (
     if (job === undefined) return
     const isCancelled = job.state === "cancelled"
     await tell(job, how, isCancelled)
-    // Whatever its worker says, it was cancelled.
+    // It was cancelled, regardless of what its worker says.
     if (isCancelled) job.state = "gone"
   }
   const tell = async (job: Job, how: Extract<Step, { do: "settle" }>["how"], isCancelled: boolean) => {
@@ -621,7 +621,7 @@ const run = async (
       case "settle":
         return settle(next.pick, next.how)
       case "cancel": {
-        // A cancelled job would leave its place in a deque behind, also if the worker of that is gone.
+        // A cancelled job would leave its place in a deque behind, also if the worker of that has left.
         const placed = new Set([...stored(), ...[...left.values()].flatMap((places) => places.map(({ id }) => id))])
         const open = all().filter(({ id, state }) =>
           state !== "cancelled" && state !== "gone" && (loose || !placed.has(id))

@@ -1,4 +1,4 @@
-/** A queue with deques: where jobs go, who steals them, and that they are jobs as any other. */
+/** A queue with deques: where jobs go, which worker steals them, and that they are jobs as any other. */
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Duration, Effect, Fiber, Layer, Option, Schedule, Schema, Stream } from "effect"
 import { Queue, WorkStealing } from "../src/index.ts"
@@ -106,7 +106,7 @@ layer(TestServer.layer, live)("a queue with deques", (it) => {
         yield* shows(queue, { completed: 7, waiting: 3 })
         assert.deepStrictEqual(stealing.begun, [1, 0, 3, 2, 5, 4, 6])
         yield* worker.stop
-        // Its worker is gone.
+        // Its worker has left.
         yield* shows(queue, { completed: 11, waiting: 0 })
         yield* stealing.stop
       })))

@@ -61,7 +61,7 @@ class Model {
     return this.holds.size + this.members.size + this.queue.length === 0
   }
 
-  /** What a claim that asks again is told, if it is known. */
+  /** The answer to a claim that asks again, if it is known. */
   #known(owner: string): string | undefined {
     return this.holds.has(owner) ? "granted" : this.queue.some(([waiter]) => waiter === owner) ? "queued" : undefined
   }
@@ -329,7 +329,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the semaphore actor", (i
                     await end(name)
                     model.die(name)
                     assert.deepStrictEqual(await repeat(name) ?? ["expired"], ["expired"])
-                    // Others go on before anybody reaps.
+                    // Others go on before a reaper does.
                     const other = names[(step.session + 1) % 3]!
                     const id = `i${++count}`
                     ids[(step.session + 1) % 3]!.push(id)

@@ -66,7 +66,7 @@ it.live("an election goes on when the primary dies, and all see the same leader"
       yield* nodes.awaitPromotion(tag, victim)
       yield* goOn(10)
       assert.deepStrictEqual(watch.violations.filter(({ what }) => what === "token"), [])
-      // Two at once only where the primary took a write with it, and then a process was told.
+      // Two at once only where the primary took a write with it, and then a process was notified.
       if (losses.length === 0) assert.deepStrictEqual(watch.violations, [])
       for (const reason of losses) assert.include(["rolledBack", "unknown"], reason)
       yield* Effect.forEach(candidates, Fiber.interrupt, { concurrency: "unbounded" })
@@ -84,7 +84,7 @@ it.live("an election goes on when the primary dies, and all see the same leader"
       )
       for (const mine of seen) {
         const terms = mine.flatMap((info) => info === undefined ? [] : [info.term])
-        // The replica may not have heard that a term was over: then, and once, observers hear of that term again.
+        // The replica may have missed that a term was over: then, and once, observers receive that term again.
         const again = terms.filter((term, at) => term < (terms[at - 1] ?? 0))
         assert.isAtMost(again.length, losses.length === 0 ? 0 : 1, `terms: ${terms.join(" ")}`)
         assert.isAbove(new Set(terms).size, 30)

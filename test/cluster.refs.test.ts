@@ -30,7 +30,7 @@ it.live("shared refs and counters go on in a Cluster when a primary dies", () =>
         Effect.forEach(names, (name) =>
           Effect.all({
             ref: SharedRef.make({ ...options, name }),
-            // In the partition of the name, whatever its own.
+            // In the partition of the name, not in its own.
             beside: SharedRef.make({ ...options, name: "beside", colocate: name }),
             same: SharedRef.make({ ...options, name, colocate: name }),
             counter: Counter.make({ name })
@@ -52,7 +52,7 @@ it.live("shared refs and counters go on in a Cluster when a primary dies", () =>
             return yield* theirs[at]!.counter.add(1)
           }), { concurrency: "unbounded" })
       assert.deepStrictEqual(yield* Effect.timeout(change(10), "5 seconds"), names.map(() => 11))
-      // One command for each partition, whatever its node.
+      // One command for each partition, on any node.
       const reads = yield* Effect.all(
         mine.flatMap(({ beside, ref }) => [ref.get, beside.get]),
         { concurrency: "unbounded" }

@@ -41,7 +41,7 @@ const scenario = (missed: boolean) =>
       const task = yield* two!.register("b")
       yield* eventually(Effect.sync(() => shown.at(-1)?.registered === 2), { message: "events" })
       yield* awaitInSync(victim, [replica!])
-      // The replica misses what was acknowledged last, and the next primary has never heard of it.
+      // The replica misses what was acknowledged last, and the next primary has never received it.
       if (missed) yield* nodes.cut(replica!)
       yield* one!.run("c", Effect.succeed(3))
       if (!missed) yield* awaitInSync(victim, [replica!])
@@ -49,7 +49,7 @@ const scenario = (missed: boolean) =>
       if (missed) yield* replica!.resume
       yield* nodes.awaitPromotion(tag, victim)
       const submitted = yield* within(Effect.result(task.submit(2)), 8000, "the worker")
-      // Its session may have been lost with what it had done last; then it has been told.
+      // Its session may have been lost with what it had done last; then it has been notified.
       if (submitted._tag === "Failure") {
         assert.include(["LeaseLost", "SubmitRefused"], submitted.failure.reason._tag)
         yield* within(

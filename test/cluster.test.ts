@@ -51,7 +51,7 @@ const keys = Array.from(
     Array.from({ length: 100 }, (_, n) => `key${n}`).find((name) => partitionOf(name, partitions) === partition)!
 )
 
-/** Takes turns at a lock in every partition and at two semaphores, until it is told to stop. */
+/** Takes turns at a lock in every partition and at two semaphores, until it is asked to stop. */
 const load = Effect.fnUntraced(function*(
   contexts: ReadonlyArray<Node>,
   watch: ReturnType<typeof exclusion>,
@@ -145,7 +145,7 @@ it.live("a Cluster whose primary dies goes on with its replica", () =>
       yield* working.stop
       assert.isFalse(watch.busy)
       assert.deepStrictEqual(watch.violations.filter(({ what }) => what === "token"), [])
-      // Two may have been inside only where a write was lost with the primary, and then a process was told.
+      // Two may have been inside only where a write was lost with the primary, and then a process was notified.
       const told = new Set(losses.map(({ partition }) => partition))
       assert.deepStrictEqual(watch.violations.filter(({ key }) => !told.has(partitionOf(key, partitions))), [])
       for (const { partition, reason } of losses) {
@@ -180,7 +180,7 @@ it.live("a Cluster whose replica has missed the last writes notifies the holders
       yield* victim.stop()
       yield* replica!.resume
       yield* nodes.awaitPromotion(tag, victim)
-      // It is told as soon as there is a connection to the new primary, long before the next heartbeat.
+      // It is notified as soon as there is a connection to the new primary, long before the next heartbeat.
       assert.strictEqual((yield* within(Effect.flip(held.lease.lost), 3000, "the loss")).reason, "rolledBack")
       assert.isAbove(yield* within(Fiber.join(next), 7000, "the next in line"), held.lease.token)
       assert.deepStrictEqual(losses.filter(({ partition }) => partition !== partitionOf("a", partitions)), [])
@@ -233,7 +233,7 @@ it.live("a Cluster moves a slot under load, and no process loses anything", () =
           const elsewhere = keys.filter((key) => key !== moving)
           yield* migration.begin
           yield* working.goOn(elsewhere, 3)
-          // One key at a time, the sessions first: nobody may take an absent key for a free lock or a dead session.
+          // One key at a time, the sessions first: no process may take an absent key for a free lock or a dead session.
           yield* migration.move([`${tag}:sessions`])
           yield* calm
           const during = releaseDuring ? yield* Effect.forkChild(second.leave) : undefined

@@ -114,7 +114,7 @@ layer(TestServer.layer, live)("a connection", (it) => {
           yield* line.closeAll
         }
         stormy = false
-        // Everybody who still waits is granted without further ado.
+        // Every remaining waiter is granted without further ado.
         yield* within(Effect.forEach(workers, Fiber.join), 2500, "the end of the storm")
         assert.isFalse(watch.busy)
       }))
@@ -400,7 +400,7 @@ layer(TestServer.layer, live)("a connection", (it) => {
             assert.isFalse(yield* lease.isHeld)
             yield* realSleep(700)
             yield* line.pass
-            // In its place again, and the semaphore exists again, without anybody doing anything.
+            // In its place again, and the semaphore exists again, without a call of the program.
             yield* waits(server, namespace, "lock:theirs", 1)
             yield* held.leave
             assert.strictEqual(yield* Fiber.join(waiting), "granted")

@@ -16,7 +16,7 @@ const folderOf = (name: string) => {
   mkdirSync(folder)
   return folder
 }
-// A copy, as nobody may change a file between the count and the count that it is compared with.
+// A copy, so that no file changes between the count and the count that it is compared with.
 const sources = folderOf("sources")
 cpSync(fileURLToPath(new URL("../src", import.meta.url)), sources, { recursive: true })
 
@@ -59,7 +59,7 @@ const run = (folder: string, env: NodeJS.ProcessEnv = process.env) => {
 const isAlive = (pid: number) => {
   try {
     process.kill(pid, 0)
-    // Where nobody waits for orphans, what is left of one is a zombie.
+    // Where no process waits for orphans, what is left of one is a zombie.
     return process.platform !== "linux" || !/^\d+ \(.*\) Z/.test(readFileSync(`/proc/${pid}/stat`, "utf8"))
   } catch {
     return false

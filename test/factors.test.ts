@@ -36,7 +36,7 @@ const receiver = Effect.gen(function*() {
     request.on("data", (part) => text += String(part))
     request.on("end", () => {
       const take = () => {
-        // Its process is gone.
+        // Its process has ended.
         if (response.destroyed) return
         results.push(JSON.parse(text) as Result)
         response.end()

@@ -16,7 +16,7 @@ const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 const over = (redis: Redis.Options, options: Coordinator.Options): Effect.Effect<Node, unknown, Scope.Scope> =>
   Layer.build(Coordinator.layer(options).pipe(Layer.provideMerge(Redis.layer(redis)), Layer.fresh))
 
-/** A fiber that holds a lock until it is told to leave, or loses it. */
+/** A fiber that holds a lock until it is asked to leave, or loses it. */
 const holding = Effect.fnUntraced(function*(key: string) {
   const inside = yield* Deferred.make<Lease.Lease>()
   const leave = yield* Deferred.make<void>()
@@ -29,7 +29,7 @@ const holding = Effect.fnUntraced(function*(key: string) {
     )
   )
   const lease = yield* Deferred.await(inside)
-  // Who else has the lease is told as well, however many they are.
+  // Other observers of the lease are notified as well, however many they are.
   const observers = yield* Effect.forEach([1, 2, 3], () => Effect.forkDetach(Effect.flip(lease.lost)))
   return {
     token: lease.token,
@@ -59,7 +59,7 @@ const waiting = (server: Server, namespace: string, key: string) =>
     { message: `a process waits for ${key}` }
   )
 
-/** Takes turns at a few keys until it is told to stop; losses are part of life here. */
+/** Takes turns at a few keys until it is asked to stop; losses are part of life here. */
 const load = (
   nodes: ReadonlyArray<Node>,
   watch: ReturnType<typeof exclusion>,
@@ -152,7 +152,7 @@ it.live("a fail-over to a replica that has missed the last writes", () =>
         assert.isAbove(yield* within(Fiber.join(waiters[at]!), 6000, `the next of ${key}`), tokens.get(key)!)
       }
 
-      // Everything goes on, without anybody doing anything.
+      // Everything goes on, without a call of the program.
       yield* eventually(Effect.sync(() => watch.entered > before + 200))
       yield* working.stop
       for (const context of [mine, other, hasty]) {
@@ -204,7 +204,7 @@ layer(TestServer.layer, live)("Redis", (it) => {
       yield* Effect.scoped(Effect.gen(function*() {
         const mine = yield* node(server.url, options)
         const other = yield* node(server.url, options)
-        // By the dump, `mine` holds `given`, `other` waits for it, and nobody has `taken`. By now it is otherwise.
+        // By the dump, `mine` holds `given`, `other` waits for it, and no process has `taken`. By now it is otherwise.
         const given = yield* Effect.provideContext(holding("given"), mine)
         const heir = yield* Effect.forkChild(onNode(other)(holding("given")))
         yield* waiting(server, namespace, "given")

@@ -1,6 +1,6 @@
 /**
  * Interruption at every point of acquire and release: before each operation of the fiber, and while each request is on
- * its way to Redis, executed but not answered, or answered. Nothing may leak and nobody may be left in the queue.
+ * its way to Redis, executed but not answered, or answered. Nothing may leak and no waiter may be left in the queue.
  */
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Exit, Fiber, Option, type Scope, Stream } from "effect"
@@ -53,7 +53,7 @@ const holds = (namespace: string) =>
 
 type Program = Effect.Effect<unknown, unknown, Coordinator.Coordinator>
 
-/** A program that was told that it leads is told that it does not any more. */
+/** A program that was notified that it leads is notified that it does not any more. */
 const elected = (program: (election: Election.Election<void>) => Effect.Effect<unknown, unknown, Scope.Scope>) =>
   Effect.suspend(() => {
     let terms = 0

@@ -188,7 +188,7 @@ layer(TestServer.layer, live)("a server", (it) => {
             const started = yield* refusal({ url: server.url }, options)
             assert.strictEqual(started._tag, "OutOfMemory")
           }))
-          // Giving back works, and so does the wake-up of waiters.
+          // Releasing works, and so does the wake-up of waiters.
           yield* held.leave
           assert.strictEqual(yield* quickly(Fiber.join(waiting), "the next in line"), "granted")
           assert.strictEqual(yield* pool.available, 2)
@@ -438,7 +438,7 @@ layer(TestServer.layer, live)("a server", (it) => {
         yield* node(server.url, { namespace, partitions: 4 })
         yield* Lock.withLock(Effect.void, "a").pipe(Effect.provideContext(context))
       }))
-      // With nobody there, the namespace adopts another number.
+      // With no process there, the namespace adopts another number.
       yield* Effect.scoped(node(server.url, { namespace, partitions: 5 }))
       yield* assertEmpty(server, namespace)
     }))

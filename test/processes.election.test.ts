@@ -117,7 +117,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("p
           assert.isAbove(led.term, term)
           inTime(led.at, end)
           inTime((yield* observer.waitFor(saw(led.term))).at, end)
-          // Nobody is left: it is vacant when the lease has ended.
+          // No candidate is left: it is vacant when the lease has ended.
           yield* next.kill9
           yield* next.exit
           const last = yield* deadline
@@ -218,7 +218,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("p
         Effect.gen(function*() {
           const all = [yield* start("schedule"), yield* start("schedule"), yield* start("schedule")]
           const begun = () => all.flatMap((one) => one.received.filter(is("began")))
-          /** Who is in the middle of a tick that comes after so many. */
+          /** The process in the middle of a tick that comes after so many. */
           const runner = (after: number) =>
             eventually(
               Effect.sync(() => {

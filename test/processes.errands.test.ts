@@ -66,7 +66,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("e
       yield* Effect.provideContext(delivered("watch"), here)
       yield* Effect.forEach(alive, (one) => one.signal("SIGTERM"))
       yield* Effect.forEach(alive, (one) => one.exit)
-      // What the errands needed is gone with the last process that has worked on them.
+      // What the errands needed is deleted with the last process that has worked on them.
       yield* eventually(
         Effect.map(server.cli("KEYS", `{${namespace}:*}:errands*watch`), (keys) => assert.strictEqual(keys.trim(), "")),
         { timeout: "20 seconds", message: "nothing is left of the errands" }

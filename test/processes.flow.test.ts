@@ -70,7 +70,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
               const held = yield* line.hold(asks(verb, key))
               const killed = yield* start(line.url)
               yield* held.request
-              // Redis may get it, and the process dies all the same before it hears of that.
+              // Redis may get it, and the process dies all the same before it receives the reply.
               if (executed) yield* held.release("dropReply")
               yield* killed.kill9
               yield* killed.exit

@@ -334,7 +334,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
               const begins = events.filter(({ event }) => event === "begun")
               let before = { failures: 0, crashes: 0 }
               for (const begin of begins) {
-                // The first attempt, and one more for each failure and each crash. An attempt that was given back is none.
+                // The first attempt, and one more for each failure and each crash. A job that was returned is no attempt.
                 const failures = begin.attempt - 1 - begin.crashes
                 const failed = events.some(({ event, token }) => event === "failed" && token < begin.token)
                 assert.include(failed ? [0, 1] : [0], failures, `job ${value}: ${JSON.stringify(begins)}`)

@@ -1,4 +1,4 @@
-/** Workers in a process of their own that is told to end: once, and then at once. */
+/** Workers in a process of their own that is asked to end: once, and then at once. */
 import { assert, layer } from "@effect/vitest"
 import { Effect, Option } from "effect"
 import { Queue } from "../src/index.ts"

@@ -102,7 +102,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("p
             yield* waiting(server, namespace, 2)
             yield* waiter.kill9
             yield* waiter.exit
-            // Its session has to be over before the lock is given back; then it is passed over without a grant.
+            // Its session has to be over before the lock is released; then it is passed over without a grant.
             yield* waiting(server, namespace, 1)
             return behind
           }))

@@ -1221,7 +1221,7 @@ layer(TestServer.layer, live)("a namespace", (it) => {
         yield* eventually(Effect.map(isLoaded, (loaded) => !loaded))
         yield* eventually(Effect.map(known, (is) => !is))
       }))
-      // Nor is there anything left to say of one that was gone already.
+      // Nor is there anything left to say of one that was deleted already.
       const names = yield* server.cli("HGET", `{${namespace}:00}:sessions`, "libraries")
       assert.notInclude(names, "lockstep_1_gone")
     }).pipe(Effect.scoped))
@@ -1994,7 +1994,7 @@ layer(TestServer.layer, live)("a value that does not fit its schema", (it) => {
   }
 })
 
-/** Milliseconds that this process has worked, whatever else the machine does. */
+/** Milliseconds that this process has worked, regardless of what else the machine does. */
 const busy = () => {
   const { system, user } = process.cpuUsage()
   return (system + user) / 1000
@@ -2089,7 +2089,7 @@ layer(TestServer.layer, live)("a number that differs", (it) => {
             assert.strictEqual(yield* here.permits, 6)
           }))
         }))
-        // Nobody has it open: the number is new.
+        // No process has it open: the number is new.
         const again = yield* Effect.scoped(Effect.flatMap(
           Semaphore.make({ name: "s", permits: 2 }),
           (semaphore) => semaphore.permits

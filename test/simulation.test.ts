@@ -16,7 +16,7 @@ import { original } from "./torture/library.ts"
 
 const saved = new URL("./simulation/saved/", import.meta.url)
 
-/** Processes that take a lock again and again. Unless it protects their bodies, these run on when it is given back. */
+/** Processes that take a lock again and again. Unless it protects their bodies, these run on when it is released. */
 const scenario = (protect: boolean) => () => {
   let inside = 0
   const body = Effect.acquireUseRelease(

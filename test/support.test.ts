@@ -17,7 +17,7 @@ const alive = (pid: number) => {
   } catch {
     return false
   }
-  // A dead process whose parent is gone may stay as an entry until init collects it.
+  // A dead process whose parent has ended may stay as an entry until init collects it.
   const status = `/proc/${pid}/status`
   return !fs.existsSync(status) || !/^State:\s+Z/m.test(fs.readFileSync(status, "utf8"))
 }

@@ -1,5 +1,5 @@
 /**
- * What a session asks for after a fail-over that has undone what it has heard: the calls of others that led to it are lost, and its own are
+ * What a session asks for after a fail-over that has undone what it received: the calls of others that led to it are lost, and its own are
  * not, so only what it has read of its mailbox shows that.
  */
 import { assert, layer } from "@effect/vitest"

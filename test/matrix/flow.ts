@@ -53,7 +53,7 @@ export const program: Program = ({ other }) =>
     const running = yield* Effect.forkChild(insist(queue.run(work, { concurrency: 2 })))
     const run = yield* insist(flow.start(undefined, { id: "one" }))
     assert.strictEqual(yield* insist(run.await), 300)
-    // Every node has started once, whatever was sent twice.
+    // Every node has started once, though a request was sent twice.
     assert.deepStrictEqual(begun.toSorted((a, b) => a - b), [1, 2, 30])
     assert.strictEqual((yield* insist(run.status)).state, "done")
     assert.strictEqual((yield* insist(Stream.runCollect(run.nodes))).length, 3)

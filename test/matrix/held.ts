@@ -116,7 +116,7 @@ export const program: Program = ({ line, mine, namespace, other, server }) =>
     const all = Option.getOrThrow(yield* theirs.takeIfAvailable(3))
     assert.strictEqual(yield* insist(pool.available), 0)
     yield* theirs.release(all)
-    // Two members, and no hold that nobody knows of.
+    // Two members, and no hold that no process knows of.
     assert.strictEqual(yield* fields(server, namespace, "semaphore:pool", "o"), 2)
 
     // A hold of hours is touched; here at once.

@@ -17,7 +17,7 @@ export const requests = [
 export const program: Program = ({ other }) =>
   Effect.gen(function*() {
     const { mails, theirs } = yield* opened(other)
-    // What a handler keeps, and what others hear of it.
+    // What a handler keeps, and what others receive of it.
     const { id } = yield* theirs.offer(4)
     const [gate, second] = yield* Effect.all([Deferred.make<void>(), Deferred.make<void>()])
     const kept: Array<unknown> = []

@@ -77,7 +77,7 @@ export const program: Program = ({ line, namespace, other, server }) =>
     yield* told(hearing.seen, [0, 1, 2, 3, 4, 5, 10, 3, 4, 5, 0])
     yield* Fiber.interrupt(hearing.fiber)
     yield* theirY.delete
-    // What remains says who may write.
+    // What remains says which leases may write.
     yield* eventually(
       Effect.map(
         server.cli("KEYS", `{${namespace}:*sharedRef:x`),

@@ -49,7 +49,7 @@ const program = Effect.gen(function*() {
       return yield* asking(exchange(id))
     case "all": {
       let count = 0
-      // Values that nobody else has.
+      // Values that no other process has.
       const next = <A, E>(self: (value: string) => Effect.Effect<A, E>) =>
         Effect.forever(Effect.suspend(() => self(`${id}:${++count}`)))
       return yield* Effect.all([

@@ -91,7 +91,7 @@ const search = (library: Library, only: ReadonlyArray<string>, until: number) =>
       if (count < 100) console.log(`seed ${options.seed}: ${result.steps} steps, ${digest(result)}`)
       if (result.anomalies.length === 0 || found !== undefined) continue
       found = { options, result }
-      // Whatever ends the search for a shorter one.
+      // Also if something ends the search for a shorter one.
       if (hunted.length === 0) console.log([`seed ${seed} goes wrong`, ...told(result)].join("\n"))
     }
   }

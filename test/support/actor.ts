@@ -163,7 +163,7 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
   const together = async (id: string, programs: ReadonlyArray<() => Promise<unknown>>): Promise<void> => {
     const asked: NonNullable<typeof gathered> = gathered = []
     const running = Promise.all(programs.map((program) => program()))
-    // The caller hears below of a program that has failed.
+    // The caller observes below that a program has failed.
     running.catch(() => {})
     gathered = undefined
     assert.isTrue(asked.every(([session]) => session === id), "one call is of one session")
@@ -193,7 +193,7 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
       }
     },
     ring: (hash = key) => ask("", "alarm.ring", [], hash),
-    /** All that a session has heard, in order, by its mailbox or with a reply. */
+    /** All that a session has received, in order, by its mailbox or with a reply. */
     mail: async (id: string): Promise<Array<Array<any>>> => {
       const heard = await mailOf(id)
       for (const [at, event] of (answered.get(id) ?? []).toReversed()) heard.splice(at, 0, event)

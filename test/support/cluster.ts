@@ -15,7 +15,7 @@ export interface Migration {
   readonly move: (keys: ReadonlyArray<string> | { readonly count: number }) => Effect.Effect<number, CommandError>
   /** Assigns the slot to the target on every node; fails while the source still has keys of it. */
   readonly end: Effect.Effect<void, CommandError>
-  /** What is left of the three steps, under whatever load. */
+  /** What is left of the three steps, under any load. */
   readonly complete: Effect.Effect<void, CommandError>
 }
 
@@ -103,7 +103,7 @@ const create = Effect.fnUntraced(function*(space: Workspace, replicas: number, o
   }
   for (const [index, server] of servers.entries()) yield* server.cli("CLUSTER", "SET-CONFIG-EPOCH", index + 1)
   for (const [index, server] of servers.entries()) {
-    // Everyone meets everyone: faster than waiting for gossip.
+    // Every node meets every other: faster than waiting for gossip.
     for (const other of servers.slice(index + 1)) {
       yield* server.cli("CLUSTER", "MEET", "127.0.0.1", other.port, other.busPort ?? 0)
     }
@@ -125,7 +125,7 @@ const create = Effect.fnUntraced(function*(space: Workspace, replicas: number, o
     const own = servers.filter((_, at) => at >= primaryCount && at % primaryCount === index)
     yield* awaitInSync(primary, own)
   }
-  // Roles travel by gossip: a client must not be told yesterday's.
+  // Roles travel by gossip: a client must not receive yesterday's.
   const known = Effect.map(
     Effect.forEach(servers, view),
     (views) => views.every((nodes) => nodes.filter((node) => node.primary).length === primaryCount)
@@ -221,7 +221,7 @@ export const cluster = (
         yield* from.cli("MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "REPLACE", "KEYS", ...keys)
         return keys.length
       })
-      // The target first: if the source gave the slot away first, for a moment nobody would own it.
+      // The target first: if the source gave the slot away first, for a moment no node would own it.
       const end = Effect.gen(function*() {
         yield* to.cli("CLUSTER", "SETSLOT", slot, "NODE", toId)
         yield* from.cli("CLUSTER", "SETSLOT", slot, "NODE", toId)

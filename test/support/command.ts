@@ -14,7 +14,7 @@ export class CommandError extends Data.TaggedError("CommandError")<{
 
 export type Reply = string | number | null | ReadonlyArray<Reply>
 
-/** What is behind the socket of a server, and who asks. */
+/** What is behind the socket of a server, and which user asks. */
 export interface Target {
   readonly socket: string
   readonly credentials?: { readonly user: string; readonly password: string } | undefined

@@ -71,7 +71,7 @@ export const counted = async (redis: Redis, hash: string): Promise<readonly [fou
     inGroups: inGroups.reduce((total, count) => total + count, 0),
     order: await redis.zcard(keyOf("order")),
     turns: await redis.zcard(keyOf("turns")),
-    // Of cancelled jobs, the entries are gone.
+    // Of cancelled jobs, the entries are deleted.
     held: await redis.xlen(keyOf("held")) + of("j").filter((field) => /^j[A-ZV]/.test(field)).length
   }
   const found = {

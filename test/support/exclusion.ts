@@ -10,7 +10,7 @@ export interface Violation {
 }
 
 /**
- * Watches who is inside of what. It runs in the process of the test, so that it sees all coordinators at once, and it
+ * Watches which holders are inside of what. It runs in the process of the test, so that it sees all coordinators at once, and it
  * judges while they run.
  */
 export const exclusion = () => {
@@ -50,7 +50,7 @@ export const exclusion = () => {
     get entered() {
       return entered
     },
-    /** Whether anybody is inside of anything. */
+    /** Whether any holder is inside of anything. */
     get busy() {
       return [...inside.values()].some((count) => count > 0)
     },

@@ -38,7 +38,7 @@ export const interruptedAt = <A, E, R>(
     return { exit, reached: scheduler.count >= at }
   })
 
-/** Runs a program that is interrupted after so many turns of the event loop, whatever it waits for then. */
+/** Runs a program that is interrupted after so many turns of the event loop, regardless of what it waits for then. */
 export const interruptedAfter = <A, E, R>(
   turns: number,
   program: Effect.Effect<A, E, R>

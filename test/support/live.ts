@@ -73,7 +73,7 @@ export const withNode = <A, E, R>(
     return result
   }) as never
 
-/** Holds a lock in a fiber until it is told to leave. */
+/** Holds a lock in a fiber until it is asked to leave. */
 export const holding = Effect.fnUntraced(function*(key: string) {
   const inside = yield* Deferred.make<Lease.Lease>()
   const leave = yield* Deferred.make<void>()

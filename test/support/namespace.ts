@@ -1,4 +1,4 @@
-/** What a namespace has in Redis, whatever its coordinators say. */
+/** What a namespace has in Redis, regardless of what its coordinators say. */
 import { Effect } from "effect"
 import type { CommandError } from "./command.ts"
 import type { Server } from "./servers.ts"

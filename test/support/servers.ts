@@ -281,6 +281,6 @@ export const launchReplicated = (
     return { primary, replicas: followers }
   })
 
-/** A primary with replicas and nobody to promote them. */
+/** A primary with replicas, and nothing that promotes them. */
 export const replicated = (replicas: number, options?: ServerOptions) =>
   Effect.flatMap(workspace, (space) => launchReplicated(space, replicas, options))

@@ -23,7 +23,7 @@ export interface Run {
   readonly lease: number
   /** When Redis may have forgotten what it had acknowledged: asynchronous replication and flushes promise no more. */
   readonly forgets: ReadonlyArray<Span>
-  /** When events could not be delivered: what comes after them is heard all the same. */
+  /** When events could not be delivered: what comes after them is received all the same. */
   readonly undelivered?: ReadonlyArray<Span> | undefined
   /** When something may have kept a client from asking, by client; those of all clients are under "". */
   readonly disturbed: ReadonlyMap<string, ReadonlyArray<Span>>
@@ -209,7 +209,7 @@ interface State {
   readonly holders: ReadonlySet<Hold>
 }
 
-// For one that did not wait, a process was asked to give back what it kept. Timers may be early, and times are in microseconds.
+// For one that did not wait, a process was asked to release what it kept. Timers may be early, and times are in microseconds.
 const hasQueued = ({ asked, ended }: Hold): boolean => ended! - asked > 0.9 * patience * 1000
 
 // Less than Redis takes to answer, in microseconds.
@@ -218,7 +218,7 @@ const atOnce = 100
 /** One order of takes and releases explains what all clients saw. Not asked after Redis has forgotten something. */
 export const linearizable = (holds: ReadonlyArray<Hold>, capacity: number, run: Run): ReadonlyArray<Anomaly> => {
   if (run.forgets.length > 0) return []
-  // May have been granted and given back unseen, so that others found it busy; or in a session that was lost.
+  // May have been granted and released unseen, so that others found it busy; or in a session that was lost.
   const ghosts = holds.filter((hold) =>
     hold.entered === undefined && (hold.outcome !== "busy" || hasQueued(hold)) ||
     isLost(run, hold.client, hold.asked, hold.entered ?? hold.ended ?? Number.POSITIVE_INFINITY)
@@ -231,7 +231,7 @@ export const linearizable = (holds: ReadonlyArray<Hold>, capacity: number, run: 
     )
   const operations = holds.flatMap((hold): ReadonlyArray<Linearizability.Operation<Step>> => {
     if (hold.entered !== undefined) {
-      // Certain once the caller was told, unless a lost session left it to the lease, or Redis was away for longer than a release
+      // Certain once the caller was answered, unless a lost session left it to the lease, or Redis was away for longer than a release
       // is waited for: then the next release is not waited for at all.
       const left = hold.left ?? hold.entered
       const isAtOnce = hold.ended !== undefined && hold.ended - left < atOnce &&
@@ -284,7 +284,7 @@ export const linearizable = (holds: ReadonlyArray<Hold>, capacity: number, run: 
   }]
 }
 
-/** For whatever has a capacity, each hold with a token. */
+/** For everything that has a capacity, each hold with a token. */
 export const bounded = (capacity: number) => (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> => [
   ...tokens(holds),
   ...exclusive(holds, capacity, run),

@@ -1,4 +1,4 @@
-/** A process that is tortured: a real coordinator under generated workloads, until it is told to stop. */
+/** A process that is tortured: a real coordinator under generated workloads, until it is asked to stop. */
 import { Cause, Effect, Exit, identity, Layer, Option, Schedule, Stream } from "effect"
 import type * as Lockstep from "../../src/index.ts"
 import { randomOf } from "../../src/internal/simulation/choices.ts"
@@ -68,9 +68,9 @@ export interface Client {
   readonly unique: () => string
   readonly stopping: () => boolean
   readonly clock: Clocks
-  /** Waits while requests take long: nobody could say in which order they were sent if Redis had more than it can do. */
+  /** Waits while requests take long: the order in which they were sent would be unknown if Redis had more than it can do. */
   readonly rest: Effect.Effect<void>
-  /** How long what nobody has open is remembered, in milliseconds: longer than a fault keeps a client away. */
+  /** How long what no process has open is remembered, in milliseconds: longer than a fault keeps a client away. */
   readonly keep: number
   /** How many partitions the namespace has. */
   readonly partitions: number
@@ -212,7 +212,7 @@ export const clientOf = (tools: Tools): Client => {
     keep: keepOf(argument.settings.lease),
     partitions: argument.settings.partitions,
     moves: argument.moves,
-    // Whatever is asked has an end, also if it is interrupted before it begins.
+    // Every request has an end, also if it is interrupted before it begins.
     attempt: (request, effect, tokenOf, saw) =>
       Effect.uninterruptibleMask((restore) => {
         const { id } = ask(request)
@@ -233,7 +233,7 @@ export const clientOf = (tools: Tools): Client => {
       const all = requests.map(ask)
       const chance = random()
       const held = interruptible(take(body(tools, all)))
-      // Some give up: while they ask, wait, hold or give back.
+      // Some give up: while they ask, wait, hold or release.
       const limit = Math.round(random() * random() * argument.settings.lease)
       const exit = yield* Effect.exit(
         chance < 0.12

@@ -23,7 +23,7 @@ export interface Options {
   readonly argument: Omit<Argument, "library" | "redis" | "seed" | "file">
 }
 
-/** How those ended that were told to stop, by their names. */
+/** How the clients ended that were asked to stop, by their names. */
 export interface Ended {
   readonly well: ReadonlySet<string>
   /** Not in time. */

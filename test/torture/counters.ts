@@ -44,7 +44,7 @@ interface Facts {
   readonly resets: ReadonlyArray<Change>
   readonly edges: ReadonlyArray<Edge>
   readonly reads: ReadonlyArray<Read>
-  /** When a sum was told for the first time. */
+  /** When a sum was reported for the first time. */
   readonly known: ReadonlyMap<number, number>
 }
 

@@ -27,7 +27,7 @@ export interface Scene extends Settings {
 
 export interface Fault {
   readonly name: string
-  /** One client, or everybody. Faults of one thing come one after another; others are combined. */
+  /** One client, or all of them. Faults of one thing come one after another; others are combined. */
   readonly of: "client" | "server"
   readonly on: (deployment: Name) => boolean
   /** Redis may forget what it has acknowledged. */

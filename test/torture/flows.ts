@@ -83,7 +83,7 @@ interface Parts {
   readonly kind: Kind
   readonly run: string
   readonly node: number
-  /** Results of the nodes before a node, "" for none; of a node that is undone; or what a callback is told of its batch. */
+  /** Results of the nodes before a node, "" for none; of a node that is undone; or what a callback receives of its batch. */
   readonly inputs: ReadonlyArray<string>
 }
 
@@ -108,7 +108,7 @@ interface Handling extends Parts {
   readonly done: number
 }
 
-/** What a client was told of a run. */
+/** What a client has received of a run. */
 interface Answer {
   readonly hold: Hold
   readonly at: number
@@ -207,7 +207,7 @@ const isLate = ({ deaths, run }: Facts, { hold }: Handling): boolean =>
 /** Whether a handler may have begun on a job that was cancelled on its way: the news of that come behind the job. */
 const isRevoked = ({ hold: { outcome } }: Handling): boolean => outcome === "interrupted"
 
-/** Whether something may have kept Redis from hearing what an attempt came to, before the next one. */
+/** Whether something may have kept Redis from receiving what an attempt came to, before the next one. */
 const isUntold = (
   { deaths, exits, run }: Facts,
   { hold: { asked, client, ended, outcome } }: Handling,
@@ -218,7 +218,7 @@ const isUntold = (
   ended >= (exits.get(client) ?? Number.POSITIVE_INFINITY) - 200_000
 
 /**
- * Whether the job of a node can be a dead letter whatever its handlers say, as far as is known by that time: each of its workers
+ * Whether the job of a node can be a dead letter regardless of what its handlers say, as far as is known by that time: each of its workers
  * was lost before it could say so. If the run has failed because of that job, the outcome that the run tells has to agree.
  */
 const isUnseen = ({ first, results, run }: Facts, node: number, at: number): boolean => {
@@ -261,7 +261,7 @@ const once = (facts: Facts): ReadonlyArray<Anomaly> => {
   })
 }
 
-/** Those that await a run hear of its end: an await that took too long was interrupted. */
+/** Those that await a run observe its end: an await that took too long was interrupted. */
 const unheard = ({ holds, id, results, run, vague }: Facts): ReadonlyArray<Anomaly> => {
   const [first] = results.toSorted((a, b) => a.at - b.at)
   if (vague || first === undefined) return []
@@ -361,7 +361,7 @@ const wrongStates = (facts: Facts, { at: told, words: [state, ...states] }: Answ
   return ""
 }
 
-/** All clients are told the same of a run, and what its handlers have said. */
+/** All clients receive the same of a run, and what its handlers have said. */
 const results = (facts: Facts): ReadonlyArray<Anomaly> => {
   const { handled, id, results, states, vague } = facts
   if (vague) return []

@@ -7,7 +7,7 @@ export type Outcome = "released" | "busy" | "timeout" | "interrupted" | `lost ${
 /** Words and numbers that a workload reads again in its check. */
 export type What = ReadonlyArray<string | number>
 
-/** What a request was told, and when. */
+/** What a request has received, and when. */
 export interface Told {
   readonly at: number
   readonly what: What
@@ -52,9 +52,9 @@ export interface Hold {
   readonly told: Array<Told>
   /** Refused by the fenced resource. */
   refused: number | undefined
-  /** When the body was finished, and it was going to be given back. */
+  /** When the body was finished, and it was going to be released. */
   left: number | undefined
-  /** When the caller was told; never, if the process was killed. */
+  /** When the caller was answered; never, if the process was killed. */
   ended: number | undefined
   outcome: Outcome | undefined
 }

@@ -65,7 +65,7 @@ const disturbances = ({ delays, histories, injected }: Evidence): Run["disturbed
 }
 
 /**
- * A process notices a little before Redis that its session expires; or when it goes on, if it was stopped; or it hears that later from
+ * A process notices a little before Redis that its session expires; or when it goes on, if it was stopped; or it receives that later from
  * Redis. A session that was just opened lasts, so losses that come together are those of several partitions.
  */
 const expirations = ({ ended: { hung, well }, histories, lease: millis }: Evidence): ReadonlyArray<Span> => {

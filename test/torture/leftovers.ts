@@ -1,4 +1,4 @@
-/** What Redis has when everybody is gone, or should be. */
+/** What Redis has when all clients have ended, or should have. */
 import { Effect, Layer } from "effect"
 import * as Lockstep from "../../src/index.ts"
 import { eventually } from "../support/eventually.ts"
@@ -61,7 +61,7 @@ export const leaks = (deployment: Deployment, settings: Settings): Effect.Effect
       const all = yield* remainsOf(yield* deployment.primaries, settings.namespace)
       left = yield* Effect.filter(all, (key) => Effect.map(isKeptForADay(deployment, key), (kept) => !kept))
     })
-    // Nobody else is left to find the dead.
+    // No other process is left to find the dead.
     const sweep = Effect.gen(function*() {
       const coordinator = yield* Coordinator.Coordinator
       yield* Effect.forEach(names, (name) => Lock.withLock(Effect.void, name), { concurrency: "unbounded" })

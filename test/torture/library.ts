@@ -67,7 +67,7 @@ export const bugs: { readonly [name: string]: Bug } = {
     only: ["lock"],
     lua: [["deliver(ctx, holderOf(lock.claim), reply('recall', idOf(lock.claim)))", ""]]
   },
-  // A process takes again what it has given back.
+  // A process takes again what it has released.
   takenFromOthers: {
     only: ["readWriteLock", "semaphore"],
     sources: [[
@@ -196,7 +196,7 @@ export const bugs: { readonly [name: string]: Bug } = {
       "if (changed or always == '1') and not isFormer(latch, since) and ctx.micros % 3 > 0 then"
     ]]
   },
-  // Those that wait do not hear of a release now and then.
+  // Waiters are not notified of a release now and then.
   deafGate: {
     only: ["gate"],
     lua: [[
@@ -230,7 +230,7 @@ export const bugs: { readonly [name: string]: Bug } = {
       "if status == 'done' and ctx.micros % 20 > 0 then return reply("
     ]]
   },
-  // Who asks a barrier again after it has lost its session arrives a second time, for the last generation too.
+  // A party that asks a barrier again after it has lost its session arrives a second time, for the last generation too.
   countedTwice: {
     only: ["barrier"],
     faults: ["SIGSTOP", "blocked event loop"],
@@ -275,7 +275,7 @@ export const bugs: { readonly [name: string]: Bug } = {
     only: ["fence"],
     lua: [["if seen and tonumber(seen) > token then", "if seen and tonumber(seen) > token and token % 4 > 0 then"]]
   },
-  // Some changes of the leader are not told.
+  // Some changes of the leader are not published.
   untoldLeader: {
     only: ["election"],
     lua: [[
@@ -371,7 +371,7 @@ export const bugs: { readonly [name: string]: Bug } = {
     only: ["topic"],
     lua: [["local limit = limitOf(topic, group)", "local limit = topic.number"]]
   },
-  // A subscriber reads what each shard has, whatever the epoch.
+  // A subscriber reads what each shard has, of any epoch.
   mixedEpochs: {
     only: ["topic"],
     sources: [[
@@ -433,7 +433,7 @@ export const bugs: { readonly [name: string]: Bug } = {
     only: ["ref"],
     lua: [["if seen > tonumber(token) then", "if seen > tonumber(token) and ctx.micros % 3 > 0 then"]]
   },
-  // Some versions are not told.
+  // Some versions are not published.
   untoldVersion: {
     only: ["ref"],
     lua: [[
@@ -441,7 +441,7 @@ export const bugs: { readonly [name: string]: Bug } = {
       "if ctx.micros % 20 > 0 and announce(ctx, key, json(version), json(version), json(value)) and life"
     ]]
   },
-  // Some deletions are not told.
+  // Some deletions are not published.
   untoldDeletion: {
     only: ["ref"],
     lua: [[
@@ -484,7 +484,7 @@ export const bugs: { readonly [name: string]: Bug } = {
       "this.#isSending = false\n    this.#sending = 0\n    this.#sum = 0"
     ]]
   },
-  // Some jobs that are given back are not counted, so no other worker gets them.
+  // Some jobs that are returned are not counted, so no other worker gets them.
   lostJob: {
     only: ["queue"],
     lua: [[
@@ -539,7 +539,7 @@ export const bugs: { readonly [name: string]: Bug } = {
     only: ["queue"],
     lua: [["noteIn(ctx, queue, 'i' .. given, job)", ""]]
   },
-  // Some members that wait for an outcome are not told.
+  // Some members that wait for an outcome are not notified.
   untoldOutcome: {
     only: ["queue"],
     lua: [[
@@ -555,7 +555,7 @@ export const bugs: { readonly [name: string]: Bug } = {
       "text(EXPIRY + ctx.now - 500), 'LIMIT', 0, MOVED"
     ]]
   },
-  // The worker of a job that is cancelled is not told.
+  // The worker of a job that is cancelled is not notified.
   untoldCancel: {
     only: ["queue"],
     lua: [["deliver(ctx, session, reply('changed', worker, 'cancel', job))", ""]]
@@ -745,12 +745,12 @@ export const bugs: { readonly [name: string]: Bug } = {
       ["local id = flow.name .. '/' .. flow.run", "local id = flow.name .. '/./' .. flow.run"]
     ]
   },
-  // A run is not told of the end of a job beside it, now and then.
+  // A run is not notified of the end of a job beside it, now and then.
   untoldBeside: {
     only: ["flow"],
     lua: [["if not node then return false end", "if not node or ctx.micros % 8 == 0 then return node end"]]
   },
-  // Those that await a run are not told of its end, now and then.
+  // Those that await a run are not notified of its end, now and then.
   untoldRun: {
     only: ["flow"],
     lua: [["if flow.over and flow.waiters > 0 then", "if flow.over and flow.waiters > 0 and ctx.micros % 4 > 0 then"]]
@@ -796,7 +796,7 @@ export const bugs: { readonly [name: string]: Bug } = {
       "const id = `${name}/${run}/over/${Math.random()}${retry"
     ]]
   },
-  // Some permits that are given back stay taken.
+  // Some permits that are released stay taken.
   leakedPermit: {
     only: ["semaphore"],
     lua: [[
@@ -923,7 +923,7 @@ export const rareBugs: typeof bugs = {
   gapless: {
     lua: [["if number > state.number + 1 then return '[\"gap\"]' end", ""]]
   },
-  // A cluster is not told which keys of the session a call may need.
+  // A call does not declare to a cluster which keys of the session it may need.
   undeclared: {
     sources: [[
       "internal/actor/wire.ts",

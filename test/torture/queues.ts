@@ -78,7 +78,7 @@ interface Offer {
   /** The id that the queue has answered: "" if that is not known any more, nothing if the offer was not confirmed. */
   stored: string | undefined
   duplicate: boolean
-  /** When its producer was told. */
+  /** When its producer was answered. */
   confirmed: number
 }
 
@@ -119,7 +119,7 @@ export interface Facts {
   readonly letters: ReadonlyMap<string, ReadonlyArray<Letter>>
   readonly holds: ReadonlyArray<Hold>
   readonly run: Run
-  /** When workers were told to stop, and how long their handlers had then. */
+  /** When workers were asked to stop, and how long their handlers had then. */
   readonly stops: ReadonlyMap<string, { readonly at: number; readonly until: number }>
   /** Pools that ended because of an error. */
   readonly failed: ReadonlySet<string>
@@ -279,7 +279,7 @@ export const factsOf = (holds: ReadonlyArray<Hold>, run: Run): Facts => ({
   deaths: deathsOf(holds)
 })
 
-/** Whether something may have kept Redis from hearing what an attempt came to, before the next one. */
+/** Whether something may have kept Redis from receiving what an attempt came to, before the next one. */
 const isUntold = ({ deaths, run, stops }: Facts, first: Handling, next: Handling): boolean => {
   const { client, ended, outcome } = first.hold
   const stop = stops.get(`${client} ${first.run}`)
@@ -303,7 +303,7 @@ const isLate = ({ run }: Facts, { hold }: Handling): boolean =>
 export const isUnsettled = (run: Run, client: string, from: number, to: number): boolean =>
   isDisturbed(run, client, from, to) || isLost(run, client, from, to)
 
-/** Whether a worker may have been told again of a job that it had, which then has a new token. */
+/** Whether a worker may have received a job again that it had, which then has a new token. */
 const isRetold = ({ run }: Facts, { handed, hold }: Handling): boolean =>
   isUnsettled(run, hold.client, handed - 1_000_000, hold.asked) || forgot(run, handed, hold.asked)
 
@@ -394,7 +394,7 @@ const concluded = (facts: Facts): ReadonlyArray<Anomaly> => {
   return [...lost, ...replayed]
 }
 
-/** A caller that waits for an outcome is told the outcome of its job. */
+/** A caller that waits for an outcome receives the outcome of its job. */
 const results = (facts: Facts): ReadonlyArray<Anomaly> => {
   const { handled, offers, run } = facts
   return [...ofKind(facts.holds, "execute"), ...ofKind(facts.holds, "result")].flatMap((hold) =>

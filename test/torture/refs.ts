@@ -47,7 +47,7 @@ interface Facts {
   readonly run: Run
   readonly holds: ReadonlyArray<Hold>
   readonly writes: ReadonlyMap<string, Write>
-  /** The values of each version, and the versions of each value, as they were told: one each, if all is well. */
+  /** The values of each version, and the versions of each value, as they were reported: one each, if all is well. */
   readonly values: ReadonlyMap<number, ReadonlyMap<string, Hold>>
   readonly versionsOf: ReadonlyMap<string, ReadonlyMap<number, Hold>>
   /** All that are known, in order. */
@@ -55,7 +55,7 @@ interface Facts {
   readonly versionOf: (value: string) => number | undefined
   /** When a version is known to have been written. */
   readonly known: ReadonlyMap<number, number>
-  /** When a client was told of a version for the first time. */
+  /** When a client received a version for the first time. */
   readonly sighted: ReadonlyMap<number, number>
   readonly deletions: ReadonlyArray<Change>
   readonly reads: ReadonlyArray<Read & { readonly slack: number }>
@@ -64,7 +64,7 @@ interface Facts {
 
 const isConfirmed = ({ to }: Change): boolean => Number.isFinite(to)
 
-/** What was told about one ref. */
+/** What was reported about one ref. */
 const toldOf = (holds: ReadonlyArray<Hold>, name: string) =>
   holds.flatMap((hold) =>
     hold.told.filter(({ what }) => what[1] === name).map(({ at, what: [word, , ...rest] }) => ({
@@ -391,7 +391,7 @@ const fenced = (facts: Facts): ReadonlyArray<Anomaly> => {
   return found
 }
 
-/** `until` hears of a change within a second, if its process was not disturbed. */
+/** `until` observes a change within a second, if its process was not disturbed. */
 const heard = ({ deletions, holds, known, name, run, versionOf }: Facts): ReadonlyArray<Anomaly> =>
   holds.filter(({ kind, outcome }) => kind === "ref until" && outcome === "timeout").flatMap((hold) => {
     const [read] = hold.told

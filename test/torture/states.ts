@@ -17,7 +17,7 @@ export interface Change {
   readonly to: number
 }
 
-/** One state follows another one directly, as far as its witness was told. */
+/** One state follows another one directly, as far as its witness has observed. */
 export interface Edge {
   readonly hold: Hold
   readonly before: number
@@ -83,7 +83,7 @@ export const adjacent = (hold: Hold, states: ReadonlyArray<readonly [at: number,
   states.slice(1).flatMap(([at, after], index): ReadonlyArray<Edge> => {
     const [from, before] = states[index]!
     if (isLost(run, hold.client, from - 1_000_000, at + 1_000_000) || forgot(run, from, at)) return []
-    // It may have heard of the one before long after that was written.
+    // It may have received the one before long after that was written.
     if (overlaps(run.undelivered, from - 1_000_000, at)) return []
     return [{ hold, before, after, from, to: at, seen: true }]
   })

@@ -22,11 +22,11 @@ interface Stand {
   readonly hold: Hold
   readonly client: string
   readonly worker: string
-  /** When it was there for sure; never, if its process was not told so. */
+  /** When it was there for sure; never, if its process received no reply. */
   readonly from: number
   /** When it left its deque, or died. Pools may have come and gone until then. */
   readonly to: number
-  /** When a pool left: it gives back what it had in hand. */
+  /** When a pool left: it returns what it had in hand. */
   readonly ends: ReadonlyArray<number>
 }
 
@@ -63,16 +63,16 @@ const dealtOf = ({ handled, offers, run }: Facts): ReadonlyArray<Dealt> =>
     const [, how, target] = value.split("@")
     const offer = offers.get(value)
     if (first === undefined || how === undefined || target === undefined || offer === undefined) return []
-    // One that was given back goes to any worker.
+    // One that was returned goes to any worker.
     return first.attempt > 1 || forgot(run, offer.hold.asked, first.hold.asked)
       ? []
       : [{ first, offer: offer.hold, how, target }]
   })
 
-/** Whether a worker was there from the offer of a job to its beginning, gave nothing back, and nothing disturbed it. */
+/** Whether a worker was there from the offer of a job to its beginning, returned nothing, and nothing disturbed it. */
 const stood = (run: Run, { client, ends, from, to }: Stand, { first, offer }: Dealt): boolean =>
   from < offer.asked && first.hold.asked < to &&
-  // Redis may have handed the job to a pool before it heard that the pool leaves.
+  // Redis may have handed the job to a pool before it learned that the pool leaves.
   !ends.some((at) => offer.asked - 1_000_000 < at && at < first.hold.asked) &&
   !isUnsettled(run, client, offer.asked - 1_000_000, first.hold.asked + run.lease) &&
   !isLost(run, client, offer.asked - 2 * run.lease, offer.asked)
@@ -80,7 +80,7 @@ const stood = (run: Run, { client, ends, from, to }: Stand, { first, offer }: De
 /** Whether a worker may have had the job in its deque, and have left or died with it. */
 const bereft = (run: Run, stand: Stand, one: Dealt): boolean => {
   const { client, hold, to } = stand
-  // Redis hears of the end of a worker that cannot leave when its session expires.
+  // Redis learns of the end of a worker that cannot leave when its session expires.
   const gone = hold.outcome === "released" && !isUnsettled(run, client, to, to + 1_000_000) ? 1_000_000 : 2 * run.lease
   return hold.asked < one.first.hold.asked && one.offer.asked < to + gone && !stood(run, stand, one)
 }

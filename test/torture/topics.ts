@@ -14,10 +14,10 @@ interface Publication {
   readonly value: string
   /** Given by its publisher; "" for none. */
   readonly id: string
-  /** Where it stands, as its publisher was told: "" if that is not known any more, nothing if it was not confirmed. */
+  /** Where it stands, as its publisher was answered: "" if that is not known any more, nothing if it was not confirmed. */
   stored: string | undefined
   duplicate: boolean
-  /** When its publisher was told. */
+  /** When its publisher was answered. */
   confirmed: number
 }
 
@@ -232,7 +232,7 @@ const published = (facts: Facts): ReadonlyArray<Anomaly> => {
   return found
 }
 
-/** A subscriber sees the events of a key in the order of their publication, whatever becomes of the shards. */
+/** A subscriber sees the events of a key in the order of their publication, through all changes of the shards. */
 const inSequence = ({ holds, publications, run }: Facts): ReadonlyArray<Anomaly> =>
   holds.filter((hold) => kindOf(hold) === "subscriber").flatMap((hold) => {
     const found: Array<Anomaly> = []
@@ -357,7 +357,7 @@ const delivered = (facts: Facts): ReadonlyArray<Anomaly> => {
   })
 }
 
-/** What was delivered before, was handled or crashed: a member that leaves gives back uncounted what it has not begun. */
+/** What was delivered before, was handled or crashed: a member that leaves returns uncounted what it has not begun. */
 const attempts = (facts: Facts): ReadonlyArray<Anomaly> =>
   groups.flatMap((group) =>
     [...handlings(facts, group).values()].flatMap((all) =>

@@ -10,7 +10,7 @@ export interface Workload {
   readonly run: (client: Client) => Effect.Effect<void, never, Lockstep.Coordinator.Coordinator>
   /** What is wrong with the holds of its kind on one key. */
   readonly check: (holds: ReadonlyArray<Hold>, run: Run) => ReadonlyArray<Anomaly>
-  /** Removes what stays when all clients are gone, because users store it. It can wait for the delivery of errands, by their name. */
+  /** Removes what stays when all clients have ended, because users store it. It can wait for the delivery of errands, by their name. */
   readonly clear?: (
     lockstep: typeof Lockstep,
     delivered: (errands: string) => Effect.Effect<void, unknown, Lockstep.Coordinator.Coordinator>

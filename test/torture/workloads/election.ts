@@ -5,7 +5,7 @@ import type { Client } from "../client.ts"
 import type { Hold } from "../history.ts"
 import { fibers, onlyOnce, type Workload } from "../workload.ts"
 
-/** Its leaders hand over to whom they choose. */
+/** Its leaders hand over to the candidate that they choose. */
 const chosen = "exclusive chief"
 /** Its leaders only resign. */
 const inherited = "exclusive heir"

@@ -121,7 +121,7 @@ const handled = (client: Client, body: string) =>
       }))
   })
 
-/** Works until the scope closes, whatever fails. */
+/** Works until the scope closes, despite all failures. */
 const working = (client: Client, queue: Queue) =>
   queue.run((body) => handled(client, body), { concurrency: 4, attempts: 2, retry: Schedule.spaced(80) }).pipe(
     Effect.catch(() => Effect.sleep(100)),

@@ -16,7 +16,7 @@ type Verb = "open" | "release" | "close" | "pass"
 const kindOf = (verb: Verb): string => `gate ${verb}`
 const isOf = (...verbs: ReadonlyArray<Verb>) => ({ kind }: Hold): boolean => verbs.some((verb) => kind === kindOf(verb))
 
-// The gate is closed for most of the time.
+// The latch is closed for most of the time.
 const keeping: ReadonlyArray<Verb> = ["open", "close", "release", "close"]
 
 const using = Effect.fnUntraced(function*(client: Client, isKeeper: boolean) {
@@ -52,7 +52,7 @@ export const gate: Workload = {
 /** A request is executed within this time, and an event arrives, if nothing is disturbed: in microseconds. */
 const swift = (run: Run): number => Math.min(run.lease / 2, 1_000_000)
 
-/** Each pass needs an opening that was not over before, or a release while it waited; processes hear of both a moment later. */
+/** Each pass needs an opening that was not over before, or a release while it waited; processes observe both a moment later. */
 function early(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
   const openings = holds.filter(isOf("open"))
   const releases = holds.filter(isOf("release"))
@@ -72,7 +72,7 @@ function early(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
   }).map((pass) => ({ check: "early", detail: "a gate was passed that was closed", holds: [pass] }))
 }
 
-/** No wait goes on that was under way when the gate was opened or released. */
+/** No wait goes on that was under way when the latch was opened or released. */
 function late(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
   // One that answers false has found the latch open, or was made again behind a closing.
   const wakes = holds.filter(isOf("open", "release")).filter(({ entered, token }) =>

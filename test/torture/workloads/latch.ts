@@ -77,13 +77,13 @@ const swift = 200_000
 
 const isSuperseded = ({ outcome }: Hold): boolean => / belongs to run /.test(outcome ?? "")
 
-/** The spans in which processes may have a latch open; of one that died, nobody knows when. */
+/** The spans in which processes may have a latch open; of one that died, the moment is unknown. */
 const openingsOf = (holds: ReadonlyArray<Hold>, run: Run) => {
   const idOf = ({ client, weight }: Hold): string => `${client} ${weight}`
   const closed = new Map(holds.filter(isOf("close")).map((hold) => [idOf(hold), hold]))
   return holds.filter(isOf("make")).map((make) => {
     const { asked = 0, client = "", ended = Number.POSITIVE_INFINITY } = closed.get(idOf(make)) ?? {}
-    // Redis may not have heard that it was closed, or have forgotten it.
+    // Redis may not have received that it was closed, or have forgotten it.
     const isLate = ended - asked > swift || isDisturbed(run, client, asked, ended) ||
       isLost(run, client, make.asked, ended) ||
       overlaps(run.forgets, ended - run.lease, ended + run.lease)
@@ -91,7 +91,7 @@ const openingsOf = (holds: ReadonlyArray<Hold>, run: Run) => {
   }).sort((one, other) => one.from - other.from)
 }
 
-/** Nobody passes before enough has been counted since a moment. That everybody passes afterwards is for `hang` to say. */
+/** No waiter passes before enough has been counted since a moment. That all pass afterwards is for `hang` to say. */
 const early = (
   holds: ReadonlyArray<Hold>,
   run: Run,

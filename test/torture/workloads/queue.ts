@@ -464,7 +464,7 @@ const scheduling = (client: Client, queue: Queue) =>
     const { interval } = spread.ticks
     yield* queue.schedule("interval", interval, tickOf("interval"), { missed: "all" })
     yield* queue.schedule("calendar", Cron.parseUnsafe("* * * * * *", "UTC"), tickOf("calendar"), { missed: "all" })
-    // They are gone when Redis has forgotten them.
+    // They are deleted when Redis has forgotten them.
     yield* Effect.sleep(3000 + client.random() * 3000)
   })
 

@@ -7,7 +7,7 @@ import { fibers, type Workload } from "../workload.ts"
 const key = "corner"
 
 /**
- * Givers and takers, of whom some fail, and parties that exchange; all with a limit. Values are unique and stand in the
+ * Givers and takers, some of which fail, and parties that exchange; all with a limit. Values are unique and stand in the
  * kinds: "give <value>", "had <value>" and "took <value>", "exchange <mine>" and "met <mine> <theirs>".
  */
 export const rendezvous: Workload = {
@@ -98,7 +98,7 @@ function handedOverOnce(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Ano
   return anomalies
 }
 
-/** A party that has met another one was met by that one, if it was told, and by no other. */
+/** A party that has met another one was met by that one, if it was notified, and by no other. */
 function metEachOther(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
   const met = said(holds, "met").map(({ hold, values: [mine, theirs] }) => ({ hold, mine: mine!, theirs: theirs! }))
   const byMine = new Map(met.map((one) => [one.mine, one]))

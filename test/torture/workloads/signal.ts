@@ -5,9 +5,9 @@ import type { Hold } from "../history.ts"
 import { forgot } from "../states.ts"
 import { fibers, keepOf, type Workload } from "../workload.ts"
 
-/** Everybody sets it before waiting for it, so that nobody may wait for long. */
+/** Every process sets it before waiting for it, so that no waiter may wait for long. */
 const paired = "paired"
-/** Set and waited for at random, so that nobody may pass without a set. */
+/** Set and waited for at random, so that no waiter may pass without a set. */
 const counted = "counted"
 /** Each time another one, set so many times by one fiber, which then waits as often: no set of others hides a lost one. */
 const own = "own"
@@ -38,7 +38,7 @@ const together = Effect.fnUntraced(function*(client: Client, key: string) {
   else yield* Effect.timeoutOption(client.attempt(wait(key), shared.await), client.random() * 100)
 })
 
-/** Signals: who has set one and then waits passes, and no more pass than were set. */
+/** Signals: a process that has set one and then waits passes, and no more pass than were set. */
 export const signal: Workload = {
   name: "signal",
   run: (client) =>
@@ -69,7 +69,7 @@ function withoutSet(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly
   let [set, excused] = [0, 0]
   for (const [at, pass] of passed.entries()) {
     while (set < asked.length && asked[set]! <= pass.entered!) set++
-    // A loss is told a moment after those who waited have heard of it.
+    // A loss is reported a moment after the waiters have observed it.
     while (excused < excuses.length && excuses[excused]! <= pass.entered! + run.lease) excused++
     if (at + 1 > set + excused) {
       return [{ check: "early", detail: `${at + 1} have passed after ${set} were set`, holds: [pass] }]

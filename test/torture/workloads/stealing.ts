@@ -65,7 +65,7 @@ const living = Effect.fnUntraced(function*(
 ) {
   let [left, over, ended] = [lives, false, false]
   const known = new Set<string>()
-  // The last pool of a life leaves also when all are told to stop meanwhile.
+  // The last pool of a life leaves also when all are asked to stop meanwhile.
   const leaving = { ...client, stopping: () => !ended && client.stopping() }
   const pools = yield* Effect.suspend(() =>
     running(leaving, queue, true, { handle: growing, stays, ...drains === false && { drains } })

@@ -51,8 +51,8 @@ export const tasks: Workload = {
 }
 
 /**
- * A shard has one result, whichever process asks and when, unless Redis has forgotten it; and nobody has all of them before all have
- * been worked on. That everybody gets them is for `hang` to say.
+ * A shard has one result, whichever process asks and when, unless Redis has forgotten it; and no process has all of them before all have
+ * been worked on. That all processes get them is for `hang` to say.
  */
 function agrees(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
   const found: Array<Anomaly> = []
