@@ -189,7 +189,7 @@ export const bugs: { readonly [name: string]: Bug } = {
     lua: [["if left == 0 then openLatch", "if latch.remaining <= 1 then openLatch"]]
   },
   // A latch that is closed stays open now and then.
-  openGate: {
+  openLatch: {
     only: ["gate"],
     lua: [[
       "if (changed or always == '1') and not isFormer(latch, since) then",
@@ -197,7 +197,7 @@ export const bugs: { readonly [name: string]: Bug } = {
     ]]
   },
   // Waiters are not notified of a release now and then.
-  deafGate: {
+  deafLatch: {
     only: ["gate"],
     lua: [[
       "latch.passes = latch.passes + 1\nchangeLatch(ctx, key, latch)",

@@ -69,7 +69,7 @@ function early(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
       )
     return !openings.some((opening) => opening.asked < entered && !isOver(opening)) &&
       !releases.some((release) => release.asked < entered && !isHeard(latest(release, run)))
-  }).map((pass) => ({ check: "early", detail: "a gate was passed that was closed", holds: [pass] }))
+  }).map((pass) => ({ check: "early", detail: "a latch was passed that was closed", holds: [pass] }))
 }
 
 /** No wait goes on that was under way when the latch was opened or released. */
@@ -82,5 +82,5 @@ function late(holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> {
     !forgot(run, asked, entered) && !isLost(run, client, asked, entered) &&
     !isDisturbed(run, client, asked - run.lease, entered) &&
     wakes.some((wake) => wake.asked > asked + swift(run) && wake.entered! + swift(run) < entered)
-  ).map((pass) => ({ check: "hang", detail: "a gate was opened for it, and it was not woken", holds: [pass] }))
+  ).map((pass) => ({ check: "hang", detail: "a latch was opened for it, and it was not woken", holds: [pass] }))
 }
