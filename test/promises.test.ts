@@ -168,6 +168,58 @@ layer(TestServer.layer, live)("closing", (it) => {
       yield* assertEmpty(server, namespace)
     }))
 
+  type Handling = (handler: () => Effect.Effect<void>) => Effect.Effect<
+    { readonly feed: Effect.Effect<unknown, unknown>; readonly run: Effect.Effect<unknown, unknown> },
+    unknown,
+    Coordinator.Coordinator | Scope.Scope
+  >
+  const ofJobs: Handling = (handler) =>
+    Effect.map(Queue.make({ name: "work", payload: Schema.Number }), (queue) => ({
+      feed: queue.offer(1),
+      run: queue.run(handler)
+    }))
+  const ofEvents: Handling = (handler) =>
+    Effect.map(Topic.make({ name: "news", schema: Schema.Number }), (topic) => ({
+      feed: topic.publish(1),
+      run: topic.run(handler, { group: "g", from: "beginning" })
+    }))
+  for (const [what, handling] of [["job", ofJobs], ["event", ofEvents]] as const) {
+    it.effect(`has the handler of a${what === "event" ? "n" : ""} ${what} end before another process gets that`, () =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const namespace = freshNamespace()
+        const { close, context } = yield* closable(server, { namespace, lease: "9 seconds", margin: "3 seconds" })
+        const order: Array<string> = []
+        const inside = yield* Deferred.make<void>()
+        yield* Effect.scoped(Effect.gen(function*() {
+          const other = yield* node(server.url, { namespace })
+          const body = Effect.andThen(Deferred.succeed(inside, undefined), Effect.never).pipe(
+            Effect.onInterrupt(() =>
+              Effect.andThen(realSleep("400 millis"), Effect.sync(() => order.push("finalized")))
+            )
+          )
+          const { feed, run } = yield* onNode(context)(handling(() => body))
+          // It outlives the coordinator.
+          const handler = yield* Effect.forkDetach(Effect.exit(run))
+          yield* eventually(Effect.as(feed, true))
+          yield* Deferred.await(inside)
+          const entered = yield* Deferred.make<void>()
+          const there = yield* onNode(other)(handling(() =>
+            Effect.suspend(() => {
+              order.push("entered")
+              return Effect.asVoid(Deferred.succeed(entered, undefined))
+            })
+          ))
+          yield* Effect.forkScoped(there.run)
+          const { millis } = yield* within(close, 2500, "closing")
+          assert.isAbove(millis, 350)
+          yield* within(Deferred.await(entered), 5000, "the other process")
+          assert.deepStrictEqual(order, ["finalized", "entered"])
+          yield* Fiber.join(handler)
+        }))
+      }))
+  }
+
   type Cleaning = (clean: Effect.Effect<void>) => Effect.Effect<void, unknown, Coordinator.Coordinator>
   const inScope: Cleaning = (clean) =>
     Effect.scoped(Effect.gen(function*() {

@@ -13,6 +13,8 @@ export interface Observer {
   readonly isEnding?: (() => boolean) | undefined
   /** The coordinator was closed: there is no next session. */
   readonly closed?: (() => void) | undefined
+  /** Fulfilled when that has ended what went on: until then, or for the margin, others may not go on. */
+  readonly ended?: (() => Promise<void>) | undefined
 }
 
 export class Membership extends Entry {

@@ -532,11 +532,13 @@ export class Tenancy implements Tenant, Keeper, Asker {
     const entries = this.#claims.values()
     const error = this.channel.closedError()
     const isHeld = (entry: Entry): entry is Hold => entry instanceof Hold && entry.state === "held"
+    const ending: Array<Promise<void> | undefined> = []
     // Before any hold ends: it must not be granted to a waiter of the same coordinator.
     for (const entry of entries) {
       if (isHeld(entry) || entry.state === "done") continue
       if (entry instanceof Membership && entry.joined) {
         entry.observer.closed?.()
+        ending.push(entry.observer.ended?.())
       } else {
         this.release(entry, ignore)
         entry.settle(["failed", error])
@@ -547,7 +549,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     for (const hold of held) if (!hold.concluding) hold.lose("closed")
     watchOverruns(this.kernel, this.channel.margin, held)
     // A program that hears of the end cleans up first, also one that only has a scope.
-    await Promise.all(held.map((hold) => hold.ended()))
+    await Promise.all([...ending, ...held.map((hold) => hold.ended())])
     await this.channel.settled()
   }
 

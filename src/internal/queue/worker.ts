@@ -236,6 +236,10 @@ class Worker<R> extends Member implements Crew, Seat {
   }
 
   protected isEnding(): boolean {
+    return this.isBusy()
+  }
+
+  protected isBusy(): boolean {
     return this.#running > 0
   }
 
@@ -256,7 +260,9 @@ class Worker<R> extends Member implements Crew, Seat {
       if (this.session === undefined) this.#owed++
       else this.#send(isEnding ? task.key : undefined)
     }
-    if (this.#running === 0) this.#notify()
+    if (this.#running > 0) return
+    this.#notify()
+    this.calm()
   }
 
   // How many jobs the worker takes after one has ended.

@@ -53,6 +53,11 @@ export class Delivery<A> {
     }
   }
 
+  /** Its handler runs, until the answer is called. */
+  run(): () => void {
+    return this.#member.run()
+  }
+
   lose(): void {
     this.over = true
     this.lost = true
@@ -121,6 +126,7 @@ class Member<A> extends work.Member {
   #index = ""
   // It had events in hand when its session was lost: their handlers may not have ended.
   #isEnding = false
+  #running = 0
   // The number of deliveries that the last answer included: a delivery among these that comes later is old.
   #counted = 0
   // The largest number of a delivery.
@@ -274,6 +280,18 @@ class Member<A> extends work.Member {
 
   protected isEnding(): boolean {
     return this.#isEnding
+  }
+
+  protected isBusy(): boolean {
+    return this.#running > 0
+  }
+
+  run(): () => void {
+    this.#running++
+    return () => {
+      this.#running--
+      this.calm()
+    }
   }
 
   protected lose(): void {

@@ -56,6 +56,7 @@ const whileDelivered = <A, E, R>(
       const done = child.pollUnsafe()
       if (done !== undefined) return Effect.succeed(done)
       const off = delivery.onLoss(() => child.interruptUnsafe(parent.id))
+      child.addObserver(delivery.run())
       return Effect.onExit(restore(joined(child, Effect.succeed)), () => {
         off()
         // An interruption has ended the wait for it, or has skipped that.

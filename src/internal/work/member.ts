@@ -34,6 +34,7 @@ export abstract class Member {
   // Requests that Redis has refused, and that are made again later.
   readonly #refused = new Set<() => void>()
   #hurries = false
+  readonly #onCalm: Array<() => void> = []
 
   constructor(place: Place) {
     this.place = place
@@ -47,6 +48,20 @@ export abstract class Member {
 
   /** Whether something goes on that it had in hand. */
   protected abstract isEnding(): boolean
+
+  /** Whether something runs on what it has in hand, or had: also on what it has lost. */
+  protected abstract isBusy(): boolean
+
+  /** To be called when nothing runs any more. */
+  protected calm(): void {
+    if (!this.isBusy()) { for (const ended of this.#onCalm.splice(0)) ended() }
+  }
+
+  readonly #ended = (): Promise<void> =>
+    new Promise((resolve) => {
+      this.#onCalm.push(resolve)
+      this.calm()
+    })
 
   /** As the actor knows it, in its session. */
   protected get id(): string {
@@ -71,7 +86,8 @@ export abstract class Member {
         closed: () => {
           this.#lost()
           closed()
-        }
+        },
+        ended: this.#ended
       },
       fail
     })
