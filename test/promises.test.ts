@@ -346,7 +346,8 @@ layer(TestServer.layer, live)("closing", (it) => {
 
   /** Interrupts a program that holds or counts something, while Redis hangs. */
   const endsInTime = <E>(
-    program: (inside: Effect.Effect<boolean>) => Effect.Effect<unknown, E, Coordinator.Coordinator>
+    program: (inside: Effect.Effect<boolean>) => Effect.Effect<unknown, E, Coordinator.Coordinator>,
+    hanging: Effect.Effect<void> = Effect.void
   ) =>
     Effect.gen(function*() {
       const server = yield* standalone()
@@ -362,6 +363,7 @@ layer(TestServer.layer, live)("closing", (it) => {
       )
       yield* Deferred.await(inside)
       yield* server.pause
+      yield* hanging
       // The margin, the request timeout, and a little: the first request waits for that, and all the rest has the margin.
       yield* within(Fiber.interrupt(fiber), 2800, "closing").pipe(Effect.ensuring(Effect.orDie(server.resume)))
     }).pipe(Effect.scoped)
@@ -391,6 +393,33 @@ layer(TestServer.layer, live)("closing", (it) => {
         yield* Effect.never
       }))
     ))
+
+  it.effect("ends in time though Redis hangs, however many workers have acknowledged jobs", () =>
+    Effect.gen(function*() {
+      const hangs = yield* Deferred.make<void>()
+      const acknowledged = yield* Deferred.make<void>()
+      const queues = 5
+      yield* endsInTime(
+        (inside) =>
+          Effect.scoped(Effect.gen(function*() {
+            let handled = 0
+            for (let at = 0; at < queues; at++) {
+              const queue = yield* Queue.make({ name: `q${at}`, payload: Schema.Number })
+              const begun = yield* Deferred.make<void>()
+              const handler = Effect.andThen(
+                Effect.andThen(Deferred.succeed(begun, undefined), Deferred.await(hangs)),
+                Effect.suspend(() => ++handled === queues ? Deferred.succeed(acknowledged, undefined) : Effect.void)
+              )
+              yield* queue.pool(() => handler)
+              yield* queue.offer(1)
+              yield* Deferred.await(begun)
+            }
+            yield* inside
+            yield* Effect.never
+          })),
+        Effect.andThen(Deferred.succeed(hangs, undefined), Deferred.await(acknowledged))
+      )
+    }))
 
   it.effect("ends in time though Redis hangs in the middle of it", () =>
     Effect.gen(function*() {

@@ -348,12 +348,21 @@ export class Channel implements Beating, First, Guarded {
 
   /** Whether Redis has been away for longer than a request waits: nothing more has to wait for it. */
   isLongAway(): boolean {
-    const { away, io, settings: { requestTimeout }, transport } = this.#office
-    if (away.size === 0) return false
+    return this.patience() === 0
+  }
+
+  /**
+   * For how long an end waits for an answer, in milliseconds. Where Redis is away for longer than a request waits, it does not: a program
+   * that ends much would end the later, the more that is. On a cluster, other channels may reach other nodes, which answer at once then.
+   */
+  patience(): number {
+    const { away, io, settings: { partitions, requestTimeout }, transport } = this.#office
+    if (away.size === 0) return requestTimeout
     const before = io.now() - requestTimeout
-    // On a cluster, other channels may reach other nodes.
-    const since = transport.connections.topology === "cluster" ? [away.get(this)] : [...away.values()]
-    return since.some((at) => at !== undefined && at <= before)
+    const isLong = (at: number | undefined) => at !== undefined && at <= before
+    if (isLong(away.get(this))) return 0
+    if (![...away.values()].some(isLong)) return requestTimeout
+    return transport.connections.topology === "cluster" ? requestTimeout / partitions : 0
   }
 
   // While Redis is away, questions that have waited for long enough are told.

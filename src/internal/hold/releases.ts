@@ -3,18 +3,21 @@
 import type { Channel } from "../actor/channel.ts"
 import type { CoordinatorError } from "../actor/errors.ts"
 import type { Log } from "../actor/hooks.ts"
+import type { Kernel } from "../actor/kernel.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { Session } from "../actor/session.ts"
 import { type Entry, type LeaveVerb, nameOf } from "./claim.ts"
 
 export class Releases {
   readonly #channel: () => Channel
+  readonly #kernel: Kernel
   readonly #log: Log
   #owed: Array<Releasing> = []
 
-  constructor(channel: () => Channel, log: Log) {
+  constructor(channel: () => Channel, kernel: Kernel) {
     this.#channel = channel
-    this.#log = log
+    this.#kernel = kernel
+    this.#log = kernel.hooks.log
   }
 
   begin(entry: Entry, session: Session, done: () => void): void {
@@ -22,8 +25,10 @@ export class Releases {
     entry.releasing = releasing
     const channel = this.#channel()
     channel.outbox.request(releasing)
-    // The next release would wait for as long again: a program that holds several would end the later, the more these are.
-    if (channel.isLongAway()) releasing.settle()
+    const { io, settings: { requestTimeout } } = this.#kernel
+    const patience = channel.patience()
+    if (patience === 0) releasing.settle()
+    else if (patience < requestTimeout) io.after(patience, () => releasing.settle())
   }
 
   /** A release could not be answered. */

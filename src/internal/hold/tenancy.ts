@@ -44,7 +44,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     this.partition = partition
     this.#channel = channel
     this.#clock = new Clock(kernel.io)
-    this.#releases = new Releases(channel, kernel.hooks.log)
+    this.#releases = new Releases(channel, kernel)
     this.kept = new Kept(kernel.io, (hold, session) => this.#releases.begin(hold, session, ignore))
     this.#upkeep = new Upkeep(kernel, channel, this.#claims, {
       again: (entry) => this.#send(entry, true),

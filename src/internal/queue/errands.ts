@@ -4,7 +4,6 @@
  * errand that was sent is delivered at least once while any of them lives; receivers recognize repetitions.
  */
 
-import type * as Context from "effect/Context"
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import type * as Scope from "effect/Scope"
@@ -81,23 +80,18 @@ export const workErrands = <R, E>(
         return { tag: "retry", delay, attempted: true }
       })
   }
-  const workAt = (context: Context.Context<R>, index: number) => {
-    const place = placeIn(space, space.kernel.partitionAt(index), "errands", name, lease)
-    const crew = crewOf({ context, handling, overrun: mostOverrun }, [place], concurrency)
+  const together = { concurrency: "unbounded", discard: true } as const
+  return Effect.flatMap(Effect.context<R>(), (context) => {
+    const crews = [...new Set(partitions)].map((index) => {
+      const place = placeIn(space, space.kernel.partitionAt(index), "errands", name, lease)
+      return crewOf({ context, handling, overrun: mostOverrun }, [place], concurrency)
+    })
     return Effect.uninterruptibleMask((restore) =>
       Effect.ensuring(
-        restore(crew.work(closed, fail)),
-        // Behind the membership, so it is called before that ends: errands that are under way go back.
-        Effect.addFinalizer(() => crew.stop(0))
+        restore(Effect.forEach(crews, (crew) => crew.work(closed, fail), together)),
+        // Behind the memberships, so it is called before these end: errands that are under way go back.
+        Effect.addFinalizer(() => Effect.forEach(crews, (crew) => crew.stop(0), together))
       )
     )
-  }
-  return Effect.flatMap(
-    Effect.context<R>(),
-    (context) =>
-      Effect.forEach(new Set(partitions), (index) => workAt(context, index), {
-        concurrency: "unbounded",
-        discard: true
-      })
-  )
+  })
 }

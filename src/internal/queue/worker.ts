@@ -452,7 +452,7 @@ class Worker<R> extends Member implements Crew, Seat {
    */
   stop(grace: number): Effect.Effect<void> {
     return Effect.callback((resume) => {
-      const { io, settings: { requestTimeout } } = this.place.space.kernel
+      const { channel, space: { kernel: { io } } } = this.place
       this.retire()
       let timer = grace === 0 ? undefined : io.after(grace, () => this.#quit())
       let waits = false
@@ -469,7 +469,7 @@ class Worker<R> extends Member implements Crew, Seat {
         if (waits) return
         waits = true
         timer?.cancel()
-        timer = io.after(requestTimeout, leave)
+        timer = io.after(channel.patience(), leave)
         this.hurry()
       }
       const off = this.listen(ended)

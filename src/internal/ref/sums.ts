@@ -153,12 +153,13 @@ export class Sums<E> {
   readonly close: Effect.Effect<void> = Effect.suspend(() => {
     const { place: { channel, key, space: { kernel } } } = this.#options
     this.#timer?.cancel()
-    if (channel.isLongAway()) {
+    const patience = channel.patience()
+    if (patience === 0) {
       this.#closed = true
       this.#send()
       return Effect.void
     }
-    this.#until = kernel.io.now() + kernel.settings.requestTimeout
+    this.#until = kernel.io.now() + patience
     return Effect.andThen(
       Effect.ignore(this.flush),
       Effect.callback<void>((resume) => {
