@@ -1,5 +1,16 @@
 /**
- * What a coordinator counts, as Effect metrics. Labels are never keys, so the number of series is fixed.
+ * The counts of a coordinator, as Effect metrics.
+ *
+ * **Guarantees**
+ *
+ * - Labels are never keys, so the number of series is fixed. Only the monitors name topics, groups and queues.
+ * - Counting sends no request to Redis. Only the monitors of topics and queues ask it.
+ *
+ * **Gotchas**
+ *
+ * - A coordinator writes into the context that its layer was built in. Read and export the metrics in the same one.
+ * - Metrics are in the memory of the process, so they do not outlive it.
+ * - `holds`, `publications` and `deliveries` are written with each batch, so they are a moment behind.
  *
  * @since 0.1.0
  */
@@ -84,7 +95,7 @@ export const holdTime = Metric.histogram("lockstep_hold_millis", {
 })
 
 /**
- * `lockstep_holds`: what this process holds now. Written with each batch.
+ * `lockstep_holds`: the holds of this process now. Written with each batch.
  *
  * @category metrics
  * @since 0.1.0
@@ -104,8 +115,8 @@ export const losses = (reason: "expired" | "unknown" | "rolledBack" | "closed") 
   )
 
 /**
- * `lockstep_overruns`: protected programs that still ran when the margin after a loss had passed, and handlers of jobs that still
- * ran `overrun` after their interruption, and jobs that callers had taken when their session was lost.
+ * `lockstep_overruns`: protected programs that still ran when the margin after a loss had passed. It also counts handlers of jobs
+ * that still ran `overrun` after their interruption, and jobs that callers had taken when their session was lost.
  *
  * @category metrics
  * @since 0.1.0
@@ -150,7 +161,7 @@ export const redeliveries = Metric.counter("lockstep_redeliveries", {
 })
 
 /**
- * `lockstep_dead_letters`: events and jobs that this process has put aside.
+ * `lockstep_dead_letters`: events and jobs that became dead letters in this process.
  *
  * @category metrics
  * @since 0.1.0
@@ -205,7 +216,7 @@ export const groupMembers = (topic: string, group: string) =>
   })
 
 /**
- * `lockstep_topic_lag`: events that a group has still to be given. `Topic.monitor` writes it.
+ * `lockstep_topic_lag`: events that are still to be delivered to a group. `Topic.monitor` writes it.
  *
  * @category metrics
  * @since 0.1.0
@@ -229,8 +240,8 @@ export const groupPending = (topic: string, group: string) =>
   )
 
 /**
- * `lockstep_topic_oldest_millis`: age of the oldest event that a group has not acknowledged, delivered or not, in milliseconds by the
- * clock of this process; 0 for none. `Topic.monitor` writes it.
+ * `lockstep_topic_oldest_millis`: age of the oldest event that a group has not acknowledged, delivered or not. It is in
+ * milliseconds by the clock of this process; 0 for none. `Topic.monitor` writes it.
  *
  * @category metrics
  * @since 0.1.0

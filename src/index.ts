@@ -1,3 +1,9 @@
+/**
+ * Coordination primitives for Effect on Redis: locks, elections, barriers, topics, queues and more. Each is a module of its own.
+ *
+ * @since 0.1.0
+ */
+
 export * as Barrier from "./Barrier.ts"
 export * as Batch from "./Batch.ts"
 export * as Coordinator from "./Coordinator.ts"

@@ -1,6 +1,17 @@
 /**
- * What Lockstep is tortured with, for torturing your own programs: a proxy that breaks connections at command, processes
- * to kill and to pause, histories that survive both, and a checker for them; and a simulation of whole fleets.
+ * The tools that torture Lockstep, to torture your own programs. They are a proxy that breaks connections at command,
+ * processes to kill and to pause, histories that survive both, and a checker for those histories. `Simulation` simulates
+ * whole fleets.
+ *
+ * **Guarantees**
+ *
+ * - A proxy ends with its scope. A process that `Process.spawn` has started ends with its scope, and with the process that
+ *   started it.
+ * - A record of `History` survives a SIGKILL right after it.
+ *
+ * **Gotchas**
+ *
+ * - Times of a history compare between processes of one machine only.
  *
  * @since 0.1.0
  */

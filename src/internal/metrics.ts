@@ -1,3 +1,5 @@
+/** Connects the kernel's counts with the public metrics. */
+
 import type * as Context from "effect/Context"
 import * as Metrics from "../Metrics.ts"
 import type { Hooks } from "./actor/hooks.ts"

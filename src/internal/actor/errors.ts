@@ -1,3 +1,5 @@
+/** The errors of a coordinator, which the errors of primitives have as reasons too. */
+
 import * as Schema from "effect/Schema"
 import { about, commandReasons, subject } from "../redis/errors.ts"
 

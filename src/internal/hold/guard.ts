@@ -1,3 +1,5 @@
+/** Keeps a protected program from running on when its lease has run out. */
+
 import * as Context from "effect/Context"
 import type * as Fiber from "effect/Fiber"
 import * as Scheduler from "effect/Scheduler"
@@ -5,8 +7,8 @@ import type { Session } from "../actor/session.ts"
 
 /**
  * A scheduler that looks at the lease before every operation of a protected program. A process that was paused, or whose
- * event loop was blocked, runs whatever timer or reply comes first when it goes on, and that may be the program's own;
- * this way the program is interrupted before it can do more.
+ * event loop was blocked, goes on with the timer or reply that comes first. That may be the program's own; this way the
+ * program is interrupted before it can do more.
  */
 class Guard implements Scheduler.Scheduler {
   readonly executionMode: "sync" | "async"

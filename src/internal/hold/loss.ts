@@ -1,3 +1,5 @@
+/** The errors of a hold that was lost, and of a wait that has timed out. */
+
 import * as Schema from "effect/Schema"
 import { describe } from "../actor/keys.ts"
 

@@ -1,3 +1,5 @@
+/** The classes of named primitives: each is a service of its own, with a layer. */
+
 import * as Context from "effect/Context"
 import type * as Effect from "effect/Effect"
 import * as Layer from "effect/Layer"

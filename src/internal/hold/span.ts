@@ -1,3 +1,5 @@
+/** Spans around calls, waits and holds, where a program is traced. */
+
 import type * as Context from "effect/Context"
 import * as Effect from "effect/Effect"
 import type * as Exit from "effect/Exit"
@@ -52,7 +54,10 @@ export const spannedScope = (
     ? Scope.provide(Effect.makeSpanScoped(name, optionsOf(kind, key)), scope)
     : Effect.void
 
-/** A span until its end is told to what this answers; nothing where there is no tracer and no open span. */
+/**
+ * A span that lasts until the answered function is called with its end; nothing where there is no tracer and no open
+ * span.
+ */
 export const spannedUntil = (
   fiber: Fiber.Fiber<unknown, unknown>,
   name: string,

@@ -1,3 +1,5 @@
+/** The error of members whose run was replaced by another one. */
+
 import * as Schema from "effect/Schema"
 import { describe } from "./loss.ts"
 

@@ -1,3 +1,5 @@
+/** Ports for the servers and proxies of tests that run in parallel. */
+
 import * as Effect from "effect/Effect"
 import type * as Scope from "effect/Scope"
 import * as dgram from "node:dgram"

@@ -1,3 +1,5 @@
+/** Cuts the bytes of a Redis connection into requests and replies, for the proxy. */
+
 const sizeOf = (buffer: Buffer, from: number, to: number) => Number(buffer.toString("latin1", from, to))
 
 /** Where the RESP value that starts at `at` ends, or -1 while it is incomplete. */

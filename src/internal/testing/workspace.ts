@@ -1,3 +1,5 @@
+/** Directories and child processes of tests, which end with the scope and with this process. */
+
 import * as Effect from "effect/Effect"
 import type * as Scope from "effect/Scope"
 import { type ChildProcess, spawn, type StdioOptions } from "node:child_process"
