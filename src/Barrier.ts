@@ -1,6 +1,6 @@
 /**
- * A barrier that several processes share: a party waits until all parties have arrived, and then all go on, with what each
- * of them has brought. It is used again and again; each time is a generation.
+ * A barrier that several processes share. A party waits until all parties have arrived; then all go on, with the contributions
+ * of all. The barrier is used again and again; each time is a generation.
  *
  * A barrier exists for as long as a process has it open. `make` creates it, or joins one for as many parties.
  *
@@ -9,9 +9,9 @@
  * - No party passes before all parties have arrived. All of a generation get the same contributions, in order of arrival, by
  *   one push to each process however many fibers wait there. Nothing polls.
  * - Each `await` arrives once, also when connections break and sessions are lost on the way.
- * - A party that is interrupted, times out (`wait`), or dies while it waits breaks the generation for the parties that wait
- *   with it (`BarrierBroken`), or is taken out of it, with `onDeparture: "withdraw"`. It leaves nothing behind, and the next
- *   generation begins at once.
+ * - A party that is interrupted, times out (`wait`) or dies while it waits breaks the generation. The parties that wait with it
+ *   fail with `BarrierBroken`, and the next generation begins at once. With `onDeparture: "withdraw"`, the departing party is
+ *   taken out of the generation instead. In both cases it leaves nothing behind.
  * - The `action` is run by exactly one party of a generation, before any party passes. It runs under a lease
  *   (`Lease.current`), and is interrupted when that is lost.
  * - After Redis has lost its data, parties that wait arrive again by themselves.
@@ -25,9 +25,9 @@
  * - A party that arrives while an action runs, or in excess of the parties, belongs to a later generation. While an action
  *   runs, only its runner and `reset` break the generation: all have arrived.
  * - Closing the scope of the barrier interrupts its waiting parties.
- * - If the process of the action dies after it has succeeded and before that was known, the generation is broken all the
- *   same. A later generation runs an action of its own. If only its session is lost then, it hears what the others hear, or
- *   `LeaseLost` when so much has happened meanwhile that this is not known any more.
+ * - If the process of the action dies after it has succeeded and before that was known, the generation is broken all the same.
+ *   A later generation runs an action of its own. If the process only loses its session then, it receives the same outcome as
+ *   the others. It fails with `LeaseLost` when so much has happened meanwhile that the outcome is not known any more.
  *
  * **Example** (Exchanging partial results)
  *
@@ -93,9 +93,9 @@ export type TypeId = "~lockstep/Barrier"
 export interface Arrival<out A> {
   /** From 1 on. */
   readonly generation: number
-  /** How many had arrived before: 0 for the first. What this party has brought is `contributions[index]`. */
+  /** How many had arrived before: 0 for the first. The contribution of this party is `contributions[index]`. */
   readonly index: number
-  /** What all have brought, in order of arrival. */
+  /** The contributions of all parties, in order of arrival. */
   readonly contributions: ReadonlyArray<A>
 }
 
@@ -123,9 +123,9 @@ export interface Barrier<in out A, out E = never> {
   /** How many parties there are now, as far as this process knows: another process may have changed the number. */
   readonly parties: number
   /**
-   * Arrives, and waits until all parties have. Fails with `BarrierBroken` when a party that waits leaves, with the error of
-   * the action when it was this party that ran it, and with `LeaseLost` when the session was lost while it did. It is
-   * interrupted when the scope of the barrier is closed.
+   * Arrives, and waits until all parties have. Fails with `BarrierBroken` when a waiting party leaves. The party that runs the
+   * action fails with the error of the action, or with `LeaseLost` if its session is lost meanwhile. `await` is interrupted
+   * when the scope of the barrier is closed.
    */
   readonly await: (contribution: A, options?: WaitOptions | undefined) => Effect.Effect<Arrival<A>, BarrierError | E>
   /** How many parties wait in the present generation now, by Redis's word. */
@@ -145,8 +145,9 @@ export interface Options<A = void, E = never, R = never> {
   /** A whole number from 1 to 1,024. */
   readonly parties: number
   /**
-   * What to do when it is open elsewhere for another number of parties: `fail` with `PartiesMismatch`, `keep` the number that
-   * it has, or `resize` it, for all processes. Default `fail`. When no other process has it open, it gets this number.
+   * What to do when it is open elsewhere for another number of parties. `fail` fails with `PartiesMismatch`, `keep` keeps the
+   * number that it has, and `resize` changes it for all processes. Default `fail`. When no other process has it open, it gets
+   * this number.
    *
    * **Details**
    *
@@ -157,12 +158,12 @@ export interface Options<A = void, E = never, R = never> {
   readonly onMismatch?: "fail" | "keep" | "resize" | undefined
   /**
    * Of the contributions, which travel as JSON. The same for all parties. Default: this party brings nothing, and does not look
-   * at what others bring.
+   * at the contributions of others.
    */
   readonly schema?: Schema.Codec<A, any> | undefined
   /**
-   * What it means that this party is interrupted or dies while it waits: `break` fails the others, `withdraw` takes it out,
-   * and they wait for another party. Default `break`.
+   * The effect on the others when this party is interrupted or dies while it waits. `break` fails them. `withdraw` takes this
+   * party out, and they wait for another one. Default `break`.
    */
   readonly onDeparture?: "break" | "withdraw" | undefined
   /**
@@ -182,8 +183,8 @@ export interface Options<A = void, E = never, R = never> {
  *
  * `why` it was broken:
  *
- * - `left`: a party that waited was interrupted, timed out or died, or its session was lost. Also said to a party that lost
- *   its own session, when so much has happened meanwhile that it is not known any more how its generation ended.
+ * - `left`: a party that waited was interrupted, timed out or died, or its session was lost. Also for a party that lost its own
+ *   session, when the end of its generation is not known any more.
  * - `action`: the action did not succeed.
  * - `reset`: a process has reset the barrier.
  *
@@ -362,7 +363,7 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
     )
   }
 
-  // What comes later is of a later generation.
+  // A later arrival is of a later generation.
   #advance(ended: number): void {
     this.#progress.generation = Math.max(this.#progress.generation, ended + 1)
   }
@@ -435,7 +436,7 @@ class BarrierImpl<A, E> implements Barrier<A, E> {
     return loss.reason === "revoked" ? this.#brokenError(generation, 0, "reset") : fail(loss)
   }
 
-  // When its session is lost meanwhile, the next one hears whether the others have passed.
+  // When its session is lost meanwhile, the next one receives whether the others have passed.
   #release(arrival: string, hold: Hold, complete: Arrival<A>): Effect.Effect<Arrival<A>, BarrierError> {
     return Effect.callback((resume) =>
       acquiring.conclude(this.#place, hold, {
@@ -516,7 +517,7 @@ export const make: {
   const { action } = options
   return new BarrierImpl<any, E>(place, member, progress, {
     ...options,
-    // What its party has around it comes first.
+    // The services of its party come first.
     action: action && ((arrival) =>
       Effect.updateContext(
         action(arrival),

@@ -6,7 +6,7 @@
  *
  * **Guarantees**
  *
- * - Each job that was added is offered once, whatever process dies, and whatever message is repeated. As jobs do, it can run more than
+ * - Each job that was added is offered once, also when processes die and messages are repeated. As jobs do, it can run more than
  *   once.
  * - A run is over when all its jobs have ended and no more can be added: it was sealed, or has had `size` jobs. Nothing polls, and all
  *   processes that await it are pushed its end.
@@ -20,8 +20,8 @@
  * - While no process has the batch open, nothing is lost, and jobs that were added are not offered. Open it where its workers are.
  * - `addAll` of more than 256 KiB, or of more than 128 jobs, is several steps. If it fails, also with `BatchSealed`, some jobs may have
  *   been added: repeated with the same names, it adds the others.
- * - The id of a job is known to its queue for the `retention` of that. If no process has the batch open for longer, right after one has
- *   died between two steps, a job or a callback may be offered twice.
+ * - A queue knows the id of a job for the `retention` of the queue. A job or a callback may be offered twice if a process dies
+ *   between two steps, and the batch then stays closed for longer.
  * - In a fail-over, Redis may lose jobs, or their ends. A `deadline` bounds the wait for them, and `retry` offers again what is lost.
  * - A failed job has a dead letter in its queue. Its replay is a job of its own: the run goes on with `retry`.
  *
@@ -299,7 +299,10 @@ export interface Options<Q extends AnyTag, D extends Q = Q, F extends Q = Q> {
   readonly size?: number | undefined
   /** The job that is offered, once for each end, when all jobs of a run are done. It is not one of the run. Default: none. */
   readonly onDone?: Callback<D> | undefined
-  /** The job that is offered, once for each end, when a run is over and not all of its jobs are done. It is not one of the run. Default: none. */
+  /**
+   * The job that is offered, once for each end, when a run is over and not all of its jobs are done. It is not one of the run.
+   * Default: none.
+   */
   readonly onFailed?: Callback<F> | undefined
   /**
    * What the run does when a job has failed, or was cancelled. Default `finish`.
@@ -315,9 +318,9 @@ export interface Options<Q extends AnyTag, D extends Q = Q, F extends Q = Q> {
   /** How long `await` waits for the end of a run; then it fails with `WaitTimeout`. Default: as long as it takes. */
   readonly wait?: Duration.Input | undefined
   /**
-   * Where runs are kept: with the queues, topics and refs that have the same `colocate`, or that name. A job of a queue there is offered in
-   * the step that adds it, and its end is known in the step that ends it: one call instead of four. Every process has to use the same.
-   * Default: the name, behind `batch:`.
+   * Where runs are kept: with the queues, topics and refs that have the same `colocate`, or that name. A job of a queue there is
+   * offered in the step that adds it. Its end is known in the step that ends it. That is one call instead of four. Every process
+   * has to use the same. Default: the name, behind `batch:`.
    */
   readonly colocate?: string | undefined
   /** How long messages stay with a process that died. Default: the coordinator's lease. */

@@ -2,22 +2,22 @@
  * A process's sessions with the partition actors in Redis. Every primitive needs a coordinator.
  *
  * A coordinator opens a *session* with a partition when the partition is first used. The process's holds, waits and memberships
- * belong to its sessions. One heartbeat renews a session, whatever the number of holds.
+ * belong to its sessions. One heartbeat renews a session, for any number of holds.
  *
  * **Guarantees**
  *
  * - Requests are batched, one batch in flight per partition, and executed exactly once, also across reconnects.
- * - When a session cannot be renewed in time, or Redis turns out to have forgotten it, it is *lost*: every hold fails
- *   with `LeaseLost`, the programs under them are interrupted, and a new session starts by itself. Waiters enter their
- *   queues again in the new session.
- * - Closing the scope interrupts the programs under holds and releases every hold when its programs have ended, or its scope is
- *   closed, at the latest after `margin`. It takes at most `margin` and `requestTimeout`, also when Redis hangs.
+ * - When a session cannot be renewed in time, or Redis turns out to have forgotten it, it is *lost*. Every hold fails with
+ *   `LeaseLost`, and the programs under them are interrupted. A new session starts by itself, and waiters enter their queues
+ *   again in it.
+ * - Closing the scope interrupts the programs under holds. Every hold is released when its programs have ended, or its scope is
+ *   closed, at the latest after `margin`. Closing takes at most `margin` and `requestTimeout`, also when Redis hangs.
  * - After a crash, holds come back when the lease has run out.
  *
  * **Gotchas**
  *
  * - All coordinators of a namespace need the same number of `partitions`. A coordinator with another number is refused while one
- *   of them is alive, and so is a process that goes on after the namespace has got another number.
+ *   of them is alive. So is a process that goes on after the namespace has got another number.
  * - One coordinator for a namespace is enough for a process. Two have sessions of their own, and a warning is logged.
  * - A session that is `suspended` (a renewal has failed, none has succeeded since) is still trusted until its lease runs
  *   out. Programs that prefer to stop early can watch `changes`.
@@ -122,7 +122,7 @@ export {
  * @since 0.1.0
  */
 export interface Options {
-  /** What separates this system from others in the same Redis: 1 to 64 of `A-Z a-z 0-9 _ . : -`. Default `lockstep`. */
+  /** Separates this system from others in the same Redis: 1 to 64 of `A-Z a-z 0-9 _ . : -`. Default `lockstep`. */
   readonly namespace?: string | undefined
   /** Shown to operators. Default `host:pid`. */
   readonly name?: string | undefined
@@ -132,7 +132,7 @@ export interface Options {
    */
   readonly lease?: Duration.Input | undefined
   /**
-   * How long before its end a lease is given up, so that finalizers are done before any other process is granted. Default
+   * How long before its end a lease is treated as lost, so that finalizers are done before any other process is granted. Default
    * 10 % of the lease, at least 1 second, and at most half of the lease.
    */
   readonly margin?: Duration.Input | undefined
@@ -208,7 +208,7 @@ const counted = ({ home, hooks, settings }: Kernel): void => {
   )
 }
 
-/** What the kernel reports, in the context that the coordinator was made in. */
+/** The reports of the kernel go to the context that the coordinator was made in. */
 const hooksOf = Effect.fnUntraced(function*({ name, namespace }: Settings, changes: PubSub.PubSub<SessionTransition>) {
   const context = yield* Effect.context<never>()
   const run = Effect.runForkWith(context)

@@ -11,22 +11,22 @@
  * - A count with an `id` counts once, whichever process makes it and however often, also across crashes. Without one, each
  *   call counts once, also when connections break.
  * - A wait is only a wait: when it is interrupted or times out, it leaves nothing behind.
- * - After Redis has lost its data, or a fail-over some of it, the processes that have the latch open create it again, and
- *   repeat what they had counted themselves; if it was open, it is opened. A reset that a fail-over has lost is made again.
+ * - After Redis has lost its data, or a fail-over some of it, the processes that have the latch open create it again. They
+ *   repeat their own counts, and open it if it was open. A reset that a fail-over has lost is made again.
  *
  * **Gotchas**
  *
- * - **The state outlives the program.** A program that is started again within `timeToLive` finds what the previous run has
- *   counted, and an open latch lets it pass at once. Where each run counts anew, give it a `run`, or make it `fresh`.
+ * - **The state outlives the program.** A program that is started again within `timeToLive` finds the counts of the
+ *   previous run, and an open latch lets it pass at once. Where each run counts anew, give it a `run`, or make it `fresh`.
  * - With `fresh`, a process that was killed has the latch open until its lease has run out. A `run` needs no such wait.
- * - What was counted by processes that have closed the latch is gone when Redis loses its data.
- * - `remaining` and `isOpen` ask Redis; waiters are told, a moment later.
+ * - When Redis loses its data, the counts of processes that have closed the latch are lost.
+ * - `remaining` and `isOpen` ask Redis; waiters are notified a moment later.
  * - Closing the scope of the latch interrupts its waiters. Closing the coordinator fails them with `CoordinatorClosed`.
  * - `countDown` and `reset` are made again if the session is lost meanwhile, unless the latch was reset since.
- * - Redis stores each counted `id` until the latch opens or is reset, and what a call without one needs is stored once for
+ * - Redis stores each counted `id` until the latch opens or is reset. The state of calls without one is stored once for
  *   each process. A process remembers its own counts for as long, by id or the last 4,096 and the sum of those before.
  *
- * **Example** (Waiting for three workers, in whatever process they are)
+ * **Example** (Waiting for three workers, in any processes)
  *
  * ```ts
  * import { Coordinator, CountDownLatch } from "lockstep"
@@ -85,7 +85,7 @@ export interface WaitOptions {
 export interface CountDownLatch {
   readonly [TypeId]: TypeId
   readonly name: string
-  /** Counts down by one, or `by`; answers what remains. Never below zero. */
+  /** Counts down by one, or `by`; answers the remaining count. Never below zero. */
   readonly countDown: (options?: {
     /** A whole number from 1 on. Default 1. */
     readonly by?: number | undefined
@@ -99,7 +99,7 @@ export interface CountDownLatch {
   readonly await: Effect.Effect<void, CountDownLatchError>
   /** As `await`, with a `wait` of its own. */
   readonly waitFor: (options: WaitOptions) => Effect.Effect<void, CountDownLatchError>
-  /** What remains to be counted. */
+  /** The remaining count. */
   readonly remaining: Effect.Effect<number, CountDownLatchError>
   readonly isOpen: Effect.Effect<boolean, CountDownLatchError>
   /** Closes it, with everything to be counted; waiters wait on. */
@@ -114,20 +114,20 @@ export interface Options {
   /** A whole number from 1 to 2^31 - 1. */
   readonly count: number
   /**
-   * What to do when other processes have it open with another count: `fail` with `CountMismatch`, `keep` the count that it
-   * has, or `resize` it for all processes. When it is resized, the remaining count moves by the difference, and at zero
-   * the latch opens; an open one stays open. Default `fail`. When no process has it open, it is resized, unless
-   * the option says `keep`.
+   * What to do when other processes have it open with another count. `fail` fails with `CountMismatch`, `keep` keeps the
+   * count that it has, and `resize` changes it for all processes. When it is resized, the remaining count moves by the
+   * difference, and at zero the latch opens; an open one stays open. Default `fail`. When no process has it open, it is
+   * resized, unless the option says `keep`.
    */
   readonly onMismatch?: "fail" | "keep" | "resize" | undefined
   /** How long it is kept after the last process has closed it. Default 1 hour. The last one to make it decides. */
   readonly timeToLive?: Duration.Input | undefined
   /**
    * The run that the state belongs to, up to 512 bytes: the first process with another one creates the latch anew. Members
-   * of the former run then fail with `Superseded`. Default: whatever run it belongs to.
+   * of the former run then fail with `Superseded`. Default: the run that it belongs to, whichever that is.
    */
   readonly run?: string | undefined
-  /** Create it anew if no process has it open. Default `false`: what is kept of it is found. */
+  /** Create it anew if no process has it open. Default `false`: the kept state is found. */
   readonly fresh?: boolean | undefined
   /**
    * How long a process that died still counts as having it open. Default: the coordinator's lease. Another one is a second

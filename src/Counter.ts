@@ -14,13 +14,13 @@
  *
  * **Gotchas**
  *
- * - What `batched` has not sent yet is lost with its process: at most the additions within its bound, and those that wait while
- *   Redis is away. After a loss of data, the next session sends again only the sum that was under way.
+ * - Additions that `batched` has not sent yet are lost with their process: those within its bound at most, and those that wait
+ *   for Redis. After a loss of data, the next session sends again only the sum that was under way.
  * - While Redis is away, `add`, `get` and `reset` fail after the coordinator's `requestTimeout`. An `add` that failed with
  *   `Timeout` may be executed all the same.
  * - A subscriber that falls more than 1,024 changes behind misses the oldest. After a loss of the session it goes on with the
  *   present value; while a slot of a cluster migrates, it may do so too. `conflate` shows a slow subscriber only the latest.
- * - Subscribers hear that a counter has expired within a third of the coordinator's lease.
+ * - Subscribers observe that a counter has expired within a third of the coordinator's lease.
  *
  * **Example** (What all processes have done)
  *
@@ -101,7 +101,7 @@ export interface Counter {
   /** The present value, and then every change. It ends only with an error. */
   readonly changes: Stream.Stream<number, CounterError>
   readonly changesWith: (options: ChangesOptions) => Stream.Stream<number, CounterError>
-  /** Additions that are summed up here, and sent together. What is left is sent when the scope closes. */
+  /** Additions that are summed up here, and sent together. The rest is sent when the scope closes. */
   readonly batched: (options: BatchOptions) => Effect.Effect<Batched, never, Scope.Scope>
 }
 
@@ -114,7 +114,7 @@ export interface Counter {
 export interface Batched {
   /** Adds a whole number to the sum of this process, without a request. */
   readonly add: (by: number) => Effect.Effect<void>
-  /** What is not known yet to be added. */
+  /** The sum that is not known yet to be added. */
   readonly pending: Effect.Effect<number>
   /**
    * Waits until all that was added so far is in Redis. Fails with `SumExceeded` if a sum was refused since the last time: that

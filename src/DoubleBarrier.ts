@@ -112,7 +112,7 @@ export interface DoubleBarrier {
   readonly parties: number
   /**
    * Waits until all parties are there, and enters with them. It has left when the scope closes, without waiting for the others,
-   * if not before by `leave`. What runs inside is not interrupted when the lease is lost: see `Lease.protect`, or use
+   * if not before by `leave`. A program inside is not interrupted when the lease is lost: see `Lease.protect`, or use
    * `withPhase`.
    */
   readonly enter: (options?: EnterOptions | undefined) => Effect.Effect<Phase, DoubleBarrierError, Scope.Scope>
@@ -151,9 +151,9 @@ export interface Options {
   /** A whole number from 1 to 1,024. */
   readonly parties: number
   /**
-   * What to do when it is open elsewhere for another number of parties: `fail` with `PartiesMismatch`, `keep` the number that
-   * it has, or `resize` it, for all processes, from the next phase on. Default `fail`. When no other process has it open, it
-   * gets this number.
+   * What to do when it is open elsewhere for another number of parties. `fail` fails with `PartiesMismatch`, `keep` keeps the
+   * number that it has, and `resize` changes it for all processes, from the next phase on. Default `fail`. When no other
+   * process has it open, it gets this number.
    */
   readonly onMismatch?: "fail" | "keep" | "resize" | undefined
   /** How long a party inside outlives its process. Default: the coordinator's lease. */
@@ -255,7 +255,7 @@ class DoubleBarrierImpl implements DoubleBarrier {
       if (hold.loss !== undefined) return Effect.fail(fail(hold.lossError()))
       // A wrong option must not end the phase.
       if (options?.wait !== undefined) duration(options.wait, "wait")
-      // In the same batch as what follows.
+      // In the same batch as the requests that follow.
       hold.keeper.release(hold, ignore)
       const token = String(hold.token)
       return Effect.asVoid(acquiring.acquire(this.#waiting("doubleBarrier.leave", () => [token], options), restore))

@@ -19,8 +19,8 @@
  *   term and be checked where it is written.
  * - An observer whose own session is lost sees the state when it has a new session, and not what happened meanwhile. Until
  *   then the last state that it saw stays: `leader` asks Redis. While a slot of a cluster migrates, it may miss changes too.
- * - A leader whose connection is gone leads on until its lease ends: watch `Coordinator.changes` for `suspended` in order to
- *   step down before.
+ * - A leader whose connection is lost leads on until its lease ends: watch `Coordinator.changes` for `suspended` in order to step
+ *   down before.
  * - A candidate waits for as long as the `wait` of its coordinator, if that has one: say `wait` in order to stand by for
  *   longer. The `maxHold` of a coordinator does not end terms.
  * - Closing the scope of `make` ends terms, and no waits: a candidate that wins later loses its term at once (`closed`).
@@ -98,7 +98,7 @@ export type {
 
 export type {
   /**
-   * What happens to this process as a candidate.
+   * A change of this process as a candidate.
    *
    * @category models
    * @since 0.1.0
@@ -126,8 +126,8 @@ export interface Election<A> {
   readonly name: string
   /**
    * Runs an effect while leading, and resigns when the effect ends. When the lease is lost, or after `resign`, the effect is
-   * interrupted, and the process campaigns again; what its finalizers fail with is logged. Fails with `LeaseLost`
-   * (`closed`) when the coordinator is closed, or the scope of `make`.
+   * interrupted, and the process campaigns again; failures of its finalizers are logged. Fails with `LeaseLost` (`closed`) when
+   * the coordinator is closed, or the scope of `make`.
    */
   readonly lead: {
     <B, E, R>(
@@ -154,8 +154,8 @@ export interface Election<A> {
    */
   readonly campaign: (options?: WaitOptions | undefined) => Effect.Effect<Lease, ElectionError, Scope.Scope>
   /**
-   * Ends the term of this process: what runs under it is interrupted, and has the margin of the coordinator to end before
-   * the next candidate follows. Does nothing if it does not lead.
+   * Ends the term of this process. The effect under it is interrupted, and has the margin of the coordinator to end before the
+   * next candidate follows. Does nothing if it does not lead.
    */
   readonly resign: Effect.Effect<void>
   /**
@@ -170,7 +170,7 @@ export interface Election<A> {
    * coordinator's `requestTimeout`, and goes on leading.
    */
   readonly transferTo: (candidate: string | { readonly id: string }) => Effect.Effect<void, ElectionError>
-  /** Whether this process leads: what it believes, without asking Redis. */
+  /** Whether this process leads, as far as it knows, without asking Redis. */
   readonly isLeader: Effect.Effect<boolean>
   /** The present leader, by Redis's word. */
   readonly leader: Effect.Effect<Option.Option<Info<A>>, ElectionError>
@@ -457,8 +457,8 @@ const open = Effect.fnUntraced(function*<A, R>(
 })
 
 /**
- * Joins an election. That alone makes the process neither a leader nor a candidate. When the scope is closed, the process
- * leads no more: what runs under its term is interrupted and fails with `LeaseLost` (`closed`).
+ * Joins an election. That alone makes the process neither a leader nor a candidate. When the scope is closed, the process leads
+ * no more: the effect under its term is interrupted and fails with `LeaseLost` (`closed`).
  *
  * @category constructors
  * @since 0.1.0

@@ -1,8 +1,8 @@
 /**
  * The enforcing side of fencing tokens: Redis commands that are refused when a newer token has been seen.
  *
- * A lease can be lost without its holder knowing yet: the process was paused, or a packet was late. What it writes then
- * has to be refused where it is written. Here that is one call: the token is compared, and the command runs, in one step.
+ * A lease can be lost without its holder knowing yet: the process was paused, or a packet was late. Its writes then have to be
+ * refused by the store that receives them. Here that is one call: the token is compared, and the command runs, in one step.
  *
  * **Guarantees**
  *
@@ -113,7 +113,7 @@ const tagOf = (key: string): string => {
 /** The key that keeps the newest token seen for `key`. */
 const fenceKey = (key: string): string => `{${tagOf(key)}}lockstep:fence:${key}`
 
-/** Redis may be away for a moment: what was not executed is sent again. Nothing else is, since a command may not bear it. */
+/** Redis may be away for a moment: a command that was not executed is sent again. No other is: a second execution may do harm. */
 const write = (
   { isClosed, settings: { namespace }, transport }: Kernel,
   key: string,

@@ -1,16 +1,16 @@
 /**
  * A flow: a graph of jobs of several queues. A job starts when the jobs before it have ended, on any process.
  *
- * Each run of a flow is an actor in Redis that knows its graph. Every process that has the flow open carries messages between that actor
- * and the queues, so a run goes on for as long as any of them lives. The jobs themselves are jobs of queues, with their workers, retries
- * and limits.
+ * Each run of a flow is an actor in Redis that knows its graph. Every process that has the flow open carries messages between
+ * that actor and the queues. A run goes on for as long as any of these processes lives. The jobs themselves are jobs of queues,
+ * with their workers, retries and limits.
  *
  * **Guarantees**
  *
- * - Each node starts once, when all nodes before it have ended: whatever process dies, and whatever message is repeated. Or it does not
- *   start, for a reason that its state tells. As jobs do, a node that has started can run more than once.
- * - The end of a job, and the news of it for its run, are one step. So are the end of a node, what becomes of the nodes behind it, and the
- *   nodes that its handler has added.
+ * - Each node starts once, when all nodes before it have ended, also when processes die and messages are repeated. Or it does not
+ *   start, for a reason that its state shows. As jobs do, a node that has started can run more than once.
+ * - The end of a job, and the message about it to its run, are one step. So are the end of a node, its effect on the nodes behind
+ *   it, and the nodes that its handler has added.
  * - A run with the same `id` is begun once, whichever processes begin it. All can await it.
  * - A run is over when no node is left that could start, and no job of it runs.
  * - A graph with a cycle, with a node of another run, or with two nodes of the same name is refused before anything is sent.
@@ -18,11 +18,12 @@
  *
  * **Gotchas**
  *
- * - The function that builds the graph runs on every process. It has to build the same graph of the same input: no clock, no randomness.
- *   The payloads that it knows are stored with the run. Functions of results are called by whatever process has the code.
+ * - The function that builds the graph runs on every process. It has to build the same graph of the same input: no clock, no
+ *   randomness. The payloads that it knows are stored with the run. Functions of results are called by any process that has the
+ *   code.
  * - So the code of a node has to stay until the runs that have it are over. A process without it leaves the node to others, and warns.
- * - The id of a job is known to its queue for the `retention` of that. If no process has the flow open for longer, right after a
- *   conductor has died between two steps, a node may start twice.
+ * - A queue knows the id of a job for the `retention` of the queue. A node may start twice if a conductor dies between two steps,
+ *   and the flow then stays closed for longer.
  * - A deadline, and the work of large graphs, need a process that has the flow open.
  * - In a fail-over, Redis may lose jobs, or the end of a node. `retry` offers again what is lost.
  * - A failed node has a dead letter in its queue. Its replay is a job of its own: the run goes on with `retry`.
@@ -122,7 +123,7 @@ export {
 } from "./internal/flow/errors.ts"
 export type {
   /**
-   * The nodes before a node, each perhaps with what becomes of that one when it fails.
+   * The nodes before a node, each perhaps with the effect of its failure on that node.
    *
    * @category models
    * @since 0.1.0
@@ -136,7 +137,7 @@ export type {
    */
   AnyTag,
   /**
-   * What `build` gets.
+   * The argument of `build`, which adds nodes to the graph.
    *
    * @category models
    * @since 0.1.0
@@ -150,7 +151,7 @@ export type {
    */
   ComputedOptions,
   /**
-   * A node in front of another, with what becomes of that when it fails.
+   * A node in front of another, with the effect of its failure on the other one.
    *
    * @category models
    * @since 0.1.0
@@ -174,7 +175,7 @@ export type {
    */
   Offering,
   /**
-   * What becomes of a node when a node before it has failed.
+   * The effect on a node when a node before it has failed.
    *
    * @category models
    * @since 0.1.0
@@ -291,9 +292,10 @@ export interface Run<out O> {
    */
   readonly retry: Effect.Effect<boolean, FlowError>
   /**
-   * Begins a run again that is over: the nodes of these names and all nodes behind them, although they are done, and as `retry` all nodes that
-   * are not done. The other results stay. Up to 512 names. Answers false if the run is not over, and then changes nothing. Fails with
-   * `NodeUnknown` if the run has no node of a name. A node that is done is not compensated before it is done again.
+   * Begins a run again that is over: the nodes of these names and all nodes behind them, although they are done. As with `retry`,
+   * all nodes that are not done begin again too. The other results stay. Up to 512 names. Answers false if the run is not over,
+   * and then changes nothing. Fails with `NodeUnknown` if the run has no node of a name. A node that is done is not compensated
+   * before it is done again.
    */
   readonly replay: (names: ReadonlyArray<string>) => Effect.Effect<boolean, FlowError>
 }
@@ -315,7 +317,7 @@ export interface StartOptions {
  * @since 0.1.0
  */
 export interface RunOptions extends StartOptions {
-  /** What becomes of the run when the caller is interrupted, or `wait` is over. Default `cancel`. */
+  /** The effect on the run when the caller is interrupted, or `wait` is over. Default `cancel`. */
   readonly onInterrupt?: "cancel" | "continue" | undefined
   /** How long to wait for the end of the run; then it fails with `WaitTimeout`. Default: that of the flow. */
   readonly wait?: Duration.Input | undefined
@@ -374,9 +376,9 @@ export interface Options<in out I, out Q extends AnyTag> {
   /** How long `run` and `await` wait for the end of a run; then they fail with `WaitTimeout`. Default: as long as it takes. */
   readonly wait?: Duration.Input | undefined
   /**
-   * Where runs are kept: with the queues, topics and refs that have the same `colocate`, or that name. Between nodes of queues there, an
-   * edge costs one call instead of four, or two if a payload is made of results: the end of a job, what becomes of the nodes behind
-   * it, and the offers of their jobs are one step. Every process has to use the same. Default: the name.
+   * Where runs are kept: with the queues, topics and refs that have the same `colocate`, or that name. Between nodes of queues
+   * there, an edge costs one call instead of four, or two if a payload is made of results. The end of a job, its effect on the
+   * nodes behind it, and the offers of their jobs are one step there. Every process has to use the same. Default: the name.
    */
   readonly colocate?: string | undefined
   /** How long messages stay with a process that died. Default: the coordinator's lease. */
@@ -432,7 +434,7 @@ class FlowImpl<I, O> implements Flow<I, O> {
       oneOf(onInterrupt, "onInterrupt", ["cancel", "continue"])
       const begun: Begun = { input: "", stamp: 0 }
       const started = this.#start(input, own, begun)
-      // It may be interrupted as it starts: Redis executes its end behind what was sent of that.
+      // It may be interrupted as it starts: Redis executes its end behind the requests of its start.
       const running = Effect.onInterrupt(
         Effect.flatMap(started, ({ result }) => result),
         () =>
@@ -458,8 +460,8 @@ class FlowImpl<I, O> implements Flow<I, O> {
 const taken = /^(?:batch|queue):/
 
 /**
- * Opens the flow, and conducts its runs for as long as the scope is open. The name must not contain `/`. `build` makes the graph of an input, and returns the nodes that
- * the result is made of: a node, a list or a record of nodes, or nothing.
+ * Opens the flow, and conducts its runs for as long as the scope is open. The name must not contain `/`. `build` makes the graph
+ * of an input. It returns the nodes that the result is made of: a node, a list or a record of nodes, or nothing.
  *
  * @category constructors
  * @since 0.1.0

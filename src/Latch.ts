@@ -7,8 +7,8 @@
  *
  * - All waiters pass when it is opened, also if it is closed right after, by one push to each process. Nothing polls.
  * - `release` lets the present waiters pass, and leaves it closed.
- * - After Redis has lost its data, or a fail-over some of it, the processes that have the latch create it again, open if it
- *   was open.
+ * - After Redis has lost its data, or a fail-over some of it, the processes that have the latch create it again. It is then open
+ *   if it was open.
  *
  * **Gotchas**
  *
@@ -18,7 +18,7 @@
  * - The process that closes it does not know which waiters are still on the way: a latch says what may begin, not what has
  *   finished.
  * - A waiter that comes while a `release` is on the way to its process may pass with the others.
- * - `isOpen` asks Redis; waiters are told, a moment later.
+ * - `isOpen` asks Redis; waiters are notified a moment later.
  * - Closing the scope of the latch interrupts its waiters. Closing the coordinator fails them with `CoordinatorClosed`.
  * - `open`, `close` and `release` are made again if the session is lost meanwhile, and answer what they did then. `open` and `close` are
  *   not made again behind another `close`; `release` can be executed twice.
@@ -114,11 +114,11 @@ export interface Options {
   /** How long it is kept after the last process has left it. Default 1 hour. The last one to make it decides. */
   readonly timeToLive?: Duration.Input | undefined
   /**
-   * The run that the state belongs to, up to 512 bytes: the first process with another one creates the latch anew. Members
-   * of the former run then fail with `Superseded`. Default: whatever run it belongs to.
+   * The run that the state belongs to, up to 512 bytes: the first process with another one creates the latch anew. Members of the
+   * former run then fail with `Superseded`. Default: the run that it belongs to, whichever that is.
    */
   readonly run?: string | undefined
-  /** Create it anew if no process has it. Default `false`: what is kept of it is found. */
+  /** Create it anew if no process has it. Default `false`: the kept state is found. */
   readonly fresh?: boolean | undefined
   /**
    * How long a process that died still counts as having it. Default: the coordinator's lease. Another one is a second

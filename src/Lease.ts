@@ -3,16 +3,17 @@
  *
  * **Guarantees**
  *
- * - `token` is larger than the token of every earlier hold of the same key, also after the key was deleted, Redis was
- *   flushed, or a fail-over lost writes (as long as the new server's clock is not behind the last token).
+ * - `token` is larger than the token of every earlier hold of the same key. That also holds after the key was deleted,
+ *   Redis was flushed, or a fail-over lost writes. The condition is that the new server's clock is not behind the last
+ *   token.
  * - A lease is held until it is released, or until `lost` fails. The process itself reports it lost, a margin before any
- *   other process can be granted, by the earlier of its monotonic and its wall clock: the former stands still while a
- *   machine is suspended.
+ *   other process can be granted. It goes by the earlier of its monotonic and its wall clock: the former stands still
+ *   while a machine is suspended.
  *
  * **Gotchas**
  *
  * - A lease is not a mutual exclusion of side effects. A process that is paused between two instructions finds out only
- *   afterwards. What must not be written by a former holder has to check the token: see `Fence`.
+ *   afterwards. A write that a former holder must not make has to check the token: see `Fence`.
  * - Renewal needs the event loop. Synchronous work that is longer than the lease loses it.
  *
  * @since 0.1.0
@@ -41,7 +42,7 @@ export type TypeId = "~lockstep/Lease"
 
 export type {
   /**
-   * What kind of thing is held.
+   * The kind of thing that is held.
    *
    * @category models
    * @since 0.1.0
@@ -78,7 +79,7 @@ export {
    */
   LeaseLost,
   /**
-   * What was waited for has not come within `wait`. `away` says whether Redis was out of reach meanwhile.
+   * The wait has ended without success after the time in `wait`. `away` says whether Redis was out of reach meanwhile.
    *
    * @category errors
    * @since 0.1.0
@@ -87,7 +88,7 @@ export {
 } from "./internal/hold/loss.ts"
 
 /**
- * Runs an effect for as long as the lease is held: when the lease is lost the effect is interrupted, its finalizers run,
+ * Runs an effect for as long as the lease is held. When the lease is lost, the effect is interrupted, its finalizers run,
  * and the result is `LeaseLost`. `withLock` and the other `with...` forms do this by themselves.
  *
  * @category combinators

@@ -9,8 +9,8 @@
  *   ends. Nothing has to be joined, renewed or released by hand.
  * - A waiter that is interrupted, times out or dies leaves the queue. A holder that dies is succeeded when its lease has
  *   run out.
- * - Nesting the same key in one fiber, or in a child of it, never deadlocks: it shares the hold with `reentrant: true`
- *   and fails with `AlreadyHeld` without.
+ * - Nesting the same key in one fiber, or in a child of it, never deadlocks. It shares the hold with `reentrant: true`, and fails
+ *   with `AlreadyHeld` without.
  *
  * **Gotchas**
  *
@@ -69,16 +69,16 @@ export interface Options {
    */
   readonly maxHold?: Duration.Input | undefined
   /**
-   * Whether the end of the effect, or of the scope, waits until Redis has released it: `awaited`; or `background`, which saves a
-   * round trip: the release goes with what the process asks next, or at once. Others may find it held for that moment, and for
-   * the lease if the process ends without closing its coordinator. Default `awaited`.
+   * With `awaited`, the end of the effect, or of the scope, waits until Redis has released it. `background` saves that round
+   * trip. The release goes with the next request of this process, or at once. Others may find it held for that moment. If the
+   * process ends without closing its coordinator, they find it held for the lease. Default `awaited`.
    */
   readonly release?: "awaited" | "background" | undefined
   /**
-   * Keep the lock when it has been taken again within 50 ms of its release, so that this process can take it again without asking
-   * Redis, many times faster. The process releases it when it has not taken it for 50 ms, after 0.9 s, and when another
-   * process asks for it, which waits a little longer for that. A process that ends without closing its coordinator may keep it for
-   * the lease. Default `false`.
+   * Keep the lock when it has been taken again within 50 ms of its release. This process can then take it again without asking
+   * Redis, many times faster. The process releases it when it has not taken it for 50 ms, after 0.9 s, and when another process
+   * asks for it. That process waits a little longer. A process that ends without closing its coordinator may keep it for the
+   * lease. Default `false`.
    */
   readonly cached?: boolean | undefined
   /** Share the hold that this fiber, or a parent, has already. Default `false`: nesting fails with `AlreadyHeld`. */
@@ -228,7 +228,7 @@ export const withLockIfAvailable: {
 )
 
 /**
- * Acquires the lock for as long as the scope is open. Nothing is interrupted by itself: watch `lease.lost`, or run what
+ * Acquires the lock for as long as the scope is open. Nothing is interrupted by itself: watch `lease.lost`, or run effects that
  * must not go on after a loss under `Lease.protect`.
  *
  * @category constructors
@@ -296,8 +296,8 @@ const lockAll = <A, E, R>(
 }
 
 /**
- * Runs an effect while holding several locks, in whatever order they are named: all of them, or none. They are taken in
- * one order everywhere, so that two of these never deadlock. `wait` is for all of them together.
+ * Runs an effect while holding several locks, named in any order: all of them, or none. They are taken in one order everywhere,
+ * so that two of these never deadlock. `wait` is for all of them together.
  *
  * @category combinators
  * @since 0.1.0

@@ -1,18 +1,18 @@
 /**
  * A queue: jobs that processes offer, and workers on any process run, each at least once.
  *
- * A worker's claim on a job lives as long as the session of its process: there is nothing to renew for each job, and no
- * sweeper that looks for stalled ones.
+ * A worker's claim on a job lives as long as the session of its process. Jobs need no renewals of their own, and no sweeper looks
+ * for stalled ones.
  *
  * **Guarantees**
  *
  * - A job that `offer` has confirmed runs until a handler has succeeded, it was cancelled or has expired, or it is a dead
  *   letter. An offer is stored once, however often it was resent.
- * - A job has one worker at a time. A handler whose process loses its session is interrupted before any other process can be
- *   given the job. Its `Job.token` lets databases refuse what it writes all the same.
+ * - A job has one worker at a time. A handler whose process loses its session is interrupted before the job can be delivered to
+ *   any other process. Its `Job.token` lets databases refuse its late writes.
  * - The jobs of a process that died go to other workers as soon as its session ends. A job whose workers died three times is
  *   a dead letter.
- * - A process that stops gives its unfinished jobs back, and that uses up no attempt.
+ * - A process that stops returns its unfinished jobs to the queue, and that uses up no attempt.
  * - Jobs of a level begin in the order of their offers. One of eight jobs is the oldest of the other levels, so no job starves.
  * - A worker never has more jobs than it can run. An idle one is pushed the next job; a busy one gets it with the reply to
  *   its acknowledgement.
@@ -24,12 +24,12 @@
  *
  * - A job can run more than once: its process may die between its end and its acknowledgement. Make handlers idempotent.
  * - A retry, and a job whose delay is over, go ahead of the waiting jobs of their level.
- * - A delay ends, and a job expires, when a process rings the alarm in Redis. When the process that would ring dies, another one does with its next
- *   renewal: up to a third of the lease later.
+ * - A delay ends, and a job expires, when a process ticks the partition. When the process that would tick it dies, another one
+ *   does with its next renewal: up to a third of the lease later.
  * - `attempts` counts crashes, but only a failure ends in a dead letter because of it. A job with `attempts: 1` runs again after a
  *   crash, up to `letters.crashes`.
  * - A handler that ignores its interruption runs beside the next attempt. After `overrun`, its slot goes to another job.
- * - In a fail-over, Redis may lose jobs that it had acknowledged, or hand out finished jobs again.
+ * - In a fail-over, Redis may lose jobs that it had acknowledged, or deliver finished jobs again.
  *
  * **Example** (Offer, and work)
  *
@@ -140,7 +140,7 @@ export type {
    */
   RunOptions,
   /**
-   * What has become of a job that is not done.
+   * The status of a job that is not done.
    *
    * @category models
    * @since 0.1.0
@@ -199,7 +199,7 @@ export type {
 export { Job } from "./internal/queue/job.ts"
 export type {
   /**
-   * A job that was put aside.
+   * A job that became a dead letter.
    *
    * @category models
    * @since 0.1.0
@@ -386,8 +386,8 @@ export const schedule = <Self, A, S, E>(
   Layer.effectDiscard(Effect.flatMap(tag, (queue) => queue.schedule(name, times, payload, options)))
 
 /**
- * A layer that writes the gauges of a queue for as long as it is built: how many jobs are in each state, and the age of the oldest
- * waiting job. One process is enough.
+ * A layer that writes the gauges of a queue for as long as it is built. They are the number of jobs in each state, and the age of
+ * the oldest waiting job. One process is enough.
  *
  * @category layers
  * @since 0.1.0

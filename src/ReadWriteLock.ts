@@ -11,7 +11,7 @@
  * **Gotchas**
  *
  * - On `UpgradeConflict`, leave the read lock, take the write lock, and read again: others may have written meanwhile.
- * - Readers have tokens too, from the same sequence. What only writers write has to be fenced by writers' tokens alone.
+ * - Readers have tokens too, from the same sequence. Data that only writers write has to be fenced by writers' tokens alone.
  *
  * **Example** (Reading by many, writing by one)
  *
@@ -60,15 +60,15 @@ export interface Options {
    */
   readonly maxHold?: Duration.Input | undefined
   /**
-   * Whether the end of the effect, or of the scope, waits until Redis has released it: `awaited`; or `background`, which saves a
-   * round trip: the release goes with what the process asks next, or at once. Others may find it held for that moment, and for
-   * the lease if the process ends without closing its coordinator. Default `awaited`.
+   * With `awaited`, the end of the effect, or of the scope, waits until Redis has released it. `background` saves that round
+   * trip. The release goes with the next request of this process, or at once. Others may find it held for that moment. If the
+   * process ends without closing its coordinator, they find it held for the lease. Default `awaited`.
    */
   readonly release?: "awaited" | "background" | undefined
   /**
-   * Keep the lock for a moment after its release: while the process takes it again in the same mode within 50 ms, it does so without
-   * asking Redis, until another claim is in need of it, and for 0.9 s at most. Many processes can keep a read lock at a time. A
-   * process that ends without closing its coordinator may keep it for the lease. Default `false`.
+   * Keep the lock for a moment after its release. While the process takes it again in the same mode within 50 ms, it does so
+   * without asking Redis. This ends when another claim needs the lock, and after 0.9 s at most. Many processes can keep a read
+   * lock at a time. A process that ends without closing its coordinator may keep it for the lease. Default `false`.
    */
   readonly cached?: boolean | undefined
   /** How long it outlives a process that died. Default: the coordinator's lease. */
@@ -224,7 +224,7 @@ const reweigh = (
   const asked = fresh(target, (anyway) =>
     Effect.suspend(() => {
       if (!hold.active) return Effect.succeed(["absent"] as const)
-      // What this process keeps would be in the way.
+      // A lock that this process keeps would be in the way.
       target.tenancy.kept.cease(hold.stretch)
       target.tenancy.kept.surrenderResting(target.key)
       if (isLighter) {

@@ -17,9 +17,9 @@
  *
  * - `executed: "unknown"` means just that. Repeat such a command only if twice is as good as once.
  * - A blocking command on the shared connection would hold up all others: use `connect`.
- * - On a Cluster a script is sent to the node of its first key, so that all its keys need one hash tag. Of Effect's own
- *   modules, `PersistedQueue` needs a `prefix` with one (`"{queues}:"`), the token buckets of `RateLimiter` need keys
- *   with one (`"{user:1}"`), and `setMany` of `Persistence` a store id with one (`"{users}"`). The rest works without.
+ * - On a Cluster a script is sent to the node of its first key, so that all its keys need one hash tag. Of Effect's own modules,
+ *   `PersistedQueue` needs a `prefix` with one (`"{queues}:"`). The token buckets of `RateLimiter` need keys with one
+ *   (`"{user:1}"`), and `setMany` of `Persistence` needs a store id with one (`"{users}"`). The rest works without.
  * - Effect's own modules wait up to `commandTimeout` for a connection that is lost. A longer outage, or one that takes
  *   the reply of its command with it, ends the fiber with which `PersistedQueue` recovers elements of dead consumers. A
  *   queue that is idle for 30 seconds and then used again starts another.
@@ -107,7 +107,7 @@ export interface Dedicated {
 export class Redis extends Context.Service<Redis, {
   readonly topology: "standalone" | "sentinel" | "cluster"
 
-  /** What the server said of itself when the layer was built; `"unknown"` behind a proxy that does not tell. */
+  /** The server's flavor and version when the layer was built; `"unknown"` behind a proxy that does not say. */
   readonly server: { readonly flavor: "redis" | "valkey"; readonly version: string }
 
   /**
@@ -348,14 +348,13 @@ const make = Effect.fnUntraced(function*(resolved: () => Source, timeouts: Timeo
  *
  * **Details**
  *
- * Building the layer takes no longer than `connectTimeout` and fails with what is wrong: not running, not Redis, too
- * old, a replica, wrong credentials. Contradictory options are defects (`RangeError`). From then on it reconnects for
- * ever, waiting 2 seconds at most; `changes` shows it and the log says it once for each reason.
+ * Building the layer takes no longer than `connectTimeout` and fails with the reason: not running, not Redis, too old, a replica,
+ * wrong credentials. Contradictory options are defects (`RangeError`). From then on it reconnects for ever, waiting 2 seconds at
+ * most; `changes` shows it and the log says it once for each reason.
  *
- * The user needs no more than the permissions of the commands that are sent, with a `db` other than 0 `SELECT`, and on
- * a Cluster `CLUSTER SLOTS`. A connection whose `SELECT` is refused is never used in another database. With
- * `client|setname` the connection shows its name. Without `FCALL` and `FUNCTION`, Lockstep uses `EVALSHA` and
- * `SCRIPT LOAD`.
+ * The user needs no more than the permissions of the commands that are sent. With a `db` other than 0 it also needs `SELECT`, and
+ * on a Cluster `CLUSTER SLOTS`. A connection whose `SELECT` is refused is never used in another database. With `client|setname`
+ * the connection shows its name. Without `FCALL` and `FUNCTION`, Lockstep uses `EVALSHA` and `SCRIPT LOAD`.
  *
  * @category layers
  * @since 0.1.0
@@ -385,10 +384,10 @@ const optional = <A>(config: Config.Config<A>): Config.Config<A | undefined> =>
   Config.map(Config.option(config), Option.getOrUndefined)
 
 /**
- * What `layerConfig` reads by default: `REDIS_URL`, or `REDIS_HOST` and `REDIS_PORT`, or `REDIS_SENTINELS` and
- * `REDIS_SENTINEL_NAME`, or `REDIS_CLUSTER` (addresses as `host:port,[::1]:port`); and `REDIS_USERNAME`,
- * `REDIS_PASSWORD`, `REDIS_SENTINEL_USERNAME`, `REDIS_SENTINEL_PASSWORD`, `REDIS_DB` and `REDIS_TLS`. `REDIS_PORT` is not read beside
- * `REDIS_URL`, `REDIS_SENTINELS` or `REDIS_CLUSTER`.
+ * The variables that `layerConfig` reads by default. The server is that of `REDIS_URL`, or `REDIS_HOST` and `REDIS_PORT`, or
+ * `REDIS_SENTINELS` and `REDIS_SENTINEL_NAME`, or `REDIS_CLUSTER` (addresses as `host:port,[::1]:port`). The other variables are
+ * `REDIS_USERNAME`, `REDIS_PASSWORD`, `REDIS_SENTINEL_USERNAME`, `REDIS_SENTINEL_PASSWORD`, `REDIS_DB` and `REDIS_TLS`.
+ * `REDIS_PORT` is not read beside `REDIS_URL`, `REDIS_SENTINELS` or `REDIS_CLUSTER`.
  *
  * @category options
  * @since 0.1.0
@@ -430,8 +429,8 @@ export const layerConfig = (
   Layer.unwrap(Effect.map(Config.unwrap<Options>(options), layer))
 
 /**
- * Uses the address, credentials and TLS of an ioredis client. Duplicates of it are what is used, with the settings that
- * Lockstep needs; the client itself is neither changed nor used nor closed.
+ * Uses the address, credentials and TLS of an ioredis client. Lockstep uses duplicates of it, with the settings that it needs;
+ * the client itself is neither changed nor used nor closed.
  *
  * A client that has `keyPrefix`, reads from replicas or would send a password to the primary in plain text is refused
  * with a `RangeError`.
@@ -456,8 +455,8 @@ const startEmbedded = (options: EmbeddedOptions): Effect.Effect<embedded.Embedde
     }))
 
 /**
- * Starts a `redis-server` (or `valkey-server`) of its own for development and tests, and connects to it. It listens on
- * a unix socket only, keeps nothing on disk unless told to, and is gone with the scope or with this process, however it
+ * Starts a `redis-server` (or `valkey-server`) of its own for development and tests, and connects to it. It listens on a unix
+ * socket only, and keeps nothing on disk unless an option says so. It ends with the scope or with this process, however that
  * ends.
  *
  * @category layers

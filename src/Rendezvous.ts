@@ -6,12 +6,12 @@
  *
  * **Guarantees**
  *
- * - `give` completes only when a taker has acknowledged the value. A giver that is interrupted, times out or dies before
- *   the value was handed out takes it back.
+ * - `give` completes only when a taker has acknowledged the value. A giver that is interrupted, times out or dies before the
+ *   value was delivered takes it back.
  * - A value is with one taker at a time. If that taker fails, is interrupted or dies, the next taker gets the value, before
  *   all other values, with a higher count of `attempts`.
- * - `exchange` gives two parties each other's value, first come, first served. Both parties were there at that moment: a
- *   waiting party is asked before its value is handed out, so that dead and interrupted parties are skipped.
+ * - `exchange` gives two parties each other's value, first come, first served. Both parties were there at that moment. A waiting
+ *   party is asked before its value is delivered, so that dead and interrupted parties are skipped.
  * - A giver or a party whose session is lost asks in its next session for the outcome. Redis keeps outcomes for
  *   `timeToLive`. So a lost session neither loses a value nor hands it over or exchanges it twice.
  * - Waiters are served first come, first served, by a push. Nothing polls.
@@ -22,7 +22,7 @@
  * - A process that is interrupted or killed while its acknowledgement or its acceptance is on the way does not know the
  *   outcome. `takeWith` is for takers to which that matters: they acknowledge when they have finished, and recognize a
  *   redelivered value by its `id`.
- * - The value of a taker whose process dies is handed to the next taker when the lease of that process has run out. A giver,
+ * - The value of a taker whose process dies is delivered to the next taker when the lease of that process has run out. A giver,
  *   or a party, that loses its session before it has met a counterpart waits at the end of the queue again.
  * - When Redis loses its data, every waiter asks again: values that were under way may be handed over or exchanged twice.
  * - Values travel through the mailboxes of the parties: keep them small, some kB.
@@ -77,15 +77,15 @@ export const TypeId: TypeId = "~lockstep/Rendezvous"
 export type TypeId = "~lockstep/Rendezvous"
 
 /**
- * What a taker is told about a value.
+ * The data about a value that its taker receives.
  *
  * @category models
  * @since 0.1.0
  */
 export interface Handover {
-  /** The same each time the value is handed out. */
+  /** The same each time the value is delivered. */
   readonly id: string
-  /** How often the value was handed out, this time included. Takers that died before they knew of it count. */
+  /** How often the value was delivered, this time included. Takers that died before they knew of it count. */
   readonly attempts: number
 }
 
@@ -118,8 +118,8 @@ export interface Rendezvous<in out A> {
   readonly [TypeId]: TypeId
   readonly name: string
   /**
-   * Waits until a taker has acknowledged the value. Fails with `Refused` if that taker could not decode it. A value that is
-   * handed out when `wait` is over stays with its taker, and the giver does not learn the outcome.
+   * Waits until a taker has acknowledged the value. Fails with `Refused` if that taker could not decode it. A value that is with
+   * a taker when `wait` is over stays there, and the giver does not learn the outcome.
    */
   readonly give: (value: A, options?: WaitOptions | undefined) => Effect.Effect<void, RendezvousError>
   /** Waits for a value, and acknowledges it on receipt. */
@@ -159,9 +159,9 @@ export interface Options<A> {
 
 export {
   /**
-   * A value does not fit the schema: its own, which was not sent, or the counterpart's. A giver is told that its value
-   * was refused. Where the value of one party of an exchange does not fit, the other party fails, and that one waits on, or has got its
-   * value already.
+   * A value does not fit the schema: its own, which was not sent, or the counterpart's. A giver is notified that its value was
+   * refused. If the value of one party of an exchange does not fit, the other party fails. The party that sent it waits on, or
+   * has received its value already.
    *
    * @category errors
    * @since 0.1.0
@@ -241,7 +241,7 @@ class RendezvousImpl<A> implements Rendezvous<A> {
     return spanning(self, `lockstep.Rendezvous.${verb}`, "rendezvous", this.name)
   }
 
-  /** Waits for a grant and uses it, and then releases what is left of it. */
+  /** Waits for a grant and uses it, and then releases the rest of it. */
   #meet<B, E, R>(
     verb: MeetingVerb,
     args: ReadonlyArray<Argument>,

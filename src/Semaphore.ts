@@ -17,7 +17,7 @@
  * - After `resize` to fewer permits than are taken, nothing is revoked: holders go on, and the next waiters wait.
  * - Closing the scope of `make` does not end waits: a take that waits is granted in its turn.
  * - A fiber that holds permits and waits for more of the same semaphore can wait for itself.
- * - When the last process that had it open is gone, the semaphore is gone, and `make` may give it another number.
+ * - When no process has it open any more, the semaphore is deleted, and `make` may give it another number.
  *
  * **Example** (Five at a time, over all processes)
  *
@@ -80,19 +80,19 @@ export interface TakeOptions {
   /** How long to wait for the permits; then it fails with `WaitTimeout`. Default: that of the coordinator. */
   readonly wait?: Duration.Input | undefined
   /**
-   * How long they may be held; then the lease is lost with the reason `maxHold`, and what runs under it is interrupted.
-   * Default: that of the coordinator.
+   * How long they may be held; then the lease is lost with the reason `maxHold`, and the effect under it is interrupted. Default:
+   * that of the coordinator.
    */
   readonly maxHold?: Duration.Input | undefined
   /**
-   * Whether the end of the effect, or of the scope, waits until Redis has released them: `awaited`; or `background`, which saves a
-   * round trip: the release goes with what the process asks next, or at once. Others may find them taken for that moment, and for
-   * the lease if the process ends without closing its coordinator. Default `awaited`.
+   * With `awaited`, the end of the effect, or of the scope, waits until Redis has released them. `background` saves that round
+   * trip. The release goes with the next request of this process, or at once. Others may find them taken for that moment. If the
+   * process ends without closing its coordinator, they find them taken for the lease. Default `awaited`.
    */
   readonly release?: "awaited" | "background" | undefined
   /**
-   * Keep the permits for a moment after their release: while the process takes as many again within 50 ms, it does so without asking
-   * Redis, until there are too few for others, and for 0.9 s at most. Default `false`. See `docs/Semaphore.md`.
+   * Keep the permits for a moment after their release. While the process takes as many again within 50 ms, it does so without
+   * asking Redis. This ends when there are too few for others, and after 0.9 s at most. Default `false`. See `docs/Semaphore.md`.
    */
   readonly cached?: boolean | undefined
 }
@@ -133,7 +133,7 @@ export interface Semaphore {
     permits: number,
     options?: Omit<TakeOptions, "wait"> | undefined
   ) => Effect.Effect<Option.Option<Lease>, SemaphoreError>
-  /** Releases what `take` has taken. A second time changes nothing. */
+  /** Releases the permits that `take` has taken. A second time changes nothing. */
   readonly release: (lease: Lease) => Effect.Effect<void>
   /** How many permits are free now, for people: it may have changed before it is read. Negative after shrinking. */
   readonly available: Effect.Effect<number, SemaphoreError>
@@ -355,7 +355,7 @@ class SemaphoreImpl implements Semaphore {
     })
 }
 
-/** What this process knows of the number of permits. The actor has the last word. */
+/** The number of permits as far as this process knows. The actor has the last word. */
 interface Known {
   permits: number
   joined: boolean
@@ -408,8 +408,9 @@ export interface Options {
   /** A whole number from 1 to 2^31 - 1. */
   readonly permits: number
   /**
-   * What to do when it is open elsewhere with another number of permits: `fail` with `PermitsMismatch`, `keep` the number
-   * that it has, or `resize` it, for all processes. Default `fail`. When no process has it open, it gets this number.
+   * What to do when it is open elsewhere with another number of permits. `fail` fails with `PermitsMismatch`, `keep` keeps the
+   * number that it has, and `resize` changes it for all processes. Default `fail`. When no process has it open, it gets this
+   * number.
    */
   readonly onMismatch?: "fail" | "keep" | "resize" | undefined
   /** How long permits outlive a process that died. Default: the coordinator's lease. */

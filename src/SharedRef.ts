@@ -14,8 +14,8 @@
  * - `update` and `modify` are atomic. A result is written only over the version that it was made from.
  * - Versions strictly increase, also after a deletion. After a loss of data they do so if the clock of Redis is not behind.
  * - `changes` has the present value first, and then every version in order, by a push. Nothing polls.
- * - `cached` costs no round trip. Its answer is at most as old as the coordinator's `lease`, counted to the beginning
- *   of the turn of the event loop; otherwise it reads from Redis.
+ * - `cached` costs no round trip. Its answer is at most as old as the coordinator's `lease`; otherwise it reads from Redis. The
+ *   age is counted to the beginning of the turn of the event loop.
  * - Once a holder has written with `setFenced`, no holder with a smaller token of that lease writes with it. A lease that this
  *   process knows to be lost or released writes nothing.
  *
@@ -31,15 +31,16 @@
  * - Values are decoded once and shared: treat them as immutable.
  * - Redis sends every version to each process that subscribes: keep values small, some kilobytes at most.
  * - A subscriber that falls more than 1,024 versions behind misses the oldest, and `versions` says how many. After a loss of the
- *   session it goes on with the latest version; while a slot of a cluster migrates, it may do so too. What it misses then is not
- *   counted. `conflate` shows a slow subscriber only the latest.
+ *   session it goes on with the latest version; while a slot of a cluster migrates, it may do so too. The versions that it
+ *   misses then are not counted. `conflate` shows a slow subscriber only the latest.
  * - Every process has to use the same schema, `initial` and `colocate`. `colocate` decides where the ref lives.
  * - While Redis is away, reads and writes fail after the coordinator's `requestTimeout`. A write that failed with `Timeout` may
  *   be executed all the same.
- * - Subscribers hear that a value has expired within a third of the coordinator's lease, and cached reads answer it for as long.
+ * - Subscribers observe that a value has expired within a third of the coordinator's lease, and cached reads answer it for as
+ *   long.
  * - `set`, `update` and `delete` do not look at tokens: where a former holder must not write, every writer uses `setFenced`.
  *   Tokens are kept for a day after the last such write.
- * - After a fail-over, a `get` of a process that still reaches the former primary reads what that had.
+ * - After a fail-over, a `get` of a process that still reaches the former primary reads the data of that primary.
  *
  * **Example** (Progress that every process sees)
  *
@@ -90,8 +91,8 @@ export type TypeId = "~lockstep/SharedRef"
 export type {
   /**
    * A version as a subscriber sees it. `missed` is how many versions directly before it were dropped, because this subscriber
-   * was slow or wants the latest only; 0 mostly. Versions that the process was not told of, as after the loss of its session,
-   * are not counted.
+   * was slow or wants the latest only; 0 mostly. Versions that the process was not notified of, as after the loss of its
+   * session, are not counted.
    *
    * @category models
    * @since 0.1.0
@@ -539,9 +540,9 @@ type Values<Refs extends ReadonlyArray<SharedRef<any>>> = {
 }
 
 /**
- * Changes several refs together: all or none, at one moment, with one version. The function gets their values, and answers
- * a result and the values that they are to have; one that it returns as it was is not written. All refs need the same
- * `colocate`. At most 64 refs. Subscribers in one process hear of all changes in one go.
+ * Changes several refs together: all or none, at one moment, with one version. The function gets their values, and answers a
+ * result and their new values. A value that it returns as it was is not written. All refs need the same `colocate`. At most 64
+ * refs. Subscribers in one process observe all changes together.
  *
  * **Example** (A transfer)
  *

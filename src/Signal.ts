@@ -2,7 +2,7 @@
  * A wake-up that several processes share: each time it is set, exactly one waiter passes. It is kept, and counted, while
  * nothing waits. Its broadcast form is `Latch`.
  *
- * It needs no creation and no scope. It is gone from Redis with its last signal and its last waiter. Signals that nothing
+ * It needs no creation and no scope. It is deleted from Redis with its last signal and its last waiter. Signals that nothing
  * waits for are kept for `timeToLive`.
  *
  * **Guarantees**
@@ -22,8 +22,8 @@
  *   `Timeout` may be executed all the same.
  * - The signal of a waiter whose process dies is taken until the lease of that process has run out. A waiter whose session
  *   is lost waits again at the end of the queue.
- * - **Signals outlive the program**, by their time to live: `clear` forgets what a previous run has left.
- * - Signals that are set are gone when Redis loses its data; waiters wait on.
+ * - **Signals outlive the program**, by their time to live: `clear` removes the signals of a previous run.
+ * - Signals that are set are lost when Redis loses its data; waiters wait on.
  *
  * **Example** (One worker wakes up for each job)
  *

@@ -3,8 +3,8 @@
  *
  * **Guarantees**
  *
- * - One at a time: the others stand by, first in first out, and the next one begins when the process that runs it ends or
- *   loses its lease. It is interrupted before another begins, see `Election`.
+ * - One at a time. The others stand by, first in first out. The next one begins when the process that runs the program ends or
+ *   loses its lease. The program is interrupted before another begins, see `Election`.
  * - A tick of `schedule` runs at most once, across all processes and fail-overs: it is claimed by compare-and-set before it
  *   runs. A process that dies in the middle of a tick has begun it, and no other process begins it again.
  * - Ticks never overlap.
@@ -12,7 +12,7 @@
  * **Gotchas**
  *
  * - A program that ends with success stays where it was: no other process runs it while this one lives.
- * - A tick that fails is logged, and the schedule goes on. Retry inside of the effect what has to be retried.
+ * - A tick that fails is logged, and the schedule goes on. Retries, where needed, belong inside of the effect.
  * - Ticks that were due while no process lived to run them, or while an earlier one still ran, are left out; see `missed`.
  * - Other processes stand by for as long as it takes: the `wait` and `maxHold` of the coordinator do not count here.
  * - When Redis loses its data, which ticks were claimed is lost with it.
@@ -71,7 +71,7 @@ interface CommonOptions {
 export interface Options<R = never> extends CommonOptions {
   /**
    * When a program that has failed is run again, by the next process in line; a defect counts as a failure. Default: after 1
-   * second, then twice as long each time, up to 1 minute; after 1 second again when it has not failed for 2 minutes.
+   * second, then twice as long each time, up to 1 minute. It is 1 second again when the program has not failed for 2 minutes.
    */
   readonly restart?: Schedule.Schedule<unknown, unknown, never, R> | undefined
 }
@@ -82,8 +82,8 @@ export interface Options<R = never> extends CommonOptions {
  */
 export interface ScheduleOptions extends CommonOptions {
   /**
-   * What becomes of ticks that were due while no process ran them: left out (`skip`, the default), or made up for by one
-   * run (`once`), however many they were. Before the first tick ever, none was missed.
+   * What to do with ticks that were due while no process ran them. `skip`, the default, leaves them out. `once` makes up for them
+   * by one run, however many they were. Before the first tick ever, none was missed.
    */
   readonly missed?: "skip" | "once" | undefined
   /**
@@ -140,8 +140,8 @@ const errorOf = (error: Failure): CoordinatorError | LeaseLost | WaitTimeout =>
 /**
  * Runs an effect at the times of a schedule, each time on one process of all that provide this layer under the same name.
  *
- * A `Cron` means the same times for all processes. A `Schedule` begins anew with each process that takes over, with its first
- * tick as long after the last one of the former process as the schedule says.
+ * A `Cron` means the same times for all processes. A `Schedule` begins anew with each process that takes over. Its first tick is
+ * as long after the last one of the former process as the schedule says.
  *
  * @category layers
  * @since 0.1.0
@@ -213,8 +213,8 @@ const ofCron = (cron: Cron.Cron): Next => (last, now) =>
     }
   })
 
-// The times of a calendar follow from the time that is asked about, so a schedule that goes on behind another process is asked about its
-// last tick.
+// The times of a calendar follow from the time that is asked about. So a schedule that goes on behind another process is asked
+// about its last tick.
 const ofSchedule = <R>(times: Schedule.Schedule<unknown, void, never, R>): Effect.Effect<Next, never, R> =>
   Effect.contextWith((context: Context.Context<R>) =>
     Effect.map(Schedule.toStep(times), (first): Next => {
@@ -225,7 +225,7 @@ const ofSchedule = <R>(times: Schedule.Schedule<unknown, void, never, R>): Effec
           Pull.catchDone(() => Effect.succeed(undefined)),
           Effect.provideContext(context)
         )
-      // What was missed is no tick of this process: its schedule begins now.
+      // A missed tick is no tick of this process: its schedule begins now.
       const afresh = (now: number) =>
         Effect.flatMap(Effect.provideContext(Schedule.toStep(times), context), (next) => {
           step = next

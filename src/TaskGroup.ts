@@ -1,6 +1,6 @@
 /**
- * The shards of a job, worked on by several processes. Workers register shards and submit their results; waiters wait for
- * all shards, and learn of workers that died.
+ * The shards of a job, worked on by several processes. Workers register shards and submit their results; waiters wait for all
+ * shards, and are notified of workers that died.
  *
  * A group exists for as long as a process has it open, and for `timeToLive` afterwards if any shard was registered. It goes
  * through rounds: `reset` begins the next one.
@@ -11,32 +11,32 @@
  *   closed, or its process died. From then on the former worker can submit nothing; each registration has a fencing token.
  * - `run` interrupts its effect when the lease is lost, before another worker can be granted the shard. A result that was
  *   accepted is never overwritten.
- * - `awaitAll` answers when all shards are done. It fails when a shard has failed or, unless it was told to wait, when a
- *   worker is lost: at the moment when the lease of a dead process runs out. Nothing polls. A change is one event to each
+ * - `awaitAll` answers when all shards are done. It fails when a shard has failed. Without `onWorkerLost: "wait"` it also fails
+ *   when a worker is lost: at the moment when the lease of a dead process runs out. Nothing polls. A change is one event to each
  *   process that has the group open, however many fibers wait there.
  * - `changes` shows every change in order, also across reconnects. After a lost session it continues with the state by
  *   then.
  * - A wait that is interrupted or times out leaves nothing behind.
- * - After Redis has lost its data, the processes that have the group open create it again, and submit again what each of
- *   them had submitted; the shards that they were working on are lost.
+ * - After Redis has lost its data, the processes that have the group open create it again. Each of them submits its results
+ *   again. The shards that they were working on are lost.
  *
  * **Gotchas**
  *
  * - The state outlives a program. A group that was completed a minute ago answers the next run of the same program at once,
  *   with the old results. Give each run an id with `run`, or begin anew with `fresh`.
  * - Without `shards`, all is done as soon as everything that has been registered so far is done.
- * - Results of processes that have closed the group are gone when Redis loses its data. Then `awaitAll` waits until as many
+ * - Results of processes that have closed the group are lost when Redis loses its data. Then `awaitAll` waits until as many
  *   shards as before are done again; use `wait`.
  * - Each process keeps the results that it has submitted in memory, for as long as it has the group open and until `reset`.
- * - A process that has lost a lease and registers the shard again at once can still find it taken: by itself, as far as
- *   Redis knows, until the lease has run out there.
- * - `reset` does not wait for the workers of the former round. They are interrupted when they learn of it, and the next
- *   worker of a shard may have begun by then.
+ * - A process that has lost a lease and registers the shard again at once can still find it taken. As far as Redis knows, the
+ *   process itself has it until the lease has run out there.
+ * - `reset` does not wait for the workers of the former round. They are interrupted when they observe it, and the next worker of
+ *   a shard may have begun by then.
  * - Closing the scope of the group fails a waiting `awaitAll` with `GroupGone`.
- * - `awaitAll` looks at the group when it is called and when it hears of a change. It can miss a shard that was lost or had
- *   failed for a moment and was registered again at once; `changes` shows it.
+ * - `awaitAll` looks at the group when it is called and when it is notified of a change. It can miss a shard that was lost or
+ *   had failed for a moment and was registered again at once; `changes` shows it.
  *
- * **Example** (Two shards, in whatever processes their workers are)
+ * **Example** (Two shards, with workers in any processes)
  *
  * ```ts
  * import { Coordinator, TaskGroup } from "lockstep"
@@ -157,7 +157,7 @@ export interface SubmitOptions {
  */
 export interface Task<in A, in E> {
   readonly shard: string
-  /** The lease of the worker: its fencing token, and news of its loss. */
+  /** The lease of the worker: its fencing token, and its loss. */
   readonly lease: Lease
   /** Ends it with a result. Fails with `SubmitRefused` or `LeaseLost` when the registration is over. */
   readonly submit: (result: A, options?: SubmitOptions | undefined) => Effect.Effect<void, TaskGroupError>
@@ -239,9 +239,9 @@ export interface TaskGroup<in out A, in out E> {
    * Waits until all shards are done: `shards` of them, or else all that have been registered, and at least one. Answers
    * their results, in the order in which they were first registered.
    *
-   * Fails with `WorkerFailed` when a shard has failed, and with `WorkerLost` when a worker is lost; with
-   * `onWorkerLost: "wait"` it waits until another worker has done the shard. Of several shards, the error is about the one
-   * that was registered first. Fails with `GroupReset` after a reset, and with `Superseded` when another run has begun.
+   * Fails with `WorkerFailed` when a shard has failed, and with `WorkerLost` when a worker is lost. With `onWorkerLost: "wait"`
+   * it waits until another worker has done the shard. Of several shards, the error is about the one that was registered first.
+   * Fails with `GroupReset` after a reset, and with `Superseded` when another run has begun.
    */
   readonly awaitAll: (options?: AwaitOptions | undefined) => Effect.Effect<ReadonlyMap<string, A>, TaskGroupError<E>>
   /**
@@ -299,15 +299,15 @@ export interface Options<A, E = string> {
   /** How many shards there are: a whole number from 1 to 2^31 - 1. Default: as many as are registered. */
   readonly shards?: number | undefined
   /**
-   * What to do when the group has another number of shards: `fail` with `ShardsMismatch` while other processes have it open,
-   * `keep` the number that it has, or `resize` it, for all processes. Default `fail`. When no other process has it open,
-   * `fail` gives it this number.
+   * What to do when the group has another number of shards. `fail` fails with `ShardsMismatch` while other processes have it
+   * open. `keep` keeps the number that it has, and `resize` changes it for all processes. Default `fail`. When no other process
+   * has it open, `fail` gives it this number.
    */
   readonly onMismatch?: "fail" | "keep" | "resize" | undefined
   /**
    * The run that the state belongs to, any text of up to 512 bytes: the id of a deployment, or a date. The first process
    * with another run id begins anew: results are forgotten, registrations of the former run are lost, and its processes get
-   * `Superseded`. Default: the state is that of whatever run was there.
+   * `Superseded`. Default: the run that the state belongs to already, whichever that is.
    */
   readonly run?: string | undefined
   /**

@@ -8,8 +8,8 @@
  *
  * - An event that `publish` has confirmed reaches every group at least once, and every subscriber that is connected.
  * - A publication is stored once, however often it was resent. With an `id`, it is stored once across processes too.
- * - Events of one key keep the order in which they were published. In a group that is ordered by key, so does their handling,
- *   also across retries, the death of members, and changes of the number of shards.
+ * - Events of one key keep the order in which they were published. A group that is ordered by key also handles them in that
+ *   order, across retries, deaths of members, and changes of the number of shards.
  * - Events are numbered: those that retention removes before they are read show as a `Gap`.
  * - Events that a group has not acknowledged are redelivered as soon as the session of their member ends.
  * - A process reads each event from Redis once, and decodes it once, however many subscribers its topic has. A slow one delays
@@ -18,12 +18,12 @@
  * **Gotchas**
  *
  * - Delivery to a group is at least once: a handler can have run before its process died. Make it idempotent.
- * - Retention keeps what a group has not acknowledged, so a group without members makes the topic grow until the group is
- *   abandoned. Set `protect: false` to drop it instead.
+ * - Retention keeps the events that a group has not acknowledged, so a group without members makes the topic grow until the group
+ *   is abandoned. Set `protect: false` to drop it instead.
  * - Between keys, and between events without one, a group keeps no order.
  * - A group without members is removed after `abandon`, with its position. When it comes back, it begins at its `from`.
- * - Redis may lose events that it had acknowledged, as in a fail-over. Subscribers that had read some of them see a `Gap` with the
- *   reason `lost`, and so do members of a group that was lost; other subscribers and groups do not.
+ * - Redis may lose events that it had acknowledged, as in a fail-over. Subscribers that had read some of them see a `Gap` with
+ *   the reason `lost`. So do members of a group that was lost. Other subscribers and groups do not.
  *
  * **Example** (Publish, and subscribe)
  *
@@ -261,11 +261,12 @@ export const Service =
     )
 
 /**
- * A layer that handles the events of a topic for as long as it is built: with a `group`, those that this process is given as its
- * member; otherwise all of them, as a subscriber. The layer is built when it has its position, so it misses nothing that is published
- * behind it; or when it could not have one yet. A subscriber's failures are logged, interruptions from inside too. While Redis is away,
- * out of memory, or without the permissions, it tries again and again; a subscriber goes on behind the last event that it has handled.
- * An error of the topic that cannot pass is logged, and ends it.
+ * A layer that handles the events of a topic for as long as it is built. With a `group`, these are the events that are delivered
+ * to this process as its member; otherwise all of them, as to a subscriber. The layer is built when it has its position, so it
+ * misses nothing that is published behind it. It is also built when it could not have one yet. A subscriber's failures are
+ * logged, interruptions from inside too. While Redis is away, out of memory, or without the permissions, it tries again and
+ * again. A subscriber goes on behind the last event that it has handled. An error of the topic that cannot pass is logged, and
+ * ends it.
  *
  * @category layers
  * @since 0.1.0

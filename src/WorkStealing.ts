@@ -1,19 +1,19 @@
 /**
- * A queue whose workers have jobs of their own: each runs what it has offered itself, and a worker without jobs steals from the
- * others. For jobs that make more jobs, where it pays that the worker that has made a job runs it, and where some workers get more
- * than others.
+ * A queue whose workers have jobs of their own. Each runs the jobs that it has offered itself, and a worker without jobs steals
+ * from the others. It is for jobs that make more jobs. It pays where a job is best run by the worker that has made it, and where
+ * some workers get more than others.
  *
  * It is a `Queue` with another order. Handlers, attempts, dead letters, results, progress, schedules and limits are those of
  * queues, and `Queue.worker`, `Queue.monitor` and `Queue.schedule` take it as one.
  *
  * **Guarantees**
  *
- * - All that a `Queue` guarantees, but for the order of jobs: a job in a deque is run once or more, as any other job, whichever worker
- *   has it in the end. While one worker lives, all jobs come to an end.
- * - Where a job goes: what a process offers while it works goes to its own deque, what another process offers goes to the worker that
+ * - All that a `Queue` guarantees, but for the order of jobs. A job in a deque is run once or more, as any other job, whichever
+ *   worker has it in the end. While one worker lives, all jobs come to an end.
+ * - A job that a process offers while it works goes to its own deque. A job that another process offers goes to the worker that
  *   is free first.
- * - A worker takes the newest job of its deque, but one of eight is the oldest one, and one of eight is one that is in no deque. So no
- *   job starves.
+ * - A worker takes the newest job of its deque. But one of eight jobs is the oldest one, and one of eight is a job that is in no
+ *   deque. So no job starves.
  * - A worker whose deque is empty takes jobs that are in no deque. Then it steals half of the oldest jobs of the longest deque, with
  *   the same call to Redis that asks for its next job. A worker that can run its own jobs itself is not stolen from.
  * - With nothing to steal a worker waits, and is pushed the next job at once. Nothing polls.
@@ -25,7 +25,7 @@
  *   the `group` of a `Queue`.
  * - A job that is delayed, runs `after` others, is retried, replayed, or offered by a schedule goes to any worker.
  * - A process has one deque, which all its `run`, `pool` and `take` share. Two processes with the same `worker` share one too.
- * - Jobs in the hands of a worker are not stolen. A worker has as many as its `concurrency`.
+ * - Jobs that were delivered to a worker are not stolen. A worker has as many as its `concurrency`.
  * - All deques are in one partition, so there are no shards. A steal looks at all deques: have some hundred workers, not thousands.
  *
  * **Example** (A tree of directories)
@@ -80,7 +80,7 @@ export type {
    */
   DealtOptions as OfferOptions,
   /**
-   * What other workers may steal of the deque of this process.
+   * The jobs that other workers may steal of the deque of this process.
    *
    * @category options
    * @since 0.1.0
@@ -105,11 +105,11 @@ export interface Options<in out A, in out S = unknown, in out E = never>
   extends Omit<QueueOptions<A, S, E>, "groups" | "shards">
 {
   /**
-   * The name of this process as a worker: what `to` of others means, and what decides which keys are its own. Up to 512 bytes without
-   * white space. Default: a new one each time.
+   * The name of this process as a worker. The `to` of others means it, and it decides which keys are its own. Up to 512 bytes
+   * without white space. Default: a new one each time.
    */
   readonly worker?: string | undefined
-  /** What others may steal of its deque. Default: anything. */
+  /** The jobs that others may steal of its deque. Default: anything. */
   readonly steal?: StealOptions | undefined
 }
 
@@ -124,7 +124,8 @@ export interface WorkStealing<in out A, in out S = unknown, in out E = never> ex
   readonly worker: string
   /**
    * Stores a job: in the deque of this process while it works, in another one with `to` or `key`, or else in none. Confirmed
-   * when it succeeds; if it fails with `Timeout`, it may have been stored. Where it waits for room, `wait` bounds that. `priority`, `lifo` and `group` are a `RangeError`.
+   * when it succeeds; if it fails with `Timeout`, it may have been stored. Where it waits for room, `wait` bounds that.
+   * `priority`, `lifo` and `group` are a `RangeError`.
    */
   readonly offer: (
     payload: A,

@@ -6,21 +6,21 @@
  * - An element is pushed to a process that takes: nothing polls.
  * - An `offer` is stored once, also when its reply is lost and it is sent again.
  * - The elements of a process that died go to others when its session ends: after the coordinator's `lease` at most.
- * - An interrupted `take` gives its element back at once, and uses up no attempt.
+ * - An interrupted `take` returns its element to the queue at once, and uses up no attempt.
  *
  * **Gotchas**
  *
  * - `timeToLive` of `PersistedQueue.layerCleanup` has no effect: a processed element leaves nothing behind but its custom id, for
  *   `retention`, whose default is that of `timeToLive`. Set `retention` where you would set `timeToLive`. `failedTimeToLive` works
  *   for the queues that this process uses.
- * - The custom id of a failed element is known for `retention` from its end, however long the element itself is kept: another offer with
- *   that id stores nothing until then, also when `failedTimeToLive` has removed the element; and it is stored from then on.
- * - The effect of `take` is not interrupted when the session is lost. Another process may be given the element then. That is logged as
- *   a warning, and counted (`lockstep_overruns`).
+ * - The custom id of a failed element is known for `retention` from its end, however long the element itself is kept. Until then,
+ *   another offer with that id stores nothing, also when `failedTimeToLive` has removed the element. From then on, it is stored.
+ * - The effect of `take` is not interrupted when the session is lost. The element may be delivered to another process then. That
+ *   is logged as a warning, and counted (`lockstep_overruns`).
  * - The queue of a name is the `Queue` of that name in the same namespace. Offer to it, and work on it, with `PersistedQueue` only:
  *   this store decides about its limits.
  * - The name is that of a `Queue`: not empty, and up to 512 bytes.
- * - In the `Queue`, a custom id that a job cannot have has a `=` in front, and one of more than 512 bytes is a hash.
+ * - In the `Queue`, a custom id that a job cannot have has a `=` in front. One of more than 512 bytes is a hash.
  * - It belongs to the unstable part of `effect`, and may have to change with it.
  *
  * **Example** (A persisted queue)
@@ -81,8 +81,9 @@ import * as Queue from "../Queue.ts"
  */
 export interface Options {
   /**
-   * How long the custom id of a processed element is known, in place of `timeToLive`: at least this long, at most twice as long. Another offer with that id
-   * stores nothing. Default 30 days. An element without a custom id costs nothing after it was processed.
+   * How long the custom id of a processed element is known, in place of `timeToLive`: at least this long, at most twice as long.
+   * Another offer with that id stores nothing. Default 30 days. An element without a custom id costs nothing after it was
+   * processed.
    */
   readonly retention?: Duration.Input | undefined
   /** How many elements that have failed are kept, and how long. Default: 10,000 for ever. */
@@ -179,8 +180,8 @@ class Takers {
   }
 
   /**
-   * The worker takes no more elements, tells Redis what takers have done, and returns what takers have in hand. The effect ends when
-   * Redis knows that, or has been away for the coordinator's `requestTimeout`.
+   * The worker takes no more elements. It acknowledges the elements that takers have processed, and returns the others to the
+   * queue. The effect ends when Redis knows that, or has been away for the coordinator's `requestTimeout`.
    */
   get stop(): Effect.Effect<void> {
     return Effect.suspend(() => {
@@ -304,7 +305,7 @@ const take = <E>(options: Taker["options"], takers: Effect.Effect<Takers, E>) =>
       found.wait(taker)
       const given = yield* Effect.onExit(
         restore(Deferred.await(taker.given)),
-        // A taker that is given an element as it is interrupted gives it back.
+        // An element that is delivered to a taker as it is interrupted returns to the queue.
         (exit) => Exit.isSuccess(exit) ? Effect.void : Effect.sync(() => found.leave(taker, exit))
       )
       yield* Scope.addFinalizerExit(scope, (exit) => Effect.sync(() => found.leave(taker, exit)))

@@ -1,4 +1,4 @@
-/** What a queue does for users, and what they can ask of it. */
+/** The public interface of a queue, and its options. */
 
 import type * as Cron from "effect/Cron"
 import type * as DateTime from "effect/DateTime"
@@ -28,7 +28,7 @@ export interface ExecuteOptions extends Omit<OfferOptions, "result"> {
    * its `result` says.
    */
   readonly result?: Exclude<ResultOption, boolean> | undefined
-  /** What becomes of the job when the caller is interrupted, or `wait` is over, unless it was there already. Default `cancel`. */
+  /** The effect on the job when the caller is interrupted, or `wait` is over, unless it was there already. Default `cancel`. */
   readonly onInterrupt?: "cancel" | "continue" | undefined
   /** How long to wait for the result; then it fails with `WaitTimeout`. Default: as long as it takes. */
   readonly wait?: Duration.Input | undefined
@@ -56,13 +56,13 @@ export interface RunOptions<in E = unknown> {
   readonly timeout?: Duration.Input | undefined
   /**
    * How long handlers may go on after an interruption; the worker takes no more jobs meanwhile. Then the other handlers are
-   * interrupted, and their jobs go back. Default: not at all.
+   * interrupted, and their jobs return to the queue. Default: not at all.
    */
   readonly grace?: Duration.Input | undefined
   /**
-   * Signals of the process that stop the worker: at the first one it takes no more jobs, and its handlers may go on for `grace`; the
-   * second one ends that at once. A process with such a worker does not end by these signals on its own: use `runMain`, or a handler of
-   * yours. Default: none.
+   * Signals of the process that stop the worker. At the first one it takes no more jobs, and its handlers may go on for `grace`.
+   * The second one ends that at once. A process with such a worker does not end by these signals on its own: use `runMain`, or a
+   * handler of yours. Default: none.
    */
   readonly signals?: ReadonlyArray<NodeJS.Signals> | undefined
   /**
@@ -104,7 +104,7 @@ export interface TakeBatchOptions extends Pick<RunOptions, "attempts" | "retry">
 }
 
 /**
- * What has become of a job that is not done.
+ * The status of a job that is not done.
  */
 export interface Status {
   /** `blocked`: it waits for the end of jobs that it was offered to run `after`. */
@@ -121,7 +121,7 @@ export interface JobHandle<in A, out S = unknown, out E = never> {
   readonly id: string
   /** Waits for the result of a job that was offered with `result`, as `execute` does. */
   readonly result: (options?: AwaitOptions | undefined) => Effect.Effect<S, E | QueueError>
-  /** What has become of the job; `None` if it is done, or was never there. */
+  /** The status of the job; `None` if it is done, or was never there. */
   readonly status: Effect.Effect<Option.Option<Status>, QueueError>
   /**
    * The values that the handler has set with `Job.progress`: the latest value, if any, and then each change. Only the latest change waits
@@ -129,7 +129,7 @@ export interface JobHandle<in A, out S = unknown, out E = never> {
    * is away, it waits.
    */
   readonly progress: Stream.Stream<unknown, QueueError>
-  /** What handlers have added to the log of the job while it is not done, the newest lines; empty if there is none. */
+  /** The newest lines that handlers have added to the log of the job while it is not done; empty if there is none. */
   readonly logs: Effect.Effect<ReadonlyArray<string>, QueueError>
   /**
    * Removes the job if it is not done, and interrupts its handler if one runs. The job keeps its slot until the handler has ended. Answers
@@ -146,8 +146,8 @@ export interface JobHandle<in A, out S = unknown, out E = never> {
   /** Has the job begin after this delay, or at that time, if it is not active. Answers whether there was one. */
   readonly reschedule: (when: RescheduleOptions) => Effect.Effect<boolean, QueueError>
   /**
-   * Replaces the payload if the job has not begun. Answers whether there was such a job. A job whose first attempt was given back has not
-   * begun.
+   * Replaces the payload if the job has not begun. Answers whether there was such a job. A job that has returned to the queue
+   * from its first attempt has not begun.
    */
   readonly update: (payload: A) => Effect.Effect<boolean, QueueError>
 }
@@ -177,8 +177,8 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
     options?: OfferOptions & AwaitOptions | ((payload: A) => OfferOptions) | undefined
   ) => Effect.Effect<ReadonlyArray<Offered>, QueueError>
   /**
-   * For handlers of jobs, of this queue or another one: offers a job when the handler's own job is done, in the same step: both happen,
-   * or neither. No job is offered if the attempt fails, or the worker has lost the job. Up to 512 for a job.
+   * For handlers of jobs, of this queue or another one. Offers a job when the handler's own job is done, in the same step: both
+   * happen, or neither. No job is offered if the attempt fails, or the worker has lost the job. Up to 512 for a job.
    *
    * A follow-up in another queue is stored beside the handler's queue in that step. Any process that has the handler's queue open
    * delivers it, once for the `retention` of this queue, and without regard to `limits.length`.
@@ -203,18 +203,20 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
     options?: PoolOptions<E2> | undefined
   ) => Effect.Effect<WorkerPool, QueueError, Scope.Scope | Exclude<R, Job>>
   /**
-   * Takes one job and runs the effect with it, as `run` does with its handler: it is interrupted when the job is not its own any more, and
-   * then this fails with `JobLost`. With a success the job is done. With a failure it has failed, and this fails with the same error. When
-   * this is interrupted, the job goes back. `None` if no job comes in time, or the effect has snoozed or discarded its job.
+   * Takes one job and runs the effect with it, as `run` does with its handler. The effect is interrupted when the job is not its
+   * own any more, and then this fails with `JobLost`. With a success the job is done. With a failure it has failed, and this
+   * fails with the same error. When this is interrupted, the job returns to the queue. `None` if no job comes in time, or the
+   * effect has snoozed or discarded its job.
    */
   readonly withJob: <B extends S, E2, R>(
     use: (payload: A) => Effect.Effect<B, E2, R>,
     options?: WithJobOptions<E2> | undefined
   ) => Effect.Effect<Option.Option<B>, E2 | JobTimeout | QueueError, Exclude<R, Job>>
   /**
-   * Takes one job into the scope, or `None` if there is none in time. The job is done when the scope closes with a success. It has
-   * failed when the scope closes with a failure, and goes back when it is interrupted. Nothing interrupts the scope when the job is lost,
-   * and no `timeout` applies: prefer `withJob` where an effect is all that needs the job, and `run` for many jobs.
+   * Takes one job into the scope, or `None` if there is none in time. The job is done when the scope closes with a success. It
+   * has failed when the scope closes with a failure, and returns to the queue when it is interrupted. Nothing interrupts the
+   * scope when the job is lost, and no `timeout` applies. Prefer `withJob` where an effect is all that needs the job, and `run`
+   * for many jobs.
    */
   readonly take: (
     options?: TakeOptions | undefined
@@ -227,8 +229,8 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
     options: TakeBatchOptions
   ) => Effect.Effect<ReadonlyArray<Taken<A, S>>, QueueError, Scope.Scope>
   /**
-   * A job, by the `id` that it was offered with, or the one that `offer` has answered: to wait for its result, to look at it, and to change
-   * it.
+   * A job, by the `id` that it was offered with, or the one that `offer` has answered. The handle waits for its result, looks at
+   * it, and changes it.
    */
   readonly job: (id: string) => JobHandle<A, S, E>
   /** From now on no job begins, on any process. Jobs that have begun go on. */
@@ -257,9 +259,9 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   /** The counts of each of the last 60 minutes, the oldest first. The last minute goes on. */
   readonly history: Effect.Effect<ReadonlyArray<Minute>, QueueError>
   /**
-   * The jobs of a state. Waiting jobs come level by level in the order in which they begin, and jobs of groups last; delayed jobs as
-   * they are due; active jobs as they were offered. Redis reads up to 64 with each call, so jobs that change meanwhile can be missing
-   * or come twice.
+   * The jobs of a state. Waiting jobs come level by level in the order in which they begin, and jobs of groups last. Delayed jobs
+   * come as they are due, and active jobs as they were offered. Redis reads up to 64 with each call, so jobs that change
+   * meanwhile can be missing or come twice.
    */
   readonly jobs: (options: JobsOptions) => Stream.Stream<JobInfo<A>, QueueError>
   /**
@@ -326,7 +328,7 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
   readonly groups?: {
     /**
      * How many jobs of a group are active at a time, over all processes. Default 1: they run in the order of their offers, one by
-     * one, and while one waits for its retry no other job of the group begins.
+     * one. While one waits for its retry, no other job of the group begins.
      */
     readonly concurrency?: number | undefined
     /** The rate at which jobs of each group begin, over all processes: as that of `limits`. Default: no limit. */
@@ -347,8 +349,8 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
   /** How often workers attempt a job that has no `attempts`, unless they say otherwise. Default: see `RunOptions`. */
   readonly attempts?: number | undefined
   /**
-   * When workers attempt a failed job again, unless they say otherwise: for all jobs, or by the payload of each, so that the producer
-   * can decide. Default: see `RunOptions`.
+   * When workers attempt a failed job again, unless they say otherwise. It is for all jobs, or by the payload of each, so that
+   * the producer can decide. Default: see `RunOptions`.
    */
   readonly retry?: Schedule.Schedule<unknown, any> | ((payload: A) => Schedule.Schedule<unknown, any>) | undefined
   /** How long the handler of a job without a `timeout` may run, unless its worker says otherwise. Not for `take`. Default: for ever. */
@@ -356,8 +358,8 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
   /** Whether the outcomes of jobs are kept whose offer does not say, and for how long. Default false. */
   readonly result?: ResultOption | undefined
   /**
-   * How long ids and results of finished jobs are known, unless a `result` has a time of its own: at least this long, at most twice as
-   * long. Default: 10 minutes.
+   * How long ids and results of finished jobs are known: at least this long, at most twice as long. A `result` can have a time of
+   * its own. Default: 10 minutes.
    */
   readonly retention?: Duration.Input | undefined
   readonly letters?: {

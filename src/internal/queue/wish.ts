@@ -1,4 +1,4 @@
-/** What a producer asks for, as the actor reads it. */
+/** The wishes of a producer for a job, as the actor reads them. */
 
 import type * as Context from "effect/Context"
 import type * as DateTime from "effect/DateTime"
@@ -19,7 +19,8 @@ import type { Level, Wish } from "./offering.ts"
 export type Priority = "urgent" | "high" | "normal" | "low"
 
 /**
- * Whether the outcome of a job is kept: `true` for the queue's `retention`, or for a time of its own from the end of the job on.
+ * Whether the outcome of a job is kept. `true` keeps it for the queue's `retention`, an object for a time of its own from the end
+ * of the job on.
  *
  * @category models
  * @since 0.1.0
@@ -42,8 +43,9 @@ export interface OfferOptions {
    */
   readonly lifo?: boolean | undefined
   /**
-   * A second offer with the same id stores nothing, whichever process makes it: while the job is not done, and for the queue's
-   * `retention` after that, or as long as its result is known. 1 to 512 bytes. Ids that look like the queue's own, as `2026-11` or `n1700-3`, are a `RangeError`.
+   * A second offer with the same id stores nothing, whichever process makes it. This lasts while the job is not done, and for the
+   * queue's `retention` after that, or as long as its result is known. 1 to 512 bytes. Ids that look like the queue's own, as
+   * `2026-11` or `n1700-3`, are a `RangeError`.
    */
   readonly id?: string | undefined
   /**
@@ -53,8 +55,8 @@ export interface OfferOptions {
    * - `throttle`: at most one job is stored in each `window`, which begins with its offer.
    * - `debounce`: the job begins when no other was offered for a `window`, with the payload of the last offer. While it runs, another
    *   job may begin.
-   * - `keepLast`: a waiting job gets the payload of the last offer. While a job runs, or waits for a retry, only the last of the later
-   *   offers is kept; it begins when the first job is done or a dead letter.
+   * - `keepLast`: a waiting job gets the payload of the last offer. While a job runs, or waits for a retry, only the last of the
+   *   later offers is kept. It begins when the first job is done or a dead letter.
    *
    * A job that gets the payload of another keeps all other options. `debounce` and `keepLast` go with no `delay`, `at` or `lifo`.
    */
@@ -69,11 +71,11 @@ export interface OfferOptions {
   /** How often it is attempted at most. Default: that of the worker. */
   readonly attempts?: number | undefined
   /**
-   * When it is attempted again after a failure: as long as the schedule goes on, and up to `attempts`, which is 65 at most if neither the
-   * job nor its worker says how often. A schedule is code, so it is stepped when the job is offered, as if each attempt failed at once, and
-   * its delays are stored with the job: the first 64, of which the last one is repeated if the schedule goes on. It has to step synchronously.
-   * It sees neither errors nor the times of the attempts: where it depends on these, as a calendar does, use the `retry` of the worker or
-   * the queue. Default: that of the worker.
+   * When it is attempted again after a failure: as long as the schedule goes on, and up to `attempts`. If neither the job nor its
+   * worker says how often, that is 65 at most. A schedule is code, so it is stepped when the job is offered, as if each attempt
+   * failed at once. Its first 64 delays are stored with the job, and the last of these is repeated if the schedule goes on. It
+   * has to step synchronously. It sees neither errors nor the times of the attempts. Where it depends on these, as a calendar
+   * does, use the `retry` of the worker or the queue. Default: that of the worker.
    */
   readonly retry?: Schedule.Schedule<unknown> | undefined
   /** How long a handler may run; then it is interrupted, and has failed. Not of a job that is taken. Default: that of the worker. */
@@ -84,8 +86,8 @@ export interface OfferOptions {
    */
   readonly result?: ResultOption | undefined
   /**
-   * How long after the offer an attempt may begin; then the job is removed, also while the queue is paused or has no worker. An active
-   * job goes on, and is removed if it goes back. Default: for ever.
+   * How long after the offer an attempt may begin; then the job is removed, also while the queue is paused or has no worker. An
+   * active job goes on, and is removed if it returns to the queue. Default: for ever.
    */
   readonly expires?: Duration.Input | undefined
   /**
@@ -94,26 +96,25 @@ export interface OfferOptions {
    */
   readonly group?: string | undefined
   /**
-   * The ids of jobs of this queue that have to end first: the job is `blocked` until then, and stored at once. Up to 1,000, all in one
-   * shard. A job that has ended already is known if it had `result`, as long as that is kept; otherwise the offer fails with
-   * `OutcomeUnknown`, and nothing is stored. Blocked jobs do not count for `limits.length`, and are stored though
-   * the queue is full. Not with a `delay`, an `at` or `lifo`, nor
-   * with `debounce` or `keepLast`, nor for `followUp`. Default: none.
+   * The ids of jobs of this queue that have to end first: the job is `blocked` until then, and stored at once. Up to 1,000, all
+   * in one shard. A job that has ended already is known if it had `result`, as long as that is kept. Otherwise the offer fails
+   * with `OutcomeUnknown`, and nothing is stored. Blocked jobs do not count for `limits.length`, and are stored though the queue
+   * is full. Not with a `delay`, an `at` or `lifo`, nor with `debounce` or `keepLast`, nor for `followUp`. Default: none.
    */
   readonly after?: ReadonlyArray<string> | undefined
   /**
-   * What becomes of the job when a job of `after` ends without a success: a dead letter, or cancelled, skipped, expired or dropped.
-   * With `fail`, the default, it is a dead letter itself. With `skip`, it is removed, and its outcome is `skipped`. With `continue`, it
-   * runs all the same. A job that fails or is skipped has not succeeded for the jobs after it.
+   * The effect on the job when a job of `after` ends without a success: a dead letter, or cancelled, skipped, expired or dropped.
+   * With `fail`, the default, it is a dead letter itself. With `skip`, it is removed, and its outcome is `skipped`. With
+   * `continue`, it runs all the same. A job that fails or is skipped has not succeeded for the jobs after it.
    */
   readonly onFailure?: "fail" | "skip" | "continue" | undefined
 }
 
-/** What is told of the end of a job, by an errand: see errands.ts. */
+/** A subscriber is notified of the end of a job, by an errand: see errands.ts. */
 export interface Subscriber {
   /** The name of the errands. */
   readonly errands: string
-  /** What their receiver knows the job by. */
+  /** The receiver's reference to the job. */
   readonly reference: string
 }
 
@@ -208,7 +209,7 @@ export const awaited = (result: ResultOption, lease: number): ResultOption =>
     ? result
     : { timeToLive: Math.max(lease, millis(result.timeToLive, "result.timeToLive")) }
 
-/** The deque that a job goes to: what `queue.offer` in lua/QueueOffers.lua reads for that. */
+/** The deque that a job goes to, as `queue.offer` in lua/QueueOffers.lua reads it. */
 export interface Aim {
   readonly more: string
   readonly text: string

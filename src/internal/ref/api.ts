@@ -1,4 +1,4 @@
-/** What a shared ref does for users, and what they can ask of it. */
+/** The public interface of a shared ref, and its options. */
 
 import type * as Duration from "effect/Duration"
 import type * as Effect from "effect/Effect"
@@ -17,9 +17,9 @@ export interface Versioned<out A> {
 }
 
 /**
- * A version as a subscriber sees it. `missed` is how many versions directly before it were dropped, because this subscriber
- * was slow or wants the latest only; 0 mostly. Versions that the process was not told of, as after the loss of its session,
- * are not counted.
+ * A version as a subscriber sees it. `missed` is how many versions directly before it were dropped, because this subscriber was
+ * slow or wants the latest only; 0 mostly. Versions that the process was not notified of, as after the loss of its session, are
+ * not counted.
  */
 export interface Change<out A> extends Versioned<A> {
   readonly missed: number
@@ -48,8 +48,8 @@ export interface SharedRef<in out A> {
   /** The present version. */
   readonly version: Effect.Effect<number, SharedRefError>
   /**
-   * The value that this process heard of last, without a round trip; never older than the coordinator's `lease`. The first
-   * call, and each one while Redis is out of reach, reads as `get`. The process listens on until it has not asked for a minute.
+   * The value that this process received last, without a round trip; never older than the coordinator's `lease`. The first call,
+   * and each one while Redis is out of reach, reads as `get`. The process observes the ref until it has not asked for a minute.
    */
   readonly cached: Effect.Effect<A, SharedRefError>
   /** As `cached`, but never older than this. */
@@ -116,7 +116,7 @@ export type Family<in out A> = (key: string) => SharedRef<A>
 export interface Options<A> {
   /** Of the value, which is kept as JSON. */
   readonly schema: Schema.Codec<A, any>
-  /** What the ref reads as while it is absent. */
+  /** The value of the ref while it is absent. */
   readonly initial: A
   /** How long the value is kept after the last write. Default: until it is deleted. */
   readonly timeToLive?: Duration.Input | undefined

@@ -1,4 +1,4 @@
-/** What a topic does for users, and what they can ask of it. */
+/** The public interface of a topic, and its options. */
 
 import type * as DateTime from "effect/DateTime"
 import type * as Duration from "effect/Duration"
@@ -25,9 +25,9 @@ export interface PublishOptions {
 
 export interface SubscribeOptions {
   /**
-   * Where to begin: with the next event, with the oldest one there is, behind the event with an id, with the first one since a
-   * time, or with the last `n`, up to 10,000. Of a topic with several shards, `after` names an event of each; a shard without one
-   * begins with its oldest event. Default `now`.
+   * Where to begin: with the next event, or with the oldest one there is. Or behind the event with an id, with the first one
+   * since a time, or with the last `n`, up to 10,000. Of a topic with several shards, `after` names an event of each; a shard
+   * without one begins with its oldest event. Default `now`.
    */
   readonly from?: "now" | "beginning" | { readonly after: string | ReadonlyArray<string> } | {
     readonly since: DateTime.DateTime.Input
@@ -35,9 +35,9 @@ export interface SubscribeOptions {
     readonly last: number
   } | undefined
   /**
-   * How many events wait in memory for a slow subscriber, and what happens when that is full: `suspend` reads the others from
-   * Redis later, `sliding` leaves the oldest out, `dropping` the newest. The missing events show as a `Gap`. An empty buffer takes
-   * in all that one read of Redis brings, up to 1,024 events. Default 1,024, and `suspend`.
+   * How many events wait in memory for a slow subscriber, and what happens when that is full. `suspend` reads the others from
+   * Redis later, `sliding` leaves the oldest out, `dropping` the newest. The missing events show as a `Gap`. An empty buffer
+   * takes in all that one read of Redis brings, up to 1,024 events. Default 1,024, and `suspend`.
    */
   readonly buffer?: {
     readonly capacity?: number | undefined
@@ -72,8 +72,8 @@ export interface HandlerOptions<E = unknown> extends GroupOptions {
    */
   readonly deadLetter?: Topic<DeadLetter> | false | undefined
   /**
-   * Told of events that retention has removed unread, or that Redis has lost. Another member is told again if this process dies
-   * meanwhile. Default: a warning is logged.
+   * Is notified of events that retention has removed unread, or that Redis has lost. Another member is notified again if this
+   * process dies meanwhile. Default: a warning is logged.
    */
   readonly onGap?: ((gap: Gap) => Effect.Effect<void>) | undefined
 }
@@ -112,10 +112,10 @@ export interface Topic<in out A> {
    */
   readonly publication: (event: A, options?: PublishOptions | undefined) => Effect.Effect<Publication, TopicError>
   /**
-   * Stores an event in the same step as a release, so never without it. The topic needs the `colocate` of what the lease is
-   * of. The first shard stores it: fails with `OtherShard` if its key, or its id without one, belongs to another. Answers an effect
-   * that waits for the outcome: `None` if the lease is lost before its release, or was released before; an error if Redis is out of
-   * memory or refuses it, which holds up no release.
+   * Stores an event in the same step as a release, so never without it. The topic needs the `colocate` of the object that the
+   * lease is of. The first shard stores it: fails with `OtherShard` if its key, or its id without one, belongs to another.
+   * Answers an effect that waits for the outcome. That is `None` if the lease is lost before its release, or was released before.
+   * It is an error if Redis is out of memory or refuses it, which holds up no release.
    */
   readonly publishOnRelease: (
     lease: Lease,
@@ -128,16 +128,19 @@ export interface Topic<in out A> {
   readonly subscribed: (
     options?: SubscribeOptions | undefined
   ) => Effect.Effect<Stream.Stream<Element<A>, TopicError>, TopicError, Scope.Scope>
-  /** The events that this process is given as a member of a group. Each has to be acknowledged. */
+  /** The events that are delivered to this process as a member of a group. Each has to be acknowledged. */
   readonly consume: (options: GroupOptions) => Stream.Stream<Delivery<A>, TopicError>
   /** Handles the events of a group, and acknowledges them. Ends with an error only. */
   readonly run: <E, R>(
     handler: (event: Event<A>) => Effect.Effect<unknown, E, R>,
     options: HandlerOptions<E>
   ) => Effect.Effect<never, TopicError, R>
-  /** What a group could not handle, as a topic of its own. */
+  /** The events that a group could not handle, as a topic of its own. */
   readonly deadLetters: (group: string) => Effect.Effect<Topic<DeadLetter>, TopicError, Scope.Scope>
-  /** Removes a group, and what it has not acknowledged. Answers whether it did: not if the group has members, or is not there. */
+  /**
+   * Removes a group, and the events that it has not acknowledged. Answers whether it did: not if the group has members, or is not
+   * there.
+   */
   readonly forget: (group: string) => Effect.Effect<boolean, TopicError>
   /**
    * Removes all events, and groups without members. Members finish the events that they are working on. Answers how many events
@@ -158,8 +161,8 @@ export interface Retention {
   /** How long, up to a third of the lease longer. Default: 1 day. `Infinity` for no limit. */
   readonly age?: Duration.Input | undefined
   /**
-   * Whether what a group has not acknowledged is kept beyond these limits. It always is for a group with `orderBy`. Default
-   * true.
+   * Whether events that a group has not acknowledged are kept beyond these limits. It always is for a group with `orderBy`.
+   * Default true.
    */
   readonly protect?: boolean | undefined
   /** After which time without members a group is removed. Default: 7 days. `Infinity` for never. */
@@ -177,13 +180,12 @@ export interface Options<in out A> {
   readonly dedupe?: Duration.Input | undefined
   /**
    * Over how many partitions the events are spread, 1 to the coordinator's `partitions`: by key, or in turn. The last `make`
-   * that names it decides, for all processes. A change holds publications up for some round trips, and keeps the order of
-   * each key: subscribers, and groups that are ordered by key, finish the events of before it first. Default: as the topic
-   * is, or 1.
+   * that names it decides, for all processes. A change holds publications up for some round trips, and keeps the order of each
+   * key. Subscribers, and groups that are ordered by key, finish the events of before it first. Default: as the topic is, or 1.
    */
   readonly shards?: number | undefined
   /** Topics, refs and the like with the same `colocate` share a partition. Default: the name. */
   readonly colocate?: string | undefined
-  /** How long what a member has not acknowledged outlives its process. Default: the coordinator's lease. */
+  /** How long events that a member has not acknowledged outlive its process. Default: the coordinator's lease. */
   readonly lease?: Duration.Input | undefined
 }
