@@ -1,6 +1,6 @@
 /**
  * The clocks, timers and randomness that everything in `internal/` uses. They come in through one record, so that a
- * simulation decides what time it is, what fires next and what chance brings.
+ * simulation decides about the time, the timer that fires next, and chance.
  */
 
 import * as Context from "effect/Context"
@@ -65,9 +65,9 @@ export const live: Io = {
   run: Effect.runFork
 }
 
-/** What becomes of what it runs. */
+/** The exit of an effect that it runs. */
 export const exitOf = <A, E>({ run }: Io, effect: Effect.Effect<A, E>): Promise<Exit.Exit<A, E>> =>
   new Promise((resolve) => run(effect).addObserver(resolve))
 
-/** What connections and coordinators are made with. */
+/** The record that connections and coordinators are made with. */
 export const CurrentIo = Context.Reference<Io>("lockstep/Io", { defaultValue: () => live })

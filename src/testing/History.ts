@@ -1,5 +1,5 @@
 /**
- * What several processes did and when, recorded so that it survives them.
+ * The operations of several processes and their times, recorded so that they survive the processes.
  *
  * Each process appends its events to a file of its own. An event is written by the time `record` returns, so a SIGKILL
  * right after it loses nothing; times are of the machine's monotonic clock, so they compare between its processes.
@@ -80,7 +80,8 @@ export const recorder = <Event extends object>(
   )
 
 /**
- * Reads what was recorded, in the order in which it was. What a process was writing when it was killed is left out.
+ * Reads the records, in the order in which they were made. A record that a process was writing when it was killed is
+ * left out.
  *
  * @category combinators
  * @since 0.1.0

@@ -41,14 +41,14 @@
  * @since 0.1.0
  */
 export interface Operation<Input> {
-  /** What was asked, and what was answered if the model wants to know. */
+  /** The request, and its answer if the model wants to know. */
   readonly input: Input
   readonly start: number
   readonly end?: number | undefined
 }
 
 /**
- * What the operations do when they come one after another.
+ * The effect of the operations when they come one after another.
  *
  * @category models
  * @since 0.1.0
@@ -57,7 +57,7 @@ export interface Model<State, Input> {
   readonly initial: State
   /** The state after it, or `undefined` when it cannot have happened, or not with this answer. */
   readonly step: (state: State, input: Input) => State | undefined
-  /** Tells states apart. Default: `String`, which tells objects not apart: with those, a `key` is needed. */
+  /** Distinguishes states. Default: `String`, which does not distinguish objects: with those, a `key` is needed. */
   readonly key?: ((state: State) => string) | undefined
 }
 
@@ -71,10 +71,10 @@ export type Result<Input> =
     readonly _tag: "NotLinearizable"
     /** The operation that no order explains, given those that overlap it or came before. */
     readonly stuck: Operation<Input>
-    /** What was under way when it was answered: the part of the history to look at. */
+    /** The operations under way when it was answered: the part of the history to look at. */
     readonly around: ReadonlyArray<Operation<Input>>
   }
-  /** The search was given up: overlapping operations are too many. */
+  /** The search was stopped: overlapping operations are too many. */
   | { readonly _tag: "Unknown" }
 
 interface Entry<Input> {
@@ -164,7 +164,7 @@ const textOf = (state: unknown): string => {
 }
 
 /**
- * Searches for an order. Gives up after `maxSteps`, by default ten million.
+ * Searches for an order. Stops after `maxSteps`, by default ten million.
  *
  * @category combinators
  * @since 0.1.0

@@ -1,5 +1,5 @@
 /**
- * Programs in processes of their own, to be killed and paused: what no test inside of one process can show.
+ * Programs in processes of their own, to be killed and paused, which no test inside of one process can do.
  *
  * A process that was started here never outlives the scope, nor the process that started it, however that ends.
  *
@@ -75,7 +75,7 @@ export interface WaitOptions {
   readonly after?: number | undefined
 }
 
-/** What a process printed, and what waits for more of it. */
+/** The output of a process, and the callers that wait for more of it. */
 const mailbox = <Event>(child: Child) => {
   const received: Array<Event> = []
   const waiters = new Set<() => void>()

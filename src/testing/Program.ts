@@ -15,7 +15,7 @@ import { writeSync } from "node:fs"
 export const variable = "LOCKSTEP_ARGUMENT"
 
 /**
- * What was passed to `Process.spawn` as `argument`.
+ * The `argument` that was passed to `Process.spawn`.
  *
  * @category combinators
  * @since 0.1.0

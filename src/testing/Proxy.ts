@@ -1,5 +1,5 @@
 /**
- * A TCP proxy in front of a Redis server, with faults at command: what a network does, when a test wants it to.
+ * A TCP proxy in front of a Redis server, with faults at command: those of a network, when a test wants them.
  *
  * It cuts the stream into RESP requests and replies, so that a fault can be aimed at one of them: before the server sees
  * it, after it was executed, or for good. With TLS it sees bytes only, and each chunk counts as one request.
@@ -47,7 +47,7 @@ export interface Request {
 }
 
 /**
- * What becomes of a request:
+ * The fate of a request:
  * - `pass`
  * - `drop`: it never reaches the server; the connection is reset
  * - `dropReply`: the server executes it; the connection is reset in place of the reply
@@ -93,7 +93,7 @@ export interface Proxy {
   readonly pass: Effect.Effect<void>
   /** Requests are executed, replies vanish; each connection is reset once a request of it has been executed. */
   readonly dropReplies: Effect.Effect<void>
-  /** Half-open: connections, also new ones, stay open and carry nothing, also not the news that a side has gone. */
+  /** Half-open: connections, also new ones, stay open and carry nothing, also not that a side has closed. */
   readonly blackhole: Effect.Effect<void>
   /** New connections are refused. Open ones go on. */
   readonly refuse: Effect.Effect<void>
@@ -224,7 +224,7 @@ class Pair {
       const at = performance.now()
       for (const bytes of this.#opaque ? [chunk] : cutRequests(chunk)) this.#requests(() => this.#request(bytes, at))
     })
-    // What was sent before the end still arrives, as on a network.
+    // Data that was sent before the end still arrives, as on a network.
     client.on("close", () => this.#requests(() => this.#close()))
     client.on("error", () => undefined)
     upstream?.setNoDelay(true)

@@ -11,8 +11,8 @@
  *
  * **Gotchas**
  *
- * - What a program does outside of Effect's `Clock`, `Random` and Lockstep is not simulated: no timers of Node.js, no `Date.now`, no
- *   other connections.
+ * - The actions of a program outside of Effect's `Clock`, `Random` and Lockstep are not simulated: no timers of Node.js, no
+ *   `Date.now`, no other connections.
  * - A process that has crashed is replaced by another one, which runs the program from its beginning.
  * - Programs have to end when `isStopping()` is true. One that does not within `patience` has failed: that is how lost wake-ups show.
  * - Until everything is healed, time may pass while requests and replies are on their way: leases and timeouts can end without a fault.
@@ -72,9 +72,9 @@ import { exitOf, type Outcome, Simulation } from "../internal/simulation/simulat
 import * as Redis from "../Redis.ts"
 
 /**
- * What can break:
+ * The faults:
  *
- * - `cut`: a connection breaks. What was under way on it is lost, or executed later.
+ * - `cut`: a connection breaks. Requests under way on it are lost, or executed later.
  * - `lost requests`, `lost replies`: a connection is half-open in one direction.
  * - `lost event`: an event does not reach the mailbox of its session, as when a slot migrates.
  * - `crash`: a process ends at once, and another one starts in its place.
@@ -120,15 +120,15 @@ export interface Process {
 }
 
 /**
- * What is simulated.
+ * The program of each process, and an invariant.
  *
  * @category models
  * @since 0.1.0
  */
 export interface Scenario {
-  /** What each process runs. Its failure is that of the schedule. */
+  /** The program of each process. Its failure is that of the schedule. */
   readonly program: (process: Process) => Effect.Effect<unknown, unknown, Redis.Redis>
-  /** What must be true after each step: answers what is wrong, or throws it. */
+  /** The condition after each step: answers the violation, or throws it. */
   readonly invariant?: (() => string | undefined) | undefined
 }
 
@@ -145,7 +145,7 @@ export interface Options {
   readonly cluster?: boolean | undefined
   /** How long things break. A step is anything that happens by itself, as the arrival of a reply. Default 300. */
   readonly steps?: number | undefined
-  /** What breaks. Default: everything, which includes that Redis forgets. */
+  /** The faults that happen. Default: all, which includes that Redis forgets. */
   readonly faults?: ReadonlyArray<Fault> | undefined
   /** Something breaks once in so many steps. Default 40. */
   readonly faultEvery?: number | undefined
@@ -156,7 +156,7 @@ export interface Options {
 }
 
 /**
- * What has come of schedules without a failure.
+ * The report of schedules without a failure.
  *
  * @category models
  * @since 0.1.0
@@ -179,7 +179,7 @@ export class SimulationFailed extends Schema.Error<SimulationFailed>("lockstep/t
   _tag: Schema.tag("SimulationFailed"),
   seed: Schema.Number,
   steps: Schema.Number,
-  /** What is chosen before everything is healed, in a schedule that was shortened; otherwise it is as the seed chooses. */
+  /** The choices before everything is healed, in a schedule that was shortened; otherwise it is as the seed chooses. */
   choices: Schema.UndefinedOr(Schema.Array(Schema.Number)),
   reason: Schema.String,
   /** One line for each step, with the time in milliseconds. */
@@ -204,7 +204,7 @@ export class Simulator extends Context.Service<Simulator, {
 
 type Lend = <A>(f: (machine: Machine, database: number, signal: AbortSignal) => Promise<A>) => Effect.Effect<A>
 
-// What a simulator is to this module: it lends databases.
+// A simulator as this module sees it: it lends databases.
 const lenders = new WeakMap<object, Lend>()
 
 /**
@@ -386,8 +386,9 @@ const shortened = async (
 }
 
 /**
- * Tries schedules with one seed after another, some of them at once, and fails with the shortest one that it can make of the first that
- * fails. The scenario is made anew for each of them: what it shares with others, as a variable of its module, is not simulated.
+ * Tries schedules with one seed after another, some of them at once, and fails with the shortest one that it can make of the
+ * first that fails. The scenario is made anew for each of them: data that it shares with others, as a variable of its module, is
+ * not simulated.
  *
  * @category combinators
  * @since 0.1.0

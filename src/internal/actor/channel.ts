@@ -21,12 +21,12 @@ import { type LossReason, type Phase, Session } from "./session.ts"
 import type { Answer, Renewed } from "./transport.ts"
 import type { Guarded } from "./vigil.ts"
 
-/** What is lost with a session. */
+/** The losses that come with the end of a session. */
 export interface Losses {
   readonly holds: number
   /** Whether programs had something under it that has not ended: they have the margin for that. */
   readonly isEnding: boolean
-  /** Tells the programs of the holds. */
+  /** Notifies the programs of the holds. */
   readonly tell: () => void
 }
 
@@ -36,13 +36,13 @@ export interface Tenant extends Audience {
   readonly size: number
   /** Whether one of them waits for another session to release, or to end. */
   readonly isWaiting: () => boolean
-  /** There is a session: what waits enters it. */
+  /** There is a session: waiting claims and requests enter it. */
   readonly opened: (session: Session) => void
   /** A heartbeat: refused requests are tried again, and resources of long holds are touched. */
   readonly beat: (session: Session) => void
   /** Events may be missing, and no gap shows that. */
   readonly doubt: () => void
-  /** The session is over. Holds are lost when that is told. */
+  /** The session is over. Holds are lost when `tell` is called. */
   readonly lost: (reason: LossReason) => Losses
   /** No session can be had. */
   readonly refused: (error: CoordinatorError) => void
@@ -149,7 +149,7 @@ export class Channel implements Beating, First, Guarded {
     void this.#opener.run()
   }
 
-  /** After so many milliseconds, what was refused is tried again. */
+  /** After so many milliseconds, refused requests are tried again. */
   get retryPause(): number {
     return Math.min(this.lease / 3, longestPause)
   }
@@ -197,7 +197,7 @@ export class Channel implements Beating, First, Guarded {
     })
   }
 
-  /** The namespace belongs to others: what this coordinator has in this partition is not valid any more. */
+  /** The namespace belongs to others: the claims of this coordinator in this partition are not valid any more. */
   forgo(): void {
     if (this.session !== undefined) this.lose(this.session, "rolledBack")
   }
@@ -238,7 +238,8 @@ export class Channel implements Beating, First, Guarded {
     this.tenant.beat(session)
     const { askedAt, due } = this.#mailbox!
     if (due <= session.read) {
-      // What was read is acknowledged by a batch of its own, which Redis compares with what it has posted.
+      // The events that were read are acknowledged by a batch of its own, which Redis compares with the events that it has
+      // posted.
       if (this.outbox.isIdle && session.read === session.acknowledged) return session
       this.outbox.request(this.#renewal(session))
       return undefined
@@ -283,7 +284,7 @@ export class Channel implements Beating, First, Guarded {
     }
   }
 
-  /** What a renewal has told besides. */
+  /** The rest of the answer to a renewal. */
   #informed(
     session: Session,
     askedAt: number,
@@ -365,7 +366,7 @@ export class Channel implements Beating, First, Guarded {
     return transport.connections.topology === "cluster" ? requestTimeout / partitions : 0
   }
 
-  // While Redis is away, questions that have waited for long enough are told.
+  // While Redis is away, questions that have waited for long enough fail.
   #expire(): void {
     const { io, isClosed, settings } = this.#office
     const cause = this.#cause!
@@ -400,7 +401,7 @@ export class Channel implements Beating, First, Guarded {
     const mailbox = this.#mailbox
     this.#mailbox = undefined
     const { queued, sent } = this.outbox.drain()
-    // Programs hear of the loss at once, and may ask for the next session.
+    // Programs are notified of the loss at once, and may ask for the next session.
     if (reason !== "closed" && reason !== "expired") this.#opener.doubt()
     this.#enter(reason === "closed" ? "closed" : "lost", reason, session)
     const losses = this.tenant.lost(reason)

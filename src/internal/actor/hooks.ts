@@ -1,4 +1,4 @@
-/** What the runtime of a coordinator reports to the outside, and how it is set. */
+/** The reports of a coordinator's runtime to the outside, and how it is set. */
 
 import type { LossReason, Phase } from "./session.ts"
 

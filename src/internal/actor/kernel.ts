@@ -1,4 +1,4 @@
-/** One coordinator's runtime: its channels to the partitions, what they share, and how they are closed. */
+/** One coordinator's runtime: its channels to the partitions, their shared parts, and how they are closed. */
 
 import type { Io } from "../io.ts"
 import type { Connections } from "../redis/connection.ts"
@@ -55,7 +55,7 @@ export class Partition {
   }
 }
 
-/** What a coordinator keeps in a channel, and how long that is given to end when the coordinator is closed. */
+/** The user of a channel, and how long it has to end when the coordinator is closed. */
 export interface ClosingTenant extends Tenant {
   /** Begins to release everything. Settles when that is done, and when no protected program runs any more. */
   readonly close: () => Promise<void>
@@ -186,9 +186,9 @@ export class Kernel implements Office {
   }
 
   /**
-   * Releases everything: first what protected programs hold, when they have ended or the margin has passed, and then the
-   * sessions. Bounded by the margin and the request timeout: what cannot be released in time expires with its lease. If releases have
-   * waited for Redis already, by the margin.
+   * Releases everything: first the holds of protected programs, when these have ended or the margin has passed, and then the
+   * sessions. Bounded by the margin and the request timeout: holds that cannot be released in time expire with their lease. If
+   * releases have waited for Redis already, by the margin.
    */
   async close(): Promise<void> {
     if (this.#state !== "open") return

@@ -34,7 +34,7 @@ export const keyOf = (hash: string, role: string): string => {
   return `${hash.slice(0, name)}-${role}${hash.slice(name)}`
 }
 
-/** The keys of a resource of whatever kind, its hash first; of a kind that is not known here, only that. */
+/** The keys of a resource of any kind, its hash first; of a kind that is not known here, only its hash. */
 export const keysOf = (hash: string, roles: ReadonlyArray<string> | undefined): ReadonlyArray<string> =>
   roles === undefined ? [hash] : roles.map((role, at) => at === 0 ? hash : keyOf(hash, role))
 
@@ -43,7 +43,7 @@ export const kindOf = (hash: string): string => {
   return hash.slice(kind + 1, hash.indexOf(":", kind + 1))
 }
 
-/** What the resource of a key of whatever role is, as its user knows it. */
+/** The resource of a key of any role, as its user knows it. */
 export const resourceOf = (key: string) => {
   const end = key.indexOf("}")
   const kind = kindOf(key)
@@ -54,7 +54,7 @@ export const resourceOf = (key: string) => {
   }
 }
 
-/** What an error or a log line is about. */
+/** The subject of an error or a log line. */
 export const describe = (kind: string, name: string, namespace: string): string =>
   `${kind} ${JSON.stringify(name)} of namespace ${JSON.stringify(namespace)}`
 

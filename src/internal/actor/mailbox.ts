@@ -1,15 +1,15 @@
-/** The stream of a session's events: what has been read of it, and what must have come and has not. */
+/** The stream of a session's events: how far it was read, and which events must have come and have not. */
 
 import type { Io } from "../io.ts"
 import type { Entry, Source } from "./reader.ts"
 import type { Session } from "./session.ts"
 
-/** What the events of a mailbox are for. */
+/** The receiver of a mailbox's events. */
 export interface Audience {
   /** Whether anything can come to the mailbox. */
   readonly isListening: () => boolean
   readonly heard: (session: Session, event: ReadonlyArray<unknown>) => void
-  /** Events may be missing: what has become of everything has to be asked. */
+  /** Events may be missing: the state of everything has to be asked for. */
   readonly missed: (session: Session) => void
 }
 
@@ -95,7 +95,8 @@ export class Mailbox implements Source {
   readonly onGap = (): void => {
     const session = this.#session
     if (session.lost !== undefined) return
-    // Nothing counts as heard until a renewal is answered that the session has sent behind the questions which follow from this gap.
+    // Nothing counts as received until a renewal is answered that the session has sent behind the questions which
+    // follow from this gap.
     this.#missedAt = this.#io.now()
     session.heardAt =
       session.heardAtWall =

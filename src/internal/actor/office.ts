@@ -1,4 +1,4 @@
-/** What a coordinator's channels share. */
+/** The shared parts of a coordinator's channels. */
 
 import type { Io } from "../io.ts"
 import type { RedisError } from "../redis/errors.ts"
@@ -28,7 +28,7 @@ export interface Office {
   readonly about: string
   readonly newSession: () => string
   readonly first: () => First
-  /** It has a session; what is the same for all coordinators of this namespace of this server. */
+  /** It has a session. The identity is the same for all coordinators of this namespace of this server. */
   readonly admitted: (identity: string) => void
   /** It can have none, and why. */
   readonly refused: (refusal: CoordinatorError) => void
@@ -36,7 +36,7 @@ export interface Office {
   readonly refusal: () => CoordinatorError | undefined
   /** The heartbeat of all channels with that lease. */
   readonly pulseOf: (lease: number) => Pulse
-  /** Gives up the sessions of all channels. */
+  /** Ends sessions that are not trusted any more, of all channels. */
   readonly vigil: Vigil
   /** The channels for which Redis is out of reach, and since when. */
   readonly away: Map<object, number>

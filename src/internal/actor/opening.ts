@@ -26,7 +26,7 @@ export interface OpenerOptions {
   readonly former: Former
 }
 
-/** What a session is opened for. */
+/** The owner of a session that is opened. */
 export interface Opened {
   /** Whether its sessions decide whether the coordinator may have others. */
   readonly isFirst: () => boolean
@@ -111,7 +111,7 @@ export class Opener {
     }
   }
 
-  // What has forgotten a session here may also have forgotten the one that decides.
+  // A server that has forgotten a session here may also have forgotten the one that decides.
   async #admitted(): Promise<void> {
     if (this.#opened.isFirst()) return
     const first = this.#options.office.first()

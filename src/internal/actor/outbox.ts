@@ -93,11 +93,11 @@ export interface OutboxOptions {
   readonly log: Log
 }
 
-// What was read of the mailbox is acknowledged with every heartbeat, with what follows from it, and when so much was that Redis trims it:
-// TRIM_EVERY in lua/kernel.lua.
+// Events that were read of the mailbox are acknowledged with every heartbeat, with the requests that follow from them, and when
+// they are so many that Redis trims them: TRIM_EVERY in lua/kernel.lua.
 const trimEvery = 64
 
-/** What hears of the end of a sending. */
+/** The receiver of a sending's end. */
 interface Sender {
   readonly answered: (sending: Sending, raw: unknown) => void
   readonly failed: (sending: Sending, cause: unknown) => void
@@ -111,7 +111,7 @@ class Sending {
   /** The last event of the mailbox that it acknowledges. */
   readonly read: number
   readonly header: string
-  /** What is sent of it: without requests that were refused for want of memory. */
+  /** The requests of it that are sent: without those that were refused for want of memory. */
   requests: ReadonlyArray<Request>
   /** When that was, by the monotonic clock and by the wall clock. */
   sentAt = 0
@@ -240,7 +240,7 @@ export class Outbox implements Sender {
     expire!.call(request, error)
   }
 
-  /** Removes all that is there: what may have been executed, and what waits. */
+  /** Removes all requests: those that may have been executed, and those that wait. */
   drain(): { readonly sent: ReadonlyArray<Request>; readonly queued: ReadonlyArray<Request> } {
     // A request that follows another one is made again with that one.
     const again = new Set(
@@ -442,8 +442,8 @@ export class Outbox implements Sender {
     const { batch, requests } = sending
     const kept = requests.filter(({ verb, whole }) => allowOom.has(verb) && whole !== true)
     if (cause.reason._tag === "OutOfMemory" && kept.length < requests.length) {
-      // Refused before any write, so the number is still free: what needs no memory is sent alone. If an earlier
-      // attempt was executed, that is answered with the reply to all of it; so it is sent even if it is nothing.
+      // Refused before any write, so the number is still free: requests that need no memory are sent alone. If an earlier attempt
+      // was executed, that is answered with the reply to all of it; so it is sent even if it is nothing.
       sending.refusal = cause
       sending.requests = kept
       if (kept.length > 0 || sending.uncertain) return false

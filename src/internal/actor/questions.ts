@@ -11,7 +11,7 @@ export class Questions {
     this.#most = most
   }
 
-  /** Answers why it may not be asked, if too many have no answer. Otherwise `end` is to be told when it has one. */
+  /** Answers why it may not be asked, if too many have no answer. Otherwise `end` is to be called when it has one. */
   begin(key: string): CoordinatorError | undefined {
     if (this.#unanswered >= this.#most) return overloaded(this.#unanswered, key)
     this.#unanswered++

@@ -18,7 +18,7 @@ export interface Source {
   readonly position: string
   /** Whether there is anything to wait for in it now. */
   readonly isActive: () => boolean
-  /** Moves the position. What it throws makes a gap. */
+  /** Moves the position. If it throws, that makes a gap. */
   readonly onEntries: (entries: ReadonlyArray<Entry>) => void
   /** Entries may be missing: some could not be read. */
   readonly onGap: () => void
@@ -75,15 +75,15 @@ export class Reader {
   /** The source is not read any more. */
   exclude(source: Source): void {
     this.#sources.delete(source)
-    // The stream of a source that wakes is gone, and a read of such streams alone would never end.
+    // The stream of a source that wakes is deleted, and a read of such streams alone would never end.
     const isLast = this.#reading.every((one) => one.wake === undefined || !this.#sources.has(one))
     if (source.wake !== undefined && isLast && this.#reading.includes(source)) this.#connection?.reset()
   }
 
   /**
-   * What was posted before that time, long ago, has not come. The connection may be half-open if it was being read all that
-   * time: then it is read again on a new one. If the reader was only slow, it goes on where it was. A connection that is
-   * being made is left alone, because under load none would ever be ready.
+   * An event that was posted before that time, long ago, has not come. The connection may be half-open if it was being read
+   * all that time: then it is read again on a new one. If the reader was only slow, it goes on where it was. A connection
+   * that is being made is left alone, because under load none would ever be ready.
    */
   doubt(postedBefore: number): void {
     if (this.#sentAt <= postedBefore) this.#connection?.reset()
@@ -123,7 +123,7 @@ export class Reader {
             return this.#failed(connection, cause)
           }
           this.#attempts = 0
-          // What has come is taken in first.
+          // The entries that have come are taken in first.
           this.#io.defer(this.#next)
         },
         reject: (cause) => {

@@ -1,5 +1,5 @@
 /**
- * Reads plain keys of one partition, without a call of its actor: what is read in one turn of the event loop is one
+ * Reads plain keys of one partition, without a call of its actor. All reads in one turn of the event loop are one
  * command, and one key in it however many read it.
  */
 

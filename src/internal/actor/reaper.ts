@@ -1,6 +1,6 @@
 /**
- * Does what is due in a partition: it releases what dead sessions owned, and rings the alarms of resources. Any
- * coordinator may do it; doing it twice changes nothing, and what is left undone the next one finds.
+ * Does the work that is due in a partition: it releases the holds of dead sessions, and rings the alarms of resources. Any
+ * coordinator may do it; doing it twice changes nothing, and the next one finds work that is left undone.
  */
 
 import type { Io, Timer } from "../io.ts"
@@ -84,12 +84,12 @@ export class Reaper {
     })
   }
 
-  /** As `tick`, but not for longer than a request: what waits for the answer has a deadline. */
+  /** As `tick`, but not for longer than a request: the caller that waits for the answer has a deadline. */
   tickInTime(): Promise<void> {
     return Promise.race([this.tick(), this.#transport.sleep(this.#transport.requestTimeout)])
   }
 
-  /** Does what is due, as a renewal has told. */
+  /** Does the due work that the answer to a renewal names. */
   async handle(due: ReadonlyArray<string>): Promise<void> {
     if (due.length === 0 || this.#closed) return
     await Promise.all(due.map((member) => member.startsWith("@") ? this.#ring(member.slice(1)) : this.reap(member)))
@@ -130,7 +130,7 @@ export class Reaper {
     })
   }
 
-  // What a session owns, as the actor lists it, ends with the kind and the name of the resource.
+  // An entry of a session, as the actor lists it, ends with the kind and the name of the resource.
   #keyIn(entry: string): string {
     return this.#prefix + entry.slice(entry.indexOf(":") + 1)
   }
@@ -152,7 +152,7 @@ export class Reaper {
     return running
   }
 
-  /** What is due at once is done: there may be no other coordinator that would. */
+  /** Work that is due at once is done: there may be no other coordinator that would. */
   async finish(): Promise<void> {
     for (let turn = 0; turn < maxAttempts; turn++) {
       await Promise.all(this.#running.values())

@@ -62,7 +62,7 @@ export class Session {
     return Math.min(this.#until - this.#io.now(), this.#wallUntil - this.#io.wall())
   }
 
-  /** Gives up a session that is not trusted any more. True at the moment when it does. */
+  /** Treats a session that is not trusted any more as lost. True at the moment when it does. */
   expireIfDue(): boolean {
     if (this.lost !== undefined || this.#io.now() < this.#until && this.#io.wall() < this.#wallUntil) return false
     this.#expire(this)

@@ -15,7 +15,7 @@ export type Verb = keyof Requests
 
 export type Reply = Requests[Verb]["reply"] | readonly ["failed", detail: string]
 
-/** What a call has come to. */
+/** The answer to a call. */
 export interface Answer {
   /** Whether the session is known, and how the number of the batch fits. */
   readonly status: "ok" | "unknown" | "expired" | "stale" | "gap"
@@ -26,13 +26,13 @@ export interface Answer {
   readonly next: number | undefined
 }
 
-/** What the renewal of a session has come to, and in how many milliseconds its partition has something to do; -1 for nothing. */
+/** The reply to the renewal of a session, and in how many milliseconds its partition has something to do; -1 for nothing. */
 export interface Renewed {
   readonly reply: Requests["session.renew"]["reply"]
   readonly next: number
 }
 
-// The functions of the library: what each is called, what it runs, and how it is registered.
+// The functions of the library: the name of each, its entry point, and how it is registered.
 const variants = {
   "": { name: library, entry: "run", flags: "" },
   "_oom": { name: `${library}_oom`, entry: "run", flags: "allow-oom" },
@@ -97,7 +97,7 @@ export const failed = (verb: string, detail: string): CoordinatorError =>
     ? new CoordinatorError({ reason: new MissingPermission({ command: verb }) })
     : defect(verb, detail)
 
-/** What is thrown on the way to an actor, as the error that users see: it names the resource that the request was about. */
+/** A failure on the way to an actor, as the error that users see: it names the resource that the request was about. */
 export const coordinatorError = (cause: unknown, key?: string): CoordinatorError => {
   const error = cause instanceof RedisError
     // Requests are sent when the layer has connected.
@@ -160,8 +160,8 @@ export class Transport {
   // ---------------------------------------------------------------------------------------------------------------
 
   /**
-   * Sends a batch of a session; throws if it cannot be written as a call. `header` is its number, and the id of the last event read.
-   * What is answered has to be decoded.
+   * Sends a batch of a session; throws if it cannot be written as a call. `header` is its number, and the id of the last event
+   * read. The answer has to be decoded.
    */
   send(
     address: Address,
@@ -287,8 +287,8 @@ export class Transport {
   }
 
   /**
-   * Removes function libraries that no coordinator calls any more, and answers which of them are gone. A coordinator that needs
-   * one all the same loads it again.
+   * Removes function libraries that no coordinator calls any more, and answers which of them are deleted. A coordinator that
+   * needs one all the same loads it again.
    */
   async unload(libraries: ReadonlyArray<string>): Promise<ReadonlyArray<string>> {
     if (!this.connections.features.functions) return []
@@ -311,12 +311,12 @@ export class Transport {
     return Math.min(this.requestTimeout, Math.floor(lease / 3))
   }
 
-  /** No answer in time: it may be half-open, when the other side is gone and the socket does not know. */
+  /** No answer in time: it may be half-open, when the other side has died and the socket does not know. */
   doubt(cause: unknown): void {
     if (cause instanceof RedisError && cause.reason._tag === "Timeout") this.commands.reset()
   }
 
-  /** Waits before the next try: for the connection if it is gone, or longer each time. */
+  /** Waits before the next try: for the connection if it is lost, or longer each time. */
   backoff(attempt: number, cause: RedisError): Promise<void> {
     this.doubt(cause)
     if (!this.commands.isReady()) return this.#untilReady()
@@ -344,7 +344,7 @@ export class Transport {
     })
   }
 
-  /** Whatever waits for another try goes on at once. */
+  /** Calls that wait for another try go on at once. */
   close(): void {
     this.#closed = true
     this.#unsubscribe()
@@ -361,7 +361,7 @@ const none: ReadonlyArray<never> = []
 
 const malformed = ["failed", "malformed reply"] as const
 
-// What most calls answer: that of one request, which is a tag, or a tag and a whole number. JSON.parse takes ten times as long.
+// The answer of most calls: that of one request, which is a tag, or a tag and a whole number. JSON.parse takes ten times as long.
 const plain = /^\["ok",\[\["([a-z]+)"(?:,"(\d+)")?\]\]\]$/
 
 const parse = (raw: string): unknown => {

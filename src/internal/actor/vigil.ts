@@ -1,6 +1,7 @@
 /**
- * Gives up sessions as soon as they are not trusted any more, by whichever clock. The monotonic clock, and every timer with it,
- * stands still while the machine is suspended: so while anything is held, the clocks are looked at every half a second.
+ * Treats sessions as lost as soon as they are not trusted any more, by whichever clock. The monotonic clock, and every timer
+ * with it, stands still while the machine is suspended: so while anything is held, the clocks are looked at every half a
+ * second.
  */
 
 import type { Io, Timer } from "../io.ts"

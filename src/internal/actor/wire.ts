@@ -41,7 +41,7 @@ export interface Message {
   readonly args: ReadonlyArray<string | number | boolean>
 }
 
-/** What is the same in all requests of a verb. */
+/** The part that is the same in all requests of a verb. */
 interface Spelling {
   /** The roles of the keys that it declares: `null` stands for all of the kind, `undefined` for the hash. */
   readonly needed: ReadonlyArray<string> | null | undefined

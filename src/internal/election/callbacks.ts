@@ -1,4 +1,4 @@
-/** What this process is told of its own terms: a stream, and callbacks in a fiber of their own. */
+/** The events of this process's own terms: a stream, and callbacks in a fiber of their own. */
 
 import type * as Cause from "effect/Cause"
 import * as Effect from "effect/Effect"
@@ -13,7 +13,7 @@ import type { Lease } from "../hold/hold.ts"
 import { describe, type LeaseLost } from "../hold/loss.ts"
 import type { Place } from "../hold/place.ts"
 
-/** What happens to this process as a candidate. */
+/** A change of this process as a candidate. */
 export type Transition =
   | { readonly _tag: "Acquired"; readonly lease: Lease }
   | { readonly _tag: "Lost"; readonly lease: Lease; readonly reason: LeaseLost["reason"] }
@@ -21,7 +21,7 @@ export type Transition =
 export interface Callbacks<R = never> {
   /** Called when a term begins. */
   readonly onAcquired?: ((lease: Lease) => Effect.Effect<unknown, unknown, R>) | undefined
-  /** Called when a term has ended, and told why: `resigned` also if its effect has ended. */
+  /** Called when a term has ended, with the reason: `resigned` also if its effect has ended. */
   readonly onLost?: ((lease: Lease, reason: LeaseLost["reason"]) => Effect.Effect<unknown, unknown, R>) | undefined
 }
 

@@ -67,7 +67,7 @@ export class Candidacy {
   }
 }
 
-/** For as long as the scope is open: then its terms end, and their observers are told before they end. */
+/** For as long as the scope is open: then its terms end, and their observers are notified before they end. */
 export const candidacy = Effect.fnUntraced(function*<R>(place: Place, callbacks: Callbacks<R>) {
   const transitions = yield* untilClosed<Transition>()
   const call = yield* calling(place, callbacks)

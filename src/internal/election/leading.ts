@@ -1,4 +1,4 @@
-/** To lead: what an election and a singleton have in common. */
+/** To lead: the common part of an election and a singleton. */
 
 import * as Cause from "effect/Cause"
 import type * as Duration from "effect/Duration"
@@ -12,13 +12,13 @@ import { spanned } from "../hold/span.ts"
 
 export interface Leading<E> {
   readonly place: Place
-  /** What the others see, as JSON. */
+  /** The value that the others see, as JSON. */
   readonly value: string
   readonly wait: Duration.Input | undefined
   /** Campaign again when the effect has ended with success. */
   readonly forever: boolean
   readonly span: string
-  /** Told when a term begins, and answers what is to be called when its effect has ended. */
+  /** Called when a term begins, and answers the function to call when its effect has ended. */
   readonly begin: (term: Hold) => () => void
   readonly fail: (error: Failure) => E
 }
@@ -38,7 +38,7 @@ const endedIn = (cause: Cause.Cause<unknown>): Ended | undefined => {
   return undefined
 }
 
-/** What else has gone wrong. */
+/** The other failures. */
 const failures = (cause: Cause.Cause<unknown>): Cause.Cause<unknown> =>
   Cause.fromReasons(
     cause.reasons.filter((reason) =>
@@ -49,7 +49,7 @@ const failures = (cause: Cause.Cause<unknown>): Cause.Cause<unknown> =>
 /** A term ends when its effect does: the `maxHold` of the coordinator is for locks and permits. */
 export const withoutMaxHold = (place: Place): Place => ({ ...place, space: { ...place.space, maxHold: undefined } })
 
-/** A candidate that stands by waits as long as it takes, whatever the `wait` of the coordinator is. */
+/** A candidate that stands by waits as long as it takes: the `wait` of the coordinator does not count. */
 export const standingBy = (place: Place): Place => ({
   ...place,
   space: { ...place.space, maxHold: undefined, wait: undefined }

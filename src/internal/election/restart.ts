@@ -11,7 +11,7 @@ const longest = 60_000
 export const restart: Schedule.Schedule<void> = Schedule.fromStepWithMetadata(Effect.sync(() => {
   let delay = 0
   return ({ elapsedSincePrevious }) => {
-    // What it had to wait after the last failure is in this, too.
+    // The time that it had to wait after the last failure is in this, too.
     if (elapsedSincePrevious > 2 * longest) delay = 0
     delay = Math.min(longest, Math.max(shortest, 2 * delay))
     return Effect.succeed([undefined, Duration.millis(delay)])

@@ -1,4 +1,4 @@
-/** What every process sees of an election: the leader, the candidates, and the changes. */
+/** An election as every process sees it: the leader, the candidates, and the changes. */
 
 import * as DateTime from "effect/DateTime"
 import * as Effect from "effect/Effect"
@@ -35,7 +35,7 @@ export interface Info<A> extends Candidate<A> {
 
 export type ViewFailure = CoordinatorReason | InvalidPayload
 
-/** As an actor tells it: the id is empty while there is no leader. */
+/** As an actor sends it: the id is empty while there is no leader. */
 type State = readonly [change: number, term: string, id: string, since: number, about: unknown, value: unknown]
 
 export class View<A, E> {
@@ -99,7 +99,7 @@ export class View<A, E> {
 
 export const valueOf = ({ name }: Place): string => `The value of a candidate of election ${JSON.stringify(name)}`
 
-/** What observers of this process see: one membership, however many they are. */
+/** The view of this process's observers: one membership, however many they are. */
 export const view = <A, E>(
   place: Place,
   codec: Payload<A>,
@@ -122,7 +122,7 @@ const observing = Effect.fnUntraced(function*<E>(place: Place, fail: (error: Vie
   return seen
 })
 
-/** Every change once, in order: a change can be told twice, and an answer can come behind a later change. */
+/** Every change once, in order: a change can be sent twice, and an answer can come behind a later change. */
 class InOrder implements Observer {
   #last = 0
   // Redis may have lost its data, and its clock may be behind the one that has numbered the changes so far.

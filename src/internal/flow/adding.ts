@@ -1,4 +1,4 @@
-/** What a handler of a job of a flow can do: it reads the results of the nodes before its own, and adds nodes behind it. */
+/** For handlers of a flow's jobs: they read the results of the nodes before their own, and add nodes behind it. */
 
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
@@ -13,8 +13,9 @@ import type { Home } from "./home.ts"
 
 export interface AddOptions extends Offering {
   /**
-   * Unique in the run, up to 512 bytes. A handler's node that is done again by `replay` or `retry` adds its nodes again: what it added before
-   * under that name runs again, with the new payload, unless it is done. Default: made of the name of its queue, and of numbers.
+   * Unique in the run, up to 512 bytes. A handler's node that is done again by `replay` or `retry` adds its nodes again: a node
+   * that it added before under that name runs again, with the new payload, unless it is done. Default: made of the name of its
+   * queue, and of numbers.
    */
   readonly name?: string | undefined
   /** Other nodes that this handler has added: this one starts when they have ended. */

@@ -1,4 +1,4 @@
-/** What can go wrong with a batch. */
+/** The errors of batches. */
 
 import * as Schema from "effect/Schema"
 import { coordinatorReasons } from "../actor/errors.ts"

@@ -108,7 +108,7 @@ const mostAdded = 128
 
 const nameIn = (addition: string, at: number): string => `${addition}-${at}`
 
-/** What errors of batches say of a run. */
+/** The subject that errors of batches name. */
 export const aboutBatch = (home: Home, run: string) => ({ ...home.about(run), name: home.name.slice(batches.length) })
 
 /** The run of a batch. */
@@ -250,7 +250,7 @@ export class BatchRun {
         if (state === unknown) {
           return void Queue.failCauseUnsafe(queue, Cause.fail(failBatch(new BatchUnknown(this.#about))))
         }
-        // The actor tells the state again when this process may have missed events.
+        // The actor sends the state again when this process may have missed events.
         if (version > last) {
           last = version
           Queue.offerUnsafe(queue, progressOf(nodes as number, countsOf(rest), rest[8] as number))

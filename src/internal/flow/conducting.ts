@@ -18,7 +18,7 @@ import type { Port } from "./graph.ts"
 import { type About, type Ended, failing, type Home, type Over, type StateLetter } from "./home.ts"
 import { states } from "./runs.ts"
 
-/** A run, and what tells it from the runs before it that had its id. */
+/** A run, and the stamp that distinguishes it from the runs before it that had its id. */
 type Which = readonly [run: string, stamp: number]
 
 type NodeErrand = readonly [
@@ -181,7 +181,7 @@ class Conductor {
         const payload = yield* this.#payload(port, errand)
         const isStopped = Effect.map(begun(false), ([now]) => now !== "active")
         const { duplicate } = yield* this.#offered(port, payload, { ...about[2], id }, reference, isStopped)
-        // The news of its end may be lost with the data of its partition.
+        // The event of its end may be lost with the data of its partition.
         if (duplicate) yield* this.#recall(port, id, reference)
       }
       // Only now: a run that stops meanwhile learns from this that there is a job to remove. It goes to the actor in front of the
@@ -245,7 +245,7 @@ class Conductor {
     )
   }
 
-  /** The end of a job that its queue does not have any more; `lost` is told if its outcome is not known either. */
+  /** The end of a job that its queue does not have any more; `lost` stands for its outcome if that is not known either. */
   #recall(port: Port, id: string, reference: string, lost?: Outcome): Effect.Effect<unknown, unknown> {
     const job = innerOf(port.queue).job(id)
     return Effect.flatMap(job.status, (status) => {
@@ -324,7 +324,7 @@ class Conductor {
     )
   }
 
-  // The actor tells a repetition by the state and the generation of the node.
+  // The actor recognizes a repetition by the state and the generation of the node.
   #ended(reference: string, outcome: Outcome): Effect.Effect<unknown, FlowError> {
     const [, node, generation, undo, stamp, run] = /^(\d+) (\d+) ([01]) (\d+) ([^]*)$/.exec(reference)!
     const [tag, value, added] = outcome as readonly [string, unknown?, unknown?]

@@ -1,4 +1,4 @@
-/** What can go wrong with a flow. */
+/** The errors of flows. */
 
 import * as Schema from "effect/Schema"
 import { coordinatorReasons } from "../actor/errors.ts"

@@ -12,7 +12,7 @@ import { innerOf } from "../queue/errands.ts"
 import { levels, type Priority } from "../queue/wish.ts"
 import type { Codec } from "../work/codec.ts"
 
-/** What becomes of a node when a node in front of it has failed. */
+/** The effect on a node when a node in front of it has failed. */
 export type OnFailure = "fail" | "skip" | "continue"
 
 /** @internal */
@@ -64,8 +64,8 @@ export interface JobOptions<A extends After = After, P extends OnFailure = OnFai
   /** The nodes that have to end before this one starts. */
   readonly after?: A | undefined
   /**
-   * What becomes of this node when a node in front of it has failed, or was cancelled: it fails too, it is skipped, or it starts all
-   * the same. Behind a node that was skipped, `fail` skips too. Default `fail`.
+   * The effect on this node when a node in front of it has failed, or was cancelled: it fails too, it is skipped, or it starts
+   * all the same. Behind a node that was skipped, `fail` skips too. Default `fail`.
    */
   readonly onFailure?: P | undefined
 }
@@ -104,7 +104,7 @@ export interface Builder {
   readonly compensate: <S, B, T, E>(node: Node<S>, queue: Tag<B, T, E>, payload: (result: S) => B) => void
 }
 
-/** What a queue is for flows. */
+/** A queue, as flows need it. */
 export interface Port {
   readonly queue: Queue<any, any, any>
   readonly payload: Codec<any>
@@ -299,7 +299,7 @@ export const resultIn = (shape: unknown, results: ReadonlyArray<unknown>): unkno
   return Object.fromEntries(Object.keys(shape as object).map((name, at) => [name, results[at]]))
 }
 
-// Of lua/Flow.lua: so many edges are told of an end at a time.
+// Of lua/Flow.lua: so many edges are notified of an end at a time.
 const chunk = 256
 
 const chunked = (field: string, tokens: ReadonlyArray<string>, fields: Array<string>): number => {

@@ -133,7 +133,7 @@ export class Home {
       : describe("flow", this.name, namespace)
   }
 
-  /** What its errors say of a run. */
+  /** The subject that its errors name. */
   about(run: string): { readonly name: string; readonly namespace: string; readonly run: string } {
     return { name: this.name, namespace: this.space.kernel.settings.namespace, run }
   }
@@ -142,7 +142,7 @@ export class Home {
     return placeIn(this.space, this.partition, "flow", `${this.name}/${run}`, this.lease)
   }
 
-  /** Builds the graph of an input, checked: what is wrong with it is a defect. */
+  /** Builds the graph of an input, checked: an error in it is a defect. */
   build(input: unknown): Graph {
     const graph = new Graph(this.name, this.ports)
     graph.shape = this.#build(graph, input)
@@ -150,7 +150,7 @@ export class Home {
     return graph
   }
 
-  /** The graph of a run, which is known here. The stamp tells the run from others that had its id. */
+  /** The graph of a run, which is known here. The stamp distinguishes the run from others that had its id. */
   keep(run: string, stamp: number, graph: Graph): void {
     const key = `${stamp} ${run}`
     this.#graphs.delete(key)

@@ -119,7 +119,7 @@ export interface Terms {
   readonly retention: number
   /** How many nodes there have to be before the run can end; -1 until it is sealed. Default 0. */
   readonly expected?: number
-  /** Of which ends its conductors hear. Default: of none. */
+  /** The ends that its conductors are notified of. Default: none. */
   readonly told?: { readonly done: boolean; readonly failed: boolean }
 }
 
@@ -155,8 +155,8 @@ export const begin = (
 export type Heard = readonly [state: number, version: number, ...counts: Array<number>, expected: number, changes: any]
 
 /**
- * A member of a run, told of its end or of all changes; and of the state when news may have been missed. After a loss the version
- * can be less than before: Redis may have lost changes. To become one that waits for the end is a part of the wait.
+ * A member of a run, notified of its end or of all changes; and of the state when events may have been missed. After a loss the
+ * version can be less than before: Redis may have lost changes. To become one that waits for the end is a part of the wait.
  */
 export const observing = (
   place: Place,
@@ -177,7 +177,7 @@ export const observing = (
     })
   )
 
-/** What a node has failed with. */
+/** The failure of a node. */
 export const failureOf = ({ queues }: Home, [[node, queue], , outcome]: Ended) => {
   const [tag, value] = (outcome ?? ["failed"]) as Outcome
   const error = tag === "failure" ? queues.get(queue)?.error?.decodeParsed(value) : undefined
@@ -188,7 +188,7 @@ export const failureOf = ({ queues }: Home, [[node, queue], , outcome]: Ended) =
   }
 }
 
-/** What a process has sent of a run, and what Redis has answered: 0 if that is not known. */
+/** The input of a run as a process has sent it, and the stamp that Redis has answered: 0 if that is not known. */
 export interface Begun {
   input: string
   stamp: number
@@ -273,7 +273,7 @@ export class Run {
     )
   }
 
-  /** What the run is when it is over. One that starts again, by `retry` or `replay`, is awaited again. */
+  /** The state of the run when it is over. One that starts again, by `retry` or `replay`, is awaited again. */
   get ended() {
     const ended = Effect.andThen(this.end, untilBack(this.page(Number.MAX_SAFE_INTEGER), "1 second"))
     return Effect.repeat(ended, { until: ({ state }) => states.indexOf(state) >= over })
@@ -333,7 +333,7 @@ export class Run {
         const news = yield* Queue.unbounded<Heard | "lost" | undefined>()
         const known = new Map<string, NodeState>()
         const show = (name: string, of: string, state: NodeState) => {
-          // What was read page by page can be ahead of events that come later.
+          // The state that was read page by page can be ahead of events that come later.
           if (known.get(name) === state) return
           known.set(name, state)
           Queue.offerUnsafe(queue, { node: name, queue: of, state })
@@ -357,7 +357,7 @@ export class Run {
             const [state, next] = heard
             if (state === unknown) return yield* Effect.fail(this.#unknown)
             const changes = heard.at(-1) as ReadonlyArray<readonly [About, StateLetter]>
-            // An answer to joining again has no changes, whatever has changed.
+            // An answer to joining again never has changes, also if there were some.
             const isComplete = version >= 0 && next === version + 1 && changes.length > 0
             if (isComplete) {
               version = next

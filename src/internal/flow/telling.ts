@@ -1,4 +1,4 @@
-/** What the errors of flows and batches say of a run. */
+/** The fields and messages of the errors of flows and batches about a run. */
 
 import * as Schema from "effect/Schema"
 import { describe } from "../hold/loss.ts"

@@ -53,7 +53,7 @@ export interface Departure<V extends Verb = Verb> {
   readonly verb: V
   /** Behind the id. */
   readonly args: ReadonlyArray<string>
-  /** What the answer says of the claim: that its wait is over, what came before that, or that an event says it. */
+  /** The answer about the claim: that its wait is over, what came before that, or that an event follows. */
   told(id: string, reply: Requests[V]["reply"]): "departed" | "later" | ReadonlyArray<unknown>
 }
 
@@ -73,7 +73,7 @@ export const use = <A, E, R>(
 
 /**
  * Goes on with the hold of a place that the fiber runs under, if waiting for it would never end: a fiber that the holder does
- * not wait for may wait. What has just started the fiber may be about to wait for it, so that is looked at twice.
+ * not wait for may wait. The fiber that has just started this one may be about to wait for it, so that is looked at twice.
  */
 export const nested = <A, E, R>(
   fiber: Fiber.Fiber<unknown, unknown>,
@@ -112,7 +112,7 @@ export const leaving = (hold: Hold): Effect.Effect<void> => Effect.suspend(() =>
 // Acquire
 // -----------------------------------------------------------------------------
 
-/** Told once what a request has come to. */
+/** Called once, with the outcome of a request. */
 const onSettled = <E>(
   entry: Entry,
   fail: (error: CoordinatorReason) => E,
@@ -126,8 +126,8 @@ const onSettled = <E>(
 }
 
 /**
- * Asks, and waits for the outcome. Whatever goes wrong on the way, also an interruption at the very moment of the grant,
- * the claim must not outlive it, see `forsake`.
+ * Asks, and waits for the outcome. After any failure on the way, also an interruption at the very moment of the grant, the
+ * claim must not outlive it, see `forsake`.
  */
 const asking = <E>(
   place: Place,
@@ -155,7 +155,7 @@ const asking = <E>(
 // While Redis does not answer, this much longer than its time a wait can last, in milliseconds.
 const mostGrace = 1000
 
-// Its process was told of nothing before the wait was over.
+// Its process received no outcome before the wait was over.
 const departing = <E>(
   { channel, key, space: { kernel: { io, transport } }, tenancy }: Place,
   entry: Entry,
@@ -200,7 +200,7 @@ export const forsake = (entry: Entry, exit: Exit.Exit<unknown, unknown>): undefi
 const obtain = <A, E>(asked: Effect.Effect<A, E>, entry: Entry): Effect.Effect<A, E> =>
   Effect.onExitPrimitive(asked, (exit) => forsake(entry, exit), true)
 
-/** What is waited for: a place is one. */
+/** The target of a wait: a place is one. */
 export interface Awaited extends Pick<Place, "channel" | "name" | "space"> {
   readonly kind: string
 }
@@ -244,7 +244,7 @@ export const bounded = <A, E, R, E2>(
   fail: (error: WaitTimeout) => E2
 ): Effect.Effect<A, E | E2, R> => wait === undefined ? self : within(self, awaited, wait, fail)
 
-/** How long to wait: what was asked for, or the coordinator's default. */
+/** How long to wait: the `wait` of the call, or the coordinator's default. */
 export const waitOf = (place: Place, options: WaitOptions | undefined): Duration.Input | undefined =>
   options?.wait ?? place.space.wait
 
@@ -263,7 +263,7 @@ export const claimed = <E, A>(acquiring: Acquire<E, A>): Hold => {
   return newHold(acquiring)
 }
 
-/** Asks for a hold. The caller has to end the claim, whatever the outcome is. Runs under `uninterruptibleMask`. */
+/** Asks for a hold. The caller has to end the claim, after any outcome. Runs under `uninterruptibleMask`. */
 export const granting = <E, A>(
   fiber: Fiber.Fiber<unknown, unknown>,
   hold: Hold,

@@ -5,7 +5,7 @@ import type { Request } from "../actor/outbox.ts"
 import type { Session } from "../actor/session.ts"
 import type { ClaimReply, ClaimVerb, Entry } from "./claim.ts"
 
-/** What hears of the answers. */
+/** The receiver of the answers. */
 export interface Asker {
   readonly answered: (entry: Entry, reply: ClaimReply) => void
   /** `sent` says whether the request can have been executed. */

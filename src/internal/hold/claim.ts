@@ -1,4 +1,4 @@
-/** What can be held, waited for or observed, and what becomes of it: the data, and nothing that talks to Redis. */
+/** Claims to hold, wait for or observe a resource, and their outcomes: the data, and nothing that talks to Redis. */
 
 import type { CoordinatorError } from "../actor/errors.ts"
 import type { Home } from "../actor/home.ts"
@@ -28,7 +28,7 @@ export type ClaimReply = Requests[ClaimVerb]["reply"]
 
 export type Argument = string | number | boolean
 
-/** What a claim is about. */
+/** The object of a claim. */
 export interface Resource {
   readonly kind: Kind
   readonly name: string
@@ -62,10 +62,10 @@ export interface Claim {
   readonly verified?: boolean | undefined
 }
 
-/** What a claim can come to instead of being granted. */
+/** The outcomes of a claim that is not granted. */
 export type Refusal =
   | Exclude<ClaimReply, readonly ["granted" | "joined" | "kept" | "queued" | "stale", ...any]>
-  /** By this side: what it depends on is closed. */
+  /** By this side: the object that it depends on is closed. */
   | readonly [tag: "closed"]
 
 export type Outcome =
@@ -79,7 +79,7 @@ export type Outcome =
  */
 export const mostStale = 100
 
-/** What gives a claim up. */
+/** The object that releases a claim. */
 export interface Keeper {
   readonly release: (entry: Entry, done: () => void) => void
 }
@@ -99,7 +99,7 @@ export abstract class Entry {
   session: Session | undefined = undefined
   /** It has been asked for in this session, so Redis may know it. */
   known = false
-  /** It had to wait for others, in whatever session. */
+  /** It had to wait for others, in any session. */
   waited = false
   /** Redis has answered in this session that it waits. */
   queued = false
@@ -115,7 +115,7 @@ export abstract class Entry {
   /** Executed with its release, if it was held until then. */
   following: Array<Request> | undefined = undefined
   releasing: { readonly also: (done: () => void) => void } | undefined = undefined
-  /** Told once what it has come to. */
+  /** Called once, with its outcome. */
   settle: (outcome: Outcome) => void = ignore
 
   /** One that takes over what its process has kept has the id of that. */
@@ -130,6 +130,6 @@ export abstract class Entry {
   }
 }
 
-/** What an error or a log line about a claim names. */
+/** The subject of an error or a log line about a claim. */
 export const nameOf = ({ claim: { place: { kind, name, namespace } } }: Entry): string =>
   describe(kind, name, namespace)

@@ -78,7 +78,7 @@ export class Claims {
     if (state === "done" && before !== "done") this.remove(entry)
   }
 
-  /** A hold that is lost stays held until it is told. */
+  /** A hold that is lost stays held until its program is notified. */
   remove(entry: Entry): void {
     this.#all.delete(entry)
     if (entry.claim.verified === true) this.#verified.delete(entry)

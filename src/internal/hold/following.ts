@@ -1,10 +1,10 @@
-/** What is published in the same step as a request: both are executed, or neither. */
+/** Publications in the same step as a request: both are executed, or neither. */
 
 import * as Effect from "effect/Effect"
 import type { Request } from "../actor/outbox.ts"
 import type { Place } from "./place.ts"
 
-/** What is followed. */
+/** The object whose requests are followed. */
 export interface Leader extends Pick<Place, "channel" | "kind" | "name"> {}
 
 export interface Publication {
@@ -14,7 +14,7 @@ export interface Publication {
 
 export type Publications = Publication | ReadonlyArray<Publication>
 
-/** What is published with each write of a value: always the same, or made of the value that is written. */
+/** The publications with each write of a value: always the same, or made of the value that is written. */
 export type Outbox<A> = ReadonlyArray<Publications | ((value: A) => Effect.Effect<Publications>)>
 
 export const publicationsOf = <A>(outbox: Outbox<A>, value: A): Effect.Effect<Publications> =>

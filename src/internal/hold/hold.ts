@@ -8,10 +8,10 @@ import type { Stretch } from "./kept.ts"
 import { LeaseLost } from "./loss.ts"
 import type { Membership } from "./membership.ts"
 
-/** What is public of a hold. */
+/** The public part of a hold. */
 export interface Lease {
   readonly "~lockstep/Lease": "~lockstep/Lease"
-  /** What kind of thing is held. */
+  /** The kind of thing that is held. */
   readonly kind: Kind
   /** The name it was acquired under. */
   readonly key: string
@@ -41,11 +41,11 @@ export class Hold extends Entry implements Lease {
   token = 0
   /** It is one of several, as Redis sees it: its process may keep the lock. */
   stretch: Stretch | undefined = undefined
-  /** Another process wanted it before the grant was heard of. */
+  /** Another process wanted it before the grant was received. */
   recalled = false
   /** How much of the capacity it takes: upgrading and downgrading a read-write lock change that. */
   weight: number
-  /** What came with the grant, if anything did. */
+  /** The data that came with the grant, if any. */
   payload: ReadonlyArray<unknown> = none
   /** By the wall clock, for people; by the monotonic clock. */
   since = 0
@@ -61,9 +61,9 @@ export class Hold extends Entry implements Lease {
   onRelease: () => void = ignore
   /** A request that ends it is under way. */
   concluding = false
-  /** Settles when it has been given up, once that has begun. */
+  /** Settles when it has been released, once that has begun. */
   surrendering: Promise<void> | undefined = undefined
-  /** What it ends with. */
+  /** The membership that it ends with. */
   readonly member: Membership | undefined
   #observers: Array<() => void> | undefined = undefined
   #calm: Array<() => void> | undefined = undefined

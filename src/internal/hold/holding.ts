@@ -19,7 +19,7 @@ type AnyFiber = Fiber.Fiber<unknown, unknown>
 
 const Holdings = Context.Reference<Holding | undefined>("lockstep/Holdings", { defaultValue: () => undefined })
 
-// What a fiber has acquired before is not its own here: it runs a part of a program as another process would.
+// The earlier holds of a fiber are not its own here: it runs a part of a program as another process would.
 const Apart = Context.Reference<boolean>("lockstep/Apart", { defaultValue: () => false })
 
 /** Runs an effect as another process would: without the holds of the fiber that runs it here. */
@@ -51,7 +51,7 @@ export const across = <A, E, R>(
     }))
 }
 
-/** What a fiber has acquired into a scope, before all fibers that come later. */
+/** A hold that a fiber has acquired into a scope, before all fibers that come later. */
 interface Acquired {
   readonly hold: Hold
   readonly fiber: number
@@ -77,7 +77,7 @@ export const note = (fiber: AnyFiber, hold: Hold): void => {
   acquired.set(fiber, holds.filter(({ hold }) => hold.active))
 }
 
-/** What Effect keeps of a fiber, and does not show: whose child it is, and what is told when it ends. */
+/** The fields of a fiber that Effect does not show: whose child it is, and the observers of its end. */
 interface Inner {
   readonly _parent?: AnyFiber | undefined
   readonly _observers?: ReadonlyArray<(exit: never) => void> | undefined
@@ -110,7 +110,7 @@ const findAcquired = (fiber: AnyFiber, isMeant: (hold: Hold) => boolean): Hold |
 const isOf = ({ active, claim }: Hold, { home, key }: Place): boolean =>
   claim.place.key === key && active && claim.place.home.isSame(home)
 
-/** The hold of this place that the fiber runs under, by whatever coordinator of the process. */
+/** The hold of this place that the fiber runs under, by any coordinator of the process. */
 export const findHold = (fiber: Fiber.Fiber<unknown, unknown>, place: Place): Hold | undefined => {
   for (let at = fiber.getRef(Holdings); at !== undefined; at = at.outer) if (isOf(at.hold, place)) return at.hold
   return findAcquired(fiber, (hold) => isOf(hold, place))

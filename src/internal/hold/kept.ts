@@ -14,7 +14,7 @@ const most = 900
 /** How long a claim that does not wait lets another process release what it keeps, in milliseconds. */
 export const patience = 100
 
-// What is forgotten here is only kept a little later.
+// A key that is forgotten here is only kept a little later.
 const mostKeys = 1024
 
 /** How long a lock, or permits, are in the hands of one process, for several holds one after the other. Redis sees one claim. */
@@ -36,7 +36,7 @@ export interface Stretch {
 
 export class Kept {
   readonly #io: Io
-  /** What rested is released to Redis. */
+  /** Releases a hold that rested to Redis. */
   readonly #giveBack: (hold: Entry, session: Session) => void
   readonly #byId = new Map<string, Stretch>()
   readonly #byKey = new Map<string, Array<Stretch>>()

@@ -1,9 +1,9 @@
-/** A share in a resource for as long as a scope is open: it keeps the resource alive, and hears of its changes. */
+/** A share in a resource for as long as a scope is open: it keeps the resource alive, and observes its changes. */
 
 import { type Claim, Entry, type Keeper } from "./claim.ts"
 import { Table } from "./table.ts"
 
-/** What a membership hears. */
+/** The receiver of a membership's events. */
 export interface Observer {
   /** The state at joining, every change, and the state whenever a change may have been missed. */
   readonly observe: (state: ReadonlyArray<unknown>) => void
@@ -21,7 +21,7 @@ export class Membership extends Entry {
   /** It has been joined once: from then on it is joined again by itself. */
   joined = false
   readonly observer: Observer
-  /** What was asked for under it, and ends with it. */
+  /** The claims that were made under it, and end with it. */
   readonly dependents = new Table<Entry>()
   // Changes that came before the reply that it has joined.
   #early: Array<ReadonlyArray<unknown>> = []

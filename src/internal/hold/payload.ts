@@ -21,7 +21,7 @@ export class InvalidPayload extends Schema.Error<InvalidPayload>("lockstep/Inval
   }
 }
 
-/** What the values are of: a place is one. */
+/** The owner of the values: a place is one. */
 export interface Owner {
   readonly kind: string
   readonly name: string

@@ -157,7 +157,7 @@ export const duration = (input: Duration.Input, what: string): Duration.Duration
   return parsed
 }
 
-// Some 30,000 years, in milliseconds: what begins now ends at a time that a date can have.
+// Some 30,000 years, in milliseconds: a duration that begins now ends at a time that a date can have.
 const longest = 1e15
 
 /** As whole milliseconds from 0 on, and not more than dates can count, however long it is. */
@@ -195,7 +195,7 @@ export const oneOf = <const A extends string>(value: A, what: string, among: Rea
   return value
 }
 
-/** What a word stands for. */
+/** The meaning of a word. */
 export const choice = <const Word extends string, A>(
   table: { readonly [word in Word]: A },
   word: Word,
@@ -211,7 +211,7 @@ export const scheduleOf = <S>(schedule: S): S => {
   return schedule
 }
 
-/** What a number of permits, parties or the like is to be, where others have another one. */
+/** How a number of permits, parties or the like is chosen, where others have another one. */
 export const mismatchPolicies = ["fail", "keep", "resize"] as const
 
 /** A fencing token, as a lease has one. */

@@ -1,4 +1,4 @@
-/** Runs effects under holds: when one is lost, what runs under it is interrupted. */
+/** Runs effects under holds: when one is lost, the effect under it is interrupted. */
 
 import * as Cause from "effect/Cause"
 import type * as Context from "effect/Context"
@@ -54,7 +54,7 @@ export const withHold = <A, E, R, E2>(
     )
   })
 
-/** What ends a hold after its `maxHold`, if it has one. */
+/** The limit that ends a hold after its `maxHold`, if it has one. */
 interface Limiting {
   readonly place: Place
   readonly maxHold: Duration.Input
@@ -128,7 +128,7 @@ const unlessLost = <E2>(taken: ReadonlyArray<Hold>, restore: Restore, fail: (err
     })
   })
   return <A, E, R>(self: Effect.Effect<A, E, R>) =>
-    // A grant at the same moment is given up, as for any failure of a wait.
+    // A grant at the same moment is released, as for any failure of a wait.
     restore(Effect.raceFirst(self, lost)) as Effect.Effect<A, E, R>
 }
 
@@ -243,7 +243,7 @@ const outcome = <A, E, E2>(
   return hold.loss === undefined ? exit : lostWith(fail(hold.lossError()), exit)
 }
 
-/** What an effect comes to that was interrupted for a loss: that, and what else has failed. */
+/** The exit of an effect that was interrupted for a loss: that loss, and the other failures. */
 export const lostWith = <E, E2>(error: E2, exit: Exit.Exit<unknown, E>): Exit.Exit<never, E | E2> => {
   const lost = Cause.fail(error)
   return Exit.failCause(
@@ -251,7 +251,7 @@ export const lostWith = <E, E2>(error: E2, exit: Exit.Exit<unknown, E>): Exit.Ex
   )
 }
 
-/** What the end of a fiber comes to. The caller interrupts the fiber if its own wait is interrupted. */
+/** The end of a fiber, as the caller's result. The caller interrupts the fiber if its own wait is interrupted. */
 export const joined = <A, E, B, E2>(
   fiber: Fiber.Fiber<A, E>,
   end: (exit: Exit.Exit<A, E>) => Effect.Effect<B, E2>

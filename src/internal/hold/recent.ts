@@ -1,4 +1,4 @@
-/** What was used last, by name: the rest is forgotten. */
+/** The objects that were used last, by name: the rest is forgotten. */
 
 export class Recent<A> {
   readonly #most: number

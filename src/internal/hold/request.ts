@@ -10,14 +10,14 @@ import { mostStale } from "./claim.ts"
 import type { Hold } from "./hold.ts"
 import type { Tenancy } from "./tenancy.ts"
 
-/** What is asked about: a place is one. */
+/** The target of a request: a place is one. */
 export interface Target {
   readonly tenancy: Tenancy
   /** The hash of the resource. */
   readonly key: string
 }
 
-/** What a hold is of. */
+/** The target of a hold. */
 export const targetOf = ({ claim, keeper }: Hold): Target => ({ tenancy: keeper as Tenancy, key: claim.place.key })
 
 type ReplyOf<V extends Verb> = Requests[V]["reply"]
@@ -28,13 +28,13 @@ export interface RequestOptions<A, V extends Verb = Verb> {
   /** The session that it is bound to. */
   readonly session?: Session | undefined
   /**
-   * What it has come to when the session was lost before an answer; `sent` says whether it may have been executed. Without
-   * this, the next session makes the request again.
+   * Its result when the session was lost before an answer; `sent` says whether it may have been executed. Without this, the next
+   * session makes the request again.
    */
   readonly moot?: ((sent: boolean) => A) | undefined
-  /** Told of the reply in order with the session's events, also when the fiber that asked was interrupted meanwhile. */
+  /** Called with the reply, in order with the session's events, also when the fiber that asked was interrupted meanwhile. */
   readonly answered?: ((reply: ReplyOf<V>) => void) | undefined
-  /** Told that it is not answered, also later than the fiber that asked; `sent` says whether it may have been executed. */
+  /** Called when it is not answered, also later than the fiber that asked; `sent` says whether it may have been executed. */
   readonly refused?: ((error: CoordinatorError, sent: boolean) => void) | undefined
   /** Executed with it, in one step. */
   readonly following?: ReadonlyArray<Request> | undefined
@@ -42,7 +42,7 @@ export interface RequestOptions<A, V extends Verb = Verb> {
   readonly weight?: number | undefined
   /** It is a part of a wait or of a hold: while Redis is away it goes on, rather than fails. */
   readonly waits?: boolean | undefined
-  /** While Redis is away it fails as others do, and is executed later all the same: its `answered` is told. */
+  /** While Redis is away it fails as others do, and is executed later all the same: its `answered` is called. */
   readonly persists?: boolean | undefined
   /** It was asked before, so it is no new work: however many requests wait, it is not refused. */
   readonly again?: boolean | undefined
@@ -134,8 +134,8 @@ export const question = <V extends Verb>(
     }))
 
 /**
- * As `question`, about what this process has joined. If Redis does not know it, it may have lost its data, which no connection tells: the
- * session asks, and the question is asked again behind that.
+ * As `question`, about a resource that this process has joined. If Redis does not know it, it may have lost its data, which no
+ * connection reports: the session asks, and the question is asked again behind that.
  */
 export const memberQuestion = <V extends Verb>(
   target: Target,

@@ -1,6 +1,6 @@
 /**
- * The holds, waits and memberships of one channel, and what becomes of each of them. What outlives a session goes to the
- * next one.
+ * The holds, waits and memberships of one channel, and the outcome of each of them. Those that outlive a session go to
+ * the next one.
  */
 
 import type { Channel, Losses, Tenant } from "../actor/channel.ts"
@@ -93,7 +93,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     const { patience, place } = hold.claim
     const stretch = this.kept.resting(place.key, hold.weight)
     if (stretch === undefined) {
-      // What rests here may be in its way.
+      // A hold that rests here may be in its way.
       this.kept.surrenderResting(place.key)
       if (patience === undefined || place.kind !== "lock" || !this.kept.has(place.key)) return false
       this.#finish(hold, busy)
@@ -149,7 +149,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
 
   readonly opened = (): void => {
     const idle = this.#claims.idle()
-    // What makes a resource exist goes first.
+    // Claims that make a resource exist go first.
     for (const entry of idle) if (entry instanceof Membership && entry.state === "idle") this.#send(entry, true)
     for (const entry of idle) if (entry.state === "idle") this.#send(entry, true)
   }
@@ -158,7 +158,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
   // Answers
   // ---------------------------------------------------------------------------------------------------------------
 
-  /** What a request to hold or to join has come to. */
+  /** The reply to a request to hold or to join. */
   answered(entry: Entry, reply: ClaimReply): void {
     entry.request = undefined
     const { session } = this.channel
@@ -227,7 +227,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
       if (token > entry.token && entry.session === session) this.channel.lose(session, "rolledBack")
       return
     }
-    // Given up meanwhile: its release is on the way. And nothing is granted on a lease that has run out meanwhile.
+    // Ended meanwhile: its release is on the way. And nothing is granted on a lease that has run out meanwhile.
     if (entry.state === "done" || !this.#clock.isTrusted(session)) return
     if (tokens > 1) {
       if (!entry.recalled) {
@@ -298,7 +298,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
       entry.again = true
       return
     }
-    // What it has come to may not be known: it must not be granted to a claim that is over.
+    // Its outcome may not be known: it must not be granted to a claim that is over.
     if (sent) this.release(entry, ignore)
     else this.#claims.become(entry, "done")
     entry.settle(["failed", error])
@@ -395,7 +395,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     void hold.ended().then(() => timer.cancel())
   }
 
-  /** Another session has ended it: what runs under it is interrupted. */
+  /** Another session has ended it: the program under it is interrupted. */
   revoke(hold: Hold): void {
     if (hold.state !== "held") return
     hold.lose("revoked")
@@ -406,7 +406,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
   forget(hold: Hold): void {
     if (hold.state !== "held") return
     if (hold.verifying > 0) return this.release(hold, ignore)
-    // What was lost with its session is not counted any more.
+    // A hold that was lost with its session is not counted any more.
     if (hold.session?.lost === undefined) this.#released(hold)
     this.#claims.become(hold, "done")
     hold.end()
@@ -456,7 +456,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     this.#refuse(entry, answer as unknown as Outcome)
   }
 
-  /** Events may be missing: everything asks again, under the same id, what has become of it. */
+  /** Events may be missing: every claim asks again, under the same id, for its state. */
   readonly missed = (session: Session): void => {
     // One that was recalled may be among them, or still be on its way.
     this.kept.surrenderAll()
@@ -486,7 +486,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     this.#releases.lost()
     const memberships: Array<readonly [member: Membership, observed: boolean]> = []
     for (const entry of this.#claims.values()) {
-      // A program that has just heard of the end of another claim has given this one up.
+      // A program that was just notified of the end of another claim has ended this one.
       if (entry.state === "done") continue
       entry.request = undefined
       if (entry instanceof Hold && entry.state === "held") {
@@ -500,7 +500,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
         this.#claims.become(entry, "idle")
       }
     }
-    // Programs hear of it at once, and may give up what they have.
+    // Programs are notified of it at once, and may end their claims.
     let isEnding = holds.length > 0
     for (const [member, observed] of memberships) {
       if (member.state !== "done") this.#guard(member, () => member.lose(observed))
@@ -511,7 +511,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
       isEnding,
       tell: () => {
         for (const hold of holds) {
-          // Closing has told it already, or it has been ended by a request whose answer is still to come.
+          // Closing has notified its program already, or it has been ended by a request whose answer is still to come.
           if (hold.loss === undefined && !(reason === "closed" && hold.concluding)) {
             this.#log(hold, `was lost (${reason})`)
           }
@@ -526,7 +526,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     guard(this.kernel.hooks.log, `the loss of ${nameOf(entry)}`, callback)
   }
 
-  /** Ends holds, and waits until their users have released them; everything else is given up at once. */
+  /** Ends holds, and waits until their users have released them; all other claims end at once. */
   readonly close = async (): Promise<void> => {
     this.kept.surrenderAll()
     const entries = this.#claims.values()

@@ -5,7 +5,7 @@ import { describe } from "./loss.ts"
 
 export class StaleToken extends Schema.Error<StaleToken>("lockstep/Fence/StaleToken")({
   _tag: Schema.tag("StaleToken"),
-  /** What was to be written. */
+  /** The object that was to be written. */
   kind: Schema.String,
   name: Schema.String,
   namespace: Schema.String,

@@ -1,4 +1,4 @@
-/** What claims need while they last: Redis is asked what has become of them, and their resources are touched. */
+/** The upkeep of claims while they last: Redis is asked for their state, and their resources are touched. */
 
 import type { Channel } from "../actor/channel.ts"
 import type { Office } from "../actor/office.ts"
@@ -14,7 +14,7 @@ const touchEvery = 6 * 3_600_000
 
 const ignore = () => {}
 
-/** Hears the state of claims that were verified. */
+/** Receives the state of claims that were verified. */
 export interface Verifier {
   /** The claim waits: it is requested again under the same id. */
   readonly again: (entry: Entry) => void

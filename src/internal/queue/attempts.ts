@@ -9,7 +9,7 @@ import { guarded } from "../hold/guard.ts"
 import { describe } from "../hold/loss.ts"
 import { Job, type Task } from "./job.ts"
 
-/** What becomes of a job after an attempt. */
+/** The outcome of an attempt for its job. */
 export type Verdict =
   | { readonly tag: "done"; readonly outcome: string }
   /** Without `attempted`, it has not been an attempt. */
@@ -34,7 +34,7 @@ export interface Handling<R> {
 export interface Limit {
   /** In milliseconds. */
   readonly timeout: number
-  /** What an attempt has come to that was interrupted after that time. */
+  /** The exit of an attempt that was interrupted after that time. */
   readonly exit: () => Exit.Failure<unknown, unknown>
 }
 

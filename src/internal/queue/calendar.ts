@@ -98,7 +98,7 @@ export const ticksOf = (cron: Cron.Cron, last: number, now: number, missed: Miss
   return ticks
 }
 
-/** What becomes of ticks that were due while no process was alive, or while the queue was paused. */
+/** The policy for ticks that were due while no process was alive, or while the queue was paused. */
 export type Missed = "once" | "skip" | "all"
 
 /** So many ticks from one on, or else behind a time. In milliseconds. */

@@ -1,6 +1,6 @@
 /**
- * Callers that wait for news of jobs. The process asks as a member of the queue, again in each session, and the actor tells it of
- * the jobs that it has asked for.
+ * Callers that wait for events of jobs. The process asks as a member of the queue, again in each session, and the actor notifies
+ * it of the jobs that it has asked for.
  */
 
 import type { Requests } from "../actor/lua.ts"
@@ -58,7 +58,7 @@ export abstract class Callers<C extends Caller, N extends News, V extends Verb> 
     for (const caller of [...this.callers]) this.tell(caller, news)
   }
 
-  /** The membership is joined, perhaps again: news of meanwhile, and the callers that Redis knew, may be lost. */
+  /** The membership is joined, perhaps again: events of meanwhile, and the callers that Redis knew, may be lost. */
   rejoined(): void {
     for (const caller of this.callers) if (caller.job !== undefined) this.#ask(caller, true)
   }
@@ -74,10 +74,10 @@ export abstract class Callers<C extends Caller, N extends News, V extends Verb> 
   /** Not every job is the caller's. */
   protected abstract tell(caller: C, news: N): void
 
-  /** The actor has answered. `early` is what it has told of any job since it was asked. */
+  /** The actor has answered. `early` are the events that it has sent of any job since it was asked. */
   protected abstract answered(caller: C, reply: Requests[V]["reply"], early: ReadonlyArray<N>): void
 
-  /** An urgent caller goes on with what was accepted before, whatever the load is now. */
+  /** An urgent caller goes on with work that was accepted before, under any load. */
   protected add(caller: C, urgent: boolean): void {
     const { channel, space: { kernel } } = this.place
     const closed = kernel.isClosing() ? channel.closedError() : this.#closed

@@ -11,9 +11,12 @@ export interface Crew {
   readonly size: number
   /** Handlers that have not ended, without handlers whose slot has gone to another job. */
   readonly running: number
-  /** It has a session, and so can be given jobs. */
+  /** It has a session, so jobs can be delivered to it. */
   readonly ready: boolean
-  /** Tells when jobs have come, when Redis knows the end of the last one, and of a new session. Answers how to end that. */
+  /**
+   * Calls the listener when jobs have come, when Redis knows the end of the last one, and with a new session. Answers how to end
+   * that.
+   */
   readonly listen: (listener: () => void) => () => void
   /** Works for as long as the scope is open. */
   readonly work: <E>(
@@ -22,16 +25,16 @@ export interface Crew {
   ) => Effect.Effect<void, E, Scope.Scope>
   /** Runs so many jobs at a time from now on. Handlers that run are not interrupted. */
   readonly resize: (size: number) => void
-  /** Whether no job waits, and none is here or on its way. If jobs wait, listeners are told when none does any more. */
+  /** Whether no job waits, and none is here or on its way. If jobs wait, listeners are called when none does any more. */
   readonly nothingWaits: Effect.Effect<boolean, CoordinatorError>
   /** Begins no more jobs. */
   readonly halt: () => void
   /** Begins no more jobs, and is given none. */
   readonly retire: () => void
   /**
-   * Takes no more jobs, and lets handlers finish. After that many milliseconds, the other handlers are interrupted, and their jobs go
-   * back. Ends when all handlers have ended, and Redis knows of those that have finished, or has been away for `requestTimeout`. A second
-   * call can make it end earlier.
+   * Takes no more jobs, and lets handlers finish. After that many milliseconds, the other handlers are interrupted, and their
+   * jobs return to the queue. Ends when all handlers have ended, and Redis knows of those that have finished, or has been away
+   * for `requestTimeout`. A second call can make it end earlier.
    */
   readonly stop: (grace: number) => Effect.Effect<void>
 }

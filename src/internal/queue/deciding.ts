@@ -1,8 +1,11 @@
-/** What a handler decides about its job: it ends the handler, as a defect, so no handler of errors takes it for a failure. */
+/**
+ * The decision of a handler about its job: it ends the handler, as a defect, so no handler of errors takes it for a
+ * failure.
+ */
 
 import type * as Cause from "effect/Cause"
 
-/** The job goes back for a while, and no attempt is used up. */
+/** The job returns to the queue for a while, and no attempt is used up. */
 export class Snoozed {
   /** In milliseconds. */
   readonly delay: number

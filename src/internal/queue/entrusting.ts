@@ -21,7 +21,7 @@ export const entrusted = ({ channel, name, partition, space }: Place): Effect.Ef
     handler: (body, task) => {
       const [, index, queue, values, shapes] = body as unknown as Entrusted
       const target = placeIn(space, space.kernel.partitionAt(index), "queue", queue, undefined)
-      // Of all errands: what their queue is, and which one of these.
+      // Of all errands: their queue, and which one of these.
       const errand = `${partition.index} ${name} ${task.key}`
       return request(target, "queue.entrust", [values, shapes, errand])
     }

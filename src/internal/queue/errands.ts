@@ -21,9 +21,9 @@ import { mostOverrun } from "./pool.ts"
 import type { OfferOptions, Subscriber } from "./wish.ts"
 import { crewOf } from "./worker.ts"
 
-/** What primitives on queues can ask of a queue, besides what users can. */
+/** The requests to a queue that only primitives on queues can make, not users. */
 export interface Inner<in out A> {
-  /** As `offer`. The subscriber is sent the errand `["ended", reference, job, outcome]` when the job is done, or gone. */
+  /** As `offer`. The subscriber is sent the errand `["ended", reference, job, outcome]` when the job is done or deleted. */
   readonly offerFor: (payload: A, options: OfferOptions, subscriber: Subscriber) => Effect.Effect<Offered, QueueError>
   readonly job: (id: string) => Handle<A, any, any>
   /** Of its shards. */
@@ -46,7 +46,7 @@ export const innerOf = <A, S, E>(queue: Queue<A, S, E>): Inner<A> => queue as un
 
 interface Employment<R, E> {
   readonly space: Space
-  /** Of the errands: what they are about has the same name. */
+  /** Of the errands: the object that they are about has the same name. */
   readonly name: string
   /** In which these errands are sent. */
   readonly partitions: Iterable<number>

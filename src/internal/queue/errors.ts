@@ -1,4 +1,4 @@
-/** What can go wrong with a queue, and with a job. */
+/** The errors of queues and jobs. */
 
 import * as Effect from "effect/Effect"
 import * as Schema from "effect/Schema"

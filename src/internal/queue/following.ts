@@ -53,7 +53,7 @@ export class Following extends Callers<Follower, News, "queue.follow"> {
     follower.end()
   }
 
-  // Nothing here follows the job any more. When the session is over, Redis tells it of nothing.
+  // Nothing here follows the job any more. When the session is over, Redis sends it nothing.
   #leave(job: string): void {
     for (const follower of this.callers) if (follower.job === job || follower.job === undefined) return
     const { channel, key } = this.place

@@ -167,7 +167,7 @@ export const handlingOf = <A, E, R>(
   }
 })
 
-/** What a job has come to, as its caller gets it. */
+/** The outcome of a job, as its caller gets it. */
 export const decoded = <S, E>(
   { error: errors, success }: Results,
   about: { readonly name: string; readonly namespace: string; readonly id: string },

@@ -1,4 +1,4 @@
-/** What a queue has done, minute by minute. */
+/** The counts of a queue, minute by minute. */
 
 import * as DateTime from "effect/DateTime"
 import * as Duration from "effect/Duration"

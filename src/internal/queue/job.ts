@@ -27,7 +27,7 @@ export class Job extends Context.Service<Job, {
   readonly queue: string
   /** The `id` that it was offered with, or the one that `offer` has answered. */
   readonly id: string
-  /** How often it was begun, this time included; attempts that were given back do not count. */
+  /** How often it was begun, this time included; attempts that ended with a return to the queue do not count. */
   readonly attempt: number
   /** How often its worker's session has ended while it was at work. */
   readonly crashes: number
@@ -50,8 +50,8 @@ export class Job extends Context.Service<Job, {
   /** The latest state that earlier attempts have kept; `None` without any. */
   readonly checkpointed: Option.Option<unknown>
   /**
-   * Ends the handler, and gives the job back: it is handed out again after this delay, and that uses up no attempt. It ends the
-   * handler as a defect does, so finalizers run, and `Effect.catch` does not see it.
+   * Ends the handler, and returns the job to the queue: it is delivered again after this delay, and that uses up no attempt. It
+   * ends the handler as a defect does, so finalizers run, and `Effect.catch` does not see it.
    */
   readonly snooze: (delay: Duration.Input) => Effect.Effect<never>
   /** Ends the handler as `snooze` does, and makes the job a dead letter with this reason at once, however many attempts it has left. */
@@ -67,7 +67,7 @@ export class Job extends Context.Service<Job, {
   readonly slowDown: (delay: Duration.Input) => Effect.Effect<void, QueueError>
 }>()("lockstep/Queue/Job") {}
 
-/** As the actor hands it out: id, attempts and crashes, body, and its other fields by name. */
+/** As the actor delivers it: id, attempts and crashes, body, and its other fields by name. */
 export type Raw = readonly [id: string, count: number, body: unknown, ...more: ReadonlyArray<string>]
 
 const jsonOf = (value: unknown, what: string): string => {
@@ -107,12 +107,12 @@ export class Task implements Context.Service.Shape<typeof Job> {
   noting: Noting | undefined = undefined
   /** The jobs that are offered when it is done, by the keys of their queues. */
   followers: Map<string, Followers> | undefined = undefined
-  /** What stands behind its result in its outcome: the nodes that it adds to its flow, as JSON. */
+  /** The part behind its result in its outcome: the nodes that it adds to its flow, as JSON. */
   added: Array<string> | undefined = undefined
   fiber: Fiber.Fiber<unknown, unknown> | undefined = undefined
   /** When its handler was begun. */
   begunAt = 0
-  /** The exit of its handler does not matter any more: the session is lost, or the job was cancelled or given back. */
+  /** The exit of its handler does not matter any more: the session is lost, or the job was cancelled or returned to the queue. */
   over = false
   /** Of its timeout; after its interruption, of the time that its handler has to end. */
   timer: Timer | undefined = undefined
@@ -141,7 +141,7 @@ export class Task implements Context.Service.Shape<typeof Job> {
     this.#more = raw.length > 3 ? raw.slice(3) as Array<string> : undefined
   }
 
-  /** What is stored with its end: its follow-ups in its own queue, and errands about the others. */
+  /** The data that is stored with its end: its follow-ups in its own queue, and errands about the others. */
   get following(): [values: string, shapes: string, errands: string] {
     const { key } = this.place
     const errands: Array<string> = []

@@ -1,4 +1,4 @@
-/** Jobs that were put aside. */
+/** Jobs that became dead letters. */
 
 import * as Arr from "effect/Array"
 import * as DateTime from "effect/DateTime"
@@ -13,7 +13,10 @@ import { stateOf } from "./state.ts"
 
 /** @internal */
 export interface LettersOptions {
-  /** The `letter` of a dead letter, which may be gone by now: the stream begins behind it. Default: at the oldest one. */
+  /**
+   * The `letter` of a dead letter, which may be deleted by now: the stream begins behind it. Default: at the oldest
+   * one.
+   */
   readonly after?: string | undefined
   /** At most so many. Default: all. */
   readonly limit?: number | undefined
@@ -39,7 +42,7 @@ export interface DeadLetter {
   readonly body: string
   /** The newest lines of its log. */
   readonly logs: ReadonlyArray<string>
-  /** When it was put aside, by Redis's clock. */
+  /** When it became a dead letter, by Redis's clock. */
   readonly time: DateTime.Utc
 }
 

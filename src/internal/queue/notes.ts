@@ -1,11 +1,11 @@
-/** What handlers keep of the jobs of a worker: one request of a job is under way at a time. */
+/** The data that handlers keep of the jobs of a worker: one request of a job is under way at a time. */
 
 import type { CoordinatorError } from "../actor/errors.ts"
 import type { Session } from "../actor/session.ts"
 import type { Place } from "../hold/place.ts"
 import { type Noted, Noting } from "./noting.ts"
 
-/** What they need of the worker. */
+/** The part of the worker that they need. */
 export interface Owner {
   readonly place: Place
   /** Of the worker, as the actor knows it. */
@@ -66,7 +66,7 @@ export class Notes {
       if (last.state !== "gathering") return
       return isOwn ? this.#ask(last) : last.over(false)
     }
-    // Its handler has ended. A later attempt here must not hear of what this one has set.
+    // Its handler has ended. A later attempt here must not receive the values that this one has set.
     if (!isOwn) return noting.over(false)
     if (last !== noting) {
       last.join(noting)

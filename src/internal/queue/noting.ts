@@ -10,7 +10,7 @@ const mostLines = 100
 // Of a line: as JSON it has to fit into the log, which Redis bounds.
 const mostText = 2048
 
-/** Told whether it was stored: it was not if the job is not the worker's any more. */
+/** Called with whether it was stored: it was not if the job is not the worker's any more. */
 export type Stored = (stored: boolean, error?: CoordinatorError) => void
 
 /** A job that a worker has, and the last request with what its handler keeps. */
@@ -19,7 +19,7 @@ export interface Noted {
   noting: Noting | undefined
 }
 
-/** What has become of a request: of no error, it was answered, or is moot. */
+/** The end of a request: without an error, it was answered, or is moot. */
 type Answered = (self: Noting, error?: CoordinatorError) => void
 
 export class Noting implements Request<"queue.note"> {
@@ -75,7 +75,7 @@ export class Noting implements Request<"queue.note"> {
     this.#args = undefined
   }
 
-  /** Redis has not executed the one before it: what that one has goes with this one, which is newer. */
+  /** Redis has not executed the one before it: the data of that one goes with this one, which is newer. */
   join(before: Noting): void {
     before.state = "over"
     this.progress ||= before.progress

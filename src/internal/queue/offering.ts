@@ -10,7 +10,7 @@ import { nameOf } from "./naming.ts"
 
 export type Level = "u" | "h" | "n" | "l"
 
-/** What is stored of a job. `more` says what is asked for besides its body, as `queue.offer` in lua/QueueOffers.lua reads it. */
+/** The stored data of a job. `more` has the options besides its body, as `queue.offer` in lua/QueueOffers.lua reads them. */
 export interface Wish {
   readonly body: string
   /** The first letter of its id: the stream and the level of the job. */
@@ -22,7 +22,7 @@ export interface Wish {
   readonly after?: ReadonlyArray<string>
 }
 
-/** What Redis has made of an offer. */
+/** The result of an offer. */
 export interface Offered {
   readonly id: string
   /**
@@ -270,7 +270,7 @@ export class Offerer {
 
   /** There is room: the actor has said so, or a new session has begun, which does not stand in the line yet. */
   enter(): void {
-    // The answer may be behind the news.
+    // The answer may be behind the event.
     if (this.#unanswered > 0) this.#told = true
     else if (this.#isIdle) this.#leave()
     else {

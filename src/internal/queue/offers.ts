@@ -39,7 +39,7 @@ export class Offers {
     return fail(new OutcomeUnknown({ ...this.#queue, id }))
   }
 
-  /** `late` hears of a job that Redis stored, or found, after the caller was interrupted. */
+  /** `late` receives a job that Redis stored, or found, after the caller was interrupted. */
   one(wish: Wish, late?: (offered: Offered) => void): Effect.Effect<Offered, QueueError> {
     return Effect.callback((resume) => {
       const asker: Asker = {

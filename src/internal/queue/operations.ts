@@ -1,4 +1,4 @@
-/** What operators do with all jobs of a queue, or of one shard of it. */
+/** The operations on all jobs of a queue, or of one shard of it, for operators. */
 
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"

@@ -142,14 +142,15 @@ const drained = (
       while (true) {
         news.forget()
         const nothing = crew.running === 0 && (yield* nothingWaits)
-        // In one step with the end of the worker: a handler that has begun meanwhile goes on, and a job that comes later goes back.
+        // In one step with the end of the worker: a handler that has begun meanwhile goes on, and a job that comes later returns
+        // to the queue.
         if (nothing === true && crew.running === 0) return crew.retire()
         yield* news.await((f) => nothing === "away" ? pause(f) : undefined)
       }
     }).pipe(Effect.ensuring(Effect.sync(news.end)))
   })
 
-/** What a crew tells, also between two questions. */
+/** The events of a crew, also between two questions. */
 const newsOf = (crew: Crew) => {
   let heard = false
   let wake = () => {}
@@ -159,7 +160,7 @@ const newsOf = (crew: Crew) => {
   })
   return {
     forget: (): void => void (heard = false),
-    /** Ends when the crew has told something, or when the timer rings. */
+    /** Ends when the crew has sent an event, or when the timer fires. */
     await: (set: (f: () => void) => Timer | undefined): Effect.Effect<void> =>
       Effect.callback((resume) => {
         if (heard) return resume(Effect.void)

@@ -22,7 +22,7 @@ import { type OfferOptions, wishOf } from "./wish.ts"
 /** @internal */
 export interface ScheduleOptions extends Pick<OfferOptions, "priority" | "attempts" | "timeout" | "expires"> {
   /**
-   * What becomes of ticks that were due while no process was alive, or while the queue was paused: one job is offered for all of
+   * The policy for ticks that were due while no process was alive, or while the queue was paused: one job is offered for all of
    * them (`once`, the default), none (`skip`), or one for each, up to the newest 100 (`all`). A tick was missed if it is more
    * than a minute late, or if the next one is due as well.
    */
@@ -93,7 +93,7 @@ export class Schedules {
     this.#unwatch?.()
   }
 
-  /** There are schedules. A process that waits for nothing would hear of alarms with its renewals only. */
+  /** There are schedules. A process that waits for nothing would be notified of alarms with its renewals only. */
   watch(): void {
     if (!this.#left) this.#unwatch ??= this.#place.partition.watch()
   }
@@ -113,7 +113,7 @@ export class Schedules {
     this.watch()
     const args = [this.#id, name, spec, more, body, everyOf(times), missed] as const
     const asked = request(this.#place, "queue.schedule", [...args], {
-      // Also when the caller was interrupted: no other member would be told.
+      // Also when the caller was interrupted: no other member would be notified.
       answered: (reply) => {
         if (reply[0] === "full" || !reply[4]) return
         this.#give([name, reply[1], reply[2], reply[3], missed, JSON.parse(spec)])

@@ -1,4 +1,4 @@
-/** How a queue works, as its actor is told. */
+/** How a queue works, as its actor receives it. */
 
 import { choice, lasting, millis, whole } from "../hold/place.ts"
 import type { Options } from "./api.ts"

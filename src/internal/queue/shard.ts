@@ -181,7 +181,7 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     closed: () => this.#close(this.place.channel.closedError())
   }
 
-  // What waits here would not be told any more, and others would wait behind it.
+  // Callers that wait here would not be notified any more, and others would wait behind them.
   #close(error: Failure): void {
     this.#offerer.closed(error)
     this.#home.outcomes.closed(error)
@@ -303,7 +303,8 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
       )
     )
     if (options.expires === undefined) return executing
-    // This process may be the only one. If it waited for nothing, it would hear of the alarm with its renewals only.
+    // This process may be the only one. If it waited for nothing, it would be notified of the alarm with its renewals
+    // only.
     const watching = Effect.sync(() => this.place.partition.watch())
     return Effect.acquireUseRelease(watching, () => executing, (unwatch) => Effect.sync(unwatch))
   }

@@ -12,7 +12,7 @@ const heard = (signal: NodeJS.Signals): void => {
 const isHeard = (signal: string): boolean =>
   Object.hasOwn(constants.signals, signal) && signal !== "SIGKILL" && signal !== "SIGSTOP"
 
-/** Tells of each of these signals. Answers how to end that. */
+/** Calls the listener at each of these signals. Answers how to end that. */
 export const onSignals = (signals: ReadonlyArray<NodeJS.Signals>, told: () => void): () => void => {
   const unheard = signals.find((signal) => !isHeard(signal))
   if (unheard !== undefined) throw new RangeError(`signals must be ones that a process can hear, not ${unheard}`)

@@ -11,7 +11,7 @@ export interface Seat {
   readonly free: number
   /** Runs so many jobs at a time from now on. */
   readonly resize: (size: number) => void
-  /** Gives up to so many free slots back, and then says how many they were. */
+  /** Returns up to so many free slots, and then says how many they were. */
   readonly shed: (count: number, shed: (count: number) => void) => void
 }
 

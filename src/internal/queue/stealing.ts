@@ -74,7 +74,7 @@ const aimAt = (worker: string): Aim => ({ more: `o${Buffer.byteLength(worker)}`,
 /** The deque that all workers of a process at one queue have. */
 export class Deque {
   readonly name: string
-  /** What `queue.employ` takes behind the credit. */
+  /** The arguments of `queue.employ` behind the credit. */
   readonly args: [name: string, weight: number, keep: number, most: number]
   readonly #own: Aim
   /** How many workers of this process have it now. */

@@ -45,7 +45,7 @@ export interface Taking<A, E> {
   readonly fail: (error: CoordinatorReason | WaitTimeout) => E
 }
 
-// The worker tells Redis what has become of jobs before it leaves.
+// The worker reports the outcomes of jobs to Redis before it leaves.
 const patience = 60_000
 
 /** A worker for a while. `waited` ends when `found` does, or when the time to wait is over. */
@@ -123,7 +123,7 @@ export const take = <A, S, E>(
       const taken = yield* Effect.map(Effect.exit(restore(waited)), (exit) => {
         off()
         open = false
-        // Jobs that are on their way go back.
+        // Jobs that are on their way return to the queue.
         if (jobs.size < max) crew.retire()
         return Exit.map(exit, () => [...jobs.values()])
       })
@@ -132,7 +132,7 @@ export const take = <A, S, E>(
         return yield* taken
       }
       yield* Scope.addFinalizerExit(scope, (exit) => {
-        // They go back, and that is no attempt.
+        // They return to the queue, and that is no attempt.
         if (Exit.isFailure(exit) && Cause.hasInterruptsOnly(exit.cause)) return leave(0)
         Deferred.doneUnsafe(over, Exit.asVoid(exit))
         return leave(patience)
@@ -175,7 +175,7 @@ export const withJob = <A, B, E, R>(
         overrun
       }, 1)
       const waiting = yield* Effect.map(Effect.exit(restore(waited)), (exit) => {
-        // A job that is on its way goes back.
+        // A job that is on its way returns to the queue.
         if (begun === undefined) crew.retire()
         return exit
       })
@@ -192,7 +192,7 @@ export const withJob = <A, B, E, R>(
     })
   )
 
-/** What an effect has come to, once its worker has decided about the job. */
+/** The outcome of an effect, once its worker has decided about the job. */
 const outcomeOf = <B, E>(
   task: Task,
   exit: Exit.Exit<unknown, E>,

@@ -1,4 +1,4 @@
-/** A worker: the actor hands it as many jobs as it has credit for. Plain callbacks: this is the hot path. */
+/** A worker: the actor delivers as many jobs to it as it has credit for. Plain callbacks: this is the hot path. */
 
 import * as Effect from "effect/Effect"
 import type * as Scope from "effect/Scope"
@@ -17,7 +17,7 @@ import { Notes } from "./notes.ts"
 import { type Seat, Slots } from "./slots.ts"
 import type { Deque } from "./stealing.ts"
 
-/** What all workers of a crew have in common. */
+/** The common part of all workers of a crew. */
 export interface Employment<R> extends Trade<R> {
   /** Of the process, if its workers have one. */
   readonly deque?: Deque | undefined
@@ -33,19 +33,20 @@ class Worker<R> extends Member implements Crew, Seat {
   readonly #working = new Map<string, Task>()
   // Handlers that have not ended, whether their jobs are still theirs or not.
   #running = 0
-  // How many jobs it runs at a time, and what the actor was told of that in this session. More may run while it shrinks.
+  // How many jobs it runs at a time, and the number that the actor has received for that in this session. More may run while it
+  // shrinks.
   #size: number
   #told = 0
   // The session in which the actor was asked for jobs, and for how many.
   #asked: Session | undefined = undefined
   #credit = 0
-  // The session in which the actor is being told of another size.
+  // The session in which another size is on its way to the actor.
   #adjusting: Session | undefined = undefined
   // Slots that have become free since then, and before the answer.
   #owed = 0
   #stopping = false
   #retired = false
-  // Its jobs go back, as its handlers were interrupted.
+  // Its jobs return to the queue, as its handlers were interrupted.
   #quitted = false
   readonly #deliveries: Deliveries
   readonly #notes: Notes
@@ -135,7 +136,7 @@ class Worker<R> extends Member implements Crew, Seat {
     const deque = this.#deque
     if (deque === undefined) return Effect.asVoid(this.join({ verb: "queue.work", args, closed, fail }))
     const joined = this.join({ verb: "queue.employ", args: () => [...args(), ...deque.args], closed, fail })
-    // What the first handler offers goes there already.
+    // The offers of the first handler go there already.
     const counted = Effect.acquireRelease(Effect.sync(() => deque.workers++), () => Effect.sync(() => deque.workers--))
     return Effect.asVoid(Effect.andThen(counted, joined))
   }
@@ -175,7 +176,7 @@ class Worker<R> extends Member implements Crew, Seat {
         this.#cancelled.delete(key)
         this.#send(key)
       }
-      // Cancelled, and the news of that are lost.
+      // Cancelled, and the event of that is lost.
       for (const task of [...this.#working.values()]) {
         if (task.delivery <= sent && !found.has(task.key)) this.#abandon(task)
       }
@@ -387,7 +388,7 @@ class Worker<R> extends Member implements Crew, Seat {
 
   get free(): number {
     const { session } = this.place.channel
-    // It has told the actor how many it wants, and may be given jobs for all of them with the answer.
+    // It has asked the actor for so many, and may receive jobs for all of them with the answer.
     if (this.session === undefined && session !== undefined && session === this.#asked) return 0
     return Math.max(0, this.#size - this.#running)
   }
@@ -395,7 +396,7 @@ class Worker<R> extends Member implements Crew, Seat {
   shed(count: number, shed: (count: number) => void): void {
     const session = this.trusted
     const { channel, key } = this.place
-    // The actor will hear of its size when there is a session again.
+    // The actor will receive its size when there is a session again.
     if (session === undefined) {
       this.#size -= count
       return shed(count)
@@ -446,9 +447,9 @@ class Worker<R> extends Member implements Crew, Seat {
   }
 
   /**
-   * Takes no more jobs, and lets handlers finish. After that many milliseconds, the other handlers are interrupted, and their jobs go
-   * back. Ends when all handlers have ended, and Redis knows of those that have finished, or has been away for `requestTimeout`. A second
-   * call can make it end earlier.
+   * Takes no more jobs, and lets handlers finish. After that many milliseconds, the other handlers are interrupted, and their
+   * jobs return to the queue. Ends when all handlers have ended, and Redis knows of those that have finished, or has been away
+   * for `requestTimeout`. A second call can make it end earlier.
    */
   stop(grace: number): Effect.Effect<void> {
     return Effect.callback((resume) => {

@@ -167,7 +167,7 @@ class Cluster implements ClusterConnection {
       this.#inFlight.rejectAll(fail(new ConnectionLost({ address: this.#options.address, detail: "reset" })))
       this.#destroy(() => true)
     } else {
-      // What is in flight to these nodes rejects when their sockets close; the others are not disturbed.
+      // Commands in flight to these nodes reject when their sockets close; the others are not disturbed.
       this.#destroy((node) => this.#suspects.has(hostPort(node)))
       this.#suspects.clear()
     }
@@ -234,7 +234,7 @@ class Cluster implements ClusterConnection {
     const epoch = this.#epoch
     await this.#mastersConnected()
     if (epoch !== this.#epoch || this.#closed) return
-    // ioredis closes the client when the last of them is gone.
+    // ioredis closes the client when the last of them is lost.
     if (this.client.nodes("master").every((node) => this.#refused.has(node))) return
     this.#lastError = undefined
     this.#up()
@@ -297,14 +297,14 @@ class Cluster implements ClusterConnection {
   }
 
   /**
-   * Looks for the owners of slots until there is a primary in place of the one that is gone: a process that only holds
+   * Looks for the owners of slots until there is a primary in place of the one that is lost: a process that only holds
    * sends nothing that would find it.
    */
   readonly #refresh = (): void => {
     const { client } = this
     if (this.#chase !== undefined || this.#closed || client.status !== "ready") return
     const { io } = this.#options
-    // A node that is gone is tried again with every refresh, and its failure asks for the next one.
+    // A node that is lost is tried again with every refresh, and its failure asks for the next one.
     const pause = this.#chased++ < 40 ? 250 : 2000
     this.#chase = io.after(Math.max(0, this.#refreshedAt + pause - io.now()), () => {
       this.#chase = undefined

@@ -1,9 +1,9 @@
 /**
- * What a connection to Redis is to the rest of this package, and the connections behind each `Redis` service.
+ * A connection to Redis as the rest of this package sees it, and the connections behind each `Redis` service.
  *
  * ioredis may leave a promise unsettled for ever, resend what it has already sent, or queue what cannot be sent. So
- * every command is registered with its own deadline and is settled by a reply, by the loss of the connection or by that
- * deadline, whichever is first; what ioredis does with it afterwards is ignored.
+ * every command is registered with its own deadline. It is settled by a reply, by the loss of the connection or by that
+ * deadline, whichever is first; ioredis's later handling of it is ignored.
  */
 
 import type * as IoRedis from "ioredis"
@@ -23,7 +23,7 @@ export type Topology = "standalone" | "sentinel" | "cluster"
 
 export type ScriptCommand = "FCALL" | "EVALSHA" | "EVAL"
 
-/** What hears of the end of a call: once, and never before `run` has returned. */
+/** The receiver of a call's end: once, and never before `run` has returned. */
 export interface Caller {
   readonly resolve: (reply: unknown) => void
   readonly reject: (error: RedisError) => void
@@ -45,7 +45,7 @@ export interface Connection {
   readonly onReady: (f: () => void) => () => void
   /** Calls back each time the connection is lost, and for each failed attempt to get it back. */
   readonly onDown: (f: (error: RedisError | undefined) => void) => () => void
-  /** Destroys the socket (half-open) and lets it reconnect; what is in flight rejects with an unknown outcome. */
+  /** Destroys the socket (half-open) and lets it reconnect; commands in flight reject with an unknown outcome. */
   readonly reset: () => void
   readonly close: () => Promise<void>
 }
@@ -66,7 +66,7 @@ export const whenReady = (connection: Connection): Promise<void> =>
     })
   })
 
-/** What a server says of itself. */
+/** A server's description of itself. */
 export interface ServerInfo {
   readonly flavor: "redis" | "valkey"
   readonly version: string
@@ -74,7 +74,7 @@ export interface ServerInfo {
 
 /** The shared connection of a layer. */
 export interface CommandConnection extends Connection {
-  /** What the server says of itself, or the reason why it cannot be used. */
+  /** The server's description of itself, or the reason why it cannot be used. */
   readonly server: (deadlineMillis: number) => Promise<ServerInfo>
 }
 
@@ -89,7 +89,7 @@ export interface ClusterConnection extends CommandConnection {
   readonly masters: () => ReadonlyArray<Pick<Connection, "send">>
 }
 
-/** What the kernel needs of a `Redis` service. */
+/** The part of a `Redis` service that the kernel needs. */
 export interface Connections {
   readonly topology: Topology
   readonly commands: Connection

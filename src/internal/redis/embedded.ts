@@ -1,8 +1,8 @@
 /**
  * A Redis server that lives as long as this process at most.
  *
- * Its parent is a shell that waits on a pipe from us. When we are gone, however that happened, the pipe closes, and the
- * shell ends the server and removes the directory.
+ * Its parent is a shell that waits on a pipe from us. When this process has ended, however that happened, the pipe
+ * closes, and the shell ends the server and removes the directory.
  */
 
 import { spawn } from "node:child_process"

@@ -1,10 +1,10 @@
-/** What can go wrong with Redis. Public through `Redis`; here so that connections can raise it. */
+/** The errors of connections to Redis. Public through `Redis`; here so that connections can raise them. */
 
 import * as Schema from "effect/Schema"
 
 const because = (detail: string | undefined): string => detail === undefined ? "" : ` (${detail})`
 
-/** What a command was about, if a primitive has sent it. */
+/** The object that a command was about, if a primitive has sent it. */
 export const subject = {
   kind: Schema.optional(Schema.String),
   name: Schema.optional(Schema.String),
@@ -18,7 +18,7 @@ export const about = ({ kind, name, namespace }: Subject, before: string = ""): 
   kind === undefined ? "" : `${before} about ${kind} ${JSON.stringify(name)} of namespace ${JSON.stringify(namespace)}`
 
 /**
- * The connection was lost, or given up for dead, while the command was in flight.
+ * The connection was lost, or treated as lost, while the command was in flight.
  *
  * @category errors
  * @since 0.1.0
@@ -101,7 +101,7 @@ export class AuthenticationFailed extends Schema.Error<AuthenticationFailed>("lo
 
 /**
  * The user may not run this command, or not on these keys or channels. When a script ran it, `script` is the command
- * that called the script; Redis 7.0 does not tell which command inside was refused, so `command` is that of the call
+ * that called the script; Redis 7.0 does not say which command inside was refused, so `command` is that of the call
  * too.
  *
  * @category errors
@@ -350,7 +350,8 @@ export const fail = (reason: RedisError["reason"]): RedisError => new RedisError
 export const notCluster = (): UnsupportedServer =>
   new UnsupportedServer({ detail: "it is not a Redis Cluster: use `url` or `host` instead of `cluster`" })
 
-// What Redis 7.0, Redis 7.2 and later with Valkey, and RM_Call of modules say when a script runs a refused command.
+// The messages of Redis 7.0, of Redis 7.2 and later with Valkey, and of RM_Call of modules when a script runs a refused
+// command.
 const refusedInScript = /^(The user executing the script|ACL failure in script:|acl verification failed)/
 
 // The name of the command is one of the server's own, and no user's name has spaces: this never quotes a text of theirs.
@@ -408,7 +409,7 @@ export const errorFrom = (error: unknown, command: string, sent: boolean, addres
     const last = /Last error: (?:\w+: )?([A-Z]+)/.exec(message)?.[1] ?? ""
     return fail(new Unavailable({ code: unavailable.has(last) ? last : "CLUSTERDOWN" }))
   }
-  // A Cluster tells why none of its nodes could be asked in a property of its own.
+  // A Cluster says why none of its nodes could be asked in a property of its own.
   const nodeError: unknown = (failure as { lastNodeError?: unknown }).lastNodeError
   if (nodeError !== undefined && nodeError !== null) return errorFrom(nodeError, command, sent, address)
   const code = /^[A-Z][A-Z0-9_]+(?=\s|$)/.exec(message)?.[0]

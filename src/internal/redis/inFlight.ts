@@ -1,4 +1,4 @@
-/** The commands in flight: each of them settles once, whatever ioredis does with its promise. */
+/** The commands in flight: each of them settles once, independently of ioredis and its promise. */
 
 import * as IoRedis from "ioredis"
 import { tracingChannel } from "node:diagnostics_channel"
@@ -8,7 +8,7 @@ import type { Caller, Connection, NodeConnection, ScriptCommand } from "./connec
 import { errorFrom, fail, type RedisError, Timeout } from "./errors.ts"
 import { type Call, command, message } from "./resp.ts"
 
-/** What ioredis needs to find the node of a command. */
+/** The part of a command that ioredis needs to find its node. */
 type Routed = Pick<IoRedis.Command, "getKeys" | "getSlot">
 
 interface Entry {
@@ -113,12 +113,12 @@ const wireNames = { FCALL: "fcall", EVALSHA: "evalsha", EVAL: "eval" } as const
 const decode = (reply: unknown): unknown =>
   reply instanceof Buffer ? reply.toString() : Array.isArray(reply) ? reply.map(decode) : reply
 
-/** What ioredis may use of a command that it sends. A member that a later ioredis adds fails to compile here. */
+/** The part of a command that ioredis may use when it sends it. A member that a later ioredis adds fails to compile here. */
 type Sendable = Omit<IoRedis.Command, "isResolved" | "stringifyArguments" | "transformReply">
 
 /**
- * Calls that have ended, in that order. Their callers hear of it when ioredis is done with what it has received: they may close
- * the connection, and what they throw is not for ioredis.
+ * Calls that have ended, in that order. Their callers are notified when ioredis is done with the data that it has received:
+ * they may close the connection, and their exceptions are not for ioredis.
  */
 class Ends {
   #ended: Array<Ended> = []
@@ -155,7 +155,7 @@ interface Ended {
 const untraced: Promise<unknown> = Promise.resolve()
 const tracing = tracingChannel("ioredis:command")
 
-/** What all that is sent without `IoRedis.Command` has in common. */
+/** The common part of all commands that are sent without `IoRedis.Command`. */
 interface Setting {
   readonly deadlines: Deadlines
   readonly ends: Ends
@@ -374,7 +374,7 @@ export class InFlight {
     this.#deadlines.settleAll((entry) => entry.rejectWith(error))
   }
 
-  // The promise of the command is the one that is handed out; only what settles it is ours.
+  // The caller receives the command's own promise; only the functions that settle it are ours.
   #dispatch(label: string, command: IoRedis.Command, deadlineMillis: number): Promise<unknown> {
     const { address, dispatch } = this.#options
     const { reject, resolve } = command

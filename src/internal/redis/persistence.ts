@@ -1,8 +1,8 @@
 /**
  * `effect/persistence/Redis` over a `Redis` of this package.
  *
- * On a Cluster, what Effect's modules send without a single key is spread here: scripts are loaded on every master,
- * `MGET`, `DEL` and `UNLINK` are divided by key, and `KEYS` and `SCAN` visit every master.
+ * On a Cluster, commands of Effect's modules that have no single key are spread here: scripts are loaded on every
+ * master, `MGET`, `DEL` and `UNLINK` are divided by key, and `KEYS` and `SCAN` visit every master.
  *
  * Commands wait for a connection that is being made again. Effect's own client queues them, and its modules rely on
  * that: a failed command ends the fiber with which `PersistedQueue` recovers elements.
@@ -130,7 +130,7 @@ interface Channel {
   subscribed: Promise<unknown>
 }
 
-/** All channels on one connection, opened with the first. What is published while it reconnects is gone. */
+/** All channels on one connection, opened with the first. Messages that are published while it reconnects are lost. */
 class Subscriber {
   readonly #connections: Connections
   readonly #io: Io

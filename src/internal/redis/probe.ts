@@ -1,4 +1,4 @@
-/** What a server says of itself, whether it can be used, and what it can do. */
+/** A server's description of itself, whether the server can be used, and its features. */
 
 import type { Connection, ServerInfo, Topology } from "./connection.ts"
 import { fail, notCluster, ReadOnlyReplica, RedisError, UnsupportedServer } from "./errors.ts"
@@ -10,7 +10,7 @@ const parseHello = (reply: unknown): Map<string, unknown> => {
   return fields
 }
 
-/** What the server says of itself. `HELLO` is exempt from ACLs; `INFO` is only for servers that do not have it. */
+/** The server's description of itself. `HELLO` is exempt from ACLs; `INFO` is only for servers that do not have it. */
 export const helloOf = async (
   ask: (name: string, ...args: ReadonlyArray<string>) => Promise<unknown>
 ): Promise<Map<string, unknown>> => {
@@ -34,7 +34,7 @@ export const isRefusal = (error: unknown): boolean =>
     ? error.reason._tag === "CommandFailed" || error.reason._tag === "MissingPermission"
     : /^(ERR (?!max number)|NOPERM)/.test(error instanceof Error ? error.message : "")
 
-/** Throws the reason why this server cannot be used; what is not known is fine. */
+/** Throws the reason why this server cannot be used; unknown fields are fine. */
 export const checkServer = (hello: Map<string, unknown>, topology: Topology, address: string): ServerInfo => {
   const version = String(hello.get("version") ?? "unknown")
   const mode = hello.get("mode")
@@ -57,8 +57,8 @@ export const checkServer = (hello: Map<string, unknown>, topology: Topology, add
 }
 
 /**
- * Sends a command that does not block. After a deadline the connection is only given up if it does not answer `PING`
- * either: one slow command must not cost the others theirs.
+ * Sends a command that does not block. After a deadline the connection is only treated as lost if it does not answer
+ * `PING` either: one slow command must not cost the others theirs.
  */
 export const sendProbing = (
   self: Connection,

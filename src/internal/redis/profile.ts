@@ -13,8 +13,8 @@ export const backoff = (io: Io) => (times: number): number => {
 }
 
 /**
- * Overrides whatever a caller's options say. `maxRetriesPerRequest: 0` is what makes
- * `autoResendUnfulfilledCommands: false` reject instead of forgetting; `enableReadyCheck` would need INFO.
+ * Overrides the options of callers. `maxRetriesPerRequest: 0` makes `autoResendUnfulfilledCommands: false` reject
+ * instead of forgetting; `enableReadyCheck` would need INFO.
  */
 export const profile = {
   lazyConnect: true,

@@ -45,7 +45,7 @@ const decoded = (part: string): string => {
   }
 }
 
-// What is wrong must not quote the URL: it may carry a password.
+// Error messages must not quote the URL: it may carry a password.
 export const parseUrl = (text: string): ParsedUrl => {
   if (text.startsWith("/")) return { path: text }
   if (!URL.canParse(text)) throw new RangeError("Redis: url is not a URL such as redis://localhost:6379")

@@ -1,6 +1,6 @@
 /**
- * How calls of scripts are written. What is the same in every call of a session is encoded once, and nothing is kept
- * twice while a call is under way: encoding is most of what a request costs in the client.
+ * How calls of scripts are written. The part that is the same in every call of a session is encoded once, and nothing
+ * is kept twice while a call is under way: encoding is most of what a request costs in the client.
  */
 
 const heads = Array.from({ length: 512 }, (_, length) => `$${length}\r\n`)
@@ -29,7 +29,7 @@ export interface Call {
   readonly text: string
 }
 
-/** What is sent for it. `script` is the name of the function, the digest, or the source. */
+/** The bytes that are sent for it. `script` is the name of the function, the digest, or the source. */
 export const message = (command: string, script: string, { count, text }: Call): string =>
   `*${count + 2}\r\n${ascii(command)}${bulk(script)}${text}`
 

@@ -4,7 +4,7 @@ import type { Io } from "../io.ts"
 import type { Connection } from "./connection.ts"
 import { RedisError } from "./errors.ts"
 
-// A connection can be ready for all it knows and still have no socket: until it hears of the loss, for example.
+// A connection can be ready for all it knows and still have no socket: until it notices the loss, for example.
 const pause = 50
 
 const sleep = (io: Io, millis: number): Promise<void> =>
@@ -48,7 +48,10 @@ export const untilReady = (
     if (signal?.aborted || connection.state() === "closed") settle()
   })
 
-/** Sends when the connection is ready, at the latest after so many milliseconds. What has been sent is not sent again. */
+/**
+ * Sends when the connection is ready, at the latest after so many milliseconds. A command that has been sent is not
+ * sent again.
+ */
 export const patient = async <A>(
   connection: Connection,
   io: Io,

@@ -35,7 +35,7 @@ export interface CellOptions<A, E> {
   readonly fail: (reason: Reason) => E
 }
 
-/** As members hear of it: the value is parsed, and not decoded. */
+/** As members receive it: the value is parsed, and not decoded. */
 interface Told extends State {
   readonly version: number
   readonly value: unknown
@@ -88,10 +88,10 @@ export class Cell<A, E> {
   readonly #payload: Payload<A>
   readonly #valueKey: string
   readonly #what: string
-  // What was decoded last, and as a result: a version has one value.
+  // The value that was decoded last, and as a result: a version has one value.
   #decoded: Versioned<A>
   #exit: Exit.Exit<A>
-  // What this process has seen or written last: an update tries that first.
+  // The version that this process has seen or written last: an update tries that first.
   last: Raw | undefined = undefined
   #watch: Watch<Told> | undefined = undefined
 
@@ -117,7 +117,7 @@ export class Cell<A, E> {
     return Effect.mapError(this.#payload.encode(value, this.#what), this.options.fail)
   }
 
-  /** What is to be written. `tag` is that of the reply to the write. */
+  /** The data of a write. `tag` is that of the reply to the write. */
   prepare(value: A, outbox: Outbox<A>, tag = "set"): Effect.Effect<Written, E> {
     const encoded = this.#encode(value)
     if (outbox.length === 0) return Effect.map(encoded, (json) => ({ json, following: undefined }))
@@ -144,7 +144,7 @@ export class Cell<A, E> {
     })
   }
 
-  /** What an update tries first: what was seen last, though it may be outdated. */
+  /** The version that an update tries first: the one that was seen last, though it may be outdated. */
   get guess(): Effect.Effect<Versioned<A>, E> | undefined {
     const told = Watch.active<Told>(this.place)?.latest
     const last = this.last
@@ -165,7 +165,7 @@ export class Cell<A, E> {
     })
   }
 
-  /** What was heard last, if nothing can have changed since so many milliseconds; else by Redis's word. */
+  /** The value that was received last, if nothing can have changed since so many milliseconds; else by Redis's word. */
   cached(maxAge: number): Effect.Effect<A, E> {
     return Effect.suspend(() => {
       const told = (this.#watch ?? Watch.active<Told>(this.place))?.fresh(maxAge)
@@ -222,7 +222,7 @@ export class Cell<A, E> {
     })
   }
 
-  // In order with what the session is told.
+  // In order with the events of the session.
   wrote(version: number, json: string): void {
     this.last = { version, parse: () => JSON.parse(json) }
     Watch.active<Told>(this.place)?.learn({ change: version, version, value: JSON.parse(json) })

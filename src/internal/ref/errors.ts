@@ -1,4 +1,4 @@
-/** What can go wrong with a shared ref. */
+/** The errors of shared refs. */
 
 import * as Schema from "effect/Schema"
 import { coordinatorReasons } from "../actor/errors.ts"

@@ -27,7 +27,7 @@ const pause = 1000
 
 export class Sums<E> {
   readonly #options: SumsOptions<E>
-  // Redis adds each number of a source once, in whatever session it comes.
+  // Redis adds each number of a source once, in any session.
   readonly #source: string
   #number = 0
   #sum = 0
@@ -64,7 +64,7 @@ export class Sums<E> {
     })
   }
 
-  // What is due while a sum is under way goes when that is answered.
+  // A sum that is due while another is under way goes when that is answered.
   #send(): void {
     if (this.#isSending) return
     this.#timer?.cancel()
@@ -147,8 +147,8 @@ export class Sums<E> {
   })
 
   /**
-   * Sends the rest, waits for it for no longer than a request may take, and has Redis forget the source. What Redis has not answered for
-   * by then goes on for as long as the coordinator is open.
+   * Sends the rest, waits for it for no longer than a request may take, and has Redis forget the source. A sum that Redis has not
+   * answered by then goes on for as long as the coordinator is open.
    */
   readonly close: Effect.Effect<void> = Effect.suspend(() => {
     const { place: { channel, key, space: { kernel } } } = this.#options

@@ -8,7 +8,7 @@ import { type Cell, together, type Versioned, type Written } from "./cell.ts"
 
 const unchanged: Written = { json: "", following: undefined }
 
-/** The function may run several times: what it makes of outdated values says nothing. */
+/** The function may run several times: its result for outdated values says nothing. */
 export const transaction = <B, E>(
   refs: ReadonlyArray<readonly [cell: Cell<any, E>, outbox: Outbox<any>]>,
   f: (values: ReadonlyArray<any>) => readonly [B, ReadonlyArray<any>]
@@ -31,7 +31,7 @@ export const transaction = <B, E>(
       })),
       (exit) => {
         if (Exit.isFailure(exit)) {
-          // What a function makes of outdated values says nothing.
+          // The failure of a function on outdated values says nothing.
           return verified ? Effect.failCause(exit.cause) : Effect.flatMap(fresh, (bases) => attempt(bases, true))
         }
         const { all, result } = exit.value

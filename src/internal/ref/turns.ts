@@ -92,7 +92,7 @@ export class Turns<E> {
     if (turn !== undefined) this.#place.tenancy.forget(turn)
   }
 
-  /** Gives it back. */
+  /** Returns it. */
   end(): void {
     const turn = this.#turn
     this.#turn = undefined

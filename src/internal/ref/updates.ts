@@ -47,7 +47,7 @@ export class Updates<A, E> {
   #change(): Effect.Effect<void> {
     return Effect.gen({ self: this }, function*() {
       while (this.#changes.length > 0) {
-        // What follows a write is in the same call, which must not take long.
+        // Requests that follow a write are in the same call, which must not take long.
         const { maxBatch } = this.#cell.place.space.kernel.settings
         const isFollowed = this.#changes.some(({ outbox }) => outbox.length > 0)
         const changes = this.#changes.splice(0, isFollowed ? maxBatch : this.#changes.length)
@@ -86,7 +86,7 @@ export class Updates<A, E> {
     const turns = this.#turns
     return Effect.gen({ self: this }, function*() {
       let base: Versioned<A> | undefined
-      // What a function makes of an outdated value says nothing.
+      // The result of a function for an outdated value says nothing.
       let verified = true
       if (turns.present !== undefined || !turns.isContended) {
         const guess = this.#cell.guess

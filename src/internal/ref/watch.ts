@@ -1,4 +1,7 @@
-/** What this process hears of a resource that tells its members of every change: one membership, however many listen. */
+/**
+ * The changes that this process observes of a resource that sends its members every change: one membership, however
+ * many listen.
+ */
 
 import * as Cause from "effect/Cause"
 import * as Effect from "effect/Effect"
@@ -25,7 +28,10 @@ export interface WatchOptions<S extends State> {
   readonly expires: boolean
 }
 
-/** A state as a subscriber hears of it, and how many before it were dropped since the last one, because the subscriber was slow. */
+/**
+ * A state as a subscriber receives it, and how many before it were dropped since the last one, because the subscriber
+ * was slow.
+ */
 export interface Heard<S> {
   readonly state: S
   readonly missed: number
@@ -51,7 +57,7 @@ export class Watch<S extends State> implements Observer {
   readonly #subscribers = new Set<Subscriber<S>>()
   #member: Membership | undefined = undefined
   #unwatch = ignore
-  /** The newest state that was heard of in this session. */
+  /** The newest state that was received in this session. */
   latest: S | undefined = undefined
   // Changes of another session are not to be compared: Redis may have lost its data in between.
   #epoch = 0
@@ -138,7 +144,7 @@ export class Watch<S extends State> implements Observer {
   // Cache
   // -------------------------------------------------------------------------------------------------------------------
 
-  /** A state that this process knows of, before its mailbox tells it: from a request of the session. */
+  /** A state that this process knows before it comes with the mailbox: from a request of the session. */
   learn(state: S): void {
     // Otherwise it may be of a former session, and Redis may have forgotten it.
     if (this.#member?.state !== "held") return
@@ -161,7 +167,7 @@ export class Watch<S extends State> implements Observer {
     })
   }
 
-  /** The newest state, unless something may have changed so many milliseconds ago that was not heard of. */
+  /** The newest state, unless something may have changed so many milliseconds ago without an event so far. */
   fresh(maxAge: number): S | undefined {
     const member = this.#member
     const latest = this.latest

@@ -1,4 +1,4 @@
-/** What chance decides: by a seed, or as it was decided before. */
+/** The decisions of chance: by a seed, or as they were made before. */
 
 /** Numbers from 0 up to 1, the same ones for the same seed. */
 export const randomOf = (seed: number): () => number => {

@@ -1,10 +1,10 @@
-/** What can break in a simulation. */
+/** The faults of a simulation. */
 
 import type { Process } from "./process.ts"
 import type { Wire } from "./wire.ts"
 import type { World } from "./world.ts"
 
-/** What has happened to a process, or to Redis. Times are milliseconds since the beginning. */
+/** An event that has happened to a process, or to Redis. Times are milliseconds since the beginning. */
 export interface Incident {
   readonly fault: Fault
   /** The name of the process, or nothing for all of them. */
@@ -16,7 +16,7 @@ export interface Incident {
   readonly forgets: boolean
 }
 
-/** What a fault needs of the simulation. */
+/** The part of the simulation that a fault needs. */
 export interface Scene {
   readonly world: World
   /** Starts a process in the place of one that has crashed. */
@@ -94,13 +94,13 @@ const migrated = async (scene: Scene) => {
 }
 
 const strikes = {
-  /** A connection breaks. What was under way on it is lost, or executed later. */
+  /** A connection breaks. Requests under way on it are lost, or executed later. */
   cut: ofWire(500, (wire) => wire.cut("cut")),
-  /** What a process sends gets lost, and nothing says so. */
+  /** The requests of a process get lost, and nothing says so. */
   "lost requests": ofWire(noticed, (wire) => {
     wire.deaf = true
   }),
-  /** What Redis answers gets lost, and nothing says so. */
+  /** The replies of Redis get lost, and nothing says so. */
   "lost replies": ofWire(noticed, (wire) => {
     wire.mute = true
   }),

@@ -9,7 +9,7 @@ import { errorFrom } from "../redis/errors.ts"
 import { ascii, encode } from "../redis/resp.ts"
 import { entrance, simulated } from "./source.ts"
 
-/** What a process asks Redis for: the name of a function of the library, or "" for a command; and the arguments. */
+/** A request of a process to Redis: the name of a function of the library, or "" for a command; and the arguments. */
 export interface Call {
   readonly name: string
   /** How many there are, and as they are sent. */
@@ -19,7 +19,7 @@ export interface Call {
 
 export interface Executed {
   readonly reply: unknown
-  /** What the simulation has to know, see `source.ts`. */
+  /** Notes for the simulation, see `source.ts`. */
   readonly notes: ReadonlyArray<string>
 }
 
@@ -78,7 +78,7 @@ export class Machine {
     const failed = (cause: unknown) => {
       for (const { reject } of waiting) reject(cause)
     }
-    // What is sent first is executed first.
+    // The command that is sent first is executed first.
     if (!this.#loaded) {
       this.#loaded = true
       this.#connection.send("CONFIG", ["SET", ...settings], deadline).catch(failed)

@@ -1,6 +1,7 @@
 /**
- * A slot of a cluster that moves to another server, key by key. Until that has all of them, Redis answers as it does then: what is about keys
- * that the first server has is executed there, what is about others by the second one, and what is about keys of both is refused.
+ * A slot of a cluster that moves to another server, key by key. Until that has all of them, Redis answers as it does then.
+ * Requests about keys that the first server has are executed there, requests about others by the second one, and requests about
+ * keys of both are refused.
  */
 
 import { fail, Unavailable } from "../redis/errors.ts"
@@ -11,7 +12,7 @@ type Run = (command: string, ...args: ReadonlyArray<string>) => Promise<unknown>
 /** Executes what was asked for. While a slot leaves its server, `leaving` is what the keys of that begin with. */
 type Execute<A> = (leaving: string) => Promise<A>
 
-// What the other server has is kept under names of their own.
+// The keys of the other server are kept under names of their own.
 const [there, aside] = ["there:", "aside:"]
 
 const unique = (keys: ReadonlyArray<string>): ReadonlyArray<string> => [...new Set(keys)]
@@ -47,7 +48,7 @@ export class Migration {
     await this.#rename(await this.#keys(there), there, "")
   }
 
-  /** What an order about these keys comes to. */
+  /** The result of an order about these keys. */
   async execute<A>(keys: ReadonlyArray<string>, execute: Execute<A>): Promise<A> {
     const own = unique(keys.filter((key) => key.startsWith(this.#slot)))
     if (own.length === 0) return await execute("")

@@ -1,4 +1,4 @@
-/** A simulated process: its clocks, its timers, what its event loop has to run, and its connections. */
+/** A simulated process: its clocks, its timers, the tasks of its event loop, and its connections. */
 
 import * as Cause from "effect/Cause"
 import * as Clock from "effect/Clock"
@@ -22,7 +22,7 @@ import { Wire } from "./wire.ts"
 // In milliseconds.
 const commandTimeout = 5000
 
-/** What happens at a time of the world. */
+/** An event at a time of the world. */
 export interface Alarm {
   readonly at: number
   readonly number: number
@@ -30,7 +30,7 @@ export interface Alarm {
   readonly ring: () => void
 }
 
-/** What a process needs of the world. */
+/** The part of the world that a process needs. */
 export interface World {
   /** Whether its Redis is a cluster. */
   readonly cluster: boolean
@@ -39,7 +39,7 @@ export interface World {
   readonly set: (alarm: Omit<Alarm, "number">) => Timer
   /** A connection breaks. */
   readonly onCut: (wire: Wire) => void
-  /** Takes in what is logged, if that is told. */
+  /** Receives the log lines, if any receiver is set. */
   readonly onLog: ((line: string) => void) | undefined
 }
 
@@ -58,7 +58,7 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
   skew = 0
   readonly rate: number
   tasks: Array<() => void> = []
-  /** What can be interrupted: each of them is called to do so. */
+  /** The programs that can be interrupted: each of these is called to do so. */
   readonly interrupts = new Set<() => void>()
   readonly wires: Array<Wire> = []
   readonly #world: World

@@ -6,12 +6,12 @@ import { command, type Machine } from "./machine.ts"
 import { Migration } from "./migration.ts"
 import { expiry } from "./source.ts"
 
-/** What a process asks Redis for. */
+/** A request of a process to Redis. */
 export type Order =
   | { readonly is: "call"; readonly command: string; readonly script: string; readonly call: Call }
   | { readonly is: "command"; readonly command: string; readonly args: ReadonlyArray<string | number> }
 
-/** What was executed, to be executed again. */
+/** An order that was executed, to be executed again. */
 interface Done {
   readonly at: number
   readonly order: Order
@@ -23,7 +23,7 @@ const unlogged: ReadonlySet<string> = new Set(["FUNCTION", "GET", "MGET", "XREAD
 export class Server {
   /** How many entries were written to streams, and the number of the last one of each stream. */
   writes = 0
-  /** What a script has logged: a handler of the actor has failed. */
+  /** The log line of a script: a handler of the actor has failed. */
   defect: string | undefined = undefined
   /** How often something has changed, or may have. */
   changes = 0
@@ -97,7 +97,7 @@ export class Server {
     this.#expiring.clear()
   }
 
-  /** The newest entry of a stream is gone. */
+  /** The newest entry of a stream is lost. */
   async loseNewest(stream: string): Promise<void> {
     const [newest] = await this.#command("XREVRANGE", stream, "+", "-", "COUNT", "1") as ReadonlyArray<
       readonly [string]

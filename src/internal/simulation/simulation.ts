@@ -33,17 +33,17 @@ export interface Options {
   readonly faults: ReadonlyArray<Fault>
   /** Whether time passes only when there is nothing else to do, also before everything is healed. Default `false`. */
   readonly prompt?: boolean | undefined
-  /** Milliseconds that programs have to end when all is healed, and they were told to stop. */
+  /** Milliseconds that programs have to end when all is healed, and they were asked to stop. */
   readonly patience: number
   /** A schedule that takes so many steps when all is healed gets no further. */
   readonly mostSteps: number
-  /** What a process runs. It is told to end by `stopping`. */
+  /** The program of a process. `stopping` asks it to end. */
   readonly program: (process: Process, place: number, stopping: () => boolean) => Effect.Effect<void, unknown, Redis>
   /** Whether the programs have been healed for long enough to stop. */
   readonly isCalm: (healed: number, now: number) => boolean
-  /** Looked at after each step; what it answers ends the schedule. */
+  /** Called after each step; an answer ends the schedule. */
   readonly check?: (() => string | undefined) | undefined
-  /** Looked at when all is healed, nothing is under way, and Redis has changed since: what it answers ends the schedule. */
+  /** Called when all is healed, nothing is under way, and Redis has changed since: an answer ends the schedule. */
   readonly quiet?: ((now: number) => Promise<string | undefined>) | undefined
   /** Says in the trace which requests there were. */
   readonly verbose?: boolean | undefined
@@ -52,7 +52,7 @@ export interface Options {
   readonly signal?: AbortSignal | undefined
 }
 
-/** What has come of a schedule. */
+/** The outcome of a schedule. */
 export interface Outcome {
   readonly members: ReadonlyArray<Member>
   readonly incidents: ReadonlyArray<Incident>
@@ -60,11 +60,11 @@ export interface Outcome {
   readonly healed: number
   readonly now: number
   readonly steps: number
-  /** What the check has answered. */
+  /** The answer of the check. */
   readonly failure: string | undefined
   /** Processes that did not end. */
   readonly hung: ReadonlyArray<Member>
-  /** What has happened: one line for each step. */
+  /** The events so far: one line for each step. */
   readonly trace: () => ReadonlyArray<string>
   /** Those that were made before everything was healed. */
   readonly choices: ReadonlyArray<number>

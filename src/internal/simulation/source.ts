@@ -1,7 +1,7 @@
 /**
- * The function library as a simulation runs it in a real Redis: one function, which executes calls of several simulations. Their times come
- * with them. Redis itself goes by the real time, so keys that are to expire get a time in the far future, and the simulation deletes them.
- * What chance decides in Redis is sorted.
+ * The function library as a simulation runs it in a real Redis: one function, which executes calls of several simulations. Their
+ * times come with them. Redis itself goes by the real time, so keys that are to expire get a time in the far future, and the
+ * simulation deletes them. Results that chance decides in Redis are sorted.
  */
 
 // Behind this time, in milliseconds of a real clock, are the times at which keys expire.

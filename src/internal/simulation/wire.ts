@@ -1,4 +1,4 @@
-/** A simulated connection: what a process has sent stays on its way until the world decides what becomes of it. */
+/** A simulated connection: a request of a process stays on its way until the world decides about it. */
 
 import type { Io, Timer } from "../io.ts"
 import type { Connection, NodeConnection } from "../redis/connection.ts"
@@ -36,9 +36,9 @@ export class Wire implements NodeConnection {
   sent: Array<Sending> = []
   /** In the order of their answers. */
   answered: Array<Sending> = []
-  /** What is sent gets lost, and no answer comes. */
+  /** Requests get lost, and no answer comes. */
   deaf = false
-  /** What is answered gets lost. */
+  /** Replies get lost. */
   mute = false
   // Answered, and that was lost: their processes still wait.
   #unheard: Array<Sending> = []
@@ -120,12 +120,12 @@ export class Wire implements NodeConnection {
     else sending.resolve(outcome.reply)
   }
 
-  /** What was sent, and may be executed after all when its connection is gone. Reads change nothing. */
+  /** The requests that were sent, and may be executed after all when their connection is lost. Reads change nothing. */
   get underWay(): ReadonlyArray<Order> {
     return this.sent.filter(({ streams }) => streams.length === 0).map(({ order }) => order)
   }
 
-  /** The connection breaks. What was sent is lost, or comes later. */
+  /** The connection breaks. Requests that were sent are lost, or come later. */
   cut(detail: string): void {
     if (!this.isReady()) return
     const error = fail(new ConnectionLost({ address: this.name, detail }))

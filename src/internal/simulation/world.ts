@@ -29,7 +29,7 @@ const weights = { run: 24, execute: 8, deliver: 8, connect: 2, wait: 1, late: 1 
 // In milliseconds.
 const [turn, hop] = [0.017, 0.103]
 
-// What is done in parts goes on within so many milliseconds.
+// Work that is done in parts goes on within so many milliseconds.
 const moment = 5
 
 /** The verbs of the requests in a call. */
@@ -44,7 +44,7 @@ export const verbsOf = (order: Order): ReadonlyArray<string> => {
 // The story shows at most so many characters of a request, and of an answer.
 const most = 120
 
-/** What an order asks for, for people: the requests, and the resources that they are about. */
+/** An order, for people: the requests, and the resources that they are about. */
 const described = (order: Order): string => {
   if (order.is === "command") return `${order.command} ${order.args.join(" ").slice(0, most)}`
   const words = wordsOf(order.call)
@@ -53,7 +53,7 @@ const described = (order: Order): string => {
   return [...verbsOf(order), ...resources.length === 0 ? [] : ["of", resources.join(", ").slice(0, most)]].join(" ")
 }
 
-/** What Redis has answered, for people. */
+/** The answer of Redis, for people. */
 const answer = ({ outcome }: Sending): string => {
   if (outcome === undefined) return ""
   if ("error" in outcome) return outcome.error.reason._tag
@@ -61,10 +61,10 @@ const answer = ({ outcome }: Sending): string => {
   return (typeof reply === "string" ? reply : JSON.stringify(reply)).slice(0, most)
 }
 
-/** What happens to a request. */
+/** An event in the life of a request. */
 export type Moment = "is executed" | "is executed late" | "is answered" | "is lost"
 
-/** Hears of each. */
+/** Receives each. */
 export type Observer = (moment: Moment, order: Order, process: Process | undefined) => void
 
 const blockedFor = (order: Order): number =>
@@ -77,9 +77,9 @@ export class World {
   readonly processes: Array<Process> = []
   readonly choices: Choices
   readonly server: Server
-  /** When time has passed though something else could have happened: what was on its way took so long. */
+  /** When time has passed though something else could have happened: the requests on their way took so long. */
   readonly delays: Array<readonly [from: number, to: number]> = []
-  /** Calls of connections that are gone, which may still arrive. */
+  /** Calls of connections that are lost, which may still arrive. */
   late: Array<Order> = []
   /** Called when all is healed, and only time can pass. */
   onQuiet: (() => Promise<void>) | undefined = undefined
@@ -149,7 +149,7 @@ export class World {
     for (const wire of process.wires) this.#lose(process, wire)
   }
 
-  // What is under way is lost, or comes later: once, though the connections of a process that has crashed may break after that.
+  // Requests under way are lost, or come later: once, though the connections of a process that has crashed may break after that.
   #lose(process: Process, wire: Wire): void {
     for (const order of wire.underWay) {
       const isLate = this.choices.among(2) === 1
@@ -325,7 +325,9 @@ export class World {
     return true
   }
 
-  /** Whatever follows from what has happened without another choice: this tick comes when no promise has anything left to do. */
+  /**
+   * Everything that follows from the last event without another choice: this tick comes when no promise has anything left to do.
+   */
   readonly settle = (): Promise<void> => new Promise((resolve) => nextTick(resolve))
 
   /** Nothing is broken any more, and nothing breaks. */
@@ -343,7 +345,7 @@ export class World {
     this.#events.push([this.now, actor, what])
   }
 
-  /** What has happened: one line for each step. */
+  /** The events so far: one line for each step. */
   readonly trace = (): ReadonlyArray<string> =>
     this.#events.map(([at, actor, what]) => `${at.toFixed(3).padStart(10)} ${actor}: ${what.replaceAll("\n", "\\n")}`)
 }

@@ -1,6 +1,6 @@
 /**
- * The client's half of the latch actor: what a countdown latch and a latch have in common. A membership hears of every
- * opening, so that waiting costs Redis nothing.
+ * The client's half of the latch actor: the common part of a countdown latch and a latch. A membership observes every opening,
+ * so that waiting costs Redis nothing.
  */
 
 import type * as Duration from "effect/Duration"
@@ -60,10 +60,10 @@ interface Count {
   readonly by: number
 }
 
-// Of what has no id. Redis loses no more than what it was told in the last moments.
+// Of counts without an id. Redis loses no more than the counts of the last moments.
 const mostRemembered = 4096
 
-/** What was counted here since the last reset: by id, the last ones that have none, and the sum of those before. */
+/** The counts of this process since the last reset: by id, the last ones that have none, and the sum of those before. */
 class Counted {
   readonly #named = new Map<string, Count>()
   readonly #unnamed = new Map<number, Count>()
@@ -86,7 +86,7 @@ class Counted {
     return counts
   }
 
-  /** Takes out all, of which Redis knows nothing: what has no id together. */
+  /** Takes out all, of which Redis knows nothing: the counts without an id as one. */
   takeAll(number: () => number): ReadonlyArray<Count> {
     const named = [...this.#named.values()]
     const by = [...this.#unnamed.values()].reduce((sum, count) => sum + count.by, this.#before)
@@ -109,7 +109,8 @@ export class SharedLatch<E> {
   readonly #instance: string
   readonly #waiting = new Set<(result: Effect.Effect<void, E>) => void>()
   readonly #counted = new Counted()
-  // What Redis may have forgotten, by id or number: it is counted again, and if that fails, whenever the latch is heard of.
+  // The counts that Redis may have forgotten, by id or number: they are made again, and if that fails, with every event of the
+  // latch.
   readonly #owed = new Map<string | number, Count>()
   // Those of them that are restored next, the last one first, and how many are under way.
   #next: Array<Count> = []
@@ -121,7 +122,7 @@ export class SharedLatch<E> {
   #closed = false
   // When it has decided about `timeToLive`; 0: now.
   #decided = 0
-  // Redis may forget as much as it likes with the session: what it says next is accepted, however old it is.
+  // Redis may forget as much as it likes with the session: its next answer is accepted, however old it is.
   #lost = false
   #superseded: Superseded | undefined = undefined
   #state: State
@@ -165,13 +166,13 @@ export class SharedLatch<E> {
     return Effect.andThen(Effect.addFinalizer(() => Effect.sync(() => this.#close())), joined)
   }
 
-  // A member that has left hears of nothing any more, so its waiters must not wait on.
+  // A member that has left receives no event any more, so its waiters must not wait on.
   #close(): void {
     this.#closed = true
     this.#end(this.#left)
   }
 
-  /** What a wait comes to when this member has left: the end of its scope is no error, that of the coordinator is one. */
+  /** The result of a wait when this member has left: the end of its scope is no error, that of the coordinator is one. */
   get #left(): Effect.Effect<never, E> {
     const { channel, space: { kernel } } = this.place
     return kernel.isClosing() ? Effect.fail(this.#failed(channel.closedError())) : Effect.interrupt
@@ -214,7 +215,7 @@ export class SharedLatch<E> {
     this.#owed.set(count.id ?? count.number, count)
   }
 
-  // What was counted before this moment does not matter any more.
+  // The counts before this moment do not matter any more.
   #settle(): void {
     this.#counted.clear()
     this.#owed.clear()
@@ -255,7 +256,7 @@ export class SharedLatch<E> {
     // No more at a time than a batch has, so that other requests do not wait behind thousands.
     if (this.#restoring > 0) return
     if (this.#next.length === 0) {
-      // Redis tells numbers apart that arrive almost in order.
+      // Redis distinguishes numbers that arrive almost in order.
       this.#next = [...this.#owed.values()].sort((one, other) => other.number - one.number)
       this.#owed.clear()
     }
@@ -270,7 +271,7 @@ export class SharedLatch<E> {
     }
   }
 
-  // What Redis has refused is not tried again at once, unless it takes others.
+  // A count that Redis has refused is not tried again at once, unless Redis takes others.
   #restored(fine: boolean): void {
     this.#goesOn ||= fine
     this.#restoring--
@@ -358,7 +359,7 @@ export class SharedLatch<E> {
     if (count !== undefined && state.remaining > 0 && state.resets === this.#state.resets) {
       this.#counted.add(count)
     }
-    // It was closed on purpose, whatever it was before Redis has forgotten it.
+    // It was closed on purpose, also if it was open before Redis has forgotten it.
     if (reply[0] === "reset") this.#settle()
   }
 
@@ -415,7 +416,7 @@ export class SharedLatch<E> {
     return Effect.asVoid(this.#change((...args) => this.#ask("latch.reset", (since) => [...args, since, true])))
   }
 
-  /** What remains now, by Redis's word. */
+  /** The remaining count now, by Redis's word. */
   get remaining(): Effect.Effect<number, E> {
     return Effect.matchEffect(memberQuestion(this.place, "latch.state", []), {
       onFailure: (error) => Effect.fail(this.#failed(error)),

@@ -1,4 +1,4 @@
-/** What a barrier and a double barrier have in common: a number of parties, and a membership while it is open. */
+/** The common part of a barrier and a double barrier: a number of parties, and a membership while it is open. */
 
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
@@ -31,7 +31,7 @@ export interface PartiesOptions {
   readonly lease?: Duration.Input | undefined
 }
 
-// Each of them hears what all have brought, and one call of Redis tells them.
+// Each of them receives the contributions of all, and one call of Redis sends them.
 const mostParties = 1024
 
 export const checkParties = (parties: number): number => {
@@ -48,8 +48,8 @@ export interface Known {
 }
 
 /**
- * Has it open for as long as the scope is. `known` follows every change. `lost` hears of the end of a session, behind which it is joined
- * again.
+ * Has it open for as long as the scope is. `known` follows every change. `lost` is called at the end of a session, behind which
+ * it is joined again.
  */
 export const open = <E>(
   place: Place,
@@ -64,7 +64,7 @@ export const open = <E>(
   return Effect.flatMap(
     join(place, {
       verb,
-      // Joined again after a loss of the session, the number in force is meant, whatever it is by now.
+      // Joined again after a loss of the session, the number in force is meant, which may be another one by now.
       args: (anyway) =>
         known.change > 0
           ? [known.parties, "keep"]

@@ -1,4 +1,4 @@
-/** What locks, read-write locks and semaphores ask for. */
+/** The requests of locks, read-write locks and semaphores. */
 
 import type { Acquire, WaitOptions } from "../hold/acquire.ts"
 import { patience } from "../hold/kept.ts"

@@ -8,7 +8,7 @@ import type { Payload } from "../hold/payload.ts"
 import { fail, GroupGone, GroupReset, type TaskGroupError, WorkerFailed, WorkerLost } from "./errors.ts"
 import { isComplete, type Page, type State, type Status, type Tasks } from "./tasks.ts"
 
-/** What the processes of a group agree on. */
+/** The schemas and the state that the processes of a group share. */
 export interface Group<in out A, in out E> {
   readonly tasks: Tasks
   readonly result: Payload<A>
@@ -103,7 +103,7 @@ const awaiting = Effect.fnUntraced(function*<A, E>(
         if (results !== undefined) return results
       }
     }
-    // What was read is exact. Events only say when to read again.
+    // The state that was read is exact. Events only say when to read again.
     yield* news(
       tasks,
       heard,

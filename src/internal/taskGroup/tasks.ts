@@ -1,6 +1,6 @@
 /**
- * The client's half of the task group actor: the state of the group as its member hears of it, and what this process has
- * submitted, which it restores if Redis forgets it. Results are JSON text here.
+ * The client's half of the task group actor: the state of the group as its member receives it, and the results of this
+ * process, which it restores if Redis forgets them. Results are JSON text here.
  */
 
 import * as Effect from "effect/Effect"
@@ -88,7 +88,7 @@ export class Tasks {
   state: State = stateOf([])
   closed = false
   member: Membership | undefined = undefined
-  /** How many times the state was heard. */
+  /** How many times the state was received. */
   heard = 0
   /** Called each time. */
   readonly waiting = new Set<() => void>()
@@ -104,7 +104,7 @@ export class Tasks {
     this.opening = opening
   }
 
-  /** What its errors say of it. */
+  /** The subject that its errors name. */
   get about(): { readonly name: string; readonly namespace: string } {
     const { name, space: { kernel } } = this.place
     return { name, namespace: kernel.settings.namespace }
@@ -147,7 +147,7 @@ export class Tasks {
     )
   }
 
-  // A member that joins again tells what it knows: Redis may have forgotten it.
+  // A member that joins again sends its state: Redis may have forgotten it.
   #joining(anyway: boolean) {
     const { fresh, onMismatch, run, shards, timeToLive } = this.opening
     const { expected, round, run: current } = this.state
@@ -234,7 +234,7 @@ export class Tasks {
     return Effect.map(submitted, ([tag]) => tag === "submitted")
   }
 
-  // What Redis refused is tried again whenever the state is heard.
+  // Requests that Redis refused are tried again whenever the state is received.
   #restore(): void {
     const { channel, key, kind, name, namespace, space: { kernel } } = this.place
     for (const registration of this.#mine.values()) {

@@ -1,4 +1,4 @@
-/** What can go wrong with a topic. */
+/** The errors of topics. */
 
 import * as Effect from "effect/Effect"
 import * as Schedule from "effect/Schedule"

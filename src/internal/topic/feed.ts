@@ -6,7 +6,7 @@ import { isTransient } from "../actor/transport.ts"
 import { RedisError } from "../redis/errors.ts"
 import { compareIds } from "./event.ts"
 
-/** What is told of new entries, in order. */
+/** The receiver of new entries, in order. */
 export interface Listener {
   readonly heard: (entries: ReadonlyArray<Entry>) => void
   /** Some could not be taken in. */
@@ -104,7 +104,7 @@ export class Feed {
     for (const listener of [...this.#listeners]) listener.missed()
   }
 
-  /** What stands behind one id, up to another one. While Redis is away it waits, until `isOver` says so. */
+  /** The entries behind one id, up to another one. While Redis is away it waits, until `isOver` says so. */
   async page(after: string, until: string, count: number, isOver: () => boolean): Promise<ReadonlyArray<Entry>> {
     const { transport } = this.#kernel
     const args = [this.#key, `(${after}`, until, "COUNT", count]

@@ -1,6 +1,6 @@
 /**
- * A member of a durable group: the actor hands it as many events as it has credit for, in each shard. What it has not
- * acknowledged goes to the other members when its session ends, so a lost session interrupts its handlers.
+ * A member of a durable group: the actor delivers as many events to it as it has credit for, in each shard. Events that it
+ * has not acknowledged go to the other members when its session ends, so a lost session interrupts its handlers.
  */
 
 import * as Effect from "effect/Effect"
@@ -18,7 +18,7 @@ import { beginning, compareIds, type Element, type Gap, gap, type Raw } from "./
 import type { Parts } from "./parts.ts"
 import type { Shard } from "./shard.ts"
 
-/** What a member was told of events that it misses, in one session. Redis counts them until it acknowledges that. */
+/** The notice to a member about events that it misses, in one session. Redis counts them until it acknowledges that. */
 interface Told {
   /** Negative if that is not known. */
   readonly missed: number
@@ -64,7 +64,7 @@ export class Delivery<A> {
     for (const f of this.#observers.splice(0)) f()
   }
 
-  /** It was handled. `done` is called when Redis knows, or when that cannot be told. */
+  /** It was handled. `done` is called when Redis knows, or when that cannot be known. */
   acknowledge(done: (error: CoordinatorError | undefined) => void): void {
     if (this.raw === undefined) this.#member.dismiss(this)
     if (this.#told !== undefined) return this.#close(this.#told, done)
@@ -133,17 +133,17 @@ class Member<A> extends work.Member {
   #heard = 0
   // The last event that was delivered: a group that has to be made again begins behind it.
   #last: string | undefined = undefined
-  // Tells the group that it has joined from one that is made again. Redis has lost what it knew of the former one.
+  // Distinguishes the group that it has joined from one that is made again. Redis has lost the state of the former one.
   #made = 0
   // The gaps that it has not acknowledged, as far as Redis has confirmed that.
   #gaps = new Set<Told>()
   // Deliveries of gaps that were not acknowledged here.
   readonly #missing = new Set<Delivery<A>>()
-  // What it had in hand when the session was lost.
+  // The events that it had not acknowledged when the session was lost.
   #events: ReadonlyArray<string> = []
   /** Nothing of before this epoch is left for the group in this shard. */
   drained = 0
-  /** The epoch that the group has begun in this shard, or has been told to begin. */
+  /** The epoch that the group has begun in this shard, or has been asked to begin. */
   begun = 0
   readonly #onDrained: () => void
 
@@ -172,7 +172,7 @@ class Member<A> extends work.Member {
     if (change[0] === "deliver") {
       const count = Number(change[1])
       if (count <= this.#counted) return
-      // What comes with a reply can overtake the mailbox.
+      // Events that come with a reply can overtake the mailbox.
       this.#heard = Math.max(count, this.#heard)
       return this.#takeAll(change[2] as Items)
     }
@@ -184,7 +184,7 @@ class Member<A> extends work.Member {
       number,
       Items
     ]
-    // What other members had in hand, or what was to be delivered again, may be among what is lost.
+    // Unacknowledged events of other members, or events to be redelivered, may be among the lost ones.
     const isAnother = this.#joined && made !== this.#made
     this.#joined = true
     this.#made = made
@@ -226,7 +226,7 @@ class Member<A> extends work.Member {
     this.#deliver(deliveries)
   }
 
-  // It was purged before this member heard of it.
+  // It was purged before this member received it.
   #giveBack(id: string): void {
     if (this.#working.has(id) || this.#told.has(id)) return
     this.tell("topic.retry", [this.id, this.#index, id, 0], () => {})
@@ -247,7 +247,8 @@ class Member<A> extends work.Member {
     return delivery
   }
 
-  // The answer to a repeated question counts those that it was told of already. Later ones can have come before the answer.
+  // The answer to a repeated question counts those that it was notified of already. Later ones can have come before the
+  // answer.
   #missAll({ missed, number }: Told, deliveries: Array<Delivery<A>>): void {
     const known = [...this.#gaps].filter((told) => told.number <= number)
     if (missed < 0) {
@@ -308,7 +309,7 @@ class Member<A> extends work.Member {
     for (const delivery of lost) delivery.lose()
   }
 
-  /** What it has in hand goes to other members: an acknowledgement that comes later would be for theirs. */
+  /** Its unacknowledged events go to other members: an acknowledgement that comes later would be for theirs. */
   leave(): void {
     this.left = true
     this.lose()
@@ -378,7 +379,8 @@ export const joinGroup = <A>(
     const changed = () => {
       turn()
       if (members.length === parts.all.length) return
-      // What was published there before it knew of them is for the group too, and it misses what was removed of that.
+      // Events that were published there before it knew of them are for the group too, and it misses those of them that
+      // were removed.
       parts.io.run(Effect.forkIn(
         joinFrom(() => beginning.id, Effect.retry(again)).pipe(
           Effect.catch((error) => Effect.sync(() => options.failed(error)))

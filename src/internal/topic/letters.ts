@@ -1,4 +1,4 @@
-/** What a group could not handle: the events of a topic of its own. */
+/** The events that a group could not handle, in a topic of their own. */
 
 import * as Effect from "effect/Effect"
 import * as Schema from "effect/Schema"
@@ -49,7 +49,10 @@ interface Letters<out E> {
   readonly publish: (letter: DeadLetter, options: { readonly id: string }) => Effect.Effect<unknown, E>
 }
 
-/** Puts events of a group aside: into a topic that is opened when it is needed, and again if that failed. `false` drops them. */
+/**
+ * Makes events of a group dead letters: in a topic that is opened when it is needed, and again if that failed. `false`
+ * drops them.
+ */
 export const burying = <E, R>(
   { group, log, name, subject }: {
     readonly group: string

@@ -1,6 +1,6 @@
 /**
  * The shards of a topic, as this process knows them. It joins them, and takes part in each change of their number: all are
- * sealed, the first one before the others, and then opened. A process that hears of a change brings it to its end.
+ * sealed, the first one before the others, and then opened. A process that observes a change brings it to its end.
  */
 
 import type * as Duration from "effect/Duration"
@@ -49,7 +49,7 @@ type Setting = Pick<Report, "epoch" | "shards">
 const isSame = (reports: ReadonlyArray<Setting>, { epoch, shards }: Setting): boolean =>
   reports.every((report) => report.epoch === epoch && report.shards === shards)
 
-/** What is added to the scope stays there if all of it succeeds. */
+/** Finalizers that are added to the scope stay there if all of it succeeds. */
 const whole = <A, E>(scope: Scope.Scope, use: (own: Scope.Scope) => Effect.Effect<A, E>): Effect.Effect<A, E> =>
   Effect.uninterruptibleMask((restore) =>
     Effect.flatMap(Scope.fork(scope), (own) =>
@@ -70,7 +70,7 @@ export class Parts<A> {
   /** So many of them take in events now. */
   shards = 1
   former: ReadonlyArray<Former> = []
-  /** Told of every change, when all shards are open. */
+  /** Called after every change, when all shards are open. */
   readonly followers = new Set<() => void>()
   readonly #home: Home
   readonly #decode: (shard: number) => (raw: Raw) => Element<A>

@@ -12,8 +12,8 @@ const eachOf = <A, B, E>(shards: ReadonlyArray<A>, f: (shard: A, at: number) => 
   Effect.forEach(shards, f, { concurrency: "unbounded" })
 
 /**
- * Where a subscriber begins in each shard. All positions have numbers, so what is removed from now on is missed. None is behind the end
- * of its shard: what is read there is read for other subscribers too.
+ * Where a subscriber begins in each shard. All positions have numbers, so events that are removed from now on are missed. None is
+ * behind the end of its shard: events there are read for other subscribers too.
  */
 export const positionsOf = (
   { all }: Parts<any>,
@@ -38,7 +38,7 @@ export const positionsOf = (
   if ("since" in from) {
     const since = instant(from.since, "since")
     return eachOf(all, (shard) =>
-      // In this order: what is published in between is behind the end.
+      // In this order: events that are published in between are behind the end.
       Effect.flatMap(shard.bounds, ({ end }) =>
         Effect.map(shard.since(since), (first) =>
           first === undefined ? { ...end, since } : { id: `${since}-0`, number: numberOf(first) - 1 })))

@@ -16,7 +16,7 @@ import { numberOf, timeOf } from "./event.ts"
 import { nameOf, type Parts } from "./parts.ts"
 import type { Shard } from "./shard.ts"
 
-/** What Redis has made of a publication. */
+/** The result of a publication. */
 export interface Published {
   /** Of the event; empty when it was stored, and its id was lost with the session. */
   readonly id: string
@@ -31,7 +31,7 @@ export interface Message {
   readonly trace: string
 }
 
-/** Is told of the outcome: nothing was published if the event follows a request that was answered otherwise. */
+/** Receives the outcome: nothing was published if the event follows a request that was answered otherwise. */
 type Settle = (outcome: Exit.Exit<Published | undefined, TopicError>) => void
 
 /** An event that is to be stored. */
@@ -83,7 +83,7 @@ function expire(this: Sending, error: CoordinatorError): void {
   this.cancelled = true
 }
 
-/** One event, with whatever there is about it. */
+/** One event, with its key, id and other fields. */
 class Single extends Sending implements Request<"topic.publish"> {
   readonly verb = "topic.publish"
   args: Requests["topic.publish"]["args"]
@@ -204,7 +204,7 @@ const chunkSize = 4096
 
 const isPlain = ({ id, key, trace }: Message): boolean => id === "" && key === "" && trace === ""
 
-/** What decides about its shard; empty if any will do. */
+/** The text that decides about its shard; empty if any will do. */
 const placeOf = ({ id, key }: Message): string => key === "" ? id : key
 
 const sizeOf = (text: string): number => Buffer.byteLength(text)
@@ -224,7 +224,7 @@ export class Publisher {
   #sent = 0
   // Of each shard, the last request, if events can be added to it.
   readonly #runs: Array<Run | undefined> = []
-  // What waits for a change of the shards to be over, so that the events of a key keep their order.
+  // The events that wait for a change of the shards to be over, so that the events of a key keep their order.
   #waiting: Array<Waiting> | undefined = undefined
   #isFinding = false
   #expiry: Timer | undefined = undefined
@@ -247,7 +247,7 @@ export class Publisher {
 
   #single(waiting: Waiting, shard: number, after: string): Single {
     const { body, id, key, trace } = waiting.message
-    // What follows another request is sent behind later publications, so it is not numbered with them.
+    // An event that follows another request is sent behind later publications, so it is not numbered with them.
     const node = after === "" ? this.#node : this.#kernel.uniqueId()
     const about = `${this.#epoch} ${node} ${after} ${sizeOf(key)} ${sizeOf(id)} ${
       sizeOf(trace)
@@ -320,7 +320,7 @@ export class Publisher {
     return waiting
   }
 
-  // What was sent before can still come back, and belongs before what was published since.
+  // Events that were sent before can still come back, and belong before events that were published since.
   #goOn(): void {
     const waiting = this.#waiting
     if (waiting === undefined || this.#sent > 0 || this.#isFinding || this.#parts.isChanging) return
@@ -371,7 +371,7 @@ export class Publisher {
     return Effect.map(failing(found), (all) => all.find((published) => published !== undefined))
   }
 
-  /** What keeps an event from following a request: only the first shard is beside that, and others have its key or id. */
+  /** The key or id that keeps an event from following a request: only the first shard is beside that. */
   apart(message: Message): string | undefined {
     const place = placeOf(message)
     return place === "" || partitionOf(place, this.#parts.shards) === 0 ? undefined : place

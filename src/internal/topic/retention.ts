@@ -1,4 +1,4 @@
-/** How long a topic keeps events, as its actor is told. */
+/** How long a topic keeps events, as its actor receives it. */
 
 import { lasting, millis, whole } from "../hold/place.ts"
 import type { Options } from "./api.ts"

@@ -61,7 +61,7 @@ export interface Page<A> extends Chunk<A> {
 /** When it was decided how the topic is kept: -1 for now, 0 for never; and how. */
 export type Kept = Requests["topic.join"]["args"] extends [string, ...infer Rest, number] ? Readonly<Rest> : never
 
-/** What a shard says of the whole topic. */
+/** The report of a shard about the whole topic. */
 export interface Report {
   readonly epoch: number
   readonly shards: number
@@ -87,11 +87,11 @@ export class Shard<A> implements Listener {
   readonly lanes = new Set<Follower<A>>()
   readonly decode: (raw: Raw) => Element<A>
   readonly #live = new Set<Follower<A>>()
-  /** What it said when it was joined. */
+  /** Its report when it was joined. */
   report: Report | undefined = undefined
   /** How long it knows what was published, in milliseconds, at least. */
   window = 0
-  /** Told of the epoch that it is in, and of the number of shards if it has joined. */
+  /** Called with the epoch that it is in, and with the number of shards if it has joined. */
   readonly #onEpoch: (epoch: number, shards?: number) => void
   /** Behind the last event, when the stream was empty. */
   emptied = beginning
@@ -112,7 +112,7 @@ export class Shard<A> implements Listener {
   // Read
   // -------------------------------------------------------------------------------------------------------------------
 
-  /** What is missing between two events of these numbers. */
+  /** The events that are missing between two events of these numbers. */
   gaps(last: number, next: number): ReadonlyArray<Gap> {
     if (next === last + 1) return []
     const { name, space } = this.place
@@ -135,7 +135,7 @@ export class Shard<A> implements Listener {
     return { entries, elements, after, cursor: cursorAt(entries[entries.length - 1]![0]) }
   }
 
-  /** What stands behind a cursor. Lanes that stand at the same one share what is read and decoded. */
+  /** The events behind a cursor. Lanes that stand at the same one share the events that are read and decoded. */
   page(cursor: Cursor, until: string): Promise<Page<A>> {
     const { io } = this.place.space.kernel
     const key = `${cursor.id} ${cursor.number} ${until}`
@@ -201,7 +201,7 @@ export class Shard<A> implements Listener {
     for (const lane of [...this.#live]) lane.reread()
   }
 
-  /** From now on the lane hears of what comes behind the id that is answered. */
+  /** From now on the lane receives the events behind the id that is answered. */
   listen(lane: Follower<A>): string {
     if (this.#live.size === 0) {
       this.feed.add(this, lane.cursor.id)

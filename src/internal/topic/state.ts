@@ -37,7 +37,7 @@ const sum = (values: ReadonlyArray<number>): number => values.reduce((total, val
 
 type GroupTuple = readonly [name: string, members: number, lag: number, pending: number, oldest: string]
 
-/** Of a group, what the shards that have it say, of so many. */
+/** The state of a group, from the reports of the shards that have it, of so many. */
 const groupOf = (name: string, shards: ReadonlyArray<GroupTuple>, of: number): Group => {
   const oldest = shards.flatMap(([, , , , id]) => id === "" ? [] : [Number.parseInt(id, 10)])
   return {
@@ -51,7 +51,7 @@ const groupOf = (name: string, shards: ReadonlyArray<GroupTuple>, of: number): G
 
 type Reply = Exclude<Requests["topic.state"]["reply"], readonly ["stale"]>
 
-/** What the shards have answered, taken together. */
+/** The answers of the shards, taken together. */
 export const stateOf = (replies: ReadonlyArray<Reply>): State => {
   const known = replies.flatMap((reply) => reply[0] === "state" ? [reply] : [])
   const named = (at: 4 | 5) =>
@@ -69,7 +69,7 @@ export const stateOf = (replies: ReadonlyArray<Reply>): State => {
 
 const gone = { members: 0, lag: 0, pending: 0, oldest: undefined }
 
-/** Writes a state into the gauges, also of the groups that are known from before, and are gone. */
+/** Writes a state into the gauges, also of the groups that are known from before, and are deleted. */
 export const measured = (
   topic: string,
   { bytes, groups, length }: State,

@@ -19,7 +19,7 @@ type Elements<A> = Arr.NonEmptyReadonlyArray<Element<A>>
 
 /**
  * - `paging`: it reads by itself.
- * - `joining`: it reads what is left up to where the shared read stands; what is newer is kept aside.
+ * - `joining`: it reads the events that are left up to where the shared read stands; newer events are kept aside.
  * - `live`: it is fed by the shared read.
  * - `paused`: the buffer is full, and it goes on when half of that is free.
  * - `held`: its next event is of an epoch that not all lanes have come to.
@@ -42,7 +42,7 @@ class LeftOut {
     }
   }
 
-  /** What stands in their place. */
+  /** The gaps in their place. */
   take(topic: string): ReadonlyArray<Gap> {
     if (this.#missed === 0 && !this.#lost) return nothing
     const gaps = [
@@ -59,7 +59,7 @@ class LeftOut {
 class Lane<A> implements Follower<A> {
   mode: Mode = "paused"
   cursor: Cursor
-  /** What the shared read has brought while this one was joining. */
+  /** The events of the shared read while this one was joining. */
   aside: Array<Chunk<A>> = []
   asideSize = 0
   /** The epoch of the event that it is held at. */
@@ -160,11 +160,11 @@ class Lane<A> implements Follower<A> {
     const mark = await this.shard.mark(epoch)
     if (mark === undefined) return false
     if (compareIds(this.cursor.id, mark) >= 0) return true
-    // What is being read may be removed meanwhile. When that has come, this is asked again.
+    // Events that are being read may be removed meanwhile. When they have come, this is asked again.
     return this.mode === "paused" && !await this.shard.hasBetween(this.cursor.id, mark) && this.mode === "paused"
   }
 
-  /** What the shared read has brought could not be taken in. */
+  /** The events of the shared read could not be taken in. */
   reread(): void {
     this.pause()
     this.#subscription.resumeIfAwaited()
@@ -363,14 +363,14 @@ export class Subscription<A> {
     return !this.#isOver() && lane.mode !== "paused" && lane.mode !== "held"
   }
 
-  // What the shared read has brought meanwhile comes behind all that was read here.
+  // The events of the shared read meanwhile come behind all that was read here.
   #goLive(lane: Lane<A>): void {
     lane.mode = "live"
     const { aside } = lane
     lane.aside = []
     lane.asideSize = 0
     for (const chunk of aside) if (!lane.take(chunk)) return
-    // What it had to read may have been removed: then no event says that it has come here.
+    // The events that it had to read may have been removed: then no event says that it has come here.
     if (lane.emptied()) this.advanced()
   }
 

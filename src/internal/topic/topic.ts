@@ -161,7 +161,8 @@ export class TopicImpl<in out A> implements Topic<A> {
           message,
           claim.leave === undefined ? "left" : "released",
           (exit) => {
-            // The tenancy sends a release that Redis has refused again: without this event, which its publisher was told has failed.
+            // The tenancy sends a release that Redis has refused again: without this event, whose failure its publisher
+            // has received.
             const at = Exit.isFailure(exit) ? following.indexOf(follower) : -1
             if (at >= 0) following.splice(at, 1)
             Deferred.doneUnsafe(outcome, Exit.map(exit, Option.fromUndefinedOr))

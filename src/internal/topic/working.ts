@@ -20,7 +20,7 @@ export interface Policy<E> {
   readonly retry: Schedule.Schedule<unknown, E>
   /** The session of a member may end so often while it has an event. */
   readonly crashes: number
-  /** Puts what cannot be handled aside. */
+  /** Makes an event that cannot be handled a dead letter. */
   readonly bury: (delivery: Delivery<any>, error: string) => Effect.Effect<void, unknown>
   readonly onGap: (gap: Gap) => Effect.Effect<void>
   readonly buried: () => void
@@ -72,7 +72,7 @@ const guarded = (
   failed: (cause: unknown) => void
 ): Effect.Effect<void> => Effect.catchCause(self, (cause) => Effect.sync(() => failed(Cause.squash(cause))))
 
-/** Handles one delivery, and acknowledges it, gives it back, or puts it aside. */
+/** Handles one delivery, and acknowledges it, returns it, or makes it a dead letter. */
 export const handle = <A, E, R>(
   delivery: Delivery<A>,
   handler: (event: Event<A>) => Effect.Effect<unknown, E, R>,

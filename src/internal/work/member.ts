@@ -1,6 +1,6 @@
 /**
- * A share in what an actor hands out by credit: a worker of a queue, or a member of a group. What it has in hand goes to others
- * when its session ends. Plain callbacks: this is the hot path.
+ * A share in the jobs or events that an actor delivers by credit: a worker of a queue, or a member of a group. Its
+ * unacknowledged deliveries go to others when its session ends. Plain callbacks: this is the hot path.
  */
 
 import * as Effect from "effect/Effect"
@@ -29,7 +29,7 @@ export abstract class Member {
   /** It takes nothing any more. */
   protected left = false
   #membership: Membership | undefined = undefined
-  // What came before the membership was known here.
+  // The deliveries that came before the membership was known here.
   #early: Array<ReadonlyArray<unknown>> = []
   // Requests that Redis has refused, and that are made again later.
   readonly #refused = new Set<() => void>()
@@ -112,7 +112,7 @@ export abstract class Member {
     this.lose()
   }
 
-  /** The session, while what it has in hand is its own. */
+  /** The session, while its deliveries are its own. */
   protected get trusted(): Session | undefined {
     const { session } = this
     return session === undefined || session.lost !== undefined || this.left ? undefined : session
@@ -160,7 +160,7 @@ export abstract class Member {
     this.#refused.add(retry)
   }
 
-  /** It is about to leave: what Redis has refused is asked for again now, and more often. */
+  /** It is about to leave: requests that Redis has refused are made again now, and more often. */
   protected hurry(): void {
     this.#hurries = true
     for (const retry of [...this.#refused]) retry()

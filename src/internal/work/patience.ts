@@ -26,9 +26,9 @@ export const delayAfter = <E>(
   lasted: number
 ): Effect.Effect<Option.Option<Duration.Duration>> =>
   Effect.gen(function*() {
-    // Another process may have made the attempts before, so the schedule begins anew and is stepped as often. The last one has ended
-    // now, which a schedule by the calendar has to know. When the first one was is what the delays between them say, if each has lasted as
-    // long as this one: a schedule that ends after a while has to end, whatever its delays are.
+    // Another process may have made the attempts before, so the schedule begins anew and is stepped as often. The last one has
+    // ended now, which a schedule by the calendar has to know. The time of the first one follows from the delays between them, if
+    // each has lasted as long as this one: a schedule that ends after a while has to end, with any delays.
     const now = yield* Clock.currentTimeMillis
     const each = Math.max(1, lasted)
     const [, later] = yield* stepped(schedule, attempts - 1, now, error, each)
@@ -51,7 +51,7 @@ const pauses = Schedule.exponential("1 second").pipe(
   Schedule.modifyDelay(({ duration }) => Effect.succeed(Duration.min(duration, Duration.seconds(10))))
 )
 
-/** Begins again for as long as that may succeed, as when Redis has memory again. `warn` is not told that Redis is away. */
+/** Begins again for as long as that may succeed, as when Redis has memory again. `warn` does not receive that Redis is away. */
 export const persevering = <A, E extends { readonly reason: { readonly _tag: string } }, R>(
   self: Effect.Effect<A, E, R>,
   warn: (error: E) => Effect.Effect<void>,
