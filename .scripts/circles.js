@@ -1,5 +1,5 @@
-// Fails when files of src/ import each other in a circle, or upwards: each layer may only look down, and so may each file of the
-// actor layer; when a primitive imports another one; and when another folder of internal/ than redis/ imports ioredis. Type imports count.
+// Fails when files of src/ import each other in a circle, or upwards: each layer may only look down, and neither at other folders of the
+// same layer; when a primitive imports another one; and when another folder of internal/ than redis/ imports ioredis. Type imports count.
 import { readdirSync, readFileSync } from "node:fs"
 import { dirname, join, relative, resolve } from "node:path"
 
@@ -22,8 +22,7 @@ const imports = new Map(files.map((file) => {
   return [file, found.filter((path) => files.includes(path))]
 }))
 
-// The lowest first: folders, and the files of the actor layer, which may not look at those beside them either. What is public, and the
-// files of single primitives, may look at all of them.
+// The lowest first: folders, and single files, which may not look at those beside them either.
 const layers = [
   ["internal/io.ts"],
   ["internal/redis/"],
@@ -40,28 +39,37 @@ const layers = [
   ["internal/actor/channel.ts"],
   ["internal/actor/kernel.ts"],
   ["internal/hold/"],
-  ["internal/sync/", "internal/work/"]
+  ["internal/sync/", "internal/work/"],
+  ["Metrics.ts"],
+  ["internal/metrics.ts", "Redis.ts"],
+  ["internal/election/", "internal/queue/", "internal/ref/", "internal/taskGroup/", "internal/topic/"],
+  ["internal/flow/"],
+  // All other files of src/ itself.
+  ["*.ts"],
+  ["effect/", "internal/simulation/", "internal/testing/"],
+  ["testing/"],
+  ["testing.ts"]
 ]
+/** @param {string} path @param {string} part */
+const isIn = (path, part) => part.endsWith("/") ? path.startsWith(part) : path === part
 /** @param {string} file */
-const layerOf = (file) => {
+const placeOf = (file) => {
   const path = relative(root, file)
-  const at = layers.findIndex((layer) =>
-    layer.some((part) => part.endsWith("/") ? path.startsWith(part) : path === part)
-  )
-  return at < 0 ? layers.length : at
+  const parts = layers.flatMap((layer, at) => layer.map((part) => ({ at, part })))
+  return parts.find(({ part }) => isIn(path, part)) ??
+    (path.includes("/") ? undefined : parts.find(({ part }) => part === "*.ts"))
 }
-/** @param {string} file */
-const isFolder = (file) => layers[layerOf(file)]?.every((part) => part.endsWith("/")) ?? true
 
 for (const [file, found] of imports) {
-  if (relative(root, file).startsWith("internal/actor/") && layerOf(file) === layers.length) {
-    problems.push(`${relative(root, file)} has no place among the files of its layer`)
-  }
+  const from = placeOf(file)
+  if (from === undefined) problems.push(`${relative(root, file)} has no place in a layer`)
   for (const path of found) {
-    const [from, to] = [layerOf(file), layerOf(path)]
-    if (to > from || to === from && !isFolder(file)) {
-      problems.push(`${relative(root, file)} looks up at ${relative(root, path)}`)
-    }
+    const to = placeOf(path)
+    if (from === undefined || to === undefined || to.at < from.at) continue
+    const isBeside = to.at === from.at && to.part === from.part && !from.part.endsWith(".ts")
+    // Primitives are looked at below.
+    const isPrimitive = to.part === "*.ts" && from.part === "*.ts"
+    if (!isBeside && !isPrimitive) problems.push(`${relative(root, file)} looks up at ${relative(root, path)}`)
   }
 }
 

@@ -44,7 +44,7 @@ it("a line has its jobs in order, also when their owners leave and jobs come bac
           out = []
         } else if (what === "settle") {
           line.settle()
-          jobs = [...returned, ...jobs]
+          jobs.unshift(...returned)
           returned = []
         } else if (what === "drop") {
           const own = [...returned, ...jobs].filter(({ asker }) => asker === owner)

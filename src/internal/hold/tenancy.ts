@@ -5,7 +5,6 @@
 
 import type { Channel, Losses, Tenant } from "../actor/channel.ts"
 import type { CoordinatorError } from "../actor/errors.ts"
-import { guard } from "../actor/hooks.ts"
 import type { Kernel, Partition } from "../actor/kernel.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { LossReason, Session } from "../actor/session.ts"
@@ -15,6 +14,7 @@ import { type Asker, Asking } from "./asking.ts"
 import { type ClaimReply, type Entry, type Keeper, mostStale, nameOf, type Outcome } from "./claim.ts"
 import { Claims, isWaiting } from "./claims.ts"
 import { Clock } from "./clock.ts"
+import { Ending } from "./ending.ts"
 import { Hold } from "./hold.ts"
 import { Kept } from "./kept.ts"
 import { Membership } from "./membership.ts"
@@ -33,6 +33,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
   readonly #clock: Clock
   readonly #releases: Releases
   readonly #upkeep: Upkeep
+  readonly #ending: Ending
 
   readonly kernel: Kernel
   readonly partition: Partition
@@ -53,6 +54,11 @@ export class Tenancy implements Tenant, Keeper, Asker {
         this.release(hold, ignore)
       },
       missed: (session) => this.missed(session)
+    })
+    this.#ending = new Ending(kernel, channel, this.#claims, {
+      failed: (entry, error) => this.failed(entry, error, false),
+      release: (entry) => this.release(entry, ignore),
+      log: (entry, what) => this.#log(entry, what)
     })
   }
 
@@ -481,76 +487,15 @@ export class Tenancy implements Tenant, Keeper, Asker {
 
   /** The session is over. Holds are lost; everything else goes to the next session, if there is one. */
   readonly lost = (reason: LossReason): Losses => {
-    const holds: Array<Hold> = []
     this.kept.clear()
     this.#releases.lost()
-    const memberships: Array<readonly [member: Membership, observed: boolean]> = []
-    for (const entry of this.#claims.values()) {
-      // A program that was just notified of the end of another claim has ended this one.
-      if (entry.state === "done") continue
-      entry.request = undefined
-      if (entry instanceof Hold && entry.state === "held") {
-        this.#claims.remove(entry)
-        holds.push(entry)
-      } else if (reason === "closed") {
-        this.#claims.become(entry, "idle")
-        this.failed(entry, this.channel.closedError(), false)
-      } else {
-        if (entry instanceof Membership) memberships.push([entry, entry.state === "held"])
-        this.#claims.become(entry, "idle")
-      }
-    }
-    // Programs are notified of it at once, and may end their claims.
-    let isEnding = holds.length > 0
-    for (const [member, observed] of memberships) {
-      if (member.state !== "done") this.#guard(member, () => member.lose(observed))
-      isEnding ||= member.observer.isEnding?.() === true
-    }
-    return {
-      holds: holds.length,
-      isEnding,
-      tell: () => {
-        for (const hold of holds) {
-          // Closing has notified its program already, or it has been ended by a request whose answer is still to come.
-          if (hold.loss === undefined && !(reason === "closed" && hold.concluding)) {
-            this.#log(hold, `was lost (${reason})`)
-          }
-          this.#guard(hold, () => hold.lose(reason))
-        }
-        watchOverruns(this.kernel, this.channel.margin, holds)
-      }
-    }
-  }
-
-  #guard(entry: Entry, callback: () => void): void {
-    guard(this.kernel.hooks.log, `the loss of ${nameOf(entry)}`, callback)
+    return this.#ending.lose(reason)
   }
 
   /** Ends holds, and waits until their users have released them; all other claims end at once. */
-  readonly close = async (): Promise<void> => {
+  readonly close = (): Promise<void> => {
     this.kept.surrenderAll()
-    const entries = this.#claims.values()
-    const error = this.channel.closedError()
-    const isHeld = (entry: Entry): entry is Hold => entry instanceof Hold && entry.state === "held"
-    const ending: Array<Promise<void> | undefined> = []
-    // Before any hold ends: it must not be granted to a waiter of the same coordinator.
-    for (const entry of entries) {
-      if (isHeld(entry) || entry.state === "done") continue
-      if (entry instanceof Membership && entry.joined) {
-        entry.observer.closed?.()
-        ending.push(entry.observer.ended?.())
-      } else {
-        this.release(entry, ignore)
-        entry.settle(["failed", error])
-      }
-    }
-    const held = entries.filter(isHeld)
-    // A request that ends a hold says more than its loss.
-    for (const hold of held) if (!hold.concluding) hold.lose("closed")
-    watchOverruns(this.kernel, this.channel.margin, held)
-    // A program that hears of the end cleans up first, also one that only has a scope.
-    await Promise.all([...ending, ...held.map((hold) => hold.ended())])
-    await this.channel.settled()
+    return this.#ending.close()
   }
 
   #log(entry: Entry, what: string, cause?: unknown): void {

@@ -116,6 +116,7 @@ class Worker<R> extends Member implements Crew, Seat {
 
   #notify(): void {
     if (this.#listeners.size > 0) { for (const listener of [...this.#listeners]) listener() }
+    this.calm()
   }
 
   work<E>(
@@ -236,10 +237,6 @@ class Worker<R> extends Member implements Crew, Seat {
     this.#ending.clear()
   }
 
-  protected isEnding(): boolean {
-    return this.isBusy()
-  }
-
   protected isBusy(): boolean {
     return this.#running > 0
   }
@@ -261,9 +258,7 @@ class Worker<R> extends Member implements Crew, Seat {
       if (this.session === undefined) this.#owed++
       else this.#send(isEnding ? task.key : undefined)
     }
-    if (this.#running > 0) return
-    this.#notify()
-    this.calm()
+    if (this.#running === 0) this.#notify()
   }
 
   // How many jobs the worker takes after one has ended.

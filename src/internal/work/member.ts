@@ -46,8 +46,10 @@ export abstract class Member {
   /** The session is lost, and with it all that it has in hand. */
   protected abstract lose(): void
 
-  /** Whether something goes on that it had in hand. */
-  protected abstract isEnding(): boolean
+  /** Whether something goes on that it had in hand when its session was lost. */
+  protected isEnding(): boolean {
+    return this.isBusy()
+  }
 
   /** Whether something runs on what it has in hand, or had: also on what it has lost. */
   protected abstract isBusy(): boolean
