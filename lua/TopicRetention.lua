@@ -133,6 +133,7 @@ local function finishTopic(ctx, topic)
       call('DEL', key)
     else
       call('HSET', key, 's', packTopic(topic))
+      call('HDEL', key, 'identity')
       keepFor(key, life and math.max(life, left))
     end
     return
