@@ -43,6 +43,7 @@
 
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
+import { dual } from "effect/Function"
 import * as Option from "effect/Option"
 import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
@@ -215,6 +216,10 @@ export class SemaphoreError extends Schema.Error<SemaphoreError>("lockstep/Semap
   }
 }
 
+type AnyEffect = Effect.Effect<unknown, unknown, unknown>
+
+const isDataFirst = (args: IArguments): boolean => typeof args[0] !== "number"
+
 const fail = (reason: SemaphoreError["reason"]): SemaphoreError => new SemaphoreError({ reason })
 
 const aboutOf = ({ name, space: { kernel } }: Place) => ({ name, namespace: kernel.settings.namespace })
@@ -316,7 +321,8 @@ class SemaphoreImpl implements Semaphore {
   readonly release = (lease: Lease): Effect.Effect<void> =>
     Effect.suspend(() => {
       if (!(lease instanceof Hold) || lease.claim.place.key !== this.#place.key) {
-        throw new TypeError("This lease was not taken from this semaphore")
+        const own = describe("semaphore", this.name, this.#place.namespace)
+        throw new TypeError(`This lease was not taken from ${own}: release what its own \`take\` has answered.`)
       }
       return acquiring.release(lease)
     })
@@ -459,6 +465,146 @@ export const attach = (
     "semaphore",
     options.name
   )
+
+// -----------------------------------------------------------------------------
+// Combinators, as in `effect/Semaphore`
+// -----------------------------------------------------------------------------
+
+/**
+ * Changes the number of permits for all processes.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const resize: {
+  (permits: number): (self: Semaphore) => Effect.Effect<void, SemaphoreError>
+  (self: Semaphore, permits: number): Effect.Effect<void, SemaphoreError>
+} = dual(2, (self: Semaphore, permits: number) => self.resize(permits))
+
+/**
+ * Runs an effect while holding so many permits.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const withPermits: {
+  <A, E, R>(
+    self: Semaphore,
+    permits: number,
+    effect: Effect.Effect<A, E, R>,
+    options?: TakeOptions | undefined
+  ): Effect.Effect<A, E | SemaphoreError, R>
+  (
+    self: Semaphore,
+    permits: number,
+    options?: TakeOptions | undefined
+  ): <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E | SemaphoreError, R>
+} =
+  ((self: Semaphore, permits: number, first?: AnyEffect | TakeOptions, options?: TakeOptions) =>
+    Effect.isEffect(first) ? self.withPermits(permits, options)(first) : self.withPermits(permits, first)) as never
+
+/**
+ * Runs an effect while holding one permit.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const withPermit: {
+  <A, E, R>(self: Semaphore, effect: Effect.Effect<A, E, R>): Effect.Effect<A, E | SemaphoreError, R>
+  (self: Semaphore): <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E | SemaphoreError, R>
+} = ((self: Semaphore, effect?: AnyEffect) => effect === undefined ? self.withPermit : self.withPermit(effect)) as never
+
+/**
+ * As `withPermits` if they are free now; otherwise `None`, and the effect does not run.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const withPermitsIfAvailable: {
+  <A, E, R>(
+    self: Semaphore,
+    permits: number,
+    effect: Effect.Effect<A, E, R>,
+    options?: Omit<TakeOptions, "wait"> | undefined
+  ): Effect.Effect<Option.Option<A>, E | SemaphoreError, R>
+  (
+    self: Semaphore,
+    permits: number,
+    options?: Omit<TakeOptions, "wait"> | undefined
+  ): <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<Option.Option<A>, E | SemaphoreError, R>
+} =
+  ((self: Semaphore, permits: number, first?: AnyEffect | TakeOptions, options?: TakeOptions) =>
+    Effect.isEffect(first)
+      ? self.withPermitsIfAvailable(permits, options)(first)
+      : self.withPermitsIfAvailable(permits, first)) as never
+
+/**
+ * Takes permits until `release`, or until the coordinator is closed.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const take: {
+  (
+    permits: number,
+    options?: TakeOptions | undefined
+  ): (self: Semaphore) => Effect.Effect<Lease, SemaphoreError>
+  (self: Semaphore, permits: number, options?: TakeOptions | undefined): Effect.Effect<Lease, SemaphoreError>
+} = dual(isDataFirst, (self: Semaphore, permits: number, options?: TakeOptions) => self.take(permits, options))
+
+/**
+ * Takes permits for as long as the scope is open.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const takeScoped: {
+  (
+    permits: number,
+    options?: TakeOptions | undefined
+  ): (self: Semaphore) => Effect.Effect<Lease, SemaphoreError, Scope.Scope>
+  (
+    self: Semaphore,
+    permits: number,
+    options?: TakeOptions | undefined
+  ): Effect.Effect<Lease, SemaphoreError, Scope.Scope>
+} = dual(isDataFirst, (self: Semaphore, permits: number, options?: TakeOptions) => self.takeScoped(permits, options))
+
+/**
+ * As `take` if they are free now; otherwise `None`.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const takeIfAvailable: {
+  (
+    permits: number,
+    options?: Omit<TakeOptions, "wait"> | undefined
+  ): (self: Semaphore) => Effect.Effect<Option.Option<Lease>, SemaphoreError>
+  (
+    self: Semaphore,
+    permits: number,
+    options?: Omit<TakeOptions, "wait"> | undefined
+  ): Effect.Effect<Option.Option<Lease>, SemaphoreError>
+} = dual(
+  isDataFirst,
+  (self: Semaphore, permits: number, options?: Omit<TakeOptions, "wait">) => self.takeIfAvailable(permits, options)
+)
+
+/**
+ * Releases the permits that `take` has taken. A second time changes nothing.
+ *
+ * @category combinators
+ * @since 0.1.0
+ */
+export const release: {
+  (lease: Lease): (self: Semaphore) => Effect.Effect<void>
+  (self: Semaphore, lease: Lease): Effect.Effect<void>
+} = dual(2, (self: Semaphore, lease: Lease) => self.release(lease))
+
+// -----------------------------------------------------------------------------
+// Services
+// -----------------------------------------------------------------------------
 
 /**
  * The class that `Service` makes.

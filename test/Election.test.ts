@@ -2,7 +2,18 @@
 import { assert, layer } from "@effect/vitest"
 import { Context, Deferred, Duration, Effect, Exit, Fiber, Layer, Logger, Option, Schema, Scope, Stream } from "effect"
 import { hostname } from "node:os"
-import { Barrier, Coordinator, Election, Lease, Lock } from "../src/index.ts"
+import {
+  Barrier,
+  Coordinator,
+  type DoubleBarrier,
+  Election,
+  Latch,
+  Lease,
+  Lock,
+  ReadWriteLock,
+  Semaphore,
+  type TaskGroup
+} from "../src/index.ts"
 import { apart } from "../src/internal/hold/holding.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { assertUnanswered, behindLine } from "./support/behindLine.ts"
@@ -867,7 +878,44 @@ layer(TestServer.layer, live)("a leader", (it) => {
       Lock.withLock(Effect.void, "a", {
         // @ts-expect-error
         wiat: "1 second"
-      })
+      }),
+      Lock.withLock("a", {
+        // @ts-expect-error
+        wiat: "1 second"
+      }),
+      Lock.withLocks(["a"], {
+        // @ts-expect-error
+        wiat: "1 second"
+      }),
+      ReadWriteLock.withReadLock("a", {
+        // @ts-expect-error
+        wiat: "1 second"
+      }),
+      (semaphore: Semaphore.Semaphore) =>
+        Semaphore.withPermits(semaphore, 1, {
+          // @ts-expect-error
+          wiat: "1 second"
+        }),
+      (latch: Latch.Latch) =>
+        Latch.whenOpen(latch, {
+          // @ts-expect-error
+          wiat: "1 second"
+        }),
+      (election: Election.Election<string>) =>
+        election.lead({
+          // @ts-expect-error
+          wiat: "1 second"
+        }),
+      (barrier: DoubleBarrier.DoubleBarrier) =>
+        barrier.withPhase({
+          // @ts-expect-error
+          wiat: "1 second"
+        }),
+      (group: TaskGroup.TaskGroup<number, never>) =>
+        group.run("a", {
+          // @ts-expect-error
+          maxHodl: "1 second"
+        })
     ])
   })
 

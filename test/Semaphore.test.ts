@@ -1,5 +1,5 @@
 import { assert, layer } from "@effect/vitest"
-import { type Context, Deferred, Effect, Exit, Fiber, Layer, Option, type Scope } from "effect"
+import { type Context, Deferred, Effect, Exit, Fiber, Layer, Option, pipe, type Scope } from "effect"
 import * as fc from "fast-check"
 import { Coordinator, Lease, Semaphore } from "../src/index.ts"
 import { runs } from "./support/effort.ts"
@@ -49,6 +49,42 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
       }))
       yield* assertEmpty(server, namespace)
     }))
+
+  it.effect("has its members as functions too, data-first and data-last", () =>
+    several(1, ([context]) =>
+      on(
+        context!,
+        Effect.gen(function*() {
+          const semaphore = yield* Semaphore.make({ name: "s", permits: 3 })
+          const free = semaphore.available
+          const options = { wait: "1 second" } as const
+          assert.strictEqual(yield* Semaphore.withPermits(semaphore, 2, free), 1)
+          assert.strictEqual(yield* Semaphore.withPermits(semaphore, 2, free, options), 1)
+          assert.strictEqual(yield* free.pipe(Semaphore.withPermits(semaphore, 2, options)), 1)
+          assert.strictEqual(yield* free.pipe(Semaphore.withPermit(semaphore)), 2)
+          assert.strictEqual(yield* Semaphore.withPermit(semaphore, free), 2)
+          const lease = yield* Semaphore.take(semaphore, 1)
+          const others = yield* pipe(semaphore, Semaphore.take(2, options))
+          assert.deepStrictEqual(yield* Semaphore.withPermitsIfAvailable(semaphore, 1, free), Option.none())
+          assert.deepStrictEqual(yield* Semaphore.takeIfAvailable(semaphore, 1), Option.none())
+          yield* pipe(semaphore, Semaphore.release(others))
+          assert.deepStrictEqual(
+            yield* free.pipe(Semaphore.withPermitsIfAvailable(semaphore, 1, {})),
+            Option.some(1)
+          )
+          yield* Semaphore.release(semaphore, lease)
+          yield* Effect.scoped(Effect.gen(function*() {
+            yield* Semaphore.takeScoped(semaphore, 1)
+            yield* pipe(semaphore, Semaphore.takeScoped(1))
+            assert.strictEqual(yield* free, 1)
+          }))
+          assert.isTrue(Option.isSome(yield* pipe(semaphore, Semaphore.takeIfAvailable(1))))
+          yield* Semaphore.resize(semaphore, 5)
+          assert.strictEqual(yield* semaphore.permits, 5)
+          yield* pipe(semaphore, Semaphore.resize(4))
+          assert.strictEqual(yield* free, 3)
+        })
+      )))
 
   it.effect("is created once and joined by all, and refuses another number", () =>
     withNode(() =>
