@@ -86,7 +86,7 @@ import {
 import { conduct } from "./internal/flow/conducting.ts"
 import { type AnyTag, layoutOf, portIn, type Tag } from "./internal/flow/graph.ts"
 import { batches, checkFlow, Home, type IdOf, portsOf } from "./internal/flow/home.ts"
-import { begin, type NodeInfo, type Terms } from "./internal/flow/runs.ts"
+import { begin, type NodeInfo, type Terms, type WaitOptions } from "./internal/flow/runs.ts"
 import { millis, oneOf, spaceOf, whole } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { codec } from "./internal/work/codec.ts"
@@ -166,7 +166,14 @@ export type {
    * @category models
    * @since 0.1.0
    */
-  NodeState as JobState
+  NodeState as JobState,
+  /**
+   * How long to wait for the end of a run.
+   *
+   * @category options
+   * @since 0.1.0
+   */
+  WaitOptions
 } from "./internal/flow/runs.ts"
 export {
   /**
@@ -220,6 +227,8 @@ export interface Run {
    * `BatchExpired`. While Redis is away, it waits. An interruption of the caller does not touch the run.
    */
   readonly await: Effect.Effect<End, BatchError>
+  /** The same with a `wait` of its own: then it fails with `WaitTimeout`, and the run goes on. */
+  readonly waitFor: (options: WaitOptions) => Effect.Effect<End, BatchError>
   readonly status: Effect.Effect<Progress, BatchError>
   /** How the run is, and then every change; a slow consumer gets the latest. Ends when the run is over. */
   readonly changes: Stream.Stream<Progress, BatchError>

@@ -50,8 +50,9 @@ import * as Stream from "effect/Stream"
 import { Coordinator } from "./Coordinator.ts"
 import { type CoordinatorError, coordinatorReasons } from "./internal/actor/errors.ts"
 import { checkName, keyOf } from "./internal/actor/keys.ts"
+import { bounded, waitOf } from "./internal/hold/acquire.ts"
 import { followingOf, type Publication, type Publications } from "./internal/hold/following.ts"
-import { describe } from "./internal/hold/loss.ts"
+import { describe, WaitTimeout } from "./internal/hold/loss.ts"
 import { millis, type Place, placeOf, type Space, spaceOf } from "./internal/hold/place.ts"
 import { read, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
@@ -117,10 +118,12 @@ export interface Batched {
   /** The sum that is not known yet to be added. */
   readonly pending: Effect.Effect<number>
   /**
-   * Waits until all that was added so far is in Redis. Fails with `SumExceeded` if a sum was refused since the last time: that
+   * Waits until all that was added so far is in Redis, for as long as the coordinator's `wait` says. Fails with `SumExceeded` if a sum was refused since the last time: that
    * is dropped, and logged.
    */
   readonly flush: Effect.Effect<void, CounterError>
+  /** The same with a `wait` of its own. */
+  readonly flushFor: (options: WaitOptions) => Effect.Effect<void, CounterError>
 }
 
 /**
@@ -130,6 +133,15 @@ export interface Batched {
 export interface BatchOptions {
   /** How long an addition waits for others before the sum is sent, at most, if Redis has answered the sum before it by then. */
   readonly flush: Duration.Input
+}
+
+/**
+ * @category options
+ * @since 0.1.0
+ */
+export interface WaitOptions {
+  /** How long to wait; then it fails with `WaitTimeout`. Default: that of the coordinator, as long as it takes. */
+  readonly wait?: Duration.Input | undefined
 }
 
 /**
@@ -186,7 +198,7 @@ export class SumExceeded extends Schema.Error<SumExceeded>("lockstep/Counter/Sum
  */
 export class CounterError extends Schema.Error<CounterError>("lockstep/Counter/CounterError")({
   _tag: Schema.tag("CounterError"),
-  reason: Schema.Union([SumExceeded, WriteUncertain, ...coordinatorReasons])
+  reason: Schema.Union([SumExceeded, WaitTimeout, WriteUncertain, ...coordinatorReasons])
 }) {
   override get message(): string {
     return this.reason.message
@@ -306,10 +318,13 @@ class CounterImpl implements Counter {
         fail: failed,
         exceeded: (by, value) => this.#exceeded(by, value)
       })
+      const flushFor = (options: WaitOptions): Effect.Effect<void, CounterError> =>
+        bounded(sums.flush, this.#place, waitOf(this.#place, options), fail)
       const batched: Batched = {
         add: (by) => Effect.sync(() => sums.add(checkBy(by))),
         pending: Effect.sync(() => sums.pending),
-        flush: sums.flush
+        flush: flushFor({}),
+        flushFor
       }
       return Effect.acquireRelease(Effect.succeed(batched), () => sums.close)
     })

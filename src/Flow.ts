@@ -89,7 +89,15 @@ import {
   type Tag
 } from "./internal/flow/graph.ts"
 import { checkFlow, Home, type IdOf, portsOf } from "./internal/flow/home.ts"
-import { begin, type Begun, type Change, type NodeInfo, Run as Handle, type Status } from "./internal/flow/runs.ts"
+import {
+  begin,
+  type Begun,
+  type Change,
+  type NodeInfo,
+  Run as Handle,
+  type Status,
+  type WaitOptions
+} from "./internal/flow/runs.ts"
 import { bounded } from "./internal/hold/acquire.ts"
 import { millis, oneOf, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
@@ -239,7 +247,14 @@ export type {
    * @category models
    * @since 0.1.0
    */
-  Status
+  Status,
+  /**
+   * How long to wait for the end of a run.
+   *
+   * @category options
+   * @since 0.1.0
+   */
+  WaitOptions
 } from "./internal/flow/runs.ts"
 export {
   /**
@@ -276,6 +291,8 @@ export interface Run<out O> {
    * when a node of the result has none. While Redis is away, it waits.
    */
   readonly await: Effect.Effect<O, FlowError>
+  /** The same with a `wait` of its own: then it fails with `WaitTimeout`, and the run goes on. */
+  readonly waitFor: (options: WaitOptions) => Effect.Effect<O, FlowError>
   readonly status: Effect.Effect<Status, FlowError>
   /** All nodes and their states, in the order of the graph. Redis reads up to 256 with each call. */
   readonly nodes: Stream.Stream<NodeInfo, FlowError>

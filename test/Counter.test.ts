@@ -110,6 +110,18 @@ layer(TestServer.layer, live)("a counter", (it) => {
           yield* batched.flush
           assert.strictEqual(yield* other.get, 10_006)
           yield* batched.flush
+          // The wait for an answer has a bound, and the sum has none.
+          const held = yield* line.hold(({ name }) => name === "FCALL")
+          yield* batched.add(2)
+          yield* batched.add(-1)
+          const late = yield* Effect.forkChild(Effect.flip(batched.flushFor({ wait: "50 millis" })))
+          yield* held.request
+          assert.strictEqual((yield* Fiber.join(late)).reason._tag, "WaitTimeout")
+          yield* held.release()
+          yield* batched.flush
+          yield* batched.add(-1)
+          yield* batched.flush
+          assert.strictEqual(yield* other.get, 10_006)
           // Sums that cancel out are no request.
           yield* batched.add(3)
           yield* batched.add(-3)

@@ -3,6 +3,7 @@ import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Fiber, Schema, type Scope } from "effect"
 import {
   Barrier,
+  Batch,
   type Coordinator,
   CountDownLatch,
   DoubleBarrier,
@@ -115,6 +116,37 @@ layer(TestServer.layer, { excludeTestServices: true })("the coordinator's wait",
         )
         assert.deepStrictEqual(ends, Object.keys(waits).map((name) => [name, "WaitTimeout"]))
       }), { wait: "50 millis" }))
+
+  it.effect("of a run is that of its flow or batch, or of the call", () =>
+    several(1, ([context]) =>
+      Effect.scoped(on(
+        context!,
+        Effect.gen(function*() {
+          const go = yield* Deferred.make<void>()
+          yield* Effect.gen(function*() {
+            const options = { queues: [Slow], retention: timeToLive, wait: "60 millis" } as const
+            const flow = yield* Flow.make("a", options, (flow) => flow.job(Slow, undefined))
+            yield* Effect.addFinalizer(() => Effect.orDie(delivered("a")))
+            const batch = yield* Batch.make("b", options)
+            yield* Effect.addFinalizer(() => Effect.orDie(delivered("batch:b")))
+            const runs = [yield* flow.start(undefined), yield* batch.start()]
+            yield* (runs[1] as Batch.Run).add(Slow, undefined)
+            yield* (runs[1] as Batch.Run).seal
+            for (const run of runs) {
+              const late: ReadonlyArray<Effect.Effect<unknown, Flow.FlowError | Batch.BatchError>> = [
+                run.await,
+                run.waitFor({ wait: "50 millis" })
+              ]
+              for (const waiting of late) assert.strictEqual((yield* Effect.flip(waiting)).reason._tag, "WaitTimeout")
+            }
+            yield* Deferred.succeed(go, undefined)
+            for (const run of runs) yield* (run.waitFor({ wait: "10 seconds" }) as Effect.Effect<unknown, never>)
+          }).pipe(
+            Effect.provide(Queue.worker(Slow, () => Deferred.await(go), { concurrency: 2 })),
+            Effect.provide(Slow.layer)
+          )
+        })
+      ))))
 
   it.effect("does not bound the wait for results", () =>
     several(1, ([context]) =>

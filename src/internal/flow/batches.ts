@@ -32,7 +32,8 @@ import {
   Run,
   states,
   type Status,
-  unknown
+  unknown,
+  type WaitOptions
 } from "./runs.ts"
 
 /** How a run has ended. */
@@ -203,7 +204,11 @@ export class BatchRun {
   // -------------------------------------------------------------------------------------------------------------------
 
   get await(): Effect.Effect<End, BatchError> {
-    const { space, wait } = this.#home
+    return this.waitFor({})
+  }
+
+  readonly waitFor = ({ wait = this.#home.wait }: WaitOptions): Effect.Effect<End, BatchError> => {
+    const { space } = this.#home
     const { channel } = this.#home.placeOf(this.id)
     const awaited = { kind: "batch", name: `${this.#about.name}/${this.id}`, channel, space }
     return spanning(

@@ -2,6 +2,7 @@
 
 import * as DateTime from "effect/DateTime"
 import * as Deferred from "effect/Deferred"
+import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Option from "effect/Option"
@@ -152,6 +153,12 @@ export const begin = (
   })
 }
 
+/** How long to wait for the end of a run. */
+export interface WaitOptions {
+  /** Then it fails with `WaitTimeout`, and the run goes on. Default: the `wait` that the flow or the batch was made with. */
+  readonly wait?: Duration.Input | undefined
+}
+
 export type Heard = readonly [state: number, version: number, ...counts: Array<number>, expected: number, changes: any]
 
 /**
@@ -280,13 +287,11 @@ export class Run {
   }
 
   get await(): Effect.Effect<any, FlowError> {
-    return spanning(
-      bounded(this.result, this.#place, this.#home.wait, fail),
-      "lockstep.Flow.await",
-      "flow",
-      this.#place.name
-    )
+    return this.waitFor({})
   }
+
+  readonly waitFor = ({ wait = this.#home.wait }: WaitOptions): Effect.Effect<any, FlowError> =>
+    spanning(bounded(this.result, this.#place, wait, fail), "lockstep.Flow.await", "flow", this.#place.name)
 
   /** As `await`, for as long as it takes. */
   get result(): Effect.Effect<any, FlowError> {
