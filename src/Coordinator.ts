@@ -274,7 +274,11 @@ export const make: (
     yield* Effect.tryPromise({ try: () => first.opened(), catch: (cause) => cause as CoordinatorError }).pipe(
       Effect.timeoutOrElse({
         duration: Duration.millis(settings.requestTimeout * 3),
-        orElse: () => Effect.fail(new CoordinatorError({ reason: new Redis.Timeout({ command: "FCALL" }) }))
+        orElse: () => {
+          const { name, namespace } = settings
+          const timeout = new Redis.Timeout({ command: "FCALL", kind: "coordinator", name, namespace })
+          return Effect.fail(new CoordinatorError({ reason: timeout }))
+        }
       })
     )
     // Simulated processes are processes of their own.

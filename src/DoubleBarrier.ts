@@ -50,7 +50,7 @@ import { Coordinator } from "./Coordinator.ts"
 import { coordinatorReasons } from "./internal/actor/errors.ts"
 import * as acquiring from "./internal/hold/acquire.ts"
 import { Hold } from "./internal/hold/hold.ts"
-import { LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
+import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
 import { duration, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { protect } from "./internal/hold/protect.ts"
 import { memberQuestion } from "./internal/hold/request.ts"
@@ -243,7 +243,8 @@ class DoubleBarrierImpl implements DoubleBarrier {
     this.#spanned(
       Effect.suspend(() => {
         if (!(phase instanceof Hold) || phase.claim.place.key !== this.#place.key) {
-          throw new TypeError("This phase is not one of this double barrier")
+          const own = describe(this.#place.kind, this.name, this.#place.namespace)
+          throw new TypeError(`This phase is not one of ${own}: leave the one that its own \`enter\` has answered.`)
         }
         return this.#leave(phase, options)
       }),

@@ -516,9 +516,9 @@ export const acquireWriteIfAvailable = (
  */
 export const downgrade = (lease: Lease): Effect.Effect<void, ReadWriteLockError> =>
   Effect.suspend(() => {
-    if (!(lease instanceof Hold) || lease.kind !== "readWriteLock" || !lease.active || !isHeavy(lease)) {
-      const { key, kind } = lease
-      const namespace = lease instanceof Hold ? lease.claim.place.namespace : ""
+    if (!(lease instanceof Hold)) throw new TypeError("This lease was not made by Lockstep")
+    if (lease.kind !== "readWriteLock" || !lease.active || !isHeavy(lease)) {
+      const { claim: { place: { namespace } }, key, kind } = lease
       return Effect.fail(fail(new NotWriting({ kind, key, namespace })))
     }
     changesOf(lease).writers.clear()

@@ -63,6 +63,7 @@ import * as Schedule from "effect/Schedule"
 import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
 import { Coordinator } from "./Coordinator.ts"
+import { describe } from "./internal/hold/loss.ts"
 import { millis, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import type { HandlerOptions, Options, SubscribeOptions, Topic } from "./internal/topic/api.ts"
@@ -381,6 +382,6 @@ const sorted = <A>(elements: ReadonlyArray<Element<A>>): Sorted<A> => {
 
 const logMissing = (other: Other): Effect.Effect<void> => {
   if (other._tag === "Undecodable") return Effect.logWarning(`event ${other.id} is left out: ${other.error.message}`)
-  const { missed = "some", reason, topic } = other
-  return Effect.logWarning(`${missed} events of topic ${JSON.stringify(topic)} are missing (${reason})`)
+  const { missed = "some", namespace, reason, topic } = other
+  return Effect.logWarning(`${missed} events of ${describe("topic", topic, namespace)} are missing (${reason})`)
 }

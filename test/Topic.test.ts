@@ -323,14 +323,20 @@ layer(TestServer.layer, live)("a topic", (it) => {
       }), short))
 
   it.effect("keeps what retention allows, and shows what was removed unread", () =>
-    several(1, ([a]) =>
+    several(1, ([a], namespace) =>
       Effect.gen(function*() {
         const topic = yield* on(a!, make({ retention: { length: 80 } }))
         const [first] = yield* topic.publishAll(upTo(200))
         const { length } = yield* topic.state
         assert.isTrue(length >= 80 && length <= 90, String(length))
         const found = yield* collect(topic.subscribe({ from: { after: first!.id } }), length + 1)
-        assert.deepStrictEqual(found[0], { _tag: "Gap", topic: hostile, reason: "trimmed", missed: 199 - length })
+        assert.deepStrictEqual(found[0], {
+          _tag: "Gap",
+          topic: hostile,
+          namespace,
+          reason: "trimmed",
+          missed: 199 - length
+        })
         assert.deepStrictEqual(valuesOf(found.slice(1)), upTo(length, 200 - length))
         // From the beginning means from what there is.
         assert.strictEqual(valuesOf(yield* collect(topic.subscribe({ from: "beginning" }), 1))[0], 200 - length)
@@ -588,7 +594,7 @@ layer(TestServer.layer, live)("a topic", (it) => {
       })))
 
   it.effect("shows what was removed to a slow subscriber also when a faster one has read that", () =>
-    several(1, ([a], _, server) =>
+    several(1, ([a], namespace, server) =>
       Effect.gen(function*() {
         const topic = yield* on(a!, make())
         const slow = yield* topic.subscribed({ buffer: { capacity: 2 } })
@@ -612,11 +618,11 @@ layer(TestServer.layer, live)("a topic", (it) => {
         yield* eventually(Effect.sync(() =>
           assert.deepStrictEqual(valuesOf(found), [0, 1, "Gap", 10])
         ))
-        assert.deepStrictEqual(found[2], { _tag: "Gap", topic: hostile, reason: "trimmed", missed: 8 })
+        assert.deepStrictEqual(found[2], { _tag: "Gap", topic: hostile, namespace, reason: "trimmed", missed: 8 })
       })))
 
   it.effect("shows what was removed unread also when nothing more is published", () =>
-    several(1, ([a]) =>
+    several(1, ([a], namespace) =>
       Effect.gen(function*() {
         const topic = yield* on(a!, make())
         const [live] = yield* subscribers([topic], 0, { from: "beginning" })
@@ -629,7 +635,7 @@ layer(TestServer.layer, live)("a topic", (it) => {
         const found: Array<Topic.Element<number>> = []
         yield* Effect.forkChild(Stream.runForEach(slow, (element) => Effect.sync(() => found.push(element))))
         yield* eventually(Effect.sync(() => assert.deepStrictEqual(valuesOf(found), [0, 1, "Gap"])))
-        assert.deepStrictEqual(found[2], { _tag: "Gap", topic: hostile, reason: "trimmed", missed: 6 })
+        assert.deepStrictEqual(found[2], { _tag: "Gap", topic: hostile, namespace, reason: "trimmed", missed: 6 })
         yield* topic.publish(8)
         for (const values of [live!.found, found]) {
           yield* eventually(Effect.sync(() => assert.strictEqual(valuesOf(values).at(-1), 8)))
@@ -656,7 +662,7 @@ layer(TestServer.layer, live)("a topic", (it) => {
     ))
 
   it.effect("shows what it has left out also when nothing more is published", () =>
-    several(1, ([a]) =>
+    several(1, ([a], namespace) =>
       Effect.gen(function*() {
         const topic = yield* on(a!, make())
         const buffer = { capacity: 10, strategy: "dropping" } as const
@@ -668,11 +674,11 @@ layer(TestServer.layer, live)("a topic", (it) => {
         }
         const found = yield* collect(stream, 11)
         assert.deepStrictEqual(valuesOf(found), [...upTo(10), "Gap"])
-        assert.deepStrictEqual(found[10], { _tag: "Gap", topic: hostile, reason: "overflow", missed: 20 })
+        assert.deepStrictEqual(found[10], { _tag: "Gap", topic: hostile, namespace, reason: "overflow", missed: 20 })
       })))
 
   it.effect("logs what its events leave out", () =>
-    several(1, ([a]) =>
+    several(1, ([a], namespace) =>
       Effect.gen(function*() {
         const name = "texts"
         const open = <A>(schema: Schema.Codec<A>) => on(a!, Topic.make({ name, schema, retention: { length: 2 } }))
@@ -690,7 +696,10 @@ layer(TestServer.layer, live)("a topic", (it) => {
           Effect.provide(Logger.layer([logger]))
         )
         assert.deepStrictEqual(found, [4])
-        assert.deepStrictEqual(lines[0], `Warn 2 events of topic "${name}" are missing (trimmed)`)
+        assert.deepStrictEqual(
+          lines[0],
+          `Warn 2 events of topic "${name}" of namespace "${namespace}" are missing (trimmed)`
+        )
         assert.include(lines[1], `Warn event ${id} is left out: An event of topic "${name}"`)
       })))
 
@@ -787,7 +796,7 @@ layer(TestServer.layer, live)("a topic", (it) => {
       })))
 
   it.effect("reports what Redis has lost to a subscriber that leaves the oldest out", () =>
-    several(1, ([a], _, server) =>
+    several(1, ([a], namespace, server) =>
       Effect.gen(function*() {
         const topic = yield* on(a!, make())
         const stream = yield* topic.subscribed({ buffer: { capacity: 2, strategy: "sliding" } })
@@ -808,7 +817,13 @@ layer(TestServer.layer, live)("a topic", (it) => {
           Stream.runCollect(Stream.takeUntil(stream, (one) => one._tag === "Event" && one.value === 6)),
           "the last event"
         )
-        assert.includeDeepMembers([...found], [{ _tag: "Gap", topic: hostile, reason: "lost", missed: undefined }])
+        assert.includeDeepMembers([...found], [{
+          _tag: "Gap",
+          topic: hostile,
+          namespace,
+          reason: "lost",
+          missed: undefined
+        }])
       })))
 })
 
@@ -879,7 +894,7 @@ layer(TestServer.layer, live)("a group", (it) => {
       })))
 
   it.effect("observes what was removed behind the event that it begins after, also when nothing is there", () =>
-    several(1, ([a]) =>
+    several(1, ([a], namespace) =>
       Effect.gen(function*() {
         const topic = yield* on(a!, make({ retention: { length: 8 } }))
         const published = yield* topic.publishAll(upTo(100))
@@ -894,11 +909,12 @@ layer(TestServer.layer, live)("a group", (it) => {
           )
         const found = yield* first("some", 9)
         assert.deepStrictEqual(valuesOf(found).filter((value) => value !== "Gap"), upTo(8, 92))
-        assert.includeDeepMembers(found, [{ _tag: "Gap", topic: hostile, reason: "trimmed", missed: 81 }])
+        assert.includeDeepMembers(found, [{ _tag: "Gap", topic: hostile, namespace, reason: "trimmed", missed: 81 }])
         yield* topic.purge
         assert.deepStrictEqual(yield* first("none", 1), [{
           _tag: "Gap",
           topic: hostile,
+          namespace,
           reason: "trimmed",
           missed: 89
         }])
@@ -1523,7 +1539,7 @@ layer(TestServer.layer, live)("a group", (it) => {
   }
 
   it.effect("receives the number of events that were purged before their delivery", () =>
-    several(1, ([a]) =>
+    several(1, ([a], namespace) =>
       Effect.gen(function*() {
         const topic = yield* on(a!, make({ key: (n) => String(n % 2) }))
         for (const orderBy of [undefined, "key"] as const) {
@@ -1543,7 +1559,7 @@ layer(TestServer.layer, live)("a group", (it) => {
           yield* taken[1]!.retry("1 minute")
           yield* takes(orderBy === "key" ? [0, 1] : [0, 1, 2])
           yield* topic.purge
-          const gap = { _tag: "Gap", topic: hostile, reason: "trimmed", missed: orderBy === "key" ? 9 : 8 }
+          const gap = { _tag: "Gap", topic: hostile, namespace, reason: "trimmed", missed: orderBy === "key" ? 9 : 8 }
           yield* eventually(Effect.sync(() => assert.deepStrictEqual(taken.at(-1)!.element, gap as Topic.Gap)))
           yield* taken[0]!.acknowledge
           yield* topic.publish(11)

@@ -9,7 +9,7 @@ import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import type * as Option from "effect/Option"
 import type * as Stream from "effect/Stream"
-import type { CoordinatorError } from "../actor/errors.ts"
+import { type CoordinatorError, isFinal } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
 import { describe } from "../hold/loss.ts"
 import { oneOf, type Place } from "../hold/place.ts"
@@ -128,6 +128,9 @@ export class Schedules {
   #give([name, version, last, now, missed, spec]: Short): void {
     const { channel, key, name: queue, space: { kernel } } = this.#place
     const { hooks: { log }, io } = kernel
+    const what = `the next ticks of schedule ${JSON.stringify(name)} of ${
+      describe("queue", queue, kernel.settings.namespace)
+    }`
     let ticks = ""
     try {
       const times = decodeTimes(spec)
@@ -135,8 +138,7 @@ export class Schedules {
       ticks = ticksOf(times, last, now, missed).join(" ")
     } catch (cause) {
       // Another process may know the time zone.
-      const what = `schedule ${JSON.stringify(name)} of ${describe("queue", queue, kernel.settings.namespace)}`
-      log("Error", `the next ticks of ${what} could not be computed by this process`, cause)
+      log("Error", `${what} could not be computed by this process`, cause)
     }
     const args: Requests["queue.ticks"]["args"] = [this.#id, name, version, last, ticks]
     const send = (): void => {
@@ -146,7 +148,10 @@ export class Schedules {
         key,
         args,
         settle: ignore,
-        fail: () => void io.after(channel.retryPause, send)
+        fail: (error) => {
+          if (isFinal(error.reason)) log("Error", `${what} could not be stored`, error)
+          else io.after(channel.retryPause, send)
+        }
       })
     }
     send()

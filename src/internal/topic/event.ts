@@ -36,6 +36,7 @@ export interface Undecodable extends Origin {
 export interface Gap {
   readonly _tag: "Gap"
   readonly topic: string
+  readonly namespace: string
   /**
    * - `trimmed`: retention has removed events before they were read.
    * - `lost`: Redis has lost events that it had acknowledged.
@@ -162,9 +163,14 @@ export class DeliveredUndecodable extends Delivered implements Undecodable {
   }
 }
 
-export const gap = (topic: string, reason: Gap["reason"], missed: number | undefined): Gap => ({
+export const gap = (
+  { name, namespace }: { readonly name: string; readonly namespace: string },
+  reason: Gap["reason"],
+  missed: number | undefined
+): Gap => ({
   _tag: "Gap",
-  topic,
+  topic: name,
+  namespace,
   reason,
   missed
 })

@@ -196,7 +196,7 @@ class Member<A> extends work.Member {
     if (isAnother) {
       this.#heard = 0
       this.#gaps = new Set()
-      this.#deliver([this.#gapOf(gap(this.place.name, "lost", undefined), undefined)])
+      this.#deliver([this.#gapOf(gap(this.place, "lost", undefined), undefined)])
     }
     this.#takeAll(items)
     // An answer can come after a later delivery.
@@ -236,8 +236,7 @@ class Member<A> extends work.Member {
     const { missed } = told
     this.#gaps.add(told)
     if (missed > 0) this.place.space.kernel.hooks.metrics.missed(missed)
-    const { name } = this.place
-    const element = missed < 0 ? gap(name, "lost", undefined) : gap(name, "trimmed", missed)
+    const element = missed < 0 ? gap(this.place, "lost", undefined) : gap(this.place, "trimmed", missed)
     deliveries.push(this.#gapOf(element, told))
   }
 
@@ -279,7 +278,7 @@ class Member<A> extends work.Member {
     this.#missing.delete(gap)
   }
 
-  protected isEnding(): boolean {
+  protected override isEnding(): boolean {
     return this.#isEnding
   }
 

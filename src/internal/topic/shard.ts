@@ -115,11 +115,11 @@ export class Shard<A> implements Listener {
   /** The events that are missing between two events of these numbers. */
   gaps(last: number, next: number): ReadonlyArray<Gap> {
     if (next === last + 1) return []
-    const { name, space } = this.place
-    if (next <= last) return [gap(name, "lost", undefined)]
+    const { space } = this.place
+    if (next <= last) return [gap(this.place, "lost", undefined)]
     const missed = next - last - 1
     space.kernel.hooks.metrics.missed(missed)
-    return [gap(name, "trimmed", missed)]
+    return [gap(this.place, "trimmed", missed)]
   }
 
   /** Decodes, and notices what is missing: events are numbered. */

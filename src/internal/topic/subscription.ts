@@ -43,7 +43,7 @@ class LeftOut {
   }
 
   /** The gaps in their place. */
-  take(topic: string): ReadonlyArray<Gap> {
+  take(topic: { readonly name: string; readonly namespace: string }): ReadonlyArray<Gap> {
     if (this.#missed === 0 && !this.#lost) return nothing
     const gaps = [
       ...this.#missed > 0 ? [gap(topic, "overflow", this.#missed)] : [],
@@ -173,7 +173,7 @@ class Lane<A> implements Follower<A> {
   /** Redis has lost what came behind this id. */
   rewind(id: string): void {
     this.cursor = { id, number: undefined }
-    this.#subscription.insist([gap(this.shard.place.name, "lost", undefined)])
+    this.#subscription.insist([gap(this.shard.place, "lost", undefined)])
   }
 
   fail(error: CoordinatorError): void {
@@ -182,7 +182,7 @@ class Lane<A> implements Follower<A> {
 }
 
 export class Subscription<A> {
-  readonly #topic: string
+  readonly #topic: { readonly name: string; readonly namespace: string }
   readonly #lanes: Array<Lane<A>> = []
   readonly #capacity: number
   readonly #strategy: Buffer["strategy"]
@@ -204,7 +204,12 @@ export class Subscription<A> {
   #known = 0
   readonly #askForShards: () => void
 
-  constructor(topic: string, { capacity, strategy }: Buffer, epoch: number, askForShards: () => void) {
+  constructor(
+    topic: { readonly name: string; readonly namespace: string },
+    { capacity, strategy }: Buffer,
+    epoch: number,
+    askForShards: () => void
+  ) {
     this.#topic = topic
     this.#capacity = capacity
     this.#strategy = strategy
@@ -224,7 +229,7 @@ export class Subscription<A> {
   add(shard: Shard<A>, start: Start): void {
     const lane = new Lane(this, shard, start)
     this.#lanes.push(lane)
-    if (start.lost === true) this.insist([gap(shard.place.name, "lost", undefined)])
+    if (start.lost === true) this.insist([gap(shard.place, "lost", undefined)])
     shard.lanes.add(lane)
     void this.#follow(lane)
   }

@@ -204,7 +204,7 @@ export class TopicImpl<in out A> implements Topic<A> {
       const parts = this.#parts
       // Events of another epoch may come before the ends of the shards are known.
       const epoch = trail.former?.epoch ?? (from === "now" ? parts.epoch : 0)
-      const subscription = new Subscription<A>(this.name, { capacity, strategy }, epoch, () => parts.follow())
+      const subscription = new Subscription<A>(parts.all[0]!.place, { capacity, strategy }, epoch, () => parts.follow())
       const positions = trail.former === undefined
         ? failing(positionsOf(parts, from))
         : Effect.succeed(trail.former.cursors)
