@@ -17,6 +17,7 @@
 --   due             zset: a session, or "@<kind>:<name>" for the alarm of a resource -> server ms before which nothing is to be
 --                   done about it
 --   floor           a fencing token that is larger than all that were given
+--   libraries       in partition 0, the function libraries that coordinators of this namespace have called, and that were not removed since
 --   own:<session>   set of "<claim id>:<kind>:<name>" of what the session holds or waits for, beyond what its record has
 --   mail:<session>  its mailbox, a stream
 --
@@ -25,7 +26,6 @@
 --   opened                  how many sessions have been opened
 --   identity                the id of the first of them
 --   token                   the last token given
---   libraries               the function libraries that coordinators of this namespace have called, and that were not removed since
 --   s<session>              record Session
 --   r<session>              the reply to its last batch
 --   about<session>          who it is, as JSON
@@ -36,7 +36,7 @@
 -- live session would look dead. The only keys that are undeclared there are the mailboxes of other sessions: a lost event is
 -- only a delay, because events are numbered and coordinators resync. `due` only says where to look; `sessions` has the word.
 --
--- Every key expires a day after the last session that needs it has done anything, except `floor` and what users store; `due` also
+-- Every key expires a day after the last session that needs it has done anything, except `floor`, `libraries` and what users store; `due` also
 -- outlives its last alarm by a day.
 --
 -- A handler gets the context, its first key and its arguments, and returns what `reply` makes. The keys of its other roles

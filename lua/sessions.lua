@@ -74,7 +74,7 @@ local function librariesOf(ctx)
     local library = call('HGET', ctx.sessions, 'library/' .. session)
     if library then called[library] = true end
   end
-  for _, name in ipairs(wordsIn(ctx.sessions, 'libraries')) do
+  for name in string.gmatch(call('GET', ctx.prefix .. 'libraries') or '', '%S+') do
     local names = called[name] and used or unused
     names[#names + 1] = name
   end
@@ -92,7 +92,7 @@ local function retired(ctx, session, library)
       known[name] = true
     end
   end
-  call('HSET', ctx.sessions, 'libraries', concat(all, ' '))
+  call('SET', ctx.prefix .. 'libraries', concat(all, ' '))
   return concat(unused, ' ')
 end
 
@@ -163,7 +163,7 @@ handlers['session.unloaded'] = function(ctx, _, libraries)
   for _, name in ipairs(unused) do
     if not removed[name] then used[#used + 1] = name end
   end
-  call('HSET', ctx.sessions, 'libraries', concat(used, ' '))
+  call('SET', ctx.prefix .. 'libraries', concat(used, ' '))
   return '["noted"]'
 end
 

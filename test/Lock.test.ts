@@ -24,7 +24,7 @@ const keys = Effect.fnUntraced(function*(namespace: string) {
   )
   return [
     ...new Set([
-      ...names.filter((key) => !/:(sessions|due|floor|own:.*|mail:.*)$/.test(key)),
+      ...names.filter((key) => !/:(sessions|due|floor|libraries|own:.*|mail:.*)$/.test(key)),
       ...lone.flat()
     ])
   ]

@@ -129,7 +129,7 @@ describe("demo", () => {
       expect(output()).toMatch(/^most frequent +be 2, to 2, not 1, or 1$/m)
       // The numbers of the partitions stay, and for a day the fence.
       const left = Effect.map(server.cli("KEYS", "*"), (keys) => {
-        const more = keys.split("\n").filter((key) => !/:(sessions|floor)$|lockstep:fence:/.test(key))
+        const more = keys.split("\n").filter((key) => !/:(sessions|floor|libraries)$|lockstep:fence:/.test(key))
         expect(more.filter((key) => key !== "")).toEqual([])
       })
       yield* eventually(left, { message: "nothing is left" })

@@ -1257,7 +1257,9 @@ layer(TestServer.layer, live)("a namespace", (it) => {
       for (const name of ["lockstep_1_old", "lockstep_1_older"]) {
         yield* server.cli("FUNCTION", "LOAD", library(name))
       }
-      yield* server.cli("HSET", `{${namespace}:00}:sessions`, "libraries", "lockstep_1_old lockstep_1_older")
+      yield* server.cli("SET", `{${namespace}:00}:libraries`, "lockstep_1_old lockstep_1_older")
+      // As after a day without processes.
+      yield* server.cli("DEL", `{${namespace}:00}:sessions`, `{${namespace}:00}:due`)
       yield* Effect.scoped(Effect.gen(function*() {
         const context = yield* node(server.url, { namespace })
         yield* eventually(Effect.map(libraries, (found) =>
@@ -1267,7 +1269,7 @@ layer(TestServer.layer, live)("a namespace", (it) => {
         for (const name of ["lockstep_1_old", "lockstep_1_older"]) {
           yield* server.cli("FUNCTION", "LOAD", library(name))
         }
-        yield* server.cli("HSET", `{${namespace}:00}:sessions`, "libraries", "lockstep_1_old lockstep_1_older")
+        yield* server.cli("SET", `{${namespace}:00}:libraries`, "lockstep_1_old lockstep_1_older")
         yield* server.cli("HSET", `{${namespace}:00}:sessions`, `library/${session!.id}`, "lockstep_1_old")
         yield* node(server.url, { namespace })
         yield* eventually(Effect.map(libraries, (found) => !found.includes("lockstep_1_older")))
@@ -1281,7 +1283,7 @@ layer(TestServer.layer, live)("a namespace", (it) => {
       const namespace = freshNamespace()
       const name = "lockstep_1_old"
       const known = Effect.map(
-        server.cli("HGET", `{${namespace}:00}:sessions`, "libraries"),
+        server.cli("GET", `{${namespace}:00}:libraries`),
         (names) => names.split(" ").includes(name)
       )
       const isLoaded = Effect.map(server.cli("FUNCTION", "LIST"), (text) => text.includes(name))
@@ -1291,7 +1293,7 @@ layer(TestServer.layer, live)("a namespace", (it) => {
         "LOAD",
         `#!lua name=${name}\nredis.register_function('${name}_f', function() return 1 end)`
       )
-      yield* server.cli("HSET", `{${namespace}:00}:sessions`, "libraries", `${name} lockstep_1_gone`)
+      yield* server.cli("SET", `{${namespace}:00}:libraries`, `${name} lockstep_1_gone`)
       yield* server.cli("ACL", "SETUSER", "default", "-function|delete")
       yield* Effect.scoped(node(server.url, { namespace }))
       assert.isTrue(yield* isLoaded)
@@ -1303,7 +1305,7 @@ layer(TestServer.layer, live)("a namespace", (it) => {
         yield* eventually(Effect.map(known, (is) => !is))
       }))
       // Nor is there anything left to say of one that was deleted already.
-      const names = yield* server.cli("HGET", `{${namespace}:00}:sessions`, "libraries")
+      const names = yield* server.cli("GET", `{${namespace}:00}:libraries`)
       assert.notInclude(names, "lockstep_1_gone")
     }).pipe(Effect.scoped))
 })
@@ -1822,7 +1824,7 @@ layer(TestServer.layer, live)("keys", (it) => {
             assert.isAbove(keys.length, resources.length + 5)
             for (const key of keys) {
               const left = Number(yield* server.cli("PTTL", key))
-              if (key.endsWith(":floor")) assert.strictEqual(left, -1, key)
+              if (/:(floor|libraries)$/.test(key)) assert.strictEqual(left, -1, key)
               else assert.isAbove(left, 80_000_000, key)
             }
           })
@@ -1879,7 +1881,7 @@ layer(TestServer.layer, live)("keys", (it) => {
           left.set(key.slice(key.indexOf("}") + 2), Number(yield* server.cli("PTTL", key)))
         }
         for (const [key, millis] of left) {
-          const isStored = /^(queue|flow|sharedRef-value:o|counter-value|floor)/.test(key)
+          const isStored = /^(queue|flow|sharedRef-value:o|counter-value|floor|libraries)/.test(key)
           // Numbers of an interval of ten minutes, and of the one before.
           if (/-(odd|even):/.test(key)) assert.isAbove(millis, 0, key)
           else if (isStored) assert.strictEqual(millis, -1, key)

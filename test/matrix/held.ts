@@ -136,12 +136,12 @@ export const program: Program = ({ line, mine, namespace, other, server }) =>
     }).pipe(ReadWriteLock.withWriteLock("touched"))
 
     // Another coordinator removes libraries that no session calls.
-    const sessions = `{${namespace}:00}:sessions`
-    yield* server.cli("HSET", sessions, "libraries", "lockstep_1_gone")
+    const libraries = `{${namespace}:00}:libraries`
+    yield* server.cli("SET", libraries, "lockstep_1_gone")
     yield* Effect.scoped(Effect.gen(function*() {
       const context = yield* node(line.url, { namespace, partitions: 2, lease: "4 seconds", margin: "500 millis" })
       yield* eventually(
-        Effect.map(server.cli("HGET", sessions, "libraries"), (known) => !known.includes("lockstep_1_gone"))
+        Effect.map(server.cli("GET", libraries), (known) => !known.includes("lockstep_1_gone"))
       )
       // Closing would not wait for a connection that has fallen silent.
       yield* onNode(context)(Lock.withLock(Effect.void, "a"))

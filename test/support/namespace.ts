@@ -10,7 +10,7 @@ const list = (server: Server, ...command: ReadonlyArray<string>) =>
 export const keysOf = (server: Server, namespace: string): Effect.Effect<ReadonlyArray<string>, CommandError> =>
   list(server, "KEYS", `{${namespace}:*`)
 
-const numbers = new Set(["protocol", "partitions", "opened", "identity", "token", "libraries"])
+const numbers = new Set(["protocol", "partitions", "opened", "identity", "token"])
 
 const isNumber = (field: string) => numbers.has(field)
 
@@ -38,7 +38,7 @@ export const remainsOf = Effect.fnUntraced(function*(servers: ReadonlyArray<Serv
   const found: Array<string> = []
   for (const server of servers) {
     for (const key of yield* keysOf(server, namespace)) {
-      if (/^\{[^}]+\}:floor$/.test(key)) continue
+      if (/^\{[^}]+\}:(floor|libraries)$/.test(key)) continue
       if (/^\{[^}]+\}:barrier:/.test(key) && (yield* isKept(server, key))) continue
       if (yield* isNoted(server, key)) continue
       if (!/^\{[^}]+\}:sessions$/.test(key)) {
