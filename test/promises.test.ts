@@ -131,7 +131,8 @@ layer(TestServer.layer, live)("trust", (it) => {
         yield* realSleep("1 second")
         ahead = 60_000
         // The next heartbeat may be five seconds away.
-        yield* within(Deferred.await(aborted), 500, "the interruption")
+        // The clocks are looked at twice a second.
+        yield* within(Deferred.await(aborted), 900, "the interruption")
         const { reason } = yield* Fiber.join(holder)
         assert.isTrue(reason._tag === "LeaseLost" && reason.reason === "expired", reason.message)
       }))
@@ -591,8 +592,9 @@ layer(TestServer.layer, live)("a lost event", (it) => {
         // Two leases.
         yield* realSleep("4 seconds")
         const stats = yield* server.cli("INFO", "commandstats")
-        const hmget = Number(/cmdstat_hmget:calls=(\d+)/.exec(stats)?.[1] ?? 0)
-        assert.isBelow(hmget, count)
+        // A waiter that asks again reads at least its lock.
+        const reads = [...stats.matchAll(/cmdstat_hm?get:calls=(\d+)/g)].map(([, calls]) => Number(calls))
+        assert.isBelow(reads.reduce((sum, calls) => sum + calls, 0), count)
         yield* held.leave
         yield* Fiber.join(waiting)
       }), { lease: "2 seconds", margin: "400 millis" }))
