@@ -1,17 +1,28 @@
 /** Each layer of the kernel stands alone: on a connection to Redis, without a coordinator and without the layers above it. */
 import { assert, layer } from "@effect/vitest"
-import { Context, Deferred, Effect, Exit, Layer, type Scope } from "effect"
+import { Context, Deferred, Effect, Exit, Fiber, Layer, type Scope } from "effect"
 import { Redis } from "../src/index.ts"
+import { Channel } from "../src/internal/actor/channel.ts"
 import type { CoordinatorError } from "../src/internal/actor/errors.ts"
+import { Home } from "../src/internal/actor/home.ts"
+import type { Hooks } from "../src/internal/actor/hooks.ts"
+import { Partition } from "../src/internal/actor/kernel.ts"
 import { prefixOf } from "../src/internal/actor/keys.ts"
 import { library, protocol, type Requests } from "../src/internal/actor/lua.ts"
+import type { Office } from "../src/internal/actor/office.ts"
 import { Outbox } from "../src/internal/actor/outbox.ts"
+import { Pulse } from "../src/internal/actor/pulse.ts"
 import { type Entry, Reader } from "../src/internal/actor/reader.ts"
 import { Reaper } from "../src/internal/actor/reaper.ts"
 import { Session } from "../src/internal/actor/session.ts"
 import { Transport, type Verb } from "../src/internal/actor/transport.ts"
+import { Vigil } from "../src/internal/actor/vigil.ts"
+import type { Claim } from "../src/internal/hold/claim.ts"
+import { Hold } from "../src/internal/hold/hold.ts"
+import { Tenancy } from "../src/internal/hold/tenancy.ts"
 import { live as io } from "../src/internal/io.ts"
 import { connectionsOf } from "../src/internal/redis/connection.ts"
+import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, TestServer } from "./support/live.ts"
 import { promptly } from "./support/several.ts"
 
@@ -22,6 +33,12 @@ const lease = 60_000
 const settings = { lease, maxBatch: 64, maxPending: 64 }
 
 const ignore = () => {}
+
+const hooks: Hooks = {
+  log: ignore,
+  transition: ignore,
+  metrics: new Proxy({} as Hooks["metrics"], { get: () => ignore })
+}
 
 /** A transport, a namespace with one partition, and sessions there. */
 const alone = Effect.gen(function*() {
@@ -186,4 +203,80 @@ layer(TestServer.layer, live)("without the layers above it", (it) => {
         yield* end(other.id)
       })
     ))
+
+  it.effect("holds and waits live on a channel, and are passed on when their keeper releases them", () =>
+    Effect.gen(function*() {
+      const { namespace, server, transport } = yield* alone
+      const tenant = (name: string) =>
+        Effect.gen(function*() {
+          const pulse = new Pulse(transport, io, hooks, lease)
+          let sessions = 0
+          const office: Office = {
+            settings: { ...settings, namespace, name, margin: 1000, requestTimeout: 1000, partitions: 1 },
+            hooks,
+            io,
+            transport,
+            about: "{}",
+            newSession: () => `${name}${++sessions}`,
+            first: () => channel,
+            admitted: ignore,
+            refused: ignore,
+            refusal: () => undefined,
+            pulseOf: () => pulse,
+            vigil: new Vigil(io),
+            away: new Map(),
+            isClosing: () => false,
+            isClosed: () => false
+          }
+          const partition = new Partition(office, 0)
+          const { prefix, reaper } = partition
+          const reader = new Reader(transport, io, ignore, () => transport.connections.dedicated())
+          const tenancy = new Tenancy(office, partition, () => channel)
+          const channel: Channel = new Channel({
+            office,
+            index: 0,
+            prefix,
+            lease,
+            margin: 1000,
+            reaper,
+            reader: () => reader,
+            tenant: tenancy
+          })
+          yield* Effect.addFinalizer(() =>
+            Effect.promise(async () => {
+              await tenancy.close()
+              await channel.close()
+              await reaper.finish()
+              reaper.close()
+              await reader.close()
+            })
+          )
+          const place = { kind: "lock", name: "a", key: `${prefix}lock:a`, home: new Home(), namespace } as const
+          const claim: Claim = { place, verb: "lock.take", args: () => ["1"], leave: "lock.release" }
+          return (id: string) => {
+            const hold = new Hold(id, claim, tenancy, undefined, 1)
+            const granted = Effect.callback<string>((resume) => {
+              hold.settle = ([outcome]) => resume(Effect.succeed(outcome))
+              tenancy.take(hold)
+            })
+            return {
+              hold,
+              granted,
+              release: Effect.callback<void>((resume) => tenancy.release(hold, () => resume(Effect.void)))
+            }
+          }
+        })
+      yield* Effect.scoped(Effect.gen(function*() {
+        const [one, other] = [yield* tenant("one"), yield* tenant("other")]
+        const [first, second] = [one("1"), other("2")]
+        assert.strictEqual(yield* promptly(first.granted, "the first grant"), "granted")
+        const waiting = yield* Effect.forkChild(second.granted, { startImmediately: true })
+        yield* eventually(Effect.sync(() => second.hold.state === "queued"))
+        yield* first.release
+        assert.strictEqual(yield* promptly(Fiber.join(waiting), "the second grant"), "granted")
+        assert.isAbove(second.hold.token, first.hold.token)
+        yield* second.release
+      }))
+      yield* assertEmpty(server, namespace)
+    }).pipe(Effect.scoped))
 })

@@ -28,12 +28,13 @@ export class Partition {
   // Of waits for the end of a session that no claim stands for.
   #watching = 0
 
-  constructor(kernel: Kernel, index: number) {
+  constructor(office: Office, index: number) {
+    const { hooks, io, settings, transport } = office
     this.index = index
-    this.prefix = prefixOf(kernel.settings.namespace, index)
-    this.reaper = new Reaper(kernel.transport, kernel.io, this.prefix, kernel.hooks.log, () => this.isWaiting())
-    this.questions = new Questions(kernel.settings.maxPending)
-    this.reads = new Reads(kernel, this.questions)
+    this.prefix = prefixOf(settings.namespace, index)
+    this.reaper = new Reaper(transport, io, this.prefix, hooks.log, () => this.isWaiting())
+    this.questions = new Questions(settings.maxPending)
+    this.reads = new Reads(office, this.questions)
   }
 
   isWaiting(): boolean {

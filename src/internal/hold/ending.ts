@@ -3,7 +3,7 @@
 import type { Channel, Losses } from "../actor/channel.ts"
 import type { CoordinatorError } from "../actor/errors.ts"
 import { guard } from "../actor/hooks.ts"
-import type { Kernel } from "../actor/kernel.ts"
+import type { Office } from "../actor/office.ts"
 import type { LossReason } from "../actor/session.ts"
 import { type Entry, nameOf } from "./claim.ts"
 import type { Claims } from "./claims.ts"
@@ -21,12 +21,12 @@ export interface Acts {
 const isHeld = (entry: Entry): entry is Hold => entry instanceof Hold && entry.state === "held"
 
 export class Ending {
-  readonly #kernel: Kernel
+  readonly #kernel: Office
   readonly #channel: () => Channel
   readonly #claims: Claims
   readonly #acts: Acts
 
-  constructor(kernel: Kernel, channel: () => Channel, claims: Claims, acts: Acts) {
+  constructor(kernel: Office, channel: () => Channel, claims: Claims, acts: Acts) {
     this.#kernel = kernel
     this.#channel = channel
     this.#claims = claims

@@ -3,18 +3,18 @@
 import type { Channel } from "../actor/channel.ts"
 import type { CoordinatorError } from "../actor/errors.ts"
 import type { Log } from "../actor/hooks.ts"
-import type { Kernel } from "../actor/kernel.ts"
+import type { Office } from "../actor/office.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { Session } from "../actor/session.ts"
 import { type Entry, type LeaveVerb, nameOf } from "./claim.ts"
 
 export class Releases {
   readonly #channel: () => Channel
-  readonly #kernel: Kernel
+  readonly #kernel: Office
   readonly #log: Log
   #owed: Array<Releasing> = []
 
-  constructor(channel: () => Channel, kernel: Kernel) {
+  constructor(channel: () => Channel, kernel: Office) {
     this.#channel = channel
     this.#kernel = kernel
     this.#log = kernel.hooks.log

@@ -5,7 +5,8 @@
 
 import type { Channel, Losses, Tenant } from "../actor/channel.ts"
 import type { CoordinatorError } from "../actor/errors.ts"
-import type { Kernel, Partition } from "../actor/kernel.ts"
+import type { Partition } from "../actor/kernel.ts"
+import type { Office } from "../actor/office.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { LossReason, Session } from "../actor/session.ts"
 import { coordinatorError, overloaded } from "../actor/transport.ts"
@@ -35,12 +36,12 @@ export class Tenancy implements Tenant, Keeper, Asker {
   readonly #upkeep: Upkeep
   readonly #ending: Ending
 
-  readonly kernel: Kernel
+  readonly kernel: Office
   readonly partition: Partition
   readonly kept: Kept
   readonly #channel: () => Channel
 
-  constructor(kernel: Kernel, partition: Partition, channel: () => Channel) {
+  constructor(kernel: Office, partition: Partition, channel: () => Channel) {
     this.kernel = kernel
     this.partition = partition
     this.#channel = channel
