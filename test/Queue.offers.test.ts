@@ -78,12 +78,19 @@ layer(TestServer.layer, live)("an offer", (it) => {
           (n) => Effect.forkChild(Effect.exit(queue.offer(n)), { startImmediately: true })
         )
         yield* held.request
-        const { reason } = yield* promptly(Effect.flip(queue.offer(1)), "the refusal")
-        assert.strictEqual(reason._tag, "Overloaded")
+        for (const offer of [queue.offer(1), queue.offerAll(upTo(3000)), queue.offerAll([1, 2])]) {
+          const { reason } = yield* promptly(
+            Effect.flip(offer as Effect.Effect<unknown, Queue.QueueError>),
+            "the refusal"
+          )
+          assert.strictEqual(reason._tag, "Overloaded")
+        }
         yield* held.release()
         const stored = yield* promptly(Effect.forEach(offers, Fiber.join), "the others")
         // Two requests with 512 jobs each, and as many callers behind them as may wait.
         assert.strictEqual(stored.filter(Exit.isSuccess).length, 2 * 512 + narrow.batch.maxPending)
+        // They hold up no others.
+        yield* promptly(queue.offer(1), "a later offer")
         yield* queue.drain()
       }), narrow))
 

@@ -32,6 +32,7 @@ export class Line<J extends { readonly asker: Owner }> {
   }
 
   push(job: J): void {
+    if (job.asker.gone === true) return
     this.#jobs.push(job)
     this.#enter(job)
   }

@@ -263,7 +263,8 @@ export class Offerer {
     if (this.#line.length === 0 && this.#isOpen) return this.#put(item, false)
     const { owners } = this.#line
     // The first job of a call: the others have been accepted with it.
-    const isTooMuch = at === 0 && !this.#parked && owners >= this.place.space.kernel.settings.maxPending
+    const isTooMuch = at === 0 && !this.#parked && !this.#inLine &&
+      owners >= this.place.space.kernel.settings.maxPending
     if (isTooMuch) asker.failed(overloaded(owners, this.place.key))
     else this.#line.push(item)
   }
@@ -376,6 +377,8 @@ export class Offerer {
     if (waiting !== undefined && waiting.length > 0) {
       this.#enters = true
       for (const item of waiting) item.isForRoom = true
+      // One that was not sent yet has later jobs.
+      this.#last = undefined
       this.#line.giveBack(waiting)
       this.#parked = entered && !this.#told
       this.#inLine ||= entered
@@ -383,7 +386,7 @@ export class Offerer {
     this.#told = false
     if (this.#unanswered === 0) this.#line.settle()
     if (this.#closed !== undefined) return this.#failAll(this.#closed)
-    // What waited behind it was offered by then: it would wait as long for an answer of its own. A job may wait for room as long as it takes.
+    // What waited behind it was offered by then: it would wait as long for an answer of its own. Jobs that wait for room ask again.
     if (late !== undefined) this.#failAll(late, ({ isForRoom }) => !isForRoom)
     this.#putAll()
     this.#leaveIfIdle()

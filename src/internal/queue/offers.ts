@@ -77,6 +77,8 @@ export class Offers {
     const end = (result: Effect.Effect<ReadonlyArray<Offered>, QueueError>) => {
       over = true
       resume(result)
+      // Where it has failed, jobs may still wait to be offered.
+      this.#offerer.withdraw(asker)
     }
     const count = () => {
       answered++
@@ -104,18 +106,21 @@ export class Offers {
         if (!over) end(Effect.fail(this.#unknown(before)))
       },
       failed: ({ reason }) => {
-        if (over) return
-        end(Effect.fail(fail(reason)))
-        this.#offerer.withdraw(asker)
+        if (!over) end(Effect.fail(fail(reason)))
       }
     }
+    const isOver = () => over || asker.gone === true
     const feed = () => {
-      if (over || encoder.ended || asker.gone === true) return
+      if (isOver() || encoder.ended) return
       try {
         const encoded = encoder.encode(mostAhead - asked + answered)
         if (encoded === undefined) return
         if (Exit.isFailure(encoded)) return end(Effect.failCause(encoded.cause))
-        for (const wish of encoded.value) this.#offerer.offer(wish, asker, asked++)
+        for (const wish of encoded.value) {
+          // The others are refused with one of them.
+          if (isOver()) return
+          this.#offerer.offer(wish, asker, asked++)
+        }
         if (!over && encoder.ended && answered === asked) end(Effect.succeed(results))
       } catch (cause) {
         end(Effect.die(cause))
