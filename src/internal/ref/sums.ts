@@ -160,7 +160,15 @@ export class Sums<E> {
       return Effect.void
     }
     this.#until = kernel.io.now() + patience
-    return Effect.andThen(
+    const late = Effect.callback<void>((resume) => {
+      const timer = kernel.io.after(patience, () => {
+        this.#closed = true
+        this.#send()
+        resume(Effect.void)
+      })
+      return Effect.sync(timer.cancel)
+    })
+    const ended = Effect.andThen(
       Effect.ignore(this.flush),
       Effect.callback<void>((resume) => {
         this.#closed = true
@@ -177,5 +185,7 @@ export class Sums<E> {
         })
       })
     )
+    // Otherwise the answers expire together with those of others.
+    return patience < kernel.settings.requestTimeout ? Effect.raceFirst(ended, late) : ended
   })
 }
