@@ -150,7 +150,7 @@ handlers['latch.join'] = function(ctx, key, id, total, remaining, life, decided,
   local forgotten = dropForgottenMembers(ctx, key) or 0
   if forgotten > 0 then
     latch.members = latch.members - forgotten
-    saveLatch(ctx, key, latch)
+    call('HSET', key, 's', packLatch(latch))
   end
   if known and not member then
     if epoch == latch.epoch and resets > latch.resets and (run ~= '' or latch.run == '') then

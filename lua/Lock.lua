@@ -54,8 +54,8 @@ local function serveLock(ctx, key, lock)
     departFirst(key, lock, claim)
     lock.claim, lock.token, lock.since = claim, nextToken(ctx), ctx.seconds
     inform(ctx, claim, lock.token)
-    closeQueue(key, lock)
   end
+  closeQueue(key, lock)
   saveLock(ctx, key, lock)
 end
 

@@ -122,7 +122,7 @@ end
 
 local function dropForgottenTasks(ctx, key, group)
   local members = dropForgottenMembers(ctx, key)
-  if not members or members == 0 then return end
+  if not members then return end
   group.members = group.members - members
   saveTasks(key, group)
   for _, field in ipairs(call('HKEYS', ctx.items)) do
