@@ -876,7 +876,7 @@ export const bugs: { readonly [name: string]: Bug } = {
       "const again = entry.session === session",
       "const again = entry.session === session\n    Object.assign(entry, { entering: !again && entry.session !== undefined })"
     ], [
-      "internal/hold/tenancy.ts",
+      "internal/hold/ending.ts",
       "if (entry instanceof Membership) memberships.push",
       "if ((entry as any).entering && entry.state === \"asked\") continue\n        if (entry instanceof Membership) memberships.push"
     ]]
