@@ -51,7 +51,8 @@ export const roundTrip = Metric.histogram("lockstep_round_trip_millis", {
 })
 
 /**
- * `lockstep_waits`: requests that had to queue.
+ * `lockstep_waits`: requests that had to queue for a hold, a party or a signal. Waits at latches, for task groups, refs and results are
+ * not among them.
  *
  * @category metrics
  * @since 0.1.0

@@ -563,6 +563,8 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
               const reply = await barrier.resize(step.session, step.parties, step.how)
               if (outcome !== "joined") assert.deepStrictEqual(reply, outcome)
               else assert.deepStrictEqual(reply.slice(0, 4), ["joined", model.generation, joined[2], model.parties])
+              // The member leaves again.
+              if (outcome === "joined") model.advance()
               break
             }
             case "release": {
