@@ -62,7 +62,7 @@ export interface Options {
   /**
    * With `awaited`, the end of the effect, or of the scope, waits until Redis has released it. `background` saves that round
    * trip. The release goes with the next request of this process, or at once. Others may find it held for that moment. If the
-   * process ends without closing its coordinator, they find it held for the lease. Default `awaited`.
+   * process ends without closing its coordinator, they may find it held for the lease. Default `awaited`.
    */
   readonly release?: "awaited" | "background" | undefined
   /**

@@ -88,7 +88,7 @@ export interface TakeOptions {
   /**
    * With `awaited`, the end of the effect, or of the scope, waits until Redis has released them. `background` saves that round
    * trip. The release goes with the next request of this process, or at once. Others may find them taken for that moment. If the
-   * process ends without closing its coordinator, they find them taken for the lease. Default `awaited`.
+   * process ends without closing its coordinator, they may find them taken for the lease. Default `awaited`.
    */
   readonly release?: "awaited" | "background" | undefined
   /**
