@@ -1,8 +1,9 @@
 /**
  * A batch: jobs of several queues that are awaited together. Jobs can be added while others run.
  *
- * Each run of a batch is an actor in Redis that counts its jobs, the same as that of a flow without edges. Every process that has the batch
- * open carries messages between that actor and the queues. The jobs themselves are jobs of queues, with their workers, retries and limits.
+ * Each run of a batch is an actor in Redis that counts its jobs, the same as that of a flow without edges. Every process that has
+ * the batch open carries messages between that actor and the queues. The jobs themselves are jobs of queues, with their workers,
+ * retries and limits.
  *
  * **Guarantees**
  *
@@ -20,8 +21,8 @@
  * - While no process has the batch open, nothing is lost, and jobs that were added are not offered. Open it where its workers are.
  * - `addAll` of more than 256 KiB, or of more than 128 jobs, is several steps. If it fails, also with `BatchSealed`, some jobs may have
  *   been added: repeated with the same names, it adds the others.
- * - A queue knows the id of a job for the `retention` of the queue. A job or a callback may be offered twice if a process dies
- *   between two steps, and the batch then stays closed for longer.
+ * - A queue knows the id of a job for the `retention` of the queue. A job or a callback may be offered twice
+ *   if a process dies between two steps, and no process has the batch open after that for longer than this `retention`.
  * - In a fail-over, Redis may lose jobs, or their ends. A `deadline` bounds the wait for them, and `retry` offers again what is lost.
  * - A failed job has a dead letter in its queue. Its replay is a job of its own: the run goes on with `retry`.
  *
@@ -240,9 +241,9 @@ export interface Run {
    */
   readonly cancel: Effect.Effect<boolean, BatchError>
   /**
-   * Begins a run again that has failed, was cancelled or has expired: all jobs that are not done are offered again, as new jobs. A run that
-   * was not sealed, or has not had `size` jobs, takes more. Its next end offers a callback of its own. While the run goes on, jobs that
-   * Redis may have lost are offered again. Answers false if the run is done, and there is nothing to retry.
+   * Begins a run again that has failed, was cancelled or has expired: all jobs that are not done are offered again, as new jobs.
+   * A run that was not sealed, or has not had `size` jobs, takes more. Its next end offers a callback of its own. While the run
+   * goes on, jobs that Redis may have lost are offered again. Answers false if the run is done, and there is nothing to retry.
    */
   readonly retry: Effect.Effect<boolean, BatchError>
 }

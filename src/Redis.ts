@@ -429,8 +429,8 @@ export const layerConfig = (
   Layer.unwrap(Effect.map(Config.unwrap<Options>(options), layer))
 
 /**
- * Uses the address, credentials and TLS of an ioredis client. Lockstep uses duplicates of it, with the settings that it needs;
- * the client itself is neither changed nor used nor closed.
+ * Uses the address, credentials and TLS of an ioredis client. Lockstep uses duplicates of the client, with the settings that
+ * Lockstep needs; the client itself is neither changed nor used nor closed.
  *
  * A client that has `keyPrefix`, reads from replicas or would send a password to the primary in plain text is refused
  * with a `RangeError`.

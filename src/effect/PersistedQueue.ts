@@ -13,8 +13,9 @@
  * - `timeToLive` of `PersistedQueue.layerCleanup` has no effect: a processed element leaves nothing behind but its custom id, for
  *   `retention`, whose default is that of `timeToLive`. Set `retention` where you would set `timeToLive`. `failedTimeToLive` works
  *   for the queues that this process uses.
- * - The custom id of a failed element is known for `retention` from its end, however long the element itself is kept. Until then,
- *   another offer with that id stores nothing, also when `failedTimeToLive` has removed the element. From then on, it is stored.
+ * - The custom id of a failed element is known for `retention` from its end, however long the element itself is kept. During that
+ *   time, another offer with that id stores nothing, also when `failedTimeToLive` has removed the element. Afterwards, it is
+ *   stored.
  * - The effect of `take` is not interrupted when the session is lost. The element may be delivered to another process then. That
  *   is logged as a warning, and counted (`lockstep_overruns`).
  * - The queue of a name is the `Queue` of that name in the same namespace. Offer to it, and work on it, with `PersistedQueue` only:
@@ -180,8 +181,8 @@ class Takers {
   }
 
   /**
-   * The worker takes no more elements. It acknowledges the elements that takers have processed, and returns the others to the
-   * queue. The effect ends when Redis knows that, or has been away for the coordinator's `requestTimeout`.
+   * The worker takes no more elements. It reports the outcomes of takers that have ended to Redis, and returns the other elements
+   * to the queue. The effect ends when Redis knows that, or has been away for the coordinator's `requestTimeout`.
    */
   get stop(): Effect.Effect<void> {
     return Effect.suspend(() => {

@@ -74,7 +74,7 @@ import * as Redis from "../Redis.ts"
 /**
  * The faults:
  *
- * - `cut`: a connection breaks. Requests under way on it are lost, or executed later.
+ * - `cut`: a connection breaks. Requests and replies under way on it are lost, and the requests may be executed later.
  * - `lost requests`, `lost replies`: a connection is half-open in one direction.
  * - `lost event`: an event does not reach the mailbox of its session, as when a slot migrates.
  * - `crash`: a process ends at once, and another one starts in its place.
@@ -128,7 +128,7 @@ export interface Process {
 export interface Scenario {
   /** The program of each process. Its failure is that of the schedule. */
   readonly program: (process: Process) => Effect.Effect<unknown, unknown, Redis.Redis>
-  /** The condition after each step: answers the violation, or throws it. */
+  /** The condition that must hold after each step: answers the violation, if there is one, or throws it. */
   readonly invariant?: (() => string | undefined) | undefined
 }
 
@@ -179,7 +179,7 @@ export class SimulationFailed extends Schema.Error<SimulationFailed>("lockstep/t
   _tag: Schema.tag("SimulationFailed"),
   seed: Schema.Number,
   steps: Schema.Number,
-  /** The choices before everything is healed, in a schedule that was shortened; otherwise it is as the seed chooses. */
+  /** The choices before everything is healed, in a schedule that was shortened; otherwise they are as the seed chooses. */
   choices: Schema.UndefinedOr(Schema.Array(Schema.Number)),
   reason: Schema.String,
   /** One line for each step, with the time in milliseconds. */

@@ -1,6 +1,6 @@
 /**
- * Reads plain keys of one partition, without a call of its actor. All reads in one turn of the event loop are one
- * command, and one key in it however many read it.
+ * Reads plain keys of one partition, without a call of its actor. All reads in one turn of the event loop are one command, and a key
+ * is in it once, however many read it.
  */
 
 import type { CoordinatorError } from "./errors.ts"

@@ -1,5 +1,5 @@
 /**
- * Does the work that is due in a partition: it releases the holds of dead sessions, and rings the alarms of resources. Any
+ * Does the work that is due in a partition: it releases the claims of dead sessions, and rings the alarms of resources. Any
  * coordinator may do it; doing it twice changes nothing, and the next one finds work that is left undone.
  */
 

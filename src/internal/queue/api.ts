@@ -132,8 +132,8 @@ export interface JobHandle<in A, out S = unknown, out E = never> {
   /** The newest lines that handlers have added to the log of the job while it is not done; empty if there is none. */
   readonly logs: Effect.Effect<ReadonlyArray<string>, QueueError>
   /**
-   * Removes the job if it is not done, and interrupts its handler if one runs. The job keeps its slot until the handler has ended. Answers
-   * whether there was one.
+   * Removes the job if it is not done, and interrupts its handler if one runs. The job keeps its slot until the handler has
+   * ended. Answers whether there was one.
    */
   readonly cancel: Effect.Effect<boolean, QueueError>
   /**
@@ -229,8 +229,8 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
     options: TakeBatchOptions
   ) => Effect.Effect<ReadonlyArray<Taken<A, S>>, QueueError, Scope.Scope>
   /**
-   * A job, by the `id` that it was offered with, or the one that `offer` has answered. The handle waits for its result, looks at
-   * it, and changes it.
+   * A job, by the `id` that it was offered with, or the one that `offer` has answered. Its handle is there to wait for the result
+   * of the job, to look at the job, and to change it.
    */
   readonly job: (id: string) => JobHandle<A, S, E>
   /** From now on no job begins, on any process. Jobs that have begun go on. */
@@ -309,8 +309,8 @@ export interface Options<in out A, in out S = unknown, in out E = never> {
     /** How many jobs are active at a time, over all processes. Default: no limit. */
     readonly concurrency?: number | undefined
     /**
-     * The mean rate at which jobs begin, over all processes: `jobs` for each `interval`. Up to `jobs` begin at once after a rest, and then
-     * one each `interval / jobs`: fewer than `2 * jobs` in any interval. Default: no limit.
+     * The mean rate at which jobs begin, over all processes: `jobs` for each `interval`. Up to `jobs` begin at once after a rest,
+     * and then one each `interval / jobs`: fewer than `2 * jobs` in any interval. Default: no limit.
      */
     readonly rate?: { readonly jobs: number; readonly interval: Duration.Input } | undefined
     /** How many jobs may wait, delayed jobs included, and blocked ones not, up to 2^31. Default: no limit. */

@@ -21,7 +21,7 @@ import { mostOverrun } from "./pool.ts"
 import type { OfferOptions, Subscriber } from "./wish.ts"
 import { crewOf } from "./worker.ts"
 
-/** The requests to a queue that only primitives on queues can make, not users. */
+/** The interface of a queue for primitives on queues, besides the one for users. */
 export interface Inner<in out A> {
   /** As `offer`. The subscriber is sent the errand `["ended", reference, job, outcome]` when the job is done or deleted. */
   readonly offerFor: (payload: A, options: OfferOptions, subscriber: Subscriber) => Effect.Effect<Offered, QueueError>

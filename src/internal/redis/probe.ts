@@ -34,7 +34,7 @@ export const isRefusal = (error: unknown): boolean =>
     ? error.reason._tag === "CommandFailed" || error.reason._tag === "MissingPermission"
     : /^(ERR (?!max number)|NOPERM)/.test(error instanceof Error ? error.message : "")
 
-/** Throws the reason why this server cannot be used; unknown fields are fine. */
+/** Throws the reason why this server cannot be used; a field that the server does not send is fine. */
 export const checkServer = (hello: Map<string, unknown>, topology: Topology, address: string): ServerInfo => {
   const version = String(hello.get("version") ?? "unknown")
   const mode = hello.get("mode")

@@ -94,7 +94,7 @@ const migrated = async (scene: Scene) => {
 }
 
 const strikes = {
-  /** A connection breaks. Requests under way on it are lost, or executed later. */
+  /** A connection breaks. Requests and replies under way on it are lost, and the requests may be executed later. */
   cut: ofWire(500, (wire) => wire.cut("cut")),
   /** The requests of a process get lost, and nothing says so. */
   "lost requests": ofWire(noticed, (wire) => {

@@ -1,6 +1,6 @@
 /**
- * A slot of a cluster that moves to another server, key by key. Until that has all of them, Redis answers as it does then.
- * Requests about keys that the first server has are executed there, requests about others by the second one, and requests about
+ * A slot of a cluster that moves to another server, key by key. Until that has all of them, Redis answers as during a migration:
+ * requests about keys that the first server has are executed there, requests about others by the second one, and requests about
  * keys of both are refused.
  */
 

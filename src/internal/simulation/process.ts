@@ -58,7 +58,7 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
   skew = 0
   readonly rate: number
   tasks: Array<() => void> = []
-  /** The programs that can be interrupted: each of these is called to do so. */
+  /** One function for each effect that can be interrupted: it is called to do so. */
   readonly interrupts = new Set<() => void>()
   readonly wires: Array<Wire> = []
   readonly #world: World

@@ -77,7 +77,7 @@ export class World {
   readonly processes: Array<Process> = []
   readonly choices: Choices
   readonly server: Server
-  /** When time has passed though something else could have happened: the requests on their way took so long. */
+  /** When time has passed though something else could have happened: the requests and replies on their way took so long. */
   readonly delays: Array<readonly [from: number, to: number]> = []
   /** Calls of connections that are lost, which may still arrive. */
   late: Array<Order> = []

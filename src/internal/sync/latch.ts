@@ -122,7 +122,7 @@ export class SharedLatch<E> {
   #closed = false
   // When it has decided about `timeToLive`; 0: now.
   #decided = 0
-  // Redis may forget as much as it likes with the session: its next answer is accepted, however old it is.
+  // Redis may forget as much as it likes with the session: the next state from it is accepted, however old that is.
   #lost = false
   #superseded: Superseded | undefined = undefined
   #state: State

@@ -161,7 +161,7 @@ export interface Retention {
   /** How long, up to a third of the lease longer. Default: 1 day. `Infinity` for no limit. */
   readonly age?: Duration.Input | undefined
   /**
-   * Whether events that a group has not acknowledged are kept beyond these limits. It always is for a group with `orderBy`.
+   * Whether events that a group has not acknowledged are kept beyond these limits. They always are for a group with `orderBy`.
    * Default true.
    */
   readonly protect?: boolean | undefined
