@@ -56,7 +56,7 @@ export abstract class Member {
 
   /** To be called when nothing runs any more. */
   protected calm(): void {
-    if (!this.isBusy()) { for (const ended of this.#onCalm.splice(0)) ended() }
+    if (this.#onCalm.length > 0 && !this.isBusy()) { for (const ended of this.#onCalm.splice(0)) ended() }
   }
 
   readonly #ended = (): Promise<void> =>
