@@ -114,8 +114,6 @@ local function dropLock(ctx, key, session, id)
     lock.flag, lock.claim = 'h', NO_HOLDER
   elseif not depart(key, lock, claim) then
     return false
-  else
-    closeQueue(key, lock)
   end
   serveLock(ctx, key, lock)
   return true
