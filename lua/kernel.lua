@@ -17,7 +17,8 @@
 --   due             zset: a session, or "@<kind>:<name>" for the alarm of a resource -> server ms before which nothing is to be
 --                   done about it
 --   floor           a fencing token that is larger than all that were given
---   libraries       in partition 0, the function libraries that coordinators of this namespace have called, and that were not removed since
+--   libraries       in partition 0, the function libraries that coordinators of this namespace have called, and that were not
+--                   removed since
 --   own:<session>   set of "<claim id>:<kind>:<name>" of what the session holds or waits for, beyond what its record has
 --   mail:<session>  its mailbox, a stream
 --
@@ -36,8 +37,8 @@
 -- live session would look dead. The only keys that are undeclared there are the mailboxes of other sessions: a lost event is
 -- only a delay, because events are numbered and coordinators resync. `due` only says where to look; `sessions` has the word.
 --
--- Every key expires a day after the last session that needs it has done anything, except `floor`, `libraries` and what users store; `due` also
--- outlives its last alarm by a day.
+-- Every key expires a day after the last session that needs it has done anything, except `floor`, `libraries` and what users
+-- store; `due` also outlives its last alarm by a day.
 --
 -- A handler gets the context, its first key and its arguments, and returns what `reply` makes. The keys of its other roles
 -- are in the context, by role. Calls of Redis and the formatting of numbers are what a call costs, so there are as few of

@@ -66,6 +66,10 @@ local function keepSession(ctx, session, lease)
   return call('PEXPIRE', mailboxOf(ctx, session), millis) == 1
 end
 
+local function noteLibraries(ctx, names)
+  call('SET', ctx.prefix .. 'libraries', concat(names, ' '))
+end
+
 -- The libraries that coordinators of this namespace have called: those that may be called still, and the others. No session alive
 -- has called one of the others.
 local function librariesOf(ctx)
@@ -92,7 +96,7 @@ local function retired(ctx, session, library)
       known[name] = true
     end
   end
-  call('SET', ctx.prefix .. 'libraries', concat(all, ' '))
+  noteLibraries(ctx, all)
   return concat(unused, ' ')
 end
 
@@ -163,7 +167,7 @@ handlers['session.unloaded'] = function(ctx, _, libraries)
   for _, name in ipairs(unused) do
     if not removed[name] then used[#used + 1] = name end
   end
-  call('SET', ctx.prefix .. 'libraries', concat(used, ' '))
+  noteLibraries(ctx, used)
   return '["noted"]'
 end
 
