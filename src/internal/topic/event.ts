@@ -3,6 +3,7 @@
 import * as DateTime from "effect/DateTime"
 import type { Entry } from "../actor/reader.ts"
 import type { InvalidPayload } from "../hold/payload.ts"
+import type { Place } from "../hold/place.ts"
 
 export interface Origin {
   /** Where it stands in its topic: pass it to `subscribe` to go on behind it. */
@@ -164,7 +165,7 @@ export class DeliveredUndecodable extends Delivered implements Undecodable {
 }
 
 export const gap = (
-  { name, namespace }: { readonly name: string; readonly namespace: string },
+  { name, namespace }: Place,
   reason: Gap["reason"],
   missed: number | undefined
 ): Gap => ({

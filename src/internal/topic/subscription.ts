@@ -7,6 +7,7 @@ import * as Arr from "effect/Array"
 import * as Effect from "effect/Effect"
 import type { CoordinatorError } from "../actor/errors.ts"
 import { coordinatorError } from "../actor/transport.ts"
+import type { Place } from "../hold/place.ts"
 import { compareIds, type Cursor, cursorAt, type Element, epochOf, type Gap, gap, type Start, timeOf } from "./event.ts"
 import type { Chunk, Follower, Shard } from "./shard.ts"
 
@@ -43,7 +44,7 @@ class LeftOut {
   }
 
   /** The gaps in their place. */
-  take(topic: { readonly name: string; readonly namespace: string }): ReadonlyArray<Gap> {
+  take(topic: Place): ReadonlyArray<Gap> {
     if (this.#missed === 0 && !this.#lost) return nothing
     const gaps = [
       ...this.#missed > 0 ? [gap(topic, "overflow", this.#missed)] : [],
@@ -182,7 +183,8 @@ class Lane<A> implements Follower<A> {
 }
 
 export class Subscription<A> {
-  readonly #topic: { readonly name: string; readonly namespace: string }
+  // The place of its first shard.
+  readonly #topic: Place
   readonly #lanes: Array<Lane<A>> = []
   readonly #capacity: number
   readonly #strategy: Buffer["strategy"]
@@ -204,12 +206,7 @@ export class Subscription<A> {
   #known = 0
   readonly #askForShards: () => void
 
-  constructor(
-    topic: { readonly name: string; readonly namespace: string },
-    { capacity, strategy }: Buffer,
-    epoch: number,
-    askForShards: () => void
-  ) {
+  constructor(topic: Place, { capacity, strategy }: Buffer, epoch: number, askForShards: () => void) {
     this.#topic = topic
     this.#capacity = capacity
     this.#strategy = strategy
@@ -359,7 +356,7 @@ export class Subscription<A> {
   }
 
   #stop(cause: unknown): void {
-    this.fail(coordinatorError(cause, this.#lanes[0]?.shard.place.key))
+    this.fail(coordinatorError(cause, this.#topic.key))
   }
 
   readonly #isOver = (): boolean => this.#closed || this.#error !== undefined
