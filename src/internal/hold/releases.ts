@@ -2,7 +2,6 @@
 
 import type { Channel } from "../actor/channel.ts"
 import type { CoordinatorError } from "../actor/errors.ts"
-import type { Log } from "../actor/hooks.ts"
 import type { Office } from "../actor/office.ts"
 import type { Request } from "../actor/outbox.ts"
 import type { Session } from "../actor/session.ts"
@@ -11,13 +10,11 @@ import { type Entry, type LeaveVerb, nameOf } from "./claim.ts"
 export class Releases {
   readonly #channel: () => Channel
   readonly #kernel: Office
-  readonly #log: Log
   #owed: Array<Releasing> = []
 
   constructor(channel: () => Channel, kernel: Office) {
     this.#channel = channel
     this.#kernel = kernel
-    this.#log = kernel.hooks.log
   }
 
   begin(entry: Entry, session: Session, done: () => void): void {
@@ -36,11 +33,11 @@ export class Releases {
     const { entry, session } = releasing
     if (error.reason._tag === "ActorDefect") {
       // The actor cannot do it, nor could it the next time.
-      this.#log("Error", `${nameOf(entry)} could not be released`, error)
+      this.#kernel.hooks.log("Error", `${nameOf(entry)} could not be released`, error)
       return releasing.settle()
     }
     // The session lives on, and with it what it holds.
-    this.#log("Warn", `the release of ${nameOf(entry)} is tried again with the next heartbeat`, error)
+    this.#kernel.hooks.log("Warn", `the release of ${nameOf(entry)} is tried again with the next heartbeat`, error)
     if (session.lost === undefined) this.#owed.push(releasing)
     else releasing.settle()
   }
