@@ -5,7 +5,7 @@ import { type Coordinator, Queue } from "../src/index.ts"
 import type { Request } from "../src/internal/actor/outbox.ts"
 import type { Place } from "../src/internal/hold/place.ts"
 import { type Caller, Callers } from "../src/internal/queue/callers.ts"
-import { behindLine } from "./support/behindLine.ts"
+import { type BehindLine, behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
 import { emptied, inLine, make, shows, upTo, working } from "./support/queues.ts"
@@ -21,6 +21,20 @@ const narrow = {
   requestTimeout: "3 seconds",
   batch: { maxPending: 20, maxRequests: 10 }
 } as const satisfies Coordinator.Options
+
+/** A queue, and offers to it of which two requests' worth is on its way to Redis, and the others wait. */
+const behind = ({ context, line }: BehindLine, count: number) =>
+  Effect.gen(function*() {
+    const queue = yield* on(context, make())
+    yield* queue.offer(0)
+    const held = yield* line.hold(({ name }) => name === "FCALL")
+    const offers = yield* Effect.forEach(
+      upTo(count),
+      (n) => Effect.forkChild(Effect.exit(queue.offer(n)), { startImmediately: true })
+    )
+    yield* held.request
+    return { queue, offers, release: held.release() }
+  })
 
 layer(TestServer.layer, live)("an offer", (it) => {
   it.effect("fails while too many requests wait, and later ones do not", () =>
@@ -68,16 +82,9 @@ layer(TestServer.layer, live)("an offer", (it) => {
       }), { lease: "9 seconds", margin: "1 second", requestTimeout: "500 millis" }))
 
   it.effect("fails at once while too many wait to be offered, and none of those before it", () =>
-    behindLine(({ context, line }) =>
+    behindLine((line) =>
       Effect.gen(function*() {
-        const queue = yield* on(context, make())
-        yield* queue.offer(0)
-        const held = yield* line.hold(({ name }) => name === "FCALL")
-        const offers = yield* Effect.forEach(
-          upTo(2000),
-          (n) => Effect.forkChild(Effect.exit(queue.offer(n)), { startImmediately: true })
-        )
-        yield* held.request
+        const { offers, queue, release } = yield* behind(line, 2000)
         for (const offer of [queue.offer(1), queue.offerAll(upTo(3000)), queue.offerAll([1, 2])]) {
           const { reason } = yield* promptly(
             Effect.flip(offer as Effect.Effect<unknown, Queue.QueueError>),
@@ -85,7 +92,7 @@ layer(TestServer.layer, live)("an offer", (it) => {
           )
           assert.strictEqual(reason._tag, "Overloaded")
         }
-        yield* held.release()
+        yield* release
         const stored = yield* promptly(Effect.forEach(offers, Fiber.join), "the others")
         // Two requests with 512 jobs each, and as many callers behind them as may wait.
         assert.strictEqual(stored.filter(Exit.isSuccess).length, 2 * 512 + narrow.batch.maxPending)
@@ -95,20 +102,13 @@ layer(TestServer.layer, live)("an offer", (it) => {
       }), narrow))
 
   it.effect("costs the same when it is given up, however many wait beside it", () =>
-    behindLine(({ context, line }) =>
+    behindLine((line) =>
       Effect.gen(function*() {
-        const queue = yield* on(context, make())
-        yield* queue.offer(0)
-        const held = yield* line.hold(({ name }) => name === "FCALL")
-        const offers = yield* Effect.forEach(
-          upTo(40_000),
-          (n) => Effect.forkChild(queue.offer(n), { startImmediately: true })
-        )
-        yield* held.request
+        const { offers, queue, release } = yield* behind(line, 40_000)
         const began = performance.now()
         yield* Effect.forEach(offers, (fiber) => Fiber.interrupt(fiber), { discard: true })
         assert.isBelow(performance.now() - began, 3000)
-        yield* held.release()
+        yield* release
         yield* promptly(queue.offer(1), "another one")
         yield* queue.drain()
       }), { ...narrow, batch: { maxPending: 65_536 } }))

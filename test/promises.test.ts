@@ -140,21 +140,27 @@ layer(TestServer.layer, live)("trust", (it) => {
     }))
 })
 
+/** A coordinator that can be closed, and a body under it that takes a while to end when it is interrupted. */
+const lingering = Effect.gen(function*() {
+  const server = yield* TestServer
+  const namespace = freshNamespace()
+  const { close, context } = yield* closable(server, { namespace, lease: "9 seconds", margin: "3 seconds" })
+  const order: Array<string> = []
+  const inside = yield* Deferred.make<void>()
+  const body = Effect.andThen(Deferred.succeed(inside, undefined), Effect.never).pipe(
+    Effect.onInterrupt(() => Effect.andThen(realSleep("400 millis"), Effect.sync(() => order.push("finalized"))))
+  )
+  return { server, namespace, close, context, order, body, begun: Deferred.await(inside) }
+})
+
 layer(TestServer.layer, live)("closing", (it) => {
   it.effect("releases what a body holds when its finalizers have run, and not before", () =>
     Effect.gen(function*() {
-      const server = yield* TestServer
-      const namespace = freshNamespace()
-      const { close, context } = yield* closable(server, { namespace, lease: "9 seconds", margin: "3 seconds" })
-      const order: Array<string> = []
-      const inside = yield* Deferred.make<void>()
+      const { begun, body, close, context, namespace, order, server } = yield* lingering
       yield* Effect.scoped(Effect.gen(function*() {
         const other = yield* node(server.url, { namespace })
-        const body = Effect.andThen(Deferred.succeed(inside, undefined), Effect.never).pipe(
-          Effect.onInterrupt(() => Effect.andThen(realSleep("400 millis"), Effect.sync(() => order.push("finalized"))))
-        )
         const holder = yield* Effect.forkDetach(onNode(context)(Effect.exit(Lock.withLock(body, "a"))))
-        yield* Deferred.await(inside)
+        yield* begun
         const waiter = yield* Effect.forkChild(
           onNode(other)(Lock.withLock(Effect.sync(() => order.push("entered")), "a"))
         )
@@ -187,23 +193,14 @@ layer(TestServer.layer, live)("closing", (it) => {
   for (const [what, handling] of [["job", ofJobs], ["event", ofEvents]] as const) {
     it.effect(`has the handler of a${what === "event" ? "n" : ""} ${what} end before another process gets that`, () =>
       Effect.gen(function*() {
-        const server = yield* TestServer
-        const namespace = freshNamespace()
-        const { close, context } = yield* closable(server, { namespace, lease: "9 seconds", margin: "3 seconds" })
-        const order: Array<string> = []
-        const inside = yield* Deferred.make<void>()
+        const { begun, body, close, context, namespace, order, server } = yield* lingering
         yield* Effect.scoped(Effect.gen(function*() {
           const other = yield* node(server.url, { namespace })
-          const body = Effect.andThen(Deferred.succeed(inside, undefined), Effect.never).pipe(
-            Effect.onInterrupt(() =>
-              Effect.andThen(realSleep("400 millis"), Effect.sync(() => order.push("finalized")))
-            )
-          )
           const { feed, run } = yield* onNode(context)(handling(() => body))
           // It outlives the coordinator.
           const handler = yield* Effect.forkDetach(Effect.exit(run))
-          yield* eventually(Effect.as(feed, true))
-          yield* Deferred.await(inside)
+          yield* feed
+          yield* begun
           const entered = yield* Deferred.make<void>()
           const there = yield* onNode(other)(handling(() =>
             Effect.suspend(() => {
