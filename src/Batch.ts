@@ -21,8 +21,8 @@
  * - While no process has the batch open, nothing is lost, and jobs that were added are not offered. Open it where its workers are.
  * - `addAll` of more than 256 KiB, or of more than 128 jobs, is several steps. If it fails, also with `BatchSealed`, some jobs may have
  *   been added: repeated with the same names, it adds the others.
- * - A queue knows the id of a job for the `retention` of the queue. A job or a callback may be offered twice
- *   if a process dies between two steps, and no process has the batch open after that for longer than this `retention`.
+ * - A queue knows the id of a job for the `retention` of the queue. A job or a callback may be offered twice if a process dies
+ *   between two steps, and no process has the batch open after that for longer than this `retention`.
  * - In a fail-over, Redis may lose jobs, or their ends. A `deadline` bounds the wait for them, and `retry` offers again what is lost.
  * - A failed job has a dead letter in its queue. Its replay is a job of its own: the run goes on with `retry`.
  *

@@ -118,8 +118,8 @@ export interface Batched {
   /** The sum that is not known yet to be added. */
   readonly pending: Effect.Effect<number>
   /**
-   * Waits until all that was added so far is in Redis, for as long as the coordinator's `wait` says. Fails with `SumExceeded` if a sum was refused since the last time: that
-   * is dropped, and logged.
+   * Waits until all that was added so far is in Redis, for as long as the coordinator's `wait` says. Fails with `SumExceeded` if a
+   * sum was refused since the last time: that is dropped, and logged.
    */
   readonly flush: Effect.Effect<void, CounterError>
   /** The same with a `wait` of its own. */

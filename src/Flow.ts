@@ -22,8 +22,8 @@
  *   randomness. The payloads that it knows are stored with the run. Functions of results are called by any process that has the
  *   code.
  * - So the code of a node has to stay until the runs that have it are over. A process without it leaves the node to others, and warns.
- * - A queue knows the id of a job for the `retention` of the queue. A node may start twice if a conductor
- *   dies between two steps, and no process has the flow open after that for longer than this `retention`.
+ * - A queue knows the id of a job for the `retention` of the queue. A node may start twice if a conductor dies between two steps,
+ *   and no process has the flow open after that for longer than this `retention`.
  * - A deadline, and the work of large graphs, need a process that has the flow open.
  * - In a fail-over, Redis may lose jobs, or the end of a node. `retry` offers again what is lost.
  * - A failed node has a dead letter in its queue. Its replay is a job of its own: the run goes on with `retry`.

@@ -59,7 +59,7 @@ const run = (folder: string, env: NodeJS.ProcessEnv = process.env) => {
 const isAlive = (pid: number) => {
   try {
     process.kill(pid, 0)
-    // Where no process waits for orphans, what is left of one is a zombie.
+    // Where no process waits for orphans, an orphan that has ended stays as a zombie.
     return process.platform !== "linux" || !/^\d+ \(.*\) Z/.test(readFileSync(`/proc/${pid}/stat`, "utf8"))
   } catch {
     return false
