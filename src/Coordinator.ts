@@ -208,6 +208,9 @@ const counted = ({ home, hooks, settings }: Kernel): void => {
   )
 }
 
+// Of transitions that a subscriber has not read yet, for each partition: the oldest are dropped. The buffer is there also without one.
+const unread = 16
+
 /** The reports of the kernel go to the context that the coordinator was made in. */
 const hooksOf = Effect.fnUntraced(function*({ name, namespace }: Settings, changes: PubSub.PubSub<SessionTransition>) {
   const context = yield* Effect.context<never>()
@@ -262,7 +265,7 @@ export const make: (
     const maxHold = options.maxHold === undefined ? undefined : duration(options.maxHold, "maxHold")
     const connections = connectionsOf(yield* Redis.Redis)
     const io = yield* CurrentIo
-    const changes = yield* PubSub.sliding<SessionTransition>(1024)
+    const changes = yield* PubSub.sliding<SessionTransition>(unread * settings.partitions)
     const hooks = yield* hooksOf(settings, changes)
     const about = JSON.stringify({ name: settings.name, host: hostname(), pid: process.pid, since: io.wall() })
     const kernel = yield* Effect.acquireRelease(

@@ -42,7 +42,7 @@ export class Coordinator extends Context.Service<Coordinator, {
   readonly margin: Duration.Duration
   /** The sessions of all partitions in use. */
   readonly sessions: Effect.Effect<ReadonlyArray<SessionInfo>>
-  /** Transitions from now on. A subscriber that falls more than 1,024 behind misses the oldest. */
+  /** Transitions from now on. A subscriber that falls more than 16 per partition behind misses the oldest. */
   readonly changes: Stream.Stream<SessionTransition>
 }>()("lockstep/Coordinator") {}
 
