@@ -12,7 +12,7 @@ import * as Option from "effect/Option"
 import * as Random from "effect/Random"
 import * as Scheduler from "effect/Scheduler"
 import { Redis } from "../../Redis.ts"
-import { CurrentIo, type Io, type Timer } from "../io.ts"
+import { CurrentIo, type Io, live, type Timer } from "../io.ts"
 import { checkShared } from "../redis/command.ts"
 import { type Connections, register, whenReady } from "../redis/connection.ts"
 import type { RedisError } from "../redis/errors.ts"
@@ -74,7 +74,7 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
       now: () => world.now() * rate,
       wall,
       after: (millis, f) => this.#after(millis, f),
-      defer: queueMicrotask,
+      defer: live.defer,
       random,
       id: () =>
         Array.from({ length: 12 }, () => "0123456789abcdefghijklmnopqrstuv"[Math.floor(random() * 32)]).join(""),
@@ -159,7 +159,7 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
   }
 
   #connect(role: string): Wire {
-    const wire = new Wire(this.name, role, this.io, this.#world.onCut)
+    const wire = new Wire(this.name, role, this.io, () => this.pausedUntil > this.#world.now(), this.#world.onCut)
     this.wires.push(wire)
     return wire
   }

@@ -43,10 +43,14 @@ export class Wire implements NodeConnection {
   // Answered, and that was lost: their processes still wait.
   #unheard: Array<Sending> = []
   readonly #listeners = makeListeners()
+  readonly #isPaused: () => boolean
   readonly #onCut: (wire: Wire) => void
+  // It is broken, and its process stands still: these requests fail when it goes on.
+  #lost: Array<Sending> | undefined = undefined
 
-  constructor(owner: string, role: string, io: Io, onCut: (wire: Wire) => void) {
+  constructor(owner: string, role: string, io: Io, isPaused: () => boolean, onCut: (wire: Wire) => void) {
     this.role = role
+    this.#isPaused = isPaused
     this.name = `${owner} ${role}`
     this.#io = io
     this.#onCut = onCut
@@ -82,7 +86,8 @@ export class Wire implements NodeConnection {
       blocked: undefined,
       outcome: undefined
     }
-    this.sent.push(sending)
+    const queue = this.#lost ?? this.sent
+    queue.push(sending)
     return promise
   }
 
@@ -127,14 +132,22 @@ export class Wire implements NodeConnection {
 
   /** The connection breaks. Requests that were sent are lost, or come later. */
   cut(detail: string): void {
-    if (!this.isReady()) return
-    const error = fail(new ConnectionLost({ address: this.name, detail }))
-    const open = [...this.#unheard, ...this.answered, ...this.sent]
+    if (!this.isReady() || this.#lost !== undefined) return
+    this.#lost = [...this.#unheard, ...this.answered, ...this.sent]
     this.#onCut(this)
     this.#unheard = []
     this.answered = []
     this.sent = []
-    for (const { reject, timer } of open) {
+    if (this.#isPaused()) this.#io.after(0, () => this.#notice(detail))
+    else this.#notice(detail)
+  }
+
+  #notice(detail: string): void {
+    const lost = this.#lost
+    if (lost === undefined) return
+    this.#lost = undefined
+    const error = fail(new ConnectionLost({ address: this.name, detail }))
+    for (const { reject, timer } of lost) {
       timer.cancel()
       reject(error)
     }
@@ -145,6 +158,7 @@ export class Wire implements NodeConnection {
 
   readonly close = async (): Promise<void> => {
     this.cut("closed")
+    this.#notice("closed")
     this.#listeners.close()
   }
 }
