@@ -17,9 +17,7 @@ import { Bodies } from "./bodies.ts"
 import type { Coverage } from "./coverage.ts"
 import { lasting, longAfter } from "./lasting.ts"
 import type { Library } from "./library.ts"
-import { Queues } from "./overtaken.ts"
-import { unserved } from "./unserved.ts"
-import { queuesIn } from "./waiters.ts"
+import { Queues } from "./queues.ts"
 
 /** What differs between schedules, beside what happens in which order. */
 export interface Conditions {
@@ -216,7 +214,8 @@ export const simulate = async (
   const settings = settingsOf(conditions.lease)
   const records = new Records()
   const write = table()
-  const queues = new Queues()
+  const queues = new Queues(machine, database, () => simulation.world.server, library.functions)
+  let forgotten = 0
   let last = 0
   // What happens in one moment has an order all the same.
   const micros = () => last = Math.max(simulation.world.now * 1000, last + 0.001)
@@ -279,17 +278,18 @@ export const simulate = async (
       program,
       isCalm: (healed, now) =>
         now > healed + calm || records.haveGrantedSince(chosen.map(({ name }) => name), healed * 1000),
-      // Not asked after Redis has forgotten something.
       check: () => {
-        const { violation } = records.bodies
-        return violation === undefined || simulation.incidents.some(({ forgets }) => forgets) ? undefined : violation
-      },
-      quiet: async (now) => {
-        const found = await queuesIn(machine, database, settings.namespace, now)
-        return await unserved(machine, database, library.functions, [...found.keys()], now) ?? queues.overtaken(found)
+        const forgets = simulation.incidents.filter(({ forgets }) => forgets).length
+        if (forgets !== forgotten) queues.forget()
+        forgotten = forgets
+        // What bodies have done says nothing after Redis has forgotten something.
+        return (forgets === 0 ? records.bodies.violation : undefined) ?? queues.check()
       },
       verbose,
-      observe: coverage?.observe
+      observe: (moment, order, process) => {
+        if (moment === "is executed" || moment === "is executed late") queues.heard(order)
+        coverage?.observe(moment, order, process)
+      }
     },
     machine,
     database

@@ -78,9 +78,10 @@ export const isTransient = (error: RedisError): boolean => transient.has(error.r
 // A server that forgets the library as fast as it is loaded is not worth more tries in one call.
 const maxLoads = 5
 
-/** The batch number of requests that belong to no session. */
-export const unnumbered = ascii("0")
-const unnumberedAnyway = ascii("1")
+// The batch number of requests that belong to no session.
+const unnumbered = ascii("0")
+/** That of questions that are answered though an expired session may falsify the answer. */
+export const unnumberedAnyway = ascii("1")
 
 const needsNoMemory = ({ verb }: Message): boolean => allowOom.has(verb)
 

@@ -25,8 +25,6 @@ export class Server {
   writes = 0
   /** The log line of a script: a handler of the actor has failed. */
   defect: string | undefined = undefined
-  /** How often something has changed, or may have. */
-  changes = 0
   readonly written = new Map<string, number>()
   /** Behind the clock of the world, in milliseconds. */
   behind = 0
@@ -91,7 +89,6 @@ export class Server {
 
   async flush(): Promise<void> {
     this.#migration = undefined
-    this.changes++
     await this.#command("FLUSHDB")
     this.#log = []
     this.#expiring.clear()
@@ -122,7 +119,6 @@ export class Server {
     if (order.is === "call") this.#admit(order)
     const isRead = order.is === "call" ? order.script.endsWith("_ro") : unlogged.has(order.command)
     const at = this.now
-    if (!isRead) this.changes++
     const reply = order.is === "call" ? await this.#routed(order, at) : await this.#plain(order)
     if (!isRead) this.#log.push({ at, order })
     return reply
@@ -173,7 +169,6 @@ export class Server {
   async #expire(now = this.now): Promise<void> {
     // Keys on their way have other names.
     if (this.#nextExpiry > now || this.#migration !== undefined) return
-    this.changes++
     const due = [...this.#expiring].filter(([, at]) => at <= now)
     for (const [key] of due) this.#expiring.delete(key)
     this.#nextExpiry = Math.min(Number.POSITIVE_INFINITY, ...this.#expiring.values())

@@ -42,9 +42,7 @@ export interface Options {
   /** Whether the programs have been healed for long enough to stop. */
   readonly isCalm: (healed: number, now: number) => boolean
   /** Called after each step; an answer ends the schedule. */
-  readonly check?: (() => string | undefined) | undefined
-  /** Called when all is healed, nothing is under way, and Redis has changed since: an answer ends the schedule. */
-  readonly quiet?: ((now: number) => Promise<string | undefined>) | undefined
+  readonly check?: (() => string | undefined | Promise<string | undefined>) | undefined
   /** Says in the trace which requests there were. */
   readonly verbose?: boolean | undefined
   readonly observe?: Observer | undefined
@@ -83,17 +81,8 @@ export class Simulation {
     this.#options = options
     const choices = new Choices(options.seed, options.choices)
     const serverAt = (now: () => number) => new Server(machine, database, now)
-    const { cluster = false, observe, prompt = false, quiet, verbose = false } = options
+    const { cluster = false, observe, prompt = false, verbose = false } = options
     this.world = new World(choices, serverAt, cluster, prompt, verbose, observe)
-    if (quiet !== undefined) {
-      const { server } = this.world
-      let seen = server.changes
-      this.world.onQuiet = async () => {
-        if (server.changes === seen) return
-        seen = server.changes
-        this.#failure ??= await quiet(server.now)
-      }
-    }
   }
 
   async run(): Promise<Outcome> {
@@ -153,7 +142,8 @@ export class Simulation {
 
   async #step(): Promise<boolean> {
     const happened = await this.world.step()
-    this.#failure ??= this.world.server.defect ?? this.#options.check?.()
+    const violation = this.#options.check?.()
+    this.#failure ??= this.world.server.defect ?? (typeof violation === "object" ? await violation : violation)
     return happened
   }
 

@@ -29,9 +29,6 @@ const weights = { run: 24, execute: 8, deliver: 8, connect: 2, wait: 1, late: 1 
 // In milliseconds.
 const [turn, hop] = [0.017, 0.103]
 
-// Work that is done in parts goes on within so many milliseconds.
-const moment = 5
-
 /** The verbs of the requests in a call. */
 export const verbsOf = (order: Order): ReadonlyArray<string> => {
   if (order.is === "command") return []
@@ -81,8 +78,6 @@ export class World {
   readonly delays: Array<readonly [from: number, to: number]> = []
   /** Calls of connections that are lost, which may still arrive. */
   late: Array<Order> = []
-  /** Called when all is healed, and only time can pass. */
-  onQuiet: (() => Promise<void>) | undefined = undefined
   readonly #events: Array<readonly [at: number, actor: string, what: string]> = []
   #alarms: Array<Alarm> = []
   readonly #lost = new WeakSet<Order>()
@@ -200,7 +195,7 @@ export class World {
   }
 
   /** Lets it happen, and says what it is. */
-  async #happen(option: Option, isAlone: boolean): Promise<string> {
+  #happen(option: Option, isAlone: boolean): string | Promise<string> {
     switch (option.is) {
       case "run":
         this.now += turn
@@ -210,9 +205,11 @@ export class World {
         option.wire.connected()
         return `${option.wire.role} connects`
       case "execute": {
-        const { order } = option.wire.sent[0]!
-        await this.#execute(option.process, option.wire, option.wire.sent[0]!)
-        return `${option.wire.role} ${this.#verbose ? described(order) : order.command}`
+        const sending = option.wire.sent[0]!
+        const { order } = sending
+        return this.#execute(option.process, option.wire, sending).then(() =>
+          `${option.wire.role} ${this.#verbose ? described(order) : order.command}`
+        )
       }
       case "deliver": {
         const sending = option.wire.answered[0]!
@@ -221,12 +218,9 @@ export class World {
       }
       case "late": {
         const order = this.late[0]!
-        await this.#executeLate(order)
-        return `late${this.#verbose ? ` ${described(order)}` : ""}`
+        return this.#executeLate(order).then(() => `late${this.#verbose ? ` ${described(order)}` : ""}`)
       }
       case "timer":
-        // Time passes because nothing else can happen, and nothing was put off for a moment.
-        if (isAlone && this.isCalm && option.alarm.at > this.now + moment) await this.onQuiet?.()
         this.#ring(option.alarm, !isAlone)
         return "timer"
     }
@@ -319,7 +313,9 @@ export class World {
     let at = 0
     while (choice >= options[at]!.weight) choice -= options[at++]!.weight
     const option = options[at]!
-    const what = await this.#happen(option, options.length === 1)
+    const happening = this.#happen(option, options.length === 1)
+    // Most steps need no answer of Redis.
+    const what = typeof happening === "string" ? happening : await happening
     await this.settle()
     this.note("process" in option ? option.process.name : "redis", what)
     return true
